@@ -1,8 +1,9 @@
-//! Judges whether a clock can be right, by the time that a store was last used at: one guard for all stores that outlive a process.
+//! Judges whether a clock can be right, by comparing it with the time of the store's last use. Applies to every store that
+//! outlives a process.
 //!
-//! A clock that is wrong at a start must not lose what is kept: where it leapt ahead by more than any task in the store lives, and by
-//! more than a day, nothing is freed at first, and the time is not noted as a time of use, so that the next life knows no more of it.
-//! Where a wrong time was noted after all, the operator takes it back: [`RESET`].
+//! A wrong clock at startup must not delete tasks: if it is ahead by more than a day and by more than any stored task lives,
+//! nothing is freed at first, and the time is not recorded as a time of use, so that the next process does not rely on it. If a
+//! wrong time was recorded nevertheless, the operator discards it with [`RESET`].
 
 use std::time::Duration;
 
@@ -10,29 +11,29 @@ use tokio::time::Instant;
 
 use crate::task::Timestamp;
 
-/// A file of this name in the gateway's folder, made by the operator, has the next start forget the time that the store
-/// was last used at.
+/// A file with this name, created by the operator in the gateway's folder, makes the next start discard the time of the store's
+/// last use.
 pub(super) const RESET: &str = "tasks.reset-clock";
 
-/// A difference that is worth a word.
+/// Larger differences are logged.
 const DIFFERENCE_MAX: Duration = Duration::from_secs(24 * 60 * 60);
-/// How long a clock that leapt ahead frees nothing.
+/// How long a clock that jumped ahead frees nothing.
 pub(super) const DISTRUST: Duration = Duration::from_secs(10 * 60);
 
-/// The trust in the clock in this process.
+/// Whether the clock is trusted in this process.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ClockTrust {
     distrusted_until: Option<Instant>,
 }
 
 impl ClockTrust {
-    /// For a gateway that joins others, which distrust the time that it takes over.
+    /// For a replica that joins others with a distrusted time.
     pub(super) fn withheld(distrust: Duration) -> Self {
         tracing::warn!(?distrust, "the other gateways go by a clock that leapt ahead: nothing is freed for now");
         Self { distrusted_until: Some(Instant::now() + distrust) }
     }
 
-    /// For a gateway that joins others, which trust the time, and for a store that was never used.
+    /// For a replica that joins others with a trusted time, and for an unused store.
     pub(super) const fn given() -> Self {
         Self { distrusted_until: None }
     }
@@ -41,8 +42,8 @@ impl ClockTrust {
         self.distrusted_until.is_some_and(|until| Instant::now() < until)
     }
 
-    /// Judges the time that a clock shows at the start, and logs a warning for the operator. `longest` is how long tasks in the
-    /// store live at most after it was last used.
+    /// Judges the clock's time at startup, and logs a warning for the operator. `longest` is the longest remaining lifetime of a
+    /// stored task at the last use.
     pub(super) fn new(shown: Option<Timestamp>, seen: Timestamp, longest: Duration, distrust: Duration) -> Self {
         let Some(shown) = shown.filter(|_| seen > Timestamp::from_millis(0)) else {
             return Self { distrusted_until: None };

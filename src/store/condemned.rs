@@ -1,4 +1,4 @@
-//! Makes the failed task that stands for one whose record is damaged (F56).
+//! Builds the failed task that replaces one with a damaged record (F56).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,10 +8,10 @@ use crate::task::{
     TaskVisibility, Timestamp,
 };
 
-/// How long it says so at least, if it was not settled.
+/// Minimum time for which the failed task stays readable, if the original was not settled.
 const CONDEMNED_FOR: Duration = Duration::from_secs(15 * 60);
 
-/// What is known of a row whose record is lost.
+/// The known facts about a row with a damaged record.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LostRow {
     pub(super) is_settled: bool,
@@ -19,7 +19,7 @@ pub(super) struct LostRow {
     pub(super) expires_at: Timestamp,
 }
 
-/// What can still be said of a task whose record is lost: when it was made, and that it failed.
+/// Builds the failed task from the times that are still known.
 pub(super) fn condemned(key: TaskKey, outline: LostRow, now: Timestamp) -> Task {
     let nothing: Arc<str> = Arc::from("");
     let ttl = outline.expires_at.since(outline.created_at);

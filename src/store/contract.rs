@@ -1,4 +1,4 @@
-//! Tests every store against what [`TaskStore`] promises, from outside.
+//! Tests every store against the contract of [`TaskStore`].
 //!
 //! Tests of one store alone have what no other can promise, or show:
 //! - A store that is older than what it acknowledged is noticed in PostgreSQL alone. A copy of a folder cannot be told from the folder, and
@@ -28,7 +28,7 @@ const START: Timestamp = Timestamp::from_millis(1_000_000);
 pub(crate) const TTL: Duration = Duration::from_secs(60);
 
 /// A task as it is at its creation, for tests.
-/// The upstreams that there are.
+/// The known upstreams.
 pub(crate) fn known() -> [Arc<str>; 1] {
     [Arc::from("demo")]
 }
@@ -45,7 +45,7 @@ pub(crate) fn settled(task: Task, result: &str) -> Task {
     transition(task, event, START).0
 }
 
-/// Runs every check, each on a store of its own.
+/// Runs every check, each on a new store.
 pub(crate) async fn check_all<K: StoreOpener>(kind: &K) {
     let open = async |stored_bytes_max| kind.open(stored_bytes_max).await;
     let roomy = async || open(64 * ROW_BYTES_MIN).await;
@@ -162,7 +162,7 @@ async fn the_sweeper_frees_only_what_is_gone(store: &impl TaskStore) {
     assert_eq!(store.usage(), Usage { tasks: 1, unsettled: 1, bytes: ROW_BYTES_MIN });
 }
 
-/// Whoever finds that a key is gone is not the first: by then it may be another task's.
+/// The check that a key has expired and its reuse may race: by then it may belong to another task.
 async fn a_task_is_freed_by_its_key_only_if_it_is_gone(store: &impl TaskStore) {
     let (live, done) = (task("a", 1), settled(task("a", 2), "r"));
     store.insert(&live).await.unwrap();
@@ -191,7 +191,7 @@ async fn a_full_store_refuses_and_keeps_what_it_has(store: &impl TaskStore) {
     store.insert(&task("a", 3)).await.unwrap();
 }
 
-/// The bound in bytes decides on admission alone.
+/// The limit in bytes only applies to admission.
 async fn an_outcome_is_stored_above_the_bound_and_a_new_task_is_not(store: &impl TaskStore) {
     let bytes_max = store.bytes_max();
     let one = task("a", 1);
@@ -201,7 +201,7 @@ async fn an_outcome_is_stored_above_the_bound_and_a_new_task_is_not(store: &impl
         store.insert(&settled(task("a", id), "r")).await.unwrap();
     }
     assert_eq!(store.usage().bytes, bytes_max);
-    // In memory a quarter of the bound is all that rows may grow by.
+    // In memory, rows may grow by a quarter of the limit only.
     let large = settled(one.clone(), &"x".repeat(2 * ROW_BYTES_MIN));
     store.replace(revision, WriteRole::Holder, &large).await.unwrap();
     assert!(store.usage().bytes > bytes_max);
@@ -233,7 +233,7 @@ async fn pages_hold_each_task_of_the_owner_once_in_order(store: &impl TaskStore)
 
 async fn surveys_hold_every_task_once_the_newest_first(store: &impl TaskStore) {
     for (owner, id) in [("a", 1), ("b", 2), ("a", 3), ("c", 4), ("b", 5)] {
-        // Three of one time.
+        // Three with the same time.
         let created_at = START.after(Duration::from_millis((id as u64).min(3)));
         store.insert(&Task { created_at, ..task(owner, id) }).await.unwrap();
     }
@@ -273,7 +273,7 @@ async fn a_reference_leads_to_its_task(store: &impl TaskStore) {
     assert!(find(&one.key).await.is_empty() && find(&two.key).await.is_empty());
 }
 
-/// A list shows of each task what the task says, whatever way it came about.
+/// Lists show each task's fields as stored, however they came about.
 async fn lists_show_a_task_as_it_stands(store: &impl TaskStore) {
     let error = RpcError { code: -1, message: "no\nway".to_owned(), data: None };
     let broke = r#"{"content":[{"type":"text","text":"it broke"}],"isError":true}"#;
@@ -310,7 +310,8 @@ async fn lists_show_a_task_as_it_stands(store: &impl TaskStore) {
     assert_eq!(store.survey(None, 99, START).await.unwrap().tasks, expected);
 }
 
-/// Tasks of every phase, created and changed in another order than by id; one hidden, three under a client's ids, one foreign.
+/// Tasks of every phase, created and changed in an order unlike their ids; one hidden, three with client-chosen ids, one of
+/// another owner.
 async fn fill_for_filters(store: &impl TaskStore) -> Vec<Summary> {
     let open = [(InputKey(1), Question { ask: Payload::of("q"), request: Payload::of("r") })].into();
     let error = RpcError { code: -1, message: "no".to_owned(), data: None };
@@ -327,7 +328,7 @@ async fn fill_for_filters(store: &impl TaskStore) -> Vec<Summary> {
     ];
     let mut made = Vec::new();
     for number in 0..24_u8 {
-        // Some of one time.
+        // Some with the same time.
         let created_at = START.after(Duration::from_millis(u64::from(number * 7 % 12)));
         let updated_at = created_at.after(Duration::from_millis(u64::from(number * 5 % 9)));
         let mut one = Task { created_at, updated_at: created_at, ..task("a", u128::from(number) << 120) };
@@ -339,7 +340,7 @@ async fn fill_for_filters(store: &impl TaskStore) -> Vec<Summary> {
         }
         let revision = store.insert(&one).await.unwrap();
         let phase = phases[usize::from(number) % phases.len()].clone();
-        // The last one is as it was made.
+        // The last one stays as it was inserted.
         if number < 23 {
             one = Task { phase, updated_at, ..one };
             store.replace(revision, WriteRole::Holder, &one).await.unwrap();
@@ -349,7 +350,7 @@ async fn fill_for_filters(store: &impl TaskStore) -> Vec<Summary> {
     made
 }
 
-/// FIL-03 to FIL-06, T-42. Nobody is shown what is another's.
+/// FIL-03 to FIL-06, T-42. No owner sees another's tasks.
 async fn filtered_pages_hold_what_fits_once_in_order(store: &impl TaskStore) {
     let made = fill_for_filters(store).await;
     let owner = Principal::new("a");
@@ -413,7 +414,7 @@ async fn filtered_pages_hold_what_fits_once_in_order(store: &impl TaskStore) {
     );
 }
 
-/// How many tasks each page of a list has.
+/// The number of tasks on each page of a list.
 async fn pages(store: &impl TaskStore, filter: &ListFilter) -> Vec<usize> {
     let (mut counts, mut after) = (Vec::new(), None);
     for _ in 0..99 {
@@ -425,12 +426,12 @@ async fn pages(store: &impl TaskStore, filter: &ListFilter) -> Vec<usize> {
     counts
 }
 
-/// However few fit, a page ends after so many places, and says where the next one begins. There are none to look at in vain
-/// where the other time leaves as many as a page has.
+/// A page ends after a fixed number of index entries, even if few match, and returns a cursor. If the other time range leaves at
+/// most one page of tasks, no entries are examined in vain.
 async fn a_filtered_page_looks_at_a_bounded_number_of_places(store: &impl TaskStore) {
     let (count, early) = (2 * PLACES_MAX + 70, 60);
     let millis = |number: usize| Duration::from_millis(number as u64);
-    // Every task changed at one time but those in front.
+    // All tasks changed at the same time, except the first ones.
     let tasks = (0..count).map(|number| {
         let updated_at = START.after(if number < early { millis(5_000 + number) } else { millis(9_000) });
         Task { created_at: START.after(millis(number)), updated_at, ..task("a", number as u128) }
@@ -447,7 +448,7 @@ async fn a_filtered_page_looks_at_a_bounded_number_of_places(store: &impl TaskSt
     assert_eq!(pages(store, &fewer).await, [7]);
 }
 
-/// A page is bounded in bytes, however many tasks are asked for, and holds one at least.
+/// A page is limited in bytes, regardless of its limit in tasks, and holds at least one.
 async fn pages_are_bounded_in_bytes(store: &impl TaskStore) {
     for id in 0..12_u8 {
         let created_at = START.after(Duration::from_millis(id.into()));
@@ -468,7 +469,7 @@ async fn pages_are_bounded_in_bytes(store: &impl TaskStore) {
     assert!(page.next.is_some() && (1..=5).contains(&page.tasks.len()));
 }
 
-/// Each write of a row has a higher revision than the one before, and each reader sees the latest, settled or not.
+/// Each write raises a row's revision, and each reader sees the latest one, settled or not.
 async fn revisions_rise_with_every_write(store: &impl TaskStore) {
     let one = task("a", 1);
     let mut last = store.insert(&one).await.unwrap();
@@ -545,7 +546,7 @@ async fn a_name_is_taken_until_its_task_is_gone(store: &impl TaskStore) {
     assert_eq!(found.map(|row| row.task.key.id.bits()), Some(6), "the sweep of the first took nothing from it");
 }
 
-/// A repetition of a call that did not run is made.
+/// A repeated call runs if the first one did not.
 async fn a_task_that_ended_without_its_call_has_no_name(store: &impl TaskStore) {
     for (id, executed, is_free) in [(1, Executed::Unknown, false), (2, Executed::Yes, false), (3, Executed::No, true)] {
         let owner = format!("o{id}");

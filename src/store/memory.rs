@@ -1,7 +1,7 @@
-//! Keeps tasks in memory: one bounded, sharded map that owns live and settled rows alike.
+//! Stores tasks in memory, in one bounded, sharded map for live and settled rows.
 //!
-//! Everything is gone when the process ends. Full means refused: nothing is ever evicted. No lock is
-//! held across an await, and a reader holds one only to clone an `Arc`.
+//! All rows end with the process. A full store refuses writes and never evicts. No lock is held across an await, and readers hold
+//! one only to clone an `Arc`.
 
 mod list_places;
 mod lives;
@@ -25,10 +25,10 @@ use crate::task::{
     Digest, ListFilter, ListPlace, Principal, ShortReference, Task, TaskId, TaskKey, TimeRange, Timestamp,
 };
 
-/// Keys that are taken from an index in one go: its lock is held no longer than that.
+/// Keys that are read from an index under one lock.
 const STEP: usize = 64;
 
-/// A [`TaskStore`] that lives and dies with the process.
+/// A [`TaskStore`] within one process.
 #[derive(Debug)]
 pub struct MemoryStore {
     rows: Arc<MemoryRows>,
@@ -37,8 +37,7 @@ pub struct MemoryStore {
 }
 
 impl MemoryStore {
-    /// A store for at most `stored_bytes_max` bytes, each row counted as at least
-    /// [`crate::task::model::ROW_BYTES_MIN`].
+    /// A store of at most `stored_bytes_max` bytes. Each row counts as at least [`crate::task::model::ROW_BYTES_MIN`].
     #[must_use]
     pub fn new(stored_bytes_max: usize) -> Self {
         Self::begin(Arc::new(MemoryRows::new(stored_bytes_max)), Reach::Process)
@@ -49,8 +48,7 @@ impl MemoryStore {
         Self { rows, holder, reach }
     }
 
-    /// The same rows for another life beside this one, in the same process: what several gateways have in a store that they
-    /// share. For tests: no configuration leads to it.
+    /// Opens the same rows as another incarnation in the same process, as replicas with a shared store do. For tests only.
     #[must_use]
     pub fn join(&self) -> Self {
         Self::begin(Arc::clone(&self.rows), Reach::Shared)
@@ -69,13 +67,13 @@ impl MemoryStore {
         self.rows.lives.wrote(self.holder, key);
     }
 
-    /// Declares a life ended: from then on what it holds can be claimed. It may not know, and go on.
+    /// Declares an incarnation dead, so that its rows can be claimed. It may continue without noticing.
     pub fn end_life(&self, holder: Incarnation) {
         self.rows.end_life(holder);
     }
 }
 
-/// The one before all others.
+/// The smallest key.
 fn first_key() -> TaskKey {
     TaskKey { owner: Principal::new(""), id: TaskId::from_bits(0) }
 }
@@ -90,12 +88,12 @@ impl TaskStore for MemoryStore {
         debug_assert!(task.is_exact(), "a task holds more than it counts");
         let bytes = task.stored_bytes();
         let revision = Revision::FIRST;
-        // Outside of the locks: a failed outcome is read for it.
+        // Outside the locks, since it reads a failed outcome.
         let row = MemoryRow::new(task, revision, self.holder);
         self.rows.take_bytes(bytes)?;
         {
             let mut shard = self.rows.shard(&task.key).lock();
-            // Inside the lock: a row that can be found is also counted.
+            // Counted under the lock, so that every visible row is counted.
             let mut owners = self.rows.owners.lock();
             let is_taken = owners.get(&task.key.owner).is_some_and(|rows| rows.is_taken(task));
             if is_taken || shard.rows.contains_key(&task.key) {
@@ -158,7 +156,7 @@ impl TaskStore for MemoryStore {
     }
 
     async fn settle_doubt(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
-        // No write is ever in doubt here.
+        // Every write's outcome is known here.
         self.load(key, now).await
     }
 
@@ -172,7 +170,7 @@ impl TaskStore for MemoryStore {
         let mut freed = 0;
         for shard in &self.rows.shards {
             while freed < limit {
-                // One row per lock: readers of the shard never wait for a whole sweep.
+                // One row per lock, so that readers never wait for a whole sweep.
                 let mut shard = shard.lock();
                 let Some((_, key)) = shard.settled.first().filter(|(at, _)| *at <= now).cloned() else {
                     break;
@@ -252,7 +250,7 @@ impl TaskStore for MemoryStore {
                 }
                 after = Some(place);
                 let summary = if may_fit { self.rows.summary(&key(place.1), now) } else { None };
-                // It may have changed since the place was looked up.
+                // The row may have changed since the index was read.
                 if let Some(summary) = summary.filter(|task| filter.fits(task)) {
                     progress.holds(summary.bytes());
                     page.tasks.push(summary);
@@ -299,7 +297,7 @@ impl TaskStore for MemoryStore {
         limit: usize,
         now: Timestamp,
     ) -> Result<SummaryPage<NewestCursor>, StoreError> {
-        // Two tasks of one time and one reference are one in 2^48; a page that ends between them skips the second.
+        // Two tasks with the same time and reference are a chance of 1 in 2^48; a page that ends between them skips the second.
         let step = |after: Option<NewestCursor>| {
             let names = self.rows.names.lock();
             let from = after

@@ -1,13 +1,12 @@
-//! Encodes a task as the bytes of one row, for stores that outlive the process.
+//! Encodes a task as one row's bytes, for stores that outlive the process.
 //!
 //! ```text
 //! version (2 bytes) · checksum (16 bytes) · body
 //! ```
 //!
-//! The checksum is the first half of the SHA-256 of version and body: the hash is at hand for sealing, runs in
-//! hardware, and what it passes are the bytes that were written. Numbers are big-endian, texts have their length in
-//! front, members stand in the order in which the functions below name them. A record of an older version stays
-//! readable for ever; its samples are kept with the tests.
+//! The checksum is the first half of the SHA-256 of version and body, a hash that runs in hardware. Numbers are big-endian, texts
+//! have a length prefix, and fields follow in the order of the functions below. Records of older versions stay readable forever;
+//! samples of them are kept with the tests.
 
 mod bytes;
 mod fault;
@@ -29,25 +28,26 @@ use crate::task::{
 };
 use crate::wire::RpcError;
 
-/// The newest that is read.
+/// The newest version that is read and written.
 pub const VERSION: u16 = 3;
-/// The oldest that is written; a newer one says what only several gateways meet.
+/// The oldest version that is written; the newer one only adds faults of shared stores.
 pub const WRITTEN_MIN: u16 = 2;
 
 const CHECKSUM_LEN: usize = 16;
 const HEAD_LEN: usize = 2 + CHECKSUM_LEN;
 
-/// Why bytes are not a task.
+/// Why bytes cannot be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
-    /// The checksum does not fit, or what it covers is no record.
+    /// The checksum does not match, or the body is no record.
     #[error("the record is damaged")]
     Damaged,
     #[error("the record has version {0}, which a newer program wrote")]
     Newer(u16),
 }
 
-/// The bytes of a task, for programs that read up to the version `newest`: what it cannot say is said as well as it can.
+/// Encodes a task for programs that read up to the version `newest`. Values that this version lacks are replaced by the closest
+/// ones.
 #[must_use]
 pub fn encode(task: &Task, newest: u16) -> Vec<u8> {
     let mut out = RecordWriter::with_capacity(HEAD_LEN, task.stored_bytes());
@@ -64,10 +64,10 @@ pub fn encode(task: &Task, newest: u16) -> Vec<u8> {
     record
 }
 
-/// The task that the bytes were made of. Its payloads share them.
+/// Decodes a record. The task's payloads share its bytes.
 ///
 /// # Errors
-/// See [`RecordError`]. Never gives a task that was not encoded, but for a chance of 1 in 2^128.
+/// See [`RecordError`]. Never returns a task other than the encoded one, except with a probability of 1 in 2^128.
 pub fn decode(record: &Bytes) -> Result<Task, RecordError> {
     let version = record.get(..2).and_then(|head| head.try_into().ok()).map(u16::from_be_bytes);
     let version = version.ok_or(RecordError::Damaged)?;
@@ -86,7 +86,7 @@ fn checksum(version: u16, body: &[u8]) -> [u8; CHECKSUM_LEN] {
     checksum_of(version, &[body])
 }
 
-/// Of parts of which all but the last have a length that follows from what they begin with.
+/// The length of each part but the last must follow from its start.
 fn checksum_of(version: u16, parts: &[&[u8]]) -> [u8; CHECKSUM_LEN] {
     let mut context = Context::new(&SHA256);
     context.update(&version.to_be_bytes());
@@ -99,7 +99,7 @@ fn checksum_of(version: u16, parts: &[&[u8]]) -> [u8; CHECKSUM_LEN] {
 }
 
 fn put_task(out: &mut RecordWriter, task: &Task, newest: u16) {
-    // Whole on purpose: a member that is added later does not build until it stands here.
+    // Without `..`, so that a new field fails to compile until it is encoded.
     let Task {
         key: TaskKey { owner, id },
         shown,

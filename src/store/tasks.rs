@@ -1,4 +1,4 @@
-//! Defines what every store promises.
+//! Defines the contract of every store.
 
 use std::sync::Arc;
 
@@ -10,21 +10,21 @@ use crate::task::{
     Digest, ListFilter, ListPlace, Principal, ShortReference, Summary, Task, TaskId, TaskKey, Timestamp,
 };
 
-/// Counts the writes of one row; a writer names the one it read.
+/// Counts a row's writes. A writer names the revision that it read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Revision(pub u64);
 
 impl Revision {
-    /// Of a row that nobody has written since it was inserted.
+    /// The revision of a row without writes since its insert.
     pub const FIRST: Self = Self(1);
 }
 
-/// On whose account a task is written over.
+/// On whose behalf a task is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteRole {
-    /// Its holder's, who knows how its call stands: nobody else may say that.
+    /// The holder, which alone knows the state of the call.
     Holder,
-    /// A command of a client's or an operator's, or of time, which any gateway carries out. The holder stays who it is.
+    /// A command by a client, an operator or a timer, which any replica executes. The holder stays the same.
     Command,
 }
 
@@ -33,24 +33,24 @@ pub enum WriteRole {
 pub struct StoredTask {
     pub task: Arc<Task>,
     pub revision: Revision,
-    /// Who has to do something about it; `None` where nobody has to: see [`needs_holder`].
+    /// The replica that still has work for this row; `None` without such work: see [`needs_holder`].
     pub holder: Option<Incarnation>,
 }
 
 impl StoredTask {
-    /// A row that `holder` has to do something about, if anybody has to.
+    /// A row held by `holder` if it needs a holder.
     pub(super) fn held_by(holder: Incarnation, task: Arc<Task>, revision: Revision) -> Self {
         let holder = needs_holder(&task).then_some(holder);
         Self { task, revision, holder }
     }
 
-    /// What writes of it are guarded by.
+    /// The fields that guard its writes.
     pub(super) const fn guard(&self) -> GuardedRow {
         GuardedRow { revision: self.revision.0, holder: self.holder }
     }
 }
 
-/// The row that a write goes over.
+/// Checks a write, and returns the row that it replaces.
 ///
 /// # Errors
 /// `Conflict`, `Fenced`: see [`TaskStore::replace`].
@@ -71,110 +71,108 @@ pub(super) fn written_over(
     }
 }
 
-/// Whether somebody has to do something about a task: until it has settled, and then until its upstream was told.
+/// Whether a task needs a holder: until it is settled, and then until its upstream is notified.
 #[must_use]
 pub fn needs_holder(task: &Task) -> bool {
     !task.is_settled() || task.recovery.is_untold
 }
 
-/// Who sees what a store holds, beside whoever opened it.
+/// Which other processes see the store's contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reach {
-    /// Nobody: it ends with the process.
+    /// None: the contents end with the process.
     Process,
-    /// A later process on the same machine, to which calls may be left.
+    /// A later process on the same machine, which may resume calls.
     Machine,
-    /// Other gateways, at the same time.
+    /// Other replicas, at the same time.
     Shared,
 }
 
 impl Reach {
-    /// Whether what it holds is there after this process.
+    /// Whether the contents outlive this process.
     #[must_use]
     pub const fn outlives_process(self) -> bool {
         matches!(self, Self::Machine | Self::Shared)
     }
 }
 
-/// What a store tells of the doings of others.
+/// Notifies about changes by other replicas.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StoreHint {
-    /// This row was written, or removed.
+    /// This row was written or removed.
     Changed(TaskKey),
-    /// Some were, and nobody knows which.
+    /// Unknown rows were.
     Missed,
 }
 
-/// A sweep of a store that is shared, or on a disk, ends beyond as many bytes of rows, however many were asked for: what frees more
-/// keeps other writes waiting.
+/// A sweep of a shared or disk store stops after this many bytes of rows, regardless of its limit, because a longer one delays
+/// other writes.
 pub const SWEEP_BYTES_MAX: usize = 32 << 20;
 
-/// A page of a list ends beyond as many bytes of summaries, however many tasks were asked for.
+/// A page of a list ends after this many bytes of summaries, regardless of its limit.
 pub const PAGE_BYTES_MAX: usize = 256 << 10;
 
-/// Some of the tasks of a list whose places are `P`. There may be few, or none, and others behind them.
+/// A page of a list with cursors of type `P`. May be short or empty although more pages follow.
 #[derive(Clone, Debug)]
 pub struct SummaryPage<P = ListPlace> {
     pub tasks: Vec<Summary>,
-    /// Behind which place others may follow.
+    /// The cursor of the next page, if there may be one.
     pub next: Option<P>,
 }
 
-/// A page of a filtered list ends after as many places in the order that it looked at in vain. A task that it shows counts as
-/// two of them.
+/// A page of a filtered list ends after examining this many index entries without a match. A match counts as two.
 pub const PLACES_MAX: usize = 112;
 
-/// A place in the list of all tasks, the newest first: right behind the task that was made then and has this
-/// reference.
+/// A position in the list of all tasks, newest first: behind the task with this creation time and reference.
 pub type NewestCursor = (Timestamp, ShortReference);
 
-/// Why a store did not do it.
+/// Why a store did not execute a request.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     #[error("another writer changed the task first")]
     Conflict,
-    /// Of a holder's write alone. What it knows of the call counts no more, and is never to be written again.
+    /// Only for a holder's write: its knowledge of the call is obsolete and must never be written again.
     #[error("another gateway has taken the task over")]
     Fenced,
     #[error("a task with this key, or made under this idempotency key, exists")]
     Exists,
-    /// A bound of the gateway's own: the same write is refused for as long as the store holds as much.
+    /// The gateway's own limit: the write is refused until the store holds less.
     #[error("the store holds as many {what} as it may")]
     Full { what: &'static str },
-    /// An outage that passes: nothing was written, and the same write is made once there is room.
+    /// A temporary outage: nothing was written, and the same write succeeds once there is room.
     #[error("the disk below the store is full")]
     NoRoom,
-    /// Of a new task. Said by the engine, which knows the bound.
+    /// Only for a new task. Reported by the engine, which knows the limit.
     #[error("the owner has as much in the store as it may")]
     OwnerFull,
-    /// Nothing was read or written, and what was to be written will not be.
+    /// Nothing was read or written, and the write will not happen later.
     #[error("the store failed")]
     Io(#[from] std::io::Error),
-    /// Of a write: it was made, or it was not; [`TaskStore::settle_doubt`] says which. The row of such an insert may be
-    /// there: this life shows it to nobody, and the store removes it as soon as it can, unless another life has written it
-    /// meanwhile; a process that ends before may leave it to the next one.
+    /// Only for a write with an unknown commit, which [`TaskStore::settle_doubt`] resolves. The row of such an insert may exist:
+    /// this replica hides it, and the store removes it as soon as possible, unless another replica has written it meanwhile. A
+    /// process that ends earlier may leave it to the next one.
     #[error("the store failed, and whether it did what was asked is not known")]
     Unsure(#[source] std::io::Error),
 }
 
 impl StoreError {
-    /// The same of a write of which nobody needs to know whether it was made: it failed.
+    /// Treats a write as failed if no caller needs its outcome.
     #[must_use]
     pub fn without_doubt(self) -> Self {
         if let Self::Unsure(cause) = self { Self::Io(cause) } else { self }
     }
 }
 
-/// The bounds on what is kept, resolved.
+/// The resolved limits on stored data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoreLimits {
-    /// Unsettled tasks, reserved places included. Kept by the engine's admission.
+    /// Unsettled tasks, including reserved ones. Enforced by the engine's admission.
     pub tasks_max: usize,
-    /// All rows, settled ones too, for a new one to be taken. Kept by the store.
+    /// Total size of all rows, including settled ones, up to which new rows are accepted. Enforced by the store.
     pub stored_bytes_max: usize,
 }
 
-/// What a store holds at the moment.
+/// The store's current contents.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     pub tasks: usize,
@@ -183,7 +181,7 @@ pub struct Usage {
 }
 
 impl SummaryPage {
-    /// Of the tasks that are asked for by their ids.
+    /// A page of tasks that the filter names by id.
     pub(super) fn of_named(
         mut tasks: Vec<Summary>,
         filter: &ListFilter,
@@ -200,13 +198,13 @@ impl SummaryPage {
     }
 }
 
-/// Judges the places of a list in turn, until a page is full or enough were looked at.
+/// Collects a page from index entries, until it is full or enough entries were examined.
 #[derive(Debug)]
 pub(super) struct PageProgress {
     limit: usize,
     held: usize,
     bytes: usize,
-    /// As [`PLACES_MAX`] counts.
+    /// Counts as [`PLACES_MAX`] does.
     places: usize,
     last: Option<ListPlace>,
 }
@@ -216,7 +214,7 @@ impl PageProgress {
         Self { limit, held: 0, bytes: 0, places: 0, last: None }
     }
 
-    /// Where the next page begins, if this one ends before a place, of which an index says whether it may be shown.
+    /// Returns the next page's cursor if this page ends before `place`. `may_fit`: whether the index allows a match.
     pub(super) fn ends_before(&mut self, place: ListPlace, may_fit: bool) -> Option<ListPlace> {
         let is_full = self.held >= self.limit || self.bytes > PAGE_BYTES_MAX;
         let ended = self.last.filter(|_| (is_full && may_fit) || self.places >= PLACES_MAX);
@@ -225,7 +223,7 @@ impl PageProgress {
         ended
     }
 
-    /// Takes the task of the last place.
+    /// Adds the task at the last position.
     pub(super) const fn holds(&mut self, bytes: usize) {
         self.held += 1;
         self.places += 1;
@@ -233,44 +231,43 @@ impl PageProgress {
     }
 }
 
-/// A keeper of tasks, as one life of a gateway has it open. Every implementation passes the suite in `contract`. What it is
-/// given holds no more than it counts ([`Task::is_exact`]), so that bounds in bytes are bounds of memory.
+/// A store of tasks, as one incarnation of a replica has it open. Every implementation passes the suite in `contract`. Tasks must
+/// be exact ([`Task::is_exact`]), so that limits in bytes are limits of memory.
 ///
-/// A row that somebody has to do something about names its holder: whoever inserted it, or claimed it since.
+/// A row that needs a holder names it: the replica that inserted it, or claimed it since.
 ///
-/// What clients see of a settled task never changes, so any cache may hold it. A full store refuses; it never evicts.
-/// All methods are cancel safe in this sense: a dropped call has either happened whole or not at all.
+/// A client's view of a settled task never changes, so it can be cached. A full store refuses writes and never evicts. All
+/// methods are cancel-safe in this sense: a dropped call has either happened completely or not at all.
 #[async_trait]
 pub trait TaskStore: Send + Sync + std::fmt::Debug {
-    /// Writes what waits and lets go of what the store has open; every later use fails. By default there is nothing.
+    /// Completes waiting writes and releases the store's resources; every later call fails. Does nothing by default.
     async fn close(&self) {}
 
-    /// The life that has the store open.
+    /// The incarnation that has the store open.
     fn holder(&self) -> Incarnation;
 
-    /// Whether the clock may be wrong by more than tasks live: nothing is freed then, and no task ends because its time is over. By
-    /// default it never is, as where nothing outlives the process.
+    /// Whether the clock may be wrong by more than tasks live. Nothing is freed then, and no task ends because of its `ttl`. By default
+    /// the clock is trusted, as in stores that do not outlive the process.
     fn is_time_distrusted(&self) -> bool {
         false
     }
 
-    /// Adds a task, held by this life; returns once it would survive what this store survives.
+    /// Inserts a task, held by this replica. Returns once the row would survive everything that this store survives.
     ///
     /// # Errors
-    /// `Exists` if the key is taken, or its owner has a task under the same idempotency key that
-    /// [`TaskStore::load`] would still find at this task's creation. `Full`, `NoRoom`. `Io`, after which the row is in no later life of
-    /// the process either; `Unsure`, after which it may be.
+    /// `Exists` if the key is taken, or if [`TaskStore::load`] would find a task of the same owner and idempotency key at this
+    /// task's creation time. `Full`, `NoRoom`. `Io`, after which no later process finds the row; `Unsure`, after which one may.
     async fn insert(&self, task: &Task) -> Result<Revision, StoreError>;
 
-    /// Returns `None` for unknown tasks, foreign ones, and settled ones past their `ttl` alike. An
-    /// unsettled task past its `ttl` is still returned: `apply` settles it first.
+    /// Returns `None` for unknown tasks, tasks of other owners, and settled tasks past their `ttl`. Returns an unsettled task
+    /// past its `ttl`, which `apply` settles first.
     ///
     /// # Errors
     /// `Io`.
     async fn load(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError>;
 
-    /// The task that an owner made under an idempotency key, as long as [`TaskStore::load`] would find it. Whoever made it does not
-    /// take it for one that nobody was told of from then on.
+    /// Finds the task that an owner made under an idempotency key, while [`TaskStore::load`] would find it. From then on its
+    /// maker no longer treats it as unseen.
     ///
     /// # Errors
     /// `Io`.
@@ -281,55 +278,53 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
         now: Timestamp,
     ) -> Result<Option<StoredTask>, StoreError>;
 
-    /// Writes a task over the revision that was read. The bound in bytes decides on new tasks alone: a row may grow beyond it, as by an
-    /// outcome, in memory by a quarter of the bound at most. A row that does not grow is never refused by a bound, so a task can always
-    /// be settled with a fault.
+    /// Replaces a task at the expected revision. The limit in bytes applies to new tasks only: a row may grow beyond it, for
+    /// example by an outcome, in memory by at most a quarter of the limit. A row that does not grow is never refused by a limit,
+    /// so a task can always be settled with a fault.
     ///
     /// # Errors
-    /// `Fenced` if a holder's write finds that another life holds the row, whatever its revision.
-    /// `Conflict` if another writer got there first, the row is gone, or a holder's write finds that nobody has to do anything
-    /// about it any more: reload, decide again.
-    /// `Full` if the row would be larger than any may be, or in memory grows beyond what rows may grow to. `NoRoom`, `Io`, `Unsure`.
+    /// `Fenced` if the role is the holder's and another replica holds the row, at any revision. `Conflict` if another write came
+    /// first, the row is gone, or the role is the holder's and the row needs no holder any more: load it again and decide again.
+    /// `Full` if the row would exceed the maximum size, or in memory the limit of growth. `NoRoom`, `Io`, `Unsure`.
     async fn replace(&self, expected: Revision, role: WriteRole, task: &Task) -> Result<Revision, StoreError>;
 
-    /// A row as it certainly stands, after a write of which nobody knows whether it was made: no write before this can appear
-    /// or disappear any more. `None` as of [`TaskStore::load`].
+    /// Returns a row's final state after a write with an unknown commit: no earlier write can appear or disappear after this.
+    /// `None` as in [`TaskStore::load`].
     ///
     /// # Errors
-    /// `Io`, if that cannot be known yet.
+    /// `Io` if the state cannot be known yet.
     async fn settle_doubt(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError>;
 
-    /// Drops a row: a settled one, or one that nobody was told of (T-27). One that another life holds at the same time and that
-    /// has not settled stays. Unknown keys are no error.
+    /// Removes a row: a settled one, or one that no client was told about (T-27). Keeps an unsettled row that another replica
+    /// holds. Unknown keys are no error.
     ///
     /// # Errors
     /// `Io`, `Unsure`.
     async fn remove(&self, key: &TaskKey) -> Result<(), StoreError>;
 
-    /// Frees settled tasks past their `ttl`, at most `limit` and hardly more than [`SWEEP_BYTES_MAX`]; returns how many: none only
-    /// if none may be freed at the moment, as where others are about to, or the clock may be wrong. Reclaims space only.
+    /// Removes settled tasks past their `ttl`, at most `limit` and about [`SWEEP_BYTES_MAX`]; returns how many. Zero means that
+    /// none can be removed now: another replica may be about to, or the clock may be wrong. Only reclaims space.
     ///
     /// # Errors
     /// `Io`.
     async fn sweep(&self, now: Timestamp, limit: usize) -> Result<usize, StoreError>;
 
-    /// Frees one task if [`TaskStore::sweep`] may: for whoever needs its key. What was made under the key since stays. Unknown keys
-    /// are no error, nor is one that stays.
+    /// Removes one task if [`TaskStore::sweep`] could, for callers that need its key. Keeps a newer task under that key. A task
+    /// that stays is no error, nor is an unknown key.
     ///
     /// # Errors
     /// `Io`, `Unsure`.
     async fn sweep_one(&self, key: &TaskKey, now: Timestamp) -> Result<(), StoreError>;
 
-    /// Unsettled tasks whose `ttl` has passed, at most `limit`.
+    /// Returns at most `limit` unsettled tasks past their `ttl`.
     ///
     /// # Errors
     /// `Io`.
     async fn overdue(&self, now: Timestamp, limit: usize) -> Result<Vec<TaskKey>, StoreError>;
 
-    /// One owner's tasks in order of creation, at most `limit` and hardly more than [`PAGE_BYTES_MAX`], beginning after
-    /// the one that `after` names by its time of creation and id. Reads no argument, question, answer or outcome. Takes
-    /// time in proportion to the page, apart from rows that are gone and not yet swept. A row that cannot be read is
-    /// left out, or shown as failed; it counts as one of the page.
+    /// Returns one owner's tasks in order of creation, at most `limit` and about [`PAGE_BYTES_MAX`], after the task with the
+    /// creation time and id in `after`. Reads no arguments, questions, answers or outcomes. Takes time in proportion to the page,
+    /// plus expired rows that are not yet swept. An unreadable row is left out or shown as failed, and counts for the page.
     ///
     /// # Errors
     /// `Io`.
@@ -341,13 +336,13 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
         now: Timestamp,
     ) -> Result<SummaryPage, StoreError>;
 
-    /// One owner's tasks that fit `filter`, in its order, beginning behind `after`; at most `limit` and hardly more than
-    /// [`PAGE_BYTES_MAX`]. Looks at [`PLACES_MAX`] places at most, in an order that is kept for each phase and each
-    /// [`crate::task::LagClass`], so that a page may hold few tasks, or none, and not be the last; takes time in proportion to
-    /// these and reads none of the rows that do not fit; a store that others share puts unsettled tasks in order of their last
-    /// change when it is asked, and takes time in proportion to those of the owner. Where the time that is not ordered by leaves no more than `limit`,
-    /// there is one page alone. Where the filter names ids, it takes time in proportion to their number. A row that cannot
-    /// be read is left out, or judged as one that failed.
+    /// Returns one owner's tasks that match `filter`, in its order, after `after`; at most `limit` and about [`PAGE_BYTES_MAX`].
+    ///
+    /// Examines at most [`PLACES_MAX`] entries of an index by phase and [`crate::task::LagClass`], so a page may be short or
+    /// empty without being the last, and takes time in proportion to these entries. Rows without a match are not read. A shared
+    /// store sorts unsettled tasks by last update for each list, in time proportional to the owner's unsettled tasks. If the time
+    /// range that is not the sort key leaves at most `limit` tasks, there is only one page. With ids in the filter, takes time in
+    /// proportion to their number. An unreadable row is left out, or treated as failed.
     ///
     /// # Errors
     /// `Io`.
@@ -360,28 +355,27 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
         now: Timestamp,
     ) -> Result<SummaryPage, StoreError>;
 
-    /// Takes over rows that lives hold which have ended, at most `limit`, and returns their keys: each is claimed by one life
-    /// alone, and once in it; one that has been declared ended claims nothing. A subtask comes to whoever claims its parent,
-    /// beyond the limit where that is reached. Where other lives may be there that have other upstreams, rows of calls at none of
-    /// `upstreams` are left to them for a while (N6). An empty answer says that there are none at the moment. No row is read for
-    /// it.
+    /// Claims at most `limit` rows held by dead incarnations, and returns their keys. Each row is claimed by one replica only,
+    /// and once by it; a replica that was itself declared dead claims nothing. A subtask follows its parent, even beyond the
+    /// limit. If replicas with other upstreams may exist, rows of calls at none of `upstreams` are left to them for a while (N6).
+    /// An empty result means that there are none now. Reads no row.
     ///
     /// # Errors
-    /// `Io`. Rows that were taken over all the same come with a later answer, and rows with them that this life has held before.
+    /// `Io`. A later call returns rows that were claimed nevertheless, possibly with rows that this replica already held.
     async fn claim(&self, limit: usize, upstreams: &[Arc<str>]) -> Result<Vec<TaskKey>, StoreError>;
 
-    /// The unsettled rows that this life holds, but for those that it has not taken over yet.
+    /// Returns the unsettled rows that this replica holds, without unclaimed ones.
     ///
     /// # Errors
     /// `Io`.
     async fn held(&self) -> Result<Vec<TaskKey>, StoreError>;
 
-    /// What others write, from now on. Hints may be lost where the stream says so by [`StoreHint::Missed`], or without a word: what
-    /// somebody waits for is to be looked at now and then. Where nobody else writes the stream never yields anything.
+    /// Streams changes by other replicas, from now on. Hints may be lost, with or without a [`StoreHint::Missed`], so callers
+    /// must also poll rows that they wait for. Without other writers the stream yields nothing.
     fn changes(&self) -> BoxStream<'static, StoreHint>;
 
-    /// All tasks, settled ones too, whoever owns them: for operators. The newest first, bounded as
-    /// [`TaskStore::page`] is, and with the same promises.
+    /// Returns all tasks of all owners, including settled ones, for operators. Newest first, with the limits and guarantees of
+    /// [`TaskStore::page`].
     ///
     /// # Errors
     /// `Io`.
@@ -392,14 +386,13 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
         now: Timestamp,
     ) -> Result<SummaryPage<NewestCursor>, StoreError>;
 
-    /// The tasks that operators call by this name: one, hardly ever more, and at most `limit`. They may be gone by now.
+    /// Returns the tasks with this operator reference: one, rarely more, at most `limit`. They may have expired.
     ///
     /// # Errors
     /// `Io`.
     async fn find_reference(&self, reference: ShortReference, limit: usize) -> Result<Vec<TaskKey>, StoreError>;
 
-    /// Who holds each of these rows, in their order, where others hold rows at the same time: for operators. By default it is said
-    /// of none.
+    /// Returns the holder of each row, for operators of shared stores. By default, none is known.
     ///
     /// # Errors
     /// `Io`.
@@ -409,12 +402,12 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
 
     fn reach(&self) -> Reach;
 
-    /// How many bytes it may hold for new tasks to be taken.
+    /// The size in bytes up to which the store accepts new tasks.
     fn bytes_max(&self) -> usize;
 
-    /// What the store holds, in all.
+    /// The store's total contents.
     fn usage(&self) -> Usage;
 
-    /// What one owner holds.
+    /// One owner's contents.
     fn usage_of(&self, owner: &Principal) -> Usage;
 }

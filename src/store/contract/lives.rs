@@ -1,4 +1,4 @@
-//! What a store promises to the lives that have it open, one after the other or beside each other.
+//! The contract for several incarnations with one store, in sequence or at the same time.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -14,33 +14,33 @@ use crate::task::{Event, Task, TaskId, TaskKey, Timestamp, TreePlace, transition
 /// Has writes made and not acknowledged, as long as it is on.
 pub(crate) type AcknowledgementLoss = Box<dyn Fn(bool) + Send + Sync>;
 
-/// How stores of one kind are opened.
+/// Opens stores of one kind.
 pub(crate) trait StoreOpener {
     type Store: TaskStore;
 
-    /// A new one, for so many bytes.
+    /// A new store with this limit.
     async fn open(&self, stored_bytes_max: usize) -> Arc<Self::Store>;
 
-    /// Ends a life, and opens its rows for the next one.
+    /// Ends an incarnation, and opens its rows as the next one.
     async fn next_life(&self, ended: Arc<Self::Store>) -> Arc<Self::Store>;
 
-    /// Opens its rows for another life beside it; `None` where one has them open at a time.
+    /// Opens its rows as a concurrent incarnation; `None` if the store allows only one.
     async fn beside(&self, store: &Arc<Self::Store>) -> Option<Arc<Self::Store>>;
 
-    /// Ends a life that was last used at [`START`], and opens its rows for the next one, under a clock that shows this time: it is ahead
-    /// by more than any task lives. `None` where nothing outlives a process.
+    /// Ends an incarnation last used at [`START`], and opens its rows under a clock with the returned time, ahead by more than
+    /// any task lives. `None` if nothing outlives a process.
     async fn next_life_ahead(&self, ended: Arc<Self::Store>) -> Option<(Arc<Self::Store>, Timestamp)>;
 
     /// A new one that can lose acknowledgements; `None` where a write is acknowledged by being made.
     async fn open_unheard(&self) -> Option<(Arc<Self::Store>, AcknowledgementLoss)>;
 
-    /// Has a life declared ended by another one. It may go on, and not know.
+    /// Makes one incarnation declare another dead, which may continue without noticing.
     async fn declare_ended(&self, by: &Self::Store, ended: Incarnation);
 }
 
 /// How long it may take until a doubt is settled.
 const DECISION_MAX: Duration = Duration::from_secs(60);
-/// How long a hint may take.
+/// Time limit for a hint.
 const HINT_MAX: Duration = Duration::from_secs(10);
 
 async fn row(store: &impl TaskStore, key: &TaskKey) -> StoredTask {
@@ -65,7 +65,7 @@ pub(super) async fn a_row_names_its_holder_while_somebody_has_to_do_something(st
     assert_eq!(row(store, &other.key).await.holder, None);
 }
 
-/// F58, F88: however often it starts under such a clock, and whatever is made meanwhile.
+/// F58, F88: however often the store is opened under such a clock, and whatever is inserted meanwhile.
 pub(super) async fn a_clock_that_leapt_ahead_frees_nothing<K: StoreOpener>(kind: &K, store: Arc<K::Store>) {
     let (kept, live) = (settled(task("a", 1), "r"), task("a", 2));
     store.insert(&kept).await.unwrap();
@@ -87,7 +87,7 @@ pub(super) async fn a_clock_that_leapt_ahead_frees_nothing<K: StoreOpener>(kind:
     store.close().await;
 }
 
-/// Until a row is claimed only commands change it, and its own holder is fenced from then on.
+/// Only commands change a row before it is claimed; afterwards its former holder is fenced.
 pub(super) async fn what_a_life_left_is_claimed_once<K: StoreOpener>(kind: &K, store: Arc<K::Store>) {
     let rows: Vec<Task> = (1..6_u8).map(|id| task(["a", "b"][usize::from(id % 2)], id.into())).collect();
     for one in &rows {
@@ -140,7 +140,7 @@ pub(super) async fn a_settled_row_is_claimed_until_its_upstream_was_told<K: Stor
     assert!(store.claim(9, &known()).await.unwrap().is_empty());
 }
 
-/// SUB-05: whoever has the parent has the child.
+/// SUB-05: the holder of a parent holds its children.
 pub(super) async fn a_subtask_is_claimed_with_its_parent<K: StoreOpener>(kind: &K, store: Arc<K::Store>) {
     for (parent, child) in [(1, 2), (4, 3)] {
         let (parent_id, child_id) = (TaskId::from_bits(parent), TaskId::from_bits(child));
@@ -279,7 +279,7 @@ pub(super) async fn what_a_life_beside_holds_and_has_not_settled_is_not_removed(
     other.remove(&made.key).await.unwrap();
     assert_eq!(row(one, &made.key).await.revision, first);
     assert_eq!(one.usage().tasks, 1);
-    // Its upstream is still to be told.
+    // Its upstream is not yet notified.
     one.replace(first, WriteRole::Command, &transition(made.clone(), Event::CancelRequested, START).0).await.unwrap();
     other.remove(&made.key).await.unwrap();
     assert!(one.load(&made.key, START).await.unwrap().is_none());
@@ -311,8 +311,8 @@ pub(super) async fn a_life_hears_of_what_others_write(one: &impl TaskStore, othe
     tokio::time::timeout(HINT_MAX, heard).await.expect("a hint comes");
 }
 
-/// F78, F79: a life that was declared ended, and does not know, writes no more as a holder, and what it inserts is
-/// another's to take over.
+/// F78, F79: an incarnation that was declared dead without noticing can no longer write as a holder, and other replicas claim the
+/// rows that it inserts.
 pub(super) async fn a_life_that_was_declared_ended_is_fenced<K: StoreOpener>(
     kind: &K,
     (one, other): (&K::Store, &K::Store),
@@ -331,7 +331,7 @@ pub(super) async fn a_life_that_was_declared_ended_is_fenced<K: StoreOpener>(
     }
     other.replace(taken.revision, WriteRole::Holder, &settled(made, "r")).await.unwrap();
     let late = task("a", 2);
-    // It may be refused, or be another's at once.
+    // The insert may be refused, or the row claimed at once.
     if one.insert(&late).await.is_ok() {
         assert_eq!(other.claim(9, &known()).await.unwrap(), [late.key]);
     }

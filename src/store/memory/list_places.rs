@@ -1,4 +1,4 @@
-//! Keeps where one owner's tasks stand in filtered lists.
+//! Indexes one owner's tasks for filtered lists.
 
 use std::collections::{BTreeMap, btree_map};
 
@@ -7,16 +7,16 @@ use crate::task::{
     LagClass, ListDirection, ListFilter, ListPlace, OrderedBy, PhaseKind, SessionScope, SummaryPhase, Task, Timestamp,
 };
 
-/// The tasks that lists may show, by what lists are read by.
+/// The owner's listed tasks, by the keys that lists are read by.
 #[derive(Debug, Default)]
 pub(super) struct ListPlaces {
     kinds: BTreeMap<PlacesKind, KindPlaces>,
 }
 
-/// The session of chosen ids, the phase, and the class of lags.
+/// The session of client-chosen ids, the phase, and the class of lags.
 type PlacesKind = (Option<SessionScope>, PhaseKind, LagClass);
 
-/// The tasks of one kind, in either order, each with what decides whether it fits: its other time, and when it is gone.
+/// The tasks of one kind in both orders, each with its other time and its expiry.
 #[derive(Debug, Default)]
 struct KindPlaces {
     by_creation: BTreeMap<ListPlace, PlaceFacts>,
@@ -30,7 +30,7 @@ struct PlaceFacts {
 }
 
 impl ListPlaces {
-    /// Notes where a task stands in filtered lists.
+    /// Adds a task to the index.
     pub(super) fn enter(&mut self, task: &Task) {
         if !task.shown.is_listed() {
             return;
@@ -52,7 +52,7 @@ impl ListPlaces {
         }
     }
 
-    /// The next places of a filtered list behind `after`, in its order, at most [`STEP`]; each with whether it may fit.
+    /// The next positions of a filtered list after `after`, at most [`STEP`], each with whether it may match.
     pub(super) fn next(&self, filter: &ListFilter, after: Option<ListPlace>, now: Timestamp) -> Vec<(ListPlace, bool)> {
         let mut ranges = self.ranges(filter, after);
         let mut heads: Vec<_> = ranges.iter_mut().map(|(_, range)| head(range, filter.direction)).collect();
@@ -68,7 +68,7 @@ impl ListPlaces {
         found
     }
 
-    /// All places of a filtered list in its order, if the time that is not ordered by leaves no more than `limit`.
+    /// All positions of a filtered list in order, if the time that is not the sort key leaves at most `limit` of them.
     pub(super) fn few(&self, filter: &ListFilter, limit: usize, now: Timestamp) -> Option<Vec<(ListPlace, bool)>> {
         let other = filter.by_other_time();
         let ranges = self.ranges(&other, None);
@@ -85,7 +85,7 @@ impl ListPlaces {
         Some(places)
     }
 
-    /// The places behind `after` of each phase and class.
+    /// The positions after `after`, by phase and class.
     fn ranges(
         &self,
         filter: &ListFilter,
@@ -107,13 +107,12 @@ impl ListPlaces {
 }
 
 impl PlaceFacts {
-    /// Whether the task is not gone.
+    /// Whether the task has not expired.
     fn are_there(&self, phase: PhaseKind, now: Timestamp) -> bool {
         !phase.is_settled() || self.expires_at > now
     }
 }
 
-/// What comes next of a range.
 fn head<T>(range: &mut impl DoubleEndedIterator<Item = T>, direction: ListDirection) -> Option<T> {
     match direction {
         ListDirection::OldestFirst => range.next(),

@@ -1,6 +1,7 @@
-//! Numbers the lives that have one memory store open, and tells each what the others write.
+//! Numbers the incarnations that have one memory store open, and notifies each about writes by the others.
 //!
-//! A process has one life, and its store ends with it: then there is nobody to tell, and nothing to take over.
+//! Outside of tests a process has one incarnation, which ends with its store: then there is no other to notify, and no row to
+//! claim.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,13 +16,13 @@ use crate::replica::Incarnation;
 use crate::store::tasks::StoreHint;
 use crate::task::TaskKey;
 
-/// Hints that wait for one life; the oldest are lost then, and the life is told so.
+/// Hints that one incarnation may lag behind; it then loses the oldest ones and is notified of the loss.
 const HINTS_MAX: usize = 1_024;
 
 #[derive(Debug)]
 pub(super) struct MemoryLives {
     state: Mutex<LivesState>,
-    /// Whether any has ended: as long as none has, nobody needs to ask which.
+    /// Whether any incarnation has ended: a fast check for the usual case.
     has_ended: AtomicBool,
     hints: broadcast::Sender<(Incarnation, TaskKey)>,
 }
@@ -30,7 +31,7 @@ pub(super) struct MemoryLives {
 struct LivesState {
     last: u64,
     ended: BTreeSet<Incarnation>,
-    /// Keys of rows that ended lives held when they ended, or inserted since. Some may be gone, or done with.
+    /// Keys of rows that ended incarnations held, or inserted since. Some may be removed or settled by now.
     left: VecDeque<TaskKey>,
 }
 
@@ -56,29 +57,29 @@ impl MemoryLives {
         self.has_ended.load(Ordering::SeqCst) && self.state.lock().ended.contains(&holder)
     }
 
-    /// Rows that a life leaves behind.
+    /// Adds rows that an incarnation leaves behind.
     pub(super) fn leave(&self, keys: impl Iterator<Item = TaskKey>) {
         self.state.lock().left.extend(keys);
     }
 
-    /// The next row that may be taken over.
+    /// The next row that may be claimed.
     pub(super) fn take_left(&self) -> Option<TaskKey> {
         self.state.lock().left.pop_front()
     }
 
-    /// A life wrote this row, or removed it, and has given its lock back. One that has ended, and does not know, leaves what
-    /// it inserts.
+    /// Publishes a write or removal, after the row's lock is released. A row inserted by an ended incarnation counts as left
+    /// behind.
     pub(super) fn wrote(&self, holder: Incarnation, key: &TaskKey) {
         if self.has_ended(holder) {
             self.leave(std::iter::once(key.clone()));
         }
         if self.hints.receiver_count() > 0 {
-            // Whoever listened may have left just now.
+            // The last listener may have left just now.
             let _ = self.hints.send((holder, key.clone()));
         }
     }
 
-    /// What others than `holder` write.
+    /// Streams writes by incarnations other than `holder`.
     pub(super) fn changes(&self, holder: Incarnation) -> BoxStream<'static, StoreHint> {
         let hints = stream::unfold(self.hints.subscribe(), move |mut hints| async move {
             loop {

@@ -1,4 +1,4 @@
-//! Holds the rows of a memory store: sharded by key, indexed by owner, time and name, and counted.
+//! The rows of a memory store: sharded by key, indexed by owner, time and name, and counted.
 
 use std::cmp::Reverse;
 use std::collections::hash_map::Entry;
@@ -20,7 +20,7 @@ use crate::task::{Digest, Principal, ShortReference, Summary, Task, TaskId, Task
 /// Task ids are random, so their low bits spread rows evenly.
 const SHARDS: usize = 64;
 
-/// The rows, whoever has them open.
+/// The rows, shared by all incarnations.
 #[derive(Debug)]
 pub(super) struct MemoryRows {
     pub(super) shards: Box<[Mutex<MemoryShard>]>,
@@ -33,7 +33,7 @@ pub(super) struct MemoryRows {
     pub(super) lives: MemoryLives,
 }
 
-/// What operators find tasks by.
+/// Indexes for operators.
 #[derive(Debug, Default)]
 pub(super) struct OperatorIndex {
     pub(super) by_reference: BTreeSet<(ShortReference, TaskKey)>,
@@ -43,12 +43,12 @@ pub(super) struct OperatorIndex {
 #[derive(Debug)]
 pub(super) struct MemoryRow {
     pub(super) stored: StoredTask,
-    /// What the outcome says of itself, so that no list has to look for it there.
+    /// The outcome's failure text, kept for lists.
     pub(super) failure: Option<Arc<str>>,
 }
 
 impl MemoryRow {
-    /// Of a task that `holder` has to do something about, if anybody has to.
+    /// A row held by `holder` if it needs a holder.
     pub(super) fn new(task: &Task, revision: Revision, holder: Incarnation) -> Self {
         Self { stored: StoredTask::held_by(holder, Arc::new(task.clone()), revision), failure: failure_line(task) }
     }
@@ -57,11 +57,11 @@ impl MemoryRow {
 #[derive(Debug, Default)]
 pub(super) struct MemoryShard {
     pub(super) rows: HashMap<TaskKey, MemoryRow>,
-    /// When unsettled rows are overdue.
+    /// Unsettled rows, by when they are overdue.
     pub(super) live: BTreeSet<(Timestamp, TaskKey)>,
-    /// When settled rows are gone.
+    /// Settled rows, by when they expire.
     pub(super) settled: BTreeSet<(Timestamp, TaskKey)>,
-    /// Settled rows whose upstream is still to be told.
+    /// Settled rows with an upstream that is not yet notified.
     pub(super) untold: BTreeSet<TaskKey>,
 }
 
@@ -73,11 +73,11 @@ pub(super) struct OwnerRows {
     pub(super) usage: Usage,
 }
 
-/// The newest task that was made under an idempotency key.
+/// The newest task with an idempotency key.
 #[derive(Debug)]
 pub(super) struct IdempotentTask {
     pub(super) id: TaskId,
-    /// From when on nobody finds it; `None` while it is not settled.
+    /// When the task expires; `None` while it is not settled.
     pub(super) gone_at: Option<Timestamp>,
 }
 
@@ -92,14 +92,14 @@ impl IdempotentTask {
 }
 
 impl OwnerRows {
-    /// Notes under which idempotency key a task is found, as the task stands now.
+    /// Updates the idempotency key under which a task is found.
     pub(super) fn name(&mut self, task: &Task) {
         if let Some(named) = task.idempotency {
             self.by_name.insert(named.key, IdempotentTask::of(task));
         }
     }
 
-    /// Whether the name that a task is to have is another's.
+    /// Whether a task's idempotency key belongs to another task.
     pub(super) fn is_taken(&self, task: &Task) -> bool {
         let holder = task.idempotency.and_then(|named| self.by_name.get(&named.key));
         holder.is_some_and(|holder| holder.is_there(task.created_at))
@@ -149,12 +149,12 @@ impl MemoryRows {
         &self.shards[low]
     }
 
-    /// Takes room for the bytes of a new row, or none at all.
+    /// Reserves the bytes of a new row, or none.
     pub(super) fn take_bytes(&self, new: usize) -> Result<(), StoreError> {
         self.take_within(self.stored_bytes_max, new)
     }
 
-    /// Takes all the room that an existing row grows by, or none. Its task was admitted, so it may pass the bound of new rows.
+    /// Reserves the growth of an existing row, or none. Its task was admitted, so it may exceed the limit for new rows.
     pub(super) fn grow_bytes(&self, more: usize) -> Result<(), StoreError> {
         if more == 0 {
             return Ok(());
@@ -184,7 +184,7 @@ impl MemoryRows {
         names.newest.remove(&(Reverse(task.created_at), reference, task.key.clone()));
     }
 
-    /// A task as lists show it; `None` if it is gone.
+    /// A task's summary; `None` if it has expired.
     pub(super) fn summary(&self, key: &TaskKey, now: Timestamp) -> Option<Summary> {
         let shard = self.shard(key).lock();
         let row = shard.rows.get(key)?;
@@ -193,7 +193,7 @@ impl MemoryRows {
         (!summary.is_gone(now)).then_some(summary)
     }
 
-    /// Fills a page from steps of an index, each of which gives keys and begins behind the place that it is given.
+    /// Fills a page from steps of an index. Each step returns keys after a position.
     pub(super) fn listed<P: Copy>(
         &self,
         mut after: Option<P>,
@@ -250,7 +250,7 @@ impl MemoryRows {
         }
     }
 
-    /// Notes what a write changed in the sums; the row itself is already in its place.
+    /// Updates the sums after a write; the row itself is already stored.
     pub(super) fn account_replaced(&self, old: &Task, new: &Task) {
         let (before, after) = (old.stored_bytes(), new.stored_bytes());
         if after < before {
@@ -273,7 +273,7 @@ impl MemoryRows {
     /// See [`super::MemoryStore::end_life`].
     pub(super) fn end_life(&self, holder: Incarnation) {
         self.lives.end(holder);
-        // What it inserts from here on it adds itself.
+        // A row that it inserts later is added at the insert.
         for shard in &self.shards {
             let shard = shard.lock();
             let open = shard.live.iter().map(|(_, key)| key).chain(&shard.untold);
@@ -282,8 +282,8 @@ impl MemoryRows {
         }
     }
 
-    /// Gives a row that an ended life holds to `holder`, and its subtasks with it. A subtask whose parent is held so as well
-    /// comes with that one.
+    /// Claims a row of an ended incarnation for `holder`, with its subtasks. A subtask of a claimable parent is skipped: it
+    /// follows that parent.
     pub(super) fn claim(&self, holder: Incarnation, key: TaskKey, claimed: &mut Vec<TaskKey>) {
         let is_left = |key: &TaskKey| {
             let row = self.shard(key).lock().rows.get(key).map(|row| row.stored.clone());

@@ -1,4 +1,4 @@
-//! Writes and reads the primitive parts of a record.
+//! Writes and reads a record's primitive parts.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,11 +9,11 @@ use crate::task::Timestamp;
 use crate::task::time::millis;
 use crate::wire::Payload;
 
-/// Appends.
+/// Appends primitive values to a buffer.
 pub(super) struct RecordWriter(Vec<u8>);
 
 impl RecordWriter {
-    /// Begins after `head` bytes that are filled in later.
+    /// Starts after `head` bytes that are filled in later.
     pub(super) fn with_capacity(head: usize, body: usize) -> Self {
         let mut out = Vec::with_capacity(head + body);
         out.resize(head, 0);
@@ -40,7 +40,7 @@ impl RecordWriter {
         self.fixed(&value.to_be_bytes());
     }
 
-    /// A length. Nothing that is held comes near its bound, and what did would not be read back.
+    /// Writes a length. A length beyond the maximum, which no task reaches, would make the record unreadable.
     pub(super) fn count(&mut self, value: usize) {
         self.number(u32::try_from(value).unwrap_or(u32::MAX));
     }
@@ -70,7 +70,7 @@ impl RecordWriter {
     }
 }
 
-/// Takes from the front; `None` where the bytes are not what is wanted.
+/// Reads primitive values from the front; `None` for invalid bytes.
 pub(super) struct RecordReader(Bytes);
 
 impl RecordReader {
@@ -104,7 +104,7 @@ impl RecordReader {
         self.fixed().map(u32::from_be_bytes)
     }
 
-    /// A length of something that takes at least a byte each, so that a false one cannot ask for much.
+    /// Reads the length of a list with elements of at least one byte, so that a wrong length cannot cause a large allocation.
     pub(super) fn count(&mut self) -> Option<usize> {
         let count = usize::try_from(self.number()?).ok()?;
         (count <= self.0.len()).then_some(count)

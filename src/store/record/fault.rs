@@ -1,13 +1,13 @@
-//! Encodes why a task has no answer: the gateway's own faults, each under a number of its own.
+//! Encodes the gateway's own faults, each as a fixed number.
 
 use super::WRITTEN_MIN;
 use super::bytes::{RecordReader, RecordWriter};
 use crate::task::{Executed, GatewayFault, ProcessExit, Reason};
 
-/// Beside [`Executed`]: the fault says how a process ended.
+/// A flag in the byte of [`Executed`]: a process's exit follows.
 const EXIT_FOLLOWS: u8 = 0x80;
 
-/// The version that says how a task failed, as far as `newest` can.
+/// The record version that a fault needs, at most `newest`.
 pub(super) fn version_of(fault: Option<&GatewayFault>, newest: u16) -> u16 {
     let is_new = fault.is_some_and(|fault| is_since_3(sayable(fault.reason, newest)));
     if is_new { 3 } else { WRITTEN_MIN }
@@ -17,7 +17,7 @@ pub(super) const fn is_since_3(reason: Reason) -> bool {
     matches!(reason, Reason::ReplicaLost | Reason::StoreLost)
 }
 
-/// A reason, or what a version says that does not know it.
+/// The reason itself, or its replacement in a version without it.
 const fn sayable(reason: Reason, newest: u16) -> Reason {
     if newest < 3 && is_since_3(reason) { Reason::GatewayRestart } else { reason }
 }
@@ -30,7 +30,7 @@ pub(super) fn put_fault(out: &mut RecordWriter, fault: &GatewayFault, newest: u1
         Executed::Unknown => 1,
         Executed::Yes => 2,
     };
-    // Most faults have no exit, and are written as they were before there was one.
+    // Faults without an exit, the usual case, keep their earlier encoding.
     out.byte(executed | if exit.is_some() { EXIT_FOLLOWS } else { 0 });
     out.maybe(*http_status, |out, status| out.fixed(&status.to_be_bytes()));
     out.maybe(*retry_after, RecordWriter::span);
@@ -70,7 +70,7 @@ fn take_exit(body: &mut RecordReader) -> Option<ProcessExit> {
     }
 }
 
-/// Numbers are never given out twice.
+/// Numbers are never reused.
 pub(super) const fn reason_code(reason: Reason) -> u8 {
     match reason {
         Reason::UpstreamUnreachable => 0,
@@ -109,7 +109,7 @@ pub(super) const fn reason_code(reason: Reason) -> u8 {
     }
 }
 
-/// Every reason that has a number; the tests see that none is missing.
+/// All reasons with a number; the tests check that none is missing.
 pub(super) const REASONS: [Reason; 33] = [
     Reason::UpstreamUnreachable,
     Reason::UpstreamTls,

@@ -1,10 +1,10 @@
-//! Encodes what lists show of a task, as the bytes of a column of its own.
+//! Encodes a task's summary for lists, as the bytes of its own column.
 //!
 //! ```text
 //! version (2 bytes) · checksum (16 bytes) · body
 //! ```
 //!
-//! The checksum covers version, body, and the columns beside it, each of which decides something by itself.
+//! The checksum covers the version, the body, and the columns beside it, which decide about the row on their own.
 
 use ::bytes::Bytes;
 
@@ -16,10 +16,10 @@ use super::{
 };
 use crate::task::{Summary, SummaryPhase, TaskKey, TreePlace};
 
-/// The bytes of a summary that stands beside `columns`, for programs that read up to the version `newest`.
+/// Encodes a summary stored beside `columns`, for programs that read up to the version `newest`.
 #[must_use]
 pub fn encode(summary: &Summary, columns: &[u8], newest: u16) -> Vec<u8> {
-    // Whole on purpose: a member that is added later does not build until it stands here.
+    // Without `..`, so that a new field fails to compile until it is encoded.
     let Summary {
         key: _,
         shown,
@@ -55,7 +55,7 @@ pub fn encode(summary: &Summary, columns: &[u8], newest: u16) -> Vec<u8> {
     bytes
 }
 
-/// The summary of the task with this key that the bytes were made of, if they were made beside these columns.
+/// Decodes the summary of the task with this key, if it was stored beside these columns.
 ///
 /// # Errors
 /// See [`RecordError`].

@@ -1,4 +1,4 @@
-//! Round trips, samples that must stay readable, and every single flipped bit.
+//! Tests round trips, samples that must stay readable, and every single flipped bit.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,10 +20,10 @@ fn question(text: &str) -> Question {
     Question { ask: payload(text), request: payload("asked") }
 }
 
-/// Those of `samples` that version 1 cannot say.
+/// Names in `samples` that version 1 cannot encode.
 const SINCE_2: [&str; 4] = ["chosen", "tree", "replica_lost", "store_lost"];
 
-/// One task for each shape that a row can have, by a name that its sample is kept under.
+/// One task for each shape of a row, by the name of its sample file.
 fn samples() -> Vec<(&'static str, Task)> {
     let base = || Task { updated_at: Timestamp::from_millis(1_000_007), ..task("key:ada", 7) };
     let full = GatewayFault {
@@ -93,7 +93,7 @@ fn unhex(text: &str) -> Bytes {
     (0..digits.len() / 2).map(|at| u8::from_str_radix(&digits[2 * at..2 * at + 2], 16).unwrap()).collect()
 }
 
-/// F68: `UPDATE_GOLDEN=1` adds what is missing and never changes a sample that is there.
+/// F68: `UPDATE_GOLDEN=1` adds missing samples and never changes an existing one.
 #[test]
 fn f68_samples_of_every_version_stay_readable() {
     for (name, task) in samples() {
@@ -115,7 +115,7 @@ fn f68_samples_of_every_version_stay_readable() {
     assert_eq!(kept, 2 * samples().len() - SINCE_2.len(), "a sample that nothing compares");
 }
 
-/// What a program reads that is older than a reason.
+/// A program that does not know a reason reads its replacement.
 #[test]
 fn an_older_version_says_what_it_knows_of_a_reason() {
     let fault = |reason| Phase::Settled(Outcome::Faulted(Failure::Gateway(GatewayFault::new(reason, Executed::No))));
@@ -145,7 +145,7 @@ fn f56_a_flipped_bit_anywhere_is_found() {
     }
 }
 
-/// F68: an older program says that it is the older one, and does not call the row damaged.
+/// F68: an older program reports that the record is newer, not that it is damaged.
 #[test]
 fn f68_a_whole_record_of_a_newer_version_is_told_from_a_damaged_one() {
     let mut record = vec![0; HEAD_LEN];

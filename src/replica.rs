@@ -1,14 +1,14 @@
-//! Decides what several gateways on one store may do: who is alive, what a commit's end means, which reads count, whose a row
-//! is, what time it is.
+//! The rules for several replicas on one store: membership, commit outcomes, trusted reads, row ownership, and task time.
 //!
-//! Pure: whoever uses it hands in what the store said and when, by a clock that no one sets ([`BootTime`]). Nothing here reads a
-//! clock, draws an id, waits or speaks to a server; `tests/engine/replicas.rs` runs [`commit_trust::fate`], [`ReadTrust`],
-//! [`GuardedWrite::judge`] and who may claim a row through random schedules of faults. What the store says in SQL, and the engine of
-//! writes in doubt, is restated there: which batches the line of a writer admits, and what a row says of a write.
+//! Pure: callers pass in the store's answers and their times, on a clock that is never set ([`BootTime`]). This module reads no
+//! clock, draws no id, waits for nothing and contacts no server. `tests/engine/replicas.rs` runs [`commit_trust::fate`],
+//! [`ReadTrust`], [`GuardedWrite::judge`] and claims through random schedules of faults. It models the store's SQL and the
+//! engine's handling of unresolved writes itself: the batches that a writer's row admits, and the evidence that a row gives about
+//! a write.
 //!
-//! What carries the promises: [`fencing`] (each write names the row's revision, a holder's write itself too) and
-//! [`commit_trust`] (nothing is believed that a failover can take back). [`membership`] decides only how soon a replica's rows
-//! are taken over: it may be wrong at any moment, and nothing is lost or done twice. [`task_clock`] is the one time of all tasks.
+//! Two modules carry the guarantees: [`fencing`] (each write names the row's revision, and a holder's write also the holder) and
+//! [`commit_trust`] (no fact is believed that a failover can roll back). [`membership`] only decides how soon a replica's rows
+//! are claimed: a wrong verdict loses nothing and repeats nothing. [`task_clock`] is the common time of all tasks.
 
 pub mod boot_time;
 pub mod commit_trust;

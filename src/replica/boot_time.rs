@@ -1,14 +1,14 @@
-//! Defines an instant by the machine's own clock.
+//! Defines an instant on the machine's own clock.
 
 use std::time::Duration;
 
-/// An instant: what has passed since the machine was started, sleep included (`CLOCK_BOOTTIME`). Nobody sets that clock, and it
-/// means nothing on another machine.
+/// The time since the machine's boot, including sleep (`CLOCK_BOOTTIME`). This clock is never set, and its values are meaningless
+/// on other machines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BootTime(pub Duration);
 
 impl BootTime {
-    /// What passed since `earlier`; zero if that lies ahead.
+    /// The time since `earlier`; zero if that is later.
     #[must_use]
     pub const fn since(self, earlier: Self) -> Duration {
         self.0.saturating_sub(earlier.0)

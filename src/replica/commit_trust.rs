@@ -1,24 +1,24 @@
-//! Says what a transaction's end means: made, not made, or in doubt.
+//! Classifies the end of a transaction: committed, not committed, or unknown.
 //!
-//! A server answers more than it promises: a commit that somebody cancels while it waits for a standby is acknowledged all the
-//! same, and a failover takes it back. What is told to a client rests on [`WriteFate::Done`] alone. The rules have a function each;
-//! [`fate`] puts them together. What may be believed of what is *read* says [`crate::replica::read_trust`].
+//! A server acknowledges more than it guarantees: a commit that is cancelled while it waits for a standby is acknowledged, and a
+//! failover rolls it back. Replies to clients rest on [`WriteFate::Done`] alone. Each rule has its own function, and [`fate`]
+//! combines them. [`crate::replica::read_trust`] has the rules for reads.
 
-/// What the operator says of a store, and what an acknowledgement is to prove accordingly.
+/// The operator's declaration about a store, which determines the guarantees that an acknowledgement must give.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durability {
     /// Flushed on the server and on a synchronous standby.
     Replicated,
-    /// Flushed on the server, whose storage the operator knows to be replicated beneath it.
+    /// Flushed on the server, with storage that the operator knows to be replicated.
     Vouched,
     /// Flushed on one server.
     Single,
 }
 
-/// What a server says of its settings in the very transaction that it commits, as it spells them.
+/// The settings that a server reports within the transaction that it commits, unparsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DurabilitySettings<'a> {
-    /// `synchronous_standby_names`. Emptied, it releases commits that wait, and the next wait for nobody.
+    /// `synchronous_standby_names`. Emptying it releases waiting commits, and later ones wait for no standby.
     pub standby_names: &'a str,
     /// `synchronous_commit`.
     pub commit_mode: &'a str,
@@ -27,58 +27,59 @@ pub struct DurabilitySettings<'a> {
 /// A notice or an error of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SqlNotice<'a> {
-    /// As it is in every language (field `V` of the protocol): `WARNING`, `ERROR`, `FATAL`.
+    /// The severity, independent of the language (field `V` of the protocol): `WARNING`, `ERROR`, `FATAL`.
     pub severity: &'a str,
-    /// Five characters, the first two of which are the class.
+    /// Five characters; the first two are the class.
     pub sqlstate: &'a str,
 }
 
-/// How a transaction ended, as its writer saw it. It is sent as a whole, with its commit: whatever ends it, that may have been read.
+/// The end of a transaction as its writer saw it. The transaction and its commit are sent together, so the server may have read
+/// the commit in every case.
 #[derive(Clone, Copy, Debug)]
 pub enum CommitEnd<'a> {
-    /// The server said that it is committed, and no statement in it failed.
+    /// The server reported the commit, and no statement failed.
     Acknowledged {
-        /// All that came on the connection from the first statement on, up to the acknowledgement.
+        /// All notices on the connection from the first statement to the acknowledgement.
         notices: &'a [SqlNotice<'a>],
         settings: DurabilitySettings<'a>,
-        /// Rows that it inserted, changed or removed.
+        /// Inserted, changed or removed rows.
         rows_written: u64,
     },
-    /// A statement, or the commit itself, was answered by an error.
+    /// A statement or the commit was answered with an error.
     Refused { error: SqlNotice<'a> },
-    /// The connection ended first, whoever ended it.
+    /// The connection ended before the answer.
     Lost,
-    /// The writer's own time was over. It drops the connection, and never asks the server to cancel.
+    /// The writer's own time limit passed. It drops the connection, and never asks the server to cancel.
     TimedOut,
 }
 
-/// What became of a transaction.
+/// The outcome of a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteFate {
-    /// It is as durable as the operator said, and so is all that was visible before it.
+    /// Committed as durably as the operator declared, and so are all earlier visible changes.
     Done,
-    /// Nothing of it is there, nor will be.
+    /// Not committed, now or later.
     NotDone,
-    /// It may be there, now or later, and a failover may take it back. Nobody is told either; a barrier first, then the rows
-    /// themselves decide.
+    /// It may be committed, now or later, and a failover may roll it back. The caller gets no result until a barrier has passed
+    /// and the rows have been read.
     Unsure(WriteDoubt),
 }
 
-/// Why nobody knows what became of a transaction.
+/// Why a transaction's outcome is unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteDoubt {
     /// The acknowledgement came with a warning.
     Warned,
-    /// The settings do not promise what the operator wants.
+    /// The settings do not guarantee the declared durability.
     Unreplicated,
-    /// It wrote nothing, so its acknowledgement waited for nothing.
+    /// It wrote no row, so its acknowledgement waited for no flush.
     WroteNothing,
-    /// The connection or the server ended in the middle.
+    /// The connection or the server ended within the transaction.
     Lost,
     TimedOut,
 }
 
-/// What became of a transaction that ended like this.
+/// The outcome of a transaction with this end.
 #[must_use]
 pub fn fate(durability: Durability, end: CommitEnd<'_>) -> WriteFate {
     match end {
@@ -95,29 +96,28 @@ pub fn fate(durability: Durability, end: CommitEnd<'_>) -> WriteFate {
         CommitEnd::Refused { error } if ends_the_connection(&error) => WriteFate::Unsure(WriteDoubt::Lost),
         CommitEnd::Refused { .. } => WriteFate::NotDone,
         CommitEnd::Lost => WriteFate::Unsure(WriteDoubt::Lost),
-        // A server ends no commit that waits for its standby, whatever its own time-outs say.
+        // A server does not end a commit that waits for its standby, whatever its time-outs are.
         CommitEnd::TimedOut => WriteFate::Unsure(WriteDoubt::TimedOut),
     }
 }
 
-/// Whether an acknowledgement that comes with this promises nothing. A commit whose wait for the standby was cancelled is
-/// acknowledged with a plain warning (class 01), one whose session was ended with a warning of class 57; no warning at a
-/// commit is known that is harmless.
+/// Whether this notice voids an acknowledgement. A commit with a cancelled wait for its standby is acknowledged with a warning of
+/// class 01, one in a terminated session with a warning of class 57. No harmless warning on a commit is known.
 #[must_use]
 pub fn is_doubtful(notice: &SqlNotice<'_>) -> bool {
     notice.severity == "WARNING" || matches!(notice.sqlstate.get(..2), Some("01" | "57") | None)
 }
 
-/// Whether a transaction that wrote so many rows waits for no disk and no standby: that a name exists, or that nothing matched,
-/// was then only read, and may be taken back. Such a batch writes a line of its replica's own before anybody is answered.
+/// Whether a transaction waits for no disk and no standby because it wrote no row: its reads, such as an existing name, may be
+/// rolled back. Therefore each batch writes its replica's own row before its callers are answered.
 const fn promises_nothing(rows_written: u64) -> bool {
     rows_written == 0
 }
 
-/// Whether settings of the server that committed promise what the operator wants.
+/// Whether the committing server's settings guarantee the declared durability.
 fn is_promised_by(durability: Durability, settings: DurabilitySettings<'_>) -> bool {
     match durability {
-        // `remote_write` leaves it in the standby's memory, `local` waits for no standby.
+        // `remote_write` leaves data in the standby's memory; `local` waits for no standby.
         Durability::Replicated => {
             !settings.standby_names.trim().is_empty() && matches!(settings.commit_mode, "on" | "remote_apply")
         }
@@ -125,11 +125,11 @@ fn is_promised_by(durability: Durability, settings: DurabilitySettings<'_>) -> b
     }
 }
 
-/// Whether an error may come behind a commit that was written: the session, the connection or the server ended. Any other error
-/// is said before the commit is written, and undoes the transaction.
+/// Whether an error may follow a written commit, because the session, connection or server ended. All other errors precede the
+/// commit and roll back the transaction.
 fn ends_the_connection(error: &SqlNotice<'_>) -> bool {
     let is_of_class = |class: &str| error.sqlstate.starts_with(class);
-    // 40003: a server or a pooler says itself that it does not know. 57P: it shuts down.
+    // 40003: the server or a pooler reports an unknown outcome. 57P: it shuts down.
     error.severity != "ERROR" || is_of_class("08") || is_of_class("57P") || error.sqlstate == "40003"
 }
 

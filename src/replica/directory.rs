@@ -1,16 +1,16 @@
-//! Says which living replica a session is at home at.
+//! Determines the living replica that owns a session.
 
-// An address as a value: `core` has no sockets.
+// Only the address type: `core` has no sockets.
 use core::net::SocketAddr;
 
 use super::incarnation::Incarnation;
 use super::membership::ReplicaLine;
 
-/// A living replica that others can reach; to one without an address nothing is passed on.
+/// A living, reachable replica. A replica without an address receives no forwarded requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplicaMember {
     pub peer: ReplicaPeer,
-    /// Whether it ends: it is asked for nothing new.
+    /// Whether it is draining and accepts no new requests.
     pub is_leaving: bool,
 }
 
@@ -18,41 +18,41 @@ pub struct ReplicaMember {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplicaDirectory {
     own: Incarnation,
-    /// Those that can be reached, in the order of their numbers; whoever looks among them.
+    /// Reachable replicas, including this one, in the order of their incarnations.
     members: Vec<ReplicaMember>,
 }
 
-/// Where a session is at home.
+/// The replica that owns a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SessionHome {
     Here,
     There(ReplicaPeer),
 }
 
-/// A replica, and where others reach it.
+/// A replica, and the address where others reach it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ReplicaPeer {
     pub incarnation: Incarnation,
     pub address: SocketAddr,
 }
 
-/// What is asked of a session's home.
+/// The kind of request to a session's owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HomeErrand {
-    /// Something new: a replica that ends is not bothered.
+    /// A new request, which a leaving replica does not handle.
     Begin,
-    /// The end of the session: a replica that ends has tasks in it.
+    /// The end of the session, which a leaving owner handles too, since it has tasks in it.
     End,
 }
 
 impl ReplicaDirectory {
-    /// A replica that sees nobody else.
+    /// A replica that sees no other.
     #[must_use]
     pub fn alone(own: Incarnation) -> Self {
         Self::new(own, [])
     }
 
-    /// What `own` sees: `living` may name it, or not.
+    /// The view of `own`; `living` may include it.
     #[must_use]
     pub fn new(own: Incarnation, living: impl IntoIterator<Item = ReplicaMember>) -> Self {
         let mut members: Vec<_> = living.into_iter().collect();
@@ -61,14 +61,14 @@ impl ReplicaDirectory {
         Self { own, members }
     }
 
-    /// What `own` sees in the lines of all. An address that is none is like no address.
+    /// The view of `own`, from all replicas' rows. An invalid address counts as none.
     #[must_use]
     pub fn of_lines<'a>(own: Incarnation, lines: impl IntoIterator<Item = &'a ReplicaLine>) -> Self {
         let living = lines.into_iter().filter(|line| !line.is_dead);
         Self::new(own, living.filter_map(ReplicaMember::of_line))
     }
 
-    /// Whoever looks.
+    /// This replica.
     #[must_use]
     pub const fn own(&self) -> Incarnation {
         self.own
@@ -80,9 +80,8 @@ impl ReplicaDirectory {
         if incarnation == self.own { None } else { self.member(incarnation).map(|member| member.peer) }
     }
 
-    /// Where a session is at home that was begun at `begun_at`. Where that replica is gone, or nobody knows where it was, a
-    /// living one stands in: all replicas with the same directory choose the same for one `nonce`, and one that goes moves
-    /// its own sessions alone.
+    /// The owner of a session created at `begun_at`. If that replica is gone or unknown, a living one takes over: replicas with
+    /// the same directory choose the same one for a `nonce`, and a departing replica moves only its own sessions.
     #[must_use]
     pub fn home(&self, begun_at: Option<Incarnation>, nonce: u128, errand: HomeErrand) -> SessionHome {
         match begun_at {
@@ -94,25 +93,25 @@ impl ReplicaDirectory {
         }
     }
 
-    /// Where everything is that is under way in a session; `None` where any living replica may have begun some of it, as its home
-    /// ends, or is gone: whoever stood in for that changes as replicas come and go.
+    /// The only replica with requests in progress for a session. `None` if there may be several, because its owner drains or is
+    /// gone: its successors change as replicas come and go.
     #[must_use]
     pub fn only_home(&self, begun_at: Option<Incarnation>) -> Option<SessionHome> {
         let at = begun_at?;
         match self.member(at) {
             Some(member) if member.is_leaving => None,
             Some(member) => Some(self.at(member)),
-            // Nobody else reaches it.
+            // Other replicas cannot reach it.
             None => (at == self.own).then_some(SessionHome::Here),
         }
     }
 
-    /// All others that can be reached.
+    /// All other reachable replicas.
     pub fn peers(&self) -> impl Iterator<Item = ReplicaPeer> {
         self.members.iter().map(|member| member.peer).filter(|peer| peer.incarnation != self.own)
     }
 
-    /// The one of those that stay that suits a session best.
+    /// The remaining replica with the highest rank for a session.
     fn standing(&self, nonce: u128) -> Option<&ReplicaMember> {
         let staying = self.members.iter().filter(|member| !member.is_leaving);
         staying.max_by_key(|member| (rank(nonce, member.peer.incarnation), member.peer.incarnation))
@@ -135,14 +134,14 @@ impl ReplicaMember {
     }
 }
 
-/// How much a replica suits a session: the highest of all living ones is taken (rendezvous hashing). The same in every build,
-/// as replicas of two builds must choose alike.
+/// A replica's rank for a session; the highest living one is chosen (rendezvous hashing). Must not differ between builds, as
+/// replicas of two builds must choose the same.
 fn rank(nonce: u128, incarnation: Incarnation) -> u64 {
     let [high, low] = [(nonce >> 64) as u64, nonce as u64];
     mixed(mixed(mixed(incarnation.0).wrapping_add(high)).wrapping_add(low))
 }
 
-/// Spreads what differs in few bits over all of them (the finalizer of SplitMix64).
+/// Mixes all bits (the finalizer of SplitMix64).
 const fn mixed(value: u64) -> u64 {
     let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -169,7 +168,7 @@ mod tests {
         ReplicaDirectory::new(Incarnation(own), living.iter().map(|number| member(*number)))
     }
 
-    /// The replica that one of them takes for a session's home.
+    /// The replica that `own` takes for a session's owner.
     fn chosen(own: u64, living: &[u64], begun_at: Option<u64>, nonce: u128) -> u64 {
         match seen_by(own, living).home(begun_at.map(Incarnation), nonce, HomeErrand::Begin) {
             SessionHome::Here => own,
@@ -234,7 +233,7 @@ mod tests {
         assert_eq!(seen, ReplicaDirectory::new(Incarnation(1), [member(1), leaving]));
     }
 
-    /// Who looks, whom it sees, where the session was begun, what is asked; where that leads.
+    /// This replica, the others, where the session was created, the kind of request; the expected owner.
     #[test]
     fn a_session_is_at_home_where_it_was_begun_as_long_as_that_can_be_reached() {
         let leaving = ReplicaMember { is_leaving: true, ..member(2) };
@@ -257,7 +256,7 @@ mod tests {
         assert_eq!(seen_by(1, &[1, 2]).peer(Incarnation(1)), None, "nobody reaches itself from afar");
     }
 
-    /// Who looks, where the session was begun; the one place where all of it is. The second ends.
+    /// This replica, where the session was created; the only owner. The second replica drains.
     #[test]
     fn what_is_under_way_in_a_session_is_at_its_home_alone_until_that_ends() {
         let leaving = ReplicaMember { is_leaving: true, ..member(2) };

@@ -1,20 +1,20 @@
-//! Decides whether a write of a row is made, by what the row says of its revision and its holder; and which rows may be taken over.
+//! Decides whether a write may change a row, by its revision and holder, and which rows may be claimed.
 //!
-//! A store says the same in its own language (a condition of the statement that writes). What is here says why a write was not
-//! made, and is what that condition is tested against. Safety rests on this alone, and not on who is thought to be alive.
+//! A store implements the same rule as a condition of its statement. This module explains why a write failed, and serves as the
+//! reference in that condition's tests. Safety rests on this rule alone, not on liveness verdicts.
 
 use crate::replica::Incarnation;
 
-/// What a row says of itself to whoever wants to write it.
+/// The fields of a row that guard its writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GuardedRow {
     /// Counts the row's writes.
     pub revision: u64,
-    /// Who has to go on with it; `None` once nobody has to.
+    /// The replica responsible for the row; `None` once no work is left.
     pub holder: Option<Incarnation>,
 }
 
-/// What a write expects of its row.
+/// The row state that a write expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GuardedWrite {
     expected_revision: u64,
@@ -22,34 +22,35 @@ pub struct GuardedWrite {
     writer: Option<Incarnation>,
 }
 
-/// What became of a guarded write.
+/// The outcome of a guarded write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteVerdict {
     /// The row was as expected.
     Made,
-    /// Another writer was first, or the row is gone: read it again, decide again.
+    /// Another write came first, or the row is gone: read it again and decide again.
     Conflict,
-    /// The row has another holder: the runner ends, closes its stream at the server without a cancel, and decides nothing more.
+    /// Another replica holds the row: the runner stops, closes its stream to the upstream without a cancel, and decides nothing
+    /// more.
     Fenced,
 }
 
 impl GuardedWrite {
-    /// Of the runner that holds the row: it goes by revision and holder.
+    /// A write by the runner that holds the row: checks revision and holder.
     #[must_use]
     pub const fn by_holder(holder: Incarnation, expected_revision: u64) -> Self {
         Self { expected_revision, writer: Some(holder) }
     }
 
-    /// Of a client's command (a cancel, an answer), which any replica carries out: it goes by the revision, and leaves the holder.
+    /// A client's command (a cancel, an answer), which any replica executes: checks the revision, and keeps the holder.
     #[must_use]
     pub const fn by_command(expected_revision: u64) -> Self {
         Self { expected_revision, writer: None }
     }
 
-    /// What becomes of the write at a row as it is; `None` where there is no such row.
+    /// Judges the write against a row's current state; `None` for a missing row.
     ///
-    /// A holder's write is fenced by any *other* holder, whatever the revision. A row that nobody holds any more has ended, by
-    /// whomever: its runner reads that, so it is a conflict.
+    /// Any *other* holder fences a holder's write, at any revision. A row without a holder has settled, so the runner has to read
+    /// it: a conflict.
     #[must_use]
     pub fn judge(self, found: Option<GuardedRow>) -> WriteVerdict {
         let Some(row) = found else { return WriteVerdict::Conflict };
@@ -63,18 +64,18 @@ impl GuardedWrite {
     }
 }
 
-/// Whether a replica may take over a row: its holder was declared dead. `is_dead` says so of an incarnation; one that it does not
-/// know is not dead. A row without holder needs nobody.
+/// Whether a replica may claim a row: its holder was declared dead. `is_dead` decides for an incarnation; unknown ones are not
+/// dead. A row without a holder needs no claim.
 ///
-/// The claim itself is a write under the row's revision, so that one of several claimants gets it. A claimant that has a runner of
-/// this row from before ends it first: a row that somebody else held meanwhile shows that the runner was fenced, and once the row
-/// names this replica again, nothing else would tell it. It would send what the other may have sent.
+/// The claim is a write at the row's revision, so only one of several claimants succeeds. A claimant with an older runner for
+/// this row stops it first: that runner was fenced by the other holder, but would not notice once the row names this replica
+/// again, and might repeat sends by the other replica.
 #[must_use]
 pub fn may_claim(row: GuardedRow, claimant: Incarnation, is_dead: impl FnOnce(Incarnation) -> bool) -> bool {
     row.holder.is_some_and(|holder| holder != claimant && is_dead(holder))
 }
 
-/// The row as its claimant leaves it, everything else unchanged. The revision tells the old holder's reads from it.
+/// The row after a claim, otherwise unchanged. The higher revision invalidates the old holder's reads.
 #[must_use]
 pub const fn claimed(row: GuardedRow, claimant: Incarnation) -> GuardedRow {
     GuardedRow { revision: row.revision + 1, holder: Some(claimant) }

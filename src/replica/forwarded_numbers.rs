@@ -1,7 +1,7 @@
-//! Tells whether a request that another replica passed on comes for the first time.
+//! Detects repeated requests among those forwarded by other replicas.
 //!
-//! Each sender numbers what it passes on. Kept for each are the highest number that came and which of those just below it
-//! did: so much is enough whatever the order in which they come, and takes the same room however many there are.
+//! Each sender numbers the requests that it forwards. For each sender this keeps the highest number and a bitmap of the numbers
+//! just below it, which works for any order of arrival in constant space.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -9,24 +9,24 @@ use std::time::Duration;
 use super::incarnation::Incarnation;
 use crate::task::Timestamp;
 
-/// How far below the highest a number may come: more than what one sender has on its way at a time.
+/// How far below the highest a number may arrive: more than one sender's concurrent requests.
 const NUMBERS_KEPT: u64 = 1 << 14;
-/// Senders that are kept apart. A sender is forgotten only once nothing it sent can be good any more.
+/// Maximum number of senders. A sender is forgotten once all its requests have expired.
 const SENDERS_MAX: usize = 256;
-/// Numbers in a word.
+/// Bits of a word.
 const WORD: u64 = 64;
 const WORDS: usize = (NUMBERS_KEPT / WORD) as usize;
 
-/// Which requests came from which replica.
+/// The received requests by sender.
 #[derive(Debug, Default)]
 pub struct ForwardedNumbers {
     senders: HashMap<Incarnation, SenderNumbers>,
 }
 
-/// Why a request is not known to come for the first time.
+/// Why a request may be a repetition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ForwardedNumberRefusal {
-    /// It came before, or so long after later ones that nobody knows.
+    /// It was received before, or is too old to tell.
     Repeated,
     /// Too many senders are known.
     TooManySenders,
@@ -35,17 +35,17 @@ pub enum ForwardedNumberRefusal {
 #[derive(Debug)]
 struct SenderNumbers {
     highest: u64,
-    /// Whether a number came, by its remainder.
+    /// Received numbers, by their remainder.
     came: Box<[u64; WORDS]>,
-    /// When the last one came.
+    /// When the last one arrived.
     last: Timestamp,
 }
 
 impl ForwardedNumbers {
-    /// Takes note of a request, which is good for `good_for` at most before and after the time that its sender wrote on it.
+    /// Records a request, which is valid for at most `good_for` before and after its sender's timestamp.
     ///
     /// # Errors
-    /// Unless it certainly comes for the first time.
+    /// Unless it is certainly not a repetition.
     pub fn take(
         &mut self,
         (sender, number): (Incarnation, u64),
@@ -53,7 +53,7 @@ impl ForwardedNumbers {
         good_for: Duration,
     ) -> Result<(), ForwardedNumberRefusal> {
         if !self.senders.contains_key(&sender) && self.senders.len() >= SENDERS_MAX {
-            // What came last may have been written as much later as it may be early, and is good for as long after that.
+            // The last request's timestamp may lie up to `good_for` ahead, and the request is valid for `good_for` after that.
             self.senders.retain(|_, numbers| now.since(numbers.last) <= good_for.saturating_mul(2));
             if self.senders.len() >= SENDERS_MAX {
                 return Err(ForwardedNumberRefusal::TooManySenders);
@@ -70,7 +70,7 @@ impl SenderNumbers {
         Self { highest: 0, came: Box::new([0; WORDS]), last: now }
     }
 
-    /// Whether a number comes for the first time, as far as that is known.
+    /// Whether a number is certainly new.
     fn take(&mut self, number: u64) -> bool {
         if number == 0 || number.saturating_add(NUMBERS_KEPT) <= self.highest {
             return false;
@@ -79,7 +79,7 @@ impl SenderNumbers {
             if number - self.highest >= NUMBERS_KEPT {
                 self.came.fill(0);
             } else {
-                // In their places stood numbers that are too low from now on.
+                // Their bits belonged to numbers that are too old from now on.
                 (self.highest + 1..=number).for_each(|between| self.clear(between));
             }
             self.highest = number;

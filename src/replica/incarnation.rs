@@ -1,9 +1,9 @@
-//! Names one life of one replica.
+//! Identifies one process of one replica.
 
 use std::fmt;
 
-/// One life of one replica, numbered by the store at its registration. No number is used twice, so what it once held is its own
-/// for ever: a replica that was declared dead comes back under another.
+/// One process of a replica, numbered by the store at its registration. Numbers are never reused: a replica that was declared
+/// dead registers under a new one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Incarnation(pub u64);
 

@@ -1,8 +1,8 @@
-//! Keeps what one replica knows of the others and of itself: who is silent, and what it may do itself.
+//! Tracks which replicas are silent, and this replica's own standing.
 //!
-//! A replica counts its beats up in a line of its own; everybody reads the lines of all. An observer measures how long a beat stays
-//! the same by its own clock alone, and only while it reaches the store itself. Nothing here is needed for safety: whoever is
-//! declared dead wrongly is fenced (`fencing`), and begins anew.
+//! Each replica increments the heartbeat in its own row, and reads all rows. An observer measures on its own clock how long a
+//! heartbeat stays unchanged, and only while it reaches the store itself. Safety does not depend on this: a replica wrongly
+//! declared dead is fenced (`fencing`) and registers again.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,14 +10,14 @@ use std::time::Duration;
 use crate::replica::{BootTime, Incarnation};
 use crate::task::Timestamp;
 
-/// How often each replica reads the lines of all.
+/// Interval at which each replica reads all rows.
 pub const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// The longest between two beats, whatever the lease: an observer goes by its own, and that of others may be longer.
+/// Maximum heartbeat interval, whatever the lease: the lease of other replicas may be longer than the observer's.
 pub const BEAT_EVERY_MAX: Duration = Duration::from_secs(2);
-/// A window after an outage of the store is as long as the outage, up to this.
+/// After an outage of the store, the window is as long as the outage, up to this.
 pub const WINDOW_AFTER_OUTAGE_MAX: Duration = Duration::from_secs(30);
-/// How long a dead replica's line stays at least. One that was paused finds out by it that it was replaced; one whose line is gone
-/// concludes that the store has lost what it promised.
+/// Minimum retention of a dead replica's row. A paused replica learns from its row that it was replaced; without the row, it
+/// concludes that the store has lost acknowledged writes.
 pub const DEAD_LINES_KEPT: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// How long replicas wait for each other.
@@ -28,7 +28,7 @@ pub struct LeaseTerms {
 }
 
 impl Default for LeaseTerms {
-    /// As long as a failover of the store often takes, for the lease; what clients wait for a call, for the calls.
+    /// The lease covers a typical failover of the store; `alone_max` covers the time that clients wait for a call.
     fn default() -> Self {
         Self { lease: Duration::from_secs(8), alone_max: Duration::from_secs(300) }
     }
@@ -38,98 +38,98 @@ impl LeaseTerms {
     pub const LEASE_MIN: Duration = Duration::from_secs(4);
     pub const LEASE_MAX: Duration = Duration::from_secs(60);
 
-    /// `None` if the lease is out of bounds. `alone_max` is how long calls go on without the store.
+    /// `None` if the lease is out of range. `alone_max` is how long calls continue without the store.
     #[must_use]
     pub fn new(lease: Duration, alone_max: Duration) -> Option<Self> {
         (Self::LEASE_MIN..=Self::LEASE_MAX).contains(&lease).then_some(Self { lease, alone_max })
     }
 
-    /// After how long without a new beat a replica counts as silent.
+    /// Time without a new heartbeat after which a replica is silent.
     #[must_use]
     pub const fn lease(self) -> Duration {
         self.lease
     }
 
-    /// How often a replica beats: a quarter of the lease, or more often where that is longer than [`BEAT_EVERY_MAX`].
+    /// The heartbeat interval: a quarter of the lease, at most [`BEAT_EVERY_MAX`].
     #[must_use]
     pub fn beat_every(self) -> Duration {
         (self.lease / 4).min(BEAT_EVERY_MAX)
     }
 
-    /// A longer gap between an observer's own acknowledged beats is an outage of the store: half of the lease.
+    /// Half of the lease. A longer gap between an observer's own acknowledged heartbeats is an outage of the store.
     #[must_use]
     pub fn gap_max(self) -> Duration {
         self.lease / 2
     }
 
-    /// How old the last acknowledged beat of a replica that adds rows may be: seven eighths of the lease. Others would soon take them over.
+    /// Maximum age of the last acknowledged heartbeat for inserting rows: seven eighths of the lease. After that, others would
+    /// soon claim them.
     #[must_use]
     pub fn begin_max(self) -> Duration {
         self.lease * 7 / 8
     }
 
-    /// How old it may be while calls go on.
+    /// The same for continuing calls.
     #[must_use]
     pub const fn alone_max(self) -> Duration {
         self.alone_max
     }
 
-    /// How long windows last that begin anew after an outage.
+    /// The length of windows that start after an outage.
     fn window_after(self, outage: Duration) -> Duration {
         self.lease.max(outage.min(WINDOW_AFTER_OUTAGE_MAX))
     }
 }
 
-/// Drawn when a store was made: another one has another.
+/// A random number drawn when a store is created, which distinguishes stores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoreGeneration(pub u128);
 
-/// A replica's line in the store.
+/// A replica's row in the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplicaLine {
     pub incarnation: Incarnation,
-    /// The operator's name for it, which the next life of the same replica has too.
+    /// The operator's name for it, shared by later processes of the same replica.
     pub name: String,
-    /// Where the others reach it; `None` if it does not listen for them.
+    /// Where others reach it; `None` if it does not listen for them.
     pub address: Option<String>,
-    /// Counts its beats.
+    /// Its heartbeat number.
     pub beat: u64,
-    /// Its task clock at its last beat.
+    /// Its task clock at its last heartbeat.
     pub now: Timestamp,
-    /// It takes nothing new and will soon be gone.
+    /// It accepts no new requests and will soon end.
     pub is_leaving: bool,
     pub is_dead: bool,
-    /// The newest format of records that it reads.
+    /// The newest record format that it reads.
     pub record_reads: u32,
 }
 
-/// All lines as one read showed them.
+/// All rows from one read.
 #[derive(Clone, Debug)]
 pub struct ReplicaLook {
-    /// When the read was sent: it shows no older state.
+    /// When the read was sent; it shows no older state.
     pub sent: BootTime,
-    /// When its answer was there: it shows no newer one.
+    /// When its answer arrived; it shows no newer state.
     pub received: BootTime,
     pub lines: Vec<ReplicaLine>,
 }
 
-/// What a beat was answered. A beat in doubt has no answer: it may be in the line or not.
+/// The answer to a heartbeat. One with an unknown commit has no answer: the row may contain it or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BeatAnswer {
-    /// It is durable; both are as its own transaction saw them.
+    /// Durable; both values are as its own transaction saw them.
     Acknowledged { beat: u64, generation: StoreGeneration },
-    /// The line says that this replica is dead, and has this beat.
+    /// The row says that this replica is dead, with this heartbeat.
     Dead { beat: u64 },
-    /// There is no line, on a server on which another write was acknowledged since: one that was replaced may lack it and says
-    /// nothing of the store.
+    /// The row is missing, on a server that has acknowledged another write since. A replaced server may lack the row, which
+    /// proves nothing about the store.
     Missing,
 }
 
-/// How a store shows that it has lost what it promised.
+/// How a store shows that it has lost acknowledged writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreLoss {
-    /// A beat was acknowledged under a number that had been acknowledged before, or the line of this replica, which is dead there,
-    /// never got that far.
+    /// A heartbeat was acknowledged under a number acknowledged before, or this replica's row is dead with an earlier heartbeat.
     BeatWentBack {
         acknowledged: u64,
         found: u64,
@@ -139,42 +139,44 @@ pub enum StoreLoss {
     OtherGeneration(StoreGeneration),
 }
 
-/// What a replica may do.
+/// This replica's permissions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OwnStanding {
-    /// Go on with calls and keep their outcomes; add rows as long as its beats are acknowledged ([`LeaseTerms::begin_max`]).
+    /// May continue calls and store their outcomes, and insert rows while its heartbeats are acknowledged
+    /// ([`LeaseTerms::begin_max`]).
     Member,
-    /// Nothing: it was declared dead, or was alone for too long. Its runners end; it may register anew.
+    /// May do nothing: it was declared dead, or was without the store for too long. Its runners stop; it may register again.
     Fenced,
-    /// Nothing: held calls end with this. Sticks, whatever comes after.
+    /// May do nothing: held calls end with this error. Permanent.
     StoreLost(StoreLoss),
 }
 
-/// Another replica that is to be declared dead, on condition that its line still has this beat and is not dead: one that has beaten
-/// meanwhile is left alone.
+/// A replica to declare dead, provided that its row still has this heartbeat and is not dead: one with a newer heartbeat is left
+/// alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeathClaim {
     pub incarnation: Incarnation,
     pub beat: u64,
 }
 
-/// What a replica knows of all, from its registration on. It is told of its own beats and of looks; instants may come late.
+/// One replica's knowledge about all replicas, since its registration. Fed with answers to its heartbeats and with looks, which
+/// may arrive late.
 #[derive(Debug)]
 pub struct Membership {
     terms: LeaseTerms,
     own: Incarnation,
     generation: StoreGeneration,
     acknowledged: AcknowledgedBeat,
-    /// Counts outages of the store: windows of an earlier one are void.
+    /// Counts outages of the store; windows from before the last one are void.
     outages: u64,
-    /// When the store was back from the last outage.
+    /// When the last outage ended.
     back: BootTime,
-    /// How long windows last that begin with the first look after it.
+    /// The length of windows that start with the first look after it.
     window_after_outage: Duration,
     /// When the newest look was sent.
     looked: BootTime,
     others: BTreeMap<Incarnation, WatchedReplica>,
-    /// What it cannot come back from.
+    /// A final standing.
     end: Option<OwnStanding>,
 }
 
@@ -188,16 +190,16 @@ struct AcknowledgedBeat {
 #[derive(Debug)]
 struct WatchedReplica {
     line: ReplicaLine,
-    /// When the line was first seen with its beat.
+    /// When the row was first seen with its heartbeat.
     since: BootTime,
-    /// How long the beat may stay.
+    /// How long the heartbeat may stay unchanged.
     window: Duration,
-    /// The outage after which the window began.
+    /// The outage after which the window started.
     outage: u64,
 }
 
 impl Membership {
-    /// Of a replica whose line was acknowledged, with a beat of 0, by a write that was sent and answered then.
+    /// A replica with a row that was acknowledged at heartbeat 0, by a write sent and answered at these instants.
     #[must_use]
     pub const fn registered(
         terms: LeaseTerms,
@@ -220,15 +222,15 @@ impl Membership {
         }
     }
 
-    /// The last of its beats that was acknowledged.
+    /// This replica's last acknowledged heartbeat.
     #[must_use]
     pub const fn acknowledged_beat(&self) -> u64 {
         self.acknowledged.beat
     }
 
-    /// Takes note of what a beat, sent and answered then, was answered.
+    /// Records the answer to a heartbeat that was sent and answered at these instants.
     pub fn beat_answered(&mut self, answer: BeatAnswer, sent: BootTime, received: BootTime) {
-        // Whoever was alone for too long has ended, even if it was paused and nobody asked meanwhile.
+        // A replica without the store for too long is fenced, even if it was paused and `standing` was not called meanwhile.
         let standing = self.standing(received);
         if matches!(standing, OwnStanding::Fenced | OwnStanding::StoreLost(_)) {
             self.end = Some(standing);
@@ -243,7 +245,7 @@ impl Membership {
                 self.end = Some(OwnStanding::StoreLost(loss));
             }
             BeatAnswer::Acknowledged { beat, .. } => self.acknowledged(beat, sent, received),
-            // It was declared dead in a store that has parted from the one that acknowledged its beats.
+            // The store that declared it dead has diverged from the one that acknowledged its heartbeats.
             BeatAnswer::Dead { beat } if beat < self.acknowledged.beat => {
                 let loss = StoreLoss::BeatWentBack { acknowledged: self.acknowledged.beat, found: beat };
                 self.end = Some(OwnStanding::StoreLost(loss));
@@ -256,7 +258,7 @@ impl Membership {
     fn acknowledged(&mut self, beat: u64, sent: BootTime, received: BootTime) {
         let gap = received.since(self.acknowledged.received);
         if gap > self.terms.gap_max() {
-            // Windows of the outage before may not have begun.
+            // Windows of the previous outage may not have started.
             let unbegun = if self.looked < self.back { self.window_after_outage } else { Duration::ZERO };
             self.outages += 1;
             self.back = received;
@@ -265,11 +267,11 @@ impl Membership {
         self.acknowledged = AcknowledgedBeat { beat, sent, received };
     }
 
-    /// Takes note of a look, and returns who is to be declared dead: whose beat was the same for the lease, during which this
-    /// replica's own beats were acknowledged without an outage. With beats and looks in time that is at most the lease and two
-    /// looks after the last beat.
+    /// Records a look, and returns the replicas to declare dead: those with an unchanged heartbeat for the lease, while this
+    /// replica's own heartbeats were acknowledged without an outage. With punctual heartbeats and looks that takes at most the
+    /// lease and two looks after the last heartbeat.
     pub fn looked(&mut self, look: ReplicaLook) -> Vec<DeathClaim> {
-        // Late answers show what is known to be past; those of before an outage's end would begin windows too early.
+        // Late answers are known to be outdated; those from before an outage's end would start windows too early.
         if look.sent < self.looked || look.sent < self.back {
             return Vec::new();
         }
@@ -277,7 +279,7 @@ impl Membership {
         let mut others = BTreeMap::new();
         for line in look.lines {
             if line.incarnation == self.own {
-                // A look may be taken back; what a line says that is too old its next beat finds out.
+                // A look may be rolled back; if its row is too old, the next heartbeat finds out.
                 if line.is_dead && line.beat >= self.acknowledged.beat && self.end.is_none() {
                     self.end = Some(OwnStanding::Fenced);
                 }
@@ -290,10 +292,10 @@ impl Membership {
         self.silent(look.sent)
     }
 
-    /// What is known of another replica after a look at its line. A beat that went back (its failover took it) is a new one too.
+    /// The state of another replica after a look. A lower heartbeat, rolled back by a failover, also counts as new.
     fn watched(&self, known: Option<WatchedReplica>, line: ReplicaLine, received: BootTime) -> WatchedReplica {
         let (since, window) = match known {
-            // Who was silent since a longer outage has its longer window still.
+            // A replica silent since a longer outage keeps its longer window.
             Some(known) if known.outage != self.outages && known.line.beat == line.beat => {
                 (received, self.window_after_outage.max(known.window))
             }
@@ -314,8 +316,8 @@ impl Membership {
         self.others.values().filter(is_silent).map(WatchedReplica::death_claim).collect()
     }
 
-    /// How long this replica is without the store: since it sent the last beat that was acknowledged. Others may count from that
-    /// moment, not from the answer's.
+    /// How long this replica has been without the store, counted from when its last acknowledged heartbeat was sent, since others
+    /// may count from then.
     fn alone_for(&self, now: BootTime) -> Duration {
         now.since(self.acknowledged.sent)
     }
@@ -330,26 +332,26 @@ impl Membership {
         }
     }
 
-    /// Since when another replica's line has the beat that it has, as far as this one has seen it.
+    /// Since when this replica has seen another one's current heartbeat.
     #[must_use]
     pub fn beat_since(&self, incarnation: Incarnation) -> Option<BootTime> {
         self.others.get(&incarnation).map(|other| other.since)
     }
 
-    /// The lines of the other replicas that are not dead, as of the last look.
+    /// The other replicas' rows that are not dead, as of the last look.
     fn living_others(&self) -> impl Iterator<Item = &ReplicaLine> {
         self.others.values().map(|other| &other.line).filter(|line| !line.is_dead)
     }
 
-    /// The incarnations that are dead, and silent for as long as calls go on without the store: all of their rows may be claimed by
-    /// anybody, whatever they are.
+    /// Dead incarnations that have been silent for as long as calls continue without the store: any replica may claim all of
+    /// their rows.
     pub fn given_up(&self, now: BootTime) -> impl Iterator<Item = Incarnation> {
         let is_given_up =
             move |other: &&WatchedReplica| other.line.is_dead && now.since(other.since) >= self.terms.alone_max;
         self.others.values().filter(is_given_up).map(|other| other.line.incarnation)
     }
 
-    /// The highest time of another living replica's task clock, for [`TaskClock::steer`](crate::replica::TaskClock::steer).
+    /// The highest task time of another living replica, for [`TaskClock::steer`](crate::replica::TaskClock::steer).
     #[must_use]
     pub fn highest_now(&self) -> Option<Timestamp> {
         self.living_others().map(|line| line.now).max()

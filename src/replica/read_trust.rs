@@ -1,54 +1,53 @@
-//! Says which reads may be believed.
+//! Determines which reads may be believed.
 //!
-//! A server shows rows that a failover takes back: those of a commit whose wait for the standby was cancelled or whose session
-//! was ended, those that were under way when it was restarted, and all of them once another server was promoted and this one
-//! lives on. A *barrier* tells: one write whose fate is [`WriteFate::Done`](crate::replica::WriteFate::Done). Logs are
-//! flushed in order, so it proves all that was visible on its server when it was sent.
+//! A server shows rows that a failover rolls back: commits with a cancelled wait for the standby or a terminated session, commits
+//! in progress at a restart, and all commits after another server was promoted while this one keeps running. A *barrier* protects
+//! against this: a write with the fate [`WriteFate::Done`](crate::replica::WriteFate::Done). Logs are flushed in order, so it
+//! proves every change that was visible on its server when it was sent.
 //!
-//! That is all that a barrier behind a read of a client's has to do, and any transaction of the replica's that wrote something does
-//! it, on whichever connection. It serves all connections to the same server. What becomes of a write in doubt is decided behind more
-//! than that:
-//! - It writes for certain: a line of the replica's own.
-//! - It waits for every earlier batch of its replica: all of them, and the barrier, write or lock one and the same thing (that
-//!   line, or an advisory lock of the transaction). A commit that its standby has flushed shows its rows only when its session
-//!   is run again; a barrier that overtook it would let a read miss a row that is there a moment later, and a write in doubt would
-//!   be taken for one that was not made.
-//! - It closes the store to batches that were sent before the doubt and come later.
+//! For a client's read that is enough: any transaction of this replica that wrote a row serves, on any connection, for all
+//! connections to the same server. Resolving an unknown commit needs a barrier with three more properties:
+//! - It certainly writes: the replica's own row.
+//! - It waits for every earlier batch of its replica: all batches and the barrier write or lock the same object (that row, or a
+//!   transaction-level advisory lock). A commit flushed by its standby shows its rows only when its session is scheduled again; a
+//!   barrier that overtook it would let a read miss a row that appears a moment later, and an unresolved write would be taken for
+//!   a failed one.
+//! - It excludes batches that were sent before the unknown commit and arrive later.
 //!
-//! One statement does all three: it writes that line where the line has the writer's epoch, and a batch that finds another one
-//! there is undone. It stands in every batch, so each of them is such a barrier once it is done. The PostgreSQL store counts the
-//! epoch up once for each connection, by a write that waits for the line. The line is no other that anybody waits for:
-//! declaring a replica dead must not wait for what it has under way.
+//! One statement does all three: it writes that row if the row has the writer's epoch, and a batch that finds another epoch is
+//! rolled back. It is part of every batch, so each committed batch is such a barrier. The PostgreSQL store increments the epoch
+//! once for each connection, with a write that waits for the row. No other statement waits for this row: declaring a replica dead
+//! must not wait for its unfinished writes.
 
 use std::time::Duration;
 
 use crate::replica::BootTime;
 
-/// Tells one run of one server from any other: made of the server's address, its start and its timeline, as read on the
-/// connection itself. A barrier on one proves nothing of another.
+/// Identifies one run of one server, from its address, start and timeline, as read on the connection itself. A barrier on one run
+/// proves nothing about another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ServerMark(pub u64);
 
-/// What becomes of a read.
+/// Whether a read may be believed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadBelief {
     Believed,
-    /// It may be believed once a barrier, sent from now on to the same server, has passed.
+    /// It may be believed after a barrier that is sent from now on to the same server.
     NeedsBarrier,
 }
 
-/// The barriers of one replica, and what made new ones necessary.
+/// One replica's barriers, and the events that require new ones.
 #[derive(Clone, Debug)]
 pub struct ReadTrust {
     age_max: Duration,
-    /// When a connection was made or a write became unsure last. Barriers sent before prove nothing of what came of that.
+    /// When a connection was last made or a write's outcome last became unknown. Earlier barriers do not cover the consequences.
     doubted: BootTime,
     proof: Option<BarrierProof>,
-    /// The same, of a barrier that has waited for every earlier batch.
+    /// The last barrier that waited for every earlier batch.
     settling: Option<BarrierProof>,
 }
 
-/// A barrier that has passed.
+/// A committed barrier.
 #[derive(Clone, Copy, Debug)]
 struct BarrierProof {
     server: ServerMark,
@@ -56,19 +55,20 @@ struct BarrierProof {
 }
 
 impl ReadTrust {
-    /// Before the first barrier nothing is believed. `age_max` is how old the last barrier may be when something read is handed
-    /// on; with zero every read needs one that was sent after it.
+    /// Believes nothing before the first barrier. `age_max` is the maximum age of the last barrier when a read is used; with zero
+    /// every read needs a later barrier.
     #[must_use]
     pub const fn new(age_max: Duration, at: BootTime) -> Self {
         Self { age_max, doubted: at, proof: None, settling: None }
     }
 
-    /// A connection was made: barrier first. The one before may have ended in the middle of a commit, and the server may be another.
+    /// Records a new connection, which requires a new barrier: the last one may have ended within a commit, and the server may
+    /// differ.
     pub fn connected(&mut self, at: BootTime) {
         self.doubt(at);
     }
 
-    /// A write of this replica ended in doubt: barrier, then read the rows, then decide.
+    /// Records a write with an unknown outcome: to resolve it, make a barrier, then read the rows.
     pub fn write_unsure(&mut self, at: BootTime) {
         self.doubt(at);
     }
@@ -78,15 +78,15 @@ impl ReadTrust {
         (self.proof, self.settling) = (None, None);
     }
 
-    /// A transaction that was sent at `sent` and wrote something is done on that server. It proves what was visible there, and says
-    /// nothing of the batches of this replica: it did not wait for them.
+    /// Records a committed transaction that wrote a row. It proves the changes visible on that server, but did not wait for this
+    /// replica's batches.
     pub fn write_passed(&mut self, server: ServerMark, sent: BootTime) {
         if sent >= self.doubted {
             BarrierProof { server, sent }.replace(&mut self.proof);
         }
     }
 
-    /// A barrier that was sent at `sent` has passed on that server: a write that waited for every earlier batch of this replica.
+    /// Records a committed barrier that waited for every earlier batch of this replica.
     pub fn lane_write_passed(&mut self, server: ServerMark, sent: BootTime) {
         self.write_passed(server, sent);
         if sent >= self.doubted {
@@ -94,16 +94,16 @@ impl ReadTrust {
         }
     }
 
-    /// Whether a read that is sent now to this server may decide what became of a write: a barrier has passed there since the last
-    /// doubt, and has waited for every earlier batch.
+    /// Whether a read sent now to this server may resolve a write: a barrier that waited for every earlier batch has passed there
+    /// since the last unknown outcome.
     #[must_use]
     pub fn may_settle(&self, server: ServerMark) -> bool {
         self.settling.is_some_and(|proof| proof.server == server)
     }
 
-    /// Whether what a read of this server brought at `received` may be handed on now: a barrier that was sent after it proves it
-    /// for good. An earlier one leaves a moment: what was cancelled since, or on a server that was replaced since, may be taken
-    /// back; so it counts for `age_max` only.
+    /// Whether a read received at `received` may be used now. A barrier sent after it proves it for good. An earlier one leaves a
+    /// gap: commits that were cancelled since, or on a server that was replaced since, may be rolled back, so it counts for
+    /// `age_max` only.
     #[must_use]
     pub fn judge(&self, server: ServerMark, received: BootTime, now: BootTime) -> ReadBelief {
         let is_fresh = |proof: BarrierProof| !self.age_max.is_zero() && now.since(proof.sent) <= self.age_max;
@@ -113,7 +113,7 @@ impl ReadTrust {
         }
     }
 
-    /// The same for what nothing may be taken back of: a barrier that was sent after it was received proves it.
+    /// The same for reads that must never be rolled back: requires a barrier sent after the read was received.
     #[must_use]
     pub fn judge_for_good(&self, server: ServerMark, received: BootTime) -> ReadBelief {
         match self.proof {
@@ -124,7 +124,7 @@ impl ReadTrust {
 }
 
 impl BarrierProof {
-    /// Takes the place of one that was sent earlier.
+    /// Replaces an earlier barrier.
     fn replace(self, proof: &mut Option<Self>) {
         if proof.is_none_or(|other| other.sent <= self.sent) {
             *proof = Some(self);
@@ -168,7 +168,7 @@ mod tests {
         let mut trust = trust(1);
         trust.lane_write_passed(SERVER, at(1));
         trust.write_unsure(at(3));
-        // This one was under way already.
+        // This one was in progress already.
         trust.lane_write_passed(SERVER, at(2));
         assert!(!trust.may_settle(SERVER));
         trust.lane_write_passed(SERVER, at(4));

@@ -1,43 +1,43 @@
-//! Keeps the one time of all tasks, which no wall clock of a replica moves.
+//! The common time of all tasks, which no replica's wall clock moves.
 //!
-//! A replica takes it over from those that live, goes on by what passes on its own machine, and draws near to the one that is
-//! furthest. So neither a replica whose clock is wrong nor a failover to such a server ends a task early or late.
+//! A replica adopts the time from living replicas, advances it with its machine's clock, and slews it towards the furthest one.
+//! So neither a replica nor a database server with a wrong clock ends a task early or late.
 
 use std::time::Duration;
 
 use crate::replica::BootTime;
 use crate::task::Timestamp;
 
-/// By how much the clock may run faster than time passes, in millionths: less than what clocks of machines differ by is not
-/// enough, and half a second in a quarter of an hour is noticed by nobody.
+/// Maximum speed-up of the clock, in millionths: it must exceed the drift between machines' clocks, and half a second in a
+/// quarter of an hour goes unnoticed.
 pub const SLEW_PPM_MAX: u32 = 500;
 
-/// What a new replica knows of the time.
+/// A new replica's sources for the time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClockStart {
-    /// The highest time of a task clock in the lines of living replicas. If there is one, nothing else counts.
+    /// The highest task time in living replicas' rows. Overrides the others.
     pub living: Option<Timestamp>,
     /// The wall clock of the store's server.
     pub server: Timestamp,
-    /// The newest time in the store: of rows, and of the lines of the dead. Nothing comes back that was gone.
+    /// The newest time in the store, of rows and of dead replicas, so that no expired task returns.
     pub stored: Option<Timestamp>,
 }
 
 impl ClockStart {
-    /// The time that a clock begins at.
+    /// The start time of a clock.
     #[must_use]
     pub fn begin(self) -> Timestamp {
         self.living.unwrap_or_else(|| self.stored.map_or(self.server, |stored| stored.max(self.server)))
     }
 }
 
-/// The time of tasks on one replica. It never goes back, and in any span moves on by that span and at most [`SLEW_PPM_MAX`] more.
+/// One replica's task clock. It never goes back, and runs at most [`SLEW_PPM_MAX`] faster than time passes.
 #[derive(Clone, Debug)]
 pub struct TaskClock {
-    /// Microseconds since 1970 at `at`: in milliseconds the slew of short spans would be lost.
+    /// Microseconds since 1970 at `at`; in milliseconds, the slew of short spans would be lost.
     micros: u64,
     at: BootTime,
-    /// How many microseconds of the way to the furthest replica were left at `at`.
+    /// Microseconds by which it trailed the furthest replica at `at`.
     behind: u64,
 }
 
@@ -52,17 +52,17 @@ impl TaskClock {
         Self { micros: begin.as_millis().saturating_mul(1_000), at, behind: 0 }
     }
 
-    /// The time at an instant. Before the latest [`Self::steer`] it stands still.
+    /// The time at an instant. It stands still before the latest [`Self::steer`].
     #[must_use]
     pub fn now(&self, at: BootTime) -> Timestamp {
         Timestamp::from_millis(self.micros_at(at) / 1_000)
     }
 
-    /// Draws nearer to the highest time that a look showed of living replicas, from that instant on. The instant is when the look
-    /// came back: the time in a line is that of its replica's last beat, so this clock follows the furthest by less than a beat
-    /// and never drives it on. One that is behind changes nothing.
+    /// Slews towards the highest time of living replicas in a look, from when the look was received. A row has the time of its
+    /// replica's last heartbeat, so this clock trails the furthest by less than a heartbeat interval and never drives it forward.
+    /// An earlier time has no effect.
     pub fn steer(&mut self, highest: Timestamp, at: BootTime) {
-        // Looks may be handed in out of turn; the clock does not turn back for that.
+        // Looks may arrive out of order; the clock never goes back.
         let at = at.max(self.at);
         let now = self.micros_at(at);
         self.behind = highest.as_millis().saturating_mul(1_000).saturating_sub(now);
@@ -109,7 +109,7 @@ mod tests {
         clock.steer(ms(1_000_100), at(0));
         assert_eq!(clock.now(at(100_000)), ms(1_100_050));
         assert_eq!(clock.now(at(200_000)), ms(1_200_100));
-        // It has caught up, and goes on as time does.
+        // It has caught up, and runs at normal speed.
         assert_eq!(clock.now(at(400_000)), ms(1_400_100));
     }
 
@@ -120,7 +120,7 @@ mod tests {
         assert_eq!(clock.now(at(2_000)), ms(1_002_000));
     }
 
-    /// Two replicas that look at each other's beats stay together, and drive each other no faster than time passes.
+    /// Two replicas that follow each other's heartbeats stay together, and do not speed each other up.
     #[test]
     fn clocks_that_follow_each_other_do_not_run_away() {
         let mut clocks = [TaskClock::new(ms(1_000_000), at(0)), TaskClock::new(ms(1_000_400), at(0))];

@@ -246,8 +246,8 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
     /// The incarnation that has the store open.
     fn holder(&self) -> Incarnation;
 
-    /// Whether the clock may be wrong by more than tasks live. Nothing is freed then, and no task ends because of its `ttl`. By default
-    /// the clock is trusted, as in stores that do not outlive the process.
+    /// Whether the clock may be wrong by more than tasks live. Nothing is freed then, and no task ends because of its `ttl`. By
+    /// default the clock is trusted, as in stores that do not outlive the process.
     fn is_time_distrusted(&self) -> bool {
         false
     }

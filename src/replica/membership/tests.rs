@@ -1,4 +1,4 @@
-//! Cases of what one replica is told; then random runs of several replicas on one store that is away at times.
+//! Tests cases for one replica, then random runs of several replicas on one store with outages.
 
 use proptest::prelude::*;
 
@@ -39,7 +39,7 @@ fn look(millis: u64, lines: &[ReplicaLine]) -> ReplicaLook {
     ReplicaLook { sent: at(millis), received: at(millis), lines: lines.to_vec() }
 }
 
-/// Beats every two seconds up to then, all acknowledged, with looks that show the other's beat as it is given.
+/// Sends a heartbeat every two seconds, all acknowledged, with looks that show the other's heartbeat as given.
 fn beat_and_look(membership: &mut Membership, seconds: std::ops::Range<u64>, beat_of_other: u64) -> Vec<DeathClaim> {
     let mut claims = Vec::new();
     for second in seconds {
@@ -76,7 +76,7 @@ fn a_beat_that_stays_for_the_lease_is_claimed_with_that_beat() {
     let mut membership = member();
     assert_eq!(beat_and_look(&mut membership, 1..9, 5), []);
     assert_eq!(beat_and_look(&mut membership, 9..10, 5), [DeathClaim { incarnation: OTHER, beat: 5 }]);
-    // A beat got in between: nothing happens, and the window begins anew.
+    // A heartbeat arrived in between: no claim, and the window restarts.
     assert_eq!(beat_and_look(&mut membership, 10..18, 6), []);
     assert_eq!(beat_and_look(&mut membership, 18..19, 6), [DeathClaim { incarnation: OTHER, beat: 6 }]);
 }
@@ -93,11 +93,11 @@ fn a_beat_that_went_back_is_a_new_one() {
 fn an_observer_whose_own_beats_stay_unanswered_claims_nobody() {
     let mut membership = member();
     assert_eq!(beat_and_look(&mut membership, 1..5, 5), []);
-    // Reads are answered and writes are not.
+    // Reads succeed and writes fail.
     for second in 5..60 {
         assert_eq!(membership.looked(look(second * SECOND, &[line(OTHER, 5)])), []);
     }
-    // They come back after 56 s: the first window is as long as it may be at most.
+    // Writes succeed after 56 s: the first window has its maximum length.
     assert_eq!(beat_and_look(&mut membership, 60..90, 5), []);
     assert_eq!(beat_and_look(&mut membership, 90..91, 5), [DeathClaim { incarnation: OTHER, beat: 5 }]);
 }
@@ -106,7 +106,8 @@ fn an_observer_whose_own_beats_stay_unanswered_claims_nobody() {
 fn a_window_after_an_outage_is_as_long_as_that_once() {
     let mut membership = member();
     assert_eq!(beat_and_look(&mut membership, 1..5, 5), []);
-    // Away from 4 to 20. The other beat just before, which is seen only now, and says nothing of its way back.
+    // An outage from 4 to 20. The other's heartbeat came just before, and is seen only now: it proves nothing about the time
+    // after.
     assert_eq!(beat_and_look(&mut membership, 20..36, 6), []);
     assert_eq!(beat_and_look(&mut membership, 36..37, 6), [DeathClaim { incarnation: OTHER, beat: 6 }]);
     assert_eq!(beat_and_look(&mut membership, 37..45, 7), []);
@@ -133,7 +134,7 @@ fn a_look_that_was_answered_late_is_judged_by_when_it_was_sent() {
     membership.beat_answered(answer, at(9_000), at(9_000));
     let late = ReplicaLook { sent: at(8_500), received: at(12_000), lines: vec![line(OTHER, 5)] };
     assert_eq!(membership.looked(late), []);
-    // An older one that comes even later changes nothing.
+    // An older one that arrives even later has no effect.
     let older = ReplicaLook { sent: at(8_400), received: at(12_500), lines: vec![] };
     assert_eq!(membership.looked(older), []);
     assert_eq!(membership.living_others().count(), 1);
@@ -143,17 +144,17 @@ fn a_look_that_was_answered_late_is_judged_by_when_it_was_sent() {
 fn a_replica_ends_when_its_beats_are_unanswered_for_too_long() {
     let mut membership = member();
     let answer = BeatAnswer::Acknowledged { beat: 1, generation: GENERATION };
-    // It counts from when the beat was sent.
+    // It counts from when the heartbeat was sent.
     membership.beat_answered(answer, at(2_000), at(3_500));
     let rows = [(9_000, OwnStanding::Member), (301_999, OwnStanding::Member), (302_000, OwnStanding::Fenced)];
     for (millis, expected) in rows {
         assert_eq!(membership.standing(at(millis)), expected, "after {millis} ms");
     }
     assert_eq!(membership.alone_for(at(9_000)), Duration::from_secs(7));
-    // Within that time the store is back and nobody replaced it.
+    // The store is back within that time, and no replica has taken over.
     membership.beat_answered(BeatAnswer::Acknowledged { beat: 2, generation: GENERATION }, at(200_000), at(200_001));
     assert_eq!(membership.standing(at(200_002)), OwnStanding::Member);
-    // It was paused for longer, and its first beat finds its line alive: nobody was there to replace it.
+    // It was paused for longer, and its first heartbeat finds its row alive, as there was no other replica.
     membership.beat_answered(BeatAnswer::Acknowledged { beat: 3, generation: GENERATION }, at(600_000), at(600_001));
     assert_eq!(membership.standing(at(600_002)), OwnStanding::Fenced);
 }
@@ -163,10 +164,10 @@ fn a_beat_says_whether_the_replica_was_replaced_or_the_store_has_lost_something(
     let other = StoreGeneration(8);
     let rows = [
         (BeatAnswer::Acknowledged { beat: 3, generation: GENERATION }, OwnStanding::Member),
-        // One in between was in doubt, and is there.
+        // One in between had an unknown commit, and was committed.
         (BeatAnswer::Acknowledged { beat: 4, generation: GENERATION }, OwnStanding::Member),
         (BeatAnswer::Dead { beat: 2 }, OwnStanding::Fenced),
-        // One in doubt is in the line.
+        // One with an unknown commit is in the row.
         (BeatAnswer::Dead { beat: 3 }, OwnStanding::Fenced),
         (BeatAnswer::Dead { beat: 1 }, OwnStanding::StoreLost(StoreLoss::BeatWentBack { acknowledged: 2, found: 1 })),
         (BeatAnswer::Missing, OwnStanding::StoreLost(StoreLoss::LineMissing)),
@@ -184,7 +185,7 @@ fn a_beat_says_whether_the_replica_was_replaced_or_the_store_has_lost_something(
         membership.beat_answered(BeatAnswer::Acknowledged { beat: 2, generation: GENERATION }, at(1), at(1));
         membership.beat_answered(answer, at(2_000), at(2_000));
         assert_eq!(membership.standing(at(2_000)), expected, "{answer:?}");
-        // Whatever ended it sticks.
+        // The final standing is permanent.
         membership.beat_answered(BeatAnswer::Acknowledged { beat: 9, generation: GENERATION }, at(3_000), at(3_000));
         assert_eq!(membership.standing(at(3_000)), expected, "{answer:?}");
     }
@@ -196,7 +197,7 @@ fn a_look_shows_a_replica_that_it_is_dead() {
     let own = ReplicaLine { is_dead: true, ..line(OWN, 0) };
     assert_eq!(membership.looked(look(10, &[own.clone(), line(OTHER, 1)])), []);
     assert_eq!(membership.standing(at(10)), OwnStanding::Fenced);
-    // What a line says that lacks an acknowledged beat is left to the next one.
+    // A row without an acknowledged heartbeat is left to the next heartbeat.
     let mut membership = member();
     membership.beat_answered(BeatAnswer::Acknowledged { beat: 1, generation: GENERATION }, at(1), at(1));
     membership.looked(look(10, &[own, line(OTHER, 1)]));
@@ -219,7 +220,7 @@ fn the_living_are_told_from_the_dead() {
 
 /// Steps of a run, in milliseconds.
 const STEP: u64 = 50;
-/// At most as long a beat or a look takes, is late, and waits between two tries.
+/// Maximum duration and delay of a heartbeat or look, and the wait between two tries.
 const DELAY_MAX: u64 = 200;
 const RETRY_MAX: u64 = 1_000;
 
@@ -253,7 +254,7 @@ struct Run {
     drawn: usize,
     lines: Vec<ReplicaLine>,
     members: Vec<Member>,
-    /// Who claimed whom, and when.
+    /// The claimant, the claimed replica, and the time.
     claims: Vec<(usize, usize, u64)>,
 }
 
@@ -273,7 +274,7 @@ impl Run {
         Self { terms, outages, killed, delays, drawn: 0, lines, members: (0..3).map(member).collect(), claims: vec![] }
     }
 
-    /// Up to `max`, as the case says.
+    /// A delay up to `max`, from the test case.
     fn delay(&mut self, max: u64) -> u64 {
         self.drawn += 1;
         self.delays[self.drawn % self.delays.len()] * 31 * self.drawn as u64 % (max + 1)
@@ -382,16 +383,16 @@ proptest! {
         let gap_max = run.terms.gap_max().as_millis() as u64;
         for (by, claimed, when) in &run.claims {
             let own = run.outages.iter().filter(|outage| outage.of.is_none_or(|of| of == *by));
-            // A shorter one is no outage to somebody who happens to beat before and after it.
+            // A shorter one is no outage for a replica with heartbeats just before and after it.
             for outage in own.filter(|outage| outage.length > gap_max) {
                 let window = (lease * SECOND).max(outage.length.min(30 * SECOND));
                 let end = outage.begin + outage.length;
                 prop_assert!(*when < outage.begin || *when >= end + lease * SECOND, "{by} claimed {claimed} at {when}");
-                // The long window holds for whoever did not beat since.
+                // The long window applies to a replica without a heartbeat since.
                 let has_beaten = run.members[*claimed].last_beat >= end;
                 prop_assert!(*when < outage.begin || has_beaten || *when >= end + window, "{by} claimed {claimed} at {when}");
             }
-            // Whoever was there all the time, or away only together with the observer, is left alone.
+            // A replica without an outage, or with the observer's outages only, is not claimed.
             let was_away = run.outages.iter().any(|outage| outage.of == Some(*claimed));
             let is_dead = *claimed == Run::KILLED && run.killed.is_some();
             prop_assert!(was_away || is_dead, "{by} claimed {claimed} at {when}");

@@ -1,7 +1,7 @@
-//! Defines one canonical task and its pure transition function.
+//! The canonical task and its pure transition function.
 //!
-//! Uses `wire::{Payload, RpcError, one_line}` and a hash, and nothing else; reads no clock, mints no id, does no I/O.
-//! Read [`model`], then [`mod@transition`].
+//! Depends only on `wire::{Payload, RpcError, one_line}` and a hash; reads no clock, generates no id, does no I/O. Start with
+//! [`model`], then [`mod@transition`].
 
 pub mod digest;
 pub mod drafts;

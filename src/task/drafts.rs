@@ -1,20 +1,20 @@
-//! Names the drafts of the protocol that an operator can turn on for an upstream.
+//! The protocol drafts that an operator can enable for an upstream.
 
-/// One draft.
+/// A protocol draft.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Draft {
-    /// Tasks with ids that clients choose.
+    /// Tasks with client-chosen ids.
     Sep1686,
     /// Subtasks.
     Sep2268,
-    /// Filtered lists of tasks.
+    /// Filtered task lists.
     Sep1904,
 }
 
 impl Draft {
     pub const ALL: [Self; 3] = [Self::Sep1686, Self::Sep2268, Self::Sep1904];
 
-    /// The word for it in the configuration.
+    /// Its name in the configuration.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -25,7 +25,7 @@ impl Draft {
     }
 }
 
-/// The drafts that are on: none unless the operator asks for them.
+/// The enabled drafts; none by default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Drafts {
     on: [bool; Draft::ALL.len()],
@@ -38,12 +38,12 @@ impl Drafts {
     }
 }
 
-/// How far trees of a server's subtasks are followed.
+/// Limits on the trees of a server's subtasks that are followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SubtaskLimits {
-    /// Steps from the task at the top to the deepest.
+    /// Maximum depth below the top task.
     pub depth_max: u32,
-    /// Subtasks of one tree.
+    /// Maximum number of subtasks in a tree.
     pub count_max: usize,
 }
 

@@ -1,11 +1,10 @@
-//! Copies what a task holds into buffers of its own: what counts as one kibibyte must not keep a read buffer of 256
-//! alive.
+//! Copies a task's payloads out of shared buffers, so that a kibibyte of payload does not keep a read buffer of 256 alive.
 
 use super::{Answer, Failure, Outcome, Phase, Task};
 use crate::wire::{Payload, RpcError};
 
 impl Task {
-    /// The same task, with every payload that may be a slice of something larger copied out of it.
+    /// Copies every payload that may be a slice of a larger buffer.
     #[must_use]
     pub fn exact(mut self) -> Self {
         match &mut self.phase {
@@ -35,7 +34,7 @@ impl Task {
         self
     }
 
-    /// Whether it holds nothing but what it counts (see [`Task::stored_bytes`]). Stores are given no other.
+    /// Whether the task holds only the memory that it counts (see [`Task::stored_bytes`]), which stores require.
     #[must_use]
     pub fn is_exact(&self) -> bool {
         let in_phase = match &self.phase {
@@ -56,7 +55,7 @@ impl Task {
 }
 
 impl Outcome {
-    /// The same outcome, kept by nobody but its holder.
+    /// Copies the outcome's payloads out of shared buffers.
     #[must_use]
     pub fn exact(mut self) -> Self {
         own_outcome(&mut self);

@@ -7,19 +7,19 @@ use uuid::Uuid;
 use super::Principal;
 use super::digest::{Digest, digest};
 
-/// A task's id: 128 random bits, written as 32 lower-case hex digits. No bit is fixed, and nothing can be read from it.
+/// A task's id: 128 random bits, written as 32 lower-case hex digits. No bit is fixed or has a meaning.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TaskId(Uuid);
 
 impl TaskId {
-    /// Takes bits that somebody else drew: the core mints no id.
+    /// Takes bits that the caller drew: the core generates no id.
     #[must_use]
     pub const fn from_bits(bits: u128) -> Self {
         Self(Uuid::from_u128(bits))
     }
 
-    /// The id of a subtask that a server made and calls `name`, below the task at the top of its tree: the same for the same
-    /// name. Nobody can tell it who does not know the id at the top.
+    /// The id of a subtask that a server calls `name`, below the top task of its tree. Deterministic, and unpredictable without
+    /// the top task's id.
     #[must_use]
     pub fn of_subtask(top: Self, name: &str) -> Self {
         let Digest(bytes) = digest([b"subtask id", &top.bits().to_be_bytes(), name.as_bytes()]);
@@ -27,14 +27,14 @@ impl TaskId {
         Self::from_bits(u128::from_be_bytes(*bits))
     }
 
-    /// Reads the one spelling that [`fmt::Display`] writes; anything else names no task (B119, B123).
+    /// Parses the spelling that [`fmt::Display`] writes; any other text names no task (B119, B123).
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let canonical = text.len() == 32 && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
         canonical.then(|| Uuid::try_parse(text).ok().map(Self)).flatten()
     }
 
-    /// The bits, for spreading keys over shards.
+    /// The bits, for sharding and storage.
     #[must_use]
     pub const fn bits(self) -> u128 {
         self.0.as_u128()
@@ -54,7 +54,7 @@ impl fmt::Debug for TaskId {
     }
 }
 
-/// What a task is found by: whose it is, and its id. A foreign id is therefore absent, not forbidden.
+/// A task's key: its owner and its id. A task of another owner is therefore absent, not forbidden.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TaskKey {
     pub owner: Principal,

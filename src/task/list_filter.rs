@@ -1,7 +1,7 @@
-//! Defines which of an owner's tasks a list holds, and in which order (SEP-1904).
+//! Filters and orders lists of an owner's tasks (SEP-1904).
 //!
-//! Every criterion narrows what its owner may see, and none widens it (FIL-10). Equal selections are equal values,
-//! whatever they were written as.
+//! Every criterion narrows the set of visible tasks, and none widens it (FIL-10). Equal selections are equal values, however they
+//! were written.
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
@@ -10,10 +10,10 @@ use std::ops::{Range, RangeInclusive};
 use super::digest::digest;
 use super::{Digest, PhaseKind, SessionScope, Summary, TaskId, TaskVisibility, Timestamp};
 
-/// A place in a list that is in order: right behind the task that was ordered by this time and has this id.
+/// A position in a sorted list: behind the task with this time and id.
 pub type ListPlace = (Timestamp, TaskId);
 
-/// From a moment on, and before another; empty if that is not later.
+/// A half-open range of times; empty unless `until` is later than `from`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TimeRange {
     pub from: Timestamp,
@@ -34,7 +34,7 @@ impl TimeRange {
     }
 }
 
-/// The time that a list is ordered by; ids decide between tasks of one time.
+/// The time that a list is sorted by; ids break ties.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OrderedBy {
     Creation,
@@ -48,29 +48,28 @@ pub enum ListDirection {
     NewestFirst,
 }
 
-/// How much later than it was made a task last changed, by powers of 32. Stores keep tasks of one class together: among
-/// those each of the two times bounds the other from both sides, so that whoever looks for one finds hardly any task that
-/// the other leaves out.
+/// The time from a task's creation to its last update, by powers of 32. Stores group tasks by class: within a class, each of the
+/// two times limits the other on both sides, so a search by one time examines few tasks that the other time excludes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LagClass(u8);
 
 impl LagClass {
-    /// Where each class but the first begins, in milliseconds.
+    /// The start of each class but the first, in milliseconds.
     pub const STARTS: [u64; 4] = [2_000, 64_000, 2_048_000, 65_536_000];
 
-    /// The class of a task of these times.
+    /// The class of a task with these times.
     #[must_use]
     pub fn of(created_at: Timestamp, updated_at: Timestamp) -> Self {
         let lag = updated_at.as_millis().saturating_sub(created_at.as_millis());
         Self::all().filter(|class| *class.lags().start() <= lag).last().unwrap_or(Self(0))
     }
 
-    /// All classes, the shortest lags first.
+    /// All classes, shortest lags first.
     pub fn all() -> impl Iterator<Item = Self> {
         (0..).take(Self::STARTS.len() + 1).map(Self)
     }
 
-    /// Stores keep it.
+    /// The number that stores keep.
     #[must_use]
     pub const fn number(self) -> u8 {
         self.0
@@ -85,15 +84,15 @@ impl LagClass {
     }
 }
 
-/// What a list is to hold: tasks that fit every member.
+/// A list's criteria and order. Listed tasks match every criterion.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListFilter {
-    /// Phases of which each is wanted; none at all if this is empty.
+    /// The accepted phases; an empty set accepts none.
     pub phases: BTreeSet<PhaseKind>,
-    /// The session whose clients chose the ids of its tasks; `None` for the tasks under ids of the gateway's own. Neither list
-    /// has any of the other's tasks (T-66).
+    /// The session with the client-chosen ids; `None` for tasks with ids by the gateway. The two kinds of lists are disjoint
+    /// (T-66).
     pub scope: Option<SessionScope>,
-    /// These alone, if there are any wanted in particular.
+    /// The only accepted ids, if given.
     pub ids: Option<BTreeSet<TaskId>>,
     pub created: TimeRange,
     pub updated: TimeRange,
@@ -102,7 +101,7 @@ pub struct ListFilter {
 }
 
 impl Default for ListFilter {
-    /// All tasks, the one that changed last first (FIL-06).
+    /// All tasks, last update first (FIL-06).
     fn default() -> Self {
         Self {
             phases: PhaseKind::ALL.into(),
@@ -117,13 +116,13 @@ impl Default for ListFilter {
 }
 
 impl ListFilter {
-    /// All tasks of a scope in order of creation, as lists without a filter have them.
+    /// All tasks of a scope in order of creation, as in unfiltered lists.
     #[must_use]
     pub fn of_scope(scope: Option<SessionScope>) -> Self {
         Self { scope, by: OrderedBy::Creation, direction: ListDirection::OldestFirst, ..Self::default() }
     }
 
-    /// Whether a list of this kind shows the task.
+    /// Whether the list shows the task.
     #[must_use]
     pub fn fits(&self, task: &Summary) -> bool {
         task.shown.is_listed()
@@ -134,15 +133,14 @@ impl ListFilter {
             && self.updated.contains(task.updated_at)
     }
 
-    /// Whether no task can fit.
+    /// Whether no task can match.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         let no_ids = self.ids.as_ref().is_some_and(BTreeSet::is_empty);
         self.phases.is_empty() || no_ids || self.span(0..=u64::MAX).is_empty()
     }
 
-    /// Where all tasks that fit and are behind `after` stand in the order, among those of one class. Ends before it begins if
-    /// there can be none.
+    /// The positions after `after` that matching tasks of one class can have. Its end precedes its start if there are none.
     #[must_use]
     pub fn places(&self, class: LagClass, after: Option<ListPlace>) -> Range<ListPlace> {
         let span = self.span(class.lags());
@@ -155,7 +153,7 @@ impl ListFilter {
         }
     }
 
-    /// Where all tasks that fit stand in the order, if they have such lags.
+    /// The positions that matching tasks with these lags can have.
     fn span(&self, lags: RangeInclusive<u64>) -> TimeRange {
         let (shortest, longest) = lags.into_inner();
         let earlier = |time: Timestamp, lag| Timestamp::from_millis(time.as_millis().saturating_sub(lag));
@@ -173,7 +171,7 @@ impl ListFilter {
         }
     }
 
-    /// What the time that is not ordered by must be in.
+    /// The range for the time that is not the sort key.
     #[must_use]
     pub const fn other(&self) -> TimeRange {
         match self.by {
@@ -182,7 +180,7 @@ impl ListFilter {
         }
     }
 
-    /// The same tasks, ordered by the other time.
+    /// The same filter, sorted by the other time.
     #[must_use]
     pub fn by_other_time(&self) -> Self {
         let by = match self.by {
@@ -192,7 +190,7 @@ impl ListFilter {
         Self { by, ..self.clone() }
     }
 
-    /// Where a task stands in the order.
+    /// A task's position in the order.
     #[must_use]
     pub const fn place(&self, task: &Summary) -> ListPlace {
         match self.by {
@@ -201,7 +199,7 @@ impl ListFilter {
         }
     }
 
-    /// Which of two places comes first.
+    /// Compares two positions in the list's order.
     #[must_use]
     pub fn compare(&self, one: &ListPlace, other: &ListPlace) -> Ordering {
         match self.direction {
@@ -210,7 +208,7 @@ impl ListFilter {
         }
     }
 
-    /// What tells this filter and this order from all others, for cursors (FIL-11).
+    /// Identifies this filter and order in cursors (FIL-11).
     #[must_use]
     pub fn digest(&self) -> Digest {
         let phases: Vec<u8> = self.phases.iter().map(|phase| phase.number()).collect();
@@ -225,7 +223,7 @@ impl ListFilter {
 }
 
 impl TaskVisibility {
-    /// Whether lists of their owner's tasks show such tasks at all.
+    /// Whether lists show such tasks.
     #[must_use]
     pub const fn is_listed(self) -> bool {
         matches!(self, Self::Handle)
@@ -247,7 +245,7 @@ mod tests {
         TimeRange { from: Timestamp::from_millis(from), until: Timestamp::from_millis(until) }
     }
 
-    /// The other time narrows where is looked, from both sides as far as a class of lags lets it.
+    /// The other time narrows the searched range on both sides, as far as the class of lags allows.
     #[test]
     fn each_time_bounds_the_other_where_it_can() {
         let filter = |by| ListFilter {
@@ -265,7 +263,7 @@ mod tests {
         assert!(ListFilter { created: range(5, 9), updated: range(0, 5), ..ListFilter::default() }.is_empty());
     }
 
-    /// A list loses no task to where it looks for it.
+    /// No matching task lies outside the searched ranges.
     #[test]
     fn every_task_that_fits_stands_in_the_places_of_its_class() {
         let edges = [0, 1, 1_999, 2_000, 63_999, 64_000, 65_535_999, 65_536_000, 1 << 40];

@@ -1,4 +1,4 @@
-//! Defines the canonical task: facts only. Which status word a client reads is its dialect's business.
+//! The canonical task: facts only. Each dialect derives its own status word.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -8,54 +8,54 @@ use super::digest::{Digest, digest};
 use super::{TaskId, TaskKey, Timestamp};
 use crate::wire::{Payload, RpcError};
 
-/// Smallest size that a row is counted as, whatever it holds (`stored_bytes_max`).
+/// Minimum size that a row counts as (`stored_bytes_max`).
 pub const ROW_BYTES_MIN: usize = 1024;
 
-/// How long the outcome of a hidden task stays, for a client that asks again for what it was answered.
+/// How long a hidden task's outcome is kept, for a client that repeats its request.
 pub const LINGER: Duration = Duration::from_secs(5 * 60);
 
-/// One call that a client may come back for.
+/// A call that a client may return to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Task {
     pub key: TaskKey,
     pub shown: TaskVisibility,
     pub origin: CallOrigin,
     pub created_at: Timestamp,
-    /// Never goes backwards, whatever the clock does.
+    /// Never goes backwards, even if the clock does.
     pub updated_at: Timestamp,
-    /// Counted from `created_at`. Grows when an outcome needs room to be read; never shrinks once there is a handle.
+    /// Counted from `created_at`. Grows if an outcome needs time to be read; never shrinks once there is a handle.
     pub ttl: Duration,
-    /// How long an outcome stays readable at least, counted from the moment it is there.
+    /// Minimum time that an outcome stays readable.
     pub keep_result_min: Duration,
     pub poll_interval: Duration,
-    /// Which try at the upstream is under way; events of older ones are stale.
+    /// The current try at the upstream; events of older ones are stale.
     pub attempt: Attempt,
     pub phase: Phase,
-    /// The key of the next question. Keys are never reused (EXT-34 to EXT-36).
+    /// The next question's key. Keys are never reused (EXT-34 to EXT-36).
     pub next_key: InputKey,
-    /// The last thing the upstream said about its progress.
+    /// The upstream's last progress message.
     pub status_message: Option<Arc<str>>,
-    /// What a later life of the process needs to go on.
+    /// State that a later process needs to continue.
     pub recovery: Recovery,
-    /// How the client named the call that made the task, if it did.
+    /// The client's idempotency key for the call.
     pub idempotency: Option<Idempotency>,
-    /// The id that the client chose for the task, if it did (SEP-1686).
+    /// The client-chosen id (SEP-1686).
     pub chosen: Option<ChosenId>,
-    /// Where the task stands in a tree of subtasks (SEP-2268).
+    /// The task's relatives in a tree of subtasks (SEP-2268).
     pub tree: TreePlace,
 }
 
-/// How long a task is kept, and how often it is asked for, as its tool's policy says at the start.
+/// A task's retention times and poll interval, from its tool's policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TaskTimes {
-    /// As in [`Task`], counted from when the task is made.
+    /// As in [`Task`], counted from the task's creation.
     pub ttl: Duration,
     pub keep_result_min: Duration,
     pub poll_interval: Duration,
 }
 
 impl Task {
-    /// A task that is made at a time: its call is not sent, has no name, stands in no tree, and has nothing to go on with.
+    /// A new task: not sent, without idempotency key, relatives, or recovery state.
     #[must_use]
     pub fn queued(key: TaskKey, shown: TaskVisibility, origin: CallOrigin, made: Timestamp, times: TaskTimes) -> Self {
         Self {
@@ -79,11 +79,11 @@ impl Task {
     }
 }
 
-/// The session that a client chose an id in. Another session may choose the same one.
+/// The session in which a client chose an id. Other sessions may use the same id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SessionScope(pub u128);
 
-/// An id that a client chose for its task. The task's key follows from both members and its owner.
+/// A client-chosen id. The task's key follows from both fields and its owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChosenId {
     pub session: SessionScope,
@@ -91,8 +91,8 @@ pub struct ChosenId {
 }
 
 impl ChosenId {
-    /// The id in the task's key: the same for the same words in the same session. Nobody can tell it who does not know
-    /// the session's number, which the gateway alone reads out of the session's id.
+    /// The id in the task's key. Deterministic, and unpredictable without the session's number, which only the gateway can read
+    /// from the session's id.
     #[must_use]
     pub fn task_id(&self) -> TaskId {
         let Digest(bytes) = digest([b"chosen task id", &self.session.0.to_be_bytes(), self.text.as_bytes()]);
@@ -101,25 +101,25 @@ impl ChosenId {
     }
 }
 
-/// The task that made this one, and those that it made: tasks of the same owner.
+/// The parent and the children of a task, all of the same owner.
 ///
-/// A child is in the store before its parent names it, and settles before its parent does (SUB-13). A child whose parent
-/// is gone, or does not name it, is gone too (SUB-05, SUB-17).
+/// A child is stored before its parent names it, and settles before its parent does (SUB-13). A child without a parent that names
+/// it counts as removed (SUB-05, SUB-17).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TreePlace {
     pub parent: Option<TaskId>,
-    /// In their order. None is ever taken away.
+    /// In order. Children are never removed.
     pub children: Arc<[TaskId]>,
 }
 
 impl TreePlace {
-    /// What it takes in memory beside itself.
+    /// Its size in memory, besides the struct.
     #[must_use]
     pub fn bytes(&self) -> usize {
         size_of_val(&*self.children)
     }
 
-    /// Appends children that are not there yet; whether there were any (SUB-03).
+    /// Appends new children; returns whether there were any (SUB-03).
     pub fn add(&mut self, children: &[TaskId]) -> bool {
         let mut known: HashSet<TaskId> = self.children.iter().copied().collect();
         let new: Vec<TaskId> = children.iter().copied().filter(|child| known.insert(*child)).collect();
@@ -131,22 +131,22 @@ impl TreePlace {
     }
 }
 
-/// What a later life of the process needs to go on with a call (GW-39, GW-41). What nobody can need any
-/// more is taken out when the task settles.
+/// The state that a later process needs to continue a call (GW-39, GW-41). Settling the task removes the parts that are no longer
+/// needed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recovery {
-    /// The call as it is sent, while it may have to be sent.
+    /// The call as sent, while it may have to be sent.
     pub call: Option<StoredCall>,
-    /// Where the exchange can be taken up again: the newest token that the transport gave for it.
+    /// The newest resumption token of the transport.
     pub resume: Option<Payload>,
-    /// When the last try was sent; its deadline counts from here, in a later life too.
+    /// When the last try was sent; its deadline counts from here, also in a later process.
     pub dispatched_at: Option<Timestamp>,
-    /// How many lives of the process took the call up and ended before the upstream gave a sign, one after the other.
+    /// Consecutive processes that resumed the call and ended before the upstream gave a sign.
     pub crashes: u8,
-    /// Answers that were accepted and are still to be handed over: how the exchange names the question. One is taken
-    /// out before it is sent, so what is not here may have arrived and is never sent again.
+    /// Accepted answers that are not yet delivered, with the exchange's name of the question. Each is removed before it is sent,
+    /// so an absent one may have arrived and is never sent again.
     pub undelivered: Vec<(Payload, Answer)>,
-    /// The task settled without its upstream, which has not been told yet that nobody wants the result.
+    /// The task settled without its upstream, which is not yet notified that the result is unwanted.
     pub is_untold: bool,
 }
 
@@ -158,55 +158,55 @@ impl Recovery {
     }
 }
 
-/// A `tools/call` as it was made for a task.
+/// A `tools/call` that was made for a task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredCall {
-    /// As the upstream is to see them; an empty object once nothing can need them any more.
+    /// The parameters for the upstream; an empty object once they are no longer needed.
     pub params: Payload,
-    /// The `ClientCapabilities` that are declared upstream for it.
+    /// The `ClientCapabilities` that are declared to the upstream.
     pub capabilities: Payload,
     /// Whether progress is wanted.
     pub progress: bool,
-    /// Least severity of log messages, as the client wrote it.
+    /// Minimum severity of log messages, as the client wrote it.
     pub log_level: Option<Arc<str>>,
-    /// Whether the tool's annotations say that a repetition does no harm.
+    /// Whether the tool's annotations call a repetition harmless.
     pub is_repeatable: bool,
-    /// Whether the upstream may make a task of its own of it.
+    /// Whether the upstream may run it as its own task.
     pub is_native: bool,
 }
 
 impl StoredCall {
-    /// Whether it can be sent: a call without a tool's name is none.
+    /// Whether it still has parameters to send.
     #[must_use]
     pub fn can_be_sent(&self) -> bool {
         self.params.as_str() != Payload::empty_object().as_str()
     }
 
-    /// What is left of it once it is certain that it is not sent again.
+    /// The rest of the call once it is certain that it is not sent again.
     #[must_use]
     pub fn without_params(self) -> Self {
         Self { params: Payload::empty_object(), ..self }
     }
 }
 
-/// A client's own name for a call, so that a repetition finds the task that it made: unique for its owner while the
-/// task lives. A task that ended without its call has none.
+/// A client's idempotency key, with which a repeated call finds the task. Unique for its owner while the task exists. A task that
+/// ended without its call has none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Idempotency {
-    /// SHA-256 of what the client wrote.
+    /// SHA-256 of the client's text.
     pub key: Digest,
-    /// SHA-256 of upstream, tool and arguments in their canonical form: the same key with others is a mistake.
+    /// SHA-256 of upstream, tool and canonical arguments: the same key with another call is an error.
     pub call: Digest,
 }
 
 impl Task {
-    /// The moment from which the task is gone.
+    /// When the task expires.
     #[must_use]
     pub fn expires_at(&self) -> Timestamp {
         self.created_at.after(self.ttl)
     }
 
-    /// When its call began: it may have been sent before it became a task.
+    /// When its call was first sent, which may be before it became a task.
     #[must_use]
     pub fn began_at(&self) -> Timestamp {
         self.recovery.dispatched_at.map_or(self.created_at, |sent| sent.min(self.created_at))
@@ -217,14 +217,14 @@ impl Task {
         matches!(self.phase, Phase::Settled(_))
     }
 
-    /// Whether the task ended without its call: then no idempotency key is held by it, and a repetition is made.
+    /// Whether the task ended without its call: it then holds no idempotency key, and a repeated call runs.
     #[must_use]
     pub const fn certainly_did_not_run(&self) -> bool {
         let Phase::Settled(Outcome::Faulted(Failure::Gateway(fault))) = &self.phase else { return false };
         matches!(fault.executed, Executed::No)
     }
 
-    /// How the call ended, if it did.
+    /// The call's outcome, if it ended.
     #[must_use]
     pub const fn outcome(&self) -> Option<&Outcome> {
         match &self.phase {
@@ -233,7 +233,7 @@ impl Task {
         }
     }
 
-    /// What the row counts towards stored bytes.
+    /// The size that the row counts as.
     #[must_use]
     pub fn stored_bytes(&self) -> usize {
         let payload = match &self.phase {
@@ -251,19 +251,19 @@ impl Task {
     }
 }
 
-/// Who may see the task.
+/// Which clients may see the task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TaskVisibility {
     /// Its owner holds the handle.
     Handle,
-    /// Nobody: it carries a held call between two rounds of questions.
+    /// None: it carries a held call between two rounds of questions.
     Hidden,
-    /// Nobody: it is a subtask whose client knows none. Its parent asks its questions and returns its result (T-40).
+    /// None: it is a subtask of a task that asks its questions and returns its result (T-40).
     Part,
 }
 
 impl TaskVisibility {
-    /// Whether the call goes on without the client that made it: its owner has the handle, or that of its parent.
+    /// Whether the call continues without its client, since the owner has its handle or its parent's.
     #[must_use]
     pub const fn outlives_client(self) -> bool {
         match self {
@@ -273,7 +273,7 @@ impl TaskVisibility {
     }
 }
 
-/// Which call the task stands for.
+/// The call that the task runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CallOrigin {
     pub upstream: Arc<str>,
@@ -281,16 +281,16 @@ pub struct CallOrigin {
     pub maker: ClientKind,
 }
 
-/// What kind of client made the call.
+/// The kind of client that made the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClientKind {
-    /// One with a session.
+    /// A client with a session.
     Session,
-    /// One whose requests stand alone.
+    /// A client with independent requests.
     Stateless,
 }
 
-/// Number of a try at the upstream, from 1.
+/// The number of a try at the upstream, from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Attempt(pub u32);
 
@@ -298,14 +298,14 @@ impl Attempt {
     pub const FIRST: Self = Self(1);
 }
 
-/// Number of a question; unique for the task's life.
+/// The number of a question, unique within its task.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct InputKey(pub u32);
 
-/// Where a task stands.
+/// A task's phase.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// Waiting for a place at the upstream: certainly not sent.
+    /// Waiting for a permit of the upstream: certainly not sent.
     Queued,
     /// May have been sent.
     Working,
@@ -315,20 +315,20 @@ pub enum Phase {
     Settled(Outcome),
 }
 
-/// A question of the upstream that its owner has not answered.
+/// A question by the upstream that is not yet answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Question {
-    /// How the exchange names the question.
+    /// The exchange's name of the question.
     pub ask: Payload,
-    /// `{method, params}` as the client is to see it.
+    /// `{method, params}` as the client sees it.
     pub request: Payload,
 }
 
-/// What a client says to a question.
+/// A client's answer to a question.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     Result(Payload),
-    /// A refusal, where the client's flavour can express one.
+    /// A refusal, if the client's protocol version can express one.
     Error(RpcError),
 }
 
@@ -349,32 +349,32 @@ pub enum Outcome {
     Cancelled,
 }
 
-/// Whose failure it was.
+/// Which side failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// The upstream answered a JSON-RPC error.
+    /// The upstream answered with a JSON-RPC error.
     Upstream(RpcError),
-    /// The gateway has no answer, and says why.
+    /// The gateway has no answer; with the reason.
     Gateway(GatewayFault),
 }
 
-/// Why the gateway has no answer, and what that means for a repetition.
+/// Why the gateway has no answer, and whether the call may have run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GatewayFault {
     pub reason: Reason,
     pub executed: Executed,
-    /// The upstream's HTTP status, where that was the reason.
+    /// The upstream's HTTP status, if that was the reason.
     pub http_status: Option<u16>,
-    /// When a repetition has a chance, where that is known.
+    /// When a retry may succeed, if known.
     pub retry_after: Option<Duration>,
-    /// How the upstream's process ended, where that was the reason.
+    /// How the upstream's process ended, if that was the reason.
     pub exit: Option<ProcessExit>,
 }
 
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProcessExit {
-    /// By itself.
+    /// With an exit code.
     Code(i32),
     /// By a signal.
     Signal(i32),
@@ -399,7 +399,7 @@ impl GatewayFault {
 /// Whether the upstream may have run the call (GW-38).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Executed {
-    /// Certainly not: nothing was sent, a repetition is safe.
+    /// Certainly not: nothing was sent, and a repetition is safe.
     No,
     Unknown,
     Yes,
@@ -426,41 +426,41 @@ pub enum Reason {
     UpstreamSessionLost,
     /// The upstream's idle or first-byte limit passed.
     UpstreamTimeout,
-    /// The upstream refused the gateway's own handshake.
+    /// The upstream rejected the gateway's handshake.
     UpstreamRefused,
-    /// It failed so often of late that nothing new is sent to it for a moment.
+    /// Recent failures have paused new requests to the upstream.
     UpstreamCircuitOpen,
     DeadlineExceeded,
     ResultTooLarge,
     TtlExpired,
     GatewayRestart,
-    /// The gateway that ran the call is gone, or was taken for dead by the others, which cannot go on with it.
+    /// The replica that ran the call is gone or was declared dead, and the others cannot continue the call.
     ReplicaLost,
-    /// The process ended again and again while the call was in flight.
+    /// The process ended repeatedly while the call was in flight.
     Poison,
     TooManyTasks,
-    /// The principal, or all of them, have as many streams of notifications open as they may.
+    /// The principal, or all principals together, have the maximum number of open notification streams.
     TooManyListeners,
-    /// As many wait for one task as may.
+    /// The task has the maximum number of waiting requests.
     TooManyWaiters,
-    /// What the principal has in the store takes as much room as it may.
+    /// The principal's stored tasks have the maximum size.
     TooMuchStored,
-    /// Answers to the principal hold as many bytes as they may until they are read.
+    /// Unread answers to the principal have the maximum size.
     TooMuchUnread,
-    /// Answers to all principals hold as many bytes as they may.
+    /// Unread answers to all principals have the maximum size.
     AnswersFull,
-    /// The principal asks too often, or too often for tasks that are not there.
+    /// The principal sends too many requests, or too many for missing tasks.
     RateLimited,
     StoreFull,
     StoreFailed,
-    /// What was stored of the task is damaged.
+    /// The task's stored record is damaged.
     StoreCorrupt,
     QueueFull,
     QueueDeadline,
     Draining,
-    /// The replica where the session is at home cannot be reached, or ended before it answered.
+    /// The session's owner cannot be reached, or ended before it answered.
     ReplicaAway,
-    /// What all gateways keep their tasks in lost what it had acknowledged.
+    /// The shared store lost acknowledged writes.
     StoreLost,
     /// A bug in the gateway ended the call.
     Internal,

@@ -1,22 +1,21 @@
-//! Maps the names by which clients know an upstream's tools.
+//! Maps an upstream's tool names to the names that clients see.
 //!
-//! Names are worked out from the rules alone, never from a list: whoever lists tools and whoever calls one agree, on
-//! every page and in every process.
+//! Names follow from the rules alone, never from a list, so that listing and calling agree on every page and in every process.
 
 use std::borrow::Cow;
 
 use wildmatch::WildMatch;
 
-/// A name with at most one `*` in it, which stands for any text.
+/// A name with at most one `*`, which stands for any text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamePattern {
     head: Box<str>,
-    /// What follows the star; `None` without one.
+    /// The text after the star; `None` without one.
     tail: Option<Box<str>>,
 }
 
 impl NamePattern {
-    /// `None` for a text with two stars or with a `?`, of which nobody could tell what is carried over.
+    /// `None` for a text with two stars or with a `?`, where the carried-over part would be ambiguous.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let (head, tail) = match text.split_once('*') {
@@ -32,13 +31,13 @@ impl NamePattern {
         self.tail.is_some()
     }
 
-    /// Whether it is a star and nothing else.
+    /// Whether it is a single star.
     #[must_use]
     pub fn is_any(&self) -> bool {
         self.head.is_empty() && self.tail.as_deref() == Some("")
     }
 
-    /// Whether some name fits both.
+    /// Whether some name matches both.
     #[must_use]
     pub fn overlaps(&self, other: &Self) -> bool {
         match (&self.tail, &other.tail) {
@@ -51,7 +50,7 @@ impl NamePattern {
         }
     }
 
-    /// What the star stands for in a name that fits.
+    /// The text that the star matches in `name`.
     fn held<'n>(&self, name: &'n str) -> Option<&'n str> {
         match &self.tail {
             Some(tail) => name.strip_prefix(&*self.head)?.strip_suffix(&**tail),
@@ -64,35 +63,35 @@ impl NamePattern {
     }
 }
 
-/// What a rule does to the names that it is about.
+/// A rule's effect on the names that it matches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NameRule {
     /// Clients see the upstream's own name.
     Kept,
-    /// Clients see no such tool.
+    /// Clients do not see the tool.
     Hidden,
-    /// What the star of `from` stands for takes the place of the star of `to`. Both have one or none has.
+    /// The text matched by the star of `from` replaces the star of `to`. Both have a star, or neither does.
     Renamed { from: NamePattern, to: NamePattern },
 }
 
-/// How a tool of the upstream is shown.
+/// The client-visible name of an upstream's tool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PublishedName<'n> {
     Name(Cow<'n, str>),
-    /// The operator wants it hidden.
+    /// The operator hides it.
     Nothing,
-    /// Its name stands for another tool.
+    /// Its name belongs to another tool.
     Taken(Cow<'n, str>),
 }
 
-/// The rules of one upstream, by the upstream's own names: the first that fits decides.
+/// One upstream's rules, by its own tool names: the first match decides.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ToolNames {
     rules: Vec<(WildMatch, NameRule)>,
 }
 
 impl ToolNames {
-    /// Rules that keep every name are none.
+    /// Drops rules if all of them keep the names.
     #[must_use]
     pub fn new(rules: Vec<(WildMatch, NameRule)>) -> Self {
         match rules.iter().all(|(_, naming)| *naming == NameRule::Kept) {
@@ -101,13 +100,13 @@ impl ToolNames {
         }
     }
 
-    /// Whether every tool has its own name, and none is hidden.
+    /// Whether every tool keeps its own name, and none is hidden.
     #[must_use]
     pub const fn are_kept(&self) -> bool {
         self.rules.is_empty()
     }
 
-    /// What the rules are about, by the upstream's own names; none where every tool has its own.
+    /// The patterns of the rules, for the upstream's own names; empty if every tool keeps its name.
     pub fn patterns(&self) -> impl Iterator<Item = &WildMatch> {
         self.rules.iter().map(|(pattern, _)| pattern)
     }
@@ -118,7 +117,7 @@ impl ToolNames {
         self.rules.iter().any(|(_, naming)| *naming == NameRule::Hidden)
     }
 
-    /// How the upstream's tool `own` is shown.
+    /// The client-visible name of the upstream's tool `own`.
     #[must_use]
     pub fn shown<'n>(&self, own: &'n str) -> PublishedName<'n> {
         match self.named(own) {
@@ -128,9 +127,9 @@ impl ToolNames {
         }
     }
 
-    /// The upstream's own name of the tool that clients know as `shown`; `None` if they know of none by that name.
+    /// The upstream's own name of the tool that clients see as `shown`; `None` if there is no such tool.
     ///
-    /// A name that several tools could have is that of the first rule which gives it or keeps it.
+    /// If several tools could have a name, the first rule that gives or keeps it decides.
     #[must_use]
     pub fn own<'n>(&self, shown: &'n str) -> Option<Cow<'n, str>> {
         let leads_here = |own: &str| self.named(own).as_deref() == Some(shown);
@@ -211,7 +210,7 @@ mod tests {
             assert_eq!(found.as_deref(), shown, "{rules:?} {own}");
             match shown {
                 Some(shown) => assert_eq!(names.own(shown).as_deref(), Some(own), "{rules:?} {own}"),
-                // Another tool may be known by that name.
+                // Another tool may have that name.
                 None => assert_ne!(names.own(own).as_deref(), Some(own), "{rules:?} {own}"),
             }
         }
@@ -225,7 +224,7 @@ mod tests {
         let kept = names(&[("make_it", "="), ("generate_*", "make_*")]);
         assert_eq!(kept.own("make_it").as_deref(), Some("make_it"));
         assert_eq!(kept.shown("generate_it"), PublishedName::Taken(Cow::Borrowed("make_it")));
-        // A name that was given away is nobody's.
+        // A renamed tool's old name belongs to no tool.
         assert_eq!(renamed.own("generate_it"), None);
     }
 

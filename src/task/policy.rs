@@ -1,4 +1,4 @@
-//! Decides whether a call becomes a task: at once, after a grace period, or not at all.
+//! Decides whether a call becomes a task: at once, after a grace period, or never.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -8,34 +8,34 @@ use wildmatch::WildMatch;
 
 use super::Principal;
 
-/// What the operator says about a tool.
+/// The operator's task mode for a tool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TaskMode {
     /// Plain calls only.
     Never,
     /// A task once the call outlives the grace period.
     Auto,
-    /// A task before the upstream is called, for clients that can.
+    /// A task before the upstream is called, for clients that support tasks.
     Always,
     /// Only as a task.
     Required,
 }
 
-/// What becomes of a call that was in flight when the gateway ended, and cannot be taken up again.
+/// The treatment of a call that was in flight when the gateway ended, and cannot be resumed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AfterCrash {
-    /// It settles as a fault: nobody knows whether it ran.
+    /// It settles as a fault: it may or may not have run.
     #[default]
     Fail,
-    /// It is sent again where the tool's annotations say that this does no harm.
+    /// It is sent again if the tool's annotations call that harmless.
     RerunIfSafe,
     /// It is sent again.
     Rerun,
 }
 
 impl AfterCrash {
-    /// Whether a call may be sent again. `is_repeatable` is what the tool's annotations say: hints, which count only
-    /// where the operator lets them (GW-39).
+    /// Whether a call may be sent again. `is_repeatable` is the tool's annotation, a hint that counts only if the operator allows
+    /// it (GW-39).
     #[must_use]
     pub const fn may_rerun(self, is_repeatable: bool) -> bool {
         match self {
@@ -46,79 +46,79 @@ impl AfterCrash {
     }
 }
 
-/// What becomes of a question that comes before there is a handle.
+/// The treatment of a question that arrives before there is a handle.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EarlyInput {
-    /// It makes the handle, and is asked in the task.
+    /// It creates the handle, and is asked in the task.
     #[default]
     Task,
-    /// It is asked first, and the handle comes after the answer.
+    /// It is asked first, and the handle follows the answer.
     AskFirst,
 }
 
-/// What a client without tasks gets of a call that outlives its grace period.
+/// How a client without task support gets a call that outlives its grace period.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FallbackPolicy {
     /// The call is held to its end.
     #[default]
     Hold,
-    /// A result that says so; the rest is had by tools of the gateway's own.
+    /// A result points to the gateway's own task tools.
     Tools,
 }
 
-/// Bounds of a tool's calls that are there only where an operator sets them.
+/// Limits on a tool's calls that apply only if an operator sets them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CallLimits {
-    /// Largest arguments, as the client wrote them.
+    /// Maximum size of the arguments, as the client wrote them.
     pub arguments_bytes_max: Option<usize>,
-    /// How long the upstream may be silent before its answer begins; without it, what holds for all its calls.
+    /// Maximum silence of the upstream before its answer starts; by default, the upstream's limit applies.
     pub first_byte_max: Option<Duration>,
     /// The same between two parts of the answer.
     pub idle_max: Option<Duration>,
 }
 
-/// How a call with a list in it is run: as one call for each element.
+/// Splits a call with a list into one call for each element.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SplitRule {
-    /// The member of the arguments that is the list.
+    /// The argument that is the list.
     pub argument: Arc<str>,
-    /// Calls that run side by side.
+    /// Concurrent calls.
     pub parallel: NonZeroUsize,
-    /// Elements that a call may have.
+    /// Maximum number of elements.
     pub max: NonZeroUsize,
 }
 
-/// The rules for one tool, all of them decided.
+/// The resolved policy of one tool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ToolPolicy {
     pub mode: TaskMode,
     pub grace: Duration,
     pub ttl: Duration,
-    /// The longest `ttl` that a client may ask for.
+    /// The longest `ttl` that a client may request.
     pub ttl_max: Duration,
     pub keep_result_min: Duration,
     pub poll_interval: Duration,
-    /// The longest that the upstream call may run, from its dispatch.
+    /// The longest time that the upstream call may run, from its dispatch.
     pub deadline: Duration,
     pub early_input: EarlyInput,
     pub after_crash: AfterCrash,
-    /// How long a question waits for its answer; then the upstream is told that nobody will give one.
+    /// How long a question waits for its answer; then the upstream is notified that there will be none.
     pub input_deadline: Duration,
-    /// Largest result that is kept.
+    /// Maximum size of a stored result.
     pub result_bytes_max: usize,
-    /// What a client may hand to its model while the task runs; only 2025-11-25 has room for it.
+    /// A text that the client may give its model while the task runs; only 2025-11-25 supports it.
     pub immediate_response: Option<Arc<str>>,
     pub limits: CallLimits,
     pub fallback: FallbackPolicy,
-    /// Where calls with a list are split.
+    /// How calls with a list are split.
     pub split: Option<Arc<SplitRule>>,
 }
 
-/// Where anybody may come, whoever knows a task's id may read it: such ids live shortly.
+/// Without authentication, knowing a task's id suffices to read it: such tasks have a short `ttl`.
 pub const TTL_MAX_ANONYMOUS: Duration = Duration::from_secs(60 * 60);
 
 impl ToolPolicy {
-    /// The same rules for the tasks of `owner`: those of nobody in particular are kept for [`TTL_MAX_ANONYMOUS`] at most.
+    /// The policy for tasks of `owner`: those by unidentified clients are kept for [`TTL_MAX_ANONYMOUS`] at most.
     #[must_use]
     pub fn for_owner(self, owner: &Principal) -> Self {
         if owner.is_identified() {
@@ -129,35 +129,35 @@ impl ToolPolicy {
         Self { ttl, ttl_max, keep_result_min, ..self }
     }
 
-    /// Whether a client without tasks may be answered with a word of the call's task.
+    /// Whether a client without task support may get a result that points to the task tools.
     #[must_use]
     pub fn falls_back_to_tools(&self) -> bool {
         self.fallback == FallbackPolicy::Tools && self.mode != TaskMode::Never
     }
 
-    /// The same rules for such a client: it can answer questions only while it waits, so they come first.
+    /// The policy for such a client: questions come first, since it can answer them only while it waits.
     #[must_use]
     pub fn asking_first(self) -> Self {
         Self { early_input: EarlyInput::AskFirst, ..self }
     }
 }
 
-/// What to do with one call.
+/// The treatment of one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Plan {
     /// Hold the call and answer it.
     Direct,
-    /// Hold it for this long, then hand out a handle.
+    /// Hold it for this long, then return a handle.
     Grace(Duration),
-    /// Hand out a handle before the upstream is called.
+    /// Return a handle before the upstream is called.
     Task,
-    /// Only works as a task, and this client cannot have one.
+    /// The tool works only as a task, which this client does not support.
     Refuse,
 }
 
 impl Plan {
-    /// The same for a tool that no list names: no handle before this grace is over. The server may refuse the call at once, and a
-    /// task that can only fail helps no client (T-72).
+    /// The plan for an unlisted tool: no handle before this grace period is over. The server may reject the call at once, and a
+    /// task that can only fail is of no use to a client (T-72).
     #[must_use]
     pub fn waiting(self, grace: Duration) -> Self {
         if self == Self::Task { Self::Grace(grace) } else { self }
@@ -165,8 +165,8 @@ impl Plan {
 }
 
 impl TaskMode {
-    /// Decides for one call. `takes_tasks` says whether this request may be answered with a handle
-    /// and whether the answer may wait for a grace period.
+    /// Plans one call. `takes_tasks` says whether this request may be answered with a handle and whether the answer may wait for
+    /// a grace period.
     #[must_use]
     pub const fn plan(self, takes_tasks: HandleSupport, grace: Duration) -> Plan {
         match (self, takes_tasks) {
@@ -180,54 +180,53 @@ impl TaskMode {
     }
 }
 
-/// What kind of handle a request can be answered with.
+/// How a request can be answered with a handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HandleSupport {
     No,
-    /// Leaves it to the gateway, so that a fast call may stay plain (the extension).
+    /// The gateway decides, so that a fast call stays plain (the extension).
     AfterGrace,
-    /// Asked for a task and must get one, however fast the call is (2025-11-25, T-79).
+    /// The client requested a task and must get one, however fast the call is (2025-11-25, T-79).
     AtOnce,
-    /// Knows no tasks: a result that speaks of one stands for the handle ([`FallbackPolicy::Tools`]). Tools are never made
-    /// tasks at once for it, as what is quick needs no second call then.
+    /// The client knows no tasks: a result that points to the task tools replaces the handle ([`FallbackPolicy::Tools`]). Its
+    /// calls never become tasks at once, since a fast one needs no second call.
     ByTools,
 }
 
-/// The rules of one upstream: patterns in order, the first match wins.
+/// One upstream's policies: the first matching pattern decides.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ToolRules {
     pub patterns: Vec<(WildMatch, ToolPolicy)>,
-    /// What holds for a tool that no pattern names.
+    /// The policy of a tool without a matching pattern.
     pub default: ToolPolicy,
 }
 
 impl ToolRules {
-    /// Whether a tool runs as a task, by the name that clients see.
+    /// A tool's task mode, by its client-visible name.
     #[must_use]
     pub fn mode_of(&self, tool: &str) -> TaskMode {
         self.rule(tool).mode
     }
 
-    /// The bounds of a tool's calls, by the name that clients see.
+    /// A tool's call limits, by its client-visible name.
     #[must_use]
     pub fn limits_of(&self, tool: &str) -> CallLimits {
         self.rule(tool).limits
     }
 
-    /// Whether a call of this tool may be answered with a word of its task, where its client knows none; by the name
-    /// that clients see.
+    /// Whether a call of this tool may get a result that points to the task tools; by its client-visible name.
     #[must_use]
     pub fn falls_back_to_tools(&self, tool: &str) -> bool {
         self.rule(tool).falls_back_to_tools()
     }
 
-    /// Whether calls of any tool may.
+    /// The same for any tool.
     #[must_use]
     pub fn any_falls_back_to_tools(&self) -> bool {
         self.default.falls_back_to_tools() || self.patterns.iter().any(|(_, policy)| policy.falls_back_to_tools())
     }
 
-    /// How calls of a tool are split, by the name that clients see.
+    /// How a tool's calls are split, by its client-visible name.
     #[must_use]
     pub fn split_of(&self, tool: &str) -> Option<&Arc<SplitRule>> {
         self.rule(tool).split.as_ref()
@@ -239,13 +238,13 @@ impl ToolRules {
         self.default.split.is_some() || self.patterns.iter().any(|(_, policy)| policy.split.is_some())
     }
 
-    /// What holds for a tool, by the name that clients see.
+    /// A tool's policy, by its client-visible name.
     #[must_use]
     pub fn rule(&self, tool: &str) -> &ToolPolicy {
         self.patterns.iter().find(|(pattern, _)| pattern.matches(tool)).map_or(&self.default, |(_, policy)| policy)
     }
 
-    /// The policy of a tool, by the name that clients see.
+    /// A clone of a tool's policy, by its client-visible name.
     #[must_use]
     pub fn policy_of(&self, tool: &str) -> ToolPolicy {
         self.rule(tool).clone()

@@ -1,4 +1,4 @@
-//! Defines whose task it is.
+//! Defines the owner of a task.
 
 use std::fmt;
 use std::fmt::Write as _;
@@ -6,45 +6,45 @@ use std::sync::{Arc, LazyLock};
 
 use super::digest::digest;
 
-/// The scheme of those who are known by a credential for the server behind.
+/// The scheme of principals with an unchecked upstream credential.
 const UNCHECKED: &str = "cred:";
-/// The scheme of those who hold a key.
+/// The scheme of principals with a key.
 const KEY: &str = "key:";
 const ANONYMOUS: &str = "anon";
-/// What stands for those at one address in counts, who are nobody in particular all the same.
+/// The prefix for anonymous requests from one address, when they are counted.
 const AT_ADDRESS: &str = "anon@";
 const READER: &str = "operator:read";
 const ACTOR: &str = "operator:act";
 
-/// What an operator who comes with a token may do.
+/// The rights of an operator's token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OperatorRight {
-    /// Look at everything that operators are shown.
+    /// Read everything that operators can see.
     Read,
-    /// Change it, too.
+    /// Also change it.
     Act,
 }
 
-/// The verified identity behind a request. Part of every task's key.
+/// The verified identity of a request. Part of every task's key.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Principal(Arc<str>);
 
 impl Principal {
-    /// The one person behind a loopback listener without authentication (T-22).
+    /// The single user of a loopback listener without authentication (T-22).
     #[must_use]
     pub fn local() -> Self {
         static LOCAL: LazyLock<Principal> = LazyLock::new(|| Principal::new("local"));
         LOCAL.clone()
     }
 
-    /// Nobody in particular: the task id is then a bearer secret.
+    /// An unidentified client: the task id is then a bearer secret.
     #[must_use]
     pub fn anonymous() -> Self {
         Self::new(ANONYMOUS)
     }
 
-    /// Whoever sends this credential, which nobody has checked here: all who have it are one to the server behind, too.
-    /// Kept is its digest alone.
+    /// A client with a credential for the upstream, which the gateway does not check. Clients with the same credential are one
+    /// principal, as for the upstream. Only its digest is kept.
     #[must_use]
     pub fn bearing(credential: &[u8]) -> Self {
         let mut text = String::from(UNCHECKED);
@@ -54,13 +54,13 @@ impl Principal {
         Self::new(&text)
     }
 
-    /// Whoever holds a key of the gateway's, by the id that the configuration gives them.
+    /// The holder of a gateway key, by the key's id in the configuration.
     #[must_use]
     pub fn holding(id: &str) -> Self {
         Self::new(&format!("{KEY}{id}"))
     }
 
-    /// An operator who came with a token.
+    /// An operator with a token.
     #[must_use]
     pub fn operator(may: OperatorRight) -> Self {
         Self::new(match may {
@@ -69,20 +69,19 @@ impl Principal {
         })
     }
 
-    /// Whether an operator may change what is shown: where nobody is asked for a token, all may.
+    /// Whether an operator may make changes. Without operator tokens, all may.
     #[must_use]
     pub fn may_act(&self) -> bool {
         &*self.0 != READER
     }
 
-    /// An identity in its written form, with the scheme in front (`key:…`, `jwt:…`).
+    /// An identity in its written form, with a scheme prefix (`key:…`, `jwt:…`).
     #[must_use]
     pub fn new(text: &str) -> Self {
         Self(Arc::from(text))
     }
 
-    /// What requests of this principal are counted as: where it is nobody in particular, all from one address are one. Owns
-    /// nothing.
+    /// The principal that requests are counted for: anonymous ones are counted by address. It owns no tasks.
     #[must_use]
     pub fn counted_at(&self, address: Option<impl fmt::Display>) -> Self {
         match address {
@@ -91,26 +90,25 @@ impl Principal {
         }
     }
 
-    /// The id that the configuration gives the holder of a key.
+    /// The key's id in the configuration.
     #[must_use]
     pub fn key_id(&self) -> Option<&str> {
         self.0.strip_prefix(KEY)
     }
 
-    /// The address that stands for those who are nobody in particular, where requests are counted.
+    /// The address by which anonymous requests are counted.
     #[must_use]
     pub fn address(&self) -> Option<&str> {
         self.0.strip_prefix(AT_ADDRESS)
     }
 
-    /// Whether it is made of a credential that nobody has checked here, or of an address: whoever likes can be any number of
-    /// such.
+    /// Whether it is an unchecked credential or an address: one client can have any number of them.
     #[must_use]
     pub fn is_unchecked(&self) -> bool {
         self.0.starts_with(UNCHECKED) || self.0.starts_with(AT_ADDRESS)
     }
 
-    /// Whether it is somebody in particular, so that a list of tasks is that person's alone (T-22, T-43).
+    /// Whether it identifies a client, so that its task list is private (T-22, T-43).
     #[must_use]
     pub fn is_identified(&self) -> bool {
         &*self.0 != ANONYMOUS
@@ -132,7 +130,7 @@ impl fmt::Debug for Principal {
 mod tests {
     use super::*;
 
-    /// It stands in stores: never to change.
+    /// Stored, so it must never change.
     #[test]
     fn a_credential_is_one_person_in_every_version_and_is_not_kept() {
         let ada = Principal::bearing(b"Bearer ada");

@@ -1,4 +1,4 @@
-//! Defines what one principal sees and calls, of what all are served.
+//! Defines which upstreams and tools a principal may use.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use wildmatch::WildMatch;
 
 use super::Principal;
 
-/// What one principal may use. Where nothing is said of upstreams or of tools, all of them.
+/// One principal's upstreams and tools. `None` allows all.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PrincipalAccess {
     /// By name.
@@ -21,7 +21,7 @@ impl PrincipalAccess {
     }
 }
 
-/// What the names of tools must fit, as clients know them: one of several patterns, with `*` and `?`.
+/// Patterns with `*` and `?` for client-visible tool names. A name has to match one.
 #[derive(Clone, Debug)]
 pub struct ToolPatterns {
     texts: BTreeSet<Arc<str>>,
@@ -49,7 +49,7 @@ impl Eq for ToolPatterns {}
 pub struct ToolAccess(Option<Arc<ToolPatterns>>);
 
 impl ToolAccess {
-    /// Whether some tool may be out of reach.
+    /// Whether the principal's tools are restricted.
     #[must_use]
     pub const fn is_narrowed(&self) -> bool {
         self.0.is_some()
@@ -61,10 +61,10 @@ impl ToolAccess {
     }
 }
 
-/// What each principal may use.
+/// The permissions of all principals.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PrincipalAccessTable {
-    /// Of those who may not use everything.
+    /// Restricted principals.
     pub own: HashMap<Principal, PrincipalAccess>,
 }
 
@@ -79,7 +79,7 @@ impl PrincipalAccessTable {
         ToolAccess(self.own.get(principal).and_then(|own| own.tools.clone()))
     }
 
-    /// Whether a principal may use what a task of its own was made with.
+    /// Whether a principal may still use the upstream and tool of its task.
     #[must_use]
     pub fn has_tool(&self, principal: &Principal, upstream: &str, tool: &str) -> bool {
         self.has_upstream(principal, upstream) && self.tools_of(principal).has(tool)
@@ -94,7 +94,7 @@ mod tests {
         texts.iter().map(|text| Arc::from(*text)).collect()
     }
 
-    /// What a key has beside it, an upstream and a tool, and whether its holder may use both.
+    /// A key's upstreams and tools; an upstream and a tool, and whether the key's holder may use both.
     #[test]
     fn whoever_has_lists_uses_what_fits_both_and_everybody_else_uses_all() {
         let ada = Principal::holding("ada");

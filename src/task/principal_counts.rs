@@ -1,4 +1,4 @@
-//! Counts what is held of a bounded resource, in all and by each principal.
+//! Counts the use of a limited resource, in total and by principal.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -6,7 +6,7 @@ use std::num::NonZeroUsize;
 
 use super::Principal;
 
-/// How much is held. Knows only principals that hold something, so that it is never larger than what it counts.
+/// Amounts in use. Keeps an entry only for principals with a nonzero amount.
 #[derive(Debug, Default)]
 pub struct PrincipalCounts {
     all: usize,
@@ -14,35 +14,35 @@ pub struct PrincipalCounts {
 }
 
 impl PrincipalCounts {
-    /// What all principals hold together.
+    /// The total of all principals.
     #[must_use]
     pub const fn all(&self) -> usize {
         self.all
     }
 
-    /// What one principal holds.
+    /// One principal's amount.
     #[must_use]
     pub fn of(&self, owner: &Principal) -> usize {
         self.by_owner.get(owner).copied().unwrap_or(0)
     }
 
-    /// Counts one more. Bounds are its caller's.
+    /// Adds one. The caller checks the limits.
     pub fn add(&mut self, owner: &Principal) {
         self.add_many(owner, NonZeroUsize::MIN);
     }
 
-    /// Counts so many more.
+    /// Adds a number.
     pub fn add_many(&mut self, owner: &Principal, number: NonZeroUsize) {
         self.all += number.get();
         *self.by_owner.entry(owner.clone()).or_default() += number.get();
     }
 
-    /// Takes back one that was counted.
+    /// Subtracts one.
     pub fn remove(&mut self, owner: &Principal) {
         self.remove_many(owner, NonZeroUsize::MIN);
     }
 
-    /// Takes back so many that were counted.
+    /// Subtracts a number.
     pub fn remove_many(&mut self, owner: &Principal, number: NonZeroUsize) {
         if let Entry::Occupied(mut own) = self.by_owner.entry(owner.clone()) {
             self.all -= number.get();
@@ -53,7 +53,7 @@ impl PrincipalCounts {
         }
     }
 
-    /// Whether nobody holds anything, and nobody is remembered.
+    /// Whether all amounts are zero.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.all == 0 && self.by_owner.is_empty()

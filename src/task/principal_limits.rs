@@ -1,4 +1,4 @@
-//! Defines what one principal may have and do, beside what all may together.
+//! Defines each principal's limits, beside the total limits.
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;
@@ -9,30 +9,30 @@ const REQUESTS_PER_SECOND: NonZeroU32 = NonZeroU32::new(50).unwrap();
 const REQUESTS_BURST: NonZeroU32 = NonZeroU32::new(100).unwrap();
 const POLLS_PER_TASK: NonZeroU32 = NonZeroU32::new(2).unwrap();
 
-/// The bounds of one principal. Where nobody is asked for credentials, requests, polls and streams are counted by address.
+/// One principal's limits. Without authentication, requests, polls and streams are counted by address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrincipalLimits {
     /// Requests other than polls.
     pub requests_per_second: NonZeroU32,
-    /// How many of them may come at once.
+    /// The burst of such requests.
     pub requests_burst: NonZeroU32,
-    /// Polls a second for each unfinished task, and [`PrincipalLimits::POLLS_BESIDES`] besides.
+    /// Polls per second for each unfinished task, in addition to [`PrincipalLimits::POLLS_BESIDES`].
     pub polls_per_task: NonZeroU32,
-    /// Unsettled tasks, reserved places included.
+    /// Unsettled tasks, including reserved ones.
     pub tasks_max: usize,
-    /// Bytes of all its rows in the store. Several results that come at once may pass it together.
+    /// Total size of its rows in the store. Several concurrent results may exceed it together.
     pub stored_bytes_max: usize,
-    /// Bytes that answers to it may hold until it has read them.
+    /// Bytes of answers that it has not read yet.
     pub answer_bytes_max: usize,
-    /// Open streams of notifications; of HTTP+SSE clients [`PrincipalLimits::SSE_STREAMS`] times as many.
+    /// Open notification streams; HTTP+SSE clients get [`PrincipalLimits::SSE_STREAMS`] times as many.
     pub streams_max: usize,
     pub places: PlaceShare,
 }
 
 impl PrincipalLimits {
-    /// Polls a second that everybody may make.
+    /// Polls per second for every principal, besides those for its tasks.
     pub const POLLS_BESIDES: u32 = 50;
-    /// A stream of HTTP+SSE is the whole session of its client, so there are more of them.
+    /// An HTTP+SSE stream carries a whole session, so more of them are allowed.
     pub const SSE_STREAMS: usize = 4;
 }
 
@@ -51,8 +51,8 @@ impl Default for PrincipalLimits {
     }
 }
 
-/// Of a server's places for calls, of its queue and of its processes: how many one of several principals may have, in per
-/// cent. The rest is for the others.
+/// The percentage of a server's call permits, queue and processes that one of several principals may use. The rest is for the
+/// others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlaceShare(u8);
 
@@ -63,7 +63,7 @@ impl Default for PlaceShare {
 }
 
 impl PlaceShare {
-    /// All of them.
+    /// The whole capacity.
     pub const WHOLE: Self = Self(100);
 
     /// `None` unless it is from 1 to 100.
@@ -75,7 +75,7 @@ impl PlaceShare {
         }
     }
 
-    /// How many of `max` that is: rounded up, so that there is always one and of fewer than four nothing is set aside.
+    /// The share of `max`, rounded up: it is at least one, and of fewer than four it is all.
     #[must_use]
     pub fn of(self, max: usize) -> usize {
         let rest = max / 100 * usize::from(100 - self.0) + max % 100 * usize::from(100 - self.0) / 100;
@@ -83,12 +83,12 @@ impl PlaceShare {
     }
 }
 
-/// What each principal may have.
+/// The limits of all principals.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PrincipalLimitTable {
-    /// Bytes that answers to all of them may hold.
+    /// Bytes of unread answers to all principals.
     pub answer_bytes_max: usize,
-    /// Of those who have no limits of their own.
+    /// The limits of principals without an entry.
     pub others: PrincipalLimits,
     pub own: HashMap<Principal, PrincipalLimits>,
 }
@@ -100,7 +100,7 @@ impl Default for PrincipalLimitTable {
 }
 
 impl PrincipalLimitTable {
-    /// The one person behind a loopback listener has nobody beside, for whom places were kept.
+    /// The single user of a loopback listener shares permits with no other principal.
     #[must_use]
     pub fn of(&self, principal: &Principal) -> PrincipalLimits {
         match self.own.get(principal) {

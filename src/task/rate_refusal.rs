@@ -1,4 +1,4 @@
-//! Defines why a request came too often.
+//! Defines why a request exceeds a rate limit.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -6,22 +6,22 @@ use std::time::Duration;
 
 use super::{Executed, GatewayFault, Principal, Reason};
 
-/// The bound that was met.
+/// The exceeded limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RateBound {
     Requests {
         per_second: NonZeroU32,
         burst: NonZeroU32,
     },
-    /// By as many tasks as there are at the moment.
+    /// Depends on the current number of tasks.
     Polls {
         per_second: u32,
     },
-    /// Task ids that are not there.
+    /// Requests for missing task ids.
     UnknownTasks {
         per_minute: NonZeroU32,
     },
-    /// Too many principals ask at a time.
+    /// Too many principals at the same time.
     Principals,
 }
 
@@ -42,13 +42,13 @@ impl fmt::Display for RateBound {
     }
 }
 
-/// Why a request is refused. Nothing was done.
+/// Why a request is refused. It had no effect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RateRefusal {
     pub bound: RateBound,
-    /// Whose requests are counted together.
+    /// The principal that the requests are counted for.
     pub whom: Principal,
-    /// When a repetition has a chance.
+    /// When a retry may succeed.
     pub wait: Duration,
 }
 
@@ -66,7 +66,7 @@ impl fmt::Display for RateRefusal {
             return write!(f, "{}", self.bound);
         }
         write!(f, "{}, for ", self.bound)?;
-        // Who it is that asks, they know.
+        // The client knows its own credential.
         match self.whom.key_id() {
             Some(id) => write!(f, "the key `{id}`"),
             None if self.whom.address().is_some() || !self.whom.is_identified() => f.write_str("each address"),

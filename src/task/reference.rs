@@ -5,11 +5,11 @@ use std::fmt;
 use super::digest::{Digest, digest, hex};
 use super::{Principal, TaskKey};
 
-/// Digits of a short digest: 48 bits, so that a hundred thousand tasks hardly ever share one.
+/// Digits of a short digest: 48 bits, so that a hundred thousand tasks rarely share one.
 pub const SHORT: usize = 12;
 
-/// What operators call a task by: [`SHORT`] hex digits. The same in every life of the process; the id, which may be a
-/// bearer secret (T-22) and has 128 random bits, cannot be guessed from it.
+/// A task's name for operators: [`SHORT`] hex digits. Constant across restarts; the id, which may be a bearer secret (T-22),
+/// cannot be guessed from it, as it has 128 random bits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ShortReference(pub [u8; SHORT / 2]);
 
@@ -23,7 +23,7 @@ impl ShortReference {
         Self(first)
     }
 
-    /// Reads the one spelling that [`fmt::Display`] writes.
+    /// Parses the spelling that [`fmt::Display`] writes.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let digit = |byte: u8| match byte {
@@ -54,7 +54,7 @@ impl fmt::Debug for ShortReference {
     }
 }
 
-/// A task as logs show it: by the reference that `taskgate tasks` takes. The digest is made only where the line is written.
+/// A task in logs: the reference that `taskgate tasks` takes. The digest is computed only when the line is written.
 #[derive(Clone, Copy, Debug)]
 pub struct LoggedTask<'a>(pub &'a TaskKey);
 
@@ -64,8 +64,8 @@ impl fmt::Display for LoggedTask<'_> {
     }
 }
 
-/// What operators see of a principal, the same for all tasks of one: the id that the configuration gives its key, which is
-/// no secret, the address that stands for nobody in particular, or [`SHORT`] hex digits.
+/// A principal's name for operators: the id of its key in the configuration, which is no secret; the address of an anonymous
+/// client; or [`SHORT`] hex digits.
 #[must_use]
 pub fn principal_reference(principal: &Principal) -> String {
     if let Some(shown) = principal.key_id().or_else(|| principal.address()) {
@@ -74,7 +74,7 @@ pub fn principal_reference(principal: &Principal) -> String {
     short(&digest([b"principal", principal.as_str().as_bytes()]))
 }
 
-/// A principal as logs show it, by its reference. The digest is made only where the line is written.
+/// A principal's reference in logs. The digest is computed only when the line is written.
 #[derive(Clone, Copy, Debug)]
 pub struct LoggedPrincipal<'a>(pub &'a Principal);
 
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
     use crate::task::TaskId;
 
-    /// Written down by operators and in logs: never to change.
+    /// Recorded by operators and in logs, so they must never change.
     #[test]
     fn references_are_the_same_in_every_version() {
         let key = TaskKey { owner: Principal::local(), id: TaskId::from_bits(1) };

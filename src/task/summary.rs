@@ -1,5 +1,4 @@
-//! Defines what lists show of a task: everything about it but what its client and its upstream said to each other at
-//! length.
+//! Summaries of tasks for lists: all fields except the payloads of client and upstream.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,8 +8,8 @@ use super::{
 };
 use crate::wire::one_line::{first_text, status_text};
 
-/// A task without arguments, questions, answers and outcome, so that a list can neither show nor carry them. Takes a
-/// few kilobytes at most, whatever the task holds, and 16 bytes for each child.
+/// A task without arguments, questions, answers and outcome, so that a list cannot reveal or carry them. Takes a few kilobytes at
+/// most, plus 16 bytes for each child.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Summary {
     pub key: TaskKey,
@@ -23,7 +22,7 @@ pub struct Summary {
     pub phase: SummaryPhase,
     /// As in [`Task`].
     pub status_message: Option<Arc<str>>,
-    /// What a failed outcome says of itself, as one line; `None` for a fault of the gateway's own.
+    /// A failed outcome's text in one line; `None` for the gateway's own faults.
     pub failure: Option<Arc<str>>,
     /// As in [`Task`].
     pub chosen: Option<ChosenId>,
@@ -31,7 +30,7 @@ pub struct Summary {
     pub tree: TreePlace,
 }
 
-/// [`Phase`] without what is in it.
+/// [`Phase`] without its payloads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SummaryPhase {
     Queued,
@@ -40,21 +39,21 @@ pub enum SummaryPhase {
     Returned {
         is_error: bool,
     },
-    /// The upstream answered a JSON-RPC error.
+    /// The upstream answered with a JSON-RPC error.
     Refused,
     /// The gateway has no answer.
     Faulted(GatewayFault),
     Cancelled,
 }
 
-/// [`SummaryPhase`] without what it carries: what lists are filtered by.
+/// [`SummaryPhase`] without its data, which lists filter by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PhaseKind {
     Queued,
     Working,
     AwaitingInput,
     Returned,
-    /// A result of which the tool says that it failed.
+    /// The tool reported an error in its result.
     ReturnedError,
     Refused,
     Faulted,
@@ -73,7 +72,7 @@ impl PhaseKind {
         Self::Cancelled,
     ];
 
-    /// Stores keep it; numbers are never given out twice.
+    /// The number that stores keep; numbers are never reused.
     #[must_use]
     pub const fn number(self) -> u8 {
         match self {
@@ -128,7 +127,7 @@ impl SummaryPhase {
     }
 }
 
-/// What a task's outcome says of itself, if it failed. Takes time in proportion to a failed outcome, and none for others.
+/// A failed outcome's text. Takes time in proportion to a failed outcome, and none for others.
 #[must_use]
 pub fn failure_line(task: &Task) -> Option<Arc<str>> {
     match &task.phase {
@@ -144,13 +143,13 @@ pub fn failure_line(task: &Task) -> Option<Arc<str>> {
 }
 
 impl Summary {
-    /// Takes time in proportion to a failed outcome (see [`failure_line`]).
+    /// Summarizes a task. Takes time in proportion to a failed outcome (see [`failure_line`]).
     #[must_use]
     pub fn of(task: &Task) -> Self {
         Self::with_failure(task, failure_line(task))
     }
 
-    /// Of a task whose failed outcome is known to say this of itself.
+    /// Summarizes a task with a known failure text.
     #[must_use]
     pub fn with_failure(task: &Task, failure: Option<Arc<str>>) -> Self {
         Self {
@@ -169,7 +168,7 @@ impl Summary {
         }
     }
 
-    /// The moment from which the task is gone.
+    /// When the task expires.
     #[must_use]
     pub fn expires_at(&self) -> Timestamp {
         self.created_at.after(self.ttl)
@@ -180,13 +179,13 @@ impl Summary {
         self.phase.is_settled()
     }
 
-    /// Whether nobody can find the task any more.
+    /// Whether the task has expired.
     #[must_use]
     pub fn is_gone(&self, now: Timestamp) -> bool {
         self.is_settled() && self.expires_at() <= now
     }
 
-    /// What it takes in memory, about.
+    /// Its approximate size in memory.
     #[must_use]
     pub fn bytes(&self) -> usize {
         let text = |text: &Option<Arc<str>>| text.as_ref().map_or(0, |text| text.len());

@@ -1,4 +1,4 @@
-//! Defines time as the core sees it: a number that a caller hands in.
+//! Time as the core sees it: a number from the caller.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,19 +19,19 @@ impl Timestamp {
         self.0
     }
 
-    /// The moment `span` later; saturates far in the future.
+    /// The time `span` later; saturates far in the future.
     #[must_use]
     pub fn after(self, span: Duration) -> Self {
         Self(self.0.saturating_add(millis(span)))
     }
 
-    /// The moment `span` earlier; 1970 at the earliest.
+    /// The time `span` earlier; 1970 at the earliest.
     #[must_use]
     pub fn before(self, span: Duration) -> Self {
         Self(self.0.saturating_sub(millis(span)))
     }
 
-    /// Time since `earlier`; zero if that lies ahead.
+    /// The time since `earlier`; zero if that is later.
     #[must_use]
     pub const fn since(self, earlier: Self) -> Duration {
         Duration::from_millis(self.0.saturating_sub(earlier.0))
@@ -41,7 +41,7 @@ impl Timestamp {
 impl fmt::Display for Timestamp {
     /// RFC 3339 with milliseconds and `Z` (T-63).
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // humantime refuses years past 9999; no clock of ours shows one.
+        // humantime rejects years past 9999, which no real clock shows.
         let last = Duration::from_secs(253_402_300_799);
         let at = UNIX_EPOCH + Duration::from_millis(self.0).min(last);
         humantime::format_rfc3339_millis(at).fmt(f)
@@ -54,7 +54,7 @@ pub fn millis(span: Duration) -> u64 {
     u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Where time comes from. Everything that decides by time asks this, so that tests can move it.
+/// The source of time for every time-based decision, so that tests can control it.
 pub trait Clock: Send + Sync + fmt::Debug {
     fn now(&self) -> Timestamp;
 }
@@ -71,17 +71,16 @@ impl Clock for SystemClock {
     }
 }
 
-/// The time of tasks within one life of the process: the wall clock is read once, at the beginning, and from then on
-/// only what has passed counts. Whoever sets the wall clock, forwards, back or bit by bit, ends no task early, extends
-/// none, and no time that was shown is followed by an earlier one (F58). It begins at the latest time
-/// that an earlier life knew of, so that nothing comes back that was gone.
+/// The task clock of one process: it reads the wall clock once, at startup, and then counts elapsed time. Setting or adjusting
+/// the wall clock ends no task early, extends none, and never lets a shown time go back (F58). It starts no earlier than the last
+/// time known to an earlier process, so that no expired task returns.
 pub struct SteadyClock<E> {
     begin: Timestamp,
     elapsed: E,
 }
 
 impl<E: Fn() -> Duration + Send + Sync> SteadyClock<E> {
-    /// `elapsed` is what has passed since `begin`, by a clock that nobody sets.
+    /// `elapsed` is the time since `begin`, on a clock that is never set.
     #[must_use]
     pub const fn new(begin: Timestamp, elapsed: E) -> Self {
         Self { begin, elapsed }

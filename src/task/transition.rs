@@ -1,4 +1,4 @@
-//! Changes a task: the one function that does.
+//! The one function that changes a task.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,49 +10,49 @@ use super::{
 };
 use crate::wire::Payload;
 
-/// Something that happened to a task.
+/// An event in a task's life cycle.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// A place at the upstream is free; the call is about to be sent. `call` is what is kept of it from here on.
+    /// The upstream has a free permit, and the call is about to be sent. `call` is kept for recovery.
     Dispatched {
         attempt: Attempt,
         call: Option<StoredCall>,
     },
-    /// A later life of the process takes up a call that was in flight: what follows may reach the upstream.
+    /// A later process resumes a call that was in flight: further requests may reach the upstream.
     TakenUp {
         attempt: Attempt,
     },
-    /// The call is about to be sent again as a try of its own, since the one under way is lost.
+    /// The call is about to be sent again as a new try, since the current one is lost.
     Resent {
         attempt: Attempt,
     },
-    /// The upstream gave a sign of a call that was taken up.
+    /// The upstream gave a sign of a resumed call.
     Alive {
         attempt: Attempt,
     },
-    /// The exchange can be taken up at another place than before; `None` if it cannot be.
+    /// The exchange has a new resumption point; `None` if it cannot be resumed.
     Checkpointed {
         attempt: Attempt,
         resume: Option<Payload>,
     },
-    /// An answer is about to be handed over: from here on it may have arrived.
+    /// An answer is about to be delivered: from here on it may have arrived.
     Delivering {
         attempt: Attempt,
         ask: Payload,
     },
-    /// The upstream of a settled task was told that nobody wants the result, or cannot be.
+    /// The upstream of a settled task was notified that the result is unwanted, or cannot be.
     Told,
-    /// The upstream said how far it is.
+    /// The upstream reported progress.
     Progressed {
         attempt: Attempt,
         message: Arc<str>,
     },
-    /// The upstream asks the client something.
+    /// The upstream asks the client a question.
     Asked {
         attempt: Attempt,
         question: Question,
     },
-    /// The upstream no longer wants an answer.
+    /// The upstream withdrew a question.
     Withdrawn {
         attempt: Attempt,
         ask: Payload,
@@ -70,19 +70,19 @@ pub enum Event {
         attempt: Attempt,
         failure: Failure,
     },
-    /// The task has subtasks, whose rows are there (SUB-03, SUB-12).
+    /// The task has new subtasks with stored rows (SUB-03, SUB-12).
     ChildrenAdded {
         children: Vec<TaskId>,
     },
     /// A hidden task gets a handle.
     Revealed,
     CancelRequested,
-    /// The task's time is over before its call was.
+    /// The task's `ttl` passed before its call ended.
     TtlElapsed,
 }
 
 impl Event {
-    /// Whether the event speaks of a try that is no longer the one under way.
+    /// Whether the event belongs to an earlier try.
     fn is_stale(&self, current: Attempt) -> bool {
         match self {
             Self::Dispatched { attempt, .. }
@@ -106,23 +106,24 @@ impl Event {
     }
 }
 
-/// What must be done because of a change. Each can be found again from the stored state.
+/// A required action after a change. Each can be derived again from the stored state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// Nothing but to keep the row: no client can see the change.
+    /// Store the row only: the change is invisible to clients.
     Keep,
-    /// Tell those who wait.
+    /// Notify waiting requests.
     NotifyWatchers,
-    /// Give answers to the upstream: how it named each question, and the answer.
+    /// Deliver answers to the upstream, each with the exchange's name of the question.
     Deliver(Vec<(Payload, Answer)>),
-    /// Tell the upstream that nobody wants the result, and let go of the exchange.
+    /// Notify the upstream that the result is unwanted, and release the exchange.
     Abandon,
 }
 
 /// Applies one event. Pure and total: no clock, no I/O, no error.
 ///
-/// An event that no longer applies (the task is settled, the event belongs to another attempt, the
-/// question is not open) returns the task unchanged and no effects. What a client can see of a settled task never
+/// An event that does not apply (the task is settled, the event belongs to another attempt, the question is not open) returns the
+/// task unchanged and no effects. A client's view of a settled task never changes: only the notification of its upstream is still
+/// recorded.
 /// changes: all that is left to note of it is that its upstream was told.
 #[must_use]
 pub fn transition(mut task: Task, event: Event, now: Timestamp) -> (Task, Vec<Effect>) {
@@ -197,17 +198,17 @@ pub fn transition(mut task: Task, event: Event, now: Timestamp) -> (Task, Vec<Ef
     (task, effects)
 }
 
-/// How a task ends whose time is over.
+/// The outcome of a task past its `ttl`.
 const fn expiry(task: &Task) -> Outcome {
     let executed = if matches!(task.phase, Phase::Queued) { Executed::No } else { Executed::Unknown };
     Outcome::Faulted(Failure::Gateway(GatewayFault::new(Reason::TtlExpired, executed)))
 }
 
-/// Notes what only a later life of the process looks at; whether there was anything to note.
+/// Records recovery state; returns whether it changed.
 fn note(task: &mut Task, event: Event) -> bool {
     let recovery = &mut task.recovery;
     match event {
-        // A queued call was never in flight, however many lives end while it waits.
+        // A queued call was never in flight, however many processes end while it waits.
         Event::TakenUp { .. } if matches!(task.phase, Phase::Queued) => return false,
         Event::TakenUp { .. } => recovery.crashes = recovery.crashes.saturating_add(1),
         Event::Alive { .. } if recovery.crashes == 0 => return false,
@@ -236,7 +237,7 @@ fn note(task: &mut Task, event: Event) -> bool {
     true
 }
 
-/// Takes a question off the task; whether it was open.
+/// Removes a question; returns whether it was open.
 fn withdraw(task: &mut Task, ask: &Payload) -> bool {
     let mut open = take_open(&mut task.phase);
     let before = open.len();
@@ -246,7 +247,7 @@ fn withdraw(task: &mut Task, ask: &Payload) -> bool {
     changed
 }
 
-/// Closes the questions that are answered; how the exchange names each, and the answer.
+/// Closes answered questions; returns the exchange's name of each, with the answer.
 fn answer(task: &mut Task, answers: BTreeMap<InputKey, Answer>) -> Vec<(Payload, Answer)> {
     let mut open = take_open(&mut task.phase);
     let delivered = answers
@@ -257,7 +258,7 @@ fn answer(task: &mut Task, answers: BTreeMap<InputKey, Answer>) -> Vec<(Payload,
     delivered
 }
 
-/// Begins another try: nothing of the one before holds any more, and what it asked is asked anew.
+/// Starts a new try: the state of the last one is void, and its questions are asked again.
 fn resend(task: &mut Task, now: Timestamp) {
     task.phase = Phase::Working;
     task.attempt.0 += 1;
@@ -275,12 +276,12 @@ fn told(mut task: Task) -> (Task, Vec<Effect>) {
     (task, vec![Effect::Keep])
 }
 
-/// What stays with a task for which nothing is to be done: when its call was sent, for operators.
+/// The recovery state of a finished task: when its call was sent, for operators.
 fn done_with(recovery: &Recovery) -> Recovery {
     Recovery { dispatched_at: recovery.dispatched_at, ..Recovery::default() }
 }
 
-/// Ends the task while its upstream may be at work: where to tell it so is kept until that is done.
+/// Settles the task while its upstream may be at work, and keeps the resumption point until the upstream is notified.
 fn abandon(task: &mut Task, outcome: Outcome, now: Timestamp) {
     let resume = task.recovery.resume.take();
     let was_sent = !matches!(task.phase, Phase::Queued);
@@ -290,7 +291,7 @@ fn abandon(task: &mut Task, outcome: Outcome, now: Timestamp) {
     }
 }
 
-/// Ends the task and makes sure that its end can be read for a while.
+/// Settles the task, and ensures that its outcome stays readable for a while.
 fn settle(task: &mut Task, outcome: Outcome, now: Timestamp) {
     task.phase = Phase::Settled(outcome);
     task.recovery = done_with(&task.recovery);
@@ -300,14 +301,14 @@ fn settle(task: &mut Task, outcome: Outcome, now: Timestamp) {
     let age = now.since(task.created_at);
     task.ttl = match task.shown {
         TaskVisibility::Handle => task.ttl.max(age.saturating_add(task.keep_result_min)),
-        // Nobody was told how long it lives, so it need not live as long.
+        // No client knows its `ttl`, so it can be shortened.
         TaskVisibility::Hidden => age.saturating_add(LINGER),
-        // It ends with its parent.
+        // It expires with its parent.
         TaskVisibility::Part => task.ttl,
     };
 }
 
-/// Gives open questions new keys: those of the rounds before the handle mean nothing after it (EXT-43).
+/// Gives open questions new keys: keys of rounds before the handle are invalid after it (EXT-43).
 fn rekey(task: &mut Task) {
     if let Phase::AwaitingInput(open) = &mut task.phase {
         for question in std::mem::take(open).into_values() {
@@ -317,7 +318,7 @@ fn rekey(task: &mut Task) {
     }
 }
 
-/// Takes the open questions out; a queued task that is asked something was evidently sent.
+/// Takes the open questions out. A queued task with a question was evidently sent.
 fn take_open(phase: &mut Phase) -> BTreeMap<InputKey, Question> {
     match std::mem::replace(phase, Phase::Working) {
         Phase::AwaitingInput(open) => open,

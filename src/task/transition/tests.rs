@@ -1,4 +1,4 @@
-//! Each phase meets each event once in a table; random sequences then hold the invariants.
+//! A table of each event in each phase; then random sequences check the invariants.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ fn in_phase(phase: Phase) -> Task {
     };
     let answers = vec![(Payload::of(&9), Answer::Result(Payload::empty_object()))];
     let recovery = match &phase {
-        // What a settled task keeps is the business of tests of its own.
+        // Separate tests cover the recovery state of settled tasks.
         Phase::Settled(_) => Recovery::default(),
         Phase::Queued | Phase::Working | Phase::AwaitingInput(_) => Recovery {
             call: Some(call()),
@@ -97,8 +97,8 @@ fn name(phase: &Phase) -> String {
     }
 }
 
-/// What each event makes of each phase that is not settled; `-` is no change and no effect.
-/// Effects: k keep, n notify, d deliver, a abandon. Covers EXT-20, EXT-23, EXT-40, L25-11, L25-40.
+/// The result of each event in each unsettled phase; `-` is no change and no effect. Effects: k keep, n notify, d deliver, a
+/// abandon. Covers EXT-20, EXT-23, EXT-40, L25-11, L25-40.
 const TABLE: &[(&str, [&str; 4])] = &[
     //             queued          working         asking one      asking two
     ("dispatched", ["working n", "-", "-", "-"]),
@@ -145,7 +145,7 @@ fn every_phase_and_event_follow_the_table() {
             if effects.is_empty() {
                 assert_eq!(after, before, "{event_name} in {phase_name} changed something");
             } else {
-                // What no client can see does not look like a change either.
+                // A change that clients cannot see does not update the time.
                 let seen_at = if effects == [Effect::Keep] { before.updated_at } else { NOW };
                 assert_eq!(after.updated_at, seen_at, "{event_name} in {phase_name}");
             }
@@ -155,7 +155,7 @@ fn every_phase_and_event_follow_the_table() {
     assert_eq!(seen, 76);
 }
 
-/// EXT-34, EXT-36, EXT-43: the keys of the rounds before a handle are those of no question after it.
+/// EXT-34, EXT-36, EXT-43: keys of rounds before a handle are not reused after it.
 #[test]
 fn a_hidden_task_that_gets_a_handle_asks_under_new_keys() {
     for (phase_name, phase) in phases().into_iter().filter(|(_, phase)| !matches!(phase, Phase::Settled(_))) {
@@ -172,7 +172,7 @@ fn a_hidden_task_that_gets_a_handle_asks_under_new_keys() {
     }
 }
 
-/// Nobody was told how long a hidden task lives, and nobody comes back for its outcome after a while.
+/// No client knows a hidden task's `ttl`, and none returns for its outcome much later.
 #[test]
 fn the_outcome_of_a_hidden_task_lingers_and_goes() {
     let task = Task { shown: TaskVisibility::Hidden, ..in_phase(Phase::Working) };
@@ -294,13 +294,13 @@ proptest! {
             }
             prop_assert!(after.updated_at >= before.updated_at);
             prop_assert!(after.attempt >= before.attempt);
-            // An answer is handed over once: what left the list never comes back by itself.
+            // An answer is delivered once: a removed one never returns by itself.
             let answered = effects.iter().any(|effect| matches!(effect, Effect::Deliver(_)));
             prop_assert!(answered || after.recovery.undelivered.len() <= before.recovery.undelivered.len());
             if after.is_settled() {
                 prop_assert!(after.recovery.call.is_none() && after.recovery.undelivered.is_empty());
                 prop_assert!(after.recovery.resume.is_none() || after.recovery.is_untold);
-                // Nothing that a settling event writes is larger than what it replaces, but for an outcome.
+                // A settling event never enlarges the row, except with an outcome.
                 let is_outcome = matches!(&after.phase, Phase::Settled(Outcome::Returned { .. } | Outcome::Faulted(Failure::Upstream(_))));
                 prop_assert!(is_outcome || after.stored_bytes() <= before.stored_bytes());
             }
@@ -320,7 +320,7 @@ proptest! {
                 prop_assert!(!open.is_empty());
                 for key in open.keys() {
                     prop_assert!(*key < after.next_key);
-                    // EXT-34 to EXT-36: a key that was closed never opens again.
+                    // EXT-34 to EXT-36: a closed key never opens again.
                     let was_open = matches!(&before.phase, Phase::AwaitingInput(open) if open.contains_key(key));
                     prop_assert!(was_open || used.insert(*key));
                 }
@@ -333,7 +333,7 @@ proptest! {
     }
 }
 
-/// F14, F15: an answer is part of the row with its acceptance, and leaves it before it is sent.
+/// F14, F15: an accepted answer is stored in the row, and removed before it is sent.
 #[test]
 fn f14_f15_an_answer_is_kept_until_it_is_about_to_be_sent() {
     let before = Task {
@@ -352,7 +352,7 @@ fn f14_f15_an_answer_is_kept_until_it_is_about_to_be_sent() {
     assert_eq!(transition(sent, event, NOW).1, [], "a second time there is nothing to send");
 }
 
-/// F20: what it takes to tell the upstream stays with the settled row until that is done.
+/// F20: the settled row keeps the data for notifying the upstream until that is done.
 #[test]
 fn f20_a_cancelled_call_stays_untold_until_its_upstream_was_told() {
     for event in [Event::CancelRequested, Event::TtlElapsed] {
@@ -367,7 +367,7 @@ fn f20_a_cancelled_call_stays_untold_until_its_upstream_was_told() {
     }
 }
 
-/// GW-39: another try begins with nothing of the one before.
+/// GW-39: a new try starts without the state of the last one.
 #[test]
 fn a_call_that_is_sent_again_is_a_try_of_its_own() {
     let before = in_phase(Phase::AwaitingInput(BTreeMap::from([(InputKey(0), question(0))])));
@@ -379,7 +379,7 @@ fn a_call_that_is_sent_again_is_a_try_of_its_own() {
     assert_eq!(transition(after, late, NOW).1, [], "the lost try says nothing any more");
 }
 
-/// F23: a life that only waits for a place takes nothing away from a call; one that took it up counts until a sign.
+/// F23: a process that only waits for a permit does not count against a call; one that resumed it counts until a sign.
 #[test]
 fn f23_only_lives_that_took_a_call_up_without_a_sign_count_against_it() {
     let attempt = Attempt(2);

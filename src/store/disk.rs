@@ -1,10 +1,10 @@
-//! Keeps tasks on disk: an acknowledged write is found again, whatever crashes.
+//! Stores tasks in an SQLite file. An acknowledged write survives any crash.
 //!
-//! SQLite in write-ahead mode with an fsync for each transaction. `writer` is the one thread that writes; it makes
-//! one transaction of all writes that wait. `readers` are a few connections that only read. `resident` is what
-//! is in memory: live rows, so that polls cost no disk read, a cache of settled ones, and the sums. `schema` knows
-//! the file, `upgrade` what an older version wrote, `rows` and `reads` the statements, `columns` what a row is made of,
-//! `folder` what is around the file. `source` reads the store of a gateway that is stopped.
+//! SQLite runs in write-ahead mode with an fsync for each transaction. `writer` is the only thread that writes; it commits all
+//! waiting writes as one transaction. `readers` are a few read-only connections. `resident` holds in memory the live rows, so
+//! that polls need no disk read, a cache of settled rows, and the sums. `schema` defines the file, `upgrade` converts older
+//! versions, `rows` and `reads` hold the statements, `columns` defines a row's contents, `folder` prepares and locks the folder.
+//! `source` reads the store of a stopped gateway.
 
 mod batch;
 mod check;
@@ -65,12 +65,12 @@ use crate::replica::Incarnation;
 use crate::task::{Digest, ListFilter, ListPlace, Principal, ShortReference, Task, TaskId, TaskKey, Timestamp};
 pub use open_error::OpenError;
 
-/// Writes that may wait for the writer; whoever comes then waits for a place.
+/// Capacity of the writer's queue. Further senders wait.
 const QUEUE_MAX: usize = 1_024;
 
 type SharedFolderLock = Arc<Mutex<Option<FolderLock>>>;
 
-/// See the module.
+/// A task store in an SQLite file, open in one process.
 pub struct DiskStore {
     queue: mpsc::Sender<WriterRequest>,
     readers: Arc<ReaderPool>,
@@ -82,12 +82,12 @@ pub struct DiskStore {
     earlier: EarlierRows,
     bytes_max: usize,
     writer: Mutex<Option<JoinHandle<()>>>,
-    /// The check of the file, which goes on in the background.
+    /// The background check of the file.
     check: Arc<FileCheck>,
     clock: ClockTrust,
-    /// Held as long as the writer's thread may have the file open; and for good where a bug ended it.
+    /// Held while the writer's thread may have the file open; permanently after a bug ended that thread.
     _lock: SharedFolderLock,
-    /// Tasks that cannot be read, as far as they were named.
+    /// Unreadable tasks that the log already names.
     told: Mutex<BTreeSet<ShortReference>>,
 }
 
@@ -100,18 +100,18 @@ impl std::fmt::Debug for DiskStore {
     }
 }
 
-/// Looks at what [`DiskStore::open`] would find, and changes nothing. Whether another process has the store open is
-/// no mistake here: see [`is_open_elsewhere`].
+/// Checks the store that [`DiskStore::open`] would open, without changes. A store that another process has open is no error: see
+/// [`is_open_elsewhere`].
 ///
 /// # Errors
-/// As [`DiskStore::open`], as far as it can be seen without opening the database.
+/// Those of [`DiskStore::open`] that can be found without opening the database.
 pub fn examine(settings: &DiskSettings) -> Result<(), OpenError> {
     folder::examine(&settings.folder)?;
     if let Some(medium) = folder::unfit_medium(&settings.folder).filter(|_| !settings.is_ephemeral) {
         return Err(OpenError::Medium { path: settings.folder.clone(), medium });
     }
-    // A process that closes a file gives up all its locks on it, SQLite's too. So whoever has the store open looks at
-    // it no other way than through its connections; it was judged when it was opened.
+    // A process that closes any handle to a file loses all its locks on the file, including SQLite's. So a process with an open
+    // store must not open the file again; it was checked when the store was opened.
     if folder::is_locked(&settings.folder) {
         return Ok(());
     }
@@ -125,46 +125,45 @@ pub fn is_open_elsewhere(folder: &Path) -> bool {
 }
 
 impl DiskStore {
-    /// Opens the store, making it where there is none; waits for a predecessor that has it open.
+    /// Opens the store, and creates it if it is missing. Waits for an earlier process to close it.
     ///
     /// # Errors
-    /// See [`OpenError`]. What is there is left as it is.
+    /// See [`OpenError`]. A failure changes nothing.
     pub async fn open(settings: DiskSettings) -> Result<Arc<Self>, OpenError> {
         Self::open_with(settings, FaultHooks::default()).await
     }
 
-    /// How the store is.
+    /// The store's health.
     #[must_use]
     pub fn health(&self) -> StoreHealth {
         self.monitor.now()
     }
 
-    /// Tells how the store is whenever that changes; for readiness.
+    /// Follows the store's health, for readiness.
     #[must_use]
     pub fn watch_health(&self) -> watch::Receiver<StoreHealth> {
         self.monitor.watch()
     }
 
-    /// How long the oldest write that waits has waited by now: a disk that stalls, or more writes than it takes.
+    /// The waiting time of the oldest unfinished write: high if the disk stalls or is overloaded.
     #[must_use]
     pub fn waited(&self) -> Duration {
         self.monitor.waited()
     }
 
-    /// The latest time that anybody was served at, in this life or an earlier one. A clock that shows less was set
-    /// back.
+    /// The latest time used by this process or an earlier one. A clock that shows less was set back.
     #[must_use]
     pub fn last_seen(&self) -> Timestamp {
         Timestamp::from_millis(self.seen.load(Ordering::Relaxed))
     }
 
-    /// Transactions made so far.
+    /// Transactions so far.
     #[must_use]
     pub fn commits(&self) -> u64 {
         self.commits.load(Ordering::Relaxed)
     }
 
-    /// Writes what waits, closes the file and lets another process have it. Every later use fails.
+    /// Completes waiting writes, closes the file and releases the lock. Every later call fails.
     pub async fn close(&self) {
         self.check.end();
         self.readers.close();
@@ -178,8 +177,7 @@ impl DiskStore {
         }
     }
 
-    /// The later of `now` and all that was ever served at, so that a clock that is set back brings nothing back
-    /// (F58).
+    /// The later of `now` and all times used so far, so that a clock that is set back revives no expired task (F58).
     fn raise(&self, now: Timestamp) -> Timestamp {
         let before = self.seen.fetch_max(now.as_millis(), Ordering::Relaxed);
         now.max(Timestamp::from_millis(before))
@@ -191,13 +189,13 @@ impl DiskStore {
         self.queue.send(WriterRequest::Write(write, Instant::now(), reply)).await.map_err(|_| closed())?;
         match outcome.await {
             Ok(outcome) => outcome,
-            // The writer ended in the midst of it.
+            // The writer ended during this write.
             Err(_) if is_lost => Err(StoreError::Unsure(io::Error::other("the store's writer ended"))),
             Err(_) => Err(closed()),
         }
     }
 
-    /// A row as it is in memory or on the disk.
+    /// Finds a row in memory or on the disk.
     async fn find(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
         if let Some(row) = self.resident.live(key) {
             return Ok(Some(row));
@@ -228,7 +226,7 @@ impl DiskStore {
 
 impl Drop for DiskStore {
     fn drop(&mut self) {
-        // The writer ends with its queue; nobody is left to wait for it.
+        // The writer ends with its queue.
         self.check.end();
         self.readers.close();
     }
@@ -276,7 +274,7 @@ impl TaskStore for DiskStore {
         }
         let written = self.put(RowWrite::Replace { expected, role, task: Arc::new(task.clone()) }).await;
         if matches!(written, Err(StoreError::Conflict)) {
-            // What memory has of a settled row may be older than the row: whoever reads again reads the disk.
+            // The cached copy of a settled row may be outdated, so the next read must use the disk.
             self.resident.forget_settled(&task.key);
         }
         written
@@ -284,7 +282,7 @@ impl TaskStore for DiskStore {
 
     async fn settle_doubt(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
         self.write(RowWrite::Barrier).await.map_err(StoreError::without_doubt)?;
-        // Whatever memory kept of a row that was in doubt is gone: the file was opened anew before the barrier.
+        // Memory holds no unresolved row: the file was reopened before the barrier.
         self.load(key, now).await
     }
 
@@ -350,14 +348,14 @@ impl TaskStore for DiskStore {
         let selecting = self.readers.list(move |conn| selection::select(conn, &owner, &wanted, after, limit, now));
         let (found, next) = selecting.await?;
         let mut tasks = self.listed(found, now).await;
-        // What memory knows of a row may be newer than what was read.
+        // A row in memory may be newer than the one read.
         tasks.retain(|task| filter.fits(task));
         Ok(SummaryPage { tasks, next })
     }
 
     async fn claim(&self, limit: usize, _upstreams: &[Arc<str>]) -> Result<Vec<TaskKey>, StoreError> {
         let left = std::iter::from_fn(|| self.earlier.take());
-        // Some are done with by now, or set aside.
+        // Some may be settled or set aside by now.
         Ok(left.filter(|key| self.resident.is_open(key)).take(limit).collect())
     }
 

@@ -1,4 +1,4 @@
-//! Makes one transaction of many writes: each is decided and made in order, and all count together or not at all.
+//! Combines writes into one transaction: decides each in order, and commits all or none.
 
 use std::sync::Arc;
 
@@ -13,10 +13,10 @@ use crate::metric;
 use crate::store::tasks::{Revision, SWEEP_BYTES_MAX, StoreError, StoredTask, WriteRole};
 use crate::task::{Task, TaskKey, Timestamp};
 
-/// SQLite takes no larger value than a billion bytes.
+/// Below SQLite's limit of a billion bytes for a value.
 const ROW_BYTES_MAX: usize = 900 << 20;
 
-/// What is asked of the writer.
+/// The writer's requests.
 #[derive(Debug)]
 pub(super) enum RowWrite {
     Insert(Arc<Task>),
@@ -25,13 +25,13 @@ pub(super) enum RowWrite {
         role: WriteRole,
         task: Arc<Task>,
     },
-    /// What stands for a task that is lost takes its row, whatever can still be read of that.
+    /// Replaces a damaged row by its failed task, regardless of the readable parts.
     Condemn {
         expected: Revision,
         task: Arc<Task>,
     },
     Remove(TaskKey),
-    /// Frees a row, if it is gone by then.
+    /// Removes a row if it has expired by `now`.
     SweepOne {
         key: TaskKey,
         now: Timestamp,
@@ -40,12 +40,12 @@ pub(super) enum RowWrite {
         now: Timestamp,
         limit: usize,
     },
-    /// Writes something that is nobody's: once that is durable, so is all that a reader sees.
+    /// Writes an unrelated value: once that is durable, so is everything that readers see.
     Barrier,
 }
 
 impl RowWrite {
-    /// What it puts into the transaction, roughly.
+    /// Its approximate size in the transaction.
     pub(super) fn bytes(&self) -> usize {
         match self {
             Self::Insert(task) | Self::Replace { task, .. } | Self::Condemn { task, .. } => task.stored_bytes(),
@@ -54,18 +54,18 @@ impl RowWrite {
     }
 }
 
-/// What became of it.
+/// The outcome of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WriteResult {
-    /// The row has this revision.
+    /// The row's new revision.
     At(Revision),
     Removed,
-    /// So many rows were freed.
+    /// The number of freed rows.
     Freed(usize),
     Passed,
 }
 
-/// Why new rows are refused at the moment.
+/// Why new rows are refused now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum InsertRefusal {
     Full,
@@ -81,19 +81,19 @@ impl InsertRefusal {
     }
 }
 
-/// See the module. Dropping it decides nothing: the connection's owner commits or rolls back.
+/// The writes of one transaction. Dropping it decides nothing: the connection's owner commits or rolls back.
 pub(super) struct WriteBatch<'a> {
     conn: &'a Connection,
     no_new: Option<InsertRefusal>,
-    /// All rows, those of this transaction included.
+    /// The size of all rows, including this transaction's.
     bytes: usize,
     bytes_max: usize,
     seen: Timestamp,
     stuck: &'a Mutex<UnfreeableRows>,
-    /// Whether records are made anew instead of being written over.
+    /// Whether records are inserted anew instead of overwritten.
     is_careful: bool,
     pub(super) changes: Vec<RowChange>,
-    /// Whether something is written beside the rows.
+    /// Whether a value beside the rows is written.
     pub(super) has_barrier: bool,
 }
 
@@ -108,10 +108,10 @@ impl<'a> WriteBatch<'a> {
         Self { conn, no_new, bytes, bytes_max, seen, stuck, is_careful, changes: Vec::new(), has_barrier: false }
     }
 
-    /// Makes one write. A refusal leaves everything as it was.
+    /// Runs one write. A refused write changes nothing.
     ///
     /// # Errors
-    /// The outer one ends the whole transaction, the inner one is for who asked.
+    /// The outer error ends the whole transaction; the inner one is for the write's caller.
     pub(super) fn run(&mut self, write: &RowWrite) -> rusqlite::Result<Result<WriteResult, StoreError>> {
         match write {
             RowWrite::Insert(task) => self.insert(task),
@@ -151,25 +151,25 @@ impl<'a> WriteBatch<'a> {
         Ok(Ok(self.note(task, Revision::FIRST, None)))
     }
 
-    /// Writes a task over its row. `anew` makes a new record instead of writing over the old one.
+    /// Replaces a task's row. `anew` inserts a new record instead of overwriting the old one.
     fn put(
         &mut self,
         (expected, role): (Revision, WriteRole),
         task: &Arc<Task>,
         anew: bool,
     ) -> rusqlite::Result<Result<WriteResult, StoreError>> {
-        // Nobody can say which revision a row has whose columns are damaged: whoever writes next mends it.
+        // The revision of a row with damaged columns is unknown: the next write repairs it.
         let is_next = |found: &FoundRow| found.columns.revision == expected || !found.is_sound;
         let Some(found) = rows::find(self.conn, &task.key)?.filter(is_next) else {
             return Ok(Err(StoreError::Conflict));
         };
         let before = found.columns.outline;
-        // Whose it is, where it is anybody's, is asked before.
+        // The holder, if there is one, is checked before.
         if role == WriteRole::Holder && before.is_settled && !before.is_untold {
             return Ok(Err(StoreError::Conflict));
         }
         let bytes = task.stored_bytes();
-        // Its task was admitted: the bound of all rows is for new ones.
+        // Its task was admitted: the limit on all rows applies to new ones.
         if bytes > before.bytes && bytes > ROW_BYTES_MAX {
             return Ok(Err(StoreError::Full { what: "bytes" }));
         }
@@ -177,7 +177,7 @@ impl<'a> WriteBatch<'a> {
         if self.no_new == Some(InsertRefusal::Full)
             && let Some(record) = found.record().filter(|_| !anew)
         {
-            // SQLite makes the new record before it frees the old one; on a full disk there is no room for both.
+            // SQLite writes the new record before it frees the old one; a full disk lacks the space for both.
             rows::empty(self.conn, record)?;
         }
         rows::update(self.conn, &found, revision, task, (anew, self.stuck))?;
@@ -191,7 +191,7 @@ impl<'a> WriteBatch<'a> {
         WriteResult::At(revision)
     }
 
-    /// With a time, only what is gone by then.
+    /// With `gone_at`, removes only a row that has expired by then.
     fn remove(
         &mut self,
         key: &TaskKey,
@@ -203,18 +203,18 @@ impl<'a> WriteBatch<'a> {
             Some(found) => {
                 self.delete(found)?;
                 if let Some(now) = gone_at {
-                    // As a sweep does.
+                    // As in a sweep.
                     rows::note_seen(self.conn, now)?;
                 }
             }
-            // Nobody is shown out of memory what cannot be found.
+            // A missing row must not be served from memory.
             None => self.changes.push(RowChange { key: key.clone(), before: None, after: None }),
         }
         Ok(Ok(WriteResult::Removed))
     }
 
     fn sweep(&mut self, now: Timestamp, limit: usize) -> rusqlite::Result<Result<WriteResult, StoreError>> {
-        // Rows that cannot be freed stand before all others, as they get older.
+        // Rows that cannot be freed are the oldest, so they come first.
         let stuck = self.stuck.lock().rows.len();
         let (mut freed, bytes) = (0, self.bytes);
         for row in rows::gone(self.conn, now, limit.saturating_add(stuck))? {
@@ -236,7 +236,7 @@ impl<'a> WriteBatch<'a> {
             freed += 1;
         }
         if freed > 0 {
-            // What is freed must not have been there after all when the clock is set back.
+            // A freed row must not have been unexpired after all once the clock is set back.
             rows::note_seen(self.conn, now)?;
         }
         Ok(Ok(WriteResult::Freed(freed)))

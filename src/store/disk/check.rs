@@ -1,8 +1,8 @@
-//! Checks the whole file for damage, in the background, from the start on.
+//! Checks the whole file for damage, in the background, starting when the store opens.
 //!
-//! As long as it reads, the log cannot begin anew, and a file that failed cannot be opened again. So the writer ends it
-//! for a while where the log has grown, or the file is to be opened. What was looked through in one go until then is
-//! gone on with in pieces: some rows at a time, and each index for itself.
+//! While it reads, the log cannot restart, and a failed file cannot be reopened. So the writer interrupts it when the log has
+//! grown, or the file is to be reopened. An interrupted check of the whole file continues in pieces: some rows at a time, and
+//! each index alone.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,17 +14,17 @@ use rusqlite::{Connection, ErrorCode, InterruptHandle, OptionalExtension as _};
 use super::health::StoreHealthMonitor;
 use super::{DiskTuning, columns, schema};
 
-/// How much log there may be before the check makes way.
+/// The log size that pauses the check.
 pub(super) const LOG_BYTES_MAX: u64 = 64 << 20;
 
-/// How long it makes way then.
+/// The length of a pause.
 const PAUSE: Duration = Duration::from_secs(1);
-/// What one piece reads at most, but for its last row.
+/// Limits of one piece, except for its last row.
 const PIECE_ROWS: i64 = 256;
 const PIECE_BYTES: usize = 8 << 20;
-/// How often one piece is tried: an index of many millions of rows may never fit between two looks at the log.
+/// Tries of one piece: an index of many millions of rows may never fit between two checks of the log.
 const TRIES_MAX: usize = 20;
-/// How long the writer waits until the check is out of its way. It reacts within milliseconds.
+/// How long the writer waits for the check to stop, which takes milliseconds.
 const WAY_MAX: Duration = Duration::from_secs(2);
 const WAY_POLL: Duration = Duration::from_millis(2);
 
@@ -36,7 +36,7 @@ pub(super) struct FileCheck {
 
 #[derive(Default)]
 struct FileCheckState {
-    /// Set while the file is opened anew.
+    /// Set while the file is reopened.
     is_held: bool,
     is_over: bool,
     running: Option<InterruptHandle>,
@@ -53,18 +53,18 @@ impl std::fmt::Debug for FileCheck {
 }
 
 impl FileCheck {
-    /// Makes it stop reading for a while.
+    /// Interrupts the check for a while.
     pub(super) fn pause(&self) {
         if let Some(running) = &self.state.lock().running {
             running.interrupt();
         }
     }
 
-    /// Makes it stop reading until it is told to go on.
+    /// Stops the check until it is resumed.
     pub(super) fn hold(&self) {
         self.state.lock().is_held = true;
         let mut waited = Duration::ZERO;
-        // A statement that is about to begin does not hear what came before.
+        // A statement that is about to start misses an earlier interrupt.
         while self.is_running() && waited < WAY_MAX {
             self.pause();
             std::thread::sleep(WAY_POLL);
@@ -77,7 +77,7 @@ impl FileCheck {
         self.woken.notify_all();
     }
 
-    /// Ends it for good.
+    /// Ends the check for good.
     pub(super) fn end(&self) {
         self.state.lock().is_over = true;
         self.woken.notify_all();
@@ -93,7 +93,7 @@ impl FileCheck {
         self.state.lock().is_over
     }
 
-    /// Looks through the file, and tells the monitor of what is wrong.
+    /// Checks the file, and reports damage to the monitor.
     pub(super) fn run(self: &Arc<Self>, path: &Path, monitor: &StoreHealthMonitor, tuning: DiskTuning) {
         match self.all(path, tuning) {
             Ok(None) => tracing::debug!("the task store's file is whole"),
@@ -112,7 +112,7 @@ impl FileCheck {
         self.state.lock().is_over = true;
     }
 
-    /// What is wrong, if anything is.
+    /// The damage, if there is any.
     fn all(&self, path: &Path, tuning: DiskTuning) -> rusqlite::Result<Option<String>> {
         let conn = schema::open_reader(path)?;
         let sql = tuning.check_first.unwrap_or("PRAGMA quick_check(1)");
@@ -138,7 +138,7 @@ impl FileCheck {
         Ok(None)
     }
 
-    /// Does one piece, again where it was interrupted; `None` if the check is over.
+    /// Runs one piece, again after an interrupt; `None` if the check is over.
     fn patiently<T>(
         &self,
         conn: &Connection,
@@ -160,7 +160,7 @@ impl FileCheck {
         }
     }
 
-    /// Does one piece once nothing holds it up; `None` if the check is over.
+    /// Runs one piece once it is not held; `None` if the check is over.
     fn once<T>(
         &self,
         conn: &Connection,
@@ -193,7 +193,7 @@ fn quoted(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
 }
 
-/// Reads some rows of a table, to the last byte of each. Returns where to go on.
+/// Reads some rows of a table completely. Returns the position to continue from.
 fn rows(conn: &Connection, table: &str, after: i64) -> rusqlite::Result<Option<i64>> {
     let table = quoted(table);
     let sql = format!("SELECT rowid, * FROM {table} WHERE rowid > ?1 ORDER BY rowid LIMIT {PIECE_ROWS}");
@@ -212,13 +212,13 @@ fn rows(conn: &Connection, table: &str, after: i64) -> rusqlite::Result<Option<i
     Ok(last)
 }
 
-/// Walks through an index from its first entry to its last.
+/// Scans an index completely.
 fn entries(conn: &Connection, index: &str) -> rusqlite::Result<i64> {
     let found = conn.query_row("SELECT tbl_name, sql FROM sqlite_schema WHERE name = ?1", [index], |row| {
         Ok((row.get::<_, String>(0)?, row.get::<_, Option<String>>(1)?))
     });
     let Some((table, sql)) = found.optional()? else { return Ok(0) };
-    // An index of some rows alone serves only who asks for those.
+    // A partial index only serves queries with its condition.
     let those = sql.as_deref().and_then(|sql| sql.split_once(" WHERE ")).map_or("1", |(_, those)| those);
     let (table, index) = (quoted(&table), quoted(index));
     conn.query_row(&format!("SELECT count(*) FROM {table} INDEXED BY {index} WHERE {those}"), (), |row| row.get(0))

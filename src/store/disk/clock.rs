@@ -1,4 +1,4 @@
-//! Forgets the time that the store was last used at, where the operator wants that.
+//! Discards the time of the store's last use if the operator asks for it.
 
 use std::io;
 use std::path::Path;
@@ -7,14 +7,14 @@ use rusqlite::Connection;
 
 use crate::store::clock_trust::RESET;
 
-/// Whether it did.
+/// Returns whether the time was discarded.
 pub(super) fn reset(conn: &Connection, folder: &Path) -> io::Result<bool> {
     let wish = folder.join(RESET);
     if !wish.try_exists()? {
         return Ok(false);
     }
     conn.execute("UPDATE marks SET value = 0 WHERE name = 'seen'", ()).map_err(io::Error::other)?;
-    // In this order: what is done twice does no harm.
+    // In this order, a repetition is harmless.
     std::fs::remove_file(&wish)?;
     tracing::warn!("the time that the task store was last used at is forgotten, as `{RESET}` says");
     Ok(true)

@@ -1,4 +1,4 @@
-//! Defines the columns of a row: what sums, indexes and lists are made of.
+//! Defines a row's columns, for sums, indexes and lists.
 
 use rusqlite::{ErrorCode, Row, ToSql, params};
 
@@ -9,11 +9,11 @@ use crate::task::{
     TaskVisibility, Timestamp,
 };
 
-/// What is known of a row without its record: enough for every sum and every index.
+/// A row without its record: enough for every sum and every index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RowOutline {
     pub(super) is_settled: bool,
-    /// Settled without its upstream, which is still to be told.
+    /// Settled, with an upstream that is not yet notified.
     pub(super) is_untold: bool,
     pub(super) created_at: Timestamp,
     pub(super) expires_at: Timestamp,
@@ -21,7 +21,7 @@ pub(super) struct RowOutline {
 }
 
 impl RowOutline {
-    /// Times are those that a column can hold.
+    /// Rounds times to a column's range.
     pub(super) fn of(task: &Task) -> Self {
         Self {
             is_settled: task.is_settled(),
@@ -32,18 +32,18 @@ impl RowOutline {
         }
     }
 
-    /// Whether it can be the task's. How bytes are counted may change from one version to the next.
+    /// Whether it matches the task, except for its size, which may be counted differently by another version.
     pub(super) fn fits(&self, task: &Task) -> bool {
         Self { bytes: self.bytes, ..Self::of(task) } == *self
     }
 }
 
-/// What lists are filtered and put in order by, beside the outline.
+/// The columns that lists filter and sort by, besides the outline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ListColumns {
     pub(super) updated_at: Timestamp,
     pub(super) state: RowState,
-    /// The session of an id that the client chose.
+    /// The session of a client-chosen id.
     pub(super) scope: Option<SessionScope>,
     pub(super) parent: Option<TaskId>,
     /// The number of the [`LagClass`].
@@ -55,7 +55,7 @@ pub(super) struct ListColumns {
 pub(super) struct RowState(i64);
 
 impl RowState {
-    /// No list shows it, whatever its phase is.
+    /// The state of rows that no list shows.
     pub(super) const HIDDEN: Self = Self(-1);
 
     pub(super) const fn of(phase: PhaseKind) -> Self {
@@ -68,7 +68,7 @@ impl RowState {
 }
 
 impl ListColumns {
-    /// Times are those that a column can hold.
+    /// Rounds times to a column's range.
     pub(super) fn of(task: &Summary) -> Self {
         let state = match task.shown {
             TaskVisibility::Handle => RowState::of(task.phase.kind()),
@@ -83,23 +83,23 @@ impl ListColumns {
         }
     }
 
-    /// Of a row of which nothing is known but its outline.
+    /// For a row with only its outline known.
     pub(super) const fn unknown(outline: &RowOutline) -> Self {
         Self { updated_at: outline.created_at, state: RowState::HIDDEN, scope: None, parent: None, lag: 0 }
     }
 }
 
-/// Where a row's record stands.
+/// The location of a row's record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RecordLocation {
     /// In `records`.
     Now(i64),
-    /// In `records_1`, where the first schema left it: nothing is added there, and in time all of it goes.
+    /// In `records_1`, the first schema's table, which only shrinks.
     Before(i64),
 }
 
 impl RecordLocation {
-    /// A column has the place of before as a negative number.
+    /// The column's value; negative for `records_1`.
     pub(super) const fn column(self) -> i64 {
         match self {
             Self::Now(row) => row,
@@ -112,11 +112,11 @@ impl RecordLocation {
     }
 }
 
-/// All columns of a row but its number and its summary, which has a checksum over them.
+/// All columns of a row except its number, and its summary with the checksum over them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RowColumns {
     pub(super) key: TaskKey,
-    /// The key's.
+    /// The key's reference.
     pub(super) reference: ShortReference,
     pub(super) revision: Revision,
     pub(super) outline: RowOutline,
@@ -125,12 +125,12 @@ pub(super) struct RowColumns {
     pub(super) lists: ListColumns,
 }
 
-/// What [`RowColumns::of_row`] reads, in its order.
+/// The columns that [`RowColumns::of_row`] reads, in order.
 pub(super) const COLUMNS: &str = "owner, id, revision, settled, untold, created_at, expires_at, bytes, name, record, ref, updated_at, state, \
      scope, parent, lag";
 const COUNT: usize = 16;
-/// Those that a change of a task moves, and the places of their values and the summary in what [`RowColumns::bind`] hands
-/// over. SQLite writes an index anew that has any column which is set: two have none of these.
+/// The columns that an update changes, and the parameters for their values and the summary in [`RowColumns::bind`]. SQLite
+/// rewrites every index with an updated column; two indexes have none of these.
 pub(super) const MOVING: (&str, &str) = (
     "revision, settled, untold, expires_at, bytes, record, updated_at, state, lag",
     "?3, ?4, ?5, ?7, ?8, ?10, ?12, ?13, ?16, ?17",
@@ -155,7 +155,7 @@ impl RowColumns {
         Self { key: task.key.clone(), reference, revision, outline: RowOutline::of(task), name, place, lists }
     }
 
-    /// Whether a row with these columns differs from one with the others in [`MOVING`] alone.
+    /// Whether the columns differ from the others only in [`MOVING`].
     pub(super) fn stands_with(&self, other: &Self) -> bool {
         let fixed = |columns: &Self| {
             let ListColumns { scope, parent, .. } = columns.lists;
@@ -164,7 +164,7 @@ impl RowColumns {
         self.key == other.key && fixed(self) == fixed(other)
     }
 
-    /// Reads [`COLUMNS`], the first of which is `from`, and the summary that follows them.
+    /// Reads [`COLUMNS`] from column `from` on, and the summary that follows them.
     pub(super) fn of_row(row: &Row<'_>, from: usize) -> rusqlite::Result<(Self, Result<Summary, RecordError>)> {
         let columns = Self { lists: lists(row, from + 11)?, ..Self::without_lists(row, from)? };
         let summary = row.get_ref(from + COUNT)?.as_blob()?;
@@ -172,7 +172,7 @@ impl RowColumns {
         Ok((columns, summary))
     }
 
-    /// Reads [`COLUMNS_2`] and the summary that follows them, which says what stands in the columns that are new.
+    /// Reads [`COLUMNS_2`] and the summary that follows them, which has the values of the new columns.
     pub(super) fn of_row_2(row: &Row<'_>) -> rusqlite::Result<(Self, Result<Summary, RecordError>)> {
         let mut columns = Self::without_lists(row, 0)?;
         let summary = row.get_ref(COUNT_2)?.as_blob()?;
@@ -196,7 +196,7 @@ impl RowColumns {
         })
     }
 
-    /// What the checksum covers of them.
+    /// The bytes that the checksum covers.
     fn sealed(&self) -> Vec<u8> {
         let mut bytes = self.sealed_2();
         let ListColumns { updated_at, state, scope, parent, lag } = self.lists;
@@ -210,7 +210,7 @@ impl RowColumns {
         bytes
     }
 
-    /// The same in the second schema. Everything but the owner has one length, and so all of it can be told apart.
+    /// The same in the second schema. Unambiguous, since every part but the owner has a fixed length.
     fn sealed_2(&self) -> Vec<u8> {
         let owner = self.key.owner.as_str();
         let mut bytes = Vec::with_capacity(128 + owner.len());
@@ -228,7 +228,7 @@ impl RowColumns {
         bytes
     }
 
-    /// Hands a row's columns, in the order of [`COLUMNS`], and its summary to a statement.
+    /// Binds a row's columns, in the order of [`COLUMNS`], and its summary.
     pub(super) fn bind<T>(
         &self,
         summary: &Summary,
@@ -237,7 +237,7 @@ impl RowColumns {
         self.bind_bytes(&record::summary::encode(summary, &self.sealed(), record::WRITTEN_MIN), run)
     }
 
-    /// The same with a summary that is none.
+    /// The same with given summary bytes, possibly invalid ones.
     pub(super) fn bind_bytes<T>(
         &self,
         summary: &[u8],
@@ -297,7 +297,7 @@ pub(super) fn key(row: &Row<'_>, from: usize) -> rusqlite::Result<TaskKey> {
     Ok(TaskKey { owner: Principal::new(row.get_ref(from)?.as_str()?), id: id_of(row.get(from + 1)?) })
 }
 
-/// The columns of an outline, beginning at `from`.
+/// Reads an outline from column `from` on.
 pub(super) fn outline(row: &Row<'_>, from: usize) -> rusqlite::Result<RowOutline> {
     Ok(RowOutline {
         is_settled: row.get(from)?,
@@ -308,7 +308,7 @@ pub(super) fn outline(row: &Row<'_>, from: usize) -> rusqlite::Result<RowOutline
     })
 }
 
-/// What lists are made by, beginning at `from`.
+/// Reads the list columns from column `from` on.
 fn lists(row: &Row<'_>, from: usize) -> rusqlite::Result<ListColumns> {
     let id = |column: Option<[u8; 16]>| column.map(u128::from_be_bytes);
     Ok(ListColumns {
@@ -322,7 +322,7 @@ fn lists(row: &Row<'_>, from: usize) -> rusqlite::Result<ListColumns> {
 
 pub(super) const OUTLINE: &str = "settled, untold, created_at, expires_at, bytes";
 
-/// Whether an error says that what was read is not what was written.
+/// Whether an error says that the data is not as written.
 pub(super) fn is_damage(error: &rusqlite::Error) -> bool {
     use rusqlite::Error::{FromSqlConversionFailure, IntegralValueOutOfRange, InvalidColumnType};
 

@@ -1,8 +1,8 @@
-//! Keeps the rows that may or may not have been stored: their commit failed, and the log may have them all the same.
+//! Tracks rows with an unknown insert: their commit failed, but the log may contain them.
 //!
-//! Whoever asked for such a row was refused, or told that nobody knows. So it is shown to nobody, and it is removed by
-//! the first transaction after the file was opened anew. Only a process that ends before that transaction leaves one
-//! behind, which is why nobody is told that a row is not there before it was made.
+//! The caller of such an insert got an error. So the row is invisible, and the first transaction after the file is reopened
+//! removes it. Only a process that ends before that transaction leaves such a row behind, so no client is told that the insert
+//! failed before the removal.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -11,10 +11,10 @@ use parking_lot::Mutex;
 use super::resident::RowChange;
 use crate::task::TaskKey;
 
-/// Removed rows that are still hidden from readers that read them before.
+/// Removed rows that stay hidden from readers with older data.
 const REMOVED_MAX: usize = 1_024;
 
-/// At most the rows of one transaction are open at a time: the next one begins with their removal.
+/// At most one transaction's rows are open at a time: the next one starts by removing them.
 #[derive(Debug, Default)]
 pub(super) struct DoubtfulRows(Mutex<DoubtfulRowsState>);
 
@@ -25,7 +25,7 @@ struct DoubtfulRowsState {
 }
 
 impl DoubtfulRows {
-    /// Before a commit: from here on it is not known of these changes' new rows whether they are there. Returns them.
+    /// Before a commit: records the new rows as unresolved, and returns them.
     pub(super) fn begin(&self, changes: &[RowChange]) -> Vec<TaskKey> {
         let is_new = |change: &&RowChange| change.before.is_none() && change.after.is_some();
         let keys: Vec<TaskKey> = changes.iter().filter(is_new).map(|change| change.key.clone()).collect();
@@ -33,7 +33,7 @@ impl DoubtfulRows {
         keys
     }
 
-    /// After a commit that was made.
+    /// After a successful commit.
     pub(super) fn made(&self, keys: &[TaskKey]) {
         let mut rows = self.0.lock();
         for key in keys {
@@ -44,7 +44,7 @@ impl DoubtfulRows {
         }
     }
 
-    /// What is to be removed before anything else is written.
+    /// The rows to remove before any other write.
     pub(super) fn open(&self) -> Vec<TaskKey> {
         self.0.lock().open.iter().cloned().collect()
     }
@@ -57,7 +57,7 @@ impl DoubtfulRows {
         self.0.lock().open.is_empty()
     }
 
-    /// After the commit that removed what was open.
+    /// After the commit that removed the open rows.
     pub(super) fn removed(&self) {
         let mut rows = self.0.lock();
         let open = std::mem::take(&mut rows.open);
@@ -66,7 +66,7 @@ impl DoubtfulRows {
         rows.removed.drain(..more);
     }
 
-    /// Whether a row that a reader found is to be taken for one that is not there.
+    /// Whether a row that a reader found is invisible.
     pub(super) fn hides(&self, key: &TaskKey) -> bool {
         let rows = self.0.lock();
         rows.open.contains(key) || rows.removed.contains(key)

@@ -1,7 +1,6 @@
-//! Knows which rows earlier processes left that nobody has taken over yet.
+//! Tracks unclaimed rows that earlier processes left.
 //!
-//! One process has the store open at a time, so a row's holder need not be written down: it is this process, or one that has
-//! ended.
+//! Only one process has the store open, so rows need not store their holder: it is this process or an ended one.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,28 +18,28 @@ pub(super) const OWN: Incarnation = Incarnation(1);
 
 #[derive(Debug)]
 pub(super) struct EarlierRows {
-    /// Whether this process has begun to take them over: all of them at once, so that no subtask is without its parent.
+    /// Whether this process has started to claim them: all at once, so that no subtask is without its parent.
     is_claimed: AtomicBool,
     left: Mutex<BTreeSet<TaskKey>>,
 }
 
 impl EarlierRows {
-    /// Of rows that somebody has to do something about.
+    /// Tracks rows that need a holder.
     pub(super) const fn new(left: BTreeSet<TaskKey>) -> Self {
         Self { is_claimed: AtomicBool::new(false), left: Mutex::new(left) }
     }
 
-    /// Whether an earlier process holds a row still.
+    /// Whether an earlier process still holds a row.
     pub(super) fn holds(&self, key: &TaskKey) -> bool {
         !self.is_claimed.load(Ordering::SeqCst) && self.is_left(key)
     }
 
-    /// Whether a row waits to be taken over.
+    /// Whether a row is unclaimed.
     pub(super) fn is_left(&self, key: &TaskKey) -> bool {
         self.left.lock().contains(key)
     }
 
-    /// A row with its holder.
+    /// Sets a row's holder.
     pub(super) fn named(&self, mut row: StoredTask) -> StoredTask {
         if row.holder.is_some() && self.holds(&row.task.key) {
             row.holder = Some(EARLIER);
@@ -48,7 +47,7 @@ impl EarlierRows {
         row
     }
 
-    /// The next of them, for this process; each once. Whether one is still there is to be seen.
+    /// Takes the next unclaimed row; each is returned once. The row may be gone by now.
     pub(super) fn take(&self) -> Option<TaskKey> {
         let next = self.left.lock().pop_first();
         self.is_claimed.store(true, Ordering::SeqCst);

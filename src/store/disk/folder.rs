@@ -1,4 +1,4 @@
-//! Opens and locks the store's folder: its owner's alone, on a durable medium, used by one process.
+//! Opens and locks the store's folder: private, on a durable medium, used by one process.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
@@ -17,20 +17,20 @@ pub(super) const FILE_MODE: u32 = 0o600;
 const LOCK: &str = "tasks.lock";
 const BALLAST: &str = "tasks.ballast";
 
-/// How often a lock that somebody else has is tried.
+/// Interval between tries to get a lock.
 const LOCK_PAUSE: Duration = Duration::from_millis(50);
 
-/// What is given up when the disk is full, so that what runs can still be finished (F53).
+/// The file that is removed when the disk is full, so that running tasks can finish (F53).
 pub(super) const BALLAST_BYTES: u64 = 32 << 20;
 
-/// No new tasks below this much free space, whatever share of the disk that is (F53).
+/// New tasks are refused below this much free space, whatever share of the disk that is (F53).
 const FREE_BYTES_MIN: u64 = 64 << 20;
-/// No new tasks below one part in this many.
+/// New tasks are refused below one part in this many.
 const FREE_SHARE_MIN: u64 = 20;
-/// With as much there is room, however small a part of a large disk it is.
+/// With this much free space, new tasks are accepted on a disk of any size.
 const FREE_BYTES_ENOUGH: u64 = 1 << 30;
 
-/// Room on a disk, in bytes that an ordinary user may take.
+/// A disk's space available to ordinary users, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DiskSpace {
     pub(super) free: u64,
@@ -38,17 +38,17 @@ pub(super) struct DiskSpace {
 }
 
 impl DiskSpace {
-    /// Whether new tasks are refused, so that those at work can be finished.
+    /// Whether new tasks are refused, so that running ones can finish.
     pub(super) fn is_low(self) -> bool {
         self.free < self.wanted()
     }
 
-    /// From how much free room on new tasks are taken.
+    /// The free space required for new tasks.
     pub(super) fn wanted(self) -> u64 {
         (self.all / FREE_SHARE_MIN).clamp(FREE_BYTES_MIN, FREE_BYTES_ENOUGH)
     }
 
-    /// Whether the ballast can be laid down without making room scarce.
+    /// Whether the ballast fits without making space scarce.
     pub(super) fn has_room_for_ballast(self) -> bool {
         let left = self.free.saturating_sub(2 * BALLAST_BYTES);
         !Self { free: left, all: self.all }.is_low()
@@ -60,7 +60,7 @@ pub(super) fn space(folder: &Path) -> io::Result<DiskSpace> {
     Ok(DiskSpace { free: found.f_bavail * found.f_frsize, all: found.f_blocks * found.f_frsize })
 }
 
-/// Makes the folder if it is not there, and sees that it can be used.
+/// Creates a missing folder, and checks that it is usable.
 pub(super) fn prepare(folder: &Path) -> Result<(), OpenError> {
     let wrong = |source| OpenError::Folder { path: folder.to_owned(), source };
     if !folder.exists() {
@@ -69,11 +69,11 @@ pub(super) fn prepare(folder: &Path) -> Result<(), OpenError> {
         for parent in made.into_iter().filter_map(Path::parent) {
             let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
             match File::open(parent).and_then(|parent| parent.sync_all()) {
-                // One may make folders where one must not look.
+                // The parent may be writable but not readable.
                 Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                     tracing::warn!(folder = %parent.display(), %error, "that a folder was made in it may not be on the disk yet");
                 }
-                // A folder whose name is not on the disk is gone after a power cut, with all that is in it.
+                // A folder that is not synced in its parent is lost in a power cut, with its contents.
                 synced => synced.map_err(wrong)?,
             }
         }
@@ -81,7 +81,7 @@ pub(super) fn prepare(folder: &Path) -> Result<(), OpenError> {
     examine(folder)
 }
 
-/// Sees that a folder that is there can be used; one that is not yet there is no mistake.
+/// Checks that an existing folder is usable; a missing one is no error.
 pub(super) fn examine(folder: &Path) -> Result<(), OpenError> {
     let wrong = |source| OpenError::Folder { path: folder.to_owned(), source };
     match fs::metadata(folder) {
@@ -94,18 +94,18 @@ pub(super) fn examine(folder: &Path) -> Result<(), OpenError> {
     }
 }
 
-/// Whether everybody on the machine can replace the files in a folder.
+/// Whether any user of the machine can replace files in a folder.
 pub(super) fn is_open_to_all(folder: &Path) -> bool {
     fs::metadata(folder).is_ok_and(|found| found.mode() & 0o1002 == 0o002)
 }
 
-/// What does not keep files, or does not lock them for all: memory, and other machines' disks (B171). `None` is a disk.
+/// The medium, if it does not keep files or does not lock them reliably: memory or a network (B171). `None` for a disk.
 #[cfg(target_os = "linux")]
 pub(super) fn unfit_medium(folder: &Path) -> Option<&'static str> {
-    // The nearest folder that is there decides, as the rest would be made in it.
+    // The nearest existing folder decides, since the rest would be created in it.
     let found = folder.ancestors().map(|at| if at.as_os_str().is_empty() { Path::new(".") } else { at });
     let found = found.into_iter().find_map(|at| rustix::fs::statfs(at).ok())?;
-    // The numbers are the kernel's, and 32 bits wide; the field's own width is not the same everywhere.
+    // The numbers are the kernel's, and 32 bits wide; the field's width differs between platforms.
     match u32::try_from(found.f_type & 0xffff_ffff).unwrap_or(0) {
         0x0102_1994 | 0x8584_58f6 => Some("in memory (tmpfs)"),
         0x6969 => Some("on a network (NFS)"),
@@ -120,14 +120,13 @@ pub(super) fn unfit_medium(_folder: &Path) -> Option<&'static str> {
     None
 }
 
-/// Keeps others out until it is dropped; the kernel sees to that even if the process is killed.
+/// A lock on the folder until it is dropped. The kernel releases it even if the process is killed.
 ///
-/// The folder itself is locked, for a lock that lies in it can be removed; and the file of that name, too, which is what
-/// earlier versions lock.
+/// Locks the folder itself, since a lock file can be removed, and also the lock file, which earlier versions lock.
 #[derive(Debug)]
 pub(super) struct FolderLock(#[expect(dead_code, reason = "held, not read: closing it is what unlocks")] Vec<File>);
 
-/// Waits for the lock for at most `patience`: a predecessor may still be about to end (B171).
+/// Waits for the lock for at most `patience`, as an earlier process may be about to end (B171).
 pub(super) async fn lock(folder: &Path, patience: Duration) -> Result<FolderLock, OpenError> {
     let path = folder.join(LOCK);
     let wrong = |source| OpenError::Folder { path: path.clone(), source };
@@ -156,20 +155,20 @@ fn try_lock(file: &File) -> io::Result<bool> {
     match flock(file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(true),
         Err(Errno::WOULDBLOCK | Errno::INTR) => Ok(false),
-        // Disks of other machines may lock files alone.
+        // Network file systems may support locks on files only.
         Err(Errno::BADF | Errno::OPNOTSUPP | Errno::INVAL | Errno::NOLCK) if file.metadata()?.is_dir() => Ok(true),
         Err(error) => Err(error.into()),
     }
 }
 
-/// Whether a process has the store open now. Makes nothing.
+/// Whether a process has the store open. Creates nothing.
 pub(super) fn is_locked(folder: &Path) -> bool {
     [folder.join(LOCK), folder.to_owned()].iter().any(|path| {
         File::open(path).is_ok_and(|file| flock(&file, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK))
     })
 }
 
-/// A file of no use but its size.
+/// A file that only reserves disk space.
 #[derive(Clone, Debug)]
 pub(super) struct Ballast {
     path: PathBuf,
@@ -181,11 +180,11 @@ impl Ballast {
     }
 
     pub(super) fn is_there(&self) -> bool {
-        // A link is not followed: its target is another file.
+        // Does not follow a link to another file.
         fs::symlink_metadata(&self.path).is_ok_and(|found| found.is_file() && found.len() == BALLAST_BYTES)
     }
 
-    /// Takes the room. Half a file is taken back.
+    /// Reserves the space. Removes a partly allocated file.
     pub(super) fn lay_down(&self) -> io::Result<()> {
         self.drop_it()?;
         let file = OpenOptions::new().write(true).create_new(true).mode(FILE_MODE).open(&self.path)?;
@@ -196,7 +195,7 @@ impl Ballast {
         Ok(taken?)
     }
 
-    /// Gives the room back; whether there was any.
+    /// Frees the space; returns whether there was any.
     pub(super) fn drop_it(&self) -> io::Result<bool> {
         match fs::remove_file(&self.path) {
             Ok(()) => Ok(true),

@@ -1,4 +1,4 @@
-//! Says whether the store takes new tasks, and why not.
+//! Determines whether the store accepts new tasks, and if not, the reason.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,27 +10,27 @@ use tokio::time::Instant;
 
 use super::folder::DiskSpace;
 
-/// How the store is. What is there can be read and finished in all of these, as far as the disk lets it.
+/// The store's health. In every state, existing tasks can be read and finished as far as the disk allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreHealth {
     Good,
-    /// Too little room on the disk: no new tasks until there is more (F53).
+    /// Too little disk space: no new tasks until there is more (F53).
     Full,
-    /// Writes failed, again and again: no new tasks until one succeeds (F54, F57).
+    /// Writes failed repeatedly: no new tasks until one succeeds (F54, F57).
     Failing,
-    /// The file is damaged: no new tasks in this life of the process (F56).
+    /// The file is damaged: no new tasks in this process (F56).
     Damaged,
-    /// A bug ended the thread that writes: every write fails in this life of the process. What is there can be read.
+    /// A bug ended the writer's thread: every write fails in this process. Existing tasks can be read.
     Ended,
 }
 
-/// What is known, from worst to best, and what follows from it.
+/// The known facts, worst first, which determine the health.
 #[derive(Clone, Copy, Debug, Default)]
 struct StoreHealthFacts {
     has_ended: bool,
     is_damaged: bool,
     is_failing: bool,
-    /// The room that there is, where it is too little.
+    /// The disk's space, if it is too little.
     short: Option<DiskSpace>,
 }
 
@@ -38,7 +38,7 @@ struct StoreHealthFacts {
 pub(super) struct StoreHealthMonitor {
     known: Mutex<StoreHealthFacts>,
     health: watch::Sender<StoreHealth>,
-    /// Since when the oldest write waits that is being made.
+    /// When the oldest unfinished write was requested.
     serves: Mutex<Option<Instant>>,
 }
 
@@ -64,7 +64,7 @@ impl StoreHealthMonitor {
         self.note(|known| known.is_failing = is_failing);
     }
 
-    /// How much room there is on the disk.
+    /// Records the disk's space.
     pub(super) fn room(&self, space: DiskSpace) {
         self.note(|known| known.short = space.is_low().then_some(space));
     }
@@ -102,12 +102,12 @@ impl StoreHealthMonitor {
         }
     }
 
-    /// Notes since when the write waits that is next; `None` once it is done.
+    /// Records when the next write was requested; `None` once it is done.
     pub(super) fn serves(&self, asked: Option<Instant>) {
         *self.serves.lock() = asked;
     }
 
-    /// How long the oldest write has waited by now; nothing where none waits.
+    /// The waiting time of the oldest unfinished write; zero without one.
     pub(super) fn waited(&self) -> Duration {
         self.serves.lock().map_or(Duration::ZERO, |asked| asked.elapsed())
     }

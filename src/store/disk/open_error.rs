@@ -1,9 +1,9 @@
-//! Says why a store cannot be opened, and what would help.
+//! Defines why opening a store fails, and the remedy.
 
 use std::io;
 use std::path::PathBuf;
 
-/// Why a store cannot be opened, and what would help.
+/// Why a store cannot be opened, and the remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     #[error("{}: {source}; `store.path` names a folder that the gateway may write to", .path.display())]

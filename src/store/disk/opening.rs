@@ -1,4 +1,4 @@
-//! Opens the store, and reads what must be known of it before any request is served.
+//! Opens the store, and reads the state that must be known before serving requests.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,7 +13,7 @@ use super::{OpenError, clock, rows, schema};
 use crate::store::tasks::Usage;
 use crate::task::{Principal, TaskKey, Timestamp};
 
-/// What has to be known before anybody is served.
+/// The state that must be known before serving requests.
 pub(super) struct OpenedDatabase {
     pub(super) conn: Connection,
     pub(super) sums: RowTotals,
@@ -22,7 +22,7 @@ pub(super) struct OpenedDatabase {
     pub(super) longest: Duration,
 }
 
-/// Opens the store. Even to look at it takes some room; where there is none, the ballast is given up (F53).
+/// Opens the store. Even reading takes some space; if the disk is full, the ballast is removed (F53).
 pub(super) fn read_in_at_last(
     path: &Path,
     ballast: Option<&Ballast>,
@@ -62,7 +62,7 @@ fn read_in(path: &Path, tuning: DiskTuning) -> Result<OpenedDatabase, OpenError>
     Ok(OpenedDatabase { conn, sums, seen, longest })
 }
 
-/// Sums over all rows, from an index alone. Of rows that nobody has anything to do about the database makes the sums.
+/// Computes the sums over all rows, from an index alone. The database aggregates rows without a holder.
 pub(super) fn totals(conn: &Connection) -> rusqlite::Result<(RowTotals, Duration)> {
     let (mut totals, mut longest) = (RowTotals::default(), Duration::ZERO);
     let sql = "SELECT owner, count(*), sum(max(bytes, 0)), max(expires_at - created_at) FROM tasks INDEXED BY tasks_age
@@ -82,7 +82,7 @@ pub(super) fn totals(conn: &Connection) -> rusqlite::Result<(RowTotals, Duration
     let mut owner = Principal::new("");
     while let Some(row) = rows.next()? {
         let name = row.get_ref(0)?.as_str()?;
-        // One text for all rows of an owner.
+        // One shared text for all rows of an owner.
         if name != owner.as_str() {
             owner = Principal::new(name);
         }

@@ -1,5 +1,5 @@
-//! Holds the connections that only read: a few, each used by one reader at a time, on threads that may block. Some are
-//! for lists, the others for single tasks.
+//! A pool of read-only connections, each used by one reader at a time, on blocking threads. Lists and single tasks have separate
+//! permits.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -12,9 +12,9 @@ use tokio::sync::Semaphore;
 use super::{failed, schema};
 use crate::store::tasks::StoreError;
 
-/// More than there are cores on small machines: one may wait for the disk.
+/// More than small machines have cores: one may wait for the disk.
 const POINTS: usize = 4;
-/// Lists have places of their own, so that however many there are, nobody who asks for one task waits for them.
+/// Separate permits, so that lists never delay reads of single tasks.
 const LISTS: usize = 2;
 
 #[derive(Debug)]
@@ -26,7 +26,7 @@ pub(super) struct ReaderPool {
 }
 
 impl ReaderPool {
-    /// Opens nothing yet.
+    /// Opens no connection yet.
     pub(super) fn new(path: PathBuf) -> Arc<Self> {
         let places = |count| Arc::new(Semaphore::new(count));
         Arc::new(Self { path, idle: Mutex::default(), points: places(POINTS), lists: places(LISTS) })
@@ -37,7 +37,7 @@ impl ReaderPool {
         &self.path
     }
 
-    /// Reads one task, when a connection is free. One that failed is not used again.
+    /// Reads one task once a connection is free. A failed connection is not used again.
     pub(super) async fn read<T, F>(self: &Arc<Self>, read: F) -> Result<T, StoreError>
     where
         T: Send + 'static,
@@ -62,7 +62,7 @@ impl ReaderPool {
     {
         let place = Arc::clone(places).acquire_owned().await.map_err(|_| super::closed())?;
         let readers = Arc::clone(self);
-        // The place goes with the reader: a caller that leaves does not make room for one more.
+        // The permit belongs to the reader: a cancelled caller does not make room for another.
         let reading = tokio::task::spawn_blocking(move || {
             let _place = place;
             let idle = readers.idle.lock().pop();
@@ -76,7 +76,7 @@ impl ReaderPool {
         reading.await.map_err(|error| StoreError::Io(io::Error::other(error)))?
     }
 
-    /// Gives up the connections; those in use end with their readers.
+    /// Closes the idle connections; those in use end with their readers.
     pub(super) fn close(&self) {
         self.points.close();
         self.lists.close();

@@ -1,5 +1,4 @@
-//! Makes the statements of readers. Each row is judged alone: one that cannot be read is named, and the others are
-//! shown.
+//! The readers' statements. Each row is judged on its own: an unreadable one is reported, and the others are shown.
 
 use bytes::Bytes;
 use rusqlite::{Connection, OptionalExtension as _, Row, params};
@@ -12,11 +11,11 @@ use crate::store::record::{self, RecordError};
 use crate::store::tasks::{NewestCursor, PAGE_BYTES_MAX, Revision, StoredTask};
 use crate::task::{Digest, ListPlace, Principal, ShortReference, Summary, Task, TaskId, TaskKey, Timestamp};
 
-/// A row as a reader of it finds it.
+/// A whole row, as read.
 #[derive(Debug)]
 pub(super) enum ReadRow {
     Whole(StoredTask),
-    /// It is not what was written (F56).
+    /// Its contents are not as written (F56).
     Damaged {
         key: TaskKey,
         revision: Revision,
@@ -34,16 +33,16 @@ impl ReadRow {
     }
 }
 
-/// A row as a list finds it.
+/// A row of a list.
 #[derive(Debug)]
 pub(super) enum ListedRow {
     Whole(Box<Summary>),
-    /// Who reads it as a whole learns what is the matter. `None` if not even its key can be read.
+    /// Reading the whole row reports the fault. `None` if even its key is unreadable.
     Unreadable(Option<TaskKey>),
 }
 
 impl ListedRow {
-    /// What it takes of a page.
+    /// Its size in a page.
     pub(super) fn bytes(&self) -> usize {
         match self {
             Self::Whole(summary) => summary.bytes(),
@@ -52,10 +51,10 @@ impl ListedRow {
     }
 }
 
-/// Reads a row, and holds what its columns say against what its record says.
+/// Reads a row, and compares its columns with its record.
 pub(super) fn read(conn: &Connection, wanted: &TaskKey) -> rusqlite::Result<Option<ReadRow>> {
     match find(conn, wanted) {
-        // Its page cannot be read. What an index has of it is enough to say that it failed.
+        // Its page is unreadable. An index has enough of it to show it as failed.
         Err(error) if is_damage(&error) => {
             let outline = outline_of(conn, wanted)?.ok_or(error)?;
             let (key, revision) = (wanted.clone(), Revision(0));
@@ -71,7 +70,7 @@ fn find(conn: &Connection, wanted: &TaskKey) -> rusqlite::Result<Option<ReadRow>
     let mut rows = statement.query([ShortReference::of(wanted).0])?;
     while let Some(row) = rows.next()? {
         let (columns, summary) = RowColumns::of_row(row, 0)?;
-        // Of a row that is not sound its reference alone says whose it is.
+        // In a row with damaged columns, only the reference identifies the task.
         let error = match summary {
             Ok(_) if columns.key != *wanted => continue,
             Ok(_) => match whole(conn, &columns) {
@@ -81,7 +80,7 @@ fn find(conn: &Connection, wanted: &TaskKey) -> rusqlite::Result<Option<ReadRow>
                 Err(RowReadError::Record(error)) => error,
                 Err(RowReadError::File(error)) => return Err(error),
             },
-            // One that this program cannot judge is not called damaged.
+            // A row of a newer version is not called damaged.
             Err(error) => error,
         };
         let RowColumns { revision, outline, .. } = columns;
@@ -95,7 +94,7 @@ enum RowReadError {
     File(rusqlite::Error),
 }
 
-/// The task of a row whose columns are sound.
+/// The task of a row with intact columns.
 fn whole(conn: &Connection, columns: &RowColumns) -> Result<Task, RowReadError> {
     let bytes = match record_at(conn, columns.place) {
         Ok(bytes) => bytes.ok_or(RowReadError::Record(RecordError::Damaged))?,
@@ -121,7 +120,7 @@ fn record_at(conn: &Connection, place: RecordLocation) -> rusqlite::Result<Optio
     .optional()
 }
 
-/// What the index of ages has of a row: looked for among all of its owner's.
+/// The outline of a row from the index of ages, searched among all of its owner's rows.
 fn outline_of(conn: &Connection, wanted: &TaskKey) -> rusqlite::Result<Option<RowOutline>> {
     let sql = format!("SELECT {OUTLINE} FROM tasks INDEXED BY tasks_age WHERE owner = ?1 AND id = ?2");
     let mut statement = conn.prepare_cached(&sql)?;
@@ -132,7 +131,7 @@ pub(super) const PAGE: &str = "SELECT row, created_at, id FROM tasks INDEXED BY 
                WHERE owner = ?1 AND (created_at, id) > (?2, ?3) AND (settled = 0 OR expires_at > ?4)
                ORDER BY created_at, id";
 
-/// One owner's rows that are not gone, in order of creation.
+/// One owner's unexpired rows, in order of creation.
 pub(super) fn page(
     conn: &Connection,
     owner: &Principal,
@@ -153,7 +152,7 @@ pub(super) fn page(
     Ok(glimpses)
 }
 
-/// Rows that are not gone, whoever owns them, the newest first.
+/// Unexpired rows of all owners, newest first.
 pub(super) fn survey(
     conn: &Connection,
     after: Option<NewestCursor>,
@@ -175,7 +174,7 @@ pub(super) fn survey(
     Ok(glimpses)
 }
 
-/// Reads the summaries of rows that an index names, until there are enough; and behind which place others follow.
+/// Reads summaries of rows that an index names, up to the limits, and returns the position to continue from.
 fn glimpses<P>(
     conn: &Connection,
     found: impl Iterator<Item = rusqlite::Result<(i64, P, Option<TaskKey>)>>,
@@ -202,7 +201,7 @@ fn glimpses<P>(
     Ok((rows, None))
 }
 
-/// Reads what a list shows of one row.
+/// Reads a row's columns and summary.
 pub(super) fn row_statement() -> String {
     format!("SELECT {COLUMNS}, summary FROM tasks WHERE row = ?1")
 }
@@ -215,13 +214,13 @@ pub(super) fn glimpse(conn: &Connection, row: i64) -> rusqlite::Result<Option<Li
     }))
 }
 
-/// The keys of the rows that operators call so.
+/// The keys of rows with an operator reference.
 pub(super) fn referred(conn: &Connection, reference: ShortReference, limit: usize) -> rusqlite::Result<Vec<TaskKey>> {
     let sql = "SELECT owner, id FROM tasks WHERE ref = ?1 LIMIT ?2";
     conn.prepare_cached(sql)?.query_map(params![reference.0, number(limit)], |row| key(row, 0))?.collect()
 }
 
-/// The owner's task of this name that is not gone.
+/// The owner's unexpired task with this idempotency key.
 pub(super) fn named(
     conn: &Connection,
     owner: &Principal,

@@ -1,8 +1,8 @@
-//! Holds in memory what is needed of the disk: live rows, a cache of settled ones, and the sums over all.
+//! Keeps live rows, a cache of settled ones, and the sums of all rows in memory.
 //!
-//! The disk is the truth. Memory follows it after each commit, under the revision, and by the writer alone. A
-//! reader that brings a row from the disk may put it here only if no commit touched the row's shard meanwhile.
-//! What is not here is on the disk, so any part of it may be left out for lack of room.
+//! The disk is authoritative. The writer updates memory after each commit, by revision. A reader may add a row from the disk only
+//! if no commit has touched the row's shard meanwhile. Missing rows are read from the disk, so any row may be left out for lack
+//! of space.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap};
@@ -19,13 +19,13 @@ use crate::store::tasks::{StoredTask, Usage};
 use crate::task::{Principal, TaskKey, Timestamp};
 
 const SHARDS: usize = 256;
-/// Live rows beyond this are read from the disk.
+/// Further live rows are read from the disk.
 const LIVE_BYTES_MAX: usize = 256 << 20;
-/// Settled rows that are kept for the next poll.
+/// Size of the cache of settled rows.
 const SETTLED_BYTES_MAX: u64 = 64 << 20;
-/// Longer than any is asked for after a while without a poll.
+/// Longer than settled rows usually wait for the next poll.
 const KEPT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
-/// One that is larger would push out too many others.
+/// A larger row would evict too many others.
 const SETTLED_ROW_BYTES_MAX: usize = 8 << 20;
 
 #[derive(Debug)]
@@ -40,23 +40,23 @@ pub(super) struct ResidentRows {
 #[derive(Debug, Default)]
 struct ResidentShard {
     live: HashMap<TaskKey, StoredTask>,
-    /// Odd while a commit that touches the shard is under way.
+    /// Odd during a commit that touches the shard.
     commits: u64,
 }
 
-/// All that is known of all rows.
+/// The sums and indexes over all rows.
 #[derive(Debug, Default)]
 pub(super) struct RowTotals {
     all: Usage,
     by_owner: HashMap<Principal, Usage>,
-    /// Rows by key that somebody has to do something about: unsettled ones, and those whose upstream is to be told.
+    /// Rows that need a holder, by key: unsettled ones, and those with an upstream that is not yet notified.
     open: BTreeSet<TaskKey>,
-    /// Unsettled rows by when they are overdue.
+    /// Unsettled rows, by when they are overdue.
     due: BTreeSet<(Timestamp, TaskKey)>,
 }
 
 impl RowTotals {
-    /// Adds rows of one owner that nobody has anything to do about.
+    /// Adds one owner's rows without a holder.
     pub(super) fn add_settled(&mut self, owner: &Principal, rows: Usage) {
         for usage in [self.by_owner.entry(owner.clone()).or_default(), &mut self.all] {
             usage.tasks += rows.tasks;
@@ -104,22 +104,22 @@ impl RowTotals {
         self.all
     }
 
-    /// Rows that somebody has to do something about.
+    /// Rows that need a holder.
     pub(super) const fn open(&self) -> &BTreeSet<TaskKey> {
         &self.open
     }
 }
 
-/// What a commit did to one row.
+/// A commit's change to one row.
 #[derive(Debug)]
 pub(super) struct RowChange {
     pub(super) key: TaskKey,
     pub(super) before: Option<RowOutline>,
-    /// The row as it is now; `None` if it is gone.
+    /// The row after the commit; `None` if it is removed.
     pub(super) after: Option<StoredTask>,
 }
 
-/// What a reader must show to put a live row here.
+/// The shard's state before a read, which adding the row requires.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ReadTicket(u64);
 
@@ -127,12 +127,12 @@ pub(super) struct ReadTicket(u64);
 #[derive(Clone, Debug)]
 struct CachedRow {
     row: StoredTask,
-    /// How long it is of use, counted from when it came here.
+    /// How long it is useful, counted from its insertion.
     remaining: Duration,
 }
 
 impl CachedRow {
-    /// `None` for a row that is not worth its room.
+    /// `None` for a row that is not worth caching.
     fn of(row: StoredTask, now: Timestamp) -> Option<Self> {
         let remaining = row.task.expires_at().since(now).min(KEPT_MAX);
         (!remaining.is_zero() && row.task.stored_bytes() <= SETTLED_ROW_BYTES_MAX).then_some(Self { row, remaining })
@@ -172,24 +172,24 @@ impl ResidentRows {
         &self.shards[Self::index(key)]
     }
 
-    /// An unsettled row that is in memory.
+    /// An unsettled row in memory.
     pub(super) fn live(&self, key: &TaskKey) -> Option<StoredTask> {
         self.shard(key).lock().live.get(key).cloned()
     }
 
-    /// A settled row that is in memory, whether or not it is gone.
+    /// A settled row in memory, expired or not.
     pub(super) fn settled(&self, key: &TaskKey) -> Option<StoredTask> {
         self.settled.get(key).map(|kept| kept.row)
     }
 
-    /// To be taken before a row is read from the disk.
+    /// Must be taken before a row is read from the disk.
     pub(super) fn ticket(&self, key: &TaskKey) -> ReadTicket {
         ReadTicket(self.shard(key).lock().commits)
     }
 
-    /// Keeps a row that was read from the disk, unless its shard was written to meanwhile.
+    /// Adds a row that was read from the disk, unless a commit has touched its shard meanwhile.
     pub(super) fn keep(&self, ticket: ReadTicket, row: &StoredTask, now: Timestamp) {
-        // The lock is held all along: from the begin of a commit on nobody keeps what was read before it.
+        // The lock is held throughout, so that a row read before the start of a commit is not added after it.
         let mut shard = self.shard(&row.task.key).lock();
         if !ticket.0.is_multiple_of(2) || ticket.0 != shard.commits {
             return;
@@ -201,7 +201,7 @@ impl ResidentRows {
         }
     }
 
-    /// Keeps a settled row for those who ask next, unless a later revision of it is here.
+    /// Caches a settled row, unless a later revision is cached.
     pub(super) fn keep_settled(&self, row: &StoredTask, now: Timestamp) {
         if let Some(kept) = CachedRow::of(row.clone(), now) {
             let is_older = |there: &CachedRow| there.row.revision < row.revision;
@@ -209,20 +209,19 @@ impl ResidentRows {
         }
     }
 
-    /// Leaves a row out of what somebody has to do something about: in this life of the process nobody can.
-    /// Whether it was among them.
+    /// Excludes a row from the rows that need a holder, as this process cannot process it. Returns whether it was included.
     pub(super) fn set_aside(&self, key: &TaskKey, row: &RowOutline) -> bool {
         let mut sums = self.sums.lock();
         let was_due = sums.due.remove(&(row.expires_at, key.clone()));
         sums.open.remove(key) || was_due
     }
 
-    /// What cannot be freed in this life.
+    /// Rows and records that this process cannot free.
     pub(super) const fn stuck(&self) -> &Mutex<UnfreeableRows> {
         &self.stuck
     }
 
-    /// Forgets a settled row.
+    /// Evicts a settled row.
     pub(super) fn forget_settled(&self, key: &TaskKey) {
         self.settled.invalidate(key);
     }
@@ -245,19 +244,19 @@ impl ResidentRows {
         changes.iter().map(|change| Self::index(&change.key)).collect()
     }
 
-    /// Before a commit: from here on readers may find what memory does not know yet.
+    /// Before a commit: from here on readers may find rows that memory does not know yet.
     pub(super) fn begin(&self, changes: &[RowChange]) {
         for shard in Self::touched(changes) {
             self.shards[shard].lock().commits += 1;
         }
     }
 
-    /// After a commit that did not happen.
+    /// After a failed commit.
     pub(super) fn abandon(&self, changes: &[RowChange]) {
         self.begin(changes);
     }
 
-    /// After a commit that was made at `now`.
+    /// After a successful commit at `now`.
     pub(super) fn follow(&self, changes: Vec<RowChange>, now: Timestamp) {
         let touched = Self::touched(&changes);
         let mut sums = self.sums.lock();
@@ -272,7 +271,7 @@ impl ResidentRows {
             self.drop_live(&mut shard, &key);
             match after {
                 Some(after) if !after.task.is_settled() => self.put_live(&mut shard, after),
-                // Its client is about to ask for it. No reader puts an older one here before the end of this.
+                // Its client is about to poll it. No reader can insert an older one before this ends.
                 Some(after) if before.is_some() => {
                     if let Some(kept) = CachedRow::of(after, now) {
                         self.settled.insert(key, kept);
@@ -288,15 +287,15 @@ impl ResidentRows {
         }
     }
 
-    /// Begins anew with what the disk has, after a failure that left open what was written. Settled rows stay: a
-    /// row that was shown as settled was on the disk.
+    /// Restarts from the disk's state after a failure with an unknown outcome. Settled rows stay, since a row that was shown as
+    /// settled is on the disk.
     pub(super) fn reset(&self, sums: RowTotals) {
         for shard in &self.shards {
             let mut shard = shard.lock();
             for (_, row) in shard.live.drain() {
                 self.live_bytes.fetch_sub(row.task.stored_bytes(), Ordering::Relaxed);
             }
-            // Two at once: as if a commit had begun and ended.
+            // By two, as if a commit had started and ended.
             shard.commits += 2;
         }
         *self.sums.lock() = sums;
@@ -310,7 +309,7 @@ impl ResidentRows {
         self.sums.lock().by_owner.get(owner).copied().unwrap_or_default()
     }
 
-    /// Unsettled rows past their time, the longest overdue first.
+    /// Unsettled rows past their `ttl`, longest overdue first.
     pub(super) fn overdue(&self, now: Timestamp, limit: usize) -> Vec<TaskKey> {
         let sums = self.sums.lock();
         sums.due.iter().take_while(|(at, _)| *at <= now).map(|(_, key)| key.clone()).take(limit).collect()
@@ -321,7 +320,7 @@ impl ResidentRows {
         self.sums.lock().due.iter().map(|(_, key)| key.clone()).collect()
     }
 
-    /// Whether somebody has to do something about a row.
+    /// Whether a row needs a holder.
     pub(super) fn is_open(&self, key: &TaskKey) -> bool {
         self.sums.lock().open.contains(key)
     }

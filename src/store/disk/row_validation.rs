@@ -1,4 +1,4 @@
-//! Judges rows read from the disk, each alone, and logs what is wrong with one once.
+//! Validates rows from the disk, and logs each fault once.
 
 use std::io;
 use std::sync::Arc;
@@ -14,24 +14,24 @@ use crate::store::record::RecordError;
 use crate::store::tasks::{Revision, StoreError, StoredTask, TaskStore as _};
 use crate::task::{ShortReference, Summary, TaskKey, Timestamp};
 
-/// Tasks that cannot be read are named in the log once each, so many of them.
+/// Maximum number of unreadable tasks that the log names.
 const TOLD_MAX: usize = 1_024;
 
 impl DiskStore {
-    /// What a row from the disk stands for now; `None` if it is gone.
+    /// The task of a row; `None` if it has expired.
     pub(super) async fn present(&self, read: ReadRow, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
         if self.doubt.hides(read.key()) {
             return Ok(None);
         }
         let row = match read {
-            // What memory has is what was shown: a commit that is under way shows nowhere until it shows everywhere.
+            // The row in memory is the visible one: an unfinished commit is visible nowhere or everywhere.
             ReadRow::Whole(row) => self.resident.live(&row.task.key).unwrap_or(row),
             ReadRow::Damaged { key, outline, error: error @ RecordError::Newer(_), .. } => {
                 self.resident.set_aside(&key, &outline);
                 self.tell(&key, "a task cannot be read, and is left as it is", &error);
                 return Err(StoreError::Io(io::Error::other(error)));
             }
-            // What memory has of it is sound, and its next write mends the disk.
+            // The row in memory is intact, and its next write repairs the disk.
             ReadRow::Damaged { key, revision, outline, error: RecordError::Damaged } => {
                 match self.resident.live(&key) {
                     Some(row) => row,
@@ -42,7 +42,7 @@ impl DiskStore {
         Ok(is_there(&row, now).then_some(row))
     }
 
-    /// A task whose row is damaged has failed (F56): so it is shown, and so it is written.
+    /// Replaces a damaged row by a failed task (F56), for readers and on the disk.
     async fn condemn(&self, key: TaskKey, revision: Revision, outline: RowOutline, now: Timestamp) -> StoredTask {
         self.tell(&key, "what was stored of a task is damaged", &RecordError::Damaged);
         metrics::counter!(metric::STORE_DAMAGED).increment(1);
@@ -51,7 +51,7 @@ impl DiskStore {
         let write = RowWrite::Condemn { expected: revision, task: Arc::clone(&task) };
         let written = self.put(write).await;
         if written.is_err() {
-            // Somebody else found it too, or it cannot be written: this life goes by what memory has.
+            // Another reader has replaced it, or it cannot be written: this process uses the row in memory.
             self.resident.set_aside(&task.key, &outline);
         }
         let row = StoredTask::held_by(OWN, task, written.unwrap_or(revision));
@@ -59,7 +59,7 @@ impl DiskStore {
         row
     }
 
-    /// Says once what is the matter with a row.
+    /// Logs a row's fault once.
     fn tell(&self, key: &TaskKey, what: &'static str, error: &RecordError) {
         let reference = ShortReference::of(key);
         let mut told = self.told.lock();
@@ -68,7 +68,7 @@ impl DiskStore {
         }
     }
 
-    /// What lists show of rows from the disk: those that cannot be read are shown as failed, or left out.
+    /// The summaries of rows from the disk. Unreadable ones are shown as failed, or left out.
     pub(super) async fn listed(&self, rows: Vec<ListedRow>, now: Timestamp) -> Vec<Summary> {
         let mut tasks = Vec::with_capacity(rows.len());
         for row in rows {

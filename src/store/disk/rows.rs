@@ -1,4 +1,4 @@
-//! Makes the statements of the writer: what it looks up, and what it writes.
+//! The writer's statements.
 
 use std::collections::BTreeSet;
 
@@ -10,17 +10,17 @@ use crate::store::record;
 use crate::store::tasks::Revision;
 use crate::task::{Digest, Principal, ShortReference, Summary, Task, TaskKey, Timestamp};
 
-/// A row as a writer finds it.
+/// A row as the writer finds it.
 #[derive(Clone, Debug)]
 pub(super) struct FoundRow {
     pub(super) row: i64,
     pub(super) columns: RowColumns,
-    /// Whether its columns are those that were written.
+    /// Whether its columns are as written.
     pub(super) is_sound: bool,
 }
 
 impl FoundRow {
-    /// Where its record is. Columns that are damaged may name another row's.
+    /// The location of its record. Damaged columns may name another row's.
     pub(super) fn record(&self) -> Option<RecordLocation> {
         self.is_sound.then_some(self.columns.place)
     }
@@ -36,19 +36,19 @@ pub(super) fn find(conn: &Connection, key: &TaskKey) -> rusqlite::Result<Option<
         .optional()
 }
 
-/// Whether a task of the owner has this name and is not gone.
+/// Whether an unexpired task of the owner has this idempotency key.
 pub(super) fn is_named(conn: &Connection, owner: &Principal, key: &Digest, now: Timestamp) -> rusqlite::Result<bool> {
     conn.prepare_cached("SELECT 1 FROM tasks WHERE owner = ?1 AND name = ?2 AND (settled = 0 OR expires_at > ?3)")?
         .exists(params![owner.as_str(), key.0, at(now)])
 }
 
-/// What cannot be freed: nothing can be written any more in a transaction that met damage, so what was found to be
-/// damaged is left alone from then on.
+/// Rows and records that cannot be freed: a transaction that meets damage can no longer write, so known damage is avoided from
+/// then on.
 #[derive(Debug, Default)]
 pub(super) struct UnfreeableRows {
     /// By number.
     pub(super) rows: BTreeSet<i64>,
-    /// By place, as columns have it.
+    /// By location, as in the column.
     pub(super) records: BTreeSet<i64>,
 }
 
@@ -58,7 +58,7 @@ impl UnfreeableRows {
     }
 }
 
-/// Places for all columns and the summary.
+/// Parameters for all columns and the summary.
 const VALUES: &str = "?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17";
 
 fn put_record(conn: &Connection, task: &Task) -> rusqlite::Result<RecordLocation> {
@@ -67,7 +67,7 @@ fn put_record(conn: &Connection, task: &Task) -> rusqlite::Result<RecordLocation
     Ok(RecordLocation::Now(conn.last_insert_rowid()))
 }
 
-/// Drops a record that no row names any more. One that is damaged stays behind, and nobody finds it.
+/// Deletes a record without a row. A damaged one stays, unreachable.
 fn drop_record(conn: &Connection, place: RecordLocation, stuck: &Mutex<UnfreeableRows>) -> rusqlite::Result<()> {
     if stuck.lock().records.contains(&place.column()) {
         return Ok(());
@@ -83,7 +83,7 @@ fn drop_record(conn: &Connection, place: RecordLocation, stuck: &Mutex<Unfreeabl
     dropped.map(|_| ())
 }
 
-/// Makes the row of a new task; whether it did, as there was none with its key.
+/// Inserts a new task's row; returns `false` if its key exists.
 pub(super) fn insert(conn: &Connection, task: &Task) -> rusqlite::Result<bool> {
     let reference = ShortReference::of(&task.key);
     let sql = "SELECT 1 FROM tasks WHERE ref = ?1 AND owner = ?2 AND id = ?3";
@@ -95,7 +95,7 @@ pub(super) fn insert(conn: &Connection, task: &Task) -> rusqlite::Result<bool> {
     insert_row(conn, |run| columns.bind(&summary, run)).map(|()| true)
 }
 
-/// Makes a row of what `bind` hands over.
+/// Inserts a row with the values from `bind`.
 pub(super) fn insert_row(
     conn: &Connection,
     bind: impl FnOnce(&mut dyn FnMut(&[&dyn rusqlite::ToSql]) -> rusqlite::Result<usize>) -> rusqlite::Result<usize>,
@@ -106,8 +106,7 @@ pub(super) fn insert_row(
     Ok(())
 }
 
-/// Writes a task over the row that was found. `anew` leaves the record that it has alone and makes another one: the
-/// old one may be damaged.
+/// Replaces a row's task. `anew` inserts another record and leaves the old one alone, which may be damaged.
 pub(super) fn update(
     conn: &Connection,
     found: &FoundRow,
@@ -124,7 +123,7 @@ pub(super) fn update(
         }
         Some(_) | None => put_record(conn, task)?,
     };
-    // A damaged record has no name, and its name stays taken. The name of a call that certainly did not run is free again.
+    // A damaged record has no key, and its key stays taken. The key of a call that certainly did not run is released.
     let kept = found.columns.name.filter(|_| !task.certainly_did_not_run());
     let summary = Summary::of(task);
     let columns = RowColumns::of(task, &summary, found.columns.reference, to, place);
@@ -142,7 +141,7 @@ pub(super) fn update(
     }
 }
 
-/// Frees a row's record, which is written anew in the same transaction.
+/// Empties a row's record, which is rewritten in the same transaction.
 pub(super) fn empty(conn: &Connection, place: RecordLocation) -> rusqlite::Result<()> {
     match place {
         RecordLocation::Now(row) => {
@@ -155,20 +154,20 @@ pub(super) fn empty(conn: &Connection, place: RecordLocation) -> rusqlite::Resul
     Ok(())
 }
 
-/// Frees a row and its record.
+/// Deletes a row and its record.
 pub(super) fn delete(conn: &Connection, found: &FoundRow, stuck: &Mutex<UnfreeableRows>) -> rusqlite::Result<()> {
     conn.prepare_cached("DELETE FROM tasks WHERE row = ?1")?.execute([found.row])?;
     found.record().map_or(Ok(()), |place| drop_record(conn, place, stuck))
 }
 
-/// The numbers of settled rows past their end, the oldest first.
+/// The numbers of expired rows, oldest first.
 pub(super) fn gone(conn: &Connection, now: Timestamp, limit: usize) -> rusqlite::Result<Vec<i64>> {
     let sql = "SELECT row FROM tasks INDEXED BY tasks_gone WHERE settled = 1 AND expires_at <= ?1
                ORDER BY expires_at LIMIT ?2";
     conn.prepare_cached(sql)?.query_map(params![at(now), number(limit)], |row| row.get(0))?.collect()
 }
 
-/// The row of this number.
+/// The row with this number.
 pub(super) fn numbered(conn: &Connection, row: i64) -> rusqlite::Result<FoundRow> {
     let sql = format!("SELECT {COLUMNS}, summary FROM tasks WHERE row = ?1");
     conn.prepare_cached(&sql)?.query_row([row], |columns| {
@@ -177,7 +176,7 @@ pub(super) fn numbered(conn: &Connection, row: i64) -> rusqlite::Result<FoundRow
     })
 }
 
-/// The latest time that anybody was served at.
+/// The latest time used.
 pub(super) fn seen(conn: &Connection) -> rusqlite::Result<Timestamp> {
     conn.query_row("SELECT value FROM marks WHERE name = 'seen'", (), |row| row.get(0)).map(time)
 }
@@ -187,7 +186,7 @@ pub(super) fn note_seen(conn: &Connection, seen: Timestamp) -> rusqlite::Result<
     Ok(())
 }
 
-/// A write of no meaning: that it succeeds is what counts.
+/// A write that only tests whether writing succeeds.
 pub(super) fn probe(conn: &Connection) -> rusqlite::Result<()> {
     conn.prepare_cached("UPDATE marks SET value = value + 1 WHERE name = 'probe'")?.execute(())?;
     Ok(())

@@ -1,8 +1,7 @@
-//! Defines the database file: its tables, how it is opened, and how a foreign file is told from one.
+//! Defines the database file: its tables, how it is opened, and how foreign files are detected.
 //!
-//! Task ids stand in it as they are. They are not hashed: lists of tasks give the ids back to their owner, and the
-//! arguments and results that an id would lead to stand in the same row. Who may read the file is what protects
-//! both: it is its owner's alone (0600, in a folder of 0700).
+//! Task ids are stored unhashed: lists return the ids to their owner, and the arguments and results that an id gives access to
+//! are in the same row. File permissions protect both: only the owner may read the file (0600, in a folder of 0700).
 
 mod upgrade;
 
@@ -18,26 +17,26 @@ use rusqlite::{Connection, ErrorCode, OpenFlags};
 use super::folder::{self, FILE_MODE};
 use super::{DiskTuning, OpenError};
 
-/// "tgat": told apart from every other program's database.
+/// "tgat", which distinguishes the file from other programs' databases.
 const APPLICATION_ID: i32 = 0x7467_6174;
-/// What this program writes. Older ones are brought up to it, newer ones left alone (B172, F68).
-/// Whoever raises it, or what a record or a summary is written as, adds a file to `tests/golden/store`.
+/// The schema version of this program. Older files are upgraded, newer ones refused (B172, F68). A change of this version, or of
+/// the format of records or summaries, requires a new file in `tests/golden/store`.
 pub(super) const SCHEMA: i32 = 3;
 
 const MAGIC: &[u8; 16] = b"SQLite format 3\0";
 const HEADER_LEN: usize = 100;
 
-/// Another connection of this process holds a lock for moments only.
+/// Other connections of this process hold locks only briefly.
 const BUSY_MAX: Duration = Duration::from_secs(5);
 /// In pages of 4 KiB: 16 MiB of log between two checkpoints.
 const CHECKPOINT_PAGES: i32 = 4_096;
-/// How much of the log's file stays after a checkpoint.
+/// The size to which a checkpoint truncates the log.
 const LOG_BYTES_KEPT: i64 = 32 << 20;
 const STATEMENTS_MAX: usize = 32;
 
-/// What a list shows stands apart from records, which hold arguments and results: a list reads none, and one that is
-/// damaged concerns its own row alone. `age` covers what is counted at the start, the two of
-/// states all that filtered lists decide by. `lag` is the number of a [`crate::task::LagClass`].
+/// Listed columns are separate from records, which hold arguments and results: a list reads no record, and a damaged record
+/// affects only its own row. `age` covers the sums at startup, the two indexes of states every criterion of filtered lists. `lag`
+/// is the number of a [`crate::task::LagClass`].
 pub(super) const TABLES: &str = "
     CREATE TABLE tasks (
         row INTEGER PRIMARY KEY,
@@ -75,15 +74,15 @@ const MARKS: &str = "
     CREATE TABLE marks (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT;
     INSERT INTO marks VALUES ('seen', 0), ('probe', 0);
 ";
-/// Once nothing of the first schema is left.
+/// Runs once no record of the first schema is left.
 pub(super) const TABLES_DONE: &str = "DROP TABLE records_1";
 
-/// Where the database is.
+/// The path of the database file.
 pub(super) fn file_in(folder: &Path) -> PathBuf {
     folder.join("tasks.db")
 }
 
-/// Looks at the file without a change to it, or to anything beside it. A file that is not there yet is no mistake.
+/// Checks the file without changing it or any file next to it. A missing file is no error.
 pub(super) fn examine(path: &Path) -> Result<(), OpenError> {
     let io = |source| OpenError::Folder { path: path.to_owned(), source };
     let mut head = Vec::new();
@@ -92,7 +91,7 @@ pub(super) fn examine(path: &Path) -> Result<(), OpenError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(io(error)),
     };
-    // Nothing was written yet, or what was is about to be undone by the journal beside it.
+    // The file is still empty, or the journal next to it is about to roll it back.
     if head.is_empty() || path.with_extension("db-journal").exists() {
         return Ok(());
     }
@@ -114,24 +113,24 @@ fn judge(path: &Path, application: i32, schema: i32) -> Result<(), OpenError> {
     }
 }
 
-/// Opens the file again, and makes none: one that is gone took its tasks along. Reads it through the connection alone,
-/// for there are others (see [`super::examine`]).
+/// Reopens the file, and never creates it: a missing file took its tasks along. Reads it only through the connection, since other
+/// connections exist (see [`super::examine`]).
 pub(super) fn reopen(path: &Path, tuning: DiskTuning) -> Result<Connection, OpenError> {
     let gone = |source| OpenError::Folder { path: path.to_owned(), source };
     fs::metadata(path).map_err(gone)?;
     open_database(path, tuning).map_err(|error| open_error(path, error))?
 }
 
-/// Opens the file, making and filling it if it is not there.
+/// Opens the file; creates and initializes a missing one.
 pub(super) fn open(path: &Path, tuning: DiskTuning) -> Result<Connection, OpenError> {
     examine(path)?;
-    // SQLite gives the files beside it the mode that this one has.
+    // SQLite gives the files next to it the same mode.
     let made = OpenOptions::new().append(true).create(true).mode(FILE_MODE).open(path);
     made.map_err(|source| OpenError::Folder { path: path.to_owned(), source })?;
     reopen(path, tuning)
 }
 
-/// Tells a file that is no use from a disk that is none.
+/// Distinguishes an unusable file from a failing disk.
 pub(super) fn open_error(path: &Path, error: rusqlite::Error) -> OpenError {
     let path = path.to_owned();
     match error.sqlite_error_code() {
@@ -142,7 +141,7 @@ pub(super) fn open_error(path: &Path, error: rusqlite::Error) -> OpenError {
     }
 }
 
-/// The numbers that say whose file it is, and of which schema.
+/// The application id and the schema version.
 fn numbers(conn: &Connection) -> rusqlite::Result<(i32, i32)> {
     let number = |name| conn.pragma_query_value(None, name, |row| row.get(0));
     Ok((number("application_id")?, number("user_version")?))
@@ -150,7 +149,7 @@ fn numbers(conn: &Connection) -> rusqlite::Result<(i32, i32)> {
 
 fn open_database(path: &Path, tuning: DiskTuning) -> rusqlite::Result<Result<Connection, OpenError>> {
     let conn = bare(path)?;
-    // Closing the last connection brings the log into the file: not where it is refused.
+    // Closing the last connection would checkpoint the log, even of a refused file.
     conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
     let (application, schema) = numbers(&conn)?;
     let tables: i64 = conn.query_row("SELECT count(*) FROM sqlite_schema", (), |row| row.get(0))?;
@@ -162,15 +161,14 @@ fn open_database(path: &Path, tuning: DiskTuning) -> rusqlite::Result<Result<Con
     }
     conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, false)?;
     if application == 0 {
-        // One transaction, before there is a log: the file has all of this or nothing, whatever happens.
+        // One transaction, before there is a log: a crash leaves all of it or nothing.
         conn.pragma_update(None, "auto_vacuum", "INCREMENTAL")?;
         conn.pragma_update(None, "synchronous", "FULL")?;
         let version = format!("PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA};");
         conn.execute_batch(&format!("BEGIN IMMEDIATE; {TABLES} {RECORDS} {MARKS} {version} COMMIT;"))?;
     }
     tune(&conn, tuning)?;
-    // A log that an earlier life left, and that the kernel may have written only in part, is made part of the file
-    // before anything is added to it.
+    // A log left by an earlier process, possibly written only in part, is checkpointed before further writes.
     checkpoint(&conn)?;
     if (1..SCHEMA).contains(&schema)
         && let Err(refused) = bring_up(&conn, path, schema)?
@@ -183,12 +181,12 @@ fn open_database(path: &Path, tuning: DiskTuning) -> rusqlite::Result<Result<Con
     Ok(Ok(conn))
 }
 
-/// Brings a file of an older schema up, if there is room for it.
+/// Upgrades a file of an older schema, if there is enough space.
 fn bring_up(conn: &Connection, path: &Path, found: i32) -> rusqlite::Result<Result<(), OpenError>> {
     let needed = upgrade::room_needed(conn)?;
     let no_room = || OpenError::NoRoom { path: path.to_owned(), found, known: SCHEMA, needed };
     let folder = path.parent().unwrap_or(path);
-    // What is not known is found out by trying.
+    // If the free space is unknown, tries the upgrade.
     if folder::space(folder).is_ok_and(|space| space.free < needed) {
         return Ok(Err(no_room()));
     }
@@ -202,7 +200,7 @@ fn bring_up(conn: &Connection, path: &Path, found: i32) -> rusqlite::Result<Resu
     }
 }
 
-/// Brings the log into the file, durably, and begins it anew.
+/// Checkpoints the log into the file, durably, and truncates it.
 pub(super) fn checkpoint(conn: &Connection) -> rusqlite::Result<()> {
     let busy: bool = conn.query_row("PRAGMA wal_checkpoint(TRUNCATE)", (), |row| row.get(0))?;
     if busy {
@@ -212,7 +210,7 @@ pub(super) fn checkpoint(conn: &Connection) -> rusqlite::Result<()> {
     Ok(())
 }
 
-/// Brings the log into the file and begins it anew, unless readers hold that up; whether it did. Waits for nobody.
+/// Checkpoints without waiting for readers; returns whether it succeeded.
 pub(super) fn checkpoint_now(conn: &Connection) -> rusqlite::Result<bool> {
     conn.busy_timeout(Duration::ZERO)?;
     let done = checkpoint(conn);
@@ -224,7 +222,7 @@ pub(super) fn checkpoint_now(conn: &Connection) -> rusqlite::Result<bool> {
     }
 }
 
-/// A connection that only reads.
+/// A read-only connection.
 pub(super) fn open_reader(path: &Path) -> rusqlite::Result<Connection> {
     let conn = bare(path)?;
     conn.pragma_update(None, "cache_size", -2_048)?;
@@ -240,7 +238,7 @@ fn bare(path: &Path) -> rusqlite::Result<Connection> {
     Ok(conn)
 }
 
-/// Trusts nothing in the file, and writes no other files than its own.
+/// Distrusts the file's contents, and writes no temporary files.
 pub(super) fn make_wary(conn: &Connection) -> rusqlite::Result<()> {
     conn.set_prepared_statement_cache_capacity(STATEMENTS_MAX);
     conn.pragma_update(None, "trusted_schema", false)?;
@@ -260,12 +258,12 @@ fn tune(conn: &Connection, tuning: DiskTuning) -> rusqlite::Result<()> {
     Ok(())
 }
 
-/// The bytes of the file and its log.
+/// The size of the file and its log.
 pub(super) fn file_bytes(path: &Path) -> u64 {
     len(path) + log_bytes(path)
 }
 
-/// The bytes of the log.
+/// The size of the log.
 pub(super) fn log_bytes(path: &Path) -> u64 {
     len(&path.with_extension("db-wal"))
 }

@@ -1,9 +1,9 @@
-//! Makes the statements of filtered lists.
+//! The statements of filtered lists.
 //!
-//! The wanted tasks of each phase and class of lags have an ordered range of an index, which holds all that decides. The
-//! ranges are read piece by piece and merged. Of the rows themselves none is read but those that are shown.
+//! The matching tasks of each phase and class of lags form an ordered range of an index, which holds every criterion. The ranges
+//! are read piece by piece and merged. Only shown rows are read themselves.
 //!
-//! Where the time that is not ordered by leaves few, these are read from the other index and put in order here.
+//! If the time range that is not the sort key leaves few tasks, they are read from the other index and sorted here.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -17,16 +17,15 @@ use crate::task::{
     TimeRange, Timestamp,
 };
 
-/// How much is read of a range at first. Each further piece is twice as long, since there are many ranges, and most
-/// pages are of few of them.
+/// The length of a range's first piece. Each further piece doubles, since there are many ranges, and most pages use few of them.
 const FIRST_PIECE: usize = 2;
 
-/// Where the places that a statement reads begin and end.
+/// The bounds of the positions that a statement reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PlaceBounds {
-    /// At times, which takes fewer steps.
+    /// Two times, which takes fewer steps.
     Times,
-    /// Right behind a place, and at a time.
+    /// A position, exclusive, and a time.
     BehindPlace,
 }
 
@@ -57,7 +56,7 @@ pub(super) fn statement(by: OrderedBy, direction: ListDirection, bounds: PlaceBo
     )
 }
 
-/// What an index has of a row.
+/// A row's index entry.
 struct IndexEntry {
     place: ListPlace,
     other: Timestamp,
@@ -66,20 +65,20 @@ struct IndexEntry {
     row: i64,
 }
 
-/// The tasks of one owner that a list is made of.
+/// The inputs of a list.
 struct WantedEntries<'a> {
     conn: &'a Connection,
     owner: &'a Principal,
     filter: &'a ListFilter,
 }
 
-/// The tasks of one phase and one class.
+/// One phase and one class.
 type RangeKind = (PhaseKind, LagClass);
 
-/// The entries of one range, as far as they are read and not taken.
+/// A range's entries that were read and not yet taken.
 struct IndexRange {
     entries: VecDeque<IndexEntry>,
-    /// Of what others may follow, behind which place, and how many of them are read next; `None` if there are none.
+    /// The kind, the position and the length of the next piece; `None` at the end.
     rest: Option<(RangeKind, ListPlace, usize)>,
 }
 
@@ -88,7 +87,7 @@ impl WantedEntries<'_> {
         self.filter.phases.iter().flat_map(|phase| LagClass::all().map(|class| (*phase, class)))
     }
 
-    /// Entries of a range in order, at most `limit`.
+    /// A range's entries in order, at most `limit`.
     fn read(
         &self,
         (phase, class): RangeKind,
@@ -121,7 +120,7 @@ impl WantedEntries<'_> {
         statement.query_map(values, entry)?.collect()
     }
 
-    /// The beginnings of all ranges.
+    /// The first pieces of all ranges.
     fn ranges(&self, after: Option<ListPlace>) -> rusqlite::Result<Vec<IndexRange>> {
         let range = |kind| {
             let entries = self.read(kind, after, FIRST_PIECE)?;
@@ -130,7 +129,7 @@ impl WantedEntries<'_> {
         self.kinds().map(range).collect()
     }
 
-    /// The same, once something was taken of a range.
+    /// Reads the next piece of an exhausted range.
     fn fill(&self, range: &mut IndexRange) -> rusqlite::Result<()> {
         if let Some((kind, after, limit)) = range.rest.filter(|_| range.entries.is_empty()) {
             range.entries = self.read(kind, Some(after), limit)?;
@@ -139,7 +138,7 @@ impl WantedEntries<'_> {
         Ok(())
     }
 
-    /// All entries in order, if the other time leaves no more than `limit`.
+    /// All entries in order, if the other time leaves at most `limit` of them.
     fn few(&self, limit: usize) -> rusqlite::Result<Option<VecDeque<IndexEntry>>> {
         let other = self.filter.by_other_time();
         let read = WantedEntries { filter: &other, ..*self };
@@ -159,13 +158,13 @@ impl WantedEntries<'_> {
     }
 }
 
-/// What follows a piece that is as long as was asked for.
+/// The next piece after a full one.
 fn rest(kind: RangeKind, entries: &VecDeque<IndexEntry>, limit: usize) -> Option<(RangeKind, ListPlace, usize)> {
     let last = entries.back().filter(|_| entries.len() == limit)?;
     Some((kind, last.place, (2 * limit).min(PLACES_MAX)))
 }
 
-/// One owner's rows that fit, as far as their columns say, and where others follow.
+/// One owner's rows with columns that fit the filter, and the position to continue from.
 pub(super) fn select(
     conn: &Connection,
     owner: &Principal,
@@ -176,7 +175,7 @@ pub(super) fn select(
 ) -> rusqlite::Result<(Vec<ListedRow>, Option<ListPlace>)> {
     let snapshot = conn.unchecked_transaction()?;
     let wanted = WantedEntries { conn, owner, filter };
-    // What is no more than a page has no second one to look for.
+    // Rows that fit in one page need no cursor.
     let few = match after {
         None if filter.other() != TimeRange::ALL => wanted.few(limit.min(PLACES_MAX / 2))?,
         _ => None,
@@ -210,7 +209,7 @@ pub(super) fn select(
     Ok((rows, next))
 }
 
-/// One owner's rows of these ids, gone or not.
+/// One owner's rows with these ids, expired ones included.
 pub(super) fn named(conn: &Connection, owner: &Principal, ids: BTreeSet<TaskId>) -> rusqlite::Result<Vec<ListedRow>> {
     let mut rows = Vec::new();
     let snapshot = conn.unchecked_transaction()?;

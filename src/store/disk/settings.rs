@@ -1,4 +1,4 @@
-//! Defines where a store is and which files are accepted, and why one cannot be opened.
+//! Defines a disk store's settings, and hooks for tests.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,25 +9,25 @@ use crate::failpoint;
 use crate::store::clock_trust::DISTRUST;
 use crate::task::Timestamp;
 
-/// How long a predecessor that is about to end is waited for (B171).
+/// How long to wait for an earlier process to end (B171).
 const LOCK_WAIT: Duration = Duration::from_secs(10);
 
-/// How often the disk is looked at.
+/// Interval between checks of the disk.
 const TICK: Duration = Duration::from_secs(1);
 
-/// Where the store is, and how much it may hold.
+/// The store's location and limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskSettings {
-    /// Made if it is not there.
+    /// Created if it is missing.
     pub folder: PathBuf,
     /// Each row counts as at least [`crate::task::model::ROW_BYTES_MIN`].
     pub stored_bytes_max: usize,
-    /// Whether memory and other machines' disks will do (B171).
+    /// Whether memory and network disks are acceptable (B171).
     pub is_ephemeral: bool,
-    /// How long a process that has the store open is waited for.
+    /// How long to wait for a process that has the store open.
     pub lock_wait: Duration,
-    /// What the machine's clock shows at the start, to be held against the time that the store was last used at; `None`
-    /// where the tasks' times have nothing to do with that clock.
+    /// The machine's time at startup, for comparison with the store's last use; `None` if the tasks' times do not depend on that
+    /// clock.
     pub clock: Option<Timestamp>,
     pub(super) tuning: DiskTuning,
 }
@@ -46,7 +46,7 @@ impl DiskSettings {
         Self { folder, stored_bytes_max, is_ephemeral: false, lock_wait: LOCK_WAIT, clock: None, tuning }
     }
 
-    /// Takes the promise away: nothing is waited for to reach the disk. For a test of the tests, which have to notice.
+    /// Disables fsync, and with it durability: for a test that durability tests notice this.
     #[cfg(debug_assertions)]
     #[must_use]
     pub const fn without_sync(mut self) -> Self {
@@ -55,28 +55,28 @@ impl DiskSettings {
     }
 }
 
-/// What tests change.
+/// Settings for tests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DiskTuning {
     pub(super) syncs: bool,
-    /// The size at which the file is as good as a full disk.
+    /// The file size at which the disk counts as full.
     pub(super) pages_max: Option<u32>,
-    /// How often the disk is looked at.
+    /// Interval between checks of the disk.
     pub(super) tick: Duration,
-    /// What the check of the file begins with.
+    /// The first statement of the file check.
     pub(super) check_first: Option<&'static str>,
-    /// How much log makes the check make way.
+    /// The log size that pauses the check.
     pub(super) check_log_bytes_max: Option<u64>,
-    /// How long a clock that leapt ahead frees nothing.
+    /// How long a clock that jumped ahead frees nothing.
     pub(super) distrust: Duration,
 }
 
 pub(super) type FaultHook = Box<dyn Fn() -> rusqlite::Result<()> + Send>;
 
-/// Where tests make things fail.
+/// Hooks with which tests inject faults.
 #[derive(Default)]
 pub(super) struct FaultHooks {
-    /// Before the file is opened again.
+    /// Before the file is reopened.
     pub(super) before_open: Option<FaultHook>,
     pub(super) before_commit: Option<FaultHook>,
     pub(super) after_commit: Option<FaultHook>,

@@ -1,4 +1,4 @@
-//! Starts a store: locks its folder, opens its file, and starts its writer and the check of the file.
+//! Starts a store: locks its folder, opens its file, and starts its writer and the file check.
 
 use std::collections::VecDeque;
 use std::io;
@@ -25,7 +25,7 @@ use super::writer::{self, DiskWriter, WriterRequest};
 use super::{DiskSettings, DiskStore, OpenError, QUEUE_MAX, SharedFolderLock, examine, folder, schema};
 use crate::store::clock_trust::ClockTrust;
 
-/// Warns of a folder that the store uses although it is unfit.
+/// Warns about an unfit folder that the store uses nevertheless.
 fn warn_of(folder: &Path, unfit_medium: Option<&'static str>) {
     let shown = folder.display();
     if let Some(medium) = unfit_medium {
@@ -106,7 +106,7 @@ impl DiskStore {
         Ok(Arc::new(store))
     }
 
-    /// Looks through the whole file for damage, beside everything else.
+    /// Checks the whole file for damage in the background.
     fn check_in_background(&self, tuning: DiskTuning) {
         let (check, monitor) = (Arc::clone(&self.check), Arc::clone(&self.monitor));
         let path = self.readers.path().to_owned();
@@ -117,8 +117,8 @@ impl DiskStore {
     }
 }
 
-/// Starts the writer's thread, which gives the lock back once everything is closed; not where a bug ends it, for the
-/// calls of this life go on.
+/// Starts the writer's thread, which releases the lock once everything is closed. A bug that ends the thread keeps the lock,
+/// since the calls of this process continue.
 fn start(
     writer: DiskWriter,
     requests: mpsc::Receiver<WriterRequest>,

@@ -1,4 +1,4 @@
-//! Maintains the file between writes: looks at the disk, tries a store that failed, and gives room back.
+//! Maintains the file between writes: checks the disk, probes a failed store, and frees disk space.
 
 use std::path::Path;
 use std::time::Duration;
@@ -13,11 +13,11 @@ use super::{rows, schema};
 use crate::failpoint;
 use crate::metric;
 
-/// Pages given back to the system at a time, once there are more that nobody uses.
+/// Free pages that are returned to the system at a time.
 const VACUUM_PAGES: i64 = 2_048;
-/// How long writes wait for that, at most, but for the last step.
+/// Maximum delay of writes by this, except for the last step.
 const VACUUM_TIME_MAX: Duration = Duration::from_millis(100);
-/// How often the time that the store was last used at is noted, for a process that is killed.
+/// Interval between recordings of the time of last use, in case the process is killed.
 const SEEN_NOTED: Duration = Duration::from_secs(60 * 60);
 
 impl DiskWriter {
@@ -34,7 +34,7 @@ impl DiskWriter {
         let is_low = self.look_for_room();
         let log = schema::log_bytes(&self.path);
         if log > self.tuning.check_log_bytes_max.unwrap_or(LOG_BYTES_MAX) || (is_low && log > 0) {
-            // It reads the file as it was when it began, and the log cannot begin anew as long as it does.
+            // The check reads an old state of the file, which keeps the log from restarting.
             self.check.pause();
         }
         failpoint::hit("checkpointing");
@@ -42,7 +42,7 @@ impl DiskWriter {
             && let Err(error) = give_room_back(conn, &self.path, is_low, &mut self.owes_checkpoint)
         {
             tracing::warn!(%error, "free room of the task store was not given back");
-            // It was a commit, and one that failed is trusted no more than any other.
+            // A checkpoint is a commit, and a failed one makes the connection unusable.
             self.conn = None;
         }
         self.note_seen();
@@ -74,7 +74,7 @@ impl DiskWriter {
         }
     }
 
-    /// Looks at the disk, and lays the ballast down where there is room for it. Whether room is low.
+    /// Checks the disk, and restores the ballast if there is space. Returns whether space is low.
     pub(super) fn look_for_room(&self) -> bool {
         let space = match self.hooks.space(&self.folder) {
             Ok(space) => space,
@@ -94,7 +94,7 @@ impl DiskWriter {
         space.is_low()
     }
 
-    /// Notes the time that the store was last used at, so that a clock that is far off is noticed after a kill, too.
+    /// Records the time of last use, so that a wrong clock is noticed even after a kill.
     fn note_seen(&mut self) {
         let is_due = self.seen_noted.is_none_or(|at| at.elapsed() >= SEEN_NOTED);
         if !is_due || self.clock.is_distrusted() {
@@ -109,9 +109,8 @@ impl DiskWriter {
     }
 }
 
-/// Gives free pages back to the system once there are many, and brings the log into the file where that makes room: the
-/// file gets smaller only then, and on a disk that is nearly full the log itself is room. What is still owed to readers
-/// is done the next time.
+/// Returns free pages to the system if there are many, and checkpoints the log if that frees space: only a checkpoint shrinks the
+/// file, and on an almost full disk the log itself takes space. A checkpoint that readers prevent is repeated the next time.
 fn give_room_back(conn: &Connection, path: &Path, is_low: bool, owed: &mut bool) -> rusqlite::Result<()> {
     let began = Instant::now();
     while began.elapsed() < VACUUM_TIME_MAX && unless_full(vacuum(conn))? {
@@ -127,7 +126,7 @@ fn give_room_back(conn: &Connection, path: &Path, is_low: bool, owed: &mut bool)
     Ok(())
 }
 
-/// A full disk is no reason to distrust what was written.
+/// A full disk does not make earlier writes suspect.
 fn unless_full(done: rusqlite::Result<bool>) -> rusqlite::Result<bool> {
     match done {
         Err(error) if is_full(&error) => Ok(false),
@@ -135,7 +134,7 @@ fn unless_full(done: rusqlite::Result<bool>) -> rusqlite::Result<bool> {
     }
 }
 
-/// Takes some free pages off the file where there are many; whether there were.
+/// Frees some pages if there are many; returns whether there were.
 fn vacuum(conn: &Connection) -> rusqlite::Result<bool> {
     let free: i64 = conn.query_row("PRAGMA freelist_count", (), |row| row.get(0))?;
     let all: i64 = conn.query_row("PRAGMA page_count", (), |row| row.get(0))?;
@@ -143,7 +142,7 @@ fn vacuum(conn: &Connection) -> rusqlite::Result<bool> {
     if are_many {
         let mut statement = conn.prepare(&format!("PRAGMA incremental_vacuum({VACUUM_PAGES})"))?;
         let mut freed = statement.query(())?;
-        // It works as it is stepped through.
+        // Each step of the statement frees a page.
         while freed.next()?.is_some() {}
     }
     Ok(are_many)

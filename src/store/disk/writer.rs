@@ -1,8 +1,7 @@
-//! Writes, on one thread: drains a bounded queue into transactions, and owns the connection.
+//! The writer's thread: commits a bounded queue of writes in batches, and owns the connection.
 //!
-//! Whatever waits when a transaction begins, or comes while it is made, is part of it: many writes, one fsync. A
-//! single write waits for nobody. A connection that failed is never used again: what the system says of an fsync
-//! after a failed one is worth nothing (F54).
+//! Writes that wait when a transaction starts, or arrive during it, join it: many writes, one fsync. A single write does not wait
+//! for others. A failed connection is never used again: after a failed fsync, the result of the next one is meaningless (F54).
 
 use std::collections::VecDeque;
 use std::os::unix::fs::MetadataExt as _;
@@ -29,22 +28,22 @@ use crate::store::clock_trust::ClockTrust;
 use crate::store::tasks::StoreError;
 use crate::task::Timestamp;
 
-/// The most that one transaction takes in; the time is for what came after its begin.
+/// Limits of one transaction. The time applies to writes that arrive after its start.
 const BATCH_WRITES_MAX: usize = 512;
 const BATCH_BYTES_MAX: usize = 8 << 20;
 const BATCH_TIME_MAX: Duration = Duration::from_millis(2);
 
-/// So many failures within so long, and no new tasks are taken.
+/// This many failures within this time stop new tasks.
 const FAILURES_MAX: usize = 3;
 const FAILURES_WITHIN: Duration = Duration::from_secs(60);
 /// Damaged rows and records that one write may find.
 const DAMAGED_MAX: usize = 64;
 
-/// A write, since when it waits, and who waits for it.
+/// A write, when it was requested, and the channel for its outcome.
 #[derive(Debug)]
 pub(super) enum WriterRequest {
     Write(RowWrite, Instant, oneshot::Sender<Result<WriteResult, StoreError>>),
-    /// Ends the thread; answered when everything is closed.
+    /// Ends the thread. Answered once everything is closed.
     Close(oneshot::Sender<()>),
 }
 
@@ -54,28 +53,28 @@ pub(super) struct DiskWriter {
     pub(super) tuning: DiskTuning,
     pub(super) hooks: FaultHooks,
     pub(super) stored_bytes_max: usize,
-    /// `None` after a failure, until it can be had again.
+    /// `None` from a failure until the file is reopened.
     pub(super) conn: Option<Connection>,
-    /// Which file the connection has open.
+    /// Identifies the file that the connection has open.
     pub(super) place: Option<(u64, u64)>,
     pub(super) resident: Arc<ResidentRows>,
     pub(super) monitor: Arc<StoreHealthMonitor>,
-    /// The latest time that anybody was served at, in milliseconds.
+    /// The latest time used, in milliseconds.
     pub(super) seen: Arc<AtomicU64>,
     pub(super) commits: Arc<AtomicU64>,
-    /// `None` where a full disk cannot be told from full memory.
+    /// `None` if the folder is in memory, where a full disk is full memory.
     pub(super) ballast: Option<Ballast>,
     pub(super) failures: VecDeque<Instant>,
     pub(super) doubt: Arc<DoubtfulRows>,
     pub(super) check: Arc<FileCheck>,
-    /// What readers kept from being brought into the file.
+    /// A checkpoint that readers prevented.
     pub(super) owes_checkpoint: bool,
     pub(super) clock: ClockTrust,
-    /// When the time was noted last.
+    /// When the time was last recorded.
     pub(super) seen_noted: Option<Instant>,
-    /// Whether records are made anew instead of being written over, as some are damaged.
+    /// Whether records are inserted anew instead of overwritten, since some are damaged.
     pub(super) is_careful: bool,
-    /// Whether the last transaction failed when it was to be made durable, and not before.
+    /// Whether the last transaction failed at its commit, not earlier.
     pub(super) failed_at_commit: bool,
 }
 
@@ -83,8 +82,8 @@ type PendingWrite = (RowWrite, oneshot::Sender<Result<WriteResult, StoreError>>)
 type WriteResults = Vec<Result<WriteResult, StoreError>>;
 
 impl DiskWriter {
-    /// Works until it is told to close, or nobody can tell it anything any more. Returns who told it to, once everything
-    /// is closed.
+    /// Runs until it is told to close or its queue is dropped. Returns the channel of the close request, once everything is
+    /// closed.
     pub(super) fn run(mut self, mut queue: mpsc::Receiver<WriterRequest>) -> Option<oneshot::Sender<()>> {
         let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_time().build() else {
             self.monitor.ended();
@@ -95,7 +94,7 @@ impl DiskWriter {
         let closing = loop {
             match runtime.block_on(async { tokio::time::timeout(self.tuning.tick, queue.recv()).await }) {
                 Ok(Some(WriterRequest::Write(write, asked, reply))) => {
-                    // First come, first served: nobody who waits came before.
+                    // First come, first served: no waiting write is older.
                     self.monitor.serves(Some(asked));
                     let closing = self.serve((write, reply), &mut queue);
                     self.monitor.serves(None);
@@ -112,7 +111,7 @@ impl DiskWriter {
                 ticked = Instant::now();
             }
         };
-        // Nothing of what still waits in the queue was written.
+        // No remaining write in the queue was made.
         queue.close();
         while let Ok(request) = queue.try_recv() {
             if let WriterRequest::Write(_, _, reply) = request {
@@ -139,7 +138,7 @@ impl DiskWriter {
         Timestamp::from_millis(self.seen.load(Ordering::Relaxed))
     }
 
-    /// Serves one write and whatever waits behind it. Returns who asked for the end, if anybody did.
+    /// Commits one write together with waiting ones. Returns the channel of a close request, if there was one.
     fn serve(&mut self, first: PendingWrite, queue: &mut mpsc::Receiver<WriterRequest>) -> Option<oneshot::Sender<()>> {
         let mut closing = None;
         let health = 1 + queue.len();
@@ -160,7 +159,7 @@ impl DiskWriter {
         match outcomes {
             Ok(outcomes) => {
                 for ((_, reply), outcome) in waiting.into_iter().zip(outcomes) {
-                    // Who does not wait any more finds the row, or sees it swept.
+                    // If the caller is gone, a later read or sweep finds the row.
                     let _ = reply.send(outcome);
                 }
             }
@@ -177,8 +176,8 @@ impl DiskWriter {
         closing
     }
 
-    /// Whether a write whose transaction failed may have been made all the same. A row that was to be made and has been
-    /// removed since certainly is not there.
+    /// Whether a write may have been made although its transaction failed. An inserted row that has been removed since is
+    /// certainly absent.
     fn is_in_doubt(&self, write: &RowWrite) -> bool {
         match write {
             RowWrite::Insert(task) => self.doubt.is_open(&task.key),
@@ -189,8 +188,8 @@ impl DiskWriter {
         }
     }
 
-    /// Makes one transaction of what waits, `standing` writes when it begins, and of what comes soon after. Where it fails
-    /// at its commit, its new rows are in doubt; where it fails before, nothing has happened.
+    /// Commits waiting writes as one transaction: the first `standing`, and those that arrive soon after. After a failed commit
+    /// its new rows are unresolved; after an earlier failure nothing was written.
     fn attempt(
         &mut self,
         waiting: &mut Vec<PendingWrite>,
@@ -198,7 +197,7 @@ impl DiskWriter {
         more: &mut dyn FnMut() -> Option<PendingWrite>,
     ) -> rusqlite::Result<WriteResults> {
         self.failed_at_commit = false;
-        // Once it fails for good, probes alone open it.
+        // After repeated failures only probes reopen the file.
         if self.conn.is_none() && self.monitor.now() != StoreHealth::Failing {
             self.reopen().map_err(|error| cannot_open(&error.to_string()))?;
         }
@@ -237,7 +236,7 @@ impl DiskWriter {
             }
             Err(error) => {
                 self.resident.abandon(&changes);
-                // What has no room is certainly not there.
+                // A write without space was certainly not made.
                 self.failed_at_commit = !is_full(&error);
                 return Err(error);
             }
@@ -249,9 +248,9 @@ impl DiskWriter {
         Ok(outcomes)
     }
 
-    /// The disk is full: gives up the ballast, takes no new tasks, and tries the rest once more.
+    /// Handles a full disk: removes the ballast, refuses new tasks, and retries the rest once.
     fn attempt_with_less(&mut self, waiting: &mut Vec<PendingWrite>) -> rusqlite::Result<WriteResults> {
-        // Whatever the system says, there is none for this store.
+        // Regardless of the reported free space, this store has none.
         let all = self.hooks.space(&self.folder).map_or(0, |space| space.all);
         self.monitor.room(DiskSpace { free: 0, all });
         metrics::counter!(metric::STORE_FAILURES, "reason" => "full").increment(1);
@@ -266,7 +265,7 @@ impl DiskWriter {
         match self.attempt(waiting, 0, &mut || None) {
             Err(error) if is_full(&error) => {
                 self.conn = None;
-                // Each for itself: one that grows must not keep the others from getting smaller.
+                // One by one: a growing row must not keep others from shrinking.
                 let mut outcomes = Vec::with_capacity(waiting.len());
                 for one in std::mem::take(waiting) {
                     let mut single = vec![one];
@@ -279,8 +278,7 @@ impl DiskWriter {
         }
     }
 
-    /// One write met damage: each is tried for itself, with records made anew, and again where something else was found
-    /// that is to be left alone.
+    /// Handles damage: retries each write alone, with new records, and again if it finds further damage that is to be left alone.
     fn attempt_with_care(&mut self, waiting: &mut Vec<PendingWrite>) -> WriteResults {
         self.conn = None;
         self.is_careful = true;
@@ -332,7 +330,7 @@ impl DiskWriter {
         }
     }
 
-    /// Opens the file anew where rows are in doubt, so that they are not any more.
+    /// Reopens the file if rows are unresolved, which resolves them.
     pub(super) fn settle(&mut self) {
         if self.conn.is_none()
             && !self.doubt.is_over()
@@ -342,7 +340,7 @@ impl DiskWriter {
         }
     }
 
-    /// Notes a failure and gives the connection up.
+    /// Records a failure, and drops the connection.
     fn failed(&mut self, error: &rusqlite::Error) {
         tracing::error!(%error, "writing to the task store failed; its file is opened anew");
         metrics::counter!(metric::STORE_FAILURES, "reason" => "io").increment(1);
@@ -361,8 +359,8 @@ impl DiskWriter {
         }
     }
 
-    /// Opens the file, removes what is in doubt, and begins memory anew with what the file has: a commit that was
-    /// reported as failed may have happened. There is no connection as long as the removal fails.
+    /// Reopens the file, removes unresolved rows, and reloads memory from the file, since a commit that was reported as failed
+    /// may have happened. There is no connection until the removal succeeds.
     pub(super) fn reopen(&mut self) -> Result<(), OpenError> {
         self.check.hold();
         let opened = self.open_again();
@@ -371,7 +369,7 @@ impl DiskWriter {
     }
 
     fn open_again(&mut self) -> Result<(), OpenError> {
-        // Readers have the old file open, and the lock lies beside it.
+        // Readers have the old file open, and the lock is next to it.
         if !self.is_in_place() {
             let what = "another file stands where the store was; put it back, or start again".to_owned();
             return Err(OpenError::Failed { path: self.path.clone(), what });
@@ -380,7 +378,7 @@ impl DiskWriter {
         self.hooks.before_open().map_err(wrong)?;
         let conn = schema::reopen(&self.path, self.tuning)?;
         if let Err(error) = self.remove_doubtful(&conn) {
-            // A commit that failed once more: it counts as such where somebody waits for it, and is tried again.
+            // Another failed commit: it is reported to the waiting caller, and retried later.
             tracing::warn!(%error, "rows whose insert was reported as failed are not removed yet");
             return Ok(());
         }
@@ -390,8 +388,8 @@ impl DiskWriter {
         Ok(())
     }
 
-    /// Removes the rows whose insert was reported as failed. Something is written even where none of them is found: what
-    /// an earlier log still has counts no more once a later one is durable.
+    /// Removes rows with a refused insert. Writes a value even if none exists, because a later durable commit supersedes the rest
+    /// of an earlier log.
     fn remove_doubtful(&self, conn: &Connection) -> rusqlite::Result<()> {
         let keys = self.doubt.open();
         if keys.is_empty() {
@@ -414,7 +412,7 @@ impl DiskWriter {
         Ok(())
     }
 
-    /// Whether the name still means the file that is open (F57): what is written to another one is lost.
+    /// Whether the path still names the open file (F57): writes to another file would be lost.
     pub(super) fn is_in_place(&self) -> bool {
         self.place.is_some() && identity(&self.path) == self.place
     }
@@ -425,7 +423,7 @@ fn cannot_open(why: &str) -> rusqlite::Error {
     rusqlite::Error::SqliteFailure(code, Some(why.to_owned()))
 }
 
-/// Which file a name means.
+/// Identifies the file at a path.
 pub(super) fn identity(path: &Path) -> Option<(u64, u64)> {
     std::fs::metadata(path).ok().map(|found| (found.dev(), found.ino()))
 }

@@ -1,11 +1,10 @@
-//! Upgrades a file of an older schema: in its place, in one transaction, one row at a time.
+//! Upgrades a file of an older schema in place, in one transaction, row by row.
 //!
-//! The first schema had each record, with its outcome, in the table that lists were read from. Its records stay where
-//! they are, so that room is needed for a few hundred bytes of each row and not for its result: the table gets another
-//! name, and a new one is made that says where each record stands. A record moves when its row is written next.
+//! The first schema kept each record, with its outcome, in the table that lists read. Its records stay where they are, so that
+//! the upgrade needs a few hundred bytes for each row instead of space for its result: the table is renamed, and a new one points
+//! to the records. A record moves when its row is next written.
 //!
-//! The second schema had its records where they are now, and fewer columns: what stands in the new ones is in the
-//! summaries.
+//! The second schema had its records in the current place, and fewer columns: the values of new columns come from the summaries.
 
 use bytes::Bytes;
 use rusqlite::{Connection, OptionalExtension as _, Row};
@@ -17,18 +16,18 @@ use crate::store::disk::rows::insert_row;
 use crate::store::record;
 use crate::task::{Digest, ShortReference, Summary, Task};
 
-/// What one row takes on the disk while it is brought up, in the file and in its log; measured, with as much again.
+/// Disk space for upgrading one row, in the file and the log: twice the measured value.
 const ROW_BYTES: u64 = 2_048;
 const LEAST_BYTES: u64 = 4 << 20;
 
-/// Bytes of free disk that an upgrade may take.
+/// Free disk space that an upgrade may need.
 pub(super) fn room_needed(conn: &Connection) -> rusqlite::Result<u64> {
     let rows: i64 = conn.query_row("SELECT count(*) FROM tasks", (), |row| row.get(0))?;
     Ok(u64::try_from(rows).unwrap_or(0) * ROW_BYTES + LEAST_BYTES)
 }
 
-/// Brings a file of an older schema up. All of it has happened, or nothing. Holds one record at a time. `reader` has the
-/// same file open: nothing more can be written in a transaction that has met damage, so records are read elsewhere.
+/// Upgrades a file completely or not at all, holding one record at a time. `reader` has the same file open: a transaction that
+/// has met damage can no longer write, so records are read on another connection.
 pub(super) fn bring_up(conn: &Connection, reader: &Connection, found: i32) -> rusqlite::Result<()> {
     failpoint::hit("upgrading");
     conn.execute_batch("BEGIN IMMEDIATE")?;
@@ -45,7 +44,7 @@ pub(super) fn bring_up(conn: &Connection, reader: &Connection, found: i32) -> ru
             Ok(())
         }
         Err(error) => {
-            // Where SQLite has done so itself, there is nothing left to undo.
+            // SQLite may have rolled back already.
             let _ = conn.execute_batch("ROLLBACK");
             Err(error)
         }
@@ -59,7 +58,7 @@ fn from_1(conn: &Connection, reader: &Connection) -> rusqlite::Result<usize> {
     )?;
     conn.execute_batch(TABLES)?;
     conn.execute_batch(RECORDS)?;
-    // The record, which comes last, is not read with the others: one that cannot be read must not end the walk.
+    // Records are read separately, since an unreadable one must not end the iteration.
     let sql = "SELECT owner, id, revision, settled, untold, created_at, expires_at, bytes, name, row FROM records_1
                ORDER BY row";
     let mut statement = conn.prepare(sql)?;
@@ -74,7 +73,7 @@ fn from_1(conn: &Connection, reader: &Connection) -> rusqlite::Result<usize> {
                 let columns = RowColumns { lists: ListColumns::of(&summary), ..columns };
                 insert_row(conn, |run| columns.bind(&summary, run))?;
             }
-            // It is lost, and whoever reads it is told so, as before.
+            // The record is lost, which readers still find out.
             None => insert_row(conn, |run| columns.bind_bytes(b"", run))?,
         }
         count += 1;
@@ -96,7 +95,7 @@ fn columns_of(row: &Row<'_>) -> rusqlite::Result<RowColumns> {
     })
 }
 
-/// The task of a row, if its record is whole and says what the columns say.
+/// The task of a row, if its record is intact and matches the columns.
 fn task_of(reader: &Connection, columns: &RowColumns) -> rusqlite::Result<Option<Task>> {
     let RecordLocation::Before(row) = columns.place else { return Ok(None) };
     // This connection sees the file as it was before.
@@ -125,7 +124,7 @@ fn from_2(conn: &Connection) -> rusqlite::Result<usize> {
         let (columns, summary) = RowColumns::of_row_2(row)?;
         match summary {
             Ok(summary) => insert_row(conn, |run| columns.bind(&summary, run))?,
-            // Its columns cannot be trusted, and whoever reads it is told so, as before.
+            // Its columns are damaged, which readers still find out.
             Err(_) => insert_row(conn, |run| columns.bind_bytes(b"", run))?,
         }
         count += 1;
@@ -136,7 +135,7 @@ fn from_2(conn: &Connection) -> rusqlite::Result<usize> {
     Ok(count)
 }
 
-/// Gives back what is left of the first schema once no record stands there any more.
+/// Drops the rest of the first schema once it holds no record.
 pub(super) fn tidy(conn: &Connection) -> rusqlite::Result<()> {
     let stands: bool = conn.prepare("SELECT 1 FROM sqlite_schema WHERE name = 'records_1'")?.exists(())?;
     if stands && !conn.prepare("SELECT 1 FROM records_1 LIMIT 1")?.exists(())? {

@@ -96,7 +96,7 @@ pub fn fate(durability: Durability, end: CommitEnd<'_>) -> WriteFate {
         CommitEnd::Refused { error } if ends_the_connection(&error) => WriteFate::Unsure(WriteDoubt::Lost),
         CommitEnd::Refused { .. } => WriteFate::NotDone,
         CommitEnd::Lost => WriteFate::Unsure(WriteDoubt::Lost),
-        // A server does not end a commit that waits for its standby, whatever its time-outs are.
+        // None of a server's time-outs ends a commit that waits for its standby.
         CommitEnd::TimedOut => WriteFate::Unsure(WriteDoubt::TimedOut),
     }
 }

@@ -12,7 +12,7 @@ use crate::task::Timestamp;
 
 /// Interval at which each replica reads all rows.
 pub const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Maximum heartbeat interval, whatever the lease: the lease of other replicas may be longer than the observer's.
+/// Maximum heartbeat interval with any lease: the lease of other replicas may be longer than the observer's.
 pub const BEAT_EVERY_MAX: Duration = Duration::from_secs(2);
 /// After an outage of the store, the window is as long as the outage, up to this.
 pub const WINDOW_AFTER_OUTAGE_MAX: Duration = Duration::from_secs(30);

@@ -1,11 +1,11 @@
 //! Tests every store against the contract of [`TaskStore`].
 //!
-//! Tests of one store alone have what no other can promise, or show:
-//! - A store that is older than what it acknowledged is noticed in PostgreSQL alone. A copy of a folder cannot be told from the folder, and
-//!   memory outlives nothing.
-//! - A write that failed and was not made is shown on a disk, whose commits can be made to fail. A database that cannot be heard was
-//!   written, or says that it was not.
-//! - What is damaged, or has no room, is damaged and full in its own way.
+//! Some guarantees and faults exist in one store only, and are tested there:
+//! - Only PostgreSQL detects that it is older than its acknowledged writes. A copy of a folder looks like the folder, and memory
+//!   does not outlive the process.
+//! - Only on disk can a test make a commit fail without a write. A database with lost answers has written, or reports that it has
+//!   not.
+//! - Damage and lack of space differ between the stores.
 
 mod lives;
 

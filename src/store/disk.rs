@@ -104,7 +104,7 @@ impl std::fmt::Debug for DiskStore {
 /// [`is_open_elsewhere`].
 ///
 /// # Errors
-/// Those of [`DiskStore::open`] that can be found without opening the database.
+/// As [`DiskStore::open`], as far as the faults can be found without opening the database.
 pub fn examine(settings: &DiskSettings) -> Result<(), OpenError> {
     folder::examine(&settings.folder)?;
     if let Some(medium) = folder::unfit_medium(&settings.folder).filter(|_| !settings.is_ephemeral) {

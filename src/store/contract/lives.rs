@@ -11,7 +11,7 @@ use crate::replica::Incarnation;
 use crate::store::{Revision, StoreError, StoreHint, StoredTask, TaskStore, WriteRole};
 use crate::task::{Event, Task, TaskId, TaskKey, Timestamp, TreePlace, transition};
 
-/// Has writes made and not acknowledged, as long as it is on.
+/// While it is on, writes are made and their acknowledgements lost.
 pub(crate) type AcknowledgementLoss = Box<dyn Fn(bool) + Send + Sync>;
 
 /// Opens stores of one kind.
@@ -31,14 +31,14 @@ pub(crate) trait StoreOpener {
     /// any task lives. `None` if nothing outlives a process.
     async fn next_life_ahead(&self, ended: Arc<Self::Store>) -> Option<(Arc<Self::Store>, Timestamp)>;
 
-    /// A new one that can lose acknowledgements; `None` where a write is acknowledged by being made.
+    /// A new store that can lose acknowledgements; `None` if a write cannot succeed without one.
     async fn open_unheard(&self) -> Option<(Arc<Self::Store>, AcknowledgementLoss)>;
 
     /// Makes one incarnation declare another dead, which may continue without noticing.
     async fn declare_ended(&self, by: &Self::Store, ended: Incarnation);
 }
 
-/// How long it may take until a doubt is settled.
+/// Time limit for resolving a write.
 const DECISION_MAX: Duration = Duration::from_secs(60);
 /// Time limit for a hint.
 const HINT_MAX: Duration = Duration::from_secs(10);
@@ -65,7 +65,7 @@ pub(super) async fn a_row_names_its_holder_while_somebody_has_to_do_something(st
     assert_eq!(row(store, &other.key).await.holder, None);
 }
 
-/// F58, F88: however often the store is opened under such a clock, and whatever is inserted meanwhile.
+/// F58, F88: however often the store is opened under such a clock, and despite rows inserted meanwhile.
 pub(super) async fn a_clock_that_leapt_ahead_frees_nothing<K: StoreOpener>(kind: &K, store: Arc<K::Store>) {
     let (kept, live) = (settled(task("a", 1), "r"), task("a", 2));
     store.insert(&kept).await.unwrap();
@@ -163,7 +163,7 @@ pub(super) async fn a_subtask_is_claimed_with_its_parent<K: StoreOpener>(kind: &
     assert_eq!(claimed.len(), 4, "each once: {claimed:?}");
 }
 
-/// L9: rows that nobody runs are looked for among these.
+/// L9: rows without a runner are searched for among these.
 pub(super) async fn a_life_holds_what_it_made_or_took_over<K: StoreOpener>(kind: &K, store: Arc<K::Store>) {
     let rows: Vec<Task> = (1..7_u8).map(|id| task("a", id.into())).collect();
     for one in &rows {
@@ -193,8 +193,8 @@ async fn held(store: &impl TaskStore) -> BTreeSet<TaskKey> {
     store.held().await.unwrap().into_iter().collect()
 }
 
-/// A write that was made and not acknowledged: what the store says of the row then is what every later life finds; an insert has no
-/// row, as nobody was told of it.
+/// After a lost acknowledgement, the row's resolved state is the one that every later process finds. An insert leaves no row,
+/// since no client was told about it.
 pub(super) async fn a_lost_acknowledgement_leaves_no_doubt<K: StoreOpener>(kind: &K) {
     let Some((store, loses)) = kind.open_unheard().await else { return };
     let (one, two) = (task("a", 1), named("a", 2));
@@ -220,7 +220,7 @@ pub(super) async fn a_lost_acknowledgement_leaves_no_doubt<K: StoreOpener>(kind:
     later.close().await;
 }
 
-/// How a row certainly stands, once that can be known.
+/// A row's final state, once it can be known.
 async fn decided(store: &impl TaskStore, key: &TaskKey) -> Option<StoredTask> {
     let deciding = async {
         loop {

@@ -23,7 +23,7 @@ const LOCK_PAUSE: Duration = Duration::from_millis(50);
 /// The file that is removed when the disk is full, so that running tasks can finish (F53).
 pub(super) const BALLAST_BYTES: u64 = 32 << 20;
 
-/// New tasks are refused below this much free space, whatever share of the disk that is (F53).
+/// New tasks are refused below this much free space, on disks of any size (F53).
 const FREE_BYTES_MIN: u64 = 64 << 20;
 /// New tasks are refused below one part in this many.
 const FREE_SHARE_MIN: u64 = 20;

@@ -1,4 +1,4 @@
-//! The store on disk beyond the contract: what a later life finds, and what failures leave behind.
+//! Tests the disk store beyond the contract: state after restarts, and after failures.
 
 mod checked;
 mod clock;
@@ -31,14 +31,14 @@ use crate::wire::Payload;
 const ROOMY: usize = 1 << 30;
 const START: Timestamp = Timestamp::from_millis(1_000_000);
 
-/// A store in a folder that is removed with the test. Where the folder is must not matter.
+/// A store in a temporary folder, on any medium.
 fn settings(folder: &TempDir) -> DiskSettings {
     let mut settings = DiskSettings::new(folder.path().join("data"), ROOMY);
     settings.is_ephemeral = true;
     settings
 }
 
-/// Room enough, whatever the disk of the test machine says.
+/// Enough space, regardless of the test machine's disk.
 fn roomy() -> FaultHooks {
     FaultHooks { space: Some(Box::new(|| DiskSpace { free: 50 << 30, all: 100 << 30 })), ..FaultHooks::default() }
 }
@@ -52,7 +52,7 @@ fn settled(task: Task, result: &str) -> Task {
     transition(task, event, START).0
 }
 
-/// The commit of this number says that it is reached, and waits for a word.
+/// The commit with this number signals that it is reached, and waits for a message.
 fn held_commit(number: usize) -> (FaultHooks, Arc<AtomicBool>, std::sync::mpsc::Sender<()>) {
     let (release, held) = std::sync::mpsc::channel::<()>();
     let reached = Arc::new(AtomicBool::new(false));
@@ -70,7 +70,7 @@ fn held_commit(number: usize) -> (FaultHooks, Arc<AtomicBool>, std::sync::mpsc::
     (FaultHooks { before_commit: Some(Box::new(hold)), ..roomy() }, reached, release)
 }
 
-/// What a crash leaves of a store that is open.
+/// The files of an open store, as a crash leaves them.
 fn copy_of(folder: &TempDir) -> TempDir {
     let copy = tempfile::tempdir().unwrap();
     std::fs::create_dir(copy.path().join("data")).unwrap();
@@ -80,7 +80,7 @@ fn copy_of(folder: &TempDir) -> TempDir {
     copy
 }
 
-/// Waits until something holds that another thread brings about.
+/// Waits for a condition that another thread brings about.
 async fn until(what: &str, holds: impl Fn() -> bool) {
     let waiting = async {
         while !holds() {
@@ -95,7 +95,7 @@ async fn keeps_the_contract_of_every_store() {
     contract::check_all(&OnDisk::default()).await;
 }
 
-/// Stores in folders of their own.
+/// Stores in temporary folders.
 #[derive(Default)]
 struct OnDisk(Mutex<Vec<(Weak<DiskStore>, TempDir, usize)>>);
 
@@ -138,7 +138,7 @@ impl OnDisk {
         store
     }
 
-    /// Under a machine's clock that shows this.
+    /// With this time on the machine's clock.
     async fn next_life_at(&self, ended: Arc<DiskStore>, clock: Option<Timestamp>) -> Arc<DiskStore> {
         ended.close().await;
         let is_its =
@@ -204,11 +204,11 @@ async fn rows_that_only_the_log_has_are_found() {
     assert!(after.load(&task("a", 1).key, START).await.unwrap().is_some());
 }
 
-/// Many writes, one fsync; and each still has its own answer.
+/// Many writes, one fsync; each still has its own answer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn writes_that_wait_together_are_one_transaction() {
     let folder = tempfile::tempdir().unwrap();
-    // The first commit waits until all others stand in the queue.
+    // The first commit waits until all others are queued.
     let (hooks, reached, release) = held_commit(1);
     let store = DiskStore::open_with(settings(&folder), hooks).await.unwrap();
     let one = task("a", 1_000);
@@ -245,7 +245,7 @@ async fn a_settled_row_is_read_from_the_disk_once() {
     assert!(store.resident.settled(&one.key).is_none());
 }
 
-/// A reader that read before a commit must not put what it read over what was committed.
+/// A row read before a commit must not overwrite the committed one.
 #[tokio::test]
 async fn what_was_read_before_a_commit_is_not_kept_after_it() {
     let folder = tempfile::tempdir().unwrap();
@@ -272,7 +272,7 @@ async fn what_was_read_before_a_commit_is_not_kept_after_it() {
     assert!(store.resident.live(&other.key).is_some());
 }
 
-/// F58: a clock that is set back revives nothing, in this life and in the next.
+/// F58: a clock that is set back revives no task, in this process and the next.
 #[tokio::test]
 async fn f58_a_clock_that_is_set_back_brings_no_task_back() {
     let folder = tempfile::tempdir().unwrap();
@@ -295,7 +295,7 @@ async fn f58_a_clock_that_is_set_back_brings_no_task_back() {
     assert_eq!(later.sweep(START, 9).await.unwrap(), 1);
 }
 
-/// F58: else it would not have been gone after all, for a clock that is set back.
+/// F58: otherwise it would be unexpired again under a clock that is set back.
 #[tokio::test]
 async fn the_time_at_which_something_was_freed_outlives_a_crash() {
     let past = START.after(Duration::from_secs(60));
@@ -315,7 +315,7 @@ async fn the_time_at_which_something_was_freed_outlives_a_crash() {
     }
 }
 
-/// F21: a sweep that a crash cut short is done again, and takes no live row.
+/// F21: a sweep interrupted by a crash is repeated, and removes no live row.
 #[tokio::test]
 async fn f21_a_sweep_is_done_again_after_a_crash_and_takes_no_live_row() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Encodes hints as notification texts, decodes those of other replicas, and streams them.
+//! Encodes hints as notification texts, decodes other replicas' hints, and streams them.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;

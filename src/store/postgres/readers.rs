@@ -120,7 +120,7 @@ impl ReaderConnection {
         self.read_from(read).await.map(|(found, _)| found)
     }
 
-    /// The same, with the source of the read, whose trust may lapse before the row is shown again.
+    /// The same, with the source of the read, which may no longer be trusted when the row is shown again.
     async fn read_from<T>(
         &self,
         read: impl AsyncFnOnce(&mut ReaderLink) -> Result<T, Error>,

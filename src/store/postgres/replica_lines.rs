@@ -81,7 +81,7 @@ pub struct ReplicaView {
 }
 
 impl ReplicaView {
-    /// The view of a new incarnation, whose row was inserted at `beaten`.
+    /// The view of a new incarnation with a row that was inserted at `beaten`.
     pub(super) fn of(lines: Vec<StoredReplica>, beaten: BootTime) -> Self {
         let (beats, given_up) = (BTreeMap::new(), Vec::new());
         Self { lines, beats, beat: 0, beaten, standing: OwnStanding::Member, given_up }

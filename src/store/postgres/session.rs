@@ -225,7 +225,7 @@ impl DatabaseConnector {
 /// Limits a step of opening a connection.
 ///
 /// # Errors
-/// Those of `step`; `Away` after `within`.
+/// The errors of `step`; `Away` after `within`.
 pub(super) async fn in_time<T>(
     within: Duration,
     step: impl Future<Output = Result<T, PostgresOpenError>>,

@@ -105,7 +105,7 @@ pub fn is_schema_name(text: &str) -> bool {
 /// Checks a URL without connecting.
 ///
 /// # Errors
-/// Those of [`super::PostgresStore::open`] that concern the URL.
+/// As [`super::PostgresStore::open`], for faults of the URL.
 pub fn check_database_url(url: &str) -> Result<(), PostgresOpenError> {
     read_url(url).map(drop)
 }

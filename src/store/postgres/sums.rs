@@ -115,7 +115,7 @@ impl StoreSums {
         self.0.lock().0 = LinesByOwner::of(lines);
     }
 
-    /// Replaces the other replicas' sums by those of a look.
+    /// Replaces the other replicas' sums by the sums in a look.
     pub(super) fn reset_others(&self, lines: Vec<SumChange>) {
         let lines = LinesByOwner::of(lines);
         self.0.lock().1 = lines;

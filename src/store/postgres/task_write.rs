@@ -88,7 +88,7 @@ impl TaskWrite {
         }
     }
 
-    /// The row that it inserts, whose commit may become unknown.
+    /// The row that it inserts. The insert is unresolved while its commit is unknown.
     pub(super) fn new_row(&self) -> Option<&EncodedRow> {
         if let Self::Insert(row) = self { Some(row) } else { None }
     }

@@ -1,4 +1,4 @@
-//! Tests the store against real servers: what every store promises, and what is this one's alone.
+//! Tests the store against real servers: the contract of every store, and behaviour specific to PostgreSQL.
 
 mod bad_input;
 mod bloat;
@@ -28,7 +28,7 @@ use crate::task::{Executed, Failure, GatewayFault, Outcome, Phase, Reason, Times
 
 const START: Timestamp = Timestamp::from_millis(1_000_000);
 
-/// A schema that no other test has.
+/// A unique schema name.
 fn new_schema() -> String {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     format!("t{}", NEXT.fetch_add(1, Ordering::SeqCst))
@@ -54,13 +54,13 @@ fn settings(server: &PostgresServer, schema: &str) -> PostgresSettings {
     }
 }
 
-/// The same, with something else of the database's.
+/// Changes the database access in settings.
 fn with(mut settings: PostgresSettings, change: impl FnOnce(&mut DatabaseAccess)) -> PostgresSettings {
     change(&mut settings.access);
     settings
 }
 
-/// The same through a proxy, in whose silence a write waits for a second.
+/// The same through a proxy. If the proxy is silent, a write fails after a second.
 fn behind(line: &FaultProxy, settings: PostgresSettings) -> PostgresSettings {
     with(settings, |access| {
         access.url = DatabaseUrl::Here(format!("postgres://postgres@{}/postgres?sslmode=disable", line.address));
@@ -86,7 +86,7 @@ async fn name_standbys(server: &PostgresServer, names: &str) {
     until("the names are set", || server.psql("SHOW synchronous_standby_names") == names).await;
 }
 
-/// Stores of one server, each new one in a schema of its own.
+/// Stores on one server, each in its own schema.
 struct Postgres {
     server: &'static PostgresServer,
 }

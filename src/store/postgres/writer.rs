@@ -383,7 +383,7 @@ impl WriterLink {
         self.notify(state, changed.iter().map(|key| hints::text(state.holder, key)).collect());
     }
 
-    /// Tells the other replicas that they may have missed hints: those of the connection before this one may be lost with it.
+    /// Tells the other replicas that they may have missed hints, since hints by the previous connection may be lost with it.
     fn hint_at_what_was_lost(&self, state: &StoreState) {
         self.notify(state, vec![hints::keyless(state.holder)]);
     }

@@ -1,4 +1,4 @@
-//! Encodes a task's summary for lists, as the bytes of its own column.
+//! Encodes a task's summary for lists, as the bytes of a separate column.
 //!
 //! ```text
 //! version (2 bytes) · checksum (16 bytes) · body

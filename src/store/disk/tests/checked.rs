@@ -1,8 +1,8 @@
-//! The check of the whole file beside everything else: it makes way, and finds damage all the same.
+//! Tests the background check of the file: it yields to the writer, and still finds damage.
 
 use super::*;
 
-/// Reads the store, and never comes to an end by itself: a file of many gigabytes.
+/// Reads the store without end, like the check of a file of many gigabytes.
 const ENDLESS: &str =
     "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT 'ok' FROM n, marks WHERE i < 0";
 
@@ -13,7 +13,7 @@ fn endless(folder: &TempDir) -> DiskSettings {
     settings
 }
 
-/// F54: a file that has to be opened anew is, whoever reads it.
+/// F54: a file that has to be reopened is, even during a read.
 #[tokio::test]
 async fn f54_a_failed_sync_during_the_check_does_not_close_the_store() {
     let folder = tempfile::tempdir().unwrap();
@@ -36,7 +36,7 @@ async fn f54_a_failed_sync_during_the_check_does_not_close_the_store() {
     assert_eq!(store.health(), StoreHealth::Good);
 }
 
-/// The log begins anew although the check reads on and on.
+/// The log restarts although the check reads without end.
 #[tokio::test]
 async fn the_log_does_not_grow_as_long_as_the_check_reads() {
     let folder = tempfile::tempdir().unwrap();
@@ -56,7 +56,7 @@ async fn the_log_does_not_grow_as_long_as_the_check_reads() {
     assert!(log < 48 << 20, "{log} of 64 MiB that were written");
 }
 
-/// F56: what is looked through in pieces is looked through to its end.
+/// F56: a check in pieces covers the whole file.
 #[tokio::test]
 async fn f56_damage_is_found_by_a_check_that_had_to_make_way() {
     for name in ["tasks_gone", "tasks_name"] {

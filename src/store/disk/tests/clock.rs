@@ -1,10 +1,10 @@
-//! Clocks that are far off: what is kept stays, and the operator has the last word.
+//! Tests wrong clocks: kept tasks stay, and the operator decides.
 
 use super::*;
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// A store whose machine shows this time at its start.
+/// Opens a store with this time on the machine's clock.
 async fn at(folder: &TempDir, shown: Timestamp, distrust: Duration) -> Arc<DiskStore> {
     let mut settings = DiskSettings { clock: Some(shown), ..settings(folder) };
     settings.tuning.distrust = distrust;
@@ -13,7 +13,7 @@ async fn at(folder: &TempDir, shown: Timestamp, distrust: Duration) -> Arc<DiskS
 
 const LONG: Duration = Duration::from_secs(600);
 
-/// One settled task, one that is overdue from its ttl on, and the time that the store was last used at.
+/// Creates a settled task and one that is overdue after its `ttl`, at the time of last use.
 async fn used(folder: &TempDir) -> Task {
     let store = open(folder).await;
     let kept = settled(task("a", 1), "r");
@@ -24,7 +24,7 @@ async fn used(folder: &TempDir) -> Task {
     kept
 }
 
-/// A start with a clock that is a year ahead frees nothing, and is forgotten.
+/// A start with a clock a year ahead frees nothing, and its time is discarded.
 #[tokio::test]
 async fn a_start_with_a_wrong_clock_loses_no_task_and_moves_no_time() {
     let folder = tempfile::tempdir().unwrap();
@@ -42,7 +42,7 @@ async fn a_start_with_a_wrong_clock_loses_no_task_and_moves_no_time() {
     store.close().await;
 }
 
-/// A clock that stays where it is was right: everything goes on as always.
+/// A clock that keeps its time was right: the store works as usual.
 #[tokio::test]
 async fn a_clock_that_leapt_is_believed_after_a_while() {
     let folder = tempfile::tempdir().unwrap();
@@ -56,7 +56,7 @@ async fn a_clock_that_leapt_is_believed_after_a_while() {
     assert_eq!(open(&folder).await.last_seen(), later);
 }
 
-/// Where a night, or the life of the longest task, is all that has passed, nothing is put off.
+/// After a night, or the longest task's lifetime, nothing is delayed.
 #[tokio::test]
 async fn an_ordinary_pause_puts_nothing_off() {
     let folder = tempfile::tempdir().unwrap();
@@ -71,7 +71,7 @@ async fn an_ordinary_pause_puts_nothing_off() {
     store.close().await;
 }
 
-/// A wrong time that was noted all the same is taken back by the operator.
+/// The operator discards a wrong time that was recorded.
 #[tokio::test]
 async fn an_operator_resets_the_time_that_the_store_goes_by() {
     let folder = tempfile::tempdir().unwrap();
@@ -93,7 +93,7 @@ async fn an_operator_resets_the_time_that_the_store_goes_by() {
     assert!(open(&folder).await.last_seen() < wrong);
 }
 
-/// What a start says of the clock.
+/// The log of a start.
 fn said(shown: Option<Timestamp>, seen: Timestamp, longest: Duration) -> String {
     let log = CapturedLog::default();
     let into = log.clone();
@@ -101,7 +101,8 @@ fn said(shown: Option<Timestamp>, seen: Timestamp, longest: Duration) -> String 
     tracing::subscriber::with_default(subscriber, || {
         let start = || _ = ClockTrust::new(shown, seen, longest, LONG);
         start();
-        // Another test may have come by what logs there just before this one began to listen, and found nobody.
+        // Another test may have reached the same log statements before this one started to listen, and cached that no subscriber
+        // is interested.
         tracing::callsite::rebuild_interest_cache();
         log.0.lock().clear();
         start();
@@ -123,7 +124,7 @@ impl io::Write for CapturedLog {
     }
 }
 
-/// The operator hears of a clock that is off by more than a day, in which direction, and what there is to do.
+/// The operator is told if the clock is off by more than a day, in which direction, and the remedy.
 #[test]
 fn a_clock_that_is_off_is_said_in_words_that_fit() {
     let nothing_seen = Timestamp::from_millis(0);

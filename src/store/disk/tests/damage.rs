@@ -1,4 +1,4 @@
-//! Rows that cannot be read: each concerns its own task, and nobody else waits for it.
+//! Tests unreadable rows: each affects only its own task, and delays no other.
 
 use std::fs;
 
@@ -18,7 +18,7 @@ pub(super) fn is_condemned(task: &Task) -> bool {
     task.phase == Phase::Settled(Outcome::Faulted(Failure::Gateway(fault)))
 }
 
-/// Lets a page of a long value that holds `text` name a page as its next that is not there.
+/// Makes a page of a long value with `text` point to a missing page.
 pub(super) fn break_chain(path: &Path, text: &str) {
     let size: usize = {
         let conn = Connection::open(path).unwrap();
@@ -34,7 +34,7 @@ pub(super) fn break_chain(path: &Path, text: &str) {
     fs::write(path, bytes).unwrap();
 }
 
-/// Gives the record that holds `text` a version that nobody knows yet.
+/// Gives the record with `text` an unknown version.
 fn make_newer(path: &Path, text: &str) {
     let conn = Connection::open(path).unwrap();
     let sql = "SELECT row, record FROM records WHERE instr(record, CAST(?1 AS BLOB)) > 0";
@@ -62,7 +62,7 @@ fn queued(id: u128, params: &str) -> Task {
 const LIVE: &str = "arguments of the one ";
 const DONE: &str = "the result of the one ";
 
-/// Recovery, sweeping, lists and everybody else's tasks go on, whatever the matter with one row is.
+/// Recovery, sweeps, lists and all other tasks continue, for every kind of fault in one row.
 #[tokio::test]
 async fn one_row_that_cannot_be_read_delays_nobody() {
     let ways = [files::flip as fn(&Path, &str), break_chain, make_newer];
@@ -116,8 +116,7 @@ async fn one_row_that_cannot_be_read_delays_nobody() {
     }
 }
 
-/// Rows that are gone are freed a few at a time, the oldest first: one that is damaged, or cannot be freed at all, takes
-/// no other one's turn.
+/// Expired rows are freed a few at a time, oldest first: a damaged one, or one that cannot be freed, does not delay others.
 #[tokio::test]
 async fn one_damaged_row_delays_no_other_rows_removal() {
     const NOTE: &str = "a note of the one ";
@@ -147,7 +146,7 @@ async fn one_damaged_row_delays_no_other_rows_removal() {
     }
 }
 
-/// A write over a row whose record is damaged makes a new one: what memory has of the task is sound.
+/// A write over a damaged record inserts a new one, from the intact task in memory.
 #[tokio::test]
 async fn a_live_task_is_settled_over_a_damaged_record() {
     let folder = tempfile::tempdir().unwrap();
@@ -175,7 +174,7 @@ async fn a_live_task_is_settled_over_a_damaged_record() {
     }
 }
 
-/// F56: each column decides something by itself, so each is under a checksum.
+/// F56: each column matters on its own, so each is covered by a checksum.
 #[tokio::test]
 async fn f56_a_damaged_column_is_found() {
     for change in [
@@ -213,7 +212,7 @@ async fn f56_a_damaged_column_is_found() {
     }
 }
 
-/// A list shows what it shows whatever became of results: it reads none.
+/// A list works regardless of results, since it reads none.
 #[tokio::test]
 async fn no_list_reads_a_record() {
     let folder = tempfile::tempdir().unwrap();
@@ -236,7 +235,7 @@ async fn no_list_reads_a_record() {
     }
 }
 
-/// However many lists are read, a task by its id is read beside them.
+/// However many lists are read, single tasks can be read beside them.
 #[tokio::test]
 async fn lists_take_no_place_of_those_who_ask_for_one_task() {
     let folder = tempfile::tempdir().unwrap();
@@ -262,7 +261,7 @@ async fn lists_take_no_place_of_those_who_ask_for_one_task() {
     assert!(listed.iter().all(Result::is_ok));
 }
 
-/// Two who bring a settled row into memory: the later revision stays, whoever comes last.
+/// Two readers cache a settled row: the later revision stays, in any order.
 #[tokio::test]
 async fn an_older_revision_of_a_settled_row_takes_no_newer_ones_place() {
     let folder = tempfile::tempdir().unwrap();
@@ -277,17 +276,17 @@ async fn an_older_revision_of_a_settled_row_takes_no_newer_ones_place() {
     let third = store.replace(second, WriteRole::Holder, &told).await.unwrap();
     store.resident.keep_settled(&before, START);
     assert_eq!(store.load(&one.key, START).await.unwrap().unwrap().revision, third);
-    // With nothing there to compare it with, the ticket says that it is old.
+    // Without a cached row to compare, the ticket reveals that it is old.
     store.resident.forget_settled(&one.key);
     store.resident.keep(ticket, &before, START);
     assert!(store.resident.settled(&one.key).is_none());
-    // And one that came there all the same goes when a write finds it out.
+    // An old row that is cached nevertheless is evicted when a write finds it out.
     store.resident.keep_settled(&before, START);
     assert!(matches!(store.replace(before.revision, WriteRole::Holder, &told).await, Err(StoreError::Conflict)));
     assert_eq!(store.load(&one.key, START).await.unwrap().unwrap().revision, third);
 }
 
-/// A write that met damage and then fails for another reason is tried once more, with the file opened anew.
+/// A write that met damage and then fails for another reason is retried once, with the file reopened.
 #[tokio::test]
 async fn what_follows_on_damage_begins_with_the_file_opened_anew() {
     let folder = tempfile::tempdir().unwrap();

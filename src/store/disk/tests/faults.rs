@@ -1,4 +1,4 @@
-//! Disks that fail, fill up, stall and go away.
+//! Tests disks that fail, fill up, stall and disappear.
 
 use std::sync::atomic::AtomicU64;
 
@@ -6,12 +6,12 @@ use rusqlite::ffi;
 
 use super::*;
 
-/// What a failed fsync is to SQLite.
+/// SQLite's error for a failed fsync.
 fn sync_failure() -> rusqlite::Error {
     rusqlite::Error::SqliteFailure(ffi::Error::new(ffi::SQLITE_IOERR_FSYNC), None)
 }
 
-/// Fails as long as the switch is on.
+/// Fails while the switch is on.
 pub(super) fn failing_while(switch: &Arc<AtomicBool>) -> FaultHook {
     let switch = Arc::clone(switch);
     Box::new(move || if switch.load(Ordering::SeqCst) { Err(sync_failure()) } else { Ok(()) })
@@ -21,7 +21,7 @@ fn cancelled(task: Task) -> Task {
     transition(task, Event::CancelRequested, START).0
 }
 
-/// F54: no handle is given for what was not written, and nothing else is lost.
+/// F54: an unwritten task gets no handle, and no other is lost.
 #[tokio::test]
 async fn f54_a_failed_commit_fails_its_writes_alone() {
     let folder = tempfile::tempdir().unwrap();
@@ -32,7 +32,7 @@ async fn f54_a_failed_commit_fails_its_writes_alone() {
     let revision = store.insert(&kept).await.unwrap();
     let usage = store.usage();
     fails.store(true, Ordering::SeqCst);
-    // What would undo it fails as well, so nobody can say that it is not there.
+    // Undoing it fails as well, so it may exist.
     assert!(matches!(store.insert(&lost).await, Err(StoreError::Unsure(_))));
     assert!(matches!(
         store.replace(revision, WriteRole::Holder, &settled(kept.clone(), "r")).await,
@@ -47,7 +47,7 @@ async fn f54_a_failed_commit_fails_its_writes_alone() {
     store.replace(revision, WriteRole::Holder, &settled(kept, "r")).await.unwrap();
 }
 
-/// A change that was made and reported as failed is found, by all alike.
+/// A change that was committed and reported as failed is visible to every reader.
 #[tokio::test]
 async fn a_commit_that_happened_though_it_failed_is_seen_everywhere() {
     let folder = tempfile::tempdir().unwrap();
@@ -68,7 +68,7 @@ async fn a_commit_that_happened_though_it_failed_is_seen_everywhere() {
     assert!(matches!(store.insert(&one).await, Err(StoreError::Exists)));
 }
 
-/// F54: three failures in a minute, and no new task is taken until a write of no meaning succeeds.
+/// F54: after three failures in a minute, no new task is accepted until a probe succeeds.
 #[tokio::test]
 async fn f54_after_three_failures_nothing_new_is_taken_until_a_probe_succeeds() {
     let folder = tempfile::tempdir().unwrap();
@@ -93,7 +93,7 @@ async fn f54_after_three_failures_nothing_new_is_taken_until_a_probe_succeeds() 
     assert_eq!(store.usage().tasks, 2);
 }
 
-/// F53: below the low-water mark what runs can be finished, and nothing begins; it ends when there is room.
+/// F53: below the low-water mark running tasks can finish, and none starts, until there is space again.
 #[tokio::test]
 async fn f53_nothing_new_is_taken_below_the_low_water_mark() {
     const ALL: u64 = 1 << 30;
@@ -134,7 +134,7 @@ fn room_is_low_below_64_mib_or_a_twentieth_and_never_with_a_gigabyte() {
     }
 }
 
-/// F53: a disk that is full to the last byte. Tasks can be ended and dropped, and then there is room again.
+/// F53: a disk without a free byte. Tasks can be settled and removed, which frees space.
 #[tokio::test]
 async fn f53_on_a_full_disk_tasks_can_still_be_ended() {
     let folder = tempfile::tempdir().unwrap();
@@ -173,7 +173,7 @@ async fn f53_on_a_full_disk_tasks_can_still_be_ended() {
     assert_eq!(store.usage().tasks, 2);
 }
 
-/// F53: one write that does not fit keeps none of those in the same transaction from being made.
+/// F53: a write without space does not fail others in the same transaction.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f53_one_write_that_does_not_fit_does_not_fail_the_others() {
     let folder = tempfile::tempdir().unwrap();
@@ -206,7 +206,7 @@ async fn f53_one_write_that_does_not_fit_does_not_fail_the_others() {
     small.unwrap();
 }
 
-/// F63: a disk that stalls holds up who waits for it, and nobody else.
+/// F63: a stalled disk delays only requests that need it.
 #[tokio::test]
 async fn f63_a_stalled_disk_holds_up_no_poll() {
     let folder = tempfile::tempdir().unwrap();
@@ -233,7 +233,7 @@ async fn f63_a_stalled_disk_holds_up_no_poll() {
     assert_eq!(store.usage().tasks, 3);
 }
 
-/// F57: a folder that goes away takes no new tasks, and comes back with all it had.
+/// F57: a missing folder accepts no new tasks, and has all its tasks when it returns.
 #[tokio::test]
 async fn f57_a_folder_that_goes_away_and_comes_back_has_lost_nothing() {
     let folder = tempfile::tempdir().unwrap();
@@ -253,7 +253,7 @@ async fn f57_a_folder_that_goes_away_and_comes_back_has_lost_nothing() {
     assert_eq!(store.usage().tasks, 2);
 }
 
-/// A bug that ends the writer is seen from outside, and nobody else is let in beside what it left open.
+/// A bug that ends the writer is reported, and other processes stay locked out of the open file.
 #[tokio::test]
 async fn a_writer_that_ended_is_known_and_keeps_others_out() {
     let folder = tempfile::tempdir().unwrap();
@@ -267,7 +267,7 @@ async fn a_writer_that_ended_is_known_and_keeps_others_out() {
     let revision = store.insert(&one).await.unwrap();
     let mut health = store.watch_health();
     strikes.store(true, Ordering::SeqCst);
-    // The commit may have been made: nobody knows.
+    // The commit may have been made.
     assert!(matches!(store.insert(&task("a", 2)).await, Err(StoreError::Unsure(_))));
     let bounded = Duration::from_secs(20);
     tokio::time::timeout(bounded, health.wait_for(|now| *now == StoreHealth::Ended)).await.unwrap().unwrap();
@@ -283,7 +283,7 @@ async fn a_writer_that_ended_is_known_and_keeps_others_out() {
     assert_eq!(open(&folder).await.usage().tasks, 1);
 }
 
-/// F63: how long a write waits for its disk can be seen while it waits.
+/// F63: a write's waiting time is visible while it waits.
 #[tokio::test]
 async fn f63_the_oldest_write_that_waits_has_an_age() {
     let folder = tempfile::tempdir().unwrap();
@@ -302,8 +302,8 @@ async fn f63_the_oldest_write_that_waits_has_an_age() {
     until("it is done with", || store.waited() == Duration::ZERO).await;
 }
 
-/// A change whose commit failed and was not made: what the store says of the row then is what every later life finds. For one that was
-/// made see the contract.
+/// After a failed commit that was not made, the row's resolved state is the one that every later process finds. The contract
+/// tests a commit that was made.
 #[tokio::test]
 async fn a_doubt_is_settled_for_good() {
     let folder = tempfile::tempdir().unwrap();

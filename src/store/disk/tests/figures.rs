@@ -1,4 +1,4 @@
-//! Measurements, by hand: `cargo test --lib figures -- --ignored --nocapture`.
+//! Measurements, run by hand: `cargo test --lib figures -- --ignored --nocapture`.
 
 use tokio_util::task::TaskTracker;
 
@@ -16,7 +16,7 @@ fn percentile(times: &mut [Duration], per_mille: usize) -> Duration {
     times[(times.len() * per_mille / 1_000).min(times.len() - 1)]
 }
 
-/// Polls a task that memory does not have, so many times.
+/// Polls a task that is not in memory `count` times.
 async fn poll(store: &DiskStore, key: &TaskKey, count: usize) -> Vec<Duration> {
     let mut times = Vec::with_capacity(count);
     for _ in 0..count {
@@ -29,7 +29,7 @@ async fn poll(store: &DiskStore, key: &TaskKey, count: usize) -> Vec<Duration> {
     times
 }
 
-/// Eight who list fifty results of 5 MB, beside one who polls a task of another.
+/// Eight readers list fifty results of 5 MB each, while another polls a task.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "a measurement"]
 async fn listers_over_large_results_beside_a_poller() {
@@ -99,7 +99,7 @@ fn many(number: u64) -> Task {
     settled(Task { created_at, ttl: Duration::from_secs(86_400), ..task(&format!("key:{}", number % 20), id) }, "r")
 }
 
-/// The operators' list and look-up, in stores of all sizes.
+/// The operators' list and lookup, in stores of all sizes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "a measurement"]
 async fn operators_lists_in_stores_of_all_sizes() {

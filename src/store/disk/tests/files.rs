@@ -1,4 +1,4 @@
-//! The files: whose they are, who may use them, and what is done with damaged and foreign ones.
+//! Tests the files: permissions, locks, and damaged or foreign files.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -16,7 +16,7 @@ async fn made(folder: &TempDir) {
     open(folder).await.close().await;
 }
 
-/// SEC-13: what is in the folder is the owner's alone.
+/// SEC-13: the folder's files are readable by their owner only.
 #[tokio::test]
 async fn sec_13_all_files_are_for_their_owner_alone() {
     let folder = tempfile::tempdir().unwrap();
@@ -34,7 +34,7 @@ async fn sec_13_all_files_are_for_their_owner_alone() {
     assert!(count >= 4, "the database, its log, its index and the lock: {count}");
 }
 
-/// B172, F68: what is none of ours, or too new, is named and left as it is.
+/// B172, F68: a foreign or newer file is reported and left unchanged.
 #[tokio::test]
 async fn b172_a_file_of_another_kind_is_refused_and_left_as_it_is() {
     type Make = fn(&Path);
@@ -78,7 +78,7 @@ async fn b172_a_file_of_another_kind_is_refused_and_left_as_it_is() {
     }
 }
 
-/// B171: one process at a time; one that is about to end is waited for.
+/// B171: one process at a time; a start waits for an ending one.
 #[tokio::test]
 async fn b171_a_store_that_is_open_is_waited_for() {
     let folder = tempfile::tempdir().unwrap();
@@ -103,7 +103,7 @@ async fn a_store_that_is_opened_again_knows_the_same_sums_and_the_same_open_rows
     for (owner, id) in [("a", 6), ("a", 7), ("d", 8)] {
         store.insert(&settled(task(owner, id), "r")).await.unwrap();
     }
-    // Its upstream is still to be told.
+    // Its upstream is not yet notified.
     let mut untold = settled(task("b", 9), "r");
     untold.recovery.is_untold = true;
     store.insert(&untold).await.unwrap();
@@ -116,7 +116,7 @@ async fn a_store_that_is_opened_again_knows_the_same_sums_and_the_same_open_rows
     assert_eq!(again.claim(100, &known()).await.unwrap().len(), 6);
 }
 
-/// B171: the lock's file may be removed by somebody who tidies up; the folder is locked, not the name.
+/// B171: a cleanup may remove the lock file, so the folder itself is locked.
 #[tokio::test]
 async fn b171_whoever_removes_the_lock_file_lets_nobody_in() {
     let folder = tempfile::tempdir().unwrap();
@@ -132,7 +132,7 @@ async fn b171_whoever_removes_the_lock_file_lets_nobody_in() {
     assert_eq!(open(&folder).await.usage().tasks, 1);
 }
 
-/// B171: an earlier version locks the file of that name alone, and is waited for like any other.
+/// B171: an earlier version locks only that file, and is waited for too.
 #[tokio::test]
 async fn b171_a_lock_of_an_earlier_version_holds() {
     let folder = tempfile::tempdir().unwrap();
@@ -145,7 +145,7 @@ async fn b171_a_lock_of_an_earlier_version_holds() {
     assert!(matches!(refused, OpenError::Locked { .. }), "{refused}");
 }
 
-/// F68: what a newer version wrote is left as it is to the byte, where its log was not brought into the file, too.
+/// F68: files of a newer version stay byte for byte, even with a log that was not checkpointed.
 #[tokio::test]
 async fn f68_a_newer_version_that_the_log_alone_tells_of_is_left_to_the_byte() {
     let folder = tempfile::tempdir().unwrap();
@@ -153,7 +153,7 @@ async fn f68_a_newer_version_that_the_log_alone_tells_of_is_left_to_the_byte() {
     let path = database(&folder);
     let newer = Connection::open(&path).unwrap();
     newer.execute_batch("PRAGMA user_version = 99").unwrap();
-    // Killed: both files stay as they are.
+    // After a kill: both files stay as they are.
     let kept = tempfile::tempdir().unwrap();
     fs::create_dir(kept.path().join("data")).unwrap();
     let files = ["tasks.db", "tasks.db-wal"];
@@ -181,7 +181,7 @@ async fn a_folder_that_cannot_be_one_is_named() {
     assert!(matches!(DiskStore::open(below).await, Err(OpenError::Folder { .. })));
 }
 
-/// B171: memory keeps nothing. Linux has such a folder everywhere.
+/// B171: memory is not durable. Every Linux system has such a folder.
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn b171_a_folder_in_memory_is_refused_unless_it_is_meant() {
@@ -195,7 +195,7 @@ async fn b171_a_folder_in_memory_is_refused_unless_it_is_meant() {
     store.insert(&task("a", 1)).await.unwrap();
 }
 
-/// Flips one bit of the first place in the file where `text` stands.
+/// Flips one bit of the first occurrence of `text` in the file.
 pub(super) fn flip(path: &Path, text: &str) {
     let mut bytes = fs::read(path).unwrap();
     let at = bytes.windows(text.len()).position(|window| window == text.as_bytes()).unwrap();
@@ -203,7 +203,7 @@ pub(super) fn flip(path: &Path, text: &str) {
     fs::write(path, bytes).unwrap();
 }
 
-/// F56: a task whose bytes are not those that were written has failed; it never shows them.
+/// F56: a task with changed bytes has failed; the bytes are never shown.
 #[tokio::test]
 async fn f56_a_damaged_row_reads_as_failed_and_stays_so() {
     let folder = tempfile::tempdir().unwrap();
@@ -236,7 +236,7 @@ async fn f56_a_damaged_row_reads_as_failed_and_stays_so() {
     }
 }
 
-/// F56: a damaged index is found at the start, and the file kept.
+/// F56: a damaged index is found at the start, and the file is kept.
 #[tokio::test]
 async fn f56_a_file_that_cannot_be_read_is_refused_and_kept() {
     let folder = tempfile::tempdir().unwrap();
@@ -249,7 +249,7 @@ async fn f56_a_file_that_cannot_be_read_is_refused_and_kept() {
     assert_eq!(fs::read(&path).unwrap(), before);
 }
 
-/// F56: damage that the start does not meet is found by the check in the background.
+/// F56: the background check finds damage that the start does not meet.
 #[tokio::test]
 async fn f56_damage_elsewhere_is_found_while_it_serves() {
     let folder = tempfile::tempdir().unwrap();
@@ -273,7 +273,7 @@ pub(super) fn damage(path: &Path, name: &str) {
     fs::write(path, bytes).unwrap();
 }
 
-/// The locks that this process holds on a file, as the system knows them.
+/// The number of locks that this process holds on a file, according to the kernel.
 #[cfg(target_os = "linux")]
 fn locks_on(path: &Path) -> usize {
     use std::os::unix::fs::MetadataExt as _;
@@ -284,8 +284,8 @@ fn locks_on(path: &Path) -> usize {
     locks.lines().filter(|lock| lock.contains("POSIX") && lock.contains(&ours) && lock.contains(&file)).count()
 }
 
-/// Whoever closes a file of SQLite's beside SQLite gives up its locks, and the next process to come takes the log away
-/// from below it.
+/// A process that opens and closes an SQLite file beside SQLite loses SQLite's locks, and the next process removes the log while
+/// it is in use.
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn looking_at_a_store_that_is_open_takes_none_of_its_locks() {

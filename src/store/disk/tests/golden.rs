@@ -1,4 +1,4 @@
-//! Stores that earlier versions of the program wrote: each is opened, and every row in it is found as it was.
+//! Opens stores written by earlier versions, and checks every row.
 
 use std::fs;
 use std::path::PathBuf;
@@ -54,7 +54,7 @@ fn outcomes() -> Vec<Outcome> {
     ]
 }
 
-/// Every phase, and every member of a task at least once. Ids spread as random ones do.
+/// Every phase, and every field of a task at least once. Ids are spread like random ones.
 pub(super) fn tasks() -> Vec<Task> {
     let day = Duration::from_secs(24 * 3_600);
     let bare = |owner: &str, number: u64| Task {
@@ -100,7 +100,7 @@ pub(super) fn tasks() -> Vec<Task> {
     tasks
 }
 
-/// How often a row was written after it was made.
+/// The number of writes after a row's insert.
 fn rewrites(number: usize) -> usize {
     number % 3
 }
@@ -115,7 +115,7 @@ async fn write_tasks(store: &DiskStore) {
     store.load(&tasks()[0].key, START.after(Duration::from_secs(60))).await.unwrap();
 }
 
-/// Makes the file of the schema of now, if it is missing and wanted.
+/// Creates the current schema's file, if it is missing and requested.
 async fn make(path: &Path) {
     let folder = tempfile::tempdir().unwrap();
     let store = open(&folder).await;
@@ -161,7 +161,7 @@ pub(super) async fn holds_every_row(store: &DiskStore) {
     }
 }
 
-/// The kept files' schemas, and what stands in them: `tests/golden/store/versions.txt`, line by line.
+/// The kept files' schemas and contents, from the lines of `tests/golden/store/versions.txt`.
 fn versions() -> Vec<(i32, String)> {
     let text = fs::read_to_string(kept_in().join("versions.txt")).unwrap();
     let split = |line: &str| {
@@ -171,7 +171,7 @@ fn versions() -> Vec<(i32, String)> {
     text.lines().map(split).collect()
 }
 
-/// F68: each file that an earlier version wrote is opened and brought up, and nothing in it is lost.
+/// F68: each file of an earlier version is opened and upgraded without loss.
 #[tokio::test]
 async fn f68_every_row_of_each_kept_store_is_found_as_it_was() {
     for (schema, _) in versions() {
@@ -184,8 +184,8 @@ async fn f68_every_row_of_each_kept_store_is_found_as_it_was() {
     }
 }
 
-/// What is written cannot change without another number: a program would take for damage what a newer one wrote. And no
-/// number changes without a file that later versions are held to.
+/// The format cannot change without a new schema version: an older program would take newer rows for damaged. And no version
+/// changes without a file that later versions are tested with.
 #[tokio::test]
 async fn whoever_changes_what_is_written_raises_the_schema_and_keeps_a_file_of_it() {
     let kept = kept_in().join(format!("schema_{SCHEMA}.db"));
@@ -201,7 +201,7 @@ async fn whoever_changes_what_is_written_raises_the_schema_and_keeps_a_file_of_i
     open(&folder).await.close().await;
     let old = copied(&format!("schema_{SCHEMA}.db"));
     assert_eq!(tables(&folder), tables(&old), "raise SCHEMA: the tables are not those of the kept file");
-    // The bytes of the rows too, as this version would write them.
+    // The rows' bytes too, as this version writes them.
     let store = open(&folder).await;
     write_tasks(&store).await;
     store.close().await;
@@ -212,14 +212,14 @@ fn connect(folder: &TempDir) -> rusqlite::Connection {
     rusqlite::Connection::open(folder.path().join("data/tasks.db")).unwrap()
 }
 
-/// What the tables and indexes of a store are.
+/// The definitions of a store's tables and indexes.
 fn tables(folder: &TempDir) -> Vec<String> {
     let conn = connect(folder);
     let mut statement = conn.prepare("SELECT sql FROM sqlite_schema WHERE sql IS NOT NULL ORDER BY name").unwrap();
     statement.query_map((), |row| row.get(0)).unwrap().map(Result::unwrap).collect()
 }
 
-/// All rows of the tables of tasks and records, byte for byte.
+/// All rows of the task and record tables, byte for byte.
 fn contents(folder: &TempDir) -> Vec<String> {
     let conn = connect(folder);
     let mut all = Vec::new();

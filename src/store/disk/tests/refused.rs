@@ -1,4 +1,4 @@
-//! What callers are told against what a later life finds: acknowledged is there, refused is not, unknown is either.
+//! Compares callers' results with the state after a restart: acknowledged writes exist, refused ones do not, unknown ones may.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -8,15 +8,15 @@ use rusqlite::ffi;
 use super::*;
 use crate::task::Idempotency;
 
-/// What a failed fsync is to SQLite.
+/// SQLite's error for a failed fsync.
 fn sync_failure() -> rusqlite::Error {
     rusqlite::Error::SqliteFailure(ffi::Error::new(ffi::SQLITE_IOERR_FSYNC), None)
 }
 
-/// Asks the writer for a copy of its files, as they are between two steps of its own: what a kill leaves.
+/// Asks the writer for a copy of its files between two of its steps, as a kill would leave them.
 type WantedCopy = Arc<Mutex<Option<(PathBuf, oneshot::Sender<()>)>>>;
 
-/// Faults that strike as a switch says: so many in a hundred of opening, before and after a commit.
+/// Random faults: percentages for opening, before and after a commit.
 #[derive(Clone, Default)]
 struct InjectedFaults {
     open: Arc<AtomicUsize>,
@@ -44,7 +44,7 @@ impl InjectedFaults {
         let space = move || {
             if let Some((to, done)) = wanted.lock().take() {
                 std::fs::create_dir(&to).unwrap();
-                // The last connection to be closed takes the log along.
+                // The last closed connection removes the log.
                 for name in ["tasks.db", "tasks.db-wal"].into_iter().filter(|name| data.join(name).exists()) {
                     std::fs::copy(data.join(name), to.join(name)).unwrap();
                 }
@@ -60,7 +60,7 @@ impl InjectedFaults {
         }
     }
 
-    /// What a process finds that starts after this one was killed now.
+    /// The state that a process finds if this one is killed now.
     async fn after_a_kill(&self) -> BTreeMap<TaskKey, Task> {
         let copy = tempfile::tempdir().unwrap();
         let (done, made) = oneshot::channel();
@@ -78,7 +78,7 @@ async fn everything(store: &DiskStore) -> BTreeMap<TaskKey, Task> {
     loop {
         let page = store.survey(after, 1_000, START).await.unwrap();
         for task in &page.tasks {
-            // What memory keeps of a settled row may be older than a write that failed and was made.
+            // A cached settled row may be older than a write that failed and was made.
             store.resident.forget_settled(&task.key);
             let row = store.load(&task.key, START).await.unwrap().unwrap();
             found.insert(task.key.clone(), (*row.task).clone());
@@ -94,7 +94,7 @@ fn quick(folder: &TempDir) -> DiskSettings {
     settings
 }
 
-/// Numbers that look random and follow from a seed.
+/// Pseudo-random numbers from a seed.
 struct SeededRandom(u64);
 
 impl SeededRandom {
@@ -112,13 +112,13 @@ fn named(mut one: Task, name: u8) -> Task {
     one
 }
 
-/// F54: an insert that is refused as not made is undone in the log, too, before anybody is told.
+/// F54: a refused insert is undone in the log too, before its caller is answered.
 #[tokio::test]
 async fn f54_a_refused_insert_is_in_no_later_life() {
     let folder = tempfile::tempdir().unwrap();
     let faults = InjectedFaults::default();
     let hooks = faults.hooks(&folder, 1);
-    // The commit is made and reported as failed; those after it are well.
+    // The commit is made and reported as failed; later ones succeed.
     let strikes = AtomicUsize::new(1);
     let once: FaultHook =
         Box::new(move || match strikes.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1)) {
@@ -132,12 +132,12 @@ async fn f54_a_refused_insert_is_in_no_later_life() {
     assert!(matches!(refused, StoreError::Io(_)), "{refused:?}");
     assert!(faults.after_a_kill().await.is_empty());
     assert_eq!(store.usage(), Usage::default());
-    // The repetition is a call of its own.
+    // The repetition is a new call.
     store.insert(&named(task("a", 2), 1)).await.unwrap();
     assert_eq!(faults.after_a_kill().await.len(), 1);
 }
 
-/// The process may end before the row is removed: nobody is told that it is not there, and nobody is shown it.
+/// The process may end before the row is removed: no caller is told that it does not exist, and none sees it.
 #[tokio::test]
 async fn f54_an_insert_that_could_not_be_undone_is_unknown_and_undone_later() {
     let folder = tempfile::tempdir().unwrap();
@@ -156,13 +156,13 @@ async fn f54_an_insert_that_could_not_be_undone_is_unknown_and_undone_later() {
     faults.set(0, 0, 0);
     until("the store is well", || store.health() == StoreHealth::Good && store.doubt.is_over()).await;
     assert!(faults.after_a_kill().await.is_empty());
-    // It may be stored after all, by whoever asks again.
+    // A repeated insert may store it after all.
     store.insert(&one).await.unwrap();
     assert!(store.load(&one.key, START).await.unwrap().is_some());
     assert!(store.find_idempotent(&one.key.owner, &name, START).await.unwrap().is_some());
 }
 
-/// What each key may be, by what was said of it.
+/// The possible states of each key, according to the callers' results.
 #[derive(Default)]
 struct ExpectedTasks(BTreeMap<TaskKey, Vec<Option<Task>>>);
 
@@ -187,7 +187,7 @@ impl ExpectedTasks {
     }
 }
 
-/// One random write, and what is known after it.
+/// Runs one random write, and updates the expected states.
 async fn write(store: &DiskStore, dice: &mut SeededRandom, next: &mut u128, told: &mut ExpectedTasks) {
     let keys: Vec<TaskKey> = told.0.keys().cloned().collect();
     let some = (!keys.is_empty()).then(|| keys[dice.below(keys.len())].clone());
@@ -214,7 +214,7 @@ async fn write(store: &DiskStore, dice: &mut SeededRandom, next: &mut u128, told
             match store.replace(row.revision, WriteRole::Command, &changed).await {
                 Ok(_) => told.is(&key, Some(changed)),
                 Err(StoreError::Unsure(_)) => told.may_be(&key, Some(changed)),
-                // Whatever else is said of it, it was not made.
+                // Any other error means that it was not made.
                 Err(_) => (),
             }
         }
@@ -226,7 +226,7 @@ async fn write(store: &DiskStore, dice: &mut SeededRandom, next: &mut u128, told
     }
 }
 
-/// L1, L4 under a disk that fails wherever it can: opening, before a commit is made, and after.
+/// L1, L4 with faults everywhere: at opening, before a commit, and after it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn acknowledged_is_there_refused_is_not_and_unknown_is_either() {
     let lives = (0..6_u64).map(|seed| async move {

@@ -1,4 +1,4 @@
-//! Room on the disk: it comes back without a restart, and an open takes none that is not there.
+//! Tests disk space: it is regained without a restart, and opening a store needs none that is missing.
 
 use rusqlite::ffi;
 
@@ -11,12 +11,12 @@ use crate::store::tasks::SWEEP_BYTES_MAX;
 const MIB: u64 = 1 << 20;
 const PAST: Timestamp = Timestamp::from_millis(1_000_000 + 3_600_000);
 
-/// As large as a megabyte, and settled.
+/// A settled task of a megabyte.
 fn large(id: u128) -> Task {
     settled(task("a", id), &"r".repeat(1 << 20))
 }
 
-/// A disk of its own for the store: what its files take is what it lacks.
+/// A simulated disk of `all` bytes, from which the store's file size is subtracted.
 fn quota(folder: &TempDir, all: u64) -> FaultHooks {
     let path = folder.path().join("data/tasks.db");
     let space = move || DiskSpace { free: all.saturating_sub(schema::file_bytes(&path)), all };
@@ -33,7 +33,7 @@ fn quick(folder: &TempDir) -> DiskSettings {
     settings
 }
 
-/// F53: whatever filled the disk, once it is gone there is room again, and new tasks are taken.
+/// F53: once the rows that filled the disk are removed, there is space, and new tasks are accepted.
 #[tokio::test]
 async fn f53_a_store_that_filled_its_disk_takes_new_tasks_once_its_rows_are_gone() {
     let folder = tempfile::tempdir().unwrap();
@@ -54,7 +54,7 @@ async fn f53_a_store_that_filled_its_disk_takes_new_tasks_once_its_rows_are_gone
     assert!(bytes(&folder) < 16 * MIB, "{}", bytes(&folder));
 }
 
-/// Whoever frees more keeps other writes waiting.
+/// A larger sweep would delay other writes.
 #[tokio::test]
 async fn a_sweep_ends_behind_so_many_bytes() {
     let folder = tempfile::tempdir().unwrap();
@@ -70,7 +70,7 @@ async fn a_sweep_ends_behind_so_many_bytes() {
     assert_eq!(freed, [2, 1, 0]);
 }
 
-/// The file has given its room back although nothing is written any more, and whoever read meanwhile.
+/// The file shrinks without further writes, even after concurrent reads.
 #[tokio::test]
 async fn a_file_whose_rows_are_gone_gets_smaller_without_another_write() {
     let folder = tempfile::tempdir().unwrap();
@@ -78,7 +78,7 @@ async fn a_file_whose_rows_are_gone_gets_smaller_without_another_write() {
     let rows: Vec<Task> = (0..40).map(large).collect();
     let stored = futures_util::future::join_all(rows.iter().map(|one| store.insert(one))).await;
     assert!(stored.iter().all(Result::is_ok));
-    // A reader that is slow holds the log up as long as it reads.
+    // A slow reader keeps the log from restarting while it reads.
     let (reached, release) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
     let (at, wait) = (Arc::clone(&reached), Arc::clone(&release));
     let reads = store.readers.read(move |conn| {
@@ -93,7 +93,7 @@ async fn a_file_whose_rows_are_gone_gets_smaller_without_another_write() {
         until("the reader reads", || reached.load(Ordering::SeqCst)).await;
         while store.sweep(PAST, 1_000).await.unwrap() > 0 {}
         assert!(bytes(&folder) > 32 * MIB);
-        // Writes go on meanwhile.
+        // Writes continue meanwhile.
         store.insert(&task("a", 1_000)).await.unwrap();
         release.store(true, Ordering::SeqCst);
     };
@@ -102,11 +102,11 @@ async fn a_file_whose_rows_are_gone_gets_smaller_without_another_write() {
     assert_eq!(store.usage().tasks, 1);
 }
 
-/// F53: the ballast is room to open the file with, too.
+/// F53: removing the ballast also makes space for opening the file.
 #[tokio::test]
 async fn f53_a_store_opens_on_a_full_disk_by_giving_up_its_ballast() {
     let folder = tempfile::tempdir().unwrap();
-    // Where the ballast can be laid down at all.
+    // If this file system supports the ballast.
     let ballast = Ballast::new(&folder.path().join("data"));
     {
         let store = open(&folder).await;
@@ -126,14 +126,14 @@ async fn f53_a_store_opens_on_a_full_disk_by_giving_up_its_ballast() {
     assert_eq!(found.sums.all().tasks, 1);
     assert!(!ballast.is_there());
     drop(found);
-    // A disk that fails for another reason keeps it.
+    // A disk with another fault keeps it.
     ballast.lay_down().unwrap();
     let hooks = FaultHooks { space: Some(Box::new(|| DiskSpace { free: 50 << 30, all: 100 << 30 })), ..hooks };
     assert!(read_in_at_last(&path, Some(&ballast), settings(&folder).tuning, &hooks).is_err());
     assert_eq!(std::fs::metadata(folder.path().join("data/tasks.ballast")).unwrap().len(), BALLAST_BYTES);
 }
 
-/// The ballast is laid down where it belongs, and the file that a link leads to stays as it is.
+/// The ballast replaces a link, and the link's target stays unchanged.
 #[test]
 fn a_ballast_follows_no_link() {
     let folder = tempfile::tempdir().unwrap();

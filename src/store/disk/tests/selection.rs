@@ -1,4 +1,4 @@
-//! Filtered lists read ranges of indexes, and no row that they do not show.
+//! Tests that filtered lists read index ranges, and only rows that they show.
 
 use rusqlite::{Connection, StatementStatus};
 
@@ -50,7 +50,7 @@ async fn a_filtered_list_reads_one_range_of_a_covering_index_at_a_time_and_sorts
     }
 }
 
-/// So many tasks of one principal, in most phases, one of them queued; one task is made in each millisecond.
+/// `count` tasks of one principal in most phases, one of them queued, created one per millisecond.
 fn fill(conn: &mut Connection, count: u64, lag: impl Fn(u64) -> u64) {
     let writing = conn.transaction().unwrap();
     {
@@ -89,7 +89,7 @@ fn fill(conn: &mut Connection, count: u64, lag: impl Fn(u64) -> u64) {
     writing.commit().unwrap();
 }
 
-/// The steps that a statement took since it was asked last. It read no table from end to end, and sorted nothing.
+/// The statement's steps since the last call. Fails if it scanned a whole table or sorted.
 fn read_steps(conn: &Connection, sql: &str) -> i64 {
     let statement = conn.prepare_cached(sql).unwrap();
     let full = statement.reset_status(StatementStatus::FullscanStep) + statement.reset_status(StatementStatus::Sort);
@@ -97,7 +97,7 @@ fn read_steps(conn: &Connection, sql: &str) -> i64 {
     statement.reset_status(StatementStatus::VmStep).into()
 }
 
-/// The lags of tasks of which most take less than a second, others up to a minute, or an hour.
+/// Lags mostly below a second, others up to a minute or an hour.
 fn mixed_lag(number: u64) -> u64 {
     (number * 7919 % 1_000) << (3 * (number / 8 % 5))
 }
@@ -112,7 +112,7 @@ struct LargeList {
 
 const OWNER: &str = "a";
 
-/// When no task has been swept, and none has expired.
+/// A time at which no task has expired or been swept.
 fn now() -> Timestamp {
     START.after(Duration::from_secs(50_000))
 }
@@ -128,8 +128,8 @@ impl LargeList {
         Self { conn, unfiltered, _folder: folder }
     }
 
-    /// How many tasks a page shows, and behind which place the next one begins. It takes at most three times the steps of a
-    /// page of the unfiltered list.
+    /// The number of tasks on a page, and the next page's cursor. Fails if it takes more than three times the steps of a page of
+    /// the unfiltered list.
     #[track_caller]
     fn page(&self, name: &str, filter: &ListFilter, after: Option<ListPlace>) -> (usize, Option<ListPlace>) {
         let (page, next) = selection::select(&self.conn, &Principal::new(OWNER), filter, after, 50, now()).unwrap();
@@ -158,7 +158,7 @@ fn span(from: u64, until: u64) -> TimeRange {
 
 const LAST: u64 = 1 << 40;
 
-/// Whatever the filter leaves out, and by whichever time it does; on the first page, and behind it.
+/// For every kind of filter and both times, on the first page and later ones.
 #[test]
 fn a_filtered_page_of_a_large_list_takes_hardly_more_steps_than_an_unfiltered_one() {
     let list = LargeList::new(mixed_lag);
@@ -190,7 +190,7 @@ fn a_filtered_page_of_a_large_list_takes_hardly_more_steps_than_an_unfiltered_on
     }
 }
 
-/// In either order, and by either time: a page has what there is.
+/// In both orders and by both times.
 #[test]
 fn a_filter_that_leaves_no_more_than_a_page_of_a_large_list_has_one_page() {
     let list = LargeList::new(mixed_lag);
@@ -219,7 +219,7 @@ fn a_filter_that_leaves_no_more_than_a_page_of_a_large_list_has_one_page() {
     }
 }
 
-/// The tasks of a time stand behind all that were made or changed since, unless those are told apart by their lags.
+/// Matching tasks are behind all tasks created or changed since, unless lags separate them.
 #[test]
 fn a_filter_by_the_other_time_finds_the_first_of_many_on_its_first_pages() {
     let list = LargeList::new(|number| number % 1_500);

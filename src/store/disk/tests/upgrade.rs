@@ -1,4 +1,4 @@
-//! A store of an older schema becomes one of now: whole, or not at all.
+//! Upgrades a store of an older schema: completely, or not at all.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt as _;
@@ -12,14 +12,14 @@ use super::*;
 use crate::store::record;
 
 const OLD: &str = "schema_1.db";
-/// Names the folder to the process that is to die.
+/// The environment variable with the folder for the process that is killed.
 const FOLDER: &str = "TASKGATE_TEST_FOLDER";
 
 fn file(folder: &TempDir) -> std::path::PathBuf {
     folder.path().join("data/tasks.db")
 }
 
-/// The schema's number, and the rows in it as the first schema had them; none if it is not the first.
+/// The schema version, and the number of rows in the first schema's table; zero for another schema.
 fn as_before(folder: &TempDir) -> (i32, i64) {
     let conn = Connection::open(file(folder)).unwrap();
     let schema = conn.pragma_query_value(None, "user_version", |row| row.get(0)).unwrap();
@@ -27,7 +27,7 @@ fn as_before(folder: &TempDir) -> (i32, i64) {
     (schema, conn.query_row(count, (), |row| row.get(0)).unwrap_or(0))
 }
 
-/// The process that the next test starts, and that ends at the point that its environment names.
+/// Run in the process that the next test starts, which ends at the point named by its environment.
 #[tokio::test]
 #[ignore = "started by another test"]
 async fn opens_the_store_that_it_is_told_of() {
@@ -36,13 +36,13 @@ async fn opens_the_store_that_it_is_told_of() {
     DiskStore::open_with(settings, roomy()).await.unwrap().close().await;
 }
 
-/// F68: killed at any point of it, the file is what it was or what it is to be, and the next life finds every row.
+/// F68: killed at any point, the file has the old or the new schema, and the next process finds every row.
 #[cfg(debug_assertions)]
 #[tokio::test]
 async fn f68_an_upgrade_that_is_killed_anywhere_has_happened_or_not() {
     let name = "store::disk::tests::upgrade::opens_the_store_that_it_is_told_of";
     let rows = i64::try_from(tasks().len()).unwrap();
-    // Before it begins, before each row, and around the commit.
+    // Before the start, before each row, and around the commit.
     let visits = tasks().len() + 3;
     for (visit, (old, schema, of_the_first)) in
         (1..=visits + 1).flat_map(|visit| [(visit, (OLD, 1, rows)), (visit, ("schema_2.db", 2, 0))])
@@ -63,7 +63,7 @@ async fn f68_an_upgrade_that_is_killed_anywhere_has_happened_or_not() {
     }
 }
 
-/// A row that is written next brings its record along; once all have, nothing is left of the first schema.
+/// The next write of a row moves its record; after the last one, the first schema's table is dropped.
 #[tokio::test]
 async fn records_move_with_their_next_write_and_then_the_old_table_goes() {
     let folder = copied(OLD);
@@ -88,7 +88,7 @@ async fn records_move_with_their_next_write_and_then_the_old_table_goes() {
     assert_eq!(*store.load(&first.key, START).await.unwrap().unwrap().task, ended);
 }
 
-/// A disk without room keeps the store as it is, for the program that wrote it, and says what is needed.
+/// Without enough disk space, the store stays unchanged for the earlier program, and the error names the required space.
 #[tokio::test]
 async fn an_upgrade_without_room_leaves_the_store_as_it_was() {
     let folder = copied(OLD);
@@ -121,7 +121,7 @@ async fn an_upgrade_takes_in_what_only_the_log_has() {
     assert_eq!(store.load(&last.key, START).await.unwrap().unwrap().revision, Revision(77));
 }
 
-/// F56: what was damaged before is one failed task after it, and all others are there.
+/// F56: a damaged record becomes one failed task, and all others are kept.
 #[tokio::test]
 async fn f56_a_record_that_cannot_be_read_stops_no_upgrade() {
     for break_it in [files::flip as fn(&Path, &str), damage::break_chain] {
@@ -139,7 +139,7 @@ async fn f56_a_record_that_cannot_be_read_stops_no_upgrade() {
     }
 }
 
-/// The first schema, to make large stores of it.
+/// The first schema, for creating large stores.
 const TABLES_1: &str = "
     PRAGMA auto_vacuum = INCREMENTAL; PRAGMA journal_mode = WAL; PRAGMA synchronous = OFF;
     CREATE TABLE tasks (row INTEGER PRIMARY KEY, owner TEXT NOT NULL, id BLOB NOT NULL, revision INTEGER NOT NULL,
@@ -154,8 +154,7 @@ const TABLES_1: &str = "
     PRAGMA application_id = 1952932212; PRAGMA user_version = 1; BEGIN;
 ";
 
-/// By hand: how long it takes, and what it takes on the disk, for as many rows as `ROWS` says (100,000) with results of
-/// `BYTES` (1,000).
+/// A measurement, run by hand: the duration and disk space for `ROWS` rows (100,000) with results of `BYTES` bytes (1,000).
 #[tokio::test]
 #[ignore = "a measurement"]
 async fn an_upgrade_of_many_rows_is_measured() {

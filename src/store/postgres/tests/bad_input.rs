@@ -1,4 +1,4 @@
-//! What a server, a configuration or a row may be that the store does not take: each has an answer that says so.
+//! Servers, configurations and rows that the store rejects, each with an explanatory error.
 
 use std::os::unix::fs::PermissionsExt as _;
 
@@ -120,7 +120,7 @@ async fn the_first_host_that_can_be_written_to_is_used() {
     assert!(refused.as_ref().is_err_and(|error| error.retry() == Retry::Always), "{refused:?}");
 }
 
-/// A server that comes as `localhost`, vouched for by an authority of its own.
+/// A server named `localhost` with a certificate by `authority`.
 fn tls_server(authority: &Authority) -> Option<PostgresServer> {
     let server = PostgresServer::start(&[])?;
     let folder = tempfile::tempdir().unwrap();
@@ -154,7 +154,7 @@ async fn tls_is_held_to_the_authority_that_is_named() {
     }
     let missing = refusal(trusting(Some(&folder.path().join("missing.pem")))).await;
     assert!(missing.contains("missing.pem"), "{missing}");
-    // A name that the certificate does not have.
+    // An address that the certificate does not cover.
     let elsewhere = format!("postgres://postgres@127.0.0.1:{}/postgres", server.port());
     let refused = refusal(with(at(&server, elsewhere), |access| access.ca = Some(own))).await;
     assert!(refused.contains("certificate"), "{refused}");
@@ -171,7 +171,7 @@ async fn a_server_without_tls_is_used_where_nobody_can_listen_and_if_that_is_sai
     store.close().await;
 }
 
-/// Changes the record of a row of the store's behind its back.
+/// Changes a row's record without the store's knowledge.
 fn spoil(server: &PostgresServer, schema: &str, id: u128, record: &str) {
     server.psql(&format!("UPDATE {schema}.tg_task SET record = {record} WHERE id = decode('{id:032x}', 'hex')"));
 }
@@ -207,7 +207,7 @@ fn is_condemned(task: &Task) -> bool {
     matches!(&task.phase, Phase::Settled(Outcome::Faulted(Failure::Gateway(found))) if *found == fault)
 }
 
-/// A record as a program of version 99 would write it.
+/// A record as a program with version 99 would write it.
 const NEWER: &str = "'\\x0063'::bytea || substring(sha256('\\x0063' || substring(record FROM 19)) FROM 1 FOR 16) || substring(record FROM 19)";
 
 #[tokio::test(flavor = "multi_thread")]
@@ -228,7 +228,7 @@ async fn a_record_of_a_newer_format_is_left_as_it_is() {
     store.close().await;
 }
 
-/// However many stand in a row.
+/// However many of them are consecutive.
 #[tokio::test(flavor = "multi_thread")]
 async fn lists_go_on_behind_rows_that_cannot_be_read() {
     let Some(server) = shared() else { return };
@@ -248,7 +248,7 @@ async fn lists_go_on_behind_rows_that_cannot_be_read() {
     ));
     for limit in 1..=3 {
         let (mut seen, mut surveyed, mut after, mut behind) = (Vec::new(), Vec::new(), None, None);
-        // Each page looks at as many rows as it may hold.
+        // Each page examines as many rows as its limit.
         for number in 1..=6 / limit {
             let page = store.page(&Principal::new("a"), after, limit, START).await.unwrap();
             seen.extend(page.tasks.iter().map(|task| task.key.id.bits()));
@@ -271,7 +271,7 @@ async fn a_notification_that_is_no_hint_says_that_something_was_missed() {
     let schema = new_schema();
     let store = open_with(settings(server, &schema)).await.unwrap();
     let mut changes = store.changes();
-    // Its own connection says the same when it begins to listen.
+    // Its own connection emits the same hint when it starts to listen.
     assert_eq!(changes.next().await, Some(StoreHint::Missed));
     let texts = ["'no key'", "''", "repeat('A', 7999)", "repeat('ä', 3999)", "'AAAAAAAAAAk'"];
     for text in texts {

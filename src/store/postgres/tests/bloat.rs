@@ -1,4 +1,4 @@
-//! What is left on the database's disk of tasks that came and went.
+//! Tests the disk space that deleted tasks leave behind in the database.
 
 use futures_util::stream::{self, StreamExt as _};
 use serde_json::json;
@@ -7,21 +7,21 @@ use super::*;
 use crate::task::{Event, transition};
 use crate::wire::Payload;
 
-/// Tasks that are there at a time.
+/// Concurrently stored tasks.
 const PRESENT: u64 = 5_000;
-/// Lives that go on side by side.
+/// Concurrent task life cycles.
 const SIDE_BY_SIDE: usize = 256;
-/// How often the sizes are looked at, in each half.
+/// Measurements in each half.
 const LOOKS: u64 = 16;
-/// Autovacuum begins when it begins: sizes go up and down by so much.
+/// Tolerated variation in size, since autovacuum starts at arbitrary times.
 const SWING: f64 = 1.3;
 
-/// When a task is made: a ttl later there are as many others.
+/// A task's creation time. One `ttl` later, `PRESENT` further tasks exist.
 fn made_at(life: u64) -> Timestamp {
     START.after(contract::TTL / u32::try_from(PRESENT).unwrap() * u32::try_from(life).unwrap())
 }
 
-/// From the insert over two messages of progress to an outcome of about a KiB.
+/// Inserts a task, updates its progress twice, and settles it with an outcome of about a KiB.
 async fn live(store: &PostgresStore, life: u64) {
     let now = made_at(life);
     let mut task = Task { created_at: now, updated_at: now, ..task(&format!("owner {}", life % 50), life.into()) };
@@ -35,7 +35,7 @@ async fn live(store: &PostgresStore, life: u64) {
     store.replace(revision, WriteRole::Holder, &transition(task, returned, now).0).await.unwrap();
 }
 
-/// The bytes of the tables, and of their indexes.
+/// The size of the tables, and of their indexes.
 fn sizes(server: &PostgresServer, schema: &str) -> [u64; 2] {
     let sql = format!(
         "SELECT sum(pg_table_size(oid)), sum(pg_indexes_size(oid)) FROM pg_class
@@ -46,7 +46,7 @@ fn sizes(server: &PostgresServer, schema: &str) -> [u64; 2] {
     [tables, indexes].map(|size| size.parse().unwrap())
 }
 
-/// With the server's own settings for autovacuum: `BLOAT_LIVES` is how many tasks live and are swept.
+/// Uses the server's own autovacuum settings. `BLOAT_LIVES` is the number of tasks.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "takes minutes: part of `make soak`"]
 async fn tables_do_not_grow_however_many_tasks_have_lived() {

@@ -1,4 +1,4 @@
-//! Tests starts under a server's clock that is far off: kept results stay, and an operator can reset the time.
+//! Starts under a server's wrong clock: kept results stay, and an operator can reset the time.
 
 use super::lives::two;
 use super::*;
@@ -6,7 +6,7 @@ use crate::task::SystemClock;
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Has the store been used at another time than it was, as far as that was noted.
+/// Changes the recorded time of the store's last use.
 pub(super) fn used_at(server: &PostgresServer, schema: &str, time: Timestamp) {
     server.psql(&format!("UPDATE {schema}.tg_replica SET now_ms = {} WHERE now_ms > 0", time.as_millis()));
 }
@@ -16,7 +16,7 @@ fn is_right(store: &PostgresStore) -> bool {
     own.since(system) + system.since(own) < DAY
 }
 
-/// A database whose server's clock is 400 days ahead of its use, and nothing else is.
+/// A database with a server clock 400 days ahead of its last use.
 async fn used_long_ago(server: &PostgresServer, schema: &str) {
     let store = open_with(settings(server, schema)).await.unwrap();
     store.insert(&task("a", 1)).await.unwrap();
@@ -24,7 +24,8 @@ async fn used_long_ago(server: &PostgresServer, schema: &str) {
     used_at(server, schema, START);
 }
 
-/// A gateway that joins goes by the time of those that live, and distrusts it as they do. None of their time is left once they are gone.
+/// A replica that joins adopts the living replicas' time, and distrusts it as they do. Their time is discarded once they are
+/// gone.
 #[tokio::test(flavor = "multi_thread")]
 async fn f88_a_right_clock_counts_again_after_a_wrong_one() {
     let Some(server) = shared() else { return };
@@ -40,7 +41,7 @@ async fn f88_a_right_clock_counts_again_after_a_wrong_one() {
     for store in both {
         store.close().await;
     }
-    // As if the server's clock had been wrong, and is right now.
+    // Simulates that the server's clock was wrong, and is right now.
     server.psql(&format!(
         "UPDATE {schema}.tg_replica SET now_ms = now_ms - {} WHERE now_ms < 0",
         (DAY * 400).as_millis()
@@ -51,7 +52,7 @@ async fn f88_a_right_clock_counts_again_after_a_wrong_one() {
     store.close().await;
 }
 
-/// As where the only gateway fails over with the database, to a server whose clock is wrong.
+/// As if the only gateway fails over, with the database, to a server with a wrong clock.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_whose_clock_is_400_days_ahead_loses_no_kept_result() {
     let Some(right) = PostgresServer::start(&[]) else { return };
@@ -74,7 +75,7 @@ async fn a_server_whose_clock_is_400_days_ahead_loses_no_kept_result() {
     }
 }
 
-/// A wrong time that was noted all the same is taken back by the operator.
+/// The operator discards a wrong time that was recorded.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_operator_resets_the_time_that_the_store_goes_by() {
     let Some(server) = shared() else { return };

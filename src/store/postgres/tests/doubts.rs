@@ -1,4 +1,4 @@
-//! What writes in doubt leave behind while other gateways see it: nothing that somebody was shown is lost, and nothing is nobody's.
+//! Writes with an unknown commit, as seen by other replicas: no shown task is lost, and no row stays without a holder.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,7 @@ use super::rules::{READ_EACH, Waiting};
 use super::*;
 use crate::store::contract::{NAME, named, settled};
 
-/// Two gateways on one database, of which one can be made to hear nothing of it: what it sends arrives.
+/// Two replicas on one database. One can be cut off from the server's answers, while its requests arrive.
 pub(super) struct Deafened {
     pub(super) line: FaultProxy,
     pub(super) deaf: Arc<PostgresStore>,
@@ -22,14 +22,14 @@ impl Deafened {
         Self { line, other: open_with(other).await.unwrap(), deaf: open_with(deaf).await.unwrap() }
     }
 
-    /// Inserts a row of which the one that hears nothing cannot know whether it was made.
+    /// Inserts a row with an unknown commit, at the deaf replica.
     async fn insert_in_doubt(&self, task: &Task) {
         self.line.set(Some(Fault::down("", 0, Verb::Hold)));
         let unsure = self.deaf.insert(task).await;
         assert!(matches!(unsure, Err(StoreError::Unsure(_))), "{unsure:?}");
     }
 
-    /// How the row certainly stands, once it can be heard again.
+    /// The row's final state, once answers arrive again.
     pub(super) async fn found_out(&self, key: &TaskKey) -> Option<StoredTask> {
         self.line.set(None);
         let begin = Instant::now();
@@ -49,7 +49,7 @@ impl Deafened {
     }
 }
 
-/// L1: the client that was refused repeats its call elsewhere, and is given the handle of the first.
+/// L1: a client with a refused call repeats it at another replica, and gets the first call's handle.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_row_in_doubt_whose_handle_another_gateway_gave_out_stays_and_is_its_makers() {
     let Some(server) = shared() else { return };
@@ -67,7 +67,7 @@ async fn a_row_in_doubt_whose_handle_another_gateway_gave_out_stays_and_is_its_m
     at.close().await;
 }
 
-/// What nobody has written since is taken out, as nobody was told of it.
+/// A row without a later write is removed, since no client was told about it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_row_in_doubt_that_nobody_was_told_of_is_removed() {
     let Some(server) = shared() else { return };
@@ -90,7 +90,7 @@ async fn an_insert_in_doubt_takes_no_row_away_that_others_made_or_hold() {
         at.other.insert(row).await.unwrap();
     }
     at.line.set(Some(Fault::down("", 0, Verb::Hold)));
-    // The first is sent whether or not the others come in time for the same batch.
+    // The first is sent whether or not the others join its batch.
     let all = tokio::join!(biased; at.deaf.insert(&taken), at.deaf.insert(&own), at.deaf.insert(&done));
     assert!(matches!(all, (Err(StoreError::Unsure(_)), Err(_), Err(_))), "{all:?}");
     assert!(at.other.declare_dead(at.deaf.holder()).await.unwrap());
@@ -104,7 +104,7 @@ async fn an_insert_in_doubt_takes_no_row_away_that_others_made_or_hold() {
     at.close().await;
 }
 
-/// Nobody else takes such rows over: their holder lives.
+/// No other replica claims such rows: their holder is alive.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_of_a_claim_in_doubt_are_handed_out_by_the_next_claims() {
     let Some(at) = Waiting::begin(READ_EACH).await else { return };

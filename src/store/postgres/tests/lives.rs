@@ -1,4 +1,4 @@
-//! What lives leave behind them.
+//! Tests the remains of ended incarnations.
 
 use super::*;
 
@@ -17,7 +17,7 @@ pub(super) async fn two(server: &PostgresServer, schema: &str) -> [Arc<PostgresS
     [one, open_with(other).await.unwrap()]
 }
 
-/// As where a deployment of several gateways meets a new database.
+/// As when several gateways start on a new database.
 #[tokio::test(flavor = "multi_thread")]
 async fn lives_that_begin_at_the_same_time_make_one_schema() {
     let Some(server) = shared() else { return };
@@ -35,7 +35,7 @@ async fn lives_that_begin_at_the_same_time_make_one_schema() {
     }
 }
 
-/// As if all the dead had died more than a day ago.
+/// Simulates that all dead incarnations died more than a day ago.
 fn wait_a_day(server: &PostgresServer, schema: &str) {
     server.psql(&format!("UPDATE {schema}.tg_replica SET died = died - interval '25 hours'"));
 }
@@ -71,7 +71,7 @@ async fn what_a_life_leaves_is_removed_once_it_is_long_dead_and_nobody_needs_it(
     for store in [old, store] {
         store.close().await;
     }
-    // Whoever opens it next counts the same.
+    // The next process counts the same.
     let next = open_with(settings(server, &schema)).await.unwrap();
     assert_eq!(next.usage(), before.0);
     next.close().await;
@@ -123,7 +123,7 @@ async fn a_row_that_is_inserted_after_its_holders_death_is_claimed_and_none_once
     }
 }
 
-/// Whoever is dead can be forgotten at once, and nobody else.
+/// Only dead incarnations can be forgotten early.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dead_life_is_forgotten_once_no_row_names_it_and_its_sums_are_kept() {
     let Some(server) = shared() else { return };
@@ -164,7 +164,7 @@ async fn a_dead_life_is_forgotten_once_no_row_names_it_and_its_sums_are_kept() {
     }
 }
 
-/// A line of a life that died under a name, beside one that lives under it.
+/// The row of a dead incarnation, beside a living one with the same name.
 #[tokio::test(flavor = "multi_thread")]
 async fn lives_that_died_are_forgotten_beside_one_of_their_name_that_lives() {
     let Some(server) = shared() else { return };
@@ -202,7 +202,7 @@ async fn a_row_of_an_upstream_that_a_life_lacks_is_left_to_others_for_as_long_as
     }
 }
 
-/// It would let go of them a moment later, and nobody else could have them before it has ended.
+/// It would soon release them, and no other replica could claim them earlier.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_life_that_is_about_to_end_leaves_the_rows_of_the_dead_to_others() {
     let Some(server) = shared() else { return };
@@ -238,7 +238,7 @@ async fn lines_of_the_dead_that_left_no_rows_cost_no_commits() {
     }
 }
 
-/// Makes the schema as an earlier program did.
+/// Creates the schema of an earlier program.
 async fn make_as_earlier(server: &PostgresServer, schema: &str) {
     open_with(settings(server, schema)).await.unwrap().close().await;
     server.psql(&format!(
@@ -250,7 +250,7 @@ async fn make_as_earlier(server: &PostgresServer, schema: &str) {
     ));
 }
 
-/// As an earlier program made it: what that program writes beside a later one is anybody's.
+/// As an earlier program created it: rows that it writes beside a later one can be claimed by any replica.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_the_tables_lack_is_added() {
     let Some(server) = shared() else { return };
@@ -279,8 +279,8 @@ async fn what_the_tables_lack_is_added() {
     next.close().await;
 }
 
-/// As where there are so many rows that writing them anew takes longer than anything else may. Whoever comes in the meantime is
-/// told so, and leaves nothing behind that waits.
+/// As if rewriting all rows takes longer than any other step may. Another replica that starts meanwhile gets an error, and leaves
+/// no waiting connection behind.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_start_that_writes_all_rows_anew_takes_its_time() {
     let Some(server) = PostgresServer::start(&[]) else { return };
@@ -308,7 +308,7 @@ async fn a_start_that_writes_all_rows_anew_takes_its_time() {
     }
 }
 
-/// Upgrade by halves: what one that lives cannot read is not written.
+/// During a rolling upgrade, only records that every living replica can read are written.
 #[tokio::test(flavor = "multi_thread")]
 async fn records_are_written_as_all_who_live_read_them() {
     let Some(server) = shared() else { return };
@@ -345,7 +345,7 @@ async fn records_are_written_as_all_who_live_read_them() {
     store.close().await;
 }
 
-/// After a store was brought back from a backup it gives numbers anew.
+/// A store restored from a backup reuses numbers.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_number_of_a_prior_life_that_another_gateway_has_by_now_says_nothing() {
     let Some(server) = shared() else { return };
@@ -362,7 +362,7 @@ async fn the_number_of_a_prior_life_that_another_gateway_has_by_now_says_nothing
     }
 }
 
-/// What was seen of others may be older than what became of it since.
+/// The sums read last may be outdated.
 #[tokio::test(flavor = "multi_thread")]
 async fn whoever_is_left_alone_counts_its_own_sums_alone() {
     let Some(server) = shared() else { return };
@@ -415,7 +415,7 @@ async fn sums_that_say_nothing_are_neither_kept_nor_taken_over() {
     store.close().await;
 }
 
-/// As where one gateway takes what principals ask that nobody hears of again, and another one sweeps it.
+/// As if one replica inserts tasks of principals that never return, and another one sweeps them.
 #[tokio::test(flavor = "multi_thread")]
 async fn sums_that_come_to_nothing_with_those_of_another_life_go() {
     let Some(server) = shared() else { return };
@@ -436,7 +436,7 @@ async fn sums_that_come_to_nothing_with_those_of_another_life_go() {
         until("it is no more and no less", || usages() == [(1, 1); 2]).await;
     }
     assert_eq!(lines(server, &schema)[2], 2, "those of one whose task is there");
-    // The first one's is nobody's, as far as it came to nothing; what follows is counted.
+    // Its sums that cancelled out belong to incarnation 0; later changes are counted.
     one.insert(&task("owner 1", 30)).await.unwrap();
     until("it is counted by both", || [&one, &other].map(|store| store.usage().tasks) == [2; 2]).await;
     for store in [one, other] {
@@ -447,7 +447,7 @@ async fn sums_that_come_to_nothing_with_those_of_another_life_go() {
     next.close().await;
 }
 
-/// The other one may have made its sums nobody's, and be gone.
+/// The other replica may have reassigned its sums to incarnation 0, and be gone.
 #[tokio::test(flavor = "multi_thread")]
 async fn nobodys_sums_are_counted_by_whoever_is_left_alone() {
     let Some(server) = shared() else { return };

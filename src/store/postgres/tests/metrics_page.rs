@@ -1,4 +1,4 @@
-//! What operators are told in numbers.
+//! Tests the metrics for operators.
 
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use tokio_postgres::NoTls;
@@ -21,7 +21,7 @@ fn what_becomes_of_a_database_is_counted() {
     let Some(server) = PostgresServer::start(&[]) else { return };
     let recorder = PrometheusBuilder::new().build_recorder();
     let page = recorder.handle();
-    // All that is spawned runs on this thread, which alone has the recorder.
+    // All spawned tasks run on this thread, which alone has the recorder.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     metrics::with_local_recorder(&recorder, || runtime.block_on(course(&server, &page)));
 }
@@ -37,7 +37,7 @@ async fn course(server: &PostgresServer, page: &PrometheusHandle) {
     let (old, one) = (open_with(quick).await.unwrap(), task("a", 1));
     let first = old.insert(&one).await.unwrap();
     server.psql(&format!("UPDATE {schema}.tg_task SET rev = rev"));
-    // One that has just begun looks at once.
+    // A new replica looks at once.
     let store = open_with(beside).await.unwrap();
     until_some(page, metric::DATABASE_OLDEST_TRANSACTION).await;
     until_some(page, metric::DATABASE_DEAD_ROWS).await;
@@ -48,7 +48,7 @@ async fn course(server: &PostgresServer, page: &PrometheusHandle) {
     let age = value(page, metric::REPLICA_BEAT_AGE);
     assert!(age > 0.0 && age < 30.0, "{age}");
     assert!(value(page, metric::STORE_COMMITS) >= 1.0);
-    // Each writer's connection begins behind one.
+    // Each writer connection starts with a barrier.
     assert!(value(page, metric::DATABASE_BARRIERS) >= 2.0);
 
     assert!(store.declare_dead(old.holder()).await.unwrap());

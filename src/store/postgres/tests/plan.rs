@@ -1,4 +1,4 @@
-//! What the grouped statements read, whatever the planner knows of the table.
+//! Tests which rows the batch statements read, with any statistics of the planner.
 
 use futures_util::future::try_join_all;
 
@@ -8,7 +8,7 @@ use crate::wire::Payload;
 
 const BATCH: u128 = 500;
 
-/// Fills a schema's table with rows of one owner, and leaves the planner without statistics.
+/// Fills a schema's table with one owner's rows, and leaves the planner without statistics.
 fn fill(server: &PostgresServer, schema: &str, rows: u32) {
     let bytes = |text: &str| format!("decode(md5({text}), 'hex')");
     server.psql(&format!(
@@ -21,7 +21,7 @@ fn fill(server: &PostgresServer, schema: &str, rows: u32) {
     ));
 }
 
-/// Rows that scans of a table have read, by its indexes and one after the other.
+/// The rows that scans of a table have read, by index scans and by sequential scans.
 fn read_rows(server: &PostgresServer, schema: &str, table: &str) -> (u64, u64) {
     let sql = format!(
         "SELECT coalesce(sum(i.idx_tup_read), 0), max(t.seq_tup_read) FROM pg_stat_user_tables t
@@ -32,8 +32,8 @@ fn read_rows(server: &PostgresServer, schema: &str, table: &str) -> (u64, u64) {
     (index.parse().unwrap(), table.parse().unwrap())
 }
 
-/// The counts of all that was done so far: a backend writes its own down at the end of a transaction, once a second, so each is
-/// given one more that reads nothing.
+/// The counts of all finished statements: a backend publishes its own at the end of a transaction, at most once a second, so each
+/// runs another one that reads nothing.
 async fn settled_counts(server: &PostgresServer, (schema, table): (&str, &str), store: &PostgresStore) -> (u64, u64) {
     let absent = task("absent", 1).key;
     for _ in 0..2 {
@@ -47,7 +47,7 @@ async fn settled_counts(server: &PostgresServer, (schema, table): (&str, &str), 
     read_rows(server, schema, table)
 }
 
-/// The plans are made while the table is empty, where reading all of it costs least.
+/// The plans are made while the table is empty, when a sequential scan is cheapest.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_batch_reads_the_rows_that_it_writes_and_no_others() {
     let Some(server) = shared() else { return };
@@ -81,7 +81,7 @@ async fn a_batch_reads_the_rows_that_it_writes_and_no_others() {
     }
 }
 
-/// However many owners its life has counted.
+/// However many owners have sums.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_batch_reads_the_sums_that_it_changes_and_no_others() {
     let Some(server) = shared() else { return };
@@ -105,7 +105,7 @@ async fn a_batch_reads_the_sums_that_it_changes_and_no_others() {
     store.close().await;
 }
 
-/// What clients and operators see of a task in progress is written within its page, and to no index; what ends it is not.
+/// A task's progress is written within its page and to no index; its end is not.
 #[tokio::test(flavor = "multi_thread")]
 async fn progress_is_written_to_no_index() {
     let Some(server) = shared() else { return };
@@ -124,7 +124,7 @@ async fn progress_is_written_to_no_index() {
         let task = transition(task, event, START.after(Duration::from_secs(120))).0;
         store.replace(revision, WriteRole::Holder, &task).await.unwrap();
     }
-    // A backend that ends writes its counts down.
+    // A backend publishes its counts when it ends.
     store.close().await;
     let counts = || {
         let of = format!("FROM pg_stat_user_tables WHERE schemaname = '{schema}' AND relname = 'tg_task'");
@@ -133,8 +133,8 @@ async fn progress_is_written_to_no_index() {
     until("they are counted", || counts() == "80|60").await;
 }
 
-/// Where the table is small, or was when the planner last heard of it, all indexes cost the same, and the one with the fewest
-/// levels is taken: one that leads to all rows of an owner, for as long as the plan is kept.
+/// While the table is small, or the planner's statistics say so, all indexes cost the same, and the planner takes the one with
+/// the fewest levels, possibly one over all rows of an owner, for as long as the plan is cached.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_index_but_that_of_keys_can_serve_a_lookup_by_key() {
     let Some(server) = shared() else { return };

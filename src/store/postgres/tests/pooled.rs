@@ -1,4 +1,4 @@
-//! The store through what stands between it and the server: pgbouncer, and a connection that passes on no notifications.
+//! Tests the store behind pgbouncer, and behind a connection without notifications.
 
 use futures_util::StreamExt as _;
 use support::pgbouncer::Pooler;
@@ -20,7 +20,7 @@ async fn beside(store: &PostgresStore) -> Arc<PostgresStore> {
     open_with(settings).await.unwrap()
 }
 
-/// The next hint but for those that say that some are missed, if there is one in time.
+/// The next hint with a key, if there is one in time.
 async fn next_key(hints: &mut (impl futures_util::Stream<Item = StoreHint> + Unpin)) -> TaskKey {
     let next = async {
         loop {
@@ -51,7 +51,7 @@ async fn a_pooler_that_keeps_a_session_for_its_client_changes_nothing() {
         () = writing => unreachable!("it writes on"),
     };
     assert!(other.load(&key, START).await.unwrap().is_some());
-    // Warnings are heard through it, too: rule 2.
+    // Warnings arrive through it too: rule 2.
     name_standbys(&server, "nobody").await;
     let cancelled = async {
         let sql = "SELECT count(pg_cancel_backend(pid)) FROM pg_stat_activity WHERE wait_event = 'SyncRep' \
@@ -90,7 +90,7 @@ async fn n5_a_pooler_that_lends_sessions_by_the_transaction_is_refused() {
     }
 }
 
-/// Each commit looks at the session that it is made in.
+/// Each commit checks the session that runs it.
 #[tokio::test(flavor = "multi_thread")]
 async fn n5_a_commit_in_a_session_that_another_connection_set_up_is_unsure() {
     let Some(server) = PostgresServer::start(&[]) else { return };
@@ -110,7 +110,7 @@ async fn n5_a_commit_in_a_session_that_another_connection_set_up_is_unsure() {
         assert!(begin.elapsed() < PATIENCE, "nobody notices; {}", pooler.log());
         tokio::time::sleep(Duration::from_millis(20)).await;
     };
-    // Statements that were prepared on another connection may be missing there, before anything is made.
+    // Statements prepared on another connection may be missing there, which fails before any write.
     let said = format!("{refused:?}");
     assert!(said.contains("pooler") || said.contains("(26000)"), "{said}");
     pooler.configure(&["pool_mode = session"]);
@@ -124,7 +124,7 @@ async fn n5_a_commit_in_a_session_that_another_connection_set_up_is_unsure() {
     store.close().await;
 }
 
-/// Passes on all that a server says but for notifications.
+/// Forwards all server messages except notifications.
 async fn deafen(listener: TcpListener, to: (&'static str, u16), tracker: TaskTracker) {
     while let Ok((client, _)) = listener.accept().await {
         let server = TcpStream::connect(to).await.unwrap();
@@ -159,7 +159,7 @@ async fn without_notifications_no_settled_task_is_kept() {
     hearing.access.url = DatabaseUrl::Here(server.url());
     hearing.replica.name.push('+');
     let other = open_with(hearing).await.unwrap();
-    // Beyond what is forgotten as its connection, or the other gateway, begins.
+    // After the evictions at the start of its connection and of the other replica.
     tokio::time::sleep(Duration::from_secs(3)).await;
     let done = settled(task("a", 1), "r");
     other.insert(&done).await.unwrap();
@@ -171,7 +171,7 @@ async fn without_notifications_no_settled_task_is_kept() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     assert_eq!(deaf.health(), PostgresHealth::Good);
-    // Nothing is told to whoever follows: it looks each second in any case.
+    // Followers get no hint: they poll every second in any case.
     let mut hints = deaf.changes();
     assert!(tokio::time::timeout(Duration::from_secs(4), hints.next()).await.is_err(), "a hint that nobody gave");
     other.close().await;

@@ -1,5 +1,5 @@
-//! The six rules of doubt, each against a server that breaks its promise: its standby is missing, its commit is cancelled, its
-//! backend or the server itself ends. A server of its own for each, whose commits wait as soon as a standby is named
+//! The six rules for unknown commits, each against a server that breaks its guarantee: its standby is missing, its commit is
+//! cancelled, or its backend or the server itself ends. Each test has its own server, where commits wait once a standby is named
 //! that does not exist.
 
 use support::fault_proxy::{Fault, FaultProxy, Verb};
@@ -17,7 +17,7 @@ pub(super) struct Waiting {
 pub(super) const READ_EACH: PostgresTimes =
     PostgresTimes { write_max: Duration::from_secs(1), read_trust: Duration::ZERO };
 const PATIENT: PostgresTimes = PostgresTimes { write_max: Duration::from_secs(30), read_trust: Duration::ZERO };
-/// Whoever trusts reads for so long shows what any barrier of before proves.
+/// With this trust in reads, results rest on earlier barriers.
 const TRUSTING: PostgresTimes =
     PostgresTimes { write_max: Duration::from_secs(1), read_trust: Duration::from_secs(60) };
 
@@ -27,7 +27,7 @@ pub(super) struct PostgresTimes {
 }
 
 impl Waiting {
-    /// A store with task 1 of "a" in it, whose server waits for nobody yet.
+    /// A store with task 1 of "a", on a server that does not wait for a standby yet.
     pub(super) async fn begin(times: PostgresTimes) -> Option<Self> {
         let server = PostgresServer::start(&[])?;
         let schema = new_schema();
@@ -44,7 +44,7 @@ impl Waiting {
         name_standbys(&self.server, names).await;
     }
 
-    /// Those that wait for a standby, and those that wait for them.
+    /// The number of backends that wait for a standby, or for such a backend.
     fn backends_that_wait(&self) -> usize {
         let sql = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'taskgate %' \
                    AND state <> 'idle' AND (wait_event = 'SyncRep' OR wait_event_type = 'Lock')";
@@ -55,7 +55,7 @@ impl Waiting {
         self.server.psql(&format!("SELECT count(*) FROM {}.tg_task", self.schema)).parse().unwrap()
     }
 
-    /// Does something to the backend of the writer while it waits for a standby.
+    /// Applies a function to the writer's backend while it waits for a standby.
     async fn strike(&self, what: &str) {
         let found = || {
             let sql = format!(
@@ -75,7 +75,7 @@ impl Waiting {
     }
 }
 
-/// However long the standby is away, one commit of each connection waits for it, and not one more for each try.
+/// However long the standby is unavailable, one commit of each connection waits for it, and retries add none.
 #[tokio::test(flavor = "multi_thread")]
 async fn rule_1_the_gateways_own_time_out_drops_the_connection_and_leaves_a_write_unsure() {
     let Some(at) = Waiting::begin(READ_EACH).await else { return };
@@ -163,7 +163,7 @@ async fn rule_5_a_write_whose_connection_ended_is_unsure_until_a_barrier_of_the_
     at.names("").await;
     at.recovers().await;
     assert_eq!(at.rows(), 2, "the row in doubt was removed");
-    // A restart ends all connections, and what was acknowledged is there.
+    // A restart ends all connections, and acknowledged writes survive.
     let three = task("a", 3);
     let revision = at.store.insert(&three).await.unwrap();
     for how in [ServerStop::Fast, ServerStop::Immediate] {
@@ -187,7 +187,7 @@ async fn rule_5_a_write_whose_connection_ended_is_unsure_until_a_barrier_of_the_
     at.store.close().await;
 }
 
-/// As long as the commit waits, no connection is made that would be a doubt of its own.
+/// While the commit waits, no connection is made, which would itself require a barrier.
 #[tokio::test(flavor = "multi_thread")]
 async fn rule_5_no_barrier_of_before_proves_what_is_read_after_a_write_in_doubt() {
     let Some(at) = Waiting::begin(TRUSTING).await else { return };
@@ -206,7 +206,7 @@ async fn rule_5_no_barrier_of_before_proves_what_is_read_after_a_write_in_doubt(
     at.store.close().await;
 }
 
-/// A server that has not read a batch yet knows of no statement that goes on.
+/// A server that has not read a batch yet does not report its statement as unfinished.
 #[tokio::test(flavor = "multi_thread")]
 async fn rule_5_a_batch_in_doubt_that_comes_after_the_next_barrier_changes_nothing() {
     let Some(server) = PostgresServer::start(&[]) else { return };
@@ -234,7 +234,7 @@ async fn rule_5_a_batch_in_doubt_that_comes_after_the_next_barrier_changes_nothi
     store.close().await;
 }
 
-/// The rule of names that were emptied (section 5), and what a pair of servers promises.
+/// The rule for emptied standby names (section 5), and the guarantee of a pair of servers.
 #[tokio::test(flavor = "multi_thread")]
 async fn rule_6_a_commit_of_a_server_that_names_no_standby_is_unsure() {
     let Some(server) = PostgresServer::start(&[]) else { return };
@@ -261,7 +261,7 @@ async fn rule_6_a_commit_of_a_server_that_names_no_standby_is_unsure() {
     drop(standby);
 }
 
-/// Each beat looks at the names, too.
+/// Each heartbeat also checks the standby names.
 #[tokio::test(flavor = "multi_thread")]
 async fn n2_names_that_are_emptied_are_noticed_where_nobody_writes() {
     let Some([server, _standby]) = pair().await else { return };
@@ -274,7 +274,7 @@ async fn n2_names_that_are_emptied_are_noticed_where_nobody_writes() {
     store.close().await;
 }
 
-/// Its writer refuses to show such a row; the others have their own barriers.
+/// Its writer refuses to show such a row; the others make their own barriers.
 #[tokio::test(flavor = "multi_thread")]
 async fn n3_a_commit_that_a_person_released_is_not_shown_by_another_gateway() {
     for released_by in ["pg_cancel_backend", "pg_terminate_backend"] {
@@ -302,7 +302,7 @@ async fn n3_a_commit_that_a_person_released_is_not_shown_by_another_gateway() {
     }
 }
 
-/// A pair of servers, of which the first waits for the other.
+/// A pair of servers; the first waits for the other.
 pub(super) async fn pair() -> Option<[PostgresServer; 2]> {
     let server = PostgresServer::start(&[])?;
     let standby = PostgresServer::standby_of(&server, "one");
@@ -320,13 +320,13 @@ async fn n4_what_an_old_primary_shows_is_believed_no_longer_than_reads_are_trust
             access.durability = Durability::Replicated;
             (access.write_max, access.read_trust) = (Duration::from_secs(1), read_trust);
         });
-        // No beat gets in between.
+        // Without a heartbeat in between.
         let terms = LeaseTerms::new(Duration::from_secs(60), Duration::from_secs(300)).unwrap();
         let settings = PostgresSettings { terms, ..settings };
         let store = open_with(settings).await.unwrap();
         let one = task("a", 1);
         store.insert(&one).await.unwrap();
-        // Each connection that is made asks for a barrier; no more are made.
+        // Each new connection requires a barrier; no more are made.
         for _ in 0..4 {
             assert!(store.load(&one.key, START).await.unwrap().is_some());
         }
@@ -355,7 +355,7 @@ async fn n4_what_an_old_primary_shows_is_believed_no_longer_than_reads_are_trust
     }
 }
 
-/// A host of before that lives on, and whose commits wait for a standby that leads by now.
+/// An old primary that keeps running, with commits that wait for a standby that has been promoted.
 #[tokio::test(flavor = "multi_thread")]
 async fn n4_a_host_where_commits_wait_keeps_nobody_from_the_new_primary() {
     let Some([old, new]) = pair().await else { return };
@@ -376,7 +376,7 @@ async fn n4_a_host_where_commits_wait_keeps_nobody_from_the_new_primary() {
     store.close().await;
 }
 
-/// Rule 6 with several connections: what passed on one server says nothing of what a connection to another one shows.
+/// Rule 6 with several connections: a barrier on one server proves nothing about reads from another.
 #[tokio::test(flavor = "multi_thread")]
 async fn n4_a_barrier_on_the_new_primary_proves_nothing_of_the_old_one() {
     let Some([old, new]) = pair().await else { return };
@@ -395,7 +395,7 @@ async fn n4_a_barrier_on_the_new_primary_proves_nothing_of_the_old_one() {
         assert!(store.load(&one.key, START).await.unwrap().is_some());
     }
     new.promote();
-    // The one that writes finds the new primary; those that read are still at the old one.
+    // The writer finds the new primary; the readers are still at the old one.
     let writer = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name LIKE '% writer'";
     assert_eq!(old.psql(writer), "1");
     let begin = Instant::now();

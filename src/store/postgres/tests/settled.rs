@@ -1,4 +1,4 @@
-//! What is told of settled rows that were read before.
+//! Tests the cache of settled rows.
 
 use support::fault_proxy::{Fault, Verb};
 
@@ -19,7 +19,7 @@ async fn is_shown(store: &PostgresStore, key: &TaskKey) -> bool {
     store.load(key, START).await.unwrap().is_some()
 }
 
-/// When it begins to listen it forgets what it has.
+/// Waits until it listens, which empties the cache.
 async fn listens(store: &PostgresStore) {
     let begun = boot_time();
     until("it beats", || store.view.now().beaten > begun).await;
@@ -36,7 +36,7 @@ async fn a_task_that_was_removed_here_is_not_shown_whoever_removed_it_first() {
     for key in &keys {
         assert!(is_shown(&store, key).await);
     }
-    // Another gateway, of whom nobody heard.
+    // Removed by another replica, without a hint.
     server.psql(&format!("DELETE FROM {schema}.tg_task"));
     for key in &keys {
         assert!(is_shown(&store, key).await, "it is in memory");
@@ -49,7 +49,7 @@ async fn a_task_that_was_removed_here_is_not_shown_whoever_removed_it_first() {
     store.close().await;
 }
 
-/// Nobody knew for a while whether the row was removed, so nobody was told.
+/// The removal's commit was unknown for a while, so no hint was sent.
 #[tokio::test(flavor = "multi_thread")]
 async fn others_hear_of_what_a_connection_wrote_that_was_lost() {
     let Some(server) = shared() else { return };
@@ -70,7 +70,7 @@ async fn others_hear_of_what_a_connection_wrote_that_was_lost() {
     at.close().await;
 }
 
-/// It may have ended before it could say so.
+/// It may have ended before it could send a hint.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_gateway_may_have_removed_before_it_died_is_looked_for_again() {
     let Some(server) = shared() else { return };
@@ -90,7 +90,7 @@ async fn what_a_gateway_may_have_removed_before_it_died_is_looked_for_again() {
     store.close().await;
 }
 
-/// What was proven since is shown on, whatever becomes of the server: nobody takes it back.
+/// A row that is proven since stays visible even if the server is replaced: no failover rolls it back.
 #[tokio::test(flavor = "multi_thread")]
 async fn n4_a_settled_row_of_an_old_primary_is_shown_no_longer_than_reads_are_trusted() {
     let Some([old, new]) = pair().await else { return };
@@ -99,7 +99,7 @@ async fn n4_a_settled_row_of_an_old_primary_is_shown_no_longer_than_reads_are_tr
         access.durability = Durability::Replicated;
         (access.write_max, access.read_trust) = (Duration::from_secs(1), read_trust);
     });
-    // No beat gets in between.
+    // Without a heartbeat in between.
     let terms = LeaseTerms::new(Duration::from_secs(60), Duration::from_secs(300)).unwrap();
     let store = open_with(PostgresSettings { terms, ..settings }).await.unwrap();
     let proven = insert_settled(&store, 1).await;

@@ -1,9 +1,9 @@
-//! What a start finds of the lives before it, and leaves behind where it has to be tried again.
+//! Tests how a start treats earlier incarnations, and what a failed try leaves behind.
 
 use super::lives::two;
 use super::*;
 
-/// A number of a life beyond which the server logs the sequence, so that one that was brought back goes on behind it.
+/// The server logs the sequence this far ahead, so a restored one continues behind these numbers.
 const LOGGED_AHEAD: u64 = 32;
 
 fn sealing_with(mut settings: PostgresSettings, key: u8) -> PostgresSettings {
@@ -16,7 +16,7 @@ fn named(mut settings: PostgresSettings, name: &str) -> PostgresSettings {
     settings
 }
 
-/// Whatever a try leaves at the server waits as long as the standby is away, which may be long.
+/// A try's unfinished statement waits for the standby, possibly for long.
 #[tokio::test(flavor = "multi_thread")]
 async fn tries_while_a_standby_is_away_leave_one_connection_that_waits_for_it() {
     let Some(server) = PostgresServer::start(&[]) else { return };
@@ -34,7 +34,7 @@ async fn tries_while_a_standby_is_away_leave_one_connection_that_waits_for_it() 
     open_with(settings).await.unwrap().close().await;
 }
 
-/// A life that begins anew in the same process finds what the writer before it left, and leaves nothing itself.
+/// A new incarnation in the same process finds the unfinished writer before it, and leaves no row itself.
 #[tokio::test(flavor = "multi_thread")]
 async fn tries_while_an_earlier_writer_is_not_done_leave_no_lines() {
     let Some(server) = shared() else { return };
@@ -72,7 +72,7 @@ async fn gateways_whose_leases_differ_do_not_take_each_other_for_dead() {
     }
 }
 
-/// As after a crash of all, where they come back with another key.
+/// As after a crash of all replicas, which return with another key.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_line_that_is_silent_for_a_lease_keeps_no_gateway_with_another_key_from_starting() {
     let Some(server) = shared() else { return };
@@ -81,7 +81,7 @@ async fn a_line_that_is_silent_for_a_lease_keeps_no_gateway_with_another_key_fro
     let made = task("a", 1);
     gone.insert(&made).await.unwrap();
     let former = gone.holder();
-    // Its line stays as it is.
+    // Its row stays as it is.
     drop(gone);
     let other = sealing_with(named(settings(server, &schema), "other"), 2);
     let began = Instant::now();
@@ -90,7 +90,7 @@ async fn a_line_that_is_silent_for_a_lease_keeps_no_gateway_with_another_key_fro
     let dead = format!("SELECT incarnation FROM {schema}.tg_replica WHERE dead");
     assert_eq!(server.psql(&dead), former.to_string());
     assert_eq!(store.claim(9, &known()).await.unwrap(), [made.key]);
-    // One that beats refuses it as soon as it is seen to.
+    // A replica with a heartbeat refuses it as soon as it is seen.
     let began = Instant::now();
     let refused = open_with(sealing_with(named(settings(server, &schema), "third"), 3)).await.unwrap_err();
     assert!(matches!(&refused, PostgresOpenError::SealKeys { name } if name == "other"), "{refused}");
@@ -99,7 +99,7 @@ async fn a_line_that_is_silent_for_a_lease_keeps_no_gateway_with_another_key_fro
     store.close().await;
 }
 
-/// Brought back to a moment in between: lives that were given a number by then are not there.
+/// Restored to a moment in between: incarnations numbered since are missing.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_database_that_lacks_the_life_before_is_older_however_far_its_numbers_are() {
     let Some(server) = shared() else { return };
@@ -121,7 +121,7 @@ async fn a_database_that_lacks_the_life_before_is_older_however_far_its_numbers_
     store.close().await;
 }
 
-/// As where it was brought back while its gateway did not reach it.
+/// As if it was restored while its gateway could not reach it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_database_that_has_fewer_beats_than_it_acknowledged_to_the_life_before_is_older() {
     let Some(server) = shared() else { return };
@@ -143,7 +143,7 @@ async fn a_database_that_has_fewer_beats_than_it_acknowledged_to_the_life_before
     assert!(matches!(refused, Err(PostgresOpenError::Lost { .. })), "{refused:?}");
 }
 
-/// Whoever was there already at that moment may be the first to start: nothing is lost to it.
+/// A replica that existed at that moment may be the first to start: it has lost nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_gateway_whose_life_is_there_hides_from_no_other_that_its_own_is_not() {
     let Some(server) = shared() else { return };
@@ -168,7 +168,7 @@ async fn a_gateway_whose_life_is_there_hides_from_no_other_that_its_own_is_not()
     first.close().await;
 }
 
-/// The last one that was removed is known to have been, and with it all before.
+/// The last removed incarnation is known to have been removed, and so are all earlier ones.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_life_that_was_forgotten_is_no_sign_of_a_database_that_is_older() {
     let Some(server) = shared() else { return };

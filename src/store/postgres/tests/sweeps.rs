@@ -1,9 +1,9 @@
-//! How much is freed at a time.
+//! Tests how much one sweep frees.
 
 use super::*;
 use crate::store::tasks::SWEEP_BYTES_MAX;
 
-/// Rows that are gone, which count so many bytes each.
+/// Expired rows with these sizes.
 fn fill(server: &PostgresServer, schema: &str, sizes: &[u64]) {
     for (number, size) in sizes.iter().enumerate() {
         server.psql(&format!(
@@ -14,7 +14,7 @@ fn fill(server: &PostgresServer, schema: &str, sizes: &[u64]) {
     }
 }
 
-/// One that is larger goes alone. A statement that takes longer than writes may is undone, and would be tried for ever.
+/// A larger row is freed alone. A statement that exceeds a write's time limit is rolled back, and would be repeated forever.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_more_bytes_are_freed_at_a_time_than_a_write_has_time_for() {
     let Some(server) = shared() else { return };

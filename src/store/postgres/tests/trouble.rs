@@ -1,4 +1,4 @@
-//! What a server may say that cannot be used for now: the store says why, and goes on by itself.
+//! Tests unusable servers: the store reports the reason, and recovers by itself.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use super::*;
 
 const ROLE: &str = "keeper";
 
-/// A store that connects as a role of its own, with a password from a file.
+/// A store that connects with its own role and a password from a file.
 struct RoleStore {
     server: PostgresServer,
     folder: tempfile::TempDir,
@@ -44,13 +44,13 @@ impl RoleStore {
         self.folder.path().join("password")
     }
 
-    /// The one that writes and the one that beats are there: none is under way that would not be cut.
+    /// Waits until the writer and the control connection are open, so that none escapes a cut.
     async fn connected(&self) {
         let count = format!("SELECT count(*) >= 2 FROM pg_stat_activity WHERE usename = '{ROLE}'");
         until("both are connected", || self.server.psql(&count) == "t").await;
     }
 
-    /// Ends the connections of the store.
+    /// Terminates the store's connections.
     fn cut(&self) {
         let sql = format!("SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename = '{ROLE}'");
         self.server.psql(&sql);
@@ -58,7 +58,7 @@ impl RoleStore {
 
     async fn is_in_trouble(&self, kind: fn(String) -> PostgresHealth, reason: &str) {
         self.becomes(kind(reason.to_owned())).await;
-        // The first finds the connection gone.
+        // The first write finds the connection gone.
         for _ in 0..2 {
             let refused = self.store.insert(&task("a", 2)).await;
             assert!(matches!(refused, Err(StoreError::Io(_) | StoreError::Unsure(_))), "{refused:?}");
@@ -78,7 +78,7 @@ impl RoleStore {
         }
     }
 
-    /// Writes and reads go on.
+    /// Checks that writes and reads succeed.
     async fn goes_on(&self) {
         self.becomes(PostgresHealth::Good).await;
         let begin = Instant::now();
@@ -124,7 +124,7 @@ async fn what_is_in_the_way_of_a_server_that_cannot_be_used_for_now_is_told_apar
     at.store.close().await;
 }
 
-/// The one that beats and the one that writes are connected, and nobody else gets in.
+/// The control and writer connections are open, and the role's connection limit excludes others.
 #[tokio::test(flavor = "multi_thread")]
 async fn readers_that_nobody_lets_in_are_told_and_get_in_by_themselves() {
     let Some(at) = RoleStore::begin().await else { return };
@@ -143,7 +143,7 @@ async fn readers_that_nobody_lets_in_are_told_and_get_in_by_themselves() {
     at.store.close().await;
 }
 
-/// A connection that ends in the middle of a read is made again before anybody says that the store is in trouble.
+/// A connection that ends within a read is reopened before the store reports trouble.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_read_whose_connection_ends_is_no_trouble_of_the_server() {
     let Some(at) = RoleStore::begin().await else { return };
@@ -166,7 +166,7 @@ async fn a_read_whose_connection_ends_is_no_trouble_of_the_server() {
     at.store.close().await;
 }
 
-/// Its standby is away (N1): it answers, and no commit is acknowledged.
+/// Its standby is unavailable (N1): it answers, but acknowledges no commit.
 #[tokio::test(flavor = "multi_thread")]
 async fn n1_a_server_whose_commits_wait_is_behind_until_they_do_not() {
     let Some(server) = PostgresServer::start(&[]) else { return };
@@ -197,7 +197,7 @@ async fn a_server_that_becomes_read_only_is_not_used() {
     at.server.configure(&["default_transaction_read_only = on"]);
     at.server.reload();
     let begin = Instant::now();
-    // Until the server has read that, it takes each.
+    // Until the server has reloaded, it accepts writes.
     for id in 100.. {
         let refused = at.store.insert(&task("a", id)).await;
         if let Err(error) = refused {
@@ -225,7 +225,7 @@ async fn a_password_that_was_changed_is_read_anew_at_the_next_connect() {
     at.store.close().await;
 }
 
-/// The others take such a gateway for dead, and whatever it begins they would take over at once (7.5).
+/// The other replicas declare such a gateway dead, and would claim a row that it inserts (7.5).
 #[tokio::test(flavor = "multi_thread")]
 async fn a_gateway_whose_beats_are_not_acknowledged_begins_nothing_and_goes_on_with_what_it_has() {
     let Some(at) = RoleStore::begin().await else { return };
@@ -248,7 +248,7 @@ async fn a_gateway_whose_beats_are_not_acknowledged_begins_nothing_and_goes_on_w
     at.store.close().await;
 }
 
-/// A gateway that ended in the middle of a batch keeps nobody from its rows.
+/// A gateway that ended within a batch does not block its rows.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_batch_of_which_the_rest_does_not_come_is_undone_by_the_server() {
     let Some(server) = shared() else { return };
@@ -261,7 +261,7 @@ async fn a_batch_of_which_the_rest_does_not_come_is_undone_by_the_server() {
     store.close().await;
 }
 
-/// A server that falls silent between the connect and the first beat.
+/// A server that falls silent between the connect and the first heartbeat.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_gateway_that_connects_anew_to_beat_does_not_wait_for_ever() {
     let Some(server) = shared() else { return };
@@ -298,7 +298,7 @@ async fn a_role_that_owns_the_schema_need_not_be_allowed_to_make_one() {
     store.close().await;
 }
 
-/// What a row that needs room is answered.
+/// Makes writes that need space fail.
 fn disk_is_full(server: &PostgresServer, schema: &str, when: &str) {
     server.psql(&format!(
         "CREATE OR REPLACE FUNCTION {schema}.no_room() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
@@ -323,7 +323,7 @@ async fn a_full_disk_refuses_what_has_no_room_and_nothing_else() {
         assert!(matches!(refused, Err(StoreError::NoRoom)), "{refused:?}");
     }
     assert_eq!(store.health(), PostgresHealth::Full);
-    // At the same time, so that they would be of one batch.
+    // At the same time, so that they would join one batch.
     let (one, new, four, two) = tokio::join!(replace(1), insert(13), replace(4), replace(2));
     assert!(one.is_ok() && two.is_ok(), "{one:?} {two:?}");
     for refused in [new, four] {
@@ -348,7 +348,7 @@ async fn a_disk_that_was_full_is_tried_again_where_nobody_writes() {
     store.close().await;
 }
 
-/// A host that accepts connections and says nothing, as where the disk stands still, keeps nobody from the one that was put in its place.
+/// A host that accepts connections and stays silent, as with a stalled disk, does not keep the gateway from its replacement.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_host_that_says_nothing_is_passed_over() {
     let Some(server) = shared() else { return };

@@ -4,7 +4,6 @@
 //! waiting writes as one transaction. `readers` are a few read-only connections. `resident` holds in memory the live rows, so
 //! that polls need no disk read, a cache of settled rows, and the sums. `schema` defines the file, `upgrade` converts older
 //! versions, `rows` and `reads` hold the statements, `columns` defines a row's contents, `folder` prepares and locks the folder.
-//! `source` reads the store of a stopped gateway.
 
 mod batch;
 mod check;

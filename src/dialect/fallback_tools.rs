@@ -271,7 +271,6 @@ impl FallbackTools {
         self.text_result(&format!("Task {id} ({tool}) {state}.{message}"), task)
     }
 
-    /// The outcome of the task.
     fn outcome(&self, task: &Task) -> JsonPieces {
         let (tool, id) = (&task.origin.tool, task.key.id);
         match &task.phase {
@@ -368,7 +367,6 @@ fn asked(question: &Question) -> String {
     message.unwrap_or_else(kind)
 }
 
-/// The status text of a phase.
 const fn status(phase: &Phase) -> &'static str {
     match phase {
         Phase::Queued | Phase::Working => "working",

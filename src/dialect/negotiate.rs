@@ -136,7 +136,7 @@ impl StatelessRequest {
         missing(&self.capabilities, questions)
     }
 
-    /// What this request declares of its client.
+    /// The client's capabilities in this request.
     #[must_use]
     pub const fn declared(&self) -> &Object {
         &self.capabilities

@@ -64,7 +64,6 @@ impl AnswerMessages {
     }
 }
 
-/// The body of a response.
 #[derive(Debug)]
 pub(crate) enum AnswerBody {
     /// With the reporter that updates the upstream's health.

@@ -53,7 +53,6 @@ fn edited(
 struct EditedBody<E> {
     parts: GatedBody<RawBody>,
     edit: E,
-    /// The parts from the last event.
     ready: VecDeque<BodyPart>,
 }
 
@@ -87,7 +86,6 @@ impl<E: Fn(&SseEvent) -> Vec<MessageText> + Send + Unpin> Body for EditedBody<E>
 pub(crate) enum GatedPart {
     /// Forwarded as it came.
     Through(BodyPart),
-    /// One event, whole.
     Event(BodyPart),
 }
 
@@ -95,7 +93,6 @@ pub(crate) enum GatedPart {
 pub(crate) struct GatedBody<B> {
     source: B,
     gate: EventGate,
-    /// The outputs from the last part of the source.
     ready: VecDeque<GatedPart>,
     share: Option<AnswerShare>,
     /// The share's bytes for the event in the gate.

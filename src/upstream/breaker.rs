@@ -60,7 +60,6 @@ impl AnswerHealth {
     }
 }
 
-/// The circuit breaker of one upstream.
 pub(crate) struct Breaker {
     health: Arc<UpstreamHealth>,
     state: Mutex<BreakerState>,

@@ -187,7 +187,6 @@ fn quoted(text: &str, at: usize) -> Option<(usize, String)> {
     None
 }
 
-/// The end of a run of matching bytes.
 fn run(bytes: &[u8], begin: usize, belongs: impl Fn(u8) -> bool) -> usize {
     bytes[begin..].iter().position(|byte| !belongs(*byte)).map_or(bytes.len(), |length| begin + length)
 }

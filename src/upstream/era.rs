@@ -2,7 +2,7 @@
 //!
 //! An upstream of both eras is used in the client's era. Session clients send `initialize`, which every server with sessions
 //! answers, so no probe precedes it: a `server/discover` would cost each of them a round trip, and hangs on some servers. For a
-//! stateless client only a probe tells whether its requests can be sent as they are: the first client sends `server/discover`,
+//! stateless client only a probe shows whether its requests can be sent as they are: the first client sends `server/discover`,
 //! once for all waiting clients, within a time limit. The verdict is kept until the upstream contradicts it (UPC-22). A stateless
 //! client that can be asked is served in sessions if the server has them ([`question_era`]).
 //!
@@ -47,7 +47,6 @@ pub(super) trait EraDiscovery: Send + Sync {
     async fn discover(&self, credential: &ClientCredential) -> EraAnswer;
 }
 
-/// The result of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EraAnswer {
     Verdict(Era),
@@ -84,7 +83,6 @@ pub fn contradicts(http_status: Option<u16>, error: Option<&RpcError>) -> bool {
     }
 }
 
-/// Whether an error lists a stateless version as supported.
 fn names_stateless(error: &RpcError) -> bool {
     let data = error.data.as_ref().and_then(Object::of);
     let supported: Option<Vec<String>> = data.and_then(|data| data.get("supported")?.read().ok());
@@ -96,7 +94,6 @@ pub(super) fn is_served(version: &str) -> bool {
     ProtocolVersion::advertised_stateless().contains(&version)
 }
 
-/// The known era of one upstream.
 #[derive(Debug)]
 pub(super) struct EraCache {
     fixed: Option<Era>,
@@ -177,7 +174,6 @@ impl EraCache {
             EraAnswer::NoVerdict => EraKnowledge::NoVerdict(Instant::now()),
             EraAnswer::NotLetIn => EraKnowledge::Nothing,
         };
-        // Set once: this is the only place.
         let _ = answered.set(());
     }
 
@@ -191,7 +187,6 @@ impl EraCache {
         }
     }
 
-    /// Records the server's capabilities at 2026-07-28.
     pub(super) fn discovered(&self, capabilities: &Payload) {
         self.questions.lock().discovered(capabilities);
     }

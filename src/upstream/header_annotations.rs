@@ -45,7 +45,6 @@ pub enum HeaderAnnotations {
     Stripped {
         /// The schema without the invalid ones, else verbatim.
         schema: Payload,
-        /// The valid ones.
         kept: Vec<HeaderArgument>,
     },
 }
@@ -131,7 +130,6 @@ impl KeywordContent {
     }
 }
 
-/// An annotation in a schema.
 #[derive(Debug)]
 struct FoundAnnotation {
     /// The text to remove if it breaks the rules.
@@ -143,7 +141,6 @@ struct FoundAnnotation {
 #[derive(Debug)]
 struct SchemaReader<'t> {
     walk: ValueWalk<'t>,
-    /// Names of the enclosing properties.
     path: Vec<Cow<'t, str>>,
     found: Vec<FoundAnnotation>,
 }

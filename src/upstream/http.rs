@@ -55,7 +55,6 @@ use resume_token::CallPosition;
 use stateless::StatelessUpstream;
 pub(crate) use stateless::task_token as stateless_task_token;
 
-/// How long [`Upstream::close`] may take.
 const CLOSE_MAX: Duration = Duration::from_secs(2);
 
 /// The resolved settings of one streamable HTTP upstream.
@@ -111,7 +110,6 @@ impl UpstreamTlsFiles {
 pub struct SessionUpstream {
     link: Arc<UpstreamLink>,
     pool: Arc<SessionPool>,
-    /// The era of the operator's version.
     era: Option<Era>,
     /// The server's protected resource metadata, if it is reached over HTTP.
     metadata: Option<Arc<ResourceMetadata>>,

@@ -7,7 +7,6 @@ use metrics::Histogram;
 
 use crate::metric;
 
-/// The class of an exchange in the metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ExchangeClass {
     Call,

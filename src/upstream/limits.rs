@@ -173,7 +173,8 @@ impl CallPermits {
     ///
     /// Cancel safe: a dropped wait gives its turn to the next.
     ///
-    /// # Errors `QueueFull` if the queue is full, `QueueDeadline` if the wait was too long.
+    /// # Errors
+    /// `QueueFull` if the queue is full, `QueueDeadline` if the wait was too long.
     pub async fn acquire(&self, owner: &Principal, wait_max: Option<Duration>) -> Result<CallPermit, GatewayFault> {
         self.enter(owner)?.permit(wait_max).await
     }
@@ -192,7 +193,8 @@ impl CallPermits {
     /// Waits without limit for a permit for a call of `owner` that an earlier process admitted: it is never refused. The caller
     /// bounds the number of such calls. Cancel safe.
     ///
-    /// # Errors `Internal` by a bug.
+    /// # Errors
+    /// `Internal` by a bug.
     pub async fn acquire_again(&self, owner: &Principal) -> Result<CallPermit, GatewayFault> {
         match self.queue(owner, false) {
             PermitRequest::Taken(turn) => turn.permit(None).await,
@@ -222,7 +224,6 @@ impl CallPermits {
         CallInProgress::new(Arc::clone(&self.0), tool, owner)
     }
 
-    /// How many permits `owner` has.
     pub(crate) fn held_by(&self, owner: &Principal) -> usize {
         self.0.state.lock().held_by(owner)
     }
@@ -252,7 +253,6 @@ impl CallPermits {
     }
 }
 
-/// The result of asking for a permit.
 enum PermitRequest {
     Taken(PermitTurn),
     Full,
@@ -320,7 +320,6 @@ impl CallPermit {
         Self { shared: Arc::clone(shared), owner }
     }
 
-    /// The principal of the permit.
     pub(crate) const fn owner(&self) -> &Principal {
         &self.owner
     }

@@ -64,7 +64,6 @@ impl SessionHeaders {
         OutgoingRequest { credentials: self.clone(), verb: OutgoingMethod::Document, part, forwarded, principal: None }
     }
 
-    /// A DELETE of the session.
     pub(crate) fn delete(&self) -> OutgoingRequest {
         let (part, forwarded) = (RequestScope::UnderWay, ForwardedHeaders::default());
         OutgoingRequest { credentials: self.clone(), verb: OutgoingMethod::Delete, part, forwarded, principal: None }
@@ -124,7 +123,6 @@ impl OutgoingRequest {
         Self { part: RequestScope::UnderWay, ..self }
     }
 
-    /// The same request with the client's headers.
     pub(crate) fn forwarding(self, forwarded: ForwardedHeaders) -> Self {
         Self { forwarded, ..self }
     }
@@ -135,7 +133,6 @@ impl OutgoingRequest {
         self
     }
 
-    /// The client's headers.
     pub(crate) const fn forwarded(&self) -> &ForwardedHeaders {
         &self.forwarded
     }
@@ -145,7 +142,7 @@ impl OutgoingRequest {
         self.credentials.client.is_clients() || self.forwarded.credential().is_clients()
     }
 
-    /// The same request for a principal, if no session names one: what it opens counts for that principal.
+    /// The same request for a principal, if no session names one: its connection counts for that principal.
     pub(crate) fn on_behalf_of(self, principal: Principal) -> Self {
         Self { principal: Some(principal), ..self }
     }
@@ -217,7 +214,6 @@ impl OutgoingRequest {
         }
     }
 
-    /// The session of the request.
     pub(crate) const fn session(&self) -> Option<&HeaderValue> {
         self.credentials.session.as_ref()
     }

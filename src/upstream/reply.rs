@@ -28,7 +28,6 @@ use comment_rate::CommentRate;
 /// Most bytes that are reserved for a response before it has come.
 const RESERVE_MAX: usize = 1024 * 1024;
 
-/// Limits on reading one response.
 #[derive(Clone, Debug)]
 pub(crate) struct ReadLimits {
     pub(crate) bytes_max: usize,
@@ -44,7 +43,6 @@ impl ReadLimits {
         Self { bytes_max, idle: None, share: None }
     }
 
-    /// The limits of a call's responses.
     pub(crate) fn of_call(context: &CallContext) -> Self {
         Self { bytes_max: context.result_bytes_max, idle: context.timeouts.idle, share: context.share.clone() }
     }
@@ -71,7 +69,6 @@ impl ReadLimits {
     }
 }
 
-/// A response with an accepted head.
 #[derive(Debug)]
 #[expect(
     clippy::large_enum_variant,
@@ -264,7 +261,6 @@ pub(crate) fn accepted(response: &Response<AnswerBody>) -> Result<(), GatewayFau
     if response.status().is_success() { Ok(()) } else { Err(status_fault(response)) }
 }
 
-/// The fault of a status other than success.
 pub(crate) fn status_fault<B>(response: &Response<B>) -> GatewayFault {
     fault_of(response.status(), retry_after(response))
 }
@@ -400,7 +396,6 @@ pub(crate) async fn next_part<B: Body<Data = BodyPart, Error = io::Error> + Unpi
     }
 }
 
-/// Reads an event stream.
 #[derive(Debug)]
 pub(crate) struct EventStream<B = AnswerBody> {
     body: B,

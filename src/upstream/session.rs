@@ -80,7 +80,6 @@ impl UpstreamLink {
         }
     }
 
-    /// Counts an unusable message of the upstream.
     pub(crate) fn dropped(&self, reason: &'static str) {
         metric::count_dropped(&self.name, reason);
     }
@@ -161,7 +160,7 @@ impl UpstreamSession {
         })
     }
 
-    /// A session that another process opened. It has no stream of its own and is never ended from here: other calls may still be
+    /// A session that another process opened. It has no own stream and is never ended from here: other calls may still be
     /// resumed in it. For tasks see [`pool::SessionPool::adopt`].
     pub(crate) fn adopted(
         link: &Arc<UpstreamLink>,
@@ -199,7 +198,6 @@ impl UpstreamSession {
         &self.over
     }
 
-    /// Whether there are subscribers for its notifications.
     pub(crate) fn has_subscribers(&self) -> bool {
         self.news.receiver_count() > 0
     }

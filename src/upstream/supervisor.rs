@@ -129,7 +129,6 @@ const fn exactly(max: u64) -> Rlimit {
     Rlimit { current: Some(max), maximum: Some(max) }
 }
 
-/// An event for a supervisor.
 enum SupervisorEvent {
     /// The program has ended; it is not reaped yet, so its group's number is still its own.
     Ended,
@@ -234,7 +233,6 @@ const fn children() -> Vec<Pid> {
     Vec::new()
 }
 
-/// The child processes of this process.
 #[cfg(target_os = "linux")]
 fn children() -> Vec<Pid> {
     use std::fs::{read_dir, read_to_string};

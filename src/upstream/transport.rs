@@ -23,7 +23,6 @@ use crate::task::GatewayFault;
 use detection::TransportDetection;
 use http_client::HttpClient;
 
-/// The transport to one upstream.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "there is one for each upstream")]
 pub(crate) enum Transport {
@@ -42,14 +41,14 @@ pub(crate) trait StreamableAdapter: Send + Sync + fmt::Debug {
     /// future, or the response's body, sends the server nothing. A request of 2026-07-28, which has no session, gets the response
     /// of a server of that version: there dropping cancels the request.
     ///
-    /// # Errors If there is no response; the fault says whether the server may have run the request.
+    /// # Errors
+    /// If there is no response; the fault says whether the server may have run the request.
     async fn send(
         &self,
         outgoing: &OutgoingRequest,
         handed_over: &HandedOver,
     ) -> Result<Response<AnswerBody>, GatewayFault>;
 
-    /// Ends the idle sessions.
     fn end_idle(&self);
 
     /// Ends every session; bounded in time.
@@ -59,7 +58,8 @@ pub(crate) trait StreamableAdapter: Send + Sync + fmt::Debug {
 impl Transport {
     /// Sends a request and waits for the response's head, without a time limit. Dropping the future drops the request.
     ///
-    /// # Errors If there is no response; the fault says whether the request may have arrived. A refusing status is a response.
+    /// # Errors
+    /// If there is no response; the fault says whether the request may have arrived. A refusing status is a response.
     pub(crate) async fn send(
         &self,
         outgoing: &OutgoingRequest,

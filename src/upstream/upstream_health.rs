@@ -219,7 +219,6 @@ impl UpstreamHealth {
         state.last = Some((trouble, SystemClock.now()));
     }
 
-    /// Whether the last response was good.
     pub(crate) fn is_ok(&self) -> bool {
         self.now.load(Ordering::Relaxed) == OK
     }

@@ -25,7 +25,6 @@ impl VersionChoice {
         Self { fixed, agreed: Mutex::new(None) }
     }
 
-    /// The version that the operator fixed.
     pub(crate) const fn fixed(&self) -> Option<ProtocolVersion> {
         self.fixed
     }

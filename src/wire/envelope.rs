@@ -189,7 +189,6 @@ impl<'t> EnvelopeParts<'t> {
         parts
     }
 
-    /// The member `id`, if it may be echoed.
     fn usable_id(&self) -> Option<RequestId> {
         self.id.clone().and_then(|id| RequestId::from_payload(&self.payload(id)))
     }

@@ -134,7 +134,7 @@ impl Member {
     }
 }
 
-/// The positions of an object's members, perhaps among those of other objects of the message.
+/// The positions of an object's members, perhaps among members of the message's other objects.
 #[derive(Clone, Debug)]
 pub(in crate::wire) struct LocatedMembers {
     /// The object's start, counted as the members' positions are.

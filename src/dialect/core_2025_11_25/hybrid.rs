@@ -1,8 +1,8 @@
 //! Serves 2025-11-25 tasks to clients that read handles as results, such as FastMCP 2.14.
 //!
 //! Such a client asks for a task as any other, in sessions of every version, or in `_meta` as SEP-1686 does, but without an id.
-//! It reads the task's id from the `_meta` of a result with `content`; its methods are those of 2025-11-25. The handle here
-//! serves both kinds: a client that knows 2025-11-25 reads `task`, so clients need not be told apart.
+//! It reads the task's id from the `_meta` of a result with `content`; its methods are 2025-11-25's. The handle here
+//! serves both kinds: a client that knows 2025-11-25 reads `task`, so clients need not be distinguished.
 
 use super::{CoreTasks, RequestedTtl, status};
 use crate::dialect::face_dialect::{FaceDialect, TaskCommand, TaskReply};

@@ -61,7 +61,6 @@ const fn wrong(what: &'static str) -> RequestError {
     RequestError::Params(Cow::Borrowed(what))
 }
 
-/// The criteria of one request.
 struct Criteria<'a> {
     direct: &'a Object,
     nested: Option<Object>,
@@ -76,7 +75,6 @@ impl Criteria<'_> {
         value
     }
 
-    /// A list of strings.
     fn texts(&mut self, name: &str, complaint: &'static str) -> Result<Option<Vec<String>>, RequestError> {
         let Some(list) = self.get(name) else { return Ok(None) };
         if !list.as_str().starts_with('[') || list.items().take(LIST_VALUES_MAX + 1).count() > LIST_VALUES_MAX {

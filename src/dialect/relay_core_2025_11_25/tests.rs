@@ -11,7 +11,7 @@ fn object(text: &str) -> Object {
     Object::of(&payload(text)).expect(text)
 }
 
-/// UPC-05, GW-07: only what is declared, and only by a server of this version.
+/// UPC-05, GW-07: only declared support counts, and only in this version.
 #[test]
 fn capabilities_count_where_they_are_present_and_not_false() {
     let both = UpstreamTaskSupport { calls: true, cancel: true };

@@ -15,7 +15,6 @@ use crate::upstream::session::own::SessionLease;
 use crate::upstream::{BeginError, CallContext, Exchange, ResumeToken, ServerFacts, Upstream, UpstreamRequest};
 use crate::wire::Payload;
 
-/// A streamable HTTP server, within one session.
 #[derive(Debug)]
 pub(super) struct ClientSessionUpstream {
     link: Arc<UpstreamLink>,

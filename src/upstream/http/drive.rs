@@ -105,7 +105,6 @@ impl SessionSource {
 #[derive(Debug)]
 pub(super) struct HttpCall {
     pub(super) call: Arc<SessionCall>,
-    /// The session that the call is registered in.
     session: Mutex<Arc<UpstreamSession>>,
     home: SessionSource,
     timeouts: Timeouts,
@@ -174,7 +173,6 @@ impl HttpCall {
         self.session.lock().calls.leave(&self.call);
     }
 
-    /// Runs the call to its last event.
     pub(super) async fn run(self: Arc<Self>, start: CallStart) -> ExchangeEvent {
         let outcome = match start {
             CallStart::Post { message, handed_over } => match self.post(message, &handed_over).await {
@@ -196,7 +194,6 @@ impl HttpCall {
         if matches!(opened, Err(ResponseRefusal::SessionLost)) {
             opened = Box::pin(self.post_anew(&session, message)).await?;
         }
-        // Set once: this is the only place.
         let _ = self.head.set(());
         match opened {
             Ok(AcceptedResponse::Json(body)) => Box::pin(self.read(body, &self.awaited())).await,
@@ -321,7 +318,6 @@ impl HttpCall {
     }
 }
 
-/// The last event of a call with a response.
 pub(super) fn last(answer: RpcResult) -> ExchangeEvent {
     answer.map_or_else(ExchangeEvent::Faulted, ExchangeEvent::Returned)
 }

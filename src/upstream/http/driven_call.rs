@@ -18,7 +18,6 @@ use crate::upstream::{BeginError, ExchangeError, ExchangeEvent};
 /// The future of a call; returns the last event.
 pub(super) type CallFuture = Pin<Box<dyn Future<Output = ExchangeEvent> + Send>>;
 
-/// A call and the queue of its other events.
 pub(super) struct DrivenCall {
     link: Arc<UpstreamLink>,
     queue: mpsc::Receiver<Box<ExchangeEvent>>,

@@ -35,7 +35,6 @@ const CANCEL_TASK_AFTER: Duration = Duration::from_secs(3);
 /// How long a cancel may take in all.
 const CANCEL_MAX: Duration = Duration::from_secs(5);
 
-/// One call over HTTP.
 pub(super) struct HttpExchange {
     http_call: Arc<HttpCall>,
     driven: DrivenCall,

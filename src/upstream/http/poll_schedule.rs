@@ -45,7 +45,6 @@ impl PollSchedule {
         self.last = now;
     }
 
-    /// Records a failed poll.
     pub(super) const fn failed(&mut self, now: Instant) {
         self.failures = self.failures.saturating_add(1);
         self.last = now;

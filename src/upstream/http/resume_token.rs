@@ -55,7 +55,6 @@ pub(super) struct ResumedCall {
     pub(super) request: RequestId,
     pub(super) credentials: SessionHeaders,
     pub(super) at: CallPosition,
-    /// Its open questions.
     pub(super) open: Vec<Payload>,
 }
 

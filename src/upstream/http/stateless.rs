@@ -32,10 +32,8 @@ use crate::upstream::{
 use crate::wire::meta::{META, SERVER_INFO};
 use crate::wire::{Object, Payload, ProtocolVersion, method};
 
-/// Largest response to `server/discover`.
 const DISCOVER_BYTES_MAX: usize = 1024 * 1024;
 
-/// A server of 2026-07-28.
 #[derive(Debug)]
 pub(crate) struct StatelessUpstream {
     link: Arc<UpstreamLink>,

@@ -32,7 +32,6 @@ const HELD_MAX: Duration = Duration::from_secs(5);
 /// The stream that is held open while the upstream has questions.
 type HeldResult<'a> = Option<Pin<Box<dyn Future<Output = Result<RpcResult, GatewayFault>> + Send + 'a>>>;
 
-/// The result of a poll.
 type TaskPollResult = Result<Result<UpstreamTask, RpcError>, GatewayFault>;
 
 /// The first of two events.
@@ -41,7 +40,6 @@ enum TaskFollowEvent {
     Polled(TaskPollResult),
 }
 
-/// One task being followed.
 struct TaskFollower<'a> {
     http_call: &'a HttpCall,
     id: Arc<str>,
@@ -82,7 +80,6 @@ impl HttpCall {
     /// polled at once.
     pub(super) async fn relay(&self, made: Option<UpstreamTask>) -> Result<ExchangeEvent, GatewayFault> {
         if let Some(made) = &made {
-            // Set once: when a task is resumed, or here.
             let _ = self.call.task.set(Arc::clone(&made.id));
         }
         let Some(id) = self.call.task.get().cloned() else { return Err(lost()) };
@@ -261,7 +258,6 @@ impl TaskFollower<'_> {
         self.http_call.call.tell(ExchangeEvent::Subtasks(subtasks)).await;
     }
 
-    /// Records a failed request about the task.
     async fn failed(&mut self, why: TaskRequestError) {
         self.pace.failed(Instant::now());
         if self.http_call.is_watched {

@@ -86,7 +86,6 @@ impl CallsInProgress {
         }
     }
 
-    /// The calls with waiting clients.
     pub(super) fn held(&self) -> Vec<HeldCallEntry> {
         self.records.lock().iter().filter_map(|(_, record)| record.entry()).collect()
     }
@@ -108,7 +107,6 @@ impl CallsInProgress {
 pub struct CallInProgress {
     shared: Arc<CallPermitsInner>,
     prospect: CallProspect,
-    /// Its index among the records.
     index: usize,
     record: Arc<CallRecord>,
 }

@@ -117,7 +117,6 @@ impl CallPermitsState {
         }
     }
 
-    /// Transfers a permit between principals.
     pub(super) fn pass(&mut self, from: &Principal, to: &Principal) {
         self.give_back(from);
         self.taken += 1;

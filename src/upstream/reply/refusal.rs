@@ -25,7 +25,6 @@ const PLAIN_REFUSAL_BYTES_MAX: usize = 256;
 /// The text of early Rust SDKs for an unknown session, under 401.
 const EARLY_RUST_REFUSAL: &[u8] = b"Unauthorized: Session not found";
 
-/// Judges a response with a refusing status.
 pub(super) async fn judge<B: WholeBody>(response: RawResponse<B>, addressee: ErrorAddressee<'_>) -> JudgedResponse<B> {
     use ErrorAddressee::{Alone, Handshake, Passed, PassedInSession};
     let (fault, status) = (fault_of(response.status, response.retry_after), response.status);

@@ -19,7 +19,6 @@ const EVENTS_MAX: usize = 64;
 const OPEN_MAX: usize = 32;
 const ASKED_MAX: usize = 1_000;
 
-/// One call in progress.
 #[derive(Debug)]
 pub(crate) struct SessionCall {
     /// Serves as the progress token too.
@@ -60,7 +59,6 @@ struct QuestionState {
 #[derive(Clone, Debug)]
 pub(crate) enum UpstreamTaskState {
     Never,
-    /// The call asks for it.
     Asked,
     /// It did for another process.
     Made(Arc<str>),
@@ -206,7 +204,6 @@ impl AskedQuestions {
     }
 }
 
-/// The calls of one session.
 #[derive(Debug, Default)]
 pub(crate) struct SessionCalls(Mutex<HashMap<RequestId, Arc<SessionCall>>>);
 
@@ -219,7 +216,6 @@ impl SessionCalls {
         self.0.lock().remove(&call.id);
     }
 
-    /// The call of a progress token.
     pub(crate) fn by_token(&self, token: &Payload) -> Option<Arc<SessionCall>> {
         let id = RequestId::from_payload(token)?;
         self.0.lock().get(&id).cloned()
@@ -243,7 +239,6 @@ impl SessionCalls {
         running.next().filter(|_| running.len() == 0).cloned()
     }
 
-    /// Whether no call runs.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.lock().is_empty()
     }

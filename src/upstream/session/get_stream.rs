@@ -27,7 +27,6 @@ const EVENT_BYTES_MAX: usize = 4 * 1024 * 1024;
 
 /// The result of opening the stream once.
 enum GetStreamResult {
-    /// The upstream has no such stream.
     Refused,
     /// It had one, and no longer knows the session.
     Lost,

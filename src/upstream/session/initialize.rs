@@ -20,7 +20,6 @@ use crate::wire::{Object, ProtocolVersion, RequestId, envelope, method};
 /// How long a handshake may take in all; no tool runs in it. A program that is downloaded before it starts (`npx`, `uvx`) takes
 /// longest; clients wait 60 s.
 pub(super) const HANDSHAKE_MAX: Duration = Duration::from_secs(55);
-/// Largest response to `initialize`.
 const ANSWER_BYTES_MAX: usize = 1024 * 1024;
 /// Longest session id (U39).
 const SESSION_ID_BYTES_MAX: usize = 1024;
@@ -39,7 +38,6 @@ pub(crate) struct SessionOpener<'a> {
 pub(crate) struct AgreedSession {
     pub(crate) session: Option<HeaderValue>,
     pub(crate) version: ProtocolVersion,
-    /// The result of `initialize`.
     pub(crate) result: Object,
 }
 

@@ -17,7 +17,6 @@ use crate::task::{Executed, GatewayFault, Principal, PrincipalLimitTable, Reason
 use crate::upstream::outgoing::SessionHeaders;
 use crate::upstream::{BeginError, ForwardedHeaders};
 
-/// Most sessions at one upstream.
 const SESSIONS_MAX: usize = 1_024;
 /// How long a session without calls is kept.
 const IDLE_MAX: Duration = Duration::from_secs(5 * 60);

@@ -21,7 +21,6 @@ pub(super) const PING_MAX: Duration = Duration::from_secs(5);
 /// Largest response to a `ping`.
 pub(super) const PING_BYTES_MAX: usize = 64 * 1024;
 
-/// The consecutive refusals in one session.
 #[derive(Debug, Default)]
 pub(super) struct SessionRefusals(AtomicU8);
 
@@ -92,7 +91,6 @@ impl Drop for OwedPing<'_> {
     }
 }
 
-/// A `ping` of the gateway.
 pub(super) fn ping() -> (RequestId, Bytes) {
     let id = own_ids::mint();
     let message = envelope::request(&id, method::PING, None);

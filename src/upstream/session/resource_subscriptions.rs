@@ -20,16 +20,13 @@ use crate::upstream::reply::{self, AcceptedResponse, ReadLimits, ResponseRefusal
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Message, RequestId, ScanLimits, envelope, method};
 
-/// Most resources in one session.
 const SUBSCRIPTIONS_MAX: usize = 4_096;
 /// Concurrent requests for one listener.
 const AT_ONCE: usize = 8;
 /// Largest response, which only grants or refuses.
 const ANSWER_BYTES_MAX: usize = 1024 * 1024;
-/// How long one response may take.
 const ANSWER_MAX: Duration = Duration::from_secs(30);
 
-/// The subscriptions of one session.
 #[derive(Debug, Default)]
 pub(super) struct ResourceSubscriptions(Mutex<HashMap<Arc<str>, ResourceSubscription>>);
 

@@ -21,7 +21,6 @@ use crate::wire::{Message, Notification, Object, Payload, Request, RequestId, Rp
 /// The questions that a server may ask a client during a call.
 const QUESTIONS: [&str; 3] = [method::ELICIT, method::SAMPLE, method::ROOTS];
 
-/// The subject of a notification.
 enum NotificationSubject {
     Progress(Payload, Progress),
     Log(Payload),
@@ -114,14 +113,12 @@ impl UpstreamSession {
         }
     }
 
-    /// The call of a task.
     fn of_task(&self, task: &str, matching: CallMatch) -> Option<Arc<SessionCall>> {
         let call = self.calls.by_task(task)?;
         // Another call of this client may have made it.
         (matching != CallMatch::Named || call.task.get().is_some_and(|own| **own == *task)).then_some(call)
     }
 
-    /// The call of a request.
     fn asked_of(&self, request: &Request, matching: CallMatch) -> Option<Arc<SessionCall>> {
         match request.params.object().and_then(relay::related_task) {
             Some(task) => self.of_task(&task, matching),

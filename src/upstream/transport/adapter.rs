@@ -52,7 +52,8 @@ pub(crate) trait MessageTransport: Send + Sync + fmt::Debug {
     /// Opens a fresh connection, without any messages yet, with these headers if it has headers. Bounded in time; dropping the
     /// future leaves nothing behind.
     ///
-    /// # Errors If there is no connection; nothing was sent.
+    /// # Errors
+    /// If there is no connection; nothing was sent.
     async fn open(&self, forwarded: &ForwardedHeaders) -> Result<ConnectionEnds, GatewayFault>;
 
     /// The longest pause before a server that fails repeatedly is tried again.
@@ -61,7 +62,6 @@ pub(crate) trait MessageTransport: Send + Sync + fmt::Debug {
     }
 }
 
-/// The two ends of one connection.
 pub(crate) struct ConnectionEnds {
     pub(crate) sender: Arc<dyn MessageSender>,
     pub(crate) receiver: Box<dyn MessageReceiver>,
@@ -74,15 +74,15 @@ pub(crate) trait MessageSender: Send + Sync + fmt::Debug {
     /// accepted it, if the transport shows that; its response may come before. Dropping the future sends the message whole or not
     /// at all.
     ///
-    /// # Errors If this message cannot be sent; the receiver reports the end of the connection, unless the fault has the status
-    /// 404: then the server no longer knows the session.
+    /// # Errors
+    /// If this message cannot be sent; the receiver reports the end of the connection, unless the fault has the status 404: then
+    /// the server no longer knows the session.
     async fn send(&self, outgoing: &OutgoingRequest, handed_over: &HandedOver) -> Result<(), GatewayFault>;
 
     /// Ends the connection, and the server if it is only this connection's. Returns once that is done; bounded in time.
     async fn close(&self);
 }
 
-/// Receives messages from the server.
 #[async_trait]
 pub(crate) trait MessageReceiver: Send {
     /// The next text: a message or a batch. Cancel safe.
@@ -226,7 +226,6 @@ impl TransportAdapter {
         let (answer, is_result) = session.first(request, outgoing, handed_over).await?;
         let mut response = json(StatusCode::OK, answer);
         if is_result {
-            // Set once: this is the only place.
             let _ = session.origin.set(SessionTemplate::new(request.clone(), outgoing.clone()));
             unless_opened.disarm();
             response.headers_mut().insert(crate::upstream::outgoing::SESSION_ID, session.id().clone());
@@ -296,7 +295,6 @@ impl StreamableAdapter for TransportAdapter {
     }
 }
 
-/// The principal for which a connection is opened.
 fn owner_of(outgoing: &OutgoingRequest) -> Principal {
     outgoing.principal().cloned().unwrap_or_else(Principal::anonymous)
 }

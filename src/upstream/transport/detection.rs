@@ -34,7 +34,8 @@ impl TransportDetection {
 
     /// As [`Transport::send`](super::Transport::send).
     ///
-    /// # Errors As [`Transport::send`](super::Transport::send).
+    /// # Errors
+    /// As [`Transport::send`](super::Transport::send).
     pub(crate) async fn send(
         &self,
         outgoing: &OutgoingRequest,

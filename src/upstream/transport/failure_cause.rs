@@ -25,7 +25,6 @@ pub(crate) fn causes<'a>(failure: &'a (dyn Error + 'static)) -> impl Iterator<It
     })
 }
 
-/// Why a request has no response.
 pub(crate) fn cause(failure: &(dyn Error + 'static)) -> String {
     let mut last = String::new();
     for cause in causes(failure) {

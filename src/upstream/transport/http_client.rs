@@ -83,7 +83,6 @@ pub enum ClientError {
     Proxy(#[from] ProxyError),
 }
 
-/// Connections to one upstream.
 #[derive(Clone, Debug)]
 pub(crate) struct HttpClient {
     uri: Uri,
@@ -136,7 +135,6 @@ impl HttpClient {
         })
     }
 
-    /// The same client with headers on every request.
     pub(crate) fn with_headers(self, own: Vec<(HeaderName, HeaderValue)>) -> Self {
         Self { own: own.into(), ..self }
     }
@@ -173,7 +171,8 @@ impl HttpClient {
 
     /// As [`HttpClient::try_send`], and records the health by the response's head.
     ///
-    /// # Errors As [`HttpClient::try_send`].
+    /// # Errors
+    /// As [`HttpClient::try_send`].
     pub(crate) async fn send(
         &self,
         outgoing: &OutgoingRequest,
@@ -189,7 +188,8 @@ impl HttpClient {
     /// A request that certainly never left is sent again, at most twice, within the connect limit and the retry budget. Dropping
     /// the future drops the request.
     ///
-    /// # Errors If there is no response; at once if the upstream is failing and the request is new.
+    /// # Errors
+    /// If there is no response; at once if the upstream is failing and the request is new.
     pub(crate) async fn try_send(
         &self,
         outgoing: &OutgoingRequest,

@@ -59,7 +59,6 @@ pub(crate) struct SseTransport {
     name: Arc<str>,
     url: Url,
     client: HttpClient,
-    /// Largest event.
     event_bytes_max: usize,
     seen: SseDetected,
     life: TaskScope,
@@ -174,7 +173,6 @@ fn endpoint_of(stream: &Url, data: &[u8]) -> Result<Url, EndpointError> {
     Ok(endpoint)
 }
 
-/// POSTs of one session.
 #[derive(Debug)]
 struct SsePosts {
     client: Arc<HttpClient>,
@@ -207,7 +205,6 @@ impl MessageSender for SsePosts {
     }
 }
 
-/// One POST.
 struct SsePost {
     client: Arc<HttpClient>,
     outgoing: OutgoingRequest,

@@ -327,7 +327,6 @@ async fn keep(mut child: Child, process: Arc<ServerProcess>) {
             }
         },
     };
-    // Set once: this is the only place.
     let _ = process.exit.set(status.ok().and_then(exit_of));
     process.closing.cancel();
     tokio::time::sleep(OUTPUT_MAX).await;

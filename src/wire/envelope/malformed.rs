@@ -48,7 +48,6 @@ pub fn asked_in(text: &[u8]) -> Option<RequestId> {
     only.id
 }
 
-/// Reads one object.
 #[derive(Debug, Default)]
 struct MalformedMessageReader<'t> {
     text: &'t [u8],

@@ -75,7 +75,6 @@ pub struct EventGate {
     blanks: usize,
     /// Whether a line feed that comes next belongs to the preceding carriage return.
     after_return: bool,
-    /// Whether the last event was withheld.
     withheld: bool,
     /// Whether the current event has a field, not only comments.
     has_field: bool,
@@ -280,7 +279,7 @@ impl EventGate {
         }
     }
 
-    /// The first bytes of a stream without those of the mark, of which `seen` bytes have come.
+    /// Removes the byte order mark from a stream's first bytes; `seen` bytes of it came before.
     fn without_mark(&mut self, seen: usize, bytes: &Bytes) -> Bytes {
         let rest = &BYTE_ORDER_MARK[seen..];
         let same = bytes.iter().zip(rest).take_while(|(found, expected)| found == expected).count();

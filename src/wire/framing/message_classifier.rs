@@ -50,7 +50,7 @@ pub struct MessageClassifier {
     expects_method: bool,
     /// Whether the value of `id` comes next.
     expects_id: bool,
-    /// The outcome whose value comes next.
+    /// The outcome member before the next value.
     expects_outcome: Option<OutcomeMember>,
     /// Whether the object `result` is being read.
     in_result: bool,
@@ -73,7 +73,7 @@ pub struct MessageClassifier {
     has_state: bool,
 }
 
-/// A member that says how a request ended.
+/// The envelope member with a request's outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum OutcomeMember {
     Result,
@@ -287,7 +287,7 @@ impl MessageClassifier {
                 self.has_requests |= self.is_escaped || name.eq_ignore_ascii_case(REQUESTS);
                 self.has_state |= self.is_escaped || name.eq_ignore_ascii_case(STATE);
             }
-            // Nobody writes a method with escapes but to hide it.
+            // Escapes in a method only serve to hide it.
             StringRole::Method if self.is_escaped => self.is_asking = true,
             StringRole::Method => {
                 self.is_method = true;
@@ -296,7 +296,7 @@ impl MessageClassifier {
         }
     }
 
-    /// Takes note of a member of the envelope. There are readers for which the case of a name means nothing.
+    /// Records a member of the envelope. Some readers ignore the case of a name.
     fn named(&mut self, name: &[u8]) {
         self.expects_outcome = match () {
             () if name.eq_ignore_ascii_case(b"result") => Some(OutcomeMember::Result),

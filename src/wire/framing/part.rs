@@ -45,7 +45,7 @@ pub struct StreamEvent {
     event: SseEvent,
     /// The bytes to be written, in this order.
     unwritten: [Bytes; 3],
-    /// How much of it stands in front of the event.
+    /// The number of bytes before the event.
     lead: usize,
 }
 

@@ -32,7 +32,6 @@ pub struct SseDecoder {
     gave_ids: bool,
 }
 
-/// The current event.
 #[derive(Debug, Default)]
 struct PartialEvent {
     name: Option<String>,
@@ -109,7 +108,6 @@ impl SseDecoder {
             };
             self.after_return = rest[end] == b'\r';
             rest = &rest[end + 1..];
-            // An empty line ends an event.
             self.in_event &= std::mem::take(&mut self.in_line);
             if !self.failed {
                 events.extend(self.end_line(piece));

@@ -83,7 +83,7 @@ fn fields_are_read_as_the_standard_has_them() {
     check("event: é\ndata: a\n\n", &[named("é")]);
 }
 
-/// U21, and what primes a stream.
+/// U21, and events that prime a stream.
 #[test]
 fn ids_stick_and_unusable_ones_are_ignored() {
     let with_id = |data: &str, id: &str| SseEvent { id: Some(id.to_owned()), ..event(data) };

@@ -145,13 +145,11 @@ impl<'a> ObjectEdit<'a> {
     }
 }
 
-/// A text being edited.
 struct EditedText<'a> {
     source: &'a Bytes,
     /// Unchanged parts of at least this size become separate pieces.
     large: usize,
     pieces: Vec<Bytes>,
-    /// The last piece.
     open: Vec<u8>,
     is_empty: bool,
 }

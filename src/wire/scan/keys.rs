@@ -17,7 +17,6 @@ pub(super) struct OpenKeys<'t> {
     sets: Vec<HashSet<Cow<'t, str>>>,
 }
 
-/// The state of one open object's keys.
 #[derive(Debug)]
 pub(super) struct ObjectKeys {
     /// The index of its first key on the stack.

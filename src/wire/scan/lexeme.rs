@@ -20,7 +20,6 @@ const NEAR: usize = 32;
 /// So many bytes are compared with one branch.
 const BLOCK: usize = 256;
 
-/// A string that was read.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Quoted {
     /// Just past the closing quotation mark.
@@ -33,7 +32,7 @@ pub(super) struct Quoted {
 /// Reads the string with its opening quotation mark at `at`.
 ///
 /// # Errors
-/// `Syntax` for raw control characters, unknown escapes and a missing end, whichever comes first.
+/// `Syntax` at the first raw control character, unknown escape or missing end.
 pub(super) fn string(text: &[u8], at: usize) -> Result<Quoted, ScanError> {
     let start = at + 1;
     let near = &text[start..text.len().min(start + NEAR)];
@@ -99,7 +98,6 @@ pub(in crate::wire) fn needs_no_escape(text: &[u8]) -> bool {
     stop_near::<true>(text) == text.len()
 }
 
-/// The first control character.
 fn control(text: &[u8]) -> Option<usize> {
     // The least byte of a block is found without a branch, many bytes at once.
     let is_clean = |block: &[u8]| block.iter().fold(u8::MAX, |least, &b| least.min(b)) >= 0x20;
@@ -129,7 +127,6 @@ fn stop_near<const CONTROLS: bool>(text: &[u8]) -> usize {
     words.len() * 8 + tail.iter().position(is_stop).unwrap_or(tail.len())
 }
 
-/// An escape that was read.
 #[derive(Clone, Copy, Debug)]
 struct Escape {
     end: usize,
@@ -247,7 +244,6 @@ pub(super) fn number(text: &[u8], at: usize) -> Result<usize, ScanError> {
     Ok(end)
 }
 
-/// Reads one digit or more.
 fn digits(text: &[u8], at: usize) -> Result<usize, ScanError> {
     let rest = text.get(at..).unwrap_or_default();
     match rest.iter().position(|b| !b.is_ascii_digit()).unwrap_or(rest.len()) {

@@ -8,7 +8,6 @@ use super::keys::{ObjectKeys, OpenKeys};
 use super::lexeme::{self, is_whitespace};
 use super::{Member, Members, ObjectOutline, ObjectPlace, ScanError, ScanLimits};
 
-/// One scan in progress.
 #[derive(Debug)]
 pub(super) struct ScanPass<'t> {
     text: &'t str,
@@ -22,7 +21,6 @@ pub(super) struct ScanPass<'t> {
     flaw: Option<ScanError>,
 }
 
-/// An open object or array.
 #[derive(Debug)]
 enum Container {
     Object(OpenObject),
@@ -189,7 +187,7 @@ impl<'t> ScanPass<'t> {
         let quoted = lexeme::string(self.bytes, start)?;
         let is_root = self.open.len() == 1;
         if let Some(at) = quoted.lone {
-            // Two such keys could not be told apart; at the root all keys must be known.
+            // Two such keys could not be distinguished; at the root all keys must be known.
             let error = ScanError::LoneSurrogate { at };
             if is_root {
                 return Err(error);
@@ -249,7 +247,6 @@ impl<'t> ScanPass<'t> {
         Ok(())
     }
 
-    /// Records the first flaw.
     fn note(&mut self, flaw: ScanError) {
         self.flaw.get_or_insert(flaw);
     }

@@ -20,15 +20,12 @@ pub(in crate::upstream::http) const MALFORMED_MAX: u32 = 10;
 /// How long a stream is read after the response.
 const DRAIN_MAX: Duration = Duration::from_secs(1);
 
-/// The response to a request.
 pub(in crate::upstream::http) type RpcResult = Result<Payload, RpcError>;
 
-/// The result of reading a stream.
 pub(in crate::upstream::http) enum StreamEnd {
     Answered(RpcResult),
     /// It ended before the response, in order or not.
     Broke {
-        /// Whether any event came.
         any: bool,
     },
 }

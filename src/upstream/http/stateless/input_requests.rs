@@ -39,7 +39,6 @@ enum InputRequestState {
     Open,
     /// Answered, and not yet accepted by the upstream.
     Answered(Payload),
-    /// Finished.
     Closed,
 }
 
@@ -56,7 +55,7 @@ impl InputRequests {
         self.entries.clear();
     }
 
-    /// Records the open questions of a task that an earlier process followed: each an `ask` of its own.
+    /// Records the open questions of a task that an earlier process followed, by their `ask`.
     pub(super) fn reopen(&mut self, asks: &[Payload]) {
         let names = asks.iter().filter_map(|ask| ask.read::<String>().ok());
         self.earlier.extend(names.filter_map(|name| name.strip_prefix(OF_TASK).map(str::to_owned)));
@@ -129,7 +128,6 @@ impl InputRequests {
         Ok(())
     }
 
-    /// Whether all questions are answered.
     pub(super) fn is_complete(&self) -> bool {
         self.entries.values().all(|entry| !matches!(entry.state, InputRequestState::Open))
     }

@@ -27,7 +27,6 @@ use crate::upstream::{BeginError, NotificationSubscription, SUBSCRIBE_MAX, Serve
 use crate::wire::method;
 use listen_stream::{ListenError, UpstreamListenStream};
 
-/// Most streams at one upstream.
 const SOURCES_MAX: usize = 1_024;
 /// Most resources on one stream; further ones are not granted.
 const RESOURCES_MAX: usize = 4_096;
@@ -71,13 +70,11 @@ struct ListenDemand {
     resources: HashMap<String, usize>,
 }
 
-/// The state of the wishes.
 #[derive(Clone, Debug, Default)]
 struct ListenState {
     /// The filter that the current stream asked for, and the granted part.
     asked: SubscriptionFilter,
     granted: SubscriptionFilter,
-    /// The filter that the server refused.
     refused: SubscriptionFilter,
     /// How many attempts failed, and the last failure.
     failures: u64,
@@ -186,7 +183,6 @@ impl ListenDemand {
         self.lists.retain(|_, count| *count > 0);
     }
 
-    /// The union of all wishes.
     fn wishes(&self) -> SubscriptionFilter {
         let resources = (!self.resources.is_empty()).then(|| self.resources.keys().cloned().collect());
         SubscriptionFilter { lists: self.lists.keys().copied().collect(), resources, tasks: None }

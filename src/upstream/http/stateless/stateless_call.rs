@@ -21,7 +21,6 @@ use crate::wire::{Object, Payload};
 const SILENT_ROUNDS_MAX: u32 = 8;
 const SILENT_PAUSE: Duration = Duration::from_millis(250);
 
-/// Answers to questions, by their `ask`.
 pub(super) type AnswerReceiver = mpsc::Receiver<Box<(Payload, Answer)>>;
 
 pub(super) struct StatelessCall {
@@ -36,7 +35,6 @@ pub(super) struct StatelessCall {
 }
 
 impl StatelessCall {
-    /// Runs a request to its last event.
     pub(super) async fn run(mut self, request: RepeatableRequest, handed_over: HandedOver) -> ExchangeEvent {
         match self.rounds(request, &handed_over).await {
             Ok(result) => ExchangeEvent::Returned(result),
@@ -144,7 +142,6 @@ impl RepeatableRequest {
     }
 }
 
-/// The upstream's task, once there is one.
 #[derive(Clone, Debug, Default)]
 pub(super) struct UpstreamTaskCell(Arc<SetOnce<Arc<str>>>);
 
@@ -153,7 +150,6 @@ impl UpstreamTaskCell {
         self.0.get().cloned()
     }
 
-    /// Waits for the task.
     pub(super) async fn wait(&self) {
         self.0.wait().await;
     }

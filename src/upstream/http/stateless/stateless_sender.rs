@@ -65,10 +65,8 @@ impl AnnotatedTools {
     }
 }
 
-/// Why a request ends without a result.
 #[derive(Clone, Debug)]
 pub(super) enum RequestFailure {
-    /// The upstream's own error.
     Faulted(RpcError),
     Lost(GatewayFault),
 }
@@ -108,7 +106,6 @@ impl DraftRequest {
         matches!(&*self.method, method::TASKS_GET | method::TASKS_UPDATE | method::TASKS_CANCEL) || answers()
     }
 
-    /// The same request with progress wanted.
     pub(super) const fn with_progress(mut self, progress: bool) -> Self {
         self.progress = progress;
         self

@@ -22,7 +22,6 @@ const POLL_MIN: Duration = Duration::from_millis(50);
 const POLL_MAX: Duration = Duration::from_secs(60);
 /// How long one request about a task may take.
 const REQUEST_MAX: Duration = Duration::from_secs(30);
-/// How long cancelling may take.
 const CANCEL_MAX: Duration = Duration::from_secs(5);
 
 /// The token with which another process, or another program with the handle, polls the task. `open` are its known questions.
@@ -69,11 +68,9 @@ async fn asked(line: &StatelessSender, draft: &DraftRequest) -> Result<Payload, 
     })
 }
 
-/// The state of polling one task.
 struct TaskPoller {
     id: Arc<str>,
     interval: Duration,
-    /// Consecutive failed requests.
     failures: u32,
     message: Option<String>,
     /// The last reported status and message, unless a request failed since.
@@ -83,7 +80,7 @@ struct TaskPoller {
 impl StatelessCall {
     /// Polls the task that the upstream made of a call.
     pub(super) async fn follow(&mut self, made: ExtensionTaskHandle) -> Result<Payload, ExchangeEvent> {
-        // A task's keys are unrelated to those of the rounds before it, and the upstream has accepted the answers to these.
+        // A task's keys are unrelated to the keys of earlier rounds, and the upstream has accepted their answers.
         self.questions.of_task();
         self.note_untaken();
         let mut watch = TaskPoller::new(&made.id);

@@ -83,13 +83,11 @@ impl OwnSessions {
         Some(read(&facts))
     }
 
-    /// The current upstream session.
     pub(crate) fn binding(&self, session: &OwnSession) -> SessionBinding {
         let renewed = self.recall(session, |facts| facts.renewed.clone()).flatten();
         renewed.unwrap_or_else(|| session.opened.binding.clone())
     }
 
-    /// The memory of a session, if there is any.
     pub(super) fn memory(&self, session: &OwnSession) -> Option<Arc<SessionMemory>> {
         self.remembered.get(session.opened.nonce)
     }
@@ -104,7 +102,6 @@ impl OwnSessions {
         self.recall(session, |facts| facts.renewed.is_some()).unwrap_or_default()
     }
 
-    /// Remembers a client's change of a preference.
     pub(crate) fn remember(&self, session: &OwnSession, change: PreferenceChange) {
         self.remembered.get_or_default(session.opened.nonce).facts.lock().preferences.change(change);
     }

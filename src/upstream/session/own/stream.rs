@@ -61,18 +61,15 @@ impl Default for SessionStreamReaders {
 
 #[derive(Debug, Default)]
 struct StreamReaderState {
-    /// Streams of the client.
     clients: usize,
     gateway: Option<GatewayReader>,
 }
 
-/// The gateway's stream.
 #[derive(Debug)]
 struct GatewayReader {
     stop: CancellationToken,
     /// Cancelled once it is open, or is known to be unavailable.
     settled: CancellationToken,
-    /// Set once it runs.
     running: Option<JoinHandle<()>>,
 }
 
@@ -85,7 +82,6 @@ impl SessionStreamReaders {
         self.change(nonce, |readers| readers.clients -= 1);
     }
 
-    /// Ends the gateway's turn.
     fn turn_over(&self, nonce: u128) {
         self.change(nonce, |readers| readers.gateway = None);
     }
@@ -182,12 +178,10 @@ pub(crate) enum ResumedStreamKind {
     Another,
 }
 
-/// Why there is no stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StreamRefusal {
     /// The server cannot be reached, or has no session.
     Unreachable,
-    /// It refuses.
     Refused(GatewayFault),
 }
 

@@ -33,7 +33,6 @@ const QUESTIONS_MAX: usize = 64;
 /// Notifications that are kept until the first listener.
 const EARLY_MAX: usize = 16;
 
-/// The sending side of one reader's queue.
 #[derive(Clone, Debug)]
 pub(super) struct MessageQueue {
     sender: mpsc::Sender<io::Result<MessageText>>,
@@ -103,7 +102,6 @@ pub(super) struct ConnectionIdleness {
 /// A request that was registered.
 #[derive(Debug)]
 pub(super) struct EnteredRequest {
-    /// Its messages.
     pub(super) messages: AnswerMessages,
     /// Notified of the first of them.
     pub(super) heard: Arc<Notify>,
@@ -125,7 +123,6 @@ struct CallEntry {
     terms: RequestTerms,
 }
 
-/// The terms of one request.
 #[derive(Debug, Default)]
 pub(super) struct RequestTerms {
     /// The client's names for the request, if the server has others.
@@ -139,7 +136,6 @@ pub(super) struct RequestTerms {
 pub(super) enum RequestStartError {
     IdInUse,
     TooMany,
-    /// The connection is over.
     Over,
 }
 
@@ -238,7 +234,6 @@ impl CallTable {
         self.remove(id).is_some()
     }
 
-    /// Whether the request is in progress.
     pub(super) fn has(&self, id: &RequestId) -> bool {
         self.calls.contains_key(id)
     }

@@ -30,7 +30,6 @@ const IDLE_MAX: Duration = Duration::from_secs(30 * 60);
 /// How often its use is checked.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
-/// The purpose of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ConnectionPurpose {
     /// One session.
@@ -115,7 +114,6 @@ impl AdapterConnection {
 
     /// Starts receiving from the server.
     pub(super) fn start(self: &Arc<Self>, opened: ConnectionEnds, forwarded: ForwardedHeaders) {
-        // Set once: this is the only place.
         let _ = self.forwarded.set(forwarded);
         let _ = self.sender.set(opened.sender);
         self.shared.life.tracker.spawn(Arc::clone(self).run(opened.receiver));
@@ -130,7 +128,6 @@ impl AdapterConnection {
         self.over.cancel();
     }
 
-    /// Waits until the server has ended.
     pub(super) async fn ended(&self) {
         self.ended.cancelled().await;
     }
@@ -354,7 +351,6 @@ impl AdapterConnection {
         let fault = self.hear(&mut *receiver).await;
         // A connection that was ended here has nothing to report.
         if let Some(fault) = fault.filter(|_| !self.is_over()) {
-            // Set once: this is the only place.
             let _ = self.why.set(fault);
             self.shared.backoff.note_end(began.elapsed(), self.has_served.load(Ordering::Relaxed));
             self.shared.health.failed(UpstreamFailure::of(&fault));

@@ -56,7 +56,6 @@ pub(super) fn verbatim(notification: &Notification) -> Bytes {
     envelope::notification(&notification.method, notification.params.object().map(Object::payload))
 }
 
-/// A cancellation of a request.
 pub(super) fn cancelled(id: &RequestId) -> Bytes {
     let params = Payload::of(&serde_json::json!({ "requestId": id, "reason": "nobody waits for it any more" }));
     envelope::notification(method::CANCELLED, Some(&params))

@@ -34,7 +34,6 @@ pub(crate) struct ClientTls {
     pub(crate) identity: Option<Arc<CertifiedKey>>,
 }
 
-/// Connects to one server.
 #[derive(Clone, Debug)]
 pub(super) struct Connector {
     inner: HttpsConnector<RouteConnector>,

@@ -38,7 +38,6 @@ type RequestBody = Box<SinglePieceBody>;
 type Http1Sender = http1::SendRequest<RequestBody>;
 type Http2Sender = http2::SendRequest<RequestBody>;
 
-/// Why a request has no response.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SendError {
     #[error("there is no connection")]
@@ -49,7 +48,6 @@ pub(super) enum SendError {
     TooManyInterim,
 }
 
-/// The connections to one upstream.
 #[derive(Clone, Debug)]
 pub(super) struct ConnectionPool(Arc<Shared>);
 

@@ -69,7 +69,6 @@ pub enum ProxyError {
     Content { path: PathBuf },
 }
 
-/// Why a proxy gave no tunnel.
 #[derive(Debug, thiserror::Error)]
 enum TunnelError {
     #[error("it asks for other credentials (HTTP 407); see `proxy_credentials_file`")]
@@ -125,7 +124,6 @@ pub(super) struct Proxy {
 }
 
 impl Proxy {
-    /// The proxy for an address, if there is one.
     pub(super) fn of(settings: &ProxySettings, to: &Url) -> Result<Option<Self>, ProxyError> {
         match settings {
             ProxySettings::Direct => Ok(None),

@@ -116,7 +116,6 @@ impl SessionCookies {
         Self { by_session, are_given: Arc::default() }
     }
 
-    /// The `Cookie` field of a request in a session.
     pub(super) fn field(&self, session: &HeaderValue, to: &Uri) -> Option<HeaderValue> {
         if !self.are_given.load(Ordering::Relaxed) {
             return None;

@@ -19,7 +19,6 @@ const EVENT_BYTES_MAX: usize = 4 * 1024 * 1024;
 /// Malformed events that one stream tolerates (U19).
 const MALFORMED_MAX: u32 = 10;
 
-/// Why there is no stream.
 #[derive(Debug)]
 pub(super) enum ListenError {
     /// The server does not support it, and would refuse again.
@@ -35,16 +34,13 @@ pub(super) struct UpstreamListenStream {
     id: RequestId,
     events: EventStream,
     malformed: u32,
-    /// The filter that the server has acknowledged.
     pub(super) granted: SubscriptionFilter,
 }
 
-/// The meaning of one event.
 enum ListenEvent {
     /// Nothing for a listener.
     Nothing,
     Notified(Notification),
-    /// The stream ends here.
     End,
 }
 

@@ -1,4 +1,4 @@
-//! Finds the call of a message from a stateless server, whose connection many clients share.
+//! Finds the call of a stateless server's message, on a connection shared by clients.
 //!
 //! Every request has an id of the adapter there, so that clients' ids and tokens never collide. A message that names no request
 //! is dropped: no client owns the connection.

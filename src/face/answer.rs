@@ -1,4 +1,4 @@
-//! Writes answers to clients: which bytes, under which HTTP status (T-19).
+//! Builds responses for clients: bytes and HTTP status (T-19).
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -17,21 +17,21 @@ use crate::wire::envelope::{self, EnvelopeError};
 use crate::wire::framing::BodyPart;
 use crate::wire::{JsonPieces, ProtocolVersion, RequestId, RpcError, ScanError, rpc_error};
 
-/// Seconds after which a refused call may be repeated, where nothing better is known.
+/// The default `Retry-After` of a refused call, in seconds.
 const RETRY_AFTER_SECONDS: u64 = 1;
 
 /// Results from this size on are not copied into their envelope.
 pub(super) const LARGE: usize = 8 * 1024;
 
-/// Marks the answer about a task that is not there, or not this principal's, so that it can be counted.
+/// Marks the response about a task that is missing or another principal's, so that it is counted.
 #[derive(Clone, Copy, Debug)]
 pub struct UnknownTaskMarker;
 
-/// Marks an answer that is a JSON-RPC error, an upstream's or the gateway's own.
+/// Marks a response with a JSON-RPC error of an upstream or of the gateway.
 #[derive(Clone, Copy, Debug)]
 pub struct ErrorAnswerMarker;
 
-/// What every answer to one request shares.
+/// The properties that all responses to one request share.
 #[derive(Clone, Debug)]
 pub struct Addressee {
     pub id: Option<RequestId>,
@@ -40,7 +40,7 @@ pub struct Addressee {
 }
 
 impl Addressee {
-    /// A successful result, as the one type that the client admits.
+    /// A successful result, in the response type that the client accepts.
     #[must_use]
     pub fn result(&self, result: impl Into<JsonPieces>) -> FaceResponse {
         let Some(id) = &self.id else { return accepted() };
@@ -60,7 +60,7 @@ impl Addressee {
         self.message(StatusCode::OK, envelope::result(id, &result))
     }
 
-    /// A refusal of the request itself.
+    /// The refusal of an invalid request.
     #[must_use]
     pub fn complaint(&self, complaint: &RequestError) -> FaceResponse {
         let status = match complaint {
@@ -83,14 +83,13 @@ impl Addressee {
         mark(self.error(status, &complaint.to_error(self.version)), complaint)
     }
 
-    /// A fault of the gateway. Only where nothing was sent upstream is the status one that
-    /// intermediaries repeat by themselves (GW-38).
+    /// A fault of the gateway. Only if nothing was sent upstream has it a status that intermediaries retry by themselves (GW-38).
     #[must_use]
     pub fn fault(&self, fault: &GatewayFault) -> FaceResponse {
         self.fault_in_words(fault, &gateway_error(fault))
     }
 
-    /// The same with its own texts.
+    /// As [`Self::fault`], with its own texts.
     pub(super) fn fault_in_words(&self, fault: &GatewayFault, error: &RpcError) -> FaceResponse {
         if fault.executed != Executed::No {
             return self.error(StatusCode::OK, error);
@@ -111,7 +110,7 @@ impl Addressee {
         response
     }
 
-    /// 429 for a request that came too often.
+    /// 429 for a request above its rate.
     #[must_use]
     pub(super) fn too_often(&self, refusal: &RateRefusal) -> FaceResponse {
         let mut response = self.error(StatusCode::TOO_MANY_REQUESTS, &rate_error(refusal));
@@ -119,7 +118,7 @@ impl Addressee {
         response
     }
 
-    /// An error object under a status that somebody else chose.
+    /// An error object under a given status.
     #[must_use]
     pub fn error(&self, status: StatusCode, error: &RpcError) -> FaceResponse {
         let mut response = self.message(status, envelope::error(self.id.as_ref(), error));
@@ -139,7 +138,7 @@ impl Addressee {
     }
 }
 
-/// Whether the same request has a chance in a moment, without anybody doing anything about it.
+/// Whether the same request may succeed shortly without any change.
 fn may_pass(fault: &GatewayFault) -> bool {
     let is_passing = |status| status >= 500 || status == StatusCode::TOO_MANY_REQUESTS.as_u16();
     if fault.reason == Reason::UpstreamHttpStatus {
@@ -148,26 +147,26 @@ fn may_pass(fault: &GatewayFault) -> bool {
     !matches!(fault.reason, Reason::UpstreamAuth | Reason::UpstreamRedirect)
 }
 
-/// Marks an answer about a task that is not there.
+/// Marks a response about a missing task.
 #[must_use]
 pub(super) fn mark(response: FaceResponse, complaint: &RequestError) -> FaceResponse {
     if *complaint == RequestError::UnknownTask { missed(response) } else { response }
 }
 
-/// The same where the answer does not say so.
+/// Marks a response that does not show the missing task itself.
 #[must_use]
 pub(super) fn missed(mut response: FaceResponse) -> FaceResponse {
     response.extensions_mut().insert(UnknownTaskMarker);
     response
 }
 
-/// In whole seconds, rounded up: whoever comes back then is served.
+/// In whole seconds, rounded up, so that the retry succeeds.
 fn retry_after(wait: Option<Duration>) -> HeaderValue {
     let seconds = wait.map_or(RETRY_AFTER_SECONDS, |wait| wait.as_secs() + u64::from(wait.subsec_nanos() > 0));
     HeaderValue::from(seconds.max(1))
 }
 
-/// 429 for what would hold too much, and has no id that an error could name.
+/// 429 for a request without id that would hold too much.
 #[must_use]
 pub fn too_many(fault: &GatewayFault) -> FaceResponse {
     let mut response = bare(StatusCode::TOO_MANY_REQUESTS);
@@ -175,7 +174,7 @@ pub fn too_many(fault: &GatewayFault) -> FaceResponse {
     response
 }
 
-/// 429 for what came too often, and has no id.
+/// 429 for a message without id above its rate.
 #[must_use]
 pub(super) fn too_often(refusal: &RateRefusal) -> FaceResponse {
     Addressee { id: None, version: ProtocolVersion::NEWEST_SESSION, accepted: AcceptedTypes::Json }.too_often(refusal)
@@ -187,7 +186,7 @@ fn json(body: ResponseBody) -> FaceResponse {
     response
 }
 
-/// The head of an event stream: never buffered, never cached.
+/// The response head of an event stream: never buffered, never cached.
 #[must_use]
 pub fn event_stream(body: ResponseBody) -> FaceResponse {
     let mut response = FaceResponse::new(body);
@@ -198,13 +197,13 @@ pub fn event_stream(body: ResponseBody) -> FaceResponse {
     response
 }
 
-/// 202 without a body: a notification was taken.
+/// 202 without a body, for a notification.
 #[must_use]
 pub fn accepted() -> FaceResponse {
     bare(StatusCode::ACCEPTED)
 }
 
-/// A status alone.
+/// A response with a status only.
 #[must_use]
 pub fn bare(status: StatusCode) -> FaceResponse {
     let mut response = FaceResponse::new(empty_body());
@@ -212,8 +211,7 @@ pub fn bare(status: StatusCode) -> FaceResponse {
     response
 }
 
-/// A refusal by its status, with one sentence for whoever looks at it: an error without an id, as no request was read.
-/// The sentence holds nothing of the client's.
+/// A refusal with one sentence for people: an error without id, since no request was read. Contains no text from the client.
 #[must_use]
 pub fn refused(status: StatusCode, code: i64, sentence: &str) -> FaceResponse {
     let mut response = json(full_body(envelope::error(None, &RpcError::new(code, sentence))));
@@ -221,7 +219,7 @@ pub fn refused(status: StatusCode, code: i64, sentence: &str) -> FaceResponse {
     response
 }
 
-/// 405 for what only a POST can do here (MOD-01, B53).
+/// 405 for a path that accepts only POST (MOD-01, B53).
 #[must_use]
 pub fn only_post() -> FaceResponse {
     const SENTENCE: &str = "This address is for MCP clients, which send POST requests; a browser sees nothing here";
@@ -230,7 +228,7 @@ pub fn only_post() -> FaceResponse {
     response
 }
 
-/// What a body that is no message is answered with, and the id where it may be echoed (B78 to B95).
+/// The error for an unreadable body, and the id if it may be echoed (B78 to B95).
 pub(super) fn unreadable(error: EnvelopeError) -> (Option<RequestId>, RequestError) {
     match error {
         EnvelopeError::Scan { error, id } => {
@@ -252,7 +250,7 @@ pub(super) fn unreadable(error: EnvelopeError) -> (Option<RequestId>, RequestErr
     }
 }
 
-/// Who an answer of our own to a session client is for.
+/// The addressee of the gateway's response to a session client.
 pub(super) fn addressee(id: Option<&RequestId>, accepted: AcceptedTypes) -> Addressee {
     Addressee { id: id.cloned(), version: ProtocolVersion::NEWEST_SESSION, accepted }
 }

@@ -1,4 +1,4 @@
-//! Compares the headers of a call with the arguments that they repeat (`x-mcp-header`, MOD-06, T-74).
+//! Compares a call's headers with the arguments that they repeat (`x-mcp-header`, MOD-06, T-74).
 
 use std::borrow::Cow;
 
@@ -9,11 +9,9 @@ use crate::dialect::RequestError;
 use crate::upstream::header_annotations::HeaderArgument;
 use crate::wire::Object;
 
-/// Compares a call's headers with its arguments (MOD-06, MOD-07, B116). Headers that no annotation
-/// names are nobody's business (B76).
+/// Compares a call's headers with its arguments (MOD-06, MOD-07, B116). Headers without an annotation are ignored (B76).
 ///
-/// # Errors
-/// [`RequestError::Header`] or [`RequestError::Params`] that names the header.
+/// # Errors [`RequestError::Header`] or [`RequestError::Params`] that names the header.
 pub fn check(mirrored: &[HeaderArgument], all: &HeaderMap, arguments: Option<&Object>) -> Result<(), RequestError> {
     for one in mirrored {
         let complain = |what: &str| RequestError::Header(Cow::Owned(format!("{} {what}", one.header)));
@@ -27,7 +25,7 @@ pub fn check(mirrored: &[HeaderArgument], all: &HeaderMap, arguments: Option<&Ob
                 if !one.agrees(&header, &argument) {
                     return Err(complain("differs from its argument"));
                 }
-                // Another server may take the text to end there (B81).
+                // Another server may end the text there (B81).
                 if header.contains('\0') {
                     let what = format!("the argument of {} holds a null character", one.header);
                     return Err(RequestError::Params(Cow::Owned(what)));

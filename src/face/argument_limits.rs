@@ -1,4 +1,4 @@
-//! Checks that the arguments of a call are small enough for their tool, and lists in them short enough.
+//! Checks a call's arguments against their tool's size limits.
 
 use std::borrow::Cow;
 
@@ -8,11 +8,10 @@ use crate::task::ToolRules;
 use crate::wire::envelope::Request;
 use crate::wire::{Object, method};
 
-/// Compares the arguments, as they are written, with what the operator allows; and a list that its elements are called by
-/// one by one.
+/// Compares the size of the arguments' text with the tool's limit, and the length of the list by whose elements the call is
+/// split.
 ///
-/// # Errors
-/// [`RequestError::Params`] that names the member.
+/// # Errors [`RequestError::Params`] that names the member.
 pub(super) fn check(rules: &ToolRules, tool: &str, params: &Object) -> Result<(), RequestError> {
     let policy = rules.rule(tool);
     if let Some(rule) = &policy.split
@@ -32,10 +31,9 @@ pub(super) fn check(rules: &ToolRules, tool: &str, params: &Object) -> Result<()
     }
 }
 
-/// The same for a request, if it is a call. One of which nobody can tell the tool is refused elsewhere.
+/// As [`check`], for any request. A call without a tool's name is refused elsewhere.
 ///
-/// # Errors
-/// As [`check`].
+/// # Errors As [`check`].
 pub(super) fn check_call(rules: &ToolRules, request: &Request) -> Result<(), RequestError> {
     let params = request.params.object().filter(|_| request.method == method::TOOLS_CALL);
     match params.and_then(|params| Some((params.get_str("name")?, params))) {

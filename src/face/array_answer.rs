@@ -1,5 +1,7 @@
-//! Answers an array of messages in JSON. While answers are small the array is written once all are there, in the order of their
-//! requests; from the first large one on each leaves as it comes, so that few of them are in memory.
+//! Responds to a batch of messages with a JSON array.
+//!
+//! Small responses are collected and written in the order of their requests. From the first large one on each is sent when it is
+//! ready, so that few of them are in memory.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -16,10 +18,10 @@ use super::answer::accepted;
 use super::http::{FaceResponse, joined_body};
 use crate::wire::framing::BodyPart;
 
-/// So many bytes of answers wait for those before them.
+/// The most bytes that wait for earlier responses.
 pub(super) const WAITING_MAX: usize = 256 << 10;
 
-/// Runs `answers` side by side, and responds with the array of their results; a notification adds nothing to it.
+/// Runs `answers` concurrently, and responds with the array of their results; a notification adds none.
 pub(super) async fn respond<A>(answers: impl IntoIterator<Item = A>) -> FaceResponse
 where
     A: Future<Output = Option<Bytes>> + Send + 'static,

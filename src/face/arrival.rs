@@ -1,8 +1,7 @@
-//! Tells whether a request is carried out although its client left.
+//! Decides whether a request continues after its client has disconnected.
 //!
-//! hyper drops the future of a request as soon as it sees that the client is gone, perhaps before it was polled. A notification,
-//! an answer, a cancel or the end of a session is carried out all the same; a call ends with its client, unless it has an
-//! idempotency key.
+//! hyper drops a request's future as soon as it sees the disconnect, perhaps before the first poll. A notification, a response, a
+//! cancel or the end of a session is processed regardless; a call ends with its client, unless it has an idempotency key.
 
 use std::sync::Arc;
 
@@ -12,28 +11,28 @@ use parking_lot::Mutex;
 use super::idempotency_key;
 use crate::wire::{Message, method};
 
-/// Whether the client of a request is there, and whether the request needs it. Clones are one.
+/// Whether a request's client is connected, and whether the request needs it. Clones share state.
 #[derive(Clone, Debug, Default)]
 pub struct Arrival(Arc<Mutex<ArrivalState>>);
 
-/// In the order in which one prevails over others.
+/// A later state prevails over an earlier one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 enum ArrivalState {
-    /// The message is not read yet.
+    /// The message has not been read.
     #[default]
     Unread,
-    /// The message is not read yet, and the client has left.
+    /// The message has not been read, and the client has disconnected.
     Left,
-    /// It ends with its client.
+    /// The request ends with its client.
     EndsWithClient,
-    /// It is carried out to its end.
+    /// The request is processed to its end.
     OutlivesClient,
-    /// The same, since it has an idempotency key.
+    /// As `OutlivesClient`, because of an idempotency key.
     HasKey,
 }
 
 impl Arrival {
-    /// The arrival of a request with this head.
+    /// The initial state of a request with this head.
     #[must_use]
     pub fn of(method: &Method, headers: &HeaderMap) -> Self {
         let state = match *method {
@@ -45,7 +44,7 @@ impl Arrival {
         Self(Arc::new(Mutex::new(state)))
     }
 
-    /// Notes which messages a request has. Whether the request is to be carried out.
+    /// Records the messages of a request. Returns whether to process it.
     #[must_use]
     pub fn is_wanted<'m>(&self, messages: impl IntoIterator<Item = &'m Message>, headers: &HeaderMap) -> bool {
         let state = &mut *self.0.lock();
@@ -60,18 +59,18 @@ impl Arrival {
         }
     }
 
-    /// Whether a message of the request is a call with an idempotency key, or its head has such a key.
+    /// Whether the request's head or a call in it has an idempotency key.
     pub(super) fn has_key(&self) -> bool {
         matches!(*self.0.lock(), ArrivalState::HasKey)
     }
 
-    /// Whether the client left before its message was read.
+    /// Whether the client disconnected before its message was read.
     #[must_use]
     pub fn has_left(&self) -> bool {
         matches!(*self.0.lock(), ArrivalState::Left)
     }
 
-    /// Notes that the client has left. Whether the request goes on.
+    /// Records the disconnect. Returns whether the request continues.
     #[must_use]
     pub fn leave(&self) -> bool {
         let state = &mut *self.0.lock();

@@ -1,7 +1,7 @@
-//! Shows a call to the client that waits for it: messages before the answer, signs of life, and the answer.
+//! Responds with a call's messages, life signs and result.
 //!
-//! Whoever follows a call, or anything else that a client hears of on a stream, implements `CallMessages`. `respond`
-//! answers in one piece where the answer comes first, and as an event stream from the first message or sign of life on.
+//! A module that follows a call, or another source of messages for a client, implements `CallMessages`. `respond` sends one
+//! response if the result comes first, and an event stream from the first message or life sign on.
 
 pub mod engine_call;
 pub mod progress;
@@ -23,37 +23,36 @@ use crate::wire::framing::BodyPart;
 use request_answer::{RequestAnswer, unanswered};
 use silence::Silence;
 
-/// What a client is told next.
+/// The next item for a client.
 pub(super) enum CallMessage {
-    /// Progress, a log message, a question or the like. To a stream they are all alike.
+    /// Progress, a log message, a question or the like; a stream treats them alike.
     Event(BodyPart),
-    /// The last of all.
+    /// The result; nothing follows.
     Answer(RequestAnswer),
 }
 
 impl CallMessage {
-    /// A message before the answer.
+    /// A message before the result.
     pub(super) fn event(message: Bytes) -> Self {
         Self::Event(BodyPart::message(message))
     }
 }
 
-/// What one client is told, in order. Dropping it means that the client left.
+/// The messages for one client, in order. Dropping it means that the client disconnected.
 pub(super) trait CallMessages: Send + 'static {
-    /// Whether silence shows signs of life. What comes out of a replay buffer holds its own.
+    /// Whether silence causes life signs. A replay buffer contains its own.
     const IS_SIGNED: bool = true;
 
-    /// The next message; `None` where nothing follows, not even an answer. Cancel safe.
+    /// The next message; `None` if nothing follows, not even a result. Cancel safe.
     fn next(&mut self) -> impl Future<Output = Option<CallMessage>> + Send;
 
-    /// What breaks a silence.
+    /// The next life sign.
     fn sign(&mut self) -> impl Future<Output = BodyPart> + Send {
         std::future::ready(BodyPart::comment())
     }
 }
 
-/// Answers as soon as there is an answer, or begins an event stream where something comes before it and the client takes
-/// one.
+/// Responds with the result if it comes first, otherwise with an event stream if the client accepts one.
 pub(super) async fn respond(mut messages: impl CallMessages, addressee: Addressee) -> FaceResponse {
     let takes_stream = addressee.accepted.takes_stream();
     let silence = Silence::begin();
@@ -73,7 +72,7 @@ pub(super) async fn respond(mut messages: impl CallMessages, addressee: Addresse
     event_stream(stream(messages, addressee, Some(first)))
 }
 
-/// A stream whose head is given: `first`, if anything, and what follows, the answer last.
+/// The body of a stream with a sent head: `first`, if any, the following messages, and the result.
 pub(super) fn stream(messages: impl CallMessages, addressee: Addressee, first: Option<BodyPart>) -> ResponseBody {
     let stream =
         MessageStream { left: StreamRemainder::Messages(messages), addressee, first, silence: Silence::begin() };
@@ -88,7 +87,7 @@ struct MessageStream<M> {
     silence: Silence,
 }
 
-/// What is left of a stream.
+/// The rest of a stream.
 enum StreamRemainder<M> {
     Messages(M),
     Answer(ResponseBody),

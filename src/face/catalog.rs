@@ -1,8 +1,7 @@
-//! The tools of one upstream as its clients see them: fetched, rewritten once, kept for a moment.
+//! Fetches, rewrites and caches the tool lists of one upstream.
 //!
-//! Clients list tools before every other call, and each `tools/call` is checked against the list it came
-//! from (T-72), so this must be cheap. What is kept can be fetched again; it is kept per principal and
-//! capabilities, and never shown to others (MOD-15, UPC-23).
+//! Clients list tools before every other call, and each `tools/call` is checked against its list (T-72), so this must be cheap.
+//! Lists are cached per principal and client capabilities, and never shown to another principal (MOD-15, UPC-23).
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -32,38 +31,37 @@ use crate::upstream::{
 use crate::wire::object::ObjectWriter;
 use crate::wire::{ListEnd, ListPages, Object, PagedList, Payload, RpcError, method, rpc_error};
 
-/// How long a list is believed without asking again; a `list_changed` ends that at once.
+/// How long a list is fresh; a `list_changed` ends that at once.
 const FRESH_FOR: Duration = Duration::from_secs(5);
 
-/// A list that nobody asked for this long is let go, and with it its ear to the upstream's session.
+/// A list that was unused for this long is dropped, with its subscription to the upstream's session.
 const KEPT_FOR: Duration = Duration::from_secs(60);
 
-/// A list this young is not fetched again for a name that it lacks.
+/// A list younger than this is not fetched again for a missing name.
 pub(super) const MISS_AFTER: Duration = Duration::from_secs(1);
 
-/// The longest that fetching all pages may take.
+/// The time limit for fetching all pages.
 const FETCH_MAX: Duration = Duration::from_secs(60);
 
-/// Bounds of one list (U35): beyond them it is cut off. A page is bounded by what is kept of any result.
+/// Limits of one list (U35): beyond them it is truncated. A page has the limit of any result.
 pub(super) const PAGES_MAX: usize = 200;
 pub(super) const TOOLS_MAX: usize = 10_000;
 pub(super) const BYTES_MAX: usize = 32 << 20;
 
-/// Lists kept at a time.
+/// The most cached lists.
 const LISTS_MAX: u64 = 1_000;
 
-/// A whole list that nobody asked for this long is not served in place of one that is cut off.
+/// After this time without use, a complete list no longer replaces a truncated one.
 const WHOLE_KEPT_FOR: Duration = Duration::from_secs(60 * 60);
 
-/// The tool lists of one upstream.
 #[derive(Debug)]
 pub struct Catalog {
     upstream: Arc<dyn Upstream>,
     peer: Arc<dyn UpstreamDialect>,
-    /// Is shown each page.
+    /// Receives each page.
     unmatched_rules: Option<Arc<UnmatchedRules>>,
     lists: moka::future::Cache<ListKey, Arc<ToolList>>,
-    /// The last list of each kind that was not cut off. It holds no session.
+    /// The last complete list of each key. It holds no session.
     whole: moka::future::Cache<ListKey, Arc<PublishedTools>>,
     cut_off: GaugeShare,
     circular: CircularLists,
@@ -71,12 +69,12 @@ pub struct Catalog {
 
 type ListKey = (Principal, ClientCredential, Payload);
 
-/// What a server shows may differ with who asks, by whatever it knows them.
+/// A server may show each client another list, by any property that it knows.
 fn list_key(context: &CallContext) -> ListKey {
     (context.principal.clone(), context.forwarded.credential(), context.client.capabilities.clone())
 }
 
-/// One list as it was published.
+/// One published list.
 #[derive(Debug)]
 pub struct ToolList {
     published: Arc<PublishedTools>,
@@ -84,25 +82,25 @@ pub struct ToolList {
     changes: Mutex<broadcast::Receiver<(Arc<str>, Option<Payload>)>>,
 }
 
-/// What clients see of a list, and what their calls are checked against.
+/// The list for clients, and the data to check their calls.
 #[derive(Debug)]
 struct PublishedTools {
     result: Payload,
     tools: HashMap<String, ListedTool>,
 }
 
-/// What the calls of one tool are checked against.
+/// The data to check the calls of one tool.
 #[derive(Debug)]
 pub struct ListedTool {
-    /// The arguments that it wants repeated in headers.
+    /// The arguments to repeat in headers.
     pub mirrored: Vec<HeaderArgument>,
-    /// Whether the upstream makes tasks of its own of its calls.
+    /// Whether the upstream makes its own tasks of its calls.
     pub task_support: ToolTaskSupport,
-    /// Whether its annotations say that calling it again does no harm. Hints of the upstream's.
+    /// Whether its annotations, which are hints, declare it safe to repeat.
     pub is_repeatable: bool,
 }
 
-/// A tool that no list names, and that its server may have.
+/// A tool that no list contains, but its server may have.
 static UNLISTED: ListedTool =
     ListedTool { mirrored: Vec::new(), task_support: ToolTaskSupport::Forbidden, is_repeatable: false };
 
@@ -113,13 +111,14 @@ impl ToolList {
         &self.published.result
     }
 
-    /// What the calls of a tool are checked against; `None` if there is no such tool.
+    /// The data to check calls of a tool; `None` for an unknown one.
     #[must_use]
     pub fn tool(&self, name: &str) -> Option<&ListedTool> {
         self.published.tools.get(name)
     }
 
-    /// The same for a call. The server knows its tools best, unless a spelling of a hidden tool's name must not reach it.
+    /// As [`Self::tool`], for a call. An unlisted tool is left to the server, unless that could reach a hidden tool by another
+    /// spelling.
     #[must_use]
     pub fn tool_to_call(&self, name: &str, hides_some: bool) -> Option<&ListedTool> {
         self.tool(name).or_else(|| (!hides_some).then_some(&UNLISTED))
@@ -129,14 +128,14 @@ impl ToolList {
         self.fetched_at.elapsed() < FRESH_FOR && !self.heard_of_change()
     }
 
-    /// Whether the upstream has said since that its tools changed, or so much that it was missed.
+    /// Whether the upstream has reported a change of its tools since, or the receiver lagged.
     fn heard_of_change(&self) -> bool {
         let mut changes = self.changes.lock();
         loop {
             match changes.try_recv() {
                 Ok((notification, _)) if &*notification == method::TOOLS_CHANGED => return true,
                 Ok(_) => (),
-                // Too much was said, or the session that it was said in is gone: nobody knows what has changed.
+                // Messages were lost, or their session is gone: the tools may have changed.
                 Err(broadcast::error::TryRecvError::Lagged(_) | broadcast::error::TryRecvError::Closed) => return true,
                 Err(broadcast::error::TryRecvError::Empty) => return false,
             }
@@ -144,7 +143,6 @@ impl ToolList {
     }
 }
 
-/// Why there is no list.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum CatalogError {
     #[error("the upstream gave no tool list: {}", reason_key(.0.reason))]
@@ -170,14 +168,14 @@ impl Catalog {
         }
     }
 
-    /// The same, where these rules are to be compared with the lists.
+    /// Compares these rules with every list.
     #[must_use]
     pub fn compared_with(self, rules: &Arc<UnmatchedRules>) -> Self {
         Self { unmatched_rules: Some(Arc::clone(rules)), ..self }
     }
 
-    /// Lets go of what nobody asks for any more, until told to stop. The cache does that only when it is
-    /// used, and a list that is kept keeps an upstream session from being idle.
+    /// Drops unused lists, until stopped. The cache does that only when it is used, and a cached list keeps an upstream session
+    /// from becoming idle.
     pub async fn keep_tidy(&self, stop: &CancellationToken) {
         while stop.run_until_cancelled(tokio::time::sleep(KEPT_FOR)).await.is_some() {
             self.lists.run_pending_tasks().await;
@@ -185,10 +183,9 @@ impl Catalog {
         }
     }
 
-    /// The list for one client. Many who ask at once share one fetch.
+    /// The list for one client. Concurrent requests share one fetch.
     ///
-    /// # Errors
-    /// If the upstream does not give one; nothing else was sent by then.
+    /// # Errors If the upstream returns none; nothing else was sent by then.
     pub async fn list(&self, context: &CallContext) -> Result<Arc<ToolList>, CatalogError> {
         let key = list_key(context);
         if let Some(list) = self.lists.get(&key).await {
@@ -204,10 +201,9 @@ impl Catalog {
         self.lists.try_get_with(key, fetch).await.map_err(|shared| (*shared).clone())
     }
 
-    /// The list that has this tool, asked for again if the one at hand lacks it.
+    /// The list with this tool, fetched again if the cached one lacks it.
     ///
-    /// # Errors
-    /// As [`Catalog::list`].
+    /// # Errors As [`Catalog::list`].
     pub async fn list_with(&self, tool: &str, context: &CallContext) -> Result<Arc<ToolList>, CatalogError> {
         let list = self.list(context).await?;
         if list.tool(tool).is_some() || list.fetched_at.elapsed() < MISS_AFTER {
@@ -219,7 +215,7 @@ impl Catalog {
     }
 
     async fn fetch(&self, context: &CallContext) -> Result<Arc<ToolList>, CatalogError> {
-        // Heard from before the first page on, so that no change falls between.
+        // Subscribed before the first page, so that no change is missed in between.
         let changes = self.upstream.notifications(context).await.map_err(from_begin)?;
         let key = list_key(context);
         let pages = self.pages(context).await?;
@@ -233,21 +229,21 @@ impl Catalog {
             }
             ToolListPages { first, tools, is_whole: false, .. } => {
                 self.mark(true, tools.len());
-                // What was whole says more than what is not.
+                // The complete list has more tools than the truncated one.
                 self.whole.get(&key).await.unwrap_or_else(|| Arc::new(publish(&first, &tools)))
             }
         };
         Ok(Arc::new(ToolList { published, fetched_at: Instant::now(), changes: Mutex::new(changes) }))
     }
 
-    /// Reads page after page, as far as the bounds let it.
+    /// Reads page after page, within the limits.
     async fn pages(&self, context: &CallContext) -> Result<ToolListPages, CatalogError> {
         let (mut tools, mut bytes, mut first) = (Vec::new(), 0, None);
         let mut pages = ListPages::new(PagedList::Tools, PAGES_MAX);
         while pages.end().is_none() && tools.len() < TOOLS_MAX && bytes < BYTES_MAX {
             let page = match self.page(pages.params(), context).await {
                 Ok(page) => page,
-                // Of a page that is too large nothing can be told.
+                // Nothing is known of a page that is too large.
                 Err(CatalogError::Gateway(GatewayFault { reason: Reason::ResultTooLarge, .. })) => {
                     let first = first.map_or_else(empty_list, Ok)?;
                     return Ok(ToolListPages { first, tools, is_whole: false, end: None });
@@ -268,17 +264,16 @@ impl Catalog {
         Ok(ToolListPages { first, tools, is_whole, end: pages.end() })
     }
 
-    /// The names of all tools, asked for anew, and whether these are all of them. Nothing of it is kept.
+    /// Fetches the names of all tools, and whether the list is complete. Nothing is cached.
     ///
-    /// # Errors
-    /// If the upstream does not give a list.
+    /// # Errors If the upstream returns no list.
     pub async fn names(&self, context: &CallContext) -> Result<(Vec<String>, bool), CatalogError> {
         let ToolListPages { tools, is_whole, .. } = self.pages(context).await?;
         let names = tools.iter().filter_map(|tool| Object::of(tool)?.get_string("name")).collect();
         Ok((names, is_whole))
     }
 
-    /// Tells operators whether the upstream's list is more than is taken, when that changes.
+    /// Reports to operators when the upstream's list begins or ceases to exceed the limits.
     fn mark(&self, is_cut_off: bool, tools: usize) {
         if !self.cut_off.set(u32::from(is_cut_off)) {
             return;
@@ -310,9 +305,9 @@ impl Catalog {
                     return empty_list();
                 }
                 ExchangeEvent::Faulted(error) => return Err(CatalogError::Upstream(error)),
-                // Not a task, so this is nothing that an upstream can say.
+                // No task, so an upstream cannot send this.
                 ExchangeEvent::Cancelled => return Err(CatalogError::Gateway(MALFORMED)),
-                // Listing tools has no side effect, so a repetition is always safe.
+                // Listing tools has no side effect, so repeating it is always safe.
                 ExchangeEvent::Lost(ExchangeError(fault)) => {
                     return Err(CatalogError::Gateway(GatewayFault { executed: Executed::No, ..fault }));
                 }
@@ -335,9 +330,9 @@ impl Catalog {
     }
 }
 
-/// What was read of a list.
+/// The pages of a list.
 struct ToolListPages {
-    /// Its other members are those of the whole.
+    /// Its other members are used for the whole list.
     first: Object,
     tools: Vec<Payload>,
     is_whole: bool,
@@ -364,13 +359,13 @@ fn items(array: &Payload) -> Option<Vec<Payload>> {
     Some(raw.into_iter().map(Payload::of).collect())
 }
 
-/// Rewrites all tools for clients and remembers what their calls must be checked against.
+/// Rewrites all tools for clients, and extracts the data to check their calls.
 fn publish(first: &Object, tools: &[Payload]) -> PublishedTools {
     let mut published = Vec::with_capacity(tools.len());
     let mut by_name = HashMap::with_capacity(tools.len());
     for tool in tools.iter().filter_map(Object::of) {
         let Some(name) = tool.get_string("name") else { continue };
-        // What the upstream says of tasks governs the gateway's own calls alone (GW-13).
+        // The upstream's task support applies only to the gateway's own calls (GW-13).
         let mut edit = tool.edit().remove("execution");
         let mirrored = match tool.get("inputSchema").as_ref().map(header_annotations::read) {
             Some(HeaderAnnotations::Valid(mirrored)) => mirrored,
@@ -386,7 +381,7 @@ fn publish(first: &Object, tools: &[Payload]) -> PublishedTools {
         by_name.insert(name, ListedTool { mirrored, task_support: ToolTaskSupport::of(&tool), is_repeatable });
     }
     let result = first.edit().remove("nextCursor").set("tools", Payload::of(&published)).finish();
-    // It is kept, and must not keep the page that it may be a part of.
+    // The list is cached, and must not retain the page's buffer.
     PublishedTools { result: result.detached(), tools: by_name }
 }
 
@@ -398,7 +393,7 @@ fn says_repeatable(tool: &Object) -> bool {
 }
 
 impl CatalogError {
-    /// What whoever asked for the list is told.
+    /// The response for a client that requested the list.
     pub(super) fn answer(&self, addressee: &Addressee) -> FaceResponse {
         match self {
             Self::Gateway(fault) => addressee.fault(fault),
@@ -407,7 +402,7 @@ impl CatalogError {
     }
 }
 
-/// The complaint about a cursor: a list is always one page, so no cursor is ever given out.
+/// The error for a cursor: a list always has one page, so the gateway issues no cursors.
 #[must_use]
 pub const fn no_such_cursor() -> crate::dialect::RequestError {
     crate::dialect::RequestError::Params(Cow::Borrowed("cursor is not one that this list gave out"))

@@ -1,4 +1,4 @@
-//! Tells which face a message is for: the body first, the header second (GW-02).
+//! Chooses the face for a message: by the body first, then by the header (GW-02).
 
 use http::HeaderMap;
 
@@ -6,7 +6,6 @@ use super::headers;
 use crate::dialect::negotiate::names_version;
 use crate::wire::{Object, ProtocolVersion};
 
-/// The kinds of clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Face {
     /// Per-request metadata, 2026-07-28.
@@ -15,14 +14,14 @@ pub enum Face {
     Session,
 }
 
-/// Decides for one request. A version in `_meta` makes it stateless whatever the method; without one the
-/// header decides, so that a proxy which strips a header never changes the era (T-16).
+/// A version in `_meta` makes any request stateless; without one the header decides, so that a proxy that strips a header never
+/// changes the era (T-16).
 #[must_use]
 pub fn face_of(params: Option<&Object>, all: &HeaderMap) -> Face {
     if names_version(params) || header_is_stateless(all) { Face::Stateless } else { Face::Session }
 }
 
-/// Whether the version that the header names is one without sessions.
+/// Whether the header names a version without sessions.
 #[must_use]
 pub fn header_is_stateless(all: &HeaderMap) -> bool {
     headers::single(all, &headers::PROTOCOL_VERSION)

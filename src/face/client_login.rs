@@ -1,8 +1,6 @@
-//! Lets clients log in at a server that asks for a credential of theirs: its refusals reach them as they are meant, and its
-//! metadata under the gateway's address (RFC 9728).
+//! Lets clients log in at an upstream: relays its challenges and its metadata (RFC 9728).
 //!
-//! The gateway issues no token and checks none. It stands where the server stands, so what names the server's place names
-//! the gateway's instead.
+//! The gateway neither issues nor checks tokens. In metadata and challenges, the gateway's address replaces the server's.
 
 use std::fmt;
 use std::sync::Arc;
@@ -20,16 +18,15 @@ use crate::upstream::ForwardedHeaders;
 use crate::upstream::resource_metadata::{MetadataError, ResourceMetadata, WELL_KNOWN};
 use crate::wire::{Object, Payload, rpc_error};
 
-/// Metadata may be kept for as long as the gateway keeps it.
+/// Metadata may be cached for as long as the gateway caches it.
 const KEPT_FOR: HeaderValue = HeaderValue::from_static("max-age=60");
 
-/// The beginning of the addresses that clients use: scheme, host and port. Never what a request says of it (`Host`). Clones
-/// share it.
+/// The base of the URLs that clients use: scheme, host and port. Never taken from a request's `Host`. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct PublicAddress(Arc<RwLock<Arc<str>>>);
 
 impl PublicAddress {
-    /// Holds from now on.
+    /// Applies from now on.
     pub fn set(&self, address: &str) {
         *self.0.write() = Arc::from(address);
     }
@@ -39,36 +36,35 @@ impl PublicAddress {
     }
 }
 
-/// The path of the metadata of what is at `path`.
+/// The path of the metadata of the resource at `path`.
 #[must_use]
 pub fn metadata_path(path: &str) -> String {
     format!("{WELL_KNOWN}{}", if path == "/" { "" } else { path })
 }
 
-/// What the metadata of an upstream names as the resource.
+/// The resource name in an upstream's metadata.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ResourceName {
-    /// The gateway's address of it, which is the one that clients know.
+    /// The gateway's URL, which clients know.
     #[default]
     Gateway,
-    /// What the server says: for servers that take tokens for their own address alone.
+    /// The server's own, for servers that accept only tokens for their own URL.
     Upstream,
 }
 
-/// How clients of one upstream log in there.
+/// How clients of one upstream log in.
 #[derive(Clone, Debug)]
 pub struct ClientLogin {
     pub address: PublicAddress,
-    /// Where the upstream is served.
+    /// The upstream's path.
     pub path: Arc<str>,
     pub metadata: Arc<ResourceMetadata>,
     pub resource: ResourceName,
 }
 
 impl ClientLogin {
-    /// An answer to a request whose credential the server refused: under the server's status and with its challenge, since
-    /// that is what clients begin to log in by, whatever their version (U03). Every other answer is left as it is, and so is
-    /// one to a message on a stream, which has no status.
+    /// Relays a server's refusal of a client's credential with its status and challenge, which start the login in every version
+    /// (U03). Every other response is unchanged, and so is the response to a message on a stream, which has no status.
     pub(super) fn relay(
         &self,
         mut response: FaceResponse,
@@ -89,19 +85,19 @@ impl ClientLogin {
         response
     }
 
-    /// The metadata as clients are to see it.
+    /// The metadata for clients.
     async fn shown(&self) -> Result<Payload, MetadataError> {
         let own = self.metadata.get().await?;
         let Some(metadata) = Object::of(&own).filter(|_| self.resource == ResourceName::Gateway) else {
             return Ok(own);
         };
-        // What is signed says the server's own address, and counts for more than what stands beside it.
+        // Signed metadata names the server's own address, and overrides the members beside it.
         let ours = Payload::text(&self.address.of(&self.path));
         Ok(metadata.edit().set("resource", ours).remove("signed_metadata").finish())
     }
 }
 
-/// Where the metadata of one upstream is served: to everybody, as nobody has a credential yet who looks for it.
+/// Serves the metadata of one upstream without authentication, since its clients have no credential yet.
 pub struct MetadataEndpoint {
     login: ClientLogin,
     rates: Arc<Rates>,

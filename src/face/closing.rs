@@ -1,5 +1,6 @@
-//! Serves the path of an upstream that was removed: nothing new begins there; tasks are read, answered and cancelled as
-//! before, and everything else is not found.
+//! Serves the path of a removed upstream: its tasks remain readable, nothing new begins.
+//!
+//! Clients may read, answer and cancel tasks; other requests get 404.
 
 use std::sync::Arc;
 
@@ -13,7 +14,7 @@ use crate::task::Principal;
 use crate::wire::envelope;
 use crate::wire::{Message, ScanLimits, method};
 
-/// What is left of an upstream's endpoint.
+/// The rest of an upstream's endpoint.
 #[derive(Debug)]
 pub struct ClosingEndpoint(Arc<UpstreamEndpoint>);
 
@@ -24,7 +25,7 @@ impl ClosingEndpoint {
     }
 }
 
-/// Whether a request is about what there is already.
+/// Whether a request is about existing tasks.
 fn is_kept(request: &Inbound) -> bool {
     if request.method != Method::POST {
         return true;

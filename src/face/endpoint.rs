@@ -1,4 +1,4 @@
-//! Where one upstream is served: each message goes to the face of its era.
+//! Serves one upstream: each message goes to the face of its era.
 
 use std::sync::Arc;
 
@@ -24,14 +24,14 @@ use crate::upstream::own_ids;
 use crate::wire::envelope::{Request, Response};
 use crate::wire::{Message, RequestId};
 
-/// Where one upstream is served.
+/// The endpoint of one upstream.
 #[derive(Debug)]
 pub struct UpstreamEndpoint {
     stateless: StatelessFace,
     session: SessionFace,
     served: Arc<Served>,
     outcomes: RequestOutcomes,
-    /// Where clients log in at the server by themselves.
+    /// Set if clients log in at the server themselves.
     login: Option<ClientLogin>,
 }
 
@@ -43,26 +43,26 @@ impl UpstreamEndpoint {
         Self { stateless, session, served, outcomes, login: None }
     }
 
-    /// The same for clients that log in at the server by themselves.
+    /// Lets clients log in at the server themselves.
     #[must_use]
     pub fn with_login(self, login: Option<ClientLogin>) -> Self {
         Self { login, ..self }
     }
 
-    /// How clients log in at the server, where they do so by themselves.
+    /// How clients log in at the server, if they do so themselves.
     #[must_use]
     pub const fn login(&self) -> Option<&ClientLogin> {
         self.login.as_ref()
     }
 
-    /// Takes an answer to a question of a task, whichever session it was asked in.
+    /// Accepts the answer to a task's question in any session of the principal.
     pub(super) async fn take_answer(&self, principal: &Principal, response: Response) -> FaceResponse {
         let response = self.session.take_answer(principal, response).await;
         self.outcomes.count(&response);
         response
     }
 
-    /// Keeps what is cached small while nobody asks, until told to stop.
+    /// Cleans up the caches, until stopped.
     pub async fn keep_tidy(&self, stop: &CancellationToken) {
         tokio::join!(self.stateless.keep_tidy(stop), self.session.keep_tidy(stop));
     }
@@ -71,7 +71,7 @@ impl UpstreamEndpoint {
 #[async_trait]
 impl Endpoint for UpstreamEndpoint {
     async fn serve(&self, mut inbound: Inbound) -> FaceResponse {
-        // Asked before in front of every path, but not for each message of an older client's stream.
+        // Checked before for every path, but not for each message of an HTTP+SSE stream.
         if !self.is_for(&inbound.principal) {
             return bare(StatusCode::NOT_FOUND);
         }
@@ -79,7 +79,7 @@ impl Endpoint for UpstreamEndpoint {
         let (forwarded, carriage) = (self.served.settings.forwarding.of(&inbound.headers), inbound.carriage);
         inbound.forwarded = forwarded.clone();
         let response = intake::answer(self, inbound).await;
-        // Whoever answered has counted it: an endpoint of several upstreams knows no earlier which of them is asked.
+        // The replica that answered has counted it: an endpoint of several upstreams learns only then which of them is asked.
         if response.extensions().get::<PassedOnMarker>().is_none() {
             self.outcomes.count(&response);
         }
@@ -89,7 +89,7 @@ impl Endpoint for UpstreamEndpoint {
         };
         match holder {
             Some(holder) => ending_with(response, || self.withheld_from(&holder)),
-            // Nothing can be taken from anybody else.
+            // A response without a holder cannot be withheld.
             None => response,
         }
     }

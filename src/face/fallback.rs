@@ -1,5 +1,4 @@
-//! Serves the three tools by which clients without tasks go on with theirs: their calls, their listing and their
-//! answers. Both faces use it; the words are the dialect's.
+//! Serves the three tools that give clients without tasks access to theirs. Both faces use it; the dialect has the texts.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -28,52 +27,52 @@ use crate::wire::envelope::Request;
 use crate::wire::list_pages::next_cursor;
 use crate::wire::{JsonPieces, Message, Object, Payload, RequestId, RpcError, ScanLimits, envelope};
 
-/// An empty string as a cursor, in JSON.
+/// An empty cursor, in JSON.
 const EMPTY_CURSOR: &str = "\"\"";
 
-/// What one face of an upstream knows of the three tools.
+/// The state of the three tools in one face of an upstream.
 #[derive(Debug)]
 pub(super) struct FallbackToolService {
     rules: ToolRules,
-    /// The names that the upstream has tools of itself, a bit for each. Once seen, whoever saw it, a name stays the
-    /// upstream's for this life of the process: names do not come and go between two clients.
+    /// The names that the upstream's own tools have, a bit for each. A name that was seen once remains the upstream's until
+    /// restart, for all clients.
     taken: AtomicU16,
-    /// Whether all that the upstream has was seen.
+    /// Whether the upstream's complete list was seen.
     has_learned: AtomicBool,
 }
 
 impl FallbackToolService {
-    /// `None` where no tool's rules ask for it.
+    /// `None` if no tool's rules require it.
     pub(super) fn new(rules: &ToolRules) -> Option<Arc<Self>> {
         let is_wanted = rules.any_falls_back_to_tools();
         let (taken, has_learned) = (AtomicU16::new(0), AtomicBool::new(false));
         is_wanted.then(|| Arc::new(Self { rules: rules.clone(), taken, has_learned }))
     }
 
-    /// Whether a call of this tool may be answered with a word of its task.
+    /// Whether a call of this tool may be answered with a task id.
     pub(super) fn covers(&self, tool: &str) -> bool {
         self.rules.falls_back_to_tools(tool)
     }
 
-    /// The first level at which none of the names is the upstream's: all three share it.
+    /// The first level without a name of the upstream's: all three tools share it.
     pub(super) fn level(&self) -> usize {
         let taken = self.taken.load(Ordering::Relaxed);
         (0..LEVELS).find(|level| taken & (0b111 << (3 * level)) == 0).unwrap_or(LEVELS - 1)
     }
 
-    /// The tool that a name stands for; `None` for one of the upstream's. Names of other levels are understood too:
-    /// clients keep what they were told.
+    /// The fallback tool of a name; `None` for an upstream's tool. Names of other levels are accepted, too, because clients cache
+    /// them.
     pub(super) fn named(&self, name: &str) -> Option<FallbackTool> {
         let named = FallbackTool::named(name)?;
         (self.taken.load(Ordering::Relaxed) & bit(named.tool, named.level) == 0).then_some(named.tool)
     }
 
-    /// Whether it is known for certain which of the names are the upstream's.
+    /// Whether all of the upstream's names are known.
     pub(super) fn has_learned(&self) -> bool {
         self.has_learned.load(Ordering::Relaxed)
     }
 
-    /// Looks at the names in a list, or in a page of one.
+    /// Records the names in a list or a page.
     pub(super) fn learn(&self, list: &Object) {
         let Some(tools) = list.get("tools") else { return };
         for tool in tools.items().filter_map(|tool| Object::of(&tool)) {
@@ -86,7 +85,7 @@ impl FallbackToolService {
         }
     }
 
-    /// The edits of the answer to a `tools/list` with this cursor, for a client without tasks.
+    /// The edits to the response of a `tools/list` with this cursor, for a client without tasks.
     pub(super) fn listing(self: &Arc<Self>, sent: Option<Payload>) -> FallbackListing {
         FallbackListing { service: Arc::clone(self), sent }
     }
@@ -100,21 +99,21 @@ impl FallbackToolService {
     }
 }
 
-/// One page of a tool list, on its way to a client that gets the three tools.
+/// One page of a tool list, for a client that gets the three tools.
 #[derive(Clone, Debug)]
 pub(super) struct FallbackListing {
     service: Arc<FallbackToolService>,
-    /// The cursor that the client sent.
     sent: Option<Payload>,
 }
 
 impl FallbackListing {
-    /// The result of `tools/list` for a client without tasks. The tools stand at the end of the last page: by then all
-    /// names of the upstream's have passed. Many clients take an empty cursor for the end, so a page with one has them
-    /// too; and a cursor that was just sent leads nowhere, so it ends the list.
+    /// The result of `tools/list` for a client without tasks.
     ///
-    /// A tool loses its output schema if its calls may be answered with a text that names their task: clients validate results
-    /// against the schema, and that text does not match it.
+    /// The tools are at the end of the last page, when all of the upstream's names are known. Many clients take an empty cursor
+    /// for the end, so a page with an empty cursor has them, too; a cursor that repeats the request's ends the list.
+    ///
+    /// A tool loses its output schema if its calls may be answered with a task id: clients validate results against the schema,
+    /// which that text does not match.
     pub(super) fn listed(&self, list: &Object) -> Option<Payload> {
         let service = &self.service;
         service.learn(list);
@@ -127,7 +126,7 @@ impl FallbackListing {
         }
         let mut shown: Vec<Payload> = tools.items().map(|tool| service.shown(&tool)).collect();
         let is_last = next.is_none() || is_circular || next == Some(EMPTY_CURSOR);
-        // The page before the one behind an empty cursor had them.
+        // The page before the empty cursor had them.
         if is_last && sent != Some(EMPTY_CURSOR) {
             let level = service.level();
             shown.extend(FallbackTool::ALL.map(|tool| tool.definition(level)));
@@ -136,7 +135,7 @@ impl FallbackListing {
         Some(if is_circular { edit.remove("nextCursor") } else { edit }.finish())
     }
 
-    /// The same for a message that is the answer to the request `id`; `None` for any other.
+    /// As [`Self::listed`], for the response to the request `id`; `None` for any other message.
     pub(super) fn listed_in(&self, message: &Bytes, id: &RequestId) -> Option<Bytes> {
         let Ok(Message::Response(response)) = envelope::read(message, ScanLimits::UPSTREAM) else { return None };
         let result = response.result.filter(|_| response.id.as_ref().is_some_and(|named| named.says(id)))?;
@@ -153,20 +152,19 @@ const fn bit(tool: FallbackTool, level: usize) -> u16 {
     1 << (3 * level + place)
 }
 
-/// What a call of one of the tools comes to.
+/// The result of a call of one of the tools.
 pub(super) type FallbackResult = Result<JsonPieces, RpcError>;
 
-/// How it is answered.
 pub(super) enum FallbackAnswer {
     Now(FallbackResult),
-    /// There is no such task of this owner's.
+    /// The owner has no such task.
     Missed(Payload),
-    /// It waits. Dropping the future ends the waiting and nothing else.
+    /// Pending. Dropping the future only ends the wait.
     Later(BoxFuture<'static, FallbackResult>),
 }
 
 impl FallbackAnswer {
-    /// What it comes to, whenever that is.
+    /// Waits for the result.
     pub(super) async fn done(self) -> FallbackResult {
         match self {
             Self::Now(answered) => answered,
@@ -176,24 +174,23 @@ impl FallbackAnswer {
     }
 }
 
-/// A call of one of the tools.
 #[derive(Clone, Copy)]
 pub(super) struct FallbackCall<'a> {
     pub(super) tool: FallbackTool,
     pub(super) request: &'a Request,
-    /// Whether silence is broken with progress, where the client wants that.
+    /// Whether life signs are progress, if the client requested any.
     pub(super) life_signs: bool,
 }
 
-/// The client that asks for tasks.
+/// The client that requests a task.
 #[derive(Clone, Copy)]
 pub(super) struct TaskAsker<'a> {
     pub(super) owner: &'a Principal,
-    /// Counts the unknown tasks that it asks for.
+    /// Counts its requests for unknown tasks.
     pub(super) misses: &'a UnknownTaskWatch,
 }
 
-/// Answers a call of one of the tools. Dropping the future changes nothing about a task.
+/// Answers a call of one of the tools. Dropping the future does not affect the task.
 pub(super) async fn answer(
     engine: &Arc<Engine>,
     asker: TaskAsker<'_>,
@@ -218,8 +215,7 @@ pub(super) async fn answer(
     call_stream::respond(LateAnswer { answering: Box::pin(answering), signs }, addressee).await
 }
 
-/// Runs a call of one of the tools, for the owner's own tasks alone (as `tasks/*`). The upstream hears of nothing but a
-/// cancel.
+/// Runs a call of one of the tools, for the owner's tasks only (as `tasks/*`). Only a cancel reaches the upstream.
 pub(super) async fn run(
     engine: &Arc<Engine>,
     TaskAsker { owner, misses }: TaskAsker<'_>,
@@ -261,7 +257,7 @@ pub(super) async fn run(
     FallbackAnswer::Later(Box::pin(wait(Arc::clone(engine), key, asked.wait, dialect)))
 }
 
-/// Waits for a task to settle, and returns its outcome, or its status when patience ends.
+/// Waits for a task to settle; returns its outcome, or its status after `patience`.
 async fn wait(engine: Arc<Engine>, key: TaskKey, patience: Duration, dialect: FallbackTools) -> FallbackResult {
     let end = Instant::now() + patience;
     let Ok(mut watcher) = engine.watchers().watch(&key) else {
@@ -277,12 +273,12 @@ async fn wait(engine: Arc<Engine>, key: TaskKey, patience: Duration, dialect: Fa
             record_shown(&task);
             return outcome(&engine, task, &dialect);
         }
-        // A change and the end of patience mean the same: another look.
+        // A change and the deadline both lead to another check.
         let _ = timeout_at(end, watcher.changed()).await;
     }
 }
 
-/// The outcome of a task, or its status so far.
+/// The outcome of a task, or its current status.
 fn outcome(engine: &Engine, task: Arc<Task>, dialect: &FallbackTools) -> FallbackResult {
     let refused = |fault: GatewayFault| gateway_error(&fault);
     let task = engine.share(task).map_err(refused)?;

@@ -1,7 +1,7 @@
-//! Waits for a moment before a creation is answered (T-79).
+//! Delays a task handle by up to 100 ms, so that fast calls settle before the first poll (T-79).
 //!
-//! A client polls as soon as it has its handle, and again after the interval that it was told. A tool of a few
-//! milliseconds is done by the first poll if the handle waits for them; without that its client waits a whole interval.
+//! A client polls as soon as it has its handle, and again after the poll interval. Without the delay, the client of a tool that
+//! takes a few milliseconds waits a whole interval.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,12 +12,11 @@ use crate::engine::{CallEvent, CallStream, Engine};
 use crate::task::{Failure, GatewayFault, Outcome, Phase, Reason, TaskKey};
 use crate::upstream::ForwardedHeaders;
 
-/// The longest that a handle is held back.
+/// The longest delay of a handle.
 const MOMENT: Duration = Duration::from_millis(100);
 
-/// Returns once the task ended or asks something, and what it came to is stored; at the latest after a moment. Who drops
-/// this left before it had its handle: nobody knows the task then, and it is cancelled (T-27), unless its client named
-/// the call and finds it by that.
+/// Returns once the task has settled or asks a question, and that is stored; at the latest after the delay. If the client
+/// disconnects before, it has no handle, and the task is cancelled (T-27), unless the client can find it by an idempotency key.
 pub(in crate::face) async fn pass(engine: &Arc<Engine>, key: &TaskKey, is_named: bool) {
     let unheard = UnsentHandle { engine, key: Some(key).filter(|_| !is_named) };
     let news = async {
@@ -29,13 +28,13 @@ pub(in crate::face) async fn pass(engine: &Arc<Engine>, key: &TaskKey, is_named:
             }
         }
     };
-    // One that takes longer is a slow call.
+    // A longer call counts as slow.
     let _ = timeout(MOMENT, news).await;
     unheard.heard();
 }
 
-/// The fault of a task that its server refused for its client's credential, if that is how it ended in that moment: its client
-/// is asked to log in in place of being given a handle, and calls again. The row says the same for as long as it is kept.
+/// The fault of a task that its server refused for its client's credential within the delay: the client gets the challenge in
+/// place of a handle, logs in and calls again. The stored row has the same fault.
 pub(in crate::face) async fn refusal(
     engine: &Arc<Engine>,
     key: &TaskKey,
@@ -48,11 +47,10 @@ pub(in crate::face) async fn refusal(
     }
 }
 
-/// The first event of a call that is a task from its beginning, once its server had a moment to refuse its client: a handle is
-/// given out before the server is asked, and whoever has one never hears that there is a login. `None` for any other call.
+/// The first event of a call that is a task from its beginning, after the delay: a handle would be issued before the server is
+/// asked, and a client with a handle never receives the challenge. `None` for any other call.
 ///
-/// # Errors
-/// If the server did.
+/// # Errors If the server refused the client's credential.
 pub(in crate::face) async fn first_event(
     engine: &Arc<Engine>,
     call: Option<&mut CallStream>,
@@ -69,7 +67,7 @@ pub(in crate::face) async fn first_event(
     Ok(first)
 }
 
-/// A task whose handle was not sent yet.
+/// A task with an unsent handle.
 struct UnsentHandle<'a> {
     engine: &'a Arc<Engine>,
     key: Option<&'a TaskKey>,

@@ -1,6 +1,6 @@
-//! Compares the headers of a stateless request with the members of its body that they repeat (MOD-04 to MOD-07).
+//! Compares a stateless request's headers with its body (MOD-04 to MOD-07).
 //!
-//! A header that disagrees with the body is refused: what a balancer saw must be what is run.
+//! A header that differs from the body is refused: the routed request must be the executed one.
 
 use std::borrow::Cow;
 
@@ -17,10 +17,9 @@ pub const NAME: HeaderName = HeaderName::from_static("mcp-name");
 pub const SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
 pub const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
-/// A header that must stand at most once, as text.
+/// The text of a header that may occur once.
 ///
-/// # Errors
-/// [`RequestError::Header`] if it stands twice (B113) or holds other than visible ASCII, blanks and tabs.
+/// # Errors [`RequestError::Header`] if it occurs twice (B113) or contains other characters than visible ASCII, spaces and tabs.
 pub fn single<'a>(all: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a str>, RequestError> {
     let mut values = all.get_all(name).iter();
     let (first, second) = (values.next(), values.next());
@@ -55,11 +54,10 @@ fn require(header: Option<&str>, body: &str, name: &HeaderName) -> Result<(), Re
     }
 }
 
-/// Compares `Mcp-Name` with the member of `params` that the method names (MOD-06). On task methods a
-/// missing one is accepted: FastMCP 4.1 never sends it there (T-15, EXT-53).
+/// Compares `Mcp-Name` with the member of `params` for the method (MOD-06). On task methods a missing header is accepted: FastMCP
+/// 4.1 never sends it there (T-15, EXT-53).
 ///
-/// # Errors
-/// [`RequestError::Header`].
+/// # Errors [`RequestError::Header`].
 pub fn check_name(all: &HeaderMap, method: &str, params: Option<&Object>) -> Result<(), RequestError> {
     let Some(member) = naming_member(method) else { return Ok(()) };
     let header = single(all, &NAME)?;
@@ -69,13 +67,13 @@ pub fn check_name(all: &HeaderMap, method: &str, params: Option<&Object>) -> Res
     let header = decode(header).ok_or_else(|| complaint(&NAME, "is not validly encoded"))?;
     match params.and_then(|params| params.get_str(member)) {
         Some(body) if body == header => Ok(()),
-        // A body without the member is a matter of its params, which are judged later.
+        // A missing member is a fault of the params, which are checked later.
         None => Ok(()),
         Some(_) => Err(complaint(&NAME, "differs from the body")),
     }
 }
 
-/// The member of `params` that says what a method is about, where one does.
+/// The member of `params` that names a method's object, if there is one.
 #[must_use]
 pub fn naming_member(method: &str) -> Option<&'static str> {
     match method {
@@ -86,8 +84,8 @@ pub fn naming_member(method: &str) -> Option<&'static str> {
     }
 }
 
-/// Takes `=?base64?…?=` off a header's value; a value without it is literal. `None` if what is inside is
-/// not canonical Base64 of UTF-8 (B114).
+/// Decodes `=?base64?…?=` in a header's value; another value is literal. `None` if the content is not canonical Base64 of UTF-8
+/// (B114).
 #[must_use]
 pub fn decode(value: &str) -> Option<Cow<'_, str>> {
     let Some(inside) = value.strip_prefix("=?base64?").and_then(|rest| rest.strip_suffix("?=")) else {

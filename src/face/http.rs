@@ -1,4 +1,4 @@
-//! Defines what every face speaks in: HTTP requests whose guard work is done, HTTP responses with a body of any kind.
+//! Defines the faces' HTTP types: checked requests, and responses with any body.
 
 use std::collections::VecDeque;
 use std::io;
@@ -22,31 +22,31 @@ use crate::upstream::ForwardedHeaders;
 use crate::wire::framing::BodyPart;
 use crate::wire::{Message, MessageText};
 
-/// The body of an answer: whole, or a stream of events. An error cuts the connection.
+/// The body of a response: complete, or an event stream. An error aborts the connection.
 pub type ResponseBody = UnsyncBoxBody<BodyPart, io::Error>;
 
-/// An answer to a client.
+/// A response to a client.
 pub type FaceResponse = http::Response<ResponseBody>;
 
-/// No body at all.
+/// An empty body.
 #[must_use]
 pub fn empty_body() -> ResponseBody {
     Empty::new().map_err(|never| match never {}).boxed_unsync()
 }
 
-/// A whole body.
+/// A complete body.
 #[must_use]
 pub fn full_body(part: impl Into<BodyPart>) -> ResponseBody {
     Full::new(part.into()).map_err(|never| match never {}).boxed_unsync()
 }
 
-/// An event stream of messages that are all there.
+/// An event stream of available messages.
 #[must_use]
 pub fn events_body<T: Into<MessageText>>(messages: impl IntoIterator<Item = T>) -> ResponseBody {
     PartsBody(messages.into_iter().map(BodyPart::message).collect()).boxed_unsync()
 }
 
-/// A whole body in pieces, sent as one: for a large text beside short ones that need not be copied together.
+/// A complete body in pieces: a large text need not be copied together with short ones.
 #[must_use]
 pub fn joined_body(pieces: impl IntoIterator<Item = Bytes>) -> ResponseBody {
     PartsBody(pieces.into_iter().map(BodyPart::Bytes).collect()).boxed_unsync()
@@ -71,60 +71,58 @@ impl Body for PartsBody {
     }
 }
 
-/// A request whose HTTP guards are done: its path is the endpoint's, its host and origin are welcome.
+/// A request that has passed the HTTP guards: path, host and origin are valid.
 ///
-/// A POST carries `application/json`, unencoded, whole, within bounds and not empty. GET and DELETE carry an
-/// empty body, as does HEAD where the endpoint takes it. Other methods never arrive.
+/// A POST has a body of `application/json` that is unencoded, complete, within limits and not empty. GET and DELETE have an empty
+/// body, as does HEAD if the endpoint accepts it. Other methods never arrive.
 #[derive(Clone, Debug)]
 pub struct Inbound {
     pub method: Method,
     pub path: String,
-    /// What follows the `?` of the target, undecoded. It chooses no path (B57); on one for HTTP+SSE it says which stream
-    /// a message is for.
+    /// The undecoded query of the target. It selects no path (B57); with HTTP+SSE it selects the stream of a message.
     pub query: Option<String>,
-    /// As they came, hop-by-hop fields included: what is forwarded is chosen by an allow-list.
+    /// As received, hop-by-hop fields included: an allow-list selects the forwarded ones.
     pub headers: http::HeaderMap,
     pub body: Bytes,
-    /// The message in the body, where whoever hands it over has read it.
+    /// The message in the body, if the caller has read it.
     pub message: Option<Message>,
     pub principal: Principal,
-    /// Where the client is, as far as that is known: an IPv4 address, or a /64 of IPv6.
+    /// The client's address, if known: an IPv4 address, or a /64 of IPv6.
     pub client: Option<IpAddr>,
     pub accepted: AcceptedTypes,
-    /// What of the headers goes on to the upstream, once its endpoint has chosen that.
+    /// The headers to forward, once the endpoint has selected them.
     pub forwarded: ForwardedHeaders,
-    /// When the head had been read.
+    /// The time at which the head had been read.
     pub received_at: Instant,
     pub carriage: MessageChannel,
-    /// Whether whoever hands it over has counted it: then no rate is asked, and no place of a stream taken.
+    /// Whether the caller has counted the request: then it takes no rate and no stream permit.
     pub is_counted: bool,
-    /// The nonce of the client's session at an endpoint of several upstreams: the session that an `initialize` opens at
-    /// one of these has the same, so that all that is kept by nonce means the client's session.
+    /// The nonce of the client's session at an endpoint of several upstreams. The session that an `initialize` opens at one of
+    /// them has the same, so that all state by nonce belongs to the client's session.
     pub endpoint_session: Option<u128>,
-    /// Whether its client is still there.
+    /// Whether its client is still connected.
     pub arrival: Arrival,
 }
 
 impl Inbound {
-    /// Whose requests it is one of where they are counted.
+    /// The principal by which it is counted.
     #[must_use]
     pub fn counted_as(&self) -> Principal {
         self.principal.counted_at(self.client)
     }
 }
 
-/// How a message came.
+/// The channel of a message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MessageChannel {
-    /// As an HTTP request of its own. What its headers repeat of the body must be there and must agree.
+    /// A separate HTTP request. The headers that repeat parts of the body are required and must agree with it.
     #[default]
     Request,
-    /// As one of many on a stream, which has no headers for each of them: the body says everything (T-70).
-    /// No HTTP request is ever taken for one.
+    /// One of many on a stream, without headers of its own: only the body counts (T-70). No HTTP request is ever taken for one.
     Stream,
 }
 
-/// The types of answer that `Accept` admits (B69). For a POST never [`AcceptedTypes::Neither`].
+/// The response types that `Accept` admits (B69). For a POST never [`AcceptedTypes::Neither`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AcceptedTypes {
     Json,
@@ -134,45 +132,45 @@ pub enum AcceptedTypes {
 }
 
 impl AcceptedTypes {
-    /// Whether an answer may be an event stream.
+    /// Whether the response may be an event stream.
     #[must_use]
     pub const fn takes_stream(self) -> bool {
         matches!(self, Self::EventStream | Self::Both)
     }
 }
 
-/// One path that is served.
+/// The handler of one path.
 #[async_trait]
 pub trait Endpoint: Send + Sync {
-    /// Answers one request. Dropped where the client leaves: whatever must survive that runs elsewhere.
+    /// Answers one request. Dropped when the client disconnects: work that must continue runs in another task.
     async fn serve(&self, request: Inbound) -> FaceResponse;
 
-    /// Whether a header of a request goes on to the server behind, which tells people apart by a credential.
+    /// Whether a header is forwarded to the upstream, which identifies clients by a credential.
     fn forwards(&self, _header: &HeaderName) -> bool {
         false
     }
 
-    /// Whether there is anything here for a principal; for others the path is like one that nobody serves.
+    /// Whether a principal may use the path; for others it looks like an unknown one.
     fn is_for(&self, _principal: &Principal) -> bool {
         true
     }
 
-    /// Returns once there is nothing here any more for a principal, whose streams end then.
+    /// Returns once a principal may no longer use the path, which ends its streams.
     fn withheld_from(&self, _principal: &Principal) -> BoxFuture<'static, ()> {
         std::future::pending().boxed()
     }
 
-    /// Whether everybody is served, with a credential or without.
+    /// Whether the path needs no authentication.
     fn is_public(&self) -> bool {
         false
     }
 
-    /// Whether requests with this method come here.
+    /// Whether the path accepts this method.
     fn takes(&self, method: &Method) -> bool {
         [Method::POST, Method::GET, Method::DELETE].contains(method)
     }
 
-    /// The methods named by a 405 that is given before this endpoint is asked.
+    /// The methods in a 405 that is sent without this endpoint.
     fn allow(&self) -> HeaderValue {
         HeaderValue::from_static("POST")
     }

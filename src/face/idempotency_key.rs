@@ -1,7 +1,6 @@
-//! Reads the idempotency key of a call: the header `Idempotency-Key`, or the same as `io.taskgate/idempotency-key` in
-//! `_meta`.
+//! Reads a call's idempotency key: the header `Idempotency-Key`, or `io.taskgate/idempotency-key` in `_meta`.
 //!
-//! Only digests are kept: of the name, and of what the call is.
+//! Only digests of the key and of the call are stored.
 
 use std::borrow::Cow;
 use std::sync::LazyLock;
@@ -16,25 +15,25 @@ use crate::wire::canonical::canonical;
 use crate::wire::meta::{IDEMPOTENCY_KEY, META};
 use crate::wire::{Object, Payload};
 
-/// The header that names a call.
+/// The header of an idempotency key.
 pub const HEADER: HeaderName = HeaderName::from_static("idempotency-key");
 
-/// Longest name, in bytes.
+/// The longest key, in bytes.
 pub const KEY_BYTES_MAX: usize = 256;
 
-/// Who else may mean the same call by the same name.
+/// The scope in which a key is unique.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IdempotencyScope {
-    /// The principal, whatever session it is in.
+    /// The principal, in any session.
     Principals,
-    /// One session, by its nonce. Those who are nobody in particular have nothing else that is theirs alone.
+    /// One session, by its nonce: an anonymous client has nothing else of which it is the only user.
     Sessions(u128),
-    /// Nobody: the client could be anybody.
+    /// None: the client cannot be told from others.
     Nobodys,
 }
 
 impl IdempotencyScope {
-    /// Whose the names are that `principal` gives to calls, in a session or without one.
+    /// The scope of `principal`'s keys, in a session or without one.
     #[must_use]
     pub fn of(principal: &Principal, session: Option<u128>) -> Self {
         match session {
@@ -45,13 +44,12 @@ impl IdempotencyScope {
     }
 }
 
-/// The name that a `tools/call` with these `params` was given, and what it stands for; `None` for a call without.
-/// Absent arguments are those that say nothing.
+/// The key of a `tools/call` with these `params`, and the digest of the call; `None` for a call without. Absent arguments equal
+/// empty ones.
 ///
-/// # Errors
-/// [`RequestError::Params`] for a name that is not 1 to [`KEY_BYTES_MAX`] bytes of visible ASCII, or that header and
-/// `_meta` do not agree on; and for any name from somebody who cannot be told from others: another's task would be
-/// handed out for it, or the call refused for another's.
+/// # Errors [`RequestError::Params`] for a key that is not 1 to [`KEY_BYTES_MAX`] bytes of visible ASCII, or differs between
+/// header and `_meta`; and for any key of a client that cannot be told from others: the key could return another client's task,
+/// or conflict with it.
 pub fn read(
     headers: &HeaderMap,
     params: &Object,
@@ -75,34 +73,34 @@ pub fn read(
     Ok(Some(Idempotency { key, call }))
 }
 
-/// Whether a call has an idempotency key. A glance where it has none: then its `_meta` is not read.
+/// Whether a call has an idempotency key. Cheap without one: then its `_meta` is not parsed.
 pub(super) fn is_given(headers: &HeaderMap, params: &Object) -> bool {
     static NAME: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("idempotency-key"));
     let is_in = |meta: Payload| {
         let text = meta.bytes();
-        // Any letter of a name may be written as an escape.
+        // Any letter of the name may be escaped.
         let may_be_in = NAME.find(text).is_some() || memchr::memchr(b'\\', text).is_some();
         may_be_in && Object::of(&meta).is_some_and(|meta| meta.contains(IDEMPOTENCY_KEY))
     };
     headers.contains_key(HEADER) || params.get(META).is_some_and(is_in)
 }
 
-/// The header alone, for a request that goes on without its others.
+/// The header alone, for a request that continues without the others.
 pub(super) fn header_alone(headers: &HeaderMap) -> HeaderMap {
     headers.get_all(HEADER).iter().map(|value| (HEADER, value.clone())).collect()
 }
 
-/// The refusal of a key that a later request of a call has, and its first had not.
+/// The refusal of a key in a later request of a call whose first request had none.
 pub(super) fn not_from_the_first_request() -> RequestError {
     wrong("has to stand in the first request of a call, not in that which answers its questions alone")
 }
 
-/// The refusal of a header for an array.
+/// The refusal of a header for a batch.
 pub(super) fn of_an_array() -> RequestError {
     wrong("of an array stands in each call's _meta, as io.taskgate/idempotency-key: the header names one call")
 }
 
-/// The refusal of a key for a tool that no server of an endpoint lists: several would be asked in turn.
+/// The refusal of a key for a tool that no server of an endpoint lists: several servers would be asked in turn.
 pub(super) fn of_an_unlisted_tool() -> RequestError {
     wrong("is taken for a tool that is listed")
 }

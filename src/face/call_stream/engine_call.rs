@@ -1,7 +1,7 @@
-//! A call in progress, shown to a stateless client: one JSON answer, or a stream of events.
+//! Shows a running call to a stateless client: one JSON response, or an event stream.
 //!
-//! While a grace period can still end in a handle nothing is written (T-55); a call that cannot be
-//! promoted streams from its first event, or from its first life sign when the upstream stays silent.
+//! During a grace period that may end in a task handle nothing is sent (T-55); other calls stream from their first event, or from
+//! their first life sign.
 
 use std::fmt;
 use std::sync::{Arc, LazyLock};
@@ -25,29 +25,29 @@ use crate::wire::{Payload, RpcError, envelope, method, rpc_error};
 
 const INTERNAL: GatewayFault = GatewayFault::new(Reason::Internal, Executed::Unknown);
 
-/// How one call's events are shown to its client.
+/// How a call's events are sent to its client.
 #[derive(Debug)]
 pub struct CallView<D> {
     pub addressee: Addressee,
     pub method: String,
-    /// The address that `resources/read` asked for.
+    /// The URI of a `resources/read`.
     pub uri: Option<String>,
     pub server_info: Payload,
     pub notices: CallNotices,
-    /// Whether a handle may still come.
+    /// Whether the call may still become a task.
     pub promotable: Promotable,
     pub dialect: D,
-    /// Seals the way back to this call, where its answer may be questions.
+    /// Seals the reference to this call, if its response may contain questions.
     pub rounds: Option<RoundSeal>,
 }
 
-/// Seals references to a held call, for the request that it belongs to.
+/// Seals references to a held call for its request.
 pub struct RoundSeal {
     pub sealer: Arc<Sealer>,
     pub clock: Arc<dyn Clock>,
-    /// Where the call is held, where there are several replicas.
+    /// The replica that holds the call, if there are several.
     pub home: Option<Incarnation>,
-    /// Made of the whole request, and so only for a call that asks something, or whose answer outlives its request.
+    /// A digest of the whole request, computed only for a call that asks a question, or whose response outlives its request.
     pub scope: LazyLock<StateScope, Box<dyn FnOnce() -> StateScope + Send>>,
 }
 
@@ -58,7 +58,7 @@ impl fmt::Debug for RoundSeal {
 }
 
 impl RoundSeal {
-    /// A `requestState`; `None` if the request's scope alone is too long for one, which no checked request's is.
+    /// A `requestState`; `None` if the request's scope alone exceeds its limit, which no checked request does.
     fn seal(&self, task: &Task, round: u32) -> Option<String> {
         let content = StateContent::Task { id: task.key.id, round, home: self.home };
         let token = StateToken { scope: LazyLock::force(&self.scope).clone(), issued_at: self.clock.now(), content };
@@ -66,18 +66,18 @@ impl RoundSeal {
     }
 }
 
-/// Whether the head of the answer must wait.
+/// Whether the response head must wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Promotable {
     Yes,
     No,
 }
 
-/// A call whose events are shown.
+/// The messages of one call.
 struct EngineCallMessages<D> {
     view: CallView<D>,
     call: CallStream,
-    /// What comes next, if it is known already.
+    /// The next message, if it is known already.
     next: Option<CallMessage>,
 }
 
@@ -87,7 +87,7 @@ impl<D: FaceDialect + 'static> CallMessages for EngineCallMessages<D> {
             if let Some(message) = self.next.take() {
                 return Some(message);
             }
-            // What is not for this client does not break the silence.
+            // An event that is not for this client does not end the silence.
             self.next = self.view.show(self.call.next().await);
             if matches!(self.next, Some(CallMessage::Event(_))) {
                 self.view.let_go();
@@ -102,12 +102,12 @@ impl<D: FaceDialect + 'static> CallMessages for EngineCallMessages<D> {
 }
 
 impl<D: FaceDialect + 'static> CallView<D> {
-    /// Answers with the call's events. Dropping the answer, or this future, means that the client left.
+    /// Responds with the call's events. Dropping the response or this future means that the client disconnected.
     pub async fn respond(self, call: CallStream) -> FaceResponse {
         self.respond_from(None, call).await
     }
 
-    /// The same where its first event was looked at already.
+    /// As [`Self::respond`], with an event that was received already.
     pub async fn respond_from(mut self, first: Option<CallEvent>, mut call: CallStream) -> FaceResponse {
         let mut next = first.and_then(|first| self.show(Some(first)));
         while self.promotable == Promotable::Yes && next.is_none() {
@@ -117,7 +117,7 @@ impl<D: FaceDialect + 'static> CallView<D> {
         respond(EngineCallMessages { view: self, call, next }, addressee).await
     }
 
-    /// Answers with the last event of a call that is over.
+    /// Responds with the last event of a finished call.
     #[must_use]
     pub fn answer(mut self, event: CallEvent) -> FaceResponse {
         match self.show(Some(event)) {
@@ -126,14 +126,14 @@ impl<D: FaceDialect + 'static> CallView<D> {
         }
     }
 
-    /// Lets go of the request, which a stream may outlive by hours.
+    /// Releases the request, which a stream may outlive by hours.
     fn let_go(&self) {
         if let Some(rounds) = &self.rounds {
             LazyLock::force(&rounds.scope);
         }
     }
 
-    /// One event of a call in this client's words; `None` if it is not for this client.
+    /// Encodes an event for this client; `None` if it is not for it.
     fn show(&mut self, event: Option<CallEvent>) -> Option<CallMessage> {
         Some(CallMessage::Answer(match event {
             Some(CallEvent::Progress(progress)) => {
@@ -192,7 +192,7 @@ impl<D: FaceDialect + 'static> CallView<D> {
         }
     }
 
-    /// An unknown method is 404 whoever says so (MOD-09); a tool may mean anything by the code.
+    /// An unknown method is 404 from either side (MOD-09); a tool may use the code for anything.
     fn refused(&self, error: RpcError) -> RequestAnswer {
         let is_unknown = error.code == rpc_error::METHOD_NOT_FOUND && self.method != method::TOOLS_CALL;
         RequestAnswer::Refused(if is_unknown { StatusCode::NOT_FOUND } else { StatusCode::OK }, error)

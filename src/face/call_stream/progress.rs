@@ -1,9 +1,8 @@
-//! Writes what a client is told of a call before its answer: progress, which only rises, signs of life between it, and log
-//! messages.
+//! Writes a call's progress, life signs and log messages.
 //!
-//! A sign of life is the last value plus next to nothing, so that the upstream's own progress still rises above it. Where
-//! a request is passed on, its bytes go by as they came: they are looked at to know which value the client saw last, and
-//! progress of the upstream's is changed that would not rise above the signs before it.
+//! A life sign is the last progress value plus almost nothing, so that the upstream's next value still exceeds it. Forwarded
+//! bytes are unchanged; they are parsed to know the last value that the client received, and upstream progress is changed only
+//! where it would not exceed earlier life signs.
 
 use std::sync::Arc;
 
@@ -16,28 +15,27 @@ use crate::wire::framing::{BodyPart, SseEvent};
 use crate::wire::progress::{self, ProgressView};
 use crate::wire::{Message, Notification, Object, Payload, RequestId, ScanLimits, envelope, meta, method};
 
-/// What one client is told of a call before its answer, but for questions.
+/// The notifications of one call, except questions.
 #[derive(Debug)]
 pub struct CallNotices {
-    /// Where progress is shown, if the client wants any.
+    /// The progress to send, if the client requested any.
     pub progress: Option<MonotonicProgress>,
-    /// Whether silence shows as progress, where the client wants any, and not as a comment.
+    /// Whether a life sign is progress, if the client requested any, and not a comment.
     pub life_signs: bool,
     pub logs: LogFilter,
 }
 
-/// Which log messages a client is told of.
+/// The log messages that a client receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogFilter {
     None,
-    /// Those of this level and above.
+    /// Messages of this level and above.
     From(LogLevel),
     All,
 }
 
 impl CallNotices {
-    /// Shows that the call lives: to clients that let progress reset their timers as progress,
-    /// to balancers and all others as a comment.
+    /// A life sign: progress for clients that reset their timeouts by it, otherwise a comment, which also serves proxies.
     #[must_use]
     pub fn sign(&mut self) -> BodyPart {
         match &mut self.progress {
@@ -46,7 +44,7 @@ impl CallNotices {
         }
     }
 
-    /// Progress under the client's own token, rising only (MOD-22, T-73).
+    /// Progress under the client's token, strictly increasing (MOD-22, T-73).
     #[must_use]
     pub fn progress(&mut self, progress: &Progress) -> Option<Bytes> {
         let rising = self.progress.as_mut()?;
@@ -54,7 +52,7 @@ impl CallNotices {
         Some(rising.notification(&value, progress.message.as_deref(), None))
     }
 
-    /// A log message, unless the client set no level, or one above it (MOD-23).
+    /// A log message, unless the client set no level, or a higher one (MOD-23).
     #[must_use]
     pub fn log(&self, log: &Payload) -> Option<Bytes> {
         let level = || Object::of(log)?.get_string("level").as_deref().and_then(LogLevel::parse);
@@ -67,29 +65,29 @@ impl CallNotices {
     }
 }
 
-/// By how much a sign of life rises: far less than any progress means, and 240 an hour stay so.
+/// The increment of a life sign: far below any real progress, even at 240 an hour.
 const STEP: f64 = 1e-9;
 
-/// What was shown under one progress token.
+/// The progress that was sent under one token.
 #[derive(Clone, Debug)]
 pub struct MonotonicProgress {
     token: Payload,
     total: Option<Payload>,
-    /// The upstream's last value, and the last that the client saw.
+    /// The upstream's last value, and the last value sent.
     real: Option<f64>,
     shown: Option<f64>,
 }
 
 impl MonotonicProgress {
-    /// Nothing was shown yet under this token, which is repeated exactly as it is spelt.
+    /// Nothing was sent yet under this token, which is repeated exactly as it is spelt.
     #[must_use]
     pub const fn new(token: Payload) -> Self {
         Self { token, total: None, real: None, shown: None }
     }
 
-    /// Takes note of the upstream's progress. Returns the value to show: the upstream's own text where it rises
-    /// above what was shown, a little more than that where only signs of life stand above it. `None` where the
-    /// upstream's progress does not rise (MOD-22, T-73), or is no number.
+    /// Records the upstream's progress and returns the value to send: the upstream's text if it exceeds the last value sent,
+    /// slightly more than that if only life signs exceed it. `None` if the upstream's progress does not increase (MOD-22, T-73),
+    /// or is no number.
     pub fn real(&mut self, value: &Payload, total: Option<&Payload>) -> Option<Payload> {
         let number = value.as_str().parse::<f64>().ok().filter(|number| number.is_finite())?;
         if self.real.is_some_and(|real| number <= real) {
@@ -104,65 +102,65 @@ impl MonotonicProgress {
         Some(self.raise())
     }
 
-    /// Whether signs of life stand above the upstream's last value.
+    /// Whether a life sign exceeds the upstream's last value.
     #[must_use]
     pub fn is_ahead(&self) -> bool {
         self.shown > self.real
     }
 
-    /// A sign of life, as a message. `related` is its `_meta`: whom it concerns, where its client has to be told.
+    /// A life sign as a message. `related` is its `_meta`, which names the task if the client needs it.
     #[must_use]
     pub fn sign(&mut self, related: Option<&Payload>) -> Bytes {
         let value = self.raise();
         self.notification(&value, None, related)
     }
 
-    /// `notifications/progress` with a value that was given out here.
+    /// `notifications/progress` with a value from this type.
     #[must_use]
     pub fn notification(&self, value: &Payload, message: Option<&str>, related: Option<&Payload>) -> Bytes {
         let step = ProgressView { progress: value, total: self.total.as_ref(), message };
         progress::notification(&self.token, step, related)
     }
 
-    /// The value of a sign of life: next to nothing above what was shown.
+    /// The value of a life sign: slightly above the last value sent.
     fn raise(&mut self) -> Payload {
         let last = self.shown.unwrap_or(0.0);
-        // A large number may have no neighbour that near.
+        // Adding the step to a large number may not change it.
         let next = if last + STEP > last { last + STEP } else { last.next_up() };
         self.shown = Some(next);
         Payload::of(&next)
     }
 }
 
-/// Largest event that is looked into. What is larger is an answer, after which nothing is to be shown.
+/// The largest event that is parsed. A larger one is a response, after which nothing is sent.
 const EVENT_BYTES_MAX: usize = 16 * 1024;
 
-/// The signs of one call, shared by whatever writes parts of its answer.
+/// The life signs of one call, shared by all writers of its response.
 #[derive(Clone)]
 pub(in crate::face) struct LifeSigns(Arc<Mutex<ProgressWatch>>);
 
 struct ProgressWatch {
     rising: MonotonicProgress,
     id: RequestId,
-    /// Whether progress has no place any more, or nobody can tell.
+    /// Whether progress is no longer allowed, or its state is unknown.
     is_over: bool,
 }
 
 impl LifeSigns {
-    /// For the call `id`, whose progress bears `token`.
+    /// For the call `id` with progress under `token`.
     pub(in crate::face) fn new(id: RequestId, token: Payload) -> Self {
         Self(Arc::new(Mutex::new(ProgressWatch { rising: MonotonicProgress::new(token), id, is_over: false })))
     }
 
-    /// The next sign, to be written between two events.
+    /// The next life sign, to be written between two events.
     pub(in crate::face) fn sign(&self) -> BodyPart {
         let mut watch = self.0.lock();
         if watch.is_over { BodyPart::comment() } else { BodyPart::message(watch.rising.sign(None)) }
     }
 
-    /// Looks at a part that passes with the `events` that end in it, `None` once one was too large, and tells whether they
-    /// say anything: a comment shows that the connection lives, but a client that waits for progress never sees it.
-    /// `is_whole` says that it begins and ends between two events.
+    /// Reads a forwarded part with the `events` that end in it, `None` once one was too large. Returns whether they carry a
+    /// message: a comment shows that the connection is alive, but a client that waits for progress does not see it. `is_whole`
+    /// tells whether the part begins and ends between events.
     pub(in crate::face) fn pass(
         &self,
         part: BodyPart,
@@ -186,7 +184,7 @@ impl LifeSigns {
                         passed = passed.with_data(&[text.into()]).swap_remove(0);
                     }
                 }
-                // Progress ends with the answer (MOD-22).
+                // Progress ends with the response (MOD-22).
                 Ok(Message::Response(response)) if response.id.as_ref() == Some(&watch.id) => watch.is_over = true,
                 Ok(Message::Notification(_) | Message::Request(_) | Message::Response(_)) | Err(_) => (),
             }
@@ -196,11 +194,11 @@ impl LifeSigns {
 }
 
 impl ProgressWatch {
-    /// What to show in place of the upstream's progress, if its own value would not rise.
+    /// The value to send if the upstream's own would not increase.
     fn raised(&mut self, notification: &Notification) -> Option<Payload> {
         let params = notification.params.object()?;
         let (token, value) = (params.get(meta::PROGRESS_TOKEN)?, params.get("progress")?);
-        // The same text may be spelt in another way.
+        // The same token may be spelt differently.
         let decoded = |token: &Payload| token.read::<serde_json::Value>().ok();
         if token != self.rising.token && decoded(&token) != decoded(&self.rising.token) {
             return None;
@@ -217,7 +215,7 @@ fn with_progress(message: &Bytes, value: &Payload) -> Option<Bytes> {
     Some(message.edit().set("params", params).finish().into_bytes())
 }
 
-/// The token that progress of a call is wanted under, if it is one.
+/// The progress token of a call, if it has a valid one.
 pub(in crate::face) fn progress_token(params: &Object) -> Option<Payload> {
     let token = params.get_object(meta::META)?.get(meta::PROGRESS_TOKEN)?;
     RequestId::from_payload(&token).map(|token| token.payload().clone())
@@ -242,7 +240,7 @@ mod tests {
         let mut rising = MonotonicProgress::new(Payload::of("t"));
         let first = rising.sign(None);
         assert!(value(&first) > 0.0 && value(&rising.sign(None)) > value(&first) && rising.is_ahead());
-        // It may begin with 0, which signs stand above already.
+        // It may begin with 0, which earlier life signs exceed.
         let zero: f64 = real(&mut rising, "0").unwrap().parse().unwrap();
         assert!(zero > value(&first) && zero < 1e-6);
         assert_eq!(real(&mut rising, "1.50").as_deref(), Some("1.50"));

@@ -1,4 +1,4 @@
-//! Writes what the replay buffer of a call holds to its client: as JSON, as events, or as the rest of a stream that was lost.
+//! Sends a call's replay buffer to its client: as JSON, as events, or from `Last-Event-ID` on.
 
 use bytes::Bytes;
 use futures_util::stream::{self, Stream};
@@ -17,19 +17,19 @@ use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::framing::BodyPart;
 use crate::wire::{ProtocolVersion, RequestId, envelope};
 
-/// The client's end of a call. Dropping it leaves the call alone.
+/// The client's end of a call. Dropping it does not affect the call.
 pub(in crate::face) struct ReplayStream {
     words: ReplayReader,
-    /// Whether its events bear names.
+    /// Whether its events have ids.
     is_named: bool,
-    /// The request that is answered on its stream.
+    /// The request that the stream answers.
     request: Option<RequestId>,
 }
 
-/// What one of several calls has to say.
+/// A message of one of several calls.
 pub(in crate::face) enum BatchedMessage {
     Event(BodyPart),
-    /// The answer, as a message.
+    /// The response, as a message.
     Last(Bytes),
 }
 
@@ -38,7 +38,7 @@ impl BatchedMessage {
         Self::Last(last_message(Some(id), ending))
     }
 
-    /// The same with the bytes that a large answer takes: it was copied from one that had them.
+    /// Takes the bytes of a large response from the budget: it is a copy of a response that held them.
     pub(in crate::face) fn within(self, share: Option<&AnswerShare>) -> Self {
         match (self, share) {
             (Self::Last(message), Some(share)) => Self::Last(share.rehold(message)),
@@ -59,7 +59,7 @@ impl ReplayStream {
         Self { words, is_named: false, request: None }
     }
 
-    /// The whole answer: JSON where nothing comes before it in time.
+    /// The whole response: JSON if no event precedes it in time.
     pub(in crate::face) async fn respond(
         mut self,
         replays: &ReplayBuffers,
@@ -74,7 +74,7 @@ impl ReplayStream {
         }
     }
 
-    /// Begins the stream with its first event. From here on it can be taken up, where there are names for that.
+    /// Starts the stream with its first event. From now on it can be resumed, if events have ids.
     pub(in crate::face) fn begin(
         mut self,
         replays: &ReplayBuffers,
@@ -98,7 +98,7 @@ impl ReplayStream {
         event_stream(call_stream::stream(self, addressee, Some(first)))
     }
 
-    /// An event with its name, where it has one.
+    /// An event with its id, if it has one.
     fn named(&self, part: BodyPart, number: Option<u64>) -> BodyPart {
         let Some(number) = number.filter(|_| self.is_named) else { return part };
         let id = event_id(self.words.stream(), number);
@@ -108,14 +108,14 @@ impl ReplayStream {
         }
     }
 
-    /// All that is said, the answer last; a request that was cancelled has none.
+    /// All messages, the response last; a cancelled request has none.
     pub(in crate::face) fn sayings(self, id: RequestId) -> impl Stream<Item = BatchedMessage> + Send {
         stream::unfold((Some(self), id), |(said, id)| async move {
             let mut said = said?;
             Some(match said.words.next().await? {
                 ReplayItem::Event(event, _) => (BatchedMessage::Event(event), (Some(said), id)),
                 ReplayItem::Last(ending, _) => (BatchedMessage::last(&id, &ending), (None, id)),
-                // Of streams that are passed on, which stand alone.
+                // Only of forwarded streams, which are never in a batch.
                 ReplayItem::Rest(_) => return None,
             })
         })
@@ -123,7 +123,7 @@ impl ReplayStream {
 }
 
 impl CallMessages for ReplayStream {
-    /// The buffer holds signs of life, too.
+    /// The buffer contains life signs, too.
     const IS_SIGNED: bool = false;
 
     async fn next(&mut self) -> Option<CallMessage> {
@@ -145,12 +145,12 @@ impl CallMessages for ReplayStream {
     }
 }
 
-/// Whether streams of this version have event ids. There is no other way to a version before but streams without.
+/// Whether streams of this version have event ids; earlier versions cannot resume.
 pub(in crate::face) fn can_resume(version: ProtocolVersion) -> bool {
     version.traits().has_event_ids
 }
 
-/// Takes up the stream of a call from behind this event (LEG-09); `None` for one that is not kept, or never was.
+/// Resumes the stream of a call after this event (LEG-09); `None` if it is unknown or no longer buffered.
 pub(in crate::face) fn take_up(
     replays: &ReplayBuffers,
     token: &SessionToken,

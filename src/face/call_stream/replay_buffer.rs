@@ -1,5 +1,6 @@
-//! What one call says to its client, in order: the driver writes, the client's stream reads, and one that was lost is
-//! taken up by its `Last-Event-ID` (T-81). What was read is kept for that as long as there is room.
+//! Buffers a call's events for its client, which may resume by `Last-Event-ID` (T-81).
+//!
+//! The driver writes, the client's stream reads. Read events are kept for a resumption while there is room.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -16,64 +17,64 @@ use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::framing::BodyPart;
 use crate::wire::{JsonPieces, RequestId, RpcError};
 
-/// What waits for a client that reads slowly; above that the upstream is read no further.
+/// Unread events of a slow client; above that the upstream is not read.
 const UNREAD_MAX: usize = 16;
 /// The same in bytes: one event may be larger.
 const UNREAD_BYTES_MAX: usize = 256 * 1024;
-/// Events that one stream keeps for a client that comes back.
+/// Events that one stream keeps for a resumption.
 const EVENTS_MAX: usize = 64;
-/// Bytes that all streams of one face keep so, and answers among them. Beyond them what is oldest is forgotten.
+/// Bytes of all kept streams of one face, their responses included. Beyond them the oldest is dropped.
 const BYTES_MAX: usize = 64 * 1024 * 1024;
-/// Streams that have their answer, over all sessions: a small answer takes less than what is kept around it.
+/// Finished streams of all sessions: a small response takes less than its bookkeeping.
 const ANSWERED_MAX: usize = 16_384;
-/// Streams that one session can take up again; beyond them the oldest is forgotten.
+/// Streams that one session can resume; beyond them the oldest is dropped.
 const PER_SESSION_MAX: usize = 16;
-/// How long an answer is kept.
+/// How long a response is kept.
 const ANSWERED_FOR: Duration = Duration::from_secs(5 * 60);
 
-/// How a request is answered.
+/// The result of a request.
 pub(in crate::face) type CallResult = Result<JsonPieces, RpcError>;
 
-/// The result of a call that a fault of the gateway ended.
+/// The result of a call that ended with a fault of the gateway.
 pub(in crate::face) fn fault(reason: Reason) -> CallResult {
     Err(gateway_error(&GatewayFault::new(reason, Executed::Unknown)))
 }
 
-/// Copies the answer into a separate buffer, which returns its bytes to the budget when its reader drops it.
+/// Copies the response into a separate buffer; the original returns its bytes to the budget when its reader drops it.
 fn detached(ending: &CallResult) -> CallResult {
     ending.as_ref().map(JsonPieces::detached).map_err(RpcError::clone)
 }
 
-/// One call's messages.
+/// The messages of one call.
 #[derive(Debug)]
 struct ReplayBuffer {
-    /// What its events are called by.
+    /// The prefix of its event ids.
     stream: u128,
     state: watch::Sender<ReplayState>,
-    /// Shared by all of one face.
+    /// Shared by all buffers of one face.
     bytes: Arc<AtomicUsize>,
 }
 
 #[derive(Debug, Default)]
 struct ReplayState {
     events: VecDeque<ReplayEvent>,
-    /// The number of the next event. Comments have one too, though it is never shown.
+    /// The number of the next event. Comments have numbers, too, which are never sent.
     next: u64,
-    /// The client has taken all before this one.
+    /// The number of the client's next event.
     read: u64,
-    /// The newest reader, while it is there.
+    /// The newest reader, while it exists.
     reader: Option<u64>,
     readers: u64,
     last: Option<CallResult>,
-    /// Whether its client may come back for it.
+    /// Whether its client may resume it.
     is_kept: bool,
     /// Nothing follows.
     is_closed: bool,
-    /// There is no answer, and should be none.
+    /// There is no response, and none is expected.
     is_unwanted: bool,
-    /// What is kept, in bytes.
+    /// The kept bytes.
     size: usize,
-    /// What follows, for whoever reads first: it is not kept, and goes on only with its reader.
+    /// The unbuffered rest of the stream, for the first reader; it ends with that reader.
     rest: Mutex<Option<ResponseBody>>,
 }
 
@@ -81,26 +82,26 @@ struct ReplayState {
 struct ReplayEvent {
     number: u64,
     part: BodyPart,
-    /// Whether it has a name that somebody else gave it.
+    /// Whether it has an id from the upstream.
     bears_id: bool,
 }
 
-/// What becomes of what nobody is there to read.
+/// The treatment of events without a reader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::face) enum UnreadPolicy {
-    /// Whoever takes up the stream hears it, unless it is a comment.
+    /// Kept for a resumption, unless it is a comment.
     Kept,
     Dropped,
 }
 
-/// What a reader gets.
+/// An item for a reader.
 #[derive(Debug)]
 pub(in crate::face) enum ReplayItem {
-    /// An event or a comment; the number of an event that can be named.
+    /// An event or a comment; the number of an event that can have an id.
     Event(BodyPart, Option<u64>),
-    /// The answer. Nothing follows.
+    /// The response. Nothing follows.
     Last(CallResult, u64),
-    /// The rest of the stream as it comes.
+    /// The unbuffered rest of the stream.
     Rest(ResponseBody),
 }
 
@@ -110,25 +111,25 @@ impl ReplayBuffer {
         Arc::new(Self { stream, state: watch::Sender::new(ReplayState { next: 1, ..ReplayState::default() }), bytes })
     }
 
-    /// Reads from the event after `number` on. Whoever read before hears nothing more.
+    /// Reads from the event after `number` on. Earlier readers end.
     fn read_after(self: &Arc<Self>, number: u64) -> ReplayReader {
         let mut own = 0;
         self.state.send_modify(|state| {
             state.readers += 1;
             own = state.readers;
             state.reader = Some(own);
-            // Whoever has seen the last of all has seen one more than there are events.
+            // A reader that has received the response has one more than there are events.
             state.read = number.saturating_add(1).min(state.next + 1);
         });
         ReplayReader { log: Arc::clone(self), own, state: self.state.subscribe() }
     }
 
-    /// Says something, once the reader has room. False if nobody is there to read it.
+    /// Appends an event once the reader has room. Returns whether there is a reader.
     async fn say(&self, part: BodyPart, unheard: UnreadPolicy) -> bool {
         let has_room = |state: &ReplayState| {
             state.reader.is_none() || (state.unread() < UNREAD_MAX && state.unread_bytes() < UNREAD_BYTES_MAX)
         };
-        // The other end of this is held here.
+        // Cannot fail: this holds the sender.
         let _ = self.state.subscribe().wait_for(has_room).await;
         let is_comment = part.is_comment();
         let mut is_heard = false;
@@ -138,7 +139,7 @@ impl ReplayBuffer {
                 state.size += part.len();
                 self.bytes.fetch_add(part.len(), Ordering::Relaxed);
                 let bears_id = part.event().is_some_and(|event| event.id.is_some());
-                // An answer that is kept for a client that is away holds no bytes of the budget.
+                // A response that is kept for an absent client holds no bytes of the budget.
                 let part = if is_heard { part } else { part.detached() };
                 state.events.push_back(ReplayEvent { number: state.next, part, bears_id });
                 state.next += 1;
@@ -148,7 +149,7 @@ impl ReplayBuffer {
         is_heard
     }
 
-    /// Says the last of all. False if nobody is there to read it.
+    /// Appends the result. Returns whether there is a reader.
     fn finish(&self, ending: CallResult) -> bool {
         let mut is_heard = false;
         self.state.send_modify(|state| {
@@ -161,7 +162,7 @@ impl ReplayBuffer {
         is_heard
     }
 
-    /// Forgets what was read, and what nobody is there to read, beyond what may be kept.
+    /// Drops events that were read, or that have no reader, beyond the limits.
     fn trim(&self, state: &mut ReplayState) {
         while let Some(first) = state.events.front() {
             let is_unread = state.reader.is_some() && first.number >= state.read;
@@ -196,42 +197,42 @@ impl ReplayState {
     }
 }
 
-/// The driver's end. Dropping it says that nothing follows.
+/// The driver's end. Dropping it ends the stream.
 #[derive(Debug)]
 pub(in crate::face) struct ReplayWriter(Arc<ReplayBuffer>);
 
 impl ReplayWriter {
-    /// What the events of the stream are called by.
+    /// The prefix of the stream's event ids.
     pub(in crate::face) fn stream(&self) -> u128 {
         self.0.stream
     }
 
-    /// Says something, once the reader has room. False if nobody is there to read it. Cancel safe.
+    /// Appends an event once the reader has room. Returns whether there is a reader. Cancel safe.
     pub(in crate::face) async fn say(&self, part: BodyPart, unheard: UnreadPolicy) -> bool {
         self.0.say(part, unheard).await
     }
 
-    /// Says the last of all. False if nobody is there to read it.
+    /// Appends the result. Returns whether there is a reader.
     pub(in crate::face) fn finish(&self, ending: CallResult) -> bool {
         self.0.finish(ending)
     }
 
-    /// Says that this follows, and nothing else. Returns once somebody reads it. Cancel safe, but for [`ReplayWriter::close`],
-    /// which takes it back.
+    /// Appends the rest of the stream. Returns once a reader takes it. Cancel safe, except for [`ReplayWriter::close`], which
+    /// withdraws it.
     pub(in crate::face) async fn hand_over(&self, rest: ResponseBody) {
         self.0.state.send_modify(|state| {
             *state.rest.get_mut() = Some(rest);
             (state.is_closed, state.is_unwanted) = (true, true);
         });
-        // The other end of this is held here.
+        // Cannot fail: this holds the sender.
         let _ = self.0.state.subscribe().wait_for(|state| state.rest.lock().is_none()).await;
     }
 
-    /// Returns once nobody was there to read for so long. Cancel safe.
+    /// Returns once there has been no reader for this long. Cancel safe.
     pub(in crate::face) async fn deserted(&self, patience: Duration) {
         let mut state = self.0.state.subscribe();
         loop {
-            // The other end of this is held here.
+            // Cannot fail: this holds the sender.
             let _ = state.wait_for(|state| state.reader.is_none()).await.map(|_| ());
             let back = state.wait_for(|state| state.reader.is_some());
             if tokio::time::timeout(patience, back).await.is_err() {
@@ -240,7 +241,7 @@ impl ReplayWriter {
         }
     }
 
-    /// Says that nothing follows, because its client wants nothing or has it all.
+    /// Ends the stream, because its client wants no more or has everything.
     pub(in crate::face) fn close(&self) {
         self.0.state.send_modify(|state| {
             *state.rest.get_mut() = None;
@@ -255,7 +256,7 @@ impl Drop for ReplayWriter {
     }
 }
 
-/// The client's end. Dropping it means that the client left, or lost its stream.
+/// The client's end. Dropping it means that the client disconnected or lost its stream.
 #[derive(Debug)]
 pub(in crate::face) struct ReplayReader {
     log: Arc<ReplayBuffer>,
@@ -264,12 +265,12 @@ pub(in crate::face) struct ReplayReader {
 }
 
 impl ReplayReader {
-    /// What the events of the stream are called by.
+    /// The prefix of the stream's event ids.
     pub(in crate::face) fn stream(&self) -> u128 {
         self.log.stream
     }
 
-    /// The next word; `None` where nothing follows, or another reader took over. Cancel safe.
+    /// The next item; `None` if nothing follows, or another reader took over. Cancel safe.
     pub(in crate::face) async fn next(&mut self) -> Option<ReplayItem> {
         let own = self.own;
         let is_due = |state: &ReplayState| state.reader != Some(own) || state.unread() > 0 || state.is_over();
@@ -302,18 +303,18 @@ impl ReplayReader {
                         word = Some(ReplayItem::Rest(rest));
                         return;
                     }
-                    // It bears the number after all others; whoever has seen that has seen it all.
+                    // Its number follows all others; a client that has received it has received everything.
                     let number = state.next;
                     let is_new = state.read <= number;
                     word = match state.last.take() {
                         Some(last) => {
-                            // Its reader takes the bytes of the budget along.
+                            // The reader takes over the budget's bytes.
                             state.last = Some(if state.is_kept { detached(&last) } else { fault(Reason::Internal) });
                             is_new.then(|| ReplayItem::Last(last, number))
                         }
                         None if state.is_unwanted => None,
-                        // Whoever wrote is gone without a word, by a bug or with the process. Behind all others, however
-                        // many there were.
+                        // The writer was dropped without a result, by a panic or at the end of the process. Numbered after all
+                        // events, however many there were.
                         None => Some(ReplayItem::Last(fault(Reason::Internal), u64::MAX)),
                     };
                 }
@@ -339,7 +340,7 @@ impl Drop for ReplayReader {
     }
 }
 
-/// The streams that can be taken up again.
+/// The streams that can be resumed.
 #[derive(Debug, Default)]
 pub(in crate::face) struct ReplayBuffers {
     kept: Mutex<ReplayIndex>,
@@ -350,28 +351,28 @@ pub(in crate::face) struct ReplayBuffers {
 struct ReplayIndex {
     /// By session, in the order in which they began.
     by_session: HashMap<u128, VecDeque<ReplayEntry>>,
-    /// Those that have their answer, in the order in which they got it.
+    /// Finished streams, in the order of their responses.
     answered: VecDeque<(Instant, u128, u128)>,
 }
 
 #[derive(Debug)]
 struct ReplayEntry {
     id: u128,
-    /// The request that is answered on it.
+    /// The request that the stream answers.
     request: RequestId,
     log: Arc<ReplayBuffer>,
     is_answered: bool,
 }
 
 impl ReplayBuffers {
-    /// A call's log, which cannot be taken up before it is [`ReplayBuffers::keep`]t.
+    /// A call's buffer, which cannot be resumed before [`ReplayBuffers::keep`].
     pub(in crate::face) fn begin(&self, stream: u128) -> (ReplayWriter, ReplayReader) {
         let log = ReplayBuffer::new(stream, Arc::clone(&self.bytes));
         let reader = log.read_after(0);
         (ReplayWriter(log), reader)
     }
 
-    /// Keeps a log whose client learns the stream's id now.
+    /// Makes a buffer resumable once its client learns the stream's id.
     pub(in crate::face) fn keep(&self, nonce: u128, request: RequestId, reader: &ReplayReader) {
         let (log, id) = (&reader.log, reader.log.stream);
         log.state.send_modify(|state| state.is_kept = true);
@@ -385,14 +386,14 @@ impl ReplayBuffers {
         self.tidy(&mut kept);
     }
 
-    /// Takes note that a call may have its answer.
+    /// Records that a call may have its response.
     pub(in crate::face) fn answered(&self, (nonce, id): (u128, u128)) {
         let mut kept = self.kept.lock();
         self.settle(&mut kept, (nonce, id));
         self.tidy(&mut kept);
     }
 
-    /// The stream that a client names, from the event after `number` on.
+    /// The stream of a client's `Last-Event-ID`, from the event after `number` on.
     pub(in crate::face) fn take_up(&self, (nonce, id): (u128, u128), number: u64) -> Option<(RequestId, ReplayReader)> {
         let mut kept = self.kept.lock();
         self.tidy(&mut kept);
@@ -400,7 +401,7 @@ impl ReplayBuffers {
         Some((stream.request.clone(), stream.log.read_after(number)))
     }
 
-    /// Forgets the streams of a session that has ended.
+    /// Drops the streams of an ended session.
     pub(in crate::face) fn forget(&self, nonce: u128) {
         self.kept.lock().by_session.remove(&nonce);
     }
@@ -417,7 +418,7 @@ impl ReplayBuffers {
         }
     }
 
-    /// Forgets answers that were kept for long enough, and the oldest while there is too much of them.
+    /// Drops responses that have been kept long enough, and the oldest while there are too many bytes.
     fn tidy(&self, kept: &mut ReplayIndex) {
         while let Some((when, nonce, id)) = kept.answered.front().copied() {
             let is_too_much = self.bytes.load(Ordering::Relaxed) > BYTES_MAX || kept.answered.len() > ANSWERED_MAX;
@@ -435,12 +436,12 @@ impl ReplayBuffers {
     }
 }
 
-/// How an event of a stream is called: by its stream, so that nothing of another one is ever replayed.
+/// The id of a stream's event, which names its stream, so that no other stream's event is ever replayed.
 pub(in crate::face) fn event_id(stream: u128, number: u64) -> String {
     format!("{stream:032x}-{number}")
 }
 
-/// The stream and number in such a name.
+/// The stream and number in an event id.
 pub(in crate::face) fn read_event_id(text: &str) -> Option<(u128, u64)> {
     let (stream, number) = text.split_once('-')?;
     Some((u128::from_str_radix(stream, 16).ok().filter(|_| stream.len() == 32)?, number.parse().ok()?))

@@ -1,4 +1,4 @@
-//! Writes the answer to a request: in one piece, or as the last event of a stream whose head is given.
+//! Writes the response to a request: in one piece, or as the last event of a stream.
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
@@ -18,20 +18,20 @@ use crate::wire::envelope::EnvelopeError;
 use crate::wire::framing::BodyPart;
 use crate::wire::{JsonPieces, Message, MessageText, RequestId, RpcError, ScanLimits, envelope};
 
-/// What became of a request.
+/// The outcome of a request.
 pub(in crate::face) enum RequestAnswer {
-    /// As one message.
+    /// One JSON message.
     Json(ResponseBody),
     Events(ResponseBody),
     Result(JsonPieces),
     Error(RpcError),
-    /// An error that the upstream gave under a status of its own.
+    /// An error with the upstream's status.
     Refused(StatusCode, RpcError),
-    /// A refusal of the request itself.
+    /// The refusal of an invalid request.
     Complaint(RequestError),
-    /// A fault of the gateway, for clients that take a status which means that it may be repeated.
+    /// A fault of the gateway, for clients that understand a retryable status.
     Fault(GatewayFault),
-    /// A status alone, for a stream that there is not.
+    /// A status only, for a stream that does not exist.
     Status(FaceResponse),
 }
 
@@ -56,7 +56,7 @@ impl RequestAnswer {
         }
     }
 
-    /// What it is where the head of an event stream is given already.
+    /// The outcome as the rest of an event stream with a sent head.
     pub(in crate::face) fn into_events(self, addressee: &Addressee) -> Option<ResponseBody> {
         match self.written(addressee) {
             AnswerContent::Message(message) => Some(full_body(BodyPart::message(message))),
@@ -66,7 +66,7 @@ impl RequestAnswer {
         }
     }
 
-    /// The answer without the head that it would have by itself.
+    /// The response without its own head.
     pub(in crate::face) fn written(self, addressee: &Addressee) -> AnswerContent {
         let error = match (self, &addressee.id) {
             (Self::Json(body), _) => return AnswerContent::Json(body),
@@ -76,7 +76,7 @@ impl RequestAnswer {
                 return AnswerContent::Json(joined_body(envelope::result_of_pieces(id, result.into_pieces())));
             }
             (Self::Result(result), Some(id)) => return AnswerContent::Message(envelope::result(id, &result.whole())),
-            // No request is without.
+            // Every request has an id.
             (Self::Result(_), None) => gateway_error(&GatewayFault::new(Reason::Internal, Executed::Unknown)),
             (Self::Error(error) | Self::Refused(_, error), _) => error,
             (Self::Complaint(complaint), _) => complaint.to_error(addressee.version),
@@ -86,10 +86,10 @@ impl RequestAnswer {
     }
 }
 
-/// An answer without a head.
+/// A response without a head.
 pub(in crate::face) enum AnswerContent {
     Message(Bytes),
-    /// One message as it comes.
+    /// One message as it arrives.
     Json(ResponseBody),
     Events(ResponseBody),
     Nothing,
@@ -101,7 +101,7 @@ impl<T: Into<JsonPieces>> From<Result<T, RpcError>> for RequestAnswer {
     }
 }
 
-/// An answer that is on its way, and how silence is broken meanwhile.
+/// A pending response, and the life signs until then.
 pub(in crate::face) struct LateAnswer {
     pub(in crate::face) answering: BoxFuture<'static, RequestAnswer>,
     pub(in crate::face) signs: Option<LifeSigns>,
@@ -117,7 +117,7 @@ impl CallMessages for LateAnswer {
     }
 }
 
-/// What answers a request that was cancelled: there is no response (LEG-14), but HTTP wants one.
+/// The HTTP response to a cancelled request, which has no JSON-RPC response (LEG-14).
 pub(in crate::face) fn unanswered(accepted: AcceptedTypes) -> RequestAnswer {
     match accepted {
         AcceptedTypes::Json => status(StatusCode::ACCEPTED),
@@ -127,13 +127,13 @@ pub(in crate::face) fn unanswered(accepted: AcceptedTypes) -> RequestAnswer {
     }
 }
 
-/// Any answer of the gateway's own where a status is all there is to say.
+/// A response with a status only.
 pub(in crate::face) fn status(status: StatusCode) -> RequestAnswer {
     RequestAnswer::Status(bare(status))
 }
 
-/// Whether a client would take a message for the answer to `id`. Clients differ in what they can read, so a message that
-/// bears the id counts even where the gateway would not keep it.
+/// Whether a client would take a message for the response to `id`. Clients differ in the messages that they accept, so an id
+/// counts even in a message that the gateway would not keep.
 pub(in crate::face) fn brings_answer(text: &MessageText, id: &RequestId) -> bool {
     let is_answer = |message: &Message| match message {
         Message::Response(response) => response.id.as_ref().is_some_and(|named| named.says(id)),

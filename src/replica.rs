@@ -1,4 +1,4 @@
-//! The rules for several replicas on one store: membership, commit outcomes, trusted reads, row ownership, and task time.
+//! The rules for several replicas: membership, commit outcomes, trusted reads, row ownership, task time.
 //!
 //! Pure: callers pass in the store's answers and their times, on a clock that is never set ([`BootTime`]). This module reads no
 //! clock, draws no id, waits for nothing and contacts no server. `tests/engine/replicas.rs` runs [`commit_trust::fate`],

@@ -1,4 +1,4 @@
-//! Decides whether a write may change a row, by its revision and holder, and which rows may be claimed.
+//! Decides by revision and holder whether a row may be written or claimed.
 //!
 //! A store implements the same rule as a condition of its statement. This module explains why a write failed, and serves as the
 //! reference in that condition's tests. Safety rests on this rule alone, not on liveness verdicts.

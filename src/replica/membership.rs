@@ -151,7 +151,7 @@ pub enum OwnStanding {
     StoreLost(StoreLoss),
 }
 
-/// A replica to declare dead, provided that its row still has this heartbeat and is not dead: one with a newer heartbeat is left
+/// A replica to declare dead, if its row still has this heartbeat. A replica with a newer heartbeat, or already dead, is left
 /// alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeathClaim {

@@ -23,8 +23,8 @@ use std::time::Duration;
 
 use crate::replica::BootTime;
 
-/// Identifies one run of one server, from its address, start and timeline, as read on the connection itself. A barrier on one run
-/// proves nothing about another.
+/// Identifies one run of one server. Computed from its address, start and timeline, as read on the connection itself. A barrier
+/// on one run proves nothing about another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ServerMark(pub u64);
 

@@ -1,5 +1,5 @@
-//! Judges whether a clock can be right, by comparing it with the time of the store's last use. Applies to every store that
-//! outlives a process.
+//! Judges whether a clock can be right, for every store that outlives a process. Compares the clock with the time of the store's
+//! last use.
 //!
 //! A wrong clock at startup must not delete tasks: if it is ahead by more than a day and by more than any stored task lives,
 //! nothing is freed at first, and the time is not recorded as a time of use, so that the next process does not rely on it. If a

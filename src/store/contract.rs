@@ -27,7 +27,6 @@ use crate::wire::{Payload, RpcError};
 const START: Timestamp = Timestamp::from_millis(1_000_000);
 pub(crate) const TTL: Duration = Duration::from_secs(60);
 
-/// A task as it is at its creation, for tests.
 /// The known upstreams.
 pub(crate) fn known() -> [Arc<str>; 1] {
     [Arc::from("demo")]

@@ -9,8 +9,6 @@
 //! errors. `state` holds the shared state: the `sums`, rows with an unknown commit, and a cache of `settled_rows`. `upkeep`
 //! removes the remains of long-dead incarnations; `forgetting` declares incarnations dead and removes a replica on request.
 //! `access_files` reads the files with the database's URL and credentials.
-//! `upkeep` has removed what dead lives leave; `forgetting` declares lives dead, and has removed what one leaves that is to be
-//! forgotten. `access_files` reads what says where the database is.
 
 mod access_files;
 mod batch;

@@ -19,7 +19,7 @@ impl Revision {
     pub const FIRST: Self = Self(1);
 }
 
-/// On whose behalf a task is written.
+/// The role in which a task is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteRole {
     /// The holder, which alone knows the state of the call.
@@ -123,7 +123,7 @@ pub struct SummaryPage<P = ListPlace> {
 /// A page of a filtered list ends after examining this many index entries without a match. A match counts as two.
 pub const PLACES_MAX: usize = 112;
 
-/// A position in the list of all tasks, newest first: behind the task with this creation time and reference.
+/// A position in the list of all tasks, newest first. It follows the task with this time and reference.
 pub type NewestCursor = (Timestamp, ShortReference);
 
 /// Why a store did not execute a request.

@@ -1,4 +1,4 @@
-//! Copies a task's payloads out of shared buffers, so that a kibibyte of payload does not keep a read buffer of 256 alive.
+//! Copies a task's payloads out of shared buffers. A kibibyte of payload must not keep a read buffer of 256 alive.
 
 use super::{Answer, Failure, Outcome, Phase, Task};
 use crate::wire::{Payload, RpcError};

@@ -21,7 +21,7 @@ pub enum TaskMode {
     Required,
 }
 
-/// The treatment of a call that was in flight when the gateway ended, and cannot be resumed.
+/// A call's treatment if the gateway ended during it and cannot resume it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AfterCrash {
     /// It settles as a fault: it may or may not have run.

@@ -51,8 +51,7 @@ impl Default for PrincipalLimits {
     }
 }
 
-/// The percentage of a server's call permits, queue and processes that one of several principals may use. The rest is for the
-/// others.
+/// One principal's maximum percentage of a server's call permits, queue and processes. The rest is for the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlaceShare(u8);
 

@@ -8,8 +8,8 @@ use super::{
 };
 use crate::wire::one_line::{first_text, status_text};
 
-/// A task without arguments, questions, answers and outcome, so that a list cannot reveal or carry them. Takes a few kilobytes at
-/// most, plus 16 bytes for each child.
+/// A task without arguments, questions, answers and outcome, which lists must not contain. Takes a few kilobytes at most, plus 16
+/// bytes for each child.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Summary {
     pub key: TaskKey,

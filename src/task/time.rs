@@ -71,7 +71,7 @@ impl Clock for SystemClock {
     }
 }
 
-/// The task clock of one process: it reads the wall clock once, at startup, and then counts elapsed time. Setting or adjusting
+/// The task clock of one process. It reads the wall clock once, at startup, and then counts elapsed time. Setting or adjusting
 /// the wall clock ends no task early, extends none, and never lets a shown time go back (F58). It starts no earlier than the last
 /// time known to an earlier process, so that no expired task returns.
 pub struct SteadyClock<E> {

@@ -124,7 +124,6 @@ pub enum Effect {
 /// An event that does not apply (the task is settled, the event belongs to another attempt, the question is not open) returns the
 /// task unchanged and no effects. A client's view of a settled task never changes: only the notification of its upstream is still
 /// recorded.
-/// changes: all that is left to note of it is that its upstream was told.
 #[must_use]
 pub fn transition(mut task: Task, event: Event, now: Timestamp) -> (Task, Vec<Effect>) {
     if (task.is_settled() && !matches!(event, Event::Told)) || event.is_stale(task.attempt) {

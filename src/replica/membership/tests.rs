@@ -1,4 +1,4 @@
-//! Tests cases for one replica, then random runs of several replicas on one store with outages.
+//! Tests one replica's cases, then random runs of several replicas with store outages.
 
 use proptest::prelude::*;
 
@@ -245,7 +245,7 @@ struct Member {
     last_beat: u64,
 }
 
-/// Three replicas on one store, for as long as `length` says; the last may be killed.
+/// Three replicas on one store; the last may be killed.
 struct Run {
     terms: LeaseTerms,
     outages: Vec<Outage>,

@@ -112,7 +112,7 @@ impl RecordLocation {
     }
 }
 
-/// All columns of a row except its number, and its summary with the checksum over them.
+/// All columns of a row except its number and its summary, which has their checksum.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RowColumns {
     pub(super) key: TaskKey,

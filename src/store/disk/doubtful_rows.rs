@@ -14,7 +14,7 @@ use crate::task::TaskKey;
 /// Removed rows that stay hidden from readers with older data.
 const REMOVED_MAX: usize = 1_024;
 
-/// At most one transaction's rows are open at a time: the next one starts by removing them.
+/// Unresolved rows of at most one transaction: the next one starts by removing them.
 #[derive(Debug, Default)]
 pub(super) struct DoubtfulRows(Mutex<DoubtfulRowsState>);
 

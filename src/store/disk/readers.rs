@@ -1,5 +1,4 @@
-//! A pool of read-only connections, each used by one reader at a time, on blocking threads. Lists and single tasks have separate
-//! permits.
+//! A pool of read-only connections on blocking threads, each used by one reader. Lists and single tasks have separate permits.
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Keeps live rows, a cache of settled ones, and the sums of all rows in memory.
+//! Keeps live rows, a cache of settled ones, and the sums in memory.
 //!
 //! The disk is authoritative. The writer updates memory after each commit, by revision. A reader may add a row from the disk only
 //! if no commit has touched the row's shard meanwhile. Missing rows are read from the disk, so any row may be left out for lack

@@ -42,7 +42,7 @@ pub(super) fn is_named(conn: &Connection, owner: &Principal, key: &Digest, now: 
         .exists(params![owner.as_str(), key.0, at(now)])
 }
 
-/// Rows and records that cannot be freed: a transaction that meets damage can no longer write, so known damage is avoided from
+/// Rows and records that cannot be freed. A transaction that meets damage can no longer write, so known damage is avoided from
 /// then on.
 #[derive(Debug, Default)]
 pub(super) struct UnfreeableRows {

@@ -1,4 +1,4 @@
-//! Defines the database file: its tables, how it is opened, and how foreign files are detected.
+//! Defines the database file: its tables, its opening, and the detection of foreign files.
 //!
 //! Task ids are stored unhashed: lists return the ids to their owner, and the arguments and results that an id gives access to
 //! are in the same row. File permissions protect both: only the owner may read the file (0600, in a folder of 0700).

@@ -1,4 +1,4 @@
-//! Starts a store: locks its folder, opens its file, and starts its writer and the file check.
+//! Starts a store: locks the folder, opens the file, starts writer and file check.
 
 use std::collections::VecDeque;
 use std::io;

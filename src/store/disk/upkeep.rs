@@ -1,4 +1,4 @@
-//! Maintains the file between writes: checks the disk, probes a failed store, and frees disk space.
+//! Maintains the file between writes: checks the disk, probes a failed store, frees space.
 
 use std::path::Path;
 use std::time::Duration;

@@ -16,7 +16,7 @@ pub(super) struct ListPlaces {
 /// The session of client-chosen ids, the phase, and the class of lags.
 type PlacesKind = (Option<SessionScope>, PhaseKind, LagClass);
 
-/// The tasks of one kind in both orders, each with its other time and its expiry.
+/// The tasks of one kind in both orders, with other time and expiry.
 #[derive(Debug, Default)]
 struct KindPlaces {
     by_creation: BTreeMap<ListPlace, PlaceFacts>,

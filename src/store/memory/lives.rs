@@ -1,4 +1,4 @@
-//! Numbers the incarnations that have one memory store open, and notifies each about writes by the others.
+//! Numbers a memory store's incarnations, and notifies each about writes by the others.
 //!
 //! Outside of tests a process has one incarnation, which ends with its store: then there is no other to notify, and no row to
 //! claim.

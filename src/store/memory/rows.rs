@@ -1,4 +1,4 @@
-//! The rows of a memory store: sharded by key, indexed by owner, time and name, and counted.
+//! A memory store's rows: sharded by key, indexed by owner, time and name, counted.
 
 use std::cmp::Reverse;
 use std::collections::hash_map::Entry;

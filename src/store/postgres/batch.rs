@@ -37,7 +37,7 @@ pub(super) enum WriteOutcome {
     Passed,
 }
 
-/// Selects the writes of a batch: those with distinct rows and names, and with enough room for all.
+/// Selects the writes of a batch: distinct rows and names, and enough room for all.
 #[derive(Debug, Default)]
 pub(super) struct BatchPlan {
     keys: BTreeSet<TaskKey>,

@@ -1,4 +1,4 @@
-//! Splits a URL's hosts and addresses, so that each gets its own time limit: the library limits how long an address takes to
+//! Splits a URL's hosts and addresses, so that each gets its own time limit. The library limits how long an address takes to
 //! accept a connection, but not how long it is silent afterwards.
 
 use tokio::net::lookup_host;

@@ -1,4 +1,4 @@
-//! Registers a new incarnation: reads the other replicas' rows, adopts their task time, and inserts its own row.
+//! Registers a new incarnation: reads the others' rows, adopts their task time, inserts its row.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -161,9 +161,9 @@ struct SeenLine {
     at: Instant,
 }
 
-/// The other replicas that send a heartbeat within one interval. The time in a silent replica's row may be old. A replica whose
-/// keys do not fit is watched until it sends a heartbeat, which is an error, or until the lease has run out, when it is declared
-/// dead.
+/// The other replicas that send a heartbeat within one interval. The time in a silent replica's row may be old. A replica with
+/// keys that do not fit is watched until it sends a heartbeat, which is an error, or until the lease has run out, when it is
+/// declared dead.
 ///
 /// # Errors
 /// `SealKeys` if a replica with keys that do not fit sends a heartbeat; `Away`.

@@ -295,7 +295,7 @@ pub(super) async fn serve(
     }
 }
 
-/// The position of a row's request, and the row; `None` if it has to be read again.
+/// A request's position, and its row; `None` if it has to be read again.
 type FoundRow = (usize, Option<FetchedRow>);
 
 async fn rows(link: &mut ReaderLink, wanted: &[RowRequest]) -> Result<Vec<FoundRow>, Error> {

@@ -91,8 +91,8 @@ impl ReplicaView {
     /// because the other replicas then declare it dead and claim its rows while its writer still works. It continues with its
     /// existing rows until it is fenced.
     ///
+    /// # Errors
     /// `Io` if no heartbeat was acknowledged for too long.
-    /// `Io` if no beat was acknowledged for too long.
     pub(super) fn may_begin(&self, terms: LeaseTerms, now: BootTime) -> Result<(), StoreError> {
         if now.since(self.beaten) < terms.begin_max() {
             return Ok(());
@@ -144,6 +144,8 @@ pub(super) fn look_of(lines: &[StoredReplica], (sent, received): (BootTime, Boot
     ReplicaLook { sent, received, lines: lines.iter().map(|one| one.line.clone()).collect() }
 }
 
+/// # Errors
+/// The server's error.
 pub(super) async fn read_lines(session: &Session) -> Result<Vec<StoredReplica>, Error> {
     StoredReplica::all(&session.client.query(LOOK, &[]).await?)
 }
@@ -161,7 +163,6 @@ pub(super) fn generation_text(generation: StoreGeneration) -> String {
 /// Declares an incarnation dead: only if its heartbeat is still `beat` (7.3), or unconditionally without a `beat`. The
 /// declaration outweighs the incarnation's own view. Returns whether this call declared it; `false` means that it was already
 /// dead or still sends heartbeats, and no caller depends on which.
-/// rests on which.
 ///
 /// # Errors
 /// See [`CommitFailure`].

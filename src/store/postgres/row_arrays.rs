@@ -35,7 +35,7 @@ impl<'a> ReleasedNames<'a> {
     }
 }
 
-/// The writes of a batch as arrays, in the order in which every replica locks rows.
+/// The writes of a batch as arrays, in every replica's order of row locks.
 #[derive(Debug, Default)]
 pub(super) struct RowArrays<'a> {
     ids: Vec<&'a [u8]>,

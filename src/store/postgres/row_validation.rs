@@ -1,4 +1,4 @@
-//! Converts rows into tasks: hides rows with an unknown insert, and shows damaged ones as failed.
+//! Converts rows into tasks: hides unresolved inserts, and shows damaged rows as failed.
 
 use std::io;
 

@@ -11,7 +11,7 @@ pub(super) fn boot_time() -> BootTime {
     BootTime(since_boot())
 }
 
-/// A [`TaskClock`] that runs on this machine's clock, and is steered by the other replicas' times.
+/// A [`TaskClock`] on this machine's clock, steered by the other replicas' times.
 #[derive(Debug)]
 pub(super) struct SharedClock(Mutex<TaskClock>);
 

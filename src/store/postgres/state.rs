@@ -1,4 +1,4 @@
-//! The state that the store's parts share: sums, rows with an unknown commit, health, and listeners to changes.
+//! The parts' shared state: sums, rows with an unknown commit, health, and listeners.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -135,7 +135,7 @@ impl StoreState {
     }
 }
 
-/// The remains of writes with an unknown commit, apart from rows that their writers look up by key.
+/// The remains of writes with an unknown commit. Excludes rows that their writers look up by key.
 #[derive(Debug, Default)]
 pub(super) struct StoreDoubts(Mutex<OpenDoubts>);
 

@@ -1,4 +1,4 @@
-//! Tests the store against real servers: the contract of every store, and behaviour specific to PostgreSQL.
+//! Tests the store against real servers: the contract, and behaviour specific to PostgreSQL.
 
 mod bad_input;
 mod bloat;

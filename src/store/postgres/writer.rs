@@ -1,4 +1,4 @@
-//! Writes to the database: a tokio task with one connection that commits all waiting writes as one transaction.
+//! The writer: a tokio task that commits all waiting writes as one transaction.
 //!
 //! A batch with an unknown commit ends its connection. The next connection gets a number that excludes unfinished transactions of
 //! the last one, waits for them, and removes rows with an unknown insert before it writes anything else. From then on every write

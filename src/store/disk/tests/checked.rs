@@ -1,4 +1,4 @@
-//! Tests the background check of the file: it yields to the writer, and still finds damage.
+//! Tests the background file check: it yields to the writer, and still finds damage.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Compares callers' results with the state after a restart: acknowledged writes exist, refused ones do not, unknown ones may.
+//! Compares callers' results with the state after a restart. Acknowledged writes exist, refused ones do not, unknown ones may.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ fn sync_failure() -> rusqlite::Error {
     rusqlite::Error::SqliteFailure(ffi::Error::new(ffi::SQLITE_IOERR_FSYNC), None)
 }
 
-/// Asks the writer for a copy of its files between two of its steps, as a kill would leave them.
+/// A request to the writer: copy the files, as a kill would leave them.
 type WantedCopy = Arc<Mutex<Option<(PathBuf, oneshot::Sender<()>)>>>;
 
 /// Random faults: percentages for opening, before and after a commit.

@@ -1,4 +1,4 @@
-//! Tests disk space: it is regained without a restart, and opening a store needs none that is missing.
+//! Tests that disk space is regained without a restart, and that a full disk can be opened.
 
 use rusqlite::ffi;
 

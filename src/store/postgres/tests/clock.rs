@@ -1,4 +1,4 @@
-//! Starts under a server's wrong clock: kept results stay, and an operator can reset the time.
+//! Tests starts under a wrong clock: results stay, and an operator can reset the time.
 
 use super::lives::two;
 use super::*;

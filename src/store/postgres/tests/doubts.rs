@@ -1,4 +1,4 @@
-//! Writes with an unknown commit, as seen by other replicas: no shown task is lost, and no row stays without a holder.
+//! Tests how other replicas see writes with an unknown commit. No shown task is lost, and no row stays without a holder.
 
 use std::collections::BTreeSet;
 

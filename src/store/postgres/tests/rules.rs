@@ -1,6 +1,6 @@
-//! The six rules for unknown commits, each against a server that breaks its guarantee: its standby is missing, its commit is
-//! cancelled, or its backend or the server itself ends. Each test has its own server, where commits wait once a standby is named
-//! that does not exist.
+//! Tests the six rules for unknown commits, each against a server that breaks its guarantee. Its standby is missing, its commit
+//! is cancelled, or its backend or the server itself ends. Each test has its own server, where commits wait once a standby is
+//! named that does not exist.
 
 use support::fault_proxy::{Fault, FaultProxy, Verb};
 use support::postgres::ServerStop;

@@ -66,7 +66,6 @@ impl ExtTasks {
     }
 }
 
-/// Adds the outcome of a call.
 fn with_outcome(writer: ObjectWriter, outcome: &Outcome) -> ObjectWriter {
     match outcome {
         Outcome::Cancelled => writer,

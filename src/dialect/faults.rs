@@ -3,7 +3,6 @@
 //! Every refusal is either a [`RequestError`] about the request itself or a [`GatewayFault`] about its handling. Texts never
 //! quote a client or an upstream, except names of methods, headers, members and tools; names that a client chose are bounded and
 //! have no control characters.
-//! client chose freely among them is bounded and without control characters.
 
 use std::borrow::Cow;
 

@@ -130,7 +130,6 @@ impl ForwardedHeaders {
             .map_or_else(Self::default, |request| Self::new(request.headers.clone(), request.credential.is_clients()))
     }
 
-    /// The client's credential at the upstream.
     pub(crate) fn credential(&self) -> ClientCredential {
         self.0.as_ref().map(|request| request.credential.clone()).unwrap_or_default()
     }
@@ -142,7 +141,6 @@ impl ForwardedHeaders {
         }
     }
 
-    /// Records the head of an upstream's response.
     pub(crate) fn note<B>(&self, response: &Response<B>) {
         if let Some(request) = self.0.as_ref().filter(|request| request.credential.is_clients()) {
             *request.refusal.lock() = CredentialRefusal::of_head(response.status(), response.headers());

@@ -179,7 +179,6 @@ impl OutgoingRequest {
         }
     }
 
-    /// The text of its message.
     pub(crate) fn body(&self) -> Option<&Bytes> {
         self.message().map(|text| &**text)
     }
@@ -191,7 +190,6 @@ impl OutgoingRequest {
         }
     }
 
-    /// The same request with another message.
     pub(crate) fn with_body(mut self, text: Bytes) -> Self {
         if let OutgoingMethod::Post { message, .. } = &mut self.verb {
             *message = text.into();

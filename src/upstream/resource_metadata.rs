@@ -22,7 +22,6 @@ use crate::wire::{Object, Payload, ScanLimits};
 /// Path prefix of a resource's metadata.
 pub const WELL_KNOWN: &str = "/.well-known/oauth-protected-resource";
 
-/// Largest metadata.
 const BYTES_MAX: usize = 64 * 1024;
 /// How long all attempts together may take.
 const FETCH_MAX: Duration = Duration::from_secs(10);

@@ -49,7 +49,6 @@ const NEWS_MAX: usize = 256;
 const REPLIES_MAX: usize = 32;
 /// How long a message without a response may take to be accepted.
 const TELL_MAX: Duration = Duration::from_secs(30);
-/// How long the end of a session may take.
 const DELETE_MAX: Duration = Duration::from_secs(2);
 
 /// The state that all sessions of one upstream share.

@@ -84,7 +84,6 @@ pub struct UpstreamHealth {
     name: Arc<str>,
     address: Arc<str>,
     failures: [Counter; REASONS.len()],
-    /// Whether new requests are refused.
     refuses: GaugeShare,
     /// The number of transport reports of the reasons that others find as well.
     told_by_transports: [AtomicU32; FOUND_BY_BOTH.len()],

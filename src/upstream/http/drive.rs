@@ -34,7 +34,6 @@ use response_reader::{AwaitedRequest, RpcResult, StreamEnd, drain};
 /// How long a call may be without a stream before it is abandoned (U24).
 const RESUME_WINDOW: Duration = Duration::from_secs(30);
 
-/// How a call starts in this process.
 pub(super) enum CallStart {
     /// It is sent.
     Post { message: Bytes, handed_over: HandedOver },

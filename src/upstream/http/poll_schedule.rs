@@ -17,7 +17,6 @@ const BACKOFF_MAX: Duration = Duration::from_secs(30);
 /// How long before the call's deadline its task is polled once more.
 const LAST_LOOK: Duration = Duration::from_secs(1);
 
-/// The times of the polls of one task.
 #[derive(Debug)]
 pub(super) struct PollSchedule {
     /// When the call was sent, which is before its task was made.
@@ -31,7 +30,6 @@ pub(super) struct PollSchedule {
 }
 
 impl PollSchedule {
-    /// The schedule of a call that began at `began`.
     pub(super) const fn new(began: Instant, deadline: Option<Instant>) -> Self {
         Self { began, deadline, expires: None, interval: INTERVAL_DEFAULT, failures: 0, last: began }
     }

@@ -30,7 +30,6 @@ pub(super) enum AnswerWait {
     Endless,
 }
 
-/// Why a request beside a call failed.
 enum SideRequestError {
     SessionLost,
     Gateway(GatewayFault),

@@ -151,13 +151,11 @@ impl TaskFollower<'_> {
         }
     }
 
-    /// Polls the task at once.
     async fn look(&mut self) -> Result<Option<UpstreamTaskStatus>, GatewayFault> {
         let polled = self.get().await;
         self.judge(polled).await
     }
 
-    /// Polls the task when it is time.
     async fn next_poll(&self) -> TaskPollResult {
         let hinted = async {
             self.http_call.call.hint.notified().await;
@@ -205,7 +203,6 @@ impl TaskFollower<'_> {
         }
     }
 
-    /// Records the upstream's description of the task.
     async fn learn(&mut self, task: &UpstreamTask) -> Option<UpstreamTaskStatus> {
         self.odd_polls = 0;
         self.pace.learn(Instant::now(), task.poll_interval, task.ttl);

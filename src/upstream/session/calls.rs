@@ -73,7 +73,6 @@ pub(crate) enum AskRefusal {
 }
 
 impl SessionCall {
-    /// A call and its event queue.
     pub(crate) fn new(id: RequestId, native: UpstreamTaskState) -> (Arc<Self>, mpsc::Receiver<Box<ExchangeEvent>>) {
         let (events, queue) = mpsc::channel(EVENTS_MAX);
         let may_be_task = matches!(native, UpstreamTaskState::Asked);

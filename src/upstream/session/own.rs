@@ -41,7 +41,6 @@ const REMEMBERED_MAX: usize = 20_000;
 const REPLIES_MAX: usize = 256;
 /// How long one of them may take.
 const REPLY_MAX: Duration = Duration::from_secs(10);
-/// How long the end of a session may take.
 const END_MAX: Duration = Duration::from_secs(5);
 
 /// Raw access to a server that can also run calls as exchanges in its sessions.

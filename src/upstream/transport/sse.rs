@@ -144,7 +144,6 @@ impl MessageTransport for SseTransport {
     }
 }
 
-/// Why an `endpoint` event is unusable.
 #[derive(Debug, PartialEq, Eq)]
 enum EndpointError {
     NoAddress,
@@ -250,7 +249,6 @@ fn refused(response: &Response<PooledBody>) -> GatewayFault {
     GatewayFault { executed: if is_blamed { Executed::No } else { fault.executed }, ..fault }
 }
 
-/// Receives the server's messages.
 struct SseReceiver(EventStream);
 
 #[async_trait]

@@ -337,7 +337,6 @@ fn exit_of(status: ExitStatus) -> Option<ProcessExit> {
     status.code().map(ProcessExit::Code).or_else(|| status.signal().map(ProcessExit::Signal))
 }
 
-/// Receives a process's standard output.
 struct StdoutReceiver {
     stdout: ChildStdout,
     decoder: LineDecoder,

@@ -324,7 +324,6 @@ impl EventGate {
         (!rest.is_empty()).then_some(rest)
     }
 
-    /// Inspects the next bytes of the current line.
     fn look(&mut self, bytes: &[u8]) -> Result<(), FramingError> {
         self.look.pass(bytes);
         let is_passing = self.state == GateState::Passing;

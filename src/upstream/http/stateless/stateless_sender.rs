@@ -42,7 +42,6 @@ const ANNOTATED_MAX: usize = 10_000;
 pub(super) struct AnnotatedTools(Mutex<HashMap<String, Arc<[HeaderArgument]>>>);
 
 impl AnnotatedTools {
-    /// Learns from one page of a list.
     fn learn(&self, page: &Object) {
         let mut known = self.0.lock();
         for tool in page.get("tools").iter().flat_map(Payload::items).filter_map(|tool| Object::of(&tool)) {
@@ -94,7 +93,6 @@ impl DraftRequest {
         Self { method: Arc::from(method), params, progress: false }
     }
 
-    /// Whether it polls a task.
     pub(super) fn is_poll(&self) -> bool {
         &*self.method == method::TASKS_GET
     }

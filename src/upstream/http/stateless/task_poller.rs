@@ -53,7 +53,6 @@ pub(super) async fn ask_to_cancel(line: &StatelessSender, id: &str) -> Result<()
     asked(line, &draft).await.map(drop)
 }
 
-/// Makes a request about a task.
 async fn asked(line: &StatelessSender, draft: &DraftRequest) -> Result<Payload, TaskRequestError> {
     let late = Err(RequestFailure::Lost(GatewayFault::new(Reason::UpstreamTimeout, Executed::Unknown)));
     let asking = async {
@@ -174,7 +173,6 @@ impl TaskPoller {
         Self { id: Arc::clone(id), interval: POLL_DEFAULT, failures: 0, message: None, shown: None }
     }
 
-    /// Records a task's members beside its status.
     async fn note(&mut self, task: &ExtensionTask, course: &StatelessCall) {
         if let Some(interval) = task.poll_interval {
             self.interval = interval.clamp(POLL_MIN, POLL_MAX);

@@ -23,7 +23,6 @@ const PREFERENCE_BYTES_MAX: usize = 16 * 1024;
 /// A handshake that all waiting requests share.
 type SessionRenewal = Shared<BoxFuture<'static, Result<SessionBinding, GatewayFault>>>;
 
-/// The remembered state of one session.
 #[derive(Debug, Default)]
 pub(super) struct SessionMemory {
     facts: Mutex<SessionFacts>,
@@ -48,7 +47,6 @@ pub(super) struct SessionPreferences {
     pub(super) subscriptions: BTreeSet<String>,
 }
 
-/// A client's change of a preference.
 #[derive(Clone, Debug)]
 pub(crate) enum PreferenceChange {
     Level(Payload),
@@ -106,7 +104,6 @@ impl OwnSessions {
         self.remembered.get_or_default(session.opened.nonce).facts.lock().preferences.change(change);
     }
 
-    /// Removes the memory of a session that has ended.
     pub(crate) fn forget(&self, nonce: u128) {
         self.remembered.remove(nonce);
     }

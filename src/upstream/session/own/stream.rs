@@ -159,7 +159,6 @@ impl Drop for ClientReaderGuard {
     }
 }
 
-/// The reader of a session's own stream.
 #[derive(Debug)]
 enum StreamConsumer {
     Client {

@@ -99,7 +99,6 @@ pub(super) struct ConnectionIdleness {
     pub(super) has_task: bool,
 }
 
-/// A request that was registered.
 #[derive(Debug)]
 pub(super) struct EnteredRequest {
     pub(super) messages: AnswerMessages,
@@ -131,7 +130,6 @@ pub(super) struct RequestTerms {
     pub(super) _done: Option<DropGuard>,
 }
 
-/// Why a request cannot begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RequestStartError {
     IdInUse,
@@ -198,7 +196,6 @@ impl CallTable {
         true
     }
 
-    /// Breaks one request off.
     pub(super) fn break_off(&mut self, id: &RequestId, fault: GatewayFault) -> bool {
         let Some(call) = self.remove(id) else { return false };
         call.last.send(Err(io::Error::other(BodyBreakError(fault))));
@@ -247,7 +244,6 @@ impl CallTable {
         self.calls.is_empty()
     }
 
-    /// Records that a question was answered.
     pub(super) fn answered(&mut self, question: &RequestId) {
         self.calls.values_mut().for_each(|call| call.questions.retain(|open| open != question));
     }

@@ -338,7 +338,6 @@ impl AdapterConnection {
         self.why.get().copied().unwrap_or_else(|| GatewayFault::new(reason, Executed::Unknown))
     }
 
-    /// Ends the session because the gateway ends.
     pub(super) fn end_with_gateway(&self) {
         // Already set if the connection ended by itself.
         let _ = self.why.set(GatewayFault::new(Reason::GatewayRestart, Executed::Unknown));

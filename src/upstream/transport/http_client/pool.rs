@@ -82,7 +82,6 @@ struct Idle {
     since: Instant,
 }
 
-/// A connection for one request.
 enum Leased {
     /// With its driver if that has not started: it starts with a request, so that the request always learns its outcome.
     Http1(Http1Connection, Option<Box<Http1Driver>>),
@@ -105,7 +104,6 @@ struct Http2Connection {
     usage: Arc<Mutex<Http2Usage>>,
 }
 
-/// The use of an HTTP/2 connection.
 #[derive(Debug)]
 struct Http2Usage {
     requests: usize,

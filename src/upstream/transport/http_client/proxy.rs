@@ -26,7 +26,6 @@ use url::{Host, Url, form_urlencoded};
 use super::BoxError;
 use crate::secret_file::{self, SecretFileError};
 
-/// Largest file of credentials.
 const CREDENTIALS_BYTES_MAX: usize = 8 * 1024;
 
 /// The configured proxy of one server.

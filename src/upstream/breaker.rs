@@ -15,7 +15,7 @@ use crate::metric;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::upstream_health::UpstreamHealth;
 
-/// It opens after so many consecutive failures, or after half a window of failures.
+/// It opens after so many consecutive failures, or if more than half of the last `WINDOW` results are failures.
 const FAILURES_MAX: u32 = 5;
 const WINDOW: u32 = 20;
 /// How long it stays open. Short, as a probe costs one request.

@@ -25,7 +25,7 @@ const SWEEP_EVERY: Duration = Duration::from_secs(30);
 
 type SessionOpening = Shared<BoxFuture<'static, Result<Arc<UpstreamSession>, BeginError>>>;
 
-/// The sessions that stateless clients share, each with equal clients only.
+/// The sessions of stateless clients, shared by clients with equal keys.
 #[derive(Debug)]
 pub(crate) struct SessionPool {
     link: Arc<UpstreamLink>,

@@ -248,7 +248,7 @@ fn complaint(member: &str, what: &str) -> RequestError {
     RequestError::Params(Cow::Owned(format!("notifications.{member} {what}")))
 }
 
-/// One open subscription: writes its messages, each tagged with the id of the request that opened it, byte for byte (MOD-24,
+/// One open subscription. Writes its messages, each tagged with the id of the request that opened it, byte for byte (MOD-24,
 /// EXT-51).
 #[derive(Clone, Debug)]
 pub struct Subscription {

@@ -267,5 +267,5 @@ pub(crate) fn common_headers(host: Option<HeaderValue>) -> HeaderMap {
     headers
 }
 
-/// Set once a connection has taken the body of a request: from then on the upstream may have seen it.
+/// Set once a connection has taken a request's body. From then on the upstream may have seen it.
 pub type HandedOver = Arc<SetOnce<()>>;

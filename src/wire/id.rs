@@ -8,7 +8,7 @@ use super::{Payload, scan};
 /// Longest id, in bytes of JSON text (B93).
 pub const ID_BYTES_MAX: usize = 256;
 
-/// A request id: a string without null characters, or a whole number; echoed byte for byte (`1` is not `"1"`, T-62).
+/// A request id: a string without null characters, or a whole number. Echoed byte for byte (`1` is not `"1"`, T-62).
 ///
 /// Compared as text.
 #[derive(Clone, PartialEq, Eq, Hash)]

@@ -12,7 +12,7 @@ const ROOM: usize = 512;
 /// Spare capacity after a large member, so that a few bytes do not reallocate it.
 const SLACK: usize = 64;
 
-/// Writes an object member by member, in the given order; the caller names each key once.
+/// Writes an object member by member, in the given order. The caller names each key once.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct ObjectWriter {

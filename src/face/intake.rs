@@ -27,48 +27,48 @@ use crate::task::{Executed, GatewayFault, Principal, RateRefusal, Reason};
 use crate::wire::envelope::{self, EnvelopeError, Request, is_batch, split_batch};
 use crate::wire::{Message, ProtocolVersion, RequestId, RpcError, ScanLimits, method};
 
-/// Why no call begins while the gateway ends.
+/// Why no call begins while the gateway drains.
 const LATE: GatewayFault = GatewayFault::new(Reason::Draining, Executed::No);
 
-/// The items of an array, each as it was read and as it came.
+/// The items of a batch, each parsed and as received.
 pub(super) type BatchItems = Vec<(Result<Message, EnvelopeError>, Bytes)>;
 
-/// What serves the clients of one path, of either era.
+/// The faces of one path, for clients of either era.
 pub(super) trait PathFaces: Send + Sync {
-    /// What their requests are counted with.
+    /// The settings and counters of the path.
     fn served(&self) -> &Served;
 
-    /// Answers a request that stands alone.
+    /// Answers a stateless request.
     fn stateless(&self, inbound: &Inbound, request: Request) -> impl Future<Output = FaceResponse> + Send;
 
     /// Answers one message of a session.
     fn post(&self, inbound: Box<Inbound>, message: Box<Message>) -> impl Future<Output = FaceResponse> + Send;
 
-    /// Answers an array of a session.
+    /// Answers a batch of a session.
     fn post_batch(&self, inbound: &Inbound, batch: BatchItems) -> impl Future<Output = FaceResponse> + Send;
 
-    /// Opens a stream of a session, or takes one up.
+    /// Opens or resumes a stream of a session.
     fn get(&self, inbound: &Inbound) -> impl Future<Output = FaceResponse> + Send;
 
     /// Ends a session.
     fn delete(&self, inbound: &Inbound) -> impl Future<Output = FaceResponse> + Send;
 
-    /// Whether a request of the session of this nonce is under way in this process, as far as those are registered.
+    /// Whether a registered request of this session is in progress in this process.
     fn has_under_way(&self, nonce: u128, id: &RequestId) -> bool;
 
-    /// Whether a task asked under this id.
+    /// Whether a task asked the question with this id.
     fn is_asked_by_a_task(&self, id: &RequestId) -> bool;
 
-    /// The bits under which a gateway asked a client, as [`Served::draw_id`] drew them; anything where a server asked.
+    /// The bits of a question from a replica, as [`Served::draw_id`] drew them; arbitrary if a server asked.
     fn bits_of_question(&self, id: &RequestId) -> Option<u128>;
 
-    /// The same of the stream that an event has its id from.
+    /// The bits of the stream in an event id.
     fn bits_of_event(&self, id: &str) -> Option<u128>;
 
-    /// What those who listen here are counted as.
+    /// The name by which the path's streams are counted.
     fn listened_as(&self) -> &Arc<str>;
 
-    /// Returns once streams are to end that end by no other means.
+    /// Returns once streams without another end must end.
     fn streams_end(&self) -> impl Future<Output = ()> + Send + 'static;
 }
 
@@ -89,7 +89,7 @@ pub(super) async fn answer(faces: &impl PathFaces, mut inbound: Inbound) -> Face
     };
     match read {
         Ok(message) if !inbound.arrival.is_wanted([&message], &inbound.headers) => FaceResponse::new(empty_body()),
-        // Boxed: the waits below would each hold it twice.
+        // Boxed: each of the futures below would hold it twice.
         Ok(message) => serve_message(faces, Box::new(inbound), Box::new(message)).await,
         Err(error) => {
             if let Err(refusal) = admit_many(faces, &inbound, 1) {
@@ -116,21 +116,22 @@ async fn operate(faces: &impl PathFaces, inbound: &Inbound) -> FaceResponse {
 }
 
 async fn delete(faces: &impl PathFaces, inbound: &Inbound) -> FaceResponse {
-    // Of the calls that a session must outlive (T-31) its home knows those that were begun there.
+    // The owner knows the calls that began there and outlive their session (T-31).
     match pass_on(faces, inbound, SessionErrand::End, |_| false).await {
         Some(answer) => answer.unwrap_or_else(|_| unreachable_home()),
         None => faces.delete(inbound).await,
     }
 }
 
-/// A stream that was made at one gateway is taken up there alone, any other where the server has it. What comes from another one is
-/// bounded here as for all who listen, and ends as theirs does, so that it holds up no shutdown: its client goes on elsewhere.
+/// Forwards the GET of a session if another replica owns its stream; a stream of the server's can be resumed at any replica. A
+/// forwarded stream takes a permit here and ends with the gateway's other streams, so that it delays no shutdown: its client
+/// resumes elsewhere.
 async fn get(faces: &impl PathFaces, inbound: &Inbound) -> FaceResponse {
     let Served { homes, listeners, .. } = faces.served();
     if homes.is_none() || !session_homes::may_go_on(inbound) {
         return faces.get(inbound).await;
     }
-    // Before whoever reads the stream there is let go.
+    // Before the owner replaces the stream's current reader.
     let place = match listeners.take(&inbound.counted_as(), faces.listened_as()) {
         Ok(place) => place,
         Err(fault) if fault.reason == Reason::Draining => return bare(StatusCode::SERVICE_UNAVAILABLE),
@@ -140,7 +141,7 @@ async fn get(faces: &impl PathFaces, inbound: &Inbound) -> FaceResponse {
     let named = named_by(faces, last_event.and_then(|event| faces.bits_of_event(event)));
     match pass_on(faces, inbound, named.map_or(SessionErrand::Begin, SessionErrand::GoOnAt), |_| false).await {
         Some(Ok(answer)) => ending_with(answer, || faces.streams_end()).map(|body| place.keep(body)),
-        // Also where it may have been taken: a second time does no more than the first.
+        // Even if the owner may have opened it: a second attempt has no further effect.
         Some(Err(_)) => unreachable_home(),
         None => {
             drop(place);
@@ -149,13 +150,13 @@ async fn get(faces: &impl PathFaces, inbound: &Inbound) -> FaceResponse {
     }
 }
 
-/// The living gateway that made something under an id of these bits.
+/// The live replica that drew these bits.
 fn named_by(faces: &impl PathFaces, bits: Option<u128>) -> Option<SessionHome> {
     faces.served().homes.as_ref()?.named(bits?)
 }
 
-/// Has a request answered where its session is at home; `None` where that is here, and where it is known here in the session of
-/// a nonce.
+/// Forwards a request to the owner of its session; `None` if that is this replica, or `is_known` finds it here by the session's
+/// nonce.
 async fn pass_on(
     faces: &impl PathFaces,
     inbound: &Inbound,
@@ -164,13 +165,14 @@ async fn pass_on(
 ) -> Option<Result<FaceResponse, GatewayFault>> {
     let Served { homes, life, .. } = faces.served();
     let homes = homes.as_ref()?;
-    // On the heap, so that a gateway that is alone has no room for it in every request.
+    // Boxed, so that a single gateway does not reserve space for it in every request.
     Box::pin(homes.pass_on(inbound, errand, is_known, life)).await
 }
 
-/// Whether a message of a session is about a task: where the session's home gave no answer, any other gateway can. The home is asked
-/// first, as it has the stream on which the client is told of changes. What changes something is done here only where nothing was
-/// done there, but for an answer: it is taken once, however often it comes (EXT-39).
+/// Whether any replica may serve a message about a task after the session's owner gave no response.
+///
+/// The owner is asked first, because it has the stream for the client's notifications. A change is made here only if the owner
+/// did nothing, except for an answer, which takes effect once however often it arrives (EXT-39).
 fn is_told_by_the_store(faces: &impl PathFaces, message: &Message, done_at_home: Executed) -> bool {
     let request = match message {
         Message::Request(request) => request,
@@ -184,7 +186,7 @@ fn is_told_by_the_store(faces: &impl PathFaces, message: &Message, done_at_home:
     }
 }
 
-/// What a message of a session is for. What the server is to know from now on is told in the session that is gone on with.
+/// The purpose of a message of a session. A notification for the server goes to the session's current owner.
 fn errand_of(faces: &impl PathFaces, message: &Message) -> SessionErrand {
     match message {
         Message::Request(_) => SessionErrand::Begin,
@@ -197,19 +199,19 @@ fn errand_of(faces: &impl PathFaces, message: &Message) -> SessionErrand {
     }
 }
 
-/// Whether a message cancels a request that is registered here in the session of this nonce.
+/// Whether a message cancels a request that is registered here for this session.
 fn is_known_here(faces: &impl PathFaces, nonce: u128, message: &Message) -> bool {
     let Message::Notification(notification) = message else { return false };
     notification.cancelled().is_some_and(|id| faces.has_under_way(nonce, &id))
 }
 
-/// Answers a message without an answer of its own, or an array of such, whose home gave none: 503 where nothing was done, so that
-/// it is sent again; 202 where it may have been taken, as a second time could do it twice.
+/// Responds to messages without ids whose owner gave no response: 503 if nothing was done, so that they are sent again; 202 if
+/// they may have been processed, as a repetition could process them twice.
 pub(super) fn unanswered_home(fault: &GatewayFault) -> FaceResponse {
     if fault.executed == Executed::No { unreachable_home() } else { accepted() }
 }
 
-/// 503 for what has no id: its session's home cannot be reached, and it may be sent again.
+/// 503 for a message without id: its session's owner is unreachable, and it may be sent again.
 fn unreachable_home() -> FaceResponse {
     addressee(None, AcceptedTypes::Json).fault(&session_homes::away())
 }
@@ -259,7 +261,7 @@ async fn serve_one(faces: &impl PathFaces, face: Face, inbound: Box<Inbound>, me
     }
 }
 
-/// Has a message answered where its session is at home, or the held call that it goes on with. One that begins a session has none.
+/// Forwards a message to the owner of its session or of its held call. An `initialize` has no owner.
 async fn pass_on_message(
     faces: &impl PathFaces,
     face: Face,
@@ -277,8 +279,8 @@ async fn pass_on_message(
     }
 }
 
-/// Has the answers to questions of a held call taken where the call is held; `None` where that is here, and where it is lost with
-/// the replica that held it.
+/// Forwards the answers to a held call's questions to its replica; `None` if that is this one, or the call is lost with its
+/// replica.
 async fn pass_on_answers(
     faces: &impl PathFaces,
     inbound: &Inbound,
@@ -288,16 +290,16 @@ async fn pass_on_answers(
     let homes = homes.as_ref()?;
     let state = request.params.object().filter(|_| method::may_ask(&request.method))?.get_string("requestState")?;
     let home = sealer.open_state_home(&state, &inbound.principal)?;
-    // On the heap as above.
+    // Boxed, as above.
     Box::pin(homes.pass_on_to(inbound, home, ForwardReason::HeldCall)).await
 }
 
-/// Counts requests that come together, unless somebody has.
+/// Counts requests that arrive together, unless they have been counted.
 fn admit_many(faces: &impl PathFaces, inbound: &Inbound, many: usize) -> Result<(), RateRefusal> {
     if inbound.is_counted { Ok(()) } else { faces.served().rates.admit(&inbound.counted_as(), many) }
 }
 
-/// Counts a message. Whoever has many tasks asks often how they stand.
+/// Counts a message. A client with many tasks may poll often.
 fn admit(
     faces: &impl PathFaces,
     asker: &RefusableRequest,
@@ -313,20 +315,20 @@ fn admit(
     }
 }
 
-/// Why a request is refused that may have a large answer: those under way hold all bytes.
+/// Why a request with a possibly large response is refused: responses in progress hold all bytes.
 fn no_bytes(faces: &impl PathFaces, inbound: &Inbound, name: &str) -> Option<BudgetRefusal> {
     let is_short = matches!(name, method::PING | method::INITIALIZE | method::TASKS_CANCEL | method::TASKS_UPDATE);
     if is_short { None } else { faces.served().engine.limits().refusal_of_answers(&inbound.principal) }
 }
 
-/// Whether a message would begin a call although the gateway ends. How tasks stand can be asked until it has ended.
+/// Whether a message would begin a call during the drain. Tasks can be polled until its end.
 fn begins_late(faces: &impl PathFaces, message: &Message) -> bool {
     let Message::Request(request) = message else { return false };
     if request.method != method::TOOLS_CALL || !faces.served().engine.is_leaving() {
         return false;
     }
     let Some(params) = request.params.object() else { return true };
-    // One that answers a call's questions goes on with it. A tool of the other names is most likely the gateway's own.
+    // A request with answers to a call's questions continues that call. A tool with a fallback name is probably the gateway's.
     let goes_on = params.contains("requestState");
     !goes_on && params.get_string("name").is_none_or(|name| FallbackTool::named(&name).is_none())
 }
@@ -375,8 +377,7 @@ async fn serve_batch(faces: &impl PathFaces, inbound: &Inbound) -> FaceResponse 
     }
 }
 
-/// Takes the messages of an array of which none wants an answer, each where its session, or what it belongs to, is at home. The status
-/// is that of the first that was not taken.
+/// Processes a batch of messages without responses, each at the owner of its session. The status is that of the first failure.
 async fn serve_one_way(faces: &impl PathFaces, inbound: &Inbound, batch: BatchItems) -> FaceResponse {
     let (mut here, mut elsewhere) = (Vec::new(), Vec::new());
     for (read, item) in batch {
@@ -387,7 +388,7 @@ async fn serve_one_way(faces: &impl PathFaces, inbound: &Inbound, batch: BatchIt
         };
         match passed_on {
             Some(Ok(answer)) => elsewhere.push(answer),
-            // The whole array may be sent again.
+            // The client may send the whole batch again.
             Some(Err(fault)) if fault.executed == Executed::No => return unreachable_home(),
             Some(Err(_)) => (),
             None => here.push((read, item)),
@@ -403,7 +404,7 @@ async fn serve_one_way(faces: &impl PathFaces, inbound: &Inbound, batch: BatchIt
 async fn serve_stateless(faces: &impl PathFaces, inbound: &Inbound, message: Box<Message>) -> FaceResponse {
     let request = match *message {
         Message::Request(request) => request,
-        // Nothing that a stateless client notifies has an effect; cancelling is done by leaving (EXT-46).
+        // Notifications of stateless clients have no effect; they cancel by disconnecting (EXT-46).
         Message::Notification(notification) if is_request(&notification.method) => {
             let complaint = RequestError::NotARequest(Cow::Borrowed("this method needs an id"));
             return stateless_addressee(inbound, None).complaint(&complaint);
@@ -418,11 +419,11 @@ async fn serve_stateless(faces: &impl PathFaces, inbound: &Inbound, message: Box
         let what = Cow::Borrowed("initialize is not sent with the header of a stateless version");
         return stateless_addressee(inbound, Some(request.id)).complaint(&RequestError::Header(what));
     }
-    // On the heap, so that a request of a session, which needs less, is not as large.
+    // Boxed, so that a session's request, which needs less, is not as large.
     Box::pin(faces.stateless(inbound, request)).await
 }
 
-/// Whoever is told that it is not served: what is left of a request once it is with its face.
+/// The parts of a request that a refusal needs, once its face has the rest.
 struct RefusableRequest {
     principal: Principal,
     addressee: Addressee,
@@ -442,7 +443,7 @@ impl RefusableRequest {
         Self { principal: inbound.counted_as(), addressee, face }
     }
 
-    /// 503, but for requests of session clients (GW-04): whoever comes to another gateway, or later, is served.
+    /// 503, except for requests of session clients (GW-04): a retry here or at another replica succeeds.
     fn refuse_for_now(&self, fault: &GatewayFault) -> FaceResponse {
         self.refuse_in_words(fault, &gateway_error(fault))
     }
@@ -454,12 +455,12 @@ impl RefusableRequest {
         }
     }
 
-    /// The same where the home of its session or call gave no answer.
+    /// As [`Self::refuse_for_now`], for a request whose owner gave no response.
     fn refuse_away(&self, fault: &GatewayFault) -> FaceResponse {
         if self.addressee.id.is_none() { unanswered_home(fault) } else { self.refuse_for_now(fault) }
     }
 
-    /// 429, but for requests of session clients, which drop their connection then (GW-04).
+    /// 429, except for requests of session clients, which would drop their connection (GW-04).
     fn refuse(&self, refusal: &RateRefusal) -> FaceResponse {
         match (self.face, &self.addressee.id) {
             (_, None) => too_often(refusal),
@@ -469,7 +470,7 @@ impl RefusableRequest {
     }
 }
 
-/// Answers whoever asks while nothing can be served.
+/// Responds to a request while nothing can be served.
 pub(super) fn refuse_all(inbound: &Inbound, fault: &GatewayFault) -> FaceResponse {
     let read = (inbound.method == Method::POST).then(|| envelope::read(&inbound.body, ScanLimits::CLIENT));
     match read {
@@ -480,12 +481,12 @@ pub(super) fn refuse_all(inbound: &Inbound, fault: &GatewayFault) -> FaceRespons
     }
 }
 
-/// Who an answer of our own to a stateless client is for.
+/// The addressee of the gateway's response to a stateless client.
 pub(super) fn stateless_addressee(inbound: &Inbound, id: Option<RequestId>) -> Addressee {
     Addressee { id, version: ProtocolVersion::STATELESS, accepted: inbound.accepted }
 }
 
-/// Which kind of client a message comes from.
+/// The era of a message's client.
 fn era_of(message: &Message, all: &HeaderMap) -> Face {
     let params = match message {
         Message::Request(request) => request.params.object(),
@@ -499,7 +500,7 @@ fn is_handshake_without_metadata(request: &Request) -> bool {
     request.method == method::INITIALIZE && !crate::dialect::negotiate::names_version(request.params.object())
 }
 
-/// Methods that make no sense without an answer (B104).
+/// Whether a method requires a response (B104).
 fn is_request(name: &str) -> bool {
     !name.starts_with("notifications/")
 }

@@ -1,4 +1,4 @@
-//! Grants permits to listen: each stream holds a connection, a session's subscriber and its watches.
+//! Limits open streams: each holds a connection, a session's subscriber and its watches.
 
 use std::io;
 use std::pin::Pin;
@@ -16,10 +16,10 @@ use crate::shared_limits::SharedLimits;
 use crate::task::{Executed, GatewayFault, Principal, PrincipalCounts, Reason};
 use crate::wire::framing::BodyPart;
 
-/// Most open streams in all.
+/// The most open streams in total.
 pub const LISTENERS_MAX: usize = 4_096;
 
-/// The places of all who listen, whatever upstream they listen to.
+/// The permits of all streams, of any upstream.
 #[derive(Debug)]
 pub struct ListenPermits {
     taken: Mutex<PrincipalCounts>,
@@ -28,7 +28,7 @@ pub struct ListenPermits {
 }
 
 impl ListenPermits {
-    /// No listeners yet. Once `ending` is cancelled every stream ends with its result, and none begins.
+    /// No streams yet. Cancelling `ending` ends every stream with its result, and prevents new ones.
     #[must_use]
     pub fn new(ending: CancellationToken, limits: SharedLimits) -> Arc<Self> {
         Arc::new(Self { taken: Mutex::default(), limits, ending })
@@ -38,10 +38,10 @@ impl ListenPermits {
         &self.ending
     }
 
-    /// Takes a place for `owner`, as its requests are counted. The principal's own bound is asked before the one of all (B159).
+    /// Takes a permit for `owner`, the principal by which its requests are counted. The principal's limit is checked before the
+    /// total (B159).
     ///
-    /// # Errors
-    /// `Draining` or `TooManyListeners`.
+    /// # Errors `Draining` or `TooManyListeners`.
     pub(in crate::face) fn take(
         self: &Arc<Self>,
         owner: &Principal,
@@ -65,7 +65,7 @@ impl ListenPermits {
     }
 }
 
-/// The place of one stream; given back when dropped.
+/// The permit of one stream; released when dropped.
 #[derive(Debug)]
 pub(in crate::face) struct ListenPermit {
     listeners: Arc<ListenPermits>,
@@ -74,7 +74,7 @@ pub(in crate::face) struct ListenPermit {
 }
 
 impl ListenPermit {
-    /// The body of an answer, with its place until it ends or is dropped.
+    /// A response body that holds the permit until it ends or is dropped.
     pub(in crate::face) fn keep(self, body: ResponseBody) -> ResponseBody {
         PermittedBody { body, _place: self }.boxed_unsync()
     }

@@ -1,4 +1,4 @@
-//! What the upstream says that belongs to no call, from whichever session or stream there is at the moment.
+//! Receives an upstream's notifications, and renews the subscription when it is lost.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,26 +10,25 @@ use tokio::time::Instant;
 use crate::dialect::subscriptions::SubscriptionFilter;
 use crate::upstream::{BeginError, CallContext, NotificationSubscription, ServerNotification, Upstream};
 
-/// Soonest and latest repetition where listening was in vain.
+/// The shortest and longest pause after a failed subscription.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
-/// A session that was heard for this long was of use even if it is lost.
+/// A subscription that lasted this long counts as successful even if it is lost.
 const USEFUL_AFTER: Duration = Duration::from_secs(5);
 
-/// What was heard.
 #[derive(Debug)]
 pub(in crate::face) enum SubscriberEvent {
     News(ServerNotification),
-    /// Something was missed: anything may have changed.
+    /// Notifications were missed: anything may have changed.
     TooMuch,
 }
 
-/// What an upstream has agreed to tell of single resources: at most once each, in the order in which it did. It is told as
-/// long as this is kept.
+/// Subscriptions to single resources that an upstream has confirmed: at most one per resource, in the order of confirmation.
+/// Dropping this ends them.
 #[derive(Debug, Default)]
 pub(in crate::face) struct AgreedResources {
     kept: Vec<(String, NotificationSubscription)>,
-    /// Whether one of them was over before anybody heard it.
+    /// Whether one of them ended unread.
     has_missed: bool,
 }
 
@@ -51,25 +50,25 @@ impl AgreedResources {
     }
 }
 
-/// One listener's ear at an upstream.
+/// A subscriber to the notifications of an upstream.
 pub(in crate::face) struct NotificationSubscriber {
     upstream: Arc<dyn Upstream>,
     context: CallContext,
     wishes: SubscriptionFilter,
-    /// Heard as long as it lasts, also while another is opened in its place.
+    /// Read while it lasts, even while its replacement is opened.
     listening: Option<NotificationSubscription>,
     opening: Option<BoxFuture<'static, Result<NotificationSubscription, BeginError>>>,
-    /// What is among the wishes, and not yet among what is heard; no more than they are.
+    /// Confirmed resources that the current subscription does not cover yet; always among the wishes.
     agreed: AgreedResources,
     opened: Instant,
-    /// How often in a row listening was in vain.
+    /// Failed subscriptions in a row.
     vain: u32,
-    /// Whether something was said that nobody heard.
+    /// Whether notifications were missed.
     has_missed: bool,
 }
 
 impl NotificationSubscriber {
-    /// Nothing of the upstream's is of interest.
+    /// A subscriber without wishes.
     pub(in crate::face) fn deaf(upstream: &Arc<dyn Upstream>, context: CallContext) -> Self {
         Self {
             upstream: Arc::clone(upstream),
@@ -84,7 +83,7 @@ impl NotificationSubscriber {
         }
     }
 
-    /// An ear that hears already. `wishes` are what it is opened again for.
+    /// A subscriber with an open subscription. `wishes` are used to renew it.
     pub(in crate::face) fn open(
         upstream: &Arc<dyn Upstream>,
         context: CallContext,
@@ -94,7 +93,7 @@ impl NotificationSubscriber {
         Self { wishes, listening: Some(listening), ..Self::deaf(upstream, context) }
     }
 
-    /// The same as [`NotificationSubscriber::change`], where the upstream has agreed to some of it already: it is told of that
+    /// As [`NotificationSubscriber::change`], for wishes that the upstream has partly confirmed: their notifications arrive
     /// without a gap.
     pub(in crate::face) fn change_to_agreed(&mut self, wishes: SubscriptionFilter, agreed: AgreedResources) {
         self.agreed.has_missed |= agreed.has_missed;
@@ -102,7 +101,7 @@ impl NotificationSubscriber {
         self.change(wishes);
     }
 
-    /// Wants to hear something else from now on. What is heard already is heard on until the upstream has agreed.
+    /// Changes the wishes. The current subscription is read until the upstream has confirmed the new one.
     pub(in crate::face) fn change(&mut self, wishes: SubscriptionFilter) {
         self.agreed.kept.retain(|(uri, _)| wishes.resources.as_ref().is_some_and(|uris| uris.contains(uri)));
         if self.wishes == wishes {
@@ -119,8 +118,7 @@ impl NotificationSubscriber {
         }
     }
 
-    /// What is heard next. A session that is lost is replaced, with the same wishes; what was said between the two
-    /// nobody knows. Cancel safe.
+    /// The next event. A lost session is replaced with the same wishes; notifications in between are lost. Cancel safe.
     pub(in crate::face) async fn next(&mut self) -> SubscriberEvent {
         loop {
             tokio::select! {
@@ -156,7 +154,7 @@ impl NotificationSubscriber {
         let agreed = std::mem::take(&mut self.agreed);
         self.has_missed |= agreed.has_missed || agreed.has_ended();
         let agreed = agreed.kept.into_iter().map(|(_, agreed)| agreed);
-        // Where both hear the same, what the one before has still to say is said once, and in order.
+        // Both receive the same notifications: those still queued in the earlier one are delivered once, and in order.
         if let Some(before) = self.listening.take().into_iter().chain(agreed).find(|one| one.over == listening.over) {
             listening.news = before.news;
         }
@@ -188,7 +186,7 @@ impl NotificationSubscriber {
     }
 }
 
-/// What is said next where anything is heard. Cancel safe.
+/// The next notification of the subscription, if there is one. Cancel safe.
 async fn hear(listening: Option<&mut NotificationSubscription>) -> Result<ServerNotification, RecvError> {
     let Some(listening) = listening else { return std::future::pending().await };
     let heard = tokio::select! {
@@ -197,7 +195,7 @@ async fn hear(listening: Option<&mut NotificationSubscription>) -> Result<Server
         () = listening.over.cancelled() => Err(RecvError::Closed),
     };
     if matches!(heard, Err(RecvError::Lagged(_))) {
-        // All of it may have changed, so what is still to come of it says nothing new.
+        // Everything may have changed, so the queued notifications add nothing.
         listening.news = listening.news.resubscribe();
     }
     heard
@@ -225,7 +223,7 @@ mod tests {
 
     const NEWS: &str = "notifications/resources/updated";
 
-    /// Gives everybody who listens the next of its subscriptions.
+    /// Gives every subscriber the next of its subscriptions.
     #[derive(Debug)]
     struct ListenedUpstream(Arc<str>, tokio::sync::Mutex<mpsc::Receiver<NotificationSubscription>>);
 
@@ -262,7 +260,7 @@ mod tests {
         async fn close(&self) {}
     }
 
-    /// Something is told on it already.
+    /// A subscription with a queued notification.
     fn subscription(over: &CancellationToken) -> NotificationSubscription {
         let (told, news) = broadcast::channel(1);
         told.send((Arc::from(NEWS), None)).expect("somebody listens");
@@ -270,7 +268,7 @@ mod tests {
         NotificationSubscription { news, granted, over: over.clone(), kept: Box::new(told) }
     }
 
-    /// What a subscriber hears first that was handed these subscriptions, and then listens to one that ends with `over`.
+    /// The first event of a subscriber that was handed these subscriptions, and then opens one that ends with `over`.
     async fn first_heard(agreed: &[(&str, CancellationToken)], over: &CancellationToken) -> SubscriberEvent {
         let (subscriptions, queue) = mpsc::channel(1);
         subscriptions.send(subscription(over)).await.expect("there is room");

@@ -1,7 +1,7 @@
-//! Shows operators the tasks, and cancels one for them: `/tasks`, `/tasks/REF`, `/tasks/REF/cancel`, and a status page. Where other
-//! gateways share the store, shows those, and forgets one that is dead: `/replicas`, `/replicas/NAME/forget`.
+//! Serves operators: the status page, tasks and their cancellation, and replicas.
 //!
-//! Shown are digests, names, states and times; never an id, an argument, a question or a result (B165).
+//! Paths: `/`, `/tasks`, `/tasks/REF`, `/tasks/REF/cancel`; with a shared store also `/replicas`, `/replicas/NAME/forget`.
+//! Responses contain digests, names, states and times; never an id, an argument, a question or a result (B165).
 
 mod entry;
 mod held_calls;
@@ -33,28 +33,28 @@ pub use held_calls::{HeldCallReport, HeldCalls};
 pub use replicas::OperatorReplica;
 use replicas::{ForgottenReplica, OperatorReplicaList};
 
-/// Tasks on one page, if nothing else is asked for; and at most.
+/// The default and the largest number of tasks on one page.
 const PAGE: usize = 100;
 const PAGE_MAX: usize = 1_000;
 
-/// Subtasks that are shown with one task.
+/// The most subtasks shown with one task.
 const SUBTASKS_MAX: usize = 200;
 
-/// The words for how a task stands.
+/// The names of task states.
 const STATES: [&str; 6] = ["queued", "working", "input_required", "completed", "failed", "cancelled"];
 
-/// What one may not do whose token is for looking alone.
+/// The refusal of an action with a read-only token.
 const MAY_NOT_ACT: &str = "this token may look and not act; `may = \"act\"` lets one cancel and forget";
 const NOT_SHARED: &str = "this gateway shares its store with no other";
 
-/// What is asked for.
+/// The requested resource or action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum OperatorRoute<'a> {
     Status,
     Tasks,
-    /// The calls of clients that wait for an answer.
+    /// The held calls of clients.
     Calls,
-    /// A task is looked up by its id.
+    /// Looks a task up by its id.
     Find,
     Show(&'a str),
     Cancel(&'a str),
@@ -81,28 +81,28 @@ impl<'a> OperatorRoute<'a> {
         matches!(self, Self::Find | Self::Cancel(_) | Self::Forget(_))
     }
 
-    /// Whether it changes something.
+    /// Whether it changes state.
     const fn acts(self) -> bool {
         matches!(self, Self::Cancel(_) | Self::Forget(_))
     }
 }
 
-/// How the process stands.
+/// The state of the process.
 #[derive(Clone, Debug, Serialize)]
 pub struct ProcessStatus {
     pub version: &'static str,
     pub ready: bool,
-    /// Why it is not.
+    /// Why it is not ready.
     pub reasons: Vec<&'static str>,
     pub tasks: TaskTotals,
     pub held_calls: HeldCalls,
-    /// Those that share the store; none where nobody does.
+    /// The replicas that share the store; empty for a single gateway.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub replicas: Vec<OperatorReplica>,
     pub upstreams: Vec<HealthReport>,
 }
 
-/// What is kept of tasks.
+/// Totals of stored tasks.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct TaskTotals {
     pub kept: usize,
@@ -113,7 +113,7 @@ pub struct TaskTotals {
 }
 
 impl std::fmt::Display for ProcessStatus {
-    /// Lines of text.
+    /// Text in lines.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { version, reasons, tasks, replicas, upstreams, held_calls, .. } = self;
         writeln!(f, "taskgate {version}")?;
@@ -135,18 +135,18 @@ impl std::fmt::Display for ProcessStatus {
     }
 }
 
-/// Says how the process stands.
+/// Returns the state of the process.
 pub type StatusSource = Box<dyn Fn() -> ProcessStatus + Send + Sync>;
 
-/// The operators' endpoint, for `/`, `/tasks`, `/replicas` and everything below those.
+/// The operators' endpoint, for `/`, `/tasks`, `/replicas` and all paths below.
 pub struct Operators {
     engine: Arc<Engine>,
     status: StatusSource,
-    /// The store, where others share it.
+    /// The store, if it is shared.
     shared: Option<Arc<PostgresStore>>,
 }
 
-/// Stands in for [`Operators`] while the store is not open: says so at each of their paths, with what stands against readiness.
+/// Takes the place of [`Operators`] while the store is not open: responds to each path with the reasons against readiness.
 pub struct UnopenedOperators(Box<dyn Fn() -> Vec<&'static str> + Send + Sync>);
 
 impl UnopenedOperators {
@@ -180,28 +180,28 @@ impl std::fmt::Debug for Operators {
     }
 }
 
-/// The answer to `/tasks`.
+/// The response of `/tasks`.
 #[derive(Debug, Serialize)]
 struct OperatorTaskPage {
     tasks: Vec<OperatorTaskEntry>,
-    /// What `after` of the next page is, if there is one. One request looks at a bounded number of tasks, so a page may
-    /// have fewer than are wanted, or none, and not be the last.
+    /// The `after` of the next page, if there is one. One request examines a limited number of tasks, so a page may be short or
+    /// empty and not be the last.
     #[serde(skip_serializing_if = "Option::is_none")]
     next: Option<String>,
 }
 
-/// The answer to a question for a task by its id.
+/// The response to a lookup by id.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 enum OperatorTaskFinding {
     Found(Box<OperatorTaskDetails>),
-    /// It is none of those that were looked at: the same question with this as `after` goes on.
+    /// Not among the examined tasks: the same request with this as `after` continues.
     GoesOn {
         next: String,
     },
 }
 
-/// What an operator did not get.
+/// A refusal.
 #[derive(Debug, Serialize)]
 struct OperatorRefusal {
     error: Cow<'static, str>,
@@ -209,14 +209,14 @@ struct OperatorRefusal {
     task: Option<OperatorTaskEntry>,
 }
 
-/// Why there is no answer to give.
+/// Why a request failed.
 enum OperatorError {
     Query(&'static str),
     Unknown,
     Ambiguous,
     Ended(Box<OperatorTaskEntry>),
     Failed(TaskError),
-    /// About replicas.
+    /// An error about replicas.
     Other(StatusCode, String),
 }
 
@@ -235,7 +235,7 @@ impl From<TaskError> for OperatorError {
     }
 }
 
-/// What a list is to hold.
+/// The filters of a list.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct OperatorTaskQuery {
     upstream: Option<String>,
@@ -269,7 +269,7 @@ impl OperatorTaskQuery {
 
     fn fits(&self, task: &Summary) -> bool {
         let (state, reason) = state(task.phase);
-        // Where not asked for by how they stand, subtasks are a number beside their parent.
+        // Without a filter by state, subtasks appear only as a number beside their parent.
         let is_listed = task.tree.parent.is_none() || self.state.is_some() || self.reason.is_some();
         is_listed
             && self.upstream.as_deref().is_none_or(|upstream| *upstream == *task.origin.upstream)
@@ -279,7 +279,7 @@ impl OperatorTaskQuery {
     }
 }
 
-/// The name of a place, which sorts as the list does: the complement of the time of creation, then the reference.
+/// The cursor of a task, which sorts as the list does: the complement of its creation time, then its reference.
 fn place((time, reference): NewestCursor) -> String {
     format!("{}-{reference}", u64::MAX - time.as_millis())
 }
@@ -296,7 +296,7 @@ impl Operators {
         Self { engine, status, shared: None }
     }
 
-    /// The same, where others share the store.
+    /// Adds a shared store.
     #[must_use]
     pub fn sharing(self, store: Arc<PostgresStore>) -> Self {
         Self { shared: Some(store), ..self }
@@ -311,7 +311,7 @@ impl Operators {
         ForgottenReplica::of(name, outcome).map_err(|(status, why)| OperatorError::Other(status, why))
     }
 
-    /// The same entries, with who holds their tasks, where others share the store.
+    /// Adds the holder of each task, if the store is shared.
     async fn with_holders(&self, tasks: &mut [(TaskKey, OperatorTaskEntry)]) -> Result<(), TaskError> {
         let Some(store) = &self.shared else { return Ok(()) };
         let keys: Vec<TaskKey> = tasks.iter().map(|(key, _)| key.clone()).collect();
@@ -336,7 +336,7 @@ impl Operators {
             if !wanted.fits(task) {
                 return ControlFlow::Continue(());
             }
-            // One more than is shown tells whether there is a next page.
+            // One more than is shown, to detect a next page.
             if page.len() == limit {
                 has_more = true;
                 return ControlFlow::Break(());
@@ -351,7 +351,7 @@ impl Operators {
         Ok(OperatorTaskPage { tasks, next: goes_on.or_else(|| last.filter(|_| has_more)).map(place) })
     }
 
-    /// The one task that a reference names.
+    /// The only task with this reference.
     async fn find(&self, reference: &str) -> Result<Arc<Task>, OperatorError> {
         let reference = ShortReference::parse(reference).ok_or(OperatorError::Unknown)?;
         let mut found = self.engine.named_by(reference).await?;
@@ -362,8 +362,8 @@ impl Operators {
         }
     }
 
-    /// The one task with the id in `body`, whose it may be. The id may be a secret: it stands in no address and in no log.
-    /// No index has it, so one request looks at some tasks, and says where the next one goes on.
+    /// Finds the task with the id in `body`, of any principal. The id may be a secret, so it is in no URL and no log. No index
+    /// has it: one request examines some tasks, and returns a cursor for the next.
     async fn find_by_id(&self, body: &[u8]) -> Result<OperatorTaskFinding, OperatorError> {
         #[derive(serde::Deserialize)]
         struct OperatorTaskLookup {
@@ -456,7 +456,7 @@ impl Endpoint for Operators {
     }
 }
 
-/// Whether a request for the page would rather have JSON.
+/// Whether a request prefers JSON.
 fn wants_json(request: &Inbound) -> bool {
     let accepted = request.headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
     accepted.flat_map(|value| value.split(',')).any(|media| media.trim().starts_with("application/json"))
@@ -483,7 +483,7 @@ fn refusal(status: StatusCode, error: &'static str) -> FaceResponse {
 }
 
 fn json(status: StatusCode, answer: &impl Serialize) -> FaceResponse {
-    // Plain structs with text for keys: nothing of them can fail to be written.
+    // Plain structs with text keys, which always serialize.
     let mut body = serde_json::to_string(answer).unwrap_or_default();
     body.push('\n');
     whole(status, "application/json", body)

@@ -1,4 +1,4 @@
-//! Passes the bodies of answers on, to clients of either era: as they come, or with single events edited.
+//! Forwards response bodies to clients of either era: unchanged, or with single events edited.
 
 pub(super) mod body;
 pub(super) mod held_call;

@@ -1,10 +1,10 @@
-//! Limits how often one principal may ask and poll, and how often it may ask for tasks that are not there (GW-40). Logs who
-//! is refused, and who asks for many tasks that are not there (L25-62): one or two are a client that came too late, many in
-//! a short time are somebody who guesses.
+//! Limits the requests, polls and unknown-task requests of each principal (GW-40).
 //!
-//! Polls are counted apart: whoever has many tasks polls often and is right to. The one person behind a loopback listener
-//! meets none of these bounds. A principal that was not heard of for a while is forgotten, which gives it no more than its
-//! burst.
+//! Logs refused principals, and principals with many requests for unknown tasks (L25-62): one or two come from a late client,
+//! many in a short time from guessing.
+//!
+//! Polls are counted separately: a client with many tasks polls often, legitimately. The one user of a loopback listener has no
+//! limits. An idle principal is forgotten, which gains it no more than its burst.
 
 use std::collections::HashMap;
 use std::num::{NonZeroU32, NonZeroUsize};
@@ -24,29 +24,29 @@ use crate::shared_limits::SharedLimits;
 use crate::task::reference::LoggedPrincipal;
 use crate::task::{Principal, PrincipalLimits, RateBound, RateRefusal};
 
-/// What all polls of a second cost. What one costs depends on how many may be made.
+/// The cost of all polls of a second. The cost of one depends on how many are allowed.
 const POLL_UNITS: NonZeroU32 = NonZeroU32::new(1_000_000).unwrap();
-/// A task that ended a moment ago is polled once more: for so long, and for so long again, it counts as unfinished.
+/// A task that has just settled is polled once more: it counts as unfinished for up to twice this time.
 const POLLED_ON: Duration = Duration::from_secs(10);
-/// Task ids that are not there, of one principal (B124).
+/// Requests for unknown tasks, per principal (B124).
 const MISSES_PER_MINUTE: NonZeroU32 = NonZeroU32::new(20).unwrap();
-/// Principals that are watched at a time; further ones are refused until one was idle for long enough.
+/// The most principals that are tracked; further ones are refused until one has been idle.
 const PRINCIPALS_MAX: usize = 10_000;
-/// Those among them that are made of credentials which nobody has checked: whoever sends many of them leaves room for all
-/// others. Further ones have the rate of one principal together.
+/// The most tracked principals with unverified credentials: a client that sends many of them leaves room for others. Further ones
+/// share the rate of one principal.
 const UNCHECKED_MAX: usize = PRINCIPALS_MAX - PRINCIPALS_MAX / 4;
-/// After so long both counts are back to nothing.
+/// After this time both counts are zero again.
 const IDLE: Duration = Duration::from_secs(60);
-/// How often those who were idle are looked for, as that goes through all.
+/// The interval of searches for idle principals, as a search visits all.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// Misses of one principal within a window that are worth a line in the log, once a window.
+/// The misses of one principal within a window that are logged, once a window.
 const MANY: u32 = 20;
 const WINDOW: Duration = Duration::from_secs(60);
-/// Principals that are watched at a time; those beyond are counted in the metric alone.
+/// The most principals tracked for misses; the metric alone counts those of others.
 const WATCHED_MAX: usize = 1_024;
 
-/// tokio's clock as governor reads it, which stands still where tests want it to.
+/// tokio's clock for governor; tests can pause it.
 #[derive(Clone, Debug)]
 struct TokioClock(Instant);
 
@@ -60,19 +60,19 @@ impl governor::clock::Clock for TokioClock {
 
 type Limiter = RateLimiter<NotKeyed, InMemoryState, TokioClock, NoOpMiddleware<Duration>>;
 
-/// What is counted of one principal.
+/// The counters of one principal.
 #[derive(Debug)]
 struct RateCounts {
-    /// What this gateway lets through.
+    /// The limits at this replica.
     limits: RateLimits,
     requests: Limiter,
-    /// In units, of which each poll takes as many as its share of a second is worth.
+    /// In units; a poll costs its share of a second's units.
     polls: Limiter,
     misses: Limiter,
     unfinished: Mutex<RecentPeak>,
 }
 
-/// A gateway's part of what one principal may do.
+/// This replica's share of a principal's limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct RateLimits {
     requests_per_second: NonZeroU32,
@@ -83,7 +83,7 @@ struct RateLimits {
 }
 
 impl RateLimits {
-    /// Each part is rounded up: however many gateways there are, each task may be polled once a second at one of them.
+    /// Each share is rounded up: with any number of replicas, a task may be polled once a second at one of them.
     fn new(limits: PrincipalLimits, gateways: NonZeroUsize) -> Self {
         let gateways = NonZeroU32::try_from(gateways).unwrap_or(NonZeroU32::MAX);
         let part =
@@ -97,7 +97,7 @@ impl RateLimits {
         }
     }
 
-    /// Polls of somebody who has so many unfinished tasks, whichever gateway runs them.
+    /// The polls allowed with this many unfinished tasks, on any replica.
     fn polls_per_second(&self, unfinished: usize) -> u32 {
         let of_tasks = u32::try_from(unfinished).unwrap_or(u32::MAX).saturating_mul(self.polls_per_task.get());
         of_tasks.saturating_add(self.polls_besides)
@@ -116,7 +116,7 @@ impl RateCounts {
         }
     }
 
-    /// Counts requests that come together; an array is never longer than the burst, so that it fits at some time.
+    /// Counts requests that arrive together; a batch counts as at most the burst, so that it passes eventually.
     fn ask(&self, many: NonZeroU32, now: Duration) -> Result<(), Duration> {
         match self.requests.check_n(many.min(self.limits.requests_burst)) {
             Ok(Ok(())) => Ok(()),
@@ -125,7 +125,7 @@ impl RateCounts {
         }
     }
 
-    /// Counts a poll of somebody who has so many unfinished tasks at the moment.
+    /// Counts a poll with this many unfinished tasks.
     fn poll(&self, unfinished: usize, now: Duration) -> Result<(), (u32, Duration)> {
         let unfinished = self.unfinished.lock().note(unfinished, now);
         let per_second = self.limits.polls_per_second(unfinished);
@@ -138,7 +138,7 @@ impl RateCounts {
     }
 }
 
-/// The most that was noted of late: in a window of [`POLLED_ON`], and in the one before.
+/// The recent maximum: in the current window of [`POLLED_ON`], and in the one before.
 #[derive(Debug, Default)]
 struct RecentPeak {
     since: Duration,
@@ -164,14 +164,14 @@ struct PrincipalRates {
     last: Duration,
 }
 
-/// Those who are watched.
+/// The tracked principals.
 #[derive(Debug, Default)]
 struct WatchedPrincipals {
     all: HashMap<Principal, PrincipalRates>,
     unchecked: usize,
-    /// Of all together whose credential nobody has checked, and for whom there is no room.
+    /// The shared counters of principals with unverified credentials for whom there is no room.
     beyond: Option<Arc<RateCounts>>,
-    /// When those who were idle were forgotten last.
+    /// The time of the last search for idle principals.
     looked: Option<Duration>,
 }
 
@@ -190,7 +190,7 @@ impl WatchedPrincipals {
     }
 }
 
-/// The counts of all principals, whatever upstream they ask for.
+/// The counters of all principals, for all upstreams.
 pub struct Rates {
     clock: TokioClock,
     limits: SharedLimits,
@@ -207,7 +207,7 @@ impl std::fmt::Debug for Rates {
 }
 
 impl Rates {
-    /// The metrics recorder must be installed before. Limits that are replaced hold from the next request on.
+    /// The metrics recorder must be installed before. Replaced limits apply from the next request on.
     #[must_use]
     pub fn new(limits: SharedLimits) -> Self {
         let refused = |limit: &'static str| metrics::counter!(metric::RATE_LIMITED, "limit" => limit);
@@ -222,10 +222,9 @@ impl Rates {
         }
     }
 
-    /// Counts `requests` that come together.
+    /// Counts `requests` that arrive together.
     ///
-    /// # Errors
-    /// With the time after which they will fit. Nothing is counted then.
+    /// # Errors With the time after which they will pass. Nothing is counted then.
     pub(super) fn admit(&self, principal: &Principal, requests: usize) -> Result<(), RateRefusal> {
         let many = u32::try_from(requests).ok().and_then(NonZeroU32::new).unwrap_or(NonZeroU32::MIN);
         self.count(principal, |counts, now| {
@@ -234,20 +233,18 @@ impl Rates {
         })
     }
 
-    /// Counts a poll of a principal that has so many unfinished tasks.
+    /// Counts a poll of a principal with this many unfinished tasks.
     ///
-    /// # Errors
-    /// As [`Rates::admit`].
+    /// # Errors As [`Rates::admit`].
     pub(super) fn poll(&self, principal: &Principal, unfinished: usize) -> Result<(), RateRefusal> {
         self.count(principal, |counts, now| {
             counts.poll(unfinished, now).map_err(|(per_second, wait)| (RateBound::Polls { per_second }, wait))
         })
     }
 
-    /// Counts a task id that is not there, or not this principal's.
+    /// Counts a request for a task that is unknown, or another principal's.
     ///
-    /// # Errors
-    /// As [`Rates::admit`].
+    /// # Errors As [`Rates::admit`].
     pub(super) fn missed(&self, principal: &Principal) -> Result<(), RateRefusal> {
         self.count(principal, |counts, now| {
             let early = |early: governor::NotUntil<Duration>| early.wait_time_from(now);
@@ -280,7 +277,7 @@ impl Rates {
         Err(RateRefusal { bound, whom: principal.clone(), wait })
     }
 
-    /// `None` where too many principals are watched already.
+    /// `None` if too many principals are tracked.
     fn counts(&self, principal: &Principal) -> Option<Arc<RateCounts>> {
         let now = self.clock.now();
         let mut principals = self.principals.lock();
@@ -311,7 +308,7 @@ impl Rates {
     }
 }
 
-/// The misses of late, by principal.
+/// The recent misses, by principal.
 #[derive(Debug, Default)]
 pub(super) struct UnknownTaskWatch(Mutex<HashMap<Principal, UnknownTaskCount>>);
 
@@ -322,16 +319,16 @@ struct UnknownTaskCount {
 }
 
 impl UnknownTaskWatch {
-    /// Takes note of a look-up of `owner`'s that found no task.
+    /// Records that a lookup of `owner` found no task.
     pub(super) fn note(&self, owner: &Principal) {
         metrics::counter!(metric::TASK_MISSES).increment(1);
         if self.are_many(owner) {
-            // Who it is stays in the digest: a log is read by more people than a store.
+            // Only the digest: a log has more readers than a store.
             tracing::warn!(principal = %LoggedPrincipal(owner), misses = MANY, "many look-ups of unknown tasks within a minute");
         }
     }
 
-    /// Counts; true for the one miss that makes them many.
+    /// Counts a miss; returns true for the one that reaches the threshold.
     fn are_many(&self, owner: &Principal) -> bool {
         let now = Instant::now();
         let is_over = |seen: &UnknownTaskCount| now.duration_since(seen.since) >= WINDOW;
@@ -392,14 +389,14 @@ mod tests {
         assert_eq!(admitted(&rates, &ada, 300), 100, "the others are gone");
     }
 
-    /// A fleet whose every task is polled each second, and that makes as many polls again, meets no bound; not when all its
-    /// tasks end at once either, each of which is polled once more.
+    /// A fleet that polls every task each second, and as often again, meets no limit; nor does it when all its tasks settle at
+    /// once, each of which is polled once more.
     #[tokio::test(start_paused = true)]
     async fn honest_pollers_are_never_refused_and_one_task_polled_like_mad_is() {
         let rates = Rates::new(SharedLimits::default());
         let (fleet, hasty) = (Principal::new("key:fleet"), Principal::new("key:hasty"));
         for _ in 0..30 {
-            // Within one tenth of each second.
+            // Within a tenth of each second.
             for tenth in 0..10 {
                 let polls = if tenth == 0 { 2_000 } else { 0 };
                 assert!((0..polls).all(|_| rates.poll(&fleet, 1_000).is_ok()));
@@ -460,7 +457,7 @@ mod tests {
         assert_eq!(rates.principals.lock().all.len(), 2);
     }
 
-    /// Whoever likes can send another credential with each request.
+    /// A client may send another credential with each request.
     #[tokio::test(start_paused = true)]
     async fn credentials_that_nobody_has_checked_leave_room_for_everybody_else() {
         let limits = SharedLimits::default();

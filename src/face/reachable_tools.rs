@@ -1,6 +1,6 @@
-//! Takes out of tool lists what a client may not use: it sees no trace of such a tool.
+//! Removes tools that a client may not use from its tool lists, without a trace.
 //!
-//! Lists are looked at last, as they are about to leave: what was learned of them before is known of the whole list.
+//! Applied last, so that earlier steps see the whole list.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::wire::{Message, Object, Payload, ScanLimits, envelope};
 #[derive(Clone)]
 pub(super) struct ReachableTools {
     access: ToolAccess,
-    /// The gateway's own tools, which every client that has them may use.
+    /// The gateway's own tools, which are never removed.
     own: Option<Arc<FallbackToolService>>,
 }
 
@@ -23,7 +23,7 @@ impl ReachableTools {
         Self { access, own }
     }
 
-    /// Whether some tool may be out of reach.
+    /// Whether any tool may be out of reach.
     pub(super) const fn are_narrowed(&self) -> bool {
         self.access.is_narrowed()
     }
@@ -32,8 +32,7 @@ impl ReachableTools {
         self.access.has(tool) || self.own.as_ref().is_some_and(|own| own.named(tool).is_some())
     }
 
-    /// The result of `tools/list` without the tools that are out of reach, and those without a name; `None` where nothing
-    /// is to be changed.
+    /// The result of `tools/list` without unreachable tools and tools without a name; `None` if nothing changes.
     pub(super) fn listed(&self, result: &Object) -> Option<Payload> {
         if !self.are_narrowed() {
             return None;
@@ -46,8 +45,8 @@ impl ReachableTools {
         (!hidden.is_empty()).then(|| result.edit().set("tools", Payload::of(&shown)).finish())
     }
 
-    /// The same for a message that may be an answer with such a result, whichever request it is to: one that was asked for
-    /// on another stream is taken up on this one.
+    /// As [`Self::listed`], for a message that may be a response with such a result to any request: a request of another stream
+    /// may be resumed on this one.
     pub(super) fn listed_in(&self, message: &Bytes) -> Option<Bytes> {
         if !self.are_narrowed() {
             return None;

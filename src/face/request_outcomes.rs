@@ -1,4 +1,4 @@
-//! Counts how requests of one upstream's clients were answered.
+//! Counts the requests of one upstream's clients by outcome.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use super::answer::ErrorAnswerMarker;
 use super::http::FaceResponse;
 use crate::metric;
 
-/// The counters, looked up once: every request counts.
+/// The counters, looked up once.
 pub(super) struct RequestOutcomes {
     answered: Counter,
     stream: Counter,
@@ -33,7 +33,7 @@ impl RequestOutcomes {
         }
     }
 
-    /// Counts one request by the head of its answer.
+    /// Counts one request by its response head.
     pub(super) fn count(&self, response: &FaceResponse) {
         let status = response.status();
         let counter = if status.is_client_error() || status.is_server_error() {

@@ -1,4 +1,4 @@
-//! Ends event streams before their time, whatever face they belong to: what they were opened with is taken away.
+//! Ends event streams early when their credential or right is withdrawn.
 
 use std::fmt;
 use std::io;
@@ -14,8 +14,7 @@ use hyper::body::{Body, Frame, SizeHint};
 use super::http::{FaceResponse, ResponseBody, empty_body};
 use crate::wire::framing::BodyPart;
 
-/// The same answer, which ends once what `ended` gives returns if it is an event stream. An answer in one piece is given all
-/// the same.
+/// Ends an event stream once the future of `ended` returns. A response in one piece is unchanged.
 pub(crate) fn ending_with<E>(response: FaceResponse, ended: impl FnOnce() -> E) -> FaceResponse
 where
     E: Future<Output = ()> + Send + 'static,
@@ -28,7 +27,7 @@ where
     }
 }
 
-/// A body that ends with something else.
+/// A body that ends with a future.
 struct RevocableBody {
     body: ResponseBody,
     ended: BoxFuture<'static, ()>,
@@ -47,7 +46,7 @@ impl Body for RevocableBody {
     fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<io::Result<Frame<BodyPart>>>> {
         let this = self.get_mut();
         if this.ended.as_mut().poll(context).is_ready() {
-            // Not polled again; and whatever the stream held is let go of now, not when its client has read the end.
+            // Not polled again; the stream's resources are released now, not when its client has read the end.
             this.ended = std::future::pending().boxed();
             this.body = empty_body();
         }

@@ -1,7 +1,6 @@
-//! Edits the few bodies in the pipes that are edited: `initialize` both ways, what a server says of itself, the tool
-//! list, the members of a call that belong to tasks.
+//! Edits forwarded bodies: `initialize`, server descriptions, tool lists, and task members of calls.
 //!
-//! Pure. Everything that is not named here leaves as it came, byte for byte.
+//! Pure. All other bodies are forwarded byte for byte.
 
 use std::sync::Arc;
 
@@ -14,21 +13,21 @@ use crate::wire::meta::{DRAFT_TASK, META, TASKS_EXTENSION};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Message, Object, Payload, ProtocolVersion, RequestId, ScanLimits, envelope, method};
 
-/// What a client said in `initialize`.
+/// The client's params of `initialize`.
 #[derive(Clone, Debug)]
 pub struct ClientInitialize {
-    /// The version that it is answered with: the one it asked for, at most 2025-11-25.
+    /// The version to respond with: the requested one, at most 2025-11-25.
     pub version: ProtocolVersion,
-    /// Less tasks of either flavour.
+    /// Without tasks of either flavour.
     pub capabilities: Payload,
     pub client_info: Option<Payload>,
-    /// Whether the client declared tasks of sessions.
+    /// Whether the client declared session tasks.
     pub declares_tasks: bool,
     params: Object,
 }
 
 impl ClientInitialize {
-    /// Reads the params of `initialize`; `None` if they are no object with the required members.
+    /// Reads the params of `initialize`; `None` if they are not an object with the required members.
     #[must_use]
     pub fn read(request: &Request) -> Option<Self> {
         let params = request.params.object()?;
@@ -39,8 +38,8 @@ impl ClientInitialize {
         Some(Self { version, capabilities, client_info, declares_tasks, params: params.clone() })
     }
 
-    /// The client's own message with another version, and without what the gateway does itself. Where
-    /// there is nothing to change, its bytes.
+    /// The client's message with another version, and without capabilities that the gateway handles itself; the original bytes if
+    /// nothing changes.
     #[must_use]
     pub fn message(&self, id: &RequestId, version: ProtocolVersion, original: &Bytes) -> Bytes {
         let asked = self.params.get_string("protocolVersion");
@@ -59,15 +58,14 @@ impl ClientInitialize {
     }
 }
 
-/// The version that a client of a session is answered with. One that is unknown or stateless gets the
-/// newest there is (LEG-02).
+/// The version for a session client. For an unknown or stateless one it is the newest with sessions (LEG-02).
 #[must_use]
 pub fn session_version(asked: &str) -> ProtocolVersion {
     ProtocolVersion::parse(asked).filter(|version| !version.is_stateless()).unwrap_or(ProtocolVersion::NEWEST_SESSION)
 }
 
-/// A server's name as each result bears it: without its icons, which may be larger than all the rest of a poll. The answer
-/// to `server/discover` has them.
+/// A server's name for each result: without its icons, which may be larger than the rest of a poll. The response of
+/// `server/discover` has them.
 #[must_use]
 pub fn short_identity(info: &Payload) -> Payload {
     match Object::of(info) {
@@ -76,8 +74,7 @@ pub fn short_identity(info: &Payload) -> Payload {
     }
 }
 
-/// The result of `initialize` as the client is to see it (GW-12): what the server says of tasks gives
-/// way to what the gateway offers.
+/// The result of `initialize` for the client (GW-12): the gateway's tasks replace the server's.
 #[must_use]
 pub fn introduction_result(result: &Object, version: ProtocolVersion, tasks: Option<Payload>) -> Payload {
     let edit = result.edit().set("protocolVersion", Payload::of(version.as_str()));
@@ -91,7 +88,7 @@ pub fn introduction_result(result: &Object, version: ProtocolVersion, tasks: Opt
     }
 }
 
-/// Capabilities of either side, less tasks in both flavours.
+/// Capabilities of either side without tasks of either flavour.
 fn without_tasks(capabilities: &Object) -> Payload {
     let edit = capabilities.edit().remove("tasks");
     match capabilities.get_object("extensions") {
@@ -105,11 +102,10 @@ fn without_tasks(capabilities: &Object) -> Payload {
     .finish()
 }
 
-/// A tool list that says of tasks what the gateway says, by a tool's name; nothing without `support` (GW-13).
-/// `None` where nothing is to be changed.
+/// A tool list with the gateway's task support by tool name; without `support` it has none (GW-13). `None` if nothing changes.
 #[must_use]
 pub fn tool_list(message: &Bytes, id: &RequestId, support: Option<&dyn Fn(&str) -> &'static str>) -> Option<Bytes> {
-    // Servers without tasks are many, and where nothing is added their lists need not be taken apart.
+    // Most servers have no tasks, and without additions their lists need not be parsed.
     if support.is_none() {
         memchr::memmem::find(message, b"execution")?;
     }
@@ -118,7 +114,7 @@ pub fn tool_list(message: &Bytes, id: &RequestId, support: Option<&dyn Fn(&str) 
     tools(&result, support).map(|edited| envelope::result(id, &edited))
 }
 
-/// The same for the result alone.
+/// As [`tool_list`], for the result alone.
 #[must_use]
 pub fn tools(result: &Object, support: Option<&dyn Fn(&str) -> &'static str>) -> Option<Payload> {
     let mut changed = false;
@@ -146,9 +142,8 @@ fn with_support(tool: &Object, support: &str) -> Payload {
     tool.edit().set("execution", execution).finish()
 }
 
-/// What a server without sessions says of itself, as the gateway says it: the extension is the gateway's
-/// own, tasks of the older flavour are nobody's, and versions that the gateway does not speak are not
-/// offered (GW-12). How long and for whom it may be kept stays the server's word.
+/// A stateless server's description with the gateway's changes (GW-12): the extension is the gateway's, the older flavour's tasks
+/// are removed, and unsupported versions are not offered. The server's cache settings are kept.
 #[must_use]
 pub fn discovery(message: &Bytes, id: &RequestId) -> Option<Bytes> {
     let Ok(Message::Response(response)) = envelope::read(message, ScanLimits::UPSTREAM) else { return None };
@@ -167,9 +162,11 @@ pub fn discovery(message: &Bytes, id: &RequestId) -> Option<Bytes> {
     Some(envelope::result(id, &edit.finish()))
 }
 
-/// A call without the wish for a task, which is not granted: a receiver that declared no tasks runs the
-/// call as any other. `None` where there is no such wish. With SEP-1686 on, its key is the gateway's affair too: a server
-/// that knows the draft would make a task of its own, of which the client is told and for which nobody answers.
+/// A call without its request for a task, which is not granted: a receiver that declared no tasks runs the call as any other.
+/// `None` if it has none.
+///
+/// With SEP-1686 enabled its key is removed, too: a server that knows the draft would create its own task, which the gateway does
+/// not serve.
 #[must_use]
 pub fn plain_call(request: &Request, drafts: Drafts) -> Option<Bytes> {
     let params = request.params.object()?;
@@ -186,7 +183,7 @@ pub fn plain_call(request: &Request, drafts: Drafts) -> Option<Bytes> {
     Some(envelope::request(&request.id, &request.method, Some(&edit.finish())))
 }
 
-/// Says of a tool, by its name, how it can be called.
+/// The task support of a tool, by its name.
 pub(in crate::face) type TaskSupportLookup = Arc<dyn Fn(&str) -> &'static str + Send + Sync>;
 
 #[cfg(test)]

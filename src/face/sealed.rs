@@ -1,9 +1,8 @@
-//! Seals and opens tokens: what the gateway must remember about a client, kept by the client.
+//! Seals and opens tokens: the gateway's state of a client, which the client keeps.
 //!
-//! Nobody else can read or change one, and none is good for anything but its [`TokenPurpose`]. Opening and
-//! sealing are pure but for the random nonce; where keys come from is not known here. Read [`Sealer`]
-//! first, then [`SessionToken`] for what a session id holds and [`StateToken`] for a `requestState`. One kind is kept by nobody:
-//! a [`ForwardToken`] goes from one replica to another.
+//! No other party can read or change a token, and each is valid only for its [`TokenPurpose`]. Sealing and opening are pure
+//! except for the random nonce; the keys come from the caller. Read [`Sealer`] first, then [`SessionToken`] for the content of a
+//! session id and [`StateToken`] for a `requestState`. A [`ForwardToken`] is not kept: it goes from one replica to another.
 
 mod forward_token;
 mod keys;
@@ -35,27 +34,26 @@ pub use session_token::{SessionToken, digest_of};
 pub use state_token::{StateContent, StateScope, StateToken};
 pub use stream_token::StreamToken;
 
-/// The first byte of every token. Another number means another layout.
+/// The first byte of every token: its layout version.
 const FORMAT: u8 = 1;
-/// What sealing adds: format, nonce, tag.
+/// The overhead of sealing: format, nonce, tag.
 const OVERHEAD: usize = 1 + NONCE_LEN + AES_256_GCM_TAG_LEN;
 const AES_256_GCM_TAG_LEN: usize = 16;
 
-/// What a token is for. It is authenticated along with the content, so that a token of one kind is
-/// garbage as any other.
+/// The purpose of a token. It is authenticated with the content, so that a token never opens for another purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TokenPurpose {
     /// A session id; holds a [`SessionToken`].
     Session,
     /// A `requestState`; holds a [`StateToken`].
     RequestState,
-    /// Where the list of a client's tasks goes on.
+    /// The cursor in a list of tasks.
     Cursor,
     /// The id of a question of a task.
     Question,
-    /// Which stream of HTTP+SSE a message is for; holds a [`StreamToken`].
+    /// The stream that an HTTP+SSE message belongs to; holds a [`StreamToken`].
     Stream,
-    /// Goes with a request from one replica to another; holds a [`ForwardToken`].
+    /// Accompanies a request from one replica to another; holds a [`ForwardToken`].
     Forward,
 }
 
@@ -71,7 +69,7 @@ impl TokenPurpose {
         }
     }
 
-    /// Longest text of a token, in bytes.
+    /// The longest text of a token, in bytes.
     #[must_use]
     pub const fn text_len_max(self) -> usize {
         match self {
@@ -82,12 +80,12 @@ impl TokenPurpose {
         }
     }
 
-    /// Whether there may be more of its tokens than one key is good for.
+    /// Whether it may have more tokens than one key may seal.
     const fn is_frequent(self) -> bool {
         matches!(self, Self::Forward)
     }
 
-    /// Most that a token may hold, so that its text stays within [`TokenPurpose::text_len_max`].
+    /// The largest content for which the text stays within [`TokenPurpose::text_len_max`].
     #[must_use]
     pub const fn plain_len_max(self) -> usize {
         let salt = if self.is_frequent() { SALT_LEN } else { 0 };
@@ -95,7 +93,7 @@ impl TokenPurpose {
     }
 }
 
-/// What was to be sealed does not fit into a token.
+/// The content does not fit into a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{len} bytes do not fit into a token, which holds {max}")]
 pub struct TooLarge {
@@ -105,12 +103,11 @@ pub struct TooLarge {
 
 /// Seals and opens tokens: AES-256-GCM, base64url without padding.
 ///
-/// The keys' schedules are computed once, here; a request costs one pass over a few hundred bytes.
-/// Nonces are random, so a key is good for 2³² tokens (NIST SP 800-38D, 8.3), which are 136 years of
-/// one new session or question a second. Tokens of which there are more have keys of their own, made from
-/// the ring's and a salt (`SaltedKeys`).
+/// The key schedules are computed once; a request costs one pass over a few hundred bytes. Nonces are random, so a key may seal
+/// 2³² tokens (NIST SP 800-38D, 8.3): 136 years of one new session or question a second. More frequent tokens have derived keys,
+/// made from the ring's and a salt (`SaltedKeys`).
 pub struct Sealer {
-    /// The first one seals. Never empty.
+    /// The first key seals. Never empty.
     keys: Vec<LessSafeKey>,
     salted: SaltedKeys,
     naming: NamingKeys,
@@ -123,10 +120,10 @@ impl Sealer {
         Self { keys: ring.iter().map(aes).collect(), salted: SaltedKeys::new(&ring), naming: NamingKeys::new(&ring) }
     }
 
-    /// A token that holds `plain`: visible ASCII, different each time. Whether its length suits its
-    /// purpose is the caller's to check ([`TokenPurpose::plain_len_max`]); one that is too long never opens.
+    /// A token that holds `plain`: visible ASCII, different each time. The caller checks the length
+    /// ([`TokenPurpose::plain_len_max`]); a token that is too long never opens.
     ///
-    /// # Panics
+    /// # Panics If the operating system provides no randomness: a repeated nonce would reveal the key.
     /// If the operating system has no randomness: a nonce that repeats would give the key away.
     #[must_use]
     pub fn seal(&self, purpose: TokenPurpose, plain: &[u8]) -> String {
@@ -139,7 +136,7 @@ impl Sealer {
         URL_SAFE_NO_PAD.encode([&salt[..], &sealed].concat())
     }
 
-    /// What a token holds. `None` for anything that was not sealed for this purpose with one of our keys.
+    /// The content of a token. `None` unless it was sealed for this purpose with a key of the ring.
     #[must_use]
     pub fn open(&self, purpose: TokenPurpose, sealed: &str) -> Option<Vec<u8>> {
         if sealed.len() > purpose.text_len_max() {
@@ -153,10 +150,9 @@ impl Sealer {
         self.salted.open(salt, |key| opened_with(key, purpose.label(), token))
     }
 
-    /// A session id. The client's name is left out where it would make the id too long.
+    /// Seals a session id, without the client's name if that makes it too long.
     ///
-    /// # Errors
-    /// If the rest alone is too long: the client declared more capabilities than an id can hold.
+    /// # Errors If it is too long regardless: the client declared more capabilities than an id can hold.
     pub fn seal_session(&self, token: &SessionToken) -> Result<String, TooLarge> {
         let plain = token.encode();
         let max = TokenPurpose::Session.plain_len_max();
@@ -166,47 +162,45 @@ impl Sealer {
         Ok(self.seal(TokenPurpose::Session, &plain))
     }
 
-    /// What goes with a request to another replica; `None` where nobody could name who asks that long.
+    /// Seals the token of a forwarded request; `None` for a principal that is too long, which no checked request has.
     #[must_use]
     pub fn seal_forward(&self, token: &ForwardToken) -> Option<String> {
         let plain = token.encode();
         (plain.len() <= TokenPurpose::Forward.plain_len_max()).then(|| self.seal(TokenPurpose::Forward, &plain))
     }
 
-    /// What another replica sealed so.
+    /// Opens the token of a forwarded request.
     #[must_use]
     pub fn open_forward(&self, sealed: &str) -> Option<ForwardToken> {
         ForwardToken::decode(&self.open(TokenPurpose::Forward, sealed)?)
     }
 
-    /// What a session id holds; `None` if it is none of ours. Whose it is, and for which upstream, is the
-    /// caller's to compare.
+    /// The content of a session id; `None` if it is foreign. The caller checks its principal and upstream.
     #[must_use]
     pub fn open_session(&self, sealed: &str) -> Option<SessionToken> {
         SessionToken::decode(&self.open(TokenPurpose::Session, sealed)?)
     }
 
-    /// Where the session of a session id was begun, if that is in it, and what tells the session apart.
+    /// The owner of a session, if its id has one, and the session's nonce.
     #[must_use]
     pub fn open_session_home(&self, sealed: &str) -> Option<(Option<Incarnation>, u128)> {
         SessionToken::decode_home(&self.open(TokenPurpose::Session, sealed)?)
     }
 
-    /// Bits for the id of something that one replica alone knows: random to all who have no key, and they name the replica.
+    /// Bits for the id of an object that only one replica knows: they name the replica, and are random without the key.
     #[must_use]
     pub fn name(&self, replica: Incarnation, random: u64) -> u128 {
         self.naming.name(replica, random)
     }
 
-    /// The replicas that such bits may name; one that there is has drawn them. Others name what there is not.
+    /// The replicas that such bits may name. Only an existing one can have drawn them.
     pub fn named(&self, bits: u128) -> impl Iterator<Item = Incarnation> {
         self.naming.named(bits)
     }
 
-    /// A `requestState`.
+    /// Seals a `requestState`.
     ///
-    /// # Errors
-    /// If the upstream's own state is too long for one.
+    /// # Errors If the upstream's own state is too long.
     pub fn seal_state(&self, token: &StateToken) -> Result<String, TooLarge> {
         let plain = token.encode();
         let max = TokenPurpose::RequestState.plain_len_max();
@@ -216,8 +210,8 @@ impl Sealer {
         Ok(self.seal(TokenPurpose::RequestState, &plain))
     }
 
-    /// What a `requestState` holds, if it was given out for just this request of just this client, no
-    /// longer than `expires_after` ago. Which of these fails is not told (B135).
+    /// The content of a `requestState`, if it was issued for exactly this request of this client, at most `expires_after` ago.
+    /// The caller does not learn which check failed (B135).
     #[must_use]
     pub fn open_state(
         &self,
@@ -231,8 +225,8 @@ impl Sealer {
         holds.then_some(token.content)
     }
 
-    /// Where the call is held that a `requestState` goes on with, if that is in it and it was given out to this principal. What
-    /// else it holds is compared there.
+    /// The replica that holds the call of a `requestState`, if it has one and was issued to this principal. That replica checks
+    /// the rest.
     #[must_use]
     pub fn open_state_home(&self, sealed: &str, principal: &Principal) -> Option<Incarnation> {
         StateToken::decode(&self.open(TokenPurpose::RequestState, sealed)?)?.home_for(principal)
@@ -259,20 +253,20 @@ fn opened_with(key: &LessSafeKey, label: &[u8], token: &[u8]) -> Option<Vec<u8>>
     if format != FORMAT {
         return None;
     }
-    // A key that does not fit leaves garbage behind, so each one gets a copy of its own.
+    // A wrong key destroys the buffer, so each one gets a copy.
     let mut content = content.to_vec();
     let len = key.open_in_place(Nonce::assume_unique_for_key(*nonce), associated(label), &mut content).ok()?.len();
     content.truncate(len);
     Some(content)
 }
 
-/// What is authenticated beside the content. No label is the beginning of another one.
+/// The authenticated data besides the content. No label is a prefix of another.
 fn associated(label: &[u8]) -> Aad<Vec<u8>> {
     Aad::from([b"taskgate ", label, &[FORMAT]].concat())
 }
 
 impl fmt::Debug for Sealer {
-    /// Says how many keys there are and nothing of them.
+    /// Shows only the number of keys.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Sealer").field("keys", &self.keys.len()).finish()
     }

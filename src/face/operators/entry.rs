@@ -1,4 +1,4 @@
-//! Defines what operators see of one task.
+//! Defines an operator's view of a task.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::replica::Incarnation;
 use crate::task::reference::principal_reference;
 use crate::task::{ClientKind, Draft, Failure, Outcome, ShortReference, Summary, SummaryPhase, Task, TaskKey};
 
-/// One task, as operators see it.
+/// One task.
 #[derive(Debug, Serialize)]
 pub(super) struct OperatorTaskEntry {
     #[serde(rename = "ref")]
@@ -24,16 +24,16 @@ pub(super) struct OperatorTaskEntry {
     created_at: String,
     updated_at: String,
     expires_at: String,
-    /// The draft that it was made by, if it was one that rows keep.
+    /// The draft extension that created it, if rows store it.
     #[serde(skip_serializing_if = "Option::is_none")]
     flavour: Option<&'static str>,
-    /// The reference of the task that it is a subtask of.
+    /// The reference of its parent task.
     #[serde(skip_serializing_if = "Option::is_none")]
     parent: Option<String>,
-    /// How many subtasks it has.
+    /// The number of its subtasks.
     #[serde(skip_serializing_if = "Option::is_none")]
     children: Option<usize>,
-    /// The name of the replica that has to do something about it, where several share the store; and which life of it.
+    /// The name and the incarnation of the replica that holds it, if several share the store.
     #[serde(skip_serializing_if = "Option::is_none")]
     holder: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -64,29 +64,29 @@ impl OperatorTaskEntry {
         }
     }
 
-    /// Says who has to do something about the task. A life whose line is not known has no name.
+    /// Sets the task's holder. An incarnation without a known row has no name.
     pub(super) fn held_by(&mut self, name: Option<String>, life: Incarnation) {
         (self.holder, self.holder_life) = (name, Some(life.0));
     }
 }
 
-/// One task by itself: with what kind of client made it, and what is below it.
+/// One task in detail: with its client's kind and its subtasks.
 #[derive(Debug, Serialize)]
 pub(super) struct OperatorTaskDetails {
     #[serde(flatten)]
     entry: OperatorTaskEntry,
     client: &'static str,
-    /// When its call began: before it was created, where it was sent before it became a task.
+    /// The start of its call, which may precede its creation as a task.
     began_at: String,
-    /// Why the gateway has no answer, in the words that its client gets.
+    /// The gateway's fault, with the text that its client gets.
     #[serde(skip_serializing_if = "Option::is_none")]
     why: Option<String>,
-    /// What the upstream said of it last.
+    /// The upstream's last progress message.
     #[serde(skip_serializing_if = "Option::is_none")]
     progress: Option<Arc<str>>,
-    /// What it takes in the store.
+    /// The bytes that it takes in the store.
     bytes: usize,
-    /// How often it was sent, or will have been.
+    /// The number of attempts, including a pending one.
     attempt: u32,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     subtasks: Vec<OperatorSubtask>,
@@ -101,7 +101,7 @@ impl OperatorTaskDetails {
         let subtasks = below.iter().map(OperatorSubtask::of).collect();
         let why = match task.outcome() {
             Some(Outcome::Faulted(Failure::Gateway(fault))) => Some(gateway_error(fault).message),
-            // What a tool or its server said may be a secret (B165).
+            // A text of a tool or its server may be a secret (B165).
             Some(Outcome::Faulted(Failure::Upstream(_)) | Outcome::Returned { .. } | Outcome::Cancelled) | None => None,
         };
         Self {
@@ -117,7 +117,7 @@ impl OperatorTaskDetails {
     }
 }
 
-/// A subtask; with fewer in `subtasks` than its `children` where there were too many.
+/// A subtask; `subtasks` has fewer than `children` if there were too many.
 #[derive(Debug, Serialize)]
 struct OperatorSubtask {
     #[serde(flatten)]
@@ -132,7 +132,7 @@ impl OperatorSubtask {
     }
 }
 
-/// The word, and where the gateway itself had no answer, why.
+/// The name of the state, and the reason of a gateway's fault.
 pub(super) const fn state(phase: SummaryPhase) -> (&'static str, Option<&'static str>) {
     match phase {
         SummaryPhase::Queued => ("queued", None),

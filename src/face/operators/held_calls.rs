@@ -1,4 +1,4 @@
-//! Shows operators the calls of clients that wait for an answer: no store has them, so no list of tasks does.
+//! Lists held calls for operators: calls that clients wait for, which no store has.
 
 use std::fmt;
 
@@ -8,26 +8,26 @@ use tokio::time::Instant;
 use crate::task::reference::principal_reference;
 use crate::upstream::limits::CallPermitsByName;
 
-/// Calls in the list, and on the page: the oldest.
+/// The most calls in the list, and on the page: the oldest.
 const LISTED_MAX: usize = 1_000;
 const SHOWN_MAX: usize = 20;
 
-/// How many calls are held, and which.
+/// The number of held calls, and some of them.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct HeldCalls {
     pub count: usize,
-    /// Oldest first; there may be more.
+    /// The oldest first; possibly not all.
     pub calls: Vec<HeldCallReport>,
 }
 
-/// One call that a client waits for.
+/// A held call.
 #[derive(Clone, Debug, Serialize)]
 pub struct HeldCallReport {
     pub upstream: String,
     pub tool: String,
     pub principal: String,
     pub age_seconds: u64,
-    /// How long ago its upstream last said something of it.
+    /// Seconds since its upstream's last sign of life.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_sign_seconds: Option<u64>,
 }
@@ -51,7 +51,7 @@ impl HeldCalls {
 }
 
 impl fmt::Display for HeldCalls {
-    /// Lines of text.
+    /// Text in lines.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "calls: {} held for clients without tasks", self.count)?;
         self.calls.iter().take(SHOWN_MAX).try_for_each(|call| writeln!(f, "  {call}"))?;

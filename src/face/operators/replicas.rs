@@ -1,4 +1,4 @@
-//! Defines what operators see of the gateways that share a store, and what became of one that was to be forgotten.
+//! Defines an operator's view of replicas, and the outcome of forgetting one.
 
 use http::StatusCode;
 use serde::Serialize;
@@ -8,33 +8,33 @@ use crate::replica::{BootTime, Incarnation};
 use crate::store::TaskStore as _;
 use crate::store::postgres::{PostgresStore, ReplicaForgetting, ReplicaView, StoredReplica};
 
-/// One life of a gateway, as this one sees it.
+/// One incarnation of a replica, as this one sees it.
 #[derive(Clone, Debug, Serialize)]
 pub struct OperatorReplica {
     pub name: String,
-    /// Its number, which is given once.
+    /// The incarnation's number, which is never reused.
     pub life: u64,
     /// `this one`, `living`, `leaving` or `dead`.
     pub state: &'static str,
-    /// Where the others reach it.
+    /// Its address for other replicas.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
     pub version: String,
-    /// For how long its beat has been the same here; of this one, since its last beat that was acknowledged.
+    /// Seconds since its heartbeat changed; for this replica, since its last acknowledged heartbeat.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub beat_age_seconds: Option<f64>,
-    /// The newest format of records that it reads.
+    /// The newest record format that it reads.
     pub record_format: u32,
 }
 
-/// The answer to `/replicas`.
+/// The response of `/replicas`.
 #[derive(Debug, Serialize)]
 pub(super) struct OperatorReplicaList {
     pub(super) replicas: Vec<OperatorReplica>,
 }
 
 impl OperatorReplica {
-    /// All that a store knows of, in the order in which they began.
+    /// All incarnations in the store, in the order in which they began.
     #[must_use]
     pub fn all(store: &PostgresStore) -> Vec<Self> {
         Self::all_in(&store.replicas(), store.holder(), BootTime(since_boot()))
@@ -54,7 +54,7 @@ impl OperatorReplica {
             (false, false, false) => "living",
         };
         let since = if is_own { Some(view.beaten) } else { view.beats.get(&line.incarnation).copied() };
-        // Nobody wants to know more of it.
+        // A tenth of a second is precise enough.
         let tenths = |seconds: f64| (seconds * 10.0).round() / 10.0;
         Self {
             name: line.name.clone(),
@@ -80,17 +80,16 @@ impl std::fmt::Display for OperatorReplica {
     }
 }
 
-/// The answer where a replica was forgotten.
+/// The response for a forgotten replica.
 #[derive(Debug, Serialize)]
 pub(super) struct ForgottenReplica {
     forgotten: String,
-    /// How many lives of it there were.
+    /// The number of its incarnations.
     lives: usize,
 }
 
 impl ForgottenReplica {
-    /// # Errors
-    /// Why nothing was forgotten.
+    /// # Errors Why it was not forgotten.
     pub(super) fn of(name: &str, outcome: ReplicaForgetting) -> Result<Self, (StatusCode, String)> {
         let because = |why: String| Err((StatusCode::CONFLICT, why));
         match outcome {

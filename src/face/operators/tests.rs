@@ -8,7 +8,7 @@ use crate::shared_limits::SharedLimits;
 use crate::store::{MemoryStore, TaskStore as _, contract};
 use crate::task::{ManualClock, Outcome, Phase, TaskVisibility, TreePlace};
 
-/// An endpoint in front of so many tasks, of which the first is the oldest.
+/// An endpoint with this many tasks, the first of which is the oldest.
 async fn operators(tasks: usize) -> Operators {
     let store = Arc::new(MemoryStore::new(1 << 30));
     for number in 0..tasks {
@@ -25,7 +25,7 @@ fn over(store: Arc<MemoryStore>) -> Operators {
     Operators::new(engine, Box::new(|| unreachable!("nobody asks how the process stands")))
 }
 
-/// A filter that fits hardly anything, and an id, make no request look at the whole store.
+/// Neither a filter with hardly any match nor an id makes a request examine the whole store.
 #[tokio::test]
 async fn one_request_looks_at_a_bounded_number_of_tasks_and_says_where_to_go_on() {
     let operators = operators(SURVEY_MAX + 1).await;
@@ -44,7 +44,7 @@ async fn one_request_looks_at_a_bounded_number_of_tasks_and_says_where_to_go_on(
     assert!(second["ref"].is_string() && second["next"].is_null(), "{second}");
 }
 
-/// Four tasks of one owner: 1 has 2 and 3 below it, and 3 has 4.
+/// Four tasks of one owner: 1 is the parent of 2 and 3, and 3 of 4.
 async fn with_a_tree() -> Operators {
     let store = Arc::new(MemoryStore::new(1 << 30));
     let rows: [(u128, Option<u128>, &[u128]); 4] =

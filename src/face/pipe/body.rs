@@ -1,5 +1,4 @@
-//! The body of an answer on its way through: frames as they come, life signs between events, an end where
-//! the call takes too long.
+//! Forwards a response body: frames as they arrive, life signs between events, time limits.
 
 use std::io;
 use std::pin::{Pin, pin};
@@ -22,55 +21,55 @@ use crate::upstream::raw_channel::RawBody;
 use crate::wire::framing::{BodyPart, SseDecoder};
 use crate::wire::{RequestId, envelope};
 
-/// How long a body may take.
+/// The time limits of a body.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::face) struct PipeTimeouts {
-    /// Longest silence of the upstream.
+    /// The longest silence of the upstream.
     pub(in crate::face) idle: Option<Duration>,
-    /// The end of the call.
+    /// The deadline of the call.
     pub(in crate::face) deadline: Option<Instant>,
 }
 
-/// What stands in a body.
+/// The format of a body.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::face) enum BodyForm {
     Json,
     Events,
 }
 
-/// The request that a body answers. Dropping it gives back what the request held.
+/// The request that a body answers. Dropping it releases its permit.
 pub(in crate::face) trait AnsweredRequest: Send + Unpin {
     fn id(&self) -> &RequestId;
 
-    /// Notes that it ends with this in place of its answer.
+    /// Records that the request ends with this fault instead of a response.
     fn ended(&self, fault: &GatewayFault);
 
-    /// Tells the upstream that nobody waits any more, where dropping its body does not.
+    /// Cancels the request upstream, if dropping its body does not.
     fn cancel(&self, reason: Reason);
 
-    /// Whether the client may take its stream up again, where an event had an id (T-29).
+    /// Whether the client may resume its stream if an event had an id (T-29).
     fn is_resumable(&self) -> bool;
 
-    /// Cancelled once the gateway ends and no call is waited for any more; `None` of what takes no long.
+    /// Cancelled once the gateway ends and waits for no more calls; `None` for a short request.
     fn calls_end(&self) -> Option<&CallsEnd>;
 
-    /// Notes whether its client can come back for the rest, also to a later process.
+    /// Records whether its client can resume, also in a later process.
     fn note_place(&mut self, _has_place: bool) {}
 
-    /// Notes that the upstream said something.
+    /// Records a sign of life of the upstream.
     fn heard(&self) {}
 
-    /// What the client is told where this takes the place of its answer.
+    /// The fault that the client gets in place of the response.
     fn told_of(&self, fault: &GatewayFault) -> GatewayFault {
         *fault
     }
 
-    /// Whether a stream that ends without the answer has failed.
+    /// Whether a stream that ends without the response has failed.
     fn ends_with_answer(&self) -> bool {
         true
     }
 
-    /// Keeps the request, which goes on upstream, until its stream is taken up.
+    /// Keeps the request, which continues upstream, until its stream is resumed.
     fn pause(self, _pace: PipeTimeouts, _at: &StreamPause)
     where
         Self: Sized,
@@ -78,35 +77,34 @@ pub(in crate::face) trait AnsweredRequest: Send + Unpin {
     }
 }
 
-/// A body on its way. Dropping it lets go of the upstream's stream without a cancel (T-81).
+/// A forwarded body. Dropping it closes the upstream's stream without a cancel (T-81).
 pub(in crate::face) struct PipeBody<C> {
     source: RawBody,
-    /// Where an event stream stands, and what its events say; none of JSON.
+    /// The position in an event stream, and its events; `None` for JSON.
     events: Option<SseDecoder>,
     pace: PipeTimeouts,
     last_frame: Instant,
-    /// Since the client last saw that the answer lives.
+    /// The time since the client last received a sign of life.
     silence: Silence,
-    /// Made when there is first something to wait for: most answers are there at once.
+    /// Created at the first wait: most responses are complete at once.
     timer: Option<Pin<Box<Sleep>>>,
-    /// The same for the end of all calls.
+    /// Created likewise, for the end of all calls.
     calls_end: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
-    /// The call that is answered; none behind a stream of the client's own.
+    /// The answered call; `None` for a client's own stream.
     call: Option<C>,
-    /// Progress instead of comments.
+    /// Sends progress instead of comments.
     signs: Option<LifeSigns>,
-    /// Tells whether that call is over when its stream ends.
+    /// Tells whether the call is over when its stream ends.
     tail: Option<StreamTail>,
-    /// Whether the stream may go on when the call is over.
+    /// Whether the stream may continue after the call.
     is_resumed: bool,
-    /// Whether the call has had its answer, and holds nothing any more.
+    /// Whether the call has its response and holds nothing any more.
     is_settled: bool,
     is_over: bool,
 }
 
 impl<C: AnsweredRequest> PipeBody<C> {
-    /// The rest of a call's stream. Servers may keep such a stream as the session's own once it has brought the
-    /// answer.
+    /// The rest of a call's stream. Some servers continue such a stream as the session's own after the response.
     pub(in crate::face) fn resumed(source: RawBody, call: C, pace: PipeTimeouts) -> Self {
         Self { is_resumed: true, ..Self::new(source, BodyForm::Events, pace, Some(call)) }
     }
@@ -137,21 +135,21 @@ impl<C: AnsweredRequest> PipeBody<C> {
         }
     }
 
-    /// The same with progress in place of comments.
+    /// Sends progress instead of comments.
     pub(in crate::face) fn with_signs(self, signs: Option<LifeSigns>) -> Self {
         Self { signs, ..self }
     }
 
-    /// When time next means something.
+    /// The time of the next timer event.
     fn next_time(&self) -> Instant {
         let life_sign = self.events.as_ref().map(|_| self.silence.ends_at());
         let idle = self.pace.idle.map(|idle| self.last_frame + idle);
-        // Far enough away to be never, near enough for a timer.
+        // Far enough to never fire, near enough for a timer.
         let never = || Instant::now() + Duration::from_secs(24 * 60 * 60);
         [life_sign, idle, self.pace.deadline].into_iter().flatten().min().unwrap_or_else(never)
     }
 
-    /// What the passing of time means now, if anything.
+    /// The effect of the current time, if any.
     fn timed(&mut self) -> Option<Result<Frame<BodyPart>, io::Error>> {
         let now = Instant::now();
         let late = GatewayFault::new(Reason::DeadlineExceeded, Executed::Unknown);
@@ -169,7 +167,7 @@ impl<C: AnsweredRequest> PipeBody<C> {
         (is_due && self.is_between_events()).then(|| Ok(Frame::data(self.sign())))
     }
 
-    /// Whether an event may be put in here.
+    /// Whether an event may be inserted here.
     fn is_between_events(&self) -> bool {
         self.events.as_ref().is_some_and(SseDecoder::is_between_events)
     }
@@ -178,7 +176,7 @@ impl<C: AnsweredRequest> PipeBody<C> {
         self.signs.as_ref().map_or_else(BodyPart::comment, LifeSigns::sign)
     }
 
-    /// Takes note of what passes.
+    /// Observes a forwarded frame.
     fn watched(&mut self, frame: Frame<BodyPart>) -> Frame<BodyPart> {
         let Some(decoder) = &mut self.events else { return frame };
         let part = match frame.into_data() {
@@ -206,7 +204,7 @@ impl<C: AnsweredRequest> PipeBody<C> {
         Frame::data(part)
     }
 
-    /// Ends the call, and tells the upstream.
+    /// Ends the call and cancels it upstream.
     fn give_up(&mut self, fault: &GatewayFault) -> Result<Frame<BodyPart>, io::Error> {
         if let Some(call) = &self.call {
             call.cancel(fault.reason);
@@ -214,8 +212,7 @@ impl<C: AnsweredRequest> PipeBody<C> {
         self.end_with(fault)
     }
 
-    /// The last thing that the client hears: an error in an event of its own, or a cut in the middle of
-    /// something that cannot be completed.
+    /// The client's last frame: an error as an event, or an abort in the middle of an incomplete event.
     fn end_with(&mut self, fault: &GatewayFault) -> Result<Frame<BodyPart>, io::Error> {
         self.is_over = true;
         if let Some(call) = &self.call {
@@ -230,7 +227,7 @@ impl<C: AnsweredRequest> PipeBody<C> {
         }
     }
 
-    /// What is told of the call if the gateway ends, and waits for it no longer.
+    /// The call's fault if the gateway ends and no longer waits for it.
     fn ends_with_gateway(&mut self, cx: &mut Context<'_>) -> Option<GatewayFault> {
         let end = self.call.as_ref().and_then(AnsweredRequest::calls_end)?;
         let wait = self.calls_end.get_or_insert_with(|| Box::pin(end.token().clone().cancelled_owned()));
@@ -238,7 +235,7 @@ impl<C: AnsweredRequest> PipeBody<C> {
         is_over.then(|| end.fault(Executed::Unknown))
     }
 
-    /// A stream that broke.
+    /// Handles a broken stream.
     fn broke(&mut self, error: io::Error) -> Result<Frame<BodyPart>, io::Error> {
         if self.events.is_some() && !self.can_be_taken_up() {
             return self.end_with(&fault_in(&error));
@@ -247,14 +244,14 @@ impl<C: AnsweredRequest> PipeBody<C> {
         Err(error)
     }
 
-    /// Whether the client goes on by itself: its events had ids, here or on the stream that this one goes on with.
+    /// Whether the client resumes by itself: its events had ids, here or on the resumed stream.
     fn can_be_taken_up(&self) -> bool {
         let gave_ids = || self.events.as_ref().is_some_and(SseDecoder::gave_ids);
         let gave_id = self.tail.as_ref().and_then(StreamTail::gave_id).unwrap_or_else(gave_ids);
         self.call.as_ref().is_none_or(AnsweredRequest::is_resumable) && (self.is_resumed || gave_id)
     }
 
-    /// Lets go of a call whose answer has come on a stream that goes on.
+    /// Releases a call whose response has arrived on a stream that continues.
     fn let_go(&mut self) {
         if self.is_resumed && self.tail.as_mut().is_some_and(StreamTail::is_answered) {
             (self.call, self.tail) = (None, None);
@@ -262,8 +259,8 @@ impl<C: AnsweredRequest> PipeBody<C> {
         }
     }
 
-    /// Returns the permit of an answered call though its server keeps the stream open. Checked only while the stream is silent:
-    /// most streams end behind their answer.
+    /// Releases the permit of an answered call although its server keeps the stream open. Checked only in silence: most streams
+    /// end after their response.
     fn settle(&mut self) {
         let is_answered =
             !self.is_resumed && self.is_between_events() && self.tail.as_mut().is_some_and(StreamTail::brought_answer);
@@ -275,8 +272,7 @@ impl<C: AnsweredRequest> PipeBody<C> {
         }
     }
 
-    /// Whether a stream that goes on behind its answer has gone on for long enough: until its call would have ended, or the
-    /// gateway does.
+    /// Whether a stream has continued long enough after its response: until its call's deadline or the gateway's end.
     fn is_done(&mut self, cx: &mut Context<'_>) -> bool {
         let now = Instant::now();
         let is_late = self.pace.deadline.is_some_and(|deadline| now >= deadline)
@@ -284,8 +280,7 @@ impl<C: AnsweredRequest> PipeBody<C> {
         self.is_settled && (is_late || self.calls_end.as_mut().is_some_and(|end| end.as_mut().poll(cx).is_ready()))
     }
 
-    /// The stream has ended in order. A client whose answer did not come, and that cannot come back for it, would
-    /// wait for ever (U22).
+    /// The stream has ended properly. A client without a response that cannot resume would wait forever (U22).
     fn end(&mut self) -> Option<Result<Frame<BodyPart>, io::Error>> {
         let is_open = self.call.is_some() && self.tail.as_mut().is_some_and(|tail| !tail.is_answered());
         if is_open && !self.can_be_taken_up() {
@@ -295,7 +290,7 @@ impl<C: AnsweredRequest> PipeBody<C> {
         None
     }
 
-    /// The stream is over. The call may not be: its client then comes back for the rest (T-29).
+    /// The stream is over. If the call is not, its client resumes (T-29).
     fn rest(&mut self) {
         self.is_over = true;
         if let (Some(call), Some(tail)) = (self.call.take(), self.tail.take())
@@ -306,8 +301,8 @@ impl<C: AnsweredRequest> PipeBody<C> {
     }
 }
 
-/// Waits for something of the upstream's, within its limits; past them it is told that nobody waits. Notes a failure as
-/// the end of the request. It is pinned by the caller: a future that is moved into another one takes its room twice.
+/// Waits for the upstream within the limits; after them the request is cancelled. Records a failure as the end of the request.
+/// The caller pins the future: one that is moved into another takes its space twice.
 pub(in crate::face) async fn in_time<T>(
     call: &impl AnsweredRequest,
     waiting: Pin<&mut impl Future<Output = Result<T, GatewayFault>>>,
@@ -342,7 +337,7 @@ impl<C: AnsweredRequest> Body for PipeBody<C> {
                 this.call.iter().for_each(C::heard);
                 return Poll::Ready(Some(Ok(this.watched(frame))));
             }
-            // The client has what it waited for.
+            // The client has its response.
             Poll::Ready(Some(Err(_))) if this.is_settled => {
                 this.is_over = true;
                 return Poll::Ready(None);
@@ -352,7 +347,7 @@ impl<C: AnsweredRequest> Body for PipeBody<C> {
             Poll::Pending => this.settle(),
         }
         if let Some(ended) = this.ends_with_gateway(cx) {
-            // As if its server had broken off: who can come back for the rest does, to the next process.
+            // As if the server had disconnected: a client that can resume does so at the next process.
             return Poll::Ready(Some(this.broke(io::Error::other(BodyBreakError(ended)))));
         }
         if this.is_done(cx) {
@@ -380,7 +375,7 @@ impl<C: AnsweredRequest> Body for PipeBody<C> {
     }
 
     fn is_end_stream(&self) -> bool {
-        // Where the end means something it must be asked for.
+        // The end must be polled if it has an effect.
         self.is_over || (self.tail.is_none() && self.source.is_end_stream())
     }
 

@@ -1,5 +1,4 @@
-//! Holds what a `tools/call` in a pipe has while it is in progress: a permit, and a part in the count of calls; and ends it
-//! with the gateway.
+//! Holds the permit and the count of a forwarded `tools/call`, and ends it with the gateway.
 
 use std::sync::Arc;
 
@@ -21,8 +20,7 @@ impl HeldCall {
     ///
     /// Cancel safe: a dropped wait gives its turn to the next.
     ///
-    /// # Errors
-    /// As [`crate::upstream::limits::CallPermits::acquire`]; and if the gateway ends meanwhile.
+    /// # Errors As [`crate::upstream::limits::CallPermits::acquire`]; and if the gateway ends meanwhile.
     pub(in crate::face) async fn begin(
         served: &Served,
         owner: &Principal,
@@ -40,26 +38,25 @@ impl HeldCall {
         Ok(Self { _permit: permit, in_progress, calls_end: calls_end.clone() })
     }
 
-    /// Counts it anew: whether its client can come back for the rest, also to a later process.
+    /// Updates its count: whether its client can resume, also in a later process.
     pub(in crate::face) fn note_place(&mut self, has_place: bool) {
         self.in_progress.now_held(has_place);
     }
 
-    /// Notes that the upstream said something of the call.
+    /// Records a sign of life of the upstream.
     pub(in crate::face) fn heard(&self) {
         self.in_progress.heard();
     }
 
-    /// Says when no call is waited for any more.
+    /// The end of the wait for calls in progress.
     pub(in crate::face) const fn calls_end(&self) -> &CallsEnd {
         &self.calls_end
     }
 }
 
-/// Waits for something until the gateway ends and waits for no call any more: then this one ended with the gateway.
+/// Awaits a future, unless the gateway ends and waits for no more calls: then the call ended with the gateway.
 ///
-/// # Errors
-/// As `waiting`; and then.
+/// # Errors As `waiting`; and in that case.
 pub(super) async fn until_calls_end<T>(
     calls_end: Option<&CallsEnd>,
     executed: Executed,
@@ -67,7 +64,7 @@ pub(super) async fn until_calls_end<T>(
 ) -> Result<T, GatewayFault> {
     let Some(calls_end) = calls_end else { return waiting.await };
     tokio::select! {
-        // Before whatever else there is: the permit of one that ended must not send the next.
+        // First: the permit of an ended call must not start the next one.
         biased;
         () = calls_end.token().cancelled() => Err(calls_end.fault(executed)),
         done = waiting => done,

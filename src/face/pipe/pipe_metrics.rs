@@ -1,4 +1,4 @@
-//! Holds the metrics of what one upstream's clients have passed on, looked up once: every message counts.
+//! Holds the metrics of one upstream's forwarded messages, looked up once.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ pub(in crate::face) struct PipeMetrics {
     pub(in crate::face) notifications: Counter,
     pub(in crate::face) responses: Counter,
     pub(in crate::face) streams: Counter,
-    /// How long the answer to a call took, to its last byte, and to any other request.
+    /// The time until the last byte of a response, for calls and for other requests.
     pub(in crate::face) call_time: Histogram,
     pub(in crate::face) request_time: Histogram,
 }

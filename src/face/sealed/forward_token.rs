@@ -1,4 +1,4 @@
-//! Encodes what goes with a request that one replica passes on to another: who asks, and that it is this request and no other.
+//! Encodes the token of a forwarded request: its principal, and a digest of the request.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -10,32 +10,31 @@ use crate::replica::Incarnation;
 use crate::task::digest::{Digest, digest};
 use crate::task::{Principal, Timestamp};
 
-/// The layout below. Another number means another one.
+/// The version of the layout below.
 const LAYOUT: u8 = 1;
-/// Which kind of address a client has.
+/// The kind of a client's address.
 const NO_ADDRESS: u8 = 0;
 const IPV4: u8 = 4;
 const IPV6: u8 = 6;
 
-/// One request that a replica passes on.
+/// A request that one replica forwards to another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForwardToken {
-    /// The replica that it is for.
+    /// The receiving replica.
     pub target: Incarnation,
-    /// The replica that passes it on, and which of its requests this is.
+    /// The sending replica, and its number for the request.
     pub sender: Incarnation,
     pub number: u64,
     pub issued_at: Timestamp,
     /// [`digest_of_request`].
     pub request: Digest,
-    /// Who asks, as the sender found out.
+    /// The principal that the sender authenticated.
     pub principal: Principal,
-    /// Where its client is.
+    /// The client's address.
     pub client: Option<IpAddr>,
 }
 
 impl ForwardToken {
-    /// The token as bytes.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let (kind, address) = match self.client {
@@ -77,10 +76,10 @@ impl ForwardToken {
     }
 }
 
-/// What makes a request the one that a token is good for: method, path, query, and the session that it names.
+/// Identifies a request by method, path, query and session id.
 #[must_use]
 pub fn digest_of_request(method: &Method, path: &str, query: Option<&str>, headers: &HeaderMap) -> Digest {
-    // More than one is refused wherever one is asked for.
+    // A request with several is refused.
     let session = headers.get(headers::SESSION_ID).map_or(&b""[..], |session| session.as_bytes());
     let query = query.unwrap_or_default();
     digest([b"forwarded request", method.as_str().as_bytes(), path.as_bytes(), query.as_bytes(), session])

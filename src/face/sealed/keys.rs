@@ -1,29 +1,28 @@
-//! Reads the keys that tokens are sealed with: one on a line, as hex digits.
+//! Reads the sealing keys: one per line, as hex digits.
 
 use std::fmt;
 
 use aws_lc_rs::digest::{Context, SHA256};
 
-/// Bytes of one key.
+/// The bytes of one key.
 pub const KEY_LEN: usize = 32;
-/// Hex digits of one key.
+/// The hex digits of one key.
 const DIGITS: usize = 2 * KEY_LEN;
-/// Each further key costs one more attempt at every token that is not ours.
+/// Each further key costs one more attempt at every foreign token.
 const KEYS_MAX: usize = 16;
 
-/// Tells a key from others, and nothing of it.
+/// A fingerprint of a key, which reveals nothing of it.
 pub type KeyPrint = [u8; 8];
-/// Comes before a key that a print is made of, so that it is of no use for anything else.
+/// Precedes the key in its fingerprint's digest, so that the digest has no other use.
 const PRINT_LABEL: &[u8] = b"taskgate key print";
 
-/// The keys of one gateway: the first one seals, all of them open.
+/// The key ring of a gateway: the first key seals, all of them open.
 ///
-/// To change keys, write the new one into the first line and leave the old ones below it for as long as
-/// tokens made with them are to work.
+/// To rotate keys, write the new one into the first line and keep the old ones below it for as long as their tokens must work.
 #[derive(Clone, PartialEq, Eq)]
 pub struct SealingKeys(Vec<[u8; KEY_LEN]>);
 
-/// What is wrong with a text of keys. Says what would be right, and shows nothing of a key.
+/// The fault of a key file's text, with its remedy. Shows nothing of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KeyError {
     #[error("has no key; a key is a line of {DIGITS} hex digits")]
@@ -37,10 +36,9 @@ pub enum KeyError {
 }
 
 impl SealingKeys {
-    /// Reads one key a line. Empty lines, and whitespace around a key, are left out.
+    /// Reads one key per line. Ignores empty lines, and whitespace around a key.
     ///
-    /// # Errors
-    /// For the first line that is no key, and for a text without any.
+    /// # Errors For the first invalid line, and for a text without keys.
     pub fn parse(text: &str) -> Result<Self, KeyError> {
         let mut keys = Vec::new();
         for (number, line) in text.lines().enumerate() {
@@ -56,13 +54,13 @@ impl SealingKeys {
         }
     }
 
-    /// A ring of one key that was drawn for this process: its tokens end with it.
+    /// A ring with one random key for this process: its tokens end with it.
     #[must_use]
     pub fn ephemeral(random: [u8; KEY_LEN]) -> Self {
         Self(vec![random])
     }
 
-    /// As [`SealingKeys::parse`] reads it.
+    /// The text that [`SealingKeys::parse`] reads.
     #[must_use]
     pub fn to_text(&self) -> String {
         let hex = |byte: &u8| [byte >> 4, byte & 15].map(|digit| char::from_digit(u32::from(digit), 16).unwrap_or('0'));
@@ -70,7 +68,7 @@ impl SealingKeys {
         self.0.iter().map(line).collect()
     }
 
-    /// The prints of all keys, in their order.
+    /// The fingerprints of all keys, in order.
     #[must_use]
     pub fn prints(&self) -> Vec<KeyPrint> {
         let print = |key: &[u8; KEY_LEN]| {
@@ -105,7 +103,7 @@ fn read_key(line: &str, number: usize) -> Result<[u8; KEY_LEN], KeyError> {
 }
 
 impl fmt::Debug for SealingKeys {
-    /// Says how many keys there are and nothing of them.
+    /// Shows only the number of keys.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "KeyRing({} keys)", self.0.len())
     }

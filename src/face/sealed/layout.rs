@@ -1,4 +1,4 @@
-//! Writes and reads the parts of a token as bytes.
+//! Encodes and decodes the parts of a token.
 
 use aws_lc_rs::digest;
 use bytes::Bytes;
@@ -6,7 +6,7 @@ use bytes::Bytes;
 use crate::task::digest::hex;
 use crate::wire::{Payload, ScanLimits};
 
-/// Appends a part, its length in front.
+/// Appends a part after its length.
 pub(super) fn put(out: &mut Vec<u8>, part: &[u8]) {
     let len = u32::try_from(part.len()).expect("parts of a request are far shorter than 4 GiB");
     out.extend_from_slice(&len.to_be_bytes());
@@ -18,7 +18,7 @@ pub(super) fn hex_digest(of: &[u8]) -> String {
     hex(digest::digest(&digest::SHA256, of).as_ref())
 }
 
-/// What is left to be read.
+/// The unread rest.
 pub(super) struct TokenReader<'a>(&'a [u8]);
 
 impl<'a> TokenReader<'a> {

@@ -1,18 +1,18 @@
-//! Draws bits that name the replica which drew them, for ids that are too short, or too many, for a token.
+//! Draws bits that name their replica, for ids that are too short or too many for a token.
 
 use aws_lc_rs::hmac;
 
 use super::keys::KEY_LEN;
 use crate::replica::Incarnation;
 
-/// Comes before the random half, so that nothing else is made of a key so.
+/// Precedes the random half, so that the same key yields nothing else.
 const LABEL: &[u8] = b"taskgate name in an id";
 
-/// The keys by which the name in such bits is hidden: their lower half is random, the upper one the name, covered by what a key
-/// makes of the lower one. To all others they are random, and nobody can guess 64 of them.
+/// The keys that hide a replica's number in such bits: the lower half is random, the upper half is the number XORed with a MAC of
+/// the lower one. Without a key they are random, 64 bits of them unguessable.
 ///
-/// Nothing is proven by them. Bits that nobody drew name a replica that there is not, but for one chance in 2⁶⁴ for each that there is;
-/// who has some can change the upper half, and name another. A replica knows nothing by ids that it did not make.
+/// They prove nothing. Bits that no replica drew name an existing one with a chance of 2⁻⁶⁴ for each; a client can change the
+/// upper half and name another one. That replica then knows no object with the id.
 pub(super) struct NamingKeys(Vec<hmac::Key>);
 
 impl NamingKeys {
@@ -26,7 +26,7 @@ impl NamingKeys {
         (u128::from(replica.0 ^ cover(key, random)) << 64) | u128::from(random)
     }
 
-    /// What bits name, by each key.
+    /// The replica that the bits name under each key.
     pub(super) fn named(&self, bits: u128) -> impl Iterator<Item = Incarnation> {
         let [upper, random] = [(bits >> 64) as u64, bits as u64];
         self.0.iter().map(move |key| Incarnation(upper ^ cover(key, random)))

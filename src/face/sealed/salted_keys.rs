@@ -1,4 +1,4 @@
-//! Makes the keys of frequent tokens from those of the ring and a salt, and remembers them.
+//! Derives and caches keys for frequent tokens from the ring and a salt.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,35 +13,35 @@ use tokio::time::Instant;
 use super::keys::KEY_LEN;
 use crate::random;
 
-/// What a key is made from, beside one of the ring: it stands in front of the token.
+/// The salt, which precedes the token.
 pub(super) const SALT_LEN: usize = 16;
 pub(super) type Salt = [u8; SALT_LEN];
 
-/// Comes before the salt. The words are older than the reuse of a key, and part of what goes over the wire.
+/// Precedes the salt. Its words are older than the reuse of a key, and part of the wire format.
 const LABEL: &[u8] = b"taskgate key of one token";
-/// How many tokens one salt seals, and for how long it does.
+/// How many tokens one salt seals, and for how long.
 const TOKENS_MAX: u32 = 1 << 20;
 const USED_FOR: Duration = Duration::from_secs(60);
-/// Salts of others whose keys are remembered: some for each gateway that passes requests on to this one.
+/// The most cached salts of other replicas: some for each that forwards requests to this one.
 const REMEMBERED_MAX: u64 = 64;
 
-/// The keys of frequent tokens: many under one salt, and so under one key.
+/// The keys of frequent tokens: one salt, and so one key, for many tokens.
 ///
-/// Nonces are 96 random bits, and a key seals 2²⁰ tokens at most. That two of them have the same nonce has a
-/// probability below 2⁴⁰ / 2 / 2⁹⁶ = 2⁻⁵⁷; NIST SP 800-38D, 8.3 wants 2⁻³² at most. Only after 2²⁵ full salts,
-/// 2⁴⁵ tokens, would it be reached by all keys together. Gateways that share a ring draw their salts apart, of
-/// 128 random bits. Were one drawn twice, its tokens would still have nonces drawn at random.
+/// Nonces are 96 random bits, and a key seals at most 2²⁰ tokens. Two of them have the same nonce with a probability below 2⁴⁰ /
+/// 2 / 2⁹⁶ = 2⁻⁵⁷; NIST SP 800-38D, 8.3 allows 2⁻³². All keys together reach that only after 2²⁵ full salts, 2⁴⁵ tokens. Replicas
+/// that share a ring draw independent salts of 128 random bits. If one were drawn twice, its tokens would still have random
+/// nonces.
 ///
-/// Which salts are remembered changes nothing of what opens: a key that is not there is made again.
+/// The cache does not affect which tokens open: a missing key is derived again.
 pub(super) struct SaltedKeys {
-    /// One for each key of the ring, in its order. Never empty.
+    /// One for each key of the ring, in order. Never empty.
     derives: Vec<hmac::Key>,
     seals: Mutex<Option<SealingSalt>>,
-    /// Those under which a token opened.
+    /// The salts under which a token opened.
     opens: Cache<Salt, Arc<LessSafeKey>>,
 }
 
-/// The salt that seals now.
+/// The current salt for sealing.
 struct SealingSalt {
     salt: Salt,
     key: Arc<LessSafeKey>,
@@ -56,7 +56,7 @@ impl SaltedKeys {
         Self { derives, seals: Mutex::default(), opens: opens.time_to_idle(USED_FOR).build() }
     }
 
-    /// A salt and its key, for one token.
+    /// A salt and its key for one token.
     pub(super) fn for_sealing(&self, now: Instant) -> (Salt, Arc<LessSafeKey>) {
         let mut seals = self.seals.lock();
         let is_good = |current: &SealingSalt| current.left > 0 && now.duration_since(current.began) < USED_FOR;
@@ -74,8 +74,8 @@ impl SaltedKeys {
         SealingSalt { salt, key, began: now, left: TOKENS_MAX }
     }
 
-    /// What `open` makes of a token with one of the keys that belong to its salt. Only a key that opened it is
-    /// remembered, so that nobody without a key of the ring fills the memory or empties it.
+    /// Applies `open` to a token with each key of its salt. Only a key that opened it is cached, so that a client without a key
+    /// of the ring can neither fill nor empty the cache.
     pub(super) fn open<T>(&self, salt: &Salt, open: impl Fn(&LessSafeKey) -> Option<T>) -> Option<T> {
         if let Some(opened) = self.opens.get(salt).and_then(|key| open(&key)) {
             return Some(opened);

@@ -1,4 +1,4 @@
-//! Encodes what a session id holds: enough to open the upstream's session anew, with no table anywhere.
+//! Encodes the content of a session id: enough to reopen the upstream's session without a table.
 
 use super::TokenPurpose;
 use super::layout::{TokenReader, hex_digest, put};
@@ -7,49 +7,49 @@ use crate::replica::Incarnation;
 use crate::task::{Principal, Timestamp};
 use crate::wire::{Payload, ProtocolVersion};
 
-/// The layout below. Another number means another one.
+/// The version of the layout below.
 const LAYOUT: u8 = 1;
 /// Flags of the members that may be absent.
 const HAS_CLIENT_INFO: u8 = 1;
 const HAS_UPSTREAM_SESSION: u8 = 1 << 1;
-/// Flags of what the upstream declared of its tasks.
+/// Flags for the upstream's declared task support.
 const TASK_CALLS: u8 = 1 << 2;
 const TASK_CANCEL: u8 = 1 << 3;
 /// Whether the client declared tasks.
 const CLIENT_TASKS: u8 = 1 << 4;
-/// Whether the session has a home. A gateway that is alone writes none, so that its ids are what they were before there were homes.
+/// Whether the session has an owner. A single gateway writes none, so that its ids are as before owners existed.
 const HAS_HOME: u8 = 1 << 5;
 const ALL_FLAGS: u8 = HAS_CLIENT_INFO | HAS_UPSTREAM_SESSION | TASK_CALLS | TASK_CANCEL | CLIENT_TASKS | HAS_HOME;
 
-/// One client's session (design of the session face: all that is known about it travels in its id).
+/// One client's session. All stored state about it is in its id.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionToken {
-    /// The name of the upstream that it was opened for.
+    /// The upstream's name.
     pub upstream: String,
-    /// [`digest_of`] its owner. A request of anybody else does not have this session.
+    /// [`digest_of`] its owner. The session exists for that principal only.
     pub principal: String,
-    /// Tells sessions apart; the key of whatever memory holds about this one.
+    /// Identifies the session; the key of all in-memory state about it.
     pub nonce: u128,
     pub client_version: ProtocolVersion,
     pub upstream_version: ProtocolVersion,
-    /// What the client can do, as it was told to the upstream.
+    /// The client's capabilities, as sent to the upstream.
     pub capabilities: Payload,
-    /// What the client calls itself; absent where it was too long to keep.
+    /// The client's `clientInfo`; absent if it was too long.
     pub client_info: Option<Payload>,
     pub issued_at: Timestamp,
-    /// The replica that it was begun at, where there are several: what memory holds about it is there.
+    /// The replica that owns the session, if there are several: the in-memory state is there.
     pub home: Option<Incarnation>,
-    /// The upstream's own id of the session, if it gave one.
+    /// The upstream's session id, if it issued one.
     pub upstream_session: Option<String>,
-    /// What the upstream declared of tasks of its own, whatever version it was said in.
+    /// The upstream's declared task support, in any version.
     pub tasks: UpstreamTaskSupport,
-    /// Whether the client declared tasks in its handshake: then it knows what they are.
+    /// Whether the client declared tasks in its handshake, and so understands them.
     pub declares_tasks: bool,
 }
 
 impl SessionToken {
-    /// The token as bytes. `client_info` is left out where with it they would not fit into a session id;
-    /// whether the rest fits, [`super::Sealer::seal_session`] checks.
+    /// Encodes the token, without `client_info` if that would not fit into a session id; [`super::Sealer::seal_session`] checks
+    /// the rest.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let whole = self.write(self.client_info.as_ref());
@@ -77,7 +77,7 @@ impl SessionToken {
         out
     }
 
-    /// Home and nonce alone of what [`SessionToken::encode`] wrote: whoever passes a request on needs no more of it.
+    /// Decodes only owner and nonce, which are enough to forward a request.
     #[must_use]
     pub fn decode_home(bytes: &[u8]) -> Option<(Option<Incarnation>, u128)> {
         let mut rest = TokenReader::new(bytes);
@@ -95,7 +95,7 @@ impl SessionToken {
         if layout != LAYOUT || flags & !ALL_FLAGS != 0 {
             return None;
         }
-        // In the order in which the bytes stand.
+        // In the order of the bytes.
         let token = Self {
             client_version: version_of(client_version)?,
             upstream_version: version_of(upstream_version)?,
@@ -114,7 +114,7 @@ impl SessionToken {
     }
 }
 
-/// Whose session it is, without saying who: 64 hex digits.
+/// A digest of the owner: 64 hex digits.
 #[must_use]
 pub fn digest_of(principal: &Principal) -> String {
     hex_digest(principal.as_str().as_bytes())

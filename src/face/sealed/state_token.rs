@@ -1,7 +1,7 @@
-//! Encodes what a `requestState` holds: where a request that was answered with questions goes on (MOD-28).
+//! Encodes a `requestState`: where a request continues after its questions (MOD-28).
 //!
-//! Clients keep it and send it back with their answers, so it is as good as made up until it was
-//! opened, and it is of use only for the request that it was given out for (T-24).
+//! Clients return it with their answers, so it is untrusted until it has been opened, and it is valid only for the request that
+//! it was issued for (T-24).
 
 use super::layout::{TokenReader, hex_digest, put};
 use super::session_token::digest_of;
@@ -10,30 +10,30 @@ use crate::task::{Principal, TaskId, Timestamp};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, canonical};
 
-/// The layout below. Another number means another one.
+/// The version of the layout below.
 const LAYOUT: u8 = 1;
-/// The kinds of content. They stand in tokens that outlive this program's version.
+/// The kinds of content. Tokens with them outlive this program's version.
 const UPSTREAM_NONE: u8 = 1;
 const UPSTREAM: u8 = 2;
 const TASK: u8 = 3;
 const TASK_AT_HOME: u8 = 4;
 
-/// The params that make a request the one that it is; the rest may differ from round to round.
+/// The params that identify a request; the rest may differ from round to round.
 const SALIENT: [&str; 3] = ["name", "uri", "arguments"];
 
-/// The one request that a state belongs to.
+/// The request that a state belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateScope {
     upstream: String,
-    /// A digest of who asks, and another of what for.
+    /// A digest of the principal, and another of the params.
     principal: String,
     method: String,
     params: String,
 }
 
 impl StateScope {
-    /// The scope of a request. The spelling of its params does not matter (key order, whitespace,
-    /// escapes), but numbers are compared as text.
+    /// The scope of a request. The spelling of its params is ignored (key order, whitespace, escapes), but numbers are compared
+    /// as text.
     #[must_use]
     pub fn of(upstream: &str, principal: &Principal, method: &str, params: &Object) -> Self {
         let salient = SALIENT.into_iter().filter_map(|key| Some((key, params.get(key)?)));
@@ -47,7 +47,7 @@ impl StateScope {
     }
 }
 
-/// A state that was given out.
+/// An issued state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateToken {
     pub scope: StateScope,
@@ -55,13 +55,12 @@ pub struct StateToken {
     pub content: StateContent,
 }
 
-/// What goes on when the request comes back.
+/// Where a repeated request continues.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StateContent {
-    /// The same request at the upstream, with its own `requestState` as it wrote it (a JSON string);
-    /// `None` where it gave none.
+    /// At the upstream, with its own `requestState` as received (a JSON string); `None` if it issued none.
     Upstream(Option<Payload>),
-    /// A call that the gateway holds. `home` is the replica where it is held, where there are several.
+    /// At a call that the gateway holds. `home` is the replica that holds it, if there are several.
     Task { id: TaskId, round: u32, home: Option<Incarnation> },
 }
 
@@ -80,7 +79,7 @@ impl StateToken {
                 put(&mut out, state.bytes());
             }
             StateContent::Task { id, round, home } => {
-                // A gateway that is alone writes what it wrote before there were homes.
+                // A single gateway writes the layout from before owners existed.
                 out.push(if home.is_some() { TASK_AT_HOME } else { TASK });
                 out.extend_from_slice(&id.bits().to_be_bytes());
                 out.extend_from_slice(&round.to_be_bytes());
@@ -96,7 +95,7 @@ impl StateToken {
         if layout != LAYOUT {
             return None;
         }
-        // In the order in which the bytes stand.
+        // In the order of the bytes.
         let issued_at = Timestamp::from_millis(u64::from_be_bytes(rest.take()?));
         let (upstream, principal) = (rest.text()?, rest.text()?);
         let scope = StateScope { upstream, principal, method: rest.text()?, params: rest.text()? };
@@ -114,7 +113,7 @@ impl StateToken {
         rest.is_empty().then_some(Self { scope, issued_at, content })
     }
 
-    /// Where the call is held that goes on, if that is in it and the state was given out to this principal.
+    /// The replica that holds the call, if the state has one and was issued to this principal.
     pub(super) fn home_for(&self, principal: &Principal) -> Option<Incarnation> {
         match self.content {
             StateContent::Task { home, .. } => home.filter(|_| self.scope.principal == digest_of(principal)),

@@ -1,19 +1,19 @@
-//! Encodes what the address of an HTTP+SSE stream holds: which one it is, and at which replica.
+//! Encodes the token in the URL of an HTTP+SSE stream: its nonce and its replica.
 
 use super::layout::TokenReader;
 use crate::replica::Incarnation;
 
-/// One stream of HTTP+SSE.
+/// An HTTP+SSE stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamToken {
     /// 128 random bits.
     pub nonce: u128,
-    /// The replica that it is open at, where there are several.
+    /// The replica that holds it, if there are several.
     pub home: Option<Incarnation>,
 }
 
 impl StreamToken {
-    /// The token as bytes; without a home the nonce alone.
+    /// Encodes the token; without a replica only the nonce.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let home = self.home.iter().flat_map(|home| home.0.to_be_bytes());

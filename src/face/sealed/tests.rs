@@ -1,4 +1,4 @@
-//! What a sealed token promises, over random contents and random damage.
+//! The guarantees of a sealed token, over random contents and random damage.
 
 use bytes::Bytes;
 use proptest::prelude::*;
@@ -66,7 +66,7 @@ prop_compose! {
     }
 }
 
-/// What names a replica in an id is read by all who have the key, and by nobody else.
+/// Only holders of the key can read a replica's number in an id.
 #[test]
 fn bits_name_a_replica_to_whoever_has_the_key() {
     let replica = Incarnation(41);
@@ -107,7 +107,7 @@ proptest! {
         let at_byte = at.index(bytes.len());
         bytes[at_byte] ^= 1 << bit;
         prop_assert_eq!(sealer.open(TokenPurpose::Session, &URL_SAFE_NO_PAD.encode(bytes)), None);
-        // In its text too: no second spelling of the same token is accepted.
+        // In its text, too: no second spelling of the same token is accepted.
         let mut text = sealed.clone().into_bytes();
         let at_text = at.index(text.len());
         text[at_text] ^= 1 << bit;
@@ -138,7 +138,7 @@ fn two_seals_of_the_same_content_differ() {
     assert_ne!(sealer.seal(TokenPurpose::Session, b"same"), sealer.seal(TokenPurpose::Session, b"same"));
 }
 
-/// T-24: a token of one kind is none of another.
+/// T-24: a token of one kind does not open as another.
 #[test]
 fn a_token_for_another_purpose_does_not_open() {
     let sealer = sealer(&[1]);
@@ -231,7 +231,7 @@ proptest! {
     }
 }
 
-/// By a replica that has the new key and the old one, from one that has the old one alone.
+/// By a replica that has the new key and the old one, from a replica with the old one only.
 #[test]
 fn a_forwarded_request_opens_with_every_key_of_the_ring() {
     let token = ForwardToken {
@@ -250,7 +250,7 @@ fn a_forwarded_request_opens_with_every_key_of_the_ring() {
     assert_eq!(sealer(&[1]).seal_forward(&long), None, "what would never open is not sealed");
 }
 
-/// Of a replica whose build draws a salt for each token; and the other way round, as it makes the key of any salt.
+/// From a replica with a build that draws a salt for each token; and the reverse, as it derives the key of any salt.
 #[test]
 fn a_token_under_a_salt_of_its_own_opens_and_one_under_a_shared_salt_looks_the_same() {
     let of_salt = |salt: &[u8]| {
@@ -275,7 +275,7 @@ fn a_token_under_a_salt_of_its_own_opens_and_one_under_a_shared_salt_looks_the_s
     }
 }
 
-/// A gateway that is alone writes what it wrote before there were homes, and reads it.
+/// A single gateway writes the layout from before owners existed, and reads it.
 #[test]
 fn without_a_home_a_session_id_holds_what_it_always_held() {
     let plain = token("c", Some("n")).encode();

@@ -114,7 +114,6 @@ const fn promises_nothing(rows_written: u64) -> bool {
     rows_written == 0
 }
 
-/// Whether the committing server's settings guarantee the declared durability.
 fn is_promised_by(durability: Durability, settings: DurabilitySettings<'_>) -> bool {
     match durability {
         // `remote_write` leaves data in the standby's memory; `local` waits for no standby.

@@ -168,7 +168,6 @@ mod tests {
         ReplicaDirectory::new(Incarnation(own), living.iter().map(|number| member(*number)))
     }
 
-    /// The replica that `own` takes for a session's owner.
     fn chosen(own: u64, living: &[u64], begun_at: Option<u64>, nonce: u128) -> u64 {
         match seen_by(own, living).home(begun_at.map(Incarnation), nonce, HomeErrand::Begin) {
             SessionHome::Here => own,

@@ -13,7 +13,6 @@ use crate::task::Timestamp;
 const NUMBERS_KEPT: u64 = 1 << 14;
 /// Maximum number of senders. A sender is forgotten once all its requests have expired.
 const SENDERS_MAX: usize = 256;
-/// Bits of a word.
 const WORD: u64 = 64;
 const WORDS: usize = (NUMBERS_KEPT / WORD) as usize;
 
@@ -37,7 +36,6 @@ struct SenderNumbers {
     highest: u64,
     /// Received numbers, by their remainder.
     came: Box<[u64; WORDS]>,
-    /// When the last one arrived.
     last: Timestamp,
 }
 

@@ -75,7 +75,6 @@ impl LeaseTerms {
         self.alone_max
     }
 
-    /// The length of windows that start after an outage.
     fn window_after(self, outage: Duration) -> Duration {
         self.lease.max(outage.min(WINDOW_AFTER_OUTAGE_MAX))
     }
@@ -173,7 +172,6 @@ pub struct Membership {
     back: BootTime,
     /// The length of windows that start with the first look after it.
     window_after_outage: Duration,
-    /// When the newest look was sent.
     looked: BootTime,
     others: BTreeMap<Incarnation, WatchedReplica>,
     /// A final standing.
@@ -192,7 +190,6 @@ struct WatchedReplica {
     line: ReplicaLine,
     /// When the row was first seen with its heartbeat.
     since: BootTime,
-    /// How long the heartbeat may stay unchanged.
     window: Duration,
     /// The outage after which the window started.
     outage: u64,

@@ -47,7 +47,6 @@ pub struct ReadTrust {
     settling: Option<BarrierProof>,
 }
 
-/// A committed barrier.
 #[derive(Clone, Copy, Debug)]
 struct BarrierProof {
     server: ServerMark,
@@ -168,7 +167,6 @@ mod tests {
         let mut trust = trust(1);
         trust.lane_write_passed(SERVER, at(1));
         trust.write_unsure(at(3));
-        // This one was in progress already.
         trust.lane_write_passed(SERVER, at(2));
         assert!(!trust.may_settle(SERVER));
         trust.lane_write_passed(SERVER, at(4));

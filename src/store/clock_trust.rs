@@ -20,7 +20,6 @@ const DIFFERENCE_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 /// How long a clock that jumped ahead frees nothing.
 pub(super) const DISTRUST: Duration = Duration::from_secs(10 * 60);
 
-/// Whether the clock is trusted in this process.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ClockTrust {
     distrusted_until: Option<Instant>,

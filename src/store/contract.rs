@@ -27,7 +27,6 @@ use crate::wire::{Payload, RpcError};
 const START: Timestamp = Timestamp::from_millis(1_000_000);
 pub(crate) const TTL: Duration = Duration::from_secs(60);
 
-/// The known upstreams.
 pub(crate) fn known() -> [Arc<str>; 1] {
     [Arc::from("demo")]
 }
@@ -161,7 +160,7 @@ async fn the_sweeper_frees_only_what_is_gone(store: &impl TaskStore) {
     assert_eq!(store.usage(), Usage { tasks: 1, unsettled: 1, bytes: ROW_BYTES_MIN });
 }
 
-/// The check that a key has expired and its reuse may race: by then it may belong to another task.
+/// Another caller may have freed the key first: by then it may belong to another task.
 async fn a_task_is_freed_by_its_key_only_if_it_is_gone(store: &impl TaskStore) {
     let (live, done) = (task("a", 1), settled(task("a", 2), "r"));
     store.insert(&live).await.unwrap();
@@ -327,7 +326,6 @@ async fn fill_for_filters(store: &impl TaskStore) -> Vec<Summary> {
     ];
     let mut made = Vec::new();
     for number in 0..24_u8 {
-        // Some with the same time.
         let created_at = START.after(Duration::from_millis(u64::from(number * 7 % 12)));
         let updated_at = created_at.after(Duration::from_millis(u64::from(number * 5 % 9)));
         let mut one = Task { created_at, updated_at: created_at, ..task("a", u128::from(number) << 120) };

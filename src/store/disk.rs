@@ -81,7 +81,6 @@ pub struct DiskStore {
     earlier: EarlierRows,
     bytes_max: usize,
     writer: Mutex<Option<JoinHandle<()>>>,
-    /// The background check of the file.
     check: Arc<FileCheck>,
     clock: ClockTrust,
     /// Held while the writer's thread may have the file open; permanently after a bug ended that thread.
@@ -194,7 +193,6 @@ impl DiskStore {
         }
     }
 
-    /// Finds a row in memory or on the disk.
     async fn find(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
         if let Some(row) = self.resident.live(key) {
             return Ok(Some(row));

@@ -73,7 +73,6 @@ impl MemoryStore {
     }
 }
 
-/// The smallest key.
 fn first_key() -> TaskKey {
     TaskKey { owner: Principal::new(""), id: TaskId::from_bits(0) }
 }

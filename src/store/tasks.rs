@@ -44,7 +44,6 @@ impl StoredTask {
         Self { task, revision, holder }
     }
 
-    /// The fields that guard its writes.
     pub(super) const fn guard(&self) -> GuardedRow {
         GuardedRow { revision: self.revision.0, holder: self.holder }
     }

@@ -75,7 +75,6 @@ impl LagClass {
         self.0
     }
 
-    /// The lags of the class, in milliseconds.
     fn lags(self) -> RangeInclusive<u64> {
         let number = usize::from(self.0);
         let start = number.checked_sub(1).and_then(|before| Self::STARTS.get(before)).copied();

@@ -82,7 +82,6 @@ pub enum Event {
 }
 
 impl Event {
-    /// Whether the event belongs to an earlier try.
     fn is_stale(&self, current: Attempt) -> bool {
         match self {
             Self::Dispatched { attempt, .. }
@@ -197,7 +196,6 @@ pub fn transition(mut task: Task, event: Event, now: Timestamp) -> (Task, Vec<Ef
     (task, effects)
 }
 
-/// The outcome of a task past its `ttl`.
 const fn expiry(task: &Task) -> Outcome {
     let executed = if matches!(task.phase, Phase::Queued) { Executed::No } else { Executed::Unknown };
     Outcome::Faulted(Failure::Gateway(GatewayFault::new(Reason::TtlExpired, executed)))

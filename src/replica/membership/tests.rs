@@ -93,7 +93,6 @@ fn a_beat_that_went_back_is_a_new_one() {
 fn an_observer_whose_own_beats_stay_unanswered_claims_nobody() {
     let mut membership = member();
     assert_eq!(beat_and_look(&mut membership, 1..5, 5), []);
-    // Reads succeed and writes fail.
     for second in 5..60 {
         assert_eq!(membership.looked(look(second * SECOND, &[line(OTHER, 5)])), []);
     }
@@ -185,7 +184,6 @@ fn a_beat_says_whether_the_replica_was_replaced_or_the_store_has_lost_something(
         membership.beat_answered(BeatAnswer::Acknowledged { beat: 2, generation: GENERATION }, at(1), at(1));
         membership.beat_answered(answer, at(2_000), at(2_000));
         assert_eq!(membership.standing(at(2_000)), expected, "{answer:?}");
-        // The final standing is permanent.
         membership.beat_answered(BeatAnswer::Acknowledged { beat: 9, generation: GENERATION }, at(3_000), at(3_000));
         assert_eq!(membership.standing(at(3_000)), expected, "{answer:?}");
     }
@@ -218,7 +216,6 @@ fn the_living_are_told_from_the_dead() {
     assert_eq!(membership.given_up(at(10 + 300_000)).collect::<Vec<_>>(), [Incarnation(5)]);
 }
 
-/// Steps of a run, in milliseconds.
 const STEP: u64 = 50;
 /// Maximum duration and delay of a heartbeat or look, and the wait between two tries.
 const DELAY_MAX: u64 = 200;
@@ -274,7 +271,6 @@ impl Run {
         Self { terms, outages, killed, delays, drawn: 0, lines, members: (0..3).map(member).collect(), claims: vec![] }
     }
 
-    /// A delay up to `max`, from the test case.
     fn delay(&mut self, max: u64) -> u64 {
         self.drawn += 1;
         self.delays[self.drawn % self.delays.len()] * 31 * self.drawn as u64 % (max + 1)

@@ -14,7 +14,6 @@ use crate::task::{Event, Task, TaskId, TaskKey, Timestamp, TreePlace, transition
 /// While it is on, writes are made and their acknowledgements lost.
 pub(crate) type AcknowledgementLoss = Box<dyn Fn(bool) + Send + Sync>;
 
-/// Opens stores of one kind.
 pub(crate) trait StoreOpener {
     type Store: TaskStore;
 
@@ -38,9 +37,7 @@ pub(crate) trait StoreOpener {
     async fn declare_ended(&self, by: &Self::Store, ended: Incarnation);
 }
 
-/// Time limit for resolving a write.
 const DECISION_MAX: Duration = Duration::from_secs(60);
-/// Time limit for a hint.
 const HINT_MAX: Duration = Duration::from_secs(10);
 
 async fn row(store: &impl TaskStore, key: &TaskKey) -> StoredTask {

@@ -16,7 +16,6 @@ use crate::task::{Task, TaskKey, Timestamp};
 /// Below SQLite's limit of a billion bytes for a value.
 const ROW_BYTES_MAX: usize = 900 << 20;
 
-/// The writer's requests.
 #[derive(Debug)]
 pub(super) enum RowWrite {
     Insert(Arc<Task>),
@@ -54,18 +53,14 @@ impl RowWrite {
     }
 }
 
-/// The outcome of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WriteResult {
-    /// The row's new revision.
     At(Revision),
     Removed,
-    /// The number of freed rows.
     Freed(usize),
     Passed,
 }
 
-/// Why new rows are refused now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum InsertRefusal {
     Full,

@@ -17,7 +17,6 @@ use super::{DiskTuning, columns, schema};
 /// The log size that pauses the check.
 pub(super) const LOG_BYTES_MAX: u64 = 64 << 20;
 
-/// The length of a pause.
 const PAUSE: Duration = Duration::from_secs(1);
 /// Limits of one piece, except for its last row.
 const PIECE_ROWS: i64 = 256;
@@ -77,7 +76,6 @@ impl FileCheck {
         self.woken.notify_all();
     }
 
-    /// Ends the check for good.
     pub(super) fn end(&self) {
         self.state.lock().is_over = true;
         self.woken.notify_all();

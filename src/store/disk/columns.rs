@@ -43,14 +43,12 @@ impl RowOutline {
 pub(super) struct ListColumns {
     pub(super) updated_at: Timestamp,
     pub(super) state: RowState,
-    /// The session of a client-chosen id.
     pub(super) scope: Option<SessionScope>,
     pub(super) parent: Option<TaskId>,
     /// The number of the [`LagClass`].
     pub(super) lag: i64,
 }
 
-/// [`PhaseKind`] as a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RowState(i64);
 
@@ -89,7 +87,6 @@ impl ListColumns {
     }
 }
 
-/// The location of a row's record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RecordLocation {
     /// In `records`.
@@ -116,7 +113,6 @@ impl RecordLocation {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RowColumns {
     pub(super) key: TaskKey,
-    /// The key's reference.
     pub(super) reference: ShortReference,
     pub(super) revision: Revision,
     pub(super) outline: RowOutline,
@@ -136,7 +132,6 @@ pub(super) const MOVING: (&str, &str) = (
     "?3, ?4, ?5, ?7, ?8, ?10, ?12, ?13, ?16, ?17",
 );
 
-/// The columns of the second schema.
 pub(super) const COLUMNS_2: &str =
     "owner, id, revision, settled, untold, created_at, expires_at, bytes, name, record, ref";
 const COUNT_2: usize = 11;
@@ -196,7 +191,6 @@ impl RowColumns {
         })
     }
 
-    /// The bytes that the checksum covers.
     fn sealed(&self) -> Vec<u8> {
         let mut bytes = self.sealed_2();
         let ListColumns { updated_at, state, scope, parent, lag } = self.lists;
@@ -297,7 +291,6 @@ pub(super) fn key(row: &Row<'_>, from: usize) -> rusqlite::Result<TaskKey> {
     Ok(TaskKey { owner: Principal::new(row.get_ref(from)?.as_str()?), id: id_of(row.get(from + 1)?) })
 }
 
-/// Reads an outline from column `from` on.
 pub(super) fn outline(row: &Row<'_>, from: usize) -> rusqlite::Result<RowOutline> {
     Ok(RowOutline {
         is_settled: row.get(from)?,
@@ -308,7 +301,6 @@ pub(super) fn outline(row: &Row<'_>, from: usize) -> rusqlite::Result<RowOutline
     })
 }
 
-/// Reads the list columns from column `from` on.
 fn lists(row: &Row<'_>, from: usize) -> rusqlite::Result<ListColumns> {
     let id = |column: Option<[u8; 16]>| column.map(u128::from_be_bytes);
     Ok(ListColumns {

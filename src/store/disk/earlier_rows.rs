@@ -39,7 +39,6 @@ impl EarlierRows {
         self.left.lock().contains(key)
     }
 
-    /// Sets a row's holder.
     pub(super) fn named(&self, mut row: StoredTask) -> StoredTask {
         if row.holder.is_some() && self.holds(&row.task.key) {
             row.holder = Some(EARLIER);

@@ -17,7 +17,6 @@ pub(super) const FILE_MODE: u32 = 0o600;
 const LOCK: &str = "tasks.lock";
 const BALLAST: &str = "tasks.ballast";
 
-/// Interval between tries to get a lock.
 const LOCK_PAUSE: Duration = Duration::from_millis(50);
 
 /// The file that is removed when the disk is full, so that running tasks can finish (F53).
@@ -43,7 +42,6 @@ impl DiskSpace {
         self.free < self.wanted()
     }
 
-    /// The free space required for new tasks.
     pub(super) fn wanted(self) -> u64 {
         (self.all / FREE_SHARE_MIN).clamp(FREE_BYTES_MIN, FREE_BYTES_ENOUGH)
     }

@@ -64,7 +64,6 @@ impl StoreHealthMonitor {
         self.note(|known| known.is_failing = is_failing);
     }
 
-    /// Records the disk's space.
     pub(super) fn room(&self, space: DiskSpace) {
         self.note(|known| known.short = space.is_low().then_some(space));
     }

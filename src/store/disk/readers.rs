@@ -25,13 +25,11 @@ pub(super) struct ReaderPool {
 }
 
 impl ReaderPool {
-    /// Opens no connection yet.
     pub(super) fn new(path: PathBuf) -> Arc<Self> {
         let places = |count| Arc::new(Semaphore::new(count));
         Arc::new(Self { path, idle: Mutex::default(), points: places(POINTS), lists: places(LISTS) })
     }
 
-    /// The database's file.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }

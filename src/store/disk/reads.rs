@@ -11,7 +11,6 @@ use crate::store::record::{self, RecordError};
 use crate::store::tasks::{NewestCursor, PAGE_BYTES_MAX, Revision, StoredTask};
 use crate::task::{Digest, ListPlace, Principal, ShortReference, Summary, Task, TaskId, TaskKey, Timestamp};
 
-/// A whole row, as read.
 #[derive(Debug)]
 pub(super) enum ReadRow {
     Whole(StoredTask),
@@ -33,7 +32,6 @@ impl ReadRow {
     }
 }
 
-/// A row of a list.
 #[derive(Debug)]
 pub(super) enum ListedRow {
     Whole(Box<Summary>),
@@ -42,7 +40,6 @@ pub(super) enum ListedRow {
 }
 
 impl ListedRow {
-    /// Its size in a page.
     pub(super) fn bytes(&self) -> usize {
         match self {
             Self::Whole(summary) => summary.bytes(),
@@ -201,7 +198,6 @@ fn glimpses<P>(
     Ok((rows, None))
 }
 
-/// Reads a row's columns and summary.
 pub(super) fn row_statement() -> String {
     format!("SELECT {COLUMNS}, summary FROM tasks WHERE row = ?1")
 }

@@ -21,7 +21,6 @@ use crate::task::{Principal, TaskKey, Timestamp};
 const SHARDS: usize = 256;
 /// Further live rows are read from the disk.
 const LIVE_BYTES_MAX: usize = 256 << 20;
-/// Size of the cache of settled rows.
 const SETTLED_BYTES_MAX: u64 = 64 << 20;
 /// Longer than settled rows usually wait for the next poll.
 const KEPT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
@@ -110,7 +109,6 @@ impl RowTotals {
     }
 }
 
-/// A commit's change to one row.
 #[derive(Debug)]
 pub(super) struct RowChange {
     pub(super) key: TaskKey,
@@ -123,7 +121,6 @@ pub(super) struct RowChange {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ReadTicket(u64);
 
-/// A settled row in the cache.
 #[derive(Clone, Debug)]
 struct CachedRow {
     row: StoredTask,
@@ -172,7 +169,6 @@ impl ResidentRows {
         &self.shards[Self::index(key)]
     }
 
-    /// An unsettled row in memory.
     pub(super) fn live(&self, key: &TaskKey) -> Option<StoredTask> {
         self.shard(key).lock().live.get(key).cloned()
     }
@@ -221,7 +217,6 @@ impl ResidentRows {
         &self.stuck
     }
 
-    /// Evicts a settled row.
     pub(super) fn forget_settled(&self, key: &TaskKey) {
         self.settled.invalidate(key);
     }
@@ -315,7 +310,6 @@ impl ResidentRows {
         sums.due.iter().take_while(|(at, _)| *at <= now).map(|(_, key)| key.clone()).take(limit).collect()
     }
 
-    /// All unsettled rows.
     pub(super) fn unsettled(&self) -> Vec<TaskKey> {
         self.sums.lock().due.iter().map(|(_, key)| key.clone()).collect()
     }

@@ -59,7 +59,6 @@ impl DiskStore {
         row
     }
 
-    /// Logs a row's fault once.
     fn tell(&self, key: &TaskKey, what: &'static str, error: &RecordError) {
         let reference = ShortReference::of(key);
         let mut told = self.told.lock();

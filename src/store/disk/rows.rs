@@ -10,7 +10,6 @@ use crate::store::record;
 use crate::store::tasks::Revision;
 use crate::task::{Digest, Principal, ShortReference, Summary, Task, TaskKey, Timestamp};
 
-/// A row as the writer finds it.
 #[derive(Clone, Debug)]
 pub(super) struct FoundRow {
     pub(super) row: i64,
@@ -46,7 +45,6 @@ pub(super) fn is_named(conn: &Connection, owner: &Principal, key: &Digest, now: 
 /// then on.
 #[derive(Debug, Default)]
 pub(super) struct UnfreeableRows {
-    /// By number.
     pub(super) rows: BTreeSet<i64>,
     /// By location, as in the column.
     pub(super) records: BTreeSet<i64>,
@@ -95,7 +93,6 @@ pub(super) fn insert(conn: &Connection, task: &Task) -> rusqlite::Result<bool> {
     insert_row(conn, |run| columns.bind(&summary, run)).map(|()| true)
 }
 
-/// Inserts a row with the values from `bind`.
 pub(super) fn insert_row(
     conn: &Connection,
     bind: impl FnOnce(&mut dyn FnMut(&[&dyn rusqlite::ToSql]) -> rusqlite::Result<usize>) -> rusqlite::Result<usize>,
@@ -154,7 +151,6 @@ pub(super) fn empty(conn: &Connection, place: RecordLocation) -> rusqlite::Resul
     Ok(())
 }
 
-/// Deletes a row and its record.
 pub(super) fn delete(conn: &Connection, found: &FoundRow, stuck: &Mutex<UnfreeableRows>) -> rusqlite::Result<()> {
     conn.prepare_cached("DELETE FROM tasks WHERE row = ?1")?.execute([found.row])?;
     found.record().map_or(Ok(()), |place| drop_record(conn, place, stuck))
@@ -167,7 +163,6 @@ pub(super) fn gone(conn: &Connection, now: Timestamp, limit: usize) -> rusqlite:
     conn.prepare_cached(sql)?.query_map(params![at(now), number(limit)], |row| row.get(0))?.collect()
 }
 
-/// The row with this number.
 pub(super) fn numbered(conn: &Connection, row: i64) -> rusqlite::Result<FoundRow> {
     let sql = format!("SELECT {COLUMNS}, summary FROM tasks WHERE row = ?1");
     conn.prepare_cached(&sql)?.query_row([row], |columns| {

@@ -77,7 +77,6 @@ const MARKS: &str = "
 /// Runs once no record of the first schema is left.
 pub(super) const TABLES_DONE: &str = "DROP TABLE records_1";
 
-/// The path of the database file.
 pub(super) fn file_in(folder: &Path) -> PathBuf {
     folder.join("tasks.db")
 }
@@ -141,7 +140,6 @@ pub(super) fn open_error(path: &Path, error: rusqlite::Error) -> OpenError {
     }
 }
 
-/// The application id and the schema version.
 fn numbers(conn: &Connection) -> rusqlite::Result<(i32, i32)> {
     let number = |name| conn.pragma_query_value(None, name, |row| row.get(0));
     Ok((number("application_id")?, number("user_version")?))
@@ -222,7 +220,6 @@ pub(super) fn checkpoint_now(conn: &Connection) -> rusqlite::Result<bool> {
     }
 }
 
-/// A read-only connection.
 pub(super) fn open_reader(path: &Path) -> rusqlite::Result<Connection> {
     let conn = bare(path)?;
     conn.pragma_update(None, "cache_size", -2_048)?;
@@ -258,12 +255,10 @@ fn tune(conn: &Connection, tuning: DiskTuning) -> rusqlite::Result<()> {
     Ok(())
 }
 
-/// The size of the file and its log.
 pub(super) fn file_bytes(path: &Path) -> u64 {
     len(path) + log_bytes(path)
 }
 
-/// The size of the log.
 pub(super) fn log_bytes(path: &Path) -> u64 {
     len(&path.with_extension("db-wal"))
 }

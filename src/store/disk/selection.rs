@@ -20,7 +20,6 @@ use crate::task::{
 /// The length of a range's first piece. Each further piece doubles, since there are many ranges, and most pages use few of them.
 const FIRST_PIECE: usize = 2;
 
-/// The bounds of the positions that a statement reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PlaceBounds {
     /// Two times, which takes fewer steps.
@@ -56,7 +55,6 @@ pub(super) fn statement(by: OrderedBy, direction: ListDirection, bounds: PlaceBo
     )
 }
 
-/// A row's index entry.
 struct IndexEntry {
     place: ListPlace,
     other: Timestamp,
@@ -65,14 +63,12 @@ struct IndexEntry {
     row: i64,
 }
 
-/// The inputs of a list.
 struct WantedEntries<'a> {
     conn: &'a Connection,
     owner: &'a Principal,
     filter: &'a ListFilter,
 }
 
-/// One phase and one class.
 type RangeKind = (PhaseKind, LagClass);
 
 /// A range's entries that were read and not yet taken.
@@ -87,7 +83,6 @@ impl WantedEntries<'_> {
         self.filter.phases.iter().flat_map(|phase| LagClass::all().map(|class| (*phase, class)))
     }
 
-    /// A range's entries in order, at most `limit`.
     fn read(
         &self,
         (phase, class): RangeKind,

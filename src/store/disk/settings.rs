@@ -12,7 +12,6 @@ use crate::task::Timestamp;
 /// How long to wait for an earlier process to end (B171).
 const LOCK_WAIT: Duration = Duration::from_secs(10);
 
-/// Interval between checks of the disk.
 const TICK: Duration = Duration::from_secs(1);
 
 /// The store's location and limits.
@@ -61,7 +60,6 @@ pub(super) struct DiskTuning {
     pub(super) syncs: bool,
     /// The file size at which the disk counts as full.
     pub(super) pages_max: Option<u32>,
-    /// Interval between checks of the disk.
     pub(super) tick: Duration,
     /// The first statement of the file check.
     pub(super) check_first: Option<&'static str>,
@@ -76,7 +74,6 @@ pub(super) type FaultHook = Box<dyn Fn() -> rusqlite::Result<()> + Send>;
 /// Hooks with which tests inject faults.
 #[derive(Default)]
 pub(super) struct FaultHooks {
-    /// Before the file is reopened.
     pub(super) before_open: Option<FaultHook>,
     pub(super) before_commit: Option<FaultHook>,
     pub(super) after_commit: Option<FaultHook>,

@@ -106,7 +106,6 @@ impl DiskStore {
         Ok(Arc::new(store))
     }
 
-    /// Checks the whole file for damage in the background.
     fn check_in_background(&self, tuning: DiskTuning) {
         let (check, monitor) = (Arc::clone(&self.check), Arc::clone(&self.monitor));
         let path = self.readers.path().to_owned();

@@ -80,7 +80,6 @@ fn copy_of(folder: &TempDir) -> TempDir {
     copy
 }
 
-/// Waits for a condition that another thread brings about.
 async fn until(what: &str, holds: impl Fn() -> bool) {
     let waiting = async {
         while !holds() {
@@ -95,7 +94,6 @@ async fn keeps_the_contract_of_every_store() {
     contract::check_all(&OnDisk::default()).await;
 }
 
-/// Stores in temporary folders.
 #[derive(Default)]
 struct OnDisk(Mutex<Vec<(Weak<DiskStore>, TempDir, usize)>>);
 

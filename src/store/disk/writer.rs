@@ -70,7 +70,6 @@ pub(super) struct DiskWriter {
     /// A checkpoint that readers prevented.
     pub(super) owes_checkpoint: bool,
     pub(super) clock: ClockTrust,
-    /// When the time was last recorded.
     pub(super) seen_noted: Option<Instant>,
     /// Whether records are inserted anew instead of overwritten, since some are damaged.
     pub(super) is_careful: bool,
@@ -188,7 +187,7 @@ impl DiskWriter {
         }
     }
 
-    /// Commits waiting writes as one transaction: the first `standing`, and those that arrive soon after. After a failed commit
+    /// Commits waiting writes as one transaction: the first `health` of them, and those that arrive soon after. After a failed commit
     /// its new rows are unresolved; after an earlier failure nothing was written.
     fn attempt(
         &mut self,
@@ -340,7 +339,6 @@ impl DiskWriter {
         }
     }
 
-    /// Records a failure, and drops the connection.
     fn failed(&mut self, error: &rusqlite::Error) {
         tracing::error!(%error, "writing to the task store failed; its file is opened anew");
         metrics::counter!(metric::STORE_FAILURES, "reason" => "io").increment(1);
@@ -423,7 +421,6 @@ fn cannot_open(why: &str) -> rusqlite::Error {
     rusqlite::Error::SqliteFailure(code, Some(why.to_owned()))
 }
 
-/// Identifies the file at a path.
 pub(super) fn identity(path: &Path) -> Option<(u64, u64)> {
     std::fs::metadata(path).ok().map(|found| (found.dev(), found.ino()))
 }

@@ -30,7 +30,6 @@ struct PlaceFacts {
 }
 
 impl ListPlaces {
-    /// Adds a task to the index.
     pub(super) fn enter(&mut self, task: &Task) {
         if !task.shown.is_listed() {
             return;
@@ -107,7 +106,6 @@ impl ListPlaces {
 }
 
 impl PlaceFacts {
-    /// Whether the task has not expired.
     fn are_there(&self, phase: PhaseKind, now: Timestamp) -> bool {
         !phase.is_settled() || self.expires_at > now
     }

@@ -57,7 +57,6 @@ impl MemoryLives {
         self.has_ended.load(Ordering::SeqCst) && self.state.lock().ended.contains(&holder)
     }
 
-    /// Adds rows that an incarnation leaves behind.
     pub(super) fn leave(&self, keys: impl Iterator<Item = TaskKey>) {
         self.state.lock().left.extend(keys);
     }
@@ -79,7 +78,6 @@ impl MemoryLives {
         }
     }
 
-    /// Streams writes by incarnations other than `holder`.
     pub(super) fn changes(&self, holder: Incarnation) -> BoxStream<'static, StoreHint> {
         let hints = stream::unfold(self.hints.subscribe(), move |mut hints| async move {
             loop {

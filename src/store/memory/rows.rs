@@ -33,7 +33,6 @@ pub(super) struct MemoryRows {
     pub(super) lives: MemoryLives,
 }
 
-/// Indexes for operators.
 #[derive(Debug, Default)]
 pub(super) struct OperatorIndex {
     pub(super) by_reference: BTreeSet<(ShortReference, TaskKey)>,
@@ -59,7 +58,6 @@ pub(super) struct MemoryShard {
     pub(super) rows: HashMap<TaskKey, MemoryRow>,
     /// Unsettled rows, by when they are overdue.
     pub(super) live: BTreeSet<(Timestamp, TaskKey)>,
-    /// Settled rows, by when they expire.
     pub(super) settled: BTreeSet<(Timestamp, TaskKey)>,
     /// Settled rows with an upstream that is not yet notified.
     pub(super) untold: BTreeSet<TaskKey>,
@@ -99,7 +97,6 @@ impl OwnerRows {
         }
     }
 
-    /// Whether a task's idempotency key belongs to another task.
     pub(super) fn is_taken(&self, task: &Task) -> bool {
         let holder = task.idempotency.and_then(|named| self.by_name.get(&named.key));
         holder.is_some_and(|holder| holder.is_there(task.created_at))

@@ -9,7 +9,6 @@ use super::settings::{DatabaseAccess, DatabaseUrl, read_url};
 use crate::secret_file;
 use crate::tls::read_roots;
 
-/// Maximum size of a file with a secret.
 const SECRET_BYTES_MAX: usize = 4 << 10;
 
 impl DatabaseAccess {

@@ -23,13 +23,10 @@ const BATCH_BYTES_MAX: usize = 8 << 20;
 const RETIRED_LIVES_MAX: i64 = 64;
 pub(super) const RETIRED_SUMS_MAX: i64 = 1_000;
 
-/// The outcome of a write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum WriteOutcome {
-    /// The row's new revision.
     At(Revision),
     Removed,
-    /// The number of freed rows.
     Freed(usize),
     Claimed(Vec<TaskKey>),
     /// The number of sums taken over.
@@ -44,7 +41,6 @@ pub(super) struct BatchPlan {
     names: BTreeSet<(Principal, Vec<u8>)>,
     writes: usize,
     bytes: usize,
-    /// Bytes of the new rows.
     size: usize,
     is_closed: bool,
 }
@@ -78,7 +74,6 @@ impl BatchPlan {
         true
     }
 
-    /// Whether no further write can fit.
     pub(super) const fn is_full(&self) -> bool {
         self.is_closed || self.writes >= BATCH_WRITES_MAX || self.bytes >= BATCH_BYTES_MAX
     }
@@ -91,7 +86,6 @@ pub(super) struct WriterIdentity {
     pub(super) epoch: i64,
 }
 
-/// The outcome of a batch.
 #[derive(Debug)]
 pub(super) struct BatchOutcome {
     /// One result for each write, in order.
@@ -105,13 +99,11 @@ pub(super) struct BatchOutcome {
 }
 
 impl BatchOutcome {
-    /// For a transaction of a single write.
     fn of_one(outcome: WriteOutcome, sent: BootTime) -> Self {
         Self { results: vec![Ok(outcome)], sums: vec![], folded: vec![], changed: vec![], sent }
     }
 }
 
-/// A row that a statement changed or read.
 struct TouchedRow {
     key: TaskKey,
     revision: Revision,
@@ -125,7 +117,6 @@ impl TouchedRow {
     }
 }
 
-/// The writes of one transaction.
 #[derive(Debug)]
 pub(super) struct GroupedWrites<'a> {
     pub(super) session: &'a Session,

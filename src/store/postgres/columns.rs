@@ -79,7 +79,6 @@ impl EncodedRow {
     }
 }
 
-/// The columns that lists filter and sort by.
 #[derive(Debug)]
 pub(super) struct OrderColumns {
     state: i16,
@@ -122,7 +121,6 @@ impl OrderColumns {
     }
 }
 
-/// A row of a list.
 #[derive(Debug)]
 pub(super) struct ListLine {
     pub(super) key: TaskKey,
@@ -152,7 +150,6 @@ impl ListLine {
     }
 }
 
-/// A whole row, as read.
 #[derive(Debug)]
 pub(super) enum FetchedRow {
     Whole(StoredTask),
@@ -213,7 +210,6 @@ pub(super) const fn id(key: &TaskKey) -> [u8; 16] {
     key.id.bits().to_be_bytes()
 }
 
-/// The arrays of ids and owners for keys.
 pub(super) fn key_arrays<'a>(keys: impl IntoIterator<Item = &'a TaskKey>) -> (Vec<Vec<u8>>, Vec<&'a [u8]>) {
     keys.into_iter().map(|key| (id(key).to_vec(), key.owner.as_str().as_bytes())).unzip()
 }

@@ -31,7 +31,6 @@ use crate::store::clock_trust::ClockTrust;
 use crate::store::tasks::StoreHint;
 use crate::task::Clock as _;
 
-/// Interval between measurements of table growth.
 const MEASURE_EVERY: Duration = Duration::from_secs(15);
 /// Returns the age in seconds of the oldest transaction in this database that does not belong to this process, and the number of
 /// dead row versions in `tg_task`. `$1` is the prefix of this process's connection names. Only members of `pg_read_all_stats` see
@@ -77,7 +76,6 @@ pub(super) struct ReplicaControl {
     pub(super) end: CancellationToken,
     /// Whether the log already says that no hints arrive.
     pub(super) has_warned: bool,
-    /// The dead incarnations of the last look.
     pub(super) dead: BTreeSet<Incarnation>,
 }
 
@@ -266,7 +264,6 @@ impl ReplicaControl {
         Ok(())
     }
 
-    /// Why a heartbeat updated no row.
     async fn unwritten(&self, link: &ControlLink, me: i64) -> Result<BeatAnswer, PostgresHealth> {
         let row = link.session.client.query_opt(OWN_LINE, &[&me]).await.map_err(away)?;
         let Some(row) = row else { return Ok(BeatAnswer::Missing) };

@@ -31,7 +31,6 @@ pub enum PostgresHealth {
 }
 
 impl PostgresHealth {
-    /// The health that a connection's error implies.
     pub(super) fn of(error: &Error) -> Self {
         let why = in_words(error);
         if is_full(error) {
@@ -57,7 +56,6 @@ impl PostgresHealth {
 }
 
 impl std::fmt::Display for PostgresHealth {
-    /// Why the store cannot be used.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Good => "it can be used",

@@ -40,7 +40,6 @@ pub(super) fn text(holder: Incarnation, key: &TaskKey) -> String {
     if text.len() <= TEXT_LEN_MAX { text } else { keyless(holder) }
 }
 
-/// Encodes a hint without a key.
 pub(super) fn keyless(holder: Incarnation) -> String {
     URL_SAFE_NO_PAD.encode(holder.0.to_be_bytes())
 }

@@ -5,7 +5,6 @@ use tokio::net::lookup_host;
 use tokio_postgres::Config;
 use tokio_postgres::config::{Host, LoadBalanceHosts};
 
-/// PostgreSQL's default port.
 const PORT: u16 = 5432;
 
 /// The configuration of each host alone, in the order of tries. Drops settings that a URL cannot express.

@@ -81,7 +81,6 @@ pub(super) async fn survey(
     page_of(&rows, (after, limit), |created, key| (created, ShortReference::of(key)))
 }
 
-/// Whether dead replicas have left rows to claim.
 pub(super) async fn has_claimable(link: &mut ReaderLink, rows: &ClaimableRows) -> Result<bool, Error> {
     let found = link.query(&statements::has_claimable(), &vec![&rows.upstreams, &rows.given_up]).await?;
     found.first().map_or(Ok(false), |row| row.try_get(0))

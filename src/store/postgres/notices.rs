@@ -28,13 +28,11 @@ impl ReceivedNotice {
     }
 }
 
-/// The newest notices of one connection.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SessionNotices(Arc<Mutex<KeptNotices>>);
 
 #[derive(Debug, Default)]
 struct KeptNotices {
-    /// Notices received so far.
     count: usize,
     newest: VecDeque<ReceivedNotice>,
 }
@@ -73,7 +71,6 @@ impl SessionNotices {
     }
 }
 
-/// Converts a notice or an error.
 pub(super) fn as_sql(said: &DbError) -> SqlNotice<'_> {
     SqlNotice { severity: severity(said), sqlstate: said.code().code() }
 }

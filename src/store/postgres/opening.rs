@@ -26,12 +26,10 @@ use crate::store::clock_trust::{ClockTrust, DISTRUST, RESET};
 use crate::store::record;
 use crate::task::Clock as _;
 
-/// Interval between looks for living replicas.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// Time that a heartbeat may take, beyond the heartbeat interval.
 const BEAT_MAX: Duration = Duration::from_secs(1);
 
-/// Inserts a new incarnation's row.
 const REGISTER: &str = "WITH line AS (
         INSERT INTO tg_replica (name, address, version, record_reads, config_digest, key_print, now_ms)
         VALUES ($1, $2, $3, $4, $5, $6, $7) RETURNING incarnation),
@@ -57,7 +55,6 @@ const TIMES: &str = "WITH beat AS (SELECT max(now_ms) AS last FROM tg_replica WH
 const RESET_TIMES: &str = "UPDATE tg_replica SET now_ms = (extract(epoch FROM clock_timestamp()) * 1000)::int8
     WHERE now_ms > (extract(epoch FROM clock_timestamp()) * 1000)::int8 RETURNING 1";
 
-/// The start values of a new incarnation.
 pub(super) struct Beginning {
     pub(super) membership: Membership,
     pub(super) generation: StoreGeneration,

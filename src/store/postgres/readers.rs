@@ -45,7 +45,6 @@ SELECT t.id, t.owner, t.rev, t.holder, t.settled, t.created, t.expires,
 FROM unnest($1::bytea[], $2::bytea[]) WITH ORDINALITY AS w (id, owner, ord)
 CROSS JOIN LATERAL (SELECT * FROM tg_task t WHERE t.id = w.id AND t.owner = w.owner LIMIT 1) t ORDER BY w.ord";
 
-/// A connection that reads.
 #[derive(Debug)]
 pub(super) struct ReaderLink {
     session: Session,
@@ -349,7 +348,6 @@ impl ListReaders {
         }
     }
 
-    /// The connection for the next list.
     pub(super) fn reader(&self) -> Result<&ReaderConnection, StoreError> {
         let next = self.next.fetch_add(1, Ordering::Relaxed);
         self.readers

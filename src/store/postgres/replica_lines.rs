@@ -139,7 +139,6 @@ impl ReplicaView {
     }
 }
 
-/// Converts rows to a [`ReplicaLook`].
 pub(super) fn look_of(lines: &[StoredReplica], (sent, received): (BootTime, BootTime)) -> ReplicaLook {
     ReplicaLook { sent, received, lines: lines.iter().map(|one| one.line.clone()).collect() }
 }
@@ -150,7 +149,6 @@ pub(super) async fn read_lines(session: &Session) -> Result<Vec<StoredReplica>, 
     StoredReplica::all(&session.client.query(LOOK, &[]).await?)
 }
 
-/// Parses a store's generation from a column's text.
 pub(super) fn generation_of(text: &str) -> Option<StoreGeneration> {
     uuid::Uuid::parse_str(text).ok().map(|read| StoreGeneration(read.as_u128()))
 }

@@ -32,7 +32,6 @@ impl SharedReplicaView {
         self.0.send_modify(|view| change(Arc::make_mut(view)));
     }
 
-    /// Sets the standing, and notifies followers if it changed.
     pub(super) fn set_standing(&self, standing: OwnStanding) {
         self.0.send_if_modified(|view| {
             let is_new = view.standing != standing;

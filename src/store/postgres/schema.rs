@@ -79,7 +79,6 @@ CREATE INDEX tg_task_ended ON tg_task (owner, scope, state, ended_lag, ended, id
 ALTER TABLE tg_task SET (fillfactor = 50);
 ";
 
-/// The state of the tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SchemaState {
     Missing,

@@ -78,9 +78,7 @@ pub(super) struct Session {
     pub(super) settings: Arc<PostgresSettings>,
     /// Returns the server's commit settings and the session's name.
     pub(super) promise: Statement,
-    /// The name that the session was set up with.
     pub(super) name: String,
-    /// The server at the other end.
     pub(super) server: ServerMark,
     pub(super) notices: SessionNotices,
     /// The proofs and doubts about reads, shared by all connections.
@@ -167,7 +165,6 @@ impl DatabaseConnector {
         format!("taskgate {} {:08x} ", name.take(NAME_LEN_MAX).collect::<String>(), *PROCESS_TOKEN)
     }
 
-    /// Sets up the session of a connection.
     async fn arrive(
         &self,
         client: Client,

@@ -27,11 +27,9 @@ pub(super) struct StoreState {
     pub(super) doubt: StoreDoubts,
     pub(super) hints: broadcast::Sender<StoreHint>,
     parts: Mutex<PartsHealth>,
-    /// The combined health of all parts.
     health: watch::Sender<PostgresHealth>,
 }
 
-/// The health by the part that reported it.
 #[derive(Debug)]
 struct PartsHealth {
     control: PostgresHealth,
@@ -120,7 +118,6 @@ impl StoreState {
         self.health.subscribe()
     }
 
-    /// Free bytes.
     pub(super) fn room(&self) -> usize {
         self.settings.stored_bytes_max.saturating_sub(self.sums.usage().bytes)
     }
@@ -151,7 +148,6 @@ struct OpenDoubts {
 }
 
 impl StoreDoubts {
-    /// Records writes with an unknown commit.
     pub(super) fn add(&self, writes: &[TaskWrite]) {
         let mut open = self.0.lock();
         open.inserts.extend(writes.iter().filter_map(TaskWrite::new_row).map(|row| row.key.clone()));
@@ -162,7 +158,6 @@ impl StoreDoubts {
         self.0.lock().inserts.iter().cloned().collect()
     }
 
-    /// Marks inserts as resolved.
     pub(super) fn decided(&self, inserts: &[TaskKey]) {
         let mut open = self.0.lock();
         for key in inserts {

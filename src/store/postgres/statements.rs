@@ -193,7 +193,6 @@ fn claim() -> String {
     )
 }
 
-/// All rows that the incarnation `$1` holds.
 pub(super) const HELD: &str = "SELECT id, owner FROM tg_task WHERE holder = $1";
 
 /// Incarnations dead for longer than some seconds; only the named one, if given.
@@ -283,7 +282,6 @@ fn drop_merged() -> String {
 pub(super) const TAKE_EPOCH: &str =
     "UPDATE tg_lane SET epoch = epoch + 1 WHERE incarnation = $1 AND epoch >= 0 RETURNING epoch";
 
-/// The sums of one incarnation.
 pub(super) const OWN_SUMS: &str = "SELECT owner, tasks, unsettled, bytes FROM tg_usage WHERE incarnation = $1";
 
 /// Sends hints to the other replicas: `$1` is the channel, `$2` the texts.

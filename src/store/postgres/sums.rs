@@ -102,7 +102,6 @@ impl StoreSums {
         self.0.lock().0.add(changes);
     }
 
-    /// Moves sums of other replicas to this one.
     pub(super) fn take_over(&self, changes: Vec<SumChange>) {
         let mut sums = self.0.lock();
         let taken = changes.iter().map(SumChange::negated).collect();
@@ -110,7 +109,6 @@ impl StoreSums {
         sums.0.add(changes);
     }
 
-    /// Replaces this replica's sums by those in the store.
     pub(super) fn reset_own(&self, lines: Vec<SumChange>) {
         self.0.lock().0 = LinesByOwner::of(lines);
     }

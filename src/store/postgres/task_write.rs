@@ -10,7 +10,6 @@ use crate::task::{TaskKey, Timestamp};
 /// Below PostgreSQL's limit of one gigabyte for values and messages.
 pub(super) const ROW_BYTES_MAX: usize = 512 << 20;
 
-/// A request to the writer.
 #[derive(Debug)]
 pub(super) enum TaskWrite {
     Insert(Box<EncodedRow>),

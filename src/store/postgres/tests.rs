@@ -28,7 +28,6 @@ use crate::task::{Executed, Failure, GatewayFault, Outcome, Phase, Reason, Times
 
 const START: Timestamp = Timestamp::from_millis(1_000_000);
 
-/// A unique schema name.
 fn new_schema() -> String {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     format!("t{}", NEXT.fetch_add(1, Ordering::SeqCst))
@@ -54,7 +53,6 @@ fn settings(server: &PostgresServer, schema: &str) -> PostgresSettings {
     }
 }
 
-/// Changes the database access in settings.
 fn with(mut settings: PostgresSettings, change: impl FnOnce(&mut DatabaseAccess)) -> PostgresSettings {
     change(&mut settings.access);
     settings

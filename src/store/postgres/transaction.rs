@@ -26,16 +26,13 @@ pub(super) const DURABILITY_PROOF: &str = "SELECT pg_logical_emit_message(true, 
 
 pub(super) type Parameters<'a> = Vec<&'a (dyn ToSql + Sync)>;
 
-/// A committed transaction.
 #[derive(Debug)]
 pub(super) struct MadeTransaction {
-    /// The rows of each statement.
     pub(super) rows: Vec<Vec<Row>>,
     pub(super) sent: BootTime,
 }
 
 impl MadeTransaction {
-    /// The first row of any statement.
     pub(super) fn row(&self) -> Option<&Row> {
         self.rows.iter().flatten().next()
     }
@@ -73,7 +70,6 @@ impl CommitFailure {
         matches!(self, Self::Unsure { doubt: WriteDoubt::WroteNothing, .. })
     }
 
-    /// The health that the failure implies.
     pub(super) fn health(&self) -> PostgresHealth {
         match self {
             Self::NotMade(error) => PostgresHealth::of(error),

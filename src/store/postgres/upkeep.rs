@@ -18,10 +18,8 @@ use crate::store::clock_trust::ClockTrust;
 use crate::store::tasks::StoreError;
 
 const PASS_EVERY: Duration = Duration::from_secs(60);
-/// Portions of one pass.
 const PORTIONS_MAX: usize = 16;
 
-/// Makes passes until the store is closed.
 pub(super) async fn run(
     queue: mpsc::Sender<PendingWrite>,
     state: Arc<StoreState>,

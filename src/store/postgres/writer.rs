@@ -54,11 +54,9 @@ pub(super) struct PostgresWriter {
     pub(super) deferred: VecDeque<PendingWrite>,
     /// Since when the disk is full. Writes then run one by one, so that one without room fails alone.
     pub(super) full_since: Option<Instant>,
-    /// Cancelled when the store closes.
     pub(super) end: CancellationToken,
 }
 
-/// A connection that writes.
 #[derive(Debug)]
 pub(super) struct WriterLink {
     session: Session,
@@ -134,7 +132,6 @@ impl PostgresWriter {
         }
     }
 
-    /// Refuses all waiting writes.
     fn refuse(&mut self, why: &str) {
         let queued = std::iter::from_fn(|| self.queue.try_recv().ok());
         for (_, reply) in self.deferred.drain(..).chain(queued) {
@@ -287,7 +284,6 @@ impl PostgresWriter {
     }
 }
 
-/// Counts a batch's writes for the metrics.
 fn count(writes: &[TaskWrite], results: &[Result<WriteOutcome, StoreError>]) {
     if writes.iter().all(|write| matches!(write, TaskWrite::Barrier)) {
         count_barrier();

@@ -20,7 +20,6 @@ use crate::task::{Digest, ShortReference, Summary, Task};
 const ROW_BYTES: u64 = 2_048;
 const LEAST_BYTES: u64 = 4 << 20;
 
-/// Free disk space that an upgrade may need.
 pub(super) fn room_needed(conn: &Connection) -> rusqlite::Result<u64> {
     let rows: i64 = conn.query_row("SELECT count(*) FROM tasks", (), |row| row.get(0))?;
     Ok(u64::try_from(rows).unwrap_or(0) * ROW_BYTES + LEAST_BYTES)

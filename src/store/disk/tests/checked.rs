@@ -36,7 +36,6 @@ async fn f54_a_failed_sync_during_the_check_does_not_close_the_store() {
     assert_eq!(store.health(), StoreHealth::Good);
 }
 
-/// The log restarts although the check reads without end.
 #[tokio::test]
 async fn the_log_does_not_grow_as_long_as_the_check_reads() {
     let folder = tempfile::tempdir().unwrap();

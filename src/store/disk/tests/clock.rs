@@ -93,7 +93,6 @@ async fn an_operator_resets_the_time_that_the_store_goes_by() {
     assert!(open(&folder).await.last_seen() < wrong);
 }
 
-/// The log of a start.
 fn said(shown: Option<Timestamp>, seen: Timestamp, longest: Duration) -> String {
     let log = CapturedLog::default();
     let into = log.clone();

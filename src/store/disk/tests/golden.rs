@@ -100,7 +100,6 @@ pub(super) fn tasks() -> Vec<Task> {
     tasks
 }
 
-/// The number of writes after a row's insert.
 fn rewrites(number: usize) -> usize {
     number % 3
 }
@@ -125,7 +124,6 @@ async fn make(path: &Path) {
     fs::copy(folder.path().join("data/tasks.db"), path).unwrap();
 }
 
-/// A folder with a copy of a kept store.
 pub(super) fn copied(name: &str) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     fs::create_dir(folder.path().join("data")).unwrap();
@@ -212,7 +210,6 @@ fn connect(folder: &TempDir) -> rusqlite::Connection {
     rusqlite::Connection::open(folder.path().join("data/tasks.db")).unwrap()
 }
 
-/// The definitions of a store's tables and indexes.
 fn tables(folder: &TempDir) -> Vec<String> {
     let conn = connect(folder);
     let mut statement = conn.prepare("SELECT sql FROM sqlite_schema WHERE sql IS NOT NULL ORDER BY name").unwrap();

@@ -94,7 +94,6 @@ fn quick(folder: &TempDir) -> DiskSettings {
     settings
 }
 
-/// Pseudo-random numbers from a seed.
 struct SeededRandom(u64);
 
 impl SeededRandom {

@@ -11,7 +11,6 @@ use crate::store::tasks::SWEEP_BYTES_MAX;
 const MIB: u64 = 1 << 20;
 const PAST: Timestamp = Timestamp::from_millis(1_000_000 + 3_600_000);
 
-/// A settled task of a megabyte.
 fn large(id: u128) -> Task {
     settled(task("a", id), &"r".repeat(1 << 20))
 }
@@ -93,7 +92,6 @@ async fn a_file_whose_rows_are_gone_gets_smaller_without_another_write() {
         until("the reader reads", || reached.load(Ordering::SeqCst)).await;
         while store.sweep(PAST, 1_000).await.unwrap() > 0 {}
         assert!(bytes(&folder) > 32 * MIB);
-        // Writes continue meanwhile.
         store.insert(&task("a", 1_000)).await.unwrap();
         release.store(true, Ordering::SeqCst);
     };

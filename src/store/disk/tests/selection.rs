@@ -102,7 +102,6 @@ fn mixed_lag(number: u64) -> u64 {
     (number * 7919 % 1_000) << (3 * (number / 8 % 5))
 }
 
-/// A list over 100,000 tasks of one principal.
 struct LargeList {
     conn: Connection,
     /// The steps of a page of the unfiltered list.

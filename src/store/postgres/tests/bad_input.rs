@@ -228,7 +228,6 @@ async fn a_record_of_a_newer_format_is_left_as_it_is() {
     store.close().await;
 }
 
-/// However many of them are consecutive.
 #[tokio::test(flavor = "multi_thread")]
 async fn lists_go_on_behind_rows_that_cannot_be_read() {
     let Some(server) = shared() else { return };

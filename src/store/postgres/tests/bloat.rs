@@ -7,9 +7,7 @@ use super::*;
 use crate::task::{Event, transition};
 use crate::wire::Payload;
 
-/// Concurrently stored tasks.
 const PRESENT: u64 = 5_000;
-/// Concurrent task life cycles.
 const SIDE_BY_SIDE: usize = 256;
 /// Measurements in each half.
 const LOOKS: u64 = 16;

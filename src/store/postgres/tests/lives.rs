@@ -238,7 +238,6 @@ async fn lines_of_the_dead_that_left_no_rows_cost_no_commits() {
     }
 }
 
-/// Creates the schema of an earlier program.
 async fn make_as_earlier(server: &PostgresServer, schema: &str) {
     open_with(settings(server, schema)).await.unwrap().close().await;
     server.psql(&format!(

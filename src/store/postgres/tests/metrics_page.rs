@@ -5,7 +5,6 @@ use tokio_postgres::NoTls;
 
 use super::*;
 
-/// The value of a series without labels.
 fn value(page: &PrometheusHandle, name: &str) -> f64 {
     let page = page.render();
     let line = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));

@@ -50,7 +50,6 @@ impl RoleStore {
         until("both are connected", || self.server.psql(&count) == "t").await;
     }
 
-    /// Terminates the store's connections.
     fn cut(&self) {
         let sql = format!("SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename = '{ROLE}'");
         self.server.psql(&sql);
@@ -78,7 +77,6 @@ impl RoleStore {
         }
     }
 
-    /// Checks that writes and reads succeed.
     async fn goes_on(&self) {
         self.becomes(PostgresHealth::Good).await;
         let begin = Instant::now();
@@ -190,7 +188,6 @@ async fn n1_a_server_whose_commits_wait_is_behind_until_they_do_not() {
     store.close().await;
 }
 
-/// A server that becomes read-only under open connections.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_becomes_read_only_is_not_used() {
     let Some(at) = RoleStore::begin().await else { return };

@@ -201,7 +201,8 @@ impl AnswerBudget {
 
 /// The bounds that a response exceeds with more bytes.
 ///
-/// # Errors The bound that another response exceeds already.
+/// # Errors
+/// The bound that another response exceeds already.
 const fn excess(
     all: BytesInUse,
     share: BytesInUse,
@@ -243,7 +244,8 @@ impl AnswerShare {
 
     /// Waits until a response may hold `bytes` in total. Cancel safe.
     ///
-    /// # Errors `TooMuchUnread` or `AnswersFull` after a minute, unless the response waits for its call's deadline.
+    /// # Errors
+    /// `TooMuchUnread` or `AnswersFull` after a minute, unless the response waits for its call's deadline.
     pub async fn grow(&self, held: &mut AnswerPermit, bytes: usize) -> Result<(), GatewayFault> {
         let more = missing(held, bytes);
         if more == 0 || self.take_now(held, more).is_ok() {
@@ -285,7 +287,8 @@ impl AnswerShare {
 
     /// Takes bytes for a text that is in memory already.
     ///
-    /// # Errors `TooMuchUnread` or `AnswersFull` if there are none.
+    /// # Errors
+    /// `TooMuchUnread` or `AnswersFull` if there are none.
     pub fn hold(&self, text: Bytes) -> Result<Bytes, GatewayFault> {
         let mut held = AnswerPermit::default();
         let more = missing(&held, text.len());

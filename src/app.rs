@@ -120,16 +120,17 @@ pub struct Gateway {
 impl Gateway {
     /// Starts everything that a configuration names. Sends nothing to an upstream yet.
     ///
-    /// # Errors [`FileMistakes`] if a file that the configuration names cannot be used; otherwise if an address cannot be bound,
-    /// or the system's trusted roots cannot be read.
-    /// bound, or the system's trusted roots cannot be read.
+    /// # Errors
+    /// [`FileMistakes`] if a file that the configuration names cannot be used; otherwise if an address cannot be bound, or the
+    /// system's trusted roots cannot be read.
     pub async fn start(config: Config, metrics: PrometheusHandle) -> anyhow::Result<Self> {
         Self::start_on(config, metrics, Sockets::default()).await
     }
 
     /// As [`Gateway::start`], on sockets that listen already; an address without a socket is bound.
     ///
-    /// # Errors As [`Gateway::start`]; and if a socket is reachable from more networks than the configuration allows.
+    /// # Errors
+    /// As [`Gateway::start`]; and if a socket is reachable from more networks than the configuration allows.
     pub async fn start_on(config: Config, metrics: PrometheusHandle, sockets: Sockets) -> anyhow::Result<Self> {
         Box::pin(Self::start_with(config, metrics, sockets, StoreSource::Config)).await
     }
@@ -137,7 +138,8 @@ impl Gateway {
     /// As [`Gateway::start_on`], as a replica on a store that the caller has opened. For tests, which run several gateways in one
     /// process.
     ///
-    /// # Errors As [`Gateway::start_on`].
+    /// # Errors
+    /// As [`Gateway::start_on`].
     pub async fn start_beside(
         config: Config,
         metrics: PrometheusHandle,

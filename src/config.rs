@@ -253,7 +253,8 @@ impl Config {
 /// Reads the file at `path`. `env` looks up `${VAR}`. `look` checks the files and programs that the configuration names, even if
 /// the file has mistakes: a faulty value is replaced by its default.
 ///
-/// # Errors Every mistake in the file and in the files that it names; or that it cannot be read.
+/// # Errors
+/// Every mistake in the file and in the files that it names; or that it cannot be read.
 pub fn load(
     path: &Path,
     env: &dyn Fn(&str) -> Option<String>,
@@ -265,7 +266,8 @@ pub fn load(
 /// As [`load`], for `taskgate wrap`, which has one client and no listener: tables of listeners are mistakes, the store defaults
 /// to memory, and several upstreams become one endpoint, the first of [`Config::endpoints`].
 ///
-/// # Errors As [`load`].
+/// # Errors
+/// As [`load`].
 pub fn load_wrapped(
     path: &Path,
     env: &dyn Fn(&str) -> Option<String>,
@@ -292,7 +294,8 @@ fn load_as(
 
 /// Reads a configuration from its text; `name` is the file's name in messages, and its folder is the base of key files.
 ///
-/// # Errors Every mistake in the text. If it is not TOML, only that one.
+/// # Errors
+/// Every mistake in the text. If it is not TOML, only that one.
 pub fn parse(name: &str, text: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<LoadedConfig, ConfigError> {
     parse_as(FilePurpose::Listeners, (name, text), env, &|_| Findings::default())
 }

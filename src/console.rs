@@ -13,7 +13,8 @@ use std::io;
 
 /// Prints a message of `clap`, in colour on a terminal.
 ///
-/// # Errors If it cannot be written.
+/// # Errors
+/// If it cannot be written.
 pub(crate) fn print_usage(error: &clap::Error) -> io::Result<()> {
     #[cfg(not(test))]
     return error.print();

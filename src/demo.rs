@@ -55,7 +55,8 @@ impl DemoServer {
     /// Binds `address` (port 0 picks one) and serves on tokio tasks of `tracker` until `cancel`, which also ends all sessions and
     /// stops all tools.
     ///
-    /// # Errors If the address cannot be bound.
+    /// # Errors
+    /// If the address cannot be bound.
     pub async fn start(address: SocketAddr, tracker: &TaskTracker, cancel: CancellationToken) -> io::Result<Self> {
         let listener = TcpListener::bind(address).await?;
         let local_addr = listener.local_addr()?;

@@ -38,7 +38,8 @@ pub enum SecretFileError {
 /// access. A group may also read root's file if the process is not root's: it has no other access, and orchestrators provide
 /// secrets so.
 ///
-/// # Errors If it cannot be read, is no file, can be used by others than its owner, or is larger than `bytes_max`.
+/// # Errors
+/// If it cannot be read, is no file, can be used by others than its owner, or is larger than `bytes_max`.
 pub fn read(path: &Path, what: &'static str, bytes_max: usize) -> Result<Vec<u8>, SecretFileError> {
     read_beside(path, std::env::var_os(CREDENTIALS).map(PathBuf::from).as_deref(), what, bytes_max)
 }

@@ -57,7 +57,8 @@ pub enum TelemetryError {
 
 /// Installs the log and a panic hook that writes to it.
 ///
-/// # Errors If the filter is invalid, or a log was installed before.
+/// # Errors
+/// If the filter is invalid, or a log was installed before.
 pub fn install_logs(format: LogFormat) -> Result<(), TelemetryError> {
     use tracing_subscriber::util::SubscriberInitExt;
 
@@ -88,7 +89,8 @@ pub fn install_logs(format: LogFormat) -> Result<(), TelemetryError> {
 
 /// Installs the metrics recorder and describes every metric. [`keep_metrics`] must run beside it.
 ///
-/// # Errors If a recorder was installed before.
+/// # Errors
+/// If a recorder was installed before.
 pub fn install_metrics() -> Result<PrometheusHandle, TelemetryError> {
     let handle = PrometheusBuilder::new()
         .set_buckets_for_metric(Matcher::Suffix("_seconds".to_owned()), &SPANS)

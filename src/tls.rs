@@ -85,7 +85,8 @@ pub fn provider() -> Arc<CryptoProvider> {
 impl IdentityFiles {
     /// Reads the identity, and checks that peers accept it at `now`.
     ///
-    /// # Errors Unless both files can be read and belong together, the key is its owner's alone, and the certificate is valid.
+    /// # Errors
+    /// Unless both files can be read and belong together, the key is its owner's alone, and the certificate is valid.
     pub fn read(&self, now: Timestamp) -> Result<Arc<CertifiedKey>, TlsFileError> {
         let chain = read_certificates(&self.certificate)?;
         check_validity(&chain[0], now).map_err(|error| error.at(&self.certificate))?;
@@ -106,7 +107,8 @@ impl IdentityFiles {
 
 /// All certificates of a PEM file; at least one, each of them readable.
 ///
-/// # Errors If the file has none, or an unreadable one.
+/// # Errors
+/// If the file has none, or an unreadable one.
 pub fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsFileError> {
     let bad = || TlsFileError::BadCertificate { path: path.to_owned() };
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&read(path)?).collect();
@@ -122,7 +124,8 @@ pub fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Tl
 
 /// The CA roots in a PEM file.
 ///
-/// # Errors As [`read_certificates`].
+/// # Errors
+/// As [`read_certificates`].
 pub fn read_roots(path: &Path) -> Result<RootCertStore, TlsFileError> {
     let mut roots = RootCertStore::empty();
     for certificate in read_certificates(path)? {

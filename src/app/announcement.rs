@@ -25,7 +25,8 @@ pub(super) type ServedPath = (String, String);
 impl Announcement {
     /// Prints the announcement. `served` has at least one upstream.
     ///
-    /// # Errors If standard output cannot be written.
+    /// # Errors
+    /// If standard output cannot be written.
     pub(super) fn print(self, gateway: &Gateway, served: &[ServedPath]) -> io::Result<()> {
         let bound = gateway.base_url();
         let base = gateway.public_url().unwrap_or(&bound);

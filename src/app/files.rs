@@ -63,7 +63,8 @@ impl From<KeyFileError> for FileMistakes {
 
 /// Reads a configuration and checks every file, folder and program that it names. Creates none, and logs nothing.
 ///
-/// # Errors Every mistake in the file and in the files that it names, each with its line.
+/// # Errors
+/// Every mistake in the file and in the files that it names, each with its line.
 pub fn load(file: &Path) -> Result<LoadedConfig, ConfigError> {
     config::load(file, &|name| env::var(name).ok(), &look)
 }
@@ -71,14 +72,16 @@ pub fn load(file: &Path) -> Result<LoadedConfig, ConfigError> {
 /// As [`load`], for a reload. Ignores faults in the files for the connection between replicas: a reload does not apply them, and
 /// their repair would not trigger one.
 ///
-/// # Errors As [`load`].
+/// # Errors
+/// As [`load`].
 pub(super) fn load_again(file: &Path) -> Result<LoadedConfig, ConfigError> {
     config::load(file, &|name| env::var(name).ok(), &look_again)
 }
 
 /// As [`load`], for `taskgate wrap`.
 ///
-/// # Errors As [`load`].
+/// # Errors
+/// As [`load`].
 pub fn load_wrapped(file: &Path) -> Result<LoadedConfig, ConfigError> {
     config::load_wrapped(file, &|name| env::var(name).ok(), &look)
 }
@@ -104,7 +107,8 @@ fn warnings(config: &Config) -> Vec<(KeyPlace, String)> {
 
 /// Reads every file that exists. Creates none.
 ///
-/// # Errors Every file that cannot be used.
+/// # Errors
+/// Every file that cannot be used.
 pub fn check(config: &Config, now: Timestamp) -> Result<(), FileMistakes> {
     let mut wrong = Vec::new();
     let mut note =
@@ -171,7 +175,8 @@ fn at_fault(table: &str, identity: &IdentityFiles, error: &TlsFileError) -> Stri
 
 /// The clients' keys; none where no client needs one.
 ///
-/// # Errors Every key that cannot be used.
+/// # Errors
+/// Every key that cannot be used.
 pub fn api_keys(auth: &AuthSettings) -> Result<ApiKeys, FileMistakes> {
     let settings = match auth {
         AuthSettings::Everyone(_) => return Ok(ApiKeys::default()),
@@ -190,7 +195,8 @@ fn ring_of(settings: &[ApiKeySettings]) -> Result<ApiKeys, FileMistakes> {
 
 /// The operators' authentication: by token, or everyone on loopback without tokens.
 ///
-/// # Errors Every token that cannot be used.
+/// # Errors
+/// Every token that cannot be used.
 pub fn operators(admin: &AdminSettings) -> Result<Authenticator, FileMistakes> {
     Ok(match admin.tokens.as_slice() {
         [] => Authenticator::Everyone(Principal::local()),
@@ -200,7 +206,8 @@ pub fn operators(admin: &AdminSettings) -> Result<Authenticator, FileMistakes> {
 
 /// The clients' authentication, with its keys.
 ///
-/// # Errors As [`api_keys`].
+/// # Errors
+/// As [`api_keys`].
 pub fn callers(config: &Config) -> Result<Authenticator, FileMistakes> {
     Ok(match &config.auth {
         AuthSettings::Everyone(principal) if *principal == Principal::local() => {

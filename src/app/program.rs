@@ -47,8 +47,9 @@ pub enum ServedConfig {
 
 /// Runs the gateway until a signal ends it.
 ///
-/// # Errors If a resource that the configuration names is unavailable. Mistakes in the configuration and in the files that it
-/// names are printed and end with [`EXIT_CONFIG`]; a missing program of the command line ends with [`EXIT_UNAVAILABLE`].
+/// # Errors
+/// If a resource that the configuration names is unavailable. Mistakes in the configuration and in the files that it names are
+/// printed and end with [`EXIT_CONFIG`]; a missing program of the command line ends with [`EXIT_UNAVAILABLE`].
 pub async fn serve(served: ServedConfig) -> anyhow::Result<ExitCode> {
     telemetry::install_logs(LogFormat::Auto)?;
     let sockets = Sockets::from_environment().context("the sockets that were handed over are of no use")?;
@@ -157,7 +158,8 @@ async fn until_signal(
 
 /// Starts a successor. Clients wait meanwhile, and the configuration is reloaded as usual. `None` if a signal arrives first.
 ///
-/// # Errors As [`Successor::begin`].
+/// # Errors
+/// As [`Successor::begin`].
 async fn begin_anew(
     mut successor: Successor,
     metrics: &PrometheusHandle,

@@ -66,7 +66,8 @@ pub(super) struct ServedUpstream {
 impl ServedUpstream {
     /// Opens an upstream. Sends nothing to it yet.
     ///
-    /// # Errors If its address or its files cannot be used.
+    /// # Errors
+    /// If its address or its files cannot be used.
     pub(super) fn new(config: UpstreamConfig, parts: &GatewayParts) -> anyhow::Result<Self> {
         telemetry::begin_upstream(&config.name);
         let mut own = parts.clone();
@@ -206,8 +207,9 @@ impl Gateway {
     /// Applies another configuration: upstreams with their rules and limits, allowed names and origins, authentication, limits.
     /// Running calls end as they began. Certificates are read again.
     ///
-    /// # Errors If a file that it names cannot be used, an upstream cannot be opened, or a client without credentials could
-    /// connect. Then nothing changes.
+    /// # Errors
+    /// If a file that it names cannot be used, an upstream cannot be opened, or a client without credentials could connect. Then
+    /// nothing changes.
     pub fn reload(&mut self, config: Config) -> anyhow::Result<ReloadSummary> {
         files::check(&config, SystemClock.now())?;
         let need_restart = config.need_restart(&self.started);

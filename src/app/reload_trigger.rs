@@ -62,7 +62,8 @@ struct ReloadWait {
 impl ReloadTrigger {
     /// Starts watching. From now on SIGHUP does not end the process.
     ///
-    /// # Errors If signal handlers cannot be installed.
+    /// # Errors
+    /// If signal handlers cannot be installed.
     pub(super) fn new(
         file: Option<PathBuf>,
         config: &Config,

@@ -121,7 +121,8 @@ pub(super) struct ReplicaListener {
 impl ReplicaListener {
     /// Starts the replica listener, with the routes of the client listener, if other replicas should reach this one.
     ///
-    /// # Errors As [`server::start_on`].
+    /// # Errors
+    /// As [`server::start_on`].
     pub(super) async fn start(
         replica: Option<(&ReplicaSetup, &Arc<SessionHomes>)>,
         body_bytes_max: NonZeroUsize,

@@ -52,7 +52,8 @@ pub(super) struct ReplicaFile {
 impl ReplicaFile {
     /// Locks the file of the replica `name`, which is created if missing, and reads its earlier incarnation.
     ///
-    /// # Errors If another process has locked it, it cannot be created, or its content is foreign.
+    /// # Errors
+    /// If another process has locked it, it cannot be created, or its content is foreign.
     pub(super) fn lock(folder: &Path, name: &str) -> Result<(Self, Option<PriorLife>), ReplicaFileError> {
         let path = folder.join(format!("{name}.replica"));
         let failed = |source| ReplicaFileError::File { path: path.clone(), source };
@@ -81,7 +82,8 @@ impl ReplicaFile {
     /// is durable, the next process knows an earlier incarnation or none, and the lease decides; or it knows an earlier
     /// heartbeat.
     ///
-    /// # Errors If it cannot be written.
+    /// # Errors
+    /// If it cannot be written.
     pub(super) fn remember(&mut self, life: PriorLife) -> Result<(), ReplicaFileError> {
         if self.is_loss {
             return Ok(());

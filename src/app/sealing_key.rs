@@ -56,7 +56,8 @@ pub(super) fn file_in(folder: &Path) -> PathBuf {
 
 /// The keys in `folder`; `None` without a key file. Writes nothing.
 ///
-/// # Errors If the file cannot be used.
+/// # Errors
+/// If the file cannot be used.
 pub fn read(folder: &Path) -> Result<Option<SealingKeys>, KeyFileError> {
     let path = file_in(folder);
     let text = match secret_file::read(&path, "key", FILE_BYTES_MAX) {
@@ -77,7 +78,8 @@ pub fn read(folder: &Path) -> Result<Option<SealingKeys>, KeyFileError> {
 
 /// The keys in `folder`, which are generated if there are none.
 ///
-/// # Errors As [`read`], and if the file cannot be created.
+/// # Errors
+/// As [`read`], and if the file cannot be created.
 pub fn read_or_make(folder: &Path) -> Result<SealingKeys, KeyFileError> {
     if let Some(ring) = read(folder)? {
         return Ok(ring);

@@ -115,7 +115,8 @@ pub(super) struct SharedStoreOpening {
 impl SharedStoreOpening {
     /// Locks the replica's file. `prints` are the sealing keys' fingerprints.
     ///
-    /// # Errors If another process runs as this replica.
+    /// # Errors
+    /// If another process runs as this replica.
     pub(super) fn new(
         config: &Config,
         database: &DatabaseSettings,
@@ -172,7 +173,8 @@ impl SharedStoreOpening {
 
     /// Tries once. `None` if a later attempt may succeed: the reason is logged, and blocks readiness.
     ///
-    /// # Errors A permanent failure.
+    /// # Errors
+    /// A permanent failure.
     async fn attempt(&mut self) -> Result<Option<Arc<PostgresStore>>, SharedStoreError> {
         let error = match self.open().await {
             Ok(store) => {
@@ -222,7 +224,8 @@ impl SharedStoreOpening {
 
     /// Tries until it succeeds.
     ///
-    /// # Errors A permanent failure.
+    /// # Errors
+    /// A permanent failure.
     pub(super) async fn wait(&mut self) -> Result<Arc<PostgresStore>, SharedStoreError> {
         let mut tried = self.first_attempt().await?;
         loop {

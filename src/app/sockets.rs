@@ -50,7 +50,8 @@ impl Sockets {
     /// Takes the sockets of `LISTEN_FDS` for this process: by name, or without names the client listener's first. Call once,
     /// before anything else reads the environment.
     ///
-    /// # Errors If there are others than these two.
+    /// # Errors
+    /// If there are others than these two.
     pub fn from_environment() -> Result<Self, SocketError> {
         let names = std::env::var(NAMES).unwrap_or_default();
         let mut handed = ListenFd::from_env();
@@ -90,7 +91,8 @@ impl Sockets {
 
     /// Applies the rules for addresses to the sockets.
     ///
-    /// # Errors If a client without credentials could connect from another machine.
+    /// # Errors
+    /// If a client without credentials could connect from another machine.
     pub(super) fn check(&self, config: &Config) -> Result<(), SocketError> {
         if let Some(at) = self.clients.as_ref().and_then(|socket| socket.local_addr().ok()) {
             check_reach(at, config)?;

@@ -47,7 +47,8 @@ impl Successor {
     /// Changes its configuration as [`Gateway::reload`] does, except for the files that only a start reads: this is a start, and
     /// the earlier files may be gone ([`Config::take_moved_files`]).
     ///
-    /// # Errors If a file that it names cannot be used, or a client without credentials could connect. Then nothing changes.
+    /// # Errors
+    /// If a file that it names cannot be used, or a client without credentials could connect. Then nothing changes.
     pub(super) fn reload(&mut self, config: Config) -> anyhow::Result<ReloadSummary> {
         files::check(&config, SystemClock.now())?;
         let mut started = self.started.clone();
@@ -62,7 +63,8 @@ impl Successor {
     /// Starts the gateway with the current configuration. Every failure is retried, since all of it worked before: files may be
     /// being rewritten just now.
     ///
-    /// # Errors A permanent refusal by the store or by the rules for sockets.
+    /// # Errors
+    /// A permanent refusal by the store or by the rules for sockets.
     pub(super) fn begin(
         &self,
         metrics: &PrometheusHandle,

@@ -138,7 +138,8 @@ pub(super) enum StoreOpening {
 /// Opens the store. While it takes no new tasks, the gateway is not ready. `prints` are the sealing keys' fingerprints. [`wait`]
 /// opens a database.
 ///
-/// # Errors See [`StoreRefusal`].
+/// # Errors
+/// See [`StoreRefusal`].
 pub(super) async fn open(
     config: &Config,
     prints: Vec<KeyPrint>,
@@ -168,7 +169,8 @@ pub(super) async fn open(
 
 /// Opens a database, and waits while it is unavailable.
 ///
-/// # Errors A permanent failure.
+/// # Errors
+/// A permanent failure.
 pub(super) async fn wait(
     mut opening: Box<SharedStoreOpening>,
     life: &TaskScope,
@@ -268,7 +270,8 @@ fn settings(config: &Config) -> Option<DiskSettings> {
 
 /// Examines the store's files without opening it; creates none.
 ///
-/// # Errors A fault that would keep a gateway from starting.
+/// # Errors
+/// A fault that would keep a gateway from starting.
 pub(super) fn check(config: &Config) -> Result<(), OpenError> {
     settings(config).map_or(Ok(()), |settings| disk::examine(&settings))
 }

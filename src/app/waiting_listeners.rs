@@ -37,7 +37,8 @@ impl StoreSource {
 
 /// Opens the store. While a database is unavailable, listeners report it.
 ///
-/// # Errors If the store cannot be opened or an address cannot be bound.
+/// # Errors
+/// If the store cannot be opened or an address cannot be bound.
 pub(super) async fn open_store(
     (config, prints, source): (&Config, Vec<KeyPrint>, &StoreSource),
     callers: &Authenticator,
@@ -76,7 +77,8 @@ pub(super) struct WaitingListeners {
 impl WaitingListeners {
     /// Takes over the passed sockets, and notifies the service manager of the start.
     ///
-    /// # Errors If an address cannot be bound.
+    /// # Errors
+    /// If an address cannot be bound.
     pub(super) async fn start(
         config: &Config,
         callers: &Authenticator,

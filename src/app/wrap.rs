@@ -47,8 +47,9 @@ const PAGE: usize = 100;
 /// Serves the host at standard input and output until it closes or a signal arrives. Uses the store and the limits of the
 /// configuration, and its first endpoint or else its first upstream. `store_option` is the command-line option for the store.
 ///
-/// # Errors If the store is unavailable, or the host's input is unreadable. A fault of a file or a store is printed and ends with
-/// the exit code of [`super::serve`]; a missing program ends with [`EXIT_UNAVAILABLE`](super::EXIT_UNAVAILABLE).
+/// # Errors
+/// If the store is unavailable, or the host's input is unreadable. A fault of a file or a store is printed and ends with the exit
+/// code of [`super::serve`]; a missing program ends with [`EXIT_UNAVAILABLE`](super::EXIT_UNAVAILABLE).
 pub async fn wrap(loaded: LoadedConfig, store_option: Option<&str>) -> anyhow::Result<ExitCode> {
     telemetry::install_logs(LogFormat::Auto)?;
     let read = PreparedConfig::new(loaded);

@@ -53,14 +53,16 @@ pub enum AdminOutput {
 
 /// Parses a response, or a part of one.
 ///
-/// # Errors If taskgate's admin listener did not write it.
+/// # Errors
+/// If taskgate's admin listener did not write it.
 pub(super) fn read<T: for<'a> Deserialize<'a>>(body: &[u8]) -> Result<T, AdminRequestError> {
     serde_json::from_slice(body).map_err(|_| AdminRequestError::Unintelligible)
 }
 
 /// Reads the error text of a refusal.
 ///
-/// # Errors If taskgate's admin listener did not write it.
+/// # Errors
+/// If taskgate's admin listener did not write it.
 pub(super) fn refused(body: &[u8]) -> Result<AdminOutput, AdminRequestError> {
     #[derive(Deserialize)]
     struct AdminRefusal {
@@ -86,7 +88,8 @@ pub struct AdminClient {
 impl AdminClient {
     /// A client of the listener at `url`; an empty token counts as none.
     ///
-    /// # Errors If a header cannot carry the token.
+    /// # Errors
+    /// If a header cannot carry the token.
     pub fn new(url: &Url, token: Option<&str>) -> Result<Self, AdminRequestError> {
         let token = token.map(str::trim).filter(|token| !token.is_empty());
         let authorization = token.map(|token| secret_value(&format!("Bearer {token}")).ok_or(AdminRequestError::Token));

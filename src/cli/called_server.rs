@@ -65,7 +65,8 @@ impl Drop for CalledServer {
 impl CalledServer {
     /// Connects to nothing yet.
     ///
-    /// # Errors If the address is no HTTP URI, or there are no trusted roots.
+    /// # Errors
+    /// If the address is no HTTP URI, or there are no trusted roots.
     pub(super) fn new(address: &ServerAddress) -> Result<Self, NoResultError> {
         let address = address.clone();
         let credential = address.authorization.clone();
@@ -148,7 +149,8 @@ impl CalledServer {
 
     /// Reads a list, page by page.
     ///
-    /// # Errors If the server is unreachable or its response invalid; the inner result is the server's own error.
+    /// # Errors
+    /// If the server is unreachable or its response invalid; the inner result is the server's own error.
     pub(super) async fn pages(
         &self,
         way: CallMode,
@@ -171,7 +173,8 @@ impl CalledServer {
 
     /// Sends a request that is no call.
     ///
-    /// # Errors If the server is unreachable or its response invalid; the inner result is the server's own error.
+    /// # Errors
+    /// If the server is unreachable or its response invalid; the inner result is the server's own error.
     pub(super) async fn ask(
         &self,
         way: CallMode,

@@ -97,7 +97,8 @@ impl<'a> CallDialog<'a> {
 
     /// Asks the user a question, and returns the result of `elicitation/create`.
     ///
-    /// # Errors If the user interrupts instead.
+    /// # Errors
+    /// If the user interrupts instead.
     pub(super) async fn ask(&mut self, params: Option<&Object>) -> Result<Value, Interrupted> {
         let read = params.map_or_else(|| Err("it has no parameters".to_owned()), UserQuestion::read);
         let answer = match (read, self.policy.input) {

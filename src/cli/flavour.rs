@@ -37,7 +37,8 @@ pub async fn run(
 /// Makes the call in the requested flavour, or in the best that the server supports: the extension, then the tasks of 2025-11-25,
 /// then none.
 ///
-/// # Errors If the server is unreachable or its response invalid.
+/// # Errors
+/// If the server is unreachable or its response invalid.
 async fn in_best_flavour(
     server: &CalledServer,
     call: &CallCommand,

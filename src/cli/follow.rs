@@ -33,7 +33,8 @@ const LATER_MAX: usize = 256;
 
 /// Follows a started call. Its session ends with it, unless a task may still run in it.
 ///
-/// # Errors If the server is unreachable or its response invalid.
+/// # Errors
+/// If the server is unreachable or its response invalid.
 pub(super) async fn call(
     server: &CalledServer,
     way: CallMode,
@@ -53,7 +54,8 @@ pub(super) async fn call(
 
 /// Resumes a task by its id and follows it. The task needs no session.
 ///
-/// # Errors If the server is unreachable or its response invalid.
+/// # Errors
+/// If the server is unreachable or its response invalid.
 pub(super) async fn task(
     server: &CalledServer,
     way: CallMode,

@@ -41,7 +41,8 @@ pub(super) struct ImportArguments {
 
 /// Prints the configuration, and notes the settings that it lacks.
 ///
-/// # Errors If standard output cannot be written.
+/// # Errors
+/// If standard output cannot be written.
 pub(super) fn run(arguments: &ImportArguments) -> anyhow::Result<ExitCode> {
     let is_stdin = arguments.file.as_os_str() == "-";
     let name = if is_stdin { "standard input".to_owned() } else { arguments.file.display().to_string() };
@@ -86,7 +87,8 @@ struct Imported {
 
 /// The configuration for a host's file.
 ///
-/// # Errors Every mistake in it, each preceded by its JSON pointer.
+/// # Errors
+/// Every mistake in it, each preceded by its JSON pointer.
 fn imported(text: &str) -> Result<Imported, Vec<String>> {
     let json = relaxed_json::parse(text).map_err(|error| {
         let hint =

@@ -100,7 +100,8 @@ pub struct MediaFolder {
 impl MediaFolder {
     /// Opens a writable folder; creates it if missing.
     ///
-    /// # Errors The reason as text.
+    /// # Errors
+    /// The reason as text.
     pub fn open(path: &Path, stem: &str) -> Result<Self, String> {
         let of = |what: &str| format!("--out {}: {what}", path.display());
         fs::create_dir_all(path).map_err(|error| {
@@ -119,7 +120,8 @@ impl MediaFolder {
 
     /// Writes the data to a new file, and returns its path.
     ///
-    /// # Errors The reason as text.
+    /// # Errors
+    /// The reason as text.
     pub(super) fn save(&self, media: &Media) -> Result<PathBuf, String> {
         let bytes = BASE64.decode(&media.data).map_err(|_| "its data is not base64".to_owned())?;
         let (path, mut file) = self.create(media.extension()).map_err(|error| error.to_string())?;

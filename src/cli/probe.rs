@@ -39,7 +39,8 @@ pub struct ProbeCommand {
 
 /// Probes a server. Ends within the probe's time, and a few seconds for programs to stop.
 ///
-/// # Errors If nothing at the target speaks MCP, with the reason as text.
+/// # Errors
+/// If nothing at the target speaks MCP, with the reason as text.
 pub async fn run(probe: &ProbeCommand) -> Result<ProbeReport, String> {
     discovery::run(probe).await
 }

@@ -54,7 +54,8 @@ impl UserAnswer {
 impl UserQuestion {
     /// Reads the parameters of `elicitation/create`.
     ///
-    /// # Errors Why the question cannot be asked.
+    /// # Errors
+    /// Why the question cannot be asked.
     pub(super) fn read(params: &Object) -> Result<Self, String> {
         match params.get_string("mode").as_deref() {
             None | Some("form") => ElicitationForm::read(params).map(Self::Form).map_err(|error| error.to_string()),

@@ -43,7 +43,8 @@ impl ServerArguments {
 
 /// A key as a Bearer credential.
 ///
-/// # Errors If no header can carry it.
+/// # Errors
+/// If no header can carry it.
 pub(super) fn bearer(key: Option<String>) -> Result<Option<HeaderValue>, &'static str> {
     let Some(key) = key else { return Ok(None) };
     let value = secret_value(&format!("Bearer {}", key.trim()));

@@ -102,7 +102,8 @@ struct TaskListPage {
 
 /// Sends the request to the gateway's admin listener.
 ///
-/// # Errors If the request fails, or the response is no admin listener's.
+/// # Errors
+/// If the request fails, or the response is no admin listener's.
 pub async fn run(admin: &AdminClient, order: &TasksCommand) -> Result<AdminOutput, AdminRequestError> {
     match order {
         TasksCommand::List { upstream, principal, state, reason, limit, json } => {

@@ -43,7 +43,8 @@ impl ToolArguments {
 
     /// Reads the words after the tool's name, and the files that they name.
     ///
-    /// # Errors The mistake and its remedy.
+    /// # Errors
+    /// The mistake and its remedy.
     pub fn read(words: &[String]) -> Result<Self, String> {
         let whole = |text: String| json(text).and_then(|payload| as_object(payload, "the tool's arguments"));
         match words {
@@ -73,7 +74,8 @@ impl ToolArguments {
 
     /// The arguments as an object; `schema` is the tool's, if known.
     ///
-    /// # Errors The mistake and its remedy.
+    /// # Errors
+    /// The mistake and its remedy.
     pub(super) fn fitted(&self, tool: &str, schema: Option<&ToolSchema>) -> Result<Payload, String> {
         let named = match self {
             Self::Whole(payload) => return Ok(payload.clone()),

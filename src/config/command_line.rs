@@ -36,7 +36,8 @@ pub enum ServerTarget {
 impl ServerTarget {
     /// Parses the address of a server, as a file's `url`. Errors do not repeat it.
     ///
-    /// # Errors The mistake as text.
+    /// # Errors
+    /// The mistake as text.
     pub fn url(text: &str) -> Result<Self, String> {
         match (UPSTREAM_URL.read)(text) {
             Ok(url) => Ok(Self::Url(url)),
@@ -111,7 +112,8 @@ impl CommandLineServer {
 
     /// Parses `NAME=URL`.
     ///
-    /// # Errors The mistake as text, without the URL.
+    /// # Errors
+    /// The mistake as text, without the URL.
     pub fn named(text: &str) -> Result<Self, String> {
         let (name, url) = text.split_once('=').ok_or("write NAME=URL, such as reports=http://127.0.0.1:9000/mcp")?;
         resolve::check_name(name)?;
@@ -151,7 +153,8 @@ pub struct CommandLineConfig {
 impl CommandLineConfig {
     /// Resolves the configuration. Programs inherit the whole environment, as if the user had started them.
     ///
-    /// # Errors If the values contradict each other; the mistakes name the options.
+    /// # Errors
+    /// If the values contradict each other; the mistakes name the options.
     pub fn resolve(self, env: &dyn Fn(&str) -> Option<String>) -> Result<LoadedConfig, ConfigError> {
         let mut report = MistakeCollector::without_lines("the command line");
         let auth = self.key_variable.as_deref().and_then(|variable| self.credential(variable, env, &mut report));

@@ -216,7 +216,8 @@ impl MistakeCollector {
 
     /// The warnings, if there is no mistake.
     ///
-    /// # Errors The mistakes, if there are any.
+    /// # Errors
+    /// The mistakes, if there are any.
     pub(super) fn into_result(self) -> Result<Vec<Mistake>, ConfigError> {
         match self.mistakes.is_empty() && self.unset.is_empty() {
             true => Ok(in_order(&self.file, self.warnings)),

@@ -158,7 +158,8 @@ fn resolve_upstreams<'a>(
 
 /// Checks an upstream's name.
 ///
-/// # Errors The rule for names.
+/// # Errors
+/// The rule for names.
 pub(super) fn check_name(name: &str) -> Result<(), String> {
     let fits = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"_-".contains(&byte);
     if (1..=UPSTREAM_NAME_LENGTH_MAX).contains(&name.len()) && name.bytes().all(fits) {

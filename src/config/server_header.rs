@@ -11,7 +11,8 @@ const HEADERS_MAX: usize = 32;
 /// Parses `NAME: VALUE` for each header of requests to a server; `has_key` tells whether a bearer token is sent, too. Values are
 /// treated as secrets.
 ///
-/// # Errors The mistake as text, without the header.
+/// # Errors
+/// The mistake as text, without the header.
 pub fn server_headers(texts: &[String], has_key: bool) -> Result<Vec<(HeaderName, HeaderValue)>, &'static str> {
     if texts.len() > HEADERS_MAX {
         return Err("there are more than 32 headers");

@@ -183,7 +183,8 @@ fn because(error: ApiKeyError) -> ValueError {
 
 /// Checks the name of a principal with keys.
 ///
-/// # Errors The mistake as text.
+/// # Errors
+/// The mistake as text.
 pub fn check_principal_id(text: &str) -> Result<(), &'static str> {
     match principal_id(text) {
         Ok(_) => Ok(()),
@@ -375,7 +376,8 @@ pub(super) enum VariableMistake {
 
 /// Replaces each `${VAR}` by its value in the environment; `$${` is an escaped `${`.
 ///
-/// # Errors One message for each missing or misnamed variable. None shows a variable's value.
+/// # Errors
+/// One message for each missing or misnamed variable. None shows a variable's value.
 pub(super) fn fill_in(written: &str, env: Environment<'_>) -> Result<String, Vec<VariableMistake>> {
     let mut text = String::with_capacity(written.len());
     let mut wrong = Vec::new();

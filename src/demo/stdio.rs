@@ -24,7 +24,8 @@ const EVENTS_MAX: usize = 64;
 
 /// Serves the client until it closes its side; running calls are then stopped.
 ///
-/// # Errors If the client's output cannot be read, or has a line that is too long.
+/// # Errors
+/// If the client's output cannot be read, or has a line that is too long.
 pub async fn serve(
     mut input: impl AsyncRead + Unpin + Send,
     output: impl AsyncWrite + Unpin + Send + 'static,

@@ -51,7 +51,8 @@ impl DemoCaller {
 
 /// Runs the tool of a `tools/call` with `params`.
 ///
-/// # Errors −32602 for an unknown tool or bad arguments; the error that the tool `crash` throws.
+/// # Errors
+/// −32602 for an unknown tool or bad arguments; the error that the tool `crash` throws.
 pub(super) async fn call(mut params: Value, caller: &DemoCaller) -> Result<Value, RpcError> {
     let arguments = match params.get_mut("arguments").map(Value::take) {
         None | Some(Value::Null) => json!({}),

@@ -11,7 +11,8 @@ use crate::wire::Object;
 
 /// Compares a call's headers with its arguments (MOD-06, MOD-07, B116). Headers without an annotation are ignored (B76).
 ///
-/// # Errors [`RequestError::Header`] or [`RequestError::Params`] that names the header.
+/// # Errors
+/// [`RequestError::Header`] or [`RequestError::Params`] that names the header.
 pub fn check(mirrored: &[HeaderArgument], all: &HeaderMap, arguments: Option<&Object>) -> Result<(), RequestError> {
     for one in mirrored {
         let complain = |what: &str| RequestError::Header(Cow::Owned(format!("{} {what}", one.header)));

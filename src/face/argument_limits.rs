@@ -11,7 +11,8 @@ use crate::wire::{Object, method};
 /// Compares the size of the arguments' text with the tool's limit, and the length of the list by whose elements the call is
 /// split.
 ///
-/// # Errors [`RequestError::Params`] that names the member.
+/// # Errors
+/// [`RequestError::Params`] that names the member.
 pub(super) fn check(rules: &ToolRules, tool: &str, params: &Object) -> Result<(), RequestError> {
     let policy = rules.rule(tool);
     if let Some(rule) = &policy.split
@@ -33,7 +34,8 @@ pub(super) fn check(rules: &ToolRules, tool: &str, params: &Object) -> Result<()
 
 /// As [`check`], for any request. A call without a tool's name is refused elsewhere.
 ///
-/// # Errors As [`check`].
+/// # Errors
+/// As [`check`].
 pub(super) fn check_call(rules: &ToolRules, request: &Request) -> Result<(), RequestError> {
     let params = request.params.object().filter(|_| request.method == method::TOOLS_CALL);
     match params.and_then(|params| Some((params.get_str("name")?, params))) {

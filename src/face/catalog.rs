@@ -185,7 +185,8 @@ impl Catalog {
 
     /// The list for one client. Concurrent requests share one fetch.
     ///
-    /// # Errors If the upstream returns none; nothing else was sent by then.
+    /// # Errors
+    /// If the upstream returns none; nothing else was sent by then.
     pub async fn list(&self, context: &CallContext) -> Result<Arc<ToolList>, CatalogError> {
         let key = list_key(context);
         if let Some(list) = self.lists.get(&key).await {
@@ -203,7 +204,8 @@ impl Catalog {
 
     /// The list with this tool, fetched again if the cached one lacks it.
     ///
-    /// # Errors As [`Catalog::list`].
+    /// # Errors
+    /// As [`Catalog::list`].
     pub async fn list_with(&self, tool: &str, context: &CallContext) -> Result<Arc<ToolList>, CatalogError> {
         let list = self.list(context).await?;
         if list.tool(tool).is_some() || list.fetched_at.elapsed() < MISS_AFTER {
@@ -266,7 +268,8 @@ impl Catalog {
 
     /// Fetches the names of all tools, and whether the list is complete. Nothing is cached.
     ///
-    /// # Errors If the upstream returns no list.
+    /// # Errors
+    /// If the upstream returns no list.
     pub async fn names(&self, context: &CallContext) -> Result<(Vec<String>, bool), CatalogError> {
         let ToolListPages { tools, is_whole, .. } = self.pages(context).await?;
         let names = tools.iter().filter_map(|tool| Object::of(tool)?.get_string("name")).collect();

@@ -50,7 +50,8 @@ pub(in crate::face) async fn refusal(
 /// The first event of a call that is a task from its beginning, after the delay: a handle would be issued before the server is
 /// asked, and a client with a handle never receives the challenge. `None` for any other call.
 ///
-/// # Errors If the server refused the client's credential.
+/// # Errors
+/// If the server refused the client's credential.
 pub(in crate::face) async fn first_event(
     engine: &Arc<Engine>,
     call: Option<&mut CallStream>,

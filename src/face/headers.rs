@@ -19,7 +19,8 @@ pub const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
 /// The text of a header that may occur once.
 ///
-/// # Errors [`RequestError::Header`] if it occurs twice (B113) or contains other characters than visible ASCII, spaces and tabs.
+/// # Errors
+/// [`RequestError::Header`] if it occurs twice (B113) or contains other characters than visible ASCII, spaces and tabs.
 pub fn single<'a>(all: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a str>, RequestError> {
     let mut values = all.get_all(name).iter();
     let (first, second) = (values.next(), values.next());
@@ -57,7 +58,8 @@ fn require(header: Option<&str>, body: &str, name: &HeaderName) -> Result<(), Re
 /// Compares `Mcp-Name` with the member of `params` for the method (MOD-06). On task methods a missing header is accepted: FastMCP
 /// 4.1 never sends it there (T-15, EXT-53).
 ///
-/// # Errors [`RequestError::Header`].
+/// # Errors
+/// [`RequestError::Header`].
 pub fn check_name(all: &HeaderMap, method: &str, params: Option<&Object>) -> Result<(), RequestError> {
     let Some(member) = naming_member(method) else { return Ok(()) };
     let header = single(all, &NAME)?;

@@ -47,9 +47,10 @@ impl IdempotencyScope {
 /// The key of a `tools/call` with these `params`, and the digest of the call; `None` for a call without. Absent arguments equal
 /// empty ones.
 ///
-/// # Errors [`RequestError::Params`] for a key that is not 1 to [`KEY_BYTES_MAX`] bytes of visible ASCII, or differs between
-/// header and `_meta`; and for any key of a client that cannot be told from others: the key could return another client's task,
-/// or conflict with it.
+/// # Errors
+/// [`RequestError::Params`] for a key that is not 1 to [`KEY_BYTES_MAX`] bytes of visible ASCII, or differs between header and
+/// `_meta`; and for any key of a client that cannot be told from others: the key could return another client's task, or conflict
+/// with it.
 pub fn read(
     headers: &HeaderMap,
     params: &Object,

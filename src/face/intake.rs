@@ -1,5 +1,6 @@
-//! Takes one request of a path: counts it, reads its message, tells which kind of client it comes from, has it passed on where its
-//! session, or the held call that it goes on with, is at home at another replica, and answers what no face serves.
+//! Admits one request of a path: counts it, reads its message, chooses its face.
+//!
+//! Forwards a request to the replica that owns its session or its held call, and answers requests that no face serves.
 
 use std::borrow::Cow;
 use std::sync::Arc;

@@ -41,7 +41,8 @@ impl ListenPermits {
     /// Takes a permit for `owner`, the principal by which its requests are counted. The principal's limit is checked before the
     /// total (B159).
     ///
-    /// # Errors `Draining` or `TooManyListeners`.
+    /// # Errors
+    /// `Draining` or `TooManyListeners`.
     pub(in crate::face) fn take(
         self: &Arc<Self>,
         owner: &Principal,

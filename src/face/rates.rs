@@ -224,7 +224,8 @@ impl Rates {
 
     /// Counts `requests` that arrive together.
     ///
-    /// # Errors With the time after which they will pass. Nothing is counted then.
+    /// # Errors
+    /// With the time after which they will pass. Nothing is counted then.
     pub(super) fn admit(&self, principal: &Principal, requests: usize) -> Result<(), RateRefusal> {
         let many = u32::try_from(requests).ok().and_then(NonZeroU32::new).unwrap_or(NonZeroU32::MIN);
         self.count(principal, |counts, now| {
@@ -235,7 +236,8 @@ impl Rates {
 
     /// Counts a poll of a principal with this many unfinished tasks.
     ///
-    /// # Errors As [`Rates::admit`].
+    /// # Errors
+    /// As [`Rates::admit`].
     pub(super) fn poll(&self, principal: &Principal, unfinished: usize) -> Result<(), RateRefusal> {
         self.count(principal, |counts, now| {
             counts.poll(unfinished, now).map_err(|(per_second, wait)| (RateBound::Polls { per_second }, wait))
@@ -244,7 +246,8 @@ impl Rates {
 
     /// Counts a request for a task that is unknown, or another principal's.
     ///
-    /// # Errors As [`Rates::admit`].
+    /// # Errors
+    /// As [`Rates::admit`].
     pub(super) fn missed(&self, principal: &Principal) -> Result<(), RateRefusal> {
         self.count(principal, |counts, now| {
             let early = |early: governor::NotUntil<Duration>| early.wait_time_from(now);

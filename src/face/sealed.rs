@@ -123,8 +123,8 @@ impl Sealer {
     /// A token that holds `plain`: visible ASCII, different each time. The caller checks the length
     /// ([`TokenPurpose::plain_len_max`]); a token that is too long never opens.
     ///
-    /// # Panics If the operating system provides no randomness: a repeated nonce would reveal the key.
-    /// If the operating system has no randomness: a nonce that repeats would give the key away.
+    /// # Panics
+    /// If the operating system provides no randomness: a repeated nonce would reveal the key.
     #[must_use]
     pub fn seal(&self, purpose: TokenPurpose, plain: &[u8]) -> String {
         if !purpose.is_frequent() {
@@ -152,7 +152,8 @@ impl Sealer {
 
     /// Seals a session id, without the client's name if that makes it too long.
     ///
-    /// # Errors If it is too long regardless: the client declared more capabilities than an id can hold.
+    /// # Errors
+    /// If it is too long regardless: the client declared more capabilities than an id can hold.
     pub fn seal_session(&self, token: &SessionToken) -> Result<String, TooLarge> {
         let plain = token.encode();
         let max = TokenPurpose::Session.plain_len_max();
@@ -200,7 +201,8 @@ impl Sealer {
 
     /// Seals a `requestState`.
     ///
-    /// # Errors If the upstream's own state is too long.
+    /// # Errors
+    /// If the upstream's own state is too long.
     pub fn seal_state(&self, token: &StateToken) -> Result<String, TooLarge> {
         let plain = token.encode();
         let max = TokenPurpose::RequestState.plain_len_max();

@@ -70,7 +70,8 @@ impl ApiKey {
     /// Generates a key for the principal `id` from the system's randomness. Returns its full text, which is not stored, and its
     /// record.
     ///
-    /// # Panics If the operating system provides no randomness.
+    /// # Panics
+    /// If the operating system provides no randomness.
     #[must_use]
     pub fn mint(id: &str) -> (String, Self) {
         // During a rotation a principal has two keys: their IDs must differ.
@@ -89,7 +90,8 @@ impl ApiKey {
 
     /// Parses a key.
     ///
-    /// # Errors If it is no key, or its secret is too weak by its length and alphabet.
+    /// # Errors
+    /// If it is no key, or its secret is too weak by its length and alphabet.
     pub fn read(text: &str) -> Result<Self, ApiKeyError> {
         let (id, secret) = parts(text).ok_or(ApiKeyError::Form)?;
         if !is_strong(secret) {
@@ -100,7 +102,8 @@ impl ApiKey {
 
     /// Parses `ID:SHA256`, for a configuration without secrets.
     ///
-    /// # Errors If the text has another form.
+    /// # Errors
+    /// If the text has another form.
     pub fn read_digest(text: &str) -> Result<Self, ApiKeyError> {
         let (id, hex) = text.split_once(':').filter(|(id, _)| is_id(id)).ok_or(ApiKeyError::Digest)?;
         let mut digest = ApiKeyDigest::default();
@@ -244,7 +247,8 @@ impl fmt::Debug for ApiKeyRecord {
 impl ApiKeys {
     /// Adds a key of `principal`, which may have several during a rotation.
     ///
-    /// # Errors The key itself, if its ID is taken.
+    /// # Errors
+    /// The key itself, if its ID is taken.
     pub fn add(&mut self, key: ApiKey, principal: &Principal) -> Result<(), ApiKey> {
         if self.0.contains_key(&key.id) {
             return Err(key);

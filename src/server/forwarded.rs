@@ -34,7 +34,8 @@ pub enum AddressRangeError {
 impl AddressRange {
     /// Parses `192.0.2.7`, `10.0.0.0/8`, `2001:db8::/32`.
     ///
-    /// # Errors See [`AddressRangeError`].
+    /// # Errors
+    /// See [`AddressRangeError`].
     pub fn parse(text: &str) -> Result<Self, AddressRangeError> {
         let (address, length) = text.split_once('/').map_or((text, None), |(address, length)| (address, Some(length)));
         let first: IpAddr = address.parse().map_err(|_| AddressRangeError::Form)?;

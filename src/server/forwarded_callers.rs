@@ -33,7 +33,8 @@ impl ForwardedCallers {
 
     /// The principal of a forwarded request, and its client's address.
     ///
-    /// # Errors Unless a replica sealed exactly this request for this replica, recently, and it arrives for the first time.
+    /// # Errors
+    /// Unless a replica sealed exactly this request for this replica, recently, and it arrives for the first time.
     pub(super) fn identify<B>(&self, request: &Request<B>) -> Result<ForwardToken, ForwardRefusal> {
         let ForwardedCallersState { homes, numbers } = &*self.0;
         let mut sealed = request.headers().get_all(FORWARD).iter();

@@ -170,14 +170,16 @@ impl Drop for RunningListener {
 
 /// Binds the address and starts to accept. Needs a tokio runtime; returns once connections are accepted.
 ///
-/// # Errors If the address cannot be bound, or the certificate cannot be used.
+/// # Errors
+/// If the address cannot be bound, or the certificate cannot be used.
 pub async fn start(site: ListenerSpec) -> Result<RunningListener, StartError> {
     start_on(site, None).await
 }
 
 /// As [`start`], on a socket that listens already, such as a service manager's; then the address of the settings is not used.
 ///
-/// # Errors As [`start`].
+/// # Errors
+/// As [`start`].
 pub async fn start_on(
     site: ListenerSpec,
     socket: Option<std::net::TcpListener>,

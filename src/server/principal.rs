@@ -187,8 +187,9 @@ impl PrincipalGuard {
 
     /// Authenticates a request. `forwards` tells whether a path's endpoint forwards credentials upstream.
     ///
-    /// # Errors `CredentialsUnclear` for two credentials (B150), `Unauthorized` without a known key, `NotForwarded` on the
-    /// replica listener for a request that no replica sealed.
+    /// # Errors
+    /// `CredentialsUnclear` for two credentials (B150), `Unauthorized` without a known key, `NotForwarded` on the replica
+    /// listener for a request that no replica sealed.
     pub(super) fn identify<B>(
         &self,
         request: &Request<B>,

@@ -48,7 +48,8 @@ pub struct ReplicaTls {
 impl ReplicaTls {
     /// Reads this replica's identity and the CA's roots.
     ///
-    /// # Errors As [`IdentityFiles::read`] and [`read_roots`].
+    /// # Errors
+    /// As [`IdentityFiles::read`] and [`read_roots`].
     pub fn read(&self, now: Timestamp) -> Result<(Arc<CertifiedKey>, RootCertStore), TlsFileError> {
         Ok((self.identity.read(now)?, read_roots(&self.ca)?))
     }

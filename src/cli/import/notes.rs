@@ -21,7 +21,8 @@ impl ImportNotes {
 
     /// The notes.
     ///
-    /// # Errors The mistakes, if there are any.
+    /// # Errors
+    /// The mistakes, if there are any.
     pub(super) fn into_result(self) -> Result<Vec<String>, Vec<String>> {
         if self.mistakes.is_empty() { Ok(self.notes) } else { Err(self.mistakes) }
     }

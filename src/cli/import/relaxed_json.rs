@@ -26,7 +26,8 @@ impl RelaxedJsonError {
     }
 }
 
-/// # Errors The first invalid part.
+/// # Errors
+/// The first invalid part.
 pub(super) fn parse(text: &str) -> Result<Payload, RelaxedJsonError> {
     let strict = strict(text).map_err(|at| RelaxedJsonError::OpenComment { at })?;
     Payload::parse(&Bytes::from(strict), ScanLimits::CLIENT).map_err(RelaxedJsonError::Json)

@@ -85,7 +85,8 @@ impl UnsupportedSchema {
 impl ElicitationForm {
     /// Reads the parameters of `elicitation/create` in form mode.
     ///
-    /// # Errors If MCP does not allow a part of the schema.
+    /// # Errors
+    /// If MCP does not allow a part of the schema.
     pub(in crate::cli) fn read(params: &Object) -> Result<Self, UnsupportedSchema> {
         let message =
             params.get_string("message").ok_or_else(|| UnsupportedSchema::new("the question has no message"))?;
@@ -135,7 +136,8 @@ impl Field {
 
     /// The value of a typed line, or `None` for a skipped field.
     ///
-    /// # Errors Why the line is invalid; shown before the field is asked again.
+    /// # Errors
+    /// Why the line is invalid; shown before the field is asked again.
     pub(in crate::cli) fn value(&self, line: &str) -> Result<Option<Value>, String> {
         let line = line.trim();
         if !line.is_empty() {

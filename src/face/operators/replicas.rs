@@ -89,7 +89,8 @@ pub(super) struct ForgottenReplica {
 }
 
 impl ForgottenReplica {
-    /// # Errors Why it was not forgotten.
+    /// # Errors
+    /// Why it was not forgotten.
     pub(super) fn of(name: &str, outcome: ReplicaForgetting) -> Result<Self, (StatusCode, String)> {
         let because = |why: String| Err((StatusCode::CONFLICT, why));
         match outcome {

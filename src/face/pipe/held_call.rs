@@ -20,7 +20,8 @@ impl HeldCall {
     ///
     /// Cancel safe: a dropped wait gives its turn to the next.
     ///
-    /// # Errors As [`crate::upstream::limits::CallPermits::acquire`]; and if the gateway ends meanwhile.
+    /// # Errors
+    /// As [`crate::upstream::limits::CallPermits::acquire`]; and if the gateway ends meanwhile.
     pub(in crate::face) async fn begin(
         served: &Served,
         owner: &Principal,
@@ -56,7 +57,8 @@ impl HeldCall {
 
 /// Awaits a future, unless the gateway ends and waits for no more calls: then the call ended with the gateway.
 ///
-/// # Errors As `waiting`; and in that case.
+/// # Errors
+/// As `waiting`; and in that case.
 pub(super) async fn until_calls_end<T>(
     calls_end: Option<&CallsEnd>,
     executed: Executed,

@@ -29,7 +29,8 @@ impl Format {
         }
     }
 
-    /// # Errors The expected form.
+    /// # Errors
+    /// The expected form.
     pub(super) fn check(self, text: &str) -> Result<(), String> {
         let fits = match self {
             Self::Email => is_email(text),

@@ -100,7 +100,7 @@ impl Reach {
 pub enum StoreHint {
     /// This row was written or removed.
     Changed(TaskKey),
-    /// Unknown rows were.
+    /// Unknown rows were written or removed.
     Missed,
 }
 

@@ -187,8 +187,8 @@ impl DiskWriter {
         }
     }
 
-    /// Commits waiting writes as one transaction: the first `health` of them, and those that arrive soon after. After a failed commit
-    /// its new rows are unresolved; after an earlier failure nothing was written.
+    /// Commits waiting writes as one transaction: the first `health` of them, and later ones that arrive soon. After a failed
+    /// commit its new rows are unresolved; after an earlier failure nothing was written.
     fn attempt(
         &mut self,
         waiting: &mut Vec<PendingWrite>,

@@ -205,7 +205,7 @@ impl ReaderConnection {
                 }
                 trouble
             }
-            // Nor does a slow list.
+            // Nor does a slow list prove anything about the server.
             Err(_) => {
                 slot.link = None;
                 PostgresHealth::slow()

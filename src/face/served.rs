@@ -1,4 +1,4 @@
-//! Defines what one upstream is served with, whichever face its client meets.
+//! Defines the state of one upstream that all of its faces share.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,56 +16,54 @@ use crate::task::Clock;
 use crate::upstream::limits::CallPermits;
 use crate::upstream::{OwnSessionChannel, TaskScope, Upstream};
 
-/// What one upstream is served with. There is one for each upstream, shared by all its faces.
 pub struct Served {
     pub settings: Arc<ServiceSettings>,
-    /// Looks at each tool list that is read by the names that clients know.
+    /// Compares each tool list, in clients' names, with the rules.
     pub unmatched_rules: Arc<UnmatchedRules>,
     pub engine: Arc<Engine>,
-    /// The server, of whichever era.
+    /// The server, of either era.
     pub upstream: Arc<dyn Upstream>,
-    /// The same for what is passed on as it came.
+    /// The server, for forwarded messages.
     pub channel: Arc<dyn OwnSessionChannel>,
-    /// The same in sessions of the gateway's own alone: there it is asked about its tools.
+    /// The server, only in the gateway's own sessions: used for tool lists.
     pub pool: Arc<dyn Upstream>,
-    /// The same without sessions.
+    /// The server, without sessions.
     pub stateless: Arc<dyn Upstream>,
-    /// Whether the operator says that the server knows no sessions: then it is never asked for one.
+    /// Whether the operator declares the server stateless: then it is never asked for a session.
     pub is_stateless: bool,
     pub permits: Arc<CallPermits>,
-    /// What principals ask for, whatever upstream they ask.
+    /// The request rates of principals, for all upstreams.
     pub rates: Arc<Rates>,
-    /// Permits of streams that are open for as long as their clients like, of all upstreams together.
+    /// Permits of long-lived streams, for all upstreams together.
     pub listeners: Arc<ListenPermits>,
-    /// Seals what clients keep for the gateway.
+    /// Seals the state that clients keep.
     pub sealer: Arc<Sealer>,
-    /// Where sessions are at home, where other gateways share the store.
+    /// The owners of sessions, if several replicas share the store.
     pub homes: Option<Arc<SessionHomes>>,
-    /// The one of tasks: what is sealed at one gateway may be opened at another.
+    /// The clock of tasks, the same on all replicas: a token may be sealed at one and opened at another.
     pub clock: Arc<dyn Clock>,
     /// 128 random bits, new at each call.
     pub random: fn() -> u128,
     pub life: TaskScope,
-    /// Ends streams that would hold up a shutdown, as they end by no other means: those of sessions, and subscriptions.
+    /// Ends streams that would delay a shutdown because nothing else ends them: sessions' streams and subscriptions.
     pub leaving: CancellationToken,
 }
 
 impl Served {
-    /// The home of a session that is begun now.
+    /// The owner of a session that begins now.
     #[must_use]
     pub fn home(&self) -> Option<Incarnation> {
         self.homes.as_ref().map(|homes| homes.own())
     }
 
-    /// 128 bits for the id of something that is in this process's memory alone. Nobody can guess them; to other replicas they
-    /// say where it is.
+    /// 128 bits for the id of an object in this process's memory: unguessable, and they name the replica to other replicas.
     #[must_use]
     pub fn draw_id(&self) -> u128 {
         let random = (self.random)();
         self.homes.as_ref().map_or(random, |homes| homes.name(random as u64))
     }
 
-    /// What calls of the engine's are made with.
+    /// The target of the engine's calls.
     #[must_use]
     pub fn target(&self) -> CallTarget {
         CallTarget {

@@ -1,9 +1,8 @@
-//! The session face of one upstream: clients with an `initialize` handshake, up to 2025-11-25.
+//! Serves session clients of one upstream: versions up to 2025-11-25 with an `initialize` handshake.
 //!
-//! A client has one upstream session of its own, and its session id says which: a sealed token, so that no
-//! table is lost when the gateway restarts. Here a request finds its session; what is said in it goes
-//! through the `pipe`, but for what is about tasks, which goes to `tasks`. Read `session_cache` for what outlives an
-//! upstream.
+//! Each client has its own upstream session, and its session id names it: a sealed token, so that a restart loses no table. This
+//! module finds a request's session; its messages go through the `pipe`, and messages about tasks to `tasks`. Read
+//! `session_cache` for the state that outlives an upstream.
 
 mod batch;
 pub(super) mod bridge;
@@ -54,10 +53,10 @@ use session_cache::{ClientSession, ClientSessionCache};
 use session_registry::SessionRegistry;
 use tasks::{SessionTasksState, TaskCall, TaskRequestContext};
 
-/// The methods that are of use at a session.
+/// The methods of a session's path.
 pub(super) const ALLOWED: HeaderValue = HeaderValue::from_static("GET, POST, DELETE");
 
-/// What one upstream's session clients share.
+/// The shared state of one upstream's session clients.
 #[derive(Debug)]
 pub(super) struct SessionFaceState {
     pub(super) served: Arc<Served>,
@@ -74,7 +73,6 @@ pub(super) struct SessionFaceState {
     gives_no_ids: without_ids::GivesNoIds,
 }
 
-/// The session face of one upstream.
 #[derive(Debug)]
 pub struct SessionFace {
     shared: Arc<SessionFaceState>,
@@ -84,7 +82,7 @@ pub struct SessionFace {
 pub(super) enum SessionLookupError {
     /// It names none.
     Missing,
-    /// It names one that is not this client's, or has ended.
+    /// It names a session that is another client's, or has ended.
     Unknown,
     Header(RequestError),
 }
@@ -115,7 +113,7 @@ impl SessionFace {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Keeps what is cached small while nobody asks, until told to stop.
+    /// Cleans up the caches, until stopped.
     pub async fn keep_tidy(&self, stop: &CancellationToken) {
         let fallback = async {
             if let Some(fallback) = &self.shared.fallback {
@@ -125,14 +123,14 @@ impl SessionFace {
         tokio::join!(self.shared.task_tools.keep_tidy(stop), fallback);
     }
 
-    /// Answers one message of a client. What is piped waits without its HTTP request, whose headers keep the buffer that
-    /// they were read into. Dropping the future means that the client left: the upstream's
-    /// stream is closed, nothing is cancelled (T-81).
+    /// Answers one message of a client. A piped message is awaited without its HTTP request, whose headers hold the buffer that
+    /// they were read into. Dropping the future means that the client disconnected: the upstream's stream is closed, nothing is
+    /// cancelled (T-81).
     pub async fn post(&self, inbound: Box<Inbound>, message: Box<Message>) -> FaceResponse {
         if let Message::Request(request) = &*message
             && request.method == method::INITIALIZE
         {
-            // On the heap, as below: what is rare makes no other request's future larger.
+            // Boxed, as below: a rare case should not enlarge every request's future.
             return Box::pin(handshake::open(&self.shared, &inbound, request)).await;
         }
         let id = match &*message {
@@ -190,7 +188,7 @@ impl SessionFace {
         }
     }
 
-    /// Answers an array of messages, which 2025-03-26 alone has.
+    /// Answers a batch, which only 2025-03-26 has.
     pub async fn post_batch(
         &self,
         inbound: &Inbound,
@@ -212,7 +210,7 @@ impl SessionFace {
         batch::post(&self.shared, session, batch, inbound).await
     }
 
-    /// Opens a stream, or takes one up.
+    /// Opens or resumes a stream.
     pub async fn get(&self, inbound: &Inbound) -> FaceResponse {
         if matches!(inbound.accepted, AcceptedTypes::Json | AcceptedTypes::Neither) {
             return bare(StatusCode::NOT_ACCEPTABLE);
@@ -223,8 +221,8 @@ impl SessionFace {
         }
     }
 
-    /// The same in a session. What a stream holds is bounded for its principal, as for all who listen; a client over one
-    /// ordered stream has its place already.
+    /// As [`Self::get`], in a session. Streams take a permit of their principal; a client over HTTP+SSE or stdio holds one
+    /// already.
     async fn get_in(&self, session: ClientSession, inbound: &Inbound) -> FaceResponse {
         if inbound.is_counted || inbound.carriage == MessageChannel::Stream {
             return self.open_stream(session, inbound).await;
@@ -244,7 +242,7 @@ impl SessionFace {
                 let last_event = inbound.headers.get(headers::LAST_EVENT_ID).cloned();
                 match upstream_tasks::take_up(&self.shared, &session, last_event.as_ref()) {
                     Some(rest) => rest,
-                    // Every event that such a server's clients know the name of was the gateway's.
+                    // All events with ids that such a server's clients know came from the gateway.
                     None if last_event.is_some() && self.shared.served.channel.makes_streams() => {
                         bare(StatusCode::BAD_REQUEST)
                     }
@@ -263,22 +261,22 @@ impl SessionFace {
         }
     }
 
-    /// Whether a request of the session of this nonce is registered here.
+    /// Whether a request of this session is registered here.
     pub(super) fn has_under_way(&self, nonce: u128, id: &RequestId) -> bool {
         self.shared.open.in_flight.knows_any(nonce, id) || self.shared.tasks.has_under_way(nonce, id)
     }
 
-    /// Whether a task asked under this id.
+    /// Whether a task asked the question with this id.
     pub(super) fn is_asked_by_a_task(&self, id: &RequestId) -> bool {
         self.shared.is_of_a_task(id)
     }
 
-    /// Takes an answer to a question of a task, whichever session it was asked in.
+    /// Accepts the answer to a task's question in any session of the principal.
     pub(super) async fn take_answer(&self, principal: &Principal, response: Response) -> FaceResponse {
         Box::pin(self.shared.take_answer(principal, response)).await
     }
 
-    /// The session of a message: one that names none has one for itself where its server gives no ids.
+    /// The session of a message. For a server without session ids, a message without a session gets one of its own.
     fn session_for(&self, inbound: &Inbound) -> Result<ClientSession, SessionLookupError> {
         match self.session(inbound) {
             Err(SessionLookupError::Missing) => {
@@ -290,7 +288,7 @@ impl SessionFace {
         }
     }
 
-    /// The session that a request names.
+    /// The session of a request.
     fn session(&self, inbound: &Inbound) -> Result<ClientSession, SessionLookupError> {
         let served = &self.shared.served;
         let mut session = session_of(inbound, served.channel.name(), &served.sealer, &self.shared.sessions)?;
@@ -299,8 +297,7 @@ impl SessionFace {
     }
 }
 
-/// The session that a request names, if it was opened by its principal for `opened_for`: an upstream, or an endpoint of
-/// several.
+/// The session of a request, if its principal opened it for `opened_for`: an upstream, or an endpoint of several.
 pub(super) fn session_of(
     inbound: &Inbound,
     opened_for: &str,
@@ -333,7 +330,7 @@ impl SessionLookupError {
     }
 }
 
-/// The code for a header that disagrees with its body is one of 2026-07-28; to older clients such a request is malformed.
+/// The code for a header that differs from the body is from 2026-07-28; to older clients such a request is malformed.
 fn in_session(complaint: RequestError) -> SessionLookupError {
     SessionLookupError::Header(if let RequestError::Header(what) = complaint {
         RequestError::NotARequest(what)
@@ -342,7 +339,7 @@ fn in_session(complaint: RequestError) -> SessionLookupError {
     })
 }
 
-/// A version that nobody knows is refused (LEG-05); none at all is fine, as the session knows.
+/// An unknown version is refused (LEG-05); a missing one is accepted, as the session has it.
 fn check_version(all: &HeaderMap) -> Result<(), RequestError> {
     match headers::single(all, &headers::PROTOCOL_VERSION)? {
         Some(text) if ProtocolVersion::parse(text).is_none() => {
@@ -352,36 +349,36 @@ fn check_version(all: &HeaderMap) -> Result<(), RequestError> {
     }
 }
 
-/// An error that answers a request is HTTP 200: clients of these versions drop their connection
-/// otherwise. 400 is for what has no id.
+/// An error for a request has status 200: clients of these versions would drop their connection otherwise. Status 400 is for
+/// messages without id.
 pub(super) fn refuse(addressee: &Addressee, complaint: &RequestError) -> FaceResponse {
     let status = if addressee.id.is_some() { StatusCode::OK } else { StatusCode::BAD_REQUEST };
     mark(addressee.error(status, &complaint.to_error(addressee.version)), complaint)
 }
 
-/// Where a message goes.
+/// The handler of a message.
 enum MessageRoute {
-    /// To a server that knows no sessions, or about a request that the gateway drives itself.
+    /// The bridge: the server has no sessions, or the gateway makes the request itself.
     Bridged(Message),
-    /// A plain call, whose tool the server may run only as a task.
+    /// A plain call of a tool that the server may run only as a task.
     Weighed(Request),
     /// A call of one of the gateway's own tools.
     Errand(Request),
-    /// Through the pipe.
+    /// The pipe.
     Piped(PipedMessage),
-    /// To the engine, as a task.
+    /// The engine, as a task.
     Call(TaskCall),
     /// A method about tasks.
     Method(Request),
-    /// The end of a call that became a task under an id of its client's.
+    /// The cancellation of a call that became a task.
     TakenBack(RequestId),
     /// An answer to a question of a task.
     Answer(Response),
-    /// For the gateway itself, which has no use for it.
+    /// None: the message is for the gateway and has no effect.
     Nothing,
 }
 
-/// Sorts one message of a session.
+/// Chooses the handler of a message.
 fn sort(
     shared: &SessionFaceState,
     session: &ClientSession,
@@ -399,7 +396,7 @@ fn sort(
             if fallback::called(shared, session, &request).is_some() {
                 return Ok(MessageRoute::Errand(request));
             }
-            // Looked at lightly: most calls go through the pipe, which reads them itself.
+            // Checked cheaply: most calls go through the pipe, which parses them itself.
             let wish = match request.params.object().filter(|_| request.method == method::TOOLS_CALL) {
                 Some(params) => tasks::wish(&shared.served.settings, session, params, inbound.accepted)?,
                 None => None,
@@ -442,7 +439,7 @@ fn sort(
     }
 }
 
-/// What a message is to the pipe; `None` for one that is for the gateway itself.
+/// A message as the pipe forwards it; `None` for a message to the gateway itself.
 fn parcel(message: Message, received: (Bytes, Instant), drafts: Drafts) -> Result<Option<PipedMessage>, RequestError> {
     vet(&message)?;
     match message {
@@ -491,7 +488,7 @@ fn batch_item(
     parcel(message, received, settings.drafts).map_err(|complaint| (id, complaint))
 }
 
-/// 405 for a client of a session version: what there is at this path.
+/// 405 for a client of a session version, with the path's methods.
 pub(super) fn not_allowed(method: &Method) -> FaceResponse {
     let mut response = bare(StatusCode::METHOD_NOT_ALLOWED);
     let others = if *method == Method::GET { "POST, DELETE" } else { "GET, POST" };

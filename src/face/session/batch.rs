@@ -1,5 +1,6 @@
-//! Arrays of messages, which 2025-03-26 alone has, in front of a server with sessions: each message goes the way that it
-//! would go alone, and the answers come back together.
+//! Serves batches, which only 2025-03-26 has, for a server with sessions.
+//!
+//! Each message is handled as if alone, and the responses are sent together.
 
 use std::sync::Arc;
 
@@ -17,7 +18,7 @@ use crate::upstream::own_ids::is_own;
 use crate::wire::Message;
 use crate::wire::envelope::EnvelopeError;
 
-/// Answers an array.
+/// Answers a batch.
 pub(super) async fn post(
     shared: &Arc<SessionFaceState>,
     session: ClientSession,
@@ -25,7 +26,7 @@ pub(super) async fn post(
     inbound: &Inbound,
 ) -> FaceResponse {
     let (mut items, mut driven) = (Vec::new(), Vec::new());
-    // One for all of them, however many calls wait for a server that does not list its tools.
+    // One deadline for all, however many calls wait for a server that does not list its tools.
     let (until, mut asked) = (Instant::now() + upstream_tasks::LOOK_MAX, ServerTools::default());
     for (read, bytes) in batch {
         if let Ok(Message::Request(request)) = &read
@@ -52,7 +53,7 @@ pub(super) async fn post(
                 let drive = async {
                     if is_sound { upstream_tasks::drive(shared, &session, &request, inbound).await } else { None }
                 };
-                // What is known already is there at once, later too.
+                // Cached facts are available at once, even after the deadline.
                 let begun = tokio::time::timeout_at(until, drive).await.unwrap_or_default();
                 match begun {
                     Some(Ok(said)) => driven.push(said.sayings(id).boxed()),
@@ -61,7 +62,7 @@ pub(super) async fn post(
                 }
             }
             Ok(message) if is_about_a_driven_call(shared, &session, &message) => {
-                // What wants no answer has a status at most, and the array has its own.
+                // A message without response has at most a status, and the batch has its own.
                 let _ = bridge::post(shared, session.clone(), message, inbound).await;
                 items.push(Ok(None));
             }
@@ -71,7 +72,7 @@ pub(super) async fn post(
     pipe::post_batch(shared, session, (items, driven), inbound.accepted).await
 }
 
-/// Whether a message calls off a call that the gateway drives, or answers a question of one.
+/// Whether a message cancels a call that the gateway makes itself, or answers its question.
 fn is_about_a_driven_call(shared: &SessionFaceState, session: &ClientSession, message: &Message) -> bool {
     match message {
         Message::Notification(notification) => upstream_tasks::is_about_a_driven_call(shared, session, notification),

@@ -1,10 +1,10 @@
-//! Serves clients with sessions in front of a server that knows none (2026-07-28 only).
+//! Serves session clients of a server without sessions (2026-07-28 only).
 //!
-//! The gateway plays the server that they expect: it answers the handshake from what the server says of itself
-//! ([`mod@bridged_handshake`]), makes each request a call of the engine's (`bridged_call`), and puts the questions of such a server,
-//! which are answers, as requests on the call's own stream (`bridged_call::ask_client`). What belongs to no request goes out on the
-//! session's own stream ([`mod@bridge_stream`]). What is known in memory alone is in `bridged_questions`. The session itself is
-//! in its id, like any other: the session outlives the gateway.
+//! The gateway acts as the server that they expect: it answers the handshake from the server's description
+//! ([`mod@bridged_handshake`]), makes each request a call of the engine (`bridged_call`), and sends the server's questions, which
+//! are results there, as requests on the call's stream (`bridged_call::ask_client`). Other notifications are sent on the
+//! session's own stream ([`mod@bridge_stream`]). Only `bridged_questions` is in memory alone. The session itself is in its id,
+//! like any other, and outlives the process.
 
 mod bridge_stream;
 mod bridged_handshake;
@@ -47,7 +47,7 @@ use crate::wire::{JsonPieces, Message, Payload, RequestId, RpcError, envelope, m
 pub(super) use bridge_stream::get;
 pub(super) use bridged_handshake::introduce;
 
-/// Answers one message. Dropping the future means that the client left, which cancels nothing (T-81).
+/// Answers one message. Dropping the future means that the client disconnected, which cancels nothing (T-81).
 pub(super) async fn post(
     shared: &Arc<SessionFaceState>,
     session: ClientSession,
@@ -90,8 +90,7 @@ pub(super) async fn post(
     }
 }
 
-/// Answers an array of messages, all of them together. What has to be said before the last answer, be it a sign of life,
-/// makes an event stream of it.
+/// Answers a batch. A message before the last response, such as a life sign, turns the response into an event stream.
 pub(super) async fn post_batch(
     shared: &Arc<SessionFaceState>,
     session: ClientSession,
@@ -136,7 +135,7 @@ pub(super) async fn post_batch(
                 answers.insert(place, message);
                 continue;
             }
-            // A large answer does not wait for those before it.
+            // A large response does not wait for earlier ones.
             saying @ (BatchedMessage::Event(_) | BatchedMessage::Last(_)) => saying.into_event(),
         };
         let first = answers.into_values().map(BodyPart::message).chain([event]);
@@ -148,7 +147,7 @@ pub(super) async fn post_batch(
     together(answers.into_values().collect(), inbound.accepted)
 }
 
-/// The answer of one call; none if it was cancelled.
+/// The response of one call; `None` if it was cancelled.
 async fn last_of(mut said: BoxStream<'static, (usize, BatchedMessage)>, share: AnswerShare) -> Option<Bytes> {
     while let Some((_, saying)) = said.next().await {
         if let BatchedMessage::Last(message) = saying.within(Some(&share)) {
@@ -158,7 +157,7 @@ async fn last_of(mut said: BoxStream<'static, (usize, BatchedMessage)>, share: A
     None
 }
 
-/// The answers to an array, once all of them are there.
+/// The responses to a batch, once all are available.
 fn together(answers: Vec<Bytes>, taken: AcceptedTypes) -> FaceResponse {
     if answers.is_empty() {
         return accepted();
@@ -172,14 +171,14 @@ fn together(answers: Vec<Bytes>, taken: AcceptedTypes) -> FaceResponse {
     response
 }
 
-/// What one message of an array is answered with.
+/// The reply to one message of a batch.
 enum BatchReply {
     Now(Bytes),
     Later(RequestId, ReplayStream),
     Subscribed(RequestId, BoxFuture<'static, CallResult>),
 }
 
-/// `None` for a message that wants no answer.
+/// `None` for a message without response.
 fn batch_answer(
     shared: &Arc<SessionFaceState>,
     session: &ClientSession,
@@ -231,13 +230,13 @@ fn batch_answer(
     }
 }
 
-/// Ends a session, and its calls with it.
+/// Ends a session and its calls.
 pub(super) fn delete(shared: &SessionFaceState, session: &ClientSession) -> FaceResponse {
     shared.is_ended(session);
     bare(StatusCode::OK)
 }
 
-/// What the gateway answers by itself; `None` for what the server is asked.
+/// The gateway's own response; `None` for a request that goes to the server.
 fn own_answer(
     shared: &SessionFaceState,
     session: &ClientSession,
@@ -256,24 +255,24 @@ fn own_answer(
                 _ => Err(RequestError::Params(Cow::Borrowed("level must be a log level"))),
             })
         }
-        // Of another version: no client with a session knows them.
+        // Methods of another version: no client with a session knows them.
         method::DISCOVER | method::LISTEN => Some(Err(RequestError::UnknownMethod(request.method.clone()))),
         name if name.starts_with("tasks/") => Some(Err(RequestError::UnknownMethod(request.method.clone()))),
         _ => None,
     }
 }
 
-/// Takes note of what wants no answer. The server has no use for any of it but for a cancellation.
+/// Processes a notification. The server needs none but cancellations.
 fn note(shared: &SessionFaceState, session: &ClientSession, notification: &Notification) {
     shared.meter.notifications.increment(1);
     if let Some(id) = notification.cancelled() {
-        // In this order: a call that begins meanwhile sees the one or is found by the other.
+        // In this order: a call that begins meanwhile either sees the first or is found by the second.
         shared.open.in_flight.take_back(session.token.nonce, &id);
         shared.open.in_flight.cancel(session.token.nonce, &id, RequestStage::Driven);
     }
 }
 
-/// Hands an answer to whoever asked. One that nobody waits for any more is dropped.
+/// Delivers an answer to the call that asked. An answer without a waiting question is dropped.
 fn hear(shared: &SessionFaceState, session: &ClientSession, response: Answered) {
     shared.meter.responses.increment(1);
     let Some(id) = response.id.filter(is_own) else { return };

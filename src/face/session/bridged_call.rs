@@ -1,8 +1,7 @@
-//! One request of a session client, as a call of the engine's.
+//! Makes one request of a session client as a call of the engine.
 //!
-//! A driver follows the call to its end, whether or not its client still waits: that a client disconnects says nothing
-//! here (LEG-11, T-81). What the client sees comes from the driver by a bounded log; the first thing in it decides
-//! between JSON and an event stream.
+//! A driver follows the call to its end, whether its client is connected or not: a disconnect has no meaning here (LEG-11, T-81).
+//! The client reads the driver's messages from a bounded log; the first one decides between JSON and an event stream.
 
 mod ask_client;
 
@@ -44,12 +43,12 @@ use crate::wire::rpc_error::INTERNAL_ERROR;
 use crate::wire::{Object, Payload, ProtocolVersion, RpcError, method};
 use ask_client::BridgedRoundOutcome;
 
-/// Who makes a request, and what it takes for an answer.
+/// The client of a request, and the response types that it accepts.
 pub(super) struct BridgedCaller {
     pub(super) principal: Principal,
     pub(super) accepted: AcceptedTypes,
     pub(super) arrived: Instant,
-    /// The idempotency key, where a header has it.
+    /// The idempotency key, if a header has it.
     key_header: HeaderMap,
 }
 
@@ -68,24 +67,24 @@ impl BridgedCaller {
     }
 }
 
-/// Where a request goes.
+/// The upstream of a request.
 pub(super) struct CallRoute {
     pub(super) upstream: Arc<dyn Upstream>,
     pub(super) speech: AnswerEra,
-    /// Whether the upstream is to make a task of its own of it.
+    /// Whether the upstream should make its own task of it.
     pub(super) native: UpstreamTaskMode,
 }
 
-/// In whose words the upstream answers.
+/// The era of the upstream's responses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AnswerEra {
-    /// Of a server without sessions: they are turned into those of a session.
+    /// A server without sessions: its messages are translated.
     Stateless,
-    /// Of a server with sessions.
+    /// A server with sessions.
     Sessions,
 }
 
-/// Begins a request to a server without sessions.
+/// Starts a request to a server without sessions.
 ///
 /// # Errors
 /// As [`begin_on`].
@@ -103,10 +102,10 @@ pub(super) fn begin(
     begin_on(&way, shared, session, request, caller)
 }
 
-/// Begins a request.
+/// Starts a request.
 ///
 /// # Errors
-/// Those that the client is to see; nothing was sent.
+/// Errors for the client; nothing was sent.
 pub(super) fn begin_on(
     way: &CallRoute,
     shared: &Arc<SessionFaceState>,
@@ -139,7 +138,7 @@ pub(super) fn begin_on(
     };
     let token = params.and_then(progress_token).filter(|_| caller.takes_stream());
     let level = shared.own.level(&session.own).filter(|_| caller.takes_stream());
-    // Without one a server with sessions says what it likes.
+    // Without a level, a server with sessions chooses itself.
     let logs = match (level, way.speech) {
         (Some(level), _) => LogFilter::From(level),
         (None, AnswerEra::Stateless) => LogFilter::None,
@@ -176,7 +175,7 @@ pub(super) fn begin_on(
     };
     let mut spec = driver.spec(way, &client, params, (tool, caller, session.own.forwarded.clone()));
     if falls_back {
-        // What its client is asked, it is asked while it waits.
+        // The client is asked while it waits.
         spec.policy = spec.policy.asking_first();
         spec.plan = spec.policy.mode.plan(HandleSupport::ByTools, spec.policy.grace);
         spec.context.progress = true;
@@ -189,7 +188,7 @@ pub(super) fn begin_on(
     Ok(ReplayStream::new(said))
 }
 
-/// The idempotency key of a call, if it has one, once its arguments are within the bounds of its tool.
+/// The idempotency key of a call, if it has one, after its arguments passed the tool's limits.
 fn checked(
     shared: &SessionFaceState,
     session: &ClientSession,
@@ -202,12 +201,12 @@ fn checked(
     idempotency_key::read(&caller.key_header, params, names, shared.served.channel.name(), tool)
 }
 
-/// Follows one call, whoever waits for it.
+/// Follows one call for its client.
 pub(super) struct BridgedCall {
     pub(super) shared: Arc<SessionFaceState>,
     pub(super) engine: Arc<Engine>,
     method: String,
-    /// The resource that is read.
+    /// The URI of a `resources/read`.
     uri: Option<String>,
     pub(super) nonce: u128,
     pub(super) version: ProtocolVersion,
@@ -218,24 +217,24 @@ pub(super) struct BridgedCall {
     is_call: bool,
     pub(super) questions: QuestionFilter,
     entered: InFlightEntry,
-    /// What a tool list says of tasks.
+    /// The task support in a tool list.
     support: Option<TaskSupportLookup>,
-    /// The tools that its client is given in place of tasks.
+    /// The tools that its client gets in place of tasks.
     fallback: Option<FallbackListing>,
-    /// What of a tool list its client sees.
+    /// The tools that its client may see in a list.
     tools: ReachableTools,
     /// How the call may be answered.
     pub(super) plan: Plan,
-    /// Whether it has an idempotency key: then nothing that the client does ends it.
+    /// Whether it has an idempotency key: then no action of the client's ends it.
     pub(super) is_named: bool,
     speech: AnswerEra,
 }
 
-/// What came of listening to a call for a while.
+/// The outcome of following a call for a while.
 enum FollowOutcome {
     Over(CallResult),
     Cancelled,
-    /// Under this task.
+    /// Asked by this task.
     Asked(Arc<Task>),
 }
 
@@ -262,7 +261,7 @@ impl BridgedCall {
         spec.upstream = Arc::clone(&way.upstream);
         spec.rounds = RoundSupport::of(&self.method);
         spec.context.progress = self.notices.progress.is_some();
-        // The level of a session is the client's own affair.
+        // The level of a session is set by the client itself.
         if let (AnswerEra::Stateless, LogFilter::From(level)) = (self.speech, self.notices.logs) {
             spec.context.log_level = Some(Arc::from(level.as_str()));
         }
@@ -271,7 +270,7 @@ impl BridgedCall {
     }
 
     async fn run(&mut self, spec: CallSpec) {
-        // It may have been taken back while it was found out how it is to be made.
+        // It may have been cancelled while its target was determined.
         let ending = match self.entered.cancelled().is_cancelled() {
             true => None,
             false => self.follow(spec).await,
@@ -291,7 +290,7 @@ impl BridgedCall {
         }
     }
 
-    /// Makes the call, and asks its client what it asks; what came of it, or `None` if it was cancelled.
+    /// Makes the call and asks its client the call's questions; returns its result, or `None` if it was cancelled.
     async fn follow(&mut self, spec: CallSpec) -> Option<CallResult> {
         let mut call = self.engine.call(spec);
         loop {
@@ -307,7 +306,7 @@ impl BridgedCall {
         }
     }
 
-    /// Listens until the call ends or asks. Returning for a cancel drops the call, which tells the upstream.
+    /// Follows the call until it ends or asks. A return for a cancel drops the call, which cancels it upstream.
     async fn hear(&mut self, mut call: CallStream) -> FollowOutcome {
         let cancelled = self.entered.cancelled().clone();
         let mut silence = Silence::begin();
@@ -347,8 +346,8 @@ impl BridgedCall {
         }
     }
 
-    /// The answer to a call that goes on as a task, for a client that knows none. What the task asks from now on goes
-    /// out on the session's own stream, if its client has one.
+    /// The response to a call that continues as a task, for a client without tasks. The task's later questions are sent on the
+    /// session's own stream, if its client has one.
     fn word_of(&self, task: &Arc<Task>) -> CallResult {
         if CoreTasks::are_offered_in(self.version) && !task.is_settled() {
             self.shared.speak_of(task, self.nonce);
@@ -356,7 +355,7 @@ impl BridgedCall {
         self.shared.fallback_words().pieces(TaskReply::Created(task))
     }
 
-    /// A tool list says which tools may be called as tasks, where tasks are offered, and names those of the gateway's own.
+    /// Adds task support to a tool list, if tasks are offered, and the gateway's own tools.
     fn offering(&self, result: Payload) -> Payload {
         if let Some(page) = Object::of(&result) {
             self.shared.served.unmatched_rules.look_at(&page);
@@ -371,7 +370,7 @@ impl BridgedCall {
         Object::of(&listed).and_then(|list| self.tools.listed(&list)).unwrap_or(listed)
     }
 
-    /// How the client is told of an outcome.
+    /// The outcome in the client's version.
     pub(super) fn ending(&self, outcome: Outcome) -> CallResult {
         match outcome {
             Outcome::Returned { result, .. } if self.speech == AnswerEra::Sessions && !self.is_of_another(&result) => {
@@ -388,28 +387,28 @@ impl BridgedCall {
         }
     }
 
-    /// Whether the first call under the key was made without a session, and answered so.
+    /// Whether the first call under the key was made and answered without a session.
     fn is_of_another(&self, result: &Payload) -> bool {
         self.is_named && Object::of(result).is_some_and(|result| result.contains("resultType"))
     }
 
-    /// The end of a call whose question cannot be put: a tool says so in words, so that a model reads why.
+    /// The end of a call with an unanswerable question: a tool returns it as text, so that a model reads the reason.
     pub(super) fn cannot_be_asked(&self, needed: Option<&Payload>) -> CallResult {
         let why = not_askable(needed, self.takes_stream);
         if self.is_call { Ok(failed_result(&why).into()) } else { Err(RpcError::new(INTERNAL_ERROR, why)) }
     }
 
-    /// Set once the client wants no answer any more.
+    /// Cancelled once the client no longer wants a response.
     pub(super) const fn cancelled(&self) -> &CancellationToken {
         self.entered.cancelled()
     }
 
-    /// Says something before the answer. False if nobody is there to hear it now.
+    /// Sends a message before the response. Returns whether there is a reader.
     pub(super) async fn say(&self, event: BodyPart) -> bool {
         self.say_or(event, UnreadPolicy::Kept).await
     }
 
-    /// The same for what is of no use later.
+    /// As [`Self::say`], for a message of no later use.
     pub(super) async fn say_now(&self, event: BodyPart) -> bool {
         self.say_or(event, UnreadPolicy::Dropped).await
     }
@@ -421,7 +420,7 @@ impl BridgedCall {
         self.cancelled().run_until_cancelled(self.words.say(event, unheard)).await == Some(true)
     }
 
-    /// Breaks a silence: by progress where the client lets that reset its timers, else by a comment.
+    /// Sends a life sign: progress if the client resets its timeouts by it, otherwise a comment.
     pub(super) async fn life_sign(&mut self) {
         let sign = self.notices.sign();
         self.say(sign).await;

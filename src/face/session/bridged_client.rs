@@ -1,4 +1,4 @@
-//! Describes a session's client as a stateless request describes its own.
+//! Describes a session's client in the form of a stateless request.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::wire::meta::CLIENT_CAPABILITIES;
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, ProtocolVersion};
 
-/// What its handshake said of it, as far as its version gives that a meaning.
+/// The capabilities in its handshake, as far as its version defines them.
 #[derive(Clone, Debug)]
 pub(in crate::face::session) struct BridgedClient {
     said: StatelessRequest,
@@ -28,12 +28,12 @@ impl BridgedClient {
         Self { said: said.expect("capabilities are an object, and nothing else is said") }
     }
 
-    /// What is declared of it to the upstream.
+    /// Its capabilities as declared to the upstream.
     pub(super) fn capabilities(&self) -> Payload {
         self.said.upstream_capabilities()
     }
 
-    /// A context for everything but calls, without progress and log messages.
+    /// A context for requests other than calls, without progress and log messages.
     pub(in crate::face::session) fn context(
         &self,
         (principal, forwarded): (&Principal, &ForwardedHeaders),
@@ -46,7 +46,7 @@ impl BridgedClient {
         CallContext { forwarded: forwarded.of_credential(), share, ..context }
     }
 
-    /// What it can be asked on a stream of its own (LEG-16). A call that needs more cannot be served (GW-23).
+    /// The questions that it can answer on a call's stream (LEG-16). A call that needs others fails (GW-23).
     pub(super) fn questions(&self) -> QuestionFilter {
         let said = self.said.clone();
         Arc::new(move |question| match said.missing([question]) {
@@ -55,7 +55,7 @@ impl BridgedClient {
         })
     }
 
-    /// The same without a stream to ask on: nothing.
+    /// As [`Self::questions`], without a stream: none.
     pub(super) fn questions_without_stream(version: ProtocolVersion) -> QuestionFilter {
         Self::of(version, &Payload::empty_object()).questions()
     }

@@ -1,4 +1,4 @@
-//! Registers the questions of bridged sessions that wait for an answer. Each is gone with the call that asks it.
+//! Registers the open questions of bridged sessions. Each ends with its call.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,10 +8,10 @@ use tokio::sync::mpsc;
 
 use crate::task::{Answer, InputKey};
 
-/// Questions that wait; those above are refused in the client's name.
+/// The most open questions; further ones are declined on the client's behalf.
 const QUESTIONS_MAX: usize = 16_384;
 
-/// By the session's nonce, so that no session reaches into another.
+/// Entries have their session's nonce, so that sessions are isolated.
 #[derive(Debug, Default)]
 pub(in crate::face) struct BridgedQuestions(Mutex<HashMap<String, BridgedQuestion>>);
 
@@ -23,7 +23,7 @@ struct BridgedQuestion {
 }
 
 impl BridgedQuestions {
-    /// Registers a question under its request's id; `None` if too many wait. Its answer goes to `to`, once.
+    /// Registers a question under its request's id; `None` if there are too many. Its answer is sent to `to`, once.
     pub(super) fn put(
         self: &Arc<Self>,
         nonce: u128,
@@ -39,19 +39,19 @@ impl BridgedQuestions {
         Some(BridgedQuestionGuard { asked: Arc::clone(self), id })
     }
 
-    /// Hands over an answer. One to a question of another session, or of none, is dropped.
+    /// Delivers an answer. An answer to an unknown question, or another session's, is dropped.
     pub(super) fn answer(&self, nonce: u128, id: &str, answer: Answer) {
         let mut questions = self.0.lock();
         if questions.get(id).is_some_and(|waiting| waiting.nonce == nonce)
             && let Some(waiting) = questions.remove(id)
         {
-            // There is room for all that may be open; whoever asked may be gone.
+            // The channel has room for all open questions; the call may be gone.
             let _ = waiting.to.try_send((waiting.key, answer));
         }
     }
 }
 
-/// A question that was put to the client.
+/// A question that the client was asked.
 #[derive(Debug)]
 pub(super) struct BridgedQuestionGuard {
     asked: Arc<BridgedQuestions>,

@@ -1,8 +1,8 @@
-//! Clients of sessions that know no tasks, where the operator gives them tools in their place.
+//! Serves session clients without tasks, if the operator gives them tools instead.
 //!
-//! Their plain calls leave the pipe: each is a call of the engine's in the client's own upstream session, which ends in a
-//! result that speaks of its task once it outlives its grace period. A client is taken for one that knows tasks if it said
-//! so in its handshake, or has used any in this session.
+//! Their plain calls bypass the pipe: each is a call of the engine in the client's upstream session, and returns a task id once
+//! it outlives its grace period. A client counts as one with tasks if it declared them in its handshake, or has used any in this
+//! session.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,11 +25,11 @@ use crate::upstream::Upstream;
 use crate::wire::envelope::Request;
 use crate::wire::{Object, method};
 
-/// How long a call waits to learn which names are the upstream's, where nobody has listed its tools in this life of the
-/// process. Then the name is taken for one of the gateway's tools, which need no upstream.
+/// How long a call waits to learn the upstream's names, if no client has listed its tools since the start. After that the name
+/// counts as the gateway's tool, which needs no upstream.
 const LOOK_MAX: Duration = Duration::from_secs(3);
 
-/// What the session face knows of the three tools.
+/// The state of the three tools in the session face.
 #[derive(Debug)]
 pub(super) struct SessionFallback {
     service: Arc<FallbackToolService>,
@@ -38,44 +38,44 @@ pub(super) struct SessionFallback {
 }
 
 impl SessionFallback {
-    /// `None` where no tool's rules ask for it.
+    /// `None` if no tool's rules require it.
     pub(super) fn new(rules: &ToolRules, stateless: &Arc<dyn Upstream>) -> Option<Self> {
         let bridged = || Catalog::new(Arc::clone(stateless), Arc::new(PlainUpstream));
         FallbackToolService::new(rules).map(|service| Self { service, bridged: bridged() })
     }
 
-    /// Keeps what is cached small while nobody asks, until told to stop.
+    /// Cleans up the caches, until stopped.
     pub(super) async fn keep_tidy(&self, stop: &tokio_util::sync::CancellationToken) {
         self.bridged.keep_tidy(stop).await;
     }
 }
 
 impl SessionFaceState {
-    /// The tools that a session's client is given in place of tasks, if any.
+    /// The tools that a session's client gets in place of tasks, if any.
     pub(in crate::face) fn fallback_for(&self, session: &ClientSession) -> Option<Arc<FallbackToolService>> {
         let fallback = self.fallback.as_ref()?;
         let knows_tasks = session.token.declares_tasks || self.sessions.uses_tasks(session);
         (!knows_tasks).then(|| Arc::clone(&fallback.service))
     }
 
-    /// Whether a plain call of this tool may be answered with a word of its task.
+    /// Whether a plain call of this tool may return a task id.
     pub(super) fn falls_back(&self, session: &ClientSession, tool: &str) -> bool {
         self.fallback_for(session).is_some_and(|fallback| fallback.covers(tool))
     }
 
-    /// Takes note that a session's client knows tasks. Means something only where others are given tools instead.
+    /// Records that a session's client uses tasks. Needed only if other clients get tools instead.
     pub(super) fn note_tasks(&self, session: &ClientSession) {
         if self.fallback.is_some() {
             self.sessions.note_tasks(session);
         }
     }
 
-    /// The words for such a client, with the names that are in force.
+    /// The texts for such a client, with the current tool names.
     pub(super) fn fallback_words(&self) -> FallbackTools {
         FallbackTools::for_session(self.fallback.as_ref().map_or(0, |fallback| fallback.service.level()))
     }
 
-    /// Learns which names are the upstream's, if nobody knows yet.
+    /// Learns the upstream's names, if they are unknown.
     async fn learn_names(&self, session: &ClientSession, principal: &Principal) {
         let Some(fallback) = self.fallback.as_ref().filter(|fallback| !fallback.service.has_learned()) else { return };
         let client = BridgedClient::of(session.token.client_version, &session.token.capabilities);
@@ -92,7 +92,7 @@ impl SessionFaceState {
     }
 }
 
-/// The tool of the gateway's own that a request calls, as far as is known.
+/// The gateway's tool that a request calls, as far as is known.
 pub(super) fn called(shared: &SessionFaceState, session: &ClientSession, request: &Request) -> Option<FallbackTool> {
     let fallback = shared.fallback.as_ref().filter(|_| request.method == method::TOOLS_CALL)?;
     if session.token.declares_tasks {
@@ -102,18 +102,18 @@ pub(super) fn called(shared: &SessionFaceState, session: &ClientSession, request
     fallback.service.named(&params.get_str("name")?)
 }
 
-/// Whether a plain call is one that may end in a word of its task.
+/// Whether a plain call may return a task id.
 pub(super) fn may_drive(shared: &SessionFaceState, session: &ClientSession, request: &Request) -> bool {
     shared.fallback.is_some()
         && request.method == method::TOOLS_CALL
         && request.params.object().and_then(|params| params.get_str("name")).is_some_and(|tool| {
-            // Of another kind of server, which the bridge drives anyway.
+            // A bridged session's calls always use the engine.
             !session.is_bridged() && shared.falls_back(session, &tool)
         })
 }
 
-/// Answers a call of one of the tools, or gives it back: the upstream has a tool of this name after all. Dropping the future
-/// means that the client left, which changes nothing about the task (T-81).
+/// Answers a call of one of the tools, or returns it if the upstream turns out to have a tool of this name. Dropping the future
+/// means that the client disconnected, which does not affect the task (T-81).
 pub(super) async fn post(
     shared: &SessionFaceState,
     session: &ClientSession,
@@ -133,7 +133,7 @@ async fn errand(shared: &SessionFaceState, owner: &Principal, tool: FallbackTool
     run(&shared.served.engine, asker, (tool, request.params.object()), shared.fallback_words()).await
 }
 
-/// The same for one call of an array.
+/// As [`post`], for one call of a batch.
 pub(super) fn in_batch(
     shared: &Arc<SessionFaceState>,
     session: &ClientSession,

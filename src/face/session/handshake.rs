@@ -1,5 +1,6 @@
-//! Answers `initialize`: opens the client's session at the server, or in front of one without sessions, and seals the
-//! session id. Ends sessions.
+//! Answers `initialize` and ends sessions.
+//!
+//! Opens the client's session at the server, or a bridged one, and seals the session id.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -23,7 +24,7 @@ use crate::upstream::{BeginError, Era, own_ids};
 use crate::wire::envelope::Request;
 use crate::wire::{Payload, ProtocolVersion, RequestId, RpcError};
 
-/// Whether a server without sessions may have said this: it does not know the method, however it says so.
+/// Whether a server without sessions may have sent this error, which it may do with any code for an unknown method.
 fn may_be_for_good(refusal: &BeginError) -> bool {
     match refusal {
         BeginError::Refused(_) => true,
@@ -31,7 +32,7 @@ fn may_be_for_good(refusal: &BeginError) -> bool {
     }
 }
 
-/// Answers a client's `initialize`. Its session id is given with the answer.
+/// Answers a client's `initialize`, with its session id.
 pub(super) async fn open(shared: &Arc<SessionFaceState>, inbound: &Inbound, request: &Request) -> FaceResponse {
     let addressee = addressee(Some(&request.id), inbound.accepted);
     let Some(introduction) = ClientInitialize::read(request) else {
@@ -73,7 +74,7 @@ pub(super) async fn open(shared: &Arc<SessionFaceState>, inbound: &Inbound, requ
     response
 }
 
-/// A client's session, and what its `initialize` is answered with.
+/// A client's session, and the response to its `initialize`.
 struct InitializedSession {
     binding: SessionBinding,
     version: ProtocolVersion,
@@ -81,7 +82,7 @@ struct InitializedSession {
     tasks: UpstreamTaskSupport,
 }
 
-/// Opens a session at the upstream, or in front of one that turns out to know none.
+/// Opens a session at the upstream, or a bridged one if the server turns out to have none.
 async fn open_either(
     shared: &Arc<SessionFaceState>,
     inbound: &Inbound,
@@ -109,7 +110,7 @@ async fn open_either(
         }
         Err(refusal) => refusal,
     };
-    // A server that refused a session may turn out to know none.
+    // A server that refused a session may have none.
     if may_be_for_good(&refusal) && shared.served.upstream.era(&inbound.forwarded).await == Era::Stateless {
         return bridged().await;
     }
@@ -120,17 +121,17 @@ async fn open_either(
 }
 
 impl SessionFaceState {
-    /// An id of the gateway's own.
+    /// A new request id of the gateway.
     pub(in crate::face) fn mint(&self) -> RequestId {
         own_ids::of_bits(self.served.draw_id())
     }
 
-    /// Ends a client's session for good, here and at the upstream.
+    /// Ends a client's session, here and at the upstream.
     pub(super) async fn end(&self, session: &ClientSession) -> FaceResponse {
-        // Before the upstream hears of it, and ends what runs in it; and before what waits to be sent there is, where it hears nothing.
+        // Before the upstream ends its calls; and before queued messages reach an upstream that is not notified.
         self.open.in_flight.take_leave(session.token.nonce);
         if self.own.end_after_calls(&session.own) || self.may_be_needed(session) {
-            // Tasks still run in it, or may; the client's session ends here all the same.
+            // Tasks may still run in it; the client's session ends here regardless.
             self.is_ended(session);
             return bare(StatusCode::OK);
         }
@@ -140,32 +141,32 @@ impl SessionFaceState {
             self.sessions.begins_again(session.token.nonce);
             return not_allowed(&http::Method::DELETE);
         }
-        // An endpoint may have opened another session under this nonce meanwhile: that one goes on.
+        // An endpoint may have opened another session under this nonce meanwhile, which continues.
         if self.sessions.has_ended(session.token.nonce) {
             self.is_ended(session);
         }
         bare(if status == StatusCode::NO_CONTENT { status } else { StatusCode::OK })
     }
 
-    /// Whether a task of its client's that another life goes on with may be in a session at the upstream. Then that is left to the
-    /// upstream: some end the tasks that were made in a session with it (T-31).
+    /// Whether a task of its client that another process may resume could run in an upstream session. Then the upstream session
+    /// is left open: some servers end a session's tasks with it (T-31).
     fn may_be_needed(&self, session: &ClientSession) -> bool {
         let is_earlier = match (session.token.home, self.served.home()) {
             (Some(home), Some(own)) => home != own,
             (Some(_), None) | (None, _) => session.token.issued_at < self.served.engine.began(),
         };
-        // One that was opened anew is of this life, and has the calls that run in it counted.
+        // A renewed session belongs to this process, and its calls are counted.
         !self.own.is_renewed(&session.own) && self.served.engine.may_go_on(&session.own.opened.owner, is_earlier)
     }
 
-    /// Forgets how an earlier session under this nonce ended, and the upstream session that was in use there.
+    /// Clears the end of an earlier session under this nonce, and its upstream session.
     fn begins_again(&self, nonce: u128) {
         self.own.forget(nonce);
         self.sessions.begins_again(nonce);
     }
 
-    /// Ends a client's session that its server refuses in words that are not known: from now on its client hears 404, and opens
-    /// another one.
+    /// Ends a client's session that its server refuses with an unknown error: its client gets 404 from now on, and opens another
+    /// one.
     pub(super) fn end_if_over(&self, session: &ClientSession) {
         if self.own.is_over(&session.own) {
             self.is_ended(session);

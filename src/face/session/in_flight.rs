@@ -1,4 +1,4 @@
-//! Registers the requests of sessions that can be cancelled in this process, by session and request id.
+//! Registers the cancellable requests of sessions in this process, by session and request id.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -14,20 +14,20 @@ use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::recent_map::RecentMap;
 use crate::wire::RequestId;
 
-/// Calls of the engine's that are under way; those above are refused. Requests of the other kinds are bounded by the
-/// places at the upstream, and in its queue; those that wait for a session by the connections of clients.
+/// The most calls of the engine; further ones are refused. Other requests are limited by the upstream's permits and queue; those
+/// that wait for a session, by the client connections.
 const CALLS_MAX: usize = 16_384;
-/// Requests and sessions that are remembered as given up.
+/// The most remembered cancellations of requests and sessions.
 const UNWANTED_MAX: usize = 1_024;
 
-/// What a request is to the gateway meanwhile.
+/// The stage of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in crate::face) enum RequestStage {
-    /// It waits for a place, or a session: nothing was sent.
+    /// It waits for a permit or a session: nothing was sent.
     Queued,
-    /// It was passed on, and is answered on a stream of the gateway's own.
+    /// It was forwarded, and is answered on one of the gateway's streams.
     Held,
-    /// It is a call of the engine's.
+    /// It is a call of the engine.
     Driven,
 }
 
@@ -37,12 +37,12 @@ impl RequestStage {
 
 type InFlightKey = (u128, RequestId, RequestStage);
 
-/// By the session's nonce, so that no session reaches into another.
+/// Keys have the session's nonce, so that sessions are isolated.
 #[derive(Debug)]
 pub(in crate::face) struct InFlight {
     requests: Mutex<InFlightIndex>,
-    /// What clients took back, and when: most requests are passed on and answered at once, and an entry would cost each of them more
-    /// than the few that are cancelled; others have no entry yet.
+    /// The cancelled requests, with their time. Most requests are forwarded and answered at once: an entry for each would cost
+    /// more than these few, and others have no entry yet.
     unwanted: RecentMap<Instant>,
 }
 
@@ -57,7 +57,7 @@ struct InFlightIndex {
     next: u64,
     driven: usize,
     all: HashMap<u64, (u128, RequestStage, CancellationToken)>,
-    /// A client may not use an id twice at a time; if it does, the newest is meant.
+    /// The newest request under an id, which a client may not reuse concurrently.
     by_id: HashMap<InFlightKey, u64>,
 }
 
@@ -69,13 +69,13 @@ impl InFlightIndex {
 }
 
 impl InFlight {
-    /// Takes up a request, which can be cancelled from here on until the entry is dropped.
+    /// Registers a request, which can be cancelled until the entry is dropped.
     pub(in crate::face) fn enter(self: &Arc<Self>, nonce: u128, id: &RequestId, stage: RequestStage) -> InFlightEntry {
         self.add(&mut self.requests.lock(), (nonce, id.clone(), stage))
     }
 
-    /// The same for a call of the engine's that came then. One that was taken back while it was found out how it is to be made is
-    /// cancelled already.
+    /// As [`Self::enter`], for a call of the engine that arrived at `since`. A call that was cancelled since then is cancelled at
+    /// once.
     ///
     /// # Errors
     /// `QueueFull`: nothing was sent.
@@ -95,10 +95,10 @@ impl InFlight {
         Ok(entry)
     }
 
-    /// Waits for what comes before a request is sent that came then; `None` if its client cancels it meanwhile. Most need not wait, and
-    /// are entered nowhere. It is pinned by the caller: a future that is moved into another one takes its room twice.
+    /// Awaits the preparation of a request that arrived at `since`; `None` if its client cancels it meanwhile. Most need no wait,
+    /// and are not registered. The caller pins the future: one that is moved into another takes its space twice.
     ///
-    /// Cancel safe as far as `waiting` is.
+    /// Cancel safe if `waiting` is.
     pub(in crate::face) async fn before_it_is_sent<T>(
         self: &Arc<Self>,
         (nonce, id, since): (u128, &RequestId, Instant),
@@ -117,7 +117,7 @@ impl InFlight {
             () = cancelled.cancelled() => None,
             ready = waiting => Some(ready),
         };
-        // Whoever comes now finds it no more; who came while it was looked at for the last time was told that it is over.
+        // A later cancel no longer finds it; a cancel during the last poll was told that it succeeded.
         drop(entry);
         ready.filter(|_| !cancelled.is_cancelled() && self.is_wanted(nonce, id, since))
     }
@@ -131,25 +131,25 @@ impl InFlight {
         InFlightEntry { in_flight: Arc::clone(self), key, number, cancelled }
     }
 
-    /// Cancels a request; false if none of this id is at this stage: its answer may just have gone out.
+    /// Cancels a request; returns false if none with this id is at this stage: its response may just have been sent.
     pub(in crate::face) fn cancel(&self, nonce: u128, id: &RequestId, stage: RequestStage) -> bool {
         let requests = self.requests.lock();
         let found = requests.find(nonce, id, stage);
         found.inspect(|cancelled| cancelled.cancel()).is_some()
     }
 
-    /// Remembers that a client takes back a request, whether it has an entry, will have one, or is passed on without.
+    /// Records the cancellation of a request, whether it is registered, will be, or never is.
     pub(in crate::face) fn take_back(&self, nonce: u128, id: &RequestId) {
         self.unwanted.insert(passed_on(nonce, id), Instant::now());
     }
 
-    /// Remembers that a client wants nothing more of its session.
+    /// Records that a client ended its session.
     pub(super) fn take_leave(&self, nonce: u128) {
         self.unwanted.insert(nonce, Instant::now());
     }
 
-    /// Whether a client still waits for a request that came then, as far as it is remembered. What was taken back before was another
-    /// request under the same id.
+    /// Whether a request that arrived at `since` is still wanted, as far as is remembered. An earlier cancellation applied to
+    /// another request with the id.
     pub(in crate::face) fn is_wanted(&self, nonce: u128, id: &RequestId, since: Instant) -> bool {
         let is_unwanted = |key| self.unwanted.get(key).is_some_and(|at| at >= since);
         !is_unwanted(nonce) && !is_unwanted(passed_on(nonce, id))
@@ -166,7 +166,7 @@ impl InFlight {
         RequestStage::ALL.into_iter().any(|stage| requests.find(nonce, id, stage).is_some())
     }
 
-    /// Cancels what a session has under way. What waits for a place is left: it is not wanted any more when it has one.
+    /// Cancels a session's requests. A request that waits for a permit is left: it is found unwanted when it gets one.
     pub(super) fn end_session(&self, nonce: u128) {
         for (of, stage, cancelled) in self.requests.lock().all.values() {
             if *of == nonce && *stage != RequestStage::Queued {
@@ -176,14 +176,14 @@ impl InFlight {
     }
 }
 
-/// Requests of other sessions have other keys, whatever their ids: a nonce is random.
+/// Keys include the session's random nonce, so sessions never collide.
 fn passed_on(nonce: u128, id: &RequestId) -> u128 {
     let mut hasher = DefaultHasher::new();
     id.hash(&mut hasher);
     nonce ^ u128::from(hasher.finish())
 }
 
-/// A request under way.
+/// A registered request.
 #[derive(Debug)]
 pub(in crate::face) struct InFlightEntry {
     in_flight: Arc<InFlight>,
@@ -193,7 +193,7 @@ pub(in crate::face) struct InFlightEntry {
 }
 
 impl InFlightEntry {
-    /// Set once its client wants no answer any more.
+    /// Cancelled once its client no longer wants a response.
     pub(in crate::face) const fn cancelled(&self) -> &CancellationToken {
         &self.cancelled
     }
@@ -253,7 +253,7 @@ mod tests {
         assert!(in_flight.is_wanted(1, &id, later), "another request under the same id");
     }
 
-    /// The wait ends in the moment in which it is cancelled: whoever cancels is told that nothing is sent.
+    /// The wait ends at the moment of the cancel, which was told that nothing is sent.
     #[tokio::test]
     async fn a_request_that_is_cancelled_as_its_wait_ends_is_not_sent() {
         let in_flight = Arc::new(InFlight::default());

@@ -1,8 +1,7 @@
-//! Which tools a session's server has, as far as anybody has listed them: for a call that is to be a task, and for every call
-//! where the operator hides tools.
+//! Knows the tools of a session's server, as far as they were listed.
 //!
-//! Lists that go by are remembered. A name that stands in none is asked for in the client's own session, so that no server
-//! is opened a second time for it.
+//! Used for calls as tasks, and for every call if the operator hides tools. Forwarded lists are remembered. An unlisted name is
+//! looked up in the client's own session, so that no second session is opened for it.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -27,14 +26,14 @@ use crate::upstream::recent_map::RecentMap;
 use crate::wire::envelope::Request;
 use crate::wire::{Object, ProtocolVersion, RpcError, envelope, method};
 
-/// Sessions whose tools are remembered; the one used longest ago falls out.
+/// The most sessions with remembered tools; the least recently used is dropped.
 const SESSIONS_MAX: usize = 1_024;
-/// Names of one session.
+/// The most names of one session.
 const NAMES_MAX: usize = 10_000;
-/// How long a call waits to learn of its tool.
+/// How long a call waits for the tool list.
 const LOOK_MAX: Duration = Duration::from_secs(3);
 
-/// The names that clients know tools by, by session.
+/// The tool names as clients see them, by session.
 #[derive(Debug)]
 pub(super) struct KnownTools(RecentMap<Arc<Mutex<HashSet<Box<str>>>>>);
 
@@ -44,28 +43,27 @@ impl Default for KnownTools {
     }
 }
 
-/// What a server lists when it is asked. It is asked once, however many calls an array has.
+/// The server's list, which is fetched once for all calls of a batch.
 #[derive(Debug, Default)]
 pub(super) struct ServerTools(Option<ListedNames>);
 
-/// Nothing, where the server does not say.
+/// Empty if the server returns no list.
 #[derive(Debug, Default)]
 struct ListedNames {
     names: HashSet<String>,
     is_whole: bool,
 }
 
-/// What is known of a tool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ToolListing {
     Listed,
     Unlisted,
-    /// The server does not say.
+    /// The server returned no list.
     Untold,
 }
 
 impl SessionFaceState {
-    /// Remembers the names in the result of `tools/list`, which goes to a client.
+    /// Remembers the names in a result of `tools/list` for a client.
     pub(in crate::face) fn learn_tools(&self, session: &ClientSession, list: &Object) {
         self.served.unmatched_rules.look_at(list);
         let Some(tools) = list.get("tools") else { return };
@@ -109,7 +107,7 @@ impl SessionFaceState {
         }
     }
 
-    /// Asks the server for its tools.
+    /// Fetches the server's tools.
     async fn listing(self: &Arc<Self>, session: &ClientSession, principal: &Principal) -> ListedNames {
         let client = BridgedClient::of(session.token.client_version, &session.token.capabilities);
         let context = client.context((principal, &session.own.forwarded), &self.served);
@@ -123,12 +121,12 @@ impl SessionFaceState {
         }
     }
 
-    /// What of the upstream's tools a session's client may use, and see.
+    /// The upstream's tools that a session's client may use and see.
     pub(super) fn reachable_tools(&self, session: &ClientSession, principal: &Principal) -> ReachableTools {
         ReachableTools::new(self.served.engine.access().tools_of(principal), self.fallback_for(session))
     }
 
-    /// Whether a call that is to be a task has a tool, before it gets a handle (T-72). Where the server does not say, it has.
+    /// Whether a call as a task has a tool, checked before it gets a handle (T-72). Assumed if the server returns no list.
     pub(super) async fn may_begin(
         self: &Arc<Self>,
         session: &ClientSession,
@@ -138,8 +136,8 @@ impl SessionFaceState {
         self.listing_of(session, principal, tool, &mut ServerTools::default()).await != ToolListing::Unlisted
     }
 
-    /// What is wrong with a call where tools are hidden, from everybody or from this caller: a server may take another spelling
-    /// of a hidden name for that name, so only names of its list go to it.
+    /// Refuses a call of an unlisted tool if tools are hidden from all clients or from this one: a server could match another
+    /// spelling of a hidden name, so only listed names reach it.
     pub(super) async fn hidden(
         self: &Arc<Self>,
         session: &ClientSession,
@@ -154,7 +152,7 @@ impl SessionFaceState {
         if !access.is_narrowed() && !self.served.channel.hides_tools() {
             return None;
         }
-        // Whoever reads it next says what is wrong with it.
+        // Its next reader reports the fault.
         let tool = tool_of(request.params.object()).ok()?;
         if super::fallback::called(self, session, request).is_some() {
             return None;
@@ -170,11 +168,11 @@ impl SessionFaceState {
     }
 }
 
-/// Why a call goes nowhere.
+/// Why a call is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HiddenToolRefusal {
     Unknown,
-    /// Nobody can tell whether its tool is a hidden one.
+    /// Its tool may be a hidden one.
     Untold,
 }
 
@@ -187,7 +185,7 @@ impl HiddenToolRefusal {
         }
     }
 
-    /// The answer as a message of an array.
+    /// The refusal as a message of a batch.
     pub(super) fn message(self, request: &Request) -> Bytes {
         let error = match self {
             Self::Unknown => {

@@ -1,4 +1,4 @@
-//! Checks what session clients send before anything is done with it, whichever way it goes then.
+//! Checks messages of session clients before they are processed.
 
 use std::borrow::Cow;
 
@@ -7,10 +7,10 @@ use crate::upstream::own_ids::is_own;
 use crate::wire::envelope::Request;
 use crate::wire::{Message, Object};
 
-/// Members of `params` that decide what is done with a request (B85).
+/// Members of `params` that affect a request's processing (B85).
 const KNOWN_MEMBERS: [&str; 7] = ["name", "arguments", "task", "taskId", "cursor", "uri", "_meta"];
 
-/// What is wrong with a message, whoever it is for.
+/// Checks any message.
 pub(in crate::face) fn vet(message: &Message) -> Result<(), RequestError> {
     match message {
         Message::Request(request) => vet_request(request),
@@ -25,7 +25,7 @@ pub(in crate::face) fn vet(message: &Message) -> Result<(), RequestError> {
     }
 }
 
-/// The same for a request.
+/// Checks a request.
 pub(super) fn vet_request(request: &Request) -> Result<(), RequestError> {
     if is_own(&request.id) {
         return Err(RequestError::NotARequest(Cow::Borrowed("this id is one of the gateway's own requests")));
@@ -37,10 +37,10 @@ pub(super) fn vet_request(request: &Request) -> Result<(), RequestError> {
     }
 }
 
-/// The tool that is called (B81, B98).
+/// The name of the called tool (B81, B98).
 ///
 /// # Errors
-/// If nobody can tell.
+/// If it is missing or ambiguous.
 pub(super) fn tool_of(params: Option<&Object>) -> Result<String, RequestError> {
     let invalid = |what| RequestError::Params(Cow::Borrowed(what));
     let params = params.ok_or_else(|| invalid("params must be an object"))?;

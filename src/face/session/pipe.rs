@@ -1,8 +1,8 @@
-//! The pipe: what a session client and its upstream session say to each other, passed on as it came.
+//! The pipe: forwards messages between a session client and its upstream session.
 //!
-//! No runner, no row. A call takes a place and meets its deadline; an answer of any size goes through
-//! piece by piece. Read [`PipeForward::attempt`] for one request from its place to its answer, then `face::pipe` for
-//! what happens to the answer on its way, `stream_edits` for the few that are edited, `batch` for arrays.
+//! It needs no runner and no row. A call takes a permit and has a deadline; a response of any size is streamed. Read
+//! [`PipeForward::attempt`] for the path of one request from its permit to its response, then `face::pipe` for the forwarding of
+//! the body, `stream_edits` for edited responses, `batch` for batches.
 
 mod batch;
 mod client_filter;
@@ -62,39 +62,39 @@ use stream_edits::{StreamEdits, ToolListEdit, several};
 /// How long a cancellation may take to be accepted.
 const CANCEL_MAX: Duration = Duration::from_secs(5);
 
-/// One message of a client, with what the gateway must know of it.
+/// A client's message, with the parts that the gateway needs.
 #[derive(Debug)]
 pub(super) enum PipedMessage {
-    /// Boxed: it is moved through all that waits for its answer.
+    /// Boxed: it is moved through several futures.
     Request(Box<PipedRequest>),
     Notification(OneWayKind, MessageText),
-    /// Of this request nothing more is wanted.
+    /// The cancellation of this request.
     Cancel(RequestId, MessageText),
     /// An answer to a question of the upstream.
     Response(MessageText),
 }
 
-/// A request as it came.
+/// A request as received.
 #[derive(Debug)]
 pub(super) struct PipedRequest {
     id: RequestId,
     arrived: Instant,
     method: String,
     text: MessageText,
-    /// The tool, if it is a call.
+    /// The tool of a call.
     tool: Option<Arc<str>>,
-    /// What a later session has to be told again.
+    /// A setting to repeat in a renewed session.
     telling: Option<PreferenceChange>,
-    /// Under which progress is wanted.
+    /// The token for its progress.
     progress_token: Option<Payload>,
-    /// The page of a list that is wanted.
+    /// The requested page of a list.
     cursor: Option<Payload>,
 }
 
-/// Takes a request for the pipe, as it came and when.
+/// Prepares a request for the pipe, with its bytes and arrival time.
 ///
 /// # Errors
-/// If it is a call of which nobody can tell the tool.
+/// If it is a call without a readable tool name.
 pub(super) fn request(
     request: Request,
     (bytes, arrived): (Bytes, Instant),
@@ -126,7 +126,7 @@ pub(super) fn request(
     Ok(PipedMessage::Request(Box::new(request)))
 }
 
-/// Passes on one message.
+/// Forwards one message.
 pub(super) async fn post(
     shared: &Arc<SessionFaceState>,
     session: ClientSession,
@@ -147,21 +147,21 @@ pub(super) async fn post(
             )
             .await
         }
-        // On the heap, so that the future of a request is no larger than a request needs.
+        // Boxed, so that the future of a request is no larger than necessary.
         PipedMessage::Notification(kind, text) => bare(Box::pin(note(shared, &session, text, kind)).await),
         PipedMessage::Cancel(id, text) => bare(Box::pin(one_way_messages::cancel(shared, &session, &id, text)).await),
         PipedMessage::Response(text) => bare(Box::pin(note(shared, &session, text, OneWayKind::Response)).await),
     }
 }
 
-/// Opens the client's own stream, or takes one up again.
+/// Opens or resumes the client's own stream.
 pub(super) async fn get(
     shared: &Arc<SessionFaceState>,
     session: ClientSession,
     last_event: Option<HeaderValue>,
 ) -> FaceResponse {
     shared.meter.streams.increment(1);
-    // On which tasks may say something, where there are any.
+    // Tasks may send notifications on it, if there are any.
     let own = shared.tasks.are_for(&session).then(|| shared.open.streams.open(session.token.nonce));
     let opening = open_stream(Arc::clone(shared), session, last_event);
     let leaving = shared.served.leaving.clone();
@@ -179,7 +179,7 @@ async fn open_stream(
     session: ClientSession,
     last_event: Option<HeaderValue>,
 ) -> RequestAnswer {
-    // Its place is free again if the stream is not to be had: nobody comes for the answer any more.
+    // Its permit is released if the stream cannot be opened: its client will not return.
     let resumed = match last_event.as_ref().and_then(|event| shared.paused.take(&session, event)) {
         Some(AwaitedCall::Ended(call)) => {
             return Box::pin(paused_calls::kept_answer(&shared, &session, last_event, call)).await;
@@ -199,7 +199,7 @@ async fn open_stream(
             if !is_new || refusal.status() != StatusCode::METHOD_NOT_ALLOWED || !shared.tasks.are_for(&session) {
                 return RequestAnswer::Status(refusal);
             }
-            // A server that has no such stream has nothing to say on it. Tasks may.
+            // The server has no such stream; tasks may use it.
             (StreamBody::new(futures_util::stream::pending()).boxed_unsync(), ResumedStreamKind::Another)
         }
     };
@@ -213,13 +213,13 @@ async fn open_stream(
     events_until_leaving(&shared, body)
 }
 
-/// A stream of the client's that ends in order once the gateway lets its clients go.
+/// A client's stream that ends properly when the gateway shuts down.
 fn events_until_leaving<C: AnsweredRequest + 'static>(shared: &SessionFaceState, body: PipeBody<C>) -> RequestAnswer {
     let frames = BodyStream::new(body).take_until(shared.served.leaving.clone().cancelled_owned());
     RequestAnswer::Events(StreamBody::new(frames).boxed_unsync())
 }
 
-/// One request on its way.
+/// A request that is being forwarded.
 pub(super) struct PipeForward {
     shared: Arc<SessionFaceState>,
     session: ClientSession,
@@ -228,8 +228,7 @@ pub(super) struct PipeForward {
 }
 
 impl PipeForward {
-    /// Runs the request to the head of its answer. Dropping the future lets go of the upstream without a
-    /// cancel (T-81).
+    /// Forwards the request until the response head. Dropping the future closes the upstream's stream without a cancel (T-81).
     async fn run(self, accepted: AcceptedTypes) -> RequestAnswer {
         let upstream = self.shared.served.channel.name();
         let span = tracing::debug_span!("pipe", %upstream, method = self.request.method);
@@ -301,7 +300,7 @@ impl PipeForward {
     }
 }
 
-/// A place for a call; `None` if its client has cancelled it meanwhile.
+/// Takes a permit for a call; `None` if its client has cancelled it meanwhile.
 ///
 /// Cancel safe: a dropped wait gives its turn to the next.
 ///
@@ -317,7 +316,7 @@ async fn place(
     shared.open.in_flight.before_it_is_sent(request, pin!(beginning)).await.transpose()
 }
 
-/// A request that is at the upstream: its place, its time, and how to take it back.
+/// A request at the upstream, with its permit and its deadline.
 #[derive(Debug)]
 pub(super) struct PipedCall {
     shared: Arc<SessionFaceState>,
@@ -325,10 +324,10 @@ pub(super) struct PipedCall {
     id: RequestId,
     arrived: Instant,
     began: Instant,
-    /// The place that a `tools/call` holds.
+    /// The permit of a `tools/call`.
     permit: Option<HeldCall>,
     mark: HealthMark,
-    /// The event after which its client took its stream up last.
+    /// The event after which its client last resumed.
     taken_up_at: Option<String>,
 }
 
@@ -345,12 +344,12 @@ impl PipedCall {
         Self { shared, session, id, arrived, began: Instant::now(), permit, mark, taken_up_at: None }
     }
 
-    /// Whether the client waits for it, as far as that is remembered.
+    /// Whether the client still waits, as far as is remembered.
     fn is_wanted(&self) -> bool {
         self.shared.open.in_flight.is_wanted(self.session.token.nonce, &self.id, self.arrived)
     }
 
-    /// The answer as the client is to see it.
+    /// The response for the client.
     async fn answer(
         self,
         response: RawResponse,
@@ -385,8 +384,7 @@ impl PipedCall {
         }
     }
 
-    /// An answer that is read before it is passed on: it is edited, or comes as a stream to a client that
-    /// takes none.
+    /// A response that is read as a whole: it is edited, or is a stream for a client that accepts none.
     async fn whole_answer(
         &self,
         response: RawResponse,
@@ -397,7 +395,7 @@ impl PipedCall {
         let limits = self.shared.read_limits(&self.session);
         let reading = async {
             let text = if response.content == BodyKind::Events {
-                // What was said before the answer has nowhere to go.
+                // Messages before the response are dropped.
                 let answer = reply::answer(response, &self.id, &limits).await?;
                 limits.rehold(match &answer.outcome {
                     Ok(result) => envelope::result(&self.id, result),
@@ -442,7 +440,7 @@ impl AnsweredRequest for PipedCall {
         }
     }
 
-    /// What holds no place needs nothing to be kept.
+    /// A request without a permit need not be kept.
     fn pause(self, pace: PipeTimeouts, at: &StreamPause) {
         if self.permit.is_some() {
             paused_calls::pause(self, pace, at);
@@ -472,7 +470,7 @@ impl Drop for PipedCall {
 }
 
 impl SessionFaceState {
-    /// The bounds on reading an answer, within its client's share of answers.
+    /// The limits for reading a response, within its client's share of bytes.
     pub(super) fn read_limits(&self, session: &ClientSession) -> ReadLimits {
         let share = self.served.engine.limits().answers_to(&session.own.opened.owner);
         ReadLimits::within(self.served.settings.result_bytes_max, share)
@@ -486,7 +484,7 @@ impl SessionFaceState {
     }
 }
 
-/// Why there is no stream, as far as it concerns the client: its session is fine, so never 404.
+/// Why there is no stream, for the client: its session is valid, so never 404.
 fn no_stream(fault: &GatewayFault) -> FaceResponse {
     match fault.http_status {
         Some(404 | 405) => not_allowed(&Method::GET),

@@ -1,4 +1,4 @@
-//! Remembers session ids that were opened before, and those that have ended. Bounded, and none of it needed.
+//! Caches opened and ended session ids. Bounded, and not needed for correctness.
 
 use std::sync::Arc;
 
@@ -12,20 +12,20 @@ use crate::upstream::raw_channel::SessionBinding;
 use crate::upstream::recent_map::RecentMap;
 use crate::upstream::session::own::{OpenedSession, OwnSession};
 
-/// Sessions whose clients are known to know tasks; the one used longest ago falls out.
+/// The most sessions whose clients are known to use tasks; the least recently used is dropped.
 const TASK_CLIENTS_MAX: usize = 20_000;
-/// Sessions that were ended. A client that goes on using one that fell out gets an upstream session anew.
+/// The most ended sessions. A client that continues to use a dropped one gets a new upstream session.
 const ENDED_MAX: usize = 100_000;
-/// Session ids that need not be opened again: those used last. Each takes about 1 kB.
+/// The most cached session ids, by last use. Each takes about 1 kB.
 const OPENED_MAX: usize = 4_096;
 
-/// One client's session, as its id tells.
+/// One client's session, from its id.
 #[derive(Clone, Debug)]
 pub(in crate::face) struct ClientSession {
     pub(in crate::face) token: Arc<SessionToken>,
-    /// Its session at the server, and whose both are.
+    /// Its session at the server, and its owner.
     pub(in crate::face) own: OwnSession,
-    /// Whether it is one request's alone: its nonce is drawn anew for each.
+    /// Whether it belongs to one request only: each has a new nonce.
     is_for_one_request: bool,
 }
 
@@ -40,31 +40,30 @@ impl ClientSession {
         Self { token: Arc::new(token), own, is_for_one_request: false }
     }
 
-    /// Of a request that names no session.
+    /// The session of a request that names none.
     pub(super) fn for_one_request(token: SessionToken, owner: Principal) -> Self {
         Self { is_for_one_request: true, ..Self::new(token, owner) }
     }
 
-    /// Who else may mean a call in this session by its idempotency key.
+    /// The scope of idempotency keys in this session.
     pub(super) fn idempotency_scope(&self, principal: &Principal) -> IdempotencyScope {
         IdempotencyScope::of(principal, (!self.is_for_one_request).then_some(self.token.nonce))
     }
 
-    /// Whether the session is the gateway's alone: its server knows none.
+    /// Whether only the gateway knows the session: its server has none.
     pub(super) fn is_bridged(&self) -> bool {
         self.token.upstream_version.is_stateless()
     }
 }
 
-/// A session id that was opened before, for whoever owns it. Opening costs more than all else that the
-/// gateway does with a small request.
+/// An opened session id, with its owner. Opening costs more than all other work on a small request.
 #[derive(Debug)]
 struct OpenedToken {
     sealed: Box<str>,
     session: ClientSession,
 }
 
-/// By nonce, but for `opened`, which is by the end of the sealed text: no two of our tokens share it.
+/// By nonce, except `opened`, which is by the end of the sealed text: no two of our tokens share it.
 #[derive(Debug)]
 pub(in crate::face) struct ClientSessionCache {
     task_clients: RecentMap<()>,
@@ -81,8 +80,8 @@ impl ClientSessionCache {
         }
     }
 
-    /// The session of a sealed id, which its owner opened for this upstream or endpoint. An id that is not cached is unsealed by
-    /// `open`. `None` where `open` fails, and for a session that has ended.
+    /// The session of a sealed id that its owner opened for this upstream or endpoint. An id that is not cached is unsealed by
+    /// `open`. `None` if `open` fails, and for an ended session.
     pub(in crate::face) fn open(
         &self,
         sealed: &str,
@@ -90,9 +89,9 @@ impl ClientSessionCache {
         owner: &Principal,
         open: impl FnOnce() -> Option<SessionToken>,
     ) -> Option<ClientSession> {
-        // Whoever sends the same end of a text, and another beginning, has no token of ours.
+        // A text with the same end and another beginning is no valid token.
         let key = sealed.as_bytes().last_chunk().map(|end| u128::from_ne_bytes(*end))?;
-        // All that `open` looks at.
+        // Everything that `open` checks.
         let is_same = |known: &Arc<OpenedToken>| {
             let session = &known.session;
             *known.sealed == *sealed && session.token.upstream == opened_for && session.own.opened.owner == *owner
@@ -123,17 +122,17 @@ impl ClientSessionCache {
         self.ended.contains(nonce)
     }
 
-    /// Takes back that a session has ended: the client of an endpoint, which keeps its session there, opened another one here.
+    /// Unmarks an ended session: the client of an endpoint of several upstreams opened another one under its nonce.
     pub(super) fn begins_again(&self, nonce: u128) {
         self.ended.remove(nonce);
     }
 
-    /// Takes note that a session's client knows tasks.
+    /// Records that a session's client uses tasks.
     pub(super) fn note_tasks(&self, session: &ClientSession) {
         self.task_clients.insert(session.token.nonce, ());
     }
 
-    /// Whether it does, as far as it is known here.
+    /// Whether it does, as far as is known here.
     pub(super) fn uses_tasks(&self, session: &ClientSession) -> bool {
         self.task_clients.contains(session.token.nonce)
     }

@@ -1,9 +1,8 @@
-//! The stream of a bridged session's own: on it goes what the server tells only to those who listen, in the words of
-//! the client's version, and what tasks have to say.
+//! Serves a bridged session's own stream: the server's notifications and those of tasks.
 //!
-//! Nothing runs in the background: the stream looks for news when its client reads. A client without such a stream
-//! costs the server nothing; what it subscribed to is kept for its next one. Of several streams the newest is told,
-//! since nothing may be told twice (LEG-08).
+//! It translates notifications that the server sends only to subscribers. Nothing runs in the background: the stream reads
+//! notifications when its client reads. A client without such a stream costs the server nothing; its resource subscriptions are
+//! kept for its next stream. Of several streams only the newest receives them, since nothing may be sent twice (LEG-08).
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -37,17 +36,17 @@ use crate::upstream::{BeginError, CallContext, Upstream};
 use crate::wire::envelope::Request;
 use crate::wire::{Payload, RpcError, envelope, method};
 
-/// How long the server may take to say what it tells.
+/// How long the server may take to return its capabilities.
 const FACTS_MAX: Duration = Duration::from_secs(5);
 
-/// All that a server may tell, as far as a session can want it.
+/// All notifications that a session can want.
 fn all(resources: impl IntoIterator<Item = String>) -> SubscriptionFilter {
     let resources =
         Some(resources.into_iter().collect()).filter(|uris: &std::collections::BTreeSet<_>| !uris.is_empty());
     SubscriptionFilter { lists: ListKind::ALL.into_iter().collect(), resources, tasks: None }
 }
 
-/// The server, and how it is spoken to on behalf of one session.
+/// The server, and the context of one session's requests.
 struct BridgedUpstream {
     upstream: Arc<dyn Upstream>,
     context: CallContext,
@@ -61,7 +60,7 @@ impl BridgedUpstream {
         Self { upstream, context: client.context((principal, &session.own.forwarded), served) }
     }
 
-    /// What the server declares; `None` where it does not say in time.
+    /// The server's capabilities; an error if it does not return them in time.
     async fn capabilities(&self) -> Result<Payload, BeginError> {
         let late = GatewayFault::new(Reason::UpstreamTimeout, Executed::No);
         let asking = timeout(FACTS_MAX, self.upstream.facts(&self.context));
@@ -70,8 +69,8 @@ impl BridgedUpstream {
     }
 }
 
-/// Opens the session's own stream, or takes up that of a call. 405 where nothing can ever be told on it, which is how a server without such a
-/// stream says that (LEG-08).
+/// Opens the session's own stream, or resumes a call's. 405 if it could never carry a notification, as a server without such a
+/// stream responds (LEG-08).
 pub(in crate::face::session) async fn get(
     shared: &Arc<SessionFaceState>,
     session: ClientSession,
@@ -79,12 +78,12 @@ pub(in crate::face::session) async fn get(
 ) -> FaceResponse {
     if let Some(last_event) = inbound.headers.get(headers::LAST_EVENT_ID) {
         let taken_up = last_event.to_str().ok().and_then(|event| take_up(&shared.open.replays, &session.token, event));
-        // Not 404, which says that the session has ended.
+        // Not 404, which would mean that the session has ended.
         return taken_up.unwrap_or_else(|| bare(StatusCode::BAD_REQUEST));
     }
     let principal = &inbound.principal;
     let way = BridgedUpstream::of(shared, &session, principal);
-    // A server that is away tells later what it can: its client would not come back after a refusal.
+    // An unavailable server is asked later: its client would not retry after a refusal.
     let declared = way.capabilities().await.ok();
     let offers = |wishes: SubscriptionFilter| {
         declared.as_ref().map_or_else(|| wishes.clone(), |declared| wishes.clone().within(declared))
@@ -111,28 +110,28 @@ pub(in crate::face::session) async fn get(
     event_stream(stream(listen, addressee(None, AcceptedTypes::Both), None))
 }
 
-/// One open stream.
+/// An open stream.
 struct BridgeListenStream {
     shared: Arc<SessionFaceState>,
     session: ClientSession,
-    /// The lists that the server tells of, and whether it tells of resources.
+    /// The list notifications that the server sends, and whether it sends resource notifications.
     tells: SubscriptionFilter,
     wanted: SubscriptionFilter,
     ear: NotificationSubscriber,
-    /// What tasks say, and whether this stream is the one that is told.
+    /// The notifications of tasks, and whether this stream is the newest.
     own: SessionStream,
-    /// What is to be said next; bounded by what is wanted.
+    /// Messages to send; bounded by the wishes.
     due: VecDeque<Bytes>,
     leaving: CancellationToken,
 }
 
 impl BridgeListenStream {
-    /// Wants what the session wants now, if it is this stream's turn.
+    /// Adopts the session's current wishes, if this stream is the newest.
     fn attend(&mut self) {
         let mut agreed = AgreedResources::default();
         self.wanted = match self.own.turn() {
             StreamTurn::Newest => {
-                // Before what is wanted: what is agreed meanwhile has the stream look again.
+                // Before the wishes: a confirmation in between wakes the stream again.
                 agreed = self.own.agreed();
                 let resources = match self.tells.resources {
                     Some(_) => self.shared.own.subscriptions(&self.session.own),
@@ -153,7 +152,7 @@ impl CallMessages for BridgeListenStream {
                 return Some(CallMessage::event(message));
             }
             let heard = tokio::select! {
-                // What is wanted comes before what is heard: of that, what is not wanted is lost.
+                // Wishes are updated before notifications are read: unwanted ones are dropped.
                 biased;
                 () = self.leaving.cancelled() => return None,
                 news = self.own.news() => match news {
@@ -181,8 +180,8 @@ impl CallMessages for BridgeListenStream {
     }
 }
 
-/// Answers `resources/subscribe` and `resources/unsubscribe`, which are of older versions: to the server they become
-/// what is listened for. `None` for every other method.
+/// Answers `resources/subscribe` and `resources/unsubscribe` of older versions, which become wishes of the server's subscription.
+/// `None` for every other method.
 pub(super) fn subscription(
     shared: &Arc<SessionFaceState>,
     session: &ClientSession,
@@ -217,8 +216,8 @@ pub(super) fn subscription(
     Some(answering.boxed())
 }
 
-/// Keeps a subscription. Where there is a stream to tell of it on, the server has to agree first; the stream takes over what it
-/// agreed to, however late it looks.
+/// Adds a subscription. If there is a stream, the server has to confirm it first; the stream takes over the confirmed
+/// subscription later.
 async fn subscribe(
     shared: &SessionFaceState,
     session: &ClientSession,
@@ -238,7 +237,7 @@ async fn subscribe(
     if let Some(agreed) = agreed {
         shared.open.streams.agreed(session.token.nonce, uri.clone(), agreed);
     }
-    // Looked at last: who unsubscribes meanwhile, or has too many, leaves nothing behind.
+    // Checked last: a client that unsubscribes meanwhile, or has too many subscriptions, leaves nothing behind.
     if !shared.own.subscriptions(&session.own).contains(&uri) {
         shared.open.streams.unwanted(session.token.nonce, &uri);
         return Err(complain("the session has too many subscriptions (256, or too long addresses)"));

@@ -1,4 +1,4 @@
-//! Answers the handshake of a session that only the gateway knows of.
+//! Answers the handshake of a session that only the gateway knows.
 
 use std::time::Duration;
 
@@ -13,13 +13,13 @@ use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::{BeginError, ForwardedHeaders};
 use crate::wire::{Object, RpcError};
 
-/// How long the server may take to say what it is.
+/// How long the server may take to describe itself.
 const FACTS_MAX: Duration = Duration::from_secs(30);
 
 /// The result of `initialize` for a client of this server.
 ///
 /// # Errors
-/// Those that the client is to see.
+/// Errors for the client.
 pub(in crate::face::session) async fn introduce(
     shared: &SessionFaceState,
     whose: (&Principal, &ForwardedHeaders),

@@ -1,7 +1,7 @@
-//! A round of questions: asked as requests on the call's own stream, answered by responses that come with other
-//! requests, and handed to the upstream together (GW-22).
+//! Asks a session client the questions of one round, and returns the answers together (GW-22).
 //!
-//! The call is held by the engine meanwhile, and the engine's clock decides how long a question may be open.
+//! Questions are requests on the call's stream; answers arrive in other requests. The engine holds the call meanwhile, and its
+//! clock limits how long a question stays open.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,10 +22,10 @@ use crate::wire::framing::BodyPart;
 use crate::wire::object::ObjectWriter;
 use crate::wire::{RpcError, envelope, method, rpc_error};
 
-/// Answers on their way; no call has that many questions open.
+/// Queued answers; no call has that many open questions.
 const ANSWERS_MAX: usize = 64;
 
-/// What comes after a round.
+/// The state after a round.
 pub(super) enum BridgedRoundOutcome {
     Going(CallStream),
     Over(CallResult),
@@ -40,11 +40,11 @@ struct BridgedRound {
 }
 
 impl BridgedCall {
-    /// Asks what a held call has open, and goes on with it once nothing is.
+    /// Asks a held call's open questions, and continues the call once all are answered.
     pub(super) async fn ask(&mut self, key: &TaskKey) -> BridgedRoundOutcome {
         let (to, mut answered) = mpsc::channel(ANSWERS_MAX);
         let mut round = BridgedRound { asked: BTreeMap::new(), answers: BTreeMap::new(), to };
-        // Watched from before the first look on, so that no change falls between.
+        // Watched before the first check, so that no change is missed in between.
         let Ok(mut watcher) = self.engine.watchers().watch(key) else {
             return BridgedRoundOutcome::Over(fault(Reason::QueueFull));
         };
@@ -94,7 +94,7 @@ impl BridgedCall {
         let questions = Arc::clone(&self.questions);
         match self.engine.retry(key, RoundRetry { answers: round.answers, plan: self.plan, questions }) {
             Ok(call) => BridgedRoundOutcome::Going(call),
-            // It ended just now.
+            // The task ended just now.
             Err(_) => match self.held(key).await {
                 Ok(task) => match &task.phase {
                     Phase::Settled(outcome) => BridgedRoundOutcome::Over(self.ending(outcome.clone())),
@@ -114,7 +114,7 @@ impl BridgedCall {
         })
     }
 
-    /// Tells the client which questions need no answer any more.
+    /// Withdraws questions that need no answer any more.
     async fn withdraw(&self, round: &mut BridgedRound, open: &BTreeMap<InputKey, Question>) {
         let over: Vec<InputKey> = round.asked.keys().filter(|key| !open.contains_key(key)).copied().collect();
         for put in over.iter().filter_map(|key| round.asked.remove(key)) {
@@ -123,9 +123,8 @@ impl BridgedCall {
         }
     }
 
-    /// Asks what was not asked before; false if something cannot be put to anybody. A client that has left is no reason
-    /// to end the call (T-81): what it is asked is refused in its name, and the server hears that in the words of the
-    /// question's kind.
+    /// Asks the new questions; returns false if the client cannot be asked one. A disconnected client does not end the call
+    /// (T-81): its questions are declined on its behalf, in the form of each question's kind.
     async fn put(&self, round: &mut BridgedRound, open: &BTreeMap<InputKey, Question>) -> bool {
         for (key, question) in open {
             if round.asked.contains_key(key) || round.answers.contains_key(key) {

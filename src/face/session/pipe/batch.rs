@@ -1,5 +1,6 @@
-//! Arrays of messages, which clients of 2025-03-26 may send. Each message goes its own way, as if it had
-//! come alone: upstreams are never sent arrays (UPC-26). The answers come back together.
+//! Forwards batches of 2025-03-26 clients message by message, as upstreams never get any (UPC-26).
+//!
+//! The responses are sent together.
 
 use std::io;
 use std::sync::Arc;
@@ -30,23 +31,22 @@ use crate::upstream::reply::{self, ReadLimits};
 use crate::wire::framing::{BodyPart, EventGate, HoldPolicy, PrimerPolicy};
 use crate::wire::{MessageText, ProtocolVersion, RequestId, envelope};
 
-/// A message of an array, or what is wrong with it. `None` is one that was for the gateway itself.
+/// A message of a batch, or its fault. `None` is a message to the gateway itself.
 pub(in crate::face) type BatchItem = Result<Option<PipedMessage>, (Option<RequestId>, RequestError)>;
 
-/// What a call says that the gateway drives itself.
+/// The messages of a call that the gateway makes itself.
 pub(in crate::face) type DrivenMessages = BoxStream<'static, BatchedMessage>;
 
-/// What an array holds, by what is done with it.
+/// A batch, sorted by processing.
 #[derive(Default)]
 struct SortedBatch {
     requests: Vec<PipedRequest>,
     notes: Vec<(OneWayKind, Option<RequestId>, MessageText)>,
-    /// The answers to what is refused here.
+    /// The responses to refused messages.
     refusals: Vec<Bytes>,
 }
 
-/// Passes on the messages of an array. Those that want no answer go first, in their order; requests run
-/// beside each other.
+/// Forwards the messages of a batch. Messages without response go first, in order; requests run concurrently.
 pub(in crate::face) async fn post_batch(
     shared: &Arc<SessionFaceState>,
     session: ClientSession,
@@ -102,7 +102,7 @@ fn sort(items: Vec<BatchItem>) -> SortedBatch {
     sorted
 }
 
-/// All answers in one array; of streams only the answers.
+/// All responses in one array; of a stream only its response.
 async fn array(
     pipings: impl Iterator<Item = PipeForward>,
     driven: Vec<DrivenMessages>,
@@ -122,7 +122,7 @@ async fn array(
     array_answer::respond(answers.chain(driven).chain(refusals)).await
 }
 
-/// The answer of a driven call; none if it was cancelled.
+/// The response of the gateway's own call; `None` if it was cancelled.
 async fn last(mut said: DrivenMessages, share: Option<AnswerShare>) -> Option<Bytes> {
     while let Some(saying) = said.next().await {
         match saying {
@@ -136,7 +136,7 @@ async fn last(mut said: DrivenMessages, share: Option<AnswerShare>) -> Option<By
     None
 }
 
-/// One answer as a message; none to a request that was cancelled.
+/// One response as a message; `None` for a cancelled request.
 async fn message(answer: RequestAnswer, addressee: &Addressee, limits: &ReadLimits) -> Option<Bytes> {
     let fault = match answer.written(addressee) {
         AnswerContent::Message(message) => return Some(message),
@@ -150,8 +150,7 @@ async fn message(answer: RequestAnswer, addressee: &Addressee, limits: &ReadLimi
     Some(envelope::error(addressee.id.as_ref(), &gateway_error(&fault)))
 }
 
-/// One answer as whole events, so that those of several answers can stand between each other. Each shows its
-/// own signs of life.
+/// One response as complete events, which can be interleaved with others. Each has its own life signs.
 fn events(piping: PipeForward) -> BoxStream<'static, io::Result<BodyPart>> {
     let bytes_max = piping.shared.served.settings.result_bytes_max;
     let addressee = addressee(Some(&piping.request.id), AcceptedTypes::Both);
@@ -169,14 +168,14 @@ fn events(piping: PipeForward) -> BoxStream<'static, io::Result<BodyPart>> {
     whole_events(call_stream::stream(late, addressee, None), bytes_max, share).boxed()
 }
 
-/// Nothing but events: comments, and whatever else says nothing, have no place among others.
+/// Only events: comments and empty events are dropped.
 fn whole_events(
     body: ResponseBody,
     bytes_max: usize,
     share: Option<AnswerShare>,
 ) -> impl futures_util::Stream<Item = io::Result<BodyPart>> {
     let gate = EventGate::new(PrimerPolicy::Withhold, HoldPolicy::Messages, bytes_max);
-    // What breaks off in the middle of an event has no place either.
+    // So is an incomplete last event.
     let body = StreamBody::new(BodyStream::new(body).take_while(|frame| std::future::ready(frame.is_ok())));
     stream::unfold(GatedBody::new(body, gate).within(share), |mut events| async move {
         loop {

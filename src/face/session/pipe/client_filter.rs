@@ -1,6 +1,7 @@
-//! What a session client must not be shown (U31, U32): questions of a kind that it did not declare, or that its version
-//! does not know, and addresses that no user is sent to. They are kept out of whatever passes, and the server is
-//! answered as it would be for a task. Everything else leaves as it came.
+//! Filters messages that a session client cannot handle (U31, U32).
+//!
+//! These are questions of a kind that it did not declare or its version lacks, and unsafe URLs. The server gets the same answer
+//! as in a task. All other messages are forwarded unchanged.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -22,18 +23,18 @@ use crate::wire::envelope::{EnvelopeError, Params, Request, Response, is_batch, 
 use crate::wire::framing::{BodyPart, FramingError, MessageClass, MessageClassifier};
 use crate::wire::{Message, MessageText, Object, RequestId, RpcError, ScanLimits, envelope, method, rpc_error};
 
-/// What keeps questions from one client that it must not be shown.
+/// The filter for one client.
 #[derive(Clone, Debug)]
 pub(super) struct ClientFilter {
     shared: Arc<SessionFaceState>,
     session: ClientSession,
 }
 
-/// What becomes of a message.
+/// The result of filtering a message.
 enum FilteredMessage {
-    /// It goes on as it came.
+    /// Forwarded unchanged.
     Same,
-    /// Another one takes its place.
+    /// Replaced by another one.
     Other(Bytes),
     Nothing,
 }
@@ -43,7 +44,7 @@ impl ClientFilter {
         Self { shared, session }
     }
 
-    /// Takes note of the tools in a message that may be a list of them.
+    /// Remembers the tools in a message that may be a tool list.
     pub(super) fn learn(&self, message: &MessageText) {
         if let Some(Message::Response(Response { result: Some(list), .. })) =
             message.read(ScanLimits::UPSTREAM).ok().as_deref()
@@ -52,7 +53,7 @@ impl ClientFilter {
         }
     }
 
-    /// What the client sees of a text: itself, as a rule. `None` if nothing is left of it.
+    /// The text for the client, usually unchanged. `None` if nothing remains.
     pub(super) fn text(&self, text: MessageText) -> Option<MessageText> {
         let is_read = text.message().is_some();
         if !is_read
@@ -103,7 +104,7 @@ impl ClientFilter {
                 }
                 self.unreadable(id)
             }
-            // One in another; no version knows that.
+            // A batch within a batch, which no version allows.
             Err(EnvelopeError::Batch) => self.unreadable(None),
         }
     }
@@ -111,7 +112,7 @@ impl ClientFilter {
     fn filtered(&self, message: &Message) -> FilteredMessage {
         match message {
             Message::Request(request) => self.request(request),
-            // It says nothing to anybody, but for readers that look at the method alone.
+            // Only readers that check just the method see a meaning in it.
             Message::Notification(notification) if is_question(&notification.method) => {
                 self.shared.own.dropped("question_without_id");
                 FilteredMessage::Nothing
@@ -134,7 +135,7 @@ impl ClientFilter {
             return FilteredMessage::Same;
         }
         let token = &self.session.token;
-        // Rarely needed, so worked out when it is.
+        // Rarely needed, so computed on demand.
         let declared = client_capabilities(&token.capabilities, token.client_version);
         let declared = Object::of(&declared).expect("what was written as an object is one");
         let params = match &request.params {
@@ -156,7 +157,7 @@ impl ClientFilter {
         FilteredMessage::Nothing
     }
 
-    /// An answer that readers differ about: its request ends with an error, so that its client does not wait.
+    /// A response that readers interpret differently: its request ends with an error, so that its client does not wait.
     fn unreadable_answer(&self, id: Option<RequestId>) -> FilteredMessage {
         self.shared.own.dropped("answer_unreadable");
         let Some(id) = id else { return FilteredMessage::Nothing };
@@ -164,7 +165,7 @@ impl ClientFilter {
         FilteredMessage::Other(envelope::error(Some(&id), &gateway_error(&fault)))
     }
 
-    /// A text that nobody can tell the meaning of, and that readers may take for a question.
+    /// An unreadable text, which some readers may take for a question.
     fn unreadable(&self, id: Option<RequestId>) -> FilteredMessage {
         self.shared.own.dropped("question_unreadable");
         if let Some(id) = id {
@@ -179,21 +180,21 @@ fn is_question(name: &str) -> bool {
     matches!(name, method::ELICIT | method::SAMPLE | method::ROOTS)
 }
 
-/// A JSON answer that was looked at.
+/// A JSON response that was examined.
 pub(super) enum PeekedAnswer {
-    /// It is one, and goes on as it comes.
+    /// A response, forwarded as it arrives.
     Plain(RawBody),
-    /// To be read whole first.
+    /// Must be read as a whole first.
     Odd(RawBody),
 }
 
-/// Largest part of a JSON body in front of the member that shows what it is: blanks, an id, members of nobody.
+/// The most bytes of a JSON body before the member that shows its kind: spaces, an id, unknown members.
 const LEAD_BYTES_MAX: usize = 64 * 1024;
 
-/// Looks at a JSON body as far as it takes to know what it is.
+/// Reads a JSON body until its kind is known.
 ///
 /// # Errors
-/// If it breaks before, or does not show itself within [`LEAD_BYTES_MAX`]: no more of it is held.
+/// If it breaks off before, or does not show its kind within [`LEAD_BYTES_MAX`]: no more is buffered.
 pub(super) async fn opened(mut body: RawBody) -> Result<PeekedAnswer, GatewayFault> {
     let (mut parts, mut glance, mut length) = (VecDeque::new(), MessageClassifier::default(), 0);
     let mut shows = MessageClass::Nothing;
@@ -209,7 +210,7 @@ pub(super) async fn opened(mut body: RawBody) -> Result<PeekedAnswer, GatewayFau
     if shows != MessageClass::Harmless {
         return Ok(PeekedAnswer::Odd(RawBody::new(PartlyReadBody { parts, rest: body })));
     }
-    // It breaks off where it turns out to be more than an answer.
+    // Breaks off if it turns out to be more than a response.
     let rest = watched(body, move |bytes| match glance.feed(bytes) {
         MessageClass::Harmless => Ok(()),
         MessageClass::Nothing | MessageClass::Failing | MessageClass::Asking => Err(FramingError::TwoMessagesInOne),

@@ -1,5 +1,4 @@
-//! What the gateway itself has to say on a stream that is otherwise somebody else's: whole events, put in
-//! between those that pass.
+//! Inserts the gateway's own events between those of an upstream's event stream.
 
 use std::io;
 use std::pin::Pin;
@@ -16,8 +15,7 @@ use crate::face::http::ResponseBody;
 use crate::face::session::session_streams::SessionStream;
 use crate::wire::framing::{BodyPart, SseDecoder};
 
-/// The session's own stream on its way: the answer to its request, and what the gateway says meanwhile and between its
-/// events.
+/// A session's own stream: the response to its request, and the gateway's messages before it and between its events.
 pub(super) struct SessionOwnStream {
     pub(super) answering: BoxFuture<'static, RequestAnswer>,
     pub(super) own: Option<SessionStream>,
@@ -42,7 +40,7 @@ async fn next(own: Option<&mut SessionStream>) -> Option<Bytes> {
     Some(own?.next().await)
 }
 
-/// An event stream with the messages of `own` in it. Ends with the stream.
+/// An event stream with the messages of `own`. Ends with the stream.
 struct InjectedStream {
     source: ResponseBody,
     own: SessionStream,
@@ -55,11 +53,11 @@ impl Body for InjectedStream {
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<BodyPart>, io::Error>>> {
         let this = self.get_mut();
-        // In the middle of an event the source goes on first, and wakes this when it does.
+        // Within an event the source goes first, and wakes this task.
         if this.position.is_between_events()
             && let Poll::Ready(message) = this.own.poll(cx)
         {
-            // Without an id: what the client takes up again is the source's alone.
+            // Without an id: only the source's events can be resumed.
             return Poll::Ready(Some(Ok(Frame::data(BodyPart::message(message)))));
         }
         let polled = Pin::new(&mut this.source).poll_frame(cx);

@@ -1,4 +1,4 @@
-//! Messages of a session client that want no answer.
+//! Forwards messages of a session client that have no response.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,13 +19,13 @@ const TELL_MAX: Duration = Duration::from_secs(30);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::face::session) enum OneWayKind {
     Notification,
-    /// It is about a request that is under way, and opens no session.
+    /// It is about a request in progress, and opens no session.
     AboutRequest,
     Response,
 }
 
-/// Takes back a request. One that waits to be sent, or that the gateway drives itself, the upstream does not know under its id; of any
-/// other the client tells it itself.
+/// Cancels a request. The upstream does not know a request that is queued here, or that the gateway makes itself; for any other
+/// the client's cancel is forwarded.
 pub(super) async fn cancel(
     shared: &Arc<SessionFaceState>,
     session: &ClientSession,
@@ -33,7 +33,7 @@ pub(super) async fn cancel(
     text: MessageText,
 ) -> StatusCode {
     let (in_flight, nonce) = (&shared.open.in_flight, session.token.nonce);
-    // Before anything is looked for, so that what comes to stand there meanwhile sees it; and before the upstream hears of it.
+    // Before the lookups, so that a request that is registered meanwhile sees it; and before the upstream is notified.
     in_flight.take_back(nonce, id);
     in_flight.cancel(nonce, id, RequestStage::Held);
     let is_ours = [RequestStage::Queued, RequestStage::Driven].map(|stage| in_flight.cancel(nonce, id, stage));
@@ -43,7 +43,7 @@ pub(super) async fn cancel(
     }
 }
 
-/// Passes on something that wants no answer; the status is all there is to say (LEG-06).
+/// Forwards a message without response; returns its status (LEG-06).
 pub(super) async fn note(
     shared: &Arc<SessionFaceState>,
     session: &ClientSession,
@@ -61,7 +61,7 @@ pub(super) async fn note(
             OneWayKind::Notification => verdict(&own.deliver(&session.own, method, || true).await?),
             OneWayKind::Response | OneWayKind::AboutRequest => {
                 match own.send(&own.binding(&session.own), method, &session.own.forwarded).await? {
-                    // A question has gone with its session; a request that waits for another one is not sent there.
+                    // A question has ended with its session; a request that waits for another session is not sent.
                     JudgedResponse::SessionLost => StatusCode::ACCEPTED,
                     judged @ (JudgedResponse::Fine(_) | JudgedResponse::Refused { .. }) => verdict(&judged),
                 }
@@ -72,7 +72,7 @@ pub(super) async fn note(
     match tokio::time::timeout(TELL_MAX, noting).await.unwrap_or(Err(late)) {
         Ok(status) => status,
         Err(GatewayFault { executed: Executed::No, .. }) => StatusCode::SERVICE_UNAVAILABLE,
-        // It may well have arrived, and there is nothing that a client could do about it.
+        // It may have arrived, and the client can do nothing about it.
         Err(_) => StatusCode::ACCEPTED,
     }
 }

@@ -1,6 +1,8 @@
-//! Calls whose stream has ended before their answer. An upstream of 2025-11-25 may close a stream once it gave
-//! an event id; the client comes back with a GET that names the id, and gets the rest (T-29). Until then the
-//! call goes on upstream, so it keeps its place and its deadline. A client that comes back after the deadline is told of it,
+//! Keeps calls that lost their stream before the response, until their client resumes.
+//!
+//! An upstream of 2025-11-25 may close a stream once it sent an event id; the client resumes by a GET with the id (T-29). Until
+//! then the call continues upstream, and keeps its permit and its deadline. A client that resumes after the deadline gets that
+//! fault, unless the upstream has kept a response from before.
 //! unless the upstream has kept the answer since before.
 
 use std::collections::HashMap;
@@ -27,26 +29,25 @@ use crate::upstream::recent_map::RecentMap;
 use crate::upstream::session::own::ResumedStreamKind;
 use crate::wire::{RequestId, envelope};
 
-/// How long a client may stay away beyond the time that the upstream asked it to.
+/// How long a client may stay away beyond the upstream's `retry`.
 const AWAY_MAX: Duration = Duration::from_secs(60);
-/// Longest time that an upstream may ask a client to wait at the price of a place.
+/// The longest `retry` during which a call holds its permit.
 const RETRY_MAX: Duration = Duration::from_secs(60 * 60);
-/// Calls that met their deadline while their clients were away; the one that was asked for longest ago falls out, and its
-/// client gets a stream without an answer.
+/// The most remembered calls that missed their deadline without their client; the least recently used is dropped, and its client
+/// gets a stream without a response.
 const ENDED_MAX: usize = 1_024;
-/// How long they are told of.
+/// How long they are remembered.
 const ENDED_FOR: Duration = Duration::from_secs(5 * 60);
-/// How long the upstream of such a call is asked for an answer that it may have kept.
+/// How long the upstream of such a call is asked for a kept response.
 const KEPT_ANSWER_MAX: Duration = Duration::from_secs(2);
 
 type PauseKey = (u128, String);
 
-/// Calls that wait for their clients, by session and event id. Each has a place, so there are no more than
-/// places.
+/// Calls that wait for their clients, by session and event id. Each holds a permit, which limits their number.
 #[derive(Debug)]
 pub(in crate::face) struct PausedCalls {
     waiting: Mutex<HashMap<PauseKey, PausedCall>>,
-    /// Written while `waiting` is locked: a client that finds its call neither here nor there has none.
+    /// Written while `waiting` is locked: a client finds its call in one of the two.
     ended: RecentMap<EndedCall>,
 }
 
@@ -56,7 +57,7 @@ impl Default for PausedCalls {
     }
 }
 
-/// A call, and what it is still to keep to.
+/// A call with its remaining time limits.
 #[derive(Debug)]
 pub(super) struct PausedCall {
     pub(super) call: PipedCall,
@@ -64,7 +65,7 @@ pub(super) struct PausedCall {
     until: Instant,
 }
 
-/// What is left of a call that met its deadline.
+/// The remains of a call that missed its deadline.
 #[derive(Clone, Debug)]
 pub(super) struct EndedCall {
     event: String,
@@ -73,14 +74,14 @@ pub(super) struct EndedCall {
     when: Instant,
 }
 
-/// What became of a call whose stream is asked for.
+/// The state of a call whose stream is resumed.
 pub(super) enum AwaitedCall {
     Paused(PausedCall),
     Ended(EndedCall),
 }
 
 impl PausedCalls {
-    /// The call whose stream `session` takes up again. One that has ended is told of again to a client that lost that, too.
+    /// The call whose stream `session` resumes. An ended one is found again by a client that loses its stream again.
     pub(super) fn take(&self, session: &ClientSession, last_event: &HeaderValue) -> Option<AwaitedCall> {
         let event = String::from_utf8_lossy(last_event.as_bytes()).into_owned();
         let key = (session.token.nonce, event);
@@ -99,16 +100,16 @@ impl PausedCalls {
 
     fn keep(&self, key: PauseKey, paused: PausedCall) {
         let mut waiting = self.waiting.lock();
-        // Whatever else had this name before.
+        // Replaces an earlier call with this event id.
         self.ended.remove(ended_key(&key));
         waiting.insert(key, paused);
     }
 
-    /// Gives up the call under this key that was to be given up then, unless its client took it meanwhile. What it ends with,
-    /// if with anything, is kept for its client.
+    /// Ends the call under this key that expires at `until`, unless its client has resumed it. Its fault, if any, is kept for the
+    /// client.
     fn give_up(&self, key: PauseKey, until: Instant) -> Option<(PipedCall, Option<GatewayFault>)> {
         let mut waiting = self.waiting.lock();
-        // One that was paused again has another end, and its own watcher.
+        // If it was paused again, it has another expiry and another watcher.
         if waiting.get(&key).is_none_or(|paused| paused.until != until) {
             return None;
         }
@@ -121,8 +122,8 @@ impl PausedCalls {
         Some((call, fault))
     }
 
-    /// Takes note of what a call ends with. If it was taken up and met its deadline then, its client may lose what says so, and
-    /// come back once more.
+    /// Records the fault of a call. If its client had resumed it before the deadline, the client may lose the fault and resume
+    /// once more.
     pub(super) fn note_end(&self, call: &PipedCall, fault: &GatewayFault) {
         let Some(event) = call.taken_up_at.as_ref().filter(|_| fault.reason == Reason::DeadlineExceeded) else {
             return;
@@ -162,8 +163,8 @@ impl AnsweredRequest for EndedCall {
     }
 }
 
-/// Takes up the stream of a call that met its deadline. The upstream may have ended it in time, while nobody listened; where it
-/// brings no answer soon, the client is told of the deadline.
+/// Resumes the stream of a call that missed its deadline. The upstream may have completed it in time, without a client; if it
+/// returns no response soon, the client gets the fault.
 pub(super) async fn kept_answer(
     shared: &Arc<SessionFaceState>,
     session: &ClientSession,
@@ -185,15 +186,15 @@ pub(super) async fn kept_answer(
     }
 }
 
-/// Calls of other sessions have other keys, whatever their events: a nonce is random.
+/// Keys include the session's random nonce, so sessions never collide.
 fn ended_key((nonce, event): &PauseKey) -> u128 {
     let mut hasher = DefaultHasher::new();
     event.hash(&mut hasher);
     nonce ^ u128::from(hasher.finish())
 }
 
-/// Keeps a call until its client comes back, its deadline, or the end of patience, whichever is first. A client
-/// that stays away cancels nothing (T-81); a deadline does.
+/// Keeps a call until its client resumes, its deadline, or the longest absence, whichever is first. An absent client cancels
+/// nothing (T-81); a deadline does.
 pub(super) fn pause(call: PipedCall, pace: PipeTimeouts, at: &StreamPause) {
     let shared = Arc::clone(&call.shared);
     let key = (call.session.token.nonce, at.event.clone());

@@ -7,7 +7,7 @@ use crate::face::call_stream::progress::LifeSigns;
 use crate::wire::RequestId;
 
 impl PipedRequest {
-    /// The life signs of a request that wants progress under a valid token.
+    /// The life signs of a request with a valid progress token.
     pub(super) fn signs(&self) -> Option<LifeSigns> {
         let token = self.progress_token.as_ref().and_then(RequestId::from_payload)?;
         Some(LifeSigns::new(self.id.clone(), token.payload().clone()))

@@ -28,22 +28,21 @@ use crate::upstream::body::{GatedBody, GatedPart, PartlyReadBody};
 use crate::upstream::reply;
 use crate::wire::framing::{BodyPart, EventGate, HoldPolicy, PrimerPolicy};
 
-/// How long a call goes on that nobody reads.
+/// How long a call continues without a reader.
 const DESERTED_MAX: Duration = Duration::from_secs(5 * 60);
-/// How long a stream out of another transport is waited for to be the answer alone: then it needs no names, and nothing
-/// of it is kept.
+/// How long a stream from another transport may take to turn out as a response only: then it needs no ids, and is not buffered.
 const ALONE_MAX: Duration = Duration::from_millis(100);
-/// Largest answer of an upstream over HTTP that is kept. A larger one goes out as it comes, once.
+/// The largest buffered response of an upstream over HTTP. A larger one is forwarded as it arrives, once.
 const KEPT_BYTES_MAX: usize = 1024 * 1024;
 
-/// Who made a request.
+/// The session of a request.
 pub(super) struct RequestOrigin {
     pub(super) token: Arc<SessionToken>,
-    /// Whether it is a `tools/call`: nothing else takes long.
+    /// Whether it is a `tools/call`: other requests are short.
     pub(super) is_call: bool,
 }
 
-/// Answers as soon as there is an answer, or holds the call on a stream of the gateway's own.
+/// Responds as soon as there is a response, or moves the call to a stream of the gateway.
 pub(super) async fn respond(
     shared: &Arc<SessionFaceState>,
     whose: RequestOrigin,
@@ -73,7 +72,7 @@ enum ResumableSource {
     Events(GatedEvents),
 }
 
-/// Holds a stream that was made out of what came over another transport, unless it is the answer alone.
+/// Buffers a stream that was made from another transport, unless it is only a response.
 async fn begin_made(
     shared: &Arc<SessionFaceState>,
     whose: RequestOrigin,
@@ -100,7 +99,7 @@ async fn begin_made(
     begin(shared, whose, (Some(first), ResumableSource::Events(events)), addressee).await
 }
 
-/// Begins a stream that can be taken up again.
+/// Starts a resumable stream.
 async fn begin(
     shared: &Arc<SessionFaceState>,
     RequestOrigin { token, .. }: RequestOrigin,
@@ -118,7 +117,7 @@ async fn begin(
                 Some(ReplayItem::Last(..) | ReplayItem::Rest(_)) | None => return event_stream(empty_body()),
             }
         }
-        // The head goes out with something.
+        // The head is sent with some bytes.
         None if !token.client_version.traits().has_primers => (BodyPart::comment(), None),
         None => (BodyPart::default(), None),
     };
@@ -142,7 +141,7 @@ async fn begin(
     response
 }
 
-/// Writes down what is said, to its end.
+/// Writes all messages to the buffer.
 async fn pump(words: &ReplayWriter, source: ResumableSource, shared: &SessionFaceState) {
     let mut events = match source {
         ResumableSource::Events(events) => events,
@@ -160,7 +159,7 @@ async fn pump(words: &ReplayWriter, source: ResumableSource, shared: &SessionFac
                 return;
             };
             if !shared.served.channel.makes_streams() {
-                // From here on it is the upstream's, with event ids or without.
+                // From here on it is the upstream's, with or without event ids.
                 return words.hand_over(body).await;
             }
             GatedEvents::of(body)
@@ -171,7 +170,7 @@ async fn pump(words: &ReplayWriter, source: ResumableSource, shared: &SessionFac
     }
 }
 
-/// Writes down the one event of an answer, unless it is too large to be kept.
+/// Buffers the only event of a response, unless it is too large.
 async fn keep(words: &ReplayWriter, mut event: ResponseBody) {
     let (mut parts, mut length) = (VecDeque::new(), 0);
     loop {
@@ -184,7 +183,7 @@ async fn keep(words: &ReplayWriter, mut event: ResponseBody) {
                 }
             }
             Ok(None) => break,
-            // It cannot be completed, and its client sees that it breaks off.
+            // It cannot be completed, so the stream breaks off for the client.
             Err(_) => {
                 let broken = futures_util::stream::iter([Err(io::Error::other("the answer broke off"))]);
                 let rest = StreamBody::new(broken).boxed_unsync();
@@ -202,11 +201,11 @@ async fn keep(words: &ReplayWriter, mut event: ResponseBody) {
     }
 }
 
-/// A stream, event by event, comments among them.
+/// A stream by events and comments.
 struct GatedEvents(GatedBody<ResponseBody>);
 
 impl GatedEvents {
-    /// Whoever made the stream has bounded its events.
+    /// The stream's producer has limited its events.
     fn of(body: ResponseBody) -> Self {
         Self(GatedBody::new(body, EventGate::new(PrimerPolicy::Pass, HoldPolicy::Messages, usize::MAX)))
     }

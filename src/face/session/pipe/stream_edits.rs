@@ -1,5 +1,6 @@
-//! Edits event streams: tool lists, arrays for clients that have none, events that only prime a stream, and what the
-//! client must not be asked. Everything else goes by untouched.
+//! Edits event streams: tool lists, batches, priming events and filtered questions.
+//!
+//! Everything else is forwarded unchanged.
 
 use super::client_filter::ClientFilter;
 use crate::face::call_stream::request_answer::RequestAnswer;
@@ -16,33 +17,33 @@ use crate::wire::envelope::{BATCH_READ_MAX, is_batch, split_batch};
 use crate::wire::framing::{EventGate, HoldPolicy, PrimerPolicy};
 use crate::wire::{MessageText, ProtocolVersion, RequestId, ScanLimits};
 
-/// What is to be done with the messages of an answer.
+/// The edits for a response's messages.
 #[derive(Clone)]
 pub(super) struct StreamEdits {
     pub(super) primers: PrimerPolicy,
-    /// Whether the client knows arrays of messages.
+    /// Whether the client supports batches.
     pub(super) arrays: ArrayPolicy,
-    /// The request whose answer is a tool list.
+    /// The request with a tool list as its response.
     pub(super) tool_list: Option<ToolListEdit>,
-    /// What keeps out what the client must not be shown.
+    /// The filter for the client.
     filter: ClientFilter,
     tools: ReachableTools,
 }
 
-/// A tool list on its way.
+/// The edit of a tool list.
 #[derive(Clone)]
 pub(super) struct ToolListEdit {
     pub(super) id: RequestId,
-    /// What is said of each tool; `None` says nothing.
+    /// The task support of each tool; `None` adds none.
     pub(super) support: Option<TaskSupportLookup>,
-    /// The gateway's own tools, for clients that have them.
+    /// The gateway's own tools, for clients that get them.
     pub(super) fallback: Option<FallbackListing>,
 }
 
-/// How arrays of messages are treated, which 2025-03-26 alone has.
+/// The treatment of batches, which only 2025-03-26 has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ArrayPolicy {
-    /// The client takes them.
+    /// The client supports them.
     Pass,
     Split,
 }
@@ -53,7 +54,7 @@ impl StreamEdits {
         let knows_primers = client.traits().has_primers;
         Self {
             primers: if knows_primers { PrimerPolicy::Pass } else { PrimerPolicy::Withhold },
-            // A server may send one though its version has none.
+            // A server may send one although its version has none.
             arrays: if client.traits().has_batches { ArrayPolicy::Pass } else { ArrayPolicy::Split },
             tool_list: None,
             filter,
@@ -61,16 +62,16 @@ impl StreamEdits {
         }
     }
 
-    /// An event stream with these edits.
+    /// Applies the edits to an event stream.
     pub(super) fn apply(self, source: RawBody, limits: &ReadLimits) -> RawBody {
         let is_list = self.tool_list.is_some() || self.tools.are_narrowed();
         let whole = if is_list { HoldPolicy::Messages } else { HoldPolicy::Asking };
         let gate = EventGate::new(self.primers, whole, limits.bytes_max);
-        // Whatever an event is called, some client takes it for a message.
+        // With any event name, some client takes it for a message.
         edited_events(source, gate, limits.share.clone(), move |event| self.text(event.data.clone()))
     }
 
-    /// A JSON body with these edits; nothing, if nothing of it is for the client.
+    /// Applies the edits to a JSON body; empty if nothing of it is for the client.
     pub(super) fn text(&self, text: MessageText) -> Vec<MessageText> {
         let messages = match self.arrays {
             ArrayPolicy::Split if is_batch(&text) => match split_batch(&text, ScanLimits::UPSTREAM, BATCH_READ_MAX) {
@@ -86,7 +87,7 @@ impl StreamEdits {
         messages.into_iter().map(|message| self.listed(message)).collect()
     }
 
-    /// A message that may be a tool list.
+    /// Edits a message that may be a tool list.
     fn listed(&self, message: MessageText) -> MessageText {
         let message = match &self.tool_list {
             Some(ToolListEdit { id, support, fallback }) => {
@@ -102,11 +103,11 @@ impl StreamEdits {
     }
 }
 
-/// An answer that was read whole. Several messages in one array become several events, or the answer
-/// alone for a client that takes no stream.
+/// A response that was read as a whole. Several messages become several events, or only the response for a client that accepts no
+/// stream.
 ///
 /// # Errors
-/// `UpstreamMalformed` if there is nothing that can be passed on.
+/// `UpstreamMalformed` if there is nothing to forward.
 pub(in crate::face) fn several(
     mut messages: Vec<MessageText>,
     accepted: AcceptedTypes,

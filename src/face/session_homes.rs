@@ -1,12 +1,10 @@
-//! Passes requests on to the replica where their session, their stream of HTTP+SSE, or the held call that they go on with, is at
-//! home.
+//! Forwards requests to the replica that owns their session, SSE stream or held call.
 //!
-//! What memory holds about a session is in one process: its streams, the calls that are held for it, its session at the server.
-//! Which one that is stands in the session's id, the stream's address, the call's `requestState`. A request goes one hop at
-//! most: what another replica passed on is answered where it arrives, as after a restart where the session is not at home there
-//! either.
+//! A session's in-memory state (streams, held calls, upstream session) lives in one process, its owner. The session's id, the
+//! stream's URL or the call's `requestState` names it. A request is forwarded at most once: a forwarded one is answered where it
+//! arrives, as after a restart if that replica does not own the session either.
 //!
-//! Knows no sockets: a [`ReplicaLink`] takes a request to another replica, and its listener opens what is sealed here.
+//! Knows no sockets: a [`ReplicaLink`] takes a request to another replica, and that replica's listener opens the seal.
 
 use std::fmt;
 use std::sync::Arc;
@@ -28,34 +26,34 @@ use crate::replica::{HomeErrand, Incarnation, ReplicaDirectory, ReplicaPeer, Ses
 use crate::task::{Clock, Executed, GatewayFault, Principal, Reason};
 use crate::upstream::TaskScope;
 
-/// With a request between replicas: what seals it.
+/// The header with the seal of a forwarded request.
 pub const FORWARD: HeaderName = HeaderName::from_static("taskgate-forward");
-/// With its answer: that a replica took the request, and what a face noted of its answer.
+/// The header of its response: the replica took the request, and the notes of its face.
 const FORWARDED: HeaderName = HeaderName::from_static("taskgate-forwarded");
-/// What may stand there: alone, or before what was noted.
+/// The values of the header: the first alone, or before a note.
 const TAKEN: &str = "taken";
 const ERROR_ANSWER: &str = "error";
 const UNKNOWN_TASK: &str = "unknown-task";
 
-/// What concerns one connection alone, or is said anew on the next.
+/// Headers of one connection, or set anew on the next.
 const OF_ONE_HOP: [HeaderName; 7] = [CONNECTION, CONTENT_LENGTH, EXPECT, HOST, TE, TRANSFER_ENCODING, UPGRADE];
 const OF_ONE_HOP_TOO: [&str; 2] = ["keep-alive", "proxy-connection"];
 
-/// When a client may try again whose request's home could not be reached.
+/// When a client may retry a request whose owner was unreachable.
 const AWAY_RETRY: Duration = Duration::from_secs(1);
 
-/// Marks the answer of another replica, which has counted the request.
+/// Marks the response of another replica, which has counted the request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PassedOnMarker;
 
-/// Takes requests to other replicas.
+/// Sends requests to other replicas.
 #[async_trait]
 pub trait ReplicaLink: fmt::Debug + Send + Sync {
-    /// Takes a request to a replica and returns the head of its answer, whose body comes as the replica sends it. Dropping
-    /// either ends the request there. Until then it counts among what `owner` has under way.
+    /// Sends a request to a replica and returns the response head; the body follows as the replica sends it. Dropping either
+    /// cancels the request there. Until then it counts among `owner`'s requests in progress.
     ///
     /// # Errors
-    /// If no answer came.
+    /// If no response arrived.
     async fn carry(
         &self,
         peer: ReplicaPeer,
@@ -63,20 +61,20 @@ pub trait ReplicaLink: fmt::Debug + Send + Sync {
         owner: &Principal,
     ) -> Result<FaceResponse, ForwardFailure>;
 
-    /// Lets go of connections to all replicas that are not in the directory.
+    /// Closes the connections to replicas that are not in the directory.
     fn keep(&self, directory: &ReplicaDirectory);
 }
 
-/// Why a request that was passed on has no answer.
+/// Why a forwarded request has no response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ForwardFailure {
-    /// The replica cannot be reached, or took nothing: nothing was done.
+    /// The replica is unreachable, or refused: nothing was done.
     Away,
-    /// It was sent, and what became of it nobody knows.
+    /// It was sent, and its outcome is unknown.
     Lost,
 }
 
-/// What a request is passed on for.
+/// Why a request is forwarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ForwardReason {
     Session,
@@ -85,41 +83,41 @@ pub(super) enum ForwardReason {
     HeldCall,
 }
 
-/// What a request of a session is for, and so which replica it concerns.
+/// The purpose of a session's request, which determines its replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SessionErrand {
-    /// Something new.
+    /// A new request.
     Begin,
-    /// The rest of something that names the replica where it is.
+    /// The continuation of an object that names its replica.
     GoOnAt(SessionHome),
-    /// Something that wants no answer, about what is under way and says not where: the end of a request, progress of what a server
-    /// asked, the answer to it. Once the session's home ends all living replicas are told; one that does not know what it is about
-    /// opens nothing for it.
+    /// A notification about a request in progress whose replica is unknown: a cancel, progress, or the answer to a server's
+    /// question. Broadcast to all live replicas while the owner drains; a replica that does not know its request opens nothing
+    /// for it.
     Tell,
     /// The end of the session.
     End,
 }
 
-/// Which replicas a request of a session concerns.
+/// The replicas that a session's request goes to.
 enum ConcernedReplicas {
     One(SessionHome),
-    /// The one that it came to, too.
+    /// All, including the one that received it.
     All,
 }
 
-/// Where sessions are at home, and what else one replica has in memory alone, where there are several.
+/// Maps sessions and other in-memory state to the replica that owns them.
 pub struct SessionHomes {
     directory: ArcSwap<ReplicaDirectory>,
     sealer: Arc<Sealer>,
-    /// The one of tasks, which is the same at all replicas.
+    /// The clock of tasks, which all replicas share.
     clock: Arc<dyn Clock>,
-    /// Of what was passed on last.
+    /// The number of the last forwarded request.
     number: AtomicU64,
     link: Arc<dyn ReplicaLink>,
 }
 
 impl SessionHomes {
-    /// `clock` must be the one that all replicas share: what is passed on is good for a short time by it.
+    /// `clock` must be the one that all replicas share: a seal is valid for a short time by it.
     #[must_use]
     pub fn new(
         directory: ReplicaDirectory,
@@ -130,7 +128,7 @@ impl SessionHomes {
         Self { directory: ArcSwap::from_pointee(directory), sealer, clock, number: AtomicU64::new(0), link }
     }
 
-    /// Goes by another directory from now on.
+    /// Replaces the directory.
     pub fn replace(&self, directory: ReplicaDirectory) {
         if **self.directory.load() != directory {
             self.link.keep(&directory);
@@ -138,19 +136,19 @@ impl SessionHomes {
         }
     }
 
-    /// The home of what is begun here.
+    /// The owner of new sessions here: this replica.
     #[must_use]
     pub fn own(&self) -> Incarnation {
         self.directory.load().own()
     }
 
-    /// What goes with a request that another replica passes on, if it was sealed with a key of this one's.
+    /// Opens the seal of a forwarded request, if a key of this replica made it.
     #[must_use]
     pub fn open(&self, sealed: &str) -> Option<ForwardToken> {
         self.sealer.open_forward(sealed)
     }
 
-    /// The clock by which it is good for a short time.
+    /// The clock by which a seal is valid for a short time.
     #[must_use]
     pub fn clock(&self) -> &dyn Clock {
         &*self.clock
@@ -161,7 +159,7 @@ impl SessionHomes {
         self.sealer.name(self.own(), random)
     }
 
-    /// The living replica that bits name.
+    /// The live replica that bits name.
     pub(super) fn named(&self, bits: u128) -> Option<SessionHome> {
         let directory = self.directory.load();
         self.sealer.named(bits).find_map(|named| match named == directory.own() {
@@ -170,8 +168,8 @@ impl SessionHomes {
         })
     }
 
-    /// Answers a request of a session that concerns another replica; `None` for one that is to be answered here, as is one that is about
-    /// what `is_known` here in the session of this nonce. What others are told as well goes on in the background, within `life`.
+    /// Forwards a session's request to its owner; `None` for one to answer here, also if `is_known` finds its request in this
+    /// session. A broadcast continues in the background, within `life`.
     pub(super) async fn pass_on(
         self: &Arc<Self>,
         inbound: &Inbound,
@@ -191,7 +189,7 @@ impl SessionHomes {
         }
     }
 
-    /// Which replicas a request of a session concerns; `None` if it may not go on, or is known to be for this one.
+    /// The replicas for a session's request; `None` if it may not be forwarded, or belongs here.
     fn concerned(
         &self,
         inbound: &Inbound,
@@ -217,7 +215,7 @@ impl SessionHomes {
         }))
     }
 
-    /// Passes a message on to all others, whoever leaves meanwhile. Nobody hears what became of it.
+    /// Sends a message to all other replicas, even if the client disconnects. The outcomes are ignored.
     fn tell_all(self: &Arc<Self>, inbound: &Inbound, life: &TaskScope) {
         for peer in self.directory.load().peers() {
             let (homes, inbound) = (Arc::clone(self), Box::new(inbound.clone()));
@@ -226,7 +224,7 @@ impl SessionHomes {
         }
     }
 
-    /// Passes on a request for what was begun at `home`, and ends with it; `None` where that is here, or gone.
+    /// Forwards a request to the replica `home`, and ends with it; `None` if that is this one, or gone.
     pub(super) async fn pass_on_to(
         &self,
         inbound: &Inbound,
@@ -265,7 +263,7 @@ impl SessionHomes {
         })
     }
 
-    /// A request as it goes to another replica: as it came, and with what seals it.
+    /// A request for another replica: as received, with its seal.
     fn request(&self, inbound: &Inbound, peer: ReplicaPeer) -> Option<http::Request<Bytes>> {
         let target = match &inbound.query {
             Some(query) => Uri::try_from(format!("{}?{query}", inbound.path)),
@@ -285,7 +283,7 @@ impl SessionHomes {
         *request.uri_mut() = target.ok()?;
         *request.headers_mut() = beyond_this_hop(&inbound.headers);
         let mut sealed = HeaderValue::try_from(self.sealer.seal_forward(&token)?).ok()?;
-        // No two are alike, and whoever remembers one (RFC 7541) forgets what the next request has again.
+        // No two are alike, so the HPACK table (RFC 7541) should not index them in place of reusable fields.
         sealed.set_sensitive(true);
         request.headers_mut().insert(FORWARD, sealed);
         Some(request)
@@ -298,18 +296,18 @@ impl fmt::Debug for SessionHomes {
     }
 }
 
-/// Whether a request may go to another replica. What was counted comes from one, or belongs to a session that is here; so does
-/// what came on a stream.
+/// Whether a request may be forwarded. Not if it was counted: then it was forwarded already, or belongs to a session here; nor if
+/// it arrived on a stream.
 pub(super) fn may_go_on(inbound: &Inbound) -> bool {
     !inbound.is_counted && inbound.carriage == MessageChannel::Request
 }
 
-/// Nothing was done, as the home cannot be reached. It is not dead for that.
+/// Nothing was done, as the owner is unreachable, which does not make it dead.
 pub(super) fn away() -> GatewayFault {
     GatewayFault { retry_after: Some(AWAY_RETRY), ..GatewayFault::new(Reason::ReplicaAway, Executed::No) }
 }
 
-/// The headers of a request that go on to the next hop.
+/// The headers for the next hop.
 fn beyond_this_hop(all: &HeaderMap) -> HeaderMap {
     let mut kept = all.clone();
     let named = all.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
@@ -321,7 +319,7 @@ fn beyond_this_hop(all: &HeaderMap) -> HeaderMap {
     kept
 }
 
-/// Notes on an answer to another replica that its request was taken, with what was noted of it here.
+/// Marks a response to another replica as taken, with the notes of the face.
 pub fn note_taken(response: &mut FaceResponse) {
     let is_error = response.extensions().get::<ErrorAnswerMarker>().is_some();
     let is_unknown = response.extensions().get::<UnknownTaskMarker>().is_some();
@@ -334,8 +332,7 @@ pub fn note_taken(response: &mut FaceResponse) {
     response.headers_mut().insert(FORWARDED, note);
 }
 
-/// The answer of a replica that took the request, with what was noted of it there; `None` where it was refused, or whoever
-/// answered is no replica.
+/// The response of a replica that took the request, with its face's notes; `None` if it was refused, or no replica responded.
 fn taken(mut answer: FaceResponse) -> Option<FaceResponse> {
     let note = answer.headers_mut().remove(FORWARDED)?;
     let mut notes = note.to_str().ok()?.split(',').map(str::trim);
@@ -347,7 +344,7 @@ fn taken(mut answer: FaceResponse) -> Option<FaceResponse> {
         match noted {
             ERROR_ANSWER => drop(answer.extensions_mut().insert(ErrorAnswerMarker)),
             UNKNOWN_TASK => drop(answer.extensions_mut().insert(UnknownTaskMarker)),
-            // Of a newer build.
+            // A note of a newer version.
             _ => (),
         }
     }

@@ -1,4 +1,4 @@
-//! Writes a JSON body as one event of a stream, piece by piece, without copying large payloads.
+//! Writes a JSON body as one event of a stream, without copying large payloads.
 
 use std::io;
 use std::pin::Pin;
@@ -10,15 +10,15 @@ use hyper::body::{Body, Frame};
 use super::http::ResponseBody;
 use crate::wire::framing::BodyPart;
 
-/// Longest part of a text with line ends in it that is written again at a time.
+/// The longest part with line ends that is rewritten at once.
 const LINES_MAX: usize = 64 << 10;
 
-/// A JSON body as one event. Line ends in it, which only JSON's whitespace has, become several lines of data that read back as
-/// the same JSON.
+/// A JSON body as one event. Its line ends, which occur only in whitespace, become several data lines, which read as the same
+/// JSON.
 pub(super) struct SingleEventBody {
     source: ResponseBody,
     at: SingleEventPart,
-    /// The rest of a frame, or the text before the first one.
+    /// The rest of a frame, or the prefix of the event.
     left: Bytes,
 }
 
@@ -34,7 +34,7 @@ impl SingleEventBody {
         Self { source, at: SingleEventPart::Head, left: Bytes::from_static(b"event: message\ndata: ") }
     }
 
-    /// The same event under an id, if it has one.
+    /// Adds an id, if there is one.
     pub(super) fn named(self, id: Option<String>) -> Self {
         let Some(id) = id else { return self };
         Self { left: [format!("id: {id}\n").as_bytes(), &self.left].concat().into(), ..self }
@@ -43,7 +43,7 @@ impl SingleEventBody {
     /// The next part of `left`, which is not empty.
     fn next_part(&mut self) -> Bytes {
         let Some(first) = memchr::memchr2(b'\r', b'\n', &self.left) else { return std::mem::take(&mut self.left) };
-        // Text without a line end is not changed.
+        // Text without a line end is unchanged.
         if first > LINES_MAX {
             return self.left.split_to(first);
         }

@@ -1,10 +1,9 @@
-//! The transport of 2024-11-05 (HTTP+SSE): one event stream to the client, and a POST for each message from it.
+//! Serves the HTTP+SSE transport of 2024-11-05: one event stream, and a POST per message.
 //!
-//! An adapter in front of an upstream's endpoint, and no face of its own: what is said on a stream goes through
-//! [`stream_client`] to the faces that serve all others, so any version may be spoken over it (GW-01). A stream is
-//! the session, lives in this process, and is not to be taken up again; its tasks outlive it. Where there are several replicas, a
-//! message that comes to another one is passed on to where its stream is, which counts it. Read [`SseEndpoint`]
-//! first, then `streams` for whose a stream is, `events` for what is written on it.
+//! An adapter in front of an upstream's endpoint, not a face: messages go through [`stream_client`] to the usual faces, so any
+//! version can be used over it (GW-01). A stream is the session, lives in this process, and cannot be resumed; its tasks outlive
+//! it. With several replicas, a message is forwarded to the replica of its stream, which counts it. Read [`SseEndpoint`] first,
+//! then `streams` for the owners of streams, `events` for their content.
 
 mod events;
 mod streams;
@@ -38,15 +37,15 @@ use events::SseEventStream;
 pub use streams::STREAMS_MAX;
 use streams::{SseStreamKey, SseStreamTable};
 
-/// Messages of one client that are taken and not looked at yet. Further POSTs wait for their 202.
+/// Accepted messages of one client that are not processed yet. Further POSTs wait for their 202.
 const SPOKEN_MAX: usize = 4;
-/// Messages that wait for the client to read. What comes then waits where it is.
+/// Messages queued for the client. Later ones wait at their source.
 const OUTGOING_MAX: usize = 8;
-/// Room for what stands around a result.
+/// Room for the envelope of a result.
 const ENVELOPE_BYTES: usize = 64 << 10;
-/// How long a POST waits at most.
+/// The longest wait of a POST.
 const TAKEN_MAX: Duration = Duration::from_secs(30);
-/// The member of the query that says which stream a message is for.
+/// The query parameter with a message's stream.
 const STREAM: &str = "session_id";
 
 /// All open streams of a gateway.
@@ -54,30 +53,30 @@ const STREAM: &str = "session_id";
 pub struct SseStreams(Arc<SseStreamTable<mpsc::Sender<ClientMessage>>>);
 
 impl SseStreams {
-    /// None yet.
+    /// No streams yet.
     #[must_use]
     pub fn new(limits: SharedLimits) -> Self {
         Self(Arc::new(SseStreamTable::new(limits)))
     }
 }
 
-/// What clients of HTTP+SSE of one upstream, or of one endpoint of several, are served with.
+/// The settings for HTTP+SSE clients of one upstream or endpoint.
 #[derive(Clone, Debug)]
 pub struct SseServed {
-    /// What is the same for all upstreams is of use here, and nothing else.
+    /// Used only for the state that all upstreams share.
     pub served: Arc<Served>,
-    /// What they are served: the name of the upstream, or the endpoint's path.
+    /// The upstream's name, or the endpoint's path.
     pub name: Arc<str>,
-    /// Largest result that they may be given.
+    /// The largest result.
     pub result_bytes_max: usize,
-    /// Where it is served to everybody else.
+    /// The path for streamable HTTP.
     pub path: Arc<str>,
     pub streams: SseStreams,
-    /// Streams end from then on, each once nothing is under way on it.
+    /// Once cancelled, each stream ends as soon as it has no request in progress.
     pub leaving: CancellationToken,
 }
 
-/// Where one upstream is served over HTTP+SSE: GET opens a stream, POST brings a message for one.
+/// The HTTP+SSE path of one upstream: GET opens a stream, POST carries a message for one.
 pub struct SseEndpoint {
     sse: SseServed,
     endpoint: Arc<dyn Endpoint>,
@@ -96,7 +95,7 @@ impl SseEndpoint {
         Self { sse, endpoint }
     }
 
-    /// Opens a stream: the address for its messages first, then what is said on it.
+    /// Opens a stream: first the URL for its messages, then its messages.
     fn open(&self, inbound: Inbound) -> FaceResponse {
         if matches!(inbound.accepted, AcceptedTypes::Json | AcceptedTypes::Neither) {
             return bare(StatusCode::NOT_ACCEPTABLE);
@@ -106,7 +105,7 @@ impl SseEndpoint {
             return bare(StatusCode::SERVICE_UNAVAILABLE);
         }
         let (key, owner) = (self.key(&inbound, (served.random)()), inbound.principal.clone());
-        // A path and no URL: the gateway does not know by which name and scheme its clients reach it.
+        // A path and no URL: the gateway does not know the host and scheme that its clients use.
         let sealed =
             served.sealer.seal(TokenPurpose::Stream, &StreamToken { nonce: key.nonce, home: served.home() }.encode());
         let address = format!("{}?{STREAM}={sealed}", inbound.path);
@@ -131,13 +130,13 @@ impl SseEndpoint {
         ending_with(opened, || self.endpoint.withheld_from(&owner))
     }
 
-    /// Takes a message for a stream: 202 once it will be looked at, whatever becomes of it.
+    /// Accepts a message for a stream: 202 once it will be processed, with any outcome.
     async fn take(&self, inbound: Inbound) -> FaceResponse {
         let Some(sealed) = stream_named(inbound.query.as_deref()) else { return only_get() };
         let opened = self.sse.served.sealer.open(TokenPurpose::Stream, sealed);
         let token = opened.and_then(|plain| StreamToken::decode(&plain));
         if let (Some(homes), Some(home)) = (&self.sse.served.homes, token.and_then(|token| token.home))
-            // On the heap, as a gateway that is alone never needs it.
+            // Boxed, as a single gateway never needs it.
             && let Some(passed) = Box::pin(homes.pass_on_to(&inbound, home, ForwardReason::Stream)).await
         {
             return passed.unwrap_or_else(|fault| unanswered_home(&fault));
@@ -151,7 +150,7 @@ impl SseEndpoint {
             && let (None, complaint) = unreadable(error)
             && envelope::asked_in(&inbound.body).is_none()
         {
-            // Without an id nobody could tell on the stream which message this is about.
+            // Without an id no response on the stream could refer to the message.
             let answer = || refuse(&addressee(None, AcceptedTypes::Json), &complaint);
             return self.refuse(&inbound, "message_unreadable", answer);
         }
@@ -166,7 +165,7 @@ impl SseEndpoint {
         }
     }
 
-    /// Refuses what never reaches the endpoint, which counts all the rest.
+    /// Refuses a message that never reaches the endpoint, which counts all others.
     fn refuse(&self, inbound: &Inbound, reason: &'static str, answer: impl FnOnce() -> FaceResponse) -> FaceResponse {
         metrics::counter!(metric::HTTP_REFUSED, "reason" => reason).increment(1);
         match self.sse.served.rates.admit(&inbound.counted_as(), 1) {
@@ -206,13 +205,13 @@ impl Endpoint for SseEndpoint {
     }
 }
 
-/// Which stream a query names.
+/// The stream in a query.
 fn stream_named(query: Option<&str>) -> Option<&str> {
     query?.split('&').find_map(|member| member.strip_prefix(STREAM)?.strip_prefix('='))
 }
 
-/// For a POST that names no stream: so a client that tries the current transport first learns that this is the older
-/// one (transports, backwards compatibility).
+/// For a POST without a stream, so that a client that tries streamable HTTP first learns that this is the older transport
+/// (transports, backwards compatibility).
 fn only_get() -> FaceResponse {
     not_allowed("GET")
 }

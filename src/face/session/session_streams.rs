@@ -1,5 +1,6 @@
-//! Registers the streams that sessions hold open: where the gateway can say something of its own accord. The newest of a
-//! session's streams is told, since nothing may be told twice.
+//! Registers sessions' open streams, on which the gateway can send its own messages.
+//!
+//! Only the newest stream of a session receives them, since nothing may be sent twice.
 
 use std::collections::HashMap;
 use std::future::poll_fn;
@@ -13,21 +14,21 @@ use tokio::sync::{mpsc, watch};
 use crate::face::notification_subscriber::AgreedResources;
 use crate::upstream::NotificationSubscription;
 
-/// Streams of one session that are told from each other.
+/// The most tracked streams of one session.
 const PER_SESSION_MAX: usize = 8;
-/// Most streams of sessions that are the gateway's alone.
+/// The most streams of bridged sessions.
 const STREAMS_MAX: usize = 16_384;
-/// Messages that wait for a reader. A reader that is further behind misses notifications.
+/// Messages queued for a reader. A slower reader misses notifications.
 pub(super) const MESSAGES_MAX: usize = 64;
 
-/// A way to one stream.
+/// The sender of one stream.
 #[derive(Clone, Debug)]
 pub(super) struct StreamSender {
     pub(super) number: u64,
     pub(super) sender: mpsc::Sender<Bytes>,
 }
 
-/// All streams of one face's clients, by the nonce of their session. What is known of a session is gone with its streams.
+/// All streams of one face's clients, by the nonce of their session. A session's entry ends with its streams.
 #[derive(Debug, Default)]
 pub(in crate::face) struct SessionStreams {
     open: Mutex<OpenSessionStreams>,
@@ -37,7 +38,7 @@ pub(in crate::face) struct SessionStreams {
 #[derive(Debug, Default)]
 struct OpenSessionStreams {
     next: u64,
-    /// Streams that met [`STREAMS_MAX`].
+    /// The streams that count towards [`STREAMS_MAX`].
     counted: usize,
     by_session: HashMap<u128, StreamsOfSession>,
 }
@@ -47,18 +48,18 @@ struct StreamsOfSession {
     /// In the order in which they were opened.
     streams: Vec<StreamSender>,
     now: watch::Sender<NewestStream>,
-    /// What the server is to tell on the newest one, which has not looked yet.
+    /// Subscriptions that the server has confirmed, until the newest stream takes them over.
     agreed: AgreedResources,
 }
 
-/// What the streams of a session have to know.
+/// The state that all streams of a session watch.
 #[derive(Clone, Copy, Debug, Default)]
 struct NewestStream {
     newest: u64,
     is_over: bool,
 }
 
-/// Which stream of its session one is.
+/// The rank of a stream in its session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StreamTurn {
     Newest,
@@ -67,7 +68,7 @@ pub(super) enum StreamTurn {
     Over,
 }
 
-/// One stream: what is to be said on it, in order. Dropping it closes the way.
+/// The receiver of one stream's messages, in order. Dropping it unregisters the stream.
 #[derive(Debug)]
 pub(in crate::face) struct SessionStream {
     messages: mpsc::Receiver<Bytes>,
@@ -79,7 +80,7 @@ pub(in crate::face) struct SessionStream {
 }
 
 impl SessionStreams {
-    /// A stream of the session `nonce`, its newest. Of too many the oldest hears nothing any more.
+    /// Opens a stream of the session `nonce`, its newest. With too many, the oldest receives nothing more.
     pub(in crate::face) fn open(self: &Arc<Self>, nonce: u128) -> SessionStream {
         let mut open = self.open.lock();
         if let Some(session) = open.by_session.get_mut(&nonce)
@@ -90,7 +91,7 @@ impl SessionStreams {
         self.enter(&mut open, nonce, false)
     }
 
-    /// The same for a session that is the gateway's alone; `None` if there are too many streams.
+    /// As [`Self::open`], for a bridged session; `None` if there are too many streams.
     pub(super) fn try_open(self: &Arc<Self>, nonce: u128) -> Option<SessionStream> {
         let mut open = self.open.lock();
         let own = open.by_session.get(&nonce).map_or(0, |session| session.streams.len());
@@ -118,7 +119,7 @@ impl SessionStreams {
         self.open.lock().by_session.contains_key(&nonce)
     }
 
-    /// The way to a session's newest stream.
+    /// The sender of a session's newest stream.
     pub(super) fn newest(&self, nonce: u128) -> Option<mpsc::Sender<Bytes>> {
         newest(&self.open.lock().by_session.get(&nonce)?.streams).map(|stream| stream.sender.clone())
     }
@@ -128,21 +129,21 @@ impl SessionStreams {
         self.opened.subscribe()
     }
 
-    /// Keeps what the server has agreed to tell of a resource, until the stream that is told takes it over.
+    /// Keeps a confirmed subscription to a resource, until the newest stream takes it over.
     pub(super) fn agreed(&self, nonce: u128, uri: String, agreed: NotificationSubscription) {
         if let Some(session) = self.open.lock().by_session.get_mut(&nonce) {
             session.agreed.add(uri, agreed);
         }
     }
 
-    /// Lets go of that, if it is still here.
+    /// Drops that subscription, if it is still here.
     pub(super) fn unwanted(&self, nonce: u128, uri: &str) {
         if let Some(session) = self.open.lock().by_session.get_mut(&nonce) {
             session.agreed.remove(uri);
         }
     }
 
-    /// Has the streams of a session look at what it wants.
+    /// Makes a session's streams read its current wishes.
     pub(super) fn changed(&self, nonce: u128) {
         if let Some(session) = self.open.lock().by_session.get(&nonce) {
             session.now.send_modify(|_| ());
@@ -172,33 +173,32 @@ impl SessionStream {
         }
     }
 
-    /// What the server has agreed to tell since this was asked last; of its session's newest stream alone.
+    /// The subscriptions confirmed since the last call; only for the session's newest stream.
     pub(super) fn agreed(&self) -> AgreedResources {
         let mut open = self.streams.open.lock();
         open.by_session.get_mut(&self.nonce).map(|session| std::mem::take(&mut session.agreed)).unwrap_or_default()
     }
 
-    /// What is to be said next. Cancel safe.
+    /// The next message. Cancel safe.
     pub(in crate::face) async fn next(&mut self) -> Bytes {
         poll_fn(|cx| self.poll(cx)).await
     }
 
-    /// Returns with a message once there is one; with none once its turn, or what its session wants, may have changed.
-    /// Cancel safe.
+    /// Returns the next message; `None` once the stream's rank or the session's wishes may have changed. Cancel safe.
     pub(super) async fn news(&mut self) -> Option<Bytes> {
         tokio::select! {
             Some(message) = self.messages.recv() => Some(message),
             Ok(()) = self.now.changed() => None,
-            // The other end is there as long as this stream is.
+            // The sender exists as long as this stream.
             else => std::future::pending().await,
         }
     }
 
-    /// What is to be said next.
+    /// Polls for the next message.
     pub(in crate::face) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Bytes> {
         match self.messages.poll_recv(cx) {
             Poll::Ready(Some(message)) => Poll::Ready(message),
-            // The oldest of too many streams stays open without us.
+            // The oldest of too many streams stays open without a sender.
             Poll::Ready(None) | Poll::Pending => Poll::Pending,
         }
     }

@@ -1,8 +1,8 @@
-//! Tasks of session clients: calls that ask for one, the methods about them, and what is said in between.
+//! Serves tasks of session clients: calls as tasks, task methods, and notifications.
 //!
-//! Everything that a task is stands in the store; here is only who may be told what at the moment. Read
-//! [`SessionFaceState::call`] for how a task begins, `result` for how its outcome is waited for, `task_notifier` for what it
-//! says of its own accord.
+//! A task's whole state is in the store; this module holds only the current receivers of its messages. Read
+//! [`SessionFaceState::call`] for the start of a task, `result` for waiting for its outcome, `task_notifier` for its
+//! notifications.
 
 mod draft;
 mod result;
@@ -58,7 +58,7 @@ pub(super) use wish::{TaskWish, wish};
 /// Tasks on one page of a list.
 const PAGE: usize = 50;
 
-/// What a face remembers for its clients' tasks. All of it can be made again from the store.
+/// A face's in-memory state of its clients' tasks. All of it can be rebuilt from the store.
 pub(in crate::face) struct SessionTasksState {
     lines: TaskSubscribers,
     requests: Arc<TaskRequests>,
@@ -85,32 +85,32 @@ impl SessionTasksState {
         }
     }
 
-    /// Whether a request is still to be answered that became a task under an id of its client's, or is about to.
+    /// Whether a request with a chosen task id still has no response.
     pub(super) fn has_under_way(&self, nonce: u128, id: &RequestId) -> bool {
         self.requests.knows(nonce, id)
     }
 
-    /// The look-ups of tasks that failed.
+    /// The failed lookups of tasks.
     pub(super) const fn misses(&self) -> &UnknownTaskWatch {
         &self.misses
     }
 
-    /// What a session's tool list says of each tool; `None` where tasks are not offered.
+    /// The task support in a session's tool list; `None` if tasks are not offered.
     pub(in crate::face) fn support(&self, session: &ClientSession) -> Option<TaskSupportLookup> {
         session.has_tasks().then(|| Arc::clone(&self.support))
     }
 
-    /// Whether a session has to do with tasks: with the draft on each has, whatever its version.
+    /// Whether a session may have tasks: with the draft enabled each may, in any version.
     pub(in crate::face) fn are_for(&self, session: &ClientSession) -> bool {
         session.has_tasks() || self.drafts.has(Draft::Sep1686)
     }
 
-    /// The words for tasks of 2025-11-25 here.
+    /// The codec for tasks of 2025-11-25.
     fn codec(&self) -> CoreTasks {
         CoreTasks::with_drafts(self.drafts)
     }
 
-    /// The handle of a call that became a task; `text` goes with it for the client's model.
+    /// The handle of a call that became a task; `text` is for the client's model.
     fn handle(&self, task: &Task, text: Option<Arc<str>>) -> Result<Payload, RpcError> {
         let core = self.codec().with_immediate_response(text);
         match self.drafts.has(Draft::Sep1686) {
@@ -127,7 +127,7 @@ impl ClientSession {
     }
 }
 
-/// What a client is offered in `initialize`; `None` for versions without tasks.
+/// The task capability in the response to `initialize`; `None` for versions without tasks.
 pub(in crate::face) fn offer(version: ProtocolVersion, principal: &Principal, drafts: Drafts) -> Option<Payload> {
     let lists = match principal.is_identified() {
         false => ListSupport::Withheld,
@@ -137,17 +137,17 @@ pub(in crate::face) fn offer(version: ProtocolVersion, principal: &Principal, dr
     CoreTasks::are_offered_in(version).then(|| CoreTasks::capability(lists))
 }
 
-/// Whether a request is about tasks, whoever may make it.
+/// Whether a request is about tasks of 2025-11-25.
 pub(super) fn is_method(name: &str) -> bool {
     CoreTasks::is_method(name)
 }
 
-/// The same where drafts may be on.
+/// Whether a request is about tasks, drafts included.
 pub(super) fn is_served_method(drafts: Drafts, name: &str) -> bool {
     is_method(name) || (drafts.has(Draft::Sep1686) && DraftTasks::is_method(name))
 }
 
-/// Who asks, in which session.
+/// The session and the principal of a request.
 pub(super) struct TaskRequestContext<'a> {
     pub(super) session: ClientSession,
     pub(super) principal: &'a Principal,
@@ -156,7 +156,7 @@ pub(super) struct TaskRequestContext<'a> {
     pub(super) arrived: Instant,
 }
 
-/// A call that is to be a task.
+/// A call that must become a task.
 #[derive(Debug)]
 pub(super) struct TaskCall {
     pub(super) request: Request,
@@ -165,8 +165,7 @@ pub(super) struct TaskCall {
 }
 
 impl SessionFaceState {
-    /// Makes a task of a call, and answers with its handle once that is kept. The call runs in the client's
-    /// own upstream session.
+    /// Makes a call a task, and responds with its handle once it is stored. The call runs in the client's upstream session.
     pub(super) async fn call(self: &Arc<Self>, asking: TaskRequestContext<'_>, call: TaskCall) -> FaceResponse {
         let addressee = addressee(Some(&call.request.id), asking.accepted);
         self.note_tasks(&asking.session);
@@ -180,7 +179,7 @@ impl SessionFaceState {
         let names = asking.session.idempotency_scope(asking.principal);
         let idempotency =
             match idempotency_key::read(asking.headers, params, names, self.served.channel.name(), &call.tool) {
-                // The id that the client chose is a name already.
+                // The client's chosen id identifies the call already.
                 Ok(Some(_)) if draft.is_some() => return refuse(&addressee, &draft::named_twice()),
                 Ok(idempotency) => idempotency,
                 Err(complaint) => return refuse(&addressee, &complaint),
@@ -206,7 +205,7 @@ impl SessionFaceState {
                     handle_delay::pass(&self.served.engine, &task.key, is_named).await;
                 }
                 let forwarded = &asking.session.own.forwarded;
-                // Whoever named the call finds what became of it by that name.
+                // With an idempotency key, the client finds the outcome by the key.
                 if let Some(fault) = handle_delay::refusal(&self.served.engine, &task.key, forwarded).await
                     && !is_named
                 {
@@ -236,12 +235,12 @@ impl SessionFaceState {
         }
     }
 
-    /// Whether an id is that of a task's question.
+    /// Whether an id belongs to a task's question.
     pub(super) fn is_of_a_task(&self, id: &RequestId) -> bool {
         tokens::question(&self.served.sealer, id).is_some()
     }
 
-    /// Where a task of this session runs: in the client's own upstream session, where the server knows any.
+    /// The upstream of this session's tasks: the client's own upstream session, if the server has sessions.
     pub(super) fn upstream_of(self: &Arc<Self>, session: &ClientSession) -> Arc<dyn Upstream> {
         match session.is_bridged() {
             true => Arc::clone(&self.served.stateless),
@@ -288,7 +287,7 @@ impl SessionFaceState {
         };
         let request = plain_request(method::TOOLS_CALL, Some(params));
         let tool = (Arc::from(call.tool.as_str()), policy);
-        // The tool list went to the client alone, and with it what the tools say of themselves: nothing is repeatable.
+        // The tool list went to the client only, and so did the tools' annotations: no call is repeatable.
         let mut spec = served.target().plain_call(maker, request, Some(tool));
         spec.upstream = self.upstream_of(&asking.session);
         spec.plan = plan;
@@ -301,7 +300,7 @@ impl SessionFaceState {
         spec
     }
 
-    /// Carries progress and log messages to whoever waits, or to the session's own stream.
+    /// Sends progress and log messages to waiting requests, or to the session's own stream.
     fn asides(
         self: &Arc<Self>,
         rising: Option<SharedProgress>,
@@ -325,7 +324,7 @@ impl SessionFaceState {
         })
     }
 
-    /// The line of an unsettled task, with somebody who carries. `shown` is what the client knows of it.
+    /// The subscriber list of an unsettled task, with a running notifier. `shown` is the state that the client knows.
     fn line(self: &Arc<Self>, key: &TaskKey, home: u128, shown: Option<&Task>) -> Arc<SubscriberList> {
         let (line, is_new) = self.tasks.lines.open(key, home);
         if is_new {
@@ -336,7 +335,7 @@ impl SessionFaceState {
         line
     }
 
-    /// Has what a task asks put to its client on the session's own stream.
+    /// Makes a task's questions go to its client on the session's own stream.
     pub(super) fn speak_of(self: &Arc<Self>, task: &Task, home: u128) {
         self.line(&task.key, home, Some(task));
     }
@@ -399,8 +398,8 @@ impl SessionFaceState {
         }
     }
 
-    /// Takes a client's answer to a question of a task. What it is about stands in its id; one that nobody
-    /// waits for is taken all the same.
+    /// Accepts a client's answer to a task's question. The id names the task and the question; an unexpected answer gets the same
+    /// response.
     pub(super) async fn take_answer(&self, principal: &Principal, response: envelope::Response) -> FaceResponse {
         let Some((task, key)) = response.id.as_ref().and_then(|id| tokens::question(&self.served.sealer, id)) else {
             return bare(StatusCode::ACCEPTED);
@@ -409,8 +408,8 @@ impl SessionFaceState {
         if let Some(line) = self.tasks.lines.get(&whose) {
             line.note_answer(key);
         }
-        // One that has the shape of its question, or the refusal that it comes to: a response is taken whatever it says, so
-        // its client hears of no mistake (B129).
+        // Validated against its question, or replaced by the refusal that it amounts to: a response is accepted with any content,
+        // so its client sees no error (B129).
         let answer = match self.served.engine.get(&whose).await.as_deref() {
             Ok(task) => {
                 let answer = RelatedTask::of(task.key.id, task.chosen.as_ref()).answer(response);
@@ -432,7 +431,7 @@ impl SessionFaceState {
     }
 }
 
-/// Progress of the upstream's as the client is to see it; what falls back is left out (T-73).
+/// The upstream's progress for the client; progress that does not increase is dropped (T-73).
 fn shown(task: &RelatedTask, rising: &mut MonotonicProgress, progress: &Progress) -> Option<Bytes> {
     let value = rising.real(&progress.progress, progress.total.as_ref())?;
     Some(rising.notification(&value, progress.message.as_deref(), Some(&task.meta())))
@@ -445,7 +444,7 @@ fn respond(addressee: &Addressee, encoded: Result<Payload, RpcError>) -> FaceRes
     }
 }
 
-/// An error that answers a request is HTTP 200 here.
+/// An error for a request has status 200 here.
 fn answer_refused(refused: TaskMethodError, addressee: &Addressee) -> FaceResponse {
     match refused {
         TaskMethodError::Complaint(complaint) => refuse(addressee, &complaint),

@@ -1,7 +1,7 @@
-//! Tools that the server runs as tasks of its own, for clients with sessions (GW-11, GW-13).
+//! Runs tools that a server runs only as tasks, for session clients (GW-11, GW-13).
 //!
-//! What a server says of its tools is asked in a session of the gateway's own, with the client's capabilities: a client
-//! need not have listed them, nor in this process life. Nothing of it is done where the handshake told of no tasks.
+//! The tools' task support is fetched in a session of the gateway with the client's capabilities: a client may not have listed
+//! the tools, or only in an earlier process. Skipped if the server declared no tasks in its handshake.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,10 +29,10 @@ use crate::upstream::{CallContext, Upstream, UpstreamTaskMode};
 use crate::wire::envelope::{Notification, Request};
 use crate::wire::{RequestId, RpcError, method};
 
-/// How long a call waits for what the server says of its tool; without that it goes its ordinary way.
+/// How long a call waits for its tool's task support; after that it is forwarded as usual.
 pub(super) const LOOK_MAX: Duration = Duration::from_secs(10);
 
-/// What a server says of its tools.
+/// The task support of a server's tools.
 #[derive(Debug)]
 pub(super) struct UpstreamTaskTools {
     pool: Arc<dyn Upstream>,
@@ -45,17 +45,17 @@ impl UpstreamTaskTools {
         Self { catalog, pool }
     }
 
-    /// Its tools, as a session of the gateway's own lists them.
+    /// Its tools, as a session of the gateway lists them.
     pub(super) const fn catalog(&self) -> &Catalog {
         &self.catalog
     }
 
-    /// Keeps what is cached small while nobody asks, until told to stop.
+    /// Cleans up the cache, until stopped.
     pub(super) async fn keep_tidy(&self, stop: &CancellationToken) {
         self.catalog.keep_tidy(stop).await;
     }
 
-    /// What the server says of a tool; as of an ordinary one where it says nothing in time.
+    /// The task support of a tool; that of an ordinary tool if the server does not respond in time.
     async fn support(&self, tool: &str, context: &CallContext) -> ToolTaskSupport {
         let look = async {
             let facts = self.pool.facts(context).await.ok()?;
@@ -74,8 +74,8 @@ impl UpstreamTaskTools {
     }
 }
 
-/// Whether a plain call may be of a tool that the server runs only as a task, is one that is split, or has an idempotency
-/// key. A glance: most servers have no tasks, and most calls are not split and have no key.
+/// Whether a plain call may need the engine: for a tool that the server runs only as a task, a split, or an idempotency key. A
+/// cheap check: most servers have no tasks, and most calls need neither.
 pub(super) fn may_drive(
     shared: &SessionFaceState,
     session: &ClientSession,
@@ -86,7 +86,7 @@ pub(super) fn may_drive(
         && (session.token.tasks.calls || is_split(shared, request) || arrival.has_key())
 }
 
-/// Whether a call is made as many, one for each element of a list in it.
+/// Whether a call is split, one call for each element of a list.
 fn is_split(shared: &SessionFaceState, request: &Request) -> bool {
     let rules = &shared.served.settings.rules;
     let call = || {
@@ -96,7 +96,7 @@ fn is_split(shared: &SessionFaceState, request: &Request) -> bool {
     rules.any_is_split() && call().is_some()
 }
 
-/// Whether a notification calls off a request that the gateway drives: the server never saw it under that id.
+/// Whether a notification cancels a request that the gateway makes itself: the server does not know it under that id.
 pub(super) fn is_about_a_driven_call(
     shared: &SessionFaceState,
     session: &ClientSession,
@@ -110,8 +110,8 @@ pub(super) fn is_about_a_driven_call(
         && named().is_some_and(|id| shared.open.in_flight.knows(session.token.nonce, &id, RequestStage::Driven))
 }
 
-/// Answers a plain call: through the pipe as ever, or driven to its end as a task of the server's (GW-11). Dropping the
-/// future means that the client left, which cancels nothing (T-81).
+/// Answers a plain call: through the pipe, or as a task of the server that the engine follows to its end (GW-11). Dropping the
+/// future means that the client disconnected, which cancels nothing (T-81).
 pub(super) async fn post(
     shared: &Arc<SessionFaceState>,
     session: ClientSession,
@@ -131,8 +131,9 @@ pub(super) async fn post(
     }
 }
 
-/// Begins a call of a tool that the server runs only as a task, one that may end in a word of its task, one that is split or
-/// one that has an idempotency key; `None` for every other, and for one of which nobody can tell the tool. What comes of it, or why it was not begun.
+/// Starts a call that needs the engine: for a tool that the server runs only as a task, for a call that may return a task id, for
+/// a split or for an idempotency key; `None` for every other, and for one without a readable tool name. Returns its messages, or
+/// why it was not started.
 pub(super) async fn drive(
     shared: &Arc<SessionFaceState>,
     session: &ClientSession,
@@ -156,7 +157,7 @@ pub(super) async fn drive(
     Some(bridged_call::begin_on(&way, shared, session, request, BridgedCaller::of(inbound)))
 }
 
-/// The rest of a stream that the gateway made, where this event was one of it; every other event is the server's own.
+/// The rest of a stream that the gateway made, if this event belongs to one; every other event is the server's own.
 pub(super) fn take_up(
     shared: &SessionFaceState,
     session: &ClientSession,
@@ -167,7 +168,7 @@ pub(super) fn take_up(
 }
 
 impl SessionFaceState {
-    /// What the server says of being asked for a task by this tool.
+    /// The task support that the server declares for this tool.
     async fn support(&self, session: &ClientSession, principal: &Principal, tool: &str) -> ToolTaskSupport {
         if !session.token.tasks.calls {
             return ToolTaskSupport::default();
@@ -177,7 +178,7 @@ impl SessionFaceState {
         self.task_tools.support(tool, &context).await
     }
 
-    /// Whether a call that asks for a task is made one at the server too: wherever its tool can be (GW-11).
+    /// Whether a call that requests a task becomes one at the server, too: whenever its tool supports it (GW-11).
     pub(super) async fn native_task(
         &self,
         session: &ClientSession,
@@ -192,8 +193,7 @@ impl SessionFaceState {
         }
     }
 
-    /// Where a plain call runs as a task: in the client's own session, if that is of the version which knows tasks,
-    /// else in one of the gateway's that is.
+    /// The upstream for a plain call as a task: the client's own session, if its version has tasks, else one of the gateway's.
     fn upstream_for_native(self: &Arc<Self>, session: &ClientSession) -> Arc<dyn Upstream> {
         if self.own.binding(&session.own).tasks.calls {
             self.upstream_of(session)

@@ -1,7 +1,7 @@
-//! Serves clients that do not repeat their session id, in front of a server that gives none.
+//! Serves clients without a session id in front of a server that issues none.
 //!
-//! Directly such a server answers them, so the gateway does too: each request has a session for itself, in which nothing is known of
-//! its client but the version that its header names.
+//! Such a server answers them directly, so the gateway does, too: each request has its own session, in which only the version of
+//! its header is known.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -14,7 +14,7 @@ use crate::face::sealed::{SessionToken, digest_of};
 use crate::upstream::raw_channel::SessionBinding;
 use crate::wire::{Payload, ProtocolVersion};
 
-/// Whether the server gave a session no id when one was opened last. Nothing is known before that.
+/// Whether the server issued no id for the last opened session; false before the first.
 #[derive(Debug, Default)]
 pub(super) struct GivesNoIds(AtomicBool);
 
@@ -24,7 +24,7 @@ impl GivesNoIds {
     }
 }
 
-/// A session for one request that names none; `None` where the server gives ids, or the gateway keeps its sessions for it.
+/// A session for one request that names none; `None` if the server issues ids, or the gateway keeps its sessions for it.
 pub(super) fn session(shared: &SessionFaceState, inbound: &Inbound) -> Option<ClientSession> {
     let served = &shared.served;
     if !shared.gives_no_ids.0.load(Ordering::Relaxed) || served.channel.makes_streams() {

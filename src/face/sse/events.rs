@@ -1,4 +1,4 @@
-//! Writes the messages of one stream as they come.
+//! Writes the messages of one stream.
 
 use tokio::sync::mpsc;
 
@@ -6,10 +6,10 @@ use super::super::stream_client::{ClientMessage, OutgoingMessage, OutgoingPermit
 use super::streams::SseStreamPermit;
 use crate::face::call_stream::{CallMessage, CallMessages};
 
-/// One open stream. Dropped, as its connection ends, it gives its place back, and nobody receives what is said on it.
+/// One open stream. Dropping it, as its connection ends, releases its permit and closes its queue.
 pub(super) struct SseEventStream {
     said: mpsc::Receiver<OutgoingMessage>,
-    /// The room of the message that is being written.
+    /// The permit of the message that is being written.
     writing: Option<OutgoingPermit>,
     _place: SseStreamPermit<mpsc::Sender<ClientMessage>>,
 }
@@ -25,7 +25,7 @@ impl SseEventStream {
 
 impl CallMessages for SseEventStream {
     async fn next(&mut self) -> Option<CallMessage> {
-        // What was given out before is written: nothing more is asked for until it is.
+        // The previous message has been written: the next is requested only then.
         self.writing = None;
         let (text, held) = self.said.recv().await?.into_parts();
         self.writing = Some(held);

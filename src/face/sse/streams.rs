@@ -1,4 +1,4 @@
-//! Keeps the open streams of HTTP+SSE, within a bound: whose each is, and how a message reaches it.
+//! Keeps the open HTTP+SSE streams within limits, with their owners and their inlets.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -10,10 +10,10 @@ use crate::metric;
 use crate::shared_limits::SharedLimits;
 use crate::task::{Executed, GatewayFault, Principal, PrincipalCounts, PrincipalLimits, Reason};
 
-/// Most open streams in all.
+/// The most open streams in total.
 pub const STREAMS_MAX: usize = 4_096;
 
-/// What a stream is found by: a message for one that is another principal's, or another upstream's, finds none.
+/// The key of a stream: a message finds neither another principal's nor another upstream's stream.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct SseStreamKey {
     pub(super) owner: Principal,
@@ -22,7 +22,7 @@ pub(super) struct SseStreamKey {
     pub(super) nonce: u128,
 }
 
-/// All open streams, whatever upstream they lead to; `I` takes messages in.
+/// All open streams of all upstreams; `I` accepts messages.
 pub(super) struct SseStreamTable<I> {
     open: Mutex<OpenSseStreams<I>>,
     limits: SharedLimits,
@@ -47,8 +47,8 @@ impl<I> fmt::Debug for SseStreamTable<I> {
 }
 
 impl<I: Clone> SseStreamTable<I> {
-    /// Takes a place and makes the stream known. The principal's own bound is asked before the one of all (SEC-11): each stream
-    /// is a session, and holds what its client has not read yet.
+    /// Takes a permit and registers the stream. The principal's limit is checked before the total (SEC-11): each stream is a
+    /// session, and buffers its client's unread messages.
     ///
     /// # Errors
     /// `TooManyListeners`.
@@ -74,13 +74,13 @@ impl<I: Clone> SseStreamTable<I> {
         Ok(SseStreamPermit { table: Arc::clone(self), key, counted_as })
     }
 
-    /// What takes messages in for a stream; `None` for one that is not open, or not this principal's.
+    /// The inlet of a stream; `None` unless it is open and this principal's.
     pub(super) fn find(&self, key: &SseStreamKey) -> Option<I> {
         self.open.lock().inlets.get(key).cloned()
     }
 }
 
-/// The place of one stream. Dropped, it is given back, and messages for the stream find none.
+/// The permit of one stream. Dropping it releases it and unregisters the stream.
 pub(super) struct SseStreamPermit<I> {
     table: Arc<SseStreamTable<I>>,
     key: SseStreamKey,
@@ -94,7 +94,7 @@ impl<I> Drop for SseStreamPermit<I> {
         let inlet = open.inlets.remove(&self.key);
         open.counts.remove(&self.counted_as);
         drop(open);
-        // Outside the lock: nobody knows what its end sets in motion.
+        // Outside the lock: its drop may run any code.
         drop(inlet);
     }
 }

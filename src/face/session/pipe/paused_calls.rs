@@ -3,7 +3,6 @@
 //! An upstream of 2025-11-25 may close a stream once it sent an event id; the client resumes by a GET with the id (T-29). Until
 //! then the call continues upstream, and keeps its permit and its deadline. A client that resumes after the deadline gets that
 //! fault, unless the upstream has kept a response from before.
-//! unless the upstream has kept the answer since before.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};

@@ -1,9 +1,9 @@
-//! Calls in the pipe whose stream is the gateway's own: where the upstream gives no head for long, or speaks a transport
-//! that knows no streams of one call (T-81).
+//! Gives piped calls a resumable stream, where the upstream's cannot be resumed (T-81).
 //!
-//! Such a stream has event ids from 2025-03-26 on, and is kept in the same log as that of a bridged call: a client that
-//! lost it takes it up by its `Last-Event-ID`, and the call goes on meanwhile, for as long as an answer would be kept.
-//! Streams that come from an upstream pass as they are: what they can be taken up by is the upstream's to say.
+//! That is if the upstream sends no response head for long, or uses a transport without streams per call. Such a stream has event
+//! ids from 2025-03-26 on, and a replay buffer like a bridged call's: a client that lost it resumes by `Last-Event-ID`, and the
+//! call continues meanwhile, as long as a response would be kept. Streams of an upstream are forwarded unchanged: their
+//! resumption is the upstream's.
 
 use std::collections::VecDeque;
 use std::io;

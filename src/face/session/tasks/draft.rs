@@ -1,5 +1,6 @@
-//! Tasks of SEP-1686, where the operator lets clients use that draft: calls under ids of their own, and the methods about
-//! them. A call is answered as ever, and its client may ask for the task all the while.
+//! Serves tasks of SEP-1686 if enabled: calls with client-chosen ids, and their methods.
+//!
+//! A call is answered as usual, and its client may poll the task meanwhile.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -25,25 +26,25 @@ use crate::task::{ChosenId, ListFilter, Principal, SessionScope, Task, TaskId, T
 use crate::wire::envelope::{Notification, Request};
 use crate::wire::{JsonPieces, Object, Payload, RequestId};
 
-/// What a face keeps of a call under a chosen id until it is answered.
+/// The state of a call with a chosen id until its response.
 pub(super) struct DraftCall {
     chosen: ChosenId,
     request: Arc<TaskRequestEntry>,
     home: u128,
 }
 
-/// The complaint about an id that another task has (D86-06).
+/// The error for an id that another task has (D86-06).
 pub(super) const fn id_taken() -> RequestError {
     RequestError::Params(Cow::Borrowed("taskId names a task that is there already"))
 }
 
-/// The complaint about an idempotency key beside a chosen id: which of both names the call could not be said.
+/// The error for an idempotency key beside a chosen id: either could identify the call.
 pub(super) const fn named_twice() -> RequestError {
     RequestError::Params(Cow::Borrowed("a call with a taskId takes no idempotency key: its taskId is one"))
 }
 
 impl SessionFaceState {
-    /// Takes up a call, which can be taken back from here on.
+    /// Registers a call, which can be cancelled from now on.
     pub(super) fn draft_call(
         &self,
         asking: &TaskRequestContext<'_>,
@@ -55,8 +56,8 @@ impl SessionFaceState {
         DraftCall { chosen, request: Arc::new(self.tasks.requests.enter(home, &request.id)), home }
     }
 
-    /// Answers a call that became a task: with the word of that, what is said of it meanwhile, and its outcome (D86-02,
-    /// D86-03). A client that leaves cancels nothing.
+    /// Responds to a call that became a task: with a notification of that, its messages, and its outcome (D86-02, D86-03). A
+    /// disconnect cancels nothing.
     pub(super) async fn follow(
         self: &Arc<Self>,
         task: &Task,
@@ -77,7 +78,7 @@ impl SessionFaceState {
         OutcomeRequest { shared, key, home, addressee, call: Some(waiting) }.answer_from(created, &line).await
     }
 
-    /// Whether a notification takes back a call that became a task, or is about to.
+    /// Whether a notification cancels a call that became a task or will.
     pub(in crate::face::session) fn takes_back_a_task(
         &self,
         session: &ClientSession,
@@ -86,7 +87,7 @@ impl SessionFaceState {
         notification.cancelled().is_some_and(|id| self.tasks.requests.knows(session.token.nonce, &id))
     }
 
-    /// Cancels the task of a call that its client takes back; one that has settled stays as it is (D86-18, D86-19).
+    /// Cancels the task of a call that its client cancels; a settled one stays as it is (D86-18, D86-19).
     pub(in crate::face::session) async fn take_back(self: &Arc<Self>, session: &ClientSession, id: &RequestId) {
         if let Some(key) = self.tasks.requests.take_back(session.token.nonce, id) {
             self.cancel_taken_back(&key).await;
@@ -103,7 +104,7 @@ impl SessionFaceState {
         }
     }
 
-    /// Answers a task method about what the session made under ids of its own; `None` for what is not that and may be of
+    /// Answers a task method about the session's tasks with chosen ids; `None` for a request that may be about tasks of
     /// 2025-11-25.
     pub(super) async fn draft_method(
         self: &Arc<Self>,
@@ -120,7 +121,7 @@ impl SessionFaceState {
             Err(complaint) => Err(complaint.into()),
         };
         match answered {
-            // An id that is the gateway's own may be that of another task, in a session of any version.
+            // A gateway's id may belong to another task, in a session of any version.
             Err(TaskMethodError::Task(TaskError::Unknown)) if self.tasks.codec().decode(method, params).is_ok() => None,
             answered => Some(answered),
         }
@@ -139,7 +140,7 @@ impl SessionFaceState {
                 let key = key(id);
                 let task = engine.get(&key).await?;
                 if !task.is_settled() {
-                    // After a restart this is how the task finds its client's stream again.
+                    // After a restart this links the task to its client's stream again.
                     self.line(&key, asking.session.token.nonce, None);
                 }
                 engine.count_poll(&task);
@@ -164,15 +165,14 @@ impl SessionFaceState {
                 DeleteResult::Deleted => dialect.pieces(TaskReply::Deleted),
                 DeleteResult::Unsettled => Err(not_deletable()),
             },
-            // The dialect reads none of these out of any method but the list.
+            // The dialect decodes these for the list only.
             TaskCommand::Answer(..) | TaskCommand::Await(_) | TaskCommand::List(_) => Err(not_in_flavour()),
         };
         Ok(reply?)
     }
 
-    /// The tasks that this session made under ids of its own (D86-22), and where the list of 2025-11-25 is served too, the
-    /// way there (L25-35). `None` where it is that list that is asked for: by its cursors and criteria, or where the session
-    /// has made no tasks under ids of its own.
+    /// The session's tasks with chosen ids (D86-22), and, if the list of 2025-11-25 is served, the cursor to it (L25-35). `None`
+    /// for a request for that list: by its cursor and criteria, or in a session without chosen ids.
     async fn draft_list(
         &self,
         asking: &TaskRequestContext<'_>,
@@ -210,7 +210,7 @@ impl SessionFaceState {
         Ok(Some(dialect.page(&tasks, next.as_deref())))
     }
 
-    /// The cursor of the first page of the list of 2025-11-25, if anything is there.
+    /// The cursor of the first page of the list of 2025-11-25, if it has any task.
     async fn first_cursor(&self, owner: &Principal) -> Result<Option<String>, TaskMethodError> {
         let page = self.served.engine.list_filtered(owner, &ListFilter::of_scope(None), None, 1).await?;
         let is_any = page.next.is_some() || !page.tasks.is_empty();

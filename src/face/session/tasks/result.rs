@@ -1,8 +1,8 @@
-//! Waits for a task's outcome: `tasks/result`, or the call itself where it is answered although it became a task
-//! (SEP-1686). Here is where the task's questions and progress go meanwhile.
+//! Waits for a task's outcome: `tasks/result`, or a call with a chosen id (SEP-1686).
 //!
-//! A client that drops the stream cancels nothing (L25-64). An error in the place of the outcome would be taken for it, and the call
-//! made again: as long as the store cannot be read, the client waits as for a task that runs.
+//! The task's questions and progress are sent here meanwhile. A client that drops the stream cancels nothing (L25-64). An error
+//! in place of the outcome would be taken for it, and the call made again: while the store cannot be read, the client waits as
+//! for a running task.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,31 +29,31 @@ use crate::task::{ChosenId, Executed, GatewayFault, Reason, Task, TaskKey};
 use crate::wire::framing::BodyPart;
 use crate::wire::{JsonPieces, ProtocolVersion, RpcError};
 
-/// How long a client waits for a store that cannot be read, and is told nothing.
+/// How long a client waits for a store that cannot be read, without a message.
 const STORE_WAIT_MAX: Duration = Duration::from_secs(300);
 
 /// One request for an outcome.
 pub(super) struct OutcomeRequest {
     pub(super) shared: Arc<SessionFaceState>,
     pub(super) key: TaskKey,
-    /// The session that asks.
+    /// The nonce of the requesting session.
     pub(super) home: u128,
     pub(super) addressee: Addressee,
     /// The call that waits for its own outcome; `None` for `tasks/result`.
     pub(super) call: Option<WaitingCall>,
 }
 
-/// A call whose client chose its task's id.
+/// A call with a client-chosen task id.
 pub(super) struct WaitingCall {
     pub(super) chosen: ChosenId,
     pub(super) request: Arc<TaskRequestEntry>,
 }
 
 impl OutcomeRequest {
-    /// Answers at once where the task has settled, else as an event stream as soon as there is anything to
-    /// say: a message, or a sign of life (L25-22, L25-23).
+    /// Responds at once if the task has settled, otherwise with an event stream from the first message or life sign on (L25-22,
+    /// L25-23).
     pub(super) async fn answer(self) -> FaceResponse {
-        // The task is let go of at once: its result may be large, and is read again for the answer.
+        // The task is released at once: its result may be large, and is read again for the response.
         match self.shared.served.engine.get(&self.key).await.map(|task| task.is_settled()) {
             Ok(false) => (),
             Err(TaskError::Unknown) => return refuse(&self.addressee, &RequestError::UnknownTask),
@@ -73,7 +73,7 @@ impl OutcomeRequest {
         respond(OutcomeWait::new(self, None, Some(listener)), addressee).await
     }
 
-    /// Hears what the task says from now on.
+    /// Subscribes to the task's messages.
     fn listen(&self) -> Result<ResultSubscriber, ResultStreamError> {
         let hearing = match self.addressee.accepted.takes_stream() {
             true => ResultStreamKind::Messages,
@@ -82,15 +82,15 @@ impl OutcomeRequest {
         self.shared.line(&self.key, self.home, None).listen(hearing)
     }
 
-    /// Answers with `first`, then with what the task says, and with its outcome at last. Where nobody can watch the task,
-    /// that is said in place of the outcome.
+    /// Responds with `first`, then the task's messages, and finally its outcome. If the task cannot be watched, with an error
+    /// instead of the outcome.
     pub(super) async fn answer_from(self, first: Bytes, line: &Arc<SubscriberList>) -> FaceResponse {
         let listener = line.listen(ResultStreamKind::Messages).ok();
         let addressee = self.addressee.clone();
         respond(OutcomeWait::new(self, Some(first), listener), addressee).await
     }
 
-    /// The outcome as an answer of its own.
+    /// The outcome as a separate response.
     async fn whole(&self) -> FaceResponse {
         RequestAnswer::from(self.outcome(&mut StoreWait::default()).await).into_response(&self.addressee)
     }
@@ -108,7 +108,7 @@ impl OutcomeRequest {
                 };
                 engine.within_budget(&self.key.owner, said?).map_err(refused)
             }
-            // Nobody watches the task, so nobody can say when it ends.
+            // The task is not watched, so its end would go unnoticed.
             Ok(_) => Err(too_many()),
             Err(TaskError::Unknown) => {
                 self.shared.tasks.misses.note(&self.key.owner);
@@ -122,12 +122,12 @@ impl OutcomeRequest {
     }
 }
 
-/// For how long a store has been waited for that cannot be read.
+/// How long an unreadable store has been awaited.
 #[derive(Debug, Default)]
 struct StoreWait(Option<(Instant, RetryDelays)>);
 
 impl StoreWait {
-    /// How a task stands, as soon as that can be read. Cancel safe: the time that was waited counts.
+    /// The task, once it can be read. Cancel safe: the time already waited counts.
     async fn for_task(&mut self, request: &OutcomeRequest) -> Result<Arc<Task>, TaskError> {
         loop {
             let read = request.shared.served.engine.get(&request.key).await;
@@ -148,15 +148,15 @@ fn too_many() -> RpcError {
     gateway_error(&GatewayFault::new(Reason::TooManyWaiters, Executed::Unknown))
 }
 
-/// A request whose task has not settled. It is told of what the task says meanwhile.
+/// A request for an unsettled task's outcome, which receives its messages meanwhile.
 struct OutcomeWait {
     awaiting: OutcomeRequest,
-    /// What is said before all else.
+    /// The first message.
     first: Option<Bytes>,
     store: StoreWait,
-    /// How the task stands is not known yet, and nobody listens to it.
+    /// The task has not been read yet, and its messages are not subscribed to.
     is_unread: bool,
-    /// `None` where the task has said all that it will.
+    /// `None` once the task has no more messages.
     listener: Option<ResultSubscriber>,
 }
 
@@ -182,12 +182,12 @@ impl CallMessages for OutcomeWait {
         {
             return Some(CallMessage::event(message));
         }
-        // Whoever took the call back wants no answer to it (LEG-14).
+        // The client that cancelled the call wants no response (LEG-14).
         let is_wanted = self.awaiting.call.as_ref().is_none_or(|call| !call.request.is_taken_back());
         if is_wanted { Some(CallMessage::Answer(self.awaiting.outcome(&mut self.store).await.into())) } else { None }
     }
 
-    /// Progress of the call where its client wants that and the task still runs (L25-46, L25-47), else a comment.
+    /// Progress of the call if its client requested it and the task still runs (L25-46, L25-47), otherwise a comment.
     async fn sign(&mut self) -> BodyPart {
         let OutcomeRequest { shared, key, .. } = &self.awaiting;
         let rising = self.listener.as_ref().and_then(ResultSubscriber::rising);

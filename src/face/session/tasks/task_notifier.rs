@@ -1,8 +1,8 @@
-//! A notifier carries what one task says of its own accord to the client: its questions, and how it stands.
+//! Sends one task's questions and status to its client.
 //!
-//! It knows nothing that the stored task does not say, but for where each open question was put. A question
-//! goes out on one stream alone (T-32): the newest that waits for the task's result, or after a short grace
-//! the session's own. Where that stream ends before the answer has come, the next one gets it under a new id.
+//! Its only own state is the stream of each open question. A question goes out on one stream only (T-32): the newest that waits
+//! for the task's result, or after a short grace period the session's own. If that stream ends before the answer has arrived, the
+//! next one gets the question under a new id.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,22 +25,22 @@ use crate::task::reference::LoggedTask;
 use crate::task::{InputKey, Phase, Question, Task, TaskKey};
 use crate::wire::RequestId;
 
-/// How long a question waits for a stream of `tasks/result` before it takes the session's own (T-32).
+/// How long a question waits for a stream of `tasks/result` before it uses the session's own (T-32).
 const GRACE: Duration = Duration::from_secs(1);
-/// How soon a stream whose reader is behind is tried again.
+/// How soon a stream with a slow reader is tried again.
 const AGAIN: Duration = Duration::from_secs(1);
 
 pub(super) struct TaskNotifier {
     shared: Arc<SessionFaceState>,
     key: TaskKey,
     line: Arc<SubscriberList>,
-    /// The last that was said of how the task stands.
+    /// The last status that was sent.
     shown: Option<StatusNotice>,
     put: BTreeMap<InputKey, DeliveredQuestion>,
     waiting: BTreeMap<InputKey, UndeliveredQuestion>,
 }
 
-/// A question that is on a stream.
+/// A question that was sent on a stream.
 struct DeliveredQuestion {
     id: RequestId,
     stream: mpsc::Sender<Bytes>,
@@ -48,14 +48,14 @@ struct DeliveredQuestion {
 
 /// A question without a stream.
 struct UndeliveredQuestion {
-    /// When it may take any.
+    /// The time from which it may use any stream.
     any_from: Instant,
-    /// The id that it had on a stream that ended.
+    /// Its id on a stream that has ended.
     old: Option<RequestId>,
 }
 
 impl TaskNotifier {
-    /// `shown` is what the client knows of the task, if it knows anything.
+    /// `shown` is the state that the client knows, if any.
     pub(super) fn new(
         shared: Arc<SessionFaceState>,
         key: TaskKey,
@@ -66,14 +66,14 @@ impl TaskNotifier {
         Self { shared, key, line, shown, put: BTreeMap::new(), waiting: BTreeMap::new() }
     }
 
-    /// Carries until the task has settled.
+    /// Runs until the task has settled.
     pub(super) async fn run(mut self) {
         let shared = Arc::clone(&self.shared);
         if let Ok(mut watcher) = shared.served.engine.watchers().watch(&self.key) {
             let mut opened = shared.open.streams.opened();
             let mut pauses = RetryDelays::of_readers();
             loop {
-                // Whoever opens a stream after this is seen below.
+                // A stream that is opened after this is seen below.
                 opened.borrow_and_update();
                 let task = match shared.served.engine.get(&self.key).await {
                     Ok(task) => task,
@@ -104,7 +104,7 @@ impl TaskNotifier {
         shared.tasks.lines.close(&self.key, &self.line);
     }
 
-    /// Says what there is to say, and when to look again though nothing has happened.
+    /// Sends all due messages; returns the time of the next attempt, if one is needed.
     fn carry(&mut self, task: &Task) -> Option<Instant> {
         let none = BTreeMap::new();
         let open = match &task.phase {
@@ -118,7 +118,7 @@ impl TaskNotifier {
         open.iter().filter_map(|(key, question)| self.ask(*key, question, &related)).min()
     }
 
-    /// Tells the client that nobody waits for its answers any more, but for those that it gave.
+    /// Withdraws the questions that need no answer any more, except answered ones.
     fn take_back(&mut self, open: &BTreeMap<InputKey, Question>, related: &RelatedTask) {
         self.waiting.retain(|key, _| open.contains_key(key));
         let line = &self.line;
@@ -131,7 +131,8 @@ impl TaskNotifier {
         });
     }
 
-    /// Tells the session how the task stands, if that has changed (L25-32). Who chose the task's id knows no such message.
+    /// Sends the task's status to the session if it has changed (L25-32). Clients that chose the task's id do not know this
+    /// message.
     fn show(&mut self, task: &Task) {
         if task.chosen.is_some() {
             return;
@@ -145,7 +146,7 @@ impl TaskNotifier {
         self.shown = Some(notice);
     }
 
-    /// Puts a question, unless it is on a stream that is still open.
+    /// Sends a question, unless it is on a stream that is still open.
     fn ask(&mut self, key: InputKey, question: &Question, related: &RelatedTask) -> Option<Instant> {
         let now = Instant::now();
         let old = match self.put.get(&key) {
@@ -164,7 +165,7 @@ impl TaskNotifier {
             tracing::warn!(task = %LoggedTask(&self.key), "a question cannot be put and waits for the task's end");
             return None;
         };
-        // Both or none, and nothing between them.
+        // Both or none, with nothing in between.
         let Ok(mut room) = stream.try_reserve_many(1 + usize::from(waiting.old.is_some())) else {
             return Some(now + AGAIN);
         };

@@ -1,5 +1,6 @@
-//! Maps requests that are still to be answered to the tasks that their calls became: `notifications/cancelled` names a
-//! request (D86-18). Only calls under chosen ids have an entry, each until its task has settled or its answer is gone.
+//! Maps open requests to the tasks of their calls, for `notifications/cancelled` (D86-18).
+//!
+//! Only calls with chosen ids have an entry, until the task has settled or the response is gone.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,13 +10,13 @@ use parking_lot::Mutex;
 use crate::task::TaskKey;
 use crate::wire::RequestId;
 
-/// By the session's nonce and the id of the request.
+/// The session's nonce and the request's id.
 type SessionRequest = (u128, RequestId);
 
 /// The requests of one face's clients.
 #[derive(Debug, Default)]
 pub(super) struct TaskRequests {
-    /// A client may not use an id twice at a time; if it does, the newest is meant.
+    /// The newest request under an id, which a client may not reuse concurrently.
     by_id: Mutex<HashMap<SessionRequest, Arc<Mutex<RequestState>>>>,
 }
 
@@ -45,7 +46,7 @@ impl TaskRequests {
         self.by_id.lock().contains_key(&(nonce, id.clone()))
     }
 
-    /// Remembers that nobody wants the answer any more. The task that is to be cancelled, if there is one by now.
+    /// Records the cancellation of a request. Returns the task to cancel, if there is one yet.
     pub(super) fn take_back(&self, nonce: u128, id: &RequestId) -> Option<TaskKey> {
         let state = self.by_id.lock().get(&(nonce, id.clone())).cloned()?;
         let mut state = state.lock();
@@ -55,7 +56,7 @@ impl TaskRequests {
 }
 
 impl TaskRequestEntry {
-    /// The call became this task; true if it was taken back before.
+    /// Records the task of the call; returns true if the request was cancelled before.
     pub(super) fn became(&self, task: &TaskKey) -> bool {
         let mut state = self.state.lock();
         state.task = Some(task.clone());

@@ -1,5 +1,4 @@
-//! One line for each task that somebody may be told about: who waits for its outcome, and which session is
-//! its home.
+//! Keeps the subscribers of each unsettled task: waiting requests, and its session.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -15,60 +14,60 @@ use crate::face::call_stream::progress::MonotonicProgress;
 use crate::face::session::session_streams::{MESSAGES_MAX, SessionStreams, StreamSender, newest};
 use crate::task::{InputKey, TaskKey};
 
-/// The lines of all unsettled tasks that clients of this face have to do with.
+/// The subscriber lists of all unsettled tasks of this face's clients.
 #[derive(Debug, Default)]
 pub(super) struct TaskSubscribers {
     by_task: Mutex<HashMap<TaskKey, Arc<SubscriberList>>>,
 }
 
-/// One task's line. Closed when its notifier ends.
+/// The subscribers of one task. Closed when its notifier ends.
 #[derive(Debug)]
 pub(super) struct SubscriberList {
     state: Mutex<TaskSubscriberState>,
-    /// Rings when somebody begins or ceases to wait.
+    /// Notified when a request begins or ceases to wait.
     pub(super) bell: Notify,
 }
 
 #[derive(Debug)]
 struct TaskSubscriberState {
-    /// The session that spoke of the task last.
+    /// The session that last referred to the task.
     home: u128,
-    /// Streams of `tasks/result`, oldest first; of those that take no messages there is only the count.
+    /// Streams of `tasks/result`, oldest first; requests without messages are only counted.
     results: Vec<StreamSender>,
     quiet: Vec<StreamSender>,
     next: u64,
-    /// The request whose call became the task, which can be taken back while the task runs.
+    /// The request whose call became the task, which can be cancelled while the task runs.
     request: Option<Arc<TaskRequestEntry>>,
-    /// Questions that a client has answered and the task has not taken note of.
+    /// Questions that a client has answered and that the task still has open.
     answered: BTreeSet<InputKey>,
-    /// What messages of the task name it by, as far as somebody looked.
+    /// The task's name in its messages, once it was read.
     related: Option<RelatedTask>,
-    /// What was shown of the call's progress, if its client wants any.
+    /// The call's progress so far, if its client requested any.
     rising: Option<SharedProgress>,
-    /// Nothing is said of progress any more (L25-47).
+    /// No more progress is sent (L25-47).
     is_muted: bool,
     is_closed: bool,
 }
 
-/// The progress of a task's call, under the token of that call.
+/// The progress of a task's call, under the call's token.
 pub(super) type SharedProgress = Arc<Mutex<MonotonicProgress>>;
 
-/// Why nobody can wait.
+/// Why a request cannot wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ResultStreamError {
-    /// The line is closed: look at the task again.
+    /// The list is closed: read the task again.
     Closed,
     TooMany,
 }
 
-/// Whether a waiter can be told anything before the outcome.
+/// Whether a waiting request receives messages before the outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ResultStreamKind {
     Messages,
     OutcomeAlone,
 }
 
-/// Somebody who waits. Ends with the line.
+/// A waiting request. Ends with the list.
 #[derive(Debug)]
 pub(super) struct ResultSubscriber {
     messages: mpsc::Receiver<Bytes>,
@@ -81,8 +80,7 @@ impl TaskSubscribers {
         self.by_task.lock().get(key).cloned()
     }
 
-    /// The line of a task, whose home is the session `home` from now on; with `true` if it is a new one, whose
-    /// notifier is to be started.
+    /// Opens the subscriber list of a task and sets its session to `home`; returns `true` for a new list, which needs a notifier.
     pub(super) fn open(&self, key: &TaskKey, home: u128) -> (Arc<SubscriberList>, bool) {
         let mut by_task = self.by_task.lock();
         if let Some(line) = by_task.get(key) {
@@ -94,7 +92,7 @@ impl TaskSubscribers {
         (line, true)
     }
 
-    /// Closes a line: all who wait are released (L25-67).
+    /// Closes a list, which releases all waiting requests (L25-67).
     pub(super) fn close(&self, key: &TaskKey, line: &Arc<SubscriberList>) {
         let mut by_task = self.by_task.lock();
         if by_task.get(key).is_some_and(|other| Arc::ptr_eq(other, line)) {
@@ -129,7 +127,7 @@ impl SubscriberList {
         self.state.lock().home
     }
 
-    /// Begins to wait for the task's end.
+    /// Starts waiting for the task's end.
     pub(super) fn listen(self: &Arc<Self>, hearing: ResultStreamKind) -> Result<ResultSubscriber, ResultStreamError> {
         let mut state = self.state.lock();
         if state.is_closed {
@@ -149,27 +147,27 @@ impl SubscriberList {
         Ok(ResultSubscriber { messages, number, line: Arc::clone(self) })
     }
 
-    /// The way to the newest stream of `tasks/result` (T-33).
+    /// The sender of the newest stream of `tasks/result` (T-33).
     pub(super) fn newest_result(&self) -> Option<mpsc::Sender<Bytes>> {
         newest(&self.state.lock().results).map(|stream| stream.sender.clone())
     }
 
-    /// Says something that may be missed, on one stream (LEG-08).
+    /// Sends a message that may be missed, on one stream (LEG-08).
     pub(super) fn mention(&self, streams: &SessionStreams, message: Bytes) {
         if !self.state.lock().is_muted
             && let Some(stream) = self.newest_result().or_else(|| streams.newest(self.home()))
         {
-            // A reader that is behind misses notifications, never questions.
+            // A slow reader misses notifications, never questions.
             let _ = stream.try_send(message);
         }
     }
 
-    /// Says under which token progress is wanted.
+    /// Sets the progress token, if progress is requested.
     pub(super) fn wants_progress(&self, rising: Option<SharedProgress>) {
         self.state.lock().rising = rising;
     }
 
-    /// What messages of the task name it by, once its notifier has looked at it.
+    /// The task's name in its messages, once its notifier has read it.
     pub(super) fn related(&self) -> Option<RelatedTask> {
         self.state.lock().related.clone()
     }
@@ -178,7 +176,7 @@ impl SubscriberList {
         self.state.lock().related.get_or_insert_with(|| related.clone());
     }
 
-    /// Keeps the call's request until the line is closed, so that it can be taken back.
+    /// Keeps the call's request until the list is closed, so that it can be cancelled.
     pub(super) fn answers(&self, request: Arc<TaskRequestEntry>) {
         let mut state = self.state.lock();
         if !state.is_closed {
@@ -186,12 +184,12 @@ impl SubscriberList {
         }
     }
 
-    /// Ends what is said of progress.
+    /// Stops progress messages.
     pub(super) fn mute(&self) {
         self.state.lock().is_muted = true;
     }
 
-    /// Takes note that a client has answered, so that its question is not taken back.
+    /// Records that a client has answered, so that its question is not withdrawn.
     pub(super) fn note_answer(&self, key: InputKey) {
         self.state.lock().answered.insert(key);
     }
@@ -203,13 +201,13 @@ impl SubscriberList {
 }
 
 impl ResultSubscriber {
-    /// The next message; `None` once the line is closed. Cancel safe.
+    /// The next message; `None` once the list is closed. Cancel safe.
     pub(super) async fn next(&mut self) -> Option<Bytes> {
         self.messages.recv().await
     }
 
-    /// Where this stream may say something of progress: no other one may at the same time (LEG-08), and none once the
-    /// task was cancelled.
+    /// The progress, if this stream may send it: no other one may at the same time (LEG-08), and none after the task was
+    /// cancelled.
     pub(super) fn rising(&self) -> Option<SharedProgress> {
         let state = self.line.state.lock();
         let newest = newest(&state.results)?;
@@ -219,7 +217,7 @@ impl ResultSubscriber {
 
 impl Drop for ResultSubscriber {
     fn drop(&mut self) {
-        // Closed first: whoever looks for a stream must not find this one.
+        // Closed first: a search for a stream must not find this one.
         self.messages.close();
         let mut state = self.line.state.lock();
         state.results.retain(|tap| tap.number != self.number);

@@ -1,6 +1,6 @@
-//! Encodes the tokens that clients keep: where a list goes on, and which question a request stands for.
+//! Encodes list cursors and question ids as tokens that clients keep.
 //!
-//! Both hold all there is to know, so that no table is lost with the process and any replica understands them.
+//! Both contain their whole state, so that a restart loses no table and any replica can read them.
 
 use crate::engine::TaskCursor;
 use crate::face::sealed::{Sealer, TokenPurpose, digest_of};
@@ -9,14 +9,14 @@ use crate::task::{InputKey, ListFilter, Principal, TaskId, Timestamp};
 use crate::upstream::own_ids;
 use crate::wire::RequestId;
 
-/// A cursor of `owner`'s list, or of one that a filter makes of it.
+/// A cursor of `owner`'s list, with its filter if there is one.
 pub(super) fn cursor(sealer: &Sealer, owner: &Principal, filter: Option<&ListFilter>, (at, id): TaskCursor) -> String {
     let list = list_name(owner, filter);
     let plain = [&at.as_millis().to_be_bytes()[..], &id.bits().to_be_bytes(), &list].concat();
     sealer.seal(TokenPurpose::Cursor, &plain)
 }
 
-/// The place that a cursor names; `None` if it was not given for this list of this owner's (L25-36, FIL-11).
+/// The position of a cursor; `None` unless it was issued for this list of this owner (L25-36, FIL-11).
 pub(super) fn place(
     sealer: &Sealer,
     owner: &Principal,
@@ -30,7 +30,7 @@ pub(super) fn place(
     (list == list_name(owner, filter)).then_some(place)
 }
 
-/// Whose list it is, and filtered how.
+/// Identifies a list by its owner and its filter.
 fn list_name(owner: &Principal, filter: Option<&ListFilter>) -> Vec<u8> {
     let owner = digest_of(owner).into_bytes();
     match filter {
@@ -39,13 +39,13 @@ fn list_name(owner: &Principal, filter: Option<&ListFilter>) -> Vec<u8> {
     }
 }
 
-/// A fresh id for a question, different each time.
+/// A new id for a question, different each time.
 pub(super) fn question_id(sealer: &Sealer, task: TaskId, key: InputKey) -> RequestId {
     let plain = [&task.bits().to_be_bytes()[..], &key.0.to_be_bytes()].concat();
     own_ids::of(&sealer.seal(TokenPurpose::Question, &plain))
 }
 
-/// The question that an id was given for, by whichever process. Whose task it is, the owner of the session says.
+/// The question of an id that any replica issued. The owner of the session determines the owner of the task.
 pub(super) fn question(sealer: &Sealer, id: &RequestId) -> Option<(TaskId, InputKey)> {
     let plain = sealer.open(TokenPurpose::Question, &own_ids::rest(id)?)?;
     let (task, key) = plain.split_first_chunk()?;

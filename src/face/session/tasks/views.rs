@@ -1,4 +1,4 @@
-//! Reads tasks of 2025-11-25 for their owner, and cancels them: each as far as its owner sees it.
+//! Reads and cancels tasks of 2025-11-25 for their owner, as far as it may see them.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ impl SessionFaceState {
     pub(super) async fn get(self: &Arc<Self>, key: &TaskKey, home: u128) -> Result<Payload, TaskMethodError> {
         let task = self.served.engine.get(key).await?;
         if !task.is_settled() {
-            // After a restart this is how the task finds its client's stream again.
+            // After a restart this links the task to its client's stream again.
             self.line(key, home, None);
         }
         self.served.engine.count_poll(&task);
@@ -24,7 +24,7 @@ impl SessionFaceState {
         Ok(self.tasks.codec().encode(TaskReply::Snapshot(&task))?)
     }
 
-    /// A task less what its owner does not see of its tree. Nothing is looked at where trees are not named.
+    /// A task without the parts of its tree that its owner may not see. Skipped where trees are not exposed.
     pub(super) async fn as_seen(&self, task: Arc<Task>) -> Result<Arc<Task>, TaskError> {
         match self.tasks.drafts.has(Draft::Sep2268) {
             true => self.served.engine.as_seen(task).await,
@@ -35,7 +35,7 @@ impl SessionFaceState {
     pub(super) async fn cancel(&self, key: &TaskKey) -> Result<Payload, TaskMethodError> {
         let cancelled = self.served.engine.cancel(key).await?;
         if let Some(line) = self.tasks.lines.get(key) {
-            // What is on its way from the upstream comes too late (L25-47).
+            // Later progress of the upstream is dropped (L25-47).
             line.mute();
         }
         let task = self.as_seen(cancelled.task).await?;
@@ -43,7 +43,7 @@ impl SessionFaceState {
         Ok(self.tasks.codec().encode(reply)?)
     }
 
-    /// What a list is to hold, where lists are filtered.
+    /// The filter of a list, if filters are enabled.
     pub(super) fn wanted_tasks(&self, params: &Object) -> Result<Option<ListFilter>, RequestError> {
         if self.served.settings.drafts.has(Draft::Sep1904) { list_filter(params) } else { Ok(None) }
     }
@@ -65,7 +65,7 @@ impl SessionFaceState {
         let after = cursor.map(place).transpose()?;
         let mut page = match filter {
             Some(filter) => self.served.engine.list_filtered(owner, filter, after, PAGE).await?,
-            // Those under chosen ids belong to the sessions that chose them (T-66).
+            // Tasks with chosen ids belong to the sessions that chose them (T-66).
             None if self.served.settings.drafts.has(Draft::Sep1686) => {
                 self.served.engine.list_filtered(owner, &ListFilter::of_scope(None), after, PAGE).await?
             }

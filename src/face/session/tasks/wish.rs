@@ -1,4 +1,4 @@
-//! Reads what a call asks for: a task of 2025-11-25, one under an id of its client's own, or none.
+//! Reads whether a call requests a task of 2025-11-25, one under a chosen id, or none.
 
 use crate::dialect::RequestError;
 use crate::dialect::core_2025_11_25::hybrid::HybridTasks;
@@ -10,16 +10,16 @@ use crate::face::session::session_cache::ClientSession;
 use crate::task::{Draft, TaskMode};
 use crate::wire::Object;
 
-/// What a call says of its task.
+/// The task that a call requests.
 #[derive(Debug)]
 pub(in crate::face::session) enum TaskWish {
     Core(RequestedTtl),
-    /// Under an id of the client's own.
+    /// With a client-chosen id.
     Draft(RequestedTask),
 }
 
-/// What a call asks for, where tasks are offered or the draft is on. One whose tool cannot be told asks for nothing, and is
-/// refused by whoever reads it next. Of both kinds of wishes that of 2025-11-25 counts (T-37).
+/// The task that a call requests, if tasks are offered or the draft is enabled. A call without a readable tool name requests
+/// none, and is refused later. If it requests both kinds, that of 2025-11-25 counts (T-37).
 ///
 /// # Errors
 /// If the tool cannot be called this way.
@@ -34,7 +34,7 @@ pub(in crate::face::session) fn wish(
         return Ok(None);
     }
     let Some(mode) = params.get_str("name").map(|tool| settings.rules.mode_of(&tool)) else { return Ok(None) };
-    // Without a stream nobody could be told of the task (T-38), and what runs only plainly has none (D86-01).
+    // Without a stream the client could not be notified of the task (T-38), and a tool that only runs plainly has none (D86-01).
     if is_draft
         && accepted.takes_stream()
         && mode != TaskMode::Never

@@ -1,7 +1,7 @@
-//! The stateless face: 2026-07-28, where each request says all there is to know (GW-03).
+//! The stateless face: 2026-07-28, where each request is self-contained (GW-03).
 //!
-//! [`StatelessFace::serve`] is the pipeline in its order: shape, metadata, headers, version, method, names, capabilities,
-//! params; the first failure answers. Everything that needs a 4xx is decided before anything is sent upstream.
+//! [`StatelessFace::serve`] is the pipeline in order: shape, metadata, headers, version, method, names, capabilities, params; the
+//! first failure is the response. Every 4xx is decided before anything is sent upstream.
 
 mod chosen_era;
 mod fallback;
@@ -49,8 +49,8 @@ use crate::wire::envelope::Request;
 use crate::wire::{Object, Payload, ProtocolVersion, method};
 use rounds::questions_for;
 
-/// Members of `params` that mean something to the gateway: a spelling that differs in case alone is
-/// refused, since another parser might take it for the real one (B85).
+/// Members of `params` that the gateway uses: a spelling that differs only in case is refused, since another parser might accept
+/// it (B85).
 const KNOWN_MEMBERS: [&str; 7] =
     ["name", "arguments", "taskId", "uri", "inputResponses", "requestState", "notifications"];
 
@@ -59,15 +59,15 @@ const KNOWN_MEMBERS: [&str; 7] =
 pub struct StatelessFace {
     served: Arc<Served>,
     catalog: Catalog,
-    /// The server's own name for itself, once a handshake has told it.
+    /// The server's name, once a handshake has returned it.
     identity: RwLock<Option<ServerIdentity>>,
     misses: UnknownTaskWatch,
     meter: Arc<PipeMetrics>,
-    /// The tools that clients without the extension are given in place of tasks.
+    /// The tools that clients without the extension get in place of tasks.
     fallback: Option<Arc<FallbackToolService>>,
 }
 
-/// What results say of the server that they come from.
+/// The server's name in results.
 #[derive(Clone, Debug)]
 struct ServerIdentity {
     info: Payload,
@@ -81,7 +81,7 @@ impl ServerIdentity {
     }
 }
 
-/// One request with all that was read of it.
+/// One request with everything read from it.
 struct StatelessRequestContext<'a> {
     addressee: Addressee,
     principal: Principal,
@@ -89,21 +89,21 @@ struct StatelessRequestContext<'a> {
     is_counted: bool,
     said: StatelessRequest,
     request: &'a Request,
-    /// The request as it came.
+    /// The request as received.
     body: &'a Bytes,
-    /// How the upstream is spoken to.
+    /// The upstream's era for this request.
     era: Era,
     method: &'a str,
     params: &'a Object,
     headers: &'a HeaderMap,
-    /// What of them goes on to the upstream.
+    /// The headers to forward upstream.
     forwarded: &'a ForwardedHeaders,
     arrived: Instant,
     carriage: MessageChannel,
     has_key: bool,
 }
 
-/// What is to be done with a call.
+/// The decision about a call.
 struct CallDecision {
     tool: String,
     policy: ToolPolicy,
@@ -114,24 +114,24 @@ struct CallDecision {
 }
 
 impl CallDecision {
-    /// Whether the call is made as many, one for each element of a list in it.
+    /// Whether the call is split, one call for each element of a list.
     fn is_split(&self, params: &Object) -> bool {
         self.policy.split.as_ref().is_some_and(|rule| SplitCall::read(rule, params).is_some())
     }
 }
 
-/// What came with a request besides its message.
+/// The parts of a request besides its message.
 #[derive(Debug)]
 pub struct MessageContext<'a> {
     pub headers: &'a HeaderMap,
-    /// What of them goes on to the upstream.
+    /// The headers to forward upstream.
     pub forwarded: &'a ForwardedHeaders,
-    /// The message as it came.
+    /// The message as received.
     pub body: &'a Bytes,
     pub principal: Principal,
-    /// Whose request it is where requests are counted.
+    /// The principal by which requests are counted.
     pub counted_as: Principal,
-    /// Whether whoever hands it over has counted it.
+    /// Whether the caller has counted it.
     pub is_counted: bool,
     pub accepted: AcceptedTypes,
     pub arrived: Instant,
@@ -151,13 +151,13 @@ impl StatelessFace {
         Self { served, catalog, identity, misses, meter, fallback }
     }
 
-    /// Keeps what is cached small while nobody asks, until told to stop.
+    /// Cleans up the caches, until stopped.
     pub async fn keep_tidy(&self, stop: &CancellationToken) {
         self.catalog.keep_tidy(stop).await;
     }
 
-    /// Answers one request. Dropping the future means that the client left, which cancels a call that
-    /// has no handle yet (MOD-20).
+    /// Answers one request. Dropping the future means that the client disconnected, which cancels a call without a handle
+    /// (MOD-20).
     pub async fn serve(&self, request: &Request, around: MessageContext<'_>) -> FaceResponse {
         let mut addressee =
             Addressee { id: Some(request.id.clone()), version: ProtocolVersion::STATELESS, accepted: around.accepted };
@@ -232,7 +232,7 @@ impl StatelessFace {
         })
     }
 
-    /// Each on the heap, so that the future of a request is no larger than what it asks for.
+    /// Each boxed, so that the future of a request is only as large as its method needs.
     async fn dispatch(&self, inquiry: StatelessRequestContext<'_>) -> FaceResponse {
         if inquiry.era == Era::Stateless {
             return Box::pin(self.pass(inquiry)).await;
@@ -262,8 +262,7 @@ impl StatelessFace {
         }
     }
 
-    /// Learns the server's name before the first result bears it, so that no result depends on which
-    /// requests came before (MOD-17).
+    /// Learns the server's name before the first result, so that no result depends on earlier requests (MOD-17).
     async fn meet(&self, inquiry: &StatelessRequestContext<'_>) -> Result<(), BeginError> {
         if self.identity.read().is_none() {
             let facts = self.served.upstream.facts(&self.context(inquiry)).await?;
@@ -299,7 +298,7 @@ impl StatelessFace {
         }
     }
 
-    /// What of the upstream's tools the client may use, and see.
+    /// The upstream's tools that the client may use and see.
     fn reachable_tools(&self, inquiry: &StatelessRequestContext<'_>) -> ReachableTools {
         let access = self.served.engine.access().tools_of(&inquiry.principal);
         ReachableTools::new(access, self.fallback_for(&inquiry.said))
@@ -315,7 +314,7 @@ impl StatelessFace {
         }
     }
 
-    /// Judges a call: by the list that its tool stands in, and by what the operator says of the tool.
+    /// Checks a call against its tool's list entry and the operator's rules.
     async fn weigh(&self, inquiry: &StatelessRequestContext<'_>) -> Result<CallDecision, Box<FaceResponse>> {
         let refuse = |complaint: &RequestError| Box::new(inquiry.addressee.complaint(complaint));
         let tool = called_tool(inquiry.params).map_err(|complaint| refuse(&complaint))?;
@@ -326,7 +325,7 @@ impl StatelessFace {
         let list = list.map_err(|error| Box::new(error.answer(&inquiry.addressee)))?;
         let hides_some = access.is_narrowed() || self.served.channel.hides_tools();
         let listed = list.tool_to_call(&tool, hides_some).ok_or_else(unknown)?;
-        // Few tools have any; of the others' arguments, which may be large, nobody needs to know the members.
+        // Few tools have mirrored arguments; other arguments, which may be large, are not parsed.
         if inquiry.carriage == MessageChannel::Request && !listed.mirrored.is_empty() {
             let arguments = inquiry.params.get_object("arguments");
             argument_headers::check(&listed.mirrored, inquiry.headers, arguments.as_ref())
@@ -350,7 +349,7 @@ impl StatelessFace {
             None
         };
         let plan = match plan {
-            // A client that takes a handle has it at once: a repetition finds the task.
+            // A client that supports handles gets one at once: a repetition finds the task.
             Plan::Grace(_) if idempotency.is_some() && takes_tasks != HandleSupport::ByTools => Plan::Task,
             Plan::Grace(_) | Plan::Task | Plan::Direct | Plan::Refuse => plan,
         };
@@ -365,7 +364,7 @@ impl StatelessFace {
         self.run(inquiry, weighed).await
     }
 
-    /// Methods that are neither ours nor about tools go upstream as they are.
+    /// Forwards methods that are neither the gateway's nor about tasks unchanged.
     async fn relay(&self, inquiry: StatelessRequestContext<'_>) -> FaceResponse {
         if let Err(error) = self.meet(&inquiry).await {
             return inquiry.addressee.fault(&not_begun(error));
@@ -412,7 +411,7 @@ impl StatelessFace {
         }
     }
 
-    /// How the events of a call are shown to the client that waits for it.
+    /// How a call's events are sent to its waiting client.
     fn view<D: FaceDialect + 'static>(
         &self,
         inquiry: StatelessRequestContext<'_>,
@@ -476,7 +475,7 @@ fn is_served(name: &str) -> bool {
         )
 }
 
-/// The tool that is called, with arguments that can be some.
+/// The name of the called tool, after a check of the arguments' type.
 fn called_tool(params: &Object) -> Result<String, RequestError> {
     let name = params.get_string("name").ok_or(RequestError::Params(Cow::Borrowed("name must be a string")))?;
     if params.contains("arguments") && !params.has_object("arguments") {
@@ -485,8 +484,8 @@ fn called_tool(params: &Object) -> Result<String, RequestError> {
     Ok(name)
 }
 
-/// Whether the upstream is to make a task of its own of a call (GW-11): always where its tool works
-/// in no other way, and where that is up to us if the call may become a task here too.
+/// Whether the upstream should make its own task of a call (GW-11): always if its tool requires that, and if it is optional and
+/// the call may become a task here, too.
 const fn native_task(support: ToolTaskSupport, plan: Plan, deadline: Duration) -> UpstreamTaskMode {
     match (support, plan) {
         (ToolTaskSupport::Required, _) | (ToolTaskSupport::Optional, Plan::Grace(_) | Plan::Task) => {

@@ -1,7 +1,7 @@
 //! Serves a client at standard input and output: one message a line, over [`super::stream_client`].
 //!
-//! Nothing but messages is ever written there. Requests that were read before the input ended are answered; a client has left
-//! once they are, or once nobody reads the output.
+//! Writes only messages. Requests read before the end of the input are answered; after that, or once the output has no reader,
+//! the client has left.
 
 use std::io;
 use std::time::Duration;
@@ -18,17 +18,17 @@ use crate::wire::framing::MessageClassifier;
 use crate::wire::rpc_error::INVALID_REQUEST;
 use crate::wire::{RequestId, RpcError, envelope};
 
-/// Most that one read takes.
+/// The most bytes of one read.
 const READ_BYTES: usize = 64 * 1024;
-/// Lines that wait to be looked at. Each may be as large as a message may be.
+/// Queued lines. Each may be as large as a message.
 const LINES_MAX: usize = 4;
-/// Messages that wait for the client to read.
+/// Messages queued for the client.
 const MESSAGES_MAX: usize = 8;
-/// How long a client may take to read the last messages once the program is to end.
+/// How long a client may take to read the last messages when the program ends.
 const LAST_WORDS_MAX: Duration = Duration::from_millis(200);
 /// How long a client whose input has ended may take to read one message.
 const MESSAGE_READ_MAX: Duration = Duration::from_secs(30);
-/// How often the output's reader is looked for once the input has ended.
+/// The interval of checks for the output's reader after the end of the input.
 const READER_CHECK: Duration = Duration::from_millis(200);
 
 /// Both ends of a client.
@@ -36,7 +36,7 @@ const READER_CHECK: Duration = Duration::from_millis(200);
 pub struct StdioEnds<I, O> {
     pub input: I,
     pub output: O,
-    /// Whether the output's reader has gone, as far as that can be told without a write.
+    /// Whether the output's reader is gone, as far as that shows without a write.
     pub is_reader_gone: fn() -> bool,
 }
 
@@ -45,17 +45,16 @@ pub struct StdioEnds<I, O> {
 #[error("the standard input cannot be read")]
 pub struct StdioError(#[source] io::Error);
 
-/// Serves one client until it is gone; or until `leaving` is cancelled and everything that it asked is answered; or until
-/// `stop` ends it. A line of more than `line_bytes_max` bytes is refused, and the
-/// next one heard. The last one need not end.
+/// Serves one client until it is gone; or until `leaving` is cancelled and all its requests are answered; or until `stop` is
+/// cancelled. A line of more than `line_bytes_max` bytes is refused, and the next one read. The last one need not have an end.
 ///
-/// Input that ends is not a client that leaves: what was read of it is answered, within the bounds of each request.
+/// The end of the input is no disconnect: requests read so far are answered, within their limits.
 ///
-/// Returns once the client's session is ended, two seconds after its end at the latest, and the messages are written, if the
-/// client reads them. Dropping the future leaves a session open.
+/// Returns once the client's session has ended, at most two seconds later, and the messages are written, if the client reads
+/// them. Dropping the future leaves a session open.
 ///
 /// # Errors
-/// If the client could not be heard to its end.
+/// If the input could not be read to its end.
 pub async fn serve(
     client: StreamClient,
     line_bytes_max: usize,
@@ -91,7 +90,7 @@ pub async fn serve(
                 }
                 read
             }
-            // A client that hears nothing any more is gone, whether it still speaks or not.
+            // A client that no longer reads is gone, even if it still writes.
             () = &mut served => Ok(()),
         };
         over.cancel();
@@ -113,7 +112,7 @@ pub async fn serve(
     read
 }
 
-/// Waits until the output's reader has gone, or `stop` says that its answers are of no use any more.
+/// Waits until the output's reader is gone, or `stop` makes its responses useless.
 async fn reader_gone(is_reader_gone: fn() -> bool, stop: &CancellationToken) {
     while !is_reader_gone() {
         let _ = timeout(READER_CHECK, stop.cancelled()).await;
@@ -123,7 +122,7 @@ async fn reader_gone(is_reader_gone: fn() -> bool, stop: &CancellationToken) {
     }
 }
 
-/// Hands over lines until the input ends or nobody takes them.
+/// Delivers lines until the input ends or the receiver is gone.
 async fn read(
     mut input: impl AsyncRead + Unpin,
     line_bytes_max: usize,
@@ -141,7 +140,7 @@ async fn read(
             let text = match line {
                 StdioClientLine::Line(text) => text,
                 StdioClientLine::TooLong { id, has_method: true } => {
-                    // Fails if nobody reads it.
+                    // Fails if the receiver is gone.
                     let _ = refusals.send(envelope::error(id.as_ref(), &too_long(line_bytes_max)).into()).await;
                     continue;
                 }
@@ -152,7 +151,7 @@ async fn read(
                     continue;
                 }
             };
-            // Blanks alone are no message, and no mistake.
+            // A blank line is neither a message nor an error.
             if text.trim_ascii().is_empty() {
                 continue;
             }
@@ -168,23 +167,23 @@ fn too_long(line_bytes_max: usize) -> RpcError {
     RpcError::new(INVALID_REQUEST, format!("Invalid request: one line is longer than {line_bytes_max} bytes"))
 }
 
-/// What a host wrote.
+/// A line of the host's.
 #[derive(Debug, PartialEq, Eq)]
 enum StdioClientLine {
     Line(Bytes),
-    /// A line that was passed over to its end, and what could be told of it.
+    /// A line that was skipped to its end, with its readable parts.
     TooLong {
         id: Option<RequestId>,
         has_method: bool,
     },
 }
 
-/// Cuts what a host writes into lines. Holds one line at most.
+/// Splits a host's output into lines. Buffers at most one line.
 #[derive(Debug)]
 struct StdioClientLines {
     line_bytes_max: usize,
     partial: Vec<u8>,
-    /// Of a line that is too long.
+    /// The classifier of a line that is too long.
     passed: Option<Box<MessageClassifier>>,
 }
 
@@ -219,7 +218,7 @@ impl StdioClientLines {
         }
     }
 
-    /// The line that ends here, if there is anything in it.
+    /// The line that ends here, if it is not empty.
     fn finish(&mut self) -> Option<StdioClientLine> {
         if let Some(glance) = self.passed.take() {
             return Some(StdioClientLine::TooLong { id: glance.id(), has_method: glance.has_method() });
@@ -230,7 +229,7 @@ impl StdioClientLines {
     }
 }
 
-/// Writes messages, each on a line of its own, until nobody reads them.
+/// Writes messages, one per line, until the reader is gone.
 async fn write(
     mut output: impl AsyncWrite + Unpin,
     mut messages: mpsc::Receiver<OutgoingMessage>,
@@ -254,7 +253,7 @@ async fn write(
     }
 }
 
-/// A message as one line. Line breaks in JSON stand between its parts only, where a blank says the same.
+/// A message as one line. JSON has line breaks between its parts only, where a space is equivalent.
 fn line_of(message: Bytes) -> BytesMut {
     let mut line = BytesMut::from(message);
     if memchr::memchr2(b'\n', b'\r', &line).is_some() {

@@ -1,4 +1,4 @@
-//! Answers clients while the store cannot be had yet.
+//! Responds to clients while the store is unavailable at the start.
 
 use async_trait::async_trait;
 
@@ -8,7 +8,7 @@ use crate::task::{Executed, GatewayFault, Reason};
 
 const FAULT: GatewayFault = GatewayFault::new(Reason::StoreFailed, Executed::No);
 
-/// Serves nothing, and says that it may later.
+/// Responds 503 to every request.
 #[derive(Debug)]
 pub struct StoreAwayEndpoint;
 

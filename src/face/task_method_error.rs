@@ -1,11 +1,11 @@
-//! Says why a method about tasks has no result, in whichever flavour it was asked.
+//! Defines why a task method has no result, for all flavours.
 
 use crate::dialect::RequestError;
 use crate::engine::TaskError;
 use crate::task::GatewayFault;
 use crate::wire::RpcError;
 
-/// Each face says it in its own way.
+/// Each face encodes it itself.
 pub(super) enum TaskMethodError {
     Complaint(RequestError),
     Error(RpcError),

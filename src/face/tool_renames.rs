@@ -1,8 +1,8 @@
-//! The names that clients see, in front of an upstream that knows other ones; and what tools are listed with.
+//! Translates tool names between clients and an upstream, and edits listed tools.
 //!
-//! It stands between all faces and the upstream: above it a tool has the name that clients see, be it in lists,
-//! policies, tasks or tokens; below it the upstream's own. A tool whose calls are split is listed without its output schema,
-//! as two kinds of results cannot both fit it. Where no tool is hidden, renamed or split, it is not there.
+//! It sits between all faces and the upstream: above it a tool has its client-facing name, in lists, policies, tasks and tokens;
+//! below it the upstream's. A tool with split calls is listed without its output schema, which cannot describe both kinds of
+//! results. Absent if no tool is hidden, renamed or split.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,33 +37,33 @@ use crate::wire::{
 
 const OUTPUT_SCHEMA: &str = "outputSchema";
 
-/// The names of one upstream's tools, on the way to it and back.
+/// The names of one upstream's tools, in both directions.
 #[derive(Debug)]
 pub struct ToolRenamer {
     names: ToolNames,
-    /// By the names that clients see.
+    /// By the client-facing names.
     rules: ToolRules,
     upstream: Arc<str>,
-    /// Is shown each list by the server's own names.
+    /// Compares each list, by the server's names, with the rules.
     unmatched_rules: UnmatchedRules,
-    /// Largest list that is edited.
+    /// The largest list that is edited.
     bytes_max: usize,
-    /// Whether the log has it that two tools would have one name.
+    /// Whether a name conflict of two tools has been logged.
     has_warned: AtomicBool,
 }
 
-/// What becomes of the call of a tool.
+/// The translation of a call.
 enum RenamedCall {
-    /// Its params with the upstream's own name.
+    /// Its params with the upstream's name.
     As(String, Payload),
-    /// There is no tool of this name.
+    /// There is no tool with this name.
     Unknown,
-    /// Its params as they are: the name is the upstream's own, or there is none, and the upstream says so.
+    /// Its params unchanged: the name is the upstream's, or missing, which the upstream reports.
     AsItIs,
 }
 
 impl ToolRenamer {
-    /// `None` where every tool is listed as it is: nothing is in the way then.
+    /// `None` if every tool is listed unchanged.
     #[must_use]
     pub fn new(names: ToolNames, rules: &ToolRules, upstream: Arc<str>, bytes_max: usize) -> Option<Arc<Self>> {
         let is_needed = !names.are_kept() || rules.any_is_split();
@@ -74,7 +74,7 @@ impl ToolRenamer {
         })
     }
 
-    /// The upstream as clients know it.
+    /// The upstream as clients see it.
     #[must_use]
     pub fn upstream(namer: Option<&Arc<Self>>, inner: Arc<dyn Upstream>) -> Arc<dyn Upstream> {
         match namer {
@@ -83,7 +83,7 @@ impl ToolRenamer {
         }
     }
 
-    /// The same for what is passed on as it came.
+    /// The channel for forwarded messages as clients see it.
     #[must_use]
     pub fn channel(namer: Option<&Arc<Self>>, inner: Arc<dyn OwnSessionChannel>) -> Arc<dyn OwnSessionChannel> {
         match namer {
@@ -106,7 +106,7 @@ impl ToolRenamer {
         }
     }
 
-    /// The result of `tools/list` as clients see it; `None` where nothing is to be changed.
+    /// The result of `tools/list` for clients; `None` if nothing changes.
     fn listed(&self, result: &Object) -> Option<Payload> {
         self.unmatched_rules.look_at(result);
         let tools = result.get("tools")?;
@@ -135,19 +135,19 @@ impl ToolRenamer {
         changed.then(|| result.edit().set("tools", Payload::of(&shown)).finish())
     }
 
-    /// Whether a tool is listed without the output schema that it has.
+    /// Whether a tool is listed without its output schema.
     fn loses_schema(&self, tool: &Object, name: &str) -> bool {
         self.rules.split_of(name).is_some() && tool.contains(OUTPUT_SCHEMA)
     }
 
-    /// Once in the life of an upstream: lists are read often.
+    /// Once per upstream: lists are read often.
     fn warn(&self, tool: &str, name: &str) {
         if !self.has_warned.swap(true, Ordering::Relaxed) {
             tracing::warn!(upstream = %self.upstream, tool, name, "a tool is hidden, as its name stands for another tool");
         }
     }
 
-    /// A message as clients see it, if it is a tool list.
+    /// A message for clients, edited if it is a tool list.
     fn message(&self, text: Bytes) -> Bytes {
         if is_batch(&text) {
             let Ok(messages) = split_batch(&text, ScanLimits::UPSTREAM, envelope::BATCH_READ_MAX) else { return text };
@@ -161,7 +161,7 @@ impl ToolRenamer {
         }
     }
 
-    /// An answer that is a tool list, or a stream that may hold one.
+    /// A response with a tool list, or a stream that may contain one.
     async fn answer(self: Arc<Self>, response: RawResponse) -> Result<RawResponse, GatewayFault> {
         if !response.status.is_success() {
             return Ok(response);
@@ -188,7 +188,7 @@ fn unknown_tool(params: Option<&Object>) -> RpcError {
     RequestError::unknown_tool(params).to_error(ProtocolVersion::NEWEST_SESSION)
 }
 
-/// An upstream whose tools have other names.
+/// An upstream with renamed tools.
 #[derive(Debug)]
 struct RenamingUpstream {
     inner: Arc<dyn Upstream>,
@@ -229,7 +229,7 @@ impl Upstream for RenamingUpstream {
         self.inner.resume(token, context).await
     }
 
-    /// With the upstream's own name of the tool, which is the one that was called whatever the rules say later.
+    /// With the upstream's name of the tool, which remains the called one if the rules change.
     fn stored(&self, params: &Payload) -> Payload {
         match self.namer.called(Object::of(params).as_ref()) {
             RenamedCall::As(_, own) => own.detached(),
@@ -332,28 +332,28 @@ impl Exchange for ToolListExchange {
     }
 }
 
-/// Raw access to an upstream whose tools have other names.
+/// Raw access to an upstream with renamed tools.
 #[derive(Debug)]
 struct RenamingChannel {
     inner: Arc<dyn OwnSessionChannel>,
     namer: Arc<ToolRenamer>,
 }
 
-/// A message of a client on its way.
+/// A client's message to forward.
 enum RenamedMessage {
-    /// As it came.
+    /// Unchanged.
     On(MessageText),
-    /// Under another name.
+    /// With another name.
     Renamed(String, Bytes),
-    /// To no tool.
+    /// The call of an unknown tool.
     Nowhere(RequestId, RpcError),
-    /// A tool list is wanted.
+    /// A request for a tool list.
     ForList(MessageText),
 }
 
 impl RenamingChannel {
     fn going(&self, text: MessageText) -> Result<RenamedMessage, GatewayFault> {
-        // Whatever is sent here can be read.
+        // Every message sent here has been parsed before.
         let unreadable = |_| GatewayFault::new(Reason::Internal, Executed::No);
         let message = text.read(ScanLimits::CLIENT).map_err(unreadable)?;
         let Message::Request(request) = &*message else { return Ok(RenamedMessage::On(text)) };
@@ -393,7 +393,7 @@ impl RawChannel for RenamingChannel {
         let (message, mut all) = match request.verb {
             RawMethod::Post(message) => (message, None),
             RawMethod::PostWith { message, headers, principal } => (message, Some((headers, principal))),
-            // The rest of a stream may hold a list.
+            // The rest of a stream may contain a list.
             RawMethod::Get { last_event: Some(event) } => {
                 let verb = RawMethod::Get { last_event: Some(event) };
                 let response = self.inner.send(RawRequest { verb, ..request }).await?;
@@ -410,7 +410,7 @@ impl RawChannel for RenamingChannel {
         match self.going(message)? {
             RenamedMessage::On(message) => self.inner.send(RawRequest { verb: verb(message, all), ..request }).await,
             RenamedMessage::Renamed(own, message) => {
-                // What a balancer sees must be what is run.
+                // The routed name must be the executed one.
                 if let Some(((all, _), own)) = all.as_mut().zip(encode(&own)) {
                     all.insert(headers::NAME, own);
                 }

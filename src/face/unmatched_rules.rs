@@ -1,8 +1,8 @@
-//! Tells operators of the rules for tools that fit no tool of a server's list: a slip in a name would hide nothing, or leave
-//! a call its defaults, and nobody would know.
+//! Warns operators of tool rules that match no tool of a server's list.
 //!
-//! Whoever reads a page of a list shows it here, until one list was seen to its end. By then a rule has fitted, or is
-//! told of, once in the life of an upstream: a server may list other tools later, or to others.
+//! A misspelt name would hide nothing, or leave a call its defaults, unnoticed. Each reader of a list passes its pages here,
+//! until one list was complete. By then a rule has matched or is logged, once per upstream: a server may list other tools later,
+//! or to other clients.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,10 +14,10 @@ use wildmatch::WildMatch;
 use crate::wire::list_pages::next_cursor;
 use crate::wire::{Message, Object, ScanLimits, envelope};
 
-/// Rules that have a line of their own in the log; those beyond are counted in one.
+/// The most rules with a log line each; one line counts the rest.
 const TOLD_MAX: usize = 32;
 
-/// The rules of one upstream that have fitted no tool yet.
+/// The rules of one upstream that have matched no tool yet.
 #[derive(Debug)]
 pub struct UnmatchedRules {
     upstream: Arc<str>,
@@ -26,7 +26,7 @@ pub struct UnmatchedRules {
 }
 
 impl UnmatchedRules {
-    /// Rules by their patterns, which are compared with the names in the lists that are shown.
+    /// Rules by their patterns, which are compared with the names in the lists.
     #[must_use]
     pub fn new<'p>(upstream: &Arc<str>, patterns: impl Iterator<Item = &'p WildMatch>) -> Self {
         let patterns: Vec<WildMatch> = patterns.cloned().collect();
@@ -34,13 +34,13 @@ impl UnmatchedRules {
         Self { upstream: Arc::clone(upstream), patterns: Mutex::new(patterns), is_told }
     }
 
-    /// Of an upstream without rules, or whose lists are shown to others.
+    /// For an upstream without rules, or with lists that another instance compares.
     #[must_use]
     pub fn none(upstream: &Arc<str>) -> Self {
         Self::new(upstream, std::iter::empty())
     }
 
-    /// Looks at the result of `tools/list`, which may be one page of several.
+    /// Reads a result of `tools/list`, which may be one page of several.
     pub(super) fn look_at(&self, page: &Object) {
         let unmatched = self.after(page);
         for pattern in unmatched.iter().take(TOLD_MAX) {
@@ -54,7 +54,7 @@ impl UnmatchedRules {
         }
     }
 
-    /// The same for a message that answers `tools/list`.
+    /// Reads a message that answers `tools/list`.
     pub(super) fn look_at_answer(&self, message: &Bytes) {
         if self.is_told.load(Ordering::Relaxed) {
             return;
@@ -66,7 +66,7 @@ impl UnmatchedRules {
         }
     }
 
-    /// The rules that are to be told of once this page was seen.
+    /// The rules to report after this page.
     fn after(&self, page: &Object) -> Vec<WildMatch> {
         if self.is_told.load(Ordering::Relaxed) {
             return Vec::new();

@@ -1,4 +1,4 @@
-//! Chooses the era in which the upstream is spoken to for one request.
+//! Chooses the upstream's era for one request.
 
 use super::{MessageContext, StatelessFace};
 use crate::dialect::ext_tasks::ExtTasks;
@@ -7,8 +7,8 @@ use crate::upstream::Era;
 use crate::wire::{Object, method};
 
 impl StatelessFace {
-    /// How the upstream is spoken to. What the gateway does by itself needs no upstream: tasks are its own, and so
-    /// are subscriptions to them.
+    /// The upstream's era. Requests that the gateway answers itself need no upstream: about its own tasks, and subscriptions to
+    /// them.
     pub(super) async fn era(
         &self,
         name: &str,

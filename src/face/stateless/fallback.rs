@@ -1,4 +1,4 @@
-//! Clients without the extension, where the operator gives them tools in its place.
+//! Serves clients without the extension, if the operator gives them tools instead.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,11 +11,11 @@ use crate::face::fallback::{FallbackCall, FallbackToolService, TaskAsker, answer
 use crate::task::{HandleSupport, TaskMode, ToolPolicy};
 use crate::wire::{Object, method};
 
-/// How long a call waits to learn which names are the upstream's, as for sessions.
+/// How long a call waits to learn the upstream's names, as for sessions.
 const LOOK_MAX: Duration = Duration::from_secs(3);
 
-/// How a request may be answered, and the rules that hold for it then. A tool that runs only as a task is refused to
-/// clients without the extension all the same (GW-13).
+/// How a request may be answered, and its rules. A tool that runs only as a task is still refused to clients without the
+/// extension (GW-13).
 pub(super) fn takes_tasks(said: &StatelessRequest, policy: ToolPolicy) -> (ToolPolicy, HandleSupport) {
     match said.takes_tasks() {
         HandleSupport::No if policy.falls_back_to_tools() && policy.mode != TaskMode::Required => {
@@ -28,17 +28,17 @@ pub(super) fn takes_tasks(said: &StatelessRequest, policy: ToolPolicy) -> (ToolP
 }
 
 impl StatelessFace {
-    /// The tools that this request's client is given in place of tasks, if any.
+    /// The tools that this request's client gets in place of tasks, if any.
     pub(super) fn fallback_for(&self, said: &StatelessRequest) -> Option<Arc<FallbackToolService>> {
         self.fallback.as_ref().filter(|_| said.takes_tasks() == HandleSupport::No).cloned()
     }
 
-    /// The words for such a client, with the names that are in force.
+    /// The texts for such a client, with the current tool names.
     pub(super) fn fallback_words(&self) -> FallbackTools {
         FallbackTools::for_stateless(self.fallback.as_ref().map_or(0, |fallback| fallback.level()), self.identity())
     }
 
-    /// Shows a call to the client that waits for it, in the words that it knows.
+    /// Sends a call to its waiting client, in the dialect that it supports.
     pub(super) async fn respond(
         &self,
         inquiry: StatelessRequestContext<'_>,
@@ -63,8 +63,8 @@ impl StatelessFace {
         params.and_then(|params| params.get_str("name")).is_some_and(|tool| fallback.named(&tool).is_some())
     }
 
-    /// Answers a call of one of the gateway's own tools; `None` for every other call. Dropping the future changes
-    /// nothing about a task.
+    /// Answers a call of one of the gateway's own tools; `None` for every other call. Dropping the future does not affect the
+    /// task.
     pub(super) async fn errand(&self, inquiry: &StatelessRequestContext<'_>) -> Option<FaceResponse> {
         let fallback =
             self.fallback_for(&inquiry.said).filter(|_| self.is_errand(inquiry.method, Some(inquiry.params)))?;

@@ -1,9 +1,8 @@
-//! `subscriptions/listen`: one long answer on which a client hears what it asked to hear (MOD-24).
+//! Serves `subscriptions/listen`: one long response with the notifications of a subscription (MOD-24).
 //!
-//! Nothing runs in the background: the stream looks for news when its client reads. A client that reads slowly
-//! therefore holds up nothing but itself, and what happens meanwhile is told once, not once for each time.
-//! Read `face::notification_subscriber` (what the upstream says), `watched_tasks` (how tasks stand) and `listen_permits`
-//! (how many may listen) next.
+//! Nothing runs in the background: the stream reads notifications when its client reads. A client that reads slowly therefore
+//! delays only itself, and repeated changes meanwhile are sent once. Read `face::notification_subscriber` (the upstream's
+//! notifications), `watched_tasks` (task states) and `listen_permits` (limits) next.
 
 mod watched_tasks;
 
@@ -33,7 +32,7 @@ use watched_tasks::WatchedTasks;
 enum ListenRefusal {
     Complaint(RequestError),
     Fault(GatewayFault),
-    /// The client takes no event stream.
+    /// The client accepts no event stream.
     NotAcceptable,
 }
 
@@ -50,12 +49,12 @@ impl From<BeginError> for ListenRefusal {
 }
 
 impl StatelessFace {
-    /// Answers `subscriptions/listen`. Dropping the answer, or this future, means that the client left:
-    /// subscriptions that nobody else holds are taken back.
+    /// Answers `subscriptions/listen`. Dropping the response or this future means that the client disconnected: subscriptions
+    /// without another holder are ended.
     pub(super) async fn listen(&self, inquiry: &StatelessRequestContext<'_>) -> FaceResponse {
         let addressee = &inquiry.addressee;
         match Box::pin(self.begin_to_listen(inquiry)).await {
-            // However many they were: a client that comes back may name all that it ever had.
+            // Counted as one miss: a client that reconnects may name all tasks that it ever had.
             Ok(listening) => {
                 let has_missed = listening.watched.has_missed();
                 let response = event_stream(stream(listening, addressee.clone(), None));
@@ -112,7 +111,7 @@ impl StatelessFace {
         })
     }
 
-    /// Listens to the upstream as far as that is wished for and offered.
+    /// Subscribes to the upstream's notifications that are wished for and offered.
     async fn ear(
         &self,
         inquiry: &StatelessRequestContext<'_>,
@@ -143,12 +142,12 @@ struct ListenStream {
     granted: SubscriptionFilter,
     ear: NotificationSubscriber,
     watched: WatchedTasks,
-    /// What is to be said next; bounded by what was granted.
+    /// Messages to send; bounded by the granted subscription.
     due: VecDeque<Bytes>,
-    /// Ends the stream in order; `None` once it has.
+    /// Ends the stream properly; `None` once it has.
     ending: Option<CancellationToken>,
     server_info: Payload,
-    /// `None` where whoever reads the stream has one for it.
+    /// `None` if the stream's reader holds a permit for it.
     _place: Option<ListenPermit>,
 }
 

@@ -1,10 +1,8 @@
-//! The pipe of stateless clients: what they and a server of their own era say to each other, passed on as it
-//! came (GW-30).
+//! The pipe of stateless clients: forwards messages to and from a server of their era (GW-30).
 //!
-//! The gateway's own checks come first; then the same bytes go on, and the answer comes back piece by
-//! piece, whatever its size. `answer_edits` says what little is edited on the way. A call that may become a task is
-//! not for here: it goes to the engine. A client that leaves drops the upstream's request with its answer,
-//! which is how servers without sessions are told.
+//! The gateway's checks come first; then the same bytes are forwarded, and the response is streamed in any size. `answer_edits`
+//! makes the few edits. A call that may become a task goes to the engine instead. A client that disconnects drops the upstream's
+//! request with its response, which is the cancellation for servers without sessions.
 
 pub(in crate::face) mod answer_edits;
 
@@ -49,10 +47,10 @@ use crate::wire::meta::{CLIENT_CAPABILITIES, META, PROTOCOL_VERSION, SUBSCRIPTIO
 use crate::wire::object::ObjectWriter;
 use crate::wire::{MessageText, Object, Payload, ProtocolVersion, RequestId, RpcError, envelope, method, rpc_error};
 
-/// How long a client may take to answer what it was asked.
+/// How long a client may take to answer a question.
 const STATE_EXPIRES_AFTER: Duration = Duration::from_secs(60 * 60);
 
-/// Methods that are none of 2026-07-28, or not of a server's own: nobody behind the gateway is asked.
+/// Methods that are not of 2026-07-28, or not a server's: no upstream is asked.
 const GONE: [&str; 7] = [
     method::INITIALIZE,
     method::PING,
@@ -63,13 +61,13 @@ const GONE: [&str; 7] = [
     method::TASKS_LIST,
 ];
 
-/// Whether a method is passed on. What a server does not know it says itself.
+/// Whether a method is forwarded. The server itself refuses methods that it does not know.
 pub(super) fn is_passed_on(name: &str) -> bool {
     !GONE.contains(&name)
 }
 
 impl StatelessFace {
-    /// Passes a request on, or hands it to the engine where it may become a task.
+    /// Forwards a request, or gives it to the engine if it may become a task.
     pub(super) async fn pass(&self, inquiry: StatelessRequestContext<'_>) -> FaceResponse {
         let asker = StateBinding {
             upstream: Arc::clone(self.served.upstream.name()),
@@ -87,7 +85,7 @@ impl StatelessFace {
                 Ok(weighed) => weighed,
                 Err(refusal) => return *refusal,
             };
-            // What was asked without a task goes on without one.
+            // A round that began without a task continues without one.
             let is_named = weighed.idempotency.is_some();
             let is_driven = weighed.plan != Plan::Direct || is_named || weighed.is_split(inquiry.params);
             if is_driven && matches!(state, ReturnedState::New | ReturnedState::Held) {
@@ -131,7 +129,7 @@ impl StatelessFace {
         respond(LateAnswer { answering: Box::pin(passing.run(accepted)), signs }, addressee).await
     }
 
-    /// What silence is broken with, where the client wants progress (GW-26). A subscription makes none.
+    /// The life signs, if the client requested progress (GW-26). A subscription has none.
     fn signs(&self, inquiry: &StatelessRequestContext<'_>) -> Option<LifeSigns> {
         let token = inquiry.said.progress_token.clone();
         let token = token.filter(|_| self.served.settings.life_signs && inquiry.method != method::LISTEN)?;
@@ -139,18 +137,18 @@ impl StatelessFace {
     }
 }
 
-/// What a request says of a round before it.
+/// A request's reference to an earlier round.
 #[derive(Debug, PartialEq, Eq)]
 enum ReturnedState {
-    /// There was none, or the upstream left nothing to be kept.
+    /// None, or the upstream issued no state.
     New,
-    /// What the upstream gave, to be given back.
+    /// The upstream's state, to be returned to it.
     Kept(Option<Payload>),
     /// The gateway holds the call.
     Held,
 }
 
-/// Opens a `requestState` (MOD-28). Methods that cannot be asked back know none.
+/// Opens a `requestState` (MOD-28). Methods that never ask have none.
 fn returned_state(
     served: &Served,
     inquiry: &StatelessRequestContext<'_>,
@@ -163,12 +161,12 @@ fn returned_state(
     match served.sealer.open_state(&sealed, &asker.scope(), served.clock.now(), STATE_EXPIRES_AFTER) {
         Some(StateContent::Upstream(own)) => Ok(ReturnedState::Kept(own)),
         Some(StateContent::Task { .. }) if inquiry.method == method::TOOLS_CALL => Ok(ReturnedState::Held),
-        // A request that the gateway held for an upstream which has no sessions any more is gone.
+        // A call that the gateway held for an upstream that no longer has sessions is gone.
         Some(StateContent::Task { .. }) | None => Err(RequestError::State),
     }
 }
 
-/// The message as the upstream is to see it: as it came, unless it holds something that is not for it.
+/// The message for the upstream: unchanged, unless it has parts for the gateway.
 fn message(inquiry: &StatelessRequestContext<'_>, state: ReturnedState) -> Bytes {
     let mut edit = inquiry.params.edit();
     let mut is_edited = false;
@@ -179,7 +177,7 @@ fn message(inquiry: &StatelessRequestContext<'_>, state: ReturnedState) -> Bytes
             None => edit.remove("requestState"),
         };
     }
-    // A task of the upstream's own would be found by nobody, so a call that is passed on takes none.
+    // A task of the upstream's own could not be found by any client, so a forwarded call requests none.
     let takes_tasks = inquiry.method == method::TOOLS_CALL && inquiry.said.takes_tasks() != HandleSupport::No;
     let is_other_version = inquiry.said.version != ProtocolVersion::STATELESS;
     if (takes_tasks || is_other_version)
@@ -198,7 +196,7 @@ fn message(inquiry: &StatelessRequestContext<'_>, state: ReturnedState) -> Bytes
     }
 }
 
-/// The headers that repeat what the body says, as the client sent them.
+/// The headers that repeat parts of the body, as the client sent them.
 fn repeated(all: &HeaderMap) -> HeaderMap {
     let repeats = |name: &http::HeaderName| {
         *name == headers::METHOD || *name == headers::NAME || name.as_str().starts_with(PARAM_PREFIX)
@@ -206,7 +204,7 @@ fn repeated(all: &HeaderMap) -> HeaderMap {
     all.iter().filter(|(name, _)| repeats(name)).map(|(name, value)| (name.clone(), value.clone())).collect()
 }
 
-/// One request on its way.
+/// A request that is being forwarded.
 struct StatelessForward {
     served: Arc<Served>,
     meter: Arc<PipeMetrics>,
@@ -215,14 +213,14 @@ struct StatelessForward {
     headers: HeaderMap,
     forwarded: ForwardedHeaders,
     edits: AnswerEdits,
-    /// How long a call may run.
+    /// The deadline of a call.
     deadline: Option<Duration>,
     limits: CallLimits,
     /// Progress instead of comments.
     signs: Option<LifeSigns>,
 }
 
-/// A request that is at the upstream: its place and its time.
+/// A request at the upstream, with its permit and its deadline.
 struct StatelessPipedCall {
     id: RequestId,
     channel: Arc<dyn RawChannel>,
@@ -230,7 +228,7 @@ struct StatelessPipedCall {
     began: Instant,
     meter: Arc<PipeMetrics>,
     is_stream: bool,
-    /// A call has one.
+    /// Held for calls.
     permit: Option<HeldCall>,
 }
 
@@ -247,24 +245,24 @@ impl AnsweredRequest for StatelessPipedCall {
         self.permit.iter().for_each(HeldCall::heard);
     }
 
-    /// There is nothing to name a place in a stream with.
+    /// Its streams have no event ids.
     fn is_resumable(&self) -> bool {
         false
     }
 
-    /// A client whose subscription ends without a word subscribes again.
+    /// A client whose subscription ends without a result subscribes again.
     fn ends_with_answer(&self) -> bool {
         !self.is_stream
     }
 
-    /// A client that takes its request back drops it with its answer, so it is waited for here.
+    /// A client that cancels its request drops it with its response, so it is wanted here.
     fn ended(&self, fault: &GatewayFault) {
         if let Some(health) = self.channel.health() {
             health.ended(self.mark, fault);
         }
     }
 
-    /// Nothing to be said: the request is dropped with its answer.
+    /// The request is cancelled by dropping it with its response.
     fn cancel(&self, _: Reason) {}
 }
 
@@ -314,7 +312,7 @@ impl StatelessForward {
             JudgedResponse::Refused { fault, error, .. } => return self.refused(fault, error),
             JudgedResponse::SessionLost => return Err(GatewayFault::new(Reason::UpstreamSessionLost, Executed::No)),
         };
-        // A subscription is silent for as long as nothing changes.
+        // A subscription is silent while nothing changes.
         let idle = timeouts.idle.filter(|_| !is_stream);
         let pace = PipeTimeouts { idle, deadline };
         self.answer(response, accepted, pace, call).await
@@ -330,7 +328,7 @@ impl StatelessForward {
         Ok(reply::judge(response, ErrorAddressee::Passed(Some(&message))).await)
     }
 
-    /// What a refusal means to the client.
+    /// The meaning of a refusal for the client.
     fn refused(&self, fault: GatewayFault, error: Option<RpcError>) -> Result<RequestAnswer, GatewayFault> {
         if contradicts(fault.http_status, error.as_ref()) {
             self.served.upstream.doubt_era();
@@ -356,7 +354,7 @@ impl StatelessForward {
         match response.content {
             BodyKind::Other => Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown)),
             BodyKind::Events if accepted == AcceptedTypes::Json => {
-                // The client takes no stream: what was said before the answer has nowhere to go.
+                // The client accepts no stream: messages before the response are dropped.
                 let reading = reply::answer(response, &call.id, &limits);
                 let answer = in_time(&call, pin!(reading), None, pace.deadline).await?;
                 let text = limits.rehold(match &answer.outcome {
@@ -410,7 +408,7 @@ fn until_leaving(
     StreamBody::new(frames.chain(last.filter_map(std::future::ready))).boxed_unsync()
 }
 
-/// Errors about the gateway's own request are no client's business (GW-29); `None` for others.
+/// Replaces an error about the gateway's own request, which does not concern the client (GW-29); `None` for others.
 fn about_us(error: &RpcError, is_lacking: impl FnOnce(&Payload) -> bool) -> Option<RpcError> {
     let named = error.data.as_ref().and_then(Object::of).and_then(|data| data.get("requiredCapabilities"));
     match error.code {

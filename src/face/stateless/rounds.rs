@@ -1,5 +1,6 @@
-//! Answers plain calls whose upstream asks in mid-call with the questions and a sealed reference, and resumes them when
-//! the client makes its request again (GW-20).
+//! Answers plain calls that ask questions, and resumes them with the answers (GW-20).
+//!
+//! The response has the questions and a sealed reference; the client repeats its request with both.
 
 use std::sync::{Arc, LazyLock};
 
@@ -17,12 +18,12 @@ use crate::task::{
 };
 use crate::wire::{Object, Payload, method};
 
-/// What the client of this very request can be asked (MOD-19, MOD-27).
+/// The questions that this request's client can answer (MOD-19, MOD-27).
 pub(super) fn questions_for(said: &StatelessRequest) -> QuestionFilter {
     let said = said.clone();
     Arc::new(move |question| match said.missing([question]) {
         None => Askable::Declared,
-        // Servers ask for roots whenever a session begins, for no call in particular, and do without.
+        // Servers request roots at the start of a session, for no call in particular, and work without.
         Some(_) if asks_for_roots(question) => Askable::Undeclared,
         Some(needed) => Askable::Required(needed),
     })
@@ -32,7 +33,7 @@ fn asks_for_roots(question: &Payload) -> bool {
     Object::of(question).is_some_and(|question| question.get_str("method").is_some_and(|name| name == method::ROOTS))
 }
 
-/// Why a held call is not gone on with.
+/// Why a held call is not resumed.
 enum HeldCallRefusal {
     Complaint(RequestError),
     Fault(GatewayFault),
@@ -49,7 +50,7 @@ impl StatelessFace {
         StateScope::of(self.served.upstream.name(), &inquiry.principal, inquiry.method, inquiry.params)
     }
 
-    /// Seals references to this request's call, where its answer may be questions.
+    /// Seals references to this request's call, if its response may contain questions.
     pub(super) fn seal_for(&self, inquiry: &StatelessRequestContext<'_>) -> Option<RoundSeal> {
         method::may_ask(inquiry.method).then(|| {
             let (upstream, principal) = (Arc::clone(self.served.upstream.name()), inquiry.principal.clone());
@@ -63,7 +64,7 @@ impl StatelessFace {
         })
     }
 
-    /// Goes on with a call that was held. Whatever is wrong with its state, the tool is never run again (T-56).
+    /// Resumes a held call. With an invalid state the tool is never run again (T-56).
     pub(super) async fn go_on(
         &self,
         inquiry: StatelessRequestContext<'_>,
@@ -101,7 +102,7 @@ impl StatelessFace {
         let (scope, now) = (self.scope(inquiry), self.served.clock.now());
         let lives = policy.ttl.saturating_add(LINGER);
         let content = self.served.sealer.open_state(&sealed, &scope, now, lives);
-        // A state of another kind was given out by a gateway that was configured otherwise.
+        // A state of another kind was issued by a gateway with another configuration.
         let Some(StateContent::Task { id, .. }) = content else { return Err(RequestError::State.into()) };
         let answers = inputs::responses(inquiry.params)?;
         let key = TaskKey { owner: inquiry.principal.clone(), id };
@@ -126,7 +127,7 @@ impl StatelessFace {
             // It may have ended just now.
             Err(refusal) => match (end_of(&self.held(&key).await?, takes_tasks)?, refusal) {
                 (Some(over), _) => Ok(HeldCallResumption::Over(over)),
-                // Lost with the process that ran it, which nobody has written down yet (T-56).
+                // Lost with its process, which is not recorded yet (T-56).
                 (None, RetryRefusal::NotHere) => Err(RequestError::State.into()),
                 (None, RetryRefusal::TooMany) => {
                     Err(HeldCallRefusal::Fault(GatewayFault::new(Reason::QueueFull, Executed::Unknown)))
@@ -146,26 +147,26 @@ impl StatelessFace {
     }
 }
 
-/// What became of a held call.
+/// The state of a held call.
 enum HeldCallResumption {
     Going(crate::engine::CallStream),
-    /// It ended while nobody waited, or has a handle.
+    /// It ended meanwhile, or has a handle.
     Over(CallEvent),
 }
 
-/// The last event of a call that is not held any more; `None` if it is.
+/// The last event of a call that is no longer held; `None` if it is.
 fn end_of(task: &Arc<Task>, takes_tasks: bool) -> Result<Option<CallEvent>, RequestError> {
     match (task.shown, &task.phase) {
-        // A repetition of the request that the handle was given to.
+        // A repetition of the request that returned the handle.
         (TaskVisibility::Handle, _) if takes_tasks => Ok(Some(CallEvent::Created(Arc::clone(task)))),
-        // Held under an idempotency key, for a client that knows no tasks.
+        // Held under an idempotency key, for a client without tasks.
         (TaskVisibility::Handle, Phase::Settled(outcome)) if task.idempotency.is_some() => {
             Ok(Some(CallEvent::Ended(CallEnd::Outcome(outcome.clone()))))
         }
         (TaskVisibility::Handle, _) if task.idempotency.is_some() => Ok(None),
         (TaskVisibility::Handle | TaskVisibility::Part, _)
         | (TaskVisibility::Hidden, Phase::Settled(Outcome::Cancelled)) => Err(RequestError::State),
-        // Lost with the process that ran it (T-56).
+        // Lost with its process (T-56).
         (TaskVisibility::Hidden, Phase::Settled(Outcome::Faulted(Failure::Gateway(fault))))
             if fault.reason.is_end_of_gateway() =>
         {

@@ -14,11 +14,11 @@ use crate::face::task_method_error::TaskMethodError;
 use crate::task::{ClientKind, Executed, GatewayFault, HandleSupport, Phase, Task, TaskKey};
 use crate::wire::{JsonPieces, method};
 
-/// What the outcomes of a task's parts may take of one answer about the task while it runs.
+/// The most bytes of its subtasks' outcomes in one response about a running task.
 const EARLY_BYTES_MAX: usize = 1 << 20;
 
-/// Whether a request may be about tasks at all. Clients that still declare those of 2025-11-25 may look after what they
-/// made in a session, and cancel it (T-10, EXT-63).
+/// Whether a request may be about tasks. Clients that still declare those of 2025-11-25 may read and cancel tasks that they made
+/// in a session (T-10, EXT-63).
 pub(super) fn may_ask(said: &StatelessRequest, name: &str) -> bool {
     let is_looked_after = matches!(name, method::TASKS_GET | method::TASKS_CANCEL);
     said.takes_tasks() != HandleSupport::No || (is_looked_after && said.declares_session_tasks())
@@ -58,8 +58,8 @@ impl StatelessFace {
         }
     }
 
-    /// Answers a client without the extension about a task that was made in a session, in the shape that it had there.
-    /// Whatever else is named, be it a task or not, is refused for want of the extension: so no id is told from another.
+    /// Answers a client without the extension about a task from a session, in that version's form. For any other id the error is
+    /// the missing extension, so that existing and unknown ids look alike.
     async fn look_after(&self, inquiry: &StatelessRequestContext<'_>) -> Result<JsonPieces, TaskMethodError> {
         let other = || TaskMethodError::Complaint(StatelessRequest::needs_extension());
         let dialect = CoreTasks::with_drafts(self.served.settings.drafts);
@@ -109,7 +109,7 @@ impl StatelessFace {
                 Ok(engine.within_budget(&inquiry.principal, dialect.snapshot_with(&task, &settled))?)
             }
             TaskCommand::Answer(id, answers) => {
-                // What a question wants as its answer never changes: keys are not used again.
+                // The expected answer to a question never changes: keys are not reused.
                 if let Phase::AwaitingInput(open) = &engine.get(&key(id)).await?.phase {
                     inputs::check(open, &answers)?;
                 }
@@ -120,7 +120,7 @@ impl StatelessFace {
                 let cancelled = engine.cancel(&key(id)).await?;
                 dialect.pieces(TaskReply::Cancelled { task: &cancelled.task, was_settled: cancelled.was_settled })
             }
-            // The dialect reads none of these out of any method.
+            // The dialect decodes none of these.
             TaskCommand::Await(_) | TaskCommand::Fetch(_) | TaskCommand::Delete(_) | TaskCommand::List(_) => {
                 Err(not_in_flavour())
             }
@@ -129,7 +129,7 @@ impl StatelessFace {
     }
 }
 
-/// All questions that are open must be shown, and none of a kind that this very request does not declare (T-11).
+/// All open questions must be included, so the request must declare the kinds of all (T-11).
 fn check_declared(said: &StatelessRequest, task: &Task) -> Result<(), RequestError> {
     let Phase::AwaitingInput(open) = &task.phase else { return Ok(()) };
     said.missing(open.values().map(|question| &question.request))

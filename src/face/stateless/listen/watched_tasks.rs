@@ -1,4 +1,4 @@
-//! Watches the tasks that a listener named: their state once at the beginning, then whenever one has changed.
+//! Watches the tasks of a subscription: their state at the beginning, then after each change.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,25 +19,25 @@ use crate::engine::{Engine, TaskError};
 use crate::task::{Phase, Principal, Task, TaskKey};
 use crate::wire::Payload;
 
-/// The tasks of one listener.
+/// The tasks of one subscription.
 pub(super) struct WatchedTasks {
     engine: Arc<Engine>,
     dialect: ExtTasks,
     said: StatelessRequest,
-    /// Those that have changed, or were not looked at yet.
+    /// Tasks that have changed or were not read yet.
     due: VecDeque<WatchedTask>,
-    /// Those that have not.
+    /// Tasks without a change.
     quiet: FuturesUnordered<BoxFuture<'static, WatchedTask>>,
-    /// Whether some of those that were named are not there.
+    /// Whether some of the named tasks do not exist.
     has_missed: bool,
 }
 
 struct WatchedTask {
     key: TaskKey,
     watcher: ChangeSubscriber,
-    /// What was last told, while that may still change.
+    /// The last state sent, while it may still change.
     told: Option<Payload>,
-    /// When it is looked at again though nothing wakes anybody, because it could not be read.
+    /// When to read it again without a change, because it could not be read.
     again: Option<Duration>,
     pauses: RetryDelays,
 }
@@ -47,10 +47,10 @@ impl WatchedTask {
         Self { key, watcher, told: None, again: None, pauses: RetryDelays::of_readers() }
     }
 
-    /// Returns once there may be something new.
+    /// Returns once the task may have changed.
     async fn due(mut self) -> Self {
         match self.again.take() {
-            // A change that nobody could read may have been the last.
+            // An unread change may have been the last.
             Some(pause) => drop(timeout(pause, self.watcher.changed()).await),
             None => self.watcher.changed().await,
         }
@@ -59,11 +59,11 @@ impl WatchedTask {
 }
 
 impl WatchedTasks {
-    /// Begins to watch the tasks that are granted, and takes those out of the grant that there are not: unknown
-    /// ones, foreign ones and those that too many watch are left out alike (T-53).
+    /// Starts to watch the granted tasks, and removes missing ones from the grant: unknown tasks, foreign tasks and tasks with
+    /// too many watchers alike (T-53).
     ///
     /// # Errors
-    /// If one of them could not be read: whether there is such a task nobody knows then.
+    /// If one of them could not be read: then its existence is unknown.
     pub(super) async fn new(
         engine: Arc<Engine>,
         dialect: ExtTasks,
@@ -75,7 +75,7 @@ impl WatchedTasks {
         if let Some(ids) = &mut granted.tasks {
             for id in std::mem::take(ids) {
                 let key = TaskKey { owner: owner.clone(), id };
-                // A task is looked at after the watch began, so that no change falls between.
+                // Read after the watch began, so that no change is missed in between.
                 let Ok(watcher) = engine.watchers().watch(&key) else { continue };
                 match engine.get(&key).await {
                     Ok(_) => {
@@ -94,16 +94,16 @@ impl WatchedTasks {
         self.has_missed
     }
 
-    /// What `tasks/get` would answer about the next task that has something new to say. Cancel safe.
+    /// The `tasks/get` result of the next changed task. Cancel safe.
     pub(super) async fn next(&mut self) -> Payload {
         loop {
             while let Some(one) = self.due.front() {
-                // Until the task was read it stays in front: this future may be dropped in between.
+                // It stays in front until it was read: this future may be dropped in between.
                 let read = self.engine.get(&one.key).await;
                 let Some(mut one) = self.due.pop_front() else { break };
                 let snapshot = match &read {
                     Ok(task) => self.snapshot(task),
-                    // It has expired, and nothing more is to be heard of it.
+                    // It has expired, and has no more changes.
                     Err(TaskError::Unknown) => continue,
                     Err(error) => {
                         tracing::debug!(error = %CauseChain(error), "a listener's task could not be read and is read again");
@@ -131,7 +131,7 @@ impl WatchedTasks {
         }
     }
 
-    /// Nothing where the task asks what this listener did not say that it can be asked (GW-25).
+    /// `None` if the task asks a question of a kind that this client did not declare (GW-25).
     fn snapshot(&self, task: &Task) -> Option<Payload> {
         if let Phase::AwaitingInput(open) = &task.phase
             && self.said.missing(open.values().map(|question| &question.request)).is_some()

@@ -1,6 +1,7 @@
-//! What is edited in the answers of a server without sessions: states are sealed, tool lists and what the
-//! server says of itself are made the gateway's, errors about the gateway's own request are taken back.
-//! Everything else leaves as it came.
+//! Edits responses of a server without sessions: states, tool lists, descriptions and some errors.
+//!
+//! States are sealed, tool lists and the server's description get the gateway's changes, errors about the gateway's own request
+//! are replaced. Everything else is forwarded unchanged.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -30,15 +31,14 @@ use crate::wire::{
     Message, MessageText, Object, Payload, RequestId, RpcError, ScanLimits, envelope, method, rpc_error,
 };
 
-/// How much of an answer is looked at for what has to be edited. An answer that asks names what it asks for
-/// before it goes into length, so whatever shows nothing by then goes on as it comes, however large it is.
-/// Should one slip through all the same, its state is of no use to anybody: it does not open.
+/// How much of a response is searched for parts to edit. A response with questions names them early, so one without a sign of
+/// them is forwarded in any size. Should a question be missed, its state does not open and so is of no use.
 const SNIFF_BYTES_MAX: usize = 256 * 1024;
 
-/// Why an answer with questions is none that goes on (U31, U32).
+/// Why a response with questions is not forwarded (U31, U32).
 const NOT_TO_BE_ASKED: &str = "the server asks something that no client is to be shown";
 
-/// What stands in a large event that asks, or that is an error about the gateway's own request.
+/// Signs of a question in a large event, or of an error about the gateway's own request.
 const MARKS: [&[u8]; 4] = [b"requestState", b"inputRequests", b"input_required", b"-3202"];
 
 /// Whether a result asks its client.
@@ -46,7 +46,7 @@ fn asks(result: &Object) -> bool {
     result.get_str("resultType").is_some_and(|kind| kind == "input_required")
 }
 
-/// What an answer is to its method.
+/// The kind of edit that a response needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EditTarget {
     Discovery,
@@ -64,7 +64,7 @@ impl EditTarget {
     }
 }
 
-/// Who asked what. Few requests have a state, so what one is bound to is worked out when there is one.
+/// The request that a state is bound to. Few requests have a state, so the binding is computed on demand.
 pub(super) struct StateBinding {
     pub(super) upstream: Arc<str>,
     pub(super) principal: Principal,
@@ -78,7 +78,7 @@ impl StateBinding {
     }
 }
 
-/// The edits of the answer to one request.
+/// The edits of one request's response.
 pub(super) struct AnswerEdits {
     pub(super) id: RequestId,
     pub(super) aim: EditTarget,
@@ -88,14 +88,14 @@ pub(super) struct AnswerEdits {
     pub(super) clock: Arc<dyn Clock>,
     pub(super) said: StatelessRequest,
     pub(super) unmatched_rules: Arc<UnmatchedRules>,
-    /// The gateway's own tools, for a client that has them.
+    /// The gateway's own tools, for a client that gets them.
     pub(super) fallback: Option<FallbackListing>,
     pub(super) tools: ReachableTools,
 }
 
-/// A JSON answer after a look at its beginning.
+/// A JSON response after a search of its beginning.
 pub(super) enum SniffedAnswer {
-    /// Something in it may have to be edited, or it is short.
+    /// It is short, or may need an edit.
     Whole(GlancedMessage),
     Through(RawBody),
 }
@@ -106,7 +106,7 @@ impl SniffedAnswer {
     }
 }
 
-/// A message with what one pass over it tells.
+/// A message with the result of one pass over it.
 pub(super) struct GlancedMessage {
     text: Bytes,
     glance: MessageClassifier,
@@ -121,7 +121,7 @@ impl GlancedMessage {
 }
 
 impl AnswerEdits {
-    /// A message as the client is to see it; itself where there is nothing to edit.
+    /// The message for the client; unchanged if it needs no edit.
     pub(super) fn text(&self, GlancedMessage { text, glance }: GlancedMessage) -> Bytes {
         let text = match self.aim {
             EditTarget::Discovery => rewrite::discovery(&text, &self.id).unwrap_or(text),
@@ -163,16 +163,16 @@ impl AnswerEdits {
         }
     }
 
-    /// What the client is told instead of an error, if anything.
+    /// The replacement of an error, if it needs one.
     pub(super) fn error(&self, error: &RpcError) -> Option<RpcError> {
         about_us(error, |required| self.said.lacks(required))
     }
 
-    /// What the client is told in place of a result that asks what it must not be shown (U31, U32): which capability it
-    /// lacks (MOD-10), or that there is no such question. `None` for every other result.
+    /// The error in place of a result with a question that the client cannot answer (U31, U32): the missing capability (MOD-10),
+    /// or that the question is invalid. `None` for every other result.
     fn unfit(&self, result: &Object) -> Option<RpcError> {
         let mut undeclared = Vec::new();
-        // There are readers for which the case of a name means nothing.
+        // Some readers ignore the case of a name.
         for (_, requests) in result.entries().filter(|(name, _)| name.eq_ignore_ascii_case("inputRequests")) {
             let Some(requests) = Object::of(&requests) else { continue };
             for (_, question) in requests.entries() {
@@ -197,7 +197,7 @@ impl AnswerEdits {
         }
     }
 
-    /// A result that asks, with its state sealed (T-24); `None` for every other one, and where there is none.
+    /// A result with questions, with its state sealed (T-24); `None` for every other one, and without a state.
     fn sealed(&self, result: &Object) -> Option<Result<Payload, GatewayFault>> {
         let own = result.get("requestState").filter(|_| asks(result))?;
         let content = StateContent::Upstream(Some(own));
@@ -211,8 +211,8 @@ impl AnswerEdits {
         })
     }
 
-    /// Whether a text is a request of the server's own, or what readers may take for one: there is none in 2026-07-28
-    /// (MOD-18), and no array. It goes no further, and is counted.
+    /// Whether a text is a server's own request, or may be taken for one: 2026-07-28 has none (MOD-18), and no batches. It is
+    /// dropped and counted.
     pub(super) fn is_stray(&self, GlancedMessage { text, glance }: &GlancedMessage) -> bool {
         if !glance.may_be_request() {
             return false;
@@ -227,7 +227,7 @@ impl AnswerEdits {
         is_stray
     }
 
-    /// A message for the client, which knows no arrays: of an array the answer to its request alone.
+    /// The message for a client without batches: of a batch only the response to its request.
     pub(super) fn alone(&self, message: GlancedMessage) -> GlancedMessage {
         if !envelope::is_batch(&message.text) {
             return message;
@@ -239,8 +239,8 @@ impl AnswerEdits {
         })
     }
 
-    /// What an event says to the client; nothing, where it is none for it. Whatever an event is called, some client takes
-    /// it for a message.
+    /// The messages of an event for the client; none if it is not for it. With any event name, some client takes it for a
+    /// message.
     fn event(&self, event: &SseEvent) -> Vec<MessageText> {
         let message = self.alone(GlancedMessage::of(Bytes::clone(&event.data)));
         match event.is_message() {
@@ -250,7 +250,7 @@ impl AnswerEdits {
         }
     }
 
-    /// An event stream with these edits.
+    /// Applies the edits to an event stream.
     pub(super) fn events(self, source: RawBody, limits: &ReadLimits) -> RawBody {
         let gate = EventGate::new(PrimerPolicy::Pass, HoldPolicy::Messages, limits.bytes_max);
         let gate = match self.aim {
@@ -260,10 +260,10 @@ impl AnswerEdits {
         edited_events(source, gate, limits.share.clone(), move |event| self.event(event))
     }
 
-    /// Looks at a JSON body.
+    /// Searches a JSON body.
     ///
     /// # Errors
-    /// If it breaks, or is too large where it must be read whole.
+    /// If it breaks off, or is too large where it must be read whole.
     pub(super) async fn sniff(&self, mut body: RawBody, limits: &ReadLimits) -> Result<SniffedAnswer, GatewayFault> {
         if self.aim != EditTarget::Other {
             return reply::read_whole(body, limits).await.map(SniffedAnswer::whole);
@@ -285,7 +285,7 @@ impl AnswerEdits {
         }
         let is_answer = !glance.may_be_request() && glance.shows() != MessageClass::Nothing;
         if is_answer && !may_be_edited(&glance) {
-            // It breaks off where it turns out to ask something.
+            // Breaks off if it turns out to ask a question.
             let rest = watched(body, move |bytes| {
                 glance.feed(bytes);
                 let asks = glance.has_requests() || glance.may_be_request();
@@ -299,17 +299,17 @@ impl AnswerEdits {
     }
 }
 
-/// Whether a client of these capabilities may be shown a question.
+/// Whether a client with these capabilities can answer a question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum QuestionFitness {
     Fits,
     /// It would have to declare more.
     Undeclared,
-    /// Nobody may be.
+    /// No client could.
     Unfit,
 }
 
-/// Whether a message is an error, or a result that may ask something or have a state in it: all else is passed on.
+/// Whether a message is an error, or a result that may have a question or a state: all others are forwarded.
 const fn may_be_edited(glance: &MessageClassifier) -> bool {
     !matches!(glance.shows(), MessageClass::Harmless) || glance.has_requests() || glance.has_state()
 }

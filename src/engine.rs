@@ -1,7 +1,7 @@
-//! Drives transitions: holds the one writer of tasks, and the runners that own upstream calls.
+//! Holds the only writer of tasks, and the runners that own upstream calls.
 //!
-//! Knows no status word and never opens a payload. Read [`apply`] first (how a task changes), then
-//! [`runner`] (how a call becomes one) and `change` (what clients may ask of it).
+//! Uses no status names of the protocol and never parses a payload. Read [`apply`] first (how a task changes), then [`runner`]
+//! (how a call becomes a task) and `change` (the operations that clients may request).
 
 pub mod admission;
 pub mod apply;
@@ -57,22 +57,22 @@ use crate::task::{Clock, Principal, Reason, Summary, Task, TaskId, TaskKey, Time
 /// Draws the bits of a new task's id.
 pub type DrawBits = dyn Fn() -> u128 + Send + Sync;
 
-/// Everything that keeps tasks and moves them on. One per process; cheap to share.
+/// Keeps all tasks and drives their transitions. One per process; cheap to share.
 pub struct Engine {
     store: Arc<dyn TaskStore>,
     clock: Arc<dyn Clock>,
     draw_bits: Box<DrawBits>,
     began: Timestamp,
-    /// Set once it is about to end.
+    /// Set once the gateway is about to shut down.
     ends: AtomicBool,
     admission: Arc<TaskAdmission>,
     access: SharedAccess,
     results: shared_results::SharedResults,
     watchers: ChangeSubscribers,
-    /// Woken once the server of a cancelled task was told, which no client sees.
+    /// Woken once the upstream of a cancelled task was notified, an event that no client sees.
     told: ChangeSubscribers,
     live: runner::LiveRunners,
-    /// Rows that recovery will look at again, since the store kept them from being settled.
+    /// Rows that recovery will retry, because the store failed to settle them.
     retried: Mutex<BTreeSet<TaskKey>>,
     runners: TaskTracker,
     changes: change::RunningChanges,
@@ -80,9 +80,9 @@ pub struct Engine {
     trees: runner::TreeSizes,
     unstored: UnstoredTaskLog,
     metrics: task_metrics::TaskMetrics,
-    /// Cancelled once the gateway ends: calls that a later life can go on with are left to it.
+    /// Cancelled once the gateway shuts down: calls that a later process can resume are left to it.
     leaving: CancellationToken,
-    /// Cancelled once no call is waited for any more.
+    /// Cancelled once calls in progress must end.
     calls_end: CallsEnd,
 }
 
@@ -125,24 +125,23 @@ impl Engine {
         })
     }
 
-    /// Runs one call: plainly, as a task, or whichever the grace period shows (see [`crate::task::Plan`]).
+    /// Runs one call: plainly, as a task, or as the grace period decides (see [`crate::task::Plan`]).
     ///
-    /// The call goes on in a runner of its own. Dropping the stream before a handle came cancels it at
-    /// the upstream; after that nothing does but a cancel of the task.
+    /// The call runs in a runner task. Dropping the stream before a handle was created cancels the call at the upstream; after
+    /// that only a cancel of the task does.
     ///
-    /// A task of nobody in particular is kept for less time than its policy says.
+    /// A task of an anonymous principal is kept for a shorter time than its policy says.
     pub fn call(self: &Arc<Self>, mut spec: CallSpec) -> CallStream {
         spec.policy = spec.policy.for_owner(&spec.owner);
         spec.context.share = Some(self.share_of(&spec));
         runner::start(Arc::clone(self), spec)
     }
 
-    /// Goes on with a held call: what the client says reaches the upstream, and the stream shows what comes of it as
-    /// [`Engine::call`] does. Dropping the stream before it showed anything final cancels the call, unless another
-    /// client waits for it too.
+    /// Resumes a held call: forwards the client's answers to the upstream, and returns the call's events as [`Engine::call`]
+    /// does. Dropping the stream before a final event cancels the call, unless another client also waits for it.
     ///
     /// # Errors
-    /// If nobody here runs the call, or too many come back for it at once: see [`Engine::held`].
+    /// If this process does not run the call, or too many clients resume it at once: see [`Engine::held`].
     pub fn retry(&self, key: &TaskKey, retry: RoundRetry) -> Result<CallStream, RetryRefusal> {
         let (seat, stream) = CallStream::new();
         self.live.retry(key, seat, retry).map(|()| stream)
@@ -152,68 +151,69 @@ impl Engine {
         TaskKey { owner: owner.clone(), id: TaskId::from_bits((self.draw_bits)()) }
     }
 
-    /// What each principal may use, which its tasks' owners are held to.
+    /// The upstreams and tools that each principal may use; its tasks are held to them.
     #[must_use]
     pub const fn access(&self) -> &SharedAccess {
         &self.access
     }
 
-    /// What the store holds, for metrics.
+    /// The number of rows and bytes in the store, for metrics.
     #[must_use]
     pub fn usage(&self) -> crate::store::Usage {
         self.store.usage()
     }
 
-    /// How many bytes the store may hold for new tasks to be taken.
+    /// The bytes above which the store accepts no new task.
     #[must_use]
     pub fn stored_bytes_max(&self) -> usize {
         self.store.bytes_max()
     }
 
-    /// Unsettled tasks of one principal, calls that may yet become one included; those of all gateways, where others have the store
-    /// open, as of the last look at it.
+    /// Unsettled tasks of one principal, including calls that may still become tasks. In a shared store this counts the tasks of
+    /// all replicas, as of the last look at the store.
     #[must_use]
     pub fn unfinished_of(&self, owner: &Principal) -> usize {
         self.admission.used_by(owner, self.unsettled_rows(owner))
     }
 
-    /// When this life began.
+    /// When this process started.
     #[must_use]
     pub const fn began(&self) -> Timestamp {
         self.began
     }
 
-    /// The gateway is about to end: from here on other gateways stand in for it, and a later life comes.
+    /// Marks the gateway as about to shut down: from here on successors and later processes may take over.
     pub fn expect_end(&self) {
         self.ends.store(true, Ordering::Relaxed);
     }
 
-    /// Whether a task of a principal's may go on, at another time or another gateway, in a session that no call here runs in: as in one
-    /// that an earlier life opened (`is_earlier`), or once this life is about to end. Errs on the side of yes.
+    /// Whether a task of a principal may continue in a session without a call in this process, at a later time or in another
+    /// replica: if an earlier process opened the session (`is_earlier`), or once this process is about to shut down. May return a
+    /// false yes, never a false no.
     #[must_use]
     pub fn may_go_on(&self, owner: &Principal, is_earlier: bool) -> bool {
         let is_left = is_earlier || self.ends.load(Ordering::Relaxed);
         is_left && self.store.reach().outlives_process() && self.store.usage_of(owner).unsettled > 0
     }
 
-    /// Unsettled tasks of all principals, calls that may yet become one included.
+    /// Unsettled tasks of all principals, including calls that may still become tasks.
     #[must_use]
     pub fn places_taken(&self) -> usize {
         self.admission.taken()
     }
 
-    /// Tasks of an upstream that clients have handles of and that are not done.
+    /// Unsettled tasks of an upstream that clients have handles of.
     #[must_use]
     pub fn unsettled_tasks(&self, upstream: &str) -> u64 {
         self.metrics.unsettled(upstream)
     }
 
-    /// How many unsettled tasks there may be from now on; those that are there stay.
+    /// Sets the limit of unsettled tasks; existing tasks above it remain.
     pub fn set_tasks_max(&self, tasks_max: usize) {
         self.admission.set_tasks_max(tasks_max);
     }
 
-    /// Counts and logs that a client asked how its task stands, and was told.
+    /// Counts and logs a client's poll of its task.
     pub fn count_poll(&self, task: &Task) {
         self.metrics.polled();
         record_shown(task);
@@ -222,8 +222,8 @@ impl Engine {
         }
     }
 
-    /// Takes places for a task and its subtasks: all of them, or none. Where other gateways have the store open, what they have
-    /// there counts, as of the last look at it.
+    /// Takes permits for a task and its subtasks: all of them, or none. In a shared store the rows of other replicas count, too,
+    /// as of the last look at the store.
     ///
     /// # Errors
     /// `TooManyTasks` or `Draining`.
@@ -231,7 +231,7 @@ impl Engine {
         self.admission.take_beside(owner, number, self.unsettled_rows(owner))
     }
 
-    /// Takes a place for what a call in progress turns out to need. A gateway that ends waits for such a call.
+    /// Takes a permit for a task that a call in progress turns out to need. A drain waits for such a call.
     ///
     /// # Errors
     /// `TooManyTasks`.
@@ -248,7 +248,7 @@ impl Engine {
         }
     }
 
-    /// Those who wait for changes of tasks.
+    /// Subscribers to changes of tasks.
     #[must_use]
     pub const fn watchers(&self) -> &ChangeSubscribers {
         &self.watchers
@@ -260,49 +260,49 @@ impl Engine {
         self.live.has(key)
     }
 
-    /// Whether no call is to begin any more, as the gateway ends.
+    /// Whether new calls are refused because the gateway shuts down.
     #[must_use]
     pub fn is_leaving(&self) -> bool {
         self.leaving.is_cancelled()
     }
 
-    /// Stops making tasks and waits for the calls and the changes in progress, at most `patience`. Returns how many are
-    /// in progress still.
+    /// Stops accepting tasks and waits for the calls and the changes in progress, at most `patience`. Returns how many are still
+    /// in progress.
     ///
-    /// Where the store outlives the process, calls that a later life can take up, and those that were not sent, are
-    /// not waited for: where they stand is stored, and their upstreams are told nothing.
+    /// Where the store outlives the process, it does not wait for calls that a later process can resume, or that were not sent:
+    /// their state is stored, and their upstreams are not notified.
     pub async fn drain(&self, patience: Duration) -> usize {
         self.expect_end();
         self.admission.close();
         self.leaving.cancel();
         self.runners.close();
         self.changes.tracker.close();
-        // Changes first: what they bring about is done by runners.
+        // Changes first: runners carry out their effects.
         let over = async {
             self.changes.tracker.wait().await;
             self.runners.wait().await;
             self.changes.tracker.wait().await;
         };
-        // What is in progress then is the caller's to count.
+        // The caller counts the calls still in progress.
         let _ = tokio::time::timeout(patience, over).await;
         self.runners.len()
     }
 
-    /// Ends the calls in progress: clients that wait for one are told why, which is `gateway_restart` where the gateway ends; tasks
-    /// stay as they are stored, and a later life judges them. Upstreams are told nothing. To be called before the
-    /// connections to them end: what ends with those is not their doing.
+    /// Ends the calls in progress. Clients that wait for one receive `why`, which is `gateway_restart` at shutdown; tasks remain
+    /// as stored, and a later process judges them. Upstreams are not notified. Call it before the connections to upstreams close,
+    /// so that calls do not fail with a connection error instead.
     pub fn end_calls(&self, why: Reason) {
         self.leaving.cancel();
         self.calls_end.end(why);
     }
 
-    /// What [`Engine::end_calls`] brings about.
+    /// The signal that [`Engine::end_calls`] sets.
     #[must_use]
     pub const fn calls_end(&self) -> &CallsEnd {
         &self.calls_end
     }
 
-    /// Now, for what ends a task by its age. As long as the clock may be wrong nothing ages: nobody knows for how long the task was left.
+    /// The current time for expiry. While the clock is not trusted, tasks do not age: how long a task waited is unknown.
     fn time_of(&self, task: &Task, now: Timestamp) -> Timestamp {
         if self.store.is_time_distrusted() { task.created_at } else { now }
     }
@@ -311,24 +311,24 @@ impl Engine {
         !task.is_settled() && task.expires_at() <= self.time_of(task, now)
     }
 
-    /// Why a call of a life that has ended cannot go on.
+    /// Why a call of an ended process cannot continue.
     fn why_lost(&self) -> Reason {
         if self.store.reach() == Reach::Shared { Reason::ReplicaLost } else { Reason::GatewayRestart }
     }
 }
 
-/// A place in one owner's tasks: between the one that was created then and has this id, and the next.
+/// A position in one owner's tasks: after the task with this creation time and id.
 pub type TaskCursor = (Timestamp, TaskId);
 
-/// Some of one owner's tasks.
+/// One page of an owner's tasks.
 #[derive(Clone, Debug)]
 pub struct TaskPage {
     pub tasks: Vec<Summary>,
-    /// Where the next page begins, if there is one.
+    /// Start of the next page, if there is one.
     pub next: Option<TaskCursor>,
 }
 
-/// What a deletion did.
+/// The result of a deletion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeleteResult {
     Deleted,
@@ -336,10 +336,10 @@ pub enum DeleteResult {
     Unsettled,
 }
 
-/// What a cancel did.
+/// The result of a cancel.
 #[derive(Clone, Debug)]
 pub struct CancelResult {
     pub task: Arc<Task>,
-    /// It came too late to change anything.
+    /// The task had settled before, so the cancel changed nothing.
     pub was_settled: bool,
 }

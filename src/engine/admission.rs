@@ -1,7 +1,7 @@
 //! Grants permits for unsettled tasks: counted when a permit is taken, not when a row is written.
 //!
-//! A place is held from before the upstream is called until the task settles, so `auto` can be sure of
-//! its promotion. The principal's own bound is asked before the one of all (GW-40).
+//! A permit is held from before the upstream is called until the task settles, so a call with an `auto` plan can always become a
+//! task. The principal's limit is checked before the limit for all (GW-40).
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -12,14 +12,14 @@ use crate::metric;
 use crate::shared_limits::SharedLimits;
 use crate::task::{Principal, PrincipalCounts, Reason};
 
-/// Unsettled tasks in a store that other gateways have open, too: this one's are among them, and have their places here.
+/// Unsettled rows in a store that other replicas share, including the rows of this replica, which hold permits here.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct UnsettledRows {
     pub(super) all: usize,
     pub(super) of_owner: usize,
 }
 
-/// The count of places taken, hidden tasks and reserved places included.
+/// Counts the permits taken, including those for hidden tasks and reservations.
 #[derive(Debug)]
 pub struct TaskAdmission {
     taken: Mutex<AdmissionState>,
@@ -28,16 +28,16 @@ pub struct TaskAdmission {
 
 #[derive(Debug, Default)]
 struct AdmissionState {
-    /// Of all together.
+    /// The limit for all principals together.
     tasks_max: usize,
     closed: bool,
     counts: PrincipalCounts,
-    /// Those among them that have a row in the store, or are about to get one.
+    /// The part of `counts` that has a row in the store, or is about to get one.
     stored: PrincipalCounts,
 }
 
 impl AdmissionState {
-    /// Places taken, and unsettled rows of other gateways. A place that has no row yet is in no sum of the store.
+    /// Permits taken, plus unsettled rows of other replicas. The store does not count a permit without a row.
     fn used(&self, stored: UnsettledRows) -> usize {
         self.counts.all().max(stored.all + self.counts.all().saturating_sub(self.stored.all()))
     }
@@ -55,7 +55,7 @@ impl TaskAdmission {
         Self { taken: Mutex::new(taken), principals }
     }
 
-    /// Takes a place.
+    /// Takes one permit.
     ///
     /// # Errors
     /// `TooManyTasks` or `Draining`.
@@ -63,7 +63,7 @@ impl TaskAdmission {
         self.take_many(owner, NonZeroUsize::MIN)
     }
 
-    /// Takes places for a task and its subtasks: all of them, or none.
+    /// Takes permits for a task and its subtasks: all of them, or none.
     ///
     /// # Errors
     /// As [`TaskAdmission::take`].
@@ -71,7 +71,7 @@ impl TaskAdmission {
         self.take_beside(owner, number, UnsettledRows::default())
     }
 
-    /// The same where other gateways have the store open, too: what all of them have there counts, as far as it is known.
+    /// Like [`TaskAdmission::take_many`], in a store that other replicas share: their known rows count, too.
     ///
     /// # Errors
     /// As [`TaskAdmission::take`].
@@ -81,14 +81,14 @@ impl TaskAdmission {
         number: NonZeroUsize,
         stored: UnsettledRows,
     ) -> Result<TaskPermit, Reason> {
-        // A drain that begins in between waits for the call.
+        // A drain that begins after this check waits for the call.
         if self.taken.lock().closed {
             return Err(Reason::Draining);
         }
         self.take_within(owner, number, stored)
     }
 
-    /// The same for a call in progress, which may need them during a drain, too.
+    /// Like `take_beside`, for a call in progress, which may need permits during a drain.
     ///
     /// # Errors
     /// `TooManyTasks`.
@@ -117,7 +117,7 @@ impl TaskAdmission {
         Ok(TaskPermit { admission: Arc::clone(self), owner: owner.clone(), number, is_stored: false })
     }
 
-    /// Takes a place for a task of an earlier life of the process, which is there whatever the bounds say by now.
+    /// Takes a permit for a task of an earlier process, which exists even above today's limits.
     pub fn take_again(self: &Arc<Self>, owner: &Principal) -> TaskPermit {
         let mut taken = self.taken.lock();
         taken.counts.add(owner);
@@ -126,7 +126,7 @@ impl TaskAdmission {
         TaskPermit { admission: Arc::clone(self), owner: owner.clone(), number: NonZeroUsize::MIN, is_stored: true }
     }
 
-    /// Whether what one principal has in the store may grow from `before` to `after`; what shrinks always may.
+    /// Whether a principal's stored bytes may change from `before` to `after`; a decrease always may.
     #[must_use]
     pub(super) fn has_room(&self, owner: &Principal, before: usize, after: usize) -> bool {
         let own_max = self.principals.of(owner).stored_bytes_max;
@@ -138,41 +138,41 @@ impl TaskAdmission {
         fits
     }
 
-    /// Why a place was refused a moment ago.
+    /// The reason for the refusal that just happened.
     #[must_use]
     pub fn refusal(&self) -> Reason {
         if self.taken.lock().closed { Reason::Draining } else { Reason::TooManyTasks }
     }
 
-    /// Holds from the next place on: places that are taken stay so.
+    /// Sets the limit for new permits; permits above it remain valid.
     pub fn set_tasks_max(&self, tasks_max: usize) {
         self.taken.lock().tasks_max = tasks_max;
     }
 
-    /// Gives out no more places.
+    /// Refuses all later permits.
     pub fn close(&self) {
         self.taken.lock().closed = true;
     }
 
-    /// Places taken, in all.
+    /// All permits taken.
     #[must_use]
     pub fn taken(&self) -> usize {
         self.taken.lock().counts.all()
     }
 
-    /// Places that one principal has taken here, and its unsettled tasks at other gateways.
+    /// Permits taken by one principal here, plus its unsettled tasks in other replicas.
     pub(super) fn used_by(&self, owner: &Principal, stored: UnsettledRows) -> usize {
         self.taken.lock().used_by(owner, stored)
     }
 
-    /// Places that one principal has taken.
+    /// Permits taken by one principal.
     #[must_use]
     pub fn taken_by(&self, owner: &Principal) -> usize {
         self.taken.lock().counts.of(owner)
     }
 }
 
-/// Places for unsettled tasks; given back when dropped.
+/// Permits for unsettled tasks; released when dropped.
 #[derive(Debug)]
 pub struct TaskPermit {
     admission: Arc<TaskAdmission>,
@@ -182,14 +182,14 @@ pub struct TaskPermit {
 }
 
 impl TaskPermit {
-    /// Its rows are about to be added to the store, which counts them from then on.
+    /// Marks that its rows are about to be added to the store, which counts them from then on.
     pub(super) fn is_being_stored(&mut self) {
         if !std::mem::replace(&mut self.is_stored, true) {
             self.admission.taken.lock().stored.add_many(&self.owner, self.number);
         }
     }
 
-    /// One of its places, for a subtask; `None` where it has one only.
+    /// Splits off one permit for a subtask; `None` where only one is left.
     pub fn take_one(&mut self) -> Option<Self> {
         self.number = NonZeroUsize::new(self.number.get() - 1)?;
         let (admission, owner) = (Arc::clone(&self.admission), self.owner.clone());
@@ -250,7 +250,7 @@ mod tests {
         assert!(admission.taken.lock().counts.is_empty());
     }
 
-    /// T5: a place without a row counts beside the rows of all gateways, and one with a row is among them.
+    /// T5: a permit without a row counts in addition to the rows of all replicas; a permit with a row is among them.
     #[test]
     fn places_without_a_row_count_beside_the_rows_of_all_gateways() {
         let owner = Principal::local();

@@ -1,4 +1,4 @@
-//! Writes tasks, and is their only writer: load, decide, store, and only then act.
+//! Writes tasks, and is their only writer: load, decide, store, then perform the effects.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,14 +16,14 @@ use crate::task::{
     transition,
 };
 
-/// How often a lost race is run again. Each round somebody else got through, so this many means a bug.
+/// Retries after a lost race. In each round another writer succeeded, so reaching this limit means a bug.
 const CONFLICTS_MAX: usize = 64;
 
-/// How often a write that failed is made again, and how long after: a store that opens its file anew needs a moment.
+/// Retries of a failed write, and the pause between them: a store that reopens its file needs a moment.
 const FAILURES_MAX: usize = 3;
 const FAILURE_PAUSE: Duration = Duration::from_millis(50);
 
-/// Children of one task that are settled together: as many commits become one.
+/// Children of one task that are settled together, so that the store can merge their commits.
 const CHILDREN_AT_ONCE: usize = 64;
 
 /// Why a task could not be read or changed.
@@ -38,7 +38,7 @@ pub enum TaskError {
 }
 
 impl TaskError {
-    /// What a caller is told about it.
+    /// The reason that a client receives.
     #[must_use]
     pub const fn reason(&self) -> Reason {
         match self {
@@ -56,7 +56,7 @@ impl TaskError {
         }
     }
 
-    /// Whether the store may make the same change when it is asked again. The insert of a new task is refused all the same.
+    /// Whether a retry of the same change may succeed. The insert of a new task is refused nevertheless.
     pub(super) const fn is_passing(&self) -> bool {
         match self {
             Self::Contended | Self::Store(StoreError::NoRoom | StoreError::Io(_) | StoreError::Unsure(_)) => true,
@@ -72,22 +72,21 @@ impl TaskError {
     }
 }
 
-/// A task after an event.
+/// The result of an event.
 #[derive(Clone, Debug)]
 pub(super) struct AppliedEvent {
     pub(super) task: Arc<Task>,
-    /// Whether the event still meant something.
+    /// Whether the event had an effect.
     pub(super) changed: bool,
 }
 
 impl Engine {
-    /// Applies one event and performs what follows from it. Not cancel safe: a call that is dropped may have stored the
-    /// event without its effects, which are found again by the next life of the process alone. So it is awaited by
-    /// tasks of the engine's own, and by what a request awaits only within [`Engine::finish`].
+    /// Applies one event and performs its effects. Not cancel safe: a dropped call may have stored the event without its effects,
+    /// which only the next process would find. So engine tasks await it, and requests only within [`Engine::finish`].
     ///
     /// # Errors
-    /// See [`TaskError`]. An outcome that the store has no room for settles the task with a fault that
-    /// says so: it is never lost in silence (L8).
+    /// See [`TaskError`]. An outcome that exceeds the store's room settles the task with a fault that says so: it is never lost
+    /// silently (L8).
     pub(super) async fn apply(
         self: &Arc<Self>,
         key: &TaskKey,
@@ -97,12 +96,11 @@ impl Engine {
         self.apply_all(key, role, vec![event]).await
     }
 
-    /// Applies events in one commit. Whether something changed is said of the last one; those before it are left out
-    /// where the store has no room for them. A write of which nobody knows whether it was made has its consequences all
-    /// the same once that is known (see `doubtful_writes`).
+    /// Applies events in one commit. `changed` refers to the last event; those before it are left out where the store has no room
+    /// for them. A write with an unknown commit performs its effects once it is known to be committed (see `doubtful_writes`).
     ///
     /// # Errors
-    /// As [`Engine::apply`]. A holder's write that is `Fenced` has told the task's runner to end.
+    /// As [`Engine::apply`]. A holder's write that is `Fenced` has stopped the task's runner.
     pub(super) async fn apply_all(
         self: &Arc<Self>,
         key: &TaskKey,
@@ -136,10 +134,11 @@ impl Engine {
                 row => row?.ok_or(TaskError::Unknown)?,
             };
             if was_doubted && let Some((_, changed)) = own.take_if(|(written, _)| *written == *row.task) {
-                // Nobody knew whether the write was made, and it was.
+                // The commit was unknown, and the write succeeded.
                 return Ok(AppliedEvent { task: row.task, changed });
             }
-            // Also where there is nothing to write: what means nothing to its row any more is not this life's to judge.
+            // Checked even where there is nothing to write: an event without effect on another replica's row is not for this
+            // process to judge.
             if role == WriteRole::Holder && row.holder.is_some_and(|holder| holder != self.store.holder()) {
                 return Err(StoreError::Fenced.into());
             }
@@ -193,7 +192,7 @@ impl Engine {
         Err(TaskError::Contended)
     }
 
-    /// Ends what is left of a task's children before the task itself settles (SUB-13, SUB-15, SUB-16).
+    /// Settles the unsettled children of a task before the task itself settles (SUB-13, SUB-15, SUB-16).
     fn settle_children(
         self: &Arc<Self>,
         before: &Task,
@@ -224,7 +223,7 @@ impl Engine {
         })
     }
 
-    /// What follows from a write.
+    /// Performs the effects of a committed write.
     pub(super) fn follow(&self, key: &TaskKey, before: &Task, after: &Task, effects: Vec<Effect>) {
         self.record(before, after);
         visit_stored(before, after);
@@ -234,7 +233,7 @@ impl Engine {
         }
     }
 
-    /// Counts and logs what a write changed; never payloads (SEC-12).
+    /// Counts and logs a committed change; never payloads (SEC-12).
     fn record(&self, before: &Task, after: &Task) {
         let Phase::Settled(outcome) = &after.phase else { return };
         if before.is_settled() {
@@ -245,7 +244,7 @@ impl Engine {
             tracing::debug!(task = %LoggedTask(&after.key), outcome = label, "a held call ended");
             return;
         }
-        // Metrics count what clients asked for.
+        // Metrics count only tasks that clients requested.
         if after.tree.parent.is_some() {
             tracing::debug!(task = %LoggedTask(&after.key), outcome = label, "a subtask settled");
             return;
@@ -256,11 +255,11 @@ impl Engine {
         let (task, principal) = (LoggedTask(&after.key), LoggedPrincipal(&after.key.owner));
         let (id, polls) = (&after.key.id, self.live.polls(&after.key));
         let (seconds, bytes) = (age.as_secs_f64(), after.stored_bytes());
-        // Without the call's span, which names the same.
+        // Without the call's span, which has the same fields.
         tracing::info!(parent: None, %task, ?id, %principal, %upstream, %tool, outcome = label, seconds, bytes, polls, "task settled");
     }
 
-    /// Another gateway has taken a task over whose runner is here: it ends, and tells its upstream nothing.
+    /// Stops the runner of a task that another replica has taken over. The upstream is not notified.
     pub(super) fn fenced(&self, key: &TaskKey) {
         tracing::warn!(task = %LoggedTask(key), "another gateway has taken a task over; its call is let go of");
         self.live.fence(key);
@@ -278,7 +277,7 @@ impl Engine {
     }
 }
 
-/// A task after some events, what follows from them, and whether the last one meant something.
+/// A task after some events, their effects, and whether the last event had one.
 fn decided(before: &Task, events: &[Event], now: Timestamp) -> (Task, Vec<Effect>, bool) {
     let (mut task, mut effects, mut changed) = (before.clone(), Vec::new(), false);
     for event in events {
@@ -287,11 +286,11 @@ fn decided(before: &Task, events: &[Event], now: Timestamp) -> (Task, Vec<Effect
         changed = !more.is_empty();
         effects.extend(more);
     }
-    // Nothing that came in with an event keeps more alive than is counted.
+    // Drops buffers that arrived with an event and are larger than the counted bytes.
     (task.exact(), effects, changed)
 }
 
-/// What to store instead of an outcome that the store has no room for.
+/// The fault to store in place of an outcome that exceeds the store's room.
 fn without_payload(event: &Event) -> Option<Event> {
     let attempt = match event {
         Event::Returned { attempt, .. } | Event::Faulted { attempt, failure: Failure::Upstream(_) } => *attempt,
@@ -316,7 +315,7 @@ fn without_payload(event: &Event) -> Option<Event> {
     Some(Event::Faulted { attempt, failure: Failure::Gateway(fault) })
 }
 
-/// What a kill between a commit and its effects leaves to be found again.
+/// Failpoints between a commit and its effects: a kill here leaves effects for the next process to find.
 fn visit_stored(before: &Task, after: &Task) {
     match &after.phase {
         Phase::Settled(_) if !before.is_settled() => failpoint::hit("outcome-stored"),
@@ -325,7 +324,7 @@ fn visit_stored(before: &Task, after: &Task) {
     }
 }
 
-/// Logs that a client was shown how its task stands (L25-61).
+/// Logs that a client read the state of its task (L25-61).
 pub fn record_shown(task: &Task) {
     let principal = LoggedPrincipal(&task.key.owner);
     if task.is_settled() {

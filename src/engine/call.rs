@@ -1,4 +1,4 @@
-//! Defines what a face hands to the engine for one call, and what the face gets back.
+//! Defines a call's input from a face, and the events that the face receives.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,18 +17,18 @@ use crate::upstream::limits::{CallInProgress, CallPermits};
 use crate::upstream::{CallContext, Progress, Upstream, UpstreamRequest};
 use crate::wire::{Payload, method};
 
-/// Events on their way to a client that reads slowly; above that the upstream is read no further.
+/// Events queued for a client that reads slowly; when full, the runner stops reading from the upstream.
 pub(super) const EVENTS_MAX: usize = 32;
 
-/// One call, with everything that is known before it begins.
+/// One call, with everything known before it begins.
 #[derive(Clone)]
 pub struct CallSpec {
     pub owner: Principal,
     pub maker: ClientKind,
     pub upstream: Arc<dyn Upstream>,
-    /// Places at the upstream; `None` for methods that need none.
+    /// Permits at the upstream; `None` for methods that need none.
     pub permits: Option<Arc<CallPermits>>,
-    /// How long a call without a handle waits for a place.
+    /// How long a call without a handle waits for a permit.
     pub queue_deadline: Duration,
     pub peer: Arc<dyn UpstreamDialect>,
     pub request: UpstreamRequest,
@@ -37,46 +37,46 @@ pub struct CallSpec {
     pub tool: Arc<str>,
     pub policy: ToolPolicy,
     pub plan: Plan,
-    /// The client's idempotency key for the call. A call that was made under it before is not made again. With
-    /// [`Plan::Task`] a repetition gets the task of the first call, else its outcome: see `runner::idempotent_call`.
+    /// The client's idempotency key. A call that was made under this key before is not repeated: with [`Plan::Task`] the
+    /// repetition gets the task of the first call, else its outcome. See `runner::idempotent_call`.
     pub idempotency: Option<Idempotency>,
-    /// The id that the client chose for its task; means something to [`Plan::Task`] alone, and takes no idempotency key
-    /// beside it. While a task has it, another call under it is not made.
+    /// The task id that the client chose; used with [`Plan::Task`] only, and never together with an idempotency key. While a task
+    /// has this id, a second call with it is refused.
     pub chosen: Option<ChosenId>,
-    /// When the request arrived; a grace period counts from here.
+    /// When the request arrived; the grace period starts here.
     pub arrived: tokio::time::Instant,
-    /// Whether the tool's annotations say that calling it again does no harm.
+    /// Whether the tool's annotations allow a repeated call.
     pub is_repeatable: bool,
-    /// What this client can be asked.
+    /// The questions that this client supports.
     pub questions: QuestionFilter,
     pub rounds: RoundSupport,
-    /// Who hears what a task says beside its state; `None` where nobody could be told.
+    /// Receives the task's progress and log messages; `None` where no client could receive them.
     pub asides: Option<TaskNoticeSink>,
-    /// Whether its client reads subtasks by themselves (SEP-2268); else their parent asks their questions (T-40).
+    /// Whether the client reads subtasks directly (SEP-2268); else their parent forwards their questions (T-40).
     pub sees_subtasks: bool,
-    /// How far the subtasks of its server are followed, where the context says that they are.
+    /// Limits on following the server's subtasks, where the context enables them.
     pub subtask_limits: SubtaskLimits,
 }
 
 impl CallSpec {
-    /// Counts and lists the call at its upstream from now on; nothing of methods that need no place there.
+    /// Counts and lists the call at its upstream from now on; `None` for methods that need no permit.
     pub(super) fn call_begins(&self) -> Option<CallInProgress> {
         let permits = self.permits.as_ref()?;
         Some(permits.call_begins(Arc::clone(&self.tool), self.owner.clone()))
     }
 
-    /// Whether the client can find the task by a name that it gave.
+    /// Whether the client can find the task by a name that it chose.
     pub(super) const fn is_named(&self) -> bool {
         self.idempotency.is_some() || self.chosen.is_some()
     }
 
-    /// Whether the call is kept under an idempotency key while its client waits for the answer: a row like a task's, and
-    /// no handle, or none before the grace period's end.
+    /// Whether the call has an idempotency key and its client waits for the response: it has a row like a task, but no handle, or
+    /// none before the grace period ends.
     pub(super) const fn is_held_by_key(&self) -> bool {
         self.idempotency.is_some() && !matches!(self.plan, Plan::Task)
     }
 
-    /// A task for the call, or for a part of it: not sent, and without anything to go on with.
+    /// A queued task for the call, or for a part of it: not sent, and without resume data.
     pub(super) fn new_task(&self, key: TaskKey, shown: TaskVisibility, now: Timestamp) -> Task {
         let origin =
             CallOrigin { upstream: Arc::clone(self.upstream.name()), tool: Arc::clone(&self.tool), maker: self.maker };
@@ -85,14 +85,14 @@ impl CallSpec {
     }
 }
 
-/// Hears a running task. Called in order by the call's runner, before the task's end is stored; must not block.
+/// Receives notices of a running task. The call's runner calls it in order, before the task's end is stored; it must not block.
 pub type TaskNoticeSink = Arc<dyn Fn(&TaskKey, TaskNotice<'_>) + Send + Sync>;
 
-/// What a running task says beside its state.
+/// A notice of a running task that does not change its state.
 #[derive(Debug)]
 pub enum TaskNotice<'a> {
     Progress(&'a Progress),
-    /// `notifications/message`: its params.
+    /// The params of `notifications/message`.
     Log(&'a Payload),
 }
 
@@ -102,10 +102,10 @@ impl std::fmt::Debug for CallSpec {
     }
 }
 
-/// Says of a question, as the peer dialect has read it, whether this client can be asked.
+/// Decides whether a client supports a question, as the peer dialect has parsed it.
 pub type QuestionFilter = Arc<dyn Fn(&Payload) -> Askable + Send + Sync>;
 
-/// Asks a client what it declared: the rest is refused.
+/// Allows the questions that the client declared; others are refused.
 #[must_use]
 pub fn declared_questions(capabilities: &Payload) -> QuestionFilter {
     let is_declared = declared_by(capabilities);
@@ -115,39 +115,38 @@ pub fn declared_questions(capabilities: &Payload) -> QuestionFilter {
     })
 }
 
-/// Whether a client without a handle can be asked: by an answer that holds the questions, after which it makes its
-/// request again with what it says to them.
+/// Whether a client without a handle can receive questions: in a response after which it repeats its request with the answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RoundSupport {
     Allowed,
-    /// Its version or this method knows no such thing.
+    /// Its protocol version or this method does not support rounds.
     Unknown,
 }
 
 impl RoundSupport {
-    /// For a client that knows rounds.
+    /// The support of a method, for a client that supports rounds.
     #[must_use]
     pub fn of(name: &str) -> Self {
         if method::may_ask(name) { Self::Allowed } else { Self::Unknown }
     }
 }
 
-/// What a client sends along when it makes a held call's request again.
+/// The client's input when it repeats a held call's request.
 pub struct RoundRetry {
-    /// What it says to questions; keys that are not open are ignored.
+    /// Answers to questions; keys that are not open are ignored.
     pub answers: BTreeMap<InputKey, Answer>,
     /// How this request may be answered.
     pub plan: Plan,
-    /// What it can be asked from now on.
+    /// The questions that the client supports from now on.
     pub questions: QuestionFilter,
 }
 
-/// Why a held call is not gone on with.
+/// Why a held call cannot be resumed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RetryRefusal {
-    /// Nobody in this process runs it.
+    /// This process has no runner for it.
     NotHere,
-    /// Too many come back for it at once.
+    /// Too many requests resume it at once.
     TooMany,
 }
 
@@ -157,34 +156,34 @@ impl std::fmt::Debug for RoundRetry {
     }
 }
 
-/// Whether a client can be asked something.
+/// Whether a client supports a question.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Askable {
-    /// It declared that it can.
+    /// The client declared support.
     Declared,
-    /// It did not; the question is refused and the call goes on.
+    /// The client did not; the question is refused and the call continues.
     Undeclared,
-    /// It did not, and a plain call cannot be served without: a `ClientCapabilities` object (MOD-10).
+    /// The client did not, and a plain call cannot continue without it: a `ClientCapabilities` object (MOD-10).
     Required(Payload),
 }
 
-/// What a client sees of a call, in order.
+/// A call's event for the client, in order.
 #[derive(Clone, Debug)]
 pub enum CallEvent {
     Progress(Progress),
-    /// `notifications/message`: its params.
+    /// The params of `notifications/message`.
     Log(Payload),
-    /// The call cannot become a task any more: it is held to its end. At most once, before all that is shown.
+    /// The call can no longer become a task. Sent at most once, before all visible events.
     StaysPlain,
-    /// The call became a task, or is the repetition of one that did; the task may have settled since. Nothing follows.
+    /// The call became a task, or repeats one that did; the task may have settled since. Last event.
     Created(Arc<Task>),
-    /// The upstream asks something, and the call is held under this hidden task until the client makes its request
-    /// again. Rounds are counted from 1. Nothing follows.
+    /// The upstream has questions, and the call is held under this hidden task until the client repeats its request. Rounds count
+    /// from 1. Last event.
     InputRequired {
         task: Arc<Task>,
         round: u32,
     },
-    /// The call ended. Nothing follows.
+    /// The call ended. Last event.
     Ended(CallEnd),
 }
 
@@ -192,24 +191,24 @@ pub enum CallEvent {
 #[derive(Clone, Debug)]
 pub enum CallEnd {
     Outcome(Outcome),
-    /// The held call is there no more, and has no outcome.
+    /// The held call no longer exists, and has no outcome.
     Gone,
-    /// The client gave this name, or the id that it chose, to another call before. Nothing was sent.
+    /// The client used this key or task id for another call before. Nothing was sent.
     Misnamed,
-    /// The upstream asked for what the client did not declare: a `ClientCapabilities` object (MOD-10).
+    /// The upstream requires a capability that the client did not declare: a `ClientCapabilities` object (MOD-10).
     NeedsCapability(Payload),
 }
 
-/// A call in progress, as its client sees it. Dropping it means that the client left.
+/// The client's end of a call in progress. Dropping it means that the client left.
 #[derive(Debug)]
 pub struct CallStream {
     events: mpsc::Receiver<Box<CallEvent>>,
-    /// Set once what refers to a task was taken over: until then nobody knows it (T-27).
+    /// Set once the caller received the task's handle: until then no client knows the task (T-27).
     claimed: CancellationToken,
 }
 
 impl CallStream {
-    /// A stream and the seat that fills it.
+    /// Creates a stream and its sender.
     pub(super) fn new() -> (CallStreamSender, Self) {
         let (sender, events) = mpsc::channel(EVENTS_MAX);
         let claimed = CancellationToken::new();
@@ -229,13 +228,13 @@ impl CallStream {
 /// The runner's end of a [`CallStream`].
 #[derive(Clone, Debug)]
 pub(super) struct CallStreamSender {
-    /// A queue has room for dozens at once: of pointers, so that a call that has nothing to say takes little.
+    /// Boxed, since the channel reserves slots for dozens of events: an idle call then takes little memory.
     pub(super) events: mpsc::Sender<Box<CallEvent>>,
     pub(super) claimed: CancellationToken,
 }
 
 impl CallStreamSender {
-    /// Waits for room where the client reads slowly. One that left is told nothing.
+    /// Sends an event; waits while the client reads slowly. An event for a client that left is dropped.
     pub(super) async fn tell(&self, event: CallEvent) {
         let _ = self.events.send(Box::new(event)).await;
     }

@@ -1,4 +1,4 @@
-//! Says when calls in progress end with the gateway, and why.
+//! Signals when and why calls in progress end with the gateway.
 
 use std::sync::{Arc, OnceLock};
 
@@ -6,7 +6,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::task::{Executed, GatewayFault, Reason};
 
-/// Clones are of one end.
+/// Clones share one signal.
 #[derive(Clone, Debug, Default)]
 pub struct CallsEnd {
     token: CancellationToken,
@@ -14,19 +14,19 @@ pub struct CallsEnd {
 }
 
 impl CallsEnd {
-    /// No call is waited for any more. The first reason counts.
+    /// Ends all calls. The first reason counts.
     pub(super) fn end(&self, reason: Reason) {
         let _ = self.reason.set(reason);
         self.token.cancel();
     }
 
-    /// Cancelled then.
+    /// Cancelled by `end`.
     #[must_use]
     pub const fn token(&self) -> &CancellationToken {
         &self.token
     }
 
-    /// What is told of a call that ended so.
+    /// The fault of a call that ended this way.
     #[must_use]
     pub fn fault(&self, executed: Executed) -> GatewayFault {
         GatewayFault::new(self.reason.get().copied().unwrap_or(Reason::GatewayRestart), executed)

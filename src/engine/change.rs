@@ -1,8 +1,8 @@
-//! Does what clients and operators ask of tasks. A change is finished whoever leaves.
+//! Performs the changes that clients and operators request. A change completes even if its client disconnects.
 //!
-//! A request's future is dropped when its client goes, wherever it is just then. The store has the write by that time,
-//! commits it, and nobody is left to do what follows from it. So each change runs in a task of its own ([`finish`]),
-//! and the request only waits for it. Nothing here that a request awaits calls `apply` in any other way.
+//! When a client disconnects, its request's future is dropped at an arbitrary await. The store may have received the write by
+//! then and commits it, but the effects would be lost. So each change runs in a spawned task ([`finish`]), and the request only
+//! waits for it. Code that a request awaits calls `apply` in no other way.
 //!
 //! [`finish`]: Engine::finish
 
@@ -26,15 +26,15 @@ use crate::task::{
     Answer, Event, InputKey, ListFilter, ListPlace, Principal, Summary, Task, TaskKey, TaskVisibility, Timestamp,
 };
 
-/// Changes that are under way at a time; whoever comes then waits, and has changed nothing if it leaves meanwhile.
+/// Changes in progress at a time; a further one waits, and has changed nothing if its client disconnects meanwhile.
 const CHANGES_MAX: usize = 1_024;
 
-/// How long a change waits for a store without room, before the one who asks for it is refused.
+/// How long a change waits for room in the store before it is refused.
 const ROOM_WAIT_MAX: Duration = Duration::from_secs(20);
-/// How often it is tried meanwhile, at first and at last.
+/// The retry delay meanwhile, at first and at last.
 const ROOM_LOOKS: RetryDelays = RetryDelays::new(Duration::from_millis(100), Duration::from_secs(1));
 
-/// Changes under way.
+/// Changes in progress.
 #[derive(Debug)]
 pub(super) struct RunningChanges {
     places: Arc<Semaphore>,
@@ -48,31 +48,30 @@ impl Default for RunningChanges {
 }
 
 impl Engine {
-    /// How a task stands, for its owner. Cancel safe.
+    /// Returns a task's state, for its owner. Cancel safe.
     ///
     /// # Errors
-    /// `Unknown` for ids that are unknown, foreign, expired or hidden alike, and for tasks of what their owner may not use any
-    /// more; `Store`.
+    /// `Unknown` for ids that are unknown, foreign, expired or hidden alike, and for tasks of tools that their owner may no
+    /// longer use; `Store`.
     pub async fn get(self: &Arc<Self>, key: &TaskKey) -> Result<Arc<Task>, TaskError> {
         self.readable(self.shown(key).await?)
     }
 
-    /// The same, whatever its owner may use by now: for operators, and for whoever ends it.
+    /// Like [`Engine::get`], without the check of the owner's access: for operators, and for cancels.
     ///
     /// # Errors
-    /// As [`Engine::get`], but for the last of them.
+    /// As [`Engine::get`], except for tools that the owner may no longer use.
     pub async fn shown(self: &Arc<Self>, key: &TaskKey) -> Result<Arc<Task>, TaskError> {
         self.under_parent(visible(self.held(key).await?)?).await
     }
 
-    /// The one place that decides what an owner reads of its tasks, by upstream and tool of the row.
+    /// Decides whether an owner may read a task, by the row's upstream and tool. The only such check.
     fn readable(&self, task: Arc<Task>) -> Result<Arc<Task>, TaskError> {
         let is_readable = self.access.has_tool(&task.key.owner, &task.origin.upstream, &task.origin.tool);
         if is_readable { Ok(task) } else { Err(TaskError::Unknown) }
     }
 
-    /// A subtask as far as it is there: not without a parent that names it, and not longer than its parent (SUB-05,
-    /// SUB-17). Cancel safe.
+    /// A subtask while it exists: only with a parent that lists it, and no longer than its parent (SUB-05, SUB-17). Cancel safe.
     async fn under_parent(self: &Arc<Self>, task: Arc<Task>) -> Result<Arc<Task>, TaskError> {
         let Some(parent) = task.tree.parent else { return Ok(task) };
         let key = TaskKey { owner: task.key.owner.clone(), id: parent };
@@ -84,8 +83,8 @@ impl Engine {
         if left >= task.ttl { Ok(task) } else { Ok(Arc::new(Task { ttl: left, ..Task::clone(&task) })) }
     }
 
-    /// How a call stands that was held between two rounds of questions, whether or not it has a handle by now. Only for
-    /// those who prove that the reference was given to them: no face shows a hidden task. Cancel safe.
+    /// Returns the state of a call that was held between two rounds of questions, with or without a handle. Only for callers that
+    /// have verified the client's reference to it: no face shows a hidden task. Cancel safe.
     ///
     /// # Errors
     /// `Unknown` for ids that are unknown, foreign or expired alike; `Store`.
@@ -99,9 +98,8 @@ impl Engine {
         Ok(row.task)
     }
 
-    /// Tasks of one owner in the order of their creation, at most `limit`, beginning after the place that an
-    /// earlier page ended at. Hidden ones are left out, so a page may hold fewer. No result is
-    /// read for it. Cancel safe.
+    /// Lists tasks of one owner by creation time, at most `limit`, after the cursor of an earlier page. Hidden tasks are left
+    /// out, so a page may hold fewer. Reads no results. Cancel safe.
     ///
     /// # Errors
     /// `Store`.
@@ -116,8 +114,8 @@ impl Engine {
         Ok(TaskPage { tasks: self.present_listed(page.tasks, now).await?, next: page.next })
     }
 
-    /// The same of tasks that fit `filter`, in its order. A page looks at a bounded number of tasks, so it may hold few, or
-    /// none, and not be the last. Cancel safe.
+    /// Like [`Engine::list`], for tasks that match `filter`, in its order. A page reads a bounded number of tasks, so it may be
+    /// short or empty without being the last. Cancel safe.
     ///
     /// # Errors
     /// `Store`.
@@ -131,14 +129,13 @@ impl Engine {
         let now = self.clock.now();
         let page = self.store.select(owner, filter, after, limit, now).await?;
         let mut tasks = self.present_listed(page.tasks, now).await?;
-        // What settled just now may fit no more, or stand elsewhere.
+        // A task that settled just now may no longer match, or sort differently.
         tasks.retain(|task| filter.fits(task));
         tasks.sort_by(|one, other| filter.compare(&filter.place(one), &filter.place(other)));
         Ok(TaskPage { tasks, next: page.next })
     }
 
-    /// Those of a page that are shown, each as it is read by its id: what is overdue settles, what is gone meanwhile is
-    /// left out.
+    /// The visible tasks of a page, each as a read by id returns it: overdue tasks settle, and removed tasks are left out.
     async fn present_listed(self: &Arc<Self>, found: Vec<Summary>, now: Timestamp) -> Result<Vec<Summary>, TaskError> {
         let mut tasks = Vec::with_capacity(found.len());
         for task in found.into_iter().filter(|task| task.shown == TaskVisibility::Handle) {
@@ -158,9 +155,8 @@ impl Engine {
         Ok(tasks)
     }
 
-    /// Hands answers to a task's open questions; keys that are not open are ignored (EXT-39). The answers are part of
-    /// the task when this returns (EXT-74). What was accepted before and has not left yet is looked at again. A call
-    /// that is dropped has done all of it, or nothing.
+    /// Adds answers to a task's open questions; keys that are not open are ignored (EXT-39). The answers are stored when this
+    /// returns (EXT-74). Also retries the delivery of earlier answers. A dropped call did all of it, or nothing.
     ///
     /// # Errors
     /// As [`Engine::get`].
@@ -178,9 +174,9 @@ impl Engine {
         .await
     }
 
-    /// Cancels a task. It is settled when this returns; the upstream is told in the background, and told of it if a
-    /// cancel before this one did not reach it. A call that is dropped has done all of it, or nothing. Whoever may not use
-    /// any more what the task was made with may still end it.
+    /// Cancels a task. It is settled when this returns. The upstream is notified in the background, also if the notification of
+    /// an earlier cancel failed. A dropped call did all of it, or nothing. An owner may cancel a task even without access to its
+    /// tool.
     ///
     /// # Errors
     /// As [`Engine::shown`].
@@ -189,8 +185,7 @@ impl Engine {
         self.finish(async move { engine.cancelled(&key).await }).await
     }
 
-    /// Removes a task that has settled, as its owner asked: nobody finds it any more when this returns. A call that is
-    /// dropped has done all of it, or nothing.
+    /// Removes a settled task for its owner: it cannot be read once this returns. A dropped call did all of it, or nothing.
     ///
     /// # Errors
     /// As [`Engine::get`].
@@ -201,7 +196,7 @@ impl Engine {
             if !task.is_settled() {
                 return Ok(DeleteResult::Unsettled);
             }
-            // Settled for good, so nothing is under way that could write it again.
+            // Settled is final, so no pending write can recreate the row.
             engine.remove_tree(&task).await?;
             engine.watchers.wake(&key);
             tracing::debug!(task = %LoggedTask(&key), principal = %LoggedPrincipal(&key.owner), "a client deleted a task");
@@ -210,7 +205,7 @@ impl Engine {
         .await
     }
 
-    /// Removes a task, and what is left of its children: first the task, since a child without it is gone (SUB-05).
+    /// Removes a task and its remaining children. The task goes first, because a child without a parent is invisible (SUB-05).
     pub(super) async fn remove_tree(&self, task: &Task) -> Result<(), StoreError> {
         self.store.remove(&task.key).await?;
         for child in &*task.tree.children {
@@ -235,7 +230,7 @@ impl Engine {
         .await
     }
 
-    /// Cancels a task whose client left before it had its handle (T-27), in the background.
+    /// Cancels a task in the background, because its client left before it received the handle (T-27).
     pub fn cancel_unheard(self: &Arc<Self>, key: &TaskKey) {
         let (engine, key) = (Arc::clone(self), key.clone());
         let cancel = async move {
@@ -246,8 +241,8 @@ impl Engine {
         self.changes.tracker.spawn(cancel.in_current_span());
     }
 
-    /// Cancels a call that is held between two rounds of questions, for a client that takes its request back. The
-    /// upstream is told in the background. A call that is dropped has done all of it, or nothing.
+    /// Cancels a call that is held between two rounds of questions, for a client that cancels its request. The upstream is
+    /// notified in the background. A dropped call did all of it, or nothing.
     ///
     /// # Errors
     /// As [`Engine::held`].
@@ -256,13 +251,13 @@ impl Engine {
         self.finish(async move { engine.given_up(&key).await.map(|_| ()) }).await
     }
 
-    /// Does a change to its end, whether or not somebody still waits for it. Waits for a place first; a call that is
-    /// dropped before it has one changes nothing. Not to be called by what runs in it.
+    /// Completes a change even if its caller is dropped. Waits for a permit first; a call dropped before that changes nothing.
+    /// Must not be called from within a change.
     pub(super) async fn finish<T: Send + 'static>(
         &self,
         change: impl Future<Output = Result<T, TaskError>> + Send + 'static,
     ) -> Result<T, TaskError> {
-        // Nobody closes it.
+        // The semaphore is never closed.
         let place = Arc::clone(&self.changes.places).acquire_owned().await.ok();
         let change = async move {
             let _place = place;
@@ -277,7 +272,7 @@ impl Engine {
         }
     }
 
-    /// A task as it stands, whoever may see it; one whose time is over is settled first.
+    /// A task without a check of access; an overdue task is settled first.
     async fn present(self: &Arc<Self>, key: &TaskKey) -> Result<Arc<Task>, TaskError> {
         let now = self.clock.now();
         let row = self.store.load(key, now).await?.ok_or(TaskError::Unknown)?;
@@ -288,8 +283,8 @@ impl Engine {
         self.apply(key, WriteRole::Command, Event::TtlElapsed).await.map(|applied| applied.task)
     }
 
-    /// Makes a change for a client or an operator. One that finds the store without room is kept and tried again, for a while: it is
-    /// refused where half of all changes that may be under way wait so. A cancel that waits goes before the outcome (L6).
+    /// Applies a change for a client or an operator. While the store has no room, it is retried for a limited time; it is refused
+    /// while half of all permits for changes wait like this. A waiting cancel precedes the task's outcome (L6).
     async fn apply_with_room(self: &Arc<Self>, key: &TaskKey, event: Event) -> Result<AppliedEvent, TaskError> {
         let (until, mut pauses) = (Instant::now() + ROOM_WAIT_MAX, ROOM_LOOKS);
         let mut waiting = None;

@@ -1,4 +1,4 @@
-//! Wakes those who wait for a task to change: bounded, and woken by `apply` alone.
+//! Wakes subscribers when a task changes: bounded, and woken only after a change of the task.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,22 +8,22 @@ use tokio::sync::watch;
 
 use crate::task::TaskKey;
 
-/// Waiters of one task (SEC-11).
+/// The limit of subscribers to one task (SEC-11).
 pub const WAITERS_MAX: usize = 64;
 
-/// A task has as many waiters as it may.
+/// A task has the maximum number of subscribers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("too many waiters for one task")]
 pub struct TooManySubscribers;
 
-/// Waiters by task. A task that nobody waits for has no entry.
+/// Subscribers by task. A task without subscribers has no entry.
 #[derive(Clone, Debug, Default)]
 pub struct ChangeSubscribers {
     by_task: Arc<Mutex<HashMap<TaskKey, watch::Sender<u64>>>>,
 }
 
 impl ChangeSubscribers {
-    /// Begins to wait. Look at the task after this, not before: a change in between is then seen.
+    /// Subscribes to a task. Read the task after this, not before: then no change is missed.
     ///
     /// # Errors
     /// Above [`WAITERS_MAX`] waiters of one task.
@@ -31,7 +31,7 @@ impl ChangeSubscribers {
         self.try_watch(key, WAITERS_MAX).ok_or(TooManySubscribers)
     }
 
-    /// The same for a task's parent, of which there is one: however many wait beside it.
+    /// Like [`ChangeSubscribers::watch`], without a limit: for a task's only parent.
     pub(super) fn watch_always(&self, key: &TaskKey) -> ChangeSubscriber {
         self.try_watch(key, usize::MAX).expect("no task has as many waiters")
     }
@@ -47,7 +47,7 @@ impl ChangeSubscribers {
         })
     }
 
-    /// The tasks that somebody waits for.
+    /// The tasks that have subscribers.
     pub(super) fn keys(&self) -> Vec<TaskKey> {
         self.by_task.lock().keys().cloned().collect()
     }
@@ -70,18 +70,18 @@ impl ChangeSubscribers {
     }
 }
 
-/// One waiter.
+/// A subscription to one task.
 #[derive(Debug)]
 pub struct ChangeSubscriber {
-    /// `None` only while it is being dropped.
+    /// `None` only during the drop.
     changes: Option<watch::Receiver<u64>>,
     key: TaskKey,
     watchers: ChangeSubscribers,
 }
 
 impl ChangeSubscriber {
-    /// Returns once the task has changed since the last call, or since the watch began. Several
-    /// changes may be seen as one. Cancel safe.
+    /// Returns once the task has changed since the last call, or since the subscription. Several changes may be merged into one.
+    /// Cancel safe.
     pub async fn changed(&mut self) {
         if let Some(changes) = &mut self.changes {
             // The sender lives as long as there is a receiver, so this cannot fail.

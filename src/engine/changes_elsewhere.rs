@@ -1,8 +1,7 @@
-//! Follows what other gateways write to the tasks that somebody here waits for or runs. Where nobody else has the store open
-//! there is nothing to follow.
+//! Follows other replicas' writes to tasks that run here or have subscribers here. Does nothing unless the store is shared.
 //!
-//! A hint says which row to look at, and may be lost; so what is waited for and what is run is looked at each second besides.
-//! What follows from a change is found in the row: whoever made it did the rest.
+//! A hint names a changed row, and may be lost; so each second all these rows are read, too. The replica that made a change
+//! performs its effects; only local effects of the row's state are performed here.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -18,12 +17,12 @@ use crate::store::{Reach, Revision, StoreHint, StoredTask};
 use crate::task::TaskKey;
 use crate::task::reference::LoggedTask;
 
-/// How often everything is looked at that somebody waits for, whatever the hints say.
+/// Interval at which all watched and running tasks are read, in addition to hints.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Rows that are looked at together.
+/// Rows that are read concurrently.
 const AT_ONCE: usize = 64;
 
-/// Follows what others write until told to stop; returns at once where there are no others.
+/// Follows other replicas' writes until `stop`; returns at once in a store that is not shared.
 pub async fn run(engine: Arc<Engine>, stop: CancellationToken) {
     if engine.store.reach() == Reach::Shared {
         stop.run_until_cancelled(follow(&engine)).await;
@@ -31,7 +30,7 @@ pub async fn run(engine: Arc<Engine>, stop: CancellationToken) {
 }
 
 async fn follow(engine: &Engine) {
-    // Where hints have ended, looking is left.
+    // Once the hints have ended, only the ticks remain.
     let mut hints = engine.store.changes().chain(stream::pending());
     let mut ticks = tokio::time::interval(LOOK_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -47,12 +46,12 @@ async fn follow(engine: &Engine) {
             },
             _ = ticks.tick() => (),
         }
-        // Of what nobody waits for any more nothing is kept.
+        // Revisions of tasks without subscribers or runners are dropped here.
         seen = engine.look_at_all(engine.concerned(), &seen).await;
     }
 }
 
-/// The revision that each row had when all were looked at last.
+/// The revision of each row at the last read of all rows.
 #[derive(Debug, Default)]
 struct SeenRevisions(HashMap<TaskKey, Revision>);
 
@@ -63,7 +62,7 @@ impl SeenRevisions {
 }
 
 impl Engine {
-    /// The tasks that somebody here waits for, or runs.
+    /// The tasks that have a subscriber or a runner in this process.
     fn concerned(&self) -> BTreeSet<TaskKey> {
         self.live.keys().into_iter().chain(self.watchers.keys()).collect()
     }
@@ -82,13 +81,13 @@ impl Engine {
         SeenRevisions(found)
     }
 
-    /// Does here what follows from how a task stands. Returns the revision of its row.
+    /// Performs the local effects of a task's state. Returns the revision of its row.
     async fn look_elsewhere(&self, key: &TaskKey, seen: &SeenRevisions) -> Option<Revision> {
         let has_runner = self.live.has(key);
         if !has_runner && !self.watchers.has(key) {
             return None;
         }
-        // Asked before: a row that is added while the store looks is not found.
+        // Read before the load: a row that is added during the load is not found.
         let stored = self.live.stored(key);
         match self.store.load(key, self.clock.now()).await {
             Ok(Some(row)) => {
@@ -102,7 +101,7 @@ impl Engine {
             }
             Ok(None) => {
                 self.watchers.wake(key);
-                // It was there, and is gone.
+                // The row existed, and was removed.
                 if let Some(runner) = stored {
                     runner.fence();
                 }

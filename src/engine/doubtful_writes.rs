@@ -1,9 +1,9 @@
-//! Settles writes of which nobody knows whether they were made: a commit may be reported as failed and lie in the log
-//! all the same. The effects of one that was made happen, however late that is found out.
+//! Resolves writes with an unknown commit: a commit may be reported as failed and still be in the log. If the write was
+//! committed, its effects are performed, however late that becomes known.
 //!
-//! A doubt ends where the row shows the write, or a later one; where another write to the revision that it was made
-//! upon succeeds; or where the store says how the row certainly stands. Whoever changes the task may find that out; if
-//! nobody does, a task of its own asks, with pauses.
+//! A write is resolved when the row shows it or a later write; when another write to the same base revision succeeds; or when the
+//! store confirms the row's state. Any change of the task may discover this; otherwise a background task asks the store, with
+//! pauses.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,27 +16,27 @@ use crate::cause::CauseChain;
 use crate::store::{Revision, StoreError, StoredTask};
 use crate::task::{Effect, Task, TaskKey, Timestamp};
 
-/// Writes in doubt that one task may have. Beyond that its runner and its waiters look for themselves.
+/// Unresolved writes per task. Above this, the task's runner and its waiters read the row themselves.
 const OF_ONE_MAX: usize = 16;
 
-/// A write of which nobody knows whether it was made.
+/// A write with an unknown commit.
 #[derive(Debug)]
 pub(super) struct DoubtfulWrite {
     pub(super) before: Arc<Task>,
-    /// The revision that it was made upon.
+    /// The revision that the write would replace.
     pub(super) upon: Revision,
     pub(super) written: Task,
     pub(super) effects: Vec<Effect>,
 }
 
-/// Doubts by task; there are no more than unsettled tasks.
+/// Unresolved writes by task; at most one entry per unsettled task.
 #[derive(Debug, Default)]
 pub(super) struct DoubtfulWrites(Mutex<HashMap<TaskKey, TaskDoubts>>);
 
 #[derive(Debug, Default)]
 struct TaskDoubts {
     doubts: Vec<DoubtfulWrite>,
-    /// Whether somebody asks until nothing is in doubt.
+    /// Whether a background task asks the store.
     is_asked: bool,
 }
 
@@ -49,7 +49,7 @@ impl DoubtfulWrites {
         }
     }
 
-    /// Forgets what a row that was read decides.
+    /// Removes the writes that this row resolves.
     fn decide(&self, key: &TaskKey, row: &StoredTask) -> DoubtDecision {
         let mut all = self.0.lock();
         let Some(of) = all.get_mut(key) else { return DoubtDecision::Nothing };
@@ -68,7 +68,7 @@ impl DoubtfulWrites {
         }
     }
 
-    /// A write upon a revision succeeded, or the row certainly has it: so none that is in doubt was made upon it.
+    /// Removes the writes to `revision`: another write to it succeeded, or the row is confirmed to have it.
     fn none_upon(&self, key: &TaskKey, revision: Revision) {
         let mut all = self.0.lock();
         if let Some(of) = all.get_mut(key) {
@@ -79,13 +79,13 @@ impl DoubtfulWrites {
         }
     }
 
-    /// Whether somebody has to be found who asks.
+    /// Whether a background task must be started to ask the store.
     fn wants_asking(&self, key: &TaskKey) -> bool {
         let mut all = self.0.lock();
         all.get_mut(key).is_some_and(|of| !of.doubts.is_empty() && !std::mem::replace(&mut of.is_asked, true))
     }
 
-    /// Whether whoever asks is done.
+    /// Whether the background task is done.
     fn is_over(&self, key: &TaskKey) -> bool {
         let mut all = self.0.lock();
         let is_over = all.get(key).is_none_or(|of| of.doubts.is_empty());
@@ -102,19 +102,19 @@ impl DoubtfulWrites {
 
 enum DoubtDecision {
     Nothing,
-    /// This was written after all.
+    /// This write was committed.
     Made(Box<DoubtfulWrite>),
-    /// Somebody wrote since, upon it or instead of it.
+    /// Another write followed, after it or in its place.
     Hidden,
 }
 
 impl Engine {
-    /// Remembers a write of which nobody knows whether it was made.
+    /// Records a write with an unknown commit.
     pub(super) fn doubt(&self, key: &TaskKey, doubt: DoubtfulWrite) {
         self.doubts.add(key, doubt);
     }
 
-    /// Does what follows from writes that a row shows to have been made; whether its present state is one of them.
+    /// Performs the effects of writes that a row shows as committed; whether its present state is such a write.
     fn decide(&self, key: &TaskKey, row: &StoredTask) -> bool {
         match self.doubts.decide(key, row) {
             DoubtDecision::Nothing => false,
@@ -130,8 +130,8 @@ impl Engine {
         }
     }
 
-    /// A row, and whether its present state is a write that was in doubt; what follows from such a one is done. Where
-    /// `is_in_doubt`, the row is as it certainly stands, and nothing is in doubt any more.
+    /// Reads a row, and whether its present state is a write that was unresolved; performs that write's effects. With
+    /// `is_in_doubt`, the store confirms the row's state, and all writes to it are resolved.
     ///
     /// # Errors
     /// As [`crate::store::TaskStore::load`], or [`crate::store::TaskStore::settle_doubt`].
@@ -154,19 +154,19 @@ impl Engine {
         }))
     }
 
-    /// A write upon this revision succeeded, or certainly none that is in doubt did.
+    /// Resolves writes to this revision: another one succeeded, or none was committed.
     pub(super) fn decided_by(&self, key: &TaskKey, upon: Revision) {
         self.doubts.none_upon(key, upon);
     }
 
-    /// Does what can be known to be due from the state alone.
+    /// Performs the effects that follow from the state alone.
     pub(super) fn follow_state(&self, key: &TaskKey, task: &Task) {
         self.watchers.wake(key);
         if task.recovery.is_untold {
             self.live.abandon(key);
         } else if task.is_settled() {
             self.told.wake(key);
-            // Its runner, if it has one still, waits for its turn, and would keep its place until then; or its life has ended.
+            // A runner that still waits for its permit would keep it until then; or the runner's process has ended.
             self.live.fence(key);
         }
         if !task.recovery.undelivered.is_empty() {
@@ -174,8 +174,8 @@ impl Engine {
         }
     }
 
-    /// Has what is in doubt decided, by whoever comes first; ends when the gateway does, as the next life begins with
-    /// what the store has.
+    /// Asks the store until all writes of a task are resolved, unless another reader resolves them first. Ends at shutdown, since
+    /// the next process starts from the stored state.
     pub(super) fn ask_until_decided(self: &Arc<Self>, key: &TaskKey) {
         if !self.doubts.wants_asking(key) {
             return;
@@ -195,7 +195,7 @@ impl Engine {
             pauses.wait().await;
             match self.read_decided(key, self.clock.now(), true).await {
                 Ok(Some(_)) if self.doubts.is_over(key) => return,
-                // Another write came into doubt meanwhile.
+                // Another write has an unknown commit since.
                 Ok(Some(_)) => pauses = RetryDelays::of_writers(),
                 Ok(None) => {
                     self.watchers.wake(key);

@@ -1,4 +1,4 @@
-//! Lists all tasks of all owners for operators, in the order of the store's own indexes.
+//! Lists all tasks of all owners for operators, in the order of the store's indexes.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -8,19 +8,18 @@ use crate::replica::Incarnation;
 use crate::store::NewestCursor;
 use crate::task::{ShortReference, Summary, Task, TaskKey, TaskVisibility};
 
-/// Rows that are looked at in one go; others get their turn in between.
+/// Rows read in one step; other tasks run in between.
 const STEP: usize = 128;
 
-/// Rows that one survey looks at: whoever wants more asks again from where it ended.
+/// Rows that one survey reads; its caller resumes from the returned cursor.
 pub const SURVEY_MAX: usize = 10_000;
 
-/// Tasks that are looked at for one reference: more than ever share one.
+/// Limit of tasks read for one reference: more than ever share one.
 const SAME_MAX: usize = 8;
 
 impl Engine {
-    /// Shows every task that has a handle to `look`, the newest first and beginning behind `after`, until it has seen
-    /// enough or [`SURVEY_MAX`] rows were looked at: then it returns where to go on. Takes time in proportion to what is
-    /// looked at. Cancel safe.
+    /// Calls `look` for every task with a handle, the newest first, starting after `after`, until `look` breaks or [`SURVEY_MAX`]
+    /// rows were read: then it returns the cursor of the next survey. Takes time in proportion to the rows read. Cancel safe.
     ///
     /// # Errors
     /// `Store`.
@@ -47,7 +46,7 @@ impl Engine {
         }
     }
 
-    /// Which life has to do something about each of these tasks, where others share the store: for operators. Cancel safe.
+    /// The incarnation that is responsible for each of these tasks in a shared store: for operators. Cancel safe.
     ///
     /// # Errors
     /// `Store`.
@@ -55,8 +54,7 @@ impl Engine {
         Ok(self.store.holders(keys).await?)
     }
 
-    /// The tasks that a reference names, those with a handle and the parts of such: none or one, hardly ever more. Cancel
-    /// safe.
+    /// The tasks with this reference that have a handle, or are parts of such tasks: none or one, rarely more. Cancel safe.
     ///
     /// # Errors
     /// `Store`.
@@ -64,7 +62,7 @@ impl Engine {
         let mut tasks = Vec::new();
         for key in self.store.find_reference(reference, SAME_MAX).await? {
             let found = match self.held(&key).await {
-                // A part is shown in the tree of its parent, though its owner does not see it.
+                // A part is listed in its parent's tree, though its owner does not see it.
                 Ok(task) if task.shown == TaskVisibility::Part => Ok(task),
                 Ok(_) => self.shown(&key).await,
                 Err(error) => Err(error),

@@ -1,8 +1,8 @@
-//! Decides what becomes of the calls that an earlier life of the process left behind (GW-39).
+//! Decides how calls that an earlier process left unsettled continue or end (GW-39).
 //!
-//! Runs beside everything else until it is done with all of them: until it has looked at a task, the task is as it was
-//! stored, and one that the store does not let go is looked at again. One row is judged by
-//! `verdict`, which is pure; what it says is done by a runner of the row's own, or here where nothing is left to run.
+//! Runs in the background until all rows are handled. Until then a task remains as stored; a row that the store fails to change
+//! is retried. `verdict` judges one row, and is pure; a runner for the row carries the verdict out, or this module where there is
+//! nothing to run.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -28,20 +28,20 @@ use crate::task::{CallOrigin, Event, Plan, StoredCall, Task, TaskKey, TaskVisibi
 use crate::upstream::{ForwardedHeaders, ResumeToken, UpstreamRequest, UpstreamTaskMode};
 use crate::wire::{Payload, method};
 
-/// Rows that are claimed at a time.
+/// Rows claimed at a time.
 const CLAIM_MAX: usize = 256;
-/// How often a store that others have open is asked what they left.
+/// Interval at which a shared store is searched for rows of dead replicas.
 const CLAIM_EVERY: Duration = Duration::from_secs(1);
-/// Rows that are looked at together.
+/// Rows that are handled concurrently.
 const AT_ONCE: usize = 32;
-/// How often one row is looked at: to settle it, and to tell its upstream.
+/// Attempts for one row: to settle it, and to notify its upstream.
 const LOOKS_MAX: usize = 4;
-/// How soon a row is looked at again that the store keeps from being done with, first and at last.
+/// Delay before a row is retried that the store failed to change, first and last.
 const RETRY_FIRST: Duration = Duration::from_millis(500);
 const RETRY_LAST: Duration = Duration::from_secs(30);
 const RETRIES: RetryDelays = RetryDelays::new(RETRY_FIRST, RETRY_LAST);
 
-/// The upstreams that there are, by name. Clones are one.
+/// The configured upstreams, by name. Clones share one table.
 #[derive(Clone, Debug, Default)]
 pub struct CallTargets(Arc<RwLock<HashMap<Arc<str>, CallTarget>>>);
 
@@ -53,7 +53,7 @@ impl CallTargets {
         targets
     }
 
-    /// Holds for rows that are looked at from now on.
+    /// Replaces the table for rows that are handled from now on.
     pub fn replace(&self, all: impl IntoIterator<Item = CallTarget>) {
         *self.0.write() = all.into_iter().map(|target| (Arc::clone(target.upstream.name()), target)).collect();
     }
@@ -67,9 +67,8 @@ impl CallTargets {
     }
 }
 
-/// Claims the rows that ended lives left behind at the upstreams that there are, and looks at each until it is done with; the calls that go on do so in
-/// runners. Returns once nothing is left, unless others have the store open too: then it goes on until it is told to stop, or
-/// the engine drains. What was not looked at waits for the next life.
+/// Claims the rows that ended processes left at the configured upstreams, and handles each; calls that continue do so in runners.
+/// Returns once none is left; in a shared store it runs until `stop` or a drain. Remaining rows wait for the next process.
 pub async fn run(engine: Arc<Engine>, origins: CallTargets, stop: CancellationToken) {
     let leaving = engine.leaving.clone();
     let recovering = async {
@@ -91,8 +90,8 @@ pub async fn run(engine: Arc<Engine>, origins: CallTargets, stop: CancellationTo
     }
 }
 
-/// Takes over what there is, and returns when it is done with all of it: how many tasks that were. What is not done with keeps
-/// nothing from being claimed, and is looked at again ever more rarely.
+/// Claims all rows and handles them; returns how many there were. Rows that could not be handled do not delay new claims, and are
+/// retried at growing intervals.
 async fn pass(engine: &Arc<Engine>, origins: &CallTargets) -> usize {
     let mut left = LeftRows::new();
     let mut claim_pauses = RetryDelays::new(RETRY_FIRST, CLAIM_EVERY);
@@ -102,7 +101,7 @@ async fn pass(engine: &Arc<Engine>, origins: &CallTargets) -> usize {
             Ok(keys) if keys.is_empty() && left.rows.is_empty() => return seen,
             Ok(keys) if keys.is_empty() => CLAIM_EVERY,
             Ok(keys) => {
-                // Until each is looked at: it is not without a runner, it waits for one.
+                // Until each is handled: such a row is not without a runner, but waits for one.
                 engine.retried.lock().extend(keys.iter().cloned());
                 let rows = keys.into_iter().map(RecoveryCandidate::new).collect();
                 seen += look_at_all(engine, origins, rows, &mut left.rows).await;
@@ -129,9 +128,9 @@ async fn pass(engine: &Arc<Engine>, origins: &CallTargets) -> usize {
     }
 }
 
-/// Takes up rows of this process that have no runner, by the code of recovery. A row that could not be taken up is found again.
+/// Resumes rows of this process that have no runner, as recovery does. A row that could not be resumed is found again later.
 pub(super) async fn take_up_own(engine: &Arc<Engine>, origins: &CallTargets, rows: Vec<TaskKey>) {
-    // Each is counted among the tasks at work already.
+    // These rows are already counted as in flight.
     let seen = |key| RecoveryCandidate { was_seen: true, ..RecoveryCandidate::new(key) };
     let mut left = Vec::new();
     look_at_all(engine, origins, rows.into_iter().map(seen).collect(), &mut left).await;
@@ -141,11 +140,11 @@ pub(super) async fn take_up_own(engine: &Arc<Engine>, origins: &CallTargets, row
     }
 }
 
-/// Rows that the store keeps from being done with.
+/// Rows that the store failed to change.
 struct LeftRows {
     rows: Vec<RecoveryCandidate>,
     pauses: RetryDelays,
-    /// When they are looked at again.
+    /// When they are retried.
     due: Instant,
     is_told: bool,
 }
@@ -157,13 +156,13 @@ impl LeftRows {
         left
     }
 
-    /// There are others among them.
+    /// Resets the delays, since new rows were added.
     fn begin_anew(&mut self) {
         self.pauses = RETRIES;
         self.due = Instant::now() + self.pauses.take();
     }
 
-    /// Those that are to be looked at now.
+    /// Takes the rows that are due now.
     fn take(&mut self) -> Vec<RecoveryCandidate> {
         if std::mem::replace(&mut self.is_told, true) {
             tracing::debug!(tasks = self.rows.len(), "tasks of earlier lives are looked at again");
@@ -178,14 +177,14 @@ impl LeftRows {
     }
 }
 
-/// A row that may be one of an earlier life.
+/// A row that an earlier process may have left.
 struct RecoveryCandidate {
     key: TaskKey,
-    /// Whether it was found to be one.
+    /// Whether an earlier process left it.
     was_seen: bool,
-    /// What was to be done and could not be stored, as far as anybody knows.
+    /// A decision with an unknown commit, or one that could not be stored.
     tried: Option<(Arc<Task>, RecoveryDecision)>,
-    /// Whether the log has it that the store keeps it from being done with.
+    /// Whether the log already names the error that delays it.
     is_told: bool,
 }
 
@@ -194,7 +193,7 @@ impl RecoveryCandidate {
         Self { key, was_seen: false, tried: None, is_told: false }
     }
 
-    /// Tells of what keeps it from being done with, once: it may last for as long as the process does.
+    /// Logs the error that delays it, once at error level: the error may last as long as the process does.
     fn tell(&mut self, error: &(dyn Error + 'static), what: &'static str) {
         if std::mem::replace(&mut self.is_told, true) {
             tracing::debug!(task = %LoggedTask(&self.key), error = %CauseChain(error), "again, {what}");
@@ -203,7 +202,7 @@ impl RecoveryCandidate {
         }
     }
 
-    /// Lets go of it, to look at it again later.
+    /// Releases the row, to retry it later.
     fn put_back(mut self, engine: &Engine, error: &(dyn Error + 'static), what: &'static str) -> RecoveryProgress {
         self.tell(error, what);
         engine.retried.lock().insert(self.key.clone());
@@ -211,13 +210,13 @@ impl RecoveryCandidate {
         RecoveryProgress::Again(self)
     }
 
-    /// Whether its upstream was told already.
+    /// Whether its upstream was notified already.
     fn was_told(&self) -> bool {
         matches!(self.tried, Some((_, RecoveryDecision::Tell)))
     }
 }
 
-/// Looks at rows; how many were new and of an earlier life. `left` gains those that are to be looked at again.
+/// Handles rows; returns how many were new and of an earlier process. Rows to retry are added to `left`.
 async fn look_at_all(
     engine: &Arc<Engine>,
     origins: &CallTargets,
@@ -241,30 +240,30 @@ async fn look_at_all(
     seen
 }
 
-/// What came of a look at a row.
+/// The result of handling a row.
 enum RecoveryProgress {
-    /// Somebody runs it, or it is gone or done with.
+    /// Another runner has it, or it was removed or settled.
     NotOurs,
     Done,
-    /// The store kept it from being done with.
+    /// The store failed to change it.
     Again(RecoveryCandidate),
 }
 
-/// Whether a settlement that was tried and not acknowledged is over: the task needs none, or was settled since.
+/// Whether a settlement with an unknown commit is resolved: the task needs none, or has settled since.
 fn is_decided(verdict: &RecoveryDecision, task: &Task, before: &Task) -> bool {
     *verdict == RecoveryDecision::Leave || (task.is_settled() && !before.is_settled())
 }
 
 async fn look(engine: &Arc<Engine>, origins: &CallTargets, mut found: RecoveryCandidate) -> RecoveryProgress {
-    // Claimed before it is read: what is answered or cancelled from here on becomes an order. Whoever runs a call of
-    // this life entered it before there was a row.
+    // Claimed before it is read: answers and cancels from here on become orders. A runner of this process registered its call
+    // before the row existed.
     let claim = engine.live.claim(&found.key);
     engine.retried.lock().remove(&found.key);
     let Some(orders) = claim else { return RecoveryProgress::NotOurs };
     let mut orders = Some(orders);
     for _ in 0..LOOKS_MAX {
         let now = engine.clock.now();
-        // One that another gateway has by now is none of ours.
+        // A row that another replica holds by now is skipped.
         let task = match engine.store.load(&found.key, now).await.map(|row| row.filter(|row| is_ours(engine, row))) {
             Ok(Some(StoredTask { task, .. })) => task,
             Ok(None) => break,
@@ -272,10 +271,10 @@ async fn look(engine: &Arc<Engine>, origins: &CallTargets, mut found: RecoveryCa
         };
         match parent_of(engine, &task, now).await {
             Ok(ParentState::None) => (),
-            // Its parent takes it up.
+            // Its parent resumes it.
             Ok(ParentState::Unsettled) => break,
             Ok(ParentState::Gone) => {
-                // What a server made goes on there with what it is below.
+                // The subtask continues at the server, together with its own subtasks.
                 if task.recovery.call.is_some() {
                     tell(origins.of(&task.origin).as_ref(), &task).await;
                 }
@@ -291,7 +290,7 @@ async fn look(engine: &Arc<Engine>, origins: &CallTargets, mut found: RecoveryCa
         }
         let reach = origins.of(&task.origin);
         let reach = reach.as_ref();
-        // A call that would now be another tool's is one of an upstream that is gone.
+        // A call that would now reach another tool is treated as a call of a removed upstream.
         let policy = reach.filter(|reach| !reach.would_send_another(&task));
         let policy = policy.map(|reach| reach.settings.rules.policy_of(&task.origin.tool));
         let now = engine.time_of(&task, now);
@@ -322,7 +321,7 @@ async fn look(engine: &Arc<Engine>, origins: &CallTargets, mut found: RecoveryCa
                 found.tried = None;
                 record(&task, &verdict);
             }
-            // Somebody else changed it meanwhile: it is judged anew.
+            // Another writer changed it meanwhile: it is judged again.
             Ok(false) => (),
             Err(error) => {
                 found.tried = Some((task, verdict));
@@ -334,30 +333,29 @@ async fn look(engine: &Arc<Engine>, origins: &CallTargets, mut found: RecoveryCa
     if found.was_seen { RecoveryProgress::Done } else { RecoveryProgress::NotOurs }
 }
 
-/// Whether no other gateway has a row.
+/// Whether no other replica holds a row.
 fn is_ours(engine: &Engine, row: &StoredTask) -> bool {
     row.holder.is_none_or(|holder| holder == engine.store.holder())
 }
 
-/// Whether a call was made with its client's own credential, as far as that is known by its owner, or by what the operator
-/// says of its upstream by now.
+/// Whether a call was made with its client's credential, as far as its owner or the upstream's present configuration shows.
 fn lets_clients_in(reach: Option<&CallTarget>, task: &Task) -> bool {
     task.key.owner.is_unchecked() || reach.is_some_and(|reach| reach.settings.forwarding.has(&AUTHORIZATION))
 }
 
-/// Counts what clients asked for and is not done.
+/// Counts an unsettled task that a client requested.
 pub(super) fn count_in_flight(engine: &Engine, task: &Task) {
     if !task.is_settled() && task.shown == TaskVisibility::Handle && task.tree.parent.is_none() {
         engine.metrics.taken_over(&task.origin.upstream);
     }
 }
 
-/// How the parent of a row stands.
+/// The state of a row's parent.
 enum ParentState {
-    /// The row has none, or is settled: it is judged by itself.
+    /// The row has no parent, or is settled: it is judged by itself.
     None,
     Unsettled,
-    /// It is not there, or does not name the row.
+    /// The parent was removed, or does not list the row.
     Gone,
 }
 
@@ -372,7 +370,7 @@ async fn parent_of(engine: &Engine, task: &Task, now: Timestamp) -> Result<Paren
     })
 }
 
-/// Does what needs no runner; whether that was stored.
+/// Carries out a decision that needs no runner; whether a change was stored.
 async fn finish(
     engine: &Arc<Engine>,
     reach: Option<&CallTarget>,
@@ -387,7 +385,7 @@ async fn finish(
             let event = Event::Faulted { attempt: task.attempt, failure: failure.clone() };
             let settled = settle(engine, key, event).await?;
             if settled && task.shown == TaskVisibility::Hidden {
-                // Nobody comes back for it, so nobody needs the call either. Best effort: no mark is kept.
+                // No client returns for a hidden task, so its call is cancelled, too. Best effort: nothing records it.
                 tell(reach, task).await;
             }
             Ok(settled)
@@ -399,19 +397,19 @@ async fn finish(
     }
 }
 
-/// Applies an event to its end, though the pass may be stopped at any moment; whether it changed anything.
+/// Applies an event to its end, even if the pass is stopped meanwhile; whether it changed the task.
 async fn settle(engine: &Arc<Engine>, key: &TaskKey, event: Event) -> Result<bool, TaskError> {
     let (own, key) = (Arc::clone(engine), key.clone());
     let applied = engine.finish(async move { own.apply(&key, WriteRole::Holder, event).await }).await;
     match applied {
         Ok(applied) => Ok(applied.changed),
-        // It is gone, which is an end too; or another gateway has it.
+        // The row was removed, which is an end too; or another replica holds it.
         Err(TaskError::Unknown | TaskError::Store(StoreError::Fenced)) => Ok(false),
         Err(error) => Err(error),
     }
 }
 
-/// Tells an upstream that nobody wants a result, where it is known how; bounded by the exchange.
+/// Cancels a call at its upstream, if its resume data is known; bounded by the exchange.
 async fn tell(reach: Option<&CallTarget>, task: &Task) {
     let (Some(reach), Some(place)) = (reach, &task.recovery.resume) else { return };
     if lets_clients_in(Some(reach), task) {
@@ -428,7 +426,7 @@ async fn tell(reach: Option<&CallTarget>, task: &Task) {
 }
 
 impl CallTarget {
-    /// What is sent for a row if it has to be: nothing where it would run another tool than the one that was called.
+    /// The params to send for a row; `None` where they would reach another tool than the call did.
     fn sendable(&self, task: &Task) -> Option<Payload> {
         let call = task.recovery.call.as_ref().filter(|call| call.can_be_sent())?;
         self.upstream.restored(&task.origin.tool, &call.params)
@@ -439,7 +437,7 @@ impl CallTarget {
         task.recovery.resume.is_none() && has_call && self.sendable(task).is_none()
     }
 
-    /// The call of a row, as its runner needs it. It has a handle, so what its client did not declare is refused.
+    /// The call of a row, as its runner needs it. It has a handle, so questions that its client did not declare are refused.
     fn restored_call(&self, task: &Task, policy: ToolPolicy, native_task: UpstreamTaskMode) -> CallSpec {
         let call = task.recovery.call.as_ref();
         let capabilities = call.map_or_else(Payload::empty_object, |one| one.capabilities.clone());

@@ -1,4 +1,4 @@
-//! Ends tasks whose inserts were refused while nobody could know whether they were made, and that are there after all.
+//! Ends tasks that were refused because their insert's commit was unknown, and that were stored after all.
 
 use std::sync::Arc;
 
@@ -10,15 +10,15 @@ use crate::store::{StoreError, StoredTask, WriteRole};
 use crate::task::{Attempt, Event, Executed, Failure, GatewayFault, Reason, Task, TaskKey};
 
 impl Engine {
-    /// Ends the task of a call that was refused, whose insert is in doubt: once it is known that its row is there after all, as others
-    /// may have seen it since. Until then nobody else runs it; where the gateway ends before, a later life finds it. `executed` is
-    /// whether its call was sent.
+    /// Ends the task of a refused call with an unknown insert, once the store confirms that its row exists: other replicas may
+    /// have seen it. Until then no other runner takes the task; if the gateway ends first, a later process finds it. `executed`
+    /// says whether the call was sent.
     pub(super) fn end_refused(self: &Arc<Self>, key: TaskKey, executed: Executed) {
         let (engine, leaving) = (Arc::clone(self), self.leaving.clone());
         self.changes.tracker.spawn(async move {
             let mut pauses = RetryDelays::of_writers();
             let mut found = None;
-            // A look can be left; what a row's end causes is done to its end.
+            // The wait may be dropped; the effects of a row's end must complete.
             while let Some(Some(row)) = leaving.run_until_cancelled(engine.found_refused(&key, &mut pauses)).await {
                 if engine.ends_refused(found.get_or_insert_with(|| row.task.clone()), row.task.attempt, executed).await
                 {
@@ -29,7 +29,7 @@ impl Engine {
         });
     }
 
-    /// The row of such an insert, once it is known whether it is there.
+    /// The row of such an insert, once the store confirms whether it exists.
     async fn found_refused(&self, key: &TaskKey, pauses: &mut RetryDelays) -> Option<StoredTask> {
         loop {
             pauses.wait().await;
@@ -42,13 +42,14 @@ impl Engine {
         }
     }
 
-    /// Whether nothing is left to be done about a task, as it was when it was first found. Not cancel safe, as [`Engine::apply`].
+    /// Settles such a task; whether nothing is left to do. `found` is the task at the first read. Not cancel safe, as
+    /// [`Engine::apply`].
     async fn ends_refused(self: &Arc<Self>, found: &Task, attempt: Attempt, executed: Executed) -> bool {
         let failure = Failure::Gateway(GatewayFault::new(Reason::StoreFailed, executed));
         let event = Event::Faulted { attempt, failure };
         match self.apply(&found.key, WriteRole::Holder, event).await {
             Ok(_) => {
-                // Its end was counted, perhaps by an attempt of which that was not known then, and its beginning was not.
+                // Its end was counted, perhaps by an attempt with an unknown commit, but its beginning was not.
                 count_in_flight(self, found);
                 true
             }

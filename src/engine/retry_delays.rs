@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Pauses that double from the first to the last, and then stay.
+/// Delays that double from the first to the last, and then remain constant.
 #[derive(Clone, Copy, Debug)]
 pub struct RetryDelays {
     next: Duration,
@@ -15,26 +15,26 @@ impl RetryDelays {
         Self { next: first, last }
     }
 
-    /// For those who look at tasks: soon, since a store that opens its file anew needs a moment, then every few seconds.
+    /// For reads of tasks: soon, since a store that reopens its file needs a moment, then every few seconds.
     #[must_use]
     pub const fn of_readers() -> Self {
         Self::new(Duration::from_millis(200), Duration::from_secs(5))
     }
 
-    /// For those who have to write, for as long as the store fails.
+    /// For writes that must succeed, as long as the store fails.
     #[must_use]
     pub const fn of_writers() -> Self {
         Self::new(Duration::from_millis(100), Duration::from_secs(5))
     }
 
-    /// The next pause.
+    /// The next delay.
     pub fn take(&mut self) -> Duration {
         let pause = self.next;
         self.next = (pause * 2).min(self.last);
         pause
     }
 
-    /// Waits for the next pause. Cancel safe: a pause that was begun counts as taken.
+    /// Waits for the next delay. Cancel safe: a delay that has begun counts as taken.
     pub async fn wait(&mut self) {
         let pause = self.take();
         tokio::time::sleep(pause).await;

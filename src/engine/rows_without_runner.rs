@@ -1,8 +1,8 @@
 //! Takes up unsettled rows of this process that have no runner, as recovery takes up rows of an earlier process.
 //!
-//! The law: an unsettled row that this process holds has a runner, or its parent has one, or recovery tries it again. A runner that
-//! ends without settling its row breaks it, and the task would be at work until its `ttl`. Two looks in a row find such a row, since
-//! one look may come between a runner's last write and its end.
+//! Invariant: an unsettled row that this process holds has a runner, or its parent has one, or recovery retries it. A runner that
+//! ends without settling its row breaks the invariant, and the task would be at work until its `ttl`. A row counts as such only
+//! if two consecutive looks find it, since one look may fall between a runner's last write and its end.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -17,10 +17,10 @@ use crate::store::StoreError;
 use crate::task::TaskKey;
 
 const LOOK_EVERY: Duration = Duration::from_secs(30);
-/// Rows that are taken up after one look.
+/// Rows taken up after one look.
 const TAKEN_UP_MAX: usize = 1_000;
 
-/// Looks until it is told to stop, or the engine drains: a runner that leaves its call to a later process ends with the row unsettled.
+/// Looks until `stop` or a drain: a runner that leaves its call to a later process ends with its row unsettled.
 pub async fn run(engine: Arc<Engine>, origins: CallTargets, stop: CancellationToken) {
     let leaving = engine.leaving.clone();
     let looking = async {
@@ -37,7 +37,7 @@ pub async fn run(engine: Arc<Engine>, origins: CallTargets, stop: CancellationTo
     }
 }
 
-/// Looks for rows without a runner, and takes up those that the look `before` found too. Returns the rows found.
+/// Finds rows without a runner, and takes up the rows that were also in `before`. Returns the rows found.
 async fn look(engine: &Arc<Engine>, origins: &CallTargets, before: BTreeSet<TaskKey>) -> BTreeSet<TaskKey> {
     let found = match engine.rows_without_runner().await {
         Ok(found) => found,
@@ -55,7 +55,7 @@ async fn look(engine: &Arc<Engine>, origins: &CallTargets, before: BTreeSet<Task
 }
 
 impl Engine {
-    /// The rows that break the law at this moment, those among them that are about to get a runner, or to lose one.
+    /// The rows that break the invariant now, including rows that are about to get or lose a runner.
     ///
     /// # Errors
     /// `Io`.

@@ -1,4 +1,4 @@
-//! Shares the text of a stored result among all answers that show it, and counts it once among the bytes of its owner's answers.
+//! Shares a stored result's buffer among its responses, and charges it to the owner once.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -13,15 +13,15 @@ use crate::shared_limits::SharedLimits;
 use crate::task::{GatewayFault, Outcome, Phase, Plan, Principal, Task, TaskKey};
 use crate::wire::{JsonPieces, Payload};
 
-/// The results that answers show now.
+/// The results that responses are sending now.
 #[derive(Debug)]
 pub(super) struct SharedResults {
     limits: SharedLimits,
-    /// As many as the bytes of all answers allow, each of them large.
+    /// As many as the bytes of all responses allow, since each is large.
     shown: Mutex<HashMap<TaskKey, Weak<Bytes>>>,
 }
 
-/// One answer's part in a shared text.
+/// One response's reference to a shared buffer.
 struct SharedText(Arc<Bytes>);
 
 impl AsRef<[u8]> for SharedText {
@@ -35,7 +35,7 @@ impl SharedResults {
         Self { limits, shown: Mutex::default() }
     }
 
-    /// The buffer of a settled task's result that other answers have, or this one from now on.
+    /// The buffer of a settled task's result that other responses use, or a new one.
     fn text(&self, key: &TaskKey, result: &Payload) -> Result<Bytes, GatewayFault> {
         let mut shown = self.shown.lock();
         if let Some(text) = shown.get(key).and_then(Weak::upgrade).filter(|text| text.len() == result.len()) {
@@ -49,7 +49,7 @@ impl SharedResults {
 }
 
 impl Engine {
-    /// A task with its large result in the one buffer that all answers share.
+    /// Returns a task with its large result in the one buffer that all responses share.
     ///
     /// # Errors
     /// `TooMuchUnread` or `AnswersFull` if the answers under way leave no bytes for it.
@@ -63,7 +63,7 @@ impl Engine {
         Ok(Arc::new(Task { phase, ..Task::clone(&task) }))
     }
 
-    /// Charges an answer to its principal where it is large and shares no buffer.
+    /// Charges a response to its principal if it is large and shares no buffer.
     ///
     /// # Errors
     /// As [`Engine::share`].
@@ -77,13 +77,13 @@ impl Engine {
         }
     }
 
-    /// The share of a call's answers. Where its outcome is kept, an answer waits as long as the call may run.
+    /// The call's share of its owner's answer bytes. A response with a stored outcome waits as long as the call may run.
     pub(super) fn share_of(&self, call: &CallSpec) -> AnswerShare {
         let share = self.limits().answers_to(&call.owner);
         if call.plan == Plan::Direct { share } else { share.until_deadline() }
     }
 
-    /// The bounds of principals.
+    /// The limits of principals.
     #[must_use]
     pub const fn limits(&self) -> &SharedLimits {
         &self.results.limits

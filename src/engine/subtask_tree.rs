@@ -1,21 +1,21 @@
-//! Reads the subtasks below a task, as far as somebody wants to see them.
+//! Reads the subtasks below a task, to the depth and size that a caller requests.
 
 use std::sync::Arc;
 
 use super::{Engine, TaskError};
 use crate::task::{Principal, Summary, Task, TaskId, TaskKey, TreePlace};
 
-/// One subtask and what is below it.
+/// One subtask and its descendants.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SubtaskTree {
     pub task: Summary,
-    /// In their order; fewer than the task has where a limit was reached.
+    /// In order; incomplete where a limit was reached.
     pub below: Vec<Self>,
 }
 
 impl Engine {
-    /// The subtasks below a task that stands here in its owner's trees, at most `limit`, the nearest first; one that is gone
-    /// is left out. Its owner need not see them. Cancel safe.
+    /// The subtasks below a task with this `tree`, at most `limit`, nearest first; removed ones are left out. Includes subtasks
+    /// that their owner does not see. Cancel safe.
     ///
     /// # Errors
     /// `Store`.
@@ -25,7 +25,7 @@ impl Engine {
         tree: &TreePlace,
         limit: usize,
     ) -> Result<Vec<SubtaskTree>, TaskError> {
-        // Each with the place of its parent; `None` for those right below the task.
+        // Each with its parent's index; `None` for direct children of the task.
         let mut rows: Vec<(Option<usize>, SubtaskTree)> = Vec::new();
         let mut wanted: Vec<(Option<usize>, TaskId)> = tree.children.iter().map(|child| (None, *child)).collect();
         let mut next = 0;
@@ -42,7 +42,7 @@ impl Engine {
             }
         }
         let mut nearest = Vec::new();
-        // Those that are below others come after them.
+        // Descendants come after their parents.
         while let Some((parent, mut row)) = rows.pop() {
             row.below.reverse();
             match parent {
@@ -54,7 +54,7 @@ impl Engine {
         Ok(nearest)
     }
 
-    /// A task less what its owner does not see of its tree. Cancel safe.
+    /// A task without the subtasks that its owner does not see. Cancel safe.
     ///
     /// # Errors
     /// `Store`.
@@ -66,13 +66,13 @@ impl Engine {
         Ok(if tree == task.tree { task } else { Arc::new(Task { tree, ..Task::clone(&task) }) })
     }
 
-    /// As much of where a task stands as its owner sees: where its subtasks are parts of it, nobody is told of them
-    /// (SUB-06, T-40). Cancel safe.
+    /// The part of a task's `tree` that its owner sees: where its subtasks are parts of it, the owner sees none of them (SUB-06,
+    /// T-40). Cancel safe.
     ///
     /// # Errors
     /// `Store`.
     pub async fn seen_tree(self: &Arc<Self>, owner: &Principal, tree: &TreePlace) -> Result<TreePlace, TaskError> {
-        // All of one task are alike.
+        // All children of one task have the same visibility.
         let Some(first) = tree.children.first() else { return Ok(tree.clone()) };
         match self.get(&TaskKey { owner: owner.clone(), id: *first }).await {
             Ok(_) => Ok(tree.clone()),
@@ -81,8 +81,8 @@ impl Engine {
         }
     }
 
-    /// Those right below a task that have settled, each with its place among all of them; in that order, those are left out
-    /// with which all would take more than `bytes_max`. Its owner need not see them. Cancel safe.
+    /// The settled direct subtasks of a task, each with its index among all of them. In order, a subtask is left out if it would
+    /// exceed `bytes_max`. Includes subtasks that their owner does not see. Cancel safe.
     ///
     /// # Errors
     /// `Store`.

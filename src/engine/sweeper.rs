@@ -1,4 +1,4 @@
-//! Ends what is overdue and frees what is gone, a little at a time.
+//! Settles overdue tasks and removes expired ones, in batches.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,14 +13,14 @@ use crate::store::WriteRole;
 use crate::task::reference::LoggedTask;
 use crate::task::{Event, TaskKey};
 
-/// Rows looked at before other work gets its turn.
+/// Rows read before other tasks may run.
 const BATCH: usize = 1_000;
-/// Tasks that are ended together: as many commits become one.
+/// Tasks settled together, so that the store can merge their commits.
 const AT_ONCE: usize = 64;
 
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Sweeps until told to stop.
+/// Sweeps until `stop`.
 pub async fn run(engine: Arc<Engine>, stop: CancellationToken) {
     let mut ticks = tokio::time::interval(INTERVAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -31,11 +31,11 @@ pub async fn run(engine: Arc<Engine>, stop: CancellationToken) {
     }
 }
 
-/// One sweep: unsettled tasks past their time settle as a fault, settled ones are freed. Neither waits for the other,
-/// and a task that cannot be settled holds up no other. What is past its time only since the sweep began is left to the next one.
+/// Runs one sweep: overdue unsettled tasks settle as a fault, expired settled tasks are removed. The two do not wait for each
+/// other, and a task that cannot be settled delays no other. Tasks that become overdue during the sweep are left to the next one.
 ///
 /// # Errors
-/// If the store fails; what was done stays done.
+/// If the store fails; completed changes remain.
 pub async fn sweep(engine: &Arc<Engine>) -> Result<(), TaskError> {
     let now = engine.clock.now();
     let (mut is_overdue, mut is_gone, mut failed) = (true, true, None);
@@ -60,7 +60,7 @@ pub async fn sweep(engine: &Arc<Engine>) -> Result<(), TaskError> {
         metrics::gauge!(metric::STORE_BYTES).set(usage.bytes as f64);
         metrics::gauge!(metric::STORE_BYTES_ABOVE).set(usage.bytes.saturating_sub(engine.store.bytes_max()) as f64);
         failed = failed.or(why);
-        // Where nothing moves any more the next sweep tries again. How many a store frees at a time is up to the store.
+        // Without progress, the next sweep tries again. The store decides how many rows it removes at a time.
         (is_overdue, is_gone) = (found >= BATCH && done > 0, freed > 0);
         tokio::task::yield_now().await;
     }
@@ -69,7 +69,7 @@ pub async fn sweep(engine: &Arc<Engine>) -> Result<(), TaskError> {
 
 async fn expire(engine: &Arc<Engine>, key: &TaskKey) -> Result<(), TaskError> {
     match engine.apply(key, WriteRole::Command, Event::TtlElapsed).await {
-        // Settled and swept by somebody else in between.
+        // Another writer settled and removed it in between.
         Ok(_) | Err(TaskError::Unknown) => Ok(()),
         Err(error) => {
             tracing::warn!(task = %LoggedTask(key), error = %CauseChain(&error), "a task whose time is over could not be ended");

@@ -1,4 +1,4 @@
-//! Defines what all calls of one upstream are made with, and specifies one call.
+//! Defines the settings that all calls of one upstream share, and builds a call.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::upstream::limits::CallPermits;
 use crate::upstream::{CallContext, ForwardedHeaders, ForwardingRules, Timeouts, Upstream, UpstreamRequest};
 use crate::wire::{Object, Payload};
 
-/// What the operator says of one upstream to whoever serves its clients.
+/// The operator's settings of one upstream, for the faces that serve its clients.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ServiceSettings {
     pub rules: ToolRules,
@@ -22,22 +22,22 @@ pub struct ServiceSettings {
     pub queue_deadline: Duration,
     /// Silence that is allowed for methods other than `tools/call`.
     pub timeouts: Timeouts,
-    /// The same for `tools/call`: none unless the operator sets it, as a server with sessions that answers in JSON is
-    /// silent until its tool ends.
+    /// Allowed silence of `tools/call`: unlimited by default, since a server with sessions that answers in JSON is silent until
+    /// its tool ends.
     pub call_timeouts: Timeouts,
-    /// Largest answer that is read or edited for methods other than `tools/call`, in bytes.
+    /// The largest response, in bytes, that is parsed or edited for methods other than `tools/call`.
     pub result_bytes_max: usize,
-    /// Whether silence shows as progress, and not as a comment, to clients that want progress.
+    /// Whether silence is signalled as progress, not as a comment, to clients that request progress.
     pub life_signs: bool,
-    /// Which headers of clients go on to the upstream.
+    /// The client headers that are forwarded to the upstream.
     pub forwarding: ForwardingRules,
-    /// Which drafts of the protocol its clients may use.
+    /// The protocol drafts that its clients may use.
     pub drafts: Drafts,
-    /// How far the subtasks of its server are followed, where that draft is on.
+    /// Limits on following the server's subtasks, where that draft is enabled.
     pub subtasks: SubtaskLimits,
 }
 
-/// What all calls of one upstream are made with.
+/// An upstream with its permits and settings, shared by its calls.
 #[derive(Clone, Debug)]
 pub struct CallTarget {
     pub upstream: Arc<dyn Upstream>,
@@ -45,23 +45,23 @@ pub struct CallTarget {
     pub settings: Arc<ServiceSettings>,
 }
 
-/// Who makes a call.
+/// The client that makes a call.
 pub struct CallMaker {
     pub principal: Principal,
     pub kind: ClientKind,
-    /// A `ClientCapabilities` object: what is declared to the upstream.
+    /// The `ClientCapabilities` object that is declared to the upstream.
     pub capabilities: Payload,
-    /// What this client can be asked.
+    /// The questions that this client supports.
     pub questions: QuestionFilter,
-    /// What of its headers goes on to the upstream.
+    /// The client's headers that are forwarded to the upstream.
     pub forwarded: ForwardedHeaders,
     /// When the request arrived.
     pub arrived: Instant,
 }
 
 impl CallTarget {
-    /// A request in words of its own, held to its end: no task, no rounds, no progress and no log messages. `tool` is what
-    /// a `tools/call` calls and by which rules; other methods need no permit.
+    /// A request of the gateway's own, which stays plain: no task, no rounds, no progress and no log messages. `tool` names the
+    /// tool and policy of a `tools/call`; other methods need no permit.
     #[must_use]
     pub fn plain_call(
         self,
@@ -109,7 +109,7 @@ impl fmt::Debug for CallMaker {
     }
 }
 
-/// A request as a server is to see it: less what concerns the gateway's own clients.
+/// A client's request as a server receives it: without the fields that only the gateway's clients use.
 #[must_use]
 pub fn plain_request(method: &str, params: Option<&Object>) -> UpstreamRequest {
     UpstreamRequest { method: Arc::from(method), params: params.map(|params| PlainUpstream.encode_params(params)) }

@@ -1,4 +1,4 @@
-//! Counts tasks by upstream, with handles that are looked up once: a look-up costs more than the count.
+//! Counts tasks by upstream, with cached metric handles: a lookup costs more than the count.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -9,43 +9,42 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::metric::{self, GaugeShare};
 
-/// The metrics of tasks.
 #[derive(Default)]
 pub(super) struct TaskMetrics {
     polls: OnceLock<Counter>,
-    /// One entry for each upstream that has had tasks in this life of the process.
+    /// One entry for each upstream that has had tasks in this process.
     upstreams: RwLock<HashMap<Arc<str>, Arc<UpstreamTaskMetrics>>>,
 }
 
 struct UpstreamTaskMetrics {
     created: Counter,
-    /// Below zero for a moment where a task settles before its handle is given out. What a life leaves unsettled is counted by whoever
-    /// goes on with it, and here no more once the engine is gone.
+    /// Briefly negative if a task settles before its handle is created. Tasks left unsettled at the end are subtracted once the
+    /// engine is dropped, and counted by the process that resumes them.
     in_flight: GaugeShare,
     age: Histogram,
-    /// By outcome, as far as there was one: there are a few dozen.
+    /// By outcome, for outcomes that have occurred: a few dozen.
     settled: Mutex<Vec<(&'static str, Counter)>>,
 }
 
 impl TaskMetrics {
-    /// A client asks how its task stands.
+    /// Counts a client's poll.
     pub(super) fn polled(&self) {
         self.polls.get_or_init(|| metrics::counter!(metric::TASK_POLLS)).increment(1);
     }
 
-    /// A client was given a handle.
+    /// Counts a new handle.
     pub(super) fn created(&self, upstream: &Arc<str>) {
         let metrics = self.of(upstream);
         metrics.created.increment(1);
         metrics.in_flight.add(1);
     }
 
-    /// A task of an earlier life goes on in this one.
+    /// Counts a task of an earlier process that continues in this one.
     pub(super) fn taken_over(&self, upstream: &Arc<str>) {
         self.of(upstream).in_flight.add(1);
     }
 
-    /// A task settled at this age.
+    /// Counts a task that settled at this age.
     pub(super) fn settled(&self, upstream: &Arc<str>, outcome: &'static str, age: Duration) {
         let metrics = self.of(upstream);
         metrics.in_flight.add(-1);
@@ -60,7 +59,7 @@ impl TaskMetrics {
         settled.push((outcome, counter));
     }
 
-    /// Tasks that clients have handles of and that are not done.
+    /// Unsettled tasks that clients have handles of.
     pub(super) fn unsettled(&self, upstream: &str) -> u64 {
         let known = self.upstreams.read().get(upstream).map(|metrics| metrics.in_flight.value());
         known.and_then(|count| u64::try_from(count).ok()).unwrap_or_default()

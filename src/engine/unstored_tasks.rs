@@ -1,11 +1,11 @@
-//! Logs that tasks, or what became of them, cannot be stored: once, until the store has taken one again.
+//! Logs that tasks or their changes cannot be stored: once, until a write succeeds again.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::cause::CauseChain;
 use crate::store::StoreError;
 
-/// What the log says already.
+/// The failures that are already logged.
 #[derive(Debug, Default)]
 pub(super) struct UnstoredTaskLog {
     is_full: AtomicBool,
@@ -13,18 +13,18 @@ pub(super) struct UnstoredTaskLog {
 }
 
 impl UnstoredTaskLog {
-    /// The store took a task.
+    /// Records that the store inserted a task.
     pub(super) fn stored(&self) {
         forget(&self.is_full);
         self.changed();
     }
 
-    /// The store took a change of a task, for which it has room where it has none for another task.
+    /// Records that the store replaced a task, which may succeed even where a new task finds no room.
     pub(super) fn changed(&self) {
         forget(&self.is_away);
     }
 
-    /// The store did not take one. That somebody's own share is full is counted, and said to whoever called.
+    /// Logs a refused write. A full share of one owner is counted and returned to its client instead.
     pub(super) fn refused(&self, error: &StoreError) {
         let is_news = match error {
             StoreError::Full { .. } | StoreError::NoRoom => !self.is_full.swap(true, Ordering::Relaxed),
@@ -40,7 +40,7 @@ impl UnstoredTaskLog {
     }
 }
 
-/// Nearly always it was not told, and a look costs less than a write.
+/// The flag is rarely set, and a load costs less than a store.
 fn forget(told: &AtomicBool) {
     if told.load(Ordering::Relaxed) {
         told.store(false, Ordering::Relaxed);

@@ -1,12 +1,12 @@
-//! Owns one upstream call: turns the exchange's events into events of the task or of the waiting client, and outlives
-//! the client's connection once there is a handle.
+//! Runs one upstream call: turns exchange events into task events or client events. Outlives the client's connection once the
+//! call has a handle.
 //!
-//! Order (GW-32): `always` and `required` insert, answer, then begin, and where a place is free their row says from the
-//! start that they may have been sent; `auto` begins and inserts at the grace's end. A handle is sent only after `insert`
-//! returned. If the client is gone by then, nobody knows the id: the row is dropped and the upstream told (T-27).
+//! Order (GW-32): `always` and `required` insert the row, send the handle, then begin; if a permit is free, the row says from the
+//! start that the call may have been sent. `auto` begins, and inserts at the end of the grace period. A handle is sent only after
+//! `insert` returned. If the client has left by then, no client knows the id: the row is removed and the upstream call cancelled
+//! (T-27).
 //!
-//! The main loop is here; how a call gets its row and ends is in `row`, what the upstream asks in `questions` and
-//! `rounds`.
+//! The main loop is here; `row` inserts the row and writes the outcome, `questions` and `rounds` handle the upstream's questions.
 
 mod answers;
 mod bug_recipient;
@@ -74,7 +74,7 @@ use crate::wire::Payload;
 /// Shortest time between two stored progress messages of a task (U25).
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Starts a runner for one call.
+/// Spawns a runner for one call.
 pub(super) fn start(engine: Arc<Engine>, spec: CallSpec) -> CallStream {
     let in_progress = spec.call_begins();
     let (spec, plan) = split_plan::split(spec);
@@ -90,7 +90,7 @@ pub(super) fn start(engine: Arc<Engine>, spec: CallSpec) -> CallStream {
     stream
 }
 
-/// What woke the runner.
+/// An event that wakes the runner.
 enum RunnerEvent {
     Upstream(StageEvent),
     Orders(RunnerCommand),
@@ -108,39 +108,38 @@ struct Runner {
     client: AttachedClients,
     /// The end of the grace period, while it lasts.
     grace_end: Option<Instant>,
-    /// How long the call may still wait for its slot, where it lost the handle that it waited for.
+    /// When a call that lost its expected handle stops waiting for its permit.
     queue_end: Option<Instant>,
-    /// When it was sent, as far as this life of the process knows.
+    /// When the call was sent, as far as this process knows.
     dispatched: Option<Instant>,
-    /// From dispatch on.
+    /// Set at dispatch.
     deadline: Option<Instant>,
-    /// Set while something waits for the store.
+    /// Set while steps wait for the store.
     unstored: Option<Box<UnstoredSteps>>,
     /// The last progress text of the grace period: the first status message of the task.
     grace_status: Option<Arc<str>>,
     place: Option<TaskPermit>,
     row: Option<RunnerRow>,
     inputs: CallQuestions,
-    /// Why the call rests, where the upstream wants it to be made again.
+    /// The URL elicitation that must finish before the call is retried.
     demand: Option<Box<UrlElicitation>>,
-    /// What its server says of subtasks.
+    /// The subtasks that the server named.
     subtasks: NamedSubtasks,
-    /// Which try this is.
     attempt: Attempt,
     checkpoint: Checkpoint,
-    /// Set while the upstream has given no sign of a call that was taken up.
+    /// Set while the upstream has not yet confirmed a resumed or resent call.
     unproven: Option<UnconfirmedCall>,
-    /// Whether the call is waited for although the gateway ends.
+    /// Whether a drain waits for this call.
     stays: bool,
-    /// Whether another gateway has the task: see `fence`.
+    /// Whether another replica holds the task: see `fence`.
     is_fenced: bool,
-    /// What it is counted as; `None` of what needs no permit.
+    /// The entry in the list of calls in progress; `None` for methods that need no permit.
     in_progress: Option<CallInProgress>,
-    /// For whoever cleans up after a panic.
+    /// The recipient of the failure if this runner panics.
     concerned: SharedBugRecipient,
 }
 
-/// Whether the runner goes on.
+/// Whether the runner continues.
 enum RunnerFlow {
     Continue,
     Stop,
@@ -153,7 +152,7 @@ impl Runner {
         client: AttachedClients,
         concerned: SharedBugRecipient,
     ) -> Self {
-        // Without a place `auto` runs plainly (T-58); a repetition under a key needs none.
+        // Without a permit an `auto` call stays plain (T-58); a repetition under a key needs none.
         let tasks = NonZeroUsize::MIN.saturating_add(split.as_ref().map_or(0, SplitPlan::total));
         let place = match spec.plan {
             Plan::Direct if !spec.is_held_by_key() => None,
@@ -209,7 +208,7 @@ impl Runner {
         self.go_on().await;
     }
 
-    /// What is done at each step is boxed: a call spends its time waiting, and takes no room meanwhile for the rest.
+    /// Each step's future is boxed: a call spends most of its time waiting, and then holds no memory for the steps.
     async fn go_on(mut self: Box<Self>) {
         loop {
             self.count();
@@ -221,7 +220,7 @@ impl Runner {
         }
     }
 
-    /// Makes the task before the upstream is called, where the plan says so.
+    /// Creates the task before the upstream call, where the plan requires it.
     async fn prepare(&mut self) -> RunnerFlow {
         match self.spec.plan {
             _ if self.spec.idempotency.is_some() => self.prepare_named().await,
@@ -240,7 +239,7 @@ impl Runner {
         }
     }
 
-    /// Makes the task of a call that is one from its beginning.
+    /// Creates the task of a call that is a task from the start.
     async fn begin_task(&mut self) -> Result<RunnerFlow, GatewayFault> {
         self.enter_queue()?;
         if !self.asks_first() {
@@ -251,7 +250,7 @@ impl Runner {
         Ok(RunnerFlow::Continue)
     }
 
-    /// Takes a permit or a position in the queue for a call whose row is written before it is sent.
+    /// Takes a permit or a queue position for a call that has its row written before it is sent.
     ///
     /// # Errors
     /// If the queue is full: then no row is written.
@@ -262,8 +261,8 @@ impl Runner {
         Ok(())
     }
 
-    /// Whether a question before the handle is asked without one. Not where the call has a name: by that it must be
-    /// found from the beginning.
+    /// Whether a client without a handle receives the questions that precede the handle. Not for a named call: its name must find
+    /// it from the start.
     fn asks_first(&self) -> bool {
         !self.spec.is_named()
             && self.spec.policy.early_input == EarlyInput::AskFirst
@@ -279,7 +278,8 @@ impl Runner {
         let may_leave = !self.has_handle() && self.client.is_there();
         let may_be_left = !self.stays && self.has_handle();
         let next_due = self.next_due();
-        // A call is not sent without its mark. What comes after subtasks is heard after them: its end comes after theirs (SUB-13).
+        // A call is not sent before its mark is stored. Events after the naming of subtasks wait until these are stored, so that
+        // the call's end follows theirs (SUB-13).
         let may_be_heard = !self.waits_for_store(UnstoredStep::Mark) && !self.waits_for_store(UnstoredStep::Subtasks);
         let row = &mut self.row;
         let orders = async {
@@ -292,7 +292,7 @@ impl Runner {
             biased;
             order = orders => RunnerEvent::Orders(order),
             () = self.client.left(), if may_leave => RunnerEvent::ClientGone,
-            // Before whatever else there is: the permit of one that ended must not send the next.
+            // Before all other events: the permit of a call that ended must not send the next one.
             () = self.engine.calls_end.token().cancelled(), if !may_be_left => RunnerEvent::GatewayEnds,
             () = at(self.deadline) => RunnerEvent::DeadlineOver,
             event = self.stage.next(), if may_be_heard => RunnerEvent::Upstream(event),
@@ -306,7 +306,7 @@ impl Runner {
             RunnerEvent::Upstream(StageEvent::PlaceTaken) => self.dispatched(None).await,
             RunnerEvent::Upstream(StageEvent::NotBegun(outcome)) => self.end(outcome).await,
             RunnerEvent::Upstream(StageEvent::Exchange(event)) => match self.heard(event).await {
-                // An upstream that never pauses must not keep what is overdue from being done.
+                // A constantly active upstream must not starve the timers.
                 RunnerFlow::Continue => {
                     let now = Instant::now();
                     self.serve_timer(|due| due < now).await
@@ -351,14 +351,14 @@ impl Runner {
         self.grace_end = None;
         match self.promote(None).await {
             Ok(next) => next,
-            // A later life may find its row and send it: it must not be sent by this one, too.
+            // A later process may find the row and send the call, so this one must not send it, too.
             Err(fault) if fault.executed != Executed::No && self.is_waiting() => self.end(lost(fault)).await,
             Err(fault) => self.stay_plain(fault.reason).await,
         }
     }
 
-    /// No task could be made: the call is held (GW-33), and what waited may go out now. Without a
-    /// handle to wait under, it waits for its slot no longer than any plain call.
+    /// No task could be created: the call is held (GW-33), and events that waited may be sent now. Without a handle it waits for
+    /// its permit no longer than any plain call.
     async fn stay_plain(&mut self, reason: Reason) -> RunnerFlow {
         let reason = crate::dialect::faults::reason_key(reason);
         tracing::warn!(reason, "the call could not become a task and is held");
@@ -388,7 +388,7 @@ impl Runner {
         match event {
             ExchangeEvent::Progress(progress) => self.progressed(progress).await,
             ExchangeEvent::Status(text) => self.stated(text),
-            // Told to those who watch it alone.
+            // Only subscribers of the upstream task receive it.
             ExchangeEvent::Task(_) => RunnerFlow::Continue,
             ExchangeEvent::Subtasks(named) => self.subtasks_named(named).await,
             ExchangeEvent::Log(log) => self.logged(log).await,
@@ -423,8 +423,8 @@ impl Runner {
         RunnerFlow::Continue
     }
 
-    /// Keeps what the upstream says of its own task for ours. A plain call has no place for it: it is no
-    /// progress, since no number that could grow belongs to it (GW-24).
+    /// Keeps the upstream task's status text for the gateway's task. A plain call cannot show it: it is not progress, as no
+    /// number grows (GW-24).
     fn stated(&mut self, text: Arc<str>) -> RunnerFlow {
         if let Some(row) = self.row.as_mut().filter(|row| row.shown.outlives_client()) {
             row.progress = Some(text);
@@ -437,7 +437,7 @@ impl Runner {
 
     async fn logged(&mut self, log: Payload) -> RunnerFlow {
         if let Some(row) = self.row.as_ref().filter(|row| row.shown.outlives_client()) {
-            // Without a stream of the client's, log messages never travel for tasks (EXT-52).
+            // Log messages of tasks need a client's own stream (EXT-52).
             if let Some(asides) = &self.spec.asides {
                 asides(&row.key, TaskNotice::Log(&log));
             }
@@ -447,7 +447,7 @@ impl Runner {
         RunnerFlow::Continue
     }
 
-    /// Tells the client something before its answer or its handle. One that does not read does not hold back the end of the grace.
+    /// Sends an event before the response or the handle. A client that does not read does not delay the end of the grace period.
     async fn tell_within_grace(&mut self, event: CallEvent) {
         let told = self.client.tell(event);
         match self.grace_end {
@@ -467,7 +467,7 @@ impl Runner {
             row.progress_due = None;
             return RunnerFlow::Continue;
         };
-        // Due again, so that what comes within the interval is stored at its end.
+        // Due again, so that messages within the interval are stored at its end.
         row.progress_due = Some(Instant::now() + PROGRESS_INTERVAL);
         let (key, event) =
             (row.key.clone(), Event::Progressed { attempt: self.attempt, message: Arc::clone(&message) });

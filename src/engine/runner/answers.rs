@@ -1,4 +1,4 @@
-//! Hands answers to the upstream, each once, and refusals in nobody's name.
+//! Delivers clients' answers to the upstream, each once, and refuses questions.
 
 use std::collections::BTreeMap;
 
@@ -15,24 +15,25 @@ use crate::task::{Event, Executed, GatewayFault, Outcome, Phase, Task, TaskKey};
 use crate::upstream::{Answer, ExchangeError};
 use crate::wire::Payload;
 
-/// Events that may lie in front of the sign that an upstream is gone.
+/// Events that may precede the event that reports a closed upstream.
 const LAST_EVENTS_MAX: usize = 64;
 
 impl Runner {
-    /// Hands answers to the upstream, each once.
+    /// Delivers answers to the upstream, each once.
     pub(super) async fn deliver(&mut self, mut answers: Vec<(Payload, Answer)>) -> RunnerFlow {
-        // Whether those were handed over is known with the next try alone.
+        // Only the next try can tell whether the unresolved ones were delivered.
         answers.retain(|(ask, _)| !self.is_doubtful(ask));
         self.hand_over(answers, None).await
     }
 
     async fn hand_over(&mut self, answers: Vec<(Payload, Answer)>, certain: Option<&Task>) -> RunnerFlow {
-        // A call that is to be sent again asks again: what was said to the exchange before goes nowhere.
+        // A call that is to be resent asks again: its old exchange takes no answers.
         let Some(key) = self.row_key().filter(|_| !self.is_waiting()) else { return RunnerFlow::Continue };
         for (ask, answer) in answers {
             failpoint::hit("answer-stored");
             self.inputs.close(&ask);
-            // A subtask's row takes an answer once: it has it before this row says so, and nothing is lost in between.
+            // A subtask's row accepts an answer only once. It is stored there before this row marks it as delivered, so none is
+            // lost.
             let child = self.stage.child_asking(&ask);
             if let Some((key, asked)) = &child {
                 match self.answer_child(key, asked, self.spec.peer.encode_answer(answer.clone())).await {
@@ -52,7 +53,7 @@ impl Runner {
                     if child.is_none() && !self.is_doubtful(&ask) {
                         self.inputs.doubtful.push((ask, answer));
                     }
-                    // The rest is in the row.
+                    // The other answers are in the row.
                     return self.wait_for_store(UnstoredStep::Answers, &error);
                 }
                 Err(error) => return self.undelivered(unstored(&error)).await,
@@ -72,10 +73,11 @@ impl Runner {
         RunnerFlow::Continue
     }
 
-    /// Hands an answer to the subtask that asked; it is part of its row when this returns, once however often it is handed over.
+    /// Delivers an answer to the subtask that asked. It is stored in the subtask's row when this returns; repeated delivery
+    /// stores it only once.
     ///
     /// # Errors
-    /// If it could not be stored. A subtask that is done takes it without a word.
+    /// If it could not be stored. A subtask that has settled ignores it.
     async fn answer_child(&mut self, key: &TaskKey, ask: &Payload, answer: Answer) -> Result<(), TaskError> {
         let task = match self.engine.held(key).await {
             Ok(task) => task,
@@ -90,15 +92,15 @@ impl Runner {
         self.write(key, vec![event]).await.map(|_| ())
     }
 
-    /// Whether the row says now that this runner hands an answer over. From this commit on it may have arrived, so nobody hands
-    /// it over again (F15).
+    /// Marks in the row that this runner delivers an answer; whether the mark is stored. From this commit on the answer may have
+    /// arrived, so no runner delivers it again (F15).
     async fn mark_delivered(
         &mut self,
         key: &TaskKey,
         ask: &Payload,
         certain: Option<&Task>,
     ) -> Result<bool, TaskError> {
-        // By the write that failed.
+        // The write that failed was committed.
         let is_marked = |task: &Task| task.attempt == self.attempt && !is_answered(task, ask);
         if self.is_doubtful(ask) && certain.is_some_and(is_marked) {
             return Ok(true);
@@ -110,7 +112,7 @@ impl Runner {
         self.inputs.doubtful.iter().any(|(doubtful, _)| doubtful == ask)
     }
 
-    /// What the row says is not handed over, and what it may say is.
+    /// The undelivered answers of the row, and the answers with an unresolved mark.
     fn to_deliver(&self, mut in_row: Vec<(Payload, Answer)>) -> Vec<(Payload, Answer)> {
         let taken_out = self.inputs.doubtful.iter().filter(|(ask, _)| in_row.iter().all(|(other, _)| other != ask));
         let taken_out: Vec<_> = taken_out.cloned().collect();
@@ -118,7 +120,7 @@ impl Runner {
         in_row
     }
 
-    /// Hands over what the row has and nobody told this runner of, and what could not be handed over before.
+    /// Delivers answers that are in the row but were not in a command, or could not be delivered before.
     pub(super) async fn deliver_rest(&mut self) -> RunnerFlow {
         let Some(key) = self.row_key() else { return RunnerFlow::Continue };
         if self.unstored.is_some() {
@@ -127,21 +129,21 @@ impl Runner {
         }
         match self.engine.held(&key).await {
             Ok(task) => self.deliver(task.recovery.undelivered.clone()).await,
-            // Its row is gone, and its answers with it.
+            // The row was removed, and its answers with it.
             Err(TaskError::Unknown) => RunnerFlow::Continue,
             Err(error) => self.wait_for_store(UnstoredStep::Answers, &error),
         }
     }
 
-    /// The same where the store kept answers from being handed over.
+    /// Delivers answers that waited for the store.
     pub(super) async fn deliver_again(&mut self, certain: Option<&Task>) -> RunnerFlow {
         let Some(task) = certain else { return RunnerFlow::Continue };
         let answers = self.to_deliver(task.recovery.undelivered.clone());
         self.hand_over(answers, Some(task)).await
     }
 
-    /// The upstream does not take an answer that the client believes to be given. What it said before is heard first;
-    /// without an end among it the call is lost.
+    /// Handles an answer that the upstream did not accept although its client regards it as given. Earlier events of the upstream
+    /// are processed first; if none of them ends the call, it is lost.
     async fn undelivered(&mut self, fault: GatewayFault) -> RunnerFlow {
         tracing::warn!(reason = reason_key(fault.reason), "an answer did not reach the upstream");
         for _ in 0..LAST_EVENTS_MAX {
@@ -159,8 +161,8 @@ impl Runner {
         self.end(outcome).await
     }
 
-    /// Answers a question in nobody's name. Not tried again: a subtask whose row does not take it gives its question up itself
-    /// at the end of its time.
+    /// Refuses a question. Not retried: if a subtask's row does not store the refusal, the subtask withdraws its question after
+    /// its deadline.
     pub(super) async fn say(&mut self, ask: &Payload, refused: RefusalAnswer) {
         self.count_question("refused");
         let answer = match refused {
@@ -177,12 +179,12 @@ impl Runner {
     }
 }
 
-/// Why an answer does not reach whoever asked.
+/// The fault that kept an answer from the upstream.
 const fn unstored(error: &TaskError) -> GatewayFault {
     GatewayFault::new(error.reason(), Executed::Unknown)
 }
 
-/// Whether a task has an answer to this that was not handed over.
+/// Whether a task has an undelivered answer to this question.
 pub(super) fn is_answered(task: &Task, ask: &Payload) -> bool {
     task.recovery.undelivered.iter().any(|(answered, _)| answered == ask)
 }

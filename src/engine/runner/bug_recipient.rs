@@ -1,4 +1,4 @@
-//! Runs runners, and tells of bugs that end them.
+//! Spawns runners; if one panics, settles its task or answers its client.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -12,24 +12,24 @@ use crate::engine::Engine;
 use crate::engine::call::{CallEnd, CallEvent, CallStreamSender};
 use crate::task::{Attempt, Event, Executed, Failure, GatewayFault, Outcome, Reason, TaskKey};
 
-/// Who is to learn of a bug that ends a runner: its client, until there is a task.
+/// The recipient of the failure if a runner panics: its client, until the task exists.
 #[derive(Clone)]
 pub(super) enum BugRecipient {
     Client(CallStreamSender),
     Task(TaskKey),
 }
 
-/// Where a runner says who that is.
+/// Shared by a runner and its panic handler.
 pub(super) type SharedBugRecipient = Arc<Mutex<BugRecipient>>;
 
-/// Runs a runner in a tokio task of the engine's own.
+/// Spawns a runner.
 pub(super) fn spawn(
     engine: &Arc<Engine>,
     (span, concerned): (tracing::Span, SharedBugRecipient),
     runner: impl Future<Output = ()> + Send + 'static,
 ) {
     let engine = Arc::clone(engine);
-    // Boxed: a future that is moved into another one takes its room twice, and this one waits for hours.
+    // Boxed: a future that is moved into another one takes its memory twice, and this one lives for hours.
     let runner = AssertUnwindSafe(Box::pin(runner)).catch_unwind();
     engine.runners.clone().spawn(
         async move {
@@ -42,7 +42,7 @@ pub(super) fn spawn(
     );
 }
 
-/// A bug ended the runner: whoever waits learns that the call may have run.
+/// Settles the task, or answers the client, of a runner that panicked: the call may have run.
 async fn settle_after_panic(engine: &Arc<Engine>, concerned: BugRecipient) {
     tracing::error!("a runner panicked");
     let failure = Failure::Gateway(GatewayFault::new(Reason::Internal, Executed::Unknown));

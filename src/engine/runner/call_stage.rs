@@ -1,4 +1,4 @@
-//! Holds where a call is: in one exchange, or in those of its list's elements; and beside that its subtasks.
+//! Holds a call's exchange, or the exchanges of its list's elements, and its subtasks.
 
 use std::sync::Arc;
 
@@ -14,12 +14,12 @@ use crate::task::{GatewayFault, TaskKey};
 use crate::upstream::{Answer, BeginError, ExchangeError, ExchangeEvent, ResumeToken};
 use crate::wire::Payload;
 
-/// One call's way to the upstream, and its subtasks. [`CallStage::next`] is cancel safe.
+/// One call's exchanges with the upstream, and its subtasks. [`CallStage::next`] is cancel safe.
 pub(super) struct CallStage {
     way: CallWay,
-    /// Made with the first subtask: most calls have none.
+    /// Created with the first subtask: most calls have none.
     children: Option<Box<Children>>,
-    /// How the exchange ended, until the subtasks have settled too (SUB-13).
+    /// The end of the exchange, kept until the subtasks have settled, too (SUB-13).
     end: Option<ExchangeEvent>,
 }
 
@@ -38,7 +38,7 @@ impl CallStage {
         Self { way: CallWay::Split(Box::new(SplitExchange::new(plan))), children: None, end: None }
     }
 
-    /// Of a split call of an earlier life, whose elements have rows.
+    /// A split call of an earlier process; its elements have rows.
     pub(super) fn split_again(plan: SplitPlan, rows: ElementRows, is_begun: bool) -> Self {
         let children = Box::new(Children::new(Arc::clone(rows.engine())));
         let mut split = SplitExchange::new(plan);
@@ -60,10 +60,10 @@ impl CallStage {
         }
     }
 
-    /// Takes an exchange up. It waits for no place: the upstream has been at it all along.
+    /// Resumes an exchange. It needs no permit, since the upstream never stopped working on it.
     ///
     /// # Errors
-    /// If the token is of no use.
+    /// If the token is not valid any more.
     pub(super) async fn resume(&mut self, spec: &CallSpec, token: ResumeToken) -> Result<(), BeginError> {
         match self.only_mut() {
             Some(stage) => stage.resume(spec, token).await,
@@ -71,12 +71,12 @@ impl CallStage {
         }
     }
 
-    /// Where the exchange can be taken up.
+    /// The token that resumes the exchange.
     pub(super) fn resume_token(&self) -> Option<ResumeToken> {
         self.only()?.resume_token()
     }
 
-    /// Whether the call certainly was not sent yet.
+    /// Whether the call was certainly not sent yet.
     pub(super) const fn is_waiting(&self) -> bool {
         match &self.way {
             CallWay::One(stage) => stage.is_waiting(),
@@ -84,8 +84,8 @@ impl CallStage {
         }
     }
 
-    /// Takes the permit of a call that has asked for none yet if one is free, else a position in the queue; whether it took
-    /// the permit. The elements of a split call queue for theirs by themselves, if one could do so now.
+    /// Takes a free permit for a call that has not requested one yet, else a queue position; whether it took the permit. The
+    /// elements of a split call queue separately, if an element could do so now.
     ///
     /// # Errors
     /// `QueueFull`: it has neither.
@@ -114,14 +114,14 @@ impl CallStage {
         }
     }
 
-    /// A split call's elements, and its subtasks beside them.
+    /// The elements of a split call, and its subtasks.
     pub(super) fn split_and_children(&mut self, engine: &Arc<Engine>) -> Option<(&mut SplitExchange, &mut Children)> {
         let CallWay::Split(split) = &mut self.way else { return None };
         let children = self.children.get_or_insert_with(|| Box::new(Children::new(Arc::clone(engine))));
         Some((split, children))
     }
 
-    /// Watches a subtask: the call ends after it.
+    /// Watches a subtask, which must settle before the call ends.
     pub(super) fn watch(&mut self, engine: &Arc<Engine>, index: usize, key: TaskKey, open: Vec<Payload>) {
         let children = self.children.get_or_insert_with(|| Box::new(Children::new(Arc::clone(engine))));
         children.watch(index, key, open);
@@ -158,14 +158,14 @@ impl CallStage {
         }
     }
 
-    /// Whether subtasks may end by themselves once their parent's exchange has ended like this. A split call ends after
-    /// all of its elements, or ends them.
+    /// Whether subtasks may continue after their parent's exchange ended with this event. A split call ends after all of its
+    /// elements, or ends them.
     const fn waits_for_children(&self, end: &ExchangeEvent) -> bool {
         matches!(self.way, CallWay::One(_))
             && matches!(end, ExchangeEvent::Returned(_) | ExchangeEvent::Faulted(_) | ExchangeEvent::Cancelled)
     }
 
-    /// What a subtask's event is for the call.
+    /// Converts a subtask's event into an event of the call.
     fn child_did(&mut self, event: ChildEvent) -> Option<ExchangeEvent> {
         match event {
             ChildEvent::Asked { index, ask, method, params } => {
@@ -183,10 +183,10 @@ impl CallStage {
         }
     }
 
-    /// Hands an answer to the exchange that asked.
+    /// Delivers an answer to the exchange that asked.
     ///
     /// # Errors
-    /// If it cannot be handed over.
+    /// If it cannot be delivered.
     pub(super) async fn answer(&mut self, ask: &Payload, answer: Answer) -> Result<(), ExchangeError> {
         match &mut self.way {
             CallWay::One(stage) => stage.answer(ask, answer).await,
@@ -194,7 +194,7 @@ impl CallStage {
         }
     }
 
-    /// The subtask that asked, and how it named the question. An element of a call that is taken up may not have begun yet.
+    /// The subtask that asked, and its name for the question. An element of a resumed call may not have begun yet.
     pub(super) fn child_asking(&self, ask: &Payload) -> Option<(TaskKey, Payload)> {
         let (index, ask) = question_named(ask)?;
         let element = match &self.way {
@@ -205,14 +205,14 @@ impl CallStage {
         Some((key.clone(), ask))
     }
 
-    /// Lets go of an exchange that has ended, and keeps the place.
+    /// Drops an exchange that has ended, and keeps the permit.
     pub(super) fn rest(&mut self) {
         if let Some(stage) = self.only_mut() {
             stage.rest();
         }
     }
 
-    /// Gives the place back, and lets go of what has ended.
+    /// Releases the permit, and drops exchanges that have ended.
     pub(super) fn finish(&mut self) {
         self.children = None;
         match &mut self.way {
@@ -221,14 +221,14 @@ impl CallStage {
         }
     }
 
-    /// Makes the call again in its place.
+    /// Repeats the call under its permit.
     pub(super) fn repeat(&mut self, spec: &CallSpec) {
         if let Some(stage) = self.only_mut() {
             stage.repeat(spec);
         }
     }
 
-    /// Tells the upstream that nobody wants the answer, if it was asked at all, and lets go.
+    /// Cancels the call at the upstream, if it was sent, and drops its exchanges.
     pub(super) async fn cancel(&mut self, reason: &str) {
         self.children = None;
         match &mut self.way {
@@ -240,7 +240,7 @@ impl CallStage {
 
 async fn next_child(children: &mut Option<&mut Box<Children>>) -> ChildEvent {
     match children {
-        // Boxed: most calls have none, and take no room for it.
+        // Boxed: most calls have no children, and hold no memory for this future.
         Some(children) => Box::pin(children.next()).await,
         None => std::future::pending().await,
     }

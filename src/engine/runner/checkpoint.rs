@@ -1,6 +1,6 @@
-//! Keeps with the row where its exchange can be resumed (GW-41): with every write that is made anyway, else within a
-//! second of an event of the call. What the transport learns without an event, such as the event id that only primes a
-//! stream, is looked for ever more rarely. Losing the newest position only widens a replay.
+//! Stores in the row the position from which the exchange can be resumed (GW-41): with every other write, else within a second of
+//! an event of the call. Positions that the transport learns without an event, such as the id of an empty priming event, are
+//! checked at growing intervals. If the newest position is lost, more events are replayed.
 
 use std::time::Duration;
 
@@ -16,12 +16,12 @@ use crate::upstream::limits::CallProspect;
 use crate::upstream::{ResumeToken, UpstreamTaskMode};
 use crate::wire::Payload;
 
-/// How soon after an event of the call its place is kept.
+/// How soon after an event of the call its position is stored.
 const SOON: Duration = Duration::from_secs(1);
-/// The longest between two looks at a call that says nothing.
+/// The longest interval between checks of a silent call.
 const RARELY: Duration = Duration::from_secs(32);
 
-/// What the row says of the exchange's place, and when to compare.
+/// The stored position of the exchange, and when to compare it.
 #[derive(Debug)]
 pub(super) struct Checkpoint {
     written: Option<Payload>,
@@ -30,7 +30,7 @@ pub(super) struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Nothing is looked at before there is a row that outlives this process.
+    /// Not due until a row exists that outlives this process.
     pub(super) const fn new() -> Self {
         Self { written: None, due: None, pause: SOON }
     }
@@ -39,14 +39,14 @@ impl Checkpoint {
         self.due
     }
 
-    /// The call moved, or its row is new.
+    /// The call had an event, or its row is new.
     pub(super) fn stirred(&mut self) {
         self.pause = SOON;
         let soon = Instant::now() + SOON;
         self.due = Some(self.due.map_or(soon, |due| due.min(soon)));
     }
 
-    /// The row says this.
+    /// Records the position that the row has.
     pub(super) fn is_written(&mut self, place: Option<Payload>) {
         self.written = place;
     }
@@ -58,7 +58,7 @@ impl Checkpoint {
 }
 
 impl CallSpec {
-    /// The call as a later life may have to send it, given whether it was sent before. What nobody can need is left out.
+    /// The call as a later process may have to send it, given whether it was not sent yet. Omits fields that no process can use.
     pub(super) fn stored(&self, is_waiting: bool) -> Option<StoredCall> {
         let call = StoredCall {
             params: self.upstream.stored(self.request.params.as_ref()?),
@@ -74,21 +74,21 @@ impl CallSpec {
 }
 
 impl Runner {
-    /// Whether a later life of the process can go on with what is stored.
+    /// Whether a later process can resume the call from the row.
     pub(super) fn is_kept(&self) -> bool {
         self.engine.store.reach().outlives_process()
     }
 
-    /// What the row has of the call.
+    /// The call's data for the row.
     pub(super) fn stored_call(&self) -> Option<StoredCall> {
         let call = self.spec.stored(self.stage.is_waiting()).filter(|_| self.is_kept())?;
-        // Its elements have what is to be sent.
+        // The rows of its elements have the params.
         Some(if self.stage.has_rows() { call.without_params() } else { call })
     }
 
-    /// Where the exchange can be taken up, if the row does not say so yet.
+    /// The exchange's position, if it differs from the row's.
     pub(super) fn new_place(&self) -> Option<Payload> {
-        // What is not stored of questions would never be heard again behind it.
+        // A resumed exchange would not repeat questions before this position that are not stored.
         if !self.is_kept() || self.inputs.has_unstored() {
             return None;
         }
@@ -96,22 +96,22 @@ impl Runner {
         (self.checkpoint.written.as_ref() != Some(&place)).then(|| place.detached())
     }
 
-    /// Applies an event to the row, and the exchange's place with it in one commit.
+    /// Applies an event to the row, and stores the exchange's position in the same commit.
     pub(super) async fn apply(&mut self, key: &TaskKey, event: Event) -> Result<AppliedEvent, TaskError> {
         let place = self.new_place();
         let kept = place.clone().map(|place| Event::Checkpointed { attempt: self.attempt, resume: Some(place) });
         let applied = self.write(key, kept.into_iter().chain([event]).collect()).await?;
-        // It is left out where there is no room for it.
+        // The position is left out where the store has no room for it.
         if place.is_some() && applied.task.recovery.resume == place {
             self.checkpoint.is_written(place);
         }
         Ok(applied)
     }
 
-    /// Keeps the exchange's place where it changed.
+    /// Stores the exchange's position if it changed.
     ///
     /// # Errors
-    /// If it could not be kept.
+    /// If it could not be stored.
     async fn keep_place(&mut self) -> Result<(), TaskError> {
         let (Some(key), Some(place)) = (self.row_key(), self.new_place()) else { return Ok(()) };
         self.write(&key, vec![Event::Checkpointed { attempt: self.attempt, resume: Some(place.clone()) }]).await?;
@@ -120,7 +120,7 @@ impl Runner {
         Ok(())
     }
 
-    /// The exchange is about to be replaced by another: from here on nobody may take up the old one.
+    /// Removes the position, because another exchange is about to replace this one: no process may resume the old one.
     ///
     /// # Errors
     /// If that could not be stored: then nothing may be sent.
@@ -131,8 +131,8 @@ impl Runner {
         Ok(())
     }
 
-    /// It is time to look whether the place changed. One that is not stored is looked for again as rarely as any: an older one
-    /// widens a replay, and loses nothing.
+    /// Checks whether the position changed. If it cannot be stored, the next check has the usual interval: an older position only
+    /// causes a longer replay.
     pub(super) async fn checkpoint_due(&mut self) -> RunnerFlow {
         self.checkpoint.rest();
         self.is_steady().await;
@@ -142,7 +142,7 @@ impl Runner {
         if self.engine.leaving.is_cancelled() { self.leave_for_later().await } else { RunnerFlow::Continue }
     }
 
-    /// Lets go of a call that a later life of the process can go on with: its upstream is told nothing. Others stay.
+    /// Leaves a call that a later process can resume: its upstream is not notified. Other calls remain.
     pub(super) async fn leave_for_later(&mut self) -> RunnerFlow {
         self.stays = true;
         let can_go_on = self.stage.resume_token().is_some() || self.stage.has_rows() || self.is_unsent();
@@ -165,8 +165,8 @@ impl Runner {
         }
     }
 
-    /// The gateway ends and waits no longer. A client that waits is told; a task stays as it is stored, and is a later life's
-    /// to judge.
+    /// Ends the call at shutdown without further waiting. A waiting client receives the reason; a task remains as stored, for a
+    /// later process to judge.
     pub(super) async fn end_with_gateway(&mut self) -> RunnerFlow {
         self.is_let_go().await;
         if !self.has_handle() {
@@ -176,14 +176,14 @@ impl Runner {
         RunnerFlow::Stop
     }
 
-    /// Tells the client that waits why its call is not waited for any more.
+    /// Sends a waiting client the reason why its call ends.
     pub(super) async fn tell_waiting(&mut self, fault: GatewayFault) {
         if self.client.is_there() {
             self.client.end(CallEnd::Outcome(lost(fault))).await;
         }
     }
 
-    /// Counts the call as what it is by now.
+    /// Updates the call's class in the list of calls in progress.
     pub(super) fn count(&mut self) {
         let prospect = match () {
             () if !self.has_handle() => CallProspect::Held,
@@ -199,7 +199,7 @@ impl Runner {
         }
     }
 
-    /// Whether no life has sent the call yet.
+    /// Whether no process has sent the call yet.
     fn is_unsent(&self) -> bool {
         self.is_waiting() && self.deadline.is_none()
     }

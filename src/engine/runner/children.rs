@@ -1,4 +1,4 @@
-//! Watches the tasks of a call's subtasks: hears what they ask and how they end.
+//! Watches the tasks of a call's subtasks: their questions, messages and outcomes.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -17,15 +17,15 @@ use crate::task::reference::LoggedTask;
 use crate::task::{Phase, Task, TaskKey, TaskVisibility};
 use crate::wire::{Object, Payload};
 
-/// What a child did. Children are numbered in the order of their parent's list.
+/// An event of a child. Children are numbered in the order of their parent's list.
 pub(super) enum ChildEvent {
-    /// It asks something that its client will not see under the child itself (T-40).
+    /// It asked a question that its client will not see under the child itself (T-40).
     Asked { index: usize, ask: Payload, method: Arc<str>, params: Option<Payload> },
-    /// It wants no answer any more.
+    /// It withdrew a question.
     Withdrawn { index: usize, ask: Payload },
-    /// How far it is, in its own words.
+    /// It has a new status message.
     Said(Arc<str>),
-    /// It ended; `None` if it is gone.
+    /// It settled; `None` if its row was removed.
     Settled { index: usize, task: Option<Arc<Task>> },
 }
 
@@ -34,9 +34,9 @@ pub(super) struct Children {
     engine: Arc<Engine>,
     keys: BTreeMap<usize, TaskKey>,
     changes: FuturesUnordered<BoxFuture<'static, WatchedChild>>,
-    /// The child that is to be looked at.
+    /// The child to read next.
     due: Option<WatchedChild>,
-    /// When it is read again, where the store failed.
+    /// When it is read again after a failure of the store.
     again: Option<(Instant, RetryDelays)>,
     events: VecDeque<ChildEvent>,
 }
@@ -45,7 +45,7 @@ struct WatchedChild {
     index: usize,
     key: TaskKey,
     changes: ChangeSubscriber,
-    /// What its parent was told that it asks.
+    /// The questions that its parent has received.
     open: Vec<Payload>,
     message: Option<Arc<str>>,
 }
@@ -56,7 +56,7 @@ impl Children {
         Self { engine, keys: BTreeMap::new(), changes, due: None, again: None, events }
     }
 
-    /// Watches one more child, and looks at it at once. `open` is what its parent asks for it already.
+    /// Watches one more child, and reads it at once. `open` holds its questions that its parent has asked already.
     pub(super) fn watch(&mut self, index: usize, key: TaskKey, open: Vec<Payload>) {
         self.keys.insert(index, key.clone());
         let changes = self.engine.watchers.watch_always(&key);
@@ -64,17 +64,17 @@ impl Children {
         self.changes.push(Box::pin(std::future::ready(child)));
     }
 
-    /// Whether all of them have settled, and everything was heard of them.
+    /// Whether all children have settled, and all events were taken.
     pub(super) fn is_idle(&self) -> bool {
         self.keys.is_empty() && self.events.is_empty()
     }
 
-    /// A child that has not settled.
+    /// The key of a child that has not settled.
     pub(super) fn key(&self, index: usize) -> Option<&TaskKey> {
         self.keys.get(&index)
     }
 
-    /// What the next of them did; pends while nothing happens. Cancel safe.
+    /// The next event; pends until there is one. Cancel safe.
     pub(super) async fn next(&mut self) -> ChildEvent {
         loop {
             if let Some(event) = self.events.pop_front() {

@@ -6,11 +6,11 @@ use crate::engine::call::{CallEnd, CallEvent, CallStreamSender};
 use crate::upstream::Progress;
 use crate::wire::one_line::status_text;
 
-/// Clients that wait for one call at a time: the one that made it, and those that came back for it.
+/// Clients that wait for one call at a time: the first one, and those that resumed it.
 const SEATS_MAX: usize = 8;
 
-/// The way to the client. More than one seat is taken only where a client repeats a request that it does not trust to
-/// be under way any more; nobody is displaced by it.
+/// The clients that wait for the call. There is more than one only if a client repeats a request that is still in progress; the
+/// earlier clients keep waiting.
 pub(super) struct AttachedClients {
     seats: Vec<CallStreamSender>,
 }
@@ -20,12 +20,12 @@ impl AttachedClients {
         Self { seats: vec![seat] }
     }
 
-    /// Nobody waits: the call's client was one of an earlier life of the process.
+    /// No client: the call was made to an earlier process.
     pub(super) const fn nobody() -> Self {
         Self { seats: Vec::new() }
     }
 
-    /// Gives a client that came back a seat, if there is one.
+    /// Adds a returning client, if there is room.
     pub(super) fn seat(&mut self, seat: CallStreamSender) {
         self.seats.retain(|seat| !seat.events.is_closed());
         if self.seats.len() < SEATS_MAX {
@@ -33,17 +33,17 @@ impl AttachedClients {
         }
     }
 
-    /// The seat of the client that made the call.
+    /// The client that made the call.
     pub(super) fn first(&self) -> Option<CallStreamSender> {
         self.seats.first().cloned()
     }
 
-    /// Whether anybody waits for this call.
+    /// Whether a client waits for this call.
     pub(super) const fn is_there(&self) -> bool {
         !self.seats.is_empty()
     }
 
-    /// Waits for room where the client reads slowly. A client that left is noticed by the next step.
+    /// Sends an event; waits while a client reads slowly. The next step notices a client that left.
     pub(super) async fn tell(&self, event: CallEvent) {
         if let [all_but_last @ .., last] = self.seats.as_slice() {
             for seat in all_but_last {
@@ -53,21 +53,21 @@ impl AttachedClients {
         }
     }
 
-    /// The last event of a call that nobody comes back for.
+    /// Sends the last event of a call that no client will resume.
     pub(super) async fn end(&mut self, end: CallEnd) {
         self.tell(CallEvent::Ended(end)).await;
         self.seats.clear();
     }
 
-    /// Returns once everybody left. Cancel safe.
+    /// Returns once all clients have left. Cancel safe.
     pub(super) async fn left(&self) {
         for seat in &self.seats {
             seat.events.closed().await;
         }
     }
 
-    /// Hands out what refers to a task; false if everybody left before taking it, so that nobody knows. Nobody waits
-    /// any more after this.
+    /// Sends a task's reference and detaches all clients; false if all of them left before they received it, so that no client
+    /// knows the task.
     pub(super) async fn hand_over(&mut self, event: CallEvent) -> bool {
         self.tell(event).await;
         let mut taken = false;
@@ -76,14 +76,14 @@ impl AttachedClients {
                 () = seat.claimed.cancelled() => {}
                 () = seat.events.closed() => {}
             }
-            // Asked once it is decided: whoever takes the event does so before leaving, maybe between two looks above.
+            // Checked last: a client receives the event before it leaves, perhaps between the two polls above.
             taken |= seat.claimed.is_cancelled();
         }
         taken
     }
 }
 
-/// A status line for a progress notification: its message, else how far of how much (GW-24).
+/// A status line for a progress notification: its message, else progress and total (GW-24).
 pub(super) fn progress_text(progress: &Progress) -> Option<Arc<str>> {
     match (&progress.message, &progress.total) {
         (Some(message), _) => status_text(message),
@@ -102,7 +102,7 @@ mod tests {
     use crate::engine::call::CallStream;
     use crate::store::contract::task;
 
-    /// T-27. Where both have come, either may be seen first.
+    /// T-27. If both have happened, either may be seen first.
     #[test]
     fn t_27_whoever_takes_a_handle_and_leaves_at_once_has_taken_it() {
         let task = Arc::new(task("a", 1));

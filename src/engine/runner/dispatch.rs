@@ -1,8 +1,7 @@
-//! Marks a call as sent in its row before its first byte goes out (GW-37), however long the store takes to say that it
-//! did.
+//! Marks a call as sent in its row before its first byte is sent (GW-37), however long the store takes to confirm it.
 //!
-//! The call keeps its place at the server meanwhile. Others that wait for one there have tasks too, and could not begin
-//! either; and what keeps its place keeps its turn. A plain call may have to wait for a place longer for that.
+//! The call keeps its permit meanwhile. Other calls that wait for a permit are tasks, too, which could not begin either, and a
+//! call with a permit keeps its turn. Plain calls may wait longer for a permit because of this.
 
 use tokio::time::Instant;
 
@@ -15,7 +14,7 @@ use crate::store::StoreError;
 use crate::task::{GatewayFault, Phase, Task, TaskKey};
 
 impl Runner {
-    /// The call has its place: it is sent, once its row says so. `certain` is how the task stands where this is tried again.
+    /// Sends a call that has its permit, once its row is marked. `certain` is the confirmed task on a retry.
     pub(super) async fn dispatched(&mut self, certain: Option<&Task>) -> RunnerFlow {
         self.queue_end = None;
         let Some(key) = self.row_key() else {
@@ -29,7 +28,7 @@ impl Runner {
                 failpoint::hit("intent-durable");
                 RunnerFlow::Continue
             }
-            // It was settled while it waited: nothing is sent after an acknowledged cancel (L6).
+            // It settled while it waited: nothing is sent after an acknowledged cancel (L6).
             Ok(false) => {
                 self.mark_told().await;
                 RunnerFlow::Stop
@@ -43,9 +42,9 @@ impl Runner {
         }
     }
 
-    /// Whether the row says now that this life is about to send the call.
+    /// Marks in the row that this process is about to send the call; false if the task has settled.
     async fn mark(&mut self, key: &TaskKey, certain: Option<&Task>) -> Result<bool, TaskError> {
-        // By the write that failed.
+        // The write that failed was committed.
         let is_marked = |task: &Task| matches!(task.phase, Phase::Working) && task.attempt == self.attempt_to_send();
         if certain.is_some_and(is_marked) {
             return Ok(true);
@@ -53,7 +52,7 @@ impl Runner {
         Ok(self.write(key, self.sending()).await?.changed)
     }
 
-    /// Whether this try was certainly not sent yet.
+    /// Whether this attempt was certainly not sent yet.
     pub(super) fn is_waiting(&self) -> bool {
         self.waits_for_store(UnstoredStep::Mark) || self.stage.is_waiting()
     }

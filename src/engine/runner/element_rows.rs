@@ -1,4 +1,4 @@
-//! Keeps the tasks of a split call's elements, and begins those that wait.
+//! Tracks the tasks of a split call's elements, and begins those that wait.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::engine::admission::TaskPermit;
 use crate::engine::call::{CallSpec, TaskNotice, TaskNoticeSink};
 use crate::task::{Task, TaskKey};
 
-/// Begins the call of a subtask, or goes on with it. The call has its params where this life knows them.
+/// Begins or resumes a subtask's call. The spec has params where this process knows them.
 pub(super) type BeginChild = fn(&Arc<Engine>, CallSpec, TaskKey, TaskPermit);
 
 /// The children of a split call's task.
@@ -20,19 +20,19 @@ pub(super) struct ElementRows {
     pub(super) keys: Vec<TaskKey>,
     /// Their rows, until their runners have begun.
     pub(super) fresh: Vec<(Arc<Task>, RunnerCommands)>,
-    /// Who hears their log messages.
+    /// Receives their log messages.
     logs: Option<TaskNoticeSink>,
     /// The element that is begun next.
     pub(super) next: usize,
-    /// Those that were begun and have not settled.
+    /// The number of elements that have begun and not settled.
     pub(super) at_work: usize,
-    /// Places of those that have not begun.
+    /// Permits of elements that have not begun.
     pub(super) places: Vec<TaskPermit>,
     begin: BeginChild,
 }
 
 impl ElementRows {
-    /// Of a call that became a task just now: its rows, and who hears its log messages.
+    /// The rows of a call that just became a task.
     pub(super) fn fresh(
         (engine, begin): (Arc<Engine>, BeginChild),
         parent: &TaskKey,
@@ -43,7 +43,7 @@ impl ElementRows {
         Self { engine, parent: parent.clone(), keys, fresh, logs, next: 0, at_work: 0, places: Vec::new(), begin }
     }
 
-    /// Of a call that an earlier life left behind.
+    /// The rows of a call that an earlier process left.
     pub(super) fn of_earlier(engine: Arc<Engine>, task: &Task, begin: BeginChild) -> Self {
         let owner = &task.key.owner;
         let keys: Vec<_> =
@@ -57,7 +57,7 @@ impl ElementRows {
         &self.engine
     }
 
-    /// Begins elements as long as there is room for one beside the others.
+    /// Begins elements up to the limit of parallel ones.
     pub(super) fn begin_more(&mut self, plan: &SplitPlan, children: &mut Children) {
         while self.at_work < plan.parallel()
             && let Some(key) = self.keys.get(self.next).cloned()
@@ -76,12 +76,12 @@ impl ElementRows {
         self.next = usize::MAX;
     }
 
-    /// One that was begun has settled.
+    /// An element has settled.
     pub(super) const fn is_done(&mut self) {
         self.at_work = self.at_work.saturating_sub(1);
     }
 
-    /// A child's log messages are said of its parent, unless its client knows it.
+    /// A sink for a child's log messages: named after its parent, unless its client sees subtasks.
     pub(super) fn logs_of(&self, key: &TaskKey, plan: &SplitPlan) -> Option<TaskNoticeSink> {
         let logs = self.logs.clone()?;
         let named = if plan.part().sees_subtasks { key.clone() } else { self.parent.clone() };

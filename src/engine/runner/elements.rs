@@ -1,7 +1,7 @@
-//! Gives each element of a split call a task of its own once the call is a task: a child of the call's task.
+//! Creates a child task for each element of a split call once the call is a task.
 //!
-//! The children's rows are written before their parent's, which names them: until then nobody can find them, and a later
-//! life drops them (SUB-05). Those that run go on in runners of their own, with the exchanges that they have.
+//! The children's rows are written before their parent's row, which lists them: until then no client can find them, and a later
+//! process removes them (SUB-05). Elements in progress continue in their own runners, with their exchanges.
 
 use std::sync::Arc;
 
@@ -23,12 +23,12 @@ use crate::task::{
 };
 use crate::upstream::ResumeToken;
 
-/// Rows that are written together: as many commits become one.
+/// Rows written together, so that the store can merge their commits.
 const AT_ONCE: usize = 64;
 
 impl Runner {
-    /// Adds rows for the elements of a split call; their ids, in their order. None for a call that is not split, or whose
-    /// elements have rows.
+    /// Inserts rows for the elements of a split call; returns their ids in order. Empty for a call that is not split, or has rows
+    /// for its elements.
     ///
     /// # Errors
     /// As [`crate::store::TaskStore::insert`], and never `Unsure`.
@@ -43,7 +43,7 @@ impl Runner {
             return Err(StoreError::OwnerFull);
         }
         let Some(split) = self.stage.split_mut().filter(|_| !tasks.is_empty()) else { return Ok(ids) };
-        // Claimed before they are there: else they were taken for what an earlier life left behind.
+        // Claimed before the rows exist: recovery would otherwise take them for rows of an earlier process.
         let mut fresh: Vec<(Arc<Task>, RunnerCommands)> = Vec::with_capacity(tasks.len());
         for task in tasks {
             let Some(orders) = self.engine.live.claim(&task.key) else {
@@ -63,18 +63,18 @@ impl Runner {
         split.rows = Some(ElementRows::fresh(own, parent, fresh, self.spec.asides.clone()));
         if let Err(error) = stored {
             self.remove_elements().await;
-            // One that is there all the same is nobody's: it is certain that it is not sent.
+            // A row that was stored nevertheless has no parent: its call is certainly not sent.
             return Err(error.without_doubt());
         }
         Ok(ids)
     }
 
-    /// Takes the elements' rows out again: their parent has none.
+    /// Removes the elements' rows, because their parent has no row.
     pub(super) async fn remove_elements(&mut self) {
         let Some(rows) = self.stage.split_mut().and_then(|split| split.rows.take()) else { return };
         for key in &rows.keys {
             if let Err(error) = self.engine.store.remove(key).await {
-                // Nobody finds it without its parent: a later life removes it.
+                // It is invisible without its parent: a later process removes it.
                 tracing::warn!(task = %LoggedTask(key), error = %CauseChain(&error), "a subtask without its parent was not removed");
             }
             self.engine.live.remove(key);
@@ -93,7 +93,7 @@ impl Runner {
             let sent_at = running.and_then(|part| part.dispatched).map(|at| now.before(at.elapsed()));
             let place = running.filter(|_| is_kept).and_then(|part| part.stage.resume_token());
             let task = Task {
-                // However long the parent lives, a child never goes before it; and it is gone when its parent is.
+                // A child outlives its parent's row, and is invisible once that is removed.
                 ttl: policy.ttl.saturating_add(policy.keep_result_min),
                 phase: if is_waiting { Phase::Queued } else { Phase::Working },
                 recovery: Recovery {
@@ -122,7 +122,7 @@ impl Runner {
         (0..split.plan.total()).map(of_element).collect()
     }
 
-    /// Gives the elements that run runners of their own: their parent has a handle.
+    /// Starts runners for the elements in progress, once their parent has a handle.
     pub(super) fn adopt_elements(&mut self) {
         let engine = Arc::clone(&self.engine);
         let Some((split, children)) = self.stage.split_and_children(&engine) else { return };

@@ -13,30 +13,30 @@ use crate::upstream::{
 };
 use crate::wire::Payload;
 
-/// How long a call that is cancelled may take from being handed over to being begun: no wait lies in between.
+/// How long a cancelled call may take from its hand-over to its beginning, which involves no wait.
 const BEGUN_MAX: Duration = Duration::from_secs(5);
 
-/// What moved.
+/// The next event of a stage.
 pub(super) enum StageEvent {
-    /// The call has its place and is about to be sent.
+    /// The call has its permit and is about to be sent.
     PlaceTaken,
-    /// Nothing was sent, and nothing will be.
+    /// The call was not sent, and will not be.
     NotBegun(Outcome),
     Exchange(ExchangeEvent),
 }
 
-/// One call's way to the upstream. [`ExchangeStage::next`] is cancel safe: each step is kept until it is done.
+/// One call's exchange with the upstream. [`ExchangeStage::next`] is cancel safe: each step's future is kept until it completes.
 pub(super) struct ExchangeStage {
     step: StepFuture,
     permit: Option<CallPermit>,
     begin: Option<BeginFuture>,
-    /// How long it waits for its permit; `None` waits as long as it takes.
+    /// How long it waits for its permit; `None` is without limit.
     wait_max: Option<Duration>,
-    /// Whether it has a position in the queue.
+    /// Whether it has a queue position.
     is_queued: bool,
 }
 
-/// Sends a call, and tells when it may have been seen.
+/// Sends a call, and reports when the upstream may have seen it.
 struct BeginFuture {
     sending: BoxFuture<'static, Result<Box<dyn Exchange>, BeginError>>,
     handed_over: HandedOver,
@@ -46,13 +46,13 @@ enum StepFuture {
     Waiting(BoxFuture<'static, Result<Option<CallPermit>, GatewayFault>>),
     Beginning(BeginFuture),
     Exchanging(Box<dyn Exchange>),
-    /// Nothing is under way; what was is over, or waits to be made again.
+    /// Idle: the exchange ended, or the call waits to be repeated.
     Over,
 }
 
 impl ExchangeStage {
-    /// A stage that has done nothing yet. It waits for its place at most `wait_max`; a call that will
-    /// have a handle waits as long as the task lives.
+    /// A new stage, which waits for its permit at most `wait_max`. A call that will have a handle waits as long as its task
+    /// lives.
     pub(super) fn new(spec: &CallSpec, wait_max: Option<Duration>) -> Self {
         let (permits, owner) = (spec.permits.clone(), spec.owner.clone());
         let waiting = Box::pin(async move {
@@ -71,7 +71,7 @@ impl ExchangeStage {
         Self { step: StepFuture::Waiting(waiting), permit: None, begin, wait_max: None, is_queued: false }
     }
 
-    /// A stage for a call of an earlier life of the process, which is never turned away from the queue.
+    /// A stage for a call of an earlier process, which a full queue never refuses.
     pub(super) fn again(spec: &CallSpec) -> Self {
         let (permits, owner) = (spec.permits.clone(), spec.owner.clone());
         let waiting = Box::pin(async move {
@@ -83,7 +83,7 @@ impl ExchangeStage {
         Self::waiting(waiting, Some(Self::begin(spec)))
     }
 
-    /// A stage of a call that cannot be taken up; this is why.
+    /// A stage of a call that cannot be resumed, with the reason.
     pub(super) fn lost(fault: GatewayFault) -> Self {
         let over = Box::pin(std::future::ready(Err(fault)));
         Self::waiting(over, None)
@@ -96,10 +96,10 @@ impl ExchangeStage {
         BeginFuture { sending: Box::pin(async move { upstream.begin(request, context).await }), handed_over }
     }
 
-    /// Takes an exchange up. It waits for no place: the upstream has been at it all along.
+    /// Resumes an exchange. It needs no permit, since the upstream never stopped working on it.
     ///
     /// # Errors
-    /// If the token is of no use.
+    /// If the token is not valid any more.
     pub(super) async fn resume(&mut self, spec: &CallSpec, token: ResumeToken) -> Result<(), BeginError> {
         let exchange = spec.upstream.resume(token, spec.context.clone()).await?;
         self.permit = spec.permits.as_ref().and_then(|permits| permits.try_acquire(&spec.owner));
@@ -107,7 +107,7 @@ impl ExchangeStage {
         Ok(())
     }
 
-    /// Where the exchange can be taken up.
+    /// The token that resumes the exchange.
     pub(super) fn resume_token(&self) -> Option<ResumeToken> {
         match &self.step {
             StepFuture::Exchanging(exchange) => exchange.resume_token(),
@@ -115,13 +115,12 @@ impl ExchangeStage {
         }
     }
 
-    /// Whether the call certainly was not sent yet.
+    /// Whether the call was certainly not sent yet.
     pub(super) const fn is_waiting(&self) -> bool {
         matches!(self.step, StepFuture::Waiting(_))
     }
 
-    /// Takes the permit of a call that has asked for none yet if one is free, else a position in the queue; whether it took
-    /// the permit.
+    /// Takes a free permit for a call that has not requested one yet, else a queue position; whether it took the permit.
     ///
     /// # Errors
     /// `QueueFull`: it has neither.
@@ -175,18 +174,18 @@ impl ExchangeStage {
         }
     }
 
-    /// Lets go of an exchange that has ended, and keeps the place.
+    /// Drops an exchange that has ended, and keeps the permit.
     pub(super) fn rest(&mut self) {
         self.step = StepFuture::Over;
     }
 
-    /// Gives the place back, and lets go of an exchange that has ended.
+    /// Releases the permit, and drops an exchange that has ended.
     pub(super) fn finish(&mut self) {
         self.step = StepFuture::Over;
         self.permit = None;
     }
 
-    /// Makes the call again in its place.
+    /// Repeats the call under its permit.
     pub(super) fn repeat(&mut self, spec: &CallSpec) {
         self.step = StepFuture::Beginning(Self::begin(spec));
     }
@@ -205,11 +204,11 @@ impl ExchangeStage {
         }
     }
 
-    /// Tells the upstream that nobody wants the answer, if it was asked at all, and lets go.
+    /// Cancels the call at the upstream, if it was sent, and drops the exchange.
     pub(super) async fn cancel(&mut self, reason: &str) {
         match &mut self.step {
             StepFuture::Exchanging(exchange) => exchange.cancel(reason).await,
-            // The upstream may have seen it, and nobody has come to hear that.
+            // The upstream may have seen the call, although it has no exchange yet.
             StepFuture::Beginning(BeginFuture { sending, handed_over }) if handed_over.initialized() => {
                 if let Ok(Ok(mut exchange)) = timeout(BEGUN_MAX, sending.as_mut()).await {
                     exchange.cancel(reason).await;

@@ -1,8 +1,8 @@
-//! Ends a runner whose task another gateway has: its server is told nothing, and nothing is decided again.
+//! Stops a runner that was fenced: another replica holds its task. The upstream is not cancelled.
 //!
-//! All that a runner writes goes through here. One write that is fenced lets go of the exchange at once, so that whatever
-//! the runner was about to do next says nothing to the server: an exchange that is over takes neither answers nor a cancel.
-//! Each step then ends the runner, however it went on; and a client that waits is told that the gateway was replaced.
+//! All writes of a runner go through here. A fenced write drops the exchange at once, so later steps of the runner send nothing
+//! to the server: a stage without an exchange accepts neither answers nor a cancel. After the step the runner ends in any case,
+//! and a waiting client receives the reason.
 
 use super::{Runner, RunnerFlow};
 use crate::engine::TaskError;
@@ -14,17 +14,17 @@ impl Runner {
     /// Applies events to a row in one commit, as its holder. Not cancel safe: see [`crate::engine::Engine::apply`].
     ///
     /// # Errors
-    /// As [`crate::engine::Engine::apply_all`]. After `Fenced`, of whichever row, this life has ended: nothing can be said
-    /// to the server any more.
+    /// As [`crate::engine::Engine::apply_all`]. After `Fenced`, for any row, this process has lost its tasks and sends nothing
+    /// more to the server.
     pub(super) async fn write(&mut self, key: &TaskKey, events: Vec<Event>) -> Result<AppliedEvent, TaskError> {
         let written = self.engine.apply_all(key, WriteRole::Holder, events).await;
         self.heed_fence(written)
     }
 
-    /// The same of how the call ended, however long the store fails.
+    /// Writes the outcome of the call, retrying as long as the store fails.
     ///
     /// # Errors
-    /// As [`Runner::write`], where the calls end before the store does it.
+    /// As [`Runner::write`], if the calls end before the store succeeds.
     pub(super) async fn write_outcome(&mut self, key: &TaskKey, event: Event) -> Result<AppliedEvent, TaskError> {
         let written = self.engine.store_outcome(key, event).await;
         self.heed_fence(written)
@@ -37,14 +37,14 @@ impl Runner {
         written
     }
 
-    /// Another gateway has the task: lets go of the exchange without a cancel.
+    /// Drops the exchange without a cancel, because another replica holds the task.
     pub(super) fn let_go_as_fenced(&mut self) {
         if !std::mem::replace(&mut self.is_fenced, true) {
             self.stage.finish();
         }
     }
 
-    /// What comes after a step, unless the runner was fenced in it: then it ends, and whoever waits is told why.
+    /// Returns `next`, unless the runner was fenced in this step: then it stops, and a waiting client receives the reason.
     pub(super) async fn unless_fenced(&mut self, next: RunnerFlow) -> RunnerFlow {
         if !self.is_fenced {
             return next;

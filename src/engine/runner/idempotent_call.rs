@@ -1,15 +1,14 @@
-//! Runs calls with an idempotency key: a repetition finds the call of the first and is not sent again (B135, T-27).
+//! Runs calls with an idempotency key: a repetition finds the first call and is not sent (B135, T-27).
 //!
-//! The row, with the key, is there before the upstream is called, and the store lets one of two concurrent inserts
-//! through: so at most one call is made under a key while its task lives.
+//! The row with the key is inserted before the upstream is called, and the store accepts only one of two concurrent inserts: so
+//! at most one call is made under a key while its task lives.
 //!
-//! A client that takes a handle gets that of the first call. Any other client waits for the answer: its call has a task's row
-//! all the same, so that it outlives the client and the process. While the client is there the runner treats the call as one
-//! without a handle: progress and questions go to the client. Once it has left the call goes on as a task. A repetition waits
-//! until the row has the outcome of the call, on any gateway; one that comes while a question is open is asked it, too.
+//! A client that accepts a handle gets the first call's handle. Any other client waits for the outcome: its call has a task's
+//! row, too, so it outlives the client and the process. While the client is connected, the runner treats the call as one without
+//! a handle: progress and questions go to the client. Once the client has left, the call continues as a task. A repetition waits
+//! until the row has the outcome, in any replica; if a question is open, the repetition's client receives it, too.
 //!
-//! An id that the client chose for its task is a name too (D86-06). The row's key follows from it, and a repetition is
-//! refused.
+//! A task id that the client chose is a name, too (D86-06). The row's key is derived from it, and a repetition is refused.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -32,17 +31,17 @@ use crate::task::{
     TaskVisibility,
 };
 
-/// How often a row under a chosen id is inserted: once more where one that is gone was in the way. It may stay in the way for a while.
+/// Inserts of a row under a chosen id: a second one if an expired row was in the way. Its removal may be delayed.
 const INSERTS_MAX: usize = 2;
 
-/// How often the name of a task that ends meanwhile is tried again.
+/// Tries for a name if its task ends meanwhile.
 const TRIES_MAX: usize = 4;
 
-/// How often a repetition looks whether the first call still runs here, once the gateway ends.
+/// Interval at which a repetition checks, during shutdown, whether the first call still runs here.
 const LOOK_AGAIN: Duration = Duration::from_millis(250);
 
 impl Runner {
-    /// Makes the task of a named call, or hands out the one that was made under its name.
+    /// Creates the task of a named call, or returns the task that already has the name.
     pub(super) async fn prepare_named(&mut self) -> RunnerFlow {
         if let Some(chosen) = self.spec.chosen.clone() {
             return self.prepare_chosen(&chosen).await;
@@ -78,9 +77,9 @@ impl Runner {
         self.end(lost(not_stored(error))).await
     }
 
-    /// Answers with the task that has the name; `None` if it is gone meanwhile.
+    /// Responds with the task that has the name; `None` if it ended meanwhile.
     async fn repeat(&mut self, named: Idempotency, row: StoredTask) -> Option<RunnerFlow> {
-        // A row that was damaged does not know its call any more, and has failed.
+        // A damaged row has lost its call's hash, and has failed.
         if row.task.idempotency.is_some_and(|first| first.call != named.call) {
             self.client.end(CallEnd::Misnamed).await;
             return Some(RunnerFlow::Stop);
@@ -98,14 +97,14 @@ impl Runner {
             Err(TaskError::Unknown) => None,
             Err(error) => {
                 tracing::warn!(error = %CauseChain(&error), "the task of a repeated call could not be read");
-                // The first one may have run; this one certainly did not.
+                // The first call may have run; this one certainly did not.
                 let fault = GatewayFault::new(error.reason(), Executed::Unknown);
                 Some(self.end(Outcome::Faulted(Failure::Gateway(fault))).await)
             }
         }
     }
 
-    /// The row is there, and the client waits for the answer.
+    /// Holds a call that has its row, while the client waits for the outcome.
     fn hold(&mut self) -> RunnerFlow {
         self.becomes_task();
         if let Some(row) = &mut self.row {
@@ -114,7 +113,7 @@ impl Runner {
         RunnerFlow::Continue
     }
 
-    /// The client of a held call left: the call goes on as a task, and a repetition finds its outcome.
+    /// The client of a held call left: the call continues as a task, and a repetition finds its outcome.
     pub(super) async fn go_on_unattended(&mut self) -> RunnerFlow {
         self.client = AttachedClients::nobody();
         self.grace_end = None;
@@ -128,22 +127,22 @@ impl Runner {
         RunnerFlow::Continue
     }
 
-    /// Whether the client that the call could ask has left for good.
+    /// Whether the client that could receive questions has left for good.
     pub(super) fn is_unattended(&self) -> bool {
         self.spec.is_held_by_key() && self.has_handle()
     }
 
-    /// The handle of a held call after its grace period.
+    /// Returns the task of a held call after its grace period.
     pub(super) async fn reveal_held(&mut self, key: &TaskKey) -> Result<Arc<Task>, Reason> {
         let task = self.engine.held(key).await.map_err(|error| error.reason())?;
-        // Otherwise the order that says so is on its way.
+        // Otherwise the task's command for this runner is already queued.
         let Some(row) = self.row.as_mut().filter(|_| !task.is_settled()) else { return Err(Reason::TtlExpired) };
         row.shown = TaskVisibility::Handle;
         Ok(task)
     }
 
-    /// Has the client of a repetition asked what is open, where it can be asked: the one that was asked before may never come back.
-    /// Whoever answers first is heard.
+    /// Offers the open questions to the client of a repetition, if it supports them: the first client may never return. The first
+    /// answer counts.
     fn is_asked_too(&mut self, first: &Task) -> bool {
         let Phase::AwaitingInput(open) = &first.phase else { return false };
         let may_be_asked = |question: &Question| (self.spec.questions)(&question.request) == Askable::Declared;
@@ -160,10 +159,10 @@ impl Runner {
         is_asked
     }
 
-    /// Answers a repetition with the outcome of the first call once there is one, or with its task at the end of the grace
-    /// period, where the plan has any.
+    /// Answers a repetition with the outcome of the first call, or with its task at the end of the grace period, where the plan
+    /// has one.
     async fn wait_for_first(&mut self, first: Arc<Task>) {
-        // The repetition needs neither a permit nor a place of its own, and is no call at the upstream.
+        // The repetition needs no permits, and is not a call at the upstream.
         self.stage.finish();
         self.place = None;
         self.in_progress = None;
@@ -179,7 +178,7 @@ impl Runner {
         loop {
             let task = match engine.get(&key).await {
                 Ok(task) => task,
-                // It was there a moment ago, and its time is over.
+                // It existed a moment ago, and has expired.
                 Err(error) => {
                     tracing::warn!(error = %CauseChain(&error), "the outcome of a repeated call could not be read");
                     let reason = if matches!(error, TaskError::Unknown) { Reason::TtlExpired } else { error.reason() };
@@ -211,7 +210,7 @@ impl Runner {
         }
     }
 
-    /// Makes the task of a call under the id that its client chose, or says that another call has it.
+    /// Creates the task of a call under the id that its client chose, unless another call has the id.
     async fn prepare_chosen(&mut self, chosen: &ChosenId) -> RunnerFlow {
         let key = TaskKey { owner: self.spec.owner.clone(), id: chosen.task_id() };
         match self.made_chosen(&key).await {
@@ -227,14 +226,14 @@ impl Runner {
         }
     }
 
-    /// `None` where another call has the id.
+    /// Returns `None` if another call has the id.
     ///
     /// # Errors
-    /// What the store says. `Io` also where no task is there under the id, and it is not free either, as while a store on disk does
-    /// not believe its clock: then nothing is freed.
+    /// Errors of the store. Also `Io` if no task with the id can be read, but the id is not free either: a disk store that
+    /// distrusts its clock removes no rows.
     async fn made_chosen(&mut self, key: &TaskKey) -> Result<Option<RunnerFlow>, StoreError> {
         for _ in 0..INSERTS_MAX {
-            // Asked before anything is claimed: a task of an earlier life is left to whoever takes it up.
+            // Read before the claim: a task of an earlier process is left to recovery.
             if self.engine.store.load(key, self.engine.clock.now()).await?.is_some() {
                 return Ok(None);
             }
@@ -249,7 +248,7 @@ impl Runner {
                 Err(StoreError::Exists) => (),
                 Err(error) => return Err(error),
             }
-            // Whoever has a claim on the key makes, runs or ends its task; or waits to know whether there is one, and runs nothing.
+            // The holder of a claim creates, runs or ends the task; or it waits for an unknown insert, and runs nothing.
             let Some(claim) = self.engine.live.claim(key) else {
                 let is_run = self.engine.live.hears_orders(key);
                 return if is_run {
@@ -261,13 +260,14 @@ impl Runner {
             let now = self.engine.clock.now();
             let freed = match self.engine.store.load(key, now).await {
                 Ok(Some(_)) => Ok(false),
-                // Gone, and not swept yet: nobody can ask for it any more. Another gateway may have made another one since, which stays.
+                // Expired, and not removed yet: no client can read it. If another replica has since created a new row, that one
+                // remains.
                 Ok(None) => self.engine.store.sweep_one(key, now).await.map(|()| true),
                 Err(error) => Err(error),
             };
             self.engine.live.remove(key);
             drop(claim);
-            // Whether it was freed or not, this call is not sent.
+            // Whether the row was removed or not, this call is not sent.
             if !freed.map_err(StoreError::without_doubt)? {
                 return Ok(None);
             }

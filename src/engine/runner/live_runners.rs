@@ -1,4 +1,4 @@
-//! Maps live tasks to their runners: how `apply` and returning clients reach the one that owns a call.
+//! Maps live tasks to their runners, so that `apply` and returning clients can reach them.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -11,25 +11,25 @@ use crate::engine::call::{CallStreamSender, RetryRefusal, RoundRetry};
 use crate::task::{Answer, TaskKey};
 use crate::wire::Payload;
 
-/// Sets of answers on their way to one runner. Each holds an answer at least, and no more questions than these are
-/// open while a runner is busy.
+/// Limit of queued answer sets per runner. Each has at least one answer, and fewer questions than this are open while a runner is
+/// busy.
 const DELIVERIES_MAX: usize = 64;
 
-/// Clients on their way back to one runner.
+/// Limit of queued returning clients per runner.
 const RETRIES_MAX: usize = 8;
 
-/// What a runner is told.
+/// A command for a runner.
 #[derive(Debug)]
 pub(super) enum RunnerCommand {
-    /// Another gateway has the task, or nothing is left to do for it: end, and tell nobody anything.
+    /// Another replica holds the task, or nothing is left to do: end, without any notification.
     Fenced,
-    /// Tell the upstream that nobody wants the result, and end.
+    /// Cancel the call at the upstream, and end.
     Abandon,
-    /// Hand answers to the upstream.
+    /// Deliver answers to the upstream.
     Deliver(Vec<(Payload, Answer)>),
-    /// Hand those answers to the upstream that the row has and that have not left yet.
+    /// Deliver the row's undelivered answers to the upstream.
     LookAgain,
-    /// A client came back.
+    /// A client returned.
     Retried(CallStreamSender, RoundRetry),
 }
 
@@ -39,19 +39,19 @@ pub(in crate::engine) struct LiveRunners {
     by_task: Mutex<HashMap<TaskKey, Weak<RunnerMailbox>>>,
 }
 
-/// What waits for one runner, and a bell for when something new does. No channels: those take room for what they may
-/// hold, and most calls end without an order.
+/// Queued commands for one runner, and a notification for new ones. Not a channel: that reserves memory for its capacity, and
+/// most calls end without a command.
 #[derive(Debug, Default)]
 struct RunnerMailbox {
     waiting: Mutex<MailboxState>,
     bell: Notify,
-    /// How often clients asked for the task in this life of the process.
+    /// Clients' polls of the task in this process.
     polls: AtomicU32,
     /// Cancels that wait for room in the store.
     cancels: AtomicU32,
-    /// Whether its task is in the store: one that is about to be added is not, as yet.
+    /// Whether its task is in the store; false while its insert is in progress.
     is_stored: AtomicBool,
-    /// Whether the client of a call under an idempotency key left, or took its questions with it: that of a repetition can be asked.
+    /// Whether a repetition's client may receive questions, since the first client left or was sent its questions.
     takes_repetitions: AtomicBool,
 }
 
@@ -65,7 +65,7 @@ struct MailboxState {
 }
 
 impl LiveRunners {
-    /// Enters a task of an earlier life of the process; `None` if somebody runs it.
+    /// Registers a task of an earlier process; `None` if it has a runner.
     pub(in crate::engine) fn claim(&self, key: &TaskKey) -> Option<RunnerCommands> {
         if self.by_task.lock().contains_key(key) {
             return None;
@@ -92,10 +92,9 @@ impl LiveRunners {
         self.by_task.lock().remove(key);
     }
 
-    /// Lets `put` add something to what waits for a runner; whether it had room. `None` for a runner that has ended:
-    /// then there is nobody to tell.
+    /// Calls `put` to add a command; whether it had room. `None` for a runner that has ended.
     fn put(&self, key: &TaskKey, put: impl FnOnce(&mut MailboxState) -> bool) -> Option<bool> {
-        // Under the lock all along: a runner that has left finds whatever was put before.
+        // Holds the lock throughout: a runner that leaves finds every command that was added before.
         let by_task = self.by_task.lock();
         let mailbox = by_task.get(key).and_then(Weak::upgrade)?;
         let is_put = put(&mut mailbox.waiting.lock());
@@ -110,12 +109,12 @@ impl LiveRunners {
         }
     }
 
-    /// How often a task that has a runner was polled.
+    /// The polls of a task that has a runner.
     pub(in crate::engine) fn polls(&self, key: &TaskKey) -> u32 {
         self.mailbox(key).map_or(0, |mailbox| mailbox.polls.load(Ordering::Relaxed))
     }
 
-    /// Lets a cancel wait for room in the store, until what is returned is dropped: no outcome is stored before it.
+    /// Registers a cancel that waits for room in the store; until the guard is dropped, no outcome is stored.
     pub(in crate::engine) fn waits_to_cancel(&self, key: &TaskKey) -> Option<WaitingCancel> {
         let mailbox = self.mailbox(key)?;
         mailbox.cancels.fetch_add(1, Ordering::Relaxed);
@@ -126,7 +125,7 @@ impl LiveRunners {
         self.mailbox(key).is_some_and(|mailbox| mailbox.cancels.load(Ordering::Relaxed) > 0)
     }
 
-    /// Whether a task has a runner that hears orders, as one whose insert is in doubt has not.
+    /// Whether a task has a runner that receives commands; false while its insert's commit is unknown.
     pub(super) fn hears_orders(&self, key: &TaskKey) -> bool {
         self.mailbox(key).is_some()
     }
@@ -142,7 +141,7 @@ impl LiveRunners {
         });
     }
 
-    /// The runner of a task that is in the store by now. One that is about to be added is not.
+    /// The runner of a task that is in the store; `None` while its insert is in progress.
     pub(in crate::engine) fn stored(&self, key: &TaskKey) -> Option<StoredRunner> {
         let mailbox = self.mailbox(key).filter(|mailbox| mailbox.is_stored.load(Ordering::Relaxed))?;
         Some(StoredRunner(Arc::downgrade(&mailbox)))
@@ -157,13 +156,13 @@ impl LiveRunners {
 
     pub(in crate::engine) fn deliver(&self, key: &TaskKey, answers: Vec<(Payload, Answer)>) {
         self.put(key, |waiting| {
-            // They are in the row: where there is no room for more, they are read from there.
+            // The answers are in the row: without room here, they are read from there.
             waiting.has_more |= !push(&mut waiting.deliveries, answers, DELIVERIES_MAX);
             true
         });
     }
 
-    /// Has the runner look whether the row has answers that it was not told of.
+    /// Tells the runner to check the row for answers that no command delivered.
     pub(in crate::engine) fn look_again(&self, key: &TaskKey) {
         self.put(key, |waiting| {
             waiting.has_more = true;
@@ -171,7 +170,7 @@ impl LiveRunners {
         });
     }
 
-    /// Hands a client that came back to the runner.
+    /// Passes a returning client to the runner.
     pub(in crate::engine) fn retry(
         &self,
         key: &TaskKey,
@@ -185,14 +184,14 @@ impl LiveRunners {
         }
     }
 
-    /// Hands the client of a repetition to the runner of the first call, if that one has no client to ask.
+    /// Passes a repetition's client to the runner of the first call, if that has no client for its questions.
     pub(super) fn join(&self, key: &TaskKey, seat: CallStreamSender, retry: RoundRetry) -> bool {
         let is_taken = self.mailbox(key).is_some_and(|mailbox| mailbox.takes_repetitions.load(Ordering::Relaxed));
         is_taken && self.retry(key, seat, retry).is_ok()
     }
 }
 
-/// One runner, whoever has its key by now.
+/// A reference to one runner, even if its key has a new one by now.
 #[derive(Debug)]
 pub(in crate::engine) struct StoredRunner(Weak<RunnerMailbox>);
 
@@ -206,7 +205,7 @@ impl StoredRunner {
     }
 }
 
-/// A cancel that waits for room in the store, at the runner of its task.
+/// A registered cancel that waits for room in the store.
 #[derive(Debug)]
 pub(in crate::engine) struct WaitingCancel(Weak<RunnerMailbox>);
 
@@ -227,36 +226,35 @@ fn push<T>(queue: &mut VecDeque<T>, item: T, max: usize) -> bool {
     has_room
 }
 
-/// The runner's end.
+/// The runner's end of its mailbox.
 #[derive(Debug)]
 pub(in crate::engine) struct RunnerCommands {
     mailbox: Arc<RunnerMailbox>,
 }
 
 impl RunnerCommands {
-    /// Its task is in the store.
+    /// Marks its task as stored.
     pub(super) fn is_stored(&self) {
         self.mailbox.is_stored.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the clients of repetitions are handed to it.
+    /// Sets whether clients of repetitions may join.
     pub(super) fn take_repetitions(&self, takes: bool) {
         self.mailbox.takes_repetitions.store(takes, Ordering::Relaxed);
     }
 
-    /// The next order; pends for ever once the entry is gone. Cancel safe.
+    /// The next command; pends for ever once no sender is left. Cancel safe.
     pub(super) async fn next(&mut self) -> RunnerCommand {
         loop {
             if let Some(order) = self.take() {
                 return order;
             }
-            // A ring between the look and the wait is kept.
+            // A notification between the check and the wait is kept.
             self.mailbox.bell.notified().await;
         }
     }
 
-    /// An end before answers, answers before clients. An end is never taken out: nothing comes after it, but that another
-    /// gateway has the task.
+    /// Ends come before answers, answers before clients. An end is not removed: only a fence may replace it.
     fn take(&self) -> Option<RunnerCommand> {
         let mut waiting = self.mailbox.waiting.lock();
         if waiting.is_fenced {
@@ -274,7 +272,7 @@ impl RunnerCommands {
         waiting.retries.pop_front().map(|(seat, retry)| RunnerCommand::Retried(seat, retry))
     }
 
-    /// A client that came back too late to be told of by an order.
+    /// A client that returned too late for a command.
     pub(super) fn late(&mut self) -> Option<CallStreamSender> {
         self.mailbox.waiting.lock().retries.pop_front().map(|(seat, _)| seat)
     }
@@ -297,7 +295,7 @@ mod tests {
         vec![(Payload::of(&number), Answer::Result(Payload::empty_object()))]
     }
 
-    /// As that of a task whose insert is in doubt.
+    /// A key like that of a task with an unknown insert.
     #[test]
     fn a_claim_whose_runner_is_gone_is_a_claim_and_no_runner() {
         let live = LiveRunners::default();

@@ -1,4 +1,4 @@
-//! Puts the upstream's questions to the client, and gives them up (GW-16, GW-18). Who hands answers over is in `answers`.
+//! Sends the upstream's questions to the client, and expires them (GW-16, GW-18). `answers` delivers the answers.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -20,29 +20,29 @@ use crate::task::{Event, Executed, GatewayFault, Phase, Question, Reason, Task, 
 use crate::upstream::Answer;
 use crate::wire::Payload;
 
-/// Questions that one call may have open, and may ask in all (U29).
+/// Limits of open questions, and of all questions, of one call (U29).
 const OPEN_MAX: usize = 32;
 const ASKED_MAX: u32 = 1_000;
 
-/// How long a round waits for questions that are asked along with its first one (GW-21).
+/// How long a round waits for further questions after its first one (GW-21).
 const ROUND_WAIT: Duration = Duration::from_millis(100);
 
 /// The questions of one call.
 #[derive(Default)]
 pub(super) struct CallQuestions {
     pub(super) open: Vec<OpenQuestion>,
-    /// Those that the store keeps from being put to the client, in their order.
+    /// Questions that wait for the store before the client sees them, in order.
     unasked: VecDeque<UnaskedQuestion>,
-    /// Those that the store keeps from being taken off the task.
+    /// Questions that wait for the store before they are removed from the task.
     withdrawn: Vec<WithdrawnQuestion>,
     asked: u32,
-    /// When the client that waits is shown what is open.
+    /// When a waiting client receives the open questions.
     round_due: Option<Instant>,
     /// Rounds so far.
     pub(super) rounds: u32,
-    /// Questions of an earlier life of the process, open ones and those whose answers are on their way.
+    /// Questions of an earlier process: open ones, and answered ones that are being delivered.
     earlier: Vec<Payload>,
-    /// Answers that were not handed over, though the row may say so by now: nobody knows of the write.
+    /// Undelivered answers with an unresolved write: the row may mark them as delivered.
     pub(super) doubtful: Vec<(Payload, Answer)>,
 }
 
@@ -52,14 +52,14 @@ struct UnaskedQuestion {
     method: Arc<str>,
 }
 
-/// A question that nobody is to answer any more.
+/// A question that needs no answer any more.
 struct WithdrawnQuestion {
     ask: Payload,
-    /// Its method, where the upstream is to be told; it did not take it back itself.
+    /// Its method, if the upstream must be notified; `None` if it withdrew the question itself.
     refused: Option<Arc<str>>,
 }
 
-/// A question that was put to the client.
+/// A question that the client can see.
 pub(super) struct OpenQuestion {
     pub(super) ask: Payload,
     pub(super) method: Arc<str>,
@@ -67,7 +67,7 @@ pub(super) struct OpenQuestion {
 }
 
 impl CallQuestions {
-    /// What the store keeps here counts as what is open does: however long it is away, there is room for so many.
+    /// Questions that wait for the store count as open ones, so their number is bounded however long the store is unavailable.
     fn is_full(&self) -> bool {
         self.open.len() + self.unasked.len() + self.withdrawn.len() >= OPEN_MAX || self.asked >= ASKED_MAX
     }
@@ -76,18 +76,18 @@ impl CallQuestions {
         self.round_due
     }
 
-    /// Whether nobody but this runner knows of a question, or that one is taken back: no later life would hear it again behind its
-    /// place.
+    /// Whether a question or a withdrawal is known to this runner only: a later process would not receive it again after the
+    /// stored position.
     pub(super) fn has_unstored(&self) -> bool {
         !(self.unasked.is_empty() && self.withdrawn.is_empty())
     }
 
-    /// Whether nobody but this runner knows of an answer: the row may say that it was handed over.
+    /// Whether an answer is known to this runner only: the row may mark it as delivered.
     pub(super) const fn has_doubtful(&self) -> bool {
         !self.doubtful.is_empty()
     }
 
-    /// The moment from which a question has waited for too long.
+    /// When the first open question expires.
     pub(super) fn overdue_at(&self) -> Option<Instant> {
         self.open.iter().map(|open| open.due).min()
     }
@@ -100,7 +100,7 @@ impl CallQuestions {
         self.round_due = None;
     }
 
-    /// The questions of a call that is taken up.
+    /// The questions of a resumed call.
     pub(super) fn reopened(
         open: impl IntoIterator<Item = (Payload, Arc<str>)>,
         undelivered: &[(Payload, Answer)],
@@ -113,12 +113,12 @@ impl CallQuestions {
         Self { open, asked, earlier, ..Self::default() }
     }
 
-    /// Whether a question is a replay of one that an earlier life was asked: it keeps its key, or its answer.
+    /// Whether a question is a replay from an earlier process: it keeps its key, or its answer.
     fn is_replayed(&self, ask: &Payload) -> bool {
         self.earlier.contains(ask)
     }
 
-    /// Forgets a question; whether it was open, or was to be.
+    /// Removes a question; whether it was open or waited to be.
     pub(super) fn close(&mut self, ask: &Payload) -> bool {
         let before = self.open.len() + self.unasked.len();
         self.open.retain(|open| open.ask != *ask);
@@ -133,7 +133,7 @@ impl CallQuestions {
     }
 }
 
-/// A question that could not be put to anybody.
+/// The reason for a question's refusal.
 pub(super) struct QuestionError(pub(super) QuestionRefusal);
 
 impl Runner {
@@ -169,7 +169,7 @@ impl Runner {
         }
     }
 
-    /// Whether the client can be asked this. A call that is kept under a key goes on without an answer, as a task does.
+    /// Whether the client supports this question. A call under an idempotency key continues without an answer, as a task does.
     pub(super) fn askable(&self, request: &Payload) -> Askable {
         match (self.spec.questions)(request) {
             Askable::Required(_) if self.spec.is_held_by_key() => Askable::Undeclared,
@@ -182,17 +182,17 @@ impl Runner {
         !self.has_handle() && self.client.is_there()
     }
 
-    /// The call cannot be served: its client learns what it must declare (MOD-10).
+    /// Ends a call that cannot continue without a capability: its client learns which one (MOD-10).
     pub(super) async fn needs(&mut self, capability: Payload) -> RunnerFlow {
         self.stage.cancel("the client cannot be asked").await;
-        // However long the store takes with the rest.
+        // Before the slower writes to the store.
         self.client.end(CallEnd::NeedsCapability(capability)).await;
         self.settle_cancelled().await;
         self.mark_told().await;
         RunnerFlow::Stop
     }
 
-    /// Puts a question where the client finds it.
+    /// Makes a question visible to the client.
     pub(super) async fn put(
         &mut self,
         ask: &Payload,
@@ -213,7 +213,7 @@ impl Runner {
         self.store_question(unasked).await
     }
 
-    /// Makes a question part of the task, as soon as the store does it.
+    /// Adds a question to the task, once the store succeeds.
     async fn store_question(&mut self, unasked: UnaskedQuestion) -> Result<RunnerFlow, QuestionError> {
         let Some(key) = self.row_key() else { return self.put_first(unasked).await };
         let event = Event::Asked { attempt: self.attempt, question: unasked.question.clone() };
@@ -227,7 +227,7 @@ impl Runner {
                 self.inputs.unasked.push_front(unasked);
                 Ok(self.wait_for_store(UnstoredStep::Questions, &error))
             }
-            // Whoever has the task now hears the question, too.
+            // The task's new holder receives the question, too.
             Err(TaskError::Store(StoreError::Fenced)) => Ok(RunnerFlow::Stop),
             Err(error) => {
                 tracing::warn!(error = %CauseChain(&error), "a question could not be stored and was refused");
@@ -236,21 +236,21 @@ impl Runner {
         }
     }
 
-    /// A question is part of the task.
+    /// Records that a question is part of the task.
     fn is_put(&mut self, UnaskedQuestion { question, method }: UnaskedQuestion) {
         self.count_question("put");
         self.inputs.asked += 1;
         let due = Instant::now() + self.spec.policy.input_deadline;
-        // What the row keeps it keeps alone.
+        // Detached, so that the row and this list share no buffer.
         self.inputs.open.push(OpenQuestion { ask: question.ask.detached(), method, due });
         if self.is_waited_for() {
-            // What was asked in time is asked before the handle.
+            // A question within the grace period precedes the handle.
             self.grace_end = None;
             self.inputs.gather();
         }
     }
 
-    /// Puts the questions that waited for the store, as far as the task does not have them yet.
+    /// Adds the questions that waited for the store, unless the task has them already.
     pub(super) async fn put_again(&mut self, certain: Option<&Task>) -> RunnerFlow {
         while let Some(unasked) = self.inputs.unasked.pop_front() {
             let (ask, method) = (unasked.question.ask.clone(), Arc::clone(&unasked.method));
@@ -277,7 +277,7 @@ impl Runner {
         RunnerFlow::Continue
     }
 
-    /// A question makes the row: visible where that is how this call may be answered, else hidden.
+    /// Inserts the row for the first question: visible if the call may have a handle, else hidden.
     async fn put_first(&mut self, unasked: UnaskedQuestion) -> Result<RunnerFlow, QuestionError> {
         let question = unasked.question.clone();
         if let Some(grace_end) = self.grace_end.filter(|_| !self.asks_first()) {
@@ -323,7 +323,7 @@ impl Runner {
         RunnerFlow::Continue
     }
 
-    /// The upstream takes a question back.
+    /// Handles the upstream's withdrawal of a question.
     pub(super) async fn withdrawn(&mut self, ask: Payload) -> RunnerFlow {
         let was_unasked = self.inputs.unasked.iter().any(|unasked| unasked.question.ask == ask);
         if !self.inputs.close(&ask) {
@@ -331,7 +331,7 @@ impl Runner {
         }
         let withdrawn = WithdrawnQuestion { ask, refused: None };
         if was_unasked {
-            // Whether the row has it is known with the next try.
+            // The next try shows whether the row has it.
             self.inputs.withdrawn.push(withdrawn);
             self.postpone(UnstoredStep::Withdrawals);
             return RunnerFlow::Continue;
@@ -339,12 +339,12 @@ impl Runner {
         self.withdraw(withdrawn, None).await
     }
 
-    /// Takes a question off the task as soon as the store does it, and then tells its upstream where that is to know. An answer
-    /// that was given just before is on its way: then there is nothing to tell.
+    /// Removes a question from the task once the store succeeds, and then refuses it at the upstream where required. If it was
+    /// answered just before, the answer is already being delivered, and nothing is refused.
     async fn withdraw(&mut self, withdrawn: WithdrawnQuestion, certain: Option<&Task>) -> RunnerFlow {
         let Some(key) = self.row_key() else { return RunnerFlow::Continue };
         let WithdrawnQuestion { ask, refused } = &withdrawn;
-        // It is off by the write that failed, unless it was answered.
+        // The write that failed was committed, unless the question was answered.
         let is_off = certain.filter(|task| !is_open(task, ask)).map(|task| !is_answered(task, ask));
         let is_withdrawn = match is_off {
             Some(is_withdrawn) => Ok(is_withdrawn),
@@ -375,9 +375,9 @@ impl Runner {
         RunnerFlow::Continue
     }
 
-    /// Takes the questions off the task that waited for the store.
+    /// Removes the questions from the task that waited for the store.
     pub(super) async fn withdraw_again(&mut self, certain: Option<&Task>) -> RunnerFlow {
-        // One at a time: the call's place is not stored behind those that wait still.
+        // One at a time: the call's position is not stored while others still wait.
         for _ in 0..self.inputs.withdrawn.len() {
             let withdrawn = self.inputs.withdrawn.remove(0);
             if matches!(self.withdraw(withdrawn, certain).await, RunnerFlow::Stop) {
@@ -387,7 +387,7 @@ impl Runner {
         RunnerFlow::Continue
     }
 
-    /// Nobody answered in time: the upstream is told so, and the call goes on.
+    /// Expires unanswered questions: the upstream receives a refusal, and the call continues.
     pub(super) async fn expire_inputs(&mut self) -> RunnerFlow {
         for open in self.inputs.take_overdue() {
             if matches!(self.give_up(open).await, RunnerFlow::Stop) {
@@ -397,7 +397,7 @@ impl Runner {
         RunnerFlow::Continue
     }
 
-    /// Takes a question off the task and tells the upstream that nobody will answer.
+    /// Removes a question from the task and refuses it at the upstream.
     pub(super) async fn give_up(&mut self, open: OpenQuestion) -> RunnerFlow {
         self.withdraw(WithdrawnQuestion { ask: open.ask, refused: Some(open.method) }, None).await
     }
@@ -408,7 +408,7 @@ impl Runner {
     }
 }
 
-/// Whether a task asks this.
+/// Whether a task has this question open.
 fn is_open(task: &Task, ask: &Payload) -> bool {
     match &task.phase {
         Phase::AwaitingInput(open) => open.values().any(|question| question.ask == *ask),
@@ -416,7 +416,7 @@ fn is_open(task: &Task, ask: &Payload) -> bool {
     }
 }
 
-/// Whether a row that could not be added certainly is not there, and may be added later.
+/// Whether a row certainly was not inserted, and a retry may succeed.
 fn is_passing(fault: &GatewayFault) -> bool {
     fault.reason == Reason::StoreFailed && fault.executed == Executed::No
 }

@@ -1,9 +1,9 @@
-//! Resumes a call that an earlier life of the process left behind: its runner begins with the row (GW-39).
+//! Resumes a call that an earlier process left: its runner starts from the row (GW-39).
 //!
-//! What counts against a call: a life that ends before it took the call up leaves no trace on it, however often that
-//! happens. `crashes` moves with the commit before the upstream can hear of the call, and back to zero with the first
-//! sign from the upstream, or once the call was up for longer than any resumption takes. `attempt` moves with the
-//! commit right before the call is sent again, so a life that sent nothing takes no attempt away (F23).
+//! The counters: a process that ends before it resumed the call leaves no trace on it, however often that happens. `crashes` is
+//! incremented in the commit before the upstream can receive the call, and reset with the first event from the upstream, or once
+//! the call was up longer than any resumption takes. `attempt` is incremented in the commit right before the call is resent, so a
+//! process that sent nothing uses no attempt (F23).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,18 +34,18 @@ use crate::task::reference::LoggedTask;
 use crate::task::{Attempt, Event, Executed, GatewayFault, Phase, Task, TaskKey, Timestamp};
 use crate::upstream::ResumeToken;
 
-/// How often a subtask is looked at before its parent waits for what others do with it.
+/// Reads of a subtask's row before its parent only watches it.
 const LOOKS_MAX: usize = 4;
 
-/// A call that is up for this long was not what ended the lives before: longer than the window in which a stream is
-/// taken up again (U24).
+/// A call that is up for this long did not cause the earlier crashes: it is longer than the window in which a stream is resumed
+/// (U24).
 const STEADY_AFTER: Duration = Duration::from_secs(35);
 
-/// What a runner knows of a call that was in flight, until the upstream gives a sign of it.
+/// A resumed or resent call that the upstream has not confirmed yet.
 pub(super) struct UnconfirmedCall {
     what: ResumeMethod,
     since: Instant,
-    /// Whether the row says that this life took the call up.
+    /// Whether the row says that this process resumed the call.
     is_counted: bool,
 }
 
@@ -55,7 +55,7 @@ enum ResumeMethod {
     Again,
 }
 
-/// Starts a runner for a row. Its place among the live ones must be claimed.
+/// Starts a runner for a row. The row's key must be claimed.
 pub(in crate::engine) fn start(
     engine: &Arc<Engine>,
     spec: CallSpec,
@@ -82,15 +82,15 @@ pub(in crate::engine) fn start(
     spawn(engine, (span, concerned), runner.run_again(task, way));
 }
 
-/// What a runner takes over from another.
+/// The state that a new runner takes over.
 pub(super) struct AdoptedCall {
     pub(super) stage: CallStage,
-    /// When it was sent.
+    /// When the call was sent.
     pub(super) dispatched: Option<Instant>,
     pub(super) place: Option<TaskPermit>,
 }
 
-/// Starts a runner for a row whose call is under way. Its place among the live ones must be claimed.
+/// Starts a runner for a row with a call in progress. The row's key must be claimed.
 pub(super) fn adopt(
     engine: &Arc<Engine>,
     spec: CallSpec,
@@ -105,7 +105,7 @@ pub(super) fn adopt(
     spawn(engine, (span, concerned), runner.go_on());
 }
 
-/// Who is to learn of a bug in the runner of a row, and its span.
+/// The panic target of a row's runner, and its span.
 fn row_context(task: &Task) -> (SharedBugRecipient, tracing::Span) {
     let span = tracing::info_span!("call", upstream = %task.origin.upstream, tool = %task.origin.tool, task = %LoggedTask(&task.key));
     (Arc::new(Mutex::new(BugRecipient::Task(task.key.clone()))), span)
@@ -190,10 +190,10 @@ impl Runner {
         }
     }
 
-    /// Takes the exchange up, and hands over what was answered meanwhile.
+    /// Resumes the exchange, and delivers the answers that were given meanwhile.
     async fn resume(&mut self, task: &Task, token: ResumeToken) -> RunnerFlow {
         self.unproven = Some(UnconfirmedCall { what: ResumeMethod::Up, since: Instant::now(), is_counted: true });
-        // An event that no longer applies has an order behind it that says why.
+        // If the event no longer applies, a command with the reason is queued.
         if let Err(error) = self.write(&task.key, vec![Event::TakenUp { attempt: self.attempt }]).await {
             if self.is_fenced {
                 return RunnerFlow::Stop;
@@ -211,7 +211,7 @@ impl Runner {
         }
     }
 
-    /// The deadline of a call that was sent by an earlier life counts on.
+    /// Continues the deadline of a call that an earlier process sent.
     fn goes_on(&mut self, task: &Task) {
         let since = task.recovery.dispatched_at.unwrap_or(task.created_at);
         let ran = self.engine.time_of(task, self.engine.clock.now()).since(since);
@@ -219,13 +219,13 @@ impl Runner {
         self.deadline = Some(Instant::now() + self.spec.policy.deadline.saturating_sub(ran));
     }
 
-    /// Whether a loss is that of an exchange that could not be taken up.
+    /// Whether this loss means that the exchange could not be resumed.
     pub(super) fn is_untaken(&self, fault: &GatewayFault) -> bool {
         let is_taking_up = self.unproven.as_ref().is_some_and(|unproven| unproven.what == ResumeMethod::Up);
         is_taking_up && fault.executed != Executed::Yes
     }
 
-    /// The exchange is gone: the call is sent again where it may be, else nobody knows how it ended.
+    /// Handles an exchange that cannot be resumed: resends the call if allowed, else its outcome is unknown.
     pub(super) async fn not_taken_up(&mut self) -> RunnerFlow {
         let may_rerun = self.spec.policy.after_crash.may_rerun(self.spec.is_repeatable);
         if may_rerun && self.attempt < ATTEMPTS_MAX && self.spec.request.params.is_some() {
@@ -238,12 +238,12 @@ impl Runner {
         self.end(lost(GatewayFault::new(self.engine.why_lost(), Executed::Unknown))).await
     }
 
-    /// What is certain of a call that is not sent.
+    /// Whether a call that is not sent now may have been executed before.
     pub(super) const fn executed_so_far(&self) -> Executed {
         if self.unproven.is_some() { Executed::Unknown } else { Executed::No }
     }
 
-    /// What is stored before the call's first byte goes out.
+    /// The events to store before the call's first byte is sent.
     pub(super) fn sending(&self) -> Vec<Event> {
         let attempt = self.attempt;
         match &self.unproven {
@@ -253,12 +253,12 @@ impl Runner {
         }
     }
 
-    /// The try that is about to be sent.
+    /// The attempt that is about to be sent.
     pub(super) const fn attempt_to_send(&self) -> Attempt {
         if self.unproven.is_some() { Attempt(self.attempt.0 + 1) } else { self.attempt }
     }
 
-    /// The row says that the call is about to be sent.
+    /// Records that the row says that the call is about to be sent.
     pub(super) fn is_sending(&mut self) {
         let next = self.attempt_to_send();
         if let Some(unproven) = &mut self.unproven {
@@ -270,7 +270,7 @@ impl Runner {
         }
     }
 
-    /// The upstream gave a sign: what ended the lives before was not this call.
+    /// Records a sign of the upstream: this call did not cause the earlier crashes.
     pub(super) async fn is_alive(&mut self) {
         if self.unproven.take().is_some()
             && let Some(key) = self.row_key()
@@ -280,7 +280,7 @@ impl Runner {
         }
     }
 
-    /// The same once the call was up for long enough.
+    /// Records the same once the call was up for long enough.
     pub(super) async fn is_steady(&mut self) {
         let is_up = !self.is_waiting();
         if is_up && self.unproven.as_ref().is_some_and(|unproven| unproven.since.elapsed() >= STEADY_AFTER) {
@@ -288,7 +288,7 @@ impl Runner {
         }
     }
 
-    /// This life ends as it should, and lets go of the call: that is no crash.
+    /// Records an orderly end of this process, which is no crash.
     pub(super) async fn is_let_go(&mut self) {
         if self.unproven.as_ref().is_some_and(|unproven| unproven.is_counted) {
             self.is_alive().await;
@@ -296,18 +296,17 @@ impl Runner {
     }
 }
 
-/// Begins a subtask's call for its parent, or goes on with it, in a tokio task of its own. `spec` has the params where
-/// this life knows them.
+/// Spawns a task that begins or resumes a subtask's call for its parent. `spec` has params where this process knows them.
 pub(super) fn begin_child(engine: &Arc<Engine>, spec: CallSpec, key: TaskKey, place: TaskPermit) {
     let own = Arc::clone(engine);
     engine.runners.spawn(async move {
         let mut pauses = RetryDelays::of_writers();
         loop {
-            // The pass over all rows has a claim while it looks at one.
+            // Recovery holds a claim while it looks at a row.
             if let Some(orders) = own.live.claim(&key) {
                 match judge_child(&own, &spec, &key).await {
                     Ok(Some((task, spec, way))) => return start(&own, spec, (task, orders), (way, place)),
-                    // Done with, or another gateway's by now.
+                    // It has settled, or another replica holds it by now.
                     Ok(None) | Err(TaskError::Store(StoreError::Fenced)) => return own.live.remove(&key),
                     Err(error) => {
                         tracing::warn!(task = %LoggedTask(&key), error = %CauseChain(&error), "a subtask could not begin yet");
@@ -322,7 +321,7 @@ pub(super) fn begin_child(engine: &Arc<Engine>, spec: CallSpec, key: TaskKey, pl
     });
 }
 
-/// What is to be run of a subtask, if anything is.
+/// The call of a subtask to run, if there is one.
 async fn judge_child(
     engine: &Arc<Engine>,
     spec: &CallSpec,
@@ -334,7 +333,7 @@ async fn judge_child(
         if task.is_settled() {
             return Ok(None);
         }
-        // Of this life: its call is at hand.
+        // A row of this process: its params are at hand.
         if matches!(task.phase, Phase::Queued) && spec.request.params.is_some() {
             return Ok(Some((task, spec.clone(), RecoveryAction::Dispatch)));
         }
@@ -357,7 +356,7 @@ async fn judge_child(
     Ok(None)
 }
 
-/// The call of a subtask that an earlier life left behind.
+/// The call of a subtask that an earlier process left.
 fn restored_child(mut spec: CallSpec, task: &Task, now: Timestamp) -> CallSpec {
     let call = task.recovery.call.as_ref();
     spec.request.params =

@@ -1,4 +1,4 @@
-//! Asks clients without a handle: the call is held under a hidden task until they come back with answers (GW-20).
+//! Asks clients without a handle: holds the call under a hidden task until they return with answers (GW-20).
 
 use tokio::time::Instant;
 
@@ -10,11 +10,11 @@ use crate::engine::call::{CallEnd, CallStreamSender, RoundRetry};
 use crate::store::StoreError;
 use crate::task::{Event, Executed, GatewayFault, Phase, Plan, Task, TaskVisibility};
 
-/// Rounds of questions in one call; clients give up at ten.
+/// Rounds of questions in one call; clients stop at ten.
 const ROUNDS_MAX: u32 = 8;
 
 impl Runner {
-    /// Answers the client that waits with the questions that are open. From then on nobody waits.
+    /// Sends the open questions as the response to the waiting client, which detaches it.
     pub(super) async fn ask_client(&mut self) -> RunnerFlow {
         self.inputs.stop_gathering();
         let Some(key) = self.row_key().filter(|_| self.is_waited_for()) else { return RunnerFlow::Continue };
@@ -28,7 +28,7 @@ impl Runner {
         }
         let task = match self.engine.held(&key).await {
             Ok(task) if !task.is_settled() => task,
-            // The order that says so is on its way.
+            // The command that says so is already queued.
             Ok(_) => return RunnerFlow::Continue,
             Err(error) if error.is_passing() => return self.wait_for_store(UnstoredStep::Round, &error),
             Err(error) => {
@@ -58,7 +58,7 @@ impl Runner {
         RunnerFlow::Continue
     }
 
-    /// A client came back. What it says is part of the task before anything else; then it waits as the first time.
+    /// Resumes the call for a client that returned. Its answers are stored first; then it waits as before.
     pub(super) async fn retried(&mut self, seat: CallStreamSender, retry: RoundRetry) -> RunnerFlow {
         let Some(key) = self.row_key() else { return RunnerFlow::Continue };
         self.client.seat(seat);
@@ -68,11 +68,11 @@ impl Runner {
         self.spec.questions = retry.questions;
         let task = match self.write(&key, vec![Event::Answered { answers: retry.answers }]).await {
             Ok(applied) => applied.task,
-            // Who waits is told with the rest.
+            // `unless_fenced` notifies the waiting client.
             Err(TaskError::Store(StoreError::Fenced)) => return RunnerFlow::Stop,
             Err(error) => {
                 tracing::error!(error = %CauseChain(&error), "answers could not be stored");
-                // The call goes on, and waits for them: they may be sent again.
+                // The call continues, and waits for the answers: the client may send them again.
                 let end = match &error {
                     TaskError::Unknown => CallEnd::Gone,
                     TaskError::Contended | TaskError::Store(_) => {
@@ -88,7 +88,7 @@ impl Runner {
             row.shown = TaskVisibility::Hidden;
         }
         if self.has_handle() {
-            // It was given out to another request of this client a moment ago.
+            // Another request of this client received the handle a moment ago.
             return self.show_handle(retry.plan, task).await;
         }
         self.spec.plan = retry.plan;
@@ -114,7 +114,7 @@ impl Runner {
         RunnerFlow::Continue
     }
 
-    /// Each round starts the grace anew, for a client that may have a handle after it (GW-36).
+    /// Restarts the grace period after a round, for a client that may get a handle after it (GW-36).
     fn begin_grace(&mut self) {
         let may_become = match self.spec.plan {
             Plan::Grace(_) if self.spec.is_held_by_key() => self.is_waited_for(),

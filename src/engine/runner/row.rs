@@ -1,4 +1,4 @@
-//! Inserts the row of a call, hands out its handle, and writes its end.
+//! Inserts the row of a call, sends its handle, and writes its outcome.
 
 use std::io;
 use std::sync::Arc;
@@ -20,16 +20,16 @@ use crate::task::{
     Task, TaskKey, TaskVisibility, Timestamp, transition,
 };
 
-/// How much later than the handle a row is stored where a test wants that promise broken: the process is killed long before.
+/// Delay of an insert in a test that breaks the durability of handles: the process is killed long before.
 const SABOTAGE_DELAY: Duration = Duration::from_secs(60);
 
-/// What a runner has once its call has a row.
+/// A runner's state once its call has a row.
 pub(super) struct RunnerRow {
     pub(super) key: TaskKey,
-    /// Whether its owner has the handle. A call that is held under an idempotency key has a task's row, and is `Hidden` here
-    /// while its client waits for the answer.
+    /// Whether its owner has the handle. A call that is held under an idempotency key has a task's row, but is `Hidden` here
+    /// while its client waits for the outcome.
     pub(super) shown: TaskVisibility,
-    /// Whether the metrics count it among the tasks.
+    /// Whether the metrics include it.
     pub(super) is_counted: bool,
     pub(super) orders: RunnerCommands,
     pub(super) progress: Option<Arc<str>>,
@@ -41,12 +41,12 @@ impl Runner {
         self.row.as_ref().map(|row| row.key.clone())
     }
 
-    /// Whether the client has, or is being given, a handle.
+    /// Whether the client has the handle, or is about to receive it.
     pub(super) fn has_handle(&self) -> bool {
         self.row.as_ref().is_some_and(|row| row.shown.outlives_client())
     }
 
-    /// Makes the task, or shows the hidden one, and hands out its handle.
+    /// Creates the task, or reveals the hidden one, and sends its handle.
     pub(super) async fn promote(&mut self, first: Option<Question>) -> Result<RunnerFlow, GatewayFault> {
         let not_sent = |reason| GatewayFault::new(reason, Executed::No);
         let task = match self.row_key() {
@@ -56,9 +56,9 @@ impl Runner {
         Ok(self.hand_out(task).await)
     }
 
-    /// Gives the client the handle of its new task.
+    /// Sends the client the handle of its new task.
     pub(super) async fn hand_out(&mut self, task: Arc<Task>) -> RunnerFlow {
-        // Who knows the call's name can find the task by it (T-27).
+        // A client that knows the call's name can find the task (T-27).
         if !self.client.hand_over(CallEvent::Created(task)).await && !self.spec.is_named() {
             return self.drop_orphan().await;
         }
@@ -72,7 +72,7 @@ impl Runner {
         RunnerFlow::Continue
     }
 
-    /// The row is a task's from here on.
+    /// Records that the row is a task's from now on.
     pub(super) fn becomes_task(&mut self) {
         let Some(row) = self.row.as_mut().filter(|row| !row.is_counted) else { return };
         row.is_counted = true;
@@ -85,7 +85,7 @@ impl Runner {
         metrics::counter!(metric::GRACE, "upstream" => upstream, "result" => result).increment(1);
     }
 
-    /// Adds the row, with its first question where that is what it is made for.
+    /// Inserts the row, with the first question if there is one.
     pub(super) async fn insert(
         &mut self,
         shown: TaskVisibility,
@@ -97,7 +97,7 @@ impl Runner {
         })
     }
 
-    /// Adds the row, or says why there is none.
+    /// Inserts the row, or returns the store's error.
     pub(super) async fn try_insert(
         &mut self,
         shown: TaskVisibility,
@@ -107,8 +107,8 @@ impl Runner {
             Some(chosen) => TaskKey { owner: self.spec.owner.clone(), id: chosen.task_id() },
             None => self.engine.mint_key(&self.spec.owner),
         };
-        // One commit says that the task is there and, where the call has its permit, that it may have been sent: nothing is
-        // sent before it, nor after a cancel, whose order is heard first (L6).
+        // One commit creates the task and, if the call has its permit, marks it as possibly sent: nothing is sent before this
+        // commit, nor after a cancel, whose command is received first (L6).
         let now = self.engine.clock.now();
         let place = self.new_place();
         let mut task = Task {
@@ -128,8 +128,8 @@ impl Runner {
         if let Some(question) = first {
             task = transition(task, Event::Asked { attempt: self.attempt, question }, now).0;
         }
-        // Orders can be given from the moment the row is there. Of two calls under one id the second one stops here: from
-        // this claim on nobody else makes, runs or removes a row with this key.
+        // Commands may arrive as soon as the row exists. The second of two calls under one id stops here: after this claim no
+        // other runner creates, runs or removes a row with this key.
         let orders = self.engine.live.claim(&key).ok_or(StoreError::Exists)?;
         failpoint::hit("admitted");
         if let Some(place) = &mut self.place {
@@ -139,7 +139,7 @@ impl Runner {
             Ok(task) => task,
             Err(error) => {
                 if matches!(error, StoreError::Unsure(_)) {
-                    // A call whose row comes first is not sent before the row is there.
+                    // A call with its row written first is not sent before the row exists.
                     let is_unsent =
                         self.spec.plan == Plan::Task || self.spec.is_held_by_key() || self.stage.is_waiting();
                     self.engine.end_refused(key, if is_unsent { Executed::No } else { Executed::Unknown });
@@ -162,12 +162,12 @@ impl Runner {
         Ok(Arc::new(task))
     }
 
-    /// Stores a new task, behind the rows of its elements if its call is split and it has a handle.
+    /// Stores a new task, after the rows of its elements if its call is split and it has a handle.
     async fn store_tree(&mut self, mut task: Task, now: Timestamp) -> Result<Task, StoreError> {
         if task.shown == TaskVisibility::Handle {
             task.tree.children = self.insert_elements(&task.key, now).await?;
             if !task.tree.children.is_empty() {
-                // They have what is to be sent.
+                // The rows of its elements have the params.
                 task.recovery.call = task.recovery.call.map(StoredCall::without_params);
             }
         }
@@ -186,13 +186,13 @@ impl Runner {
         stored
     }
 
-    /// Whether the owner may have as many bytes more in the store.
+    /// Whether the owner may store this many more bytes.
     pub(super) fn has_room_for(&self, bytes: usize) -> bool {
         let all = self.engine.store.usage_of(&self.spec.owner).bytes;
         self.engine.admission.has_room(&self.spec.owner, all, all + bytes)
     }
 
-    /// The hidden task becomes the one that the client gets to know: same row, same id.
+    /// Turns the hidden task into one with a handle: same row, same id.
     async fn reveal(&mut self, key: &TaskKey) -> Result<Arc<Task>, Reason> {
         if self.spec.idempotency.is_some() {
             return self.reveal_held(key).await;
@@ -206,7 +206,7 @@ impl Runner {
                 row.shown = TaskVisibility::Handle;
                 return Ok(applied.task);
             }
-            // It was settled in between: the order that says so is on its way.
+            // It settled in between: the command that says so is already queued.
             (Some(_) | None, Ok(_)) => Reason::TtlExpired,
             (Some(_) | None, Err(error)) => error.reason(),
         };
@@ -214,20 +214,20 @@ impl Runner {
         Err(refused)
     }
 
-    /// The client left before it could learn the id: nobody will ever ask (T-27).
+    /// Removes a task with an id that its client never received: no client will ever read it (T-27).
     async fn drop_orphan(&mut self) -> RunnerFlow {
         if let Some(row) = self.row.take() {
-            // First the row, since a child without its parent is gone.
+            // The row goes first, since a child without a parent is invisible.
             let mut pauses = RetryDelays::of_writers();
             while let Err(error) = self.engine.store.remove(&row.key).await {
                 tracing::warn!(error = %CauseChain(&error), "a task that nobody knows is not dropped yet");
-                // Its upstream need not wait for that, and a later life must not send it.
+                // The upstream is cancelled without that wait, and a later process must not send the call.
                 self.stage.cancel("the client left").await;
                 if !self.engine.pauses_for_store(&mut pauses).await {
                     break;
                 }
             }
-            // In this order: a row without a runner is taken for one that an earlier life left behind.
+            // In this order: a row without a runner is taken for one of an earlier process.
             self.engine.live.remove(&row.key);
             self.remove_elements().await;
         }
@@ -235,12 +235,12 @@ impl Runner {
         RunnerFlow::Stop
     }
 
-    /// A client without a handle cancels its call by leaving (MOD-20).
+    /// Cancels the call of a client without a handle that left (MOD-20).
     pub(super) async fn client_left(&mut self) -> RunnerFlow {
         if self.spec.idempotency.is_some() && self.row.is_some() {
             return self.go_on_unattended().await;
         }
-        // However long the store takes with that: nobody wants the call, and no life runs a hidden task again.
+        // Before the slower writes to the store: the call has no client, and no process resumes a hidden task.
         self.stage.cancel("the client left").await;
         self.settle_cancelled().await;
         self.mark_told().await;
@@ -256,8 +256,8 @@ impl Runner {
         }
     }
 
-    /// The upstream of a call that was given up knows it now, or cannot be told. Where that is not stored, a later life tells it
-    /// once more: nothing waits for it.
+    /// Records that the upstream of a cancelled call was notified, or cannot be. If that is not stored, a later process notifies
+    /// it again; nothing waits for it.
     pub(super) async fn mark_told(&mut self) {
         if let Some(key) = self.row_key()
             && let Err(error) = self.write(&key, vec![Event::Told]).await
@@ -266,16 +266,16 @@ impl Runner {
         }
     }
 
-    /// Settles the task, and answers the client that waits.
+    /// Settles the task, and answers the waiting client.
     pub(super) async fn end(&mut self, outcome: Outcome) -> RunnerFlow {
         if self.is_fenced {
             return RunnerFlow::Stop;
         }
         let outcome = self.of_all_attempts(outcome);
-        // However long the store takes with the outcome: nothing runs at the upstream any more.
+        // Before the slower writes to the store: the call has ended at the upstream.
         self.stage.finish();
         if self.spec.plan == Plan::Task && self.asks_first() && self.row.is_some() && self.is_waited_for() {
-            // `always` and `required` end in a handle, however quick the call was after its questions.
+            // `always` and `required` end in a handle, however quickly the call ended after its questions.
             match self.promote(None).await {
                 Ok(RunnerFlow::Stop) => return RunnerFlow::Stop,
                 Ok(RunnerFlow::Continue) => (),
@@ -294,7 +294,7 @@ impl Runner {
         RunnerFlow::Stop
     }
 
-    /// That this try was not sent says nothing of those before it.
+    /// Keeps `executed` unknown if an earlier attempt may have been sent.
     fn of_all_attempts(&self, outcome: Outcome) -> Outcome {
         match outcome {
             Outcome::Faulted(Failure::Gateway(fault))
@@ -308,13 +308,13 @@ impl Runner {
 
     async fn settle(&mut self, key: &TaskKey, outcome: Outcome) {
         failpoint::hit("outcome-heard");
-        // The last words belong to the task even where they came too fast to be stored one by one.
+        // Stores the last status message even if it arrived too early to be stored separately.
         if let Some(message) = self.row.as_mut().and_then(|row| row.progress.take()) {
             let _ = self.write(key, vec![Event::Progressed { attempt: self.attempt, message }]).await;
         }
         let attempt = self.attempt;
         let is_cancelled = outcome == Outcome::Cancelled;
-        // Copied once, however often it has to be stored.
+        // Copied once for all retries.
         let outcome = outcome.exact();
         let event = match outcome {
             Outcome::Returned { result, is_error } => Event::Returned { attempt, result, is_error },
@@ -325,18 +325,18 @@ impl Runner {
             Ok(applied) if !applied.changed => {
                 metric::count_dropped(self.spec.upstream.name(), "settled");
                 tracing::info!("a late outcome was dropped");
-                // The upstream is done with the call: there is nothing to tell it.
+                // The upstream has ended the call, so it needs no cancel.
                 self.mark_told().await;
             }
-            // The upstream cancelled it, so it knows.
+            // The upstream cancelled it, and needs no cancel either.
             Ok(_) if is_cancelled => self.mark_told().await,
-            // An outcome of its own is the other gateway's to store.
+            // The replica that holds the task stores its outcome.
             Ok(_) | Err(TaskError::Store(StoreError::Fenced)) => (),
             Err(error) => tracing::error!(error = %CauseChain(&error), "an outcome could not be stored"),
         }
     }
 
-    /// The runner's last act. A client that still waits is told what became of its call.
+    /// Ends the runner. A client that still waits receives the state of its call.
     pub(super) async fn leave(mut self: Box<Self>) {
         let Some(row) = &mut self.row else { return };
         self.engine.live.remove(&row.key);
@@ -353,11 +353,11 @@ impl Runner {
     }
 }
 
-/// The task whose insert was in doubt, if it is there and still this gateway's to run. Where that cannot be known now, the error
-/// goes on saying so: a later life could find the row, and send the call.
+/// The task of an unknown insert, if it exists and this process still holds it. If the store cannot confirm it now, the error
+/// stays `Unsure`, because a later process could find the row and send the call.
 async fn found_out(engine: &Engine, key: &TaskKey, cause: io::Error) -> Result<Task, StoreError> {
     match engine.store.settle_doubt(key, engine.clock.now()).await {
-        // Others have seen it, so it stays.
+        // Other replicas may have seen it, so it remains.
         Ok(Some(row)) if row.holder == Some(engine.store.holder()) && !row.task.is_settled() => {
             Ok(Arc::unwrap_or_clone(row.task))
         }
@@ -370,14 +370,13 @@ async fn found_out(engine: &Engine, key: &TaskKey, cause: io::Error) -> Result<T
     }
 }
 
-/// What a client is told of a task that could not be made. Only a row that is certainly not there is a call that is
-/// certainly not sent.
+/// The fault of a task that could not be created. Only if the row certainly does not exist is the call certainly not sent.
 pub(super) fn not_stored(error: StoreError) -> GatewayFault {
     let executed = if matches!(error, StoreError::Unsure(_)) { Executed::Unknown } else { Executed::No };
     GatewayFault::new(TaskError::from(error).reason(), executed)
 }
 
-/// Returns once the row is durable, unless a test wants to see what that is worth.
+/// Returns once the row is durable, unless a test breaks that on purpose.
 pub(super) async fn store_new(engine: &Engine, task: &Task) -> Result<(), StoreError> {
     if !failpoint::is_sabotaged("handle-before-commit") {
         return engine.store.insert(task).await.map(|_| ());
@@ -390,7 +389,7 @@ pub(super) async fn store_new(engine: &Engine, task: &Task) -> Result<(), StoreE
     Ok(())
 }
 
-/// How a settled task is told to a client that waits for it.
+/// The end of a call for a client that waits for this settled task.
 fn end_of(task: &Task) -> CallEnd {
     match &task.phase {
         Phase::Settled(Outcome::Cancelled) if task.idempotency.is_none() => CallEnd::Gone,

@@ -1,11 +1,11 @@
-//! Runs one call with a list in it as many, one for each element of the list.
+//! Runs a call with a list argument as many calls, one for each element.
 //!
-//! Above it a split call is one call like any other: one deadline, one place where it is asked and cancelled. The calls
-//! that it is made of wait for permits as all calls do, so many at a time as the rule says, in the order of the list.
+//! To the runner, a split call is one call: it has one deadline, and one task that asks questions and is cancelled. The calls of
+//! its elements wait for permits as all calls do, in the order of the list, and up to the rule's number run in parallel.
 //!
-//! Until the call is a task its elements have no rows, and their exchanges are here. From then on each element is a task,
-//! a child of the call's own, with a runner of its own (see `element_rows`): what is left to do here is to begin those
-//! that wait, and to combine what comes of them. So a later life of the process judges each element by itself.
+//! Until the call is a task its elements have no rows, and their exchanges are here. From then on each element is a child task
+//! with its own runner (see `element_rows`); this module only begins waiting elements and combines their outcomes. So a later
+//! process judges each element separately.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -30,22 +30,22 @@ use crate::wire::one_line::status_text;
 /// The calls of all elements.
 pub(super) struct SplitExchange {
     pub(super) plan: SplitPlan,
-    /// Whether the whole has begun.
+    /// Whether the split call has begun.
     pub(super) is_begun: bool,
-    /// The element whose call begins next.
+    /// The element that is begun next.
     pub(super) next: usize,
     /// Calls without rows.
     pub(super) running: Vec<RunningElement>,
-    /// By element; `None` for those that have not ended.
+    /// By element; `None` for elements that have not ended.
     pub(super) outcomes: Vec<Option<Outcome>>,
     ended: usize,
-    /// What all results take until now, in bytes.
+    /// The size of all results so far, in bytes.
     bytes: usize,
-    /// What happened and was not told yet.
+    /// Events that were not taken yet.
     events: VecDeque<ExchangeEvent>,
     /// The newest message of an element.
     message: Option<Arc<str>>,
-    /// Once the call is a task.
+    /// Set once the call is a task.
     pub(super) rows: Option<ElementRows>,
 }
 
@@ -55,7 +55,7 @@ pub(super) struct RunningElement {
     pub(super) stage: ExchangeStage,
     /// When it was sent.
     pub(super) dispatched: Option<Instant>,
-    /// What it asks, as its row would have it.
+    /// Its open questions, as its row would hold them.
     pub(super) open: Vec<Question>,
 }
 
@@ -77,7 +77,7 @@ impl SplitExchange {
         }
     }
 
-    /// The next event. Pends where only elements with rows are at work: see [`SplitExchange::settled`]. Cancel safe.
+    /// The next event. Pends while only elements with rows are in progress: see [`SplitExchange::settled`]. Cancel safe.
     pub(super) async fn next(&mut self) -> StageEvent {
         match std::mem::replace(&mut self.is_begun, true) {
             true => StageEvent::Exchange(self.next_event().await),
@@ -102,25 +102,25 @@ impl SplitExchange {
             if self.running.is_empty() {
                 return std::future::pending().await;
             }
-            // Cancel safe, as each of them is.
+            // Cancel safe, as each of the futures is.
             let (event, at, _) = select_all(self.running.iter_mut().map(|part| Box::pin(part.stage.next()))).await;
-            // Who was heard last is heard first no more: one that never pauses holds back no other.
+            // The element of this event goes last, so that a busy element starves no other.
             self.running.rotate_left(at + 1);
             self.heard(self.running.len() - 1, event);
         }
     }
 
-    /// The same for elements with rows.
+    /// Begins elements with rows, up to the limit of parallel ones.
     pub(super) fn begin_rows(&mut self, children: &mut Children) {
         if let Some(rows) = self.rows.as_mut().filter(|_| self.is_begun) {
             rows.begin_more(&self.plan, children);
         }
     }
 
-    /// Begins calls as long as there is room for one beside the others.
+    /// Begins calls up to the limit of parallel ones.
     fn begin_more(&mut self) {
         while self.rows.is_none() && self.running.len() < self.plan.parallel() && self.next < self.plan.total() {
-            // It waits for its permit as long as the whole may run.
+            // It waits for its permit as long as the split call may run.
             let stage = ExchangeStage::new(&self.plan.element(self.next), None);
             self.running.push(RunningElement { index: self.next, stage, dispatched: None, open: Vec::new() });
             self.next += 1;
@@ -166,7 +166,7 @@ impl SplitExchange {
         }
     }
 
-    /// Takes what came of a call without a row, gives its permit back, and takes its questions back.
+    /// Records the outcome of a call without a row, releases its permit, and withdraws its questions.
     fn part_ended(&mut self, at: usize, outcome: Outcome) {
         let part = self.running.remove(at);
         let withdrawn = part.open.iter().map(|question| question_of(part.index, &question.ask));
@@ -174,7 +174,7 @@ impl SplitExchange {
         self.ended(part.index, outcome);
     }
 
-    /// Takes what came of an element with a row; `None` where the row is gone.
+    /// Records the outcome of an element with a row; `None` if the row was removed.
     pub(super) fn settled(&mut self, index: usize, task: Option<&Task>) {
         if let Some(rows) = &mut self.rows {
             rows.is_done();
@@ -197,13 +197,13 @@ impl SplitExchange {
         }
     }
 
-    /// How many are done, and the newest message of an element; `None` without a message.
+    /// The number of ended elements, and the newest message of an element; `None` without a message.
     fn status(&self) -> Option<Arc<str>> {
         let message = self.message.as_ref()?;
         status_text(&format!("{}/{}: {message}", self.ended, self.plan.total()))
     }
 
-    /// An element has a new message. That is no progress of the whole: no number grew.
+    /// Records a new message of an element. It is not progress of the split call: no number grew.
     pub(super) fn said(&mut self, text: Option<Arc<str>>) {
         self.message = text.or_else(|| self.message.take());
         self.events.extend(self.status().map(ExchangeEvent::Status));
@@ -224,18 +224,18 @@ impl SplitExchange {
                 part.open.retain(|question| question.ask != ask);
                 part.stage.answer(&ask, answer).await
             }
-            // Its call ended meanwhile: nobody waits for the answer, and the others go on.
+            // Its call ended meanwhile: the answer is dropped, and the other elements continue.
             None => Ok(()),
         }
     }
 
-    /// Ends the calls that have no rows; the others end with their parent's.
+    /// Cancels the calls that have no rows; the others end with their parent.
     pub(super) async fn cancel(&mut self, reason: &str) {
         join_all(self.running.iter_mut().map(|part| part.stage.cancel(reason))).await;
         self.finish();
     }
 
-    /// Lets go of all calls, and begins no other.
+    /// Drops all calls, and begins no others.
     pub(super) fn finish(&mut self) {
         self.running.clear();
         self.next = self.plan.total();

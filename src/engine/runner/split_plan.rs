@@ -1,4 +1,4 @@
-//! Plans which calls a call with a list in it is split into.
+//! Plans the calls that a call with a list argument is split into.
 
 use std::sync::Arc;
 
@@ -9,24 +9,24 @@ use crate::task::Plan;
 use crate::upstream::UpstreamRequest;
 use crate::wire::{Object, method};
 
-/// What the elements are called where the rule that named them is gone.
+/// The name of the elements if the rule that named them was removed.
 const ELEMENTS: &str = "elements";
 
 /// The calls that one call is split into.
 #[derive(Debug)]
 pub(super) struct SplitPlan {
-    /// What each call is made with, but for its params.
+    /// The spec of each call, without its params.
     part: CallSpec,
-    /// `None` for a call of an earlier life, whose elements have rows.
+    /// `None` for a call of an earlier process; its elements have rows.
     call: Option<SplitCall>,
-    /// The member of the arguments that is the list.
+    /// The argument that holds the list.
     argument: Arc<str>,
     total: usize,
-    /// Calls that run side by side.
+    /// The limit of parallel calls.
     parallel: usize,
 }
 
-/// Splits a call where its tool's rules say so and it has a list to split.
+/// Splits a call if its tool's rules say so and it has a list to split.
 pub(super) fn split(spec: CallSpec) -> (CallSpec, Option<SplitPlan>) {
     let Some((call, parallel)) = call_of(&spec) else { return (spec, None) };
     let (total, argument) = (call.len(), Arc::clone(call.argument()));
@@ -34,7 +34,7 @@ pub(super) fn split(spec: CallSpec) -> (CallSpec, Option<SplitPlan>) {
     (spec, Some(SplitPlan { part, call: Some(call), argument, total, parallel }))
 }
 
-/// The plan of a call of an earlier life, whose elements have rows.
+/// The plan of a call of an earlier process; its elements have rows.
 pub(super) fn split_again(spec: CallSpec, total: usize) -> (CallSpec, SplitPlan) {
     let rule = spec.policy.split.as_ref();
     let parallel = rule.map_or(1, |rule| rule.parallel.get());
@@ -48,7 +48,7 @@ fn call_of(spec: &CallSpec) -> Option<(SplitCall, usize)> {
     Some((SplitCall::read(rule, &Object::of(spec.request.params.as_ref()?)?)?, rule.parallel.get()))
 }
 
-/// What the whole is run with, and what each of its calls is.
+/// The spec of the split call, and the spec of each of its calls.
 fn whole_and_part(mut spec: CallSpec) -> (CallSpec, CallSpec) {
     let mut part = spec.clone();
     (part.plan, part.policy.split) = (Plan::Task, None);
@@ -63,7 +63,7 @@ impl SplitPlan {
         self.total
     }
 
-    /// What the call of one element is made with. Without params where only its row has them.
+    /// The spec of one element's call. Without params if only its row has them.
     pub(super) fn element(&self, index: usize) -> CallSpec {
         let params = self.call.as_ref().and_then(|call| call.part(index));
         CallSpec { request: UpstreamRequest { params, ..self.part.request.clone() }, ..self.part.clone() }

@@ -1,13 +1,13 @@
-//! Lets what a runner has to store wait for a store that is away, or that does not say whether it did it.
+//! Retries a runner's writes while the store is unavailable or a commit's result is unknown.
 //!
-//! What waits is kept where it belongs, a question with the questions; here is when it is tried again. That is a timer of the
-//! runner and never an order: orders are heard before all else, and a call whose retry was one would outlive its deadline.
-//! Between two tries the runner hears what it always hears: a cancel, its deadline, the end of the gateway (so that of
-//! `alone_max`), and that another gateway has the task.
+//! The data of a waiting step stays with its owner, such as a question with the questions; this module holds the time of the next
+//! try. That is a timer and never a command: commands come before all other events, and a call that retried by commands would
+//! outlive its deadline. Between tries the runner receives its usual events: a cancel, its deadline, shutdown (also after
+//! `alone_max`), and the fence of another replica.
 //!
-//! Each try begins with the row as it certainly stands, so that whatever waits knows whether the write before was made.
+//! Each try begins with the confirmed state of the row, so that every step knows whether its last write was committed.
 //!
-//! A runner whose call has ended waits in place: there is nothing left that it could hear, but the end of the gateway.
+//! A runner with an ended call waits in line: only shutdown can interrupt it.
 
 use std::sync::Arc;
 
@@ -22,31 +22,31 @@ use crate::store::{StoreError, WriteRole};
 use crate::task::reference::LoggedTask;
 use crate::task::{Event, Outcome, Phase, Task, TaskKey};
 
-/// What a runner does once the store is back.
+/// A runner's step that waits for the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum UnstoredStep {
-    /// The call is marked as sent, and sent.
+    /// Mark the call as sent, and send it.
     Mark,
-    /// Accepted answers are handed over.
+    /// Deliver accepted answers.
     Answers,
-    /// Questions are put to the client.
+    /// Make questions visible to the client.
     Questions,
-    /// Questions are taken off the task.
+    /// Remove questions from the task.
     Withdrawals,
-    /// The client that waits is shown what is open.
+    /// Send the open questions to the waiting client.
     Round,
-    /// The call is made again, since its user has been where the upstream sent it.
+    /// Repeat the call, since its user has completed the URL elicitation.
     Repeat,
-    /// Subtasks that the upstream named become tasks.
+    /// Create tasks for the subtasks that the upstream named.
     Subtasks,
-    /// What the upstream said of its progress is shown.
+    /// Store the upstream's progress text.
     Progress,
 }
 
-/// What waits for the store, in the order in which it came, and until when.
+/// The steps that wait for the store, in order of arrival, and the time of the next try.
 pub(super) struct UnstoredSteps {
     steps: Vec<UnstoredStep>,
-    /// What waited when this try began.
+    /// The steps that waited when this try began.
     tried: Vec<UnstoredStep>,
     pauses: RetryDelays,
     due: Instant,
@@ -59,7 +59,7 @@ impl UnstoredSteps {
         Self { steps: Vec::new(), tried: Vec::new(), pauses, due }
     }
 
-    /// Adds a step; whether it did not wait before.
+    /// Adds a step; whether it is new.
     fn add(&mut self, step: UnstoredStep) -> bool {
         if self.steps.contains(&step) {
             return false;
@@ -70,7 +70,7 @@ impl UnstoredSteps {
 }
 
 impl Runner {
-    /// Has a step tried again that the store did not do, for as long as it does not.
+    /// Retries a step that the store refused, until it succeeds.
     pub(super) fn wait_for_store(&mut self, step: UnstoredStep, error: &TaskError) -> RunnerFlow {
         if self.postpone(step) {
             tracing::warn!(?step, error = %CauseChain(error), "a call waits for the store");
@@ -80,7 +80,7 @@ impl Runner {
         RunnerFlow::Continue
     }
 
-    /// The same without a word; whether the step did not wait before.
+    /// Adds a step without a log entry; whether it is new.
     pub(super) fn postpone(&mut self, step: UnstoredStep) -> bool {
         self.unstored.get_or_insert_with(|| Box::new(UnstoredSteps::new())).add(step)
     }
@@ -89,12 +89,12 @@ impl Runner {
         self.unstored.as_ref().is_some_and(|wait| wait.steps.contains(&step))
     }
 
-    /// When the store is asked again.
+    /// The time of the next try.
     pub(super) fn store_due(&self) -> Option<Instant> {
         self.unstored.as_ref().map(|wait| wait.due)
     }
 
-    /// Tries again what waits for the store.
+    /// Retries all waiting steps.
     pub(super) async fn try_again(&mut self) -> RunnerFlow {
         let certain = match self.certain_task().await {
             Ok(certain) => certain,
@@ -114,7 +114,7 @@ impl Runner {
         let certain = certain.as_deref();
         if let Some(task) = certain.filter(|task| task.is_settled() && !steps.contains(&UnstoredStep::Mark)) {
             self.unstored = None;
-            // Its order may have been given to nobody: a runner that waits for nothing else would never end.
+            // Its command may have been lost: without it, a runner that waits for nothing else would never end.
             self.engine.follow_state(&task.key, task);
             return RunnerFlow::Continue;
         }
@@ -137,7 +137,7 @@ impl Runner {
         RunnerFlow::Continue
     }
 
-    /// Until the next try, if anything waits.
+    /// Schedules the next try if a step waits.
     fn rest_from_store(&mut self) {
         if let Some(wait) = self.unstored.as_mut().filter(|wait| !wait.steps.is_empty()) {
             wait.due = Instant::now() + wait.pauses.take();
@@ -146,10 +146,10 @@ impl Runner {
         }
     }
 
-    /// The task as its row certainly stands; `None` if it has no row.
+    /// The task in its row's confirmed state; `None` if it has no row.
     ///
     /// # Errors
-    /// `Fenced` if another life holds it; else as [`crate::store::TaskStore::settle_doubt`].
+    /// `Fenced` if another process holds it; else as [`crate::store::TaskStore::settle_doubt`].
     async fn certain_task(&mut self) -> Result<Option<Arc<Task>>, StoreError> {
         let Some(key) = self.row_key() else { return Ok(None) };
         match self.engine.read_decided(&key, self.engine.clock.now(), true).await? {
@@ -160,8 +160,8 @@ impl Runner {
 }
 
 impl Engine {
-    /// Stores how a task ended, however long the store fails: an outcome that is dropped is lost (L8). Whoever ends the calls
-    /// ends this, and the task is left as it is stored.
+    /// Stores a task's outcome, retrying as long as the store fails: a dropped outcome is lost (L8). Ends with the calls; the
+    /// task then remains as stored.
     pub(super) async fn store_outcome(
         self: &Arc<Self>,
         key: &TaskKey,
@@ -180,7 +180,7 @@ impl Engine {
                         return Err(error);
                     }
                 }
-                // A write that was reported as failed was made after all.
+                // A write that was reported as failed was committed after all.
                 Ok(applied) if has_failed && says(&applied.task, &event) => {
                     return Ok(AppliedEvent { changed: true, ..applied });
                 }
@@ -189,13 +189,13 @@ impl Engine {
         }
     }
 
-    /// Waits until the store is asked again by a runner whose call has ended; false once no call is waited for any more.
+    /// Waits before the next try of a runner with an ended call; false once calls must end.
     pub(super) async fn pauses_for_store(&self, pauses: &mut RetryDelays) -> bool {
         self.calls_end.token().run_until_cancelled(pauses.wait()).await.is_some()
     }
 }
 
-/// Whether a task ended as an event says.
+/// Whether a task settled with this event.
 fn says(task: &Task, event: &Event) -> bool {
     let Phase::Settled(outcome) = &task.phase else { return false };
     match (outcome, event) {

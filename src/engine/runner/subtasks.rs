@@ -1,8 +1,8 @@
-//! Mirrors the subtasks that a server made of a call as subtasks of the call's task (SEP-2268).
+//! Mirrors the subtasks that a server created for a call as subtasks of the call's task (SEP-2268).
 //!
-//! Each gets a row under its parent's and a runner of its own, which follows it at the server and mirrors what is below it in
-//! the same way. Its id follows from the server's, so that a later life finds it again; one that stands elsewhere in the tree
-//! already is passed over.
+//! Each gets a row below its parent's and its own runner, which follows it at the server and mirrors its subtasks in the same
+//! way. Its id is derived from the server's id, so that a later process finds it again; a subtask with another parent in the tree
+//! is skipped.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,22 +31,22 @@ use crate::task::{
 use crate::upstream::{ResumeToken, UpstreamSubtask};
 use crate::wire::Payload;
 
-/// Rows that are written together: as many commits become one.
+/// Rows written together, so that the store can merge their commits.
 const AT_ONCE: usize = 64;
-/// How often a row is looked for that somebody else looks at, and how soon again.
+/// Tries to claim a row that recovery looks at, and the pause between them.
 const LOOKS_MAX: usize = 50;
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
-/// How long a cancel waits until the server was told of the subtasks.
+/// How long a cancel waits until the server was notified for the subtasks.
 const TOLD_MAX: Duration = Duration::from_secs(5);
 
-/// Where a task stands.
+/// The top of a task's tree.
 struct TreeTop {
     id: TaskId,
-    /// Steps from there.
+    /// The task's depth below the top.
     depth: u32,
 }
 
-/// A subtask that is about to be one.
+/// A subtask without a stored row.
 struct NewSubtask {
     task: Arc<Task>,
     orders: RunnerCommands,
@@ -55,26 +55,26 @@ struct NewSubtask {
 }
 
 impl Runner {
-    /// The server named subtasks.
+    /// Handles subtasks that the server named.
     pub(super) async fn subtasks_named(&mut self, named: Vec<UpstreamSubtask>) -> RunnerFlow {
         self.subtasks.waiting.extend(named);
         self.mirror_subtasks().await;
         RunnerFlow::Continue
     }
 
-    /// Makes tasks of those that waited for the store.
+    /// Creates tasks for the subtasks that waited for the store.
     pub(super) async fn mirror_again(&mut self) -> RunnerFlow {
         self.mirror_subtasks().await;
         RunnerFlow::Continue
     }
 
-    /// Makes tasks of the subtasks that were named, once the call's task has a handle.
+    /// Creates tasks for the named subtasks, once the call's task has a handle.
     pub(super) async fn mirror_subtasks(&mut self) {
         if self.subtasks.waiting.is_empty() || !self.has_handle() {
             return;
         }
         if self.inputs.has_unstored() {
-            // Their parent's row names them along with the place of its exchange, which has to wait for the question.
+            // The parent's row lists them together with the exchange's position, which has to wait for the question.
             self.postpone(UnstoredStep::Subtasks);
             return;
         }
@@ -108,7 +108,7 @@ impl Runner {
             let id = TaskId::of_subtask(top.id, &named.id);
             self.subtasks.doubtful.contains(&id) && own.tree.children.contains(&id)
         };
-        // By the write that failed.
+        // The write that failed was committed.
         let (made, named): (Vec<_>, Vec<_>) = named.into_iter().partition(is_doubtful);
         let size = match *count {
             Some(size) => size + made.len(),
@@ -167,15 +167,15 @@ impl Runner {
         Ok(())
     }
 
-    /// Lets go of subtasks that could not be stored.
+    /// Releases subtasks that could not be stored.
     async fn let_go_of(&mut self, fresh: Vec<NewSubtask>, is_tried_again: bool) {
         for NewSubtask { task, .. } in fresh {
             if is_tried_again {
-                // Its parent may name it.
+                // Its parent may list it.
                 self.subtasks.doubtful.insert(task.key.id);
             } else {
-                // Nobody finds it without its parent: where it stays, a later life removes it, or its own time.
-                // Another gateway may have made the same, or taken these over: what it holds the store leaves.
+                // It is invisible without its parent: a later process or its `ttl` removes it. If another replica created the
+                // same row or took it over, the store keeps that row.
                 if !self.is_fenced {
                     let _ = self.engine.store.remove(&task.key).await;
                 }
@@ -184,7 +184,7 @@ impl Runner {
         }
     }
 
-    /// Tells of subtasks that are left out, once for each reason.
+    /// Logs subtasks that are left out, once for each reason.
     fn leaves_out(&mut self, why: &'static str) {
         if !self.subtasks.told.contains(&why) {
             self.subtasks.told.push(why);
@@ -192,7 +192,7 @@ impl Runner {
         }
     }
 
-    /// The task at the top of the tree, and how far below it this one is.
+    /// The top task of the tree, and the depth of this task below it.
     async fn top_of(&mut self, key: &TaskKey) -> Result<TreeTop, TaskError> {
         let (mut id, mut depth) = (key.id, 0);
         while let Some(parent) = self.engine.held(&TaskKey { owner: key.owner.clone(), id }).await?.tree.parent {
@@ -201,7 +201,7 @@ impl Runner {
         Ok(TreeTop { id, depth })
     }
 
-    /// How many subtasks the tree has, as an earlier life left it.
+    /// The number of subtasks in a tree that an earlier process left.
     async fn size_of(&mut self, top: &TreeTop, key: &TaskKey) -> Result<usize, TaskError> {
         let mut left = vec![top.id];
         let mut size = 0;
@@ -218,7 +218,7 @@ impl Runner {
         Ok(size)
     }
 
-    /// Who sees what is below a task: its siblings' to be are alike.
+    /// The visibility of a task's subtasks: new ones have the same as their siblings.
     async fn shown_below(&mut self, own: &Task) -> Result<TaskVisibility, TaskError> {
         if own.tree.parent.is_some() {
             return Ok(own.shown);
@@ -234,7 +234,7 @@ impl Runner {
         Ok(if self.spec.sees_subtasks { TaskVisibility::Handle } else { TaskVisibility::Part })
     }
 
-    /// The row of a subtask, and its place; or why there is none.
+    /// The row of a subtask with its permit, or the reason why it is left out.
     async fn new_subtask(
         &mut self,
         own: &Task,
@@ -258,8 +258,8 @@ impl Runner {
                 }
             },
         };
-        // Before it is there: else it were taken for what an earlier life left behind. Who looks for that has a claim while it
-        // looks.
+        // Claimed before the row exists: recovery would otherwise take it for a row of an earlier process. Recovery holds a claim
+        // while it looks at a row.
         let mut looks = 0;
         let orders = loop {
             match self.engine.live.claim(&key) {
@@ -271,7 +271,7 @@ impl Runner {
         };
         let task = Task {
             origin: own.origin.clone(),
-            // However long the parent lives, a child never goes before it; and it is gone when its parent is.
+            // A child outlives its parent's row, and is invisible once that is removed.
             ttl: own.expires_at().since(now).saturating_add(self.spec.policy.keep_result_min),
             phase: Phase::Working,
             recovery: Recovery {
@@ -285,7 +285,7 @@ impl Runner {
         Ok(Ok(NewSubtask { task: Arc::new(task.exact()), orders, place, resume: subtask.resume }))
     }
 
-    /// Adds the rows, and names them in their parent's; whether that has not settled meanwhile.
+    /// Inserts the rows, and lists them in their parent's row; false if the parent settled meanwhile.
     async fn store_subtasks(&mut self, key: &TaskKey, fresh: &[NewSubtask]) -> Result<bool, TaskError> {
         if fresh.is_empty() {
             return Ok(true);
@@ -296,9 +296,9 @@ impl Runner {
         let engine = Arc::clone(&self.engine);
         let inserted = fresh.iter().map(|new| async {
             match store_new(&engine, &new.task).await {
-                // An earlier life ended between this and the next write.
+                // An earlier process ended between this write and the next.
                 Ok(()) | Err(StoreError::Exists) => Ok(()),
-                // Only writes of existing rows wait for room. A new row would hold up the events of the call.
+                // Only writes of existing rows wait for room. A new row would delay the events of the call.
                 Err(StoreError::NoRoom) => Err(StoreError::Full { what: "bytes" }),
                 Err(error) => Err(error),
             }
@@ -306,11 +306,12 @@ impl Runner {
         try_join_all(inserted).await?;
         failpoint::hit("subtasks-stored");
         let children = fresh.iter().map(|new| new.task.key.id).collect();
-        // With where its own task can be taken up: a later life tells by that whose its children are.
+        // Together with the resume data of the parent's own task: by this, a later process knows that the children are the
+        // server's.
         Ok(self.apply(key, Event::ChildrenAdded { children }).await?.changed)
     }
 
-    /// Has a new subtask followed at the server.
+    /// Starts a runner that follows a new subtask at the server.
     async fn follow(&mut self, index: usize, new: NewSubtask) {
         let NewSubtask { task, orders, place, resume } = new;
         self.stage.watch(&self.engine, index, task.key.clone(), Vec::new());
@@ -324,11 +325,11 @@ impl Runner {
         adopt(&self.engine, spec, (task, orders), call);
     }
 
-    /// The call that a subtask stands for: nothing of it can be sent.
+    /// The call of a subtask, which can never be sent.
     fn subtask_spec(&self, shown: TaskVisibility) -> CallSpec {
         let mut spec = self.spec.clone();
         spec.request.params = None;
-        // The server is at it whatever else it does for its callers.
+        // The server works on it regardless of its other calls.
         spec.permits = None;
         spec.plan = Plan::Task;
         spec.idempotency = None;
@@ -339,13 +340,13 @@ impl Runner {
         if shown == TaskVisibility::Part
             && let (Some(asides), Some(parent)) = (self.spec.asides.clone(), self.row_key())
         {
-            // Its client knows the parent alone.
+            // Its client knows only the parent.
             spec.asides = Some(Arc::new(move |_, notice| asides(&parent, notice)));
         }
         spec
     }
 
-    /// Goes on with the subtasks of a task that an earlier life left behind.
+    /// Resumes the subtasks of a task that an earlier process left.
     pub(super) fn take_up_subtasks(&mut self, task: &Task) {
         let asked: Vec<(usize, Payload)> = match &task.phase {
             Phase::AwaitingInput(open) => open.values().filter_map(|question| question_named(&question.ask)).collect(),
@@ -361,10 +362,10 @@ impl Runner {
         }
     }
 
-    /// Waits until the server was told that nobody wants the subtasks any more, so that it hears of them before their parent
-    /// (SUB-16); not for ever.
+    /// Waits until the server was notified that the subtasks are cancelled, so that this precedes the parent's cancel (SUB-16);
+    /// bounded by `TOLD_MAX`.
     pub(super) async fn subtasks_told(&mut self) {
-        // A call that is split has nothing at the server but its elements.
+        // A split call has only its elements at the server.
         let Some(key) = self.row_key().filter(|_| !self.stage.has_rows()) else { return };
         let told = async {
             let Ok(task) = self.engine.held(&key).await else { return };

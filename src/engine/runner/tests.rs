@@ -1,13 +1,13 @@
-//! What a call takes while it waits.
+//! Measures the memory of a waiting call.
 
 use super::Runner;
 
-/// Bytes of what a function returns.
+/// The size of a function's return type.
 const fn returned_bytes<A, R>(_: fn(A) -> R) -> usize {
     size_of::<R>()
 }
 
-/// The futures of ten thousand calls that wait are what the gateway's memory goes to.
+/// Most of the gateway's memory holds the futures of waiting calls, ten thousand of them.
 #[test]
 fn a_call_that_waits_takes_no_room_for_what_it_may_do_next() {
     let bytes = returned_bytes(|runner: Box<Runner>| runner.run());

@@ -1,13 +1,13 @@
-//! Holds the times at which a runner acts, and acts at them.
+//! Holds the times at which a runner acts, and acts when one is due.
 //!
-//! One sleep serves all of it: a call spends its life waiting, and a sleep of its own for each took more room than the
+//! All of them share one sleep: a call spends most of its time waiting, and a separate sleep for each took more memory than the
 //! rest of the wait.
 
 use tokio::time::Instant;
 
 use super::{Runner, RunnerFlow};
 
-/// What a runner does at a time of its own.
+/// A timed action of a runner.
 #[derive(Clone, Copy)]
 enum RunnerTimer {
     Store,
@@ -20,7 +20,7 @@ enum RunnerTimer {
 }
 
 impl Runner {
-    /// In the order in which they are served where several are due.
+    /// In order of priority if several are due.
     fn timers(&self) -> [(Option<Instant>, RunnerTimer); 7] {
         [
             (self.store_due(), RunnerTimer::Store),
@@ -33,12 +33,12 @@ impl Runner {
         ]
     }
 
-    /// When the next one is due.
+    /// When the next timer is due.
     pub(super) fn next_due(&self) -> Option<Instant> {
         self.timers().into_iter().filter_map(|(due, _)| due).min()
     }
 
-    /// Serves the first one that is due.
+    /// Runs the first timer that is due.
     pub(super) async fn serve_timer(&mut self, is_due: impl Fn(Instant) -> bool) -> RunnerFlow {
         match self.timers().into_iter().find(|(due, _)| due.is_some_and(&is_due)) {
             Some((_, RunnerTimer::Store)) => self.try_again().await,

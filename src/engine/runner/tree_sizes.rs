@@ -1,5 +1,5 @@
-//! Keeps what runners know of subtasks that a server named: which have no task yet, and how many each tree has. One runner of
-//! a tree adds to it at a time.
+//! Tracks the subtasks that a server named: those without a row, and the number in each tree. One runner of a tree adds to it at
+//! a time.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Weak};
@@ -9,30 +9,30 @@ use parking_lot::Mutex;
 use crate::task::{TaskId, TaskKey};
 use crate::upstream::UpstreamSubtask;
 
-/// What a runner knows of the subtasks that its server named.
+/// A runner's record of the subtasks that its server named.
 #[derive(Default)]
 pub(super) struct NamedSubtasks {
-    /// Those that have no row yet: their parent has none, or they came just now.
+    /// Subtasks without a row: their parent has no row, or they arrived just now.
     pub(super) waiting: Vec<UpstreamSubtask>,
-    /// Those whose rows, and whose names in their parent's, may be stored: nobody knows.
+    /// Subtasks with an unknown commit of their row, or of the entry in their parent's row.
     pub(super) doubtful: HashSet<TaskId>,
-    /// How many the whole tree has, once somebody counted.
+    /// The size of the whole tree, once it was counted.
     pub(super) size: Option<Arc<TreeSize>>,
-    /// What the log has about those that were left out.
+    /// The reasons for left-out subtasks that are already logged.
     pub(super) told: Vec<&'static str>,
 }
 
-/// How many subtasks a tree has; `None` until somebody counted.
+/// The number of subtasks in a tree; `None` until it was counted.
 pub(in crate::engine) type TreeSize = tokio::sync::Mutex<Option<usize>>;
 
-/// The trees that somebody adds to, by the task at the top.
+/// The trees that a runner adds to, by their top task.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct TreeSizes {
     by_top: Mutex<HashMap<TaskKey, Weak<TreeSize>>>,
 }
 
 impl TreeSizes {
-    /// That of one tree, for as long as it is held.
+    /// The size of one tree, shared as long as a runner holds it.
     pub(super) fn of(&self, top: &TaskKey) -> Arc<TreeSize> {
         let mut by_top = self.by_top.lock();
         if let Some(size) = by_top.get(top).and_then(Weak::upgrade) {

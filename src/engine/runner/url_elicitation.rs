@@ -1,5 +1,4 @@
-//! Handles errors that stand for questions: the upstream wants its user somewhere, and the call made again after that
-//! (T-49).
+//! Handles errors that request a URL elicitation: the user visits a URL, then the call is repeated (T-49).
 
 use std::sync::Arc;
 
@@ -15,20 +14,20 @@ use crate::task::{Executed, GatewayFault};
 use crate::upstream::Answer;
 use crate::wire::{Payload, RpcError, method};
 
-/// How often one call is made again.
+/// Limit of repetitions of one call.
 const REPEATS_MAX: u32 = 8;
 
-/// Why a call rests.
+/// A URL elicitation that a call waits for.
 pub(super) struct UrlElicitation {
-    /// What the call ends with if the user does not go there.
+    /// The call's outcome if the user declines.
     error: RpcError,
-    /// The questions that stand for it, as the task names them.
+    /// The elicitation's questions, by their names in the task.
     open: Vec<Payload>,
     repeats: u32,
 }
 
 impl Runner {
-    /// The upstream answered with an error. The exchange is over.
+    /// Handles an error response of the upstream. The exchange has ended.
     pub(super) async fn faulted(&mut self, error: RpcError) -> RunnerFlow {
         let repeats = self.demand.take().map_or(0, |demand| demand.repeats);
         let demanded: Result<Vec<_>, _> = self.spec.peer.demanded(&error).into_iter().collect();
@@ -58,7 +57,7 @@ impl Runner {
     }
 
     async fn put_demanded(&mut self, repeats: u32, number: usize, request: Payload) -> RunnerFlow {
-        // No exchange has such a name for a question: there is none while the call rests.
+        // No exchange uses this name for a question: the call has none while it waits.
         let ask = Payload::of(&format!("demand-{repeats}-{number}"));
         if let Some(demand) = &mut self.demand {
             demand.open.push(ask.clone());
@@ -73,7 +72,7 @@ impl Runner {
         self.demand.as_ref().is_some_and(|demand| demand.open.contains(ask))
     }
 
-    /// The call is made again once its user has been everywhere.
+    /// Repeats the call once its user has accepted all elicitations.
     pub(super) async fn demand_answered(&mut self, ask: &Payload, answer: &Answer) -> RunnerFlow {
         if !self.spec.peer.is_consent(answer) {
             return self.demand_refused().await;
@@ -86,9 +85,9 @@ impl Runner {
         RunnerFlow::Continue
     }
 
-    /// Makes the call again, as soon as the row says so.
+    /// Repeats the call, once the row says so.
     pub(super) async fn repeat_call(&mut self) -> RunnerFlow {
-        // Whoever took the old exchange up would be asked anew, and the call made once more.
+        // A process that resumed the old exchange would ask again, and repeat the call once more.
         match self.forget_place().await {
             Ok(()) => {
                 self.stage.repeat(&self.spec);
@@ -103,7 +102,7 @@ impl Runner {
         }
     }
 
-    /// The user does not go there: the error stands.
+    /// Ends the call with its error, because the user declined.
     pub(super) async fn demand_refused(&mut self) -> RunnerFlow {
         let Some(demand) = self.demand.take() else { return RunnerFlow::Continue };
         self.end(Outcome::Faulted(Failure::Upstream(demand.error))).await

@@ -1,4 +1,4 @@
-//! Judges rows that nobody runs: what becomes of the calls of earlier lives of the process.
+//! Judges rows without a runner: decides how calls of earlier processes continue or end.
 
 use std::time::Duration;
 
@@ -9,42 +9,42 @@ use crate::task::{
 };
 use crate::upstream::{ResumeToken, UpstreamTaskMode};
 
-/// How often one call is sent, all lives together.
+/// Limit of times that one call is sent, in all processes together.
 pub(super) const ATTEMPTS_MAX: Attempt = Attempt(3);
 
-/// A call that was taken up in so many lives, each of which ended before the upstream gave a sign, is not taken up
-/// again: it was in flight at three crashes in a row.
+/// A call that this many processes resumed, each of which ended before the upstream gave a sign, is not resumed again: it was in
+/// flight at three crashes in a row.
 const CRASHES_MAX: u8 = 2;
 
-/// How a call goes on.
+/// How a call continues.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::engine) enum RecoveryAction {
-    /// It was certainly not sent, and is.
+    /// Send it: it certainly was not sent.
     Dispatch,
-    /// Its exchange is taken up; if that fails it is sent again where it may be.
+    /// Resume its exchange; if that fails, resend it if allowed.
     Resume(ResumeToken),
-    /// It is sent again.
+    /// Resend it.
     Resend,
-    /// Its subtasks go on, and it waits for them.
+    /// Resume its subtasks, and wait for them.
     Watch,
 }
 
-/// What is done about a row.
+/// The decision about a row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::engine) enum RecoveryDecision {
-    /// It is done with.
+    /// Nothing is left to do.
     Leave,
-    /// Its upstream is told that nobody wants the result, where that is known.
+    /// Cancel it at its upstream, if that is configured.
     Tell,
-    /// Nothing can be known of it any more.
+    /// Its outcome cannot be known any more.
     Settle(Failure),
-    /// Its time is over.
+    /// Its `ttl` is over.
     Expire,
     Run(RecoveryAction),
 }
 
-/// Judges a row that nobody runs. `policy` is that of its tool by now; `None` if its upstream is not configured any
-/// more. `why_lost` is what clients are told of a call that cannot go on.
+/// Judges a row without a runner. `policy` is the present policy of its tool; `None` if its upstream is not configured any more.
+/// `why_lost` is the reason that clients receive for a call that cannot continue.
 pub(in crate::engine) fn verdict(
     task: &Task,
     policy: Option<&ToolPolicy>,
@@ -59,11 +59,11 @@ pub(in crate::engine) fn verdict(
         return RecoveryDecision::Expire;
     }
     let is_queued = matches!(task.phase, Phase::Queued);
-    // What its subtasks are at is judged for each of them. A call that is split is never sent again as a whole; one that
-    // is had subtasks of its server's.
+    // Each subtask is judged separately. A split call is never resent as a whole; a resent call with children had subtasks of its
+    // server.
     let is_split = !task.tree.children.is_empty() && recovery.resume.is_none() && task.attempt == Attempt::FIRST;
     let unknown = lost(why_lost, if is_queued { Executed::No } else { Executed::Unknown });
-    // Nobody holds a reference to a hidden task that this process could honour.
+    // No client holds a valid reference to a hidden task.
     let Some(policy) = policy.filter(|_| task.shown.outlives_client()) else { return unknown };
     if is_split {
         return RecoveryDecision::Run(RecoveryAction::Watch);
@@ -86,8 +86,8 @@ pub(in crate::engine) fn verdict(
     }
 }
 
-/// The same for a call that its server lets run for its client's own credential: no life but the first has that, and nothing
-/// goes on in another's name.
+/// Replaces a decision to run a call that was made with its client's credential: only the first process had it, and no call
+/// continues under another identity.
 pub(in crate::engine) fn without_credential(verdict: RecoveryDecision, task: &Task) -> RecoveryDecision {
     if !matches!(verdict, RecoveryDecision::Run(_)) {
         return verdict;
@@ -96,7 +96,7 @@ pub(in crate::engine) fn without_credential(verdict: RecoveryDecision, task: &Ta
     RecoveryDecision::Settle(Failure::Gateway(GatewayFault::new(Reason::UpstreamAuth, executed)))
 }
 
-/// Counts and logs what is done about a row.
+/// Counts and logs the decision about a row.
 pub(in crate::engine) fn record(task: &Task, verdict: &RecoveryDecision) {
     let outcome = match verdict {
         RecoveryDecision::Leave => return,
@@ -122,8 +122,8 @@ pub(in crate::engine) fn record(task: &Task, verdict: &RecoveryDecision) {
     tracing::info!(task = %LoggedTask(&task.key), %principal, %upstream, %tool, crashes, outcome, "a task of an earlier life");
 }
 
-/// Whether a call that goes on may be a task of the upstream's, and for how long: one that is resumed may be, whatever it
-/// asked for.
+/// Whether a resumed or resent call may be a task of the upstream, and for how long: a resumed call may be, whatever its request
+/// said.
 pub(in crate::engine) fn task_mode(task: &Task, policy: &ToolPolicy, now: Timestamp) -> UpstreamTaskMode {
     if task.recovery.resume.is_none() && !task.recovery.call.as_ref().is_some_and(|call| call.is_native) {
         return UpstreamTaskMode::Never;

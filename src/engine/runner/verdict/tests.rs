@@ -1,4 +1,4 @@
-//! The table of what is done about a row (GW-39).
+//! Tests the table of decisions about a row (GW-39).
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -122,7 +122,7 @@ fn a_queued_call_is_sent_for_the_first_time_or_was_certainly_not_sent() {
     assert_eq!(verdict(&queued(Some(call(false))), None, AT), unsent, "its upstream is not configured any more");
 }
 
-/// Whatever became of a split call: its elements have what is to be sent.
+/// Whatever the state of a split call is: its elements have the params.
 #[test]
 fn a_call_whose_elements_have_rows_waits_for_them() {
     let policy = policy(AfterCrash::Fail);

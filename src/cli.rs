@@ -208,7 +208,7 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let command = match CommandLine::try_parse_from(arguments) {
         Ok(arguments) => arguments.command,
         Err(error) => {
-            // Help and version are "errors" too, for stdout; there is nowhere to report a failure to print.
+            // Help and version are "errors", too, for stdout; a failure to print cannot be reported.
             let _ = console::print_usage(&error);
             if let Some(hint) = hint(&error) {
                 say(hint);
@@ -276,7 +276,7 @@ fn check(file: &Path) -> ExitCode {
                 let folder = folder.display();
                 write_line(format_args!("warning: key `store.path`: {folder}: a gateway has the store open now"));
             }
-            // With stdout gone there is nobody left to tell.
+            // A closed stdout cannot be reported.
             let _ = writeln!(console::stdout(), "{}", in_short(&loaded.config));
             ExitCode::SUCCESS
         }
@@ -368,7 +368,7 @@ fn say(text: impl Display) {
 }
 
 fn write_line(text: impl Display) {
-    // With stderr gone there is nobody left to tell.
+    // A closed stderr cannot be reported.
     let _ = writeln!(console::stderr(), "{}", printable_lines(&text.to_string()));
 }
 

@@ -1,4 +1,4 @@
-//! Reads one TOML file into the settings of every subsystem, or lists every mistake in it.
+//! Reads a TOML file into the settings of every subsystem, or lists its mistakes.
 //!
 //! Reading has three steps: `section` walks the tables and parses single values (`value`), `raw` is the schema, `resolve` applies
 //! defaults and checks. This module does not know the effect of a setting; each subsystem owns its resolved struct. Binds

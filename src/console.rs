@@ -1,6 +1,6 @@
 //! The stdout and stderr of the program's commands.
 //!
-//! In unit tests the output goes to the test harness, as that of `print!` does. Written directly, it could separate a test's name
+//! In unit tests the output goes to the test harness, like output of `print!`. Written directly, it could separate a test's name
 //! from its result, and a reader of the log would miss a passed test.
 
 #[cfg(not(test))]

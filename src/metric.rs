@@ -14,7 +14,7 @@ pub const BUILD_INFO: &str = "taskgate_build_info";
 pub const HTTP_REQUESTS: &str = "taskgate_http_requests_total";
 /// Requests and connections refused before a face received them, by `reason`.
 pub const HTTP_REFUSED: &str = "taskgate_http_refused_total";
-/// Requests whose handler panicked.
+/// Requests with a panic in their handler.
 pub const HTTP_PANICS: &str = "taskgate_http_panics_total";
 /// Requests in progress, by `listener`.
 pub const HTTP_IN_FLIGHT: &str = "taskgate_http_in_flight";
@@ -98,7 +98,7 @@ pub const CONFIG_RELOADS: &str = "taskgate_config_reloads_total";
 pub const RATE_LIMITED: &str = "taskgate_rate_limited_total";
 /// Calls and tasks refused because there are too many, by `limit` (`principal`, `all`, `principal_bytes`).
 pub const QUOTA_REFUSED: &str = "taskgate_quota_refused_total";
-/// Bytes of stored tasks: with a shared store those of all replicas, the same at each.
+/// Bytes of stored tasks: with a shared store the sum of all replicas, the same at each.
 pub const STORE_BYTES: &str = "taskgate_store_bytes";
 /// Stored bytes above `stored_bytes_max`: outcomes of tasks that were admitted below it.
 pub const STORE_BYTES_ABOVE: &str = "taskgate_store_bytes_above_max";
@@ -112,7 +112,7 @@ pub const STORE_COMMIT_TIME: &str = "taskgate_store_commit_seconds";
 pub const STORE_BATCH: &str = "taskgate_store_batch_writes";
 /// Transactions that failed, by `reason` (`io`, `full`).
 pub const STORE_FAILURES: &str = "taskgate_store_failures_total";
-/// Rows whose record was damaged.
+/// Rows with a damaged record.
 pub const STORE_DAMAGED: &str = "taskgate_store_damaged_total";
 /// Free bytes of the store's disk.
 pub const STORE_FREE_BYTES: &str = "taskgate_store_free_bytes";

@@ -1,4 +1,4 @@
-//! Holds the current limits of principals, which a reload replaces and replicas divide, and logs refusals.
+//! Holds the principals' limits in force, which reloads replace and replicas divide.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;

@@ -1,4 +1,4 @@
-//! Keeps the answers that wait for bytes, in their order.
+//! Queues the responses that wait for bytes.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -8,14 +8,14 @@ use tokio::time::Instant;
 use super::{AnswerPermit, FullBound};
 use crate::task::Principal;
 
-/// One answer that waits.
+/// A waiting response.
 #[derive(Debug)]
 pub(super) struct WaitingAnswer {
     pub(super) principal: Principal,
     pub(super) more: usize,
     pub(super) share_max: usize,
     since: Instant,
-    /// The bound that left no bytes at the last look.
+    /// The exhausted bound at the last attempt.
     full: FullBound,
     granted: oneshot::Sender<AnswerPermit>,
 }
@@ -27,7 +27,7 @@ impl WaitingAnswer {
     }
 }
 
-/// All answers that wait.
+/// All waiting responses, in order.
 #[derive(Debug, Default)]
 pub(super) struct WaitingAnswers(VecDeque<WaitingAnswer>);
 
@@ -40,13 +40,13 @@ impl WaitingAnswers {
         self.0.len()
     }
 
-    /// Whether another answer of the principal waits, which comes first.
+    /// Whether an earlier response of the principal waits.
     pub(super) fn is_behind(&self, principal: &Principal) -> bool {
         self.0.iter().any(|answer| answer.principal == *principal && !answer.granted.is_closed())
     }
 
-    /// Asks `take` for the bytes of each answer in turn. Behind an answer for which the whole is full, and behind one of the
-    /// same principal that gets none, no answer is served. Permits whose answers are gone end in `unwanted`.
+    /// Calls `take` for each response in order. No response is granted bytes after one that exhausts the total, nor after one of
+    /// the same principal that gets none. Permits of cancelled waits go to `unwanted`.
     pub(super) fn grant(
         &mut self,
         mut take: impl FnMut(&WaitingAnswer) -> Result<AnswerPermit, FullBound>,

@@ -1,4 +1,4 @@
-//! Restarts a gateway in the same process after its incarnation on a shared store has ended.
+//! Restarts a gateway in this process after its incarnation on a shared store has ended.
 
 use std::sync::Arc;
 

@@ -13,9 +13,9 @@ use crate::upstream::UpstreamTaskMode;
 pub struct CallCommand {
     pub tool: String,
     pub arguments: ToolArguments,
-    /// `None`: the best that the server offers.
+    /// `None`: the best that the server supports.
     pub flavour: Option<Flavour>,
-    /// The call's own name, for gateways that make a named call once.
+    /// The call's idempotency key, for gateways that support one.
     pub idempotency_key: Option<String>,
     pub following: FollowPolicy,
 }
@@ -27,13 +27,13 @@ pub struct FollowPolicy {
     pub input: QuestionPolicy,
     pub interrupt: InterruptPolicy,
     pub retry: RetryPolicy,
-    /// The most that all of it may take.
+    /// The time limit of the whole call.
     pub timeout: Option<Duration>,
     pub result: ResultForm,
 }
 
 impl FollowPolicy {
-    /// To the end, however long that takes: the user is asked, and Ctrl-C cancels.
+    /// Without a time limit: the user is asked, and Ctrl-C cancels.
     #[must_use]
     pub fn to_the_end() -> Self {
         Self {
@@ -53,7 +53,7 @@ pub enum Wait {
     ToTheEnd,
     /// Print the handle and leave.
     ForTheHandle,
-    /// Take the result that is there, and leave a task that has none yet.
+    /// Print an existing result, and leave a task without one.
     ForNothing,
 }
 
@@ -70,16 +70,16 @@ pub enum QuestionPolicy {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InterruptPolicy {
     Cancels,
-    /// The task goes on.
+    /// The task continues.
     Leaves,
 }
 
 /// The output format of a result.
 #[derive(Clone, Debug, Default)]
 pub struct ResultForm {
-    /// Whole, as JSON; else text as text.
+    /// The whole result as JSON; otherwise text as text.
     pub is_json: bool,
-    /// Where images and sounds go.
+    /// The folder for images and sounds.
     pub out: Option<MediaFolder>,
 }
 
@@ -87,15 +87,15 @@ pub struct ResultForm {
 #[derive(Clone, Copy, Debug)]
 pub struct RetryPolicy {
     pub attempts_max: u32,
-    /// How long a task is asked for by a server that cannot be reached.
+    /// How long an unreachable server is asked about a task.
     pub away_max: Duration,
-    /// The first pause between wishes to cancel; each further one is twice as long.
+    /// The first pause between attempts to cancel; each further one is twice as long.
     pub pause: Duration,
     pub pause_max: Duration,
 }
 
 impl Default for RetryPolicy {
-    /// Gives a restarting server a minute.
+    /// Enough for a server that restarts within a minute.
     fn default() -> Self {
         Self {
             attempts_max: 9,
@@ -107,7 +107,7 @@ impl Default for RetryPolicy {
 }
 
 impl RetryPolicy {
-    /// The pause behind the attempt of this number, counted from 1.
+    /// The pause after the attempt of this number, counted from 1.
     #[must_use]
     pub fn pause_after(&self, attempt: u32) -> Duration {
         let doubled = 2_u32.saturating_pow(attempt.saturating_sub(1));
@@ -118,20 +118,20 @@ impl RetryPolicy {
 /// The outcome of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallExit {
-    /// A result, or a handle where only that was wanted.
+    /// A result, or a handle if only that was requested.
     Returned,
-    /// A result that says it failed.
+    /// A result with `isError`.
     ToolFailed,
     /// A JSON-RPC error.
     Faulted,
     Cancelled,
-    /// A result, but one that came about without an answer to a question.
+    /// A result, although a question was declined.
     Declined,
-    /// No result in time, or not yet; nothing was decided about the task.
+    /// No result within the time limit; the task's state is unchanged.
     Unfinished,
-    /// What was wanted makes no sense to the server: the tool has no such argument.
+    /// The request was invalid for the server: the tool has no such argument.
     Misused,
-    /// The server could not be reached or not be understood.
+    /// The server was unreachable, or its response invalid.
     Lost,
 }
 
@@ -176,7 +176,7 @@ impl CallMode {
     pub(super) const CORE: Self = Self { flavour: Flavour::Core, in_session: true };
     pub(super) const SESSION: Self = Self { flavour: Flavour::None, in_session: true };
 
-    /// What is said of tasks.
+    /// The task mode for the upstream.
     pub(super) const fn native_task(self) -> UpstreamTaskMode {
         match self.flavour {
             Flavour::Extension | Flavour::Core => UpstreamTaskMode::Watched,

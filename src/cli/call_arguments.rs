@@ -78,7 +78,7 @@ pub(super) struct ResultArguments {
 
 impl ResultArguments {
     /// # Errors
-    /// What is wrong with them.
+    /// The mistake as text.
     pub(super) fn read(self, stem: &str) -> Result<ResultForm, String> {
         let out = self.out.map(|path| MediaFolder::open(&path, stem)).transpose()?;
         Ok(ResultForm { is_json: self.json, out })
@@ -87,7 +87,7 @@ impl ResultArguments {
 
 impl FollowArguments {
     /// # Errors
-    /// What is wrong with them.
+    /// The mistake as text.
     pub(super) fn read(self, stem: &str) -> Result<FollowPolicy, String> {
         let input = if self.no_input { QuestionPolicy::Declined } else { QuestionPolicy::Asked };
         let result = self.result.read(stem)?;
@@ -120,7 +120,7 @@ pub(super) async fn run(arguments: CallArguments) -> ExitCode {
 
 /// A message for each Ctrl-C.
 pub(super) fn interrupts() -> mpsc::Receiver<()> {
-    // One that cancels and one that leaves: more would tell nothing new.
+    // One message cancels and one leaves: further ones add nothing.
     let (sender, interrupts) = mpsc::channel(2);
     let tracker = TaskTracker::new();
     tracker.spawn(async move { while tokio::signal::ctrl_c().await.is_ok() && sender.send(()).await.is_ok() {} });

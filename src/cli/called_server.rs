@@ -1,5 +1,6 @@
-//! Reaches the server of a call or a task through the gateway's own upstream code: asks for its version and lists, sends calls,
-//! resumes tasks.
+//! Reaches a call's or task's server through the gateway's own upstream code.
+//!
+//! It asks for the server's version and lists, sends calls and resumes tasks.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;

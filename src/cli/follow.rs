@@ -1,4 +1,4 @@
-//! Follows a call or a resumed task to its end: shows its status, asks its questions, cancels it.
+//! Follows a call or a resumed task: shows its status, asks questions, cancels it.
 //!
 //! All flavours share one loop over the events of an exchange; the exchange polls the task.
 

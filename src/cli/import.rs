@@ -81,7 +81,7 @@ pub(super) fn run(arguments: &ImportArguments) -> anyhow::Result<ExitCode> {
 
 struct Imported {
     toml: String,
-    /// What is not carried over, or in another way.
+    /// Settings that are imported in another form, or not at all.
     notes: Vec<String>,
 }
 

@@ -28,7 +28,7 @@ pub(super) fn run(order: &KeysCommand) -> anyhow::Result<ExitCode> {
         return Ok(refuse(format_args!("ID {why}")));
     }
     let (secret, key) = ApiKey::mint(id);
-    // What nobody was shown must not stand in a configuration.
+    // A key must be shown before its digest is put into a configuration.
     write_line(format_args!("The key of {id}, shown this once; clients send it as `Authorization: Bearer KEY`:"));
     write_line(&secret);
     let block = format!("[[auth.api_keys]]\nid = {}\nkey_sha256 = {}\n", quoted(id), quoted(&key.known_as()));

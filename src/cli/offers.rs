@@ -30,13 +30,13 @@ pub(super) struct OfferArguments {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OfferKind {
     Tools,
-    /// With the templates of resources.
+    /// Includes resource templates.
     Resources,
     Prompts,
 }
 
 impl OfferKind {
-    /// Its name among the server's capabilities, and as people say it.
+    /// The name of its capability, and its name in texts.
     const fn name(self) -> &'static str {
         match self {
             Self::Tools => "tools",
@@ -45,7 +45,7 @@ impl OfferKind {
         }
     }
 
-    /// The lists that have it.
+    /// Its lists.
     const fn lists(self) -> &'static [PagedList] {
         match self {
             Self::Tools => &[PagedList::Tools],
@@ -115,7 +115,7 @@ async fn offered(
             all.extend(entries.iter().flat_map(Payload::items));
             ControlFlow::Continue(())
         });
-        // Not all that have resources have templates.
+        // Some servers with resources have no templates.
         refused = refused.or(listed
             .await?
             .err()

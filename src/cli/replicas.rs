@@ -1,5 +1,4 @@
-//! Shows the replicas that share a running gateway's store, and removes a dead one (`taskgate replicas`), over its admin
-//! listener.
+//! Shows a shared store's replicas and removes a dead one (`taskgate replicas`), over the admin listener.
 
 use std::time::Duration;
 

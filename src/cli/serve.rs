@@ -32,10 +32,10 @@ pub(super) struct ServeArguments {
 }
 
 impl ServeArguments {
-    /// What is served.
+    /// The source of the configuration.
     ///
     /// # Errors
-    /// What is wrong with the command line, in words.
+    /// The mistake of the command line as text.
     pub(super) fn served(self) -> Result<ServedConfig, String> {
         self.check_one_source()?;
         let address = self.source.as_deref().and_then(OsStr::to_str).filter(|text| is_address(text));

@@ -25,7 +25,7 @@ pub(super) struct ServerArguments {
 
 impl ServerArguments {
     /// # Errors
-    /// What is wrong with them.
+    /// The mistake as text.
     pub(super) fn read(self) -> Result<ServerAddress, String> {
         if !matches!(self.url.scheme(), "http" | "https") {
             return Err("the server's address must begin with http:// or https://".to_owned());
@@ -34,7 +34,7 @@ impl ServerArguments {
             tls::read_roots(file).map_err(|error| CauseChain(&error).to_string())?;
         }
         let mut url = self.url;
-        // Neither is for servers.
+        // Servers get neither.
         url.set_fragment(None);
         let _ = url.set_username("").and_then(|()| url.set_password(None));
         Ok(ServerAddress { url, ca: self.ca, authorization: bearer(self.key)? })
@@ -56,15 +56,15 @@ pub(super) fn bearer(key: Option<String>) -> Result<Option<HeaderValue>, &'stati
 pub struct ServerAddress {
     /// `http` or `https`, no user info, no fragment.
     pub url: Url,
-    /// Whom to trust instead of the system's authorities.
+    /// A CA to trust instead of the system's roots.
     pub ca: Option<PathBuf>,
-    /// What to show the server, if it asks who comes; marked as sensitive.
+    /// The `Authorization` header; marked as sensitive.
     pub authorization: Option<HeaderValue>,
 }
 
 impl ServerAddress {
-    /// The command that goes on with a task of this server, as a shell takes it. A query may be a secret, and is left out; so is a
-    /// flavour that nobody named.
+    /// The shell command that continues with a task of this server. Omits the query, which may be a secret, and a flavour that
+    /// was not chosen.
     pub(super) fn task_command(&self, order: &str, id: &str, flavour: Option<Flavour>) -> String {
         let flavour = match flavour {
             Some(Flavour::Extension) => " --flavour extension",

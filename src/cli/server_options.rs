@@ -34,7 +34,7 @@ pub(super) struct ServerOptions {
 }
 
 impl ServerOptions {
-    /// An option that is written, and of use for a server with an address alone.
+    /// A given option that only applies to a server with a URL.
     pub(super) fn of_an_address(&self) -> Option<&'static str> {
         let written =
             [(self.key_env.is_some(), "--key-env"), (!self.header.is_empty(), "--header"), (self.ca.is_some(), "--ca")];

@@ -92,7 +92,7 @@ struct TaskHandle {
 
 impl HandleArguments {
     /// # Errors
-    /// What is wrong with them.
+    /// The mistake as text.
     fn read(self) -> Result<TaskHandle, String> {
         let Self { server, id, flavour } = self;
         if id.is_empty() || id.len() > ID_BYTES_MAX || id.chars().any(char::is_control) {
@@ -174,7 +174,7 @@ enum TaskInquiry {
     Get(TaskHandle),
     Cancel(TaskHandle),
     Follow(TaskHandle),
-    /// At most so many.
+    /// With the most entries to print.
     List(usize),
 }
 
@@ -247,11 +247,11 @@ async fn open(server: &CalledServer, flavour: Option<Flavour>) -> Result<CallMod
 /// The outcome of a request.
 enum TaskAnswer {
     Task(Object),
-    /// It has not ended by this.
+    /// It has not settled yet.
     Asked(Object),
-    /// It had ended before it was to be cancelled.
+    /// It settled before the cancel.
     TooLate(Object),
-    /// With the word whether there are more.
+    /// With `true` if there are more.
     List(Vec<Payload>, bool),
     Refused(RpcError),
     NotAsked,
@@ -278,7 +278,7 @@ async fn cancel(server: &CalledServer, way: CallMode, id: &str) -> Result<TaskAn
     let status = task.get_string("status");
     Ok(match (status.as_deref(), refused) {
         (Some("completed" | "failed"), _) => TaskAnswer::TooLate(task),
-        // Whether it was cancelled just now is nobody's concern.
+        // An earlier cancel looks the same.
         (Some("cancelled"), _) => TaskAnswer::Task(task),
         (_, Some(error)) => TaskAnswer::Refused(error),
         (_, None) => TaskAnswer::Asked(task),

@@ -71,25 +71,25 @@ struct TaskEntry {
     created_at: String,
     updated_at: String,
     expires_at: String,
-    /// What kind of client made it; in the answer about one task.
+    /// The kind of its client; in the response about one task.
     client: Option<String>,
-    /// When its call began; in the answer about one task.
+    /// The start of its call; in the response about one task.
     began_at: Option<String>,
     flavour: Option<String>,
     parent: Option<String>,
     children: Option<usize>,
-    /// Which replica has to do something about it, and which life of it.
+    /// The name and the incarnation of the replica that holds it.
     holder: Option<String>,
     holder_life: Option<u64>,
-    /// Why it failed, in words.
+    /// Why it failed, as text.
     why: Option<String>,
-    /// What its server said of it last.
+    /// The last progress message of its server.
     progress: Option<String>,
-    /// What it takes in the store.
+    /// The bytes that it takes in the store.
     bytes: Option<u64>,
-    /// How often it was sent.
+    /// The number of attempts.
     attempt: Option<u32>,
-    /// As many of its children as the gateway shows, with those below them.
+    /// Its subtasks, as many as the gateway shows.
     #[serde(default)]
     subtasks: Vec<Self>,
 }

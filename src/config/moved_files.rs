@@ -1,4 +1,4 @@
-//! Follows moved files: a successor in the process reads the current paths, not those of its start.
+//! Follows moved files: a successor reads the current paths, not the paths of its start.
 
 use std::path::PathBuf;
 

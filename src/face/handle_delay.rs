@@ -1,4 +1,4 @@
-//! Delays a task handle by up to 100 ms, so that fast calls settle before the first poll (T-79).
+//! Delays a task handle by up to 100 ms, for calls that settle first (T-79).
 //!
 //! A client polls as soon as it has its handle, and again after the poll interval. Without the delay, the client of a tool that
 //! takes a few milliseconds waits a whole interval.

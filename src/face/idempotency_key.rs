@@ -91,7 +91,7 @@ pub(super) fn header_alone(headers: &HeaderMap) -> HeaderMap {
     headers.get_all(HEADER).iter().map(|value| (HEADER, value.clone())).collect()
 }
 
-/// The refusal of a key in a later request of a call whose first request had none.
+/// The refusal of a key that a call's first request did not have.
 pub(super) fn not_from_the_first_request() -> RequestError {
     wrong("has to stand in the first request of a call, not in that which answers its questions alone")
 }

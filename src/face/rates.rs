@@ -43,7 +43,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// The misses of one principal within a window that are logged, once a window.
 const MANY: u32 = 20;
 const WINDOW: Duration = Duration::from_secs(60);
-/// The most principals tracked for misses; the metric alone counts those of others.
+/// The most principals tracked for misses; further misses are only counted in the metric.
 const WATCHED_MAX: usize = 1_024;
 
 /// tokio's clock for governor; tests can pause it.
@@ -169,7 +169,7 @@ struct PrincipalRates {
 struct WatchedPrincipals {
     all: HashMap<Principal, PrincipalRates>,
     unchecked: usize,
-    /// The shared counters of principals with unverified credentials for whom there is no room.
+    /// The shared counters of untracked principals with unverified credentials.
     beyond: Option<Arc<RateCounts>>,
     /// The time of the last search for idle principals.
     looked: Option<Duration>,

@@ -39,7 +39,7 @@ const UNKNOWN_TASK: &str = "unknown-task";
 const OF_ONE_HOP: [HeaderName; 7] = [CONNECTION, CONTENT_LENGTH, EXPECT, HOST, TE, TRANSFER_ENCODING, UPGRADE];
 const OF_ONE_HOP_TOO: [&str; 2] = ["keep-alive", "proxy-connection"];
 
-/// When a client may retry a request whose owner was unreachable.
+/// When a client may retry after its request's owner was unreachable.
 const AWAY_RETRY: Duration = Duration::from_secs(1);
 
 /// Marks the response of another replica, which has counted the request.

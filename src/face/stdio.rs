@@ -26,7 +26,7 @@ const LINES_MAX: usize = 4;
 const MESSAGES_MAX: usize = 8;
 /// How long a client may take to read the last messages when the program ends.
 const LAST_WORDS_MAX: Duration = Duration::from_millis(200);
-/// How long a client whose input has ended may take to read one message.
+/// How long a client may take to read one message after its input has ended.
 const MESSAGE_READ_MAX: Duration = Duration::from_secs(30);
 /// The interval of checks for the output's reader after the end of the input.
 const READER_CHECK: Duration = Duration::from_millis(200);

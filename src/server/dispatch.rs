@@ -72,7 +72,7 @@ impl Routes {
         self.exact.get(path).or_else(below)
     }
 
-    /// The first paths of servers, for a client on this machine, whose user is the operator. Other clients are not told.
+    /// The first paths of servers, for the operator's own client on this machine. Other clients do not learn them.
     fn paths_for(&self, principal: &Principal) -> String {
         if *principal != Principal::local() {
             return String::new();

@@ -1,4 +1,4 @@
-//! Defines the phases of a listener's drain, so that every client that can be answered is (F67).
+//! Defines the phases of a listener's drain, which answers every client that it can (F67).
 
 use std::time::Duration;
 

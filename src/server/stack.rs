@@ -35,7 +35,7 @@ pub(super) struct ConnectionAddresses {
 #[derive(Clone, Debug)]
 pub(super) struct Layers {
     pub(super) head: HeadGuard,
-    /// The proxies whose headers are trusted.
+    /// The proxies with trusted headers.
     pub(super) proxies: TrustedProxies,
     pub(super) host: HostGuard,
     pub(super) origin: OriginGuard,

@@ -26,7 +26,7 @@ enum FirstSeries {
     Process(&'static [(&'static str, &'static str)]),
     /// Created with the process, by two labels each.
     ProcessPairs(&'static [[(&'static str, &'static str); 2]]),
-    /// Created with each upstream, whose name is their first label.
+    /// Created with each upstream; its name is their first label.
     Upstream(&'static [(&'static str, &'static str)]),
     /// Created with a store in a database, without labels.
     Database,

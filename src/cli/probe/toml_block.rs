@@ -1,4 +1,4 @@
-//! Writes the TOML block that would serve a server; a test parses it with the gateway's parser.
+//! Writes the TOML block that would serve a server; a test parses it.
 
 use std::fmt::Write as _;
 
@@ -8,7 +8,7 @@ use crate::cli::server_address;
 use crate::config::{ServerTarget, fitting_name, key_variable, quoted};
 use crate::wire::Object;
 
-/// The block for what was found.
+/// The block for a probed server.
 pub(super) fn of(
     probe: &ProbeCommand,
     transport: ProbedTransport,

@@ -1,4 +1,4 @@
-//! Lists the keys for a principal's limits: in `[limits]` for all, beside a key for its holder.
+//! Lists the keys for a principal's limits, in `[limits]` or beside an API key.
 
 use super::super::section::{LocatedValue, Section};
 use super::super::value::SIZE;

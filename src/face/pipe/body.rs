@@ -251,7 +251,7 @@ impl<C: AnsweredRequest> PipeBody<C> {
         self.call.as_ref().is_none_or(AnsweredRequest::is_resumable) && (self.is_resumed || gave_id)
     }
 
-    /// Releases a call whose response has arrived on a stream that continues.
+    /// Releases a call that was answered on a stream that continues.
     fn let_go(&mut self) {
         if self.is_resumed && self.tail.as_mut().is_some_and(StreamTail::is_answered) {
             (self.call, self.tail) = (None, None);

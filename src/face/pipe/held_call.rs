@@ -1,4 +1,4 @@
-//! Holds the permit and the count of a forwarded `tools/call`, and ends it with the gateway.
+//! Holds the permit and the count of a forwarded `tools/call`.
 
 use std::sync::Arc;
 

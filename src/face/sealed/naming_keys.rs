@@ -1,4 +1,4 @@
-//! Draws bits that name their replica, for ids that are too short or too many for a token.
+//! Draws bits that name their replica, for ids without room for a token.
 
 use aws_lc_rs::hmac;
 

@@ -1,4 +1,4 @@
-//! Encodes the content of a session id: enough to reopen the upstream's session without a table.
+//! Encodes a session id's content: enough to reopen the upstream's session without a table.
 
 use super::TokenPurpose;
 use super::layout::{TokenReader, hex_digest, put};

@@ -55,7 +55,7 @@ impl UpstreamTaskTools {
         self.catalog.keep_tidy(stop).await;
     }
 
-    /// The task support of a tool; that of an ordinary tool if the server does not respond in time.
+    /// The task support of a tool; the default if the server does not respond in time.
     async fn support(&self, tool: &str, context: &CallContext) -> ToolTaskSupport {
         let look = async {
             let facts = self.pool.facts(context).await.ok()?;

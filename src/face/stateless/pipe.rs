@@ -250,7 +250,7 @@ impl AnsweredRequest for StatelessPipedCall {
         false
     }
 
-    /// A client whose subscription ends without a result subscribes again.
+    /// A client subscribes again if its subscription ends without a result.
     fn ends_with_answer(&self) -> bool {
         !self.is_stream
     }

@@ -1,4 +1,4 @@
-//! An HTTP/2 connection to a replica, on h2 itself: a request needs no task or channel.
+//! Holds an HTTP/2 connection to a replica, on h2 itself: requests need no tasks.
 
 use std::future::pending;
 use std::io;

@@ -1,4 +1,4 @@
-//! Serves a bridged session's own stream: the server's notifications and those of tasks.
+//! Serves a bridged session's own stream: notifications of the server and of tasks.
 //!
 //! It translates notifications that the server sends only to subscribers. Nothing runs in the background: the stream reads
 //! notifications when its client reads. A client without such a stream costs the server nothing; its resource subscriptions are

@@ -1,4 +1,4 @@
-//! Inserts the gateway's own events between those of an upstream's event stream.
+//! Inserts the gateway's own events into an upstream's event stream, between its events.
 
 use std::io;
 use std::pin::Pin;

@@ -73,7 +73,7 @@ pub(super) struct EndedCall {
     when: Instant,
 }
 
-/// The state of a call whose stream is resumed.
+/// The state of a call on a resumed stream.
 pub(super) enum AwaitedCall {
     Paused(PausedCall),
     Ended(EndedCall),

@@ -36,7 +36,7 @@ struct TaskSubscriberState {
     results: Vec<StreamSender>,
     quiet: Vec<StreamSender>,
     next: u64,
-    /// The request whose call became the task, which can be cancelled while the task runs.
+    /// The request of the call that became the task; it can be cancelled while the task runs.
     request: Option<Arc<TaskRequestEntry>>,
     /// Questions that a client has answered and that the task still has open.
     answered: BTreeSet<InputKey>,

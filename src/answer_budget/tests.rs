@@ -1,4 +1,4 @@
-//! Checks how many bytes answers hold, which answers wait, and which requests are refused meanwhile.
+//! Checks how many bytes responses hold, which responses wait, and which requests are refused meanwhile.
 
 use std::future::Future;
 use std::pin::pin;

@@ -1,9 +1,9 @@
-//! Serves several upstreams at one path, as if they were one server.
+//! Serves several upstreams at one path as one server.
 //!
-//! Nothing here speaks to a server. Each message is handed, in this process, to what serves the upstream at its own path,
-//! in the words and the era of the client; so rules, limits, tasks, questions and translation are the upstream's, by its own
-//! names. Here is decided whose a message is (`routing`), names are edited (`names`, `messages`), and what all upstreams
-//! say is put together (`lists`, `merge`, `listen`, `own_stream`).
+//! This module never connects to a server. It forwards each message in this process to the endpoint that serves the upstream at
+//! its own path, in the client's protocol version; so rules, limits, tasks, questions and translation are that upstream's, under
+//! its own names. The modules here select a message's upstream (`routing`), edit names (`names`, `messages`), and merge the
+//! responses of all upstreams (`lists`, `merge`, `listen`, `own_stream`).
 
 mod admission;
 mod known_sessions;
@@ -54,55 +54,56 @@ pub use member_session::CombinedSessions;
 use merge::ServerSummary;
 pub use names::{PrefixPolicy, prefixes_clash};
 
-/// How often one upstream's absence is logged, and that it lies.
+/// Interval between log entries about one upstream's absence, or about its dropped messages.
 const LOG_EVERY: Duration = Duration::from_secs(60);
-/// How long an upstream may take to say what it has, before it is taken for one that is away.
+/// How long an upstream may take to return a list before it counts as unavailable.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
-/// The same for what it is. Clients wait ten seconds for `server/discover`, and then take the endpoint for one of sessions.
+/// The same limit for its introduction. Clients wait ten seconds for `server/discover`, and then assume an endpoint with
+/// sessions.
 const INTRODUCTION_MAX: Duration = Duration::from_secs(5);
-/// The same for one that took longer so often in a row: it need not keep everybody who asks for lists waiting. Once alone is
-/// no sign: programs may take their time to start.
+/// The limit for an upstream that exceeded its limit this often in a row, so that it does not delay every list. Once is not
+/// enough: programs may need time to start.
 const LATE_ANSWER_MAX: Duration = Duration::from_secs(1);
 const LATE_TIMES_MIN: u32 = 2;
-/// How long that holds. Then one request waits again, so that a server that is only slow has its turn.
+/// How long that lasts. Then one request waits longer again, to give a slow server another chance.
 const LATE_FOR: Duration = Duration::from_secs(30);
 
-/// Which upstreams are served at one path, and how.
+/// The upstreams served at one path, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CombinedSettings {
     pub path: Arc<str>,
-    /// The path that the transport of 2024-11-05 is served at.
+    /// The path of the 2024-11-05 transport.
     pub sse_path: String,
-    /// Their names, in the order that decides where two offer the same. Never empty, and none twice.
+    /// The upstreams' names; the first one wins if two offer the same name. Never empty, and without duplicates.
     pub upstreams: Vec<Arc<str>>,
     pub prefix: PrefixPolicy,
 }
 
-/// One of the upstreams of an endpoint.
+/// An upstream of a combined endpoint.
 #[derive(Clone, Debug)]
 pub struct EndpointMember {
     pub served: Arc<Served>,
-    /// What serves it at its own path.
+    /// The endpoint that serves it at its own path.
     pub endpoint: Arc<UpstreamEndpoint>,
 }
 
-/// What an endpoint knows of one of its upstreams.
+/// The endpoint's state about one of its upstreams.
 struct KnownMember {
     served: Arc<Served>,
     endpoint: Arc<UpstreamEndpoint>,
-    /// Whether it has the tools that stand for task methods.
+    /// Whether it has the tools that replace task methods.
     offers_fallback: bool,
-    /// What it said of itself last, where it says the same to everybody.
+    /// Its last introduction, if that is the same for all clients.
     summary: RwLock<Option<Arc<ServerSummary>>>,
     circular: CircularLists,
-    /// When it was logged that it is away, and that a message of it was dropped.
+    /// Limits of the logs about its absence, and about its dropped messages.
     away_logged: LogLimit,
     dropped_logged: LogLimit,
-    /// Whether it took longer than it may when it was asked last.
+    /// Set if it exceeded its time limit at the last request.
     late: Mutex<Option<LateAnswers>>,
 }
 
-/// Has a line of the log written now and then, however often there is reason to.
+/// Limits how often a line is logged.
 #[derive(Default)]
 struct LogLimit(Mutex<Option<Instant>>);
 
@@ -117,14 +118,14 @@ impl LogLimit {
     }
 }
 
-/// How often in a row an upstream took too long, and when it did last.
+/// How often in a row an upstream exceeded its limit, and when last.
 #[derive(Clone, Copy)]
 struct LateAnswers {
     times: u32,
     last: Instant,
 }
 
-/// One path that serves several upstreams.
+/// Serves several upstreams at one path.
 pub struct CombinedEndpoint(Arc<CombinedUpstreams>);
 
 /// The upstreams of one endpoint.
@@ -134,19 +135,19 @@ struct CombinedUpstreams {
     members: Vec<KnownMember>,
     sessions: Arc<CombinedSessions>,
     owners: ListOwners,
-    /// Look-ups of tasks that failed.
+    /// Failed lookups of tasks.
     misses: UnknownTaskWatch,
-    /// For answers of the gateway's own to servers.
+    /// Limits the gateway's error responses to servers.
     refusals: Arc<Semaphore>,
-    /// Largest result that any of the upstreams may give.
+    /// The largest result that any of the upstreams may return.
     result_bytes_max: usize,
-    /// Ends the streams of those who listen, once something else serves the path.
+    /// Ends the listeners' streams once another endpoint serves the path.
     leaving: CancellationToken,
 }
 
 impl CombinedEndpoint {
-    /// Serves these upstreams, which are those that the settings name, in this order; there is at least one. What
-    /// `sessions` remembers may be of an endpoint that served the path before.
+    /// Creates an endpoint of these upstreams: at least one, in the order of the settings. `sessions` may hold sessions of an earlier
+    /// endpoint of the path.
     #[must_use]
     pub fn new(
         settings: CombinedSettings,
@@ -179,7 +180,7 @@ impl CombinedEndpoint {
         }))
     }
 
-    /// Whether it is served with just these settings by just these upstreams.
+    /// Whether it has exactly these settings and upstreams.
     #[must_use]
     pub fn is_made_of(&self, settings: &CombinedSettings, members: &[EndpointMember]) -> bool {
         let known = &self.0.members;
@@ -187,13 +188,13 @@ impl CombinedEndpoint {
         self.0.settings == *settings && known.len() == members.len() && known.iter().zip(members).all(is_same)
     }
 
-    /// What its clients of the older transport are served with beside it.
+    /// The upstream that serves clients of the 2024-11-05 transport beside it.
     #[must_use]
     pub fn any_served(&self) -> &Arc<Served> {
         &self.0.members[0].served
     }
 
-    /// Largest result that any of the upstreams may give.
+    /// The largest result that any of the upstreams may return.
     #[must_use]
     pub fn result_bytes_max(&self) -> usize {
         self.0.result_bytes_max
@@ -201,18 +202,18 @@ impl CombinedEndpoint {
 }
 
 impl CombinedUpstreams {
-    /// What is the same for all upstreams: clock, keys, rates, the engine.
+    /// The parts that all upstreams share: clock, keys, rates, the engine.
     fn common(&self) -> &Served {
         &self.members[0].served
     }
 
-    /// The bounds on reading an answer of the upstream at `at`, within the principal's share of answers.
+    /// The limits for reading a response of the upstream at `at`, within the principal's share of response bytes.
     fn read_limits(&self, at: usize, principal: &Principal) -> ReadLimits {
         let served = &self.members[at].served;
         ReadLimits::within(served.settings.result_bytes_max, served.engine.limits().answers_to(principal))
     }
 
-    /// Whether a principal may use the upstream at `at`; to others it is not there.
+    /// Whether a principal may use the upstream at `at`; other principals do not see it.
     fn is_for(&self, at: usize, principal: &Principal) -> bool {
         self.members[at].endpoint.is_for(principal)
     }
@@ -222,13 +223,13 @@ impl CombinedUpstreams {
         (0..self.members.len()).filter(|at| self.is_for(*at, principal))
     }
 
-    /// The upstream of this name, if a principal may use it: to others it is like a name that no upstream has.
+    /// The upstream of this name, if a principal may use it; otherwise as if no upstream had the name.
     fn position(&self, upstream: &str, principal: &Principal) -> Option<usize> {
         let at = self.settings.upstreams.iter().position(|name| **name == *upstream);
         at.filter(|at| self.is_for(*at, principal))
     }
 
-    /// Tells operators that an upstream is missing in what a client is shown, and remembers to tell the client once it is not.
+    /// Logs that an upstream is missing in a client's response, and marks it so that the client is notified once it returns.
     fn note_absence(&self, client: &EndpointClient, at: usize, why: &str) {
         let (path, upstream) = (&self.settings.path, &self.settings.upstreams[at]);
         if let Some(session) = &client.session {
@@ -240,14 +241,14 @@ impl CombinedUpstreams {
         }
     }
 
-    /// Why the upstream at `at` failed last. `None` if it answers, and for remote clients: the cause may name files of
-    /// this machine.
+    /// The cause of the last failure of the upstream at `at`. `None` if it responds, and for remote clients: the cause may
+    /// contain file names of this machine.
     fn cause_for(&self, client: &EndpointClient, at: usize) -> Option<String> {
         let health = self.members[at].served.channel.health().filter(|_| *client.principal() == Principal::local())?;
         health.look().is_failing().then(|| health.last()).flatten().map(|failure| one_line::name(&failure.cause))
     }
 
-    /// Asks an upstream that failed last whether it is there again, before a call goes to it.
+    /// Checks whether an upstream that failed last is available again, before a call.
     ///
     /// # Errors
     /// The refusal for the client, if the upstream is not available.
@@ -266,7 +267,7 @@ impl CombinedUpstreams {
         })
     }
 
-    /// Waits for what the upstream at `at` says of itself, for as long as it may take, `limit` at most; `None` if that is over.
+    /// Waits for a response of the upstream at `at`, at most `limit`, or less if it was late before; `None` on a timeout.
     async fn in_time<T>(&self, at: usize, limit: Duration, asking: impl Future<Output = T>) -> Option<T> {
         let late = &self.members[at].late;
         let before = *late.lock();
@@ -283,7 +284,7 @@ impl CombinedUpstreams {
         answer
     }
 
-    /// Learns what an upstream says of itself. One that tells its users apart may say another thing to each.
+    /// Stores an upstream's introduction, unless it may differ between users.
     fn learn(&self, at: usize, summary: &Arc<ServerSummary>) {
         let member = &self.members[at];
         if !member.served.settings.forwarding.has(&http::header::AUTHORIZATION) {
@@ -348,7 +349,7 @@ impl PathFaces for Arc<CombinedUpstreams> {
     }
 
     fn is_asked_by_a_task(&self, id: &RequestId) -> bool {
-        // All upstreams know the ids of all.
+        // All upstreams share the ids.
         messages::unmarked(id).is_some_and(|(_, own)| self.members[0].endpoint.is_asked_by_a_task(&own))
     }
 
@@ -357,7 +358,7 @@ impl PathFaces for Arc<CombinedUpstreams> {
     }
 
     fn bits_of_event(&self, id: &str) -> Option<u128> {
-        // What upstreams say on a session's own stream bears their ids.
+        // Events of a session's own stream have the upstreams' ids.
         match messages::EventPlace::read(id)? {
             (_, messages::EventPlace::Answer(_, id)) => read_event_id(id).map(|(stream, _)| stream),
             (_, messages::EventPlace::Own(_)) => None,

@@ -1,13 +1,12 @@
-//! Serves one client whose messages travel both ways over one ordered stream: standard input and output, or an event
-//! stream with its POSTs.
+//! Serves one client over one bidirectional stream of messages: standard input and output, or an event stream with its POSTs.
 //!
-//! Each message is handed, in this process, to the same [`Endpoint`] that serves HTTP, and what that answers goes out
-//! as messages. Whether a message belongs to a session or stands alone is in the message (GW-02); the stream
-//! has no say in it, and both kinds may come over one. Read [`serve`] first, then `line` for what a message becomes,
-//! `answer` for what becomes of an answer, `exchange` for the streams that are opened on the client's behalf.
+//! Each message is handed in this process to the same [`Endpoint`] that serves HTTP, and its response is sent to the client as
+//! messages. The message itself says whether it belongs to a session or is stateless (GW-02); one stream may carry both kinds.
+//! Read [`serve`] first, then `client_link` (messages to requests), `answer_relay` (responses to messages), and `stream_requests`
+//! (streams opened on the client's behalf).
 //!
-//! Everything for one client is done in one task, in the order in which it came: a message is looked at only when
-//! everything before it has been begun. So a cancellation finds its request.
+//! All work for one client runs in one task, in order of arrival: a message is handled only after all earlier ones have begun. So
+//! a cancellation finds its request.
 
 mod answer_relay;
 mod client_link;
@@ -50,32 +49,32 @@ pub use input_end::InputEnd;
 use input_end::RequestKind;
 pub use outgoing_budget::{OutgoingMessage, OutgoingPermit};
 
-/// Requests at one time; further ones are refused.
+/// Limit of concurrent requests; further ones are refused.
 const REQUESTS_MAX: usize = 1_024;
-/// Refusals and other small things that wait for the client to read. Nothing more is taken from it then.
+/// Limit of refusals and other small messages that wait for the client to read. Above it, the client's input is not read.
 const SAYINGS_MAX: usize = 64;
-/// Messages that wait for the handshake, and notifications that wait for those before them.
+/// Limit of messages that wait for the handshake, and of ordered notifications that wait.
 const WAITING_MAX: usize = 64;
-/// Answers, and notifications whose order means nothing, that are on their way at a time.
+/// Limit of responses and unordered notifications in progress.
 const NOTES_MAX: usize = 32;
-/// How long the server is told, at the end, that nobody waits for its answers.
+/// How long pending requests may be cancelled at the server, at the end.
 const CANCEL_MAX: Duration = Duration::from_millis(500);
 /// How long the first requests wait for the head of the session's own stream; some servers send none before its first event.
 const OPENING_MAX: Duration = Duration::from_millis(500);
 
-/// Who is at the other end, and who serves it.
+/// A client, and the endpoint that serves it.
 #[derive(Clone)]
 pub struct StreamClient {
     pub endpoint: Arc<dyn Endpoint>,
-    /// The name of the server that it serves, for metrics.
+    /// The name of its server, for metrics.
     pub upstream: Arc<str>,
-    /// The path that the endpoint has for HTTP.
+    /// The endpoint's HTTP path.
     pub path: String,
-    /// Whose the calls and tasks are.
+    /// The owner of the calls and tasks.
     pub principal: Principal,
-    /// Where the client is, if it came over a network.
+    /// The client's address, if it is remote.
     pub address: Option<IpAddr>,
-    /// Largest message that is said to the client; a call whose answer is larger gets an error.
+    /// The largest message to the client; a call with a larger response gets an error.
     pub message_bytes_max: usize,
 }
 
@@ -85,25 +84,24 @@ impl fmt::Debug for StreamClient {
     }
 }
 
-/// One message of a client, as it came.
+/// One message of a client, as received.
 #[derive(Clone, Debug, Default)]
 pub struct ClientMessage {
-    /// Bounded by whoever read it.
+    /// Bounded by its reader.
     pub text: Bytes,
-    /// What came with it, for what is forwarded to the upstream. Those that HTTP has for sessions and versions are not
-    /// looked at.
+    /// Its headers, to be forwarded to the upstream. HTTP's session and version headers are ignored.
     pub headers: HeaderMap,
 }
 
-/// Serves one client until it is gone: until `spoken` ends, or nothing receives `outgoing` any more.
+/// Serves one client until it disconnects: until `spoken` ends, or the receiver of `outgoing` is dropped.
 ///
-/// Each item of `outgoing` is one whole JSON text: a message, or an array of them for a client of 2025-03-26 that sent
-/// one. Line breaks between its parts may be in it. A client that does not read is not listened to any more once the
-/// queue and what is about to be said are full; and of large answers it then has 8 MiB and one more at most, which the
-/// server behind is held up with. An item is dropped once it is written: until then it has its room.
+/// Each item of `outgoing` is one whole JSON text: a message, or an array of messages for a client of 2025-03-26 that sent one.
+/// It may contain line breaks. While a client does not read and the queues are full, its input is not read; large responses to it
+/// take at most 8 MiB plus one message, above which the server has to wait. Drop an item once it is written: until then its bytes
+/// are counted.
 ///
-/// At the end plain calls are cancelled and the session is ended, which takes two seconds at most; tasks go on.
-/// Dropping the future leaves a session open.
+/// At the end, plain calls are cancelled and the session is ended, which takes at most two seconds; tasks continue. Dropping the
+/// future leaves a session open.
 pub async fn serve(
     client: StreamClient,
     spoken: mpsc::Receiver<ClientMessage>,
@@ -112,7 +110,7 @@ pub async fn serve(
     serve_until(client, spoken, outgoing, CancellationToken::new()).await;
 }
 
-/// The same; and once `leaving` is cancelled, until no request waits for its answer.
+/// Like [`serve`]; once `leaving` is cancelled, only until all requests are answered.
 pub async fn serve_until(
     client: StreamClient,
     spoken: mpsc::Receiver<ClientMessage>,
@@ -122,7 +120,7 @@ pub async fn serve_until(
     serve_to_input_end(client, spoken, outgoing, leaving, InputEnd::ClientLeft).await;
 }
 
-/// The same, where the end of `spoken` may leave a client that still reads: its requests are answered then.
+/// Like [`serve_until`]; with [`InputEnd::ClientReads`], requests are still answered after `spoken` has ended.
 pub async fn serve_to_input_end(
     client: StreamClient,
     mut spoken: mpsc::Receiver<ClientMessage>,
@@ -140,21 +138,21 @@ pub async fn serve_to_input_end(
             message = spoken.recv(), if talk.listens() => match message {
                 Some(message) => talk.hear(message),
                 None => {
-                    // A gateway that is leaving has ended the calls by now.
+                    // A gateway that shuts down has ended the calls by now.
                     if input_end == InputEnd::ClientReads && !leaving.is_cancelled() {
                         talk.answer_what_was_read().await;
                     }
                     break;
                 }
             },
-            // Last: what was taken is heard.
+            // Last, so that received messages are handled first.
             () = leaving.cancelled(), if talk.is_answered() => break,
         }
     }
     talk.end().await;
 }
 
-/// A message that was looked at.
+/// A parsed message.
 struct ParsedMessage {
     /// `None` for an array.
     message: Option<Message>,
@@ -162,26 +160,26 @@ struct ParsedMessage {
     arrived: Instant,
 }
 
-/// A request that has no answer yet.
+/// A request without a response so far.
 struct UnansweredRequest {
     serial: u64,
-    /// One, or those of an array.
+    /// One id, or all ids of an array.
     ids: SmallVec<[RequestId; 1]>,
     kind: RequestKind,
     face: Face,
-    /// The client wants no answer any more.
+    /// Cancelled if the client cancels the request.
     withdrawn: CancellationToken,
 }
 
-/// Something that was to be done, and is.
+/// A completed future of the client's work.
 enum CompletedWork {
-    /// Of the handshake: what waited for it can go on.
+    /// A handshake message: waiting messages can continue.
     Handshake {
         serial: Option<u64>,
         listens: bool,
     },
     Answered(u64),
-    /// Of a notification, or of one that others wait for.
+    /// A notification; `in_order` if others wait for it.
     Noted {
         in_order: bool,
     },
@@ -193,13 +191,13 @@ struct StreamClientLoop {
     work: FuturesUnordered<BoxFuture<'static, CompletedWork>>,
     asked: Vec<UnansweredRequest>,
     serials: u64,
-    /// Whether a message of the handshake is under way. The others of the session wait for it.
+    /// Whether a handshake message is in progress. Other messages of the session wait for it.
     shakes_hands: bool,
     held: VecDeque<ParsedMessage>,
-    /// Notifications whose order may mean something go one after the other.
+    /// Ordered notifications, sent one after the other.
     notes: VecDeque<ParsedMessage>,
     is_noting: bool,
-    /// All others that are on their way.
+    /// The number of unordered notifications in progress.
     noting: usize,
 }
 
@@ -218,7 +216,7 @@ impl StreamClientLoop {
         }
     }
 
-    /// Whether there is room for another message. Answers and cancellations are taken while all requests are under way.
+    /// Whether another message can be read. Responses and cancellations are read even while all requests are in progress.
     fn listens(&self) -> bool {
         self.work.len() < self.asked.len() + self.noting + SAYINGS_MAX
             && self.held.len() < WAITING_MAX
@@ -249,8 +247,8 @@ impl StreamClientLoop {
         }
     }
 
-    /// Opens the session's own stream. What belongs to no request is lost at some servers while there is none, so
-    /// requests wait for it a little.
+    /// Opens the session's own stream. Some servers drop messages that belong to no request while there is none, so requests wait
+    /// for it briefly.
     fn open_stream(&mut self) {
         self.shakes_hands = true;
         let opened = CancellationToken::new();
@@ -284,20 +282,20 @@ impl StreamClientLoop {
                 let heard = ParsedMessage { message: Some(message), spoken, arrived };
                 self.ask(id, Face::Stateless, self.line.outside(heard));
             }
-            // Nothing else that such a client notifies has an effect.
+            // Other messages of a stateless client have no effect.
             (Face::Stateless, Message::Notification(_) | Message::Response(_)) => (),
             (Face::Session, _) => self.hear_in_session(ParsedMessage { message: Some(message), spoken, arrived }),
         }
     }
 
-    /// Drops a request of a stateless client that takes it back, as a disconnect would over HTTP. A session's is told
-    /// of it, which is the caller's to do: then this is false.
+    /// Cancels a stateless client's request, as a disconnect would over HTTP. Returns false for a request in a session: then the
+    /// caller has to forward the cancellation.
     fn withdraw(&mut self, notification: &Notification) -> bool {
         let Some(id) = cancelled(notification) else { return false };
         let says = |own: &RequestId| own.says(&id);
         let Some(asked) = self.asked.iter_mut().find(|asked| asked.ids.iter().any(says)) else { return false };
         if asked.kind == RequestKind::Array {
-            // The others of the array go on.
+            // The other requests of the array continue.
             asked.ids.retain(|own| !own.says(&id));
             return false;
         }
@@ -309,7 +307,7 @@ impl StreamClientLoop {
         if self.shakes_hands { self.held.push_back(heard) } else { self.take(heard) }
     }
 
-    /// Takes a message of a session, or the one that opens it.
+    /// Handles a message of a session, or the one that opens it.
     fn take(&mut self, heard: ParsedMessage) {
         match &heard.message {
             Some(Message::Request(request)) if request.method == method::INITIALIZE => {
@@ -320,7 +318,7 @@ impl StreamClientLoop {
                 }
                 self.shake_hands(id, heard);
             }
-            // Allowed before the handshake, and then nobody else's to answer.
+            // Allowed before the handshake, and no session exists that could answer it.
             Some(Message::Request(request)) if request.method == method::PING && !self.line.is_open() => {
                 self.say(envelope::result(&request.id, &Payload::empty_object()));
             }
@@ -337,7 +335,7 @@ impl StreamClientLoop {
                 self.refuse(None, &RequestError::NotARequest(Cow::Borrowed(what)));
             }
             None => self.ask_all(heard),
-            // Of no session, so about nothing.
+            // Without a session they have no effect.
             Some(Message::Notification(_) | Message::Response(_)) if !self.line.is_open() => (),
             Some(Message::Notification(notification)) if notification.method == method::INITIALIZED => {
                 self.shakes_hands = true;
@@ -370,7 +368,7 @@ impl StreamClientLoop {
         self.work.push(caught(shaking).map(|_| done).boxed());
     }
 
-    /// Hands over a request.
+    /// Sends a request to the endpoint.
     fn ask(&mut self, id: RequestId, face: Face, inbound: super::http::Inbound) {
         let Some((serial, withdrawn)) = self.enter(&id, RequestKind::of(&inbound), face) else { return };
         let line = Arc::clone(&self.line);
@@ -380,7 +378,7 @@ impl StreamClientLoop {
                     Some(_) => (),
                     None => {
                         let fault = GatewayFault::new(Reason::Internal, Executed::Unknown);
-                        // Fails if the client has gone, and then there is nobody to tell.
+                        // Fails if the client has disconnected: then no reader is left.
                         let _ = line.say_fault(Some(&id), &fault).await;
                     }
                 }
@@ -396,7 +394,7 @@ impl StreamClientLoop {
         self.work.push(asking.boxed());
     }
 
-    /// Hands over an array of a session.
+    /// Sends an array of a session to the endpoint.
     fn ask_all(&mut self, heard: ParsedMessage) {
         if self.is_full() {
             return self.refuse_with(None, full());
@@ -416,12 +414,12 @@ impl StreamClientLoop {
         self.work.push(caught(asking).map(move |_| CompletedWork::Answered(serial)).boxed());
     }
 
-    /// Whether no further request is taken. An array counts as its requests, and as one at least.
+    /// Whether further requests are refused. An array counts as its requests, and as one at least.
     fn is_full(&self) -> bool {
         self.asked.iter().map(|asked| asked.ids.len().max(1)).sum::<usize>() >= REQUESTS_MAX
     }
 
-    /// Notes a request that is to be answered; `None` if it was refused instead.
+    /// Registers a request; `None` if it was refused.
     fn enter(&mut self, id: &RequestId, kind: RequestKind, face: Face) -> Option<(u64, CancellationToken)> {
         if self.is_full() {
             self.refuse_with(Some(id.clone()), full());
@@ -457,7 +455,7 @@ impl StreamClientLoop {
         );
     }
 
-    /// Leaves as an orderly client would: calls are taken back, the session is ended.
+    /// Disconnects as an orderly client would: cancels calls, and ends the session.
     async fn end(mut self) {
         let plain = self.asked.iter().filter(|asked| asked.face == Face::Session && !asked.withdrawn.is_cancelled());
         let cancels = plain.flat_map(|asked| &asked.ids).filter_map(|id| {
@@ -466,7 +464,7 @@ impl StreamClientLoop {
         });
         let cancelling = join_all(cancels.map(|cancel| caught(self.line.serve(cancel))));
         let _ = timeout(CANCEL_MAX, cancelling).await;
-        // Requests of stateless clients are cancelled by this.
+        // This cancels the requests of stateless clients.
         self.work.clear();
         let _ = caught(self.line.end()).await;
     }
@@ -476,13 +474,13 @@ fn full() -> RpcError {
     gateway_error(&GatewayFault::new(Reason::QueueFull, Executed::No))
 }
 
-/// The request that a notification takes back.
+/// The request that a notification cancels.
 fn cancelled(notification: &Notification) -> Option<RequestId> {
     let params = notification.params.object().filter(|_| notification.method == method::CANCELLED)?;
     params.get("requestId").and_then(|id| RequestId::from_payload(&id))
 }
 
-/// `None` in place of a panic: a bug costs one answer, not the client's stream (F64).
+/// `None` in place of a panic: a bug costs one response, not the client's stream (F64).
 async fn caught<T>(doing: impl Future<Output = T>) -> Option<T> {
     let done = AssertUnwindSafe(doing).catch_unwind().await.ok();
     if done.is_none() {

@@ -1,7 +1,7 @@
-//! Admits the messages of one upstream to a client of its endpoint, on streams and in whole answers.
+//! Admits the messages of one upstream to a client of its endpoint, on streams and in whole responses.
 //!
-//! The client has one session with several servers, and takes each message by its id alone. So a message passes only where it
-//! names a request that its own server was given: see [`admitted`].
+//! The client has one session with several servers, and assigns each message by its id alone. So a message is forwarded only if
+//! it refers to a request that was sent to its server: see [`admitted`].
 
 use std::io;
 use std::pin::Pin;
@@ -33,23 +33,23 @@ use crate::wire::framing::{BodyPart, MessageClassifier};
 use crate::wire::meta::{META, PROGRESS_TOKEN, RELATED_TASK};
 use crate::wire::{MessageText, Object, RequestId, RpcError, rpc_error};
 
-/// Refusals that may be on their way to the servers of one endpoint.
+/// Limit of error responses in progress to the servers of one endpoint.
 pub(super) const REFUSALS_MAX: usize = 64;
 
-/// Why messages are dropped, as the metric says it.
+/// Label values of the metric of dropped messages.
 const NOT_GIVEN: &str = "not_given";
 const UNREADABLE: &str = "unreadable";
 
 /// The requests that a stream may answer.
 #[derive(Clone, Debug)]
 pub(super) enum AnswerScope {
-    /// The session's own stream, on which no server answers.
+    /// The session's own stream, on which servers send no responses.
     None,
     Asked {
         id: RequestId,
         token: Option<RequestId>,
     },
-    /// The stream was taken up again, by the id of an event.
+    /// The stream was resumed, from an event's id.
     Resumed(RequestMark),
 }
 
@@ -58,7 +58,7 @@ impl AnswerScope {
         Self::Asked { id: request.id.clone(), token: request.params.object().and_then(progress_token) }
     }
 
-    /// The mark of the request in the ids of the stream's events.
+    /// The mark of the request in the event ids of the stream.
     pub(super) fn mark(&self) -> Option<RequestMark> {
         match self {
             Self::None => None,
@@ -68,19 +68,19 @@ impl AnswerScope {
     }
 }
 
-/// The token under which a request with these params wants progress.
+/// The progress token in these params.
 pub(super) fn progress_token(params: &Object) -> Option<RequestId> {
     RequestId::from_payload(&params.get_object(META)?.get(PROGRESS_TOKEN)?)
 }
 
-/// Admits the messages of one upstream on one stream, or in one answer.
+/// Admits the messages of one upstream on one stream, or in one response.
 pub(super) struct ServerVoice {
     pub(super) upstreams: Arc<CombinedUpstreams>,
     pub(super) at: usize,
     pub(super) request: AnswerScope,
-    /// The client's session, where it has one.
+    /// The client's session, if it has one.
     pub(super) session: Option<(Arc<CombinedSession>, Principal)>,
-    /// The request's progress token, which the upstream may report under on other streams, too.
+    /// The request's progress token, which the upstream may use on other streams, too.
     pub(super) given: Option<GivenToken>,
 }
 
@@ -118,7 +118,7 @@ impl ServerVoice {
         &self.upstreams.settings.upstreams[self.at]
     }
 
-    /// Has the upstream at `at` speak, which is about to be given the request.
+    /// Selects the upstream at `at`, which is about to receive the request.
     pub(super) fn give(&mut self, at: usize) {
         self.at = at;
         if let (AnswerScope::Asked { token: Some(token), .. }, Some((session, _))) = (&self.request, &self.session) {
@@ -126,15 +126,15 @@ impl ServerVoice {
         }
     }
 
-    /// Whether progress is that of a task of the gateway's own that runs: its token outlives the answer of its call. No server
-    /// hears the ids of such tasks.
+    /// Whether progress belongs to a running task of the gateway: its token outlives the response to its call. Servers never
+    /// learn the ids of such tasks.
     fn is_of_running_task(&self, owner: &Principal, params: &Object) -> bool {
         let related = params.get_object(META).and_then(|meta| meta.get_object(RELATED_TASK));
         let id = related.and_then(|related| TaskId::parse(&related.get_string("taskId")?));
         id.is_some_and(|id| self.upstreams.common().engine.is_running(&TaskKey { owner: owner.clone(), id }))
     }
 
-    /// A message as the client is to see it; `None` where nothing of it is for the client.
+    /// Returns a message as the client receives it; `None` if nothing of it is forwarded.
     pub(super) fn admit(&self, text: MessageText) -> Option<MessageText> {
         let mut refused = Vec::new();
         let shown = admitted(self.upstream(), self, text, &mut refused);
@@ -148,7 +148,7 @@ impl ServerVoice {
         shown
     }
 
-    /// Tells operators why a server's message was dropped.
+    /// Counts and logs a dropped message.
     fn note_dropped(&self, reason: &'static str) {
         let upstream = self.upstream();
         metric::count_dropped(upstream, reason);
@@ -161,7 +161,7 @@ impl ServerVoice {
         }
     }
 
-    /// Answers a request of the server that the client cannot be shown. In the background, best effort.
+    /// Refuses a server's request that cannot be forwarded to the client. In the background, best effort.
     fn refuse(&self, id: &RequestId) {
         let upstream = self.upstream();
         metric::count_dropped(upstream, "long_id");
@@ -184,7 +184,8 @@ impl ServerVoice {
         life.tracker.spawn(life.stop.clone().run_until_cancelled_owned(refusing));
     }
 
-    /// An answer in JSON as the client is to see it. One that comes in pieces breaks off where it turns out not to be admitted.
+    /// Returns a JSON response as the client receives it. A response in several parts is aborted if it turns out not to be
+    /// admitted.
     pub(super) async fn admit_answer(self, answer: FaceResponse, addressee: &Addressee) -> FaceResponse {
         if !answer.headers().get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"application/json")) {
             return answer;
@@ -217,7 +218,7 @@ impl ServerVoice {
 }
 
 impl CombinedUpstreams {
-    /// A message of the gateway's own in a client's session at an upstream.
+    /// A message of the gateway itself in a client's session at an upstream.
     pub(super) fn gateways_message(
         &self,
         principal: Principal,
@@ -245,7 +246,8 @@ impl CombinedUpstreams {
     }
 }
 
-/// A JSON answer that comes in pieces. Each is held until the next is there: the last leaves once the id was seen.
+/// A JSON response in several parts. Each part is held until the next has arrived, so the last one is sent only after the id was
+/// checked.
 struct JsonAnswer {
     voice: ServerVoice,
     look: MessageClassifier,

@@ -1,7 +1,7 @@
-//! Remembers clients' sessions at endpoints, with a share for each principal.
+//! Stores clients' sessions at endpoints, with a share for each principal.
 //!
-//! A forgotten session loses its sessions at upstreams. So the principal with the most sessions
-//! makes room first, a session in use is not forgotten, and an idle one of another principal goes only where all of the larger ones are in use.
+//! A forgotten session loses its sessions at upstreams. So the principal with the most sessions makes room first; a session in
+//! use is not forgotten; and an idle session of another principal goes only if all sessions of the larger principals are in use.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
@@ -11,11 +11,11 @@ use parking_lot::Mutex;
 
 use crate::task::Principal;
 
-/// Sessions that are remembered, of all principals together. Where there are more, the principal that has most of them loses
-/// the one that it used longest ago.
+/// The limit of stored sessions of all principals. Above it, the principal with the most sessions loses its least recently used
+/// one.
 const REMEMBERED_MAX: usize = 20_000;
 
-/// The sessions at endpoints, by nonce; `S` is the state of one.
+/// The sessions at endpoints, by nonce; `S` is a session's state.
 #[derive(Debug)]
 pub(super) struct KnownSessions<S> {
     sessions_max: usize,
@@ -25,7 +25,7 @@ pub(super) struct KnownSessions<S> {
 #[derive(Debug)]
 struct SessionIndex<S> {
     by_nonce: HashMap<u128, KnownSession<S>>,
-    /// The nonces of each owner's sessions, in the order of their last use.
+    /// The nonces of each owner's sessions, least recently used first.
     by_owner: HashMap<Principal, BTreeMap<u64, u128>>,
     uses: u64,
 }
@@ -37,11 +37,11 @@ struct KnownSession<S> {
     last_use: u64,
 }
 
-/// Who a session belongs to.
+/// The owner of a session.
 #[derive(Clone, Debug)]
 pub(super) struct SessionOwner {
     pub(super) principal: Principal,
-    /// The client that its session counts for: anonymous clients are told apart by their addresses.
+    /// The client that the session counts for: anonymous clients are distinguished by address.
     pub(super) counted_as: Principal,
 }
 
@@ -64,7 +64,7 @@ impl<S: Default> KnownSessions<S> {
         Self { sessions_max, index: Mutex::new(index) }
     }
 
-    /// The session of this nonce, remembered from now on; and one that made room for it.
+    /// Returns the session of this nonce, created if necessary; and a session that made room for it.
     pub(super) fn get_or_default(
         &self,
         nonce: u128,
@@ -103,9 +103,9 @@ impl<S: Default> SessionIndex<S> {
         session
     }
 
-    /// Forgets the session that the owner of most sessions used longest ago, of those that nothing is done in. Where all sessions
-    /// of that owner are in use, the owner of the next most loses one. Where all sessions are in use there is one more: their
-    /// number is bounded by the calls and streams in them.
+    /// Removes the least recently used idle session of the owner with the most sessions. If all of these are in use, the owner
+    /// with the next most sessions loses one. If all sessions are in use, the limit is exceeded: the calls and streams in them
+    /// bound their number.
     fn forget_one(&mut self) -> Option<ForgottenSession<S>> {
         let largest = self.by_owner.values().max_by_key(|uses| uses.len())?;
         let is_idle =

@@ -1,8 +1,8 @@
-//! `subscriptions/listen` at an endpoint of several upstreams: one stream of those that the upstreams give.
+//! Serves `subscriptions/listen` for several upstreams: merges their streams into one.
 //!
-//! Each upstream is asked under the id of the client's own request, so that what it tells bears the right mark already. One
-//! that is away, or ends its stream, is asked again; since something may have been missed by then, all that it was to tell
-//! is said to have changed.
+//! Each upstream receives the request under the client's own id, so its notifications already carry the right id. If an upstream
+//! is unavailable or ends its stream, the request is repeated; since notifications may have been missed by then, the client is
+//! told that all its subscriptions changed.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ use crate::wire::envelope::Request;
 use crate::wire::framing::{BodyPart, SseDecoder};
 use crate::wire::{Message, MessageText, Object, ScanLimits, method};
 
-/// How long an upstream that ended its stream is left alone, at first and at most.
+/// How long an ended stream waits before it is reopened, at first and at most.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(30);
 
@@ -40,18 +40,18 @@ const PAUSE_MAX: Duration = Duration::from_secs(30);
 struct MemberListen {
     at: usize,
     voice: ServerVoice,
-    /// What it is to tell.
+    /// The notifications to request from it.
     part: SubscriptionFilter,
     body: ResponseBody,
     decoder: SseDecoder,
-    /// Messages that came with others.
+    /// Decoded messages that were not taken yet.
     ready: VecDeque<Bytes>,
 }
 
-/// What one upstream says next.
+/// The next event of one upstream's stream.
 enum ListenNews {
     Said(MemberListen, Bytes),
-    /// It has been asked again.
+    /// The stream was reopened.
     Back(MemberListen),
     Over {
         at: usize,
@@ -60,7 +60,7 @@ enum ListenNews {
     },
 }
 
-/// The request that all upstreams are asked with.
+/// The request that all upstreams receive.
 #[derive(Clone)]
 struct ListenRequest {
     upstreams: Arc<CombinedUpstreams>,
@@ -69,7 +69,7 @@ struct ListenRequest {
 }
 
 impl ListenRequest {
-    /// Asks one upstream for its part, and reads what it grants.
+    /// Opens the stream of one upstream, and reads its acknowledgement.
     async fn begin(
         &self,
         at: usize,
@@ -99,7 +99,7 @@ impl ListenRequest {
         };
         let begun = match part.concern_the_upstream() {
             true => self.upstreams.in_time(at, ANSWER_MAX, beginning).await,
-            // Whether its server is late this does not tell.
+            // The gateway answers this part, so it says nothing about a late server.
             false => timeout(ANSWER_MAX, beginning).await.ok(),
         };
         begun.unwrap_or_else(|| Err(refused(MemberRefusal::late())))
@@ -133,7 +133,7 @@ impl MemberListen {
         loop {
             match self.text().await {
                 Some(text) if is_news(&text) => return ListenNews::Said(self, text),
-                // The result of the request: the upstream's last word, and not the client's.
+                // The response to the request: it ends the upstream's stream, but not the client's.
                 Some(_) => (),
                 None => return ListenNews::Over { at: self.at, part: self.part, pause: PAUSE_MIN },
             }
@@ -141,7 +141,7 @@ impl MemberListen {
     }
 }
 
-/// What an acknowledgement grants; `None` for any other message.
+/// The filter of an acknowledgement; `None` for any other message.
 fn acknowledged(text: &Bytes) -> Option<SubscriptionFilter> {
     let Ok(Message::Notification(notification)) = crate::wire::envelope::read(text, ScanLimits::UPSTREAM) else {
         return None;
@@ -198,7 +198,7 @@ impl CombinedUpstreams {
                     granted.tasks = granted.tasks.take().or(acknowledged.tasks);
                     waiting.push(member.next().boxed());
                 }
-                // No server is away: as one server would answer it.
+                // Task subscriptions do not depend on a server: return the response of the single endpoint.
                 Err(response) if part.tasks.is_some() => return *response,
                 Err(response) => {
                     self.note_absence(client, at, &format!("HTTP {}", response.status().as_u16()));
@@ -215,8 +215,8 @@ impl CombinedUpstreams {
         event_stream(stream(merged, addressee.clone(), None))
     }
 
-    /// What each upstream is to tell of what a client wants to hear. Tasks are the gateway's own: any may tell of them, and apart
-    /// from what its server says, which may be away.
+    /// Splits a client's filter among the upstreams. Tasks are the gateway's own: any upstream's endpoint can report them, in a
+    /// separate stream, since its server may be unavailable.
     async fn parts(
         self: &Arc<Self>,
         client: &EndpointClient,
@@ -227,7 +227,7 @@ impl CombinedUpstreams {
         for uri in wishes.resources.into_iter().flatten() {
             let asked = match self.at_address(client, &uri).await {
                 RequestTarget::Member(at, _) => vec![at],
-                // Which of them knows it is not known, and each may tell of it.
+                // The resource's owner is unknown, and each of these may report it.
                 RequestTarget::Unlisted(some) => some,
                 RequestTarget::List(_) | RequestTarget::OwnTool(_) => vec![self.any_open(client)],
             };
@@ -242,12 +242,12 @@ impl CombinedUpstreams {
     }
 }
 
-/// One open stream. It looks for news when its client reads.
+/// One open stream. It polls the upstreams only while its client reads.
 struct MergedListen {
     asked: ListenRequest,
     subscription: Subscription,
     waiting: FuturesUnordered<BoxFuture<'static, ListenNews>>,
-    /// What is to be said next.
+    /// Messages to send next.
     due: VecDeque<Bytes>,
     has_ended: bool,
     _place: ListenPermit,

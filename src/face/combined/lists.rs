@@ -1,4 +1,4 @@
-//! Puts together the lists of several upstreams, and remembers whose what in them is.
+//! Merges the lists of several upstreams, and remembers the owner of each item.
 
 use std::cmp::Reverse;
 use std::collections::hash_map::Entry;
@@ -21,14 +21,14 @@ use crate::task::Principal;
 use crate::wire::object::ObjectWriter;
 use crate::wire::{ListPages, Object, PagedList, Payload};
 
-/// Items on one page. Many clients read no further than the first.
+/// Items on one page. Many clients read only the first page.
 const PAGE_ITEMS_MAX: usize = 5_000;
-/// Names that are remembered, of all clients together.
+/// The limit of remembered names, of all clients together.
 const NAMES_MAX: u64 = 200_000;
-/// How long names are remembered that nobody asks for.
+/// How long unused names are remembered.
 const KEPT_FOR: Duration = Duration::from_secs(300);
 
-/// The lists that all upstreams have a part in.
+/// The lists that are merged from all upstreams.
 pub(super) type MergedList = PagedList;
 
 /// The capability of a server that has such a list.
@@ -41,30 +41,30 @@ const fn capability(list: MergedList) -> &'static str {
     }
 }
 
-/// Whether the items of a list get names of the endpoint's; addresses stay as they are.
+/// Whether the endpoint renames the items of a list; URIs are never changed.
 const fn has_names(list: MergedList) -> bool {
     matches!(list, MergedList::Tools | MergedList::Prompts)
 }
 
-/// Whose an item is, and what that upstream calls it.
+/// The upstream of an item, and its name there.
 pub(super) type ItemOwner = (usize, Arc<str>);
 
 /// One list of all upstreams, in their order.
 #[derive(Debug, Default)]
 pub(super) struct GatheredList {
-    /// What clients are shown, each with the upstream that it is of and its place in that one's list.
+    /// The items for the client, each with its upstream and its index in that upstream's list.
     items: Vec<(usize, usize, Payload)>,
     owners: HashMap<Arc<str>, ItemOwner>,
-    /// Those that answered.
+    /// The number of upstreams that responded.
     answered: usize,
     /// The first refusal.
     refusal: Option<MemberRefusal>,
 }
 
-/// Whose the items of lists are, as clients were shown them last.
+/// The owners of list items, as last sent to clients.
 pub(super) struct ListOwners(moka::sync::Cache<(Principal, MergedList), Arc<KnownOwners>>);
 
-/// One such list.
+/// The owners in one such list.
 struct KnownOwners {
     owners: HashMap<Arc<str>, ItemOwner>,
     fetched_at: Instant,
@@ -86,10 +86,10 @@ impl fmt::Debug for ListOwners {
 }
 
 impl CombinedUpstreams {
-    /// A page of a list, as the client is to see it, behind `cursor`.
+    /// Returns a page of a list for the client, starting at `cursor`.
     ///
     /// # Errors
-    /// If the cursor is none of this list's; what an upstream says, if all of them refuse.
+    /// If the cursor is not of this list, or if all upstreams refuse: then the first refusal.
     pub(super) async fn page(
         self: &Arc<Self>,
         client: &EndpointClient,
@@ -111,7 +111,7 @@ impl CombinedUpstreams {
         let items: Vec<&Payload> = gathered.items[from..until].iter().map(|(.., item)| item).collect();
         let writer = ObjectWriter::new().member(list.items(), &Payload::of(&items));
         let writer = match gathered.items.get(until) {
-            // By the name of the upstream, so that it holds when another one goes away.
+            // The cursor contains the upstream's name, so it remains valid if another upstream is removed.
             Some((at, index, _)) => writer.text("nextCursor", &format!("{}:{index}", self.settings.upstreams[*at])),
             None => writer,
         };
@@ -126,7 +126,7 @@ impl CombinedUpstreams {
         Some((self.position(upstream, client.principal())?, index.parse().ok()?))
     }
 
-    /// Whose an item of a list is, by the name that clients know it by: as it was listed last, or else as it is listed now.
+    /// The owner of an item with this public name: from the last list, else from a new one.
     pub(super) async fn owner(
         self: &Arc<Self>,
         client: &EndpointClient,
@@ -143,8 +143,8 @@ impl CombinedUpstreams {
         self.gather(client, list).await.owners.get(name).cloned()
     }
 
-    /// The upstream with a template that matches an address: of several, the one with the longest literal text, and of equals
-    /// the first.
+    /// The upstream with a template that matches a URI: of several, the one with the longest literal text, and of equals the
+    /// first.
     pub(super) async fn template_owner(self: &Arc<Self>, client: &EndpointClient, uri: &str) -> Option<usize> {
         let known = self.known_owners(client, MergedList::Templates).await;
         let owners = known.owners.iter().filter(|(template, _)| may_be_of(template, uri));
@@ -164,7 +164,7 @@ impl CombinedUpstreams {
             .unwrap_or_else(|| Arc::new(KnownOwners { owners: gathered.owners, fetched_at: Instant::now() }))
     }
 
-    /// Asks all upstreams for a list, side by side, and remembers whose what is. One that is away has no part in it.
+    /// Requests a list from all upstreams in parallel, and remembers the owners. An unavailable upstream contributes nothing.
     async fn gather(self: &Arc<Self>, client: &EndpointClient, list: MergedList) -> GatheredList {
         let asked = self.members_for(client.principal());
         let asked = asked.map(|at| async move { (at, self.items_of(client, list, at).await) });
@@ -189,7 +189,7 @@ impl CombinedUpstreams {
         gathered
     }
 
-    /// All pages of one upstream's list; none of a server that has no such list.
+    /// All pages of one upstream's list; empty for a server without such a list.
     async fn items_of(
         self: &Arc<Self>,
         client: &EndpointClient,
@@ -197,7 +197,8 @@ impl CombinedUpstreams {
         at: usize,
     ) -> Result<Vec<Object>, MemberRefusal> {
         let lacks = |summary: &Arc<super::ServerSummary>| !summary.has(capability(list));
-        // What was never declared is not asked for; tools alone are had by servers that declare nothing.
+        // Lists without a declared capability are not requested, except tools: some servers have them without declaring any
+        // capability.
         if list != MergedList::Tools && self.members[at].summary.read().as_ref().is_some_and(lacks) {
             return Ok(Vec::new());
         }
@@ -231,8 +232,8 @@ impl CombinedUpstreams {
         Ok(items)
     }
 
-    /// Names the items for clients. Of two with one address the first upstream's is shown, and of the gateway's own tools,
-    /// which are the same at each upstream, one.
+    /// Names the items for clients. Of two with the same URI, the first upstream's is shown; the gateway's own tools, which each
+    /// upstream has, are shown once.
     fn put_together(&self, list: MergedList, lists: &[(usize, Vec<Object>)], gathered: &mut GatheredList) {
         let read = lists.iter().map(|(at, items)| {
             let mut seen = HashSet::new();
@@ -274,8 +275,8 @@ impl CombinedUpstreams {
     }
 }
 
-/// Whether an address may be made from a template (RFC 6570): its literal parts stand in it, in their order. What stands
-/// between them is not looked at.
+/// Whether a URI may result from a template (RFC 6570): it contains the literal parts in order. The text between them is not
+/// checked.
 fn may_be_of(template: &str, uri: &str) -> bool {
     let mut literals = Vec::new();
     let mut rest = template;
@@ -294,7 +295,7 @@ fn may_be_of(template: &str, uri: &str) -> bool {
     })
 }
 
-/// How much of a template stands in each of its addresses.
+/// The length of a template's literal text.
 fn literal_bytes(template: &str) -> usize {
     let (mut bytes, mut rest) = (0, template);
     while let Some((literal, behind)) = rest.split_once('{') {

@@ -1,4 +1,4 @@
-//! Reads whole answers of one of the upstreams, or why there is none.
+//! Reads the whole response of an upstream, or the reason why there is none.
 
 use std::sync::Arc;
 
@@ -13,11 +13,11 @@ use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::reply::{ReadLimits, read_whole};
 use crate::wire::{Message, Object, RpcError, ScanLimits, envelope, one_line, rpc_error};
 
-/// Why an upstream gave no result.
+/// The reason why an upstream returned no result.
 #[derive(Clone, Debug)]
 pub(super) struct MemberRefusal(Arc<RefusedAnswer>);
 
-/// The answer that was none.
+/// The refused response.
 #[derive(Debug)]
 struct RefusedAnswer {
     status: StatusCode,
@@ -30,7 +30,7 @@ impl MemberRefusal {
         Self(Arc::new(RefusedAnswer { status, headers, error }))
     }
 
-    /// The same in other words.
+    /// The same refusal with another message.
     pub(super) fn saying(&self, words: &str) -> Self {
         let error = self.0.error.as_ref().map(|error| RpcError { message: words.into(), ..error.clone() });
         Self::of(self.0.status, self.0.headers.clone(), error)
@@ -41,7 +41,7 @@ impl MemberRefusal {
         Self::of(StatusCode::OK, HeaderMap::new(), Some(error))
     }
 
-    /// That it did not answer in time.
+    /// The refusal of an upstream that did not respond in time.
     pub(super) fn late() -> Self {
         Self::fault(Reason::UpstreamTimeout)
     }
@@ -50,24 +50,24 @@ impl MemberRefusal {
         Self::fault(Reason::UpstreamMalformed)
     }
 
-    /// Whether the server does not know what it was asked for: it has nothing of the kind.
+    /// Whether the server does not know the method.
     pub(super) fn is_unknown_method(&self) -> bool {
         self.0.error.as_ref().is_some_and(|error| error.code == rpc_error::METHOD_NOT_FOUND)
     }
 
-    /// Whether another upstream may know what this one does not.
+    /// Whether another upstream may know the requested item.
     pub(super) fn may_be_known_elsewhere(&self) -> bool {
         const RESOURCE_NOT_FOUND: i64 = -32002;
         let codes = [RESOURCE_NOT_FOUND, rpc_error::INVALID_PARAMS, rpc_error::METHOD_NOT_FOUND];
         self.0.error.as_ref().is_some_and(|error| codes.contains(&error.code))
     }
 
-    /// Whether it is the client's mistake.
+    /// Whether the client's params are invalid.
     pub(super) fn is_about_params(&self) -> bool {
         self.0.error.as_ref().is_some_and(|error| error.code == rpc_error::INVALID_PARAMS)
     }
 
-    /// For a line of the log.
+    /// A text for the log.
     pub(super) fn words(&self) -> String {
         match &self.0.error {
             Some(error) => one_line::name(&error.message),
@@ -75,7 +75,7 @@ impl MemberRefusal {
         }
     }
 
-    /// The same answer for a client of the endpoint.
+    /// Converts it into a response for a client of the endpoint.
     pub(super) fn into_response(self, addressee: &Addressee) -> FaceResponse {
         let error = self
             .0
@@ -92,7 +92,7 @@ impl MemberRefusal {
     }
 }
 
-/// Reads the result out of a whole answer.
+/// Reads the result of a whole response.
 ///
 /// # Errors
 /// If it holds none.
@@ -114,7 +114,7 @@ pub(super) async fn read_result(answer: FaceResponse, limits: &ReadLimits) -> Re
     }
 }
 
-/// A whole body of at most `bytes_max` bytes and its envelope.
+/// A whole body of at most `bytes_max` bytes plus its envelope.
 pub(super) async fn whole(body: ResponseBody, limits: &ReadLimits) -> Option<Bytes> {
     const ENVELOPE_BYTES: usize = 64 << 10;
     let bytes_max = limits.bytes_max.saturating_add(ENVELOPE_BYTES);

@@ -1,4 +1,4 @@
-//! Puts a request of an endpoint's client to one of the upstreams, in that client's name.
+//! Sends a request to an upstream on behalf of an endpoint's client.
 
 use std::sync::Arc;
 
@@ -21,26 +21,26 @@ use crate::wire::envelope::{self, Params, Request};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Message, Object, Payload, RequestId, method};
 
-/// A client of an endpoint, by the request in hand.
+/// A client of an endpoint, as of its current request.
 #[derive(Clone)]
 pub(super) struct EndpointClient {
     /// The request without its message.
     head: Box<Inbound>,
-    /// Its session at the endpoint; `None` for one whose requests stand alone.
+    /// Its session at the endpoint; `None` for a stateless request.
     pub(super) session: Option<Arc<CombinedSession>>,
-    /// What it said of itself when it began that session.
+    /// Its introduction at the start of that session.
     token: Option<Arc<SessionToken>>,
-    /// Params of what is asked on its behalf beside its own request.
+    /// Params of requests that the gateway sends on its behalf.
     metadata: Payload,
 }
 
 impl EndpointClient {
-    /// Of a request that stands alone, with these params.
+    /// The client of a stateless request with these params.
     pub(super) fn stateless(inbound: &Inbound, params: Option<&Object>) -> Self {
         Self { head: head_of(Box::new(inbound.clone())), session: None, token: None, metadata: metadata_alone(params) }
     }
 
-    /// Of a request in a session.
+    /// The client of a request in a session.
     pub(super) fn in_session(inbound: Box<Inbound>, token: &Arc<SessionToken>, session: &Arc<CombinedSession>) -> Self {
         let (session, token) = (Some(Arc::clone(session)), Some(Arc::clone(token)));
         Self { head: head_of(inbound), session, token, metadata: Payload::empty_object() }
@@ -50,16 +50,16 @@ impl EndpointClient {
         &self.head.principal
     }
 
-    /// Whether a request is a call that has an idempotency key.
+    /// Whether a request is a call with an idempotency key.
     pub(super) fn names(&self, request: &Request) -> bool {
         let is_given = |params| idempotency_key::is_given(&self.head.headers, params);
         request.method == method::TOOLS_CALL && request.params.object().is_some_and(is_given)
     }
 
-    /// The client's session at the upstream at `at`, opened now if there is none.
+    /// The client's session at the upstream at `at`, opened if there is none.
     ///
     /// # Errors
-    /// If the upstream agrees to none.
+    /// If the upstream refuses a session.
     pub(super) async fn opened(
         &self,
         upstreams: &Arc<CombinedUpstreams>,
@@ -70,16 +70,16 @@ impl EndpointClient {
         upstreams.member_session(session, at, ClientWords { head: &self.head, token }).await
     }
 
-    /// Admits the messages of the upstream at `at` to this client about a request.
+    /// An admission of messages from the upstream at `at` that concern a request of this client.
     pub(super) fn voice(&self, upstreams: &Arc<CombinedUpstreams>, at: usize, request: AnswerScope) -> ServerVoice {
         let session = self.session.as_ref().map(|session| (Arc::clone(session), self.head.principal.clone()));
         ServerVoice { upstreams: Arc::clone(upstreams), at, request, session, given: None }
     }
 
-    /// A message of this client for the upstream at `at`, in its session there.
+    /// Builds a message of this client for the upstream at `at`, in its session there.
     ///
     /// # Errors
-    /// If there is no session to be had.
+    /// If no session can be opened.
     pub(super) async fn inbound(
         &self,
         upstreams: &Arc<CombinedUpstreams>,
@@ -89,7 +89,7 @@ impl EndpointClient {
         self.clone().into_inbound(upstreams, at, (text, message)).await
     }
 
-    /// The same where it is the client's last message for the request in hand, whose headers go with it.
+    /// Like [`EndpointClient::inbound`], for the last message of the current request, which takes its headers.
     async fn into_inbound(
         self,
         upstreams: &Arc<CombinedUpstreams>,
@@ -109,7 +109,7 @@ impl EndpointClient {
         Ok(inbound)
     }
 
-    /// Params for what is asked beside the client's own request: `member` besides what each request of the client has.
+    /// Params for the gateway's own requests: the client's metadata, and `member`.
     pub(super) fn params(&self, member: Option<(&str, Payload)>) -> Payload {
         match (Object::of(&self.metadata), member) {
             (Some(own), Some((key, value))) => own.edit().set(key, value).finish(),
@@ -118,10 +118,10 @@ impl EndpointClient {
         }
     }
 
-    /// Asks the upstream at `at` for something, and reads the whole result.
+    /// Sends a request to the upstream at `at`, and reads the whole result.
     ///
     /// # Errors
-    /// If it gives none.
+    /// If it returns none.
     pub(super) async fn ask(
         &self,
         upstreams: &Arc<CombinedUpstreams>,
@@ -144,7 +144,7 @@ impl EndpointClient {
         read_result(answer, &upstreams.read_limits(at, self.principal())).await
     }
 
-    /// Passes the client's own request to the upstream at `at`, with `params` in place of its own where these are edited.
+    /// Forwards the client's request to the upstream at `at`, with `params` if these are edited.
     ///
     /// # Errors
     /// As [`EndpointClient::inbound`].
@@ -160,7 +160,7 @@ impl EndpointClient {
         Ok(served(session.as_ref(), upstreams, at, inbound).await)
     }
 
-    /// The same request, for that upstream's endpoint to serve.
+    /// Builds the forwarded request for that upstream's endpoint.
     ///
     /// # Errors
     /// As [`EndpointClient::inbound`].
@@ -185,7 +185,7 @@ impl EndpointClient {
     }
 }
 
-/// The answer of the upstream at `at`. A session that has ended there is opened anew with the next request.
+/// The response of the upstream at `at`. If its session has ended, the next request opens a new one.
 pub(super) async fn served(
     session: Option<&Arc<CombinedSession>>,
     upstreams: &Arc<CombinedUpstreams>,
@@ -200,7 +200,7 @@ pub(super) async fn served(
     answer
 }
 
-/// A request without its message, which is counted by now.
+/// A request without its message, which is already counted.
 fn head_of(mut inbound: Box<Inbound>) -> Box<Inbound> {
     inbound.method = Method::POST;
     inbound.query = None;
@@ -211,7 +211,7 @@ fn head_of(mut inbound: Box<Inbound>) -> Box<Inbound> {
     inbound
 }
 
-/// Has the headers of a stateless request say what its body says: which method, and about what.
+/// Sets the headers of a stateless request to its body's method and name.
 fn named(all: &mut HeaderMap, method: &str, name: Option<HeaderValue>) {
     if let Ok(value) = HeaderValue::from_str(method) {
         all.insert(headers::METHOD, value);
@@ -222,7 +222,7 @@ fn named(all: &mut HeaderMap, method: &str, name: Option<HeaderValue>) {
     }
 }
 
-/// The same for a request whose params were edited. Its headers agreed with its body before.
+/// Updates the name header of a request with edited params. Its headers matched its body before.
 fn renamed(all: &mut HeaderMap, method: &str, edited: &Object) {
     let Some(member) = headers::naming_member(method).filter(|_| all.contains_key(headers::NAME)) else { return };
     if let Some(name) = edited.get_string(member).and_then(|name| header_annotations::encode(&name)) {

@@ -1,5 +1,5 @@
-//! A client's sessions at the upstreams of an endpoint: opened when something is asked of one, in the client's own words,
-//! and remembered for as long as there is room.
+//! Opens a client's sessions at the upstreams of an endpoint on demand, with the client's own introduction, and stores them while
+//! there is room.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -28,12 +28,12 @@ use crate::face::session::session_cache::ClientSessionCache;
 use crate::upstream::reply::ReadLimits;
 use crate::wire::{Object, Payload, RequestId, envelope, method};
 
-/// The sessions at all endpoints. What is remembered of them outlives a reload.
+/// The sessions at all endpoints; they outlive a reload.
 #[derive(Debug)]
 pub struct CombinedSessions {
     pub(super) tokens: ClientSessionCache,
     pub(super) known: KnownSessions<CombinedSession>,
-    /// Requests that wait for an upstream's session, or to know whose they are, by the nonce of the endpoint's.
+    /// Requests that wait for an upstream's session or for their routing, by the nonce of the endpoint's session.
     pub(super) in_flight: Arc<InFlight>,
 }
 
@@ -45,15 +45,15 @@ impl CombinedSessions {
     }
 }
 
-/// One client's session at an endpoint, as far as it is remembered.
+/// The stored state of one client's session at an endpoint.
 #[derive(Debug, Default)]
 pub(super) struct CombinedSession {
     state: Mutex<CombinedSessionState>,
-    /// Told whenever a session at an upstream was opened.
+    /// Notified whenever a session at an upstream was opened.
     opened: watch::Sender<()>,
-    /// Cancelled when the client ends it.
+    /// Cancelled when the client ends the session.
     pub(super) ended: CancellationToken,
-    /// Keyed anew for each session, so that no server finds two tokens that are taken for each other.
+    /// With a random key per session, so that no server can construct colliding tokens.
     hasher: RandomState,
 }
 
@@ -61,13 +61,13 @@ pub(super) struct CombinedSession {
 struct CombinedSessionState {
     /// The params of `logging/setLevel`.
     level: Option<Payload>,
-    /// Sessions at upstreams, by their names.
+    /// Sessions at upstreams, by the upstreams' names.
     members: HashMap<Arc<str>, MemberSession>,
-    /// Upstreams that were missing in what the client was shown.
+    /// Upstreams that were missing in responses to the client.
     missing: HashSet<Arc<str>>,
-    /// Whether one of these is there now, and the client does not know it.
+    /// Whether such an upstream is available now and the client is not notified yet.
     has_come: bool,
-    /// The progress tokens of requests that upstreams are answering, and how many requests have each.
+    /// The progress tokens of requests in progress at upstreams, with the number of requests for each.
     tokens: HashMap<u64, usize>,
 }
 
@@ -75,18 +75,18 @@ struct CombinedSessionState {
 enum MemberSession {
     Opening(MemberOpening),
     Open(OpenedMember),
-    /// It was to be had no more when it was opened last.
+    /// The upstream refused the last attempt to open one.
     Refused,
 }
 
-/// A session at an upstream: its id, and what the upstream said of itself when it was opened.
+/// A session at an upstream: its id, and the upstream's introduction.
 #[derive(Clone, Debug)]
 pub(super) struct OpenedMember {
     pub(super) id: HeaderValue,
     pub(super) summary: Arc<ServerSummary>,
 }
 
-/// A progress token that an upstream may report under until this is dropped.
+/// A progress token that an upstream may use until this is dropped.
 #[derive(Debug)]
 pub(super) struct GivenToken {
     session: Arc<CombinedSession>,
@@ -104,11 +104,11 @@ impl Drop for GivenToken {
     }
 }
 
-/// A handshake that all who need it wait for.
+/// A handshake that all requests for the session await.
 type MemberOpening = Shared<BoxFuture<'static, Result<OpenedMember, MemberRefusal>>>;
 
 impl CombinedSession {
-    /// The sessions at upstreams that are open: names and ids.
+    /// The names and session ids of upstreams with an open session.
     pub(super) fn open_members(&self) -> Vec<(Arc<str>, HeaderValue)> {
         let open = |(upstream, member): (&Arc<str>, &MemberSession)| match member {
             MemberSession::Open(opened) => Some((Arc::clone(upstream), opened.id.clone())),
@@ -117,7 +117,7 @@ impl CombinedSession {
         self.state.lock().members.iter().filter_map(open).collect()
     }
 
-    /// The session at one upstream, if it is open.
+    /// The session id at one upstream, if it is open.
     pub(super) fn open_member(&self, upstream: &str) -> Option<HeaderValue> {
         match self.state.lock().members.get(upstream)? {
             MemberSession::Open(opened) => Some(opened.id.clone()),
@@ -125,14 +125,14 @@ impl CombinedSession {
         }
     }
 
-    /// Takes note of the progress token of a request that an upstream is given.
+    /// Registers the progress token of a request to an upstream.
     pub(super) fn give(self: &Arc<Self>, upstream: &str, token: &RequestId) -> GivenToken {
         let given = self.hash(upstream, token);
         *self.state.lock().tokens.entry(given).or_default() += 1;
         GivenToken { session: Arc::clone(self), given }
     }
 
-    /// Whether an upstream is answering a request with this progress token.
+    /// Whether a request with this progress token is in progress at an upstream.
     pub(super) fn is_given(&self, upstream: &str, token: &RequestId) -> bool {
         self.state.lock().tokens.contains_key(&self.hash(upstream, token))
     }
@@ -141,39 +141,39 @@ impl CombinedSession {
         self.hasher.hash_one((upstream, &*plain(token)))
     }
 
-    /// The upstreams that refused a session when one was asked for last.
+    /// The upstreams that refused the last attempt to open a session.
     pub(super) fn refused_members(&self) -> Vec<Arc<str>> {
         let state = self.state.lock();
         let refused = state.members.iter().filter(|(_, member)| matches!(member, MemberSession::Refused));
         refused.map(|(upstream, _)| Arc::clone(upstream)).collect()
     }
 
-    /// Notes that the client was shown something without what this upstream has.
+    /// Records that a response to the client lacked this upstream's part.
     pub(super) fn miss(&self, upstream: &Arc<str>) {
         self.state.lock().missing.insert(Arc::clone(upstream));
     }
 
-    /// Whether an upstream that was missing is there since this was asked last.
+    /// Whether a missing upstream has become available since the last call of this method.
     pub(super) fn take_has_come(&self) -> bool {
         std::mem::take(&mut self.state.lock().has_come)
     }
 
-    /// Hears when a session at an upstream is opened.
+    /// Subscribes to the opening of sessions at upstreams.
     pub(super) fn openings(&self) -> watch::Receiver<()> {
         self.opened.subscribe()
     }
 
-    /// The level that the client asked for last.
+    /// The params of the client's last `logging/setLevel`.
     fn level(&self) -> Option<Payload> {
         self.state.lock().level.clone()
     }
 
-    /// Remembers what the client wants to hear, for sessions that are opened later.
+    /// Stores these params for sessions that are opened later.
     pub(super) fn set_level(&self, params: &Payload) {
         self.state.lock().level = Some(params.detached());
     }
 
-    /// Forgets a session that its upstream's face has ended: the endpoint's next request for it opens another one.
+    /// Removes a session that the upstream's endpoint has ended: the next request opens a new one.
     pub(super) fn forget_member(&self, upstream: &Arc<str>, ended: &HeaderValue) {
         let mut state = self.state.lock();
         if matches!(state.members.get(upstream), Some(MemberSession::Open(opened)) if opened.id == *ended) {
@@ -192,7 +192,7 @@ impl CombinedSession {
     }
 }
 
-/// The messages with which a session at one upstream is opened.
+/// The messages that open a session at one upstream.
 struct MemberHandshake {
     upstream: Arc<str>,
     endpoint: Arc<UpstreamEndpoint>,
@@ -201,7 +201,7 @@ struct MemberHandshake {
 }
 
 impl MemberHandshake {
-    /// Opens the session, and tells it what the client has told others already.
+    /// Opens the session, and sends it the client's present log level.
     async fn run(self, session: Arc<CombinedSession>) -> Result<OpenedMember, MemberRefusal> {
         let answer = self.endpoint.serve(self.inbound.clone()).await;
         let id = answer.headers().get(headers::SESSION_ID).cloned();
@@ -215,14 +215,14 @@ impl MemberHandshake {
         let _ = say(envelope::notification(method::INITIALIZED, None)).await;
         if let Some(level) = session.level() {
             let request = envelope::request(&RequestId::text("taskgate-level"), method::SET_LEVEL, Some(&level));
-            // A server without log messages knows no such method.
+            // A server without log messages does not know this method.
             let _ = whole(say(request).await.into_body(), &self.limits).await;
         }
         Ok(OpenedMember { id, summary: Arc::new(ServerSummary::of(&result)) })
     }
 }
 
-/// Who wants a session: a request of the client's without its message, and what it said of itself.
+/// The client that opens a session: the head of a request, and its introduction.
 #[derive(Clone, Copy)]
 pub(super) struct ClientWords<'a> {
     pub(super) head: &'a Inbound,
@@ -230,7 +230,7 @@ pub(super) struct ClientWords<'a> {
 }
 
 impl ClientWords<'_> {
-    /// The client's own words with which a session is begun.
+    /// The client's `initialize` request.
     fn introduction(self) -> Bytes {
         let token = self.token;
         let declared = Object::of(&token.capabilities).filter(|_| token.declares_tasks);
@@ -242,10 +242,10 @@ impl ClientWords<'_> {
 }
 
 impl CombinedUpstreams {
-    /// The client's session at the upstream at `at`, opened now if there is none.
+    /// The client's session at the upstream at `at`, opened if there is none.
     ///
     /// # Errors
-    /// If the upstream agrees to none.
+    /// If the upstream refuses a session.
     pub(super) async fn member_session(
         self: &Arc<Self>,
         session: &Arc<CombinedSession>,
@@ -268,7 +268,7 @@ impl CombinedUpstreams {
         opening.await
     }
 
-    /// Begins to open a session, which is done to its end whoever leaves.
+    /// Starts to open a session; the handshake completes even if the client disconnects.
     fn opening(self: &Arc<Self>, session: &Arc<CombinedSession>, at: usize, client: ClientWords<'_>) -> MemberOpening {
         let member = &self.members[at];
         let mut inbound = client.head.clone();

@@ -1,6 +1,6 @@
-//! Puts together what several servers say of themselves.
+//! Merges the introductions of several servers.
 //!
-//! Pure. Where two say different things of one member, the first of them is heard.
+//! Pure. If two servers have different values for one member, the first one wins.
 
 use std::collections::BTreeMap;
 
@@ -8,14 +8,14 @@ use super::routed::{is_routed, is_routed_extension};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload};
 
-/// Longest instructions in bytes, of one server: whoever has more is quoted no further.
+/// The limit of one server's instructions in bytes; the rest is cut off.
 const INSTRUCTIONS_BYTES_MAX: usize = 16 << 10;
 
-/// What one server says of itself.
+/// The introduction of one server.
 #[derive(Clone, Debug)]
 pub(super) struct ServerSummary {
     pub(super) capabilities: Payload,
-    /// The text for models as the endpoint shows it: a server's own is quoted.
+    /// The text for models as the endpoint shows it: the server's text is quoted.
     pub(super) instructions: Option<String>,
 }
 
@@ -32,19 +32,19 @@ impl ServerSummary {
         }
     }
 
-    /// The instructions in place of those of a server that is not available.
+    /// Instructions in place of those from an unavailable server.
     pub(super) fn absent(cause: &str) -> Self {
         let text = format!("This server is not available, so its tools are missing here: {cause}");
         Self { capabilities: Payload::empty_object(), instructions: Some(text) }
     }
 
-    /// Whether the server says that it has something: `tools`, `prompts`, `resources`.
+    /// Whether the server declares a capability: `tools`, `prompts`, `resources`.
     pub(super) fn has(&self, capability: &str) -> bool {
         Object::of(&self.capabilities).is_some_and(|all| all.contains(capability))
     }
 }
 
-/// The capabilities of all servers, less those that the endpoint does not route.
+/// The capabilities of all servers, without those that the endpoint does not route.
 pub(super) fn advertised<'a>(capabilities: impl Iterator<Item = &'a Payload>) -> Payload {
     let joined = union(capabilities);
     let all = Object::of(&joined);
@@ -63,15 +63,15 @@ pub(super) fn advertised<'a>(capabilities: impl Iterator<Item = &'a Payload>) ->
     writer.finish()
 }
 
-/// The capability with the extensions in it.
+/// The capability that holds the extensions.
 const EXTENSIONS: &str = "extensions";
 
-/// All that any of the servers can do: capabilities of one name are one, and what one of them can within it is possible.
+/// The union of all servers' capabilities; members of the same name are merged.
 fn union<'a>(capabilities: impl Iterator<Item = &'a Payload>) -> Payload {
     joined(capabilities.filter_map(Object::of), LEVELS)
 }
 
-/// How deep capabilities are looked into: an area, what is possible in it, and what that can.
+/// The depth to which capabilities are merged: a capability, its options, and their options.
 const LEVELS: usize = 3;
 
 fn joined(objects: impl Iterator<Item = Object>, levels: usize) -> Payload {
@@ -102,7 +102,7 @@ fn joined(objects: impl Iterator<Item = Object>, levels: usize) -> Payload {
     writer.finish()
 }
 
-/// As much of a server's text as is shown.
+/// The part of a server's text that is shown.
 fn beginning(text: &str) -> &str {
     let mut end = text.len().min(INSTRUCTIONS_BYTES_MAX);
     while !text.is_char_boundary(end) {
@@ -111,7 +111,7 @@ fn beginning(text: &str) -> &str {
     &text[..end]
 }
 
-/// The text of a server with a mark in front of each line, so that none of them reads like a heading of the gateway's.
+/// Quotes each line of a server's text, so that no line looks like a heading of the gateway.
 fn quoted(text: &str) -> String {
     const BREAKS: [char; 6] = ['\n', '\u{b}', '\u{c}', '\u{85}', '\u{2028}', '\u{2029}'];
     let text = text.replace("\r\n", "\n").replace('\r', "\n");
@@ -119,7 +119,7 @@ fn quoted(text: &str) -> String {
     lines.join("\n")
 }
 
-/// What the servers want models to know, each under its name; `None` where none says anything.
+/// All servers' instructions for models, each under its server's name; `None` if there are none.
 pub(super) fn instructions<'a>(servers: impl Iterator<Item = (&'a str, &'a ServerSummary)>) -> Option<Payload> {
     let told: Vec<String> =
         servers.filter_map(|(name, server)| Some(format!("# {name}\n\n{}", server.instructions.as_deref()?))).collect();

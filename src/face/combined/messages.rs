@@ -1,9 +1,10 @@
-//! Marks what one of several servers says in a session with the name of its upstream, and reads the mark in what the client
-//! answers: ids of requests, progress tokens, ids of events.
+//! Marks ids in servers' messages with the upstream's name, and reads the mark in the client's messages: request ids, progress
+//! tokens, event ids.
 //!
-//! Pure. Two servers may give the same id to their requests; a mark keeps them apart, and names the server that asked. The client
-//! keeps it, so nothing is remembered here. [`admitted`] is the one way of a server's message to the client: an answer or progress
-//! on a request that this server was not given is dropped, and a request whose id has no room for a mark is refused.
+//! Pure. Two servers may use the same id for their requests; a mark distinguishes them, and names the server that sent the
+//! request. The client returns the mark, so nothing is stored here. [`admitted`] is the only path of a server's message to the
+//! client: a response to, or progress on, a request that was not sent to this server is dropped, and a request with an id too
+//! long for a mark is refused.
 
 use std::borrow::Cow;
 
@@ -19,13 +20,13 @@ use crate::wire::meta::{META, PROGRESS_TOKEN};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Message, MessageText, Object, Payload, RequestId, ScanLimits, method};
 
-/// Stands behind the name of an upstream, which has none in it.
+/// Follows the name of an upstream, which never contains it.
 const MARK_END: char = ':';
-/// Tells how an id was written: as a text or as a number.
+/// Tells whether the id was a string or a number.
 const TEXT: char = 's';
 const NUMBER: char = 'n';
 
-/// An id of a server's with its upstream's name; `None` where that is too long for an id.
+/// A server's id with its upstream's name; `None` if that is too long for an id.
 fn marked(upstream: &str, id: &RequestId) -> Option<RequestId> {
     let text = match id.as_text() {
         Some(text) => format!("{upstream}{MARK_END}{TEXT}{text}"),
@@ -34,7 +35,7 @@ fn marked(upstream: &str, id: &RequestId) -> Option<RequestId> {
     RequestId::from_payload(&Payload::text(&text))
 }
 
-/// The upstream whose mark an id has, and the id as that knows it.
+/// The upstream in an id's mark, and the id without the mark.
 pub(super) fn unmarked(id: &RequestId) -> Option<(String, RequestId)> {
     let text = id.as_text()?;
     let (upstream, rest) = text.split_once(MARK_END)?;
@@ -46,36 +47,36 @@ pub(super) fn unmarked(id: &RequestId) -> Option<(String, RequestId)> {
     Some((upstream.to_owned(), own))
 }
 
-/// Longest id of a server's request, as JSON text, that has room for the name of `upstream`.
+/// The length limit of a server's request id, as JSON text, that leaves room for the name of `upstream`.
 pub(super) const fn request_id_bytes_max(upstream: &str) -> usize {
     ID_BYTES_MAX - upstream.len() - MARK_END.len_utf8() - TEXT.len_utf8()
 }
 
-/// Tells which requests a server was given, as far as the messages of one stream may name them.
+/// Tells which requests a server has received, for the messages of one stream.
 pub(super) trait GivenRequests {
-    /// Whether a response to this request may come.
+    /// Whether a response to this request is admitted.
     fn may_answer(&self, id: &RequestId) -> bool;
 
-    /// Whether progress under this token may come, with these params.
+    /// Whether progress with this token and these params is admitted.
     fn may_report(&self, token: &RequestId, params: &Object) -> bool;
 
-    /// The request whose answer the stream brings, where its id is known.
+    /// The request that the stream answers, if its id is known.
     fn asked(&self) -> Option<&RequestId>;
 }
 
-/// Why a message of a server does not reach the client.
+/// Why a server's message is not forwarded to the client.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum RefusedMessage {
-    /// It answers, or reports on, a request that this server was not given; or readers may take it for such a message.
+    /// It refers to a request that this server did not receive, or some readers may understand it so.
     NotGiven,
-    /// No strict reader takes it for one message. The request that it may have answered ends with an error.
+    /// It is not one message for a strict reader. The request that it may have answered ends with an error.
     Unreadable(Option<RequestId>),
-    /// A request with an id too long for the name of its upstream.
+    /// A request with an id too long for a mark.
     LongId(RequestId),
 }
 
-/// Admits a message of the server of `upstream` to a client of several servers, with ids and names as the client knows them.
-/// Refused parts are counted in `refused`; `None` where nothing is left.
+/// Admits a message of the server of `upstream` to a client of several servers, with the client's ids and names. Refused parts
+/// are added to `refused`; `None` if nothing is left.
 pub(super) fn admitted(
     upstream: &str,
     given: &impl GivenRequests,
@@ -96,25 +97,25 @@ pub(super) fn admitted(
     }
 }
 
-/// What the client hears in place of an answer that cannot be read, as at the server's own path.
+/// The error response in place of an unreadable response, as at the server's own path.
 fn unreadable_answer(why: &RefusedMessage) -> Option<Bytes> {
     let RefusedMessage::Unreadable(Some(id)) = why else { return None };
     let fault = GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes);
     Some(envelope::error(Some(id), &gateway_error(&fault)))
 }
 
-/// Whether `look` has seen an answer to a request that this server was given. A message that may be a request is none.
+/// Whether `look` has seen a response to a request that this server received. A message that may be a request is none.
 pub(super) fn is_given_answer(given: &impl GivenRequests, look: &MessageClassifier) -> bool {
     !look.may_be_request()
         && !look.has_odd_id()
         && (!look.names_request() || look.id().is_some_and(|id| given.may_answer(&id)))
 }
 
-/// The edited message; `None` for one that stays as it is.
+/// The edited message; `None` if it needs no change.
 fn judged(upstream: &str, given: &impl GivenRequests, text: &MessageText) -> Result<Option<Bytes>, RefusedMessage> {
     let mut look = MessageClassifier::default();
     if !matches!(text.message(), Some(Message::Request(_) | Message::Notification(_))) {
-        // Most messages are answers: a large result need not be located for its id.
+        // Most messages are responses: this avoids a full parse of a large result.
         look.feed(text);
         if is_given_answer(given, &look) {
             return Ok(None);
@@ -126,7 +127,7 @@ fn judged(upstream: &str, given: &impl GivenRequests, text: &MessageText) -> Res
         RefusedMessage::Unreadable(is_answer.then(|| given.asked().cloned().or_else(named)).flatten())
     };
     match &*text.read(ScanLimits::UPSTREAM).map_err(unreadable)? {
-        // Some clients go by the method alone, and take it for the notification.
+        // Some clients check only the method, and would handle it as the notification.
         Message::Request(request) if request.method.starts_with("notifications/") => Err(RefusedMessage::NotGiven),
         Message::Request(request) => {
             let marked = shown_request(upstream, request);
@@ -144,7 +145,7 @@ fn judged(upstream: &str, given: &impl GivenRequests, text: &MessageText) -> Res
             shown_cancellation(upstream, notification).map(Some).ok_or(RefusedMessage::NotGiven)
         }
         Message::Notification(_) => Ok(None),
-        // Its members are spelt so that readers may differ.
+        // Its members are spelled so that readers may disagree.
         Message::Response(response) => match &response.id {
             Some(id) if given.may_answer(id) => Ok(None),
             Some(_) | None => Err(RefusedMessage::NotGiven),
@@ -181,7 +182,7 @@ fn shown_request(upstream: &str, request: &Request) -> Option<Bytes> {
     Some(envelope::request(&id, &request.method, written.as_ref()))
 }
 
-/// The params of a server's request under whose token the client may tell how far it is.
+/// The params of a server's request with a marked progress token, if they have one.
 fn marked_token(upstream: &str, params: &Object) -> Option<Payload> {
     let meta = params.get_object(META)?;
     let token = marked(upstream, &RequestId::from_payload(&meta.get(PROGRESS_TOKEN)?)?)?;
@@ -196,7 +197,7 @@ fn shown_cancellation(upstream: &str, notification: &Notification) -> Option<Byt
     Some(envelope::notification(&notification.method, Some(&params)))
 }
 
-/// A client's answer, for the upstream that asked; `None` where no mark says which that is.
+/// A client's response without the mark, and its upstream; `None` without a mark.
 pub(super) fn answer(response: &Response) -> Option<(String, Bytes)> {
     let (upstream, id) = unmarked(response.id.as_ref()?)?;
     let text = match &response.outcome {
@@ -206,7 +207,7 @@ pub(super) fn answer(response: &Response) -> Option<(String, Bytes)> {
     Some((upstream, text))
 }
 
-/// A client's word on how far it is with what an upstream asked; `None` for every other notification.
+/// A client's progress on a server's request, without the mark; `None` for every other notification.
 pub(super) fn progress(notification: &Notification) -> Option<(String, Bytes)> {
     let params = notification.params.object().filter(|_| notification.method == method::PROGRESS)?;
     let (upstream, token) = unmarked(&RequestId::from_payload(&params.get(PROGRESS_TOKEN)?)?)?;
@@ -214,8 +215,8 @@ pub(super) fn progress(notification: &Notification) -> Option<(String, Bytes)> {
     Some((upstream, envelope::notification(method::PROGRESS, Some(&params))))
 }
 
-/// Names the request that a stream answers, and its progress token, in the ids of the stream's events: a client that takes the
-/// stream up again says so which messages may come on it. Digests, since an id may have any characters.
+/// Identifies a stream's request and its progress token in the stream's event ids, so that a client that resumes the stream also
+/// tells which messages are admitted. It holds digests, since an id may contain any characters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RequestMark(String);
 
@@ -246,17 +247,17 @@ impl RequestMark {
     }
 }
 
-/// An id without quotes and escapes: some servers write a number back as a text, and some clients take that for the number.
+/// An id without quotes and escapes: some servers return a number as a string, and some clients accept that as the number.
 pub(super) fn plain(id: &RequestId) -> Cow<'_, str> {
     id.as_text().unwrap_or(Cow::Borrowed(id.as_json()))
 }
 
-/// Where an event of an upstream stood: on which stream, and under which id as the upstream knows it.
+/// The stream of an upstream's event, and the event's id there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum EventPlace<'t> {
-    /// The answer to a request: one upstream's alone.
+    /// The stream of a response, which belongs to one upstream.
     Answer(RequestMark, &'t str),
-    /// The session's own stream, on which all upstreams speak.
+    /// The session's own stream, which all upstreams share.
     Own(&'t str),
 }
 
@@ -264,17 +265,17 @@ const ANSWER: char = ':';
 const OWN: char = '!';
 
 impl<'t> EventPlace<'t> {
-    /// The id of an upstream's event as the client is to see it.
+    /// The client's id of an upstream's event.
     pub(super) fn event_id(&self, upstream: &str) -> String {
         match self {
-            // An empty id says that there is none to go on from.
+            // An empty id resets the position.
             Self::Answer(_, "") | Self::Own("") => String::new(),
             Self::Answer(mark, id) => format!("{upstream}{ANSWER}{}{ANSWER}{id}", mark.0),
             Self::Own(id) => format!("{upstream}{OWN}{id}"),
         }
     }
 
-    /// The upstream of an event, by the event's id, and where the event stood.
+    /// The upstream and the stream of an event with this id.
     pub(super) fn read(text: &'t str) -> Option<(&'t str, Self)> {
         let at = text.find([ANSWER, OWN])?;
         let (upstream, rest) = (&text[..at], &text[at + 1..]);
@@ -286,7 +287,7 @@ impl<'t> EventPlace<'t> {
     }
 }
 
-/// Empty params with the metadata of others, less what belongs to their own request: for what the gateway asks itself.
+/// Params with only the metadata of a request, without its progress token: for requests of the gateway itself.
 pub(super) fn metadata_alone(params: Option<&Object>) -> Payload {
     let meta = params.and_then(|params| params.get_object(META));
     match meta {
@@ -303,7 +304,7 @@ mod tests {
         Bytes::copy_from_slice(text.as_bytes()).into()
     }
 
-    /// A server that was given request 7 with progress token "t".
+    /// A server that received request 7 with progress token "t".
     struct Seven;
 
     impl GivenRequests for Seven {
@@ -342,7 +343,7 @@ mod tests {
         }
     }
 
-    /// The text with its message read, as over stdio; the text alone where it is not exactly one message.
+    /// The text with its message parsed, as over stdio; only the text if it is not exactly one message.
     fn read_text(said: &str) -> MessageText {
         let bytes = Bytes::copy_from_slice(said.as_bytes());
         match envelope::read(&bytes, ScanLimits::UPSTREAM) {
@@ -388,7 +389,7 @@ mod tests {
         );
     }
 
-    /// A server speaks of no request that another one was given, however the message is spelt.
+    /// A server cannot refer to another server's request, however the message is spelled.
     #[test]
     fn an_answer_or_progress_on_a_request_that_a_server_was_not_given_is_dropped() {
         for said in [

@@ -1,56 +1,54 @@
-//! Names what several upstreams offer at one path: each by its own name with the upstream's in front of it, or, where the
-//! operator wants that, only where two upstreams have the same.
+//! Names the items of several upstreams at one path: prefixes each name with its upstream's name, always or only for duplicates.
 //!
-//! Pure. A prefixed name can always be used, whatever clients are shown: so a call finds its tool though another upstream
-//! got one of that name meanwhile.
+//! Pure. A prefixed name is always valid, even if clients see another: so a call finds its tool although another upstream has
+//! since added one with the same name.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Stands between the name of an upstream and that of what it offers.
+/// Separates the upstream's name from the item's name.
 const SEPARATOR: &str = "__";
 
-/// Which names clients are shown with a prefix.
+/// The names that clients see with a prefix.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PrefixPolicy {
-    /// All.
+    /// All names.
     #[default]
     Always,
-    /// Those that two upstreams have, and those that look like they had a prefix.
+    /// Names that two upstreams have, and names that look prefixed.
     Auto,
 }
 
-/// Whether a prefixed name of one upstream may look like one of the other.
+/// Whether a prefixed name of one upstream may look like a name of the other.
 #[must_use]
 pub fn prefixes_clash(one: &str, other: &str) -> bool {
     let [one, other] = [prefixed(one, ""), prefixed(other, "")];
     one.starts_with(&other) || other.starts_with(&one)
 }
 
-/// A name with its upstream's in front of it.
 pub(super) fn prefixed(upstream: &str, name: &str) -> String {
     [upstream, SEPARATOR, name].concat()
 }
 
-/// The upstream whose prefix a name has, by its place among `upstreams`, and the name without it.
+/// The upstream of a name's prefix, as an index into `upstreams`, and the name without it.
 pub(super) fn split<'n>(upstreams: &[Arc<str>], name: &'n str) -> Option<(usize, &'n str)> {
     let own = |upstream: &Arc<str>| name.strip_prefix(&**upstream)?.strip_prefix(SEPARATOR);
     upstreams.iter().enumerate().find_map(|(at, upstream)| Some((at, own(upstream)?)))
 }
 
-/// Decides what clients are shown in one list.
+/// Decides the public names in one list.
 pub(super) struct NamePublisher<'a> {
     policy: PrefixPolicy,
-    /// Whether a name without a prefix is the gateway's own.
+    /// Whether an unprefixed name belongs to the gateway.
     is_reserved: &'a dyn Fn(&str) -> bool,
     upstreams: &'a [Arc<str>],
-    /// How many upstreams have each name.
+    /// The number of upstreams that have each name.
     holders: HashMap<&'a str, usize>,
 }
 
 impl<'a> NamePublisher<'a> {
-    /// For a list in which these names stand; none of one upstream twice.
+    /// For a list with these names; no name appears twice for one upstream.
     pub(super) fn new(
         policy: PrefixPolicy,
         is_reserved: &'a dyn Fn(&str) -> bool,
@@ -64,7 +62,7 @@ impl<'a> NamePublisher<'a> {
         Self { policy, is_reserved, upstreams, holders }
     }
 
-    /// What a name of the upstream at `at` is published as.
+    /// The public name of an item of the upstream at `at`.
     pub(super) fn published<'n>(&self, at: usize, name: &'n str) -> Cow<'n, str> {
         let is_alone = || self.holders.get(name).is_none_or(|holders| *holders < 2) && !(self.is_reserved)(name);
         match self.policy {
@@ -140,7 +138,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the upstreams call their tools, no two are shown under one name, and each name leads back to its tool.
+        /// Whatever the upstreams call their tools, no two have one public name, and each public name leads back to its tool.
         #[test]
         fn published_names_are_unique_and_lead_back(
             lists in prop::collection::vec(prop::collection::btree_set("(a|b|_){0,4}", 0..6), 1..4),

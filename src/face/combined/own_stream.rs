@@ -1,4 +1,4 @@
-//! Shows streams of upstreams to the client of their endpoint, and makes one of those that are the sessions' own.
+//! Forwards upstreams' streams to their endpoint's client, and merges the sessions' own streams.
 
 use std::collections::{HashSet, VecDeque};
 use std::future::pending;
@@ -32,13 +32,13 @@ use crate::face::intake::PathFaces as _;
 use crate::task::Reason;
 use crate::wire::framing::{BodyPart, SseDecoder, StreamEvent};
 
-/// How long a stream that an upstream ended is left alone, at first and at most.
+/// How long an ended stream waits before it is reopened, at first and at most.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(30);
-/// How often upstreams that refused a session are asked again while a client listens.
+/// Interval at which sessions are requested again from upstreams that refused one, while a client listens.
 const RETRY_EVERY: Duration = Duration::from_secs(30);
 
-/// An upstream's answer for the client of its endpoint.
+/// Converts an upstream's response for the client of its endpoint.
 pub(super) async fn shown(
     answer: FaceResponse,
     voice: ServerVoice,
@@ -55,12 +55,12 @@ pub(super) fn is_event_stream(answer: &FaceResponse) -> bool {
     answer.headers().get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"))
 }
 
-/// An event stream whose ids and questions bear the name of their upstream.
+/// An event stream with ids and questions marked with the name of their upstream.
 struct ShownEvents {
     source: ResponseBody,
     decoder: SseDecoder,
     voice: ServerVoice,
-    /// Worked out with the first event that has an id.
+    /// Computed at the first event with an id.
     mark: Option<RequestMark>,
     ready: VecDeque<BodyPart>,
 }
@@ -73,14 +73,14 @@ impl ShownEvents {
     }
 
     fn take(&mut self, part: BodyPart) -> io::Result<()> {
-        // A sign of life between events.
+        // A keep-alive comment between events.
         if part.is_comment() && self.decoder.is_between_events() {
             self.ready.push_back(part);
             return Ok(());
         }
         for mut event in self.decoder.take(&part).map_err(io::Error::other)? {
             event.id = event.id.and_then(|id| self.event_id(&id));
-            // Some clients take an event of any name for a message.
+            // Some clients handle an event of any name as a message.
             if !event.data.is_empty() {
                 let Some(data) = self.voice.admit(event.data) else { continue };
                 event.data = data;
@@ -124,8 +124,8 @@ impl Body for ShownEvents {
     }
 }
 
-/// Opens the session's own stream, on which all upstreams speak that have a session open, now or later; or takes up a stream
-/// of one upstream behind the event that the client had last.
+/// Opens the session's own stream, which merges all upstreams that have an open session, now or later; or resumes a stream of one
+/// upstream after the client's last event.
 pub(super) async fn open(
     upstreams: &Arc<CombinedUpstreams>,
     client: EndpointClient,
@@ -137,7 +137,7 @@ pub(super) async fn open(
             let read = last.and_then(EventPlace::read);
             match read.and_then(|(upstream, place)| Some((upstreams.position(upstream, &inbound.principal)?, place))) {
                 Some(last) => Some(last),
-                // Not 404, which says that the session has ended.
+                // Not 404, which means that the session has ended.
                 None => return bare(StatusCode::BAD_REQUEST),
             }
         }
@@ -168,7 +168,7 @@ pub(super) async fn open(
     }
 }
 
-/// The answer of one upstream to a GET in the client's session there.
+/// The response of one upstream to a GET in the client's session there.
 async fn reopened(
     upstreams: &Arc<CombinedUpstreams>,
     client: &EndpointClient,
@@ -192,39 +192,39 @@ async fn reopened(
 struct MemberStream {
     at: usize,
     voice: ServerVoice,
-    /// As the upstream knows it.
+    /// The upstream's id of the last event.
     last_event: Option<String>,
-    /// How long it is left alone once it ends.
+    /// The delay before the stream is reopened after its end.
     pause: Duration,
     body: ResponseBody,
     decoder: SseDecoder,
 }
 
-/// What is next of one of the streams.
+/// The next event of one of the streams.
 enum MemberNews {
     Said(Box<MemberStream>, Vec<BodyPart>),
-    /// It ended; whether it can be opened again, and behind which event.
+    /// The stream ended. `pause` is the delay before it is reopened, if it can be, after `last_event`.
     Over {
         at: usize,
         last_event: Option<String>,
         pause: Option<Duration>,
     },
-    /// The session at this upstream, which was `asked`, has ended: the stream of the next one is read once it is open.
+    /// The session at this upstream, which was `asked`, has ended: the next session's stream is read once it is open.
     SessionOver {
         at: usize,
         asked: Option<HeaderValue>,
     },
-    /// Those that had refused a session were asked again.
+    /// Sessions were requested again from the upstreams that had refused one.
     Retried,
 }
 
-/// The own stream of a session at an endpoint. It looks for news when its client reads.
+/// The own stream of a session at an endpoint. It polls the upstreams only while its client reads.
 struct MergedStream {
     upstreams: Arc<CombinedUpstreams>,
     client: EndpointClient,
     session: Arc<CombinedSession>,
     openings: watch::Receiver<()>,
-    /// The upstreams whose streams are read, or about to be.
+    /// The upstreams with a stream that is read, or about to be.
     read: HashSet<usize>,
     waiting: FuturesUnordered<BoxFuture<'static, MemberNews>>,
     due: VecDeque<BodyPart>,
@@ -255,7 +255,7 @@ impl MergedStream {
         stream(merged, addressee(None, AcceptedTypes::Both), None)
     }
 
-    /// Reads the streams of all sessions that are open, and tells the client of what it could not be shown before.
+    /// Reads the streams of all open sessions, and notifies the client if a missing upstream has become available.
     fn read_all_open(&mut self) {
         for (upstream, _) in self.session.open_members() {
             if let Some(at) = self.upstreams.position(&upstream, self.client.principal()) {
@@ -268,7 +268,7 @@ impl MergedStream {
         }
     }
 
-    /// Reads the stream of one upstream, in `wait` from now; one that is read already is not read twice.
+    /// Reads the stream of one upstream after `wait`, unless it is read already.
     fn read(&mut self, at: usize, last_event: Option<String>, wait: Duration, pause: Duration) {
         if !self.read.insert(at) {
             return;
@@ -287,7 +287,7 @@ impl MergedStream {
                 let stream = MemberStream { at, voice, last_event, pause, body: answer.into_body(), decoder };
                 return stream.next(&upstreams).await;
             }
-            // A server without such a stream has none later either; one that is away may.
+            // A server without such a stream will not get one later; an unavailable server may have one.
             let status = answer.status();
             if status == StatusCode::NOT_FOUND {
                 return MemberNews::SessionOver { at, asked };
@@ -312,17 +312,17 @@ impl MergedStream {
             MemberNews::SessionOver { at, asked } => {
                 self.read.remove(&at);
                 let open = self.session.open_member(&self.upstreams.settings.upstreams[at]);
-                // Another one may have been opened while this one was asked.
+                // A new session may have been opened since the request.
                 if open.is_some() && open != asked {
                     self.read(at, None, Duration::ZERO, PAUSE_MIN);
                 }
             }
-            // It stays among those that are read: it is not asked again.
+            // It stays in `read`, so it is not requested again.
             MemberNews::Over { pause: None, .. } | MemberNews::Retried => (),
         }
     }
 
-    /// Asks those again that refused a session. One that agrees now is told of like any other that is opened.
+    /// Retries the upstreams that refused a session. A session that is opened now is announced like any other.
     fn retry(&mut self) {
         let refused = self.session.refused_members();
         self.retry_at = Instant::now() + RETRY_EVERY;
@@ -342,7 +342,7 @@ impl MergedStream {
 }
 
 impl MemberStream {
-    /// The next that the upstream says.
+    /// The next event of the upstream.
     async fn next(mut self, upstreams: &CombinedUpstreams) -> MemberNews {
         let upstream = &upstreams.settings.upstreams[self.at];
         loop {
@@ -357,7 +357,7 @@ impl MemberStream {
             let mut parts = Vec::with_capacity(events.len());
             for mut event in events {
                 self.last_event = event.id.clone().or(self.last_event);
-                // A stream that says something is well.
+                // A stream with an event is healthy.
                 self.pause = PAUSE_MIN;
                 event.id = event.id.map(|id| EventPlace::Own(&id).event_id(upstream));
                 event.retry_ms = None;

@@ -1,12 +1,12 @@
-//! Lists the capabilities that an endpoint routes, which are those that it advertises.
+//! Lists the capabilities that an endpoint routes and advertises.
 //!
-//! Pure. One table for both: a client uses each capability that is advertised.
+//! Pure. One table serves both, so that each advertised capability works.
 
 use crate::wire::meta::TASKS_EXTENSION;
 use crate::wire::method;
 
-/// The capabilities that an endpoint advertises, each with the methods that it routes. A name with a slash at its end is a
-/// prefix. A capability that is missing here is neither advertised nor routed.
+/// The advertised capabilities, each with the methods that the endpoint routes. A name that ends with a slash is a prefix. A
+/// capability that is missing here is neither advertised nor routed.
 const ROUTED: [(&str, &[&str]); 6] = [
     ("tools", &[method::TOOLS_LIST, method::TOOLS_CALL]),
     ("prompts", &[method::PROMPTS_LIST, method::PROMPTS_GET]),
@@ -25,7 +25,7 @@ const ROUTED: [(&str, &[&str]); 6] = [
     ("tasks", &["tasks/"]),
 ];
 
-/// The extensions that need no other methods than those.
+/// The extensions that need no further methods.
 const ROUTED_EXTENSIONS: [&str; 2] = [TASKS_EXTENSION, "io.modelcontextprotocol/ui"];
 
 /// Whether an endpoint advertises a capability of its servers.
@@ -33,7 +33,7 @@ pub(super) fn is_routed(capability: &str) -> bool {
     ROUTED.iter().any(|(name, _)| *name == capability)
 }
 
-/// The same for one of `extensions`.
+/// Whether an endpoint advertises an extension of its servers.
 pub(super) fn is_routed_extension(name: &str) -> bool {
     ROUTED_EXTENSIONS.contains(&name)
 }

@@ -1,4 +1,4 @@
-//! Decides which of several upstreams a request of a client is for.
+//! Selects the upstream for a client's request.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -18,24 +18,24 @@ use crate::task::{Principal, TaskId, TaskKey};
 use crate::wire::envelope::Request;
 use crate::wire::{Object, Payload, method};
 
-/// Who is to answer a request.
+/// The target of a request.
 #[derive(Debug)]
 pub(super) enum RequestTarget {
-    /// All upstreams have a part in the answer.
+    /// All upstreams contribute to the response.
     List(MergedList),
-    /// One upstream, which is told these params in place of the client's where names in them are the endpoint's.
+    /// One upstream, which receives these params in place of the client's if names in them are the endpoint's.
     Member(usize, Option<Payload>),
-    /// One of these upstreams, nobody knows which: they are asked in turn until one knows what it is about.
+    /// One of these upstreams, but which one is unknown: they are tried in turn until one knows the item.
     Unlisted(Vec<usize>),
-    /// The gateway itself: one of the tools that stand for task methods was called.
+    /// The gateway itself: the call is for a tool that replaces a task method.
     OwnTool(FallbackTool),
 }
 
 impl CombinedUpstreams {
-    /// Who is to answer a request that names something.
+    /// The target of a request.
     ///
     /// # Errors
-    /// If what it names is nobody's, or nobody could tell what it names.
+    /// If the named item belongs to no upstream, or the name is missing.
     pub(super) async fn target(
         self: &Arc<Self>,
         client: &EndpointClient,
@@ -51,7 +51,7 @@ impl CombinedUpstreams {
         match request.method.as_str() {
             method::TOOLS_CALL => self.named(client, MergedList::Tools, params).await,
             method::PROMPTS_GET => self.named(client, MergedList::Prompts, params).await,
-            // Whoever has no session names resources to `subscriptions/listen`.
+            // Stateless clients name resources in `subscriptions/listen`.
             method::RESOURCES_SUBSCRIBE | method::RESOURCES_UNSUBSCRIBE if client.session.is_none() => {
                 Err(RequestError::UnknownMethod(request.method.clone()))
             }
@@ -67,7 +67,7 @@ impl CombinedUpstreams {
         }
     }
 
-    /// Whose a tool or a prompt is.
+    /// The target of a tool call or a prompt request.
     async fn named(
         self: &Arc<Self>,
         client: &EndpointClient,
@@ -75,7 +75,7 @@ impl CombinedUpstreams {
         params: Option<&Object>,
     ) -> Result<RequestTarget, RequestError> {
         let name = params.and_then(|params| params.get_string("name"));
-        // Whoever gives no name hears so in the words of a face that looks for one.
+        // Without a name, an upstream's endpoint returns the usual error.
         let (Some(params), Some(name)) = (params, name) else {
             return Ok(RequestTarget::Member(self.any_open(client), None));
         };
@@ -83,7 +83,7 @@ impl CombinedUpstreams {
             return Ok(RequestTarget::OwnTool(tool));
         }
         match self.owner_of_name(client, list, &name).await {
-            // Refused here, so that the client hears the name that it asked with.
+            // Refused here, so that the error contains the name that the client used.
             Some((at, own)) if list == MergedList::Tools && !self.may_call(client, at, &own) => {
                 Err(RequestError::unknown_tool(Some(params)))
             }
@@ -96,14 +96,14 @@ impl CombinedUpstreams {
         }
     }
 
-    /// The gateway's own tool of this name. Without a prefix these names are the gateway's wherever an upstream has `fallback`:
-    /// the upstreams' tools of the same names are published and called with their prefix alone.
+    /// The gateway's own tool of this name. Unprefixed, these names are the gateway's if an upstream has `fallback`: the
+    /// upstreams' tools of the same names are published and called only with their prefix.
     pub(super) fn reserved(&self, list: MergedList, name: &str) -> Option<FallbackTool> {
         let named = FallbackTool::named(name).filter(|_| list == MergedList::Tools)?;
         self.members.iter().any(|member| member.offers_fallback).then_some(named.tool)
     }
 
-    /// Answers a call of a tool of the gateway's own. No upstream hears of it.
+    /// Answers a call of a gateway tool, without any upstream.
     pub(super) async fn own_tool(
         &self,
         principal: &Principal,
@@ -139,7 +139,7 @@ impl CombinedUpstreams {
         }
     }
 
-    /// Whose a resource is. One that nobody lists may be had all the same: who it is of is found out by asking.
+    /// The target of a resource. An unlisted resource may exist nevertheless: then its upstream is found by trial.
     pub(super) async fn at_address(self: &Arc<Self>, client: &EndpointClient, uri: &str) -> RequestTarget {
         if let Some((at, _)) = self.owner(client, MergedList::Resources, uri).await {
             return RequestTarget::Member(at, None);
@@ -155,7 +155,7 @@ impl CombinedUpstreams {
         }
     }
 
-    /// Whose the prompt or the template is that an argument is completed for.
+    /// The target of a completion, by the prompt or template that it refers to.
     async fn completion(
         self: &Arc<Self>,
         client: &EndpointClient,
@@ -182,7 +182,7 @@ impl CombinedUpstreams {
         }
     }
 
-    /// Where a task runs. Whoever names none that there is hears so at any upstream.
+    /// The upstream of a task. For an unknown task any upstream returns the right error.
     async fn of_task(&self, client: &EndpointClient, params: Option<&Object>) -> usize {
         let id = params.and_then(|params| params.get_str("taskId")).and_then(|text| TaskId::parse(&text));
         let Some(id) = id else { return self.any_open(client) };
@@ -196,7 +196,7 @@ impl CombinedUpstreams {
         }
     }
 
-    /// An upstream that a client of sessions has one at, so that none need be opened; else the first that it may use.
+    /// An upstream with an open session of the client, so that none need be opened; else the first that it may use.
     pub(super) fn any_open(&self, client: &EndpointClient) -> usize {
         let principal = client.principal();
         let open = client.session.iter().flat_map(|session| session.open_members());

@@ -1,8 +1,8 @@
-//! Clients with sessions at an endpoint of several upstreams.
+//! Serves clients with sessions at an endpoint of several upstreams.
 //!
-//! The session at the endpoint is its sealed id, as everywhere. Its sessions at the upstreams, each of them the client's own
-//! there, are opened when something is asked of that upstream, in the client's own words; their ids are kept here, and lost with
-//! the process or under a flood of sessions: then they are opened anew.
+//! The session id at the endpoint is sealed, as everywhere. The client's sessions at the upstreams are opened on demand, with the
+//! client's own introduction. Their ids are kept in memory, and lost with the process or under a flood of sessions: then new ones
+//! are opened.
 
 use std::borrow::Cow;
 use std::pin::pin;
@@ -44,13 +44,13 @@ use crate::upstream::reply::ReadLimits;
 use crate::wire::envelope::{Notification, Request, Response};
 use crate::wire::{Message, Object, Payload, method};
 
-/// Messages of an array that are served at a time.
+/// Messages of a batch that are served concurrently.
 const BATCH_PARALLEL: usize = 16;
 
-/// What became of a request.
+/// The state of a request after routing.
 enum AskedMember {
     Answered(FaceResponse),
-    /// The upstream at this place is to be asked this.
+    /// The upstream at this index must receive this request.
     Asked(usize, Box<Inbound>),
 }
 
@@ -66,7 +66,7 @@ impl CombinedUpstreams {
         Ok((found.token, known))
     }
 
-    /// The session of this nonce. One that makes room for it is closed at the upstreams.
+    /// The session of this nonce. A session that makes room for it is closed at the upstreams.
     fn known_session(self: &Arc<Self>, nonce: u128, inbound: &Inbound) -> Arc<CombinedSession> {
         let owner = || SessionOwner { principal: inbound.principal.clone(), counted_as: inbound.counted_as() };
         let (session, forgotten) = self.sessions.known.get_or_default(nonce, owner);
@@ -107,7 +107,7 @@ impl CombinedUpstreams {
         let (text, arrived) = (inbound.body.clone(), inbound.received_at);
         let client = EndpointClient::in_session(inbound, &token, &session);
         match *message {
-            // All open sessions are told, whoever takes it back.
+            // All open sessions are notified, even if the request is cancelled.
             Message::Request(request) if request.method == method::SET_LEVEL => {
                 let told = self.set_level(&client, &request, &addressee).await;
                 told.unwrap_or_else(|refusal| refusal.into_response(&addressee))
@@ -116,7 +116,7 @@ impl CombinedUpstreams {
                 let id = request.id.clone();
                 let mut voice = client.voice(self, 0, AnswerScope::of(&request));
                 let asked = pin!(self.asked(client, (request, text), &addressee));
-                // The request itself is not sent by then. What was asked on its client's behalf is let go of.
+                // The request itself is not sent yet. Requests on the client's behalf are dropped.
                 match self.sessions.in_flight.before_it_is_sent((token.nonce, &id, arrived), asked).await {
                     Some(Ok(AskedMember::Answered(answer))) => answer,
                     Some(Ok(AskedMember::Asked(at, inbound))) => {
@@ -134,17 +134,17 @@ impl CombinedUpstreams {
         }
     }
 
-    /// Whether a notification cancels a request that no server has yet.
+    /// Whether a notification cancels a request that no server has received yet.
     fn is_cancelled_unsent(&self, token: &SessionToken, notification: &Notification) -> bool {
         let in_flight = &self.sessions.in_flight;
         notification.cancelled().is_some_and(|id| {
-            // One that begins to wait meanwhile sees it.
+            // A request that begins to wait meanwhile sees the cancellation.
             in_flight.take_back(token.nonce, &id);
             in_flight.cancel(token.nonce, &id, RequestStage::Queued)
         })
     }
 
-    /// Answers a request of a session, or says who does.
+    /// Answers a request of a session, or prepares it for its upstream.
     async fn asked(
         self: &Arc<Self>,
         client: EndpointClient,
@@ -180,8 +180,8 @@ impl CombinedUpstreams {
         }))
     }
 
-    /// Asks upstreams in turn about something that none of them lists, until one knows it. Where none does, the client hears
-    /// one that would know; one that is away keeps it from no other.
+    /// Tries upstreams in turn for an item that none of them lists, until one knows it. If none does, the client receives the
+    /// refusal of one that responded; an unavailable upstream does not stop the search.
     pub(super) async fn first_that_knows(
         self: &Arc<Self>,
         client: &EndpointClient,
@@ -207,7 +207,7 @@ impl CombinedUpstreams {
         Err(unknown.or(away).unwrap_or_else(MemberRefusal::late))
     }
 
-    /// Tells all open sessions which log messages are wanted. Those that are opened later hear it then.
+    /// Sends the log level to all open sessions. Sessions that are opened later receive it then.
     async fn set_level(
         self: &Arc<Self>,
         client: &EndpointClient,
@@ -227,7 +227,7 @@ impl CombinedUpstreams {
         refusal.map_or_else(|| Ok(addressee.result(Payload::empty_object())), Err)
     }
 
-    /// Passes a notification on: to the upstream that it is about, or to all in which a session is open.
+    /// Forwards a notification to the upstream that it concerns, or to all open sessions.
     async fn noted(
         self: &Arc<Self>,
         client: &EndpointClient,
@@ -245,7 +245,8 @@ impl CombinedUpstreams {
         self.tell(client, session, (only.as_deref(), &text)).await
     }
 
-    /// Passes an answer on to the upstream that asked. One to a task's question needs no session there: the task is in the store.
+    /// Forwards a response to the upstream that sent the request. For a task's question no session is needed there: the task is
+    /// in the store.
     async fn answered(
         self: &Arc<Self>,
         client: &EndpointClient,
@@ -268,7 +269,7 @@ impl CombinedUpstreams {
         self.tell(client, session, (only, text)).await
     }
 
-    /// Hands a message that wants no answer to open sessions: to that at one upstream, or to all.
+    /// Sends a notification or response to open sessions: at one upstream, or at all.
     async fn tell(
         self: &Arc<Self>,
         client: &EndpointClient,
@@ -284,13 +285,13 @@ impl CombinedUpstreams {
             });
         let mut answers: Vec<_> = join_all(telling).await.into_iter().flatten().collect();
         match answers.len() {
-            // A message for one server alone is answered by that server. Its 404 is about its own session, not the endpoint's.
+            // The response of a single server is forwarded. Its 404 concerns its own session, not the endpoint's.
             1 if answers[0].status() != StatusCode::NOT_FOUND => answers.remove(0),
             _ => accepted(),
         }
     }
 
-    /// Answers `initialize`: with what all upstreams can do, of those that are there.
+    /// Answers `initialize` with the merged capabilities of all available upstreams.
     async fn initialize(self: &Arc<Self>, inbound: &Inbound, request: &Request) -> FaceResponse {
         let addressee = addressee(Some(&request.id), inbound.accepted);
         let Some(introduction) = ClientInitialize::read(request) else {
@@ -339,7 +340,7 @@ impl CombinedUpstreams {
         response
     }
 
-    /// What the upstream at `at` says of itself to this client.
+    /// The introduction of the upstream at `at` for this client.
     pub(super) async fn introduced(
         self: &Arc<Self>,
         client: &EndpointClient,
@@ -354,8 +355,8 @@ impl CombinedUpstreams {
         Ok(summary)
     }
 
-    /// What each upstream says of itself, as far as it is known or said in time. An upstream that nobody has asked yet is
-    /// opened a session at.
+    /// The introductions of all upstreams that are known or arrive in time. At an upstream without a known introduction, a
+    /// session is opened.
     pub(super) async fn summaries(
         self: &Arc<Self>,
         client: &EndpointClient,
@@ -406,7 +407,7 @@ impl CombinedUpstreams {
             let item = Inbound { body: text, accepted: AcceptedTypes::Json, is_counted: true, ..inbound.clone() };
             let (shared, limits, places) = (Arc::clone(self), limits.clone(), Arc::clone(&places));
             async move {
-                // It is never closed.
+                // The semaphore is never closed.
                 let _place = places.acquire().await;
                 let answer = match read {
                     Ok(Message::Request(request)) if request.method == method::INITIALIZE => {
@@ -426,7 +427,7 @@ impl CombinedUpstreams {
         array_answer::respond(serving).await
     }
 
-    /// Opens the session's own stream, or takes up a stream that was lost.
+    /// Opens the session's own stream, or resumes a lost stream.
     pub(super) async fn get_in_session(self: &Arc<Self>, inbound: &Inbound) -> FaceResponse {
         if matches!(inbound.accepted, AcceptedTypes::Json | AcceptedTypes::Neither) {
             return bare(StatusCode::NOT_ACCEPTABLE);
@@ -440,7 +441,7 @@ impl CombinedUpstreams {
         }
     }
 
-    /// Ends a session, and those at upstreams that belong to it.
+    /// Ends a session, and its sessions at upstreams.
     pub(super) async fn delete_in_session(self: &Arc<Self>, inbound: &Inbound) -> FaceResponse {
         let (token, session) = match self.session(inbound) {
             Ok(session) => session,

@@ -1,4 +1,4 @@
-//! Clients whose requests stand alone (2026-07-28) at an endpoint of several upstreams.
+//! Serves stateless clients (2026-07-28) at an endpoint of several upstreams.
 
 use std::sync::Arc;
 
@@ -88,8 +88,7 @@ impl CombinedUpstreams {
     }
 }
 
-/// Compares the headers with the body while they say the same names (MOD-04 to MOD-06). The rest is checked by whoever
-/// answers.
+/// Compares the headers with the body before names are edited (MOD-04 to MOD-06). The endpoint that answers checks the rest.
 fn check_headers(inbound: &Inbound, request: &Request) -> Result<(), RequestError> {
     let params = request.params.object();
     let (named, _) = StatelessRequest::check_shape(params)?;

@@ -1,5 +1,5 @@
-//! Turns what an endpoint answers into the messages that its client reads: a JSON body is one, an event stream any
-//! number, a refusal by HTTP status becomes a JSON-RPC error.
+//! Converts an endpoint's response into messages for its client: a JSON body into one, an event stream into any number, an HTTP
+//! error into a JSON-RPC error.
 
 use std::time::Duration;
 
@@ -19,18 +19,18 @@ use crate::wire::envelope::{EnvelopeError, is_batch, split_batch};
 use crate::wire::framing::{BodyPart, SseDecoder};
 use crate::wire::{Message, MessageText, RequestId, ScanLimits, envelope};
 
-/// How an answer ended.
+/// How a response ended.
 #[derive(Debug)]
 pub(super) enum RelayOutcome {
-    /// With all that was to be said.
+    /// Completely.
     Whole,
-    /// A stream without the answer that was waited for; where it could be taken up again.
+    /// A stream ended without the awaited response; with the point to resume it from.
     Short(RelayResumePoint),
-    /// There was nothing in it.
+    /// It was empty.
     Nothing,
 }
 
-/// Where a stream stands.
+/// The position in a stream.
 #[derive(Clone, Debug, Default)]
 pub(super) struct RelayResumePoint {
     pub(super) event: Option<String>,
@@ -41,7 +41,7 @@ pub(super) struct RelayResumePoint {
 }
 
 impl ClientLink {
-    /// Says what is in an answer: to the request `id`, or to nobody in particular.
+    /// Sends the messages of a response to the request `id`, or of a stream without a request.
     pub(super) async fn relay(
         &self,
         response: FaceResponse,
@@ -88,12 +88,12 @@ impl ClientLink {
     ) -> Result<RelayOutcome, ClientDisconnected> {
         let mut decoder = SseDecoder::new(self.message_bytes_max());
         let (mut place, mut is_answered) = (RelayResumePoint::default(), false);
-        // Of the event under way, as far as anybody can tell.
+        // For the incomplete event, by an estimate of its size.
         let (mut held, mut pending) = (OutgoingPermit::default(), 0);
         loop {
-            // An event that has come so far has more to come.
+            // The incomplete event may be as long again.
             self.room().grow(&mut held, pending).await;
-            // What cuts a stream off ends it, like its end.
+            // An error of the stream counts as its end.
             let Some(Ok(frame)) = body.frame().await else { break };
             let Ok(part) = frame.into_data() else { continue };
             let Ok(events) = decoder.take(&part) else {
@@ -106,7 +106,7 @@ impl ClientLink {
                 place.event = event.id.or_else(|| place.event.take());
                 place.retry = event.retry_ms.map(Duration::from_millis).or(place.retry);
                 let held = std::mem::take(&mut held);
-                // One without data only names a place; one with a name of its own is no message.
+                // An event without data only sets a position; an event with a name is no message.
                 if !says {
                     continue;
                 }
@@ -122,8 +122,8 @@ impl ClientLink {
         Ok(if is_answered { RelayOutcome::Whole } else { RelayOutcome::Short(place) })
     }
 
-    /// What of a text is said: nothing but messages, and no answer but that to `id`, where one is waited for. And whether
-    /// that answer is in it.
+    /// Filters a text: keeps only messages, and only the response to `id`, if there is one. Also returns whether that response is
+    /// in it.
     fn vetted(&self, text: MessageText, id: Option<&RequestId>) -> (Option<Bytes>, bool) {
         if text.message().is_some() || !is_batch(&text) {
             let kind = kind_of(&text, id);
@@ -179,7 +179,7 @@ impl ClientLink {
         Ok(all.freeze())
     }
 
-    /// What is nobody's in particular is not worth an error.
+    /// Without a request, a fault is only logged.
     pub(super) async fn say_fault(
         &self,
         id: Option<&RequestId>,
@@ -195,7 +195,7 @@ impl ClientLink {
     }
 }
 
-/// A refusal as the client that sent `id` can read it.
+/// A refusal in the form that the client that sent `id` expects.
 fn refusal(text: &Bytes, id: Option<&RequestId>, status: StatusCode, retry_after: Option<Duration>) -> Bytes {
     let Some(id) = id else { return text.clone() };
     if let Ok(Message::Response(response)) = envelope::read(text, ScanLimits::UPSTREAM) {
@@ -214,14 +214,14 @@ fn refusal(text: &Bytes, id: Option<&RequestId>, status: StatusCode, retry_after
     envelope::error(Some(id), &gateway_error(&fault))
 }
 
-/// What a text is to a client that waits for the answer to a request, or for anything.
+/// The kind of a text, for a client that awaits the response to a request, or any message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RelayedKind {
-    /// What it waits for. Clients differ in what they can read, so a text that bears the id is it even where the gateway
-    /// would not keep it.
+    /// The awaited response. Clients differ in the texts that they accept, so a text with the id counts even if the gateway
+    /// cannot parse it.
     Answer,
     Message,
-    /// No message, or an answer to another request.
+    /// No message, or a response to another request.
     None,
 }
 
@@ -229,7 +229,7 @@ fn kind_of(text: &MessageText, id: Option<&RequestId>) -> RelayedKind {
     let named = match text.read(ScanLimits::UPSTREAM) {
         Ok(message) => match &*message {
             Message::Request(_) | Message::Notification(_) => return RelayedKind::Message,
-            // To messages of an array, or on a stream of its own.
+            // A response in an array, or on a stream without a request.
             Message::Response(_) if id.is_none() => return RelayedKind::Message,
             Message::Response(response) => response.id.clone(),
         },

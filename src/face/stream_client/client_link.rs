@@ -1,5 +1,4 @@
-//! Connects one client with the endpoint that serves it: HTTP requests without a wire one way, whole messages the
-//! other.
+//! Connects one client with its endpoint: builds HTTP requests in memory, and sends messages to the client.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,19 +20,19 @@ use crate::wire::{RequestId, RpcError, envelope};
 /// How long the end of a session may take.
 const END_MAX: Duration = Duration::from_secs(1);
 
-/// The client is gone: nobody reads what is said to it.
+/// The client has disconnected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ClientDisconnected;
 
-/// A session that is open.
+/// An open session.
 #[derive(Clone, Debug)]
 pub(super) struct StreamClientSession {
     id: HeaderValue,
-    /// What came with the message that opened it, for what the gateway asks in it by itself.
+    /// The headers of the message that opened it, for the gateway's own requests in it.
     with: HeaderMap,
 }
 
-/// What everything that is done for one client shares.
+/// The state that all work for one client shares.
 pub(super) struct ClientLink {
     client: StreamClient,
     outgoing: mpsc::Sender<OutgoingMessage>,
@@ -62,22 +61,23 @@ impl ClientLink {
         self.session.lock().is_some()
     }
 
-    /// From now on messages of session versions belong to this session.
+    /// Sets the session of later messages in session versions.
     pub(super) fn open(&self, id: HeaderValue, with: HeaderMap) {
         *self.session.lock() = Some(StreamClientSession { id, with });
     }
 
-    /// Waits until the client is gone.
+    /// Waits until the client has disconnected.
     pub(super) async fn gone(&self) {
         self.outgoing.closed().await;
     }
 
-    /// Says one message to the client, once there is room. Dropping the future says it whole or not at all.
+    /// Sends one message to the client, once there is room. If the future is dropped, the message is sent completely or not at
+    /// all.
     pub(super) async fn say(&self, message: Bytes) -> Result<(), ClientDisconnected> {
         self.say_held(message, OutgoingPermit::default()).await
     }
 
-    /// The same for one that has room already.
+    /// Like [`ClientLink::say`], for a message that already has room.
     pub(super) async fn say_held(&self, message: Bytes, held: OutgoingPermit) -> Result<(), ClientDisconnected> {
         let said = self.room.message(message, held).await;
         self.outgoing.send(said).await.map_err(|_| ClientDisconnected)
@@ -87,7 +87,7 @@ impl ClientLink {
         self.say(envelope::error(id, error)).await
     }
 
-    /// A message of a client without sessions, or the first of one with.
+    /// A message without a session: of a stateless client, or the one that opens a session.
     pub(super) fn outside(&self, spoken: ParsedMessage) -> Inbound {
         let ParsedMessage { message, spoken: ClientMessage { text, headers }, arrived } = spoken;
         Inbound { message, ..self.inbound(Method::POST, text, cleaned(headers), arrived) }
@@ -102,12 +102,12 @@ impl ClientLink {
         inbound
     }
 
-    /// A message of the gateway's own making in the session.
+    /// A message of the gateway itself in the session.
     pub(super) fn by_itself(&self, text: Bytes) -> Option<Inbound> {
         Some(self.inbound(Method::POST, text, self.session_headers()?, Instant::now()))
     }
 
-    /// The request for the session's own stream, or for the rest of one.
+    /// The GET of the session's own stream, or of the rest of a stream.
     pub(super) fn get(&self, last_event: Option<&str>) -> Option<Inbound> {
         let mut headers = self.session_headers()?;
         if let Some(event) = last_event {
@@ -156,7 +156,7 @@ impl ClientLink {
     }
 }
 
-/// Without the headers that say which session or version a message is for: here the stream says it, and the body.
+/// Removes the headers that select a session or version: here the stream and the body do.
 fn cleaned(mut headers: HeaderMap) -> HeaderMap {
     for name in [headers::SESSION_ID, headers::PROTOCOL_VERSION, headers::LAST_EVENT_ID, headers::METHOD, headers::NAME]
     {

@@ -8,7 +8,7 @@ use super::StreamClientLoop;
 use crate::face::http::Inbound;
 use crate::wire::{Message, method};
 
-/// What the end of a client's input means.
+/// The meaning of the end of a client's input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InputEnd {
     /// The client has left: its requests are cancelled.
@@ -17,12 +17,12 @@ pub enum InputEnd {
     ClientReads,
 }
 
-/// What answers a request has.
+/// The kind of response to a request.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum RequestKind {
     Single,
     Array,
-    /// Has no answer as long as its client listens.
+    /// Has no response as long as its client listens.
     Subscription,
 }
 
@@ -36,8 +36,8 @@ impl RequestKind {
 }
 
 impl StreamClientLoop {
-    /// Returns once every request but subscriptions, which have no answer, is answered, or the client has left. Requests have
-    /// bounds of their own.
+    /// Returns once every request except subscriptions is answered, or the client has disconnected. Requests have their own time
+    /// limits.
     pub(super) async fn answer_what_was_read(&mut self) {
         let line = Arc::clone(&self.line);
         while !self.is_answered_but_for_subscriptions() && !self.work.is_empty() {
@@ -58,7 +58,7 @@ impl StreamClientLoop {
         self.asked.is_empty() && self.is_idle()
     }
 
-    /// Whether no message waits for its turn.
+    /// Whether no message waits or is in progress.
     fn is_idle(&self) -> bool {
         self.held.is_empty() && self.notes.is_empty() && !self.is_noting && self.noting == 0
     }

@@ -1,4 +1,4 @@
-//! Passes on a client's notifications and responses in a session.
+//! Forwards a client's notifications and responses in a session.
 
 use std::sync::Arc;
 
@@ -8,12 +8,12 @@ use super::{CompletedWork, ParsedMessage, StreamClientLoop, WAITING_MAX, caught}
 use crate::metric;
 use crate::wire::{Message, method};
 
-/// Says that something changed; how often, and after what, is all the same.
+/// Repeated or reordered notifications of this kind are harmless.
 const ROOTS_CHANGED: &str = "notifications/roots/list_changed";
 
 impl StreamClientLoop {
-    /// Hands over what wants no answer. Whatever takes long there holds up neither requests nor answers: only what may
-    /// have to arrive in order waits for those before it, and too much of that is dropped.
+    /// Forwards a notification or response. A slow server delays neither requests nor responses: only ordered notifications wait
+    /// for earlier ones, and above a limit these are dropped.
     pub(super) fn note(&mut self, heard: ParsedMessage) {
         let is_free = match &heard.message {
             Some(Message::Notification(notification)) => {
@@ -46,7 +46,7 @@ impl StreamClientLoop {
         self.work.push(noting.map(|()| CompletedWork::Noted { in_order: true }).boxed());
     }
 
-    /// What is refused stays without an answer too.
+    /// A refusal is only logged, since these messages get no response.
     fn noted(&self, heard: ParsedMessage) -> impl Future<Output = ()> + Send + use<> {
         let line = Arc::clone(&self.line);
         let noting = async move {

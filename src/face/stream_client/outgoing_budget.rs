@@ -1,24 +1,24 @@
-//! Counts in bytes what one client has not read yet. A large message takes room before it is read from the server, and
-//! keeps it until the client has it: a client that asks and does not read makes the server wait, and the gateway's
-//! memory does not grow.
+//! Limits the bytes that one client has not read yet. A large message takes room before it is read from the server, and holds it
+//! until the client has received it: if a client sends requests and does not read, the server waits, and the gateway's memory
+//! does not grow.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// What a message may have without asking for room: bounded by how many there are.
+/// Messages up to this size need no room: their number is bounded.
 pub(super) const FREE_BYTES: usize = 16 * 1024;
-/// Room for all large messages of one client. One more, of any size that a message may have, may be on its way beside.
+/// Room for all large messages of one client. One more message, of any permitted size, may be in progress beside them.
 const ROOM_BYTES: usize = 8 << 20;
-/// What room is counted in.
+/// The unit of room, in bytes.
 const UNIT: usize = 1024;
 
 /// The room of one client.
 #[derive(Debug)]
 pub(super) struct OutgoingBudget {
     units: Arc<Semaphore>,
-    /// Whoever has it may go on where there is no room: so that one of several that are half read gets to its end.
+    /// Its holder may continue without room, so that one of several half-read messages can finish.
     turn: Arc<Semaphore>,
 }
 
@@ -28,7 +28,7 @@ impl Default for OutgoingBudget {
     }
 }
 
-/// The room of one message; given back when dropped.
+/// The room of one message; released when dropped.
 #[derive(Debug, Default)]
 pub struct OutgoingPermit {
     units: Option<OwnedSemaphorePermit>,
@@ -40,7 +40,7 @@ impl OutgoingPermit {
         self.units.as_ref().map_or(0, OwnedSemaphorePermit::num_permits)
     }
 
-    /// Gives back what is more than a message of `bytes` needs.
+    /// Releases the room that a message of `bytes` does not need.
     fn shrink(&mut self, bytes: usize) {
         let wanted = units_of(bytes);
         let excess = self.units().saturating_sub(wanted);
@@ -52,7 +52,7 @@ impl OutgoingPermit {
 }
 
 impl OutgoingBudget {
-    /// Waits until there is room for a message that has `bytes` by now. Cancel safe.
+    /// Waits until there is room for a message that has `bytes` so far. Cancel safe.
     pub(super) async fn grow(&self, held: &mut OutgoingPermit, bytes: usize) {
         let wanted = units_of(bytes);
         let more = wanted.saturating_sub(held.units());
@@ -60,7 +60,7 @@ impl OutgoingBudget {
             return;
         }
         let fits = wanted <= ROOM_BYTES / UNIT;
-        // Neither is ever closed.
+        // Neither semaphore is ever closed.
         tokio::select! {
             biased;
             Ok(units) = Arc::clone(&self.units).acquire_many_owned(u32::try_from(more).unwrap_or(u32::MAX)), if fits => {
@@ -73,7 +73,7 @@ impl OutgoingBudget {
         }
     }
 
-    /// Makes a message of its text, with as much room as it needs. Cancel safe.
+    /// Creates a message from its text, with the room that it needs. Cancel safe.
     pub(super) async fn message(&self, text: Bytes, mut held: OutgoingPermit) -> OutgoingMessage {
         self.grow(&mut held, text.len()).await;
         held.shrink(text.len());
@@ -85,7 +85,7 @@ const fn units_of(bytes: usize) -> usize {
     if bytes <= FREE_BYTES { 0 } else { bytes.div_ceil(UNIT) }
 }
 
-/// One message to a client: a whole JSON text, and the room that it has until the client has read it.
+/// One message to a client: a whole JSON text, and its room until the client has read it.
 #[derive(Debug)]
 pub struct OutgoingMessage {
     text: Bytes,
@@ -98,14 +98,14 @@ impl OutgoingMessage {
         &self.text
     }
 
-    /// The text, and what is to be dropped once it is written.
+    /// The text, and its room: drop that once the text is written.
     #[must_use]
     pub fn into_parts(self) -> (Bytes, OutgoingPermit) {
         (self.text, self.held)
     }
 }
 
-/// A small message of the gateway's own.
+/// A small message of the gateway itself.
 impl From<Bytes> for OutgoingMessage {
     fn from(text: Bytes) -> Self {
         Self { text, held: OutgoingPermit::default() }

@@ -1,5 +1,5 @@
-//! Runs one request from its message to its answer, and the session's own stream: the GETs that a streamable HTTP
-//! client would make, made on the client's behalf.
+//! Runs a request until its response is complete, and reads the session's own stream: performs the GETs of a streamable HTTP
+//! client on the client's behalf.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,16 +14,16 @@ use crate::face::http::Inbound;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::RequestId;
 
-/// How long a stream is left alone before it is taken up, where the server names no time.
+/// Delay before a stream is resumed, if the server names none.
 const RETRY: Duration = Duration::from_secs(1);
-/// Longest time that a server may ask for, and longest pause after failures.
+/// The longest delay that a server may request, and the longest after failures.
 const RETRY_MAX: Duration = Duration::from_secs(60);
-/// Attempts in a row that bring nothing new.
+/// Limit of attempts in a row without a new event.
 const ATTEMPTS_MAX: u32 = 10;
 
 impl ClientLink {
-    /// Asks, and says the answer. Where the stream ends before it, and can be taken up, that is done; else an error is
-    /// said in its place, unless the client has `withdrawn` its request meanwhile.
+    /// Sends a request, and relays its response. If the stream ends early, it is resumed if possible; else the client receives an
+    /// error, unless it has `withdrawn` its request meanwhile.
     pub(super) async fn ask(
         &self,
         inbound: Inbound,
@@ -35,7 +35,7 @@ impl ClientLink {
         self.see_through(relayed, id, withdrawn).await
     }
 
-    /// From what there is of an answer to its end.
+    /// Resumes a response until it is complete.
     pub(super) async fn see_through(
         &self,
         mut relayed: RelayOutcome,
@@ -58,7 +58,7 @@ impl ClientLink {
             let response = self.serve(rest).await;
             relayed = match response.status() {
                 StatusCode::OK => match self.relay(response, Some(id)).await? {
-                    // Nothing new: the same place again.
+                    // No new event: the position remains.
                     RelayOutcome::Short(RelayResumePoint { event: None, retry, moved }) => {
                         RelayOutcome::Short(RelayResumePoint {
                             event: place.event,
@@ -80,8 +80,8 @@ impl ClientLink {
         self.say_fault(Some(id), &GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown)).await
     }
 
-    /// Keeps the session's own stream open, and says what comes on it. Ends where there is none to be had. `opening` is
-    /// dropped once it is known whether there is one.
+    /// Keeps the session's own stream open, and relays its messages. Ends if the server has no such stream. `opening` is dropped
+    /// once the first response has arrived.
     pub(super) async fn listen(self: Arc<Self>, opening: DropGuard) -> Result<(), ClientDisconnected> {
         let (mut event, mut pause, mut opening) = (None::<String>, RETRY, Some(opening));
         loop {
@@ -96,9 +96,9 @@ impl ClientLink {
                     }
                     RelayOutcome::Whole | RelayOutcome::Nothing => pause = RETRY,
                 },
-                // The server has no such stream, or the session is over.
+                // The server has no such stream, or the session has ended.
                 StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_FOUND => return Ok(()),
-                // What a place stood for may be gone: anew, and ever more rarely.
+                // The position may be invalid: start again, at growing intervals.
                 _ => {
                     event = None;
                     pause = (pause * 2).min(RETRY_MAX);

@@ -79,7 +79,7 @@ pub const UPSTREAM_DROPPED: &str = "taskgate_upstream_dropped_total";
 pub const PIPED: &str = "taskgate_piped_messages_total";
 /// Upstream sessions reopened without their clients' knowledge, by `upstream` and `outcome` (`renewed`, `failed`).
 pub const SESSION_RENEWALS: &str = "taskgate_session_renewals_total";
-/// Lists of a combined endpoint that lacked an upstream, by `upstream`.
+/// Responses of a combined endpoint that lacked an upstream, by `upstream`.
 pub const ENDPOINT_ABSENCES: &str = "taskgate_endpoint_absences_total";
 /// Open `subscriptions/listen` streams, by `upstream`.
 pub const LISTENERS: &str = "taskgate_listen_streams";

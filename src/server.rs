@@ -117,7 +117,7 @@ pub struct ListenerLimits {
     /// From a response to the first byte of the next request, over HTTP/1.
     pub idle_deadline: Duration,
     pub head_bytes_max: usize,
-    /// The same over HTTP/2, measured as HPACK counts a field list.
+    /// The same over HTTP/2, where a field counts 32 bytes more (RFC 9113, 6.5.2).
     pub header_list_bytes_max: u32,
     pub target_bytes_max: usize,
     pub headers_max: usize,

@@ -192,7 +192,7 @@ impl WrappedGateway {
         let calls = self.parts.live_calls();
         let GatewayParts { engine, store, life, leaving, .. } = self.parts;
         engine.drain(DRAIN_MAX).await;
-        // Before the server ends, so that its end is not logged as a crash.
+        // Before the server is ended: its calls end with the gateway, not with the server.
         tell_of_lost(&calls.end(Reason::GatewayRestart));
         engine.drain(REST_MAX).await;
         leaving.cancel();

@@ -117,7 +117,7 @@ async fn operate(faces: &impl PathFaces, inbound: &Inbound) -> FaceResponse {
 }
 
 async fn delete(faces: &impl PathFaces, inbound: &Inbound) -> FaceResponse {
-    // The owner knows the calls that began there and outlive their session (T-31).
+    // The owner knows the calls that began there, which their session must outlive (T-31).
     match pass_on(faces, inbound, SessionErrand::End, |_| false).await {
         Some(answer) => answer.unwrap_or_else(|_| unreachable_home()),
         None => faces.delete(inbound).await,

@@ -163,7 +163,7 @@ impl Sealer {
         Ok(self.seal(TokenPurpose::Session, &plain))
     }
 
-    /// Seals the token of a forwarded request; `None` for a principal that is too long, which no checked request has.
+    /// Seals the token of a forwarded request; `None` if its principal is too long.
     #[must_use]
     pub fn seal_forward(&self, token: &ForwardToken) -> Option<String> {
         let plain = token.encode();

@@ -1,4 +1,4 @@
-//! Finishes requests that arrived whole although their client left: see [`Arrival`].
+//! Completes requests that their client abandoned after sending them: see [`Arrival`].
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -10,19 +10,19 @@ use tokio_util::task::TaskTracker;
 
 use crate::face::arrival::Arrival;
 
-/// How long a request may go on without its client.
+/// How long a request may run without its client.
 const ALONE_MAX: Duration = Duration::from_secs(30);
 
-/// The work for a request. Dropped before its end it goes on in a task of the listener's, where the request outlives its client.
+/// The future of a request. If it is dropped early and the request outlives its client, it continues in a task of the listener.
 pub(super) struct KeptWork<F: Future<Output: Send> + Send + 'static> {
-    /// There until its end.
+    /// `None` once it has finished.
     work: Option<Pin<Box<F>>>,
     arrival: Arrival,
     tracker: TaskTracker,
 }
 
 impl<F: Future<Output: Send> + Send + 'static> KeptWork<F> {
-    /// The work is boxed by the caller, where it is made: moving it costs as much as it is large.
+    /// Boxed by the caller, where it is created: moving a large future costs its size.
     pub(super) const fn new(work: Pin<Box<F>>, arrival: Arrival, tracker: TaskTracker) -> Self {
         Self { work: Some(work), arrival, tracker }
     }
@@ -41,7 +41,7 @@ impl<F: Future<Output: Send> + Send + 'static> Future for KeptWork<F> {
 
 impl<F: Future<Output: Send> + Send + 'static> Drop for KeptWork<F> {
     fn drop(&mut self) {
-        // A panic has left nothing that could go on.
+        // A future that panicked cannot continue.
         let Some(work) = self.work.take().filter(|_| !std::thread::panicking()) else { return };
         if let (true, Ok(runtime)) = (self.arrival.leave(), Handle::try_current()) {
             self.tracker.spawn_on(async { drop(timeout(ALONE_MAX, work).await) }, &runtime);

@@ -37,7 +37,7 @@ use crate::upstream::TaskScope;
 
 /// The default time limit for connecting to a replica.
 pub const REACH_MAX: Duration = Duration::from_secs(1);
-/// Concurrent requests to one replica: one for every permitted stream here, and as many more for calls.
+/// Concurrent requests to one replica: one for every permitted stream here, and more for calls.
 const REQUESTS_MAX: u32 = LISTENERS_MAX as u32 + 2_048;
 const _: () = assert!(REQUESTS_MAX < replicas::REQUESTS_MAX, "the other side takes them");
 /// The interval at which the log repeats that a replica is unreachable.

@@ -10,7 +10,7 @@ pub(super) struct EscapedOutput<W>(pub(super) W);
 
 impl<W: Write> Write for EscapedOutput<W> {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        // Most lines are ASCII, and a look at each of their characters would cost as much as writing them.
+        // Most lines are ASCII, and checking each character would cost as much as writing them.
         if line.is_ascii() {
             self.0.write_all(line)?;
             return Ok(line.len());

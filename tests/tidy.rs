@@ -9,6 +9,8 @@ mod documents;
 mod maps;
 #[path = "tidy/pages.rs"]
 mod pages;
+#[path = "tidy/plain_words.rs"]
+mod plain_words;
 #[path = "tidy/rules.rs"]
 mod rules;
 #[path = "tidy/types.rs"]
@@ -17,6 +19,8 @@ mod types;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+
+use plain_words::WordCount;
 
 /// The modules, each with the rank that it may use only what stands below in number. Those of one rank do not use
 /// each other, but for the outermost, which put everything together.
@@ -77,6 +81,11 @@ const IMPURE_ALLOWED: [(&str, &str); 2] =
 
 /// Lines of a source file without its tests.
 const LINES_MAX: usize = 700;
+
+/// Words of [`plain_words`] in a thousand, in comments. Lower it when the count allows.
+const RIDDLES_PER_THOUSAND: usize = 1;
+/// The same in string literals, those of unit tests included.
+const RIDDLES_PER_THOUSAND_OF_STRINGS: usize = 4;
 
 /// Names that stand for several types: a list that may only shrink.
 const SHARED_NAMES: &str = "tests/tidy/shared_names.txt";
@@ -410,4 +419,19 @@ fn a_types_name_stands_for_one_type() {
     }
     let mistakes = types::mistakes(&shared, &types::exceptions(&read(SHARED_NAMES)));
     assert!(mistakes.is_empty(), "{}", mistakes.join("\n"));
+}
+
+/// Plain English: the pronouns of [`plain_words`] are rare in comments and in texts that people see.
+#[test]
+fn comments_and_texts_name_their_nouns() {
+    let (mut comments, mut strings) = (WordCount::default(), WordCount::default());
+    for path in files_under("src") {
+        let (said, shown) = plain_words::comments_and_strings(&read(&path));
+        comments = comments.and(WordCount::of(&said));
+        strings = strings.and(WordCount::of(&shown));
+    }
+    assert!(comments.words >= 50_000 && strings.words >= 10_000, "{comments:?} and {strings:?} are not all");
+    println!("riddles: {comments:?} in comments, {strings:?} in strings");
+    assert!(comments.per_thousand() < RIDDLES_PER_THOUSAND, "in comments: {comments:?}");
+    assert!(strings.per_thousand() < RIDDLES_PER_THOUSAND_OF_STRINGS, "in strings: {strings:?}");
 }

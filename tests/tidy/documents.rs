@@ -3,7 +3,8 @@
 
 use std::collections::BTreeSet;
 
-use super::{files_under, read, root};
+use super::plain_words::WordCount;
+use super::{RIDDLES_PER_THOUSAND, files_under, read, root};
 
 /// What somebody reads who does not know yet whether to use it.
 const README_BYTES_MAX: usize = 12 * 1024;
@@ -32,6 +33,20 @@ fn prose(text: &str) -> String {
         is_code ^= is_fence;
     }
     prose
+}
+
+/// Plain English, as in comments. Decisions stand as they were written; tables of rules and figures are no prose.
+#[test]
+fn pages_name_their_nouns() {
+    let is_prose = |page: &String| {
+        !page.starts_with("docs/decisions/") && !["docs/rules.md", "docs/benchmarks.md"].contains(&page.as_str())
+    };
+    let mut all = WordCount::default();
+    for page in pages().iter().filter(|page| is_prose(page)) {
+        all = all.and(WordCount::of(&prose(&read(page))));
+    }
+    assert!(all.words >= 20_000, "{all:?} are not all");
+    assert!(all.per_thousand() < RIDDLES_PER_THOUSAND, "in pages: {all:?}");
 }
 
 /// What stands between backquotes.

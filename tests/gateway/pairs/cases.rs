@@ -160,7 +160,7 @@ pub(crate) const fn why_not(client: speaker::Kind, server: server::Kind, case: C
         (speaker::Kind::Stateless, server::Kind::Stateless | server::Kind::ExtensionTasks, Case::TimedOut) => {
             Some("nothing waits")
         }
-        (speaker::Kind::Stateless, _, Case::CancelAsked) => Some("whoever stays away only lets the time pass"),
+        (speaker::Kind::Stateless, _, Case::CancelAsked) => Some("a client that stays away lets the time pass"),
         _ => None,
     }
 }

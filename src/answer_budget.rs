@@ -48,7 +48,6 @@ struct BudgetCounts {
     waiting: WaitingAnswers,
 }
 
-/// The bytes in use under one bound.
 #[derive(Clone, Copy, Debug, Default)]
 struct BytesInUse {
     bytes: usize,
@@ -69,7 +68,6 @@ struct Excess {
     whole: bool,
 }
 
-/// The exhausted bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FullBound {
     Share,
@@ -383,7 +381,6 @@ impl Drop for AnswerPermit {
     }
 }
 
-/// A text with its permit.
 struct HeldText {
     text: Bytes,
     _held: AnswerPermit,

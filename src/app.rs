@@ -101,7 +101,6 @@ pub struct Gateway {
     upstreams: Vec<ServedUpstream>,
     /// Paths that serve several upstreams.
     endpoints: Vec<ServedEndpoint>,
-    /// The upstreams' health, for operators.
     healths: UpstreamHealthList,
     /// Removed upstreams that still have calls.
     retired: RetiredUpstreams,
@@ -343,7 +342,6 @@ struct GatewayParts {
 }
 
 impl GatewayParts {
-    /// The calls in progress.
     fn live_calls(&self) -> LiveCalls {
         LiveCalls { engine: Arc::clone(&self.engine), permits: Arc::clone(&self.permits) }
     }

@@ -284,7 +284,6 @@ fn check(file: &Path) -> ExitCode {
     }
 }
 
-/// Prints the mistakes of a file.
 fn refuse_file(mistakes: &config::ConfigError) -> ExitCode {
     write_line(mistakes);
     ExitCode::from(USAGE)

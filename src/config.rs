@@ -457,7 +457,6 @@ fn read_bounded(path: &Path) -> std::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The line of a byte, from 1.
 fn line_of_byte(bytes: &[u8], at: usize) -> usize {
     1 + bytes.iter().take(at).filter(|byte| **byte == b'\n').count()
 }

@@ -9,7 +9,6 @@ use std::path::{Path, PathBuf};
 const OTHERS: u32 = 0o077;
 /// The same for files of a service manager or of root, which their group may read.
 const OTHERS_OF_GIVEN: u32 = 0o037;
-/// The root user.
 const ROOT: u32 = 0;
 /// The folder of credentials from a service manager (systemd's `LoadCredential=`).
 const CREDENTIALS: &str = "CREDENTIALS_DIRECTORY";

@@ -8,7 +8,6 @@ use tokio::time::Instant;
 use super::{AnswerPermit, FullBound};
 use crate::task::Principal;
 
-/// A waiting response.
 #[derive(Debug)]
 pub(super) struct WaitingAnswer {
     pub(super) principal: Principal,

@@ -119,7 +119,6 @@ impl Gateway {
     }
 }
 
-/// How the gateway ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum GatewayEnd {
     /// It drains and closes its upstream sessions.

@@ -8,7 +8,6 @@ use crate::server::{
     StartError,
 };
 
-/// The specification of the client listener.
 pub(super) fn clients_site(settings: ListenSettings, callers: Authenticator, routes: Routes) -> ListenerSpec {
     let (role, limits) = (ListenerRole::Clients, ListenerLimits::default());
     ListenerSpec { role, settings, limits, callers, routes, peers_ca: None }

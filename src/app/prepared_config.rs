@@ -6,7 +6,6 @@ use super::descriptors::DescriptorShortage;
 use super::files;
 use crate::config::{Config, ConfigError, LoadedConfig};
 
-/// A configuration and its warnings.
 pub(super) struct PreparedConfig {
     pub(super) config: Config,
     /// In the order in which they are logged.

@@ -46,7 +46,6 @@ const FILE_BYTES_MAX: u64 = 4 << 20;
 /// The fingerprint of some files. Equal fingerprints mean equal contents.
 pub(super) type Fingerprint = Vec<u8>;
 
-/// A served upstream.
 #[derive(Debug)]
 pub(super) struct ServedUpstream {
     config: UpstreamConfig,
@@ -321,7 +320,6 @@ impl Gateway {
     }
 }
 
-/// The routes of all upstreams.
 pub(super) fn routes(upstreams: &[ServedUpstream], gone: &[ClosingUpstream]) -> Routes {
     let routes = gone.iter().fold(Routes::new(), |routes, one| {
         routes.with(one.opened.config.path.clone(), Arc::<ClosingEndpoint>::clone(&one.endpoint))

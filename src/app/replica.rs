@@ -138,7 +138,6 @@ impl ReplicaListener {
         Ok(Some(Box::new(Self { running, settings, callers })))
     }
 
-    /// Replaces its routes.
     pub(super) fn replace(&mut self, body_bytes_max: NonZeroUsize, routes: Routes) {
         self.settings.body_bytes_max = body_bytes_max;
         self.running.replace(&self.settings, server::Authenticator::Replicas(self.callers.clone()), routes);

@@ -9,7 +9,6 @@ use crate::face::combined::{CombinedEndpoint, CombinedSettings, EndpointMember};
 use crate::face::sse::{SseEndpoint, SseServed};
 use crate::server::Routes;
 
-/// A served endpoint.
 #[derive(Debug)]
 pub(super) struct ServedEndpoint {
     settings: CombinedSettings,
@@ -73,7 +72,6 @@ fn members(settings: &CombinedSettings, upstreams: &[EndpointMember]) -> Vec<End
     settings.upstreams.iter().filter_map(named).cloned().collect()
 }
 
-/// Adds the endpoints' paths.
 pub(super) fn add_endpoints(routes: Routes, endpoints: &[ServedEndpoint]) -> Routes {
     endpoints.iter().fold(routes, |routes, one| {
         let endpoint = Arc::clone(&one.endpoint);

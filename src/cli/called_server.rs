@@ -292,7 +292,6 @@ pub(super) fn may_pass(fault: &GatewayFault) -> bool {
         || fault.http_status.is_some_and(|status| status >= 500 || status == StatusCode::TOO_MANY_REQUESTS)
 }
 
-/// A result as an object.
 pub(super) fn object(result: &Payload) -> Result<Object, NoResultError> {
     Object::of(result).ok_or_else(|| NoResultError::unintelligible("the result is no object"))
 }

@@ -45,7 +45,6 @@ impl OfferKind {
         }
     }
 
-    /// Its lists.
     const fn lists(self) -> &'static [PagedList] {
         match self {
             Self::Tools => &[PagedList::Tools],

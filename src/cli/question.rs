@@ -13,7 +13,6 @@ pub(super) fn capability() -> Value {
     json!({ "form": {}, "url": {} })
 }
 
-/// A question to the user.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum UserQuestion {
     Form(ElicitationForm),
@@ -24,7 +23,6 @@ pub(super) enum UserQuestion {
     },
 }
 
-/// The user's answer.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum UserAnswer {
     /// With the form's content; `None` for a URL.

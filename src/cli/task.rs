@@ -82,7 +82,6 @@ pub(super) struct HandleArguments {
     flavour: Option<Flavour>,
 }
 
-/// One task at a server.
 #[derive(Debug)]
 struct TaskHandle {
     server: ServerAddress,

@@ -87,7 +87,6 @@ struct TaskEntry {
     progress: Option<String>,
     /// The bytes that it takes in the store.
     bytes: Option<u64>,
-    /// The number of attempts.
     attempt: Option<u32>,
     /// Its subtasks, as many as the gateway shows.
     #[serde(default)]

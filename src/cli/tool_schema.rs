@@ -10,7 +10,6 @@ use crate::wire::{Object, Payload};
 /// The most enumeration values in a signature.
 const VALUES_MAX: usize = 6;
 
-/// The arguments of a tool.
 #[derive(Debug)]
 pub(super) struct ToolSchema {
     /// In the order of the schema.
@@ -19,7 +18,6 @@ pub(super) struct ToolSchema {
     pub(super) is_open: bool,
 }
 
-/// One argument.
 #[derive(Debug)]
 pub(super) struct ArgumentSchema {
     pub(super) name: String,

@@ -205,7 +205,6 @@ impl CommandLineConfig {
         Ok(LoadedConfig { config, warnings })
     }
 
-    /// The headers for the server.
     fn server_headers(&self, report: &mut MistakeCollector) -> Vec<(HeaderName, HeaderValue)> {
         let is_program = |server: &CommandLineServer| matches!(server.address, ServerTarget::Program(_));
         let read = match self.servers.len() {

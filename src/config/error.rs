@@ -63,7 +63,6 @@ pub struct Findings {
     pub warnings: Vec<(KeyPlace, String)>,
 }
 
-/// The location of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ConfigLocation {
     pub(super) line: usize,

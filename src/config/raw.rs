@@ -63,7 +63,6 @@ pub(super) struct RawListen {
     pub(super) trusted_proxies_place: Option<ConfigLocation>,
 }
 
-/// The admin listener.
 #[derive(Debug, Default)]
 pub(super) struct RawAdmin {
     pub(super) address: Option<LocatedValue<SocketAddr>>,
@@ -173,7 +172,6 @@ pub(super) struct RawTool {
     pub(super) process_per_call: Option<LocatedValue<bool>>,
 }
 
-/// Reads the root table.
 pub(super) fn read(mut root: Section<'_, '_>) -> RawConfig {
     let listen = read_listen(root.section("listen"));
     let mut section = root.section("admin");

@@ -55,7 +55,6 @@ const TTL_MAX: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 pub const GRACE_MAX: Duration = Duration::from_secs(30);
 const UPSTREAM_NAME_LENGTH_MAX: usize = 64;
 
-/// Defaults that all upstreams share.
 struct UpstreamDefaults {
     anonymous: bool,
     result_bytes_max: usize,

@@ -15,7 +15,6 @@ use super::toml_writer;
 use super::value::{self, Environment, StringFormat, ValueError, VariableMistake};
 use crate::server::api_keys::KeyPlace;
 
-/// A value and its location.
 #[derive(Clone, Debug)]
 pub(super) struct LocatedValue<T> {
     pub(super) value: T,
@@ -42,7 +41,6 @@ pub(super) struct ConfigSource<'a> {
 pub enum KeyContent {
     /// A value, described as in a mistake.
     Value(String),
-    /// A table, or several.
     Table,
     /// None: its feature is not implemented.
     Unbuilt,
@@ -68,24 +66,20 @@ impl<'a> ConfigSource<'a> {
         Self { file: Some(file), ..self }
     }
 
-    /// A location in the file.
     fn at(&self, line: usize, key: String) -> ConfigLocation {
         ConfigLocation { line, key, file: self.file.clone() }
     }
 
-    /// The line of a byte, from 1.
     pub(super) fn line_at(&self, byte: usize) -> usize {
         1 + self.line_ends.partition_point(|end| *end < byte)
     }
 
-    /// Records the location of a key.
     fn written(&mut self, line: usize, key: String) -> ConfigLocation {
         let place = self.at(line, key);
         self.lines.insert(place.place(), line);
         place
     }
 
-    /// The root table.
     pub(super) fn root<'s>(&'s mut self, table: &'s DeTable<'a>) -> Section<'s, 'a> {
         let place = self.at(1, String::new());
         Section { source: self, table: Some(table), place, known: Vec::new() }
@@ -102,7 +96,6 @@ pub(super) struct Section<'s, 'a> {
 }
 
 impl<'s, 'a> Section<'s, 'a> {
-    /// The location of the table.
     pub(super) fn place(&self) -> ConfigLocation {
         self.place.clone()
     }

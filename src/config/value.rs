@@ -63,10 +63,8 @@ pub(super) const UPSTREAM_URL: StringFormat<Url> =
 /// The proxy to an upstream; `None` is "none".
 pub(super) const PROXY: StringFormat<Option<Url>> =
     StringFormat { wanted: "\"none\", or a URL such as \"http://proxy.example:3128\"", read: proxy };
-/// The path of an upstream.
 pub(super) const SERVED_PATH: StringFormat<String> =
     StringFormat { wanted: "a path such as \"/reports/mcp\"", read: served_path };
-/// The name of an upstream of the same file.
 pub(super) const UPSTREAM_NAME: StringFormat<String> =
     StringFormat { wanted: "the name of an upstream such as \"reports\"", read: not_empty };
 pub(super) const PATTERN: StringFormat<String> =
@@ -81,10 +79,8 @@ pub(super) const WORDS: StringFormat<String> =
     StringFormat { wanted: "a text such as \"The report is being made.\"", read: words };
 /// A tool's new name, with at most one star.
 pub(super) const NEW_NAME: StringFormat<String> = StringFormat { wanted: "a name such as \"make_*\"", read: new_name };
-/// A header of clients that may be forwarded.
 pub(super) const FORWARDED_HEADER: StringFormat<HeaderName> =
     StringFormat { wanted: "the name of a header such as \"x-request-id\"", read: forwarded_header };
-/// The header that carries a credential.
 pub(super) const CREDENTIAL_HEADER: StringFormat<HeaderName> =
     StringFormat { wanted: "the name of a header such as \"X-Api-Key\"", read: credential_header };
 /// A secret. Errors do not repeat it.
@@ -92,13 +88,11 @@ pub(super) const SECRET: StringFormat<HeaderValue> =
     StringFormat { wanted: "a secret such as \"Bearer ${TOKEN}\"", read: secret };
 pub(super) const FOLDER: StringFormat<PathBuf> =
     StringFormat { wanted: "a folder such as \"taskgate-data\"", read: path };
-/// A file in PEM format.
 pub(super) const PEM_FILE: StringFormat<PathBuf> = StringFormat { wanted: "a file such as \"server.pem\"", read: path };
 
 /// A program or one of its arguments.
 pub(super) const WORD_OF_COMMAND: StringFormat<String> =
     StringFormat { wanted: "a program or an argument such as \"npx\"", read: word_of_command };
-/// The value of a variable.
 pub(super) const ENV_VALUE: StringFormat<String> =
     StringFormat { wanted: "a text such as \"${TOKEN}\"", read: word_of_command };
 /// A file with a variable's value.

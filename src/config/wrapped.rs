@@ -11,7 +11,6 @@ use super::raw::{RawConfig, RawEndpoint, RawUpstream, StoreKind};
 use super::section::LocatedValue;
 use crate::server::api_keys::KeyPlace;
 
-/// The purpose of reading a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FilePurpose {
     /// To serve clients at listeners.

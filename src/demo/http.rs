@@ -42,7 +42,6 @@ const COMMENT_PERIOD: Duration = Duration::from_secs(15);
 /// The supported versions, the preferred one last.
 const VERSIONS: [ProtocolVersion; 2] = [ProtocolVersion::V2025_03_26, ProtocolVersion::V2025_06_18];
 
-/// A refusal.
 type DemoRefusal = Box<FaceResponse>;
 
 /// Answers one HTTP request. Never fails: an error is a response, too.

@@ -26,7 +26,6 @@ const RUNS_MAX: usize = 256;
 /// Messages to a client, in order. The stream ends when all senders are dropped.
 pub(super) type DemoMessages = mpsc::Sender<Value>;
 
-/// The client capabilities for questions.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DemoClientCapabilities {
     pub(super) elicitation: bool,

@@ -17,7 +17,6 @@ use crate::wire::{RpcError, method, rpc_error};
 
 /// The longest line.
 const LINE_BYTES_MAX: usize = 4 << 20;
-/// The most bytes of one read.
 const READ_BYTES: usize = 64 * 1024;
 /// Messages that are queued for a client.
 const EVENTS_MAX: usize = 64;

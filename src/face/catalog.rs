@@ -333,7 +333,6 @@ impl Catalog {
     }
 }
 
-/// The pages of a list.
 struct ToolListPages {
     /// Its other members are used for the whole list.
     first: Object,

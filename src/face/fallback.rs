@@ -27,7 +27,6 @@ use crate::wire::envelope::Request;
 use crate::wire::list_pages::next_cursor;
 use crate::wire::{JsonPieces, Message, Object, Payload, RequestId, RpcError, ScanLimits, envelope};
 
-/// An empty cursor, in JSON.
 const EMPTY_CURSOR: &str = "\"\"";
 
 /// The state of the three tools in one face of an upstream.

@@ -68,7 +68,6 @@ pub(in crate::face) async fn first_event(
     Ok(first)
 }
 
-/// A task with an unsent handle.
 struct UnsentHandle<'a> {
     engine: &'a Arc<Engine>,
     key: Option<&'a TaskKey>,

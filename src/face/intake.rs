@@ -73,7 +73,6 @@ pub(super) trait PathFaces: Send + Sync {
     fn streams_end(&self) -> impl Future<Output = ()> + Send + 'static;
 }
 
-/// Answers one request.
 pub(super) async fn answer(faces: &impl PathFaces, mut inbound: Inbound) -> FaceResponse {
     if is_batch(&inbound.body) && !header_is_stateless(&inbound.headers) {
         return Box::pin(serve_batch(faces, &inbound)).await;

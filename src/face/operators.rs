@@ -201,7 +201,6 @@ enum OperatorTaskFinding {
     },
 }
 
-/// A refusal.
 #[derive(Debug, Serialize)]
 struct OperatorRefusal {
     error: Cow<'static, str>,
@@ -456,7 +455,6 @@ impl Endpoint for Operators {
     }
 }
 
-/// Whether a request prefers JSON.
 fn wants_json(request: &Inbound) -> bool {
     let accepted = request.headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
     accepted.flat_map(|value| value.split(',')).any(|media| media.trim().starts_with("application/json"))

@@ -60,7 +60,6 @@ impl governor::clock::Clock for TokioClock {
 
 type Limiter = RateLimiter<NotKeyed, InMemoryState, TokioClock, NoOpMiddleware<Duration>>;
 
-/// The counters of one principal.
 #[derive(Debug)]
 struct RateCounts {
     /// The limits at this replica.
@@ -164,7 +163,6 @@ struct PrincipalRates {
     last: Duration,
 }
 
-/// The tracked principals.
 #[derive(Debug, Default)]
 struct WatchedPrincipals {
     all: HashMap<Principal, PrincipalRates>,

@@ -356,7 +356,6 @@ pub(super) fn refuse(addressee: &Addressee, complaint: &RequestError) -> FaceRes
     mark(addressee.error(status, &complaint.to_error(addressee.version)), complaint)
 }
 
-/// The handler of a message.
 enum MessageRoute {
     /// The bridge: the server has no sessions, or the gateway makes the request itself.
     Bridged(Message),
@@ -364,7 +363,6 @@ enum MessageRoute {
     Weighed(Request),
     /// A call of one of the gateway's own tools.
     Errand(Request),
-    /// The pipe.
     Piped(PipedMessage),
     /// The engine, as a task.
     Call(TaskCall),

@@ -94,7 +94,6 @@ pub(super) enum SessionErrand {
     /// question. Broadcast to all live replicas while the owner drains; a replica that does not know its request opens nothing
     /// for it.
     Tell,
-    /// The end of the session.
     End,
 }
 

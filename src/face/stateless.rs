@@ -103,7 +103,6 @@ struct StatelessRequestContext<'a> {
     has_key: bool,
 }
 
-/// The decision about a call.
 struct CallDecision {
     tool: String,
     policy: ToolPolicy,

@@ -18,7 +18,6 @@ use crate::wire::framing::MessageClassifier;
 use crate::wire::rpc_error::INVALID_REQUEST;
 use crate::wire::{RequestId, RpcError, envelope};
 
-/// The most bytes of one read.
 const READ_BYTES: usize = 64 * 1024;
 /// Queued lines. Each may be as large as a message.
 const LINES_MAX: usize = 4;
@@ -167,7 +166,6 @@ fn too_long(line_bytes_max: usize) -> RpcError {
     RpcError::new(INVALID_REQUEST, format!("Invalid request: one line is longer than {line_bytes_max} bytes"))
 }
 
-/// A line of the host's.
 #[derive(Debug, PartialEq, Eq)]
 enum StdioClientLine {
     Line(Bytes),

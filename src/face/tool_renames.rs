@@ -52,7 +52,6 @@ pub struct ToolRenamer {
     has_warned: AtomicBool,
 }
 
-/// The translation of a call.
 enum RenamedCall {
     /// Its params with the upstream's name.
     As(String, Payload),
@@ -188,7 +187,6 @@ fn unknown_tool(params: Option<&Object>) -> RpcError {
     RequestError::unknown_tool(params).to_error(ProtocolVersion::NEWEST_SESSION)
 }
 
-/// An upstream with renamed tools.
 #[derive(Debug)]
 struct RenamingUpstream {
     inner: Arc<dyn Upstream>,
@@ -304,7 +302,6 @@ impl Exchange for UnknownToolExchange {
     }
 }
 
-/// The request for a tool list.
 struct ToolListExchange {
     inner: Box<dyn Exchange>,
     namer: Arc<ToolRenamer>,

@@ -158,7 +158,6 @@ fn spec(role: ListenerRole, address: SocketAddr, callers: Authenticator, routes:
     ListenerSpec { role, settings, limits: ListenerLimits::default(), callers, routes, peers_ca: None }
 }
 
-/// A page of the admin listener.
 enum AdminPage {
     /// Responds as long as the process serves HTTP.
     Health,

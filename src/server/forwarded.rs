@@ -84,7 +84,6 @@ pub(super) fn network(peer: IpAddr) -> IpAddr {
     }
 }
 
-/// The trusted proxies' addresses.
 #[derive(Clone, Debug, Default)]
 pub(super) struct TrustedProxies(Arc<[AddressRange]>);
 

@@ -330,7 +330,6 @@ async fn serve_tls(shared: Arc<ListenerState>, tls: Tls, socket: TcpStream, ends
     }
 }
 
-/// The permits for connections.
 #[derive(Debug)]
 struct ConnectionPermits {
     all: Arc<Semaphore>,

@@ -79,7 +79,6 @@ impl fmt::Debug for ListenerMetrics {
     }
 }
 
-/// One unit of a gauge.
 #[derive(Debug)]
 pub(super) struct GaugeGuard(Gauge);
 

@@ -115,7 +115,6 @@ fn came_through_a_proxy<B>(request: &Request<B>) -> bool {
 #[derive(Debug)]
 pub(super) struct AuthenticatedCaller {
     pub(super) principal: Principal,
-    /// The grant of its credential.
     pub(super) grant: Grant,
     /// The client's address, if another replica forwards the request and has counted it.
     pub(super) passed_on_from: Option<IpAddr>,

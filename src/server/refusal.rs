@@ -100,7 +100,6 @@ impl ForwardRefusal {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RefusalMarker;
 
-/// The response to one reason.
 struct RefusalResponse {
     status: StatusCode,
     /// The reason's metric label.
@@ -128,7 +127,6 @@ impl RefusalResponse {
     }
 }
 
-/// Advice for the operator about a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RefusalAdvice {
     /// The reason's metric label.
@@ -141,7 +139,6 @@ pub(super) struct RefusalAdvice {
     pub(super) shown: HeadPart,
 }
 
-/// A part of a request's head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HeadPart {
     Host,

@@ -23,10 +23,8 @@ use crate::face::http::{FaceResponse, empty_body};
 use crate::face::session_homes::note_taken;
 use crate::metric;
 
-/// The addresses of a connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ConnectionAddresses {
-    /// The local address that the peer connected to.
     pub(super) local: IpAddr,
     pub(super) peer: IpAddr,
 }

@@ -11,7 +11,6 @@ use metrics::{Label, Unit, describe_counter, describe_gauge, describe_histogram}
 use crate::metric;
 pub(super) use database::DATABASE_FAMILIES;
 
-/// The type of a metric.
 #[derive(Clone, Copy)]
 enum MetricKind {
     Counter,

@@ -6,7 +6,6 @@ use std::fmt::Display;
 pub(super) struct ImportNotes {
     /// Settings that are imported in another form, or not at all.
     notes: Vec<String>,
-    /// Mistakes in the file.
     mistakes: Vec<String>,
 }
 

@@ -2,7 +2,6 @@
 
 use crate::config::{is_variable_name, variable_name};
 
-/// A part of a host's text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum HostText<'t> {
     Text(&'t str),

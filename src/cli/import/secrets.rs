@@ -68,10 +68,8 @@ const HARMLESS_WORDS: [&str; 20] = [
 ];
 /// Parts of the names of variables for paths, in upper case.
 const PLACE_NAMES: [&str; 6] = ["PATH", "DIR", "DIRECTORY", "FILE", "FOLDER", "ROOT"];
-/// Characters that end an assigned value.
 const VALUE_ENDS: [char; 6] = ['&', ',', ';', '"', '\'', ' '];
 
-/// A part of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TextPart<'t> {
     Plain(&'t str),

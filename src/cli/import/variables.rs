@@ -22,12 +22,9 @@ pub(super) struct Variables {
     host_values: BTreeMap<String, String>,
 }
 
-/// The location of a text.
 #[derive(Clone, Copy)]
 pub(super) struct TextPlace<'a> {
-    /// The name of its upstream.
     pub(super) upstream: &'a str,
-    /// A JSON pointer.
     pub(super) pointer: &'a str,
 }
 
@@ -58,7 +55,6 @@ impl Variables {
         }
     }
 
-    /// The value of a program's environment variable.
     pub(super) fn environment_value(
         &mut self,
         name: &str,

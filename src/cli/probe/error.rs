@@ -52,7 +52,6 @@ impl ProbeError {
         }
     }
 
-    /// The target of a redirect.
     pub(super) fn redirect(&self) -> Option<&Url> {
         match self {
             Self::Trouble(known) if known.0.reason == Reason::UpstreamRedirect => known.1.location.as_ref(),

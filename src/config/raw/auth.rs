@@ -42,7 +42,6 @@ pub(in crate::config) struct RawApiKey {
 /// The upstreams and tools of a key's holder, if restricted.
 #[derive(Debug, Default)]
 pub(in crate::config) struct RawAccess {
-    /// Names of upstreams.
     pub(in crate::config) upstreams: Option<LocatedValue<Vec<LocatedValue<String>>>>,
     /// Patterns of tool names, as clients see them.
     pub(in crate::config) tools: Option<LocatedValue<Vec<LocatedValue<String>>>>,

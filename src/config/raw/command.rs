@@ -19,7 +19,6 @@ use crate::wire::ProtocolVersion;
 const PROCESSES_MAX: u32 = 64;
 const VARIABLE_NAME_LEN_MAX: usize = 256;
 
-/// The values of `transport`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::config) enum RawTransport {
     Auto,

@@ -27,7 +27,6 @@ const STORE_GENERATION: StringFormat<u128> = StringFormat {
     wanted: "the generation that the gateway names, such as \"6f1c7c52-0d61-4d2c-9d0f-0a3b9a5f0c11\"",
     read: generation,
 };
-/// The name of a replica.
 const REPLICA_NAME: StringFormat<String> = StringFormat { wanted: "a name such as \"gateway-a\"", read: replica_name };
 
 const REPLICA_NAME_LEN_MAX: usize = 64;
@@ -47,7 +46,6 @@ pub(in super::super) enum StoreKind {
     Postgres,
 }
 
-/// The keys of the database.
 #[derive(Debug, Default)]
 pub(in super::super) struct RawDatabase {
     pub(in super::super) url: Option<LocatedValue<String>>,
@@ -76,7 +74,6 @@ impl RawDatabase {
     }
 }
 
-/// The keys of a replica.
 #[derive(Debug, Default)]
 pub(in super::super) struct RawReplica {
     /// The location of the table, if it is written.

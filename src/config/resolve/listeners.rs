@@ -26,7 +26,6 @@ pub fn usual_listener_at(url: &Url) -> Option<&'static str> {
     usual.into_iter().find(|(_, address)| is_at(url, *address)).map(|(name, _)| name)
 }
 
-/// All listeners of a gateway.
 pub(super) struct Listeners {
     pub(super) listen: ListenSettings,
     pub(super) admin: AdminSettings,

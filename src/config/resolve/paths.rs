@@ -22,7 +22,6 @@ pub(super) struct UpstreamPaths {
 #[derive(Debug, Default)]
 pub(super) struct TakenPaths<'a>(BTreeMap<String, PathOwner<'a>>);
 
-/// The owner of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PathOwner<'a> {
     Upstream(&'a str),
@@ -42,7 +41,6 @@ impl fmt::Display for PathOwner<'_> {
 /// The configured paths of one owner.
 struct WrittenPaths<'a> {
     owner: PathOwner<'a>,
-    /// The location of the owner.
     place: &'a ConfigLocation,
     current: Option<&'a LocatedValue<String>>,
     events: Option<&'a LocatedValue<String>>,

@@ -73,7 +73,6 @@ pub enum Promotable {
     No,
 }
 
-/// The messages of one call.
 struct EngineCallMessages<D> {
     view: CallView<D>,
     call: CallStream,

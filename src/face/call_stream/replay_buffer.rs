@@ -32,7 +32,6 @@ const PER_SESSION_MAX: usize = 16;
 /// How long a response is kept.
 const ANSWERED_FOR: Duration = Duration::from_secs(5 * 60);
 
-/// The result of a request.
 pub(in crate::face) type CallResult = Result<JsonPieces, RpcError>;
 
 /// The result of a call that ended with a fault of the gateway.
@@ -94,7 +93,6 @@ pub(in crate::face) enum UnreadPolicy {
     Dropped,
 }
 
-/// An item for a reader.
 #[derive(Debug)]
 pub(in crate::face) enum ReplayItem {
     /// An event or a comment; the number of an event that can have an id.
@@ -441,7 +439,6 @@ pub(in crate::face) fn event_id(stream: u128, number: u64) -> String {
     format!("{stream:032x}-{number}")
 }
 
-/// The stream and number in an event id.
 pub(in crate::face) fn read_event_id(text: &str) -> Option<(u128, u64)> {
     let (stream, number) = text.split_once('-')?;
     Some((u128::from_str_radix(stream, 16).ok().filter(|_| stream.len() == 32)?, number.parse().ok()?))

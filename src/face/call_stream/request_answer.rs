@@ -18,9 +18,7 @@ use crate::wire::envelope::EnvelopeError;
 use crate::wire::framing::BodyPart;
 use crate::wire::{JsonPieces, Message, MessageText, RequestId, RpcError, ScanLimits, envelope};
 
-/// The outcome of a request.
 pub(in crate::face) enum RequestAnswer {
-    /// One JSON message.
     Json(ResponseBody),
     Events(ResponseBody),
     Result(JsonPieces),

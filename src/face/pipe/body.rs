@@ -26,11 +26,9 @@ use crate::wire::{RequestId, envelope};
 pub(in crate::face) struct PipeTimeouts {
     /// The longest silence of the upstream.
     pub(in crate::face) idle: Option<Duration>,
-    /// The deadline of the call.
     pub(in crate::face) deadline: Option<Instant>,
 }
 
-/// The format of a body.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::face) enum BodyForm {
     Json,

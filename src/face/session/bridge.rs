@@ -171,7 +171,6 @@ fn together(answers: Vec<Bytes>, taken: AcceptedTypes) -> FaceResponse {
     response
 }
 
-/// The reply to one message of a batch.
 enum BatchReply {
     Now(Bytes),
     Later(RequestId, ReplayStream),

@@ -206,7 +206,6 @@ pub(super) struct BridgedCall {
     pub(super) shared: Arc<SessionFaceState>,
     pub(super) engine: Arc<Engine>,
     method: String,
-    /// The URI of a `resources/read`.
     uri: Option<String>,
     pub(super) nonce: u128,
     pub(super) version: ProtocolVersion,

@@ -20,7 +20,6 @@ const CALLS_MAX: usize = 16_384;
 /// The most remembered cancellations of requests and sessions.
 const UNWANTED_MAX: usize = 1_024;
 
-/// The stage of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in crate::face) enum RequestStage {
     /// It waits for a permit or a session: nothing was sent.

@@ -25,7 +25,6 @@ pub(in crate::face) fn vet(message: &Message) -> Result<(), RequestError> {
     }
 }
 
-/// Checks a request.
 pub(super) fn vet_request(request: &Request) -> Result<(), RequestError> {
     if is_own(&request.id) {
         return Err(RequestError::NotARequest(Cow::Borrowed("this id is one of the gateway's own requests")));

@@ -81,11 +81,9 @@ pub(super) struct PipedRequest {
     arrived: Instant,
     method: String,
     text: MessageText,
-    /// The tool of a call.
     tool: Option<Arc<str>>,
     /// A setting to repeat in a renewed session.
     telling: Option<PreferenceChange>,
-    /// The token for its progress.
     progress_token: Option<Payload>,
     /// The requested page of a list.
     cursor: Option<Payload>,

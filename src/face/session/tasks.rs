@@ -235,7 +235,6 @@ impl SessionFaceState {
         }
     }
 
-    /// Whether an id belongs to a task's question.
     pub(super) fn is_of_a_task(&self, id: &RequestId) -> bool {
         tokens::question(&self.served.sealer, id).is_some()
     }
@@ -340,7 +339,6 @@ impl SessionFaceState {
         self.line(&task.key, home, Some(task));
     }
 
-    /// Answers a task method.
     pub(super) async fn task_method(
         self: &Arc<Self>,
         asking: TaskRequestContext<'_>,

@@ -32,7 +32,6 @@ use crate::wire::{RequestId, RpcError, method};
 /// How long a call waits for its tool's task support; after that it is forwarded as usual.
 pub(super) const LOOK_MAX: Duration = Duration::from_secs(10);
 
-/// The task support of a server's tools.
 #[derive(Debug)]
 pub(super) struct UpstreamTaskTools {
     pool: Arc<dyn Upstream>,

@@ -213,7 +213,6 @@ struct StatelessForward {
     headers: HeaderMap,
     forwarded: ForwardedHeaders,
     edits: AnswerEdits,
-    /// The deadline of a call.
     deadline: Option<Duration>,
     limits: CallLimits,
     /// Progress instead of comments.

@@ -147,7 +147,6 @@ impl StatelessFace {
     }
 }
 
-/// The state of a held call.
 enum HeldCallResumption {
     Going(crate::engine::CallStream),
     /// It ended meanwhile, or has a handle.

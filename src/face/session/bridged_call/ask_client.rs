@@ -32,7 +32,6 @@ pub(super) enum BridgedRoundOutcome {
     Cancelled,
 }
 
-/// The questions of one round.
 struct BridgedRound {
     asked: BTreeMap<InputKey, BridgedQuestionGuard>,
     answers: BTreeMap<InputKey, Answer>,

@@ -23,14 +23,12 @@ use crate::wire::envelope::{EnvelopeError, Params, Request, Response, is_batch, 
 use crate::wire::framing::{BodyPart, FramingError, MessageClass, MessageClassifier};
 use crate::wire::{Message, MessageText, Object, RequestId, RpcError, ScanLimits, envelope, method, rpc_error};
 
-/// The filter for one client.
 #[derive(Clone, Debug)]
 pub(super) struct ClientFilter {
     shared: Arc<SessionFaceState>,
     session: ClientSession,
 }
 
-/// The result of filtering a message.
 enum FilteredMessage {
     /// Forwarded unchanged.
     Same,

@@ -25,12 +25,10 @@ pub(super) struct StreamEdits {
     pub(super) arrays: ArrayPolicy,
     /// The request with a tool list as its response.
     pub(super) tool_list: Option<ToolListEdit>,
-    /// The filter for the client.
     filter: ClientFilter,
     tools: ReachableTools,
 }
 
-/// The edit of a tool list.
 #[derive(Clone)]
 pub(super) struct ToolListEdit {
     pub(super) id: RequestId,

@@ -32,7 +32,6 @@ use crate::wire::{JsonPieces, ProtocolVersion, RpcError};
 /// How long a client waits for a store that cannot be read, without a message.
 const STORE_WAIT_MAX: Duration = Duration::from_secs(300);
 
-/// One request for an outcome.
 pub(super) struct OutcomeRequest {
     pub(super) shared: Arc<SessionFaceState>,
     pub(super) key: TaskKey,
@@ -151,7 +150,6 @@ fn too_many() -> RpcError {
 /// A request for an unsettled task's outcome, which receives its messages meanwhile.
 struct OutcomeWait {
     awaiting: OutcomeRequest,
-    /// The first message.
     first: Option<Bytes>,
     store: StoreWait,
     /// The task has not been read yet, and its messages are not subscribed to.

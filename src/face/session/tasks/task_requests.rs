@@ -10,7 +10,6 @@ use parking_lot::Mutex;
 use crate::task::TaskKey;
 use crate::wire::RequestId;
 
-/// The session's nonce and the request's id.
 type SessionRequest = (u128, RequestId);
 
 /// The requests of one face's clients.
@@ -27,7 +26,6 @@ struct RequestState {
     is_taken_back: bool,
 }
 
-/// One request.
 #[derive(Debug)]
 pub(super) struct TaskRequestEntry {
     requests: Arc<TaskRequests>,

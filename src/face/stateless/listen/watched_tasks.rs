@@ -19,7 +19,6 @@ use crate::engine::{Engine, TaskError};
 use crate::task::{Phase, Principal, Task, TaskKey};
 use crate::wire::Payload;
 
-/// The tasks of one subscription.
 pub(super) struct WatchedTasks {
     engine: Arc<Engine>,
     dialect: ExtTasks,

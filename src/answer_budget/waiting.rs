@@ -26,7 +26,6 @@ impl WaitingAnswer {
     }
 }
 
-/// All waiting responses, in order.
 #[derive(Debug, Default)]
 pub(super) struct WaitingAnswers(VecDeque<WaitingAnswer>);
 

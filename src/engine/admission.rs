@@ -1,4 +1,4 @@
-//! Grants permits for unsettled tasks: counted when a permit is taken, not when a row is written.
+//! Grants permits for unsettled tasks, counted from the permit, not from the row.
 //!
 //! A permit is held from before the upstream is called until the task settles, so a call with an `auto` plan can always become a
 //! task. The principal's limit is checked before the limit for all (GW-40).
@@ -12,7 +12,9 @@ use crate::metric;
 use crate::shared_limits::SharedLimits;
 use crate::task::{Principal, PrincipalCounts, Reason};
 
-/// Unsettled rows in a store that other replicas share, including the rows of this replica, which hold permits here.
+/// Unsettled rows in a store that other replicas share.
+///
+/// They include the rows of this replica, which hold permits here.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct UnsettledRows {
     pub(super) all: usize,

@@ -72,7 +72,6 @@ impl TaskError {
     }
 }
 
-/// The result of an event.
 #[derive(Clone, Debug)]
 pub(super) struct AppliedEvent {
     pub(super) task: Arc<Task>,

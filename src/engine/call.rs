@@ -115,7 +115,9 @@ pub fn declared_questions(capabilities: &Payload) -> QuestionFilter {
     })
 }
 
-/// Whether a client without a handle can receive questions: in a response after which it repeats its request with the answers.
+/// Whether a client without a handle can receive questions.
+///
+/// They arrive in a response, after which the client repeats its request with the answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RoundSupport {
     Allowed,

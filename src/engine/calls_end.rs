@@ -6,7 +6,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::task::{Executed, GatewayFault, Reason};
 
-/// Clones share one signal.
+/// Signals the end of all calls. Clones share one signal.
 #[derive(Clone, Debug, Default)]
 pub struct CallsEnd {
     token: CancellationToken,

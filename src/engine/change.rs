@@ -34,7 +34,6 @@ const ROOM_WAIT_MAX: Duration = Duration::from_secs(20);
 /// The retry delay meanwhile, at first and at last.
 const ROOM_LOOKS: RetryDelays = RetryDelays::new(Duration::from_millis(100), Duration::from_secs(1));
 
-/// Changes in progress.
 #[derive(Debug)]
 pub(super) struct RunningChanges {
     places: Arc<Semaphore>,

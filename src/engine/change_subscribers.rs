@@ -1,4 +1,4 @@
-//! Wakes subscribers when a task changes: bounded, and woken only after a change of the task.
+//! Wakes subscribers of a task after each change.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -47,7 +47,6 @@ impl ChangeSubscribers {
         })
     }
 
-    /// The tasks that have subscribers.
     pub(super) fn keys(&self) -> Vec<TaskKey> {
         self.by_task.lock().keys().cloned().collect()
     }

@@ -19,7 +19,6 @@ use crate::task::reference::LoggedTask;
 
 /// Interval at which all watched and running tasks are read, in addition to hints.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Rows that are read concurrently.
 const AT_ONCE: usize = 64;
 
 /// Follows other replicas' writes until `stop`; returns at once in a store that is not shared.

@@ -1,5 +1,7 @@
-//! Resolves writes with an unknown commit: a commit may be reported as failed and still be in the log. If the write was
-//! committed, its effects are performed, however late that becomes known.
+//! Resolves writes with an unknown commit.
+//!
+//! A commit may be reported as failed and still be in the log. If the write was committed, its effects are performed, however
+//! late that becomes known.
 //!
 //! A write is resolved when the row shows it or a later write; when another write to the same base revision succeeds; or when the
 //! store confirms the row's state. Any change of the task may discover this; otherwise a background task asks the store, with
@@ -85,7 +87,6 @@ impl DoubtfulWrites {
         all.get_mut(key).is_some_and(|of| !of.doubts.is_empty() && !std::mem::replace(&mut of.is_asked, true))
     }
 
-    /// Whether the background task is done.
     fn is_over(&self, key: &TaskKey) -> bool {
         let mut all = self.0.lock();
         let is_over = all.get(key).is_none_or(|of| of.doubts.is_empty());

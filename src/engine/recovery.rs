@@ -28,11 +28,9 @@ use crate::task::{CallOrigin, Event, Plan, StoredCall, Task, TaskKey, TaskVisibi
 use crate::upstream::{ForwardedHeaders, ResumeToken, UpstreamRequest, UpstreamTaskMode};
 use crate::wire::{Payload, method};
 
-/// Rows claimed at a time.
 const CLAIM_MAX: usize = 256;
 /// Interval at which a shared store is searched for rows of dead replicas.
 const CLAIM_EVERY: Duration = Duration::from_secs(1);
-/// Rows that are handled concurrently.
 const AT_ONCE: usize = 32;
 /// Attempts for one row: to settle it, and to notify its upstream.
 const LOOKS_MAX: usize = 4;
@@ -144,7 +142,6 @@ pub(super) async fn take_up_own(engine: &Arc<Engine>, origins: &CallTargets, row
 struct LeftRows {
     rows: Vec<RecoveryCandidate>,
     pauses: RetryDelays,
-    /// When they are retried.
     due: Instant,
     is_told: bool,
 }
@@ -240,7 +237,6 @@ async fn look_at_all(
     seen
 }
 
-/// The result of handling a row.
 enum RecoveryProgress {
     /// Another runner has it, or it was removed or settled.
     NotOurs,
@@ -350,7 +346,6 @@ pub(super) fn count_in_flight(engine: &Engine, task: &Task) {
     }
 }
 
-/// The state of a row's parent.
 enum ParentState {
     /// The row has no parent, or is settled: it is judged by itself.
     None,

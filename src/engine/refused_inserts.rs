@@ -1,4 +1,4 @@
-//! Ends tasks that were refused because their insert's commit was unknown, and that were stored after all.
+//! Ends refused tasks with an unknown insert that were stored after all.
 
 use std::sync::Arc;
 

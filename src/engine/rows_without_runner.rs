@@ -1,4 +1,4 @@
-//! Takes up unsettled rows of this process that have no runner, as recovery takes up rows of an earlier process.
+//! Resumes unsettled rows of this process that have no runner, as recovery does.
 //!
 //! Invariant: an unsettled row that this process holds has a runner, or its parent has one, or recovery retries it. A runner that
 //! ends without settling its row breaks the invariant, and the task would be at work until its `ttl`. A row counts as such only

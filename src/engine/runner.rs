@@ -74,7 +74,6 @@ use crate::wire::Payload;
 /// Shortest time between two stored progress messages of a task (U25).
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Spawns a runner for one call.
 pub(super) fn start(engine: Arc<Engine>, spec: CallSpec) -> CallStream {
     let in_progress = spec.call_begins();
     let (spec, plan) = split_plan::split(spec);
@@ -90,7 +89,6 @@ pub(super) fn start(engine: Arc<Engine>, spec: CallSpec) -> CallStream {
     stream
 }
 
-/// An event that wakes the runner.
 enum RunnerEvent {
     Upstream(StageEvent),
     Orders(RunnerCommand),
@@ -112,7 +110,6 @@ struct Runner {
     queue_end: Option<Instant>,
     /// When the call was sent, as far as this process knows.
     dispatched: Option<Instant>,
-    /// Set at dispatch.
     deadline: Option<Instant>,
     /// Set while steps wait for the store.
     unstored: Option<Box<UnstoredSteps>>,
@@ -139,7 +136,6 @@ struct Runner {
     concerned: SharedBugRecipient,
 }
 
-/// Whether the runner continues.
 enum RunnerFlow {
     Continue,
     Stop,

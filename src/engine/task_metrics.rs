@@ -32,7 +32,6 @@ impl TaskMetrics {
         self.polls.get_or_init(|| metrics::counter!(metric::TASK_POLLS)).increment(1);
     }
 
-    /// Counts a new handle.
     pub(super) fn created(&self, upstream: &Arc<str>) {
         let metrics = self.of(upstream);
         metrics.created.increment(1);

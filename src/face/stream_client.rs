@@ -1,9 +1,9 @@
-//! Serves one client over one bidirectional stream of messages: standard input and output, or an event stream with its POSTs.
+//! Serves one client over one bidirectional stream of messages.
 //!
-//! Each message is handed in this process to the same [`Endpoint`] that serves HTTP, and its response is sent to the client as
-//! messages. The message itself says whether it belongs to a session or is stateless (GW-02); one stream may carry both kinds.
-//! Read [`serve`] first, then `client_link` (messages to requests), `answer_relay` (responses to messages), and `stream_requests`
-//! (streams opened on the client's behalf).
+//! The stream is standard input and output, or an event stream with its POSTs. Each message is handed in this process to the same
+//! [`Endpoint`] that serves HTTP, and its response is sent to the client as messages. The message itself says whether it belongs
+//! to a session or is stateless (GW-02); one stream may carry both kinds. Read [`serve`] first, then `client_link` (messages to
+//! requests), `answer_relay` (responses to messages), and `stream_requests` (streams opened on the client's behalf).
 //!
 //! All work for one client runs in one task, in order of arrival: a message is handled only after all earlier ones have begun. So
 //! a cancellation finds its request.
@@ -152,7 +152,6 @@ pub async fn serve_to_input_end(
     talk.end().await;
 }
 
-/// A parsed message.
 struct ParsedMessage {
     /// `None` for an array.
     message: Option<Message>,
@@ -368,7 +367,6 @@ impl StreamClientLoop {
         self.work.push(caught(shaking).map(|_| done).boxed());
     }
 
-    /// Sends a request to the endpoint.
     fn ask(&mut self, id: RequestId, face: Face, inbound: super::http::Inbound) {
         let Some((serial, withdrawn)) = self.enter(&id, RequestKind::of(&inbound), face) else { return };
         let line = Arc::clone(&self.line);
@@ -474,7 +472,6 @@ fn full() -> RpcError {
     gateway_error(&GatewayFault::new(Reason::QueueFull, Executed::No))
 }
 
-/// The request that a notification cancels.
 fn cancelled(notification: &Notification) -> Option<RequestId> {
     let params = notification.params.object().filter(|_| notification.method == method::CANCELLED)?;
     params.get("requestId").and_then(|id| RequestId::from_payload(&id))

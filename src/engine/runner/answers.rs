@@ -19,7 +19,6 @@ use crate::wire::Payload;
 const LAST_EVENTS_MAX: usize = 64;
 
 impl Runner {
-    /// Delivers answers to the upstream, each once.
     pub(super) async fn deliver(&mut self, mut answers: Vec<(Payload, Answer)>) -> RunnerFlow {
         // Only the next try can tell whether the unresolved ones were delivered.
         answers.retain(|(ask, _)| !self.is_doubtful(ask));

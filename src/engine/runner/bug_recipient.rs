@@ -22,7 +22,6 @@ pub(super) enum BugRecipient {
 /// Shared by a runner and its panic handler.
 pub(super) type SharedBugRecipient = Arc<Mutex<BugRecipient>>;
 
-/// Spawns a runner.
 pub(super) fn spawn(
     engine: &Arc<Engine>,
     (span, concerned): (tracing::Span, SharedBugRecipient),

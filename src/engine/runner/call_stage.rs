@@ -71,7 +71,6 @@ impl CallStage {
         }
     }
 
-    /// The token that resumes the exchange.
     pub(super) fn resume_token(&self) -> Option<ResumeToken> {
         self.only()?.resume_token()
     }

@@ -29,12 +29,10 @@ pub(super) enum ChildEvent {
     Settled { index: usize, task: Option<Arc<Task>> },
 }
 
-/// Children that have not settled.
 pub(super) struct Children {
     engine: Arc<Engine>,
     keys: BTreeMap<usize, TaskKey>,
     changes: FuturesUnordered<BoxFuture<'static, WatchedChild>>,
-    /// The child to read next.
     due: Option<WatchedChild>,
     /// When it is read again after a failure of the store.
     again: Option<(Instant, RetryDelays)>,

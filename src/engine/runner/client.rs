@@ -33,7 +33,6 @@ impl AttachedClients {
         }
     }
 
-    /// The client that made the call.
     pub(super) fn first(&self) -> Option<CallStreamSender> {
         self.seats.first().cloned()
     }

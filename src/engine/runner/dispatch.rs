@@ -1,7 +1,7 @@
-//! Marks a call as sent in its row before its first byte is sent (GW-37), however long the store takes to confirm it.
+//! Marks a call as sent in its row before its first byte is sent (GW-37).
 //!
-//! The call keeps its permit meanwhile. Other calls that wait for a permit are tasks, too, which could not begin either, and a
-//! call with a permit keeps its turn. Plain calls may wait longer for a permit because of this.
+//! The store may take long to confirm the mark. The call keeps its permit meanwhile: other tasks that wait for a permit could not
+//! begin either, and a call with a permit keeps its turn. Plain calls may wait longer for a permit because of this.
 
 use tokio::time::Instant;
 

@@ -1,4 +1,4 @@
-//! Creates a child task for each element of a split call once the call is a task.
+//! Creates a child task for each element of a split call that became a task.
 //!
 //! The children's rows are written before their parent's row, which lists them: until then no client can find them, and a later
 //! process removes them (SUB-05). Elements in progress continue in their own runners, with their exchanges.

@@ -1,4 +1,4 @@
-//! Holds the stage of a call: waiting for a permit, beginning, or in exchange with the upstream.
+//! Holds the stage of a call: waiting for a permit, beginning, or in exchange.
 
 use std::time::Duration;
 
@@ -16,7 +16,6 @@ use crate::wire::Payload;
 /// How long a cancelled call may take from its hand-over to its beginning, which involves no wait.
 const BEGUN_MAX: Duration = Duration::from_secs(5);
 
-/// The next event of a stage.
 pub(super) enum StageEvent {
     /// The call has its permit and is about to be sent.
     PlaceTaken,
@@ -32,7 +31,6 @@ pub(super) struct ExchangeStage {
     begin: Option<BeginFuture>,
     /// How long it waits for its permit; `None` is without limit.
     wait_max: Option<Duration>,
-    /// Whether it has a queue position.
     is_queued: bool,
 }
 
@@ -107,7 +105,6 @@ impl ExchangeStage {
         Ok(())
     }
 
-    /// The token that resumes the exchange.
     pub(super) fn resume_token(&self) -> Option<ResumeToken> {
         match &self.step {
             StepFuture::Exchanging(exchange) => exchange.resume_token(),

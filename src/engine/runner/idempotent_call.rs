@@ -1,4 +1,4 @@
-//! Runs calls with an idempotency key: a repetition finds the first call and is not sent (B135, T-27).
+//! Runs calls with an idempotency key: a repetition is not sent (B135, T-27).
 //!
 //! The row with the key is inserted before the upstream is called, and the store accepts only one of two concurrent inserts: so
 //! at most one call is made under a key while its task lives.

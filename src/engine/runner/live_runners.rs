@@ -18,7 +18,6 @@ const DELIVERIES_MAX: usize = 64;
 /// Limit of queued returning clients per runner.
 const RETRIES_MAX: usize = 8;
 
-/// A command for a runner.
 #[derive(Debug)]
 pub(super) enum RunnerCommand {
     /// Another replica holds the task, or nothing is left to do: end, without any notification.
@@ -79,7 +78,6 @@ impl LiveRunners {
         RunnerCommands { mailbox }
     }
 
-    /// The tasks that have a runner.
     pub(in crate::engine) fn keys(&self) -> Vec<TaskKey> {
         self.by_task.lock().keys().cloned().collect()
     }
@@ -102,14 +100,12 @@ impl LiveRunners {
         Some(is_put)
     }
 
-    /// Counts a poll of a task that has a runner.
     pub(in crate::engine) fn polled(&self, key: &TaskKey) {
         if let Some(mailbox) = self.mailbox(key) {
             mailbox.polls.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// The polls of a task that has a runner.
     pub(in crate::engine) fn polls(&self, key: &TaskKey) -> u32 {
         self.mailbox(key).map_or(0, |mailbox| mailbox.polls.load(Ordering::Relaxed))
     }

@@ -27,7 +27,6 @@ const ASKED_MAX: u32 = 1_000;
 /// How long a round waits for further questions after its first one (GW-21).
 const ROUND_WAIT: Duration = Duration::from_millis(100);
 
-/// The questions of one call.
 #[derive(Default)]
 pub(super) struct CallQuestions {
     pub(super) open: Vec<OpenQuestion>,
@@ -38,7 +37,6 @@ pub(super) struct CallQuestions {
     asked: u32,
     /// When a waiting client receives the open questions.
     round_due: Option<Instant>,
-    /// Rounds so far.
     pub(super) rounds: u32,
     /// Questions of an earlier process: open ones, and answered ones that are being delivered.
     earlier: Vec<Payload>,
@@ -408,7 +406,6 @@ impl Runner {
     }
 }
 
-/// Whether a task has this question open.
 fn is_open(task: &Task, ask: &Payload) -> bool {
     match &task.phase {
         Phase::AwaitingInput(open) => open.values().any(|question| question.ask == *ask),

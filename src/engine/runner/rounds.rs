@@ -1,4 +1,6 @@
-//! Asks clients without a handle: holds the call under a hidden task until they return with answers (GW-20).
+//! Asks clients without a handle for answers, in rounds (GW-20).
+//!
+//! Between two rounds the call is held under a hidden task.
 
 use tokio::time::Instant;
 

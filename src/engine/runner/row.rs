@@ -247,7 +247,6 @@ impl Runner {
         RunnerFlow::Stop
     }
 
-    /// Settles the row, if there is one, as cancelled.
     pub(super) async fn settle_cancelled(&mut self) {
         if let Some(key) = self.row_key()
             && let Err(error) = self.write_outcome(&key, Event::CancelRequested).await

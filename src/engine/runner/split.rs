@@ -27,14 +27,12 @@ use crate::upstream::{ExchangeError, ExchangeEvent, Progress};
 use crate::wire::Payload;
 use crate::wire::one_line::status_text;
 
-/// The calls of all elements.
 pub(super) struct SplitExchange {
     pub(super) plan: SplitPlan,
     /// Whether the split call has begun.
     pub(super) is_begun: bool,
     /// The element that is begun next.
     pub(super) next: usize,
-    /// Calls without rows.
     pub(super) running: Vec<RunningElement>,
     /// By element; `None` for elements that have not ended.
     pub(super) outcomes: Vec<Option<Outcome>>,
@@ -43,7 +41,6 @@ pub(super) struct SplitExchange {
     bytes: usize,
     /// Events that were not taken yet.
     events: VecDeque<ExchangeEvent>,
-    /// The newest message of an element.
     message: Option<Arc<str>>,
     /// Set once the call is a task.
     pub(super) rows: Option<ElementRows>,

@@ -15,14 +15,12 @@ const ELEMENTS: &str = "elements";
 /// The calls that one call is split into.
 #[derive(Debug)]
 pub(super) struct SplitPlan {
-    /// The spec of each call, without its params.
     part: CallSpec,
     /// `None` for a call of an earlier process; its elements have rows.
     call: Option<SplitCall>,
     /// The argument that holds the list.
     argument: Arc<str>,
     total: usize,
-    /// The limit of parallel calls.
     parallel: usize,
 }
 
@@ -48,7 +46,6 @@ fn call_of(spec: &CallSpec) -> Option<(SplitCall, usize)> {
     Some((SplitCall::read(rule, &Object::of(spec.request.params.as_ref()?)?)?, rule.parallel.get()))
 }
 
-/// The spec of the split call, and the spec of each of its calls.
 fn whole_and_part(mut spec: CallSpec) -> (CallSpec, CallSpec) {
     let mut part = spec.clone();
     (part.plan, part.policy.split) = (Plan::Task, None);

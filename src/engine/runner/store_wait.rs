@@ -43,7 +43,7 @@ pub(super) enum UnstoredStep {
     Progress,
 }
 
-/// The steps that wait for the store, in order of arrival, and the time of the next try.
+/// The steps that wait for the store, and the time of the next try.
 pub(super) struct UnstoredSteps {
     steps: Vec<UnstoredStep>,
     /// The steps that waited when this try began.
@@ -89,12 +89,10 @@ impl Runner {
         self.unstored.as_ref().is_some_and(|wait| wait.steps.contains(&step))
     }
 
-    /// The time of the next try.
     pub(super) fn store_due(&self) -> Option<Instant> {
         self.unstored.as_ref().map(|wait| wait.due)
     }
 
-    /// Retries all waiting steps.
     pub(super) async fn try_again(&mut self) -> RunnerFlow {
         let certain = match self.certain_task().await {
             Ok(certain) => certain,

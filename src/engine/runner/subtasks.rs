@@ -1,4 +1,4 @@
-//! Mirrors the subtasks that a server created for a call as subtasks of the call's task (SEP-2268).
+//! Mirrors a server's subtasks of a call as subtasks of the call's task (SEP-2268).
 //!
 //! Each gets a row below its parent's and its own runner, which follows it at the server and mirrors its subtasks in the same
 //! way. Its id is derived from the server's id, so that a later process finds it again; a subtask with another parent in the tree
@@ -55,7 +55,6 @@ struct NewSubtask {
 }
 
 impl Runner {
-    /// Handles subtasks that the server named.
     pub(super) async fn subtasks_named(&mut self, named: Vec<UpstreamSubtask>) -> RunnerFlow {
         self.subtasks.waiting.extend(named);
         self.mirror_subtasks().await;
@@ -192,7 +191,6 @@ impl Runner {
         }
     }
 
-    /// The top task of the tree, and the depth of this task below it.
     async fn top_of(&mut self, key: &TaskKey) -> Result<TreeTop, TaskError> {
         let (mut id, mut depth) = (key.id, 0);
         while let Some(parent) = self.engine.held(&TaskKey { owner: key.owner.clone(), id }).await?.tree.parent {

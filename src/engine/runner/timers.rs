@@ -7,7 +7,6 @@ use tokio::time::Instant;
 
 use super::{Runner, RunnerFlow};
 
-/// A timed action of a runner.
 #[derive(Clone, Copy)]
 enum RunnerTimer {
     Store,
@@ -33,12 +32,10 @@ impl Runner {
         ]
     }
 
-    /// When the next timer is due.
     pub(super) fn next_due(&self) -> Option<Instant> {
         self.timers().into_iter().filter_map(|(due, _)| due).min()
     }
 
-    /// Runs the first timer that is due.
     pub(super) async fn serve_timer(&mut self, is_due: impl Fn(Instant) -> bool) -> RunnerFlow {
         match self.timers().into_iter().find(|(due, _)| due.is_some_and(&is_due)) {
             Some((_, RunnerTimer::Store)) => self.try_again().await,

@@ -1,5 +1,6 @@
-//! Tracks the subtasks that a server named: those without a row, and the number in each tree. One runner of a tree adds to it at
-//! a time.
+//! Counts the subtasks of each tree, and tracks those without a row.
+//!
+//! One runner of a tree adds to it at a time.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Weak};

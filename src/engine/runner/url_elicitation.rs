@@ -1,4 +1,6 @@
-//! Handles errors that request a URL elicitation: the user visits a URL, then the call is repeated (T-49).
+//! Handles errors that request a URL elicitation (T-49).
+//!
+//! The user visits a URL, then the call is repeated.
 
 use std::sync::Arc;
 
@@ -14,7 +16,6 @@ use crate::task::{Executed, GatewayFault};
 use crate::upstream::Answer;
 use crate::wire::{Payload, RpcError, method};
 
-/// Limit of repetitions of one call.
 const REPEATS_MAX: u32 = 8;
 
 /// A URL elicitation that a call waits for.

@@ -29,7 +29,6 @@ pub(in crate::engine) enum RecoveryAction {
     Watch,
 }
 
-/// The decision about a row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::engine) enum RecoveryDecision {
     /// Nothing is left to do.

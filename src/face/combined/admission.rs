@@ -1,4 +1,4 @@
-//! Admits the messages of one upstream to a client of its endpoint, on streams and in whole responses.
+//! Admits the messages of one upstream to a client of its endpoint.
 //!
 //! The client has one session with several servers, and assigns each message by its id alone. So a message is forwarded only if
 //! it refers to a request that was sent to its server: see [`admitted`].
@@ -58,7 +58,6 @@ impl AnswerScope {
         Self::Asked { id: request.id.clone(), token: request.params.object().and_then(progress_token) }
     }
 
-    /// The mark of the request in the event ids of the stream.
     pub(super) fn mark(&self) -> Option<RequestMark> {
         match self {
             Self::None => None,

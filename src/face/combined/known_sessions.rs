@@ -37,7 +37,6 @@ struct KnownSession<S> {
     last_use: u64,
 }
 
-/// The owner of a session.
 #[derive(Clone, Debug)]
 pub(super) struct SessionOwner {
     pub(super) principal: Principal,

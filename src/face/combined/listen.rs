@@ -60,7 +60,6 @@ enum ListenNews {
     },
 }
 
-/// The request that all upstreams receive.
 #[derive(Clone)]
 struct ListenRequest {
     upstreams: Arc<CombinedUpstreams>,
@@ -158,7 +157,6 @@ fn is_news(text: &Bytes) -> bool {
 }
 
 impl CombinedUpstreams {
-    /// Answers `subscriptions/listen`.
     pub(super) async fn listen(
         self: &Arc<Self>,
         client: &EndpointClient,
@@ -247,7 +245,6 @@ struct MergedListen {
     asked: ListenRequest,
     subscription: Subscription,
     waiting: FuturesUnordered<BoxFuture<'static, ListenNews>>,
-    /// Messages to send next.
     due: VecDeque<Bytes>,
     has_ended: bool,
     _place: ListenPermit,

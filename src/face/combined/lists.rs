@@ -57,7 +57,6 @@ pub(super) struct GatheredList {
     owners: HashMap<Arc<str>, ItemOwner>,
     /// The number of upstreams that responded.
     answered: usize,
-    /// The first refusal.
     refusal: Option<MemberRefusal>,
 }
 

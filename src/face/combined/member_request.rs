@@ -40,7 +40,6 @@ impl EndpointClient {
         Self { head: head_of(Box::new(inbound.clone())), session: None, token: None, metadata: metadata_alone(params) }
     }
 
-    /// The client of a request in a session.
     pub(super) fn in_session(inbound: Box<Inbound>, token: &Arc<SessionToken>, session: &Arc<CombinedSession>) -> Self {
         let (session, token) = (Some(Arc::clone(session)), Some(Arc::clone(token)));
         Self { head: head_of(inbound), session, token, metadata: Payload::empty_object() }

@@ -1,5 +1,6 @@
-//! Opens a client's sessions at the upstreams of an endpoint on demand, with the client's own introduction, and stores them while
-//! there is room.
+//! Opens a client's sessions at the upstreams of an endpoint on demand.
+//!
+//! The handshake uses the client's own introduction. Sessions are stored while there is room.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -51,7 +52,6 @@ pub(super) struct CombinedSession {
     state: Mutex<CombinedSessionState>,
     /// Notified whenever a session at an upstream was opened.
     opened: watch::Sender<()>,
-    /// Cancelled when the client ends the session.
     pub(super) ended: CancellationToken,
     /// With a random key per session, so that no server can construct colliding tokens.
     hasher: RandomState,

@@ -1,10 +1,9 @@
-//! Marks ids in servers' messages with the upstream's name, and reads the mark in the client's messages: request ids, progress
-//! tokens, event ids.
+//! Marks ids in servers' messages with the upstream's name, and removes the marks again.
 //!
-//! Pure. Two servers may use the same id for their requests; a mark distinguishes them, and names the server that sent the
-//! request. The client returns the mark, so nothing is stored here. [`admitted`] is the only path of a server's message to the
-//! client: a response to, or progress on, a request that was not sent to this server is dropped, and a request with an id too
-//! long for a mark is refused.
+//! Request ids, progress tokens and event ids carry marks. Two servers may use the same id for their requests; a mark
+//! distinguishes them, and names the server that sent the request. The client returns the mark, so nothing is stored here.
+//! [`admitted`] is the only path of a server's message to the client: a response to, or progress on, a request that was not sent
+//! to this server is dropped, and a request with an id too long for a mark is refused. Pure.
 
 use std::borrow::Cow;
 
@@ -215,8 +214,9 @@ pub(super) fn progress(notification: &Notification) -> Option<(String, Bytes)> {
     Some((upstream, envelope::notification(method::PROGRESS, Some(&params))))
 }
 
-/// Identifies a stream's request and its progress token in the stream's event ids, so that a client that resumes the stream also
-/// tells which messages are admitted. It holds digests, since an id may contain any characters.
+/// Identifies a stream's request and its progress token in the stream's event ids.
+///
+/// A client that resumes the stream thus tells which messages are admitted. Digests, since an id may contain any characters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RequestMark(String);
 

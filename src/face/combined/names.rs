@@ -1,7 +1,7 @@
-//! Names the items of several upstreams at one path: prefixes each name with its upstream's name, always or only for duplicates.
+//! Names the items of several upstreams at one path.
 //!
-//! Pure. A prefixed name is always valid, even if clients see another: so a call finds its tool although another upstream has
-//! since added one with the same name.
+//! An upstream's name is the prefix of each item's name, or only of duplicates. A prefixed name is always valid, even if clients
+//! see another: so a call finds its tool although another upstream has since added one with the same name. Pure.
 
 use std::borrow::Cow;
 use std::collections::HashMap;

@@ -200,7 +200,6 @@ struct MemberStream {
     decoder: SseDecoder,
 }
 
-/// The next event of one of the streams.
 enum MemberNews {
     Said(Box<MemberStream>, Vec<BodyPart>),
     /// The stream ended. `pause` is the delay before it is reopened, if it can be, after `last_event`.

@@ -38,7 +38,6 @@ pub(super) fn is_routed_extension(name: &str) -> bool {
     ROUTED_EXTENSIONS.contains(&name)
 }
 
-/// Whether an endpoint routes requests of this method.
 pub(super) fn is_routed_method(name: &str) -> bool {
     let is_meant = |method: &&str| if method.ends_with('/') { name.starts_with(*method) } else { name == *method };
     ROUTED.iter().any(|(_, methods)| methods.iter().any(is_meant))

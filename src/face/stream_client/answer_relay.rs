@@ -1,5 +1,6 @@
-//! Converts an endpoint's response into messages for its client: a JSON body into one, an event stream into any number, an HTTP
-//! error into a JSON-RPC error.
+//! Converts an endpoint's response into messages for its client.
+//!
+//! A JSON body becomes one message, an event stream any number, an HTTP error a JSON-RPC error.
 
 use std::time::Duration;
 
@@ -34,9 +35,9 @@ pub(super) enum RelayOutcome {
 #[derive(Clone, Debug, Default)]
 pub(super) struct RelayResumePoint {
     pub(super) event: Option<String>,
-    /// How long the server wants to be left alone first.
+    /// The delay before a reconnect that the server requests.
     pub(super) retry: Option<Duration>,
-    /// Whether anything was said on it.
+    /// Whether a message was received on it.
     pub(super) moved: bool,
 }
 
@@ -214,7 +215,7 @@ fn refusal(text: &Bytes, id: Option<&RequestId>, status: StatusCode, retry_after
     envelope::error(Some(id), &gateway_error(&fault))
 }
 
-/// The kind of a text, for a client that awaits the response to a request, or any message.
+/// The kind of a text for a client that awaits one response, or any message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RelayedKind {
     /// The awaited response. Clients differ in the texts that they accept, so a text with the id counts even if the gateway

@@ -1,4 +1,6 @@
-//! Connects one client with its endpoint: builds HTTP requests in memory, and sends messages to the client.
+//! Connects one client with its endpoint.
+//!
+//! Messages of the client become HTTP requests in memory; messages to the client are sent whole.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +26,6 @@ const END_MAX: Duration = Duration::from_secs(1);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ClientDisconnected;
 
-/// An open session.
 #[derive(Clone, Debug)]
 pub(super) struct StreamClientSession {
     id: HeaderValue,

@@ -14,7 +14,6 @@ const ROOM_BYTES: usize = 8 << 20;
 /// The unit of room, in bytes.
 const UNIT: usize = 1024;
 
-/// The room of one client.
 #[derive(Debug)]
 pub(super) struct OutgoingBudget {
     units: Arc<Semaphore>,
@@ -85,7 +84,7 @@ const fn units_of(bytes: usize) -> usize {
     if bytes <= FREE_BYTES { 0 } else { bytes.div_ceil(UNIT) }
 }
 
-/// One message to a client: a whole JSON text, and its room until the client has read it.
+/// A whole JSON text for a client, with its room until the client has read it.
 #[derive(Debug)]
 pub struct OutgoingMessage {
     text: Bytes,

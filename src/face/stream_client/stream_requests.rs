@@ -1,5 +1,6 @@
-//! Runs a request until its response is complete, and reads the session's own stream: performs the GETs of a streamable HTTP
-//! client on the client's behalf.
+//! Runs a request until its response is complete, and reads the session's own stream.
+//!
+//! Performs the GETs of a streamable HTTP client on the client's behalf.
 
 use std::sync::Arc;
 use std::time::Duration;

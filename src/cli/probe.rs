@@ -1,4 +1,4 @@
-//! Probes a server (`taskgate probe`): its versions and tools, and a TOML block to serve it.
+//! Probes a server (`taskgate probe`), and writes a TOML block to serve it.
 //!
 //! Uses the gateway's own upstream code, so that the findings hold for the gateway. Read `discovery` for the requests, `report`
 //! for the output, `toml_block` for the TOML.

@@ -123,8 +123,8 @@ async fn delete(faces: &impl PathFaces, inbound: &Inbound) -> FaceResponse {
     }
 }
 
-/// Forwards the GET of a session if another replica owns its stream; a stream of the server's can be resumed at any replica. A
-/// forwarded stream takes a permit here and ends with the gateway's other streams, so that it delays no shutdown: its client
+/// Forwards the GET of a session. A stream of a gateway is resumed at the replica that made it, any other at the session's owner.
+/// A forwarded stream takes a permit here and ends with the gateway's other streams, so that it delays no shutdown: its client
 /// resumes elsewhere.
 async fn get(faces: &impl PathFaces, inbound: &Inbound) -> FaceResponse {
     let Served { homes, listeners, .. } = faces.served();

@@ -1,4 +1,4 @@
-//! Lists every reason to refuse a request or a connection at the HTTP level, with its response.
+//! Lists every reason to refuse a request or a connection, with its response.
 //!
 //! A response has its status and one sentence, as a JSON-RPC error without id, and contains no byte from the client (GW-43).
 //! [`Refusal::advice`] tells the operator in the log how to allow such requests.

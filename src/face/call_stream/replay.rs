@@ -1,4 +1,4 @@
-//! Sends a call's replay buffer to its client: as JSON, as events, or from `Last-Event-ID` on.
+//! Sends a call's replay buffer to its client, also from `Last-Event-ID` on.
 
 use bytes::Bytes;
 use futures_util::stream::{self, Stream};

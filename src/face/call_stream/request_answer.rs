@@ -1,4 +1,4 @@
-//! Writes the response to a request: in one piece, or as the last event of a stream.
+//! Writes the response to a request, alone or as a stream's last event.
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;

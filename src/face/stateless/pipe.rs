@@ -1,4 +1,4 @@
-//! The pipe of stateless clients: forwards messages to and from a server of their era (GW-30).
+//! Forwards messages between stateless clients and a server of their era (GW-30).
 //!
 //! The gateway's checks come first; then the same bytes are forwarded, and the response is streamed in any size. `answer_edits`
 //! makes the few edits. A call that may become a task goes to the engine instead. A client that disconnects drops the upstream's

@@ -1,4 +1,4 @@
-//! Reads and cancels tasks of 2025-11-25 for their owner, as far as it may see them.
+//! Reads and cancels tasks of 2025-11-25 for their owner.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Reads whether a call requests a task of 2025-11-25, one under a chosen id, or none.
+//! Reads whether a call requests a task, and of which flavour.
 
 use crate::dialect::RequestError;
 use crate::dialect::core_2025_11_25::hybrid::HybridTasks;

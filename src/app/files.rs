@@ -69,8 +69,8 @@ pub fn load(file: &Path) -> Result<LoadedConfig, ConfigError> {
     config::load(file, &|name| env::var(name).ok(), &look)
 }
 
-/// As [`load`], for a reload. Ignores faults in the files of a shared database: a reload does not apply them, and their repair would
-/// not trigger one.
+/// As [`load`], for a reload. Ignores faults in the files of a shared database: a reload does not apply them, and their repair
+/// would not trigger one.
 ///
 /// # Errors
 /// As [`load`].

@@ -1,4 +1,4 @@
-//! Resolves the limits of each principal: beside its key, else in [limits].
+//! Resolves the limits of each principal: beside its key, else in `[limits]`.
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;

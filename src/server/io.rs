@@ -1,4 +1,4 @@
-//! Wraps a connection's byte stream: replays the bytes of protocol detection, and enforces limits on the peer.
+//! Wraps a connection's byte stream: replays its prefix and enforces limits on the peer.
 //!
 //! Resets peers that do not read, counts HTTP/2 control frames, and returns the socket when hyper has finished.
 

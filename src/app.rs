@@ -286,7 +286,6 @@ impl Gateway {
         self.parts.homes.as_ref()
     }
 
-    /// The gateway's state folder.
     fn folder(&self) -> &Path {
         &self.started.folder
     }
@@ -317,7 +316,6 @@ fn client_address(clients: &RunningListener, public_url: Option<&str>) -> String
     public_url.map_or_else(|| format!("{}://{}", clients.scheme(), clients.local_addr()), str::to_owned)
 }
 
-/// The parts that all upstreams share.
 #[derive(Clone, Debug)]
 struct GatewayParts {
     limits: SharedLimits,
@@ -426,7 +424,6 @@ fn tell_of_new_key(is_newer: bool, folder: &Path) {
     }
 }
 
-/// The assembled parts of one upstream.
 struct OpenedUpstream {
     served: Arc<Served>,
     health: Arc<UpstreamHealth>,
@@ -485,7 +482,6 @@ fn open(config: UpstreamConfig, parts: &GatewayParts) -> anyhow::Result<OpenedUp
     Ok(OpenedUpstream { served: Arc::new(served), health, login })
 }
 
-/// 128 random bits.
 fn random_bits() -> u128 {
     u128::from_be_bytes(random::bytes())
 }

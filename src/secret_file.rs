@@ -12,7 +12,6 @@ const OTHERS_OF_GIVEN: u32 = 0o037;
 const ROOT: u32 = 0;
 /// The folder of credentials from a service manager (systemd's `LoadCredential=`).
 const CREDENTIALS: &str = "CREDENTIALS_DIRECTORY";
-/// The permission bits of a mode.
 const MODE_BITS: u32 = 0o7777;
 
 /// Why a file cannot be used. Never shows its content; the caller knows its name.

@@ -39,7 +39,6 @@ impl ConnectionCapacity {
     }
 }
 
-/// The shortage of descriptors for a configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DescriptorShortage {
     granted: usize,

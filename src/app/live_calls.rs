@@ -22,7 +22,6 @@ pub(super) struct LiveCalls {
 }
 
 impl LiveCalls {
-    /// Counts the calls in progress.
     pub(super) fn survey(&self) -> CallSurvey {
         let mut by_upstream = self.permits.in_progress();
         by_upstream.sort_by(|(a, of_a), (b, of_b)| all(of_b).cmp(&all(of_a)).then_with(|| a.cmp(b)));

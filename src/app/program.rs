@@ -280,7 +280,6 @@ fn free_socket(address: &mut SocketAddr, asked: Option<u16>) -> anyhow::Result<T
     TcpListener::bind(*address).map_err(|source| StartError::Bind { address: *address, source }.into())
 }
 
-/// SIGINT and SIGTERM.
 pub(super) struct Signals {
     interrupt: Signal,
     terminate: Signal,

@@ -49,7 +49,6 @@ pub(super) struct ReloadTrigger {
     wait: ReloadWait,
 }
 
-/// The wait for the next trigger.
 #[derive(Debug)]
 struct ReloadWait {
     hangups: Signal,

@@ -47,7 +47,6 @@ impl ReplicaSetup {
         Some(Self { clock: store.clock(), store, address, tls, reach_max: REACH_MAX, directory })
     }
 
-    /// The owners of sessions.
     pub(super) fn homes(&self, sealer: &Arc<Sealer>, life: &TaskScope, limits: &SharedLimits) -> Arc<SessionHomes> {
         let link = Http2ReplicaLink::new(self.tls.clone(), life.clone(), limits.clone());
         let link = Arc::new(link.reaching_within(self.reach_max));

@@ -43,7 +43,6 @@ pub enum AdminRequestError {
 /// The outcome of an operator's command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AdminOutput {
-    /// Lines to print.
     Done(String),
     /// The first lines of more.
     Part(String),

@@ -51,7 +51,6 @@ impl FollowPolicy {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
     ToTheEnd,
-    /// Print the handle and leave.
     ForTheHandle,
     /// Print an existing result, and leave a task without one.
     ForNothing,
@@ -60,7 +59,6 @@ pub enum Wait {
 /// How to answer a server's questions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QuestionPolicy {
-    /// The user is asked.
     Asked,
     /// They are declined, unseen.
     Declined,
@@ -122,7 +120,6 @@ pub enum CallExit {
     Returned,
     /// A result with `isError`.
     ToolFailed,
-    /// A JSON-RPC error.
     Faulted,
     Cancelled,
     /// A result, although a question was declined.

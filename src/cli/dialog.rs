@@ -27,9 +27,7 @@ pub(super) struct CallDialog<'a> {
     pub(super) policy: &'a FollowPolicy,
     pub(super) ui: &'a mut dyn Ui,
     interrupts: &'a mut mpsc::Receiver<()>,
-    /// The user's deadline.
     until: Option<Instant>,
-    /// Whether a question was declined.
     pub(super) declined: bool,
 }
 

@@ -88,7 +88,6 @@ impl CallConclusion {
     }
 }
 
-/// The task that the call became.
 struct FollowedTask {
     id: String,
     /// The server's status word and message; `None` before the first.
@@ -114,7 +113,6 @@ struct Follower<'t, 'a> {
     asked: VecDeque<PendingQuestion>,
     /// Events received while the user is asked.
     later: VecDeque<ExchangeEvent>,
-    /// The number of question rounds.
     rounds: usize,
     /// Failed requests about the task in a row.
     failures: u32,

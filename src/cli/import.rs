@@ -29,7 +29,6 @@ use variables::Variables;
 
 /// The largest file that is read.
 const BYTES_MAX: u64 = 4 << 20;
-/// The most mistakes that are printed.
 const MISTAKES_MAX: usize = 20;
 
 #[derive(Debug, clap::Args)]

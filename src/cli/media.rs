@@ -45,7 +45,6 @@ impl Media {
         Some(Self { kind, mime_type: holder.get_lossy("mimeType").unwrap_or_default(), data })
     }
 
-    /// Its description.
     pub(super) fn words(&self) -> String {
         let digits = self.data.trim_end_matches('=').len();
         format!("[{}, {}, {} bytes; --out DIR writes it to a file]", self.kind, self.mime_type, digits * 3 / 4)

@@ -26,7 +26,6 @@ pub(super) struct OfferArguments {
     json: bool,
 }
 
-/// The requested list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OfferKind {
     Tools,

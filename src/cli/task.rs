@@ -168,7 +168,6 @@ async fn followed(handle: HandleArguments, policy: Result<FollowPolicy, String>)
     Ok(in_dialog(&server, &policy?, TaskInquiry::Follow(handle)).await)
 }
 
-/// The request about a task.
 enum TaskInquiry {
     Get(TaskHandle),
     Cancel(TaskHandle),

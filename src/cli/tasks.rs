@@ -13,7 +13,6 @@ use super::printable::{printable, printable_json};
 use super::table;
 use crate::task::{Clock as _, SystemClock, TaskId, Timestamp};
 
-/// Tasks per request.
 const PAGE: usize = 1_000;
 /// The most requests for a lookup by id: the gateway examines some of its tasks in each.
 const LOOKS_MAX: usize = 10_000;

@@ -3,10 +3,8 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// The most messages remembered.
 const MESSAGES_MAX: usize = 64;
 
-/// The source of a task's message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MessageSource {
     Notification,

@@ -26,7 +26,6 @@ pub(super) struct ArgumentSchema {
     /// The only accepted values, if enumerated.
     pub(super) values: Vec<Value>,
     pub(super) is_required: bool,
-    /// The item type of a list.
     items: Option<String>,
     default: Option<Value>,
 }

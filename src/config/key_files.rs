@@ -17,7 +17,6 @@ use super::{FILE_BYTES_MAX, advice, broken_message, known_keys, line_of_byte};
 use crate::secret_file;
 use crate::server::api_keys::KeyPlace;
 
-/// The most files that are read.
 const FILES_MAX: usize = 1_000;
 
 /// The findings so far, in the configuration and in the files that were read.

@@ -36,7 +36,6 @@ pub(super) use split::RawSplit;
 pub(super) use store::{RawDatabase, RawReplica, RawStore, StoreKind};
 pub(super) use upstream_headers::{RawCredential, RawUpstreamHeaders};
 
-/// The whole file.
 #[derive(Debug, Default)]
 pub(super) struct RawConfig {
     pub(super) listen: RawListen,

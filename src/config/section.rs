@@ -258,7 +258,6 @@ impl<'s, 'a> Section<'s, 'a> {
         Some(LocatedValue { value: number?, place })
     }
 
-    /// `true` or `false`.
     pub(super) fn flag(&mut self, key: &'static str) -> Option<LocatedValue<bool>> {
         let wanted = "`true` or `false`";
         let (place, value) = self.value(key, wanted)?;

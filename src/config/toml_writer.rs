@@ -1,6 +1,5 @@
 //! Writes upstream names and strings in the configuration's syntax.
 
-/// The longest generated name.
 const NAME_LEN_MAX: usize = 32;
 const FALLBACK_NAME: &str = "server";
 

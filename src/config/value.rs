@@ -30,13 +30,11 @@ pub(super) struct StringFormat<T> {
 /// Why a string does not match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ValueError {
-    /// It has another form.
     Form,
     /// It has the form, but another fault.
     Because(&'static str),
 }
 
-/// A duration that may be zero.
 pub(super) const DURATION: StringFormat<Duration> =
     StringFormat { wanted: "a duration such as \"30s\" or \"1h 30m\"", read: duration };
 /// A duration above zero.
@@ -69,7 +67,6 @@ pub(super) const UPSTREAM_NAME: StringFormat<String> =
     StringFormat { wanted: "the name of an upstream such as \"reports\"", read: not_empty };
 pub(super) const PATTERN: StringFormat<String> =
     StringFormat { wanted: "a tool's name, with * for any text and ? for one character", read: not_empty };
-/// An implemented draft extension.
 pub(super) const DRAFT: StringFormat<Draft> =
     StringFormat { wanted: "\"sep-1686\", \"sep-2268\" or \"sep-1904\"", read: draft };
 pub(super) const ARGUMENT: StringFormat<String> =
@@ -95,7 +92,6 @@ pub(super) const WORD_OF_COMMAND: StringFormat<String> =
     StringFormat { wanted: "a program or an argument such as \"npx\"", read: word_of_command };
 pub(super) const ENV_VALUE: StringFormat<String> =
     StringFormat { wanted: "a text such as \"${TOKEN}\"", read: word_of_command };
-/// A file with a variable's value.
 pub(super) const ENV_FILE: StringFormat<PathBuf> = StringFormat { wanted: "a file such as \"token.txt\"", read: path };
 
 /// A client's key. Errors do not repeat it.
@@ -104,7 +100,6 @@ pub(super) const API_KEY_DIGEST: StringFormat<ApiKey> =
     StringFormat { wanted: "the ID of a key, a colon, and the SHA-256 of the whole key in hex", read: api_key_digest };
 /// A file with one key.
 pub(super) const KEY_FILE: StringFormat<PathBuf> = StringFormat { wanted: "a file such as \"ada.key\"", read: path };
-/// A file of several keys.
 pub(super) const KEYS_FILE: StringFormat<PathBuf> =
     StringFormat { wanted: "a file such as \"team-a.keys.toml\"", read: path };
 /// The name of a principal with keys.
@@ -362,7 +357,6 @@ pub(super) fn word_list<T>(words: &[(&str, Option<T>)]) -> String {
 /// The fault of a `${VAR}`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum VariableMistake {
-    /// The syntax is wrong.
     Form(String),
     /// The variable is not set.
     Unset(String),

@@ -35,7 +35,6 @@ const BODY_BYTES_MAX: usize = 4 << 20;
 const BODY_READ_MAX: Duration = Duration::from_secs(30);
 /// Messages that are queued for a client.
 const EVENTS_MAX: usize = 64;
-/// The most messages of one batch.
 const BATCH_MAX: usize = 64;
 /// The interval of comments on a silent stream.
 const COMMENT_PERIOD: Duration = Duration::from_secs(15);

@@ -16,7 +16,6 @@ use uuid::Uuid;
 
 use crate::wire::ProtocolVersion;
 
-/// The most sessions.
 const SESSIONS_MAX: usize = 1024;
 /// A session that was unused for this long, and runs nothing, is dropped.
 const IDLE_MAX: Duration = Duration::from_secs(60 * 60);

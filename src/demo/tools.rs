@@ -13,7 +13,6 @@ use super::rpc;
 use super::session::{DemoMessages, DemoSession};
 use crate::wire::{RpcError, method, rpc_error};
 
-/// The longest `slow_report`.
 const SECONDS_MAX: f64 = 3600.0;
 const STEPS_MAX: u32 = 1000;
 /// The largest `flood`: 64 MiB.
@@ -21,7 +20,6 @@ const FLOOD_BYTES_MAX: usize = 64 << 20;
 /// How long a tool waits for its client's answer to a question.
 const ANSWER_WAIT_MAX: Duration = Duration::from_secs(60 * 60);
 
-/// The caller, with its session and stream.
 #[derive(Debug)]
 pub(super) struct DemoCaller {
     pub(super) session: Arc<DemoSession>,

@@ -23,7 +23,6 @@ enum ArrivalState {
     Unread,
     /// The message has not been read, and the client has disconnected.
     Left,
-    /// The request ends with its client.
     EndsWithClient,
     /// The request is processed to its end.
     OutlivesClient,

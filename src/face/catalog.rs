@@ -48,7 +48,6 @@ pub(super) const PAGES_MAX: usize = 200;
 pub(super) const TOOLS_MAX: usize = 10_000;
 pub(super) const BYTES_MAX: usize = 32 << 20;
 
-/// The most cached lists.
 const LISTS_MAX: u64 = 1_000;
 
 /// After this time without use, a complete list no longer replaces a truncated one.

@@ -39,19 +39,15 @@ pub(super) trait PathFaces: Send + Sync {
     /// The settings and counters of the path.
     fn served(&self) -> &Served;
 
-    /// Answers a stateless request.
     fn stateless(&self, inbound: &Inbound, request: Request) -> impl Future<Output = FaceResponse> + Send;
 
-    /// Answers one message of a session.
     fn post(&self, inbound: Box<Inbound>, message: Box<Message>) -> impl Future<Output = FaceResponse> + Send;
 
-    /// Answers a batch of a session.
     fn post_batch(&self, inbound: &Inbound, batch: BatchItems) -> impl Future<Output = FaceResponse> + Send;
 
     /// Opens or resumes a stream of a session.
     fn get(&self, inbound: &Inbound) -> impl Future<Output = FaceResponse> + Send;
 
-    /// Ends a session.
     fn delete(&self, inbound: &Inbound) -> impl Future<Output = FaceResponse> + Send;
 
     /// Whether a registered request of this session is in progress in this process.

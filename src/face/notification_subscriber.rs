@@ -63,7 +63,6 @@ pub(in crate::face) struct NotificationSubscriber {
     opened: Instant,
     /// Failed subscriptions in a row.
     vain: u32,
-    /// Whether notifications were missed.
     has_missed: bool,
 }
 

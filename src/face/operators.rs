@@ -52,7 +52,6 @@ const NOT_SHARED: &str = "this gateway shares its store with no other";
 enum OperatorRoute<'a> {
     Status,
     Tasks,
-    /// The held calls of clients.
     Calls,
     /// Looks a task up by its id.
     Find,
@@ -180,7 +179,6 @@ impl std::fmt::Debug for Operators {
     }
 }
 
-/// The response of `/tasks`.
 #[derive(Debug, Serialize)]
 struct OperatorTaskPage {
     tasks: Vec<OperatorTaskEntry>,
@@ -208,14 +206,12 @@ struct OperatorRefusal {
     task: Option<OperatorTaskEntry>,
 }
 
-/// Why a request failed.
 enum OperatorError {
     Query(&'static str),
     Unknown,
     Ambiguous,
     Ended(Box<OperatorTaskEntry>),
     Failed(TaskError),
-    /// An error about replicas.
     Other(StatusCode, String),
 }
 

@@ -62,7 +62,6 @@ type Limiter = RateLimiter<NotKeyed, InMemoryState, TokioClock, NoOpMiddleware<D
 
 #[derive(Debug)]
 struct RateCounts {
-    /// The limits at this replica.
     limits: RateLimits,
     requests: Limiter,
     /// In units; a poll costs its share of a second's units.

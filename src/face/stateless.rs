@@ -81,7 +81,6 @@ impl ServerIdentity {
     }
 }
 
-/// One request with everything read from it.
 struct StatelessRequestContext<'a> {
     addressee: Addressee,
     principal: Principal,

@@ -336,7 +336,6 @@ struct RenamingChannel {
     namer: Arc<ToolRenamer>,
 }
 
-/// A client's message to forward.
 enum RenamedMessage {
     /// Unchanged.
     On(MessageText),
@@ -344,7 +343,6 @@ enum RenamedMessage {
     Renamed(String, Bytes),
     /// The call of an unknown tool.
     Nowhere(RequestId, RpcError),
-    /// A request for a tool list.
     ForList(MessageText),
 }
 

@@ -12,7 +12,6 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use super::ListenerLimits;
 use super::connection_state::ConnectionState;
 
-/// The awaited bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HeaderTimeoutStage {
     /// The first byte of a request.

@@ -445,7 +445,6 @@ pub(super) fn begin() {
     }
 }
 
-/// Creates the series of one upstream.
 pub(super) fn begin_upstream(upstream: &Arc<str>) {
     let of_upstream = [Label::new("upstream", Arc::clone(upstream))];
     for family in &FAMILIES {

@@ -39,7 +39,6 @@ const SECRET_BEGINNINGS: [&str; 16] = [
     "npm_",
     "tvly-",
 ];
-/// The least length of a token.
 const TOKEN_LEN_MIN: usize = 16;
 /// Authentication schemes in `Authorization`, in lower case.
 const SCHEMES: [&str; 3] = ["bearer", "basic", "token"];
@@ -80,7 +79,6 @@ pub(super) enum TextPart<'t> {
     },
 }
 
-/// Whether a name is a secret's.
 pub(super) fn is_secret_name(name: &str) -> bool {
     let name = name.to_ascii_uppercase();
     SECRET_NAMES.iter().any(|secret| name.contains(secret))

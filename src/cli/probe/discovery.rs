@@ -37,7 +37,6 @@ const NAME: &str = "probed";
 /// The usual paths of servers.
 const USUAL: [&str; 3] = ["/mcp", "/sse", "/mcp/"];
 const CONNECT_MAX: Duration = Duration::from_secs(10);
-/// The largest response.
 const BYTES_MAX: usize = 32 << 20;
 /// The most pages of the tool list.
 const PAGES_MAX: usize = 100;

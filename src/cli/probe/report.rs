@@ -69,7 +69,6 @@ pub struct ProbedVersion {
 #[derive(Debug, PartialEq, Eq)]
 pub enum VersionSupport {
     Yes,
-    /// The reason.
     No(String),
 }
 
@@ -147,7 +146,6 @@ pub enum ProbedCallOutcome {
     Faulted(RpcError),
     /// Why there is no response.
     Lost(String),
-    /// The time limit expired.
     Late,
 }
 

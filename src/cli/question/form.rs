@@ -57,7 +57,6 @@ enum FieldKind {
     },
 }
 
-/// A value to choose.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::cli) struct Choice {
     pub(in crate::cli) value: String,

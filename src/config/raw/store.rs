@@ -60,7 +60,6 @@ pub(in super::super) struct RawDatabase {
 }
 
 impl RawDatabase {
-    /// The locations of its written keys.
     pub(in super::super) fn places(&self) -> impl Iterator<Item = &ConfigLocation> {
         fn place<T>(written: Option<&LocatedValue<T>>) -> Option<&ConfigLocation> {
             written.map(|written| &written.place)

@@ -38,7 +38,6 @@ impl fmt::Display for PathOwner<'_> {
     }
 }
 
-/// The configured paths of one owner.
 struct WrittenPaths<'a> {
     owner: PathOwner<'a>,
     place: &'a ConfigLocation,

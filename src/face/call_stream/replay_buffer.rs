@@ -67,11 +67,9 @@ struct ReplayState {
     last: Option<CallResult>,
     /// Whether its client may resume it.
     is_kept: bool,
-    /// Nothing follows.
     is_closed: bool,
     /// There is no response, and none is expected.
     is_unwanted: bool,
-    /// The kept bytes.
     size: usize,
     /// The unbuffered rest of the stream, for the first reader; it ends with that reader.
     rest: Mutex<Option<ResponseBody>>,

@@ -27,7 +27,6 @@ pub struct OperatorReplica {
     pub record_format: u32,
 }
 
-/// The response of `/replicas`.
 #[derive(Debug, Serialize)]
 pub(super) struct OperatorReplicaList {
     pub(super) replicas: Vec<OperatorReplica>,

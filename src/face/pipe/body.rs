@@ -21,7 +21,6 @@ use crate::upstream::raw_channel::RawBody;
 use crate::wire::framing::{BodyPart, SseDecoder};
 use crate::wire::{RequestId, envelope};
 
-/// The time limits of a body.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::face) struct PipeTimeouts {
     /// The longest silence of the upstream.
@@ -233,7 +232,6 @@ impl<C: AnsweredRequest> PipeBody<C> {
         is_over.then(|| end.fault(Executed::Unknown))
     }
 
-    /// Handles a broken stream.
     fn broke(&mut self, error: io::Error) -> Result<Frame<BodyPart>, io::Error> {
         if self.events.is_some() && !self.can_be_taken_up() {
             return self.end_with(&fault_in(&error));

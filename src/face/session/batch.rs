@@ -18,7 +18,6 @@ use crate::upstream::own_ids::is_own;
 use crate::wire::Message;
 use crate::wire::envelope::EnvelopeError;
 
-/// Answers a batch.
 pub(super) async fn post(
     shared: &Arc<SessionFaceState>,
     session: ClientSession,

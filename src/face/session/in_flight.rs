@@ -182,7 +182,6 @@ fn passed_on(nonce: u128, id: &RequestId) -> u128 {
     nonce ^ u128::from(hasher.finish())
 }
 
-/// A registered request.
 #[derive(Debug)]
 pub(in crate::face) struct InFlightEntry {
     in_flight: Arc<InFlight>,

@@ -28,7 +28,6 @@ use crate::wire::{Object, ProtocolVersion, RpcError, envelope, method};
 
 /// The most sessions with remembered tools; the least recently used is dropped.
 const SESSIONS_MAX: usize = 1_024;
-/// The most names of one session.
 const NAMES_MAX: usize = 10_000;
 /// How long a call waits for the tool list.
 const LOOK_MAX: Duration = Duration::from_secs(3);

@@ -124,7 +124,6 @@ pub(super) fn request(
     Ok(PipedMessage::Request(Box::new(request)))
 }
 
-/// Forwards one message.
 pub(super) async fn post(
     shared: &Arc<SessionFaceState>,
     session: ClientSession,

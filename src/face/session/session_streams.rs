@@ -150,7 +150,6 @@ impl SessionStreams {
         }
     }
 
-    /// Ends the streams of a session.
     pub(super) fn end(&self, nonce: u128) {
         if let Some(session) = self.open.lock().by_session.get(&nonce) {
             session.now.send_modify(|now| now.is_over = true);

@@ -55,7 +55,6 @@ use task_requests::TaskRequests;
 use task_subscribers::{SharedProgress, SubscriberList, TaskSubscribers};
 pub(super) use wish::{TaskWish, wish};
 
-/// Tasks on one page of a list.
 const PAGE: usize = 50;
 
 /// A face's in-memory state of its clients' tasks. All of it can be rebuilt from the store.
@@ -90,7 +89,6 @@ impl SessionTasksState {
         self.requests.knows(nonce, id)
     }
 
-    /// The failed lookups of tasks.
     pub(super) const fn misses(&self) -> &UnknownTaskWatch {
         &self.misses
     }

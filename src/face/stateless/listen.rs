@@ -136,7 +136,6 @@ impl StatelessFace {
 
 const INTERNAL: GatewayFault = GatewayFault::new(Reason::Internal, Executed::No);
 
-/// One open stream.
 struct ListenStream {
     subscription: Subscription,
     granted: SubscriptionFilter,

@@ -110,7 +110,6 @@ pub(in crate::face::session) async fn get(
     event_stream(stream(listen, addressee(None, AcceptedTypes::Both), None))
 }
 
-/// An open stream.
 struct BridgeListenStream {
     shared: Arc<SessionFaceState>,
     session: ClientSession,

@@ -99,7 +99,6 @@ async fn begin_made(
     begin(shared, whose, (Some(first), ResumableSource::Events(events)), addressee).await
 }
 
-/// Starts a resumable stream.
 async fn begin(
     shared: &Arc<SessionFaceState>,
     RequestOrigin { token, .. }: RequestOrigin,

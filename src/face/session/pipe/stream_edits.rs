@@ -17,7 +17,6 @@ use crate::wire::envelope::{BATCH_READ_MAX, is_batch, split_batch};
 use crate::wire::framing::{EventGate, HoldPolicy, PrimerPolicy};
 use crate::wire::{MessageText, ProtocolVersion, RequestId, ScanLimits};
 
-/// The edits for a response's messages.
 #[derive(Clone)]
 pub(super) struct StreamEdits {
     pub(super) primers: PrimerPolicy,

@@ -46,7 +46,6 @@ struct DeliveredQuestion {
     stream: mpsc::Sender<Bytes>,
 }
 
-/// A question without a stream.
 struct UndeliveredQuestion {
     /// The time from which it may use any stream.
     any_from: Instant,

@@ -12,7 +12,6 @@ use crate::wire::RequestId;
 
 type SessionRequest = (u128, RequestId);
 
-/// The requests of one face's clients.
 #[derive(Debug, Default)]
 pub(super) struct TaskRequests {
     /// The newest request under an id, which a client may not reuse concurrently.

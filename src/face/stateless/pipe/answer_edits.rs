@@ -78,7 +78,6 @@ impl StateBinding {
     }
 }
 
-/// The edits of one request's response.
 pub(super) struct AnswerEdits {
     pub(super) id: RequestId,
     pub(super) aim: EditTarget,

@@ -285,7 +285,7 @@ fn decided(before: &Task, events: &[Event], now: Timestamp) -> (Task, Vec<Effect
         changed = !more.is_empty();
         effects.extend(more);
     }
-    // Drops buffers that arrived with an event and are larger than the counted bytes.
+    // Copies buffers that are larger than their counted bytes, so that an event keeps no more memory alive.
     (task.exact(), effects, changed)
 }
 

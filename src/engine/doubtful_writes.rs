@@ -110,7 +110,6 @@ enum DoubtDecision {
 }
 
 impl Engine {
-    /// Records a write with an unknown commit.
     pub(super) fn doubt(&self, key: &TaskKey, doubt: DoubtfulWrite) {
         self.doubts.add(key, doubt);
     }

@@ -159,7 +159,6 @@ impl LeftRows {
         self.due = Instant::now() + self.pauses.take();
     }
 
-    /// Takes the rows that are due now.
     fn take(&mut self) -> Vec<RecoveryCandidate> {
         if std::mem::replace(&mut self.is_told, true) {
             tracing::debug!(tasks = self.rows.len(), "tasks of earlier lives are looked at again");
@@ -251,7 +250,8 @@ fn is_decided(verdict: &RecoveryDecision, task: &Task, before: &Task) -> bool {
 }
 
 async fn look(engine: &Arc<Engine>, origins: &CallTargets, mut found: RecoveryCandidate) -> RecoveryProgress {
-    // Claimed before it is read: answers and cancels from here on become orders. A runner of this process registered its call
+    // Claimed before it is read: answers and cancels from here on are queued in `orders`. A runner of this process registered its
+    // call before the row existed.
     // before the row existed.
     let claim = engine.live.claim(&found.key);
     engine.retried.lock().remove(&found.key);

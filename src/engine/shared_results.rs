@@ -52,7 +52,7 @@ impl Engine {
     /// Returns a task with its large result in the one buffer that all responses share.
     ///
     /// # Errors
-    /// `TooMuchUnread` or `AnswersFull` if the answers under way leave no bytes for it.
+    /// `TooMuchUnread` or `AnswersFull` if the responses in progress leave no bytes for it.
     pub fn share(&self, task: Arc<Task>) -> Result<Arc<Task>, GatewayFault> {
         let Phase::Settled(Outcome::Returned { result, is_error }) = &task.phase else { return Ok(task) };
         if result.len() < JsonPieces::SHARED_MIN {

@@ -40,7 +40,7 @@ impl UnstoredTaskLog {
     }
 }
 
-/// The flag is rarely set, and a load costs less than a store.
+/// The flag is rarely set, and an atomic load costs less than an atomic store.
 fn forget(told: &AtomicBool) {
     if told.load(Ordering::Relaxed) {
         told.store(false, Ordering::Relaxed);

@@ -128,7 +128,6 @@ struct LateAnswers {
 /// Serves several upstreams at one path.
 pub struct CombinedEndpoint(Arc<CombinedUpstreams>);
 
-/// The upstreams of one endpoint.
 struct CombinedUpstreams {
     settings: CombinedSettings,
     /// In the order of the settings.
@@ -139,7 +138,6 @@ struct CombinedUpstreams {
     misses: UnknownTaskWatch,
     /// Limits the gateway's error responses to servers.
     refusals: Arc<Semaphore>,
-    /// The largest result that any of the upstreams may return.
     result_bytes_max: usize,
     /// Ends the listeners' streams once another endpoint serves the path.
     leaving: CancellationToken,
@@ -188,7 +186,7 @@ impl CombinedEndpoint {
         self.0.settings == *settings && known.len() == members.len() && known.iter().zip(members).all(is_same)
     }
 
-    /// The upstream that serves clients of the 2024-11-05 transport beside it.
+    /// The `Served` for clients of the 2024-11-05 transport of this endpoint.
     #[must_use]
     pub fn any_served(&self) -> &Arc<Served> {
         &self.0.members[0].served
@@ -218,7 +216,6 @@ impl CombinedUpstreams {
         self.members[at].endpoint.is_for(principal)
     }
 
-    /// The upstreams that a principal may use.
     fn members_for(&self, principal: &Principal) -> impl Iterator<Item = usize> {
         (0..self.members.len()).filter(|at| self.is_for(*at, principal))
     }
@@ -349,7 +346,7 @@ impl PathFaces for Arc<CombinedUpstreams> {
     }
 
     fn is_asked_by_a_task(&self, id: &RequestId) -> bool {
-        // All upstreams share the ids.
+        // The ids of tasks' questions are the same for all upstreams.
         messages::unmarked(id).is_some_and(|(_, own)| self.members[0].endpoint.is_asked_by_a_task(&own))
     }
 

@@ -159,7 +159,6 @@ struct ParsedMessage {
     arrived: Instant,
 }
 
-/// A request without a response so far.
 struct UnansweredRequest {
     serial: u64,
     /// One id, or all ids of an array.
@@ -392,7 +391,6 @@ impl StreamClientLoop {
         self.work.push(asking.boxed());
     }
 
-    /// Sends an array of a session to the endpoint.
     fn ask_all(&mut self, heard: ParsedMessage) {
         if self.is_full() {
             return self.refuse_with(None, full());

@@ -178,7 +178,6 @@ impl Runner {
         RunnerFlow::Stop
     }
 
-    /// Sends a waiting client the reason why its call ends.
     pub(super) async fn tell_waiting(&mut self, fault: GatewayFault) {
         if self.client.is_there() {
             self.client.end(CallEnd::Outcome(lost(fault))).await;

@@ -81,7 +81,7 @@ impl ElementRows {
         self.at_work = self.at_work.saturating_sub(1);
     }
 
-    /// A sink for a child's log messages: named after its parent, unless its client sees subtasks.
+    /// A sink for a child's log messages, under its parent's key unless its client sees subtasks.
     pub(super) fn logs_of(&self, key: &TaskKey, plan: &SplitPlan) -> Option<TaskNoticeSink> {
         let logs = self.logs.clone()?;
         let named = if plan.part().sees_subtasks { key.clone() } else { self.parent.clone() };

@@ -14,8 +14,8 @@ impl Runner {
     /// Applies events to a row in one commit, as its holder. Not cancel safe: see [`crate::engine::Engine::apply`].
     ///
     /// # Errors
-    /// As [`crate::engine::Engine::apply_all`]. After `Fenced`, for any row, this process has lost its tasks and sends nothing
-    /// more to the server.
+    /// As [`crate::engine::Engine::apply_all`]. After `Fenced`, for any row, this incarnation has ended: the runner
+    /// sends nothing more to the server.
     pub(super) async fn write(&mut self, key: &TaskKey, events: Vec<Event>) -> Result<AppliedEvent, TaskError> {
         let written = self.engine.apply_all(key, WriteRole::Holder, events).await;
         self.heed_fence(written)

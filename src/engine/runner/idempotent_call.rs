@@ -1,7 +1,7 @@
 //! Runs calls with an idempotency key: a repetition is not sent (B135, T-27).
 //!
 //! The row with the key is inserted before the upstream is called, and the store accepts only one of two concurrent inserts: so
-//! at most one call is made under a key while its task lives.
+//! at most one call is made under a key while its task exists.
 //!
 //! A client that accepts a handle gets the first call's handle. Any other client waits for the outcome: its call has a task's
 //! row, too, so it outlives the client and the process. While the client is connected, the runner treats the call as one without

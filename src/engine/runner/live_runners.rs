@@ -24,7 +24,6 @@ pub(super) enum RunnerCommand {
     Fenced,
     /// Cancel the call at the upstream, and end.
     Abandon,
-    /// Deliver answers to the upstream.
     Deliver(Vec<(Payload, Answer)>),
     /// Deliver the row's undelivered answers to the upstream.
     LookAgain,
@@ -201,7 +200,6 @@ impl StoredRunner {
     }
 }
 
-/// A registered cancel that waits for room in the store.
 #[derive(Debug)]
 pub(in crate::engine) struct WaitingCancel(Weak<RunnerMailbox>);
 
@@ -229,12 +227,10 @@ pub(in crate::engine) struct RunnerCommands {
 }
 
 impl RunnerCommands {
-    /// Marks its task as stored.
     pub(super) fn is_stored(&self) {
         self.mailbox.is_stored.store(true, Ordering::Relaxed);
     }
 
-    /// Sets whether clients of repetitions may join.
     pub(super) fn take_repetitions(&self, takes: bool) {
         self.mailbox.takes_repetitions.store(takes, Ordering::Relaxed);
     }
@@ -291,7 +287,7 @@ mod tests {
         vec![(Payload::of(&number), Answer::Result(Payload::empty_object()))]
     }
 
-    /// A key like that of a task with an unknown insert.
+    /// As for a task with an unknown insert.
     #[test]
     fn a_claim_whose_runner_is_gone_is_a_claim_and_no_runner() {
         let live = LiveRunners::default();

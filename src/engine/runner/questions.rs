@@ -131,7 +131,6 @@ impl CallQuestions {
     }
 }
 
-/// The reason for a question's refusal.
 pub(super) struct QuestionError(pub(super) QuestionRefusal);
 
 impl Runner {

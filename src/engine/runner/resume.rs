@@ -85,7 +85,6 @@ pub(in crate::engine) fn start(
 /// The state that a new runner takes over.
 pub(super) struct AdoptedCall {
     pub(super) stage: CallStage,
-    /// When the call was sent.
     pub(super) dispatched: Option<Instant>,
     pub(super) place: Option<TaskPermit>,
 }
@@ -238,7 +237,7 @@ impl Runner {
         self.end(lost(GatewayFault::new(self.engine.why_lost(), Executed::Unknown))).await
     }
 
-    /// Whether a call that is not sent now may have been executed before.
+    /// The `executed` of a call that is not sent now: unknown if an earlier attempt may have been executed.
     pub(super) const fn executed_so_far(&self) -> Executed {
         if self.unproven.is_some() { Executed::Unknown } else { Executed::No }
     }
@@ -253,7 +252,6 @@ impl Runner {
         }
     }
 
-    /// The attempt that is about to be sent.
     pub(super) const fn attempt_to_send(&self) -> Attempt {
         if self.unproven.is_some() { Attempt(self.attempt.0 + 1) } else { self.attempt }
     }

@@ -56,7 +56,6 @@ impl Runner {
         Ok(self.hand_out(task).await)
     }
 
-    /// Sends the client the handle of its new task.
     pub(super) async fn hand_out(&mut self, task: Arc<Task>) -> RunnerFlow {
         // A client that knows the call's name can find the task (T-27).
         if !self.client.hand_over(CallEvent::Created(task)).await && !self.spec.is_named() {

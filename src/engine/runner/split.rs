@@ -31,7 +31,6 @@ pub(super) struct SplitExchange {
     pub(super) plan: SplitPlan,
     /// Whether the split call has begun.
     pub(super) is_begun: bool,
-    /// The element that is begun next.
     pub(super) next: usize,
     pub(super) running: Vec<RunningElement>,
     /// By element; `None` for elements that have not ended.
@@ -50,7 +49,6 @@ pub(super) struct SplitExchange {
 pub(super) struct RunningElement {
     pub(super) index: usize,
     pub(super) stage: ExchangeStage,
-    /// When it was sent.
     pub(super) dispatched: Option<Instant>,
     /// Its open questions, as its row would hold them.
     pub(super) open: Vec<Question>,

@@ -12,13 +12,11 @@ use crate::wire::{Object, method};
 /// The name of the elements if the rule that named them was removed.
 const ELEMENTS: &str = "elements";
 
-/// The calls that one call is split into.
 #[derive(Debug)]
 pub(super) struct SplitPlan {
     part: CallSpec,
     /// `None` for a call of an earlier process; its elements have rows.
     call: Option<SplitCall>,
-    /// The argument that holds the list.
     argument: Arc<str>,
     total: usize,
     parallel: usize,

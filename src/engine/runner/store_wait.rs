@@ -7,7 +7,7 @@
 //!
 //! Each try begins with the confirmed state of the row, so that every step knows whether its last write was committed.
 //!
-//! A runner with an ended call waits in line: only shutdown can interrupt it.
+//! A runner with an ended call retries in a loop, which only shutdown interrupts.
 
 use std::sync::Arc;
 

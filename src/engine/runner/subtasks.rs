@@ -36,7 +36,7 @@ const AT_ONCE: usize = 64;
 /// Tries to claim a row that recovery looks at, and the pause between them.
 const LOOKS_MAX: usize = 50;
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
-/// How long a cancel waits until the server was notified for the subtasks.
+/// How long a cancel waits until the subtasks are cancelled at the server.
 const TOLD_MAX: Duration = Duration::from_secs(5);
 
 /// The top of a task's tree.
@@ -61,7 +61,6 @@ impl Runner {
         RunnerFlow::Continue
     }
 
-    /// Creates tasks for the subtasks that waited for the store.
     pub(super) async fn mirror_again(&mut self) -> RunnerFlow {
         self.mirror_subtasks().await;
         RunnerFlow::Continue
@@ -309,7 +308,6 @@ impl Runner {
         Ok(self.apply(key, Event::ChildrenAdded { children }).await?.changed)
     }
 
-    /// Starts a runner that follows a new subtask at the server.
     async fn follow(&mut self, index: usize, new: NewSubtask) {
         let NewSubtask { task, orders, place, resume } = new;
         self.stage.watch(&self.engine, index, task.key.clone(), Vec::new());

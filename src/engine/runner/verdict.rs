@@ -16,14 +16,12 @@ pub(super) const ATTEMPTS_MAX: Attempt = Attempt(3);
 /// flight at three crashes in a row.
 const CRASHES_MAX: u8 = 2;
 
-/// How a call continues.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::engine) enum RecoveryAction {
     /// Send it: it certainly was not sent.
     Dispatch,
     /// Resume its exchange; if that fails, resend it if allowed.
     Resume(ResumeToken),
-    /// Resend it.
     Resend,
     /// Resume its subtasks, and wait for them.
     Watch,
@@ -121,8 +119,8 @@ pub(in crate::engine) fn record(task: &Task, verdict: &RecoveryDecision) {
     tracing::info!(task = %LoggedTask(&task.key), %principal, %upstream, %tool, crashes, outcome, "a task of an earlier life");
 }
 
-/// Whether a resumed or resent call may be a task of the upstream, and for how long: a resumed call may be, whatever its request
-/// said.
+/// Whether a resumed or resent call may be a task of the upstream, and for how long: a resumed call may be, regardless of its
+/// request.
 pub(in crate::engine) fn task_mode(task: &Task, policy: &ToolPolicy, now: Timestamp) -> UpstreamTaskMode {
     if task.recovery.resume.is_none() && !task.recovery.call.as_ref().is_some_and(|call| call.is_native) {
         return UpstreamTaskMode::Never;

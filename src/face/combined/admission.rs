@@ -67,7 +67,6 @@ impl AnswerScope {
     }
 }
 
-/// The progress token in these params.
 pub(super) fn progress_token(params: &Object) -> Option<RequestId> {
     RequestId::from_payload(&params.get_object(META)?.get(PROGRESS_TOKEN)?)
 }
@@ -77,7 +76,6 @@ pub(super) struct ServerVoice {
     pub(super) upstreams: Arc<CombinedUpstreams>,
     pub(super) at: usize,
     pub(super) request: AnswerScope,
-    /// The client's session, if it has one.
     pub(super) session: Option<(Arc<CombinedSession>, Principal)>,
     /// The request's progress token, which the upstream may use on other streams, too.
     pub(super) given: Option<GivenToken>,

@@ -36,7 +36,6 @@ use crate::wire::{Message, MessageText, Object, ScanLimits, method};
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(30);
 
-/// The stream of one upstream.
 struct MemberListen {
     at: usize,
     voice: ServerVoice,
@@ -48,7 +47,6 @@ struct MemberListen {
     ready: VecDeque<Bytes>,
 }
 
-/// The next event of one upstream's stream.
 enum ListenNews {
     Said(MemberListen, Bytes),
     /// The stream was reopened.

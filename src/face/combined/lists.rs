@@ -55,7 +55,6 @@ pub(super) struct GatheredList {
     /// The items for the client, each with its upstream and its index in that upstream's list.
     items: Vec<(usize, usize, Payload)>,
     owners: HashMap<Arc<str>, ItemOwner>,
-    /// The number of upstreams that responded.
     answered: usize,
     refusal: Option<MemberRefusal>,
 }
@@ -63,7 +62,6 @@ pub(super) struct GatheredList {
 /// The owners of list items, as last sent to clients.
 pub(super) struct ListOwners(moka::sync::Cache<(Principal, MergedList), Arc<KnownOwners>>);
 
-/// The owners in one such list.
 struct KnownOwners {
     owners: HashMap<Arc<str>, ItemOwner>,
     fetched_at: Instant,

@@ -17,7 +17,6 @@ use crate::wire::{Message, Object, RpcError, ScanLimits, envelope, one_line, rpc
 #[derive(Clone, Debug)]
 pub(super) struct MemberRefusal(Arc<RefusedAnswer>);
 
-/// The refused response.
 #[derive(Debug)]
 struct RefusedAnswer {
     status: StatusCode,

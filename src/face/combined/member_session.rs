@@ -117,7 +117,6 @@ impl CombinedSession {
         self.state.lock().members.iter().filter_map(open).collect()
     }
 
-    /// The session id at one upstream, if it is open.
     pub(super) fn open_member(&self, upstream: &str) -> Option<HeaderValue> {
         match self.state.lock().members.get(upstream)? {
             MemberSession::Open(opened) => Some(opened.id.clone()),

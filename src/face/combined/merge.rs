@@ -63,7 +63,6 @@ pub(super) fn advertised<'a>(capabilities: impl Iterator<Item = &'a Payload>) ->
     writer.finish()
 }
 
-/// The capability that holds the extensions.
 const EXTENSIONS: &str = "extensions";
 
 /// The union of all servers' capabilities; members of the same name are merged.

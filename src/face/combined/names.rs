@@ -138,7 +138,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the upstreams call their tools, no two have one public name, and each public name leads back to its tool.
+        /// No two tools have one public name, and each public name leads back to its tool.
         #[test]
         fn published_names_are_unique_and_lead_back(
             lists in prop::collection::vec(prop::collection::btree_set("(a|b|_){0,4}", 0..6), 1..4),

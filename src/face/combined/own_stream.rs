@@ -188,7 +188,6 @@ async fn reopened(
     upstreams.members[at].endpoint.serve(inbound).await
 }
 
-/// The own stream of one session at an upstream.
 struct MemberStream {
     at: usize,
     voice: ServerVoice,
@@ -341,7 +340,6 @@ impl MergedStream {
 }
 
 impl MemberStream {
-    /// The next event of the upstream.
     async fn next(mut self, upstreams: &CombinedUpstreams) -> MemberNews {
         let upstream = &upstreams.settings.upstreams[self.at];
         loop {

@@ -1,6 +1,6 @@
 //! Serves clients with sessions at an endpoint of several upstreams.
 //!
-//! The session id at the endpoint is sealed, as everywhere. The client's sessions at the upstreams are opened on demand, with the
+//! The session id at the endpoint is sealed, like all session ids. The client's sessions at the upstreams are opened on demand, with the
 //! client's own introduction. Their ids are kept in memory, and lost with the process or under a flood of sessions: then new ones
 //! are opened.
 
@@ -427,7 +427,6 @@ impl CombinedUpstreams {
         array_answer::respond(serving).await
     }
 
-    /// Opens the session's own stream, or resumes a lost stream.
     pub(super) async fn get_in_session(self: &Arc<Self>, inbound: &Inbound) -> FaceResponse {
         if matches!(inbound.accepted, AcceptedTypes::Json | AcceptedTypes::Neither) {
             return bare(StatusCode::NOT_ACCEPTABLE);
@@ -441,7 +440,6 @@ impl CombinedUpstreams {
         }
     }
 
-    /// Ends a session, and its sessions at upstreams.
     pub(super) async fn delete_in_session(self: &Arc<Self>, inbound: &Inbound) -> FaceResponse {
         let (token, session) = match self.session(inbound) {
             Ok(session) => session,

@@ -23,11 +23,9 @@ use crate::wire::{Message, MessageText, RequestId, ScanLimits, envelope};
 /// How a response ended.
 #[derive(Debug)]
 pub(super) enum RelayOutcome {
-    /// Completely.
     Whole,
     /// A stream ended without the awaited response; with the point to resume it from.
     Short(RelayResumePoint),
-    /// It was empty.
     Nothing,
 }
 
@@ -89,10 +87,10 @@ impl ClientLink {
     ) -> Result<RelayOutcome, ClientDisconnected> {
         let mut decoder = SseDecoder::new(self.message_bytes_max());
         let (mut place, mut is_answered) = (RelayResumePoint::default(), false);
-        // For the incomplete event, by an estimate of its size.
+        // The room of the incomplete event, and its bytes so far.
         let (mut held, mut pending) = (OutgoingPermit::default(), 0);
         loop {
-            // The incomplete event may be as long again.
+            // Takes room for the bytes so far before more of the event is read.
             self.room().grow(&mut held, pending).await;
             // An error of the stream counts as its end.
             let Some(Ok(frame)) = body.frame().await else { break };

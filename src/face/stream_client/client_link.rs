@@ -62,12 +62,11 @@ impl ClientLink {
         self.session.lock().is_some()
     }
 
-    /// Sets the session of later messages in session versions.
+    /// Sets the session that later messages of session versions belong to.
     pub(super) fn open(&self, id: HeaderValue, with: HeaderMap) {
         *self.session.lock() = Some(StreamClientSession { id, with });
     }
 
-    /// Waits until the client has disconnected.
     pub(super) async fn gone(&self) {
         self.outgoing.closed().await;
     }

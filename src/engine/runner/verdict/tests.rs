@@ -122,7 +122,7 @@ fn a_queued_call_is_sent_for_the_first_time_or_was_certainly_not_sent() {
     assert_eq!(verdict(&queued(Some(call(false))), None, AT), unsent, "its upstream is not configured any more");
 }
 
-/// Whatever the state of a split call is: its elements have the params.
+/// In every state of a split call, its elements have the params.
 #[test]
 fn a_call_whose_elements_have_rows_waits_for_them() {
     let policy = policy(AfterCrash::Fail);

@@ -10,13 +10,8 @@ pub(super) struct EscapedOutput<W>(pub(super) W);
 
 impl<W: Write> Write for EscapedOutput<W> {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        // Most lines are ASCII, and checking each character would cost as much as writing them.
-        if line.is_ascii() {
-            self.0.write_all(line)?;
-            return Ok(line.len());
-        }
         match std::str::from_utf8(line) {
-            Ok(text) if text.contains(is_obeyed) => self.0.write_all(escaped(text).as_bytes())?,
+            Ok(text) if has_obeyed(text) => self.0.write_all(escaped(text).as_bytes())?,
             Ok(_) | Err(_) => self.0.write_all(line)?,
         }
         Ok(line.len())
@@ -25,6 +20,11 @@ impl<W: Write> Write for EscapedOutput<W> {
     fn flush(&mut self) -> io::Result<()> {
         self.0.flush()
     }
+}
+
+/// Looks only at characters whose first byte some such character has: a look at each would cost as much as writing the line.
+fn has_obeyed(text: &str) -> bool {
+    memchr::memchr3_iter(0xc2, 0xd8, 0xe2, text.as_bytes()).any(|at| text[at..].starts_with(is_obeyed))
 }
 
 const fn is_obeyed(character: char) -> bool {
@@ -57,6 +57,14 @@ fn escaped(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_character_that_a_terminal_obeys_is_found() {
+        for character in '\0'..=char::MAX {
+            let text = format!("é…{character}x");
+            assert_eq!(has_obeyed(&text), is_obeyed(character), "{character:?}");
+        }
+    }
 
     #[test]
     fn b175_what_a_terminal_obeys_is_escaped_and_json_reads_the_same() {

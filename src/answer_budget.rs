@@ -1,15 +1,15 @@
 //! Limits the bytes of responses in progress, per principal and in total.
 //!
-//! A response above [`FREE_BYTES`] takes bytes as it is read, and holds them until the last buffer with its text is dropped: the
-//! permit is attached to that buffer ([`AnswerPermit::attach`]). When no bytes are left the reader waits, and so the server does.
-//! One response per principal may exceed its share, and one in total may exceed the whole: of several half-read responses one can
-//! always finish.
+//! An answer above [`FREE_BYTES`] takes bytes as it is read and keeps them until the last buffer that holds its text is dropped:
+//! the permit is attached to that buffer ([`AnswerPermit::attach`]). Where there are none left, the reader waits, so the server
+//! waits too. One request of each principal may exceed its share, and one request in all may exceed the whole: so of several
+//! answers that are half read, one always reaches its end, and a request that needs several has them all.
 
 mod waiting;
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -51,14 +51,62 @@ struct BudgetCounts {
 #[derive(Clone, Copy, Debug, Default)]
 struct BytesInUse {
     bytes: usize,
-    /// Whether a response has exceeded the bound and still exists.
-    is_exceeded: bool,
+    /// The request that was let over the bound, and how many of its answers were and are still there.
+    exceeding: AnswerRequest,
+    exceeding_answers: usize,
 }
 
 impl BytesInUse {
-    const fn has_room(self, more: usize, bytes_max: usize) -> bool {
-        self.bytes.saturating_add(more) <= bytes_max
+    /// Whether an answer exceeds the bound with more bytes.
+    ///
+    /// # Errors
+    /// If another request does already.
+    fn excess(self, more: usize, bytes_max: usize, request: AnswerRequest) -> Result<bool, ()> {
+        let is_over = self.is_over(more, bytes_max);
+        if is_over && self.exceeding_answers > 0 && self.exceeding != request { Err(()) } else { Ok(is_over) }
     }
+
+    const fn is_over(self, more: usize, bytes_max: usize) -> bool {
+        self.bytes.saturating_add(more) > bytes_max
+    }
+
+    const fn is_exceeded_by(self, request: AnswerRequest) -> bool {
+        self.exceeding_answers > 0 && self.exceeding.0 == request.0
+    }
+
+    fn take(&mut self, more: usize, exceeds: bool, request: AnswerRequest) {
+        self.bytes += more;
+        if exceeds {
+            self.exceeding = if self.exceeding_answers == 0 { request } else { self.exceeding };
+            self.exceeding_answers += 1;
+        }
+    }
+
+    fn give_back(&mut self, bytes: usize, exceeds: bool) {
+        self.bytes -= bytes;
+        self.exceeding_answers -= usize::from(exceeds);
+    }
+}
+
+/// Tells requests apart: one may hold several answers at once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct AnswerRequest(u64);
+
+impl AnswerRequest {
+    fn next() -> Self {
+        static LAST: AtomicU64 = AtomicU64::new(0);
+        Self(LAST.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+tokio::task_local! {
+    /// The request whose answers are read, where several may hold bytes at once: of several servers, or one and its copy.
+    static REQUEST: AnswerRequest;
+}
+
+/// Runs what is done for one request: all shares that are made meanwhile are that request's.
+pub async fn as_one_request<F: Future>(asking: F) -> F::Output {
+    REQUEST.scope(AnswerRequest::next(), asking).await
 }
 
 /// The bounds that a response exceeds.
@@ -68,6 +116,14 @@ struct Excess {
     whole: bool,
 }
 
+impl Excess {
+    /// What of it is new to an answer that exceeds these bounds already.
+    const fn beside(self, before: Self) -> Self {
+        Self { share: self.share && !before.share, whole: self.whole && !before.whole }
+    }
+}
+
+/// The bound that leaves no bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FullBound {
     Share,
@@ -96,7 +152,9 @@ pub struct AnswerShare {
     budget: AnswerBudget,
     principal: Principal,
     bytes_max: usize,
-    /// How long a response waits for bytes; `None` if its call has a deadline and an owner that keeps its outcome.
+    /// The one request that it is for; each answer is one without.
+    request: Option<AnswerRequest>,
+    /// How long an answer waits for bytes; `None` where its call has a deadline and an owner that keeps its outcome.
     wait_max: Option<Duration>,
 }
 
@@ -106,6 +164,7 @@ pub struct AnswerPermit {
     held: Option<(AnswerBudget, Principal)>,
     bytes: usize,
     excess: Excess,
+    request: Option<AnswerRequest>,
 }
 
 impl Default for AnswerBudget {
@@ -130,7 +189,8 @@ impl AnswerBudget {
     /// The share of a principal: at most `bytes_max` bytes.
     #[must_use]
     pub fn share(&self, principal: &Principal, bytes_max: usize) -> AnswerShare {
-        AnswerShare { budget: self.clone(), principal: principal.clone(), bytes_max, wait_max: Some(WAIT_MAX) }
+        let request = REQUEST.try_with(|request| *request).ok();
+        AnswerShare { budget: self.clone(), principal: principal.clone(), bytes_max, request, wait_max: Some(WAIT_MAX) }
     }
 
     /// Why a new request of a principal is refused: a response waits for bytes, and none have been released for a moment.
@@ -157,12 +217,10 @@ impl AnswerBudget {
     fn give_back(&self, principal: &Principal, bytes: usize, excess: Excess) {
         {
             let mut counts = self.0.counts.lock();
-            counts.all.bytes -= bytes;
-            counts.all.is_exceeded &= !excess.whole;
+            counts.all.give_back(bytes, excess.whole);
             if let Some(share) = counts.shares.get_mut(principal) {
-                share.bytes -= bytes;
-                share.is_exceeded &= !excess.share;
-                if share.bytes == 0 && !share.is_exceeded {
+                share.give_back(bytes, excess.share);
+                if share.bytes == 0 && share.exceeding_answers == 0 {
                     counts.shares.remove(principal);
                 }
             }
@@ -181,12 +239,19 @@ impl AnswerBudget {
         let BudgetCounts { bytes_max, all, shares, waiting } = &mut *counts;
         let bytes_max = *bytes_max;
         waiting.grant(
-            |answer| {
+            |answer, is_behind| {
                 let share = shares.get(&answer.principal).copied().unwrap_or_default();
-                let excess = excess(*all, share, answer.more, (bytes_max, answer.share_max))?;
-                take(all, shares.entry(answer.principal.clone()).or_default(), answer.more, excess);
+                let WaitingAnswer { request, more, .. } = *answer;
+                if let Some(full) = is_behind
+                    && !all.is_exceeded_by(request)
+                    && !share.is_exceeded_by(request)
+                {
+                    return Err(full);
+                }
+                let excess = excess(*all, share, more, (bytes_max, answer.share_max), request)?.beside(answer.excess);
+                take(all, shares.entry(answer.principal.clone()).or_default(), more, excess, request);
                 let held = Some((self.clone(), answer.principal.clone()));
-                Ok(AnswerPermit { held, bytes: answer.more, excess })
+                Ok(AnswerPermit { held, bytes: more, excess, request: Some(request) })
             },
             &mut unwanted,
         );
@@ -197,31 +262,26 @@ impl AnswerBudget {
     }
 }
 
-/// The bounds that a response exceeds with more bytes.
+/// Which bounds an answer of a request exceeds with more bytes.
 ///
 /// # Errors
-/// The bound that another response exceeds already.
-const fn excess(
+/// The bound that another request exceeds already.
+fn excess(
     all: BytesInUse,
     share: BytesInUse,
     more: usize,
     (bytes_max, share_max): (usize, usize),
+    request: AnswerRequest,
 ) -> Result<Excess, FullBound> {
-    let excess = Excess { share: !share.has_room(more, share_max), whole: !all.has_room(more, bytes_max) };
-    if excess.share && share.is_exceeded {
-        return Err(FullBound::Share);
-    }
-    if excess.whole && all.is_exceeded {
-        return Err(FullBound::Whole);
-    }
-    Ok(excess)
+    Ok(Excess {
+        share: share.excess(more, share_max, request).map_err(|()| FullBound::Share)?,
+        whole: all.excess(more, bytes_max, request).map_err(|()| FullBound::Whole)?,
+    })
 }
 
-const fn take(all: &mut BytesInUse, share: &mut BytesInUse, more: usize, excess: Excess) {
-    all.bytes += more;
-    all.is_exceeded |= excess.whole;
-    share.bytes += more;
-    share.is_exceeded |= excess.share;
+fn take(all: &mut BytesInUse, share: &mut BytesInUse, more: usize, excess: Excess, request: AnswerRequest) {
+    all.take(more, excess.whole, request);
+    share.take(more, excess.share, request);
 }
 
 fn refused(full: FullBound, executed: Executed) -> GatewayFault {
@@ -234,13 +294,25 @@ fn refused(full: FullBound, executed: Executed) -> GatewayFault {
 }
 
 impl AnswerShare {
-    /// The share of a stored call: its response waits until the call's deadline.
+    /// The share of one request, whatever number of answers it holds at once.
+    #[must_use]
+    pub fn of_one_request(self) -> Self {
+        Self { request: self.request.or_else(|| Some(AnswerRequest::next())), ..self }
+    }
+
+    /// The share of a call that a store keeps: its answer waits until the call's deadline.
     #[must_use]
     pub fn until_deadline(self) -> Self {
         Self { wait_max: None, ..self }
     }
 
-    /// Waits until a response may hold `bytes` in total. Cancel safe.
+    /// Whether the call's outcome has an owner that keeps it.
+    #[must_use]
+    pub const fn is_kept(&self) -> bool {
+        self.wait_max.is_none()
+    }
+
+    /// Waits until there are bytes for an answer that has `bytes` by now. Cancel safe.
     ///
     /// # Errors
     /// `TooMuchUnread` or `AnswersFull` after a minute, unless the response waits for its call's deadline.
@@ -254,7 +326,9 @@ impl AnswerShare {
     }
 
     async fn wait(&self, held: &mut AnswerPermit, more: usize) -> Result<(), GatewayFault> {
-        let (answer, granted) = WaitingAnswer::new(self.principal.clone(), more, self.bytes_max);
+        let request = self.request_of(held);
+        let (answer, granted) =
+            WaitingAnswer::new(self.principal.clone(), (more, self.bytes_max), (request, held.excess));
         {
             let mut counts = self.budget.0.counts.lock();
             counts.waiting.push(answer);
@@ -269,7 +343,7 @@ impl AnswerShare {
         let Some(Ok(permit)) = granted else {
             let counts = self.budget.0.counts.lock();
             let share = counts.shares.get(&self.principal).copied().unwrap_or_default();
-            let full = excess(counts.all, share, more, (counts.bytes_max, self.bytes_max)).err();
+            let full = excess(counts.all, share, more, (counts.bytes_max, self.bytes_max), request).err();
             drop(counts);
             return Err(refused(full.unwrap_or(FullBound::Share), Executed::Yes));
         };
@@ -299,38 +373,55 @@ impl AnswerShare {
     /// Takes bytes for a copy of a text that held them until now, even above a bound.
     #[must_use]
     pub fn rehold(&self, text: Bytes) -> Bytes {
-        let more = missing(&AnswerPermit::default(), text.len());
+        let mut held = AnswerPermit::default();
+        self.take(&mut held, text.len());
+        held.attach(text)
+    }
+
+    fn take(&self, held: &mut AnswerPermit, bytes: usize) {
+        let more = missing(held, bytes);
         if more == 0 {
-            return text;
+            return;
         }
+        let request = self.request_of(held);
         let mut counts = self.budget.0.counts.lock();
-        let BudgetCounts { all, shares, .. } = &mut *counts;
-        take(all, shares.entry(self.principal.clone()).or_default(), more, Excess::default());
+        let BudgetCounts { bytes_max, all, shares, .. } = &mut *counts;
+        let share = shares.entry(self.principal.clone()).or_default();
+        // It exceeds the bounds as what it takes the place of may have done: until it is gone, no other does.
+        let excess = Excess { share: share.is_over(more, self.bytes_max), whole: all.is_over(more, *bytes_max) };
+        let excess = excess.beside(held.excess);
+        take(all, share, more, excess, request);
         drop(counts);
-        let held = Some((self.budget.clone(), self.principal.clone()));
-        AnswerPermit { held, bytes: more, excess: Excess::default() }.attach(text)
+        let holder = Some((self.budget.clone(), self.principal.clone()));
+        held.merge(AnswerPermit { held: holder, bytes: more, excess, request: Some(request) });
+    }
+
+    /// The request that an answer is of.
+    fn request_of(&self, held: &AnswerPermit) -> AnswerRequest {
+        held.request.or(self.request).unwrap_or_else(AnswerRequest::next)
     }
 
     fn take_now(&self, held: &mut AnswerPermit, more: usize) -> Result<(), FullBound> {
+        let request = self.request_of(held);
         let mut counts = self.budget.0.counts.lock();
         let share = counts.shares.get(&self.principal).copied().unwrap_or_default();
         let room = (counts.bytes_max, self.bytes_max);
-        let is_over = held.excess != Excess::default();
-        let excess = match excess(counts.all, share, more, room) {
-            // A response that exceeds a bound already may finish.
+        // A request that exceeds a bound already goes on to its end.
+        let is_over = share.is_exceeded_by(request) || counts.all.is_exceeded_by(request);
+        let excess = match excess(counts.all, share, more, room, request) {
             Err(full) if !is_over => return Err(full),
             Err(_) => Excess::default(),
             Ok(excess) if excess == Excess::default() && !is_over && counts.waiting.is_behind(&self.principal) => {
                 return Err(FullBound::Share);
             }
-            Ok(excess) => excess,
+            Ok(excess) => excess.beside(held.excess),
         };
         let BudgetCounts { all, shares, .. } = &mut *counts;
-        take(all, shares.entry(self.principal.clone()).or_default(), more, excess);
+        take(all, shares.entry(self.principal.clone()).or_default(), more, excess, request);
         metrics::gauge!(metric::ANSWER_BYTES).set(all.bytes as f64);
         drop(counts);
-        let permit = AnswerPermit { held: Some((self.budget.clone(), self.principal.clone())), bytes: more, excess };
-        held.merge(permit);
+        let holder = Some((self.budget.clone(), self.principal.clone()));
+        held.merge(AnswerPermit { held: holder, bytes: more, excess, request: Some(request) });
         Ok(())
     }
 }
@@ -344,6 +435,7 @@ const fn missing(held: &AnswerPermit, bytes: usize) -> usize {
 impl AnswerPermit {
     fn merge(&mut self, mut other: Self) {
         self.held = self.held.take().or_else(|| other.held.take());
+        self.request = self.request.or(other.request);
         self.bytes += std::mem::take(&mut other.bytes);
         let more = std::mem::take(&mut other.excess);
         self.excess = Excess { share: self.excess.share || more.share, whole: self.excess.whole || more.whole };

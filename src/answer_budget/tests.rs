@@ -114,6 +114,45 @@ async fn an_answer_that_waits_for_too_long_has_run_and_one_that_is_kept_waits_on
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_request_that_needs_several_answers_has_them_all_while_others_wait() {
+    let (budget, ada) = (budget(8 * MIB), Principal::holding("ada"));
+    let share = budget.share(&ada, 2 * MIB);
+    let (list, other) = (share.clone().of_one_request(), share.clone().of_one_request());
+    let (mut first, mut second, mut third, mut fourth) =
+        <(AnswerPermit, AnswerPermit, AnswerPermit, AnswerPermit)>::default();
+    let mut others = AnswerPermit::default();
+    list.grow(&mut first, MIB).await.unwrap();
+    other.grow(&mut others, MIB).await.unwrap();
+    list.grow(&mut second, MIB).await.unwrap();
+    let mut waiting = Box::pin(other.grow(&mut fourth, MIB));
+    assert!(is_pending(waiting.as_mut()), "the other one exceeds the share");
+    list.grow(&mut third, MIB).await.expect("it needs all of them, and holds the others meanwhile");
+    assert!(is_pending(waiting.as_mut()));
+    drop(second);
+    assert!(budget.0.counts.lock().shares[&ada].exceeding_answers > 0, "its other answer exceeds the share");
+}
+
+/// Whichever of its answers waits in the queue.
+#[tokio::test(start_paused = true)]
+async fn an_answer_of_the_request_that_exceeds_a_bound_passes_those_that_wait() {
+    let (budget, ada) = (budget(8 * MIB), Principal::holding("ada"));
+    let share = budget.share(&ada, MIB);
+    let list = share.clone().of_one_request();
+    let mut held: Vec<_> = (0..5).map(|_| AnswerPermit::default()).collect();
+    let [first, second, third, fourth, fifth] = &mut held[..] else { panic!() };
+    share.grow(first, MIB).await.unwrap();
+    share.grow(second, MIB).await.unwrap();
+    let mut one = Box::pin(list.grow(third, MIB));
+    let mut stranger = Box::pin(share.grow(fourth, MIB));
+    let mut two = Box::pin(list.grow(fifth, MIB));
+    assert!(is_pending(one.as_mut()) && is_pending(stranger.as_mut()) && is_pending(two.as_mut()));
+    drop(std::mem::take(second));
+    one.await.unwrap();
+    two.await.unwrap();
+    assert!(is_pending(stranger.as_mut()));
+}
+
+#[tokio::test(start_paused = true)]
 async fn new_requests_are_refused_while_nothing_becomes_free_for_an_answer_that_waits() {
     let (budget, ada, bob) = (budget(8 * MIB), Principal::holding("ada"), Principal::holding("bob"));
     let share = budget.share(&ada, MIB);

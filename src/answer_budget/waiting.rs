@@ -5,7 +5,7 @@ use std::collections::{HashSet, VecDeque};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::{AnswerPermit, FullBound};
+use super::{AnswerPermit, AnswerRequest, Excess, FullBound};
 use crate::task::Principal;
 
 #[derive(Debug)]
@@ -13,6 +13,9 @@ pub(super) struct WaitingAnswer {
     pub(super) principal: Principal,
     pub(super) more: usize,
     pub(super) share_max: usize,
+    pub(super) request: AnswerRequest,
+    /// The bounds that it exceeds by now.
+    pub(super) excess: Excess,
     since: Instant,
     /// The exhausted bound at the last attempt.
     full: FullBound,
@@ -20,9 +23,14 @@ pub(super) struct WaitingAnswer {
 }
 
 impl WaitingAnswer {
-    pub(super) fn new(principal: Principal, more: usize, share_max: usize) -> (Self, oneshot::Receiver<AnswerPermit>) {
+    pub(super) fn new(
+        principal: Principal,
+        (more, share_max): (usize, usize),
+        (request, excess): (AnswerRequest, Excess),
+    ) -> (Self, oneshot::Receiver<AnswerPermit>) {
         let (granted, receiver) = oneshot::channel();
-        (Self { principal, more, share_max, since: Instant::now(), full: FullBound::Share, granted }, receiver)
+        let (since, full) = (Instant::now(), FullBound::Share);
+        (Self { principal, more, share_max, request, excess, since, full, granted }, receiver)
     }
 }
 
@@ -43,11 +51,11 @@ impl WaitingAnswers {
         self.0.iter().any(|answer| answer.principal == *principal && !answer.granted.is_closed())
     }
 
-    /// Calls `take` for each response in order. No response is granted bytes after one that exhausts the total, nor after one of
-    /// the same principal that gets none. Permits of cancelled waits go to `unwanted`.
+    /// Asks `take` for the bytes of each answer in turn, and says which bound is full for an answer ahead: behind one for which the
+    /// whole is full, and behind one of the same principal that gets none, a request is served that exceeds a bound, and no other. Permits whose answers are gone end in `unwanted`.
     pub(super) fn grant(
         &mut self,
-        mut take: impl FnMut(&WaitingAnswer) -> Result<AnswerPermit, FullBound>,
+        mut take: impl FnMut(&WaitingAnswer, Option<FullBound>) -> Result<AnswerPermit, FullBound>,
         unwanted: &mut Vec<AnswerPermit>,
     ) {
         let mut passed = HashSet::new();
@@ -58,17 +66,15 @@ impl WaitingAnswers {
             if answer.granted.is_closed() {
                 continue;
             }
-            if is_full || passed.contains(&answer.principal) {
-                left.push_back(answer);
-                continue;
-            }
-            match take(&answer) {
+            let behind = (is_full || passed.contains(&answer.principal)).then_some(answer.full);
+            match take(&answer, behind) {
                 Ok(permit) => {
                     served.insert(answer.principal.clone());
                     if let Err(permit) = answer.granted.send(permit) {
                         unwanted.push(permit);
                     }
                 }
+                Err(_) if behind.is_some() => left.push_back(answer),
                 Err(full) => {
                     answer.full = full;
                     is_full = full == FullBound::Whole;

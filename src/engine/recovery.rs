@@ -304,7 +304,8 @@ async fn look(engine: &Arc<Engine>, origins: &CallTargets, mut found: RecoveryCa
         if let (RecoveryDecision::Run(way), Some(reach), Some(policy)) = (&verdict, reach, policy) {
             record(&task, &verdict);
             let native_task = task_mode(&task, &policy, now);
-            let spec = reach.restored_call(&task, policy, native_task);
+            let mut spec = reach.restored_call(&task, policy, native_task);
+            spec.context.share = Some(engine.share_of(&spec));
             if let Some(orders) = orders.take() {
                 let place = engine.admission.take_again(&task.key.owner);
                 runner::take_up(engine, spec, (task, orders), (way.clone(), place));

@@ -63,7 +63,8 @@ impl ElementRows {
             && let Some(key) = self.keys.get(self.next).cloned()
         {
             let place = self.places.pop().unwrap_or_else(|| self.engine.admission.take_again(&key.owner));
-            let spec = CallSpec { asides: self.logs_of(&key, plan), ..plan.element(self.next) };
+            let mut spec = CallSpec { asides: self.logs_of(&key, plan), ..plan.element(self.next) };
+            spec.context.share = Some(self.engine.share_of(&spec));
             // Before it begins, so that no change is missed.
             children.watch(self.next, key.clone(), Vec::new());
             (self.begin)(&self.engine, spec, key, place);

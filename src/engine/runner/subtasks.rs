@@ -333,6 +333,7 @@ impl Runner {
         spec.is_repeatable = false;
         spec.rounds = RoundSupport::Unknown;
         spec.sees_subtasks = shown == TaskVisibility::Handle;
+        spec.context.share = Some(self.engine.share_of(&spec));
         if shown == TaskVisibility::Part
             && let (Some(asides), Some(parent)) = (self.spec.asides.clone(), self.row_key())
         {

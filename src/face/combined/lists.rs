@@ -14,6 +14,7 @@ use super::member_answer::MemberRefusal;
 use super::member_request::EndpointClient;
 use super::names::NamePublisher;
 use super::{ANSWER_MAX, CombinedUpstreams};
+use crate::answer_budget::as_one_request;
 use crate::dialect::RequestError;
 use crate::dialect::fallback_tools::FallbackTool;
 use crate::face::catalog::{BYTES_MAX, MISS_AFTER, PAGES_MAX, TOOLS_MAX, no_such_cursor};
@@ -167,7 +168,7 @@ impl CombinedUpstreams {
         let asked = asked.map(|at| async move { (at, self.items_of(client, list, at).await) });
         let mut lists = Vec::with_capacity(self.members.len());
         let mut gathered = GatheredList::default();
-        for (at, answer) in join_all(asked).await {
+        for (at, answer) in as_one_request(join_all(asked)).await {
             match answer {
                 Ok(items) => {
                     gathered.answered += 1;

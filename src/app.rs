@@ -443,7 +443,7 @@ fn open(config: UpstreamConfig, parts: &GatewayParts) -> anyhow::Result<OpenedUp
     let namer = ToolRenamer::new(config.names, &settings.rules, Arc::clone(&config.name), settings.result_bytes_max);
     let is_stateless = config.server.protocol().is_some_and(ProtocolVersion::is_stateless);
     let http = Arc::new(match config.server {
-        ServerSettings::Http(http) => SessionUpstream::new(http, parts.life.clone())
+        ServerSettings::Http(http) => SessionUpstream::within(http, parts.life.clone(), &parts.limits)
             .with_context(|| format!("upstream {} cannot be used", config.name))?,
         ServerSettings::Stdio(stdio) => {
             let processes = parts.processes.unmetered_of(&config.name, stdio.process_permits());

@@ -41,13 +41,15 @@ fn edited(
     if is_same {
         return vec![event];
     }
-    let parts = event.with_data(&messages).into_iter();
-    parts
-        .map(|part| match (part, share) {
-            (BodyPart::Bytes(text), Some(share)) => BodyPart::Bytes(share.rehold(text)),
-            (part, _) => part,
-        })
-        .collect()
+    let Some(share) = share else { return event.with_data(&messages) };
+    let counted = |message: MessageText| message.held_by(|text| share.rehold(text));
+    match event {
+        BodyPart::Bytes(_) => {
+            let written = event.with_data(&messages).into_iter();
+            written.map(|part| BodyPart::Bytes(share.rehold(part.into_bytes()))).collect()
+        }
+        BodyPart::Event(_) => event.with_data(&messages.into_iter().map(counted).collect::<Vec<_>>()),
+    }
 }
 
 struct EditedBody<E> {

@@ -46,6 +46,7 @@ use super::{
     TaskScope, Upstream, UpstreamRequest, own_ids,
 };
 use crate::dialect::subscriptions::SubscriptionFilter;
+use crate::shared_limits::SharedLimits;
 use crate::task::{Clock, Executed, GatewayFault, Reason, SystemClock};
 use crate::tls::{IdentityFiles, TlsFileError, read_roots};
 use crate::wire::ProtocolVersion;
@@ -121,6 +122,14 @@ impl SessionUpstream {
     /// # Errors
     /// If the address, the system's trusted roots or the configured files are unusable.
     pub fn new(settings: HttpUpstreamSettings, life: TaskScope) -> Result<Self, ClientError> {
+        Self::within(settings, life, &SharedLimits::default())
+    }
+
+    /// The same within these limits of principals.
+    ///
+    /// # Errors
+    /// As [`SessionUpstream::new`].
+    pub fn within(settings: HttpUpstreamSettings, life: TaskScope, limits: &SharedLimits) -> Result<Self, ClientError> {
         let client = HttpClient::new(
             &settings.name,
             &settings.url,
@@ -140,14 +149,14 @@ impl SessionUpstream {
             }
             (HttpTransport::Auto, era) => {
                 let seen = SseDetected::default();
-                let sse = sse_stand(&settings, client.clone(), seen.clone(), &life);
+                let sse = sse_stand(&settings, client.clone(), seen.clone(), (&life, limits));
                 (
                     Transport::Either(Box::new(TransportDetection::new(Arc::clone(&settings.name), client, sse, seen))),
                     era,
                 )
             }
             (HttpTransport::Sse, _) => {
-                let sse = sse_stand(&settings, client, SseDetected::default(), &life);
+                let sse = sse_stand(&settings, client, SseDetected::default(), (&life, limits));
                 (Transport::Adapted(Box::new(sse)), Some(Era::Session))
             }
         };
@@ -271,12 +280,12 @@ fn sse_stand(
     settings: &HttpUpstreamSettings,
     client: HttpClient,
     seen: SseDetected,
-    life: &TaskScope,
+    (life, limits): (&TaskScope, &SharedLimits),
 ) -> TransportAdapter {
     let (name, url) = (Arc::clone(&settings.name), settings.url.clone());
     let health = Arc::clone(client.health());
     let wire = SseTransport::new(name, url, client, settings.event_bytes_max, seen, life.clone());
-    TransportAdapter::new(health, Box::new(wire), sse::SESSIONS_MAX, life.clone())
+    TransportAdapter::new(health, Box::new(wire), (sse::SESSIONS_MAX, limits.clone()), life.clone())
 }
 
 #[async_trait]

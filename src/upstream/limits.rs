@@ -17,6 +17,7 @@ use metrics::{Counter, Gauge};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
+use crate::answer_budget::AnswerShare;
 use crate::metric;
 use crate::shared_limits::SharedLimits;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
@@ -222,6 +223,11 @@ impl CallPermits {
     /// Counts a call from its beginning: as held, until its prospect changes.
     pub fn call_begins(&self, tool: Arc<str>, owner: Principal) -> CallInProgress {
         CallInProgress::new(Arc::clone(&self.0), tool, owner)
+    }
+
+    /// What answers to `owner` may hold.
+    pub(crate) fn answers_to(&self, owner: &Principal) -> AnswerShare {
+        self.0.state.lock().principals().answers_to(owner)
     }
 
     pub(crate) fn held_by(&self, owner: &Principal) -> usize {

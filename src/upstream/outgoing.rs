@@ -48,6 +48,7 @@ impl SessionHeaders {
             part: RequestScope::New,
             forwarded: ForwardedHeaders::default(),
             principal: None,
+            is_kept: false,
         }
     }
 
@@ -55,18 +56,32 @@ impl SessionHeaders {
     pub(crate) fn get(&self, last_event: Option<&HeaderValue>) -> OutgoingRequest {
         let verb = OutgoingMethod::Get { last_event: last_event.cloned(), purpose: None };
         let (part, forwarded) = (RequestScope::UnderWay, ForwardedHeaders::default());
-        OutgoingRequest { credentials: self.clone(), verb, part, forwarded, principal: None }
+        OutgoingRequest { credentials: self.clone(), verb, part, forwarded, principal: None, is_kept: false }
     }
 
     /// A GET of a document about the server.
     pub(crate) fn document(&self) -> OutgoingRequest {
         let (part, forwarded) = (RequestScope::UnderWay, ForwardedHeaders::default());
-        OutgoingRequest { credentials: self.clone(), verb: OutgoingMethod::Document, part, forwarded, principal: None }
+        OutgoingRequest {
+            credentials: self.clone(),
+            verb: OutgoingMethod::Document,
+            part,
+            forwarded,
+            principal: None,
+            is_kept: false,
+        }
     }
 
     pub(crate) fn delete(&self) -> OutgoingRequest {
         let (part, forwarded) = (RequestScope::UnderWay, ForwardedHeaders::default());
-        OutgoingRequest { credentials: self.clone(), verb: OutgoingMethod::Delete, part, forwarded, principal: None }
+        OutgoingRequest {
+            credentials: self.clone(),
+            verb: OutgoingMethod::Delete,
+            part,
+            forwarded,
+            principal: None,
+            is_kept: false,
+        }
     }
 }
 
@@ -78,6 +93,7 @@ pub(crate) struct OutgoingRequest {
     part: RequestScope,
     forwarded: ForwardedHeaders,
     principal: Option<Principal>,
+    is_kept: bool,
 }
 
 /// The scope of a request. A failing upstream is spared only new ones.
@@ -145,6 +161,15 @@ impl OutgoingRequest {
     /// The same request for a principal, if no session names one: its connection counts for that principal.
     pub(crate) fn on_behalf_of(self, principal: Principal) -> Self {
         Self { principal: Some(principal), ..self }
+    }
+
+    /// The same for a call with an owner that keeps its outcome, or without one.
+    pub(crate) fn kept_if(self, is_kept: bool) -> Self {
+        Self { is_kept, ..self }
+    }
+
+    pub(crate) const fn is_kept(&self) -> bool {
+        self.is_kept
     }
 
     pub(crate) const fn principal(&self) -> Option<&Principal> {

@@ -3,9 +3,9 @@
 //! Under a refusing status, a body that names the request is the response; the status alone means that the request was refused.
 
 mod comment_rate;
+mod event_stream;
 mod refusal;
 
-use std::collections::VecDeque;
 use std::io;
 use std::time::Duration;
 
@@ -21,9 +21,9 @@ use super::outgoing::SESSION_ID;
 use super::raw_channel::{RawBody, RawResponse, SessionBinding};
 use crate::answer_budget::{AnswerPermit, AnswerShare, FREE_BYTES};
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::wire::framing::{BodyPart, SseDecoder, SseEvent};
+use crate::wire::framing::{BodyPart, SseEvent};
 use crate::wire::{Message, MessageText, RequestId, RpcError, ScanLimits, envelope};
-use comment_rate::CommentRate;
+pub(crate) use event_stream::EventStream;
 
 /// Most bytes that are reserved for a response before it has come.
 const RESERVE_MAX: usize = 1024 * 1024;
@@ -58,6 +58,11 @@ impl ReadLimits {
             Some(share) => share.rehold(text),
             None => text,
         }
+    }
+
+    /// Whether the answer is an outcome that has an owner which keeps it.
+    pub(crate) fn is_kept(&self) -> bool {
+        self.share.as_ref().is_some_and(AnswerShare::is_kept)
     }
 
     /// Waits until a response with `bytes` so far may be read further. Cancel safe.
@@ -392,60 +397,6 @@ pub(crate) async fn next_part<B: Body<Data = BodyPart, Error = io::Error> + Unpi
                 Ok(data) => return Ok(Some(data)),
                 Err(_trailers) => (),
             },
-        }
-    }
-}
-
-#[derive(Debug)]
-pub(crate) struct EventStream<B = AnswerBody> {
-    body: B,
-    decoder: SseDecoder,
-    ready: VecDeque<SseEvent>,
-    limits: ReadLimits,
-    /// The permit for the current event, and its bytes so far.
-    held: AnswerPermit,
-    pending: usize,
-    comments: CommentRate,
-}
-
-impl<B: Body<Data = BodyPart, Error = io::Error> + Unpin> EventStream<B> {
-    pub(crate) fn new(body: B, limits: ReadLimits) -> Self {
-        let (decoder, comments) = (SseDecoder::new(limits.bytes_max), CommentRate::default());
-        Self { body, decoder, ready: VecDeque::new(), limits, held: AnswerPermit::default(), pending: 0, comments }
-    }
-
-    /// The next event; `None` when the stream ended in order. Cancel safe.
-    pub(crate) async fn next(&mut self) -> Result<Option<SseEvent>, BodyReadError> {
-        loop {
-            if let Some(event) = self.ready.front() {
-                self.limits.grow(&mut self.held, event.data.len()).await.map_err(BodyReadError::Known)?;
-                let held = std::mem::take(&mut self.held);
-                return Ok(self.ready.pop_front().map(|event| match held.bytes() {
-                    0 => event,
-                    _ => SseEvent { data: event.data.held_by(|text| held.attach(text)), ..event },
-                }));
-            }
-            if self.pending <= FREE_BYTES {
-                // The event that it was for was dropped.
-                self.held = AnswerPermit::default();
-            }
-            // An event of this size has more to come.
-            self.limits.grow(&mut self.held, self.pending).await.map_err(BodyReadError::Known)?;
-            self.comments.wait().await;
-            let part = next_part(&mut self.body, self.limits.idle).await?;
-            let before = self.decoder.held();
-            // The decoder returns the events before an oversized one, and then fails.
-            let is_end = part.is_none();
-            let part = part.unwrap_or_default();
-            let events = self.decoder.take(&part).map_err(|_| BodyReadError::TooLarge)?;
-            if is_end {
-                return Ok(None);
-            }
-            self.pending = self.decoder.held();
-            if events.is_empty() {
-                self.comments.count(part.len().saturating_sub(self.pending.saturating_sub(before)));
-            }
-            self.ready.extend(events);
         }
     }
 }

@@ -26,7 +26,7 @@ use tokio_util::task::TaskTracker;
 
 use super::answer_body::AnswerBody;
 use super::latencies::{ExchangeClass, ExchangeLatencies};
-use super::outgoing::{HandedOver, SessionHeaders};
+use super::outgoing::{HandedOver, OutgoingRequest, SessionHeaders};
 use super::reply::{self, AcceptedResponse, ErrorAddressee, ReadLimits, ResponseRefusal};
 use super::transport::Transport;
 use super::version_choice::VersionChoice;
@@ -35,8 +35,8 @@ use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
 use crate::metric;
 use crate::task::{Executed, Reason};
 use crate::task::{GatewayFault, Principal};
+use crate::upstream::ClientCredential;
 use crate::upstream::upstream_health::{HealthMark, UpstreamHealth};
-use crate::upstream::{ClientCredential, ForwardedHeaders};
 use crate::wire::{Payload, RequestId};
 use calls::SessionCalls;
 use log_level::SessionLogLevel;
@@ -212,17 +212,17 @@ impl UpstreamSession {
         message: Bytes,
         handed_over: &HandedOver,
     ) -> Result<Response<AnswerBody>, GatewayFault> {
-        self.post_with(message, ForwardedHeaders::default(), handed_over).await
+        self.post_with(message, |post| post, handed_over).await
     }
 
-    /// As [`Self::post`], with the client's headers.
+    /// As [`Self::post`], with what `with` adds to the request.
     pub(crate) async fn post_with(
         &self,
         message: Bytes,
-        forwarded: ForwardedHeaders,
+        with: impl FnOnce(OutgoingRequest) -> OutgoingRequest,
         handed_over: &HandedOver,
     ) -> Result<Response<AnswerBody>, GatewayFault> {
-        self.link.transport.send(&self.credentials.post(message).forwarding(forwarded), handed_over).await
+        self.link.transport.send(&with(self.credentials.post(message)), handed_over).await
     }
 
     /// As [`Self::post`], for a message of existing work.

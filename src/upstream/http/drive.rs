@@ -19,7 +19,7 @@ use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::answer_body::AnswerBody;
 use crate::upstream::http::stream_places::StreamPlaces;
-use crate::upstream::outgoing::{HandedOver, SessionHeaders};
+use crate::upstream::outgoing::{HandedOver, OutgoingRequest, SessionHeaders};
 use crate::upstream::raw_channel::SessionBinding;
 use crate::upstream::reply::{
     self, AcceptedResponse, BodyReadError, ErrorAddressee, EventStream, ReadLimits, ResponseRefusal,
@@ -223,7 +223,8 @@ impl HttpCall {
         message: Bytes,
         handed_over: &HandedOver,
     ) -> Result<Response<AnswerBody>, GatewayFault> {
-        let head = session.post_with(message, self.forwarded.clone(), handed_over);
+        let with = |post: OutgoingRequest| post.forwarding(self.forwarded.clone()).kept_if(self.limits.is_kept());
+        let head = session.post_with(message, with, handed_over);
         let Some(max) = self.timeouts.first_byte else { return head.await };
         tokio::time::timeout(max, head).await.unwrap_or_else(|_| {
             let executed = if handed_over.initialized() { Executed::Unknown } else { Executed::No };

@@ -75,6 +75,10 @@ impl CallPermitsState {
         self.waiting
     }
 
+    pub(super) const fn principals(&self) -> &SharedLimits {
+        &self.limits
+    }
+
     pub(super) fn held_by(&self, owner: &Principal) -> usize {
         self.held.get(owner).copied().unwrap_or_default()
     }

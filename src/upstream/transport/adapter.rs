@@ -10,6 +10,7 @@ mod call_table;
 mod connection;
 mod connection_permits;
 pub mod dedicated_process;
+mod message_room;
 mod request_ids;
 mod stateless;
 
@@ -29,6 +30,7 @@ use parking_lot::Mutex;
 
 use super::StreamableAdapter;
 use crate::metric;
+use crate::shared_limits::SharedLimits;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::answer_body::{AnswerBody, AnswerMessages};
 use crate::upstream::limits::CallPermits;
@@ -42,6 +44,7 @@ use connection::{AdapterConnection, ConnectionPurpose, SessionTemplate, Unopened
 use connection_permits::PermitWait;
 pub use connection_permits::WAITING_MAX;
 use dedicated_process::DedicatedProcessRules;
+pub(crate) use message_room::MessageRoom;
 
 /// How long [`StreamableAdapter::close`] waits for the servers to end.
 const CLOSE_MAX: Duration = Duration::from_secs(2);
@@ -85,11 +88,11 @@ pub(crate) trait MessageSender: Send + Sync + fmt::Debug {
 
 #[async_trait]
 pub(crate) trait MessageReceiver: Send {
-    /// The next text: a message or a batch. Cancel safe.
+    /// The next text: a message or a batch. Reads on as `room` lets it. Cancel safe.
     ///
     /// # Errors
     /// Once the connection is over, for good; the fault is the one for calls in progress.
-    async fn next(&mut self) -> Result<Bytes, GatewayFault>;
+    async fn next(&mut self, room: &mut MessageRoom) -> Result<Bytes, GatewayFault>;
 }
 
 /// Serves streamable HTTP for a server with one connection per session.
@@ -134,10 +137,10 @@ impl TransportAdapter {
     pub(crate) fn new(
         health: Arc<UpstreamHealth>,
         wire: Box<dyn MessageTransport>,
-        sessions_max: NonZeroUsize,
+        (sessions_max, limits): (NonZeroUsize, SharedLimits),
         life: TaskScope,
     ) -> Self {
-        Self::within(health, wire, connection_permits::new(sessions_max), life)
+        Self::within(health, wire, connection_permits::new(sessions_max, limits), life)
     }
 
     /// As [`Self::new`], with permits that may be shared.

@@ -17,7 +17,7 @@ use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use url::Url;
 
-use super::adapter::{ConnectionEnds, MessageReceiver, MessageSender, MessageTransport};
+use super::adapter::{ConnectionEnds, MessageReceiver, MessageRoom, MessageSender, MessageTransport};
 use super::http_client::{HttpClient, PooledBody};
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::answer_body::BodyKind;
@@ -253,15 +253,16 @@ struct SseReceiver(EventStream);
 
 #[async_trait]
 impl MessageReceiver for SseReceiver {
-    async fn next(&mut self) -> Result<Bytes, GatewayFault> {
+    async fn next(&mut self, room: &mut MessageRoom) -> Result<Bytes, GatewayFault> {
         loop {
-            match self.0.next().await.map_err(BodyReadError::into_fault)? {
-                Some(event) => {
-                    if let Some(text) = reply::message_in(&event) {
-                        return Ok(Bytes::clone(text));
-                    }
+            while let Some(event) = self.0.take_ready() {
+                if let Some(text) = reply::message_in(&event) {
+                    return Ok(Bytes::clone(text));
                 }
-                None => return Err(BodyReadError::Closed.into_fault()),
+            }
+            room.grow(self.0.pending()).await;
+            if !self.0.read_more().await.map_err(BodyReadError::into_fault)? {
+                return Err(BodyReadError::Closed.into_fault());
             }
         }
     }

@@ -22,7 +22,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::adapter::dedicated_process::DedicatedProcessRules;
-use super::adapter::{ConnectionEnds, MessageReceiver, MessageSender, MessageTransport, WAITING_MAX};
+use super::adapter::{ConnectionEnds, MessageReceiver, MessageRoom, MessageSender, MessageTransport, WAITING_MAX};
 use crate::secret_file::{self, SecretFileError};
 use crate::task::{Executed, GatewayFault, ProcessExit, Reason};
 use crate::upstream::limits::CallPermitSettings;
@@ -348,7 +348,7 @@ struct StdoutReceiver {
 
 #[async_trait]
 impl MessageReceiver for StdoutReceiver {
-    async fn next(&mut self) -> Result<Bytes, GatewayFault> {
+    async fn next(&mut self, room: &mut MessageRoom) -> Result<Bytes, GatewayFault> {
         loop {
             for line in self.ready.by_ref() {
                 // A message with a byte order mark is unreadable, but a response to some request.
@@ -358,6 +358,7 @@ impl MessageReceiver for StdoutReceiver {
                     Some(_) | None => self.noise.stray(&line),
                 }
             }
+            room.grow(self.decoder.held()).await;
             self.buffer.clear();
             let read = self.process.silent.run_until_cancelled(self.stdout.read_buf(&mut self.buffer)).await;
             if !matches!(read, Some(Ok(1..))) {

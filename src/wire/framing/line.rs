@@ -57,4 +57,10 @@ impl LineDecoder {
         }
         Ok(lines)
     }
+
+    /// How many bytes of a line are here whose end is still to come.
+    #[must_use]
+    pub const fn held(&self) -> usize {
+        self.partial.len()
+    }
 }

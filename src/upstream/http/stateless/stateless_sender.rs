@@ -279,7 +279,8 @@ impl StatelessSender {
         let message = envelope::request(id, &draft.method, Some(params.payload()));
         let version = Some(ProtocolVersion::STATELESS);
         let post = SessionHeaders { version, ..SessionHeaders::default() }.post_with(message, Box::new(headers));
-        post.forwarding(self.forwarded.clone()).on_behalf_of(self.principal.clone())
+        let post = post.forwarding(self.forwarded.clone()).on_behalf_of(self.principal.clone());
+        post.kept_if(self.limits.is_kept())
     }
 
     /// The params with the metadata that every request carries. The other hop's metadata is removed already.

@@ -126,6 +126,8 @@ struct CallEntry {
 pub(super) struct RequestTerms {
     /// The client's names for the request, if the server has others.
     pub(super) outer: Option<OriginalRequest>,
+    /// Whether an owner keeps the outcome that the response is.
+    pub(super) is_kept: bool,
     /// Dropped when nothing more comes for the request, after its response was queued.
     pub(super) _done: Option<DropGuard>,
 }
@@ -233,6 +235,11 @@ impl CallTable {
 
     pub(super) fn has(&self, id: &RequestId) -> bool {
         self.calls.contains_key(id)
+    }
+
+    /// Whether the answer to the request is kept, whoever reads it.
+    pub(super) fn is_kept(&self, id: &RequestId) -> bool {
+        self.calls.get(id).is_some_and(|call| call.terms.is_kept)
     }
 
     /// Whether the request in progress is a call of a tool.

@@ -14,7 +14,8 @@ use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::call_table::{CallTable, ConnectionIdleness, EnteredRequest, RequestStartError, RequestTerms};
-use super::{AdapterShared, ConnectionEnds, MessageReceiver, MessageSender, events, refusal};
+use super::{AdapterShared, ConnectionEnds, MessageReceiver, MessageRoom, MessageSender, events, refusal};
+use crate::answer_budget::AnswerShare;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::ForwardedHeaders;
 use crate::upstream::answer_body::{AnswerBody, AnswerMessages, BodyBreakError};
@@ -137,6 +138,12 @@ impl AdapterConnection {
         self.place.lock().as_ref().map(|place| place.owner().clone())
     }
 
+    /// What messages over it may hold.
+    pub(super) fn share(&self) -> AnswerShare {
+        let owner = self.owner().unwrap_or_else(Principal::anonymous);
+        self.shared.places.answers_to(&owner)
+    }
+
     /// Transfers the connection to another principal.
     pub(super) fn pass_to(&self, owner: &Principal) {
         if let Some(place) = &mut *self.place.lock() {
@@ -253,7 +260,7 @@ impl AdapterConnection {
         terms: RequestTerms,
         handed_over: &HandedOver,
     ) -> Result<Response<AnswerBody>, GatewayFault> {
-        let begun = match self.enter(request, terms) {
+        let begun = match self.enter(request, RequestTerms { is_kept: outgoing.is_kept(), ..terms }) {
             Ok(begun) => begun,
             Err(RequestStartError::Over) => return Err(lost()),
             Err(RequestStartError::IdInUse) => return Ok(refusal(Some(&request.id), "this request id is in use")),
@@ -365,23 +372,30 @@ impl AdapterConnection {
     }
 
     async fn hear(self: &Arc<Self>, receiver: &mut dyn MessageReceiver) -> Option<GatewayFault> {
+        let connection = Arc::clone(self);
+        let mut room = MessageRoom::new(move || connection.share());
         let mut look = tokio::time::interval(LOOK_EVERY);
         loop {
-            tokio::select! {
-                () = self.over.cancelled() => return None,
-                text = receiver.next() => match text {
-                    Ok(text) => {
-                        self.shared.health.answered();
-                        self.take(&text);
-                    }
-                    Err(fault) => return Some(fault),
-                },
-                _ = look.tick() => {
-                    if self.left_for() >= IDLE_MAX {
-                        return None;
+            // Kept while it is looked at whether anybody uses the connection: it may wait for bytes, and that has an end.
+            let next = room.next(receiver);
+            tokio::pin!(next);
+            let received = loop {
+                tokio::select! {
+                    () = self.over.cancelled() => return None,
+                    received = &mut next => break received,
+                    _ = look.tick() => {
+                        if self.left_for() >= IDLE_MAX {
+                            return None;
+                        }
                     }
                 }
+            };
+            match received {
+                Ok(Ok(text)) => self.take(&text),
+                Ok(Err((text, fault))) => self.take_unaffordable(text, fault),
+                Err(fault) => return Some(fault),
             }
+            self.shared.health.answered();
         }
     }
 

@@ -33,9 +33,8 @@ pub(super) enum PermitWait {
     Waits,
 }
 
-pub(super) fn new(max: NonZeroUsize) -> CallPermits {
-    let settings = CallPermitSettings { in_flight_max: max, queue_max: WAITING_MAX };
-    CallPermits::unmetered(settings, SharedLimits::default())
+pub(super) fn new(max: NonZeroUsize, limits: SharedLimits) -> CallPermits {
+    CallPermits::unmetered(CallPermitSettings { in_flight_max: max, queue_max: WAITING_MAX }, limits)
 }
 
 /// Why a connection may be evicted.

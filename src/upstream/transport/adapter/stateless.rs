@@ -91,24 +91,25 @@ impl TransportAdapter {
             // Such clients only send requests; to cancel one they stop reading.
             return Ok(answered(StatusCode::ACCEPTED));
         };
+        let terms = || RequestTerms { is_kept: outgoing.is_kept(), ..RequestTerms::default() };
         if self.apart.include(request) {
             let owner = owner_of(outgoing);
             let (session, unless_called) =
                 self.open(ConnectionPurpose::Stateless, (&owner, PermitWait::Waits), outgoing.forwarded()).await?;
-            let terms = RequestTerms { _done: Some(session.end_guard()), ..RequestTerms::default() };
+            let terms = RequestTerms { _done: Some(session.end_guard()), ..terms() };
             let response = session.request_named(&request_ids::without_tasks(request), terms, handed_over).await?;
             unless_called.disarm();
             return Ok(response);
         }
         let principal = owner_of(outgoing);
         let session = self.connection(&principal, request).await?;
-        let first = session.request_named(request, RequestTerms::default(), handed_over).await;
+        let first = session.request_named(request, terms(), handed_over).await;
         if first.is_ok() || handed_over.initialized() || !session.is_over() {
             return first;
         }
         // It ended just now, and nothing was sent.
         let session = self.connection(&principal, request).await?;
-        session.request_named(request, RequestTerms::default(), handed_over).await
+        session.request_named(request, terms(), handed_over).await
     }
 
     /// The connection for a request of a principal, opened if there is none: one request opens it, and only the principal's

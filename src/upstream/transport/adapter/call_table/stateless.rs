@@ -7,7 +7,7 @@ use bytes::Bytes;
 
 use super::{CallEntry, CallTable, DeliveryError};
 use crate::upstream::transport::adapter::request_ids::{self, OriginalRequest};
-use crate::wire::{Notification, RequestId, meta, method};
+use crate::wire::{MessageText, Notification, RequestId, meta, method};
 
 impl CallTable {
     /// A request's names at its client.
@@ -20,9 +20,10 @@ impl CallTable {
     pub(in crate::upstream::transport::adapter) fn note_named(
         &mut self,
         notification: &Notification,
+        counted: impl FnOnce(Bytes) -> MessageText,
     ) -> Result<(), DeliveryError> {
         let (call, text) = self.named(notification).ok_or(DeliveryError::Nobody)?;
-        call.queue.put(&text.into())
+        call.queue.put(&counted(text))
     }
 
     fn named(&self, notification: &Notification) -> Option<(&CallEntry, Bytes)> {

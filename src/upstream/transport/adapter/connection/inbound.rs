@@ -7,10 +7,13 @@ use bytes::Bytes;
 
 use super::super::{call_table::DeliveryError, request_ids};
 use super::{AdapterConnection, ConnectionPurpose};
+use crate::answer_budget::FREE_BYTES;
+use crate::dialect::faults::reason_key;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::era::era_of_refusal;
 use crate::upstream::exchange::Era;
 use crate::upstream::outgoing::HandedOver;
+use crate::wire::envelope::MalformedMessage;
 use crate::wire::rpc_error::INTERNAL_ERROR;
 use crate::wire::{
     self, Message, MessageText, Notification, Object, Payload, Request, RequestId, RpcError, ScanLimits, envelope,
@@ -19,6 +22,8 @@ use crate::wire::{
 
 /// Dropped messages beyond this size are logged.
 const LARGE_BYTES: usize = 256 * 1024;
+/// What becomes of a call whose answer cannot be read.
+const MALFORMED: GatewayFault = GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes);
 
 impl AdapterConnection {
     pub(super) fn take(self: &Arc<Self>, text: &Bytes) {
@@ -27,12 +32,26 @@ impl AdapterConnection {
         }
         match envelope::split_batch(text, ScanLimits::UPSTREAM, envelope::BATCH_READ_MAX) {
             Ok(items) => items.iter().for_each(|item| self.take_one(item)),
-            Err(_) => self.take_unreadable(text),
+            Err(_) => self.take_for_lost(text, MALFORMED),
+        }
+    }
+
+    /// Takes a message that found no room for so long. An outcome that is kept goes to its owner all the same; everything else is
+    /// dropped, and the calls that it was to answer end.
+    pub(super) fn take_unaffordable(self: &Arc<Self>, text: Bytes, fault: GatewayFault) {
+        let is_kept = |seen: &MalformedMessage| {
+            seen.is_answer && seen.id.as_ref().is_some_and(|id| self.table.lock().is_kept(id))
+        };
+        match envelope::glimpse(&text).iter().any(is_kept) {
+            true => self.take(&self.share().rehold(text)),
+            false => self.take_for_lost(&text, fault),
         }
     }
 
     fn take_one(self: &Arc<Self>, text: &Bytes) {
-        let Ok(message) = envelope::read(text, ScanLimits::UPSTREAM) else { return self.take_unreadable(text) };
+        let Ok(message) = envelope::read(text, ScanLimits::UPSTREAM) else {
+            return self.take_for_lost(text, MALFORMED);
+        };
         let message = Arc::new(message);
         let text = MessageText::with_message(text.clone(), Arc::clone(&message));
         let taken = match &*message {
@@ -56,34 +75,32 @@ impl AdapterConnection {
     /// Handles a response without a request. One with a malformed id may still show the intended call; one without any id may be
     /// about a notification, and ends nothing.
     fn take_foreign(&self, response: &wire::Response, text: &[u8]) {
-        let malformed = GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes);
         let meant = envelope::glimpse(text).into_iter().find_map(|seen| seen.id).filter(|_| response.id.is_none());
-        if !meant.is_some_and(|id| self.table.lock().break_off(&id, malformed)) {
+        if !meant.is_some_and(|id| self.table.lock().break_off(&id, MALFORMED)) {
             self.shared.dropped("foreign_response");
         }
     }
 
-    /// Ends the calls that an unreadable text was meant for, as far as they can be recognised: nothing else will come for them. A
-    /// response without a recognisable id is the only call's, if there is just one. A text that is no response, such as a log
-    /// line, ends nothing.
-    fn take_unreadable(&self, text: &[u8]) {
-        let malformed = GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes);
+    /// Ends the calls that a text was meant for which cannot be read or found no room, as far as they can be recognised: nothing else
+    /// will come for them. A response without a recognisable id is the only call's, if there is just one. A text that is no
+    /// response, such as a log line, ends nothing.
+    pub(super) fn take_for_lost(&self, text: &[u8], fault: GatewayFault) {
         let (mut is_ended, mut is_call) = (false, false);
         for seen in envelope::glimpse(text) {
             is_call |= seen.is_call;
             if seen.is_answer {
                 let mut table = self.table.lock();
                 is_ended |= match &seen.id {
-                    Some(id) => table.break_off(id, malformed),
-                    None => table.break_off_only(malformed),
+                    Some(id) => table.break_off(id, fault),
+                    None => table.break_off_only(fault),
                 };
             }
         }
         if !is_ended {
-            self.shared.dropped("malformed_event");
+            self.shared.dropped(if fault.reason == MALFORMED.reason { "malformed_event" } else { "slow_reader" });
         }
         if is_call {
-            tracing::debug!(upstream = %self.shared.name, "a request or notification of the server cannot be read");
+            tracing::debug!(upstream = %self.shared.name, reason = reason_key(fault.reason), "a request or notification of the server is lost");
         }
     }
 
@@ -95,7 +112,7 @@ impl AdapterConnection {
         };
         let is_tool = response.id.as_ref().is_some_and(|id| self.table.lock().is_tool(id));
         let is_probe = outer.as_ref().is_some_and(|outer| outer.is_probe);
-        let text = outer.map_or_else(|| text.clone(), |outer| request_ids::answer(response, &outer.id).into());
+        let text = outer.map_or_else(|| text.clone(), |outer| self.counted(request_ids::answer(response, &outer.id)));
         let is_result = response.outcome.is_ok();
         let taken = {
             let mut table = self.table.lock();
@@ -118,16 +135,21 @@ impl AdapterConnection {
         }
     }
 
+    /// A copy of a message, which holds its own bytes.
+    fn counted(&self, copy: Bytes) -> MessageText {
+        if copy.len() <= FREE_BYTES { copy.into() } else { self.share().rehold(copy).into() }
+    }
+
     fn note(&self, notification: &Notification, text: &MessageText) -> Result<(), DeliveryError> {
         let mut table = self.table.lock();
         match &self.kind {
             ConnectionPurpose::Session => table.note(notification, text),
-            ConnectionPurpose::Stateless => table.note_named(notification),
+            ConnectionPurpose::Stateless => table.note_named(notification, |copy| self.counted(copy)),
             ConnectionPurpose::Apart { process } => match notification.cancelled() {
                 Some(id) => {
                     let (notification, text) =
                         request_ids::withdrawal(notification, &request_ids::outward(process, &id));
-                    table.note(&notification, &text.into())
+                    table.note(&notification, &self.counted(text))
                 }
                 None => table.note(notification, text),
             },
@@ -141,7 +163,7 @@ impl AdapterConnection {
             ConnectionPurpose::Stateless => return self.shared.dropped("stray_request"),
             ConnectionPurpose::Apart { process } => {
                 let (request, text) = request_ids::question(request, request_ids::outward(process, &request.id));
-                self.table.lock().ask(&request, &text.into())
+                self.table.lock().ask(&request, &self.counted(text))
             }
         };
         let why = match asked {

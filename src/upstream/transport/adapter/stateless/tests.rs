@@ -9,10 +9,14 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::*;
+use crate::shared_limits::SharedLimits;
+use crate::task::PrincipalLimitTable;
 use crate::upstream::TaskScope;
 use crate::upstream::outgoing::SessionHeaders;
 use crate::upstream::transport::StreamableAdapter as _;
-use crate::upstream::transport::adapter::{ConnectionEnds, MessageReceiver, MessageSender, MessageTransport};
+use crate::upstream::transport::adapter::{
+    ConnectionEnds, MessageReceiver, MessageRoom, MessageSender, MessageTransport,
+};
 use crate::upstream::upstream_health::UpstreamHealth;
 use crate::wire::ProtocolVersion;
 
@@ -62,7 +66,7 @@ impl MessageSender for RecordingSender {
 
 #[async_trait]
 impl MessageReceiver for SilentReceiver {
-    async fn next(&mut self) -> Result<Bytes, GatewayFault> {
+    async fn next(&mut self, _: &mut MessageRoom) -> Result<Bytes, GatewayFault> {
         std::future::pending().await
     }
 }
@@ -82,7 +86,7 @@ async fn t_20_each_principal_has_a_connection_and_whoever_calls_first_takes_the_
     let stand = TransportAdapter::new(
         Arc::new(UpstreamHealth::new(&Arc::from("up"), "up")),
         Box::new(wire),
-        NonZeroUsize::new(8).unwrap(),
+        (NonZeroUsize::new(8).unwrap(), SharedLimits::default()),
         life.clone(),
     );
     let mut answers = Vec::new();
@@ -127,7 +131,7 @@ async fn nobody_waits_for_another_principals_connection() {
     let stand = TransportAdapter::new(
         Arc::new(UpstreamHealth::new(&Arc::from("up"), "up")),
         Box::new(wire),
-        NonZeroUsize::new(8).unwrap(),
+        (NonZeroUsize::new(8).unwrap(), SharedLimits::default()),
         life.clone(),
     );
     let send = async |principal: &str| stand.send(&post(principal, method::TOOLS_CALL), &HandedOver::default()).await;
@@ -146,5 +150,75 @@ async fn nobody_waits_for_another_principals_connection() {
     let numbers: Vec<_> = heard.lock().iter().map(|(number, _)| *number).collect();
     assert_eq!(numbers, [0, 0, 2, 1, 1]);
     drop((first, one.unwrap(), two.unwrap(), others));
+    life.stop.cancel();
+}
+
+/// Says what it is given.
+#[derive(Debug)]
+struct SpeakingTransport(parking_lot::Mutex<Option<tokio::sync::mpsc::Receiver<Bytes>>>);
+
+struct SpeakingReceiver(tokio::sync::mpsc::Receiver<Bytes>);
+
+#[async_trait]
+impl MessageTransport for SpeakingTransport {
+    async fn open(&self, _: &ForwardedHeaders) -> Result<ConnectionEnds, GatewayFault> {
+        let sender = RecordingSender { number: 0, heard: RecordedMessages::default() };
+        let said = self.0.lock().take().unwrap();
+        Ok(ConnectionEnds { sender: Arc::new(sender), receiver: Box::new(SpeakingReceiver(said)) })
+    }
+}
+
+#[async_trait]
+impl MessageReceiver for SpeakingReceiver {
+    async fn next(&mut self, _: &mut MessageRoom) -> Result<Bytes, GatewayFault> {
+        match self.0.recv().await {
+            Some(text) => Ok(text),
+            None => std::future::pending().await,
+        }
+    }
+}
+
+fn large_answer(id: usize) -> Bytes {
+    json!({ "jsonrpc": "2.0", "id": id, "result": { "x": "x".repeat(1 << 20) } }).to_string().into()
+}
+
+/// B190: its bytes are counted from the first; what nobody reads holds up the others of its connection for a minute.
+#[tokio::test(start_paused = true)]
+async fn b190_an_answer_that_finds_no_room_ends_its_call_after_a_minute_and_one_that_is_kept_reaches_its_owner() {
+    use http_body_util::BodyExt as _;
+
+    let table = PrincipalLimitTable { answer_bytes_max: 7 << 19, ..PrincipalLimitTable::default() };
+    let (say, said) = tokio::sync::mpsc::channel(8);
+    let life = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
+    let stand = TransportAdapter::new(
+        Arc::new(UpstreamHealth::new(&Arc::from("up"), "up")),
+        Box::new(SpeakingTransport(parking_lot::Mutex::new(Some(said)))),
+        (NonZeroUsize::new(8).unwrap(), SharedLimits::new(Arc::new(table))),
+        life.clone(),
+    );
+    let send = async |is_kept: bool| {
+        let post = post("ada", method::TOOLS_CALL).kept_if(is_kept);
+        stand.send(&post, &HandedOver::default()).await.unwrap().into_body()
+    };
+    // The second one exceeds the bound, and nobody reads either.
+    let mut calls = Vec::new();
+    for is_kept in [false, false, false, true, false] {
+        calls.push(send(is_kept).await);
+    }
+    for id in 0..4 {
+        say.send(large_answer(id)).await.unwrap();
+    }
+    say.send(Bytes::from_static(b"{\"jsonrpc\":\"2.0\",\"id\":4,\"result\":{}}")).await.unwrap();
+    let began = tokio::time::Instant::now();
+    let Some(Err(fault)) = tokio::time::timeout(std::time::Duration::from_secs(600), calls[2].frame()).await.unwrap()
+    else {
+        panic!("it had room")
+    };
+    let fault = crate::upstream::answer_body::fault_in(&fault);
+    assert_eq!((fault.reason, fault.executed), (Reason::AnswersFull, Executed::Yes));
+    assert_eq!(began.elapsed().as_secs(), 60);
+    assert!(calls[3].frame().await.unwrap().unwrap().into_data().unwrap().len() > 1 << 20);
+    assert!(calls[4].frame().await.unwrap().is_ok(), "it waits no longer than the others");
+    assert!(calls[0].frame().await.unwrap().is_ok() && calls[1].frame().await.unwrap().is_ok());
     life.stop.cancel();
 }

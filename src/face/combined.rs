@@ -144,8 +144,8 @@ struct CombinedUpstreams {
 }
 
 impl CombinedEndpoint {
-    /// Creates an endpoint of these upstreams: at least one, in the order of the settings. `sessions` may hold sessions of an earlier
-    /// endpoint of the path.
+    /// Creates an endpoint of these upstreams: at least one, in the order of the settings. `sessions` may hold sessions of an
+    /// earlier endpoint of the path.
     #[must_use]
     pub fn new(
         settings: CombinedSettings,

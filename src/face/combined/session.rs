@@ -1,8 +1,8 @@
 //! Serves clients with sessions at an endpoint of several upstreams.
 //!
-//! The session id at the endpoint is sealed, like all session ids. The client's sessions at the upstreams are opened on demand, with the
-//! client's own introduction. Their ids are kept in memory, and lost with the process or under a flood of sessions: then new ones
-//! are opened.
+//! The session id at the endpoint is sealed, like all session ids. The client's sessions at the upstreams are opened on demand,
+//! with the client's own introduction. Their ids are kept in memory, and lost with the process or under a flood of sessions: then
+//! new ones are opened.
 
 use std::borrow::Cow;
 use std::pin::pin;

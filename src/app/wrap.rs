@@ -132,6 +132,7 @@ fn host(endpoint: Arc<dyn Endpoint>, with: &SseServed) -> StreamClient {
         path: with.path.to_string(),
         principal: Principal::local(),
         address: None,
+        limits: with.served.engine.limits().clone(),
         message_bytes_max: with.result_bytes_max.saturating_add(ENVELOPE_BYTES),
     }
 }

@@ -121,6 +121,7 @@ impl SseEndpoint {
             path: path.to_string(),
             principal: inbound.principal,
             address: inbound.client,
+            limits: served.engine.limits().clone(),
             message_bytes_max: result_bytes_max.saturating_add(ENVELOPE_BYTES),
         };
         served.life.tracker.spawn(stream_client::serve_until(client, spoken, outgoing, leaving.clone()));

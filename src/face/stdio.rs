@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use super::stream_client::{self, ClientMessage, InputEnd, OutgoingMessage, StreamClient};
+use super::stream_client::{self, ClientMessage, InputEnd, StreamClient};
 use crate::wire::framing::MessageClassifier;
 use crate::wire::rpc_error::INVALID_REQUEST;
 use crate::wire::{RequestId, RpcError, envelope};
@@ -126,7 +126,7 @@ async fn read(
     mut input: impl AsyncRead + Unpin,
     line_bytes_max: usize,
     lines: mpsc::Sender<ClientMessage>,
-    refusals: mpsc::Sender<OutgoingMessage>,
+    refusals: mpsc::Sender<Bytes>,
 ) -> Result<(), StdioError> {
     let mut cut = StdioClientLines::new(line_bytes_max);
     let mut buffer = BytesMut::with_capacity(READ_BYTES);
@@ -140,13 +140,13 @@ async fn read(
                 StdioClientLine::Line(text) => text,
                 StdioClientLine::TooLong { id, has_method: true } => {
                     // Fails if the receiver is gone.
-                    let _ = refusals.send(envelope::error(id.as_ref(), &too_long(line_bytes_max)).into()).await;
+                    let _ = refusals.send(envelope::error(id.as_ref(), &too_long(line_bytes_max))).await;
                     continue;
                 }
                 // The server waits for it.
                 StdioClientLine::TooLong { id: Some(id), .. } => envelope::error(Some(&id), &too_long(line_bytes_max)),
                 StdioClientLine::TooLong { id: None, .. } => {
-                    let _ = refusals.send(envelope::error(None, &too_long(line_bytes_max)).into()).await;
+                    let _ = refusals.send(envelope::error(None, &too_long(line_bytes_max))).await;
                     continue;
                 }
             };
@@ -230,12 +230,12 @@ impl StdioClientLines {
 /// Writes messages, one per line, until the reader is gone.
 async fn write(
     mut output: impl AsyncWrite + Unpin,
-    mut messages: mpsc::Receiver<OutgoingMessage>,
+    mut messages: mpsc::Receiver<Bytes>,
     input_over: &CancellationToken,
 ) {
     while let Some(message) = messages.recv().await {
-        let (text, _held) = message.into_parts();
-        let line = line_of(text);
+        // Its bytes are free once the line is written.
+        let line = line_of(message.clone());
         let writing = async { output.write_all(&line).await.is_ok() && output.flush().await.is_ok() };
         let is_stuck = async {
             input_over.cancelled().await;

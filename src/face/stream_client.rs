@@ -12,7 +12,6 @@ mod answer_relay;
 mod client_link;
 mod input_end;
 mod notifications;
-mod outgoing_budget;
 mod stream_requests;
 
 use std::borrow::Cow;
@@ -38,16 +37,17 @@ use super::answer::unreadable;
 use super::classify::{Face, face_of};
 use super::headers;
 use super::http::Endpoint;
+use crate::answer_budget::as_one_request;
 use crate::dialect::RequestError;
 use crate::dialect::faults::gateway_error;
 use crate::metric;
+use crate::shared_limits::SharedLimits;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::wire::envelope::{self, Notification, is_batch};
 use crate::wire::{Message, Payload, ProtocolVersion, RequestId, RpcError, ScanLimits, method};
 use client_link::{ClientDisconnected, ClientLink};
 pub use input_end::InputEnd;
 use input_end::RequestKind;
-pub use outgoing_budget::{OutgoingMessage, OutgoingPermit};
 
 /// Limit of concurrent requests; further ones are refused.
 const REQUESTS_MAX: usize = 1_024;
@@ -74,7 +74,9 @@ pub struct StreamClient {
     pub principal: Principal,
     /// The client's address, if it is remote.
     pub address: Option<IpAddr>,
-    /// The largest message to the client; a call with a larger response gets an error.
+    /// What its answers may hold.
+    pub limits: SharedLimits,
+    /// Largest message that is said to the client; a call whose answer is larger gets an error.
     pub message_bytes_max: usize,
 }
 
@@ -100,13 +102,9 @@ pub struct ClientMessage {
 /// take at most 8 MiB plus one message, above which the server has to wait. Drop an item once it is written: until then its bytes
 /// are counted.
 ///
-/// At the end, plain calls are cancelled and the session is ended, which takes at most two seconds; tasks continue. Dropping the
-/// future leaves a session open.
-pub async fn serve(
-    client: StreamClient,
-    spoken: mpsc::Receiver<ClientMessage>,
-    outgoing: mpsc::Sender<OutgoingMessage>,
-) {
+/// At the end plain calls are cancelled and the session is ended, which takes two seconds at most; tasks go on.
+/// Dropping the future leaves a session open.
+pub async fn serve(client: StreamClient, spoken: mpsc::Receiver<ClientMessage>, outgoing: mpsc::Sender<Bytes>) {
     serve_until(client, spoken, outgoing, CancellationToken::new()).await;
 }
 
@@ -114,7 +112,7 @@ pub async fn serve(
 pub async fn serve_until(
     client: StreamClient,
     spoken: mpsc::Receiver<ClientMessage>,
-    outgoing: mpsc::Sender<OutgoingMessage>,
+    outgoing: mpsc::Sender<Bytes>,
     leaving: CancellationToken,
 ) {
     serve_to_input_end(client, spoken, outgoing, leaving, InputEnd::ClientLeft).await;
@@ -124,7 +122,7 @@ pub async fn serve_until(
 pub async fn serve_to_input_end(
     client: StreamClient,
     mut spoken: mpsc::Receiver<ClientMessage>,
-    outgoing: mpsc::Sender<OutgoingMessage>,
+    outgoing: mpsc::Sender<Bytes>,
     leaving: CancellationToken,
     input_end: InputEnd,
 ) {
@@ -371,7 +369,7 @@ impl StreamClientLoop {
         let line = Arc::clone(&self.line);
         let asking = async move {
             let asking = async {
-                match caught(line.ask(inbound, &id, &withdrawn)).await {
+                match caught(as_one_request(line.ask(inbound, &id, &withdrawn))).await {
                     Some(_) => (),
                     None => {
                         let fault = GatewayFault::new(Reason::Internal, Executed::Unknown);
@@ -403,10 +401,10 @@ impl StreamClientLoop {
         });
         let (serial, _) = self.entered(ids.collect(), RequestKind::Array, Face::Session);
         let line = Arc::clone(&self.line);
-        let asking = async move {
+        let asking = as_one_request(async move {
             let response = line.serve(line.inside(heard)).await;
             line.relay(response, None).await
-        };
+        });
         self.work.push(caught(asking).map(move |_| CompletedWork::Answered(serial)).boxed());
     }
 

@@ -17,7 +17,8 @@ use hyper::body::Frame;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use taskgate::face::http::{Endpoint, FaceResponse, Inbound, MessageChannel, empty_body, full_body};
-use taskgate::face::stream_client::{self, ClientMessage, OutgoingMessage, StreamClient};
+use taskgate::face::stream_client::{self, ClientMessage, StreamClient};
+use taskgate::shared_limits::SharedLimits;
 use taskgate::task::Principal;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinHandle;
@@ -118,7 +119,7 @@ fn events(pieces: stream::BoxStream<'static, &'static str>) -> FaceResponse {
 struct Host {
     script: Arc<Script>,
     to: Option<mpsc::Sender<ClientMessage>>,
-    from: mpsc::Receiver<OutgoingMessage>,
+    from: mpsc::Receiver<Bytes>,
     serving: JoinHandle<()>,
 }
 
@@ -136,6 +137,7 @@ impl Host {
             path: "/mcp".to_owned(),
             principal: Principal::local(),
             address: None,
+            limits: SharedLimits::default(),
             message_bytes_max: BYTES_MAX,
         };
         let (to, spoken) = mpsc::channel(4);
@@ -167,7 +169,7 @@ impl Host {
 
     async fn read(&mut self) -> Value {
         let message = timeout(PATIENCE, self.from.recv()).await.expect("a message comes").expect("it goes on");
-        serde_json::from_slice(message.text()).expect("it is JSON")
+        serde_json::from_slice(&message).expect("it is JSON")
     }
 
     /// Waits until the endpoint was asked so often since the last wait.

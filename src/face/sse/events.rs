@@ -1,35 +1,27 @@
 //! Writes the messages of one stream.
 
+use bytes::Bytes;
 use tokio::sync::mpsc;
 
-use super::super::stream_client::{ClientMessage, OutgoingMessage, OutgoingPermit};
+use super::super::stream_client::ClientMessage;
 use super::streams::SseStreamPermit;
 use crate::face::call_stream::{CallMessage, CallMessages};
 
 /// One open stream. Dropping it, as its connection ends, releases its permit and closes its queue.
 pub(super) struct SseEventStream {
-    said: mpsc::Receiver<OutgoingMessage>,
-    /// The permit of the message that is being written.
-    writing: Option<OutgoingPermit>,
+    said: mpsc::Receiver<Bytes>,
     _place: SseStreamPermit<mpsc::Sender<ClientMessage>>,
 }
 
 impl SseEventStream {
-    pub(super) const fn new(
-        said: mpsc::Receiver<OutgoingMessage>,
-        place: SseStreamPermit<mpsc::Sender<ClientMessage>>,
-    ) -> Self {
-        Self { said, writing: None, _place: place }
+    pub(super) const fn new(said: mpsc::Receiver<Bytes>, place: SseStreamPermit<mpsc::Sender<ClientMessage>>) -> Self {
+        Self { said, _place: place }
     }
 }
 
 impl CallMessages for SseEventStream {
     async fn next(&mut self) -> Option<CallMessage> {
-        // The previous message has been written: the next is requested only then.
-        self.writing = None;
-        let (text, held) = self.said.recv().await?.into_parts();
-        self.writing = Some(held);
-        Some(CallMessage::event(text))
+        Some(CallMessage::event(self.said.recv().await?))
     }
 }
 
@@ -37,7 +29,6 @@ impl CallMessages for SseEventStream {
 mod tests {
     use std::sync::Arc;
 
-    use bytes::Bytes;
     use http_body_util::BodyExt;
     use tokio::time::Instant;
 
@@ -50,7 +41,7 @@ mod tests {
     use crate::shared_limits::SharedLimits;
     use crate::task::Principal;
 
-    fn open() -> (mpsc::Sender<OutgoingMessage>, ResponseBody) {
+    fn open() -> (mpsc::Sender<Bytes>, ResponseBody) {
         let key = SseStreamKey { owner: Principal::local(), upstream: Arc::from("up"), nonce: 1 };
         let table = Arc::new(SseStreamTable::new(SharedLimits::default()));
         let place = table.open(key, Principal::local(), || mpsc::channel(1).0).unwrap();
@@ -71,7 +62,7 @@ mod tests {
         assert_eq!(next(&mut body).await.unwrap(), ":\n\n");
         assert_eq!(began.elapsed(), SIGN);
         tokio::time::sleep(SIGN / 2).await;
-        saying.send(Bytes::from_static(b"{}").into()).await.unwrap();
+        saying.send(Bytes::from_static(b"{}")).await.unwrap();
         assert_eq!(next(&mut body).await.unwrap(), "event: message\ndata: {}\n\n");
         assert_eq!(next(&mut body).await.unwrap(), ":\n\n");
         assert_eq!(began.elapsed(), SIGN * 5 / 2, "counted from the message");
@@ -80,8 +71,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn it_ends_once_all_that_was_said_is_written() {
         let (saying, mut body) = open();
-        saying.send(Bytes::from_static(b"1").into()).await.unwrap();
-        saying.send(Bytes::from_static(b"2").into()).await.unwrap();
+        saying.send(Bytes::from_static(b"1")).await.unwrap();
+        saying.send(Bytes::from_static(b"2")).await.unwrap();
         drop(saying);
         let mut written = Vec::new();
         while let Some(bytes) = next(&mut body).await {

@@ -4,20 +4,17 @@
 
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::StatusCode;
 use http::header::{CONTENT_TYPE, RETRY_AFTER};
-use http_body_util::BodyExt as _;
-use hyper::body::Body as _;
 
 use super::client_link::{ClientDisconnected, ClientLink};
-use super::outgoing_budget::OutgoingPermit;
 use crate::dialect::faults::{gateway_error, reason_key};
 use crate::face::http::{FaceResponse, ResponseBody};
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Reason};
+use crate::upstream::reply::{BodyReadError, EventStream, read_whole};
 use crate::wire::envelope::{EnvelopeError, is_batch, split_batch};
-use crate::wire::framing::{BodyPart, SseDecoder};
 use crate::wire::{Message, MessageText, RequestId, ScanLimits, envelope};
 
 /// How a response ended.
@@ -51,8 +48,7 @@ impl ClientLink {
         if kind.is_some_and(|kind| kind.starts_with(b"text/event-stream")) {
             return self.relay_events(body, id).await;
         }
-        let mut held = OutgoingPermit::default();
-        let text = match self.collect(body, &mut held).await {
+        let text = match read_whole(body, &self.read_limits()).await {
             Ok(text) => text,
             Err(fault) => {
                 self.say_fault(id, &fault).await?;
@@ -66,13 +62,13 @@ impl ClientLink {
             let wait = head.headers.get(RETRY_AFTER).and_then(|seconds| seconds.to_str().ok()?.parse().ok());
             let refusal = refusal(&text, id, head.status, wait.map(Duration::from_secs));
             return match self.vetted(refusal.into(), None).0 {
-                Some(refusal) => self.say_held(refusal, held).await.map(|()| RelayOutcome::Whole),
+                Some(refusal) => self.say(refusal).await.map(|()| RelayOutcome::Whole),
                 None => Ok(RelayOutcome::Whole),
             };
         }
         let (message, is_answer) = self.vetted(text.into(), id);
         if let Some(message) = message {
-            self.say_held(message, held).await?;
+            self.say(message).await?;
         }
         if !is_answer {
             self.say_fault(id, &GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes)).await?;
@@ -82,39 +78,33 @@ impl ClientLink {
 
     async fn relay_events(
         &self,
-        mut body: ResponseBody,
+        body: ResponseBody,
         id: Option<&RequestId>,
     ) -> Result<RelayOutcome, ClientDisconnected> {
-        let mut decoder = SseDecoder::new(self.message_bytes_max());
+        let mut events = EventStream::new(body, self.read_limits());
         let (mut place, mut is_answered) = (RelayResumePoint::default(), false);
-        // The room of the incomplete event, and its bytes so far.
-        let (mut held, mut pending) = (OutgoingPermit::default(), 0);
         loop {
-            // Takes room for the bytes so far before more of the event is read.
-            self.room().grow(&mut held, pending).await;
-            // An error of the stream counts as its end.
-            let Some(Ok(frame)) = body.frame().await else { break };
-            let Ok(part) = frame.into_data() else { continue };
-            let Ok(events) = decoder.take(&part) else {
-                self.say_fault(id, &GatewayFault::new(Reason::ResultTooLarge, Executed::Yes)).await?;
-                return Ok(RelayOutcome::Whole);
+            let event = match events.next().await.map_err(BodyReadError::into_fault) {
+                Ok(Some(event)) => event,
+                Err(fault) if has_no_room(fault.reason) => {
+                    self.say_fault(id, &fault).await?;
+                    return Ok(RelayOutcome::Whole);
+                }
+                // What cuts a stream off ends it, like its end.
+                Ok(None) | Err(_) => break,
             };
-            pending = if events.is_empty() { pending + part.len() } else { part.len() };
-            for event in events {
-                let says = event.is_message() && !event.data.is_empty();
-                place.event = event.id.or_else(|| place.event.take());
-                place.retry = event.retry_ms.map(Duration::from_millis).or(place.retry);
-                let held = std::mem::take(&mut held);
-                // An event without data only sets a position; an event with a name is no message.
-                if !says {
-                    continue;
-                }
-                place.moved = true;
-                let (message, is_answer) = self.vetted(event.data, id);
-                is_answered |= is_answer;
-                if let Some(message) = message {
-                    self.say_held(message, held).await?;
-                }
+            let says = event.is_message() && !event.data.is_empty();
+            place.event = event.id.or_else(|| place.event.take());
+            place.retry = event.retry_ms.map(Duration::from_millis).or(place.retry);
+            // One without data only names a place; one with a name of its own is no message.
+            if !says {
+                continue;
+            }
+            place.moved = true;
+            let (message, is_answer) = self.vetted(event.data, id);
+            is_answered |= is_answer;
+            if let Some(message) = message {
+                self.say(message).await?;
             }
         }
         let place = RelayResumePoint { event: place.event.filter(|event| !event.is_empty()), ..place };
@@ -157,28 +147,7 @@ impl ClientLink {
         metric::count_dropped(upstream, "no_message");
     }
 
-    /// Reads a whole body, once there is room for it.
-    async fn collect(&self, mut body: ResponseBody, held: &mut OutgoingPermit) -> Result<Bytes, GatewayFault> {
-        let bytes_max = self.message_bytes_max();
-        let known = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
-        if known > bytes_max {
-            return Err(GatewayFault::new(Reason::ResultTooLarge, Executed::Yes));
-        }
-        let mut all = BytesMut::new();
-        loop {
-            self.room().grow(held, known.max(all.len())).await;
-            let Some(frame) = body.frame().await else { break };
-            let frame = frame.map_err(|_| GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown))?;
-            let Ok(bytes) = frame.into_data().map(BodyPart::into_bytes) else { continue };
-            if all.len() + bytes.len() > bytes_max {
-                return Err(GatewayFault::new(Reason::ResultTooLarge, Executed::Yes));
-            }
-            all.extend_from_slice(&bytes);
-        }
-        Ok(all.freeze())
-    }
-
-    /// Without a request, a fault is only logged.
+    /// What is nobody's in particular is not worth an error.
     pub(super) async fn say_fault(
         &self,
         id: Option<&RequestId>,
@@ -194,7 +163,12 @@ impl ClientLink {
     }
 }
 
-/// A refusal in the form that the client that sent `id` expects.
+/// Whether an answer ended because it was too large, or found no room beside others.
+const fn has_no_room(reason: Reason) -> bool {
+    matches!(reason, Reason::ResultTooLarge | Reason::TooMuchUnread | Reason::AnswersFull)
+}
+
+/// A refusal as the client that sent `id` can read it.
 fn refusal(text: &Bytes, id: Option<&RequestId>, status: StatusCode, retry_after: Option<Duration>) -> Bytes {
     let Some(id) = id else { return text.clone() };
     if let Ok(Message::Response(response)) = envelope::read(text, ScanLimits::UPSTREAM) {

@@ -11,12 +11,12 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::outgoing_budget::{OutgoingBudget, OutgoingMessage, OutgoingPermit};
 use super::{ClientMessage, ParsedMessage, StreamClient};
 use crate::face::arrival::Arrival;
 use crate::face::headers;
 use crate::face::http::{AcceptedTypes, FaceResponse, Inbound, MessageChannel};
 use crate::upstream::ForwardedHeaders;
+use crate::upstream::reply::ReadLimits;
 use crate::wire::{RequestId, RpcError, envelope};
 
 /// How long the end of a session may take.
@@ -36,26 +36,23 @@ pub(super) struct StreamClientSession {
 /// The state that all work for one client shares.
 pub(super) struct ClientLink {
     client: StreamClient,
-    outgoing: mpsc::Sender<OutgoingMessage>,
+    outgoing: mpsc::Sender<Bytes>,
     session: Mutex<Option<StreamClientSession>>,
-    room: OutgoingBudget,
 }
 
 impl ClientLink {
-    pub(super) fn new(client: StreamClient, outgoing: mpsc::Sender<OutgoingMessage>) -> Arc<Self> {
-        Arc::new(Self { client, outgoing, session: Mutex::default(), room: OutgoingBudget::default() })
+    pub(super) fn new(client: StreamClient, outgoing: mpsc::Sender<Bytes>) -> Arc<Self> {
+        Arc::new(Self { client, outgoing, session: Mutex::default() })
     }
 
-    pub(super) const fn room(&self) -> &OutgoingBudget {
-        &self.room
+    /// The bounds of an answer to the client.
+    pub(super) fn read_limits(&self) -> ReadLimits {
+        let StreamClient { limits, principal, message_bytes_max, .. } = &self.client;
+        ReadLimits::within(*message_bytes_max, limits.answers_to(principal))
     }
 
     pub(super) const fn upstream(&self) -> &Arc<str> {
         &self.client.upstream
-    }
-
-    pub(super) const fn message_bytes_max(&self) -> usize {
-        self.client.message_bytes_max
     }
 
     pub(super) fn is_open(&self) -> bool {
@@ -71,16 +68,9 @@ impl ClientLink {
         self.outgoing.closed().await;
     }
 
-    /// Sends one message to the client, once there is room. If the future is dropped, the message is sent completely or not at
-    /// all.
+    /// Says one message to the client. Dropping the future says it whole or not at all.
     pub(super) async fn say(&self, message: Bytes) -> Result<(), ClientDisconnected> {
-        self.say_held(message, OutgoingPermit::default()).await
-    }
-
-    /// Like [`ClientLink::say`], for a message that already has room.
-    pub(super) async fn say_held(&self, message: Bytes, held: OutgoingPermit) -> Result<(), ClientDisconnected> {
-        let said = self.room.message(message, held).await;
-        self.outgoing.send(said).await.map_err(|_| ClientDisconnected)
+        self.outgoing.send(message).await.map_err(|_| ClientDisconnected)
     }
 
     pub(super) async fn say_error(&self, id: Option<&RequestId>, error: &RpcError) -> Result<(), ClientDisconnected> {

@@ -16,8 +16,9 @@ use hyper::body::{Body, Frame, SizeHint};
 use serde_json::json;
 use taskgate::face::http::{Endpoint, FaceResponse, Inbound};
 use taskgate::face::stdio::{self, StdioEnds};
-use taskgate::face::stream_client::{self, ClientMessage, OutgoingMessage, StreamClient};
-use taskgate::task::Principal;
+use taskgate::face::stream_client::{self, ClientMessage, StreamClient};
+use taskgate::shared_limits::SharedLimits;
+use taskgate::task::{Principal, PrincipalLimitTable};
 use taskgate::wire::framing::BodyPart;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::sync::mpsc;
@@ -115,10 +116,14 @@ async fn a_client_that_asks_and_does_not_read_holds_up_its_server_and_not_memory
             path: "/mcp".to_owned(),
             principal: Principal::local(),
             address: None,
+            limits: SharedLimits::new(Arc::new(PrincipalLimitTable {
+                answer_bytes_max: 8 << 20,
+                ..PrincipalLimitTable::default()
+            })),
             message_bytes_max: 32 << 20,
         };
         let (to, spoken) = mpsc::channel(4);
-        let (outgoing, mut from) = mpsc::channel::<OutgoingMessage>(8);
+        let (outgoing, mut from) = mpsc::channel::<Bytes>(8);
         let serving = TaskTracker::new().spawn(stream_client::serve(client, spoken, outgoing));
         for id in 0..60 {
             let text = stateless(id, "tools/call").to_string().into();
@@ -131,7 +136,7 @@ async fn a_client_that_asks_and_does_not_read_holds_up_its_server_and_not_memory
         let mut answered = 0;
         for _ in 0..60 {
             let said = tokio::time::timeout(super::PATIENCE, from.recv()).await.expect("all come").unwrap();
-            assert!(said.text().len() > ANSWER, "{sending:?}");
+            assert!(said.len() > ANSWER, "{sending:?}");
             answered += 1;
         }
         assert_eq!((answered, taken.load(Ordering::SeqCst) / ANSWER), (60, 60), "{sending:?}");
@@ -232,6 +237,7 @@ impl Piped {
             path: "/mcp".to_owned(),
             principal: Principal::local(),
             address: None,
+            limits: SharedLimits::default(),
             message_bytes_max: 1 << 20,
         };
         let (near, far) = tokio::io::duplex(64 << 10);

@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use http::HeaderMap;
 use serde_json::{Value, json};
 use taskgate::face::endpoint::UpstreamEndpoint;
-use taskgate::face::stream_client::{self, ClientMessage, OutgoingMessage, StreamClient};
+use taskgate::face::stream_client::{self, ClientMessage, StreamClient};
+use taskgate::shared_limits::SharedLimits;
 use taskgate::task::Principal;
 use tokio::sync::mpsc;
 
@@ -26,14 +28,15 @@ async fn ask(world: &World, params: Value) -> Value {
         path: "/mcp".to_owned(),
         principal: Principal::local(),
         address: None,
+        limits: SharedLimits::default(),
         message_bytes_max: 1 << 20,
     };
-    let ((to, spoken), (outgoing, mut from)) = (mpsc::channel(1), mpsc::channel::<OutgoingMessage>(1));
+    let ((to, spoken), (outgoing, mut from)) = (mpsc::channel(1), mpsc::channel::<Bytes>(1));
     let asking = async {
         to.send(ClientMessage { text: message.to_string().into(), headers: HeaderMap::new() }).await.unwrap();
         let answer = from.recv().await.unwrap();
         drop(to);
-        serde_json::from_slice(answer.text()).unwrap()
+        serde_json::from_slice(&answer).unwrap()
     };
     tokio::join!(stream_client::serve(client, spoken, outgoing), asking).1
 }

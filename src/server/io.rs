@@ -399,7 +399,60 @@ pub(super) async fn linger<T: ResettableStream>(mut socket: T, span: Duration) {
 
 #[cfg(test)]
 mod tests {
+    use tokio_util::sync::CancellationToken;
+
     use super::*;
+
+    /// A peer that takes `bytes` each second, and nothing in between.
+    struct DrippingPeer {
+        bytes: usize,
+        pause: Pin<Box<Sleep>>,
+    }
+
+    impl AsyncRead for DrippingPeer {
+        fn poll_read(self: Pin<&mut Self>, _: &mut Context<'_>, _: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+            Poll::Pending
+        }
+    }
+
+    impl AsyncWrite for DrippingPeer {
+        fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+            std::task::ready!(self.pause.as_mut().poll(context));
+            self.pause = Box::pin(sleep(Duration::from_secs(1)));
+            Poll::Ready(Ok(self.bytes.min(buf.len())))
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    impl ResettableStream for DrippingPeer {
+        fn reset_on_drop(&self) {}
+    }
+
+    /// B190: what such a reader holds of the bytes of answers is free then.
+    #[tokio::test(start_paused = true)]
+    async fn b190_a_reader_slower_than_a_kibibyte_a_second_is_cut_off_after_half_a_minute_and_a_faster_one_never() {
+        use tokio::io::AsyncWriteExt as _;
+
+        for (bytes, expected) in [(1_000, Misconduct::Stalled), (1_100, Misconduct::None)] {
+            let limits = Arc::new(ListenerLimits { write_stall: Duration::from_secs(30), ..ListenerLimits::default() });
+            let trail = Arc::new(ConnectionState::new(CancellationToken::new()));
+            let peer = DrippingPeer { bytes, pause: Box::pin(sleep(Duration::from_secs(1))) };
+            let began = Instant::now();
+            let (mut socket, returned) = WatchedSocket::new(peer, (Protocol::Http1, Bytes::new()), limits, trail);
+            let written = socket.write_all(&vec![0; 200 * bytes]).await;
+            drop(socket);
+            assert_eq!((returned.await.unwrap().misconduct, written.is_ok()), (expected, expected == Misconduct::None));
+            let took = if expected == Misconduct::Stalled { 31 } else { 200 };
+            assert!(began.elapsed() <= Duration::from_secs(took), "{bytes}: {:?}", began.elapsed());
+        }
+    }
 
     /// B56: whichever bytes come together.
     #[test]

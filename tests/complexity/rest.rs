@@ -169,6 +169,7 @@ pub(crate) fn lines(count: usize, bytes: usize) -> BoxFuture<'static, Act> {
                 path: "/up/mcp".to_owned(),
                 principal: Principal::local(),
                 address: None,
+                limits: SharedLimits::default(),
                 message_bytes_max: 1 << 20,
             };
             let (stop, (output, mut heard)) = (CancellationToken::new(), tokio::io::duplex(1 << 20));

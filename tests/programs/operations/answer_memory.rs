@@ -1,18 +1,24 @@
 //! B190: however many large answers a client asks for and does not read, resident memory stays below [`CONSTANT`] and the budget of
-//! `answer_bytes_max`, for clients and servers over HTTP (stdio and HTTP+SSE have no rows yet). Ten rows run with all tests; `make memory` runs the whole matrix.
+//! `answer_bytes_max`, for clients over HTTP and servers over each transport. The answers are held meanwhile, and reach whoever begins
+//! to read. A dozen rows run with all tests; `make memory` runs the whole matrix.
+
+mod servers;
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http_body_util::BodyExt as _;
+use h2::RecvStream;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::program::{Call, Folder, Program, send};
-use super::upstream::{ScriptedReply, ScriptedServer, SeenRequest, answer, in_time};
+use super::program::{Call, Folder, Program, block, send};
+use super::upstream::{ScriptedServer, answer, in_time};
+use servers::{Over, reply, server};
 
 /// What the process has without answers, its connections and caches.
 const CONSTANT: usize = 150 << 20;
@@ -24,6 +30,8 @@ const BIG: usize = 8 << 20;
 const REQUESTS: usize = 60;
 /// How long a client goes on without reading, once it has asked for all.
 const UNREAD_FOR: Duration = Duration::from_secs(2);
+/// How long it may take at most until memory does not grow any more.
+const SETTLED_MAX: Duration = Duration::from_secs(120);
 
 /// What is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +44,8 @@ enum Asked {
     Read,
     /// `resources/read` in a session that is passed on.
     PipedRead,
+    /// `tools/call` in a session of a client without tasks.
+    PipedCall,
     /// `tools/list` at an endpoint of two servers.
     List,
     /// `resources/read` in arrays at an endpoint.
@@ -57,61 +67,28 @@ enum Reader {
     NoWindow,
 }
 
-fn big() -> &'static str {
-    static BIG_TEXT: std::sync::OnceLock<String> = std::sync::OnceLock::new();
-    BIG_TEXT.get_or_init(|| "x".repeat(BIG))
-}
-
-fn reply(seen: &SeenRequest, before: &str, after: &str, media: &str) -> ScriptedReply {
-    let head = format!("{{\"jsonrpc\":\"2.0\",\"id\":{},\"result\":{before}\"", seen.body["id"]);
-    let text = format!("{head}{}\"{after}}}", big());
-    let text = if media == "text/event-stream" { format!("event: message\ndata: {text}\n\n") } else { text };
-    let body = http_body_util::Full::new(Bytes::from(text)).map_err(|never| match never {}).boxed_unsync();
-    let mut reply = http::Response::new(body);
-    reply.headers_mut().insert("content-type", media.parse().unwrap());
-    reply
-}
-
-/// A server with sessions whose every answer is large, its list of tools where that is asked for.
-async fn server(asked: Asked, media: &'static str) -> ScriptedServer {
-    let server = ScriptedServer::start(move |seen| match seen.rpc() {
-        "tools/list" if asked == Asked::List => {
-            let before = "{\"tools\":[{\"name\":\"work\",\"inputSchema\":{\"type\":\"object\"},\"description\":";
-            Some(reply(seen, before, "}]}", media))
-        }
-        "tools/list" => {
-            let items = json!({"type": "array", "items": {"type": "string"}});
-            let schema = json!({"type": "object", "properties": {"items": items}});
-            Some(answer(seen, &json!({"tools": [{"name": "work", "inputSchema": schema}]})))
-        }
-        "tools/call" => Some(reply(seen, "{\"content\":[{\"type\":\"text\",\"text\":", "}]}", media)),
-        "resources/read" => Some(reply(seen, "{\"contents\":[{\"uri\":\"a:b\",\"text\":", "}]}", media)),
-        _ => None,
-    })
-    .await;
-    *server.world.introduction.lock() = json!({"capabilities": {"tools": {}, "resources": {}}});
-    server
-}
-
 struct Bench {
     program: Program,
-    _servers: [ScriptedServer; 2],
+    _servers: [Option<ScriptedServer>; 2],
     _folder: Folder,
     connections: TaskTracker,
+    /// Has the clients begin to read.
+    reads: CancellationToken,
 }
 
 impl Bench {
-    async fn start(asked: Asked, media: &'static str, folder: Folder) -> Self {
-        let servers = [server(asked, media).await, server(asked, media).await];
+    async fn start(asked: Asked, over: Over, folder: Folder) -> Self {
+        let [(one, one_keys), (two, two_keys)] =
+            [server(asked, over, &folder).await, server(asked, over, &folder).await];
         let how = if asked == Asked::Split { "split = { argument = \"items\" }" } else { "mode = \"always\"" };
-        let upstream = |(server, name): (&ScriptedServer, &str)| {
-            let url = format!("http://{}/mcp", server.address);
-            format!("[upstreams.{name}]\nurl = \"{url}\"\n[[upstreams.{name}.tools]]\nmatch = \"work\"\n{how}\n")
+        let upstream = |(keys, name): (&String, &str)| {
+            format!("[upstreams.{name}]\n{keys}[[upstreams.{name}.tools]]\nmatch = \"work\"\n{how}\n")
         };
-        let upstreams: String = servers.iter().zip(["up", "other"]).map(upstream).collect();
+        let upstreams: String = [&one_keys, &two_keys].into_iter().zip(["up", "other"]).map(upstream).collect();
         folder.write(&format!("{upstreams}[[endpoints]]\npath = \"/all/mcp\"\nupstreams = [\"up\", \"other\"]\n"));
         let program = Program::serve(&folder).await;
-        Self { program, _servers: servers, _folder: folder, connections: TaskTracker::new() }
+        let (connections, reads) = (TaskTracker::new(), CancellationToken::new());
+        Self { program, _servers: [one, two], _folder: folder, connections, reads }
     }
 
     fn address(&self) -> SocketAddr {
@@ -186,9 +163,11 @@ impl Bench {
                 let call = json!({"name": "work", "arguments": arguments});
                 ("/up/mcp", (0..4).map(|_| Call::new("tools/call", &call)).collect())
             }
-            Asked::PipedRead => {
+            Asked::PipedRead | Asked::PipedCall => {
                 let headers = self.session("/up/mcp", "2025-06-18").await;
-                let ask = |id| in_session(&headers, rpc(id, "resources/read", &read).to_string());
+                let call = ("tools/call", json!({"name": "work", "arguments": {}}));
+                let (method, params) = if asked == Asked::PipedCall { call } else { ("resources/read", read) };
+                let ask = |id| in_session(&headers, rpc(id, method, &params).to_string());
                 ("/up/mcp", (0..REQUESTS).map(ask).collect())
             }
             Asked::Array | Asked::EndpointArray => {
@@ -200,30 +179,84 @@ impl Bench {
         }
     }
 
-    async fn send(&self, reader: Reader, path: &'static str, calls: Vec<Call>) {
+    /// Waits until memory has not grown for a while.
+    async fn settle(&self) {
+        let mut last = (self.peak(), tokio::time::Instant::now());
+        let settling = async {
+            while last.1.elapsed() < UNREAD_FOR {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                let peak = self.peak();
+                if peak > last.0 {
+                    last = (peak, tokio::time::Instant::now());
+                }
+                assert!(peak < 1 << 30, "memory goes on growing");
+            }
+        };
+        tokio::time::timeout(SETTLED_MAX, settling).await.unwrap();
+    }
+
+    /// The bytes that answers hold.
+    async fn held(&self) -> usize {
+        usize::try_from(self.program.counted("taskgate_answer_bytes").await).unwrap()
+    }
+
+    /// A client of HTTP+SSE with a session that asks for a large answer, and reads nothing from then on.
+    async fn unread_stream(&self) -> TcpStream {
+        let mut stream = TcpStream::connect(self.address()).await.unwrap();
+        let get = "GET /up/sse HTTP/1.1\r\nhost: localhost\r\naccept: text/event-stream\r\n\r\n";
+        stream.write_all(get.as_bytes()).await.unwrap();
+        let heard = read_until(&mut stream, "/up/sse?").await;
+        let address = &heard[heard.find("/up/sse?").unwrap()..];
+        let address = address.split(['\r', '\n']).next().unwrap().to_owned();
+        let info =
+            json!({"protocolVersion": "2024-11-05", "capabilities": {}, "clientInfo": {"name": "n", "version": "1"}});
+        let say = async |message: Value| {
+            let headers = [("content-type", "application/json")];
+            let taken = send(self.address(), "POST", &address, &headers, &message.to_string()).await;
+            assert_eq!(taken.status, 202, "{taken:?}");
+        };
+        say(json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": info})).await;
+        read_until(&mut stream, "serverInfo").await;
+        say(json!({"jsonrpc": "2.0", "method": "notifications/initialized"})).await;
+        say(json!({"jsonrpc": "2.0", "id": 1, "method": "resources/read", "params": {"uri": "a:b"}})).await;
+        stream
+    }
+
+    /// Sends all requests; how many bytes of its answer each client has read in the end.
+    async fn send(&self, reader: Reader, path: &'static str, calls: Vec<Call>) -> JoinSet<usize> {
         if reader == Reader::NoWindow {
             return self.send_without_window(path, calls).await;
         }
+        let mut clients = JoinSet::new();
         for call in calls {
             let mut socket = TcpStream::connect(self.address()).await.unwrap();
             socket.write_all(&call.bytes(path)).await.unwrap();
-            self.connections.spawn(async move {
+            let reads = self.reads.clone();
+            clients.spawn(async move {
                 let mut some = vec![0; 512];
-                loop {
-                    tokio::time::sleep(Duration::from_secs(1)).await;
+                while reads.run_until_cancelled(tokio::time::sleep(Duration::from_secs(1))).await.is_some() {
                     if reader == Reader::Dripped && !matches!(socket.read(&mut some).await, Ok(1..)) {
-                        return;
+                        return 0;
                     }
                 }
+                read_on(&mut socket).await
             });
         }
+        clients
     }
 
-    async fn send_without_window(&self, path: &'static str, calls: Vec<Call>) {
+    async fn send_without_window(&self, path: &'static str, calls: Vec<Call>) -> JoinSet<usize> {
         let socket = TcpStream::connect(self.address()).await.unwrap();
-        let (mut client, connection) =
+        let (mut client, mut connection) =
             h2::client::Builder::new().initial_window_size(0).handshake::<_, Bytes>(socket).await.unwrap();
-        self.connections.spawn(async move { drop(connection.await) });
+        let reads = self.reads.clone();
+        self.connections.spawn(async move {
+            if reads.run_until_cancelled(&mut connection).await.is_none() {
+                connection.set_initial_window_size(1 << 20).unwrap();
+                let _ = connection.await;
+            }
+        });
+        let mut clients = JoinSet::new();
         for call in calls {
             client = in_time(client.ready()).await.unwrap();
             let mut request = http::Request::post(format!("http://localhost{path}"));
@@ -232,72 +265,196 @@ impl Bench {
             }
             let (answered, mut stream) = client.send_request(request.body(()).unwrap(), false).unwrap();
             stream.send_data(Bytes::from(call.body), true).unwrap();
-            self.connections.spawn(async move {
-                let _answer = answered.await;
-                std::future::pending::<()>().await;
+            let reads = self.reads.clone();
+            clients.spawn(async move {
+                let answer = answered.await;
+                reads.cancelled().await;
+                match answer {
+                    Ok(answer) => read_stream(answer.into_body()).await,
+                    Err(_) => 0,
+                }
             });
         }
+        clients
+    }
+}
+
+/// What a stream says until this is there.
+async fn read_until(stream: &mut TcpStream, text: &str) -> String {
+    let (mut heard, mut piece) = (String::new(), vec![0; 4096]);
+    in_time(async {
+        while !heard.contains(text) || !heard.ends_with('\n') {
+            let read = stream.read(&mut piece).await.unwrap();
+            assert!(read > 0, "it ended: {heard}");
+            heard.push_str(&String::from_utf8_lossy(&piece[..read]));
+        }
+    })
+    .await;
+    heard
+}
+
+/// Reads until a large text was there, or the end; how many bytes came.
+async fn read_on(socket: &mut TcpStream) -> usize {
+    let (mut read, mut piece) = (0, vec![0; 64 << 10]);
+    while read < BIG
+        && let Ok(more @ 1..) = socket.read(&mut piece).await
+    {
+        read += more;
+    }
+    read
+}
+
+async fn read_stream(mut body: RecvStream) -> usize {
+    let mut read = 0;
+    while read < BIG
+        && let Some(Ok(piece)) = body.data().await
+    {
+        body.flow_control().release_capacity(piece.len()).unwrap();
+        read += piece.len();
+    }
+    read
+}
+
+/// What answers of a row hold at least while they are not read: a poll's share one text, of an array one answer is there at a time,
+/// and what is passed on piece by piece is not counted.
+const fn held_min(asked: Asked, over: Over) -> usize {
+    match (asked, over) {
+        (Asked::PipedRead | Asked::PipedCall, Over::Json | Over::Events) => 0,
+        (Asked::Poll | Asked::Result | Asked::EndpointArray | Asked::Array, _) => BIG,
+        (Asked::Read | Asked::PipedRead | Asked::PipedCall | Asked::List | Asked::Split, _) => 4 * BIG,
     }
 }
 
 #[allow(clippy::print_stdout, reason = "the figure is what the matrix is run for")]
-async fn check(asked: Asked, reader: Reader, media: &'static str) {
-    let bench = Bench::start(asked, media, Folder::on_disk()).await;
+async fn check(asked: Asked, reader: Reader, over: Over) {
+    let bench = Bench::start(asked, over, Folder::on_disk()).await;
     let (path, calls) = bench.requests(asked).await;
     let before = bench.peak();
-    bench.send(reader, path, calls).await;
-    let mut last = (bench.peak(), tokio::time::Instant::now());
-    // Until memory has not grown for a while.
-    in_time(async {
-        while last.1.elapsed() < UNREAD_FOR {
-            tokio::time::sleep(Duration::from_millis(100)).await;
-            let peak = bench.peak();
-            if peak > last.0 {
-                last = (peak, tokio::time::Instant::now());
-            }
-            assert!(peak < 1 << 30, "{asked:?} {reader:?}: memory goes on growing");
-        }
-    })
-    .await;
-    println!("{asked:?} {reader:?} {media}: {} MiB, {} MiB before", last.0 >> 20, before >> 20);
-    assert!(last.0 <= CONSTANT + BUDGET, "{asked:?} {reader:?}: {} MiB", last.0 >> 20);
+    let mut clients = bench.send(reader, path, calls).await;
+    bench.settle().await;
+    let (peak, held) = (bench.peak(), bench.held().await);
+    bench.reads.cancel();
+    // One that was refused, or waits for the others, has read little.
+    let mut read = 0;
+    while read < BIG / 2
+        && let Some(Ok(bytes)) = in_time(clients.join_next()).await
+    {
+        read = read.max(bytes);
+    }
+    let mib = |bytes: usize| bytes >> 20;
+    println!(
+        "{asked:?} {reader:?} {over:?}: {} MiB, {} MiB before, {} MiB held, {} MiB read",
+        mib(peak),
+        mib(before),
+        mib(held),
+        mib(read)
+    );
+    assert!(peak <= CONSTANT + BUDGET, "{asked:?} {reader:?} {over:?}: {} MiB", mib(peak));
+    assert!(held >= held_min(asked, over), "{asked:?} {reader:?} {over:?}: answers hold {} MiB", mib(held));
+    assert!(read >= BIG / 2, "{asked:?} {reader:?} {over:?}: no client read more than {read} bytes");
 }
 
-const JSON: &str = "application/json";
-const EVENTS: &str = "text/event-stream";
-
 macro_rules! rows {
-    ($($name:ident: $asked:ident, $reader:ident, $media:ident;)*) => {
+    ($($name:ident: $asked:ident, $reader:ident, $over:ident;)*) => {
         $(
             #[tokio::test]
             async fn $name() {
-                check(Asked::$asked, Reader::$reader, $media).await;
+                check(Asked::$asked, Reader::$reader, Over::$over).await;
             }
         )*
     };
 }
 
 rows! {
-    b190_polls_of_a_large_result_share_its_bytes_however_many_are_not_read: Poll, Unread, JSON;
-    polls_of_a_large_result_share_its_bytes_in_streams_without_window: Poll, NoWindow, JSON;
-    results_of_a_large_task_share_its_bytes_in_a_session: Result, Unread, JSON;
-    bridged_reads_that_nobody_reads_hold_no_more_than_the_budget: Read, Unread, JSON;
-    bridged_reads_that_drip_hold_no_more_than_the_budget: Read, Dripped, EVENTS;
-    bridged_reads_in_streams_without_window_hold_no_more_than_the_budget: Read, NoWindow, EVENTS;
-    lists_of_two_servers_hold_no_more_than_the_budget: List, Unread, JSON;
-    arrays_at_an_endpoint_hold_no_more_than_the_budget: EndpointArray, Unread, JSON;
-    arrays_at_a_servers_own_path_hold_no_more_than_the_budget: Array, Unread, JSON;
-    passed_on_reads_hold_no_more_than_the_budget: PipedRead, Unread, JSON;
+    b190_polls_of_a_large_result_share_its_bytes_however_many_are_not_read: Poll, Unread, Json;
+    polls_of_a_large_result_share_its_bytes_in_streams_without_window: Poll, NoWindow, Json;
+    results_of_a_large_task_share_its_bytes_in_a_session: Result, Unread, Json;
+    bridged_reads_that_nobody_reads_hold_no_more_than_the_budget: Read, Unread, Json;
+    bridged_reads_that_drip_hold_no_more_than_the_budget: Read, Dripped, Events;
+    bridged_reads_in_streams_without_window_hold_no_more_than_the_budget: Read, NoWindow, Events;
+    lists_of_two_servers_hold_no_more_than_the_budget: List, Unread, Json;
+    arrays_at_an_endpoint_hold_no_more_than_the_budget: EndpointArray, Unread, Json;
+    arrays_at_a_servers_own_path_hold_no_more_than_the_budget: Array, Unread, Json;
+    passed_on_reads_hold_no_more_than_the_budget: PipedRead, Unread, Json;
+    passed_on_reads_of_a_program_hold_no_more_than_the_budget: PipedRead, Unread, Stdio;
+    calls_of_a_program_hold_no_more_than_the_budget: PipedCall, Unread, Stdio;
+    passed_on_reads_over_sse_hold_no_more_than_the_budget: PipedRead, NoWindow, Sse;
+}
+
+/// Asserts how much memory a program took, and that it was for answers.
+#[allow(clippy::print_stdout, reason = "the figure is what the matrix is run for")]
+async fn assert_bounded(bench: &Bench, what: &str) {
+    let (peak, held) = (bench.peak(), bench.held().await);
+    println!("{what}: {} MiB, {} MiB held", peak >> 20, held >> 20);
+    assert!(peak <= CONSTANT + BUDGET, "{what}: {} MiB", peak >> 20);
+    assert!(held >= 4 * BIG, "{what}: answers hold {} MiB", held >> 20);
+}
+
+/// What each of many streams has of its own is no way around the budget.
+#[tokio::test]
+async fn clients_of_http_sse_that_do_not_read_hold_no_more_than_the_budget() {
+    let bench = Bench::start(Asked::PipedRead, Over::Json, Folder::on_disk()).await;
+    let mut streams = Vec::with_capacity(REQUESTS);
+    for _ in 0..REQUESTS {
+        streams.push(bench.unread_stream().await);
+    }
+    bench.settle().await;
+    assert_bounded(&bench, "streams of HTTP+SSE").await;
+}
+
+/// Answers to polls of the gateway's own, each large: the server's task names many subtasks, and each is followed.
+#[tokio::test]
+async fn polls_of_a_servers_subtasks_hold_no_more_than_the_budget() {
+    let children: Vec<_> = (0..100).map(|n| format!("child-{n}")).collect();
+    let task = |id: &str| {
+        let at = "2026-01-01T00:00:00.000Z";
+        json!({"taskId": id, "status": "working", "createdAt": at, "lastUpdatedAt": at, "ttl": null, "pollInterval": 100})
+    };
+    let server = ScriptedServer::start(move |seen| match (seen.rpc(), seen.body["params"]["taskId"].as_str()) {
+        ("tools/list", _) => {
+            let tool = json!({"name": "work", "inputSchema": {}, "execution": {"taskSupport": "optional"}});
+            Some(answer(seen, &json!({"tools": [tool]})))
+        }
+        ("tools/call", _) => {
+            let mut top = task("top");
+            top["childTaskIds"] = json!(children);
+            Some(answer(seen, &json!({"task": top})))
+        }
+        ("tasks/get", Some(child)) if child != "top" => {
+            let mut before = task(child).to_string();
+            before.pop();
+            before.push_str(",\"pad\":");
+            Some(reply(seen, (&before, "}"), "application/json"))
+        }
+        ("tasks/get", Some(top)) => Some(answer(seen, &task(top))),
+        _ => None,
+    })
+    .await;
+    let tasks = json!({"requests": {"tools": {"call": {}}}, "cancel": {}, "list": {}});
+    *server.world.introduction.lock() = json!({"capabilities": {"tools": {}, "tasks": tasks}});
+    let folder = Folder::on_disk();
+    folder.write(&format!("{}[upstreams.up.tasks]\ndrafts = [\"sep-2268\"]\n", block("up", &server)));
+    let program = Program::serve(&folder).await;
+    let (connections, reads) = (TaskTracker::new(), CancellationToken::new());
+    let bench = Bench { program, _servers: [None, None], _folder: folder, connections, reads };
+    let headers = bench.session("/up/mcp", "2025-11-25").await;
+    let call = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "work", "arguments": {}, "task": {}}});
+    let made = Call { headers, body: call.to_string() }.send(bench.address(), "/up/mcp").await;
+    assert!(made.body.contains("taskId"), "{made:?}");
+    server.world.nth(REQUESTS, |seen| seen.rpc() == "tasks/get").await;
+    bench.settle().await;
+    let peak = bench.peak();
+    assert!(peak <= CONSTANT + BUDGET, "{} MiB", peak >> 20);
 }
 
 #[tokio::test]
 #[ignore = "takes minutes: `make memory` runs it"]
 async fn every_kind_of_answer_over_every_way_holds_no_more_than_the_budget() {
-    use Asked::{Array, EndpointArray, List, PipedRead, Poll, Read, Result, Split};
-    for media in [JSON, EVENTS] {
+    use Asked::{Array, EndpointArray, List, PipedCall, PipedRead, Poll, Read, Result, Split};
+    for over in [Over::Json, Over::Events, Over::Stdio, Over::Sse] {
         for reader in [Reader::Unread, Reader::Dripped, Reader::NoWindow] {
-            for asked in [Poll, Result, Read, PipedRead, List, EndpointArray, Array, Split] {
-                check(asked, reader, media).await;
+            for asked in [Poll, Result, Read, PipedRead, PipedCall, List, EndpointArray, Array, Split] {
+                check(asked, reader, over).await;
             }
         }
     }

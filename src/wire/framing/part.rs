@@ -45,8 +45,6 @@ pub struct StreamEvent {
     event: SseEvent,
     /// The bytes to be written, in this order.
     unwritten: [Bytes; 3],
-    /// The number of bytes before the event.
-    lead: usize,
 }
 
 impl StreamEvent {
@@ -96,20 +94,20 @@ impl StreamEvent {
                 [text.freeze(), Bytes::new(), Bytes::from_static(EVENT_END)]
             }
         };
-        Self { event, unwritten, lead: 0 }
+        Self { event, unwritten }
     }
 
     /// The same event with these bytes, whole events or comments, before it on the wire.
     #[must_use]
     pub fn after(mut self, bytes: &[u8]) -> Self {
         self.unwritten[0] = [bytes, &self.unwritten[0]].concat().into();
-        self.lead += bytes.len();
         self
     }
 
-    /// The bytes before it on the wire.
+    /// The bytes before it on the wire: whole events and comments. Each ends with an empty line, and the event's own head has none.
     pub(super) fn lead(&self) -> &[u8] {
-        self.unwritten[0].get(..self.lead).unwrap_or_default()
+        let end = memchr::memmem::rfind(&self.unwritten[0], b"\n\n").map_or(0, |at| at + 2);
+        &self.unwritten[0][..end]
     }
 
     /// The event itself.

@@ -1,9 +1,9 @@
 //! Limits the bytes of responses in progress, per principal and in total.
 //!
-//! An answer above [`FREE_BYTES`] takes bytes as it is read and keeps them until the last buffer that holds its text is dropped:
-//! the permit is attached to that buffer ([`AnswerPermit::attach`]). Where there are none left, the reader waits, so the server
-//! waits too. One request of each principal may exceed its share, and one request in all may exceed the whole: so of several
-//! answers that are half read, one always reaches its end, and a request that needs several has them all.
+//! A response above [`FREE_BYTES`] takes bytes as it is read, and holds them until the last buffer with its text is dropped: the
+//! permit is attached to that buffer ([`AnswerPermit::attach`]). When no bytes are left the reader waits, and so the server does.
+//! One request per principal may exceed its share, and one in total may exceed the whole: of several half-read responses one can
+//! always finish, and a request that needs several large responses gets them all.
 
 mod waiting;
 
@@ -51,16 +51,16 @@ struct BudgetCounts {
 #[derive(Clone, Copy, Debug, Default)]
 struct BytesInUse {
     bytes: usize,
-    /// The request that was let over the bound, and how many of its answers were and are still there.
+    /// The request that may exceed the bound, and the number of its responses that did and still exist.
     exceeding: AnswerRequest,
     exceeding_answers: usize,
 }
 
 impl BytesInUse {
-    /// Whether an answer exceeds the bound with more bytes.
+    /// Whether a response exceeds the bound with `more` bytes.
     ///
     /// # Errors
-    /// If another request does already.
+    /// If another request exceeds it already.
     fn excess(self, more: usize, bytes_max: usize, request: AnswerRequest) -> Result<bool, ()> {
         let is_over = self.is_over(more, bytes_max);
         if is_over && self.exceeding_answers > 0 && self.exceeding != request { Err(()) } else { Ok(is_over) }
@@ -88,7 +88,7 @@ impl BytesInUse {
     }
 }
 
-/// Tells requests apart: one may hold several answers at once.
+/// Identifies a request, which may hold several responses at once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct AnswerRequest(u64);
 
@@ -100,11 +100,11 @@ impl AnswerRequest {
 }
 
 tokio::task_local! {
-    /// The request whose answers are read, where several may hold bytes at once: of several servers, or one and its copy.
+    /// The current request, if it may hold several responses at once: from several servers, or a response and its copy.
     static REQUEST: AnswerRequest;
 }
 
-/// Runs what is done for one request: all shares that are made meanwhile are that request's.
+/// Runs the work for one request: all shares created meanwhile belong to it.
 pub async fn as_one_request<F: Future>(asking: F) -> F::Output {
     REQUEST.scope(AnswerRequest::next(), asking).await
 }
@@ -117,13 +117,13 @@ struct Excess {
 }
 
 impl Excess {
-    /// What of it is new to an answer that exceeds these bounds already.
+    /// The bounds that a response exceeds newly, if it exceeded `before` already.
     const fn beside(self, before: Self) -> Self {
         Self { share: self.share && !before.share, whole: self.whole && !before.whole }
     }
 }
 
-/// The bound that leaves no bytes.
+/// The exhausted bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FullBound {
     Share,
@@ -152,9 +152,9 @@ pub struct AnswerShare {
     budget: AnswerBudget,
     principal: Principal,
     bytes_max: usize,
-    /// The one request that it is for; each answer is one without.
+    /// The request that it belongs to; `None` if each response counts as a request.
     request: Option<AnswerRequest>,
-    /// How long an answer waits for bytes; `None` where its call has a deadline and an owner that keeps its outcome.
+    /// How long a response waits for bytes; `None` if its call has a deadline and an owner that keeps its outcome.
     wait_max: Option<Duration>,
 }
 
@@ -262,7 +262,7 @@ impl AnswerBudget {
     }
 }
 
-/// Which bounds an answer of a request exceeds with more bytes.
+/// The bounds that a response of a request exceeds with `more` bytes.
 ///
 /// # Errors
 /// The bound that another request exceeds already.
@@ -294,13 +294,13 @@ fn refused(full: FullBound, executed: Executed) -> GatewayFault {
 }
 
 impl AnswerShare {
-    /// The share of one request, whatever number of answers it holds at once.
+    /// The share of one request, for all responses that it holds at once.
     #[must_use]
     pub fn of_one_request(self) -> Self {
         Self { request: self.request.or_else(|| Some(AnswerRequest::next())), ..self }
     }
 
-    /// The share of a call that a store keeps: its answer waits until the call's deadline.
+    /// The share of a stored call: its response waits until the call's deadline.
     #[must_use]
     pub fn until_deadline(self) -> Self {
         Self { wait_max: None, ..self }
@@ -312,7 +312,7 @@ impl AnswerShare {
         self.wait_max.is_none()
     }
 
-    /// Waits until there are bytes for an answer that has `bytes` by now. Cancel safe.
+    /// Waits until a response may hold `bytes` in total. Cancel safe.
     ///
     /// # Errors
     /// `TooMuchUnread` or `AnswersFull` after a minute, unless the response waits for its call's deadline.
@@ -387,7 +387,7 @@ impl AnswerShare {
         let mut counts = self.budget.0.counts.lock();
         let BudgetCounts { bytes_max, all, shares, .. } = &mut *counts;
         let share = shares.entry(self.principal.clone()).or_default();
-        // It exceeds the bounds as what it takes the place of may have done: until it is gone, no other does.
+        // It may exceed the bounds as the replaced text did; until it is dropped, no other request may.
         let excess = Excess { share: share.is_over(more, self.bytes_max), whole: all.is_over(more, *bytes_max) };
         let excess = excess.beside(held.excess);
         take(all, share, more, excess, request);
@@ -396,7 +396,6 @@ impl AnswerShare {
         held.merge(AnswerPermit { held: holder, bytes: more, excess, request: Some(request) });
     }
 
-    /// The request that an answer is of.
     fn request_of(&self, held: &AnswerPermit) -> AnswerRequest {
         held.request.or(self.request).unwrap_or_else(AnswerRequest::next)
     }
@@ -406,7 +405,7 @@ impl AnswerShare {
         let mut counts = self.budget.0.counts.lock();
         let share = counts.shares.get(&self.principal).copied().unwrap_or_default();
         let room = (counts.bytes_max, self.bytes_max);
-        // A request that exceeds a bound already goes on to its end.
+        // A request that exceeds a bound already may finish.
         let is_over = share.is_exceeded_by(request) || counts.all.is_exceeded_by(request);
         let excess = match excess(counts.all, share, more, room, request) {
             Err(full) if !is_over => return Err(full),

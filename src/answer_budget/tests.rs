@@ -132,7 +132,7 @@ async fn a_request_that_needs_several_answers_has_them_all_while_others_wait() {
     assert!(budget.0.counts.lock().shares[&ada].exceeding_answers > 0, "its other answer exceeds the share");
 }
 
-/// Whichever of its answers waits in the queue.
+/// For each of its responses that may wait in the queue.
 #[tokio::test(start_paused = true)]
 async fn an_answer_of_the_request_that_exceeds_a_bound_passes_those_that_wait() {
     let (budget, ada) = (budget(8 * MIB), Principal::holding("ada"));

@@ -14,7 +14,7 @@ pub(super) struct WaitingAnswer {
     pub(super) more: usize,
     pub(super) share_max: usize,
     pub(super) request: AnswerRequest,
-    /// The bounds that it exceeds by now.
+    /// The bounds that it exceeds already.
     pub(super) excess: Excess,
     since: Instant,
     /// The exhausted bound at the last attempt.
@@ -51,8 +51,9 @@ impl WaitingAnswers {
         self.0.iter().any(|answer| answer.principal == *principal && !answer.granted.is_closed())
     }
 
-    /// Asks `take` for the bytes of each answer in turn, and says which bound is full for an answer ahead: behind one for which the
-    /// whole is full, and behind one of the same principal that gets none, a request is served that exceeds a bound, and no other. Permits whose answers are gone end in `unwanted`.
+    /// Calls `take` for each response in turn, with the bound that is exhausted for an earlier response, if any. After a response
+    /// for which the whole is exhausted, and after one of the same principal that gets no bytes, `take` serves only requests that
+    /// exceed a bound already. Permits of cancelled responses are moved to `unwanted`.
     pub(super) fn grant(
         &mut self,
         mut take: impl FnMut(&WaitingAnswer, Option<FullBound>) -> Result<AnswerPermit, FullBound>,
@@ -89,8 +90,8 @@ impl WaitingAnswers {
         self.0 = left;
     }
 
-    /// The bound for which an answer of the principal has waited since `then` without another one being served, or an answer
-    /// of any principal where the whole is full.
+    /// The bound for which a response of the principal has waited since `then` without another one being served, or a response of
+    /// any principal if the whole is exhausted.
     pub(super) fn stalled_since(&self, then: Instant, principal: &Principal) -> Option<FullBound> {
         let stalled = self.0.iter().filter(|answer| answer.since <= then && !answer.granted.is_closed());
         let mut bounds = stalled.filter(|answer| answer.full == FullBound::Whole || answer.principal == *principal);

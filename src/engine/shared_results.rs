@@ -79,7 +79,7 @@ impl Engine {
 
     /// The call's share of its owner's answer bytes. A response with a stored outcome waits as long as the call may run.
     pub(super) fn share_of(&self, call: &CallSpec) -> AnswerShare {
-        // A call that is split holds the answers of its elements until all have ended.
+        // A split call holds the responses of its elements until all have ended.
         let share = self.limits().answers_to(&call.owner).of_one_request();
         if call.plan == Plan::Direct { share } else { share.until_deadline() }
     }

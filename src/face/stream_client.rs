@@ -74,9 +74,9 @@ pub struct StreamClient {
     pub principal: Principal,
     /// The client's address, if it is remote.
     pub address: Option<IpAddr>,
-    /// What its answers may hold.
+    /// The limits on the bytes of its responses.
     pub limits: SharedLimits,
-    /// Largest message that is said to the client; a call whose answer is larger gets an error.
+    /// The largest message to the client; a call with a larger response gets an error.
     pub message_bytes_max: usize,
 }
 
@@ -98,12 +98,11 @@ pub struct ClientMessage {
 /// Serves one client until it disconnects: until `spoken` ends, or the receiver of `outgoing` is dropped.
 ///
 /// Each item of `outgoing` is one whole JSON text: a message, or an array of messages for a client of 2025-03-26 that sent one.
-/// It may contain line breaks. While a client does not read and the queues are full, its input is not read; large responses to it
-/// take at most 8 MiB plus one message, above which the server has to wait. Drop an item once it is written: until then its bytes
-/// are counted.
+/// It may contain line breaks. While a client does not read and the queues are full, its input is not read. Large responses take
+/// bytes of the principal's share (see `answer_budget`). Drop an item once it is written: until then its bytes are counted.
 ///
-/// At the end plain calls are cancelled and the session is ended, which takes two seconds at most; tasks go on.
-/// Dropping the future leaves a session open.
+/// At the end, plain calls are cancelled and the session is ended, which takes at most two seconds; tasks continue. Dropping the
+/// future leaves a session open.
 pub async fn serve(client: StreamClient, spoken: mpsc::Receiver<ClientMessage>, outgoing: mpsc::Sender<Bytes>) {
     serve_until(client, spoken, outgoing, CancellationToken::new()).await;
 }

@@ -90,13 +90,13 @@ impl ClientLink {
                     self.say_fault(id, &fault).await?;
                     return Ok(RelayOutcome::Whole);
                 }
-                // What cuts a stream off ends it, like its end.
+                // Any other error counts as the stream's end.
                 Ok(None) | Err(_) => break,
             };
             let says = event.is_message() && !event.data.is_empty();
             place.event = event.id.or_else(|| place.event.take());
             place.retry = event.retry_ms.map(Duration::from_millis).or(place.retry);
-            // One without data only names a place; one with a name of its own is no message.
+            // An event without data only sets a position; an event with a name is no message.
             if !says {
                 continue;
             }
@@ -147,7 +147,7 @@ impl ClientLink {
         metric::count_dropped(upstream, "no_message");
     }
 
-    /// What is nobody's in particular is not worth an error.
+    /// Without a request, a fault is only logged.
     pub(super) async fn say_fault(
         &self,
         id: Option<&RequestId>,
@@ -163,12 +163,12 @@ impl ClientLink {
     }
 }
 
-/// Whether an answer ended because it was too large, or found no room beside others.
+/// Whether a response ended because it was too large, or because no bytes were left for it.
 const fn has_no_room(reason: Reason) -> bool {
     matches!(reason, Reason::ResultTooLarge | Reason::TooMuchUnread | Reason::AnswersFull)
 }
 
-/// A refusal as the client that sent `id` can read it.
+/// A refusal in the form that the client that sent `id` expects.
 fn refusal(text: &Bytes, id: Option<&RequestId>, status: StatusCode, retry_after: Option<Duration>) -> Bytes {
     let Some(id) = id else { return text.clone() };
     if let Ok(Message::Response(response)) = envelope::read(text, ScanLimits::UPSTREAM) {

@@ -45,7 +45,7 @@ impl ClientLink {
         Arc::new(Self { client, outgoing, session: Mutex::default() })
     }
 
-    /// The bounds of an answer to the client.
+    /// The limits for reading a response to the client.
     pub(super) fn read_limits(&self) -> ReadLimits {
         let StreamClient { limits, principal, message_bytes_max, .. } = &self.client;
         ReadLimits::within(*message_bytes_max, limits.answers_to(principal))
@@ -68,7 +68,7 @@ impl ClientLink {
         self.outgoing.closed().await;
     }
 
-    /// Says one message to the client. Dropping the future says it whole or not at all.
+    /// Sends one message to the client. If the future is dropped, the message is sent completely or not at all.
     pub(super) async fn say(&self, message: Bytes) -> Result<(), ClientDisconnected> {
         self.outgoing.send(message).await.map_err(|_| ClientDisconnected)
     }

@@ -249,10 +249,21 @@ fn is_decided(verdict: &RecoveryDecision, task: &Task, before: &Task) -> bool {
     *verdict == RecoveryDecision::Leave || (task.is_settled() && !before.is_settled())
 }
 
+/// The decision about one row, by the policy that its tool has now.
+fn decide(
+    engine: &Engine,
+    task: &Task,
+    reach: Option<&CallTarget>,
+    policy: Option<&ToolPolicy>,
+    now: Timestamp,
+) -> RecoveryDecision {
+    let verdict = verdict(task, policy, (now, engine.why_lost()));
+    if lets_clients_in(reach, task) { without_credential(verdict, task) } else { verdict }
+}
+
 async fn look(engine: &Arc<Engine>, origins: &CallTargets, mut found: RecoveryCandidate) -> RecoveryProgress {
     // Claimed before it is read: answers and cancels from here on are queued in `orders`. A runner of this process registered its
     // call before the row existed.
-    // before the row existed.
     let claim = engine.live.claim(&found.key);
     engine.retried.lock().remove(&found.key);
     let Some(orders) = claim else { return RecoveryProgress::NotOurs };
@@ -290,8 +301,7 @@ async fn look(engine: &Arc<Engine>, origins: &CallTargets, mut found: RecoveryCa
         let policy = reach.filter(|reach| !reach.would_send_another(&task));
         let policy = policy.map(|reach| reach.settings.rules.policy_of(&task.origin.tool));
         let now = engine.time_of(&task, now);
-        let verdict = verdict(&task, policy.as_ref(), (now, engine.why_lost()));
-        let verdict = if lets_clients_in(reach, &task) { without_credential(verdict, &task) } else { verdict };
+        let verdict = decide(engine, &task, reach, policy.as_ref(), now);
         if let Some((before, tried)) = found.tried.take_if(|(before, _)| is_decided(&verdict, &task, before)) {
             // It was stored after all.
             record(&before, &tried);

@@ -15,6 +15,7 @@ use super::forwarded::network;
 use super::notices::{Notices, RefusedAsker};
 use super::refusal::{Refusal, StreamPosition};
 use super::{ListenerLimits, body, head, media};
+use crate::answer_budget::as_one_request;
 use crate::face::arrival::Arrival;
 use crate::face::http::{AcceptedTypes, Endpoint, FaceResponse, Inbound, MessageChannel, empty_body};
 use crate::task::principal::Principal;
@@ -199,7 +200,8 @@ impl DispatchState {
             Bytes::new()
         };
         let path = self.routes.served_path(request.uri().path()).to_owned();
-        let mut response = endpoint.serve(inbound(path, *request, body, asker, (accepted, received_at, arrival))).await;
+        let inbound = inbound(path, *request, body, asker, (accepted, received_at, arrival));
+        let mut response = as_one_request(endpoint.serve(inbound)).await;
         if !posted && position == StreamPosition::Unread {
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }

@@ -23,6 +23,7 @@ use super::messages;
 use super::own_stream;
 use super::routing::RequestTarget;
 use super::{CombinedUpstreams, INTRODUCTION_MAX};
+use crate::answer_budget::as_one_request;
 use crate::dialect::RequestError;
 use crate::dialect::fallback_tools::FallbackTools;
 use crate::dialect::initialize::own_identity;
@@ -400,13 +401,13 @@ impl CombinedUpstreams {
                 RequestError::NotARequest(Cow::Borrowed("a batch is accepted in sessions of 2025-03-26 only"));
             return refuse(&addressee, &complaint);
         }
-        let share = self.common().engine.limits().answers_to(&inbound.principal);
-        let limits = ReadLimits::within(self.result_bytes_max, share);
         let places = Arc::new(Semaphore::new(BATCH_PARALLEL));
         let serving = batch.into_iter().map(|(read, text)| {
             let item = Inbound { body: text, accepted: AcceptedTypes::Json, is_counted: true, ..inbound.clone() };
-            let (shared, limits, places) = (Arc::clone(self), limits.clone(), Arc::clone(&places));
-            async move {
+            let (shared, places) = (Arc::clone(self), Arc::clone(&places));
+            as_one_request(async move {
+                let share = shared.common().engine.limits().answers_to(&item.principal);
+                let limits = ReadLimits::within(shared.result_bytes_max, share);
                 // The semaphore is never closed.
                 let _place = places.acquire().await;
                 let answer = match read {
@@ -422,7 +423,7 @@ impl CombinedUpstreams {
                     }
                 };
                 whole(answer.into_body(), &limits).await.filter(|text| !text.is_empty())
-            }
+            })
         });
         array_answer::respond(serving).await
     }

@@ -382,7 +382,7 @@ rows! {
     arrays_at_an_endpoint_hold_no_more_than_the_budget: EndpointArray, Unread, Json;
     arrays_at_a_servers_own_path_hold_no_more_than_the_budget: Array, Unread, Json;
     passed_on_reads_hold_no_more_than_the_budget: PipedRead, Unread, Json;
-    split_calls_hold_no_more_than_the_budget: Split, Unread, Json;
+    arrays_of_event_streams_are_read_within_the_budget: Array, Unread, Events;
     passed_on_reads_of_a_program_hold_no_more_than_the_budget: PipedRead, Unread, Stdio;
     calls_of_a_program_hold_no_more_than_the_budget: PipedCall, Unread, Stdio;
     passed_on_reads_over_sse_hold_no_more_than_the_budget: PipedRead, NoWindow, Sse;

@@ -13,7 +13,7 @@ use http_body_util::{BodyExt, BodyStream, StreamBody};
 use hyper::body::Frame;
 
 use super::{OneWayKind, PipeForward, PipedCall, PipedMessage, PipedRequest, note, one_way_messages};
-use crate::answer_budget::AnswerShare;
+use crate::answer_budget::{AnswerShare, as_one_request};
 use crate::dialect::RequestError;
 use crate::dialect::faults::gateway_error;
 use crate::face::answer::{Addressee, addressee, bare, event_stream};
@@ -70,7 +70,7 @@ pub(in crate::face) async fn post_batch(
         PipeForward { shared: Arc::clone(shared), session: session.clone(), request: Box::new(request), signs }
     });
     if accepted == AcceptedTypes::Json || (pipings.len() == 0 && driven.is_empty()) {
-        return array(pipings, driven, sorted.refusals, shared.read_limits(&session)).await;
+        return array(pipings, driven, sorted.refusals, shared.read_limits(&session).share).await;
     }
     let refused = stream::iter(sorted.refusals).map(|error| Ok(BodyPart::message(error))).boxed();
     let share = shared.read_limits(&session).share;
@@ -107,17 +107,18 @@ async fn array(
     pipings: impl Iterator<Item = PipeForward>,
     driven: Vec<DrivenMessages>,
     refusals: Vec<Bytes>,
-    limits: ReadLimits,
+    share: Option<AnswerShare>,
 ) -> FaceResponse {
     let answers = pipings.map(|piping| {
-        let limits = limits.clone();
-        let answering = async move {
+        // An answer and its copy are one request's: the copy does not wait for the answer.
+        let answering = as_one_request(async move {
             let addressee = addressee(Some(&piping.request.id), AcceptedTypes::Json);
+            let limits = piping.shared.read_limits(&piping.session);
             message(piping.run(AcceptedTypes::Json).await, &addressee, &limits).await
-        };
+        });
         answering.boxed()
     });
-    let driven = driven.into_iter().map(|said| last(said, limits.share.clone()).boxed());
+    let driven = driven.into_iter().map(|said| last(said, share.clone()).boxed());
     let refusals = refusals.into_iter().map(|refusal| std::future::ready(Some(refusal)).boxed());
     array_answer::respond(answers.chain(driven).chain(refusals)).await
 }
@@ -154,16 +155,17 @@ async fn message(answer: RequestAnswer, addressee: &Addressee, limits: &ReadLimi
 fn events(piping: PipeForward) -> BoxStream<'static, io::Result<BodyPart>> {
     let bytes_max = piping.shared.served.settings.result_bytes_max;
     let addressee = addressee(Some(&piping.request.id), AcceptedTypes::Both);
-    let (whole, signs, limits) = (addressee.clone(), piping.signs.clone(), piping.shared.read_limits(&piping.session));
-    let share = limits.share.clone();
-    let answering = async move {
+    let (whole, signs) = (addressee.clone(), piping.signs.clone());
+    let share = piping.shared.read_limits(&piping.session).share;
+    let answering = as_one_request(async move {
+        let limits = piping.shared.read_limits(&piping.session);
         let answer = piping.run(AcceptedTypes::Both).await;
         if matches!(answer, RequestAnswer::Events(_)) {
             return answer;
         }
         let message = message(answer, &whole, &limits).await;
         message.map_or_else(|| RequestAnswer::Events(empty_body()), |message| RequestAnswer::Json(full_body(message)))
-    };
+    });
     let late = LateAnswer { answering: Box::pin(answering), signs };
     whole_events(call_stream::stream(late, addressee, None), bytes_max, share).boxed()
 }

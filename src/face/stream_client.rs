@@ -368,7 +368,8 @@ impl StreamClientLoop {
         let line = Arc::clone(&self.line);
         let asking = async move {
             let asking = async {
-                match caught(as_one_request(line.ask(inbound, &id, &withdrawn))).await {
+                // Boxed: each wrapper around the work would move all of it.
+                match caught(as_one_request(Box::pin(line.ask(inbound, &id, &withdrawn)))).await {
                     Some(_) => (),
                     None => {
                         let fault = GatewayFault::new(Reason::Internal, Executed::Unknown);

@@ -46,7 +46,7 @@ impl ClientLink {
         let (head, body) = response.into_parts();
         let kind = head.headers.get(CONTENT_TYPE).map(|kind| kind.as_bytes());
         if kind.is_some_and(|kind| kind.starts_with(b"text/event-stream")) {
-            return self.relay_events(body, id).await;
+            return Box::pin(self.relay_events(body, id)).await;
         }
         let text = match read_whole(body, &self.read_limits()).await {
             Ok(text) => text,

@@ -89,9 +89,8 @@ fn state_of(message: &Message, headers: &HeaderMap) -> ArrivalState {
         Message::Notification(_) | Message::Response(_) => return ArrivalState::OutlivesClient,
         Message::Request(request) => request,
     };
-    let has_key = || request.params.object().is_some_and(|params| idempotency_key::is_given(headers, params));
     match &*request.method {
-        method::TOOLS_CALL if has_key() => ArrivalState::HasKey,
+        method::TOOLS_CALL if idempotency_key::is_in_request(headers, request) => ArrivalState::HasKey,
         method::TASKS_CANCEL | method::TASKS_UPDATE | method::TASKS_DELETE => ArrivalState::OutlivesClient,
         _ => ArrivalState::EndsWithClient,
     }

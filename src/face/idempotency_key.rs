@@ -12,6 +12,7 @@ use crate::dialect::RequestError;
 use crate::task::digest::digest;
 use crate::task::{Idempotency, Principal};
 use crate::wire::canonical::canonical;
+use crate::wire::envelope::Request;
 use crate::wire::meta::{IDEMPOTENCY_KEY, META};
 use crate::wire::{Object, Payload};
 
@@ -84,6 +85,11 @@ pub(super) fn is_given(headers: &HeaderMap, params: &Object) -> bool {
         may_be_in && Object::of(&meta).is_some_and(|meta| meta.contains(IDEMPOTENCY_KEY))
     };
     headers.contains_key(HEADER) || params.get(META).is_some_and(is_in)
+}
+
+/// Whether a request's own parameters or the headers have an idempotency key.
+pub(super) fn is_in_request(headers: &HeaderMap, request: &Request) -> bool {
+    request.params.object().is_some_and(|params| is_given(headers, params))
 }
 
 /// The header alone, for a request that continues without the others.

@@ -24,6 +24,7 @@ use crate::face::arrival::Arrival;
 use crate::face::call_stream::replay::{self, ReplayStream};
 use crate::face::catalog::Catalog;
 use crate::face::http::{FaceResponse, Inbound};
+use crate::face::idempotency_key;
 use crate::task::Principal;
 use crate::upstream::{CallContext, Upstream, UpstreamTaskMode};
 use crate::wire::envelope::{Notification, Request};
@@ -74,7 +75,8 @@ impl UpstreamTaskTools {
 }
 
 /// Whether a plain call may need the engine: for a tool that the server runs only as a task, a split, or an idempotency key. A
-/// cheap check: most servers have no tasks, and most calls need neither.
+/// cheap check: most servers have no tasks, and most calls need neither. In an array the key may be another call's: [`drive`] reads
+/// the call's own.
 pub(super) fn may_drive(
     shared: &SessionFaceState,
     session: &ClientSession,
@@ -145,7 +147,9 @@ pub(super) async fn drive(
     let (upstream, native) = match shared.support(session, &inbound.principal, &tool).await {
         ToolTaskSupport::Required => (shared.upstream_for_native(session), served_natively),
         ToolTaskSupport::Optional | ToolTaskSupport::Forbidden
-            if !shared.falls_back(session, &tool) && !is_split(shared, request) && !inbound.arrival.has_key() =>
+            if !shared.falls_back(session, &tool)
+                && !is_split(shared, request)
+                && !idempotency_key::is_in_request(&inbound.headers, request) =>
         {
             return None;
         }

@@ -327,8 +327,7 @@ impl AnswerShare {
 
     async fn wait(&self, held: &mut AnswerPermit, more: usize) -> Result<(), GatewayFault> {
         let request = self.request_of(held);
-        let (answer, granted) =
-            WaitingAnswer::new(self.principal.clone(), (more, self.bytes_max), (request, held.excess));
+        let (answer, granted) = WaitingAnswer::new(self.principal.clone(), more, self.bytes_max, request, held.excess);
         {
             let mut counts = self.budget.0.counts.lock();
             counts.waiting.push(answer);

@@ -25,8 +25,10 @@ pub(super) struct WaitingAnswer {
 impl WaitingAnswer {
     pub(super) fn new(
         principal: Principal,
-        (more, share_max): (usize, usize),
-        (request, excess): (AnswerRequest, Excess),
+        more: usize,
+        share_max: usize,
+        request: AnswerRequest,
+        excess: Excess,
     ) -> (Self, oneshot::Receiver<AnswerPermit>) {
         let (granted, receiver) = oneshot::channel();
         let (since, full) = (Instant::now(), FullBound::Share);

@@ -80,10 +80,7 @@ impl Routes {
         }
         let serves = |endpoint: &Arc<dyn Endpoint>| endpoint.takes(&Method::POST) && !endpoint.is_public();
         let all = self.exact.iter().filter(|(_, endpoint)| serves(endpoint));
-        let mut paths: Vec<_> = all.map(|(path, _)| path.as_str()).collect();
-        paths.sort_unstable();
-        paths.truncate(PATHS_SHOWN);
-        paths.join(", ")
+        all.map(|(path, _)| path.as_str()).take(PATHS_SHOWN).collect::<Vec<_>>().join(", ")
     }
 }
 
@@ -99,6 +96,7 @@ pub(super) struct Asker {
     pub(super) client: IpAddr,
     /// Whether another replica counts its requests.
     pub(super) is_counted: bool,
+    pub(super) arrival: Arrival,
 }
 
 /// The parts of an admitted request that an endpoint needs. The rest is dropped here, so that no buffer is retained while the
@@ -108,7 +106,8 @@ fn inbound(
     request: Request<Incoming>,
     body: Bytes,
     asker: Asker,
-    (accepted, received_at, arrival): (AcceptedTypes, Instant, Arrival),
+    accepted: AcceptedTypes,
+    received_at: Instant,
 ) -> Inbound {
     let (parts, _) = request.into_parts();
     Inbound {
@@ -126,7 +125,7 @@ fn inbound(
         carriage: MessageChannel::Request,
         is_counted: asker.is_counted,
         endpoint_session: None,
-        arrival,
+        arrival: asker.arrival,
     }
 }
 
@@ -168,13 +167,13 @@ impl Dispatch {
         self.0.routes.forwards(header)
     }
 
-    pub(super) async fn answer(&self, request: Box<Request<Incoming>>, asker: Asker, arrival: Arrival) -> FaceResponse {
-        self.0.answer(request, asker, arrival).await
+    pub(super) async fn answer(&self, request: Box<Request<Incoming>>, asker: Asker) -> FaceResponse {
+        self.0.answer(request, asker).await
     }
 }
 
 impl DispatchState {
-    async fn answer(&self, mut request: Box<Request<Incoming>>, asker: Asker, arrival: Arrival) -> FaceResponse {
+    async fn answer(&self, mut request: Box<Request<Incoming>>, asker: Asker) -> FaceResponse {
         let received_at = Instant::now();
         let position = StreamPosition::of(&request);
         let (endpoint, accepted) = match self.admit(&request, &asker.principal) {
@@ -189,7 +188,7 @@ impl DispatchState {
         let body = if posted {
             match self.read(request.body_mut()).await {
                 Ok(body) => body,
-                Err(_) if arrival.has_left() => return FaceResponse::new(empty_body()),
+                Err(_) if asker.arrival.has_left() => return FaceResponse::new(empty_body()),
                 Err(refusal) => {
                     let refused = RefusedAsker { client: asker.client, principal: Some(&asker.principal) };
                     self.notices.refused(&refusal, refused, request.uri(), request.headers());
@@ -200,7 +199,7 @@ impl DispatchState {
             Bytes::new()
         };
         let path = self.routes.served_path(request.uri().path()).to_owned();
-        let inbound = inbound(path, *request, body, asker, (accepted, received_at, arrival));
+        let inbound = inbound(path, *request, body, asker, accepted, received_at);
         let mut response = as_one_request(endpoint.serve(inbound)).await;
         if !posted && position == StreamPosition::Unread {
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));

@@ -137,8 +137,8 @@ impl Layers {
             Ok(AuthenticatedCaller { principal, grant, passed_on_from }) => {
                 self.principal.withhold_keys(request.headers_mut());
                 let is_counted = self.is_for_replicas();
-                let asker = Asker { principal, client: passed_on_from.unwrap_or(client), is_counted };
-                let mut response = self.dispatch.answer(request, asker, arrival).await;
+                let asker = Asker { principal, client: passed_on_from.unwrap_or(client), is_counted, arrival };
+                let mut response = self.dispatch.answer(request, asker).await;
                 if is_counted {
                     note_taken(&mut response);
                 }

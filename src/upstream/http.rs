@@ -149,14 +149,14 @@ impl SessionUpstream {
             }
             (HttpTransport::Auto, era) => {
                 let seen = SseDetected::default();
-                let sse = sse_stand(&settings, client.clone(), seen.clone(), (&life, limits));
+                let sse = sse_stand(&settings, client.clone(), seen.clone(), &life, limits);
                 (
                     Transport::Either(Box::new(TransportDetection::new(Arc::clone(&settings.name), client, sse, seen))),
                     era,
                 )
             }
             (HttpTransport::Sse, _) => {
-                let sse = sse_stand(&settings, client, SseDetected::default(), (&life, limits));
+                let sse = sse_stand(&settings, client, SseDetected::default(), &life, limits);
                 (Transport::Adapted(Box::new(sse)), Some(Era::Session))
             }
         };
@@ -280,12 +280,13 @@ fn sse_stand(
     settings: &HttpUpstreamSettings,
     client: HttpClient,
     seen: SseDetected,
-    (life, limits): (&TaskScope, &SharedLimits),
+    life: &TaskScope,
+    limits: &SharedLimits,
 ) -> TransportAdapter {
     let (name, url) = (Arc::clone(&settings.name), settings.url.clone());
     let health = Arc::clone(client.health());
     let wire = SseTransport::new(name, url, client, settings.event_bytes_max, seen, life.clone());
-    TransportAdapter::new(health, Box::new(wire), (sse::SESSIONS_MAX, limits.clone()), life.clone())
+    TransportAdapter::new(health, Box::new(wire), sse::SESSIONS_MAX, limits.clone(), life.clone())
 }
 
 #[async_trait]

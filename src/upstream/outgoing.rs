@@ -41,47 +41,27 @@ impl SessionHeaders {
     }
 
     fn posting(&self, message: MessageText, further: Option<Box<HeaderMap>>) -> OutgoingRequest {
-        let verb = OutgoingMethod::Post { message, further };
-        OutgoingRequest {
-            credentials: self.clone(),
-            verb,
-            part: RequestScope::New,
-            forwarded: ForwardedHeaders::default(),
-            principal: None,
-            is_kept: false,
-        }
+        self.request(OutgoingMethod::Post { message, further }, RequestScope::New)
     }
 
     /// A GET of a stream: the session's own, or the rest of one that sent `last_event`.
     pub(crate) fn get(&self, last_event: Option<&HeaderValue>) -> OutgoingRequest {
         let verb = OutgoingMethod::Get { last_event: last_event.cloned(), purpose: None };
-        let (part, forwarded) = (RequestScope::UnderWay, ForwardedHeaders::default());
-        OutgoingRequest { credentials: self.clone(), verb, part, forwarded, principal: None, is_kept: false }
+        self.request(verb, RequestScope::UnderWay)
     }
 
     /// A GET of a document about the server.
     pub(crate) fn document(&self) -> OutgoingRequest {
-        let (part, forwarded) = (RequestScope::UnderWay, ForwardedHeaders::default());
-        OutgoingRequest {
-            credentials: self.clone(),
-            verb: OutgoingMethod::Document,
-            part,
-            forwarded,
-            principal: None,
-            is_kept: false,
-        }
+        self.request(OutgoingMethod::Document, RequestScope::UnderWay)
     }
 
     pub(crate) fn delete(&self) -> OutgoingRequest {
-        let (part, forwarded) = (RequestScope::UnderWay, ForwardedHeaders::default());
-        OutgoingRequest {
-            credentials: self.clone(),
-            verb: OutgoingMethod::Delete,
-            part,
-            forwarded,
-            principal: None,
-            is_kept: false,
-        }
+        self.request(OutgoingMethod::Delete, RequestScope::UnderWay)
+    }
+
+    fn request(&self, verb: OutgoingMethod, part: RequestScope) -> OutgoingRequest {
+        let (credentials, forwarded) = (self.clone(), ForwardedHeaders::default());
+        OutgoingRequest { credentials, verb, part, forwarded, principal: None, is_kept: false }
     }
 }
 

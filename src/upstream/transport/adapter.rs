@@ -137,7 +137,8 @@ impl TransportAdapter {
     pub(crate) fn new(
         health: Arc<UpstreamHealth>,
         wire: Box<dyn MessageTransport>,
-        (sessions_max, limits): (NonZeroUsize, SharedLimits),
+        sessions_max: NonZeroUsize,
+        limits: SharedLimits,
         life: TaskScope,
     ) -> Self {
         Self::within(health, wire, connection_permits::new(sessions_max, limits), life)

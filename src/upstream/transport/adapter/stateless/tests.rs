@@ -86,7 +86,8 @@ async fn t_20_each_principal_has_a_connection_and_whoever_calls_first_takes_the_
     let stand = TransportAdapter::new(
         Arc::new(UpstreamHealth::new(&Arc::from("up"), "up")),
         Box::new(wire),
-        (NonZeroUsize::new(8).unwrap(), SharedLimits::default()),
+        NonZeroUsize::new(8).unwrap(),
+        SharedLimits::default(),
         life.clone(),
     );
     let mut answers = Vec::new();
@@ -131,7 +132,8 @@ async fn nobody_waits_for_another_principals_connection() {
     let stand = TransportAdapter::new(
         Arc::new(UpstreamHealth::new(&Arc::from("up"), "up")),
         Box::new(wire),
-        (NonZeroUsize::new(8).unwrap(), SharedLimits::default()),
+        NonZeroUsize::new(8).unwrap(),
+        SharedLimits::default(),
         life.clone(),
     );
     let send = async |principal: &str| stand.send(&post(principal, method::TOOLS_CALL), &HandedOver::default()).await;
@@ -182,7 +184,7 @@ fn large_answer(id: usize) -> Bytes {
     json!({ "jsonrpc": "2.0", "id": id, "result": { "x": "x".repeat(1 << 20) } }).to_string().into()
 }
 
-/// B190: its bytes are counted from the first; what nobody reads holds up the others of its connection for a minute.
+/// B190: bytes of a message are counted from the first on; an unread message delays the others of its connection for a minute.
 #[tokio::test(start_paused = true)]
 async fn b190_an_answer_that_finds_no_room_ends_its_call_after_a_minute_and_one_that_is_kept_reaches_its_owner() {
     use http_body_util::BodyExt as _;
@@ -193,14 +195,15 @@ async fn b190_an_answer_that_finds_no_room_ends_its_call_after_a_minute_and_one_
     let stand = TransportAdapter::new(
         Arc::new(UpstreamHealth::new(&Arc::from("up"), "up")),
         Box::new(SpeakingTransport(parking_lot::Mutex::new(Some(said)))),
-        (NonZeroUsize::new(8).unwrap(), SharedLimits::new(Arc::new(table))),
+        NonZeroUsize::new(8).unwrap(),
+        SharedLimits::new(Arc::new(table)),
         life.clone(),
     );
     let send = async |is_kept: bool| {
         let post = post("ada", method::TOOLS_CALL).kept_if(is_kept);
         stand.send(&post, &HandedOver::default()).await.unwrap().into_body()
     };
-    // The second one exceeds the bound, and nobody reads either.
+    // The second one exceeds the bound, and both are unread.
     let mut calls = Vec::new();
     for is_kept in [false, false, false, true, false] {
         calls.push(send(is_kept).await);

@@ -84,7 +84,7 @@ const LINES_MAX: usize = 700;
 
 /// Words of [`plain_words`] in a thousand, in comments. Lower it when the count allows.
 const RIDDLES_PER_THOUSAND: usize = 1;
-/// The same in string literals, those of unit tests included.
+/// The same in string literals, also of unit tests.
 const RIDDLES_PER_THOUSAND_OF_STRINGS: usize = 4;
 
 /// Names that stand for several types: a list that may only shrink.

@@ -241,7 +241,7 @@ mod tests {
         }
         assert!(timeout(INTERVAL * 9, wait.next()).await.is_err(), "each once");
 
-        // An operator's request stays one, whichever trigger follows.
+        // A later trigger does not turn an operator's request into another kind.
         rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::HUP).unwrap();
         let sent = Instant::now();
         while wait.heard.is_none() {

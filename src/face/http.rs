@@ -118,7 +118,7 @@ pub enum MessageChannel {
     /// A separate HTTP request. The headers that repeat parts of the body are required and must agree with it.
     #[default]
     Request,
-    /// One of many on a stream, without headers of its own: only the body counts (T-70). No HTTP request is ever taken for one.
+    /// One of many on a stream, without headers of its own: only the body counts (T-70). An HTTP request is never read as such a message.
     Stream,
 }
 

@@ -373,7 +373,7 @@ async fn serve_batch(faces: &impl PathFaces, inbound: &Inbound) -> FaceResponse 
     }
 }
 
-/// Processes a batch of messages without responses, each at the owner of its session. The status is that of the first failure.
+/// Processes a batch of messages without responses, each at the owner of its session. The status is the first failure's.
 async fn serve_one_way(faces: &impl PathFaces, inbound: &Inbound, batch: BatchItems) -> FaceResponse {
     let (mut here, mut elsewhere) = (Vec::new(), Vec::new());
     for (read, item) in batch {

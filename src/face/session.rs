@@ -276,7 +276,7 @@ impl SessionFace {
         Box::pin(self.shared.take_answer(principal, response)).await
     }
 
-    /// The session of a message. For a server without session ids, a message without a session gets one of its own.
+    /// The session of a message. For a server without session ids, a message without a session gets a new session.
     fn session_for(&self, inbound: &Inbound) -> Result<ClientSession, SessionLookupError> {
         match self.session(inbound) {
             Err(SessionLookupError::Missing) => {

@@ -166,7 +166,7 @@ impl PrincipalGuard {
     }
 
     /// Removes this gateway's keys, texts that look like one, and replicas' seals from an admitted request: no upstream receives
-    /// them, whatever else is forwarded (SEC-04).
+    /// them, with any other headers that are forwarded (SEC-04).
     pub(super) fn withhold_keys(&self, headers: &mut HeaderMap) {
         if self.asks_all() {
             headers.remove(KEY_HEADER);

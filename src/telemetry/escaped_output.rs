@@ -22,7 +22,8 @@ impl<W: Write> Write for EscapedOutput<W> {
     }
 }
 
-/// Looks only at characters whose first byte some such character has: a look at each would cost as much as writing the line.
+/// Whether a text has a character that a terminal obeys. Checks only characters with the first byte of such a character: checking all
+/// would cost as much as writing the line.
 fn has_obeyed(text: &str) -> bool {
     memchr::memchr3_iter(0xc2, 0xd8, 0xe2, text.as_bytes()).any(|at| text[at..].starts_with(is_obeyed))
 }

@@ -49,7 +49,7 @@ async fn failures(peers: &Peers, program: Program, balanced: Option<BalancerMode
     let server = PeerServer::start(program, peers, "stateless-matrix").await?;
     let tap = Tap::start(server.address).await?;
     let tasks = cases::tasks("up", "fastmcp");
-    // A server with tasks of its own is spoken to so for all clients; before another, some would have sessions (UPC-28).
+    // The gateway uses 2026-07-28 for all clients of a server with native tasks; at another server some clients would have sessions (UPC-28).
     let protocol = if program == Program::FastMcp4Tasks { "auto" } else { "2026-07-28" };
     let config =
         format!("[upstreams.up]\nurl = \"http://{}/mcp\"\nprotocol = \"{protocol}\"\n\n{tasks}", tap.address());

@@ -82,7 +82,7 @@ fn raw_string(text: &str) -> Option<&str> {
     Some(&text[..text.len() - behind.len()])
 }
 
-/// Where a string literal ends whose first quote is left out.
+/// The end of a string literal, counted from behind its first quote.
 fn end_of_string(text: &str) -> usize {
     let mut is_escaped = false;
     for (at, c) in text.char_indices() {
@@ -94,7 +94,7 @@ fn end_of_string(text: &str) -> usize {
     text.len()
 }
 
-/// The length of what begins a text: a literal of a character, which may be a quote, or one character.
+/// The length of the first token of a text: a character literal, which may hold a quote, or one character.
 fn character(text: &str) -> usize {
     let first = text.chars().next().map_or(1, char::len_utf8);
     let Some(inner) = text.strip_prefix('\'') else { return first };

@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// JSON is unchanged, whichever strings it contains.
+        /// JSON is unchanged, with any strings in it.
         #[test]
         fn json_stays_what_it_is(texts in prop::collection::vec("[a-z,/*\\\\\"\\[\\]{}:\u{feff}ü]{0,12}", 0..6)) {
             let json = serde_json::json!({ "all": texts }).to_string();

@@ -159,7 +159,7 @@ impl<'t> SecretScan<'t> {
         at + word.len()
     }
 
-    /// The end of user name and password in an address whose authority begins at `from`.
+    /// The end of user name and password in an address, with its authority from `from` on.
     fn user_info(&mut self, from: usize) -> usize {
         let rest = &self.text[from..];
         let authority = rest.find(['/', '?', '#', ' ', '"', '\'']).map_or(rest, |end| &rest[..end]);

@@ -107,7 +107,7 @@ impl Runner {
             None => self.engine.mint_key(&self.spec.owner),
         };
         // One commit creates the task and, if the call has its permit, marks it as possibly sent: nothing is sent before this
-        // commit, nor after a cancel, whose command is received first (L6).
+        // commit, nor after a cancel: its command is received first (L6).
         let now = self.engine.clock.now();
         let place = self.new_place();
         let mut task = Task {

@@ -207,7 +207,7 @@ impl SplitExchange {
     fn combined(&mut self) -> ExchangeEvent {
         let outcomes = self.outcomes.drain(..).map(|outcome| outcome.map_or_else(cancelled, result_of));
         let result = combined(self.plan.argument(), &outcomes.collect::<Vec<_>>());
-        // A copy of what the elements returned, which holds as many bytes.
+        // The combined result is a copy of the elements' results, and holds as many bytes.
         let share = self.plan.part().context.share.as_ref();
         let held = share.map(|share| share.rehold(result.bytes().clone()));
         ExchangeEvent::Returned(match held {

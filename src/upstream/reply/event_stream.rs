@@ -93,7 +93,7 @@ impl<B: Body<Data = BodyPart, Error = io::Error> + Unpin> EventStream<B> {
         self.ready.pop_front()
     }
 
-    /// How many bytes of an event are here whose end is still to come.
+    /// The bytes received of an incomplete event.
     pub(crate) const fn pending(&self) -> usize {
         self.pending
     }

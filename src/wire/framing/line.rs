@@ -58,7 +58,7 @@ impl LineDecoder {
         Ok(lines)
     }
 
-    /// How many bytes of a line are here whose end is still to come.
+    /// The bytes received of an incomplete line.
     #[must_use]
     pub const fn held(&self) -> usize {
         self.partial.len()

@@ -66,7 +66,7 @@ async fn l8_two_hundred_tasks_outlast_a_full_disk_and_a_cancel_is_kept() {
     world.is_idle().await;
 }
 
-/// L6: whichever of the two is tried first once there is room.
+/// L6: the order in which the two are retried once there is room does not matter.
 #[tokio::test(start_paused = true)]
 async fn l6_a_cancel_that_waits_for_room_goes_before_an_outcome_that_does() {
     for number in 0..80 {

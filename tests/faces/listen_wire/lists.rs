@@ -143,7 +143,7 @@ async fn upc_04_a_list_whose_cursors_lead_back_is_asked_for_twice_and_shown_once
     }
 }
 
-/// T-72, B133: a server knows its tools best. One that its list does not name is called, and whoever may not have all of them
+/// T-72, B133: a server knows its tools best. One that its list does not name is called, and a client that may not have all of them
 /// learns nothing of it.
 #[tokio::test]
 async fn t_72_a_tool_that_no_list_names_is_the_servers_to_refuse_unless_tools_are_hidden() {

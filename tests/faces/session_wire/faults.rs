@@ -66,7 +66,7 @@ async fn u08_an_answer_that_readers_differ_about_ends_its_call_with_an_error() {
     assert!(server.world.all(|seen| seen.body["error"].is_object()).is_empty(), "the server asked nothing");
 }
 
-/// U08: an answer has one verdict, whichever pieces it comes in.
+/// U08: an answer has one verdict, in any pieces.
 #[tokio::test]
 async fn u08_a_member_that_is_null_is_none_in_an_answer_of_several_pieces() {
     for (first, second) in [

@@ -1,5 +1,5 @@
 //! B190: however many large answers a client asks for and does not read, resident memory stays below [`CONSTANT`] and the budget of
-//! `answer_bytes_max`, for clients over HTTP and servers over each transport. The answers are held meanwhile, and reach whoever begins
+//! `answer_bytes_max`, for clients over HTTP and servers over each transport. The answers are held meanwhile, and reach a client that begins
 //! to read. A dozen rows run with all tests; `make memory` runs the whole matrix.
 
 mod servers;
@@ -317,7 +317,7 @@ async fn read_stream(mut body: RecvStream) -> usize {
 }
 
 /// What answers of a row hold at least while they are not read: a poll's share one text, of an array one answer is there at a time,
-/// and what is passed on piece by piece is not counted.
+/// and answers that are forwarded piece by piece are not counted.
 const fn held_min(asked: Asked, over: Over) -> usize {
     match (asked, over) {
         (Asked::PipedRead | Asked::PipedCall, Over::Json | Over::Events) => 0,
@@ -397,7 +397,7 @@ async fn assert_bounded(bench: &Bench, what: &str) {
     assert!(held >= 4 * BIG, "{what}: answers hold {} MiB", held >> 20);
 }
 
-/// What each of many streams has of its own is no way around the budget.
+/// The buffers of many streams together stay within the budget.
 #[tokio::test]
 async fn clients_of_http_sse_that_do_not_read_hold_no_more_than_the_budget() {
     let bench = Bench::start(Asked::PipedRead, Over::Json, Folder::on_disk()).await;

@@ -19,7 +19,7 @@ pub(in crate::face::session) enum TaskWish {
 }
 
 /// The task that a call requests, if tasks are offered or the draft is enabled. A call without a readable tool name requests
-/// none, and is refused later. If it requests both kinds, that of 2025-11-25 counts (T-37).
+/// none, and is refused later. If it requests both kinds, the request of 2025-11-25 counts (T-37).
 ///
 /// # Errors
 /// If the tool cannot be called this way.

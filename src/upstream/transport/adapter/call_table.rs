@@ -237,7 +237,7 @@ impl CallTable {
         self.calls.contains_key(id)
     }
 
-    /// Whether the answer to the request is kept, whoever reads it.
+    /// Whether a store keeps the answer to the request, so that no client has to read it.
     pub(super) fn is_kept(&self, id: &RequestId) -> bool {
         self.calls.get(id).is_some_and(|call| call.terms.is_kept)
     }

@@ -1,7 +1,7 @@
-//! Counts the message that comes in over a connection among the bytes of its principal's answers, from its first byte on.
+//! Counts the incoming message of a connection as an answer to the connection's principal, from its first byte on.
 //!
-//! Where there are no bytes for it, the connection is read no further, for a minute at most: then the message is read to its end and
-//! dropped, so that the other calls of the connection go on.
+//! If the budget is exhausted, the connection is not read for at most a minute. After that the message is read to its end and dropped,
+//! so that the other calls of the connection continue.
 
 use bytes::Bytes;
 
@@ -9,14 +9,14 @@ use super::MessageReceiver;
 use crate::answer_budget::{AnswerPermit, AnswerShare, FREE_BYTES};
 use crate::task::GatewayFault;
 
-/// The bytes of the message under way.
+/// The reserved bytes of the incoming message.
 pub(crate) struct MessageRoom {
     /// What messages over the connection may hold now.
     current: Box<dyn Fn() -> AnswerShare + Send + Sync>,
-    /// That, as it was when the message grew large.
+    /// The principal's share, taken when the message grew above [`FREE_BYTES`].
     share: Option<AnswerShare>,
     held: AnswerPermit,
-    /// Why there are no bytes for the message.
+    /// The refusal of bytes for the message, if there is one.
     refused: Option<GatewayFault>,
 }
 
@@ -25,10 +25,10 @@ impl MessageRoom {
         Self { current: Box::new(current), share: None, held: AnswerPermit::default(), refused: None }
     }
 
-    /// Waits until a message that has `bytes` by now may be read on. Cancel safe.
+    /// Waits until a message with `bytes` so far may be read further. Cancel safe.
     pub(crate) async fn grow(&mut self, bytes: usize) {
         if bytes <= FREE_BYTES {
-            // What was under way has come to nothing.
+            // The incomplete message was dropped.
             (self.share, self.held, self.refused) = (None, AnswerPermit::default(), None);
         } else if self.refused.is_none() {
             let share = self.share.get_or_insert_with(&self.current);

@@ -1,4 +1,4 @@
-//! Servers whose every answer is large, over each transport.
+//! Servers with large answers, over each transport.
 
 use std::sync::Arc;
 
@@ -59,7 +59,7 @@ pub(super) fn reply(seen: &SeenRequest, (before, after): (&str, &str), media: &s
     reply
 }
 
-/// A server over streamable HTTP with sessions whose every answer is large, its list of tools where that is asked for.
+/// A server over streamable HTTP with sessions. All its answers are large, also its list of tools.
 async fn http_server(asked: Asked, media: &'static str) -> ScriptedServer {
     let server = ScriptedServer::start(move |seen| match around(asked, seen.rpc()) {
         Some(around) => Some(reply(seen, around, media)),

@@ -22,7 +22,7 @@ use crate::wire::{
 
 /// Dropped messages beyond this size are logged.
 const LARGE_BYTES: usize = 256 * 1024;
-/// What becomes of a call whose answer cannot be read.
+/// The fault that ends a call after an unreadable answer.
 const MALFORMED: GatewayFault = GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes);
 
 impl AdapterConnection {

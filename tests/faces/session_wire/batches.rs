@@ -42,6 +42,21 @@ async fn the_messages_of_an_array_go_their_own_ways_and_are_answered_together() 
     assert_eq!(answers.as_array().map(Vec::len), Some(3), "{answers}");
 }
 
+/// GW-46.
+#[tokio::test]
+async fn an_idempotency_key_of_one_call_in_an_array_leaves_the_other_calls_as_they_came() {
+    let server = ScriptedServer::polite().await;
+    let gate = TestGateway::before(&server).await;
+    let mut client = gate.client_of("2025-03-26").await;
+    client.accept = "application/json";
+    let mut keyed: Value = serde_json::from_str(&call(1)).unwrap();
+    keyed["params"]["_meta"]["io.taskgate/idempotency-key"] = json!("key");
+    let (keyed, plain) = (keyed.to_string(), call(2));
+    client.post(batch(&[&keyed, &plain])).await.text().await;
+    assert_eq!(server.world.all(|seen| seen.bytes == plain.as_bytes()).len(), 1);
+    assert_eq!(server.world.all(|seen| seen.bytes == keyed.as_bytes()).len(), 0, "its call is the gateway's");
+}
+
 #[tokio::test]
 async fn an_array_that_asks_nothing_is_accepted() {
     let server = ScriptedServer::polite().await;

@@ -13,7 +13,16 @@ async fn what_is_no_message_is_refused_by_its_id() {
     let server = ScriptedServer::polite().await;
     let gate = TestGateway::before(&server).await;
     let client = gate.client().await;
-    let passed_on = || server.world.all(|seen| seen.rpc() == "x" || seen.is_call()).len();
+    // At an endpoint the gateway opens sessions and asks for lists by itself.
+    const OWN: [&str; 6] = [
+        "initialize",
+        "notifications/initialized",
+        "tools/list",
+        "prompts/list",
+        "resources/list",
+        "resources/templates/list",
+    ];
+    let passed_on = || server.world.all(|seen| !OWN.contains(&seen.rpc())).len();
     let before = passed_on();
     let deep = format!(r#"{{"jsonrpc":"2.0","id":1,"method":"x","params":{}{}}}"#, "[".repeat(65), "]".repeat(65));
     let long = format!(r#"{{"jsonrpc":"2.0","id":1,"method":"{}"}}"#, "m".repeat(129));

@@ -180,7 +180,7 @@ pub(super) fn too_often(refusal: &RateRefusal) -> FaceResponse {
     Addressee { id: None, version: ProtocolVersion::NEWEST_SESSION, accepted: AcceptedTypes::Json }.too_often(refusal)
 }
 
-fn json(body: ResponseBody) -> FaceResponse {
+pub(super) fn json(body: ResponseBody) -> FaceResponse {
     let mut response = FaceResponse::new(body);
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response

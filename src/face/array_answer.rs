@@ -1,59 +1,138 @@
-//! Responds to a batch of messages with a JSON array.
+//! Serves the messages of an array, each as if it came alone, and responds with one JSON array (LEG-12).
 //!
-//! Small responses are collected and written in the order of their requests. From the first large one on each is sent when it is
-//! ready, so that few of them are in memory.
+//! Messages without response go first, in their order; requests run concurrently, and each response is written as soon as it is
+//! complete. A call in an array has no stream: its progress and log messages are dropped, and its server's questions refused.
 
-use std::collections::BTreeMap;
-use std::future::Future;
+use std::borrow::Cow;
+use std::future::ready;
 use std::io;
+use std::net::IpAddr;
+use std::sync::Arc;
 
 use bytes::Bytes;
-use futures_util::stream::{self, FuturesUnordered, StreamExt as _};
-use http::HeaderValue;
-use http::header::CONTENT_TYPE;
+use futures_util::stream::{self, StreamExt as _};
 use http_body_util::{BodyExt as _, StreamBody};
 use hyper::body::Frame;
 
-use super::answer::accepted;
-use super::http::{FaceResponse, joined_body};
+use super::answer::{UnknownTaskMarker, accepted, event_stream, json, unreadable};
+use super::http::{AcceptedTypes, FaceResponse, Inbound, ResponseBody};
+use super::served::Served;
+use crate::answer_budget::as_one_request;
+use crate::dialect::RequestError;
+use crate::dialect::faults::{gateway_error, rate_error};
+use crate::task::Principal;
+use crate::upstream::reply::{ReadLimits, read_whole};
+use crate::wire::envelope::{self, EnvelopeError};
 use crate::wire::framing::BodyPart;
+use crate::wire::{Message, ProtocolVersion, RequestId, method};
 
-/// The most bytes that wait for earlier responses.
-pub(super) const WAITING_MAX: usize = 256 << 10;
+/// The items of an array, each parsed and as received.
+pub(super) type ArrayItems = Vec<(Result<Message, EnvelopeError>, Bytes)>;
 
-/// Runs `answers` concurrently, and responds with the array of their results; a notification adds none.
-pub(super) async fn respond<A>(answers: impl IntoIterator<Item = A>) -> FaceResponse
+/// The bounds of an array's requests.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ArrayBounds {
+    /// The largest result of one request.
+    pub(super) result_bytes_max: usize,
+    /// How many requests run concurrently.
+    pub(super) parallel: usize,
+}
+
+/// One item of an array as a request of its own: its client accepts no stream.
+pub(super) fn alone(inbound: &Inbound, body: Bytes) -> Box<Inbound> {
+    Box::new(Inbound { body, message: None, accepted: AcceptedTypes::Json, ..inbound.clone() })
+}
+
+/// Whether a message has no response.
+pub(super) const fn is_one_way(read: &Result<Message, EnvelopeError>) -> bool {
+    matches!(read, Ok(Message::Notification(_) | Message::Response(_)))
+}
+
+/// Serves each item by `post`, and responds with the array of their responses: 202 if there are none. For a client that accepts
+/// event streams alone, each response is an event.
+pub(super) async fn respond<P>(
+    served: &Arc<Served>,
+    inbound: &Inbound,
+    items: ArrayItems,
+    bounds: ArrayBounds,
+    post: impl Fn(Box<Inbound>, Box<Message>) -> P + Send + 'static,
+) -> FaceResponse
 where
-    A: Future<Output = Option<Bytes>> + Send + 'static,
+    P: Future<Output = FaceResponse> + Send + 'static,
 {
-    let numbered = answers.into_iter().enumerate().map(|(at, answer)| async move { (at, answer.await) });
-    let mut running: FuturesUnordered<_> = numbered.collect();
-    let (mut ready, mut bytes) = (BTreeMap::new(), 0);
-    while bytes <= WAITING_MAX
-        && let Some((at, answer)) = running.next().await
-    {
-        if let Some(text) = answer {
-            bytes += text.len();
-            ready.insert(at, text);
+    let (one_way, requests): (ArrayItems, ArrayItems) = items.into_iter().partition(|(read, _)| is_one_way(read));
+    let (accepted_types, inbound, served) = (inbound.accepted, inbound.clone(), Arc::clone(served));
+    let serve = move |(read, text): (Result<Message, EnvelopeError>, Bytes)| {
+        let id = match &read {
+            Ok(Message::Request(request)) => Some(request.id.clone()),
+            Ok(Message::Notification(_) | Message::Response(_)) | Err(_) => None,
+        };
+        let posted = match read {
+            Ok(Message::Request(request)) if request.method == method::INITIALIZE => {
+                let what = Cow::Borrowed("initialize stands alone, not in a batch");
+                Err(error_text(id.as_ref(), &RequestError::NotARequest(what)))
+            }
+            Ok(message) => Ok(post(alone(&inbound, text), Box::new(message))),
+            Err(error) => {
+                let (id, complaint) = unreadable(error);
+                Err(error_text(id.as_ref(), &complaint))
+            }
+        };
+        let bytes_max = bounds.result_bytes_max;
+        let answering =
+            response_text(posted, id, Arc::clone(&served), inbound.principal.clone(), inbound.client, bytes_max);
+        // A response and its copy are one request's: the copy does not wait for the response.
+        as_one_request(answering)
+    };
+    let mut refusals = Vec::new();
+    for item in one_way {
+        refusals.extend(serve(item).await);
+    }
+    // Started as it is needed: an item that waits for its turn takes no memory but its text.
+    let answers = stream::iter(requests).map(serve).buffer_unordered(bounds.parallel);
+    let mut answers = Box::pin(stream::iter(refusals).chain(answers.filter_map(ready)));
+    let Some(first) = answers.next().await else { return accepted() };
+    let answers = stream::once(ready(first)).chain(answers);
+    match accepted_types {
+        AcceptedTypes::EventStream => event_stream(body(answers.map(BodyPart::message))),
+        AcceptedTypes::Json | AcceptedTypes::Both | AcceptedTypes::Neither => {
+            let pieces = answers
+                .enumerate()
+                .flat_map(|(at, text)| stream::iter([Bytes::from_static(if at == 0 { b"[" } else { b"," }), text]));
+            json(body(pieces.chain(stream::once(ready(Bytes::from_static(b"]")))).map(BodyPart::Bytes)))
         }
     }
-    if ready.is_empty() {
-        return accepted();
-    }
-    let mut pieces = Vec::with_capacity(2 * ready.len() + 1);
-    for text in ready.into_values() {
-        pieces.extend([if pieces.is_empty() { Bytes::from_static(b"[") } else { Bytes::from_static(b",") }, text]);
-    }
-    let body = if running.is_empty() {
-        pieces.push(Bytes::from_static(b"]"));
-        joined_body(pieces)
-    } else {
-        let rest = running.filter_map(|(_, answer)| std::future::ready(answer));
-        let rest = rest.flat_map(|text| stream::iter([Bytes::from_static(b","), text]));
-        let parts = stream::iter(pieces).chain(rest).chain(stream::iter([Bytes::from_static(b"]")]));
-        StreamBody::new(parts.map(|part| Ok::<_, io::Error>(Frame::data(BodyPart::Bytes(part))))).boxed_unsync()
+}
+
+fn error_text(id: Option<&RequestId>, complaint: &RequestError) -> Bytes {
+    envelope::error(id, &complaint.to_error(ProtocolVersion::NEWEST_SESSION))
+}
+
+fn body(parts: impl stream::Stream<Item = BodyPart> + Send + 'static) -> ResponseBody {
+    StreamBody::new(parts.map(|part| Ok::<_, io::Error>(Frame::data(part)))).boxed_unsync()
+}
+
+/// The whole response to one item; `None` for a message without response, and for a cancelled request.
+async fn response_text(
+    posted: Result<impl Future<Output = FaceResponse>, Bytes>,
+    id: Option<RequestId>,
+    served: Arc<Served>,
+    principal: Principal,
+    client: Option<IpAddr>,
+    result_bytes_max: usize,
+) -> Option<Bytes> {
+    let answer = match posted {
+        Ok(posting) => posting.await,
+        Err(refusal) => return Some(refusal),
     };
-    let mut response = FaceResponse::new(body);
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    response
+    if answer.extensions().get::<UnknownTaskMarker>().is_some()
+        && let Err(refusal) = served.rates.missed(&principal.counted_at(client))
+    {
+        return Some(envelope::error(id.as_ref(), &rate_error(&refusal)));
+    }
+    let limits = ReadLimits::within(result_bytes_max, served.engine.limits().answers_to(&principal)).with_envelope();
+    match read_whole(answer.into_body(), &limits).await {
+        Ok(text) => Some(text).filter(|text| !text.is_empty()),
+        Err(fault) => Some(envelope::error(id.as_ref(), &gateway_error(&fault))),
+    }
 }

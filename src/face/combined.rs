@@ -32,20 +32,22 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
+use super::array_answer::ArrayItems;
 use super::call_stream::replay_buffer::read_event_id;
 use super::endpoint::UpstreamEndpoint;
 use super::fallback::FallbackToolService;
 use super::http::{Endpoint, FaceResponse, Inbound};
-use super::intake::{self, BatchItems, PathFaces};
+use super::intake::{self, PathFaces};
 use super::rates::UnknownTaskWatch;
 use super::served::Served;
+use super::session::SessionLookupError;
 use crate::metric;
 use crate::task::Principal;
 use crate::upstream::circular_lists::CircularLists;
 use crate::upstream::own_ids;
 use crate::upstream::reply::ReadLimits;
 use crate::wire::envelope::Request;
-use crate::wire::{Message, RequestId, one_line};
+use crate::wire::{Message, ProtocolVersion, RequestId, one_line};
 use admission::REFUSALS_MAX;
 use lists::ListOwners;
 use member_answer::MemberRefusal;
@@ -328,8 +330,12 @@ impl PathFaces for Arc<CombinedUpstreams> {
         Box::pin(self.post_in_session(inbound, message)).await
     }
 
-    async fn post_batch(&self, inbound: &Inbound, batch: BatchItems) -> FaceResponse {
-        self.post_batch_in_session(inbound, batch).await
+    async fn post_batch(&self, inbound: &Inbound, items: ArrayItems) -> FaceResponse {
+        self.post_batch_in_session(inbound, items).await
+    }
+
+    fn client_version(&self, inbound: &Inbound) -> Result<ProtocolVersion, SessionLookupError> {
+        CombinedUpstreams::client_version(self, inbound)
     }
 
     async fn get(&self, inbound: &Inbound) -> FaceResponse {

@@ -9,20 +9,21 @@ use http::{HeaderName, HeaderValue, StatusCode};
 use tokio_util::sync::CancellationToken;
 
 use super::answer::bare;
+use super::array_answer::ArrayItems;
 use super::call_stream::replay_buffer::read_event_id;
 use super::client_login::ClientLogin;
 use super::http::{Endpoint, FaceResponse, Inbound};
-use super::intake::{self, BatchItems, PathFaces};
+use super::intake::{self, PathFaces};
 use super::request_outcomes::RequestOutcomes;
 use super::revocable_body::ending_with;
 use super::served::Served;
-use super::session::{self, SessionFace};
+use super::session::{self, SessionFace, SessionLookupError};
 use super::session_homes::PassedOnMarker;
 use super::stateless::{MessageContext, StatelessFace};
 use crate::task::Principal;
 use crate::upstream::own_ids;
 use crate::wire::envelope::{Request, Response};
-use crate::wire::{Message, RequestId};
+use crate::wire::{Message, ProtocolVersion, RequestId};
 
 /// The endpoint of one upstream.
 #[derive(Debug)]
@@ -136,8 +137,12 @@ impl PathFaces for UpstreamEndpoint {
         self.session.post(inbound, message).await
     }
 
-    async fn post_batch(&self, inbound: &Inbound, batch: BatchItems) -> FaceResponse {
-        self.session.post_batch(inbound, batch).await
+    async fn post_batch(&self, inbound: &Inbound, items: ArrayItems) -> FaceResponse {
+        self.session.post_batch(inbound, items).await
+    }
+
+    fn client_version(&self, inbound: &Inbound) -> Result<ProtocolVersion, SessionLookupError> {
+        self.session.client_version(inbound)
     }
 
     async fn get(&self, inbound: &Inbound) -> FaceResponse {

@@ -152,25 +152,14 @@ const fn bit(tool: FallbackTool, level: usize) -> u16 {
 }
 
 /// The result of a call of one of the tools.
-pub(super) type FallbackResult = Result<JsonPieces, RpcError>;
+type FallbackResult = Result<JsonPieces, RpcError>;
 
-pub(super) enum FallbackAnswer {
+enum FallbackAnswer {
     Now(FallbackResult),
     /// The owner has no such task.
     Missed(Payload),
     /// Pending. Dropping the future only ends the wait.
     Later(BoxFuture<'static, FallbackResult>),
-}
-
-impl FallbackAnswer {
-    /// Waits for the result.
-    pub(super) async fn done(self) -> FallbackResult {
-        match self {
-            Self::Now(answered) => answered,
-            Self::Missed(unknown) => Ok(unknown.into()),
-            Self::Later(waiting) => waiting.await,
-        }
-    }
 }
 
 #[derive(Clone, Copy)]
@@ -215,7 +204,7 @@ pub(super) async fn answer(
 }
 
 /// Runs a call of one of the tools, for the owner's tasks only (as `tasks/*`). Only a cancel reaches the upstream.
-pub(super) async fn run(
+async fn run(
     engine: &Arc<Engine>,
     TaskAsker { owner, misses }: TaskAsker<'_>,
     (tool, params): (FallbackTool, Option<&Object>),

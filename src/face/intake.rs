@@ -5,19 +5,19 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use bytes::Bytes;
 use http::{HeaderMap, Method, StatusCode};
 
 use super::answer::{
     Addressee, UnknownTaskMarker, accepted, addressee, bare, only_post, too_many, too_often, unreadable,
 };
+use super::array_answer::{self, ArrayItems, is_one_way};
 use super::classify::{Face, face_of, header_is_stateless};
 use super::headers;
 use super::http::{AcceptedTypes, FaceResponse, Inbound, empty_body};
 use super::idempotency_key;
 use super::revocable_body::ending_with;
 use super::served::Served;
-use super::session::refuse;
+use super::session::{SessionLookupError, refuse};
 use super::session_homes::{self, ForwardReason, SessionErrand};
 use crate::answer_budget::BudgetRefusal;
 use crate::dialect::RequestError;
@@ -25,14 +25,11 @@ use crate::dialect::fallback_tools::FallbackTool;
 use crate::dialect::faults::{bound_error, gateway_error, rate_error};
 use crate::replica::SessionHome;
 use crate::task::{Executed, GatewayFault, Principal, RateRefusal, Reason};
-use crate::wire::envelope::{self, EnvelopeError, Request, is_batch, split_batch};
+use crate::wire::envelope::{self, Request, is_batch, split_batch};
 use crate::wire::{Message, ProtocolVersion, RequestId, RpcError, ScanLimits, method};
 
 /// Why no call begins while the gateway drains.
 const LATE: GatewayFault = GatewayFault::new(Reason::Draining, Executed::No);
-
-/// The items of a batch, each parsed and as received.
-pub(super) type BatchItems = Vec<(Result<Message, EnvelopeError>, Bytes)>;
 
 /// The faces of one path, for clients of either era.
 pub(super) trait PathFaces: Send + Sync {
@@ -43,7 +40,14 @@ pub(super) trait PathFaces: Send + Sync {
 
     fn post(&self, inbound: Box<Inbound>, message: Box<Message>) -> impl Future<Output = FaceResponse> + Send;
 
-    fn post_batch(&self, inbound: &Inbound, batch: BatchItems) -> impl Future<Output = FaceResponse> + Send;
+    /// Serves an array of messages.
+    fn post_batch(&self, inbound: &Inbound, items: ArrayItems) -> impl Future<Output = FaceResponse> + Send;
+
+    /// The version of the client's session.
+    ///
+    /// # Errors
+    /// If the request has no session.
+    fn client_version(&self, inbound: &Inbound) -> Result<ProtocolVersion, SessionLookupError>;
 
     /// Opens or resumes a stream of a session.
     fn get(&self, inbound: &Inbound) -> impl Future<Output = FaceResponse> + Send;
@@ -338,7 +342,7 @@ async fn serve_batch(faces: &impl PathFaces, inbound: &Inbound) -> FaceResponse 
     if let Err(refusal) = admit_many(faces, inbound, items.len()) {
         return too_often(&refusal);
     }
-    let batch: BatchItems = items.into_iter().map(|item| (envelope::read(&item, ScanLimits::CLIENT), item)).collect();
+    let batch: ArrayItems = items.into_iter().map(|item| (envelope::read(&item, ScanLimits::CLIENT), item)).collect();
     let messages = batch.iter().filter_map(|(read, _)| read.as_ref().ok());
     if !inbound.arrival.is_wanted(messages, &inbound.headers) {
         return FaceResponse::new(empty_body());
@@ -362,9 +366,15 @@ async fn serve_batch(faces: &impl PathFaces, inbound: &Inbound) -> FaceResponse 
     if inbound.headers.contains_key(idempotency_key::HEADER) {
         return refuse(&addressee, &idempotency_key::of_an_array());
     }
-    let begins =
-        |(read, _): &(Result<Message, _>, Bytes)| !matches!(read, Ok(Message::Notification(_) | Message::Response(_)));
-    if faces.served().homes.is_some() && !batch.iter().any(begins) {
+    match faces.client_version(inbound) {
+        Ok(version) if version.traits().has_batches => (),
+        Ok(_) => {
+            let what = Cow::Borrowed("a batch is accepted in sessions of 2025-03-26 only");
+            return refuse(&addressee, &RequestError::NotARequest(what));
+        }
+        Err(none) => return none.answer(&addressee),
+    }
+    if batch.iter().all(|(read, _)| is_one_way(read)) {
         return serve_one_way(faces, inbound, batch).await;
     }
     match pass_on(faces, inbound, SessionErrand::Begin, |_| false).await {
@@ -373,27 +383,22 @@ async fn serve_batch(faces: &impl PathFaces, inbound: &Inbound) -> FaceResponse 
     }
 }
 
-/// Processes a batch of messages without responses, each at the owner of its session. The status is the first failure's.
-async fn serve_one_way(faces: &impl PathFaces, inbound: &Inbound, batch: BatchItems) -> FaceResponse {
-    let (mut here, mut elsewhere) = (Vec::new(), Vec::new());
-    for (read, item) in batch {
-        let alone = Inbound { body: [b"[", &*item, b"]"].concat().into(), ..inbound.clone() };
-        let passed_on = match &read {
-            Ok(message) => pass_on_message(faces, Face::Session, &alone, message).await,
-            Err(_) => None,
-        };
-        match passed_on {
-            Some(Ok(answer)) => elsewhere.push(answer),
-            // The client may send the whole batch again.
+/// Processes an array without requests, each message as if alone. Returns the first failure, if there is one.
+async fn serve_one_way(faces: &impl PathFaces, inbound: &Inbound, items: ArrayItems) -> FaceResponse {
+    let mut refused = None;
+    for (read, text) in items {
+        let Ok(message) = read else { continue };
+        let inbound = array_answer::alone(inbound, text);
+        let answer = match pass_on_message(faces, Face::Session, &inbound, &message).await {
+            // The client may send the whole array again.
             Some(Err(fault)) if fault.executed == Executed::No => return unreachable_home(),
-            Some(Err(_)) => (),
-            None => here.push((read, item)),
+            Some(answer) => answer.unwrap_or_else(|_| accepted()),
+            None => faces.post(inbound, Box::new(message)).await,
+        };
+        if answer.status() != StatusCode::ACCEPTED {
+            refused = refused.or(Some(answer));
         }
     }
-    if !here.is_empty() {
-        elsewhere.push(faces.post_batch(inbound, here).await);
-    }
-    let refused = elsewhere.into_iter().find(|answer| answer.status() != StatusCode::ACCEPTED);
     refused.unwrap_or_else(accepted)
 }
 

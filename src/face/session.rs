@@ -4,7 +4,6 @@
 //! module finds a request's session; its messages go through the `pipe`, and messages about tasks to `tasks`. Read
 //! `session_cache` for the state that outlives an upstream.
 
-mod batch;
 pub(super) mod bridge;
 mod bridged_call;
 mod bridged_client;
@@ -33,17 +32,17 @@ use tokio_util::sync::CancellationToken;
 
 use super::answer::{Addressee, accepted, addressee, bare, mark, too_many};
 use super::argument_limits;
+use super::array_answer::{self, ArrayBounds, ArrayItems};
 use super::headers;
 use super::http::{AcceptedTypes, FaceResponse, Inbound, MessageChannel};
 use super::pipe::pipe_metrics::PipeMetrics;
 use super::sealed::{Sealer, digest_of};
 use super::served::Served;
 use crate::dialect::RequestError;
-use crate::engine::ServiceSettings;
 use crate::task::{Drafts, Principal, Reason};
 use crate::upstream::own_ids::is_own;
 use crate::upstream::session::own::OwnSessions;
-use crate::wire::envelope::{EnvelopeError, Request, Response};
+use crate::wire::envelope::{self, Request, Response};
 use crate::wire::{Message, MessageText, ProtocolVersion, RequestId, method};
 use known_tools::ServerTools;
 pub(super) use message_check::vet;
@@ -73,7 +72,7 @@ pub(super) struct SessionFaceState {
     gives_no_ids: without_ids::GivesNoIds,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct SessionFace {
     shared: Arc<SessionFaceState>,
 }
@@ -126,7 +125,12 @@ impl SessionFace {
     /// Answers one message of a client. A piped message is awaited without its HTTP request, whose headers hold the buffer that
     /// they were read into. Dropping the future means that the client disconnected: the upstream's stream is closed, nothing is
     /// cancelled (T-81).
-    pub async fn post(&self, inbound: Box<Inbound>, message: Box<Message>) -> FaceResponse {
+    pub fn post(&self, inbound: Box<Inbound>, message: Box<Message>) -> impl Future<Output = FaceResponse> + Send {
+        self.serve(inbound, message, None)
+    }
+
+    /// As [`Self::post`]; `listed` is shared by the calls of an array.
+    async fn serve(&self, inbound: Box<Inbound>, message: Box<Message>, listed: Option<&ServerTools>) -> FaceResponse {
         if let Message::Request(request) = &*message
             && request.method == method::INITIALIZE
         {
@@ -143,8 +147,7 @@ impl SessionFace {
             Err(none) => return none.answer(&addressee),
         };
         if let Message::Request(request) = &*message
-            && let Some(hidden) =
-                Box::pin(self.shared.hidden(&session, &inbound.principal, request, &mut ServerTools::default())).await
+            && let Some(hidden) = Box::pin(self.shared.hidden(&session, &inbound.principal, request, listed)).await
         {
             return hidden.answer(request, &inbound);
         }
@@ -188,26 +191,21 @@ impl SessionFace {
         }
     }
 
-    /// Answers a batch, which only 2025-03-26 has.
-    pub async fn post_batch(
-        &self,
-        inbound: &Inbound,
-        batch: Vec<(Result<Message, EnvelopeError>, Bytes)>,
-    ) -> FaceResponse {
-        let addressee = addressee(None, inbound.accepted);
-        let session = match self.session(inbound) {
-            Ok(session) => session,
-            Err(none) => return none.answer(&addressee),
-        };
-        if !session.token.client_version.traits().has_batches {
-            let complaint =
-                RequestError::NotARequest(Cow::Borrowed("a batch is accepted in sessions of 2025-03-26 only"));
-            return refuse(&addressee, &complaint);
-        }
-        if session.is_bridged() {
-            return bridge::post_batch(&self.shared, session, batch, inbound).await;
-        }
-        batch::post(&self.shared, session, batch, inbound).await
+    /// Answers an array of messages, which only 2025-03-26 has. The server's tools are listed once for all its calls.
+    pub(super) async fn post_batch(&self, inbound: &Inbound, items: ArrayItems) -> FaceResponse {
+        let served = &self.shared.served;
+        let bounds = ArrayBounds { result_bytes_max: served.settings.result_bytes_max, parallel: envelope::BATCH_MAX };
+        let (face, listed) = (self.clone(), Arc::new(ServerTools::default()));
+        array_answer::respond(served, inbound, items, bounds, move |item, message| {
+            let (face, listed) = (face.clone(), Arc::clone(&listed));
+            async move { face.serve(item, message, Some(&listed)).await }
+        })
+        .await
+    }
+
+    /// The version of a client's session.
+    pub(super) fn client_version(&self, inbound: &Inbound) -> Result<ProtocolVersion, SessionLookupError> {
+        self.session(inbound).map(|session| session.token.client_version)
     }
 
     /// Opens or resumes a stream.
@@ -463,27 +461,6 @@ fn parcel(message: Message, received: (Bytes, Instant), drafts: Drafts) -> Resul
             Ok(Some(PipedMessage::Response(MessageText::with_message(received.0, Arc::new(response)))))
         }
     }
-}
-
-fn batch_item(
-    settings: &ServiceSettings,
-    read: Result<Message, EnvelopeError>,
-    received: (Bytes, Instant),
-) -> pipe::BatchItem {
-    let message = read.map_err(super::answer::unreadable)?;
-    let id = match &message {
-        Message::Request(request) if request.method == method::INITIALIZE => {
-            let complaint = RequestError::NotARequest(Cow::Borrowed("initialize stands alone, not in a batch"));
-            return Err((Some(request.id.clone()), complaint));
-        }
-        Message::Request(request) => {
-            argument_limits::check_call(&settings.rules, request)
-                .map_err(|complaint| (Some(request.id.clone()), complaint))?;
-            Some(request.id.clone())
-        }
-        Message::Notification(_) | Message::Response(_) => None,
-    };
-    parcel(message, received, settings.drafts).map_err(|complaint| (id, complaint))
 }
 
 /// 405 for a client of a session version, with the path's methods.

@@ -36,7 +36,7 @@ use tokio_util::sync::CancellationToken;
 use super::answer::unreadable;
 use super::classify::{Face, face_of};
 use super::headers;
-use super::http::Endpoint;
+use super::http::{AcceptedTypes, Endpoint, Inbound};
 use crate::answer_budget::as_one_request;
 use crate::dialect::RequestError;
 use crate::dialect::faults::gateway_error;
@@ -363,7 +363,7 @@ impl StreamClientLoop {
         self.work.push(caught(shaking).map(|_| done).boxed());
     }
 
-    fn ask(&mut self, id: RequestId, face: Face, inbound: super::http::Inbound) {
+    fn ask(&mut self, id: RequestId, face: Face, inbound: Inbound) {
         let Some((serial, withdrawn)) = self.enter(&id, RequestKind::of(&inbound), face) else { return };
         let line = Arc::clone(&self.line);
         let asking = async move {
@@ -402,8 +402,9 @@ impl StreamClientLoop {
         let (serial, _) = self.entered(ids.collect(), RequestKind::Array, Face::Session);
         let line = Arc::clone(&self.line);
         let asking = as_one_request(async move {
-            let response = line.serve(line.inside(heard)).await;
-            line.relay(response, None).await
+            // Each response as an event: no client of a stream reads the array as a whole.
+            let inbound = Inbound { accepted: AcceptedTypes::EventStream, ..line.inside(heard) };
+            line.relay(line.serve(inbound).await, None).await
         });
         self.work.push(caught(asking).map(move |_| CompletedWork::Answered(serial)).boxed());
     }

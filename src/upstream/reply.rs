@@ -52,6 +52,12 @@ impl ReadLimits {
         Self { bytes_max, idle: None, share: Some(share) }
     }
 
+    /// The limit on a message whose result is within this one.
+    pub(crate) fn with_envelope(self) -> Self {
+        const ENVELOPE_BYTES: usize = 64 << 10;
+        Self { bytes_max: self.bytes_max.saturating_add(ENVELOPE_BYTES), ..self }
+    }
+
     /// Charges a copy of a response's text to the same share.
     pub(crate) fn rehold(&self, text: Bytes) -> Bytes {
         match &self.share {
@@ -220,6 +226,19 @@ pub(crate) async fn answer<B: Body<Data = BodyPart, Error = io::Error> + Unpin>(
     id: &RequestId,
     limits: &ReadLimits,
 ) -> Result<envelope::Response, GatewayFault> {
+    answer_after(response, id, limits, |_| ()).await
+}
+
+/// As [`answer`]; `skip` gets each text of a stream before the response.
+///
+/// # Errors
+/// As [`answer`].
+pub(crate) async fn answer_after<B: Body<Data = BodyPart, Error = io::Error> + Unpin>(
+    response: RawResponse<B>,
+    id: &RequestId,
+    limits: &ReadLimits,
+    mut skip: impl FnMut(&MessageText),
+) -> Result<envelope::Response, GatewayFault> {
     let malformed = GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes);
     match accepted_in(response, limits)? {
         AcceptedResponse::Json(body) => answer_in(&read_whole(body, limits).await?, id).ok_or(malformed),
@@ -229,6 +248,7 @@ pub(crate) async fn answer<B: Body<Data = BodyPart, Error = io::Error> + Unpin>(
                     if let Some(answer) = answer_in(&event.data, id) {
                         return Ok(answer);
                     }
+                    skip(&event.data);
                 }
                 None => return Err(BodyReadError::Closed.into_fault()),
             }

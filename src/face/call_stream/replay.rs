@@ -1,11 +1,9 @@
 //! Sends a call's replay buffer to its client, also from `Last-Event-ID` on.
 
 use bytes::Bytes;
-use futures_util::stream::{self, Stream};
 use http_body_util::BodyExt as _;
 
 use super::replay_buffer::{CallResult, ReplayBuffers, ReplayItem, ReplayReader, event_id, read_event_id};
-use crate::answer_budget::AnswerShare;
 use crate::dialect::faults::gateway_error;
 use crate::face::answer::{Addressee, addressee, event_stream};
 use crate::face::call_stream::request_answer::{RequestAnswer, unanswered};
@@ -24,34 +22,6 @@ pub(in crate::face) struct ReplayStream {
     is_named: bool,
     /// The request that the stream answers.
     request: Option<RequestId>,
-}
-
-/// A message of one of several calls.
-pub(in crate::face) enum BatchedMessage {
-    Event(BodyPart),
-    /// The response, as a message.
-    Last(Bytes),
-}
-
-impl BatchedMessage {
-    pub(in crate::face) fn last(id: &RequestId, ending: &CallResult) -> Self {
-        Self::Last(last_message(Some(id), ending))
-    }
-
-    /// Takes the bytes of a large response from the budget: it is a copy of a response that held them.
-    pub(in crate::face) fn within(self, share: Option<&AnswerShare>) -> Self {
-        match (self, share) {
-            (Self::Last(message), Some(share)) => Self::Last(share.rehold(message)),
-            (message, _) => message,
-        }
-    }
-
-    pub(in crate::face) fn into_event(self) -> BodyPart {
-        match self {
-            Self::Event(event) => event,
-            Self::Last(message) => BodyPart::message(message),
-        }
-    }
 }
 
 impl ReplayStream {
@@ -106,19 +76,6 @@ impl ReplayStream {
             BodyPart::Event(event) => BodyPart::Event(event.named(id)),
             BodyPart::Bytes(bytes) => BodyPart::Bytes([format!("id: {id}\n").as_bytes(), &bytes].concat().into()),
         }
-    }
-
-    /// All messages, the response last; a cancelled request has none.
-    pub(in crate::face) fn sayings(self, id: RequestId) -> impl Stream<Item = BatchedMessage> + Send {
-        stream::unfold((Some(self), id), |(said, id)| async move {
-            let mut said = said?;
-            Some(match said.words.next().await? {
-                ReplayItem::Event(event, _) => (BatchedMessage::Event(event), (Some(said), id)),
-                ReplayItem::Last(ending, _) => (BatchedMessage::last(&id, &ending), (None, id)),
-                // Only of forwarded streams, which are never in a batch.
-                ReplayItem::Rest(_) => return None,
-            })
-        })
     }
 }
 

@@ -115,7 +115,5 @@ pub(super) async fn read_result(answer: FaceResponse, limits: &ReadLimits) -> Re
 
 /// A whole body of at most `bytes_max` bytes plus its envelope.
 pub(super) async fn whole(body: ResponseBody, limits: &ReadLimits) -> Option<Bytes> {
-    const ENVELOPE_BYTES: usize = 64 << 10;
-    let bytes_max = limits.bytes_max.saturating_add(ENVELOPE_BYTES);
-    read_whole(body, &ReadLimits { bytes_max, ..limits.clone() }).await.ok()
+    read_whole(body, &limits.clone().with_envelope()).await.ok()
 }

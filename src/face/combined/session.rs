@@ -11,11 +11,10 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures_util::future::join_all;
 use http::{HeaderValue, Method, StatusCode};
-use tokio::sync::Semaphore;
 
 use super::admission::AnswerScope;
 use super::known_sessions::{ForgottenSession, SessionOwner};
-use super::member_answer::{MemberRefusal, whole};
+use super::member_answer::MemberRefusal;
 use super::member_request::{EndpointClient, served};
 use super::member_session::CombinedSession;
 use super::merge::{self, ServerSummary};
@@ -23,27 +22,25 @@ use super::messages;
 use super::own_stream;
 use super::routing::RequestTarget;
 use super::{CombinedUpstreams, INTRODUCTION_MAX};
-use crate::answer_budget::as_one_request;
 use crate::dialect::RequestError;
 use crate::dialect::fallback_tools::FallbackTools;
 use crate::dialect::initialize::own_identity;
 use crate::dialect::lifecycle::SessionServerDescription;
 use crate::dialect::session_results::initialize_result;
 use crate::face::answer::{Addressee, accepted, addressee, bare};
-use crate::face::array_answer;
+use crate::face::array_answer::{self, ArrayBounds, ArrayItems};
 use crate::face::call_stream::request_answer::unanswered;
 use crate::face::headers;
 use crate::face::http::{AcceptedTypes, Endpoint as _, FaceResponse, Inbound};
 use crate::face::idempotency_key;
-use crate::face::intake::{BatchItems, PathFaces as _};
+use crate::face::intake::PathFaces as _;
 use crate::face::rewrite::{ClientInitialize, introduction_result};
 use crate::face::sealed::{SessionToken, digest_of};
 use crate::face::session::in_flight::RequestStage;
 use crate::face::session::{self, SessionLookupError, refuse};
 use crate::task::Drafts;
-use crate::upstream::reply::ReadLimits;
 use crate::wire::envelope::{Notification, Request, Response};
-use crate::wire::{Message, Object, Payload, method};
+use crate::wire::{Message, Object, Payload, ProtocolVersion, method};
 
 /// Messages of a batch that are served concurrently.
 const BATCH_PARALLEL: usize = 16;
@@ -390,42 +387,20 @@ impl CombinedUpstreams {
         }
     }
 
-    pub(super) async fn post_batch_in_session(self: &Arc<Self>, inbound: &Inbound, batch: BatchItems) -> FaceResponse {
-        let addressee = addressee(None, inbound.accepted);
-        let (token, _) = match self.session(inbound) {
-            Ok(session) => session,
-            Err(none) => return none.answer(&addressee),
-        };
-        if !token.client_version.traits().has_batches {
-            let complaint =
-                RequestError::NotARequest(Cow::Borrowed("a batch is accepted in sessions of 2025-03-26 only"));
-            return refuse(&addressee, &complaint);
-        }
-        let places = Arc::new(Semaphore::new(BATCH_PARALLEL));
-        let serving = batch.into_iter().map(|(read, text)| {
-            let item = Inbound { body: text, accepted: AcceptedTypes::Json, is_counted: true, ..inbound.clone() };
-            let (shared, places) = (Arc::clone(self), Arc::clone(&places));
-            as_one_request(async move {
-                let share = shared.common().engine.limits().answers_to(&item.principal);
-                let limits = ReadLimits::within(shared.result_bytes_max, share);
-                // The semaphore is never closed.
-                let _place = places.acquire().await;
-                let answer = match read {
-                    Ok(Message::Request(request)) if request.method == method::INITIALIZE => {
-                        let what = Cow::Borrowed("initialize stands alone, not in a batch");
-                        let complaint = RequestError::NotARequest(what);
-                        refuse(&Addressee { id: Some(request.id), ..addressee_of(&item) }, &complaint)
-                    }
-                    Ok(message) => Box::pin(shared.post_in_session(Box::new(item), Box::new(message))).await,
-                    Err(error) => {
-                        let (id, complaint) = crate::face::answer::unreadable(error);
-                        refuse(&Addressee { id, ..addressee_of(&item) }, &complaint)
-                    }
-                };
-                whole(answer.into_body(), &limits).await.filter(|text| !text.is_empty())
-            })
-        });
-        array_answer::respond(serving).await
+    pub(super) async fn post_batch_in_session(self: &Arc<Self>, inbound: &Inbound, items: ArrayItems) -> FaceResponse {
+        let bounds = ArrayBounds { result_bytes_max: self.result_bytes_max, parallel: BATCH_PARALLEL };
+        let (served, shared) = (&self.members[0].served, Arc::clone(self));
+        array_answer::respond(served, inbound, items, bounds, move |item, message| {
+            let shared = Arc::clone(&shared);
+            async move { shared.post_in_session(item, message).await }
+        })
+        .await
+    }
+
+    /// The version of a client's session.
+    pub(super) fn client_version(&self, inbound: &Inbound) -> Result<ProtocolVersion, SessionLookupError> {
+        let found = session::session_of(inbound, &self.settings.path, &self.common().sealer, &self.sessions.tokens)?;
+        Ok(found.token.client_version)
     }
 
     pub(super) async fn get_in_session(self: &Arc<Self>, inbound: &Inbound) -> FaceResponse {
@@ -457,8 +432,4 @@ impl CombinedUpstreams {
         self.sessions.tokens.ended(token.nonce);
         bare(StatusCode::OK)
     }
-}
-
-fn addressee_of(inbound: &Inbound) -> Addressee {
-    addressee(None, inbound.accepted)
 }

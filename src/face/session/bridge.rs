@@ -10,39 +10,24 @@ mod bridge_stream;
 mod bridged_handshake;
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
-use std::io;
 use std::sync::Arc;
 
-use bytes::Bytes;
-use futures_util::FutureExt as _;
-use futures_util::future::BoxFuture;
-use futures_util::stream::{self, BoxStream, StreamExt, select_all};
-use http::header::CONTENT_TYPE;
-use http::{HeaderValue, StatusCode};
-use http_body_util::{BodyExt, StreamBody};
-use hyper::body::Frame;
+use http::StatusCode;
 
 use super::bridged_call::{self, BridgedCaller};
 use super::in_flight::RequestStage;
-use super::known_tools::ServerTools;
 use super::message_check::vet;
 use super::session_cache::ClientSession;
-use super::{SessionFaceState, fallback, refuse};
-use crate::answer_budget::AnswerShare;
+use super::{SessionFaceState, refuse};
 use crate::dialect::RequestError;
 use crate::dialect::negotiate::LogLevel;
-use crate::face::answer::{accepted, addressee, bare, event_stream, unreadable};
-use crate::face::array_answer;
-use crate::face::call_stream::replay::{BatchedMessage, ReplayStream};
-use crate::face::call_stream::replay_buffer::CallResult;
-use crate::face::http::{AcceptedTypes, FaceResponse, Inbound, events_body, full_body};
+use crate::face::answer::{accepted, addressee, bare};
+use crate::face::http::{FaceResponse, Inbound};
 use crate::task::Answer;
 use crate::upstream::own_ids::is_own;
 use crate::upstream::session::own::PreferenceChange;
-use crate::wire::envelope::{EnvelopeError, Notification, Request, Response as Answered};
-use crate::wire::framing::BodyPart;
-use crate::wire::{JsonPieces, Message, Payload, RequestId, RpcError, envelope, method};
+use crate::wire::envelope::{Notification, Request, Response as Answered};
+use crate::wire::{Message, Payload, method};
 
 pub(super) use bridge_stream::get;
 pub(super) use bridged_handshake::introduce;
@@ -86,145 +71,6 @@ pub(super) async fn post(
         Message::Response(response) => {
             hear(shared, &session, response);
             accepted()
-        }
-    }
-}
-
-/// Answers a batch. A message before the last response, such as a life sign, turns the response into an event stream.
-pub(super) async fn post_batch(
-    shared: &Arc<SessionFaceState>,
-    session: ClientSession,
-    batch: Vec<(Result<Message, EnvelopeError>, Bytes)>,
-    inbound: &Inbound,
-) -> FaceResponse {
-    let caller = || BridgedCaller::of(inbound);
-    let share = shared.served.engine.limits().answers_to(&inbound.principal);
-    let (mut answers, mut calls, mut asked) = (BTreeMap::new(), Vec::new(), ServerTools::default());
-    for (place, (read, _)) in batch.into_iter().enumerate() {
-        if let Ok(Message::Request(request)) = &read
-            && let Some(hidden) = Box::pin(shared.hidden(&session, &inbound.principal, request, &mut asked)).await
-        {
-            answers.insert(place, hidden.message(request));
-            continue;
-        }
-        match batch_answer(shared, &session, read, &caller) {
-            Some(BatchReply::Now(message)) => {
-                answers.insert(place, message);
-            }
-            Some(BatchReply::Later(id, said)) => {
-                calls.push(said.sayings(id).map(move |saying| (place, saying)).boxed())
-            }
-            Some(BatchReply::Subscribed(id, answering)) => {
-                let last = async move { BatchedMessage::last(&id, &answering.await) };
-                calls.push(stream::once(last).map(move |saying| (place, saying)).boxed());
-            }
-            None => (),
-        }
-    }
-    if !inbound.accepted.takes_stream() {
-        let first = answers.into_values().map(|answer| std::future::ready(Some(answer)).boxed());
-        let calls = calls.into_iter().map(|said| last_of(said, share.clone()).boxed());
-        return array_answer::respond(first.chain(calls)).await;
-    }
-    let mut calls = select_all(calls).map(move |(place, saying)| (place, saying.within(Some(&share))));
-    let mut bytes = 0;
-    while let Some((place, saying)) = calls.next().await {
-        let event = match saying {
-            BatchedMessage::Last(message) if bytes + message.len() <= array_answer::WAITING_MAX => {
-                bytes += message.len();
-                answers.insert(place, message);
-                continue;
-            }
-            // A large response does not wait for earlier ones.
-            saying @ (BatchedMessage::Event(_) | BatchedMessage::Last(_)) => saying.into_event(),
-        };
-        let first = answers.into_values().map(BodyPart::message).chain([event]);
-        let rest = calls.map(|(_, saying)| saying.into_event());
-        let events = stream::iter(first).chain(rest);
-        let frames = events.map(|event| Ok::<_, io::Error>(Frame::data(event)));
-        return event_stream(StreamBody::new(frames).boxed_unsync());
-    }
-    together(answers.into_values().collect(), inbound.accepted)
-}
-
-/// The response of one call; `None` if it was cancelled.
-async fn last_of(mut said: BoxStream<'static, (usize, BatchedMessage)>, share: AnswerShare) -> Option<Bytes> {
-    while let Some((_, saying)) = said.next().await {
-        if let BatchedMessage::Last(message) = saying.within(Some(&share)) {
-            return Some(message);
-        }
-    }
-    None
-}
-
-/// The responses to a batch, once all are available.
-fn together(answers: Vec<Bytes>, taken: AcceptedTypes) -> FaceResponse {
-    if answers.is_empty() {
-        return accepted();
-    }
-    if taken == AcceptedTypes::EventStream {
-        return event_stream(events_body(answers));
-    }
-    let array = [b"[", answers.join(&b',').as_slice(), b"]"].concat();
-    let mut response = FaceResponse::new(full_body(Bytes::from(array)));
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    response
-}
-
-enum BatchReply {
-    Now(Bytes),
-    Later(RequestId, ReplayStream),
-    Subscribed(RequestId, BoxFuture<'static, CallResult>),
-}
-
-/// `None` for a message without response.
-fn batch_answer(
-    shared: &Arc<SessionFaceState>,
-    session: &ClientSession,
-    read: Result<Message, EnvelopeError>,
-    caller: &dyn Fn() -> BridgedCaller,
-) -> Option<BatchReply> {
-    let error = |id: Option<&RequestId>, error: &RpcError| Some(BatchReply::Now(envelope::error(id, error)));
-    let version = session.token.client_version;
-    let message = match read.map_err(unreadable) {
-        Ok(message) => message,
-        Err((id, complaint)) => return error(id.as_ref(), &complaint.to_error(version)),
-    };
-    let refused = vet(&message).err().map(|complaint| complaint.to_error(version));
-    match message {
-        Message::Request(request) => {
-            let id = Some(&request.id);
-            if let Some(refused) = refused {
-                return error(id, &refused);
-            }
-            if request.method == method::INITIALIZE {
-                let alone = RequestError::NotARequest(Cow::Borrowed("initialize stands alone, not in a batch"));
-                return error(id, &alone.to_error(version));
-            }
-            if let Some(running) = fallback::in_batch(shared, session, &request, &caller().principal) {
-                return Some(BatchReply::Subscribed(request.id, running));
-            }
-            if let Some(answering) = bridge_stream::subscription(shared, session, &request, &caller().principal) {
-                let answering = Box::pin(async move { answering.await.map(JsonPieces::from) });
-                return Some(BatchReply::Subscribed(request.id, answering));
-            }
-            match own_answer(shared, session, &request) {
-                Some(Ok(result)) => Some(BatchReply::Now(envelope::result(&request.id, &result))),
-                Some(Err(complaint)) => error(id, &complaint.to_error(version)),
-                None => match bridged_call::begin(shared, session, &request, caller()) {
-                    Ok(said) => Some(BatchReply::Later(request.id, said)),
-                    Err(refused) => error(id, &refused),
-                },
-            }
-        }
-        Message::Notification(_) | Message::Response(_) if refused.is_some() => error(None, &refused?),
-        Message::Notification(notification) => {
-            note(shared, session, &notification);
-            None
-        }
-        Message::Response(response) => {
-            hear(shared, session, response);
-            None
         }
     }
 }

@@ -7,8 +7,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::BoxFuture;
-
 use super::SessionFaceState;
 use super::bridged_client::BridgedClient;
 use super::session_cache::ClientSession;
@@ -16,9 +14,7 @@ use crate::dialect::fallback_tools::{FallbackTool, FallbackTools};
 use crate::dialect::plain::PlainUpstream;
 use crate::face::answer::addressee;
 use crate::face::catalog::Catalog;
-use crate::face::fallback::{
-    FallbackAnswer, FallbackCall, FallbackResult, FallbackToolService, TaskAsker, answer, run,
-};
+use crate::face::fallback::{FallbackCall, FallbackToolService, TaskAsker, answer};
 use crate::face::http::{FaceResponse, Inbound};
 use crate::task::{Principal, ToolRules};
 use crate::upstream::Upstream;
@@ -126,21 +122,4 @@ pub(super) async fn post(
     let asker = TaskAsker { owner: &inbound.principal, misses: shared.tasks.misses() };
     let call = FallbackCall { tool, request: &request, life_signs: shared.served.settings.life_signs };
     Ok(answer(&shared.served.engine, asker, call, shared.fallback_words(), addressee).await)
-}
-
-async fn errand(shared: &SessionFaceState, owner: &Principal, tool: FallbackTool, request: &Request) -> FallbackAnswer {
-    let asker = TaskAsker { owner, misses: shared.tasks.misses() };
-    run(&shared.served.engine, asker, (tool, request.params.object()), shared.fallback_words()).await
-}
-
-/// As [`post`], for one call of a batch.
-pub(super) fn in_batch(
-    shared: &Arc<SessionFaceState>,
-    session: &ClientSession,
-    request: &Request,
-    owner: &Principal,
-) -> Option<BoxFuture<'static, FallbackResult>> {
-    let tool = called(shared, session, request)?;
-    let (shared, owner, request) = (Arc::clone(shared), owner.clone(), request.clone());
-    Some(Box::pin(async move { errand(&shared, &owner, tool, &request).await.done().await }))
 }

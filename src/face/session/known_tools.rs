@@ -7,8 +7,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use parking_lot::Mutex;
+use tokio::sync::OnceCell;
 
 use super::bridged_client::BridgedClient;
 use super::message_check::tool_of;
@@ -24,7 +24,7 @@ use crate::face::reachable_tools::ReachableTools;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::recent_map::RecentMap;
 use crate::wire::envelope::Request;
-use crate::wire::{Object, ProtocolVersion, RpcError, envelope, method};
+use crate::wire::{Object, RpcError, method};
 
 /// The most sessions with remembered tools; the least recently used is dropped.
 const SESSIONS_MAX: usize = 1_024;
@@ -42,9 +42,9 @@ impl Default for KnownTools {
     }
 }
 
-/// The server's list, which is fetched once for all calls of a batch.
+/// The server's list, which is fetched once for all calls of an array.
 #[derive(Debug, Default)]
-pub(super) struct ServerTools(Option<ListedNames>);
+pub(super) struct ServerTools(OnceCell<ListedNames>);
 
 /// Empty if the server returns no list.
 #[derive(Debug, Default)]
@@ -90,15 +90,13 @@ impl SessionFaceState {
         session: &ClientSession,
         principal: &Principal,
         tool: &str,
-        asked: &mut ServerTools,
+        listed: Option<&ServerTools>,
     ) -> ToolListing {
         if self.is_listed(session, tool) {
             return ToolListing::Listed;
         }
-        let listing = match &asked.0 {
-            Some(listing) => listing,
-            None => asked.0.insert(self.listing(session, principal).await),
-        };
+        let alone = ServerTools::default();
+        let listing = listed.unwrap_or(&alone).0.get_or_init(|| self.listing(session, principal)).await;
         match (listing.names.contains(tool), listing.is_whole) {
             (true, _) => ToolListing::Listed,
             (false, true) => ToolListing::Unlisted,
@@ -132,7 +130,7 @@ impl SessionFaceState {
         principal: &Principal,
         tool: &str,
     ) -> bool {
-        self.listing_of(session, principal, tool, &mut ServerTools::default()).await != ToolListing::Unlisted
+        self.listing_of(session, principal, tool, None).await != ToolListing::Unlisted
     }
 
     /// Refuses a call of an unlisted tool if tools are hidden from all clients or from this one: a server could match another
@@ -142,7 +140,7 @@ impl SessionFaceState {
         session: &ClientSession,
         principal: &Principal,
         request: &Request,
-        asked: &mut ServerTools,
+        listed: Option<&ServerTools>,
     ) -> Option<HiddenToolRefusal> {
         if request.method != method::TOOLS_CALL {
             return None;
@@ -159,7 +157,7 @@ impl SessionFaceState {
         if !access.has(&tool) {
             return Some(HiddenToolRefusal::Unknown);
         }
-        match self.listing_of(session, principal, &tool, asked).await {
+        match self.listing_of(session, principal, &tool, listed).await {
             ToolListing::Listed => None,
             ToolListing::Unlisted => Some(HiddenToolRefusal::Unknown),
             ToolListing::Untold => Some(HiddenToolRefusal::Untold),
@@ -182,17 +180,6 @@ impl HiddenToolRefusal {
             Self::Unknown => refuse(&addressee, &RequestError::unknown_tool(request.params.object())),
             Self::Untold => addressee.error(http::StatusCode::OK, &untold()),
         }
-    }
-
-    /// The refusal as a message of a batch.
-    pub(super) fn message(self, request: &Request) -> Bytes {
-        let error = match self {
-            Self::Unknown => {
-                RequestError::unknown_tool(request.params.object()).to_error(ProtocolVersion::NEWEST_SESSION)
-            }
-            Self::Untold => untold(),
-        };
-        envelope::error(Some(&request.id), &error)
     }
 }
 

@@ -2,9 +2,8 @@
 //!
 //! It needs no runner and no row. A call takes a permit and has a deadline; a response of any size is streamed. Read
 //! [`PipeForward::attempt`] for the path of one request from its permit to its response, then `face::pipe` for the forwarding of
-//! the body, `stream_edits` for edited responses, `batch` for batches.
+//! the body, `stream_edits` for edited responses.
 
-mod batch;
 mod client_filter;
 mod inject;
 mod one_way_messages;
@@ -49,7 +48,6 @@ use crate::upstream::session::own::{PreferenceChange, ResumedStreamKind, StreamR
 use crate::upstream::upstream_health::{HealthMark, UpstreamHealth};
 use crate::wire::envelope::{self, Request};
 use crate::wire::{Message, MessageText, Payload, RequestId, meta, method};
-pub(super) use batch::{BatchItem, post_batch};
 use client_filter::{ClientFilter, PeekedAnswer};
 use inject::SessionOwnStream;
 pub(super) use one_way_messages::OneWayKind;
@@ -393,7 +391,8 @@ impl PipedCall {
         let reading = async {
             let text = if response.content == BodyKind::Events {
                 // Messages before the response are dropped.
-                let answer = reply::answer(response, &self.id, &limits).await?;
+                let skip = |text: &MessageText| edits.refuse_questions(text);
+                let answer = reply::answer_after(response, &self.id, &limits, skip).await?;
                 limits.rehold(match &answer.outcome {
                     Ok(result) => envelope::result(&self.id, result),
                     Err(error) => envelope::error(Some(&self.id), error),

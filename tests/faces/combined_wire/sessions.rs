@@ -182,12 +182,13 @@ async fn an_array_is_answered_by_whom_each_message_is_for() {
         {"jsonrpc": "2.0", "id": 3, "method": "initialize", "params": {}}, call(4, "nobody"), 7,
     ]);
     let answers = client.post(array.to_string()).await.json().await;
-    let verdicts: Vec<_> = answers
+    let mut verdicts: Vec<_> = answers
         .as_array()
         .unwrap()
         .iter()
         .map(|one| (one["id"].clone(), one["result"]["n"].clone(), one["error"]["code"].clone()))
         .collect();
+    verdicts.sort_by_key(|(id, _, _)| id.to_string());
     let none = json!(null);
     assert_eq!(
         verdicts,

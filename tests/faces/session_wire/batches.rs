@@ -2,9 +2,10 @@
 
 use http::StatusCode;
 use serde_json::{Value, json};
+use tokio_util::task::TaskTracker;
 
-use super::client::{TestGateway, call};
-use super::upstream::{Once, ScriptedServer};
+use super::client::{TestGateway, call, initialize};
+use super::upstream::{Once, ScriptedServer, SeenRequest, in_time};
 
 const NOTE: &str = r#"{"jsonrpc":"2.0","method":"notifications/n"}"#;
 const ANSWER: &str = r#"{"jsonrpc":"2.0","id":"q","result":{}}"#;
@@ -13,33 +14,43 @@ fn batch(items: &[&str]) -> String {
     format!(" [{}]", items.join(" , "))
 }
 
-/// The messages in the events of a stream, by id.
-fn messages(text: &str) -> Vec<Value> {
-    let data = text.lines().filter_map(|line| line.strip_prefix("data: "));
-    let mut messages: Vec<Value> = data.map(|data| serde_json::from_str(data).unwrap()).collect();
+/// Messages by id.
+fn by_id(mut messages: Vec<Value>) -> Vec<Value> {
     messages.sort_by_key(|message| message["id"].to_string());
     messages
 }
 
 #[tokio::test]
-async fn the_messages_of_an_array_go_their_own_ways_and_are_answered_together() {
+async fn each_message_of_an_array_is_forwarded_alone_and_one_array_has_all_responses() {
     let server = ScriptedServer::polite().await;
     let gate = TestGateway::before(&server).await;
     let mut client = gate.client_of("2025-03-26").await;
     let (one, two) = (call(1), call(2));
     let items = [NOTE, &one, r#"{"jsonrpc":"2.0","id":3,"method":7}"#, &two, ANSWER];
-    let reply = client.post(batch(&items)).await;
-    assert_eq!((reply.status, reply.header("content-type")), (StatusCode::OK, Some("text/event-stream")));
-    let answers = messages(&reply.text().await);
-    assert_eq!(answers[0]["result"], json!({"n": 1}));
-    assert_eq!(answers[1]["result"], json!({"n": 2}));
-    assert_eq!((&answers[2]["id"], &answers[2]["error"]["code"]), (&json!(3), &json!(-32600)));
-    for item in [NOTE, &one, &two, ANSWER] {
-        assert_eq!(server.world.all(|seen| seen.bytes == item.as_bytes()).len(), 1, "{item}");
+    for (times, accept) in
+        ["application/json, text/event-stream", "application/json", "text/event-stream"].iter().enumerate()
+    {
+        client.accept = accept;
+        let reply = client.post(batch(&items)).await;
+        let kind = reply.header("content-type").unwrap().to_owned();
+        assert_eq!((reply.status, kind == "application/json"), (StatusCode::OK, accept.contains("json")), "{accept}");
+        let text = reply.text().await;
+        let answers = match serde_json::from_str(&text) {
+            Ok(answers) => answers,
+            // For a client that accepts nothing else.
+            Err(_) => {
+                let data = text.lines().filter_map(|line| line.strip_prefix("data: "));
+                data.map(|data| serde_json::from_str(data).unwrap()).collect()
+            }
+        };
+        let answers = by_id(answers);
+        assert_eq!(answers.len(), 3, "{text}");
+        assert_eq!((&answers[0]["result"], &answers[1]["result"]), (&json!({"n": 1}), &json!({"n": 2})));
+        assert_eq!((&answers[2]["id"], &answers[2]["error"]["code"]), (&json!(3), &json!(-32600)));
+        for item in [NOTE, &one, &two, ANSWER] {
+            assert_eq!(server.world.all(|seen| seen.bytes == item.as_bytes()).len(), times + 1, "{item}");
+        }
     }
-    client.accept = "application/json";
-    let answers = client.post(batch(&items)).await.json().await;
-    assert_eq!(answers.as_array().map(Vec::len), Some(3), "{answers}");
 }
 
 /// GW-46.
@@ -66,19 +77,38 @@ async fn an_array_that_asks_nothing_is_accepted() {
     assert_eq!((reply.status, reply.text().await), (StatusCode::ACCEPTED, String::new()));
 }
 
+/// Of a call's stream the array has the response alone.
 #[tokio::test]
-async fn streams_in_an_array_stand_event_by_event() {
+async fn responses_in_an_array_are_written_as_they_come() {
     let (events, stream) = Once::events();
     let server = ScriptedServer::start(move |seen| (seen.body["id"] == 1).then(|| stream.take()).flatten()).await;
     let gate = TestGateway::before(&server).await;
     let client = gate.client_of("2025-03-26").await;
-    events.raw("data: {\"jsonrpc\":\"2.0\",");
+    events.raw("data: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/n\"}\n\ndata: {\"jsonrpc\":\"2.0\",");
     let mut reply = client.post(batch(&[&call(1), &call(2)])).await;
-    let first = reply.until("\n\n").await;
-    assert_eq!(messages(&first)[0]["id"], 2, "half an event is waited for, not everything behind it");
+    let second = reply.until("}}").await;
+    assert!(second.starts_with('[') && second.contains("\"id\":2"), "{second}");
     events.raw("\"id\":1,\"result\":{}}\n\n");
     drop(events);
-    assert_eq!(reply.text().await, "data: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}\n\n");
+    assert_eq!(reply.text().await, ",{\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}]");
+}
+
+/// A client that gets no stream cannot see a question: its server is refused at once, and does not wait.
+#[tokio::test]
+async fn a_question_of_a_call_in_an_array_is_refused() {
+    let (events, stream) = Once::events();
+    let question = json!({"jsonrpc": "2.0", "id": "q", "method": "sampling/createMessage", "params": {"messages": []}});
+    events.raw(format!("data: {question}\n\n"));
+    let server = ScriptedServer::start(move |seen| SeenRequest::is_call(seen).then(|| stream.take()).flatten()).await;
+    let gate = TestGateway::before(&server).await;
+    let mut client = gate.stranger();
+    let opened = client.post(initialize("2025-03-26", &json!({"sampling": {}}))).await;
+    client.session = opened.header("mcp-session-id").map(str::to_owned);
+    let posted = TaskTracker::new().spawn(async move { client.post(batch(&[&call(1)])).await.json().await });
+    let refused = server.world.first(|seen| seen.body["id"] == "q").await;
+    assert_eq!(refused.body["error"]["code"], -32601, "{}", refused.body);
+    events.raw("data: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}\n\n");
+    assert_eq!(in_time(posted).await.unwrap().as_array().map(Vec::len), Some(1));
 }
 
 /// B90, LEG-12.
@@ -90,7 +120,7 @@ async fn arrays_are_refused_where_there_are_none() {
     let new = gate.client().await;
     let seen = server.world.all(|_| true).len();
     let modern = r#"{"jsonrpc":"2.0","id":1,"method":"x","params":{"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28"}}}"#;
-    let initialize = super::client::initialize("2025-03-26", &json!({}));
+    let initialize = initialize("2025-03-26", &json!({}));
     assert_eq!(new.post(batch(&[&call(1)])).await.verdict().await, "400 -32600");
     assert_eq!(old.post("[]").await.verdict().await, "400 -32600");
     assert_eq!(old.post(batch(&[&call(1), modern])).await.verdict().await, "400 -32600");

@@ -161,14 +161,6 @@ impl Caller {
         face.get(&inbound).await
     }
 
-    /// Posts an array of messages.
-    pub(crate) async fn post_all(&self, face: &SessionFace, messages: &[String]) -> FaceResponse {
-        let inbound = self.inbound(format!("[{}]", messages.join(",")));
-        let read = messages.iter().map(|text| Bytes::from(text.clone()));
-        let read = read.map(|bytes| (envelope::read(&bytes, ScanLimits::CLIENT), bytes)).collect();
-        face.post_batch(&inbound, read).await
-    }
-
     fn inbound(&self, body: String) -> Inbound {
         let mut headers = HeaderMap::new();
         if let Some(session) = &self.session {

@@ -18,8 +18,7 @@ use taskgate::wire::{Payload, ProtocolVersion};
 use tokio::sync::broadcast;
 use tokio::time::{Instant, sleep_until};
 
-use super::client::call;
-use super::face::{Caller, LAST, RESULT, Slow, ZERO, call_with_token, face_with, progress, seconds, text};
+use super::face::{Caller, Slow, call_with_token, face_with, progress, seconds, text};
 
 const RELATED: &str = "io.modelcontextprotocol/related-task";
 
@@ -217,39 +216,4 @@ async fn l25_47_a_cancelled_task_shows_no_sign() {
     };
     let (said, _) = tokio::join!(waiting, cancelling);
     assert_eq!(progress(&said).0.len(), 1, "the one before the cancel: {said}");
-}
-
-/// MOD-22, GW-26: each request of an array under its own token; those without one show nothing.
-#[tokio::test(start_paused = true)]
-async fn requests_of_an_array_show_that_they_live_each_under_its_own_token() {
-    let pieces = [(seconds(20), ZERO), (seconds(20), LAST)];
-    for (life_signs, content, pieces) in [
-        (true, BodyKind::Json, vec![(Duration::ZERO, RESULT)]),
-        (true, BodyKind::Events, pieces.to_vec()),
-        (false, BodyKind::Json, vec![(Duration::ZERO, RESULT)]),
-    ] {
-        let channel = Slow::new(seconds(40), content, &pieces);
-        let face = face_with(channel, Timeouts::default(), life_signs);
-        let caller = Caller::open_as(&face, "2025-03-26").await;
-        let two = call_with_token(&json!("p"));
-        let said = text(caller.post_all(&face, &[call(2), two.clone(), two.replace("\"p\"", "\"q\"")]).await).await;
-        let tokens = |token: &str| {
-            let mine = messages(&said).into_iter().filter(|message| message["params"]["progressToken"] == token);
-            mine.map(|message| message["params"]["progress"].as_f64().unwrap()).collect::<Vec<_>>()
-        };
-        let (signs, others) = match (life_signs, content) {
-            (false, _) => (0, 0),
-            // At 15 and 30 seconds, before there is a head.
-            (true, BodyKind::Json) => (2, 2),
-            // The upstream's own zero, in three answers, is below the signs of the first token.
-            (true, BodyKind::Events | BodyKind::Other) => (7, 4),
-        };
-        let (mine, theirs) = (tokens("p"), tokens("q"));
-        if content == BodyKind::Json {
-            assert!(mine.is_sorted_by(|one, next| one < next), "{mine:?}");
-            assert_eq!(said.contains(":\n\n"), !life_signs, "{said}");
-        }
-        assert_eq!((mine.len(), theirs.len()), (signs, others), "{life_signs} {content:?}: {said}");
-        assert_eq!(messages(&said).iter().filter(|message| message["id"] == 1).count(), 3, "{said}");
-    }
 }

@@ -21,7 +21,9 @@ use crate::upstream::raw_channel::RawBody;
 use crate::upstream::reply;
 use crate::wire::envelope::{EnvelopeError, Params, Request, Response, is_batch, split_batch};
 use crate::wire::framing::{BodyPart, FramingError, MessageClass, MessageClassifier};
-use crate::wire::{Message, MessageText, Object, RequestId, RpcError, ScanLimits, envelope, method, rpc_error};
+use crate::wire::{
+    Message, MessageText, Object, Payload, RequestId, RpcError, ScanLimits, envelope, method, rpc_error,
+};
 
 #[derive(Clone, Debug)]
 pub(super) struct ClientFilter {
@@ -132,10 +134,25 @@ impl ClientFilter {
         if !is_question(&request.method) {
             return FilteredMessage::Same;
         }
-        let token = &self.session.token;
+        self.request_within(request, &self.session.token.capabilities)
+    }
+
+    /// Refuses the questions in a text for a client that accepts no stream, as for one that declared no capabilities.
+    pub(super) fn refuse_questions(&self, text: &MessageText) {
+        for message in text.read_all(ScanLimits::UPSTREAM, envelope::BATCH_READ_MAX).into_iter().flatten().flatten() {
+            if let Message::Request(request) = message
+                && is_question(&request.method)
+            {
+                self.request_within(&request, &Payload::empty_object());
+            }
+        }
+    }
+
+    /// Refuses a question that a client with these capabilities may not be asked.
+    fn request_within(&self, request: &Request, capabilities: &Payload) -> FilteredMessage {
         // Rarely needed, so computed on demand.
-        let declared = client_capabilities(&token.capabilities, token.client_version);
-        let declared = Object::of(&declared).expect("what was written as an object is one");
+        let declared = client_capabilities(capabilities, self.session.token.client_version);
+        let declared = Object::of(&declared).expect("a written object is one");
         let params = match &request.params {
             Params::Absent => None,
             Params::Object(object) => Some(object.payload()),

@@ -84,6 +84,11 @@ impl StreamEdits {
         messages.into_iter().map(|message| self.listed(message)).collect()
     }
 
+    /// Refuses the server's questions in a text that the client does not get.
+    pub(super) fn refuse_questions(&self, text: &MessageText) {
+        self.filter.refuse_questions(text);
+    }
+
     /// Edits a message that may be a tool list.
     fn listed(&self, message: MessageText) -> MessageText {
         let message = match &self.tool_list {

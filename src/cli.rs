@@ -97,11 +97,11 @@ enum CliCommand {
         /// The configuration.
         file: PathBuf,
     },
-    /// Turns the JSON in which a host names its servers into a configuration, on standard output.
+    /// Turns the JSON in which a host names its servers into a configuration.
     ///
-    /// Reads `mcpServers` (Claude, Cursor, Windsurf, Gemini) and `servers` (VS Code), comments and all. Names of variables are
-    /// kept; what may be a secret is not copied, and put into a variable of the environment. What is not carried over is said on
-    /// standard error.
+    /// Reads `mcpServers` (Claude, Cursor, Windsurf, Gemini) and `servers` (VS Code), comments and all. The values of `env` and
+    /// headers go into a file of variables beside the configuration; both files are their owner's alone (mode 0600). Settings that
+    /// are not carried over are listed on standard error.
     ///
     /// Exit codes: 0, 64 for a mistake in the command line or in the file.
     Import(import::ImportArguments),
@@ -222,7 +222,7 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             Err(why) => Ok(refuse(why)),
         },
         CliCommand::Check { file } => Ok(check(&file)),
-        CliCommand::Import(arguments) => import::run(&arguments),
+        CliCommand::Import(arguments) => Ok(import::run(&arguments)),
         CliCommand::DemoServer { listen: Some(address) } => demo_server(address).await,
         CliCommand::DemoServer { listen: None } => demo::serve_stdio(tokio::io::stdin(), tokio::io::stdout())
             .await

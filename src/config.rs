@@ -5,9 +5,11 @@
 //! nothing, starts nothing.
 
 mod command_line;
+mod env_files;
 mod error;
 mod key_files;
 mod moved_files;
+mod named_files;
 mod raw;
 mod resolve;
 mod section;
@@ -16,6 +18,7 @@ mod toml_writer;
 mod value;
 mod wrapped;
 
+use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::net::SocketAddr;
@@ -25,6 +28,8 @@ use std::sync::Arc;
 use toml::de::DeTable;
 
 pub use command_line::{CommandLineConfig, CommandLineServer, CommandLineStore, ServerTarget};
+use env_files::FileVariables;
+pub use env_files::env_line;
 use error::MistakeCollector;
 pub use error::{ConfigError, Findings, Mistake};
 use key_files::KeyFileReader;
@@ -69,8 +74,8 @@ pub struct Config {
     pub store: StoreSettings,
     /// How clients are authenticated.
     pub auth: AuthSettings,
-    /// Further files of API keys, as paths to open.
-    pub key_files: Vec<PathBuf>,
+    /// The files of variables and of API keys that belong to the configuration, as paths to open.
+    pub further_files: Vec<PathBuf>,
     /// The limits of each principal.
     pub principals: Arc<PrincipalLimitTable>,
     /// The upstreams and tools of each principal.
@@ -292,7 +297,8 @@ fn load_as(
     }
 }
 
-/// Reads a configuration from its text; `name` is the file's name in messages, and its folder is the base of key files.
+/// Reads a configuration from its text; `name` is the file's name in messages, and its folder is the base of files of keys and
+/// of variables.
 ///
 /// # Errors
 /// Every mistake in the text. If it is not TOML, only that one.
@@ -310,6 +316,9 @@ fn parse_as(
         return Err(too_large(name));
     }
     let (tree, broken) = DeTable::parse_recoverable(text);
+    let folder = Path::new(name).parent().unwrap_or_else(|| Path::new(""));
+    let from_files: OnceCell<BTreeMap<String, String>> = OnceCell::new();
+    let env = &|name: &str| from_files.get().and_then(|values| values.get(name).cloned()).or_else(|| env(name));
     let mut source = ConfigSource::new(text, env, MistakeCollector::new(name));
     if !broken.is_empty() && text.trim_start_matches('\u{feff}').trim_start().starts_with(['{', '/']) {
         let message =
@@ -324,7 +333,10 @@ fn parse_as(
         }
         return Err(source.report.into_error());
     }
-    let mut raw = raw::read(source.root(tree.get_ref()));
+    let mut root = source.root(tree.get_ref());
+    let FileVariables { files: mut further_files, values } = env_files::read(&mut root, folder);
+    from_files.get_or_init(|| values);
+    let mut raw = raw::read(root);
     let ConfigSource { mut report, unknown, lines, .. } = source;
     let known: Vec<String> = known_keys().into_keys().collect();
     for key in &unknown {
@@ -341,9 +353,9 @@ fn parse_as(
         wrapped::complete(&mut raw, &mut report);
     }
     let mut keys = KeyFileReader { env, report, lines };
-    let key_files = keys.read(&mut raw.auth, Path::new(name).parent().unwrap_or_else(|| Path::new("")));
+    further_files.extend(keys.read(&mut raw.auth, folder));
     let KeyFileReader { mut report, lines, .. } = keys;
-    let mut config = Config { key_files, ..resolve::resolve(&raw, &mut report) };
+    let mut config = Config { further_files, ..resolve::resolve(&raw, &mut report) };
     for upstream in &mut config.upstreams {
         if let ServerSettings::Stdio(program) = &mut upstream.server {
             program.unusable = unusable.remove(&*upstream.name);
@@ -367,7 +379,9 @@ pub fn known_keys() -> BTreeMap<String, KeyContent> {
     let every_table = "[[admin.tokens]]\n[[auth.api_keys]]\n[[endpoints]]\n[upstreams.NAME]\n[[upstreams.NAME.tools]]";
     let (tree, _) = DeTable::parse_recoverable(every_table);
     let mut source = ConfigSource::new(every_table, &|_| None, MistakeCollector::new(""));
-    raw::read(source.root(tree.get_ref()));
+    let mut root = source.root(tree.get_ref());
+    env_files::read(&mut root, Path::new(""));
+    raw::read(root);
     source.known.into_iter().map(|(key, takes)| (key.replace("[0]", ""), takes)).collect()
 }
 

@@ -362,9 +362,9 @@ pub(super) fn files(file: &Path, config: &Config) -> Vec<PathBuf> {
         KeySource::Known(_) => None,
         KeySource::File(path) => Some(path.as_path()),
     });
-    let of_keys = config.key_files.iter().map(PathBuf::as_path);
+    let further = config.further_files.iter().map(PathBuf::as_path);
     let theirs = config.upstreams.iter().flat_map(upstream_files);
-    std::iter::once(file).chain(own).chain(of_keys).chain(keys).chain(theirs).map(Path::to_owned).collect()
+    std::iter::once(file).chain(own).chain(further).chain(keys).chain(theirs).map(Path::to_owned).collect()
 }
 
 /// The fingerprint of the configuration file and all files that it names.

@@ -1,52 +1,52 @@
-//! Converts a host's JSON into a configuration (`taskgate import`).
+//! Converts a host's JSON into a configuration and a file of variables (`taskgate import`).
 //!
 //! Read `host_file` for the locations of servers, `server_block` for the conversion of one, `variables` for references and
-//! secrets.
+//! values.
 
 mod host_file;
 mod notes;
 mod references;
 mod relaxed_json;
-mod secrets;
 mod server_block;
 mod variables;
 
 use std::collections::BTreeSet;
-use std::fs::File;
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, IsTerminal as _, Write as _};
-use std::path::PathBuf;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-
-use anyhow::Context as _;
 
 use super::printable::printable;
 use super::tool_arguments::text_of;
 use super::{USAGE, refuse, write_line};
-use crate::config::{fallback_name, fitting_name};
-use crate::console;
+use crate::config::{fallback_name, fitting_name, quoted};
 use notes::ImportNotes;
 use variables::Variables;
 
 /// The largest file that is read.
 const BYTES_MAX: u64 = 4 << 20;
 const MISTAKES_MAX: usize = 20;
+/// Both files may contain secrets.
+const FILE_MODE: u32 = 0o600;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct ImportArguments {
     /// The JSON in which a host names its servers; comments may stand in it. `-` reads standard input.
     #[arg(value_name = "HOST.json")]
     file: PathBuf,
+    /// The configuration to write. The values of `env` and headers go into a file beside it, with `.env` for `.toml`. Neither
+    /// may exist.
+    #[arg(long, value_name = "FILE.toml", default_value = "taskgate.toml")]
+    out: PathBuf,
 }
 
-/// Prints the configuration, and notes the settings that it lacks.
-///
-/// # Errors
-/// If standard output cannot be written.
-pub(super) fn run(arguments: &ImportArguments) -> anyhow::Result<ExitCode> {
+/// Writes the configuration, and notes the settings that it lacks.
+pub(super) fn run(arguments: &ImportArguments) -> ExitCode {
     let is_stdin = arguments.file.as_os_str() == "-";
     let name = if is_stdin { "standard input".to_owned() } else { arguments.file.display().to_string() };
     if is_stdin && io::stdin().is_terminal() {
-        return Ok(refuse("- reads standard input, which is a terminal: pipe a host's JSON into it"));
+        return refuse("- reads standard input, which is a terminal: pipe a host's JSON into it");
     }
     let text = match is_stdin {
         true => text_of(io::stdin(), &name, BYTES_MAX),
@@ -56,15 +56,23 @@ pub(super) fn run(arguments: &ImportArguments) -> anyhow::Result<ExitCode> {
     };
     let text = match text {
         Ok(text) => text,
-        Err(why) => return Ok(refuse(why)),
+        Err(why) => return refuse(why),
     };
-    match imported(&text) {
+    let (toml_file, env_file) = (&arguments.out, arguments.out.with_extension("env"));
+    let Some(env_name) = env_file.file_name().filter(|_| *toml_file != env_file) else {
+        return refuse("--out names the configuration, such as taskgate.toml");
+    };
+    match imported(&text, &env_name.to_string_lossy()) {
         Ok(imported) => {
-            console::stdout().write_all(imported.toml.as_bytes()).context("cannot print the configuration")?;
+            if let Err(why) = write_files(&imported, toml_file, &env_file) {
+                return refuse(why);
+            }
             for note in imported.notes {
                 write_line(format_args!("{name}: {}", printable(&note)));
             }
-            Ok(ExitCode::SUCCESS)
+            let values = if imported.env.is_empty() { String::new() } else { format!(" and {}", env_file.display()) };
+            write_line(format_args!("wrote {}{values}; start: taskgate serve {0}", toml_file.display()));
+            ExitCode::SUCCESS
         }
         Err(mistakes) => {
             for mistake in mistakes.iter().take(MISTAKES_MAX) {
@@ -73,22 +81,50 @@ pub(super) fn run(arguments: &ImportArguments) -> anyhow::Result<ExitCode> {
             if mistakes.len() > MISTAKES_MAX {
                 write_line(format_args!("{name}: there are {} more mistakes", mistakes.len() - MISTAKES_MAX));
             }
-            Ok(ExitCode::from(USAGE))
+            ExitCode::from(USAGE)
         }
     }
 }
 
+/// Creates the configuration, and the file of variables if there are any; neither is created without the other.
+///
+/// # Errors
+/// Why not, as text; for example that one exists.
+fn write_files(imported: &Imported, toml_file: &Path, env_file: &Path) -> Result<(), String> {
+    let env = (env_file, &imported.env);
+    let files = [Some(env).filter(|(_, lines)| !lines.is_empty()), Some((toml_file, &imported.toml))];
+    let mut created: Vec<&Path> = Vec::new();
+    for (path, text) in files.into_iter().flatten() {
+        let opened = OpenOptions::new().write(true).create_new(true).mode(FILE_MODE).open(path);
+        let written = opened.and_then(|mut file| {
+            created.push(path);
+            file.write_all(text.as_bytes())
+        });
+        if let Err(error) = written {
+            for path in created {
+                let _ = fs::remove_file(path);
+            }
+            let exists = error.kind() == io::ErrorKind::AlreadyExists;
+            let advice = if exists { "; name another by --out, or remove it" } else { "" };
+            return Err(format!("{}: {error}{advice}", path.display()));
+        }
+    }
+    Ok(())
+}
+
 struct Imported {
     toml: String,
+    /// The lines of the file of variables.
+    env: String,
     /// Settings that are imported in another form, or not at all.
     notes: Vec<String>,
 }
 
-/// The configuration for a host's file.
+/// The configuration for a host's file; `env_name` is the name of its file of variables.
 ///
 /// # Errors
 /// Every mistake in it, each preceded by its JSON pointer.
-fn imported(text: &str) -> Result<Imported, Vec<String>> {
+fn imported(text: &str, env_name: &str) -> Result<Imported, Vec<String>> {
     let json = relaxed_json::parse(text).map_err(|error| {
         let hint =
             if text.contains("\n[") || text.starts_with('[') { "; a host's file is JSON, and no TOML" } else { "" };
@@ -119,24 +155,28 @@ fn imported(text: &str) -> Result<Imported, Vec<String>> {
         }
     }
     let is_empty = blocks.is_empty() && !file.servers.is_empty();
-    let used: Vec<&str> = variables.used().collect();
+    let (env, unset) = (variables.env_lines(), variables.unset());
     for (listener, pointer) in &listeners {
         let text = format_args!("has the port that [{listener}] has by default, so that takes a free one");
         notes.note(pointer, text);
         blocks.insert(0, format!("[{listener}]\naddress = \"127.0.0.1:0\"\n"));
     }
-    if !used.is_empty() {
-        blocks.insert(0, format!("# The environment of the gateway must hold {}.\n", used.join(", ")));
+    if !env.is_empty() {
+        blocks.insert(0, format!("env_files = [{}]\n", quoted(env_name)));
+    }
+    if !unset.is_empty() {
+        let file = if env.is_empty() { String::new() } else { format!("{env_name}, or ") };
+        blocks.insert(0, format!("# To be set in {file}the environment of the gateway: {}.\n", unset.join(", ")));
     }
     let mut said = notes.into_result().map_err(with_colons)?;
     if is_empty {
         said.push("/: no server is left".to_owned());
         return Err(with_colons(said));
     }
-    if !used.is_empty() {
-        said.push(format!("set where the gateway starts: {}", used.join(", ")));
+    if !unset.is_empty() {
+        said.push(format!("to be set where the gateway starts: {}", unset.join(", ")));
     }
-    Ok(Imported { toml: blocks.join("\n"), notes: said })
+    Ok(Imported { toml: blocks.join("\n"), env, notes: said })
 }
 
 fn with_colons(lines: Vec<String>) -> Vec<String> {

@@ -107,6 +107,8 @@ pub(super) struct MistakeCollector {
     warnings: Vec<Mistake>,
     /// Mistakes because a variable is not set.
     unset: Vec<Mistake>,
+    /// Whether a file of variables has a mistake, so that a variable that is not set is no second one.
+    expects_unset: bool,
 }
 
 impl MistakeCollector {
@@ -118,6 +120,7 @@ impl MistakeCollector {
             blamed: BTreeSet::new(),
             warnings: Vec::new(),
             unset: Vec::new(),
+            expects_unset: false,
         }
     }
 
@@ -135,8 +138,15 @@ impl MistakeCollector {
     /// A mistake, unless its table is [set aside](Self::set_aside).
     pub(super) fn unset_variable(&mut self, place: &ConfigLocation, message: impl Into<String>) {
         let found = self.found(Some(place.line), place.place(), message.into());
-        self.unset.push(found);
+        if !self.expects_unset {
+            self.unset.push(found);
+        }
         self.blamed.insert(place.place());
+    }
+
+    /// From now on no unset variable is a mistake.
+    pub(super) const fn expect_unset_variables(&mut self) {
+        self.expects_unset = true;
     }
 
     /// Turns mistakes about unset variables below a table into warnings, and returns their text; `None` if all variables are set.

@@ -85,9 +85,9 @@ pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> Config 
     for url in raw.upstreams.iter().filter_map(|raw| raw.url.as_ref()) {
         check_not_own(url, &own, listen.public_url.as_deref().map(|public| (public, paths.as_slice())), report);
     }
-    // The reader of the files adds them.
-    let key_files = Vec::new();
-    Config { listen, admin, metrics, folder, store, auth, key_files, principals, access, upstreams, endpoints }
+    // The readers of the files add them.
+    let further_files = Vec::new();
+    Config { listen, admin, metrics, folder, store, auth, further_files, principals, access, upstreams, endpoints }
 }
 
 /// A gateway that calls itself would recurse without end.

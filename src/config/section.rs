@@ -100,6 +100,10 @@ impl<'s, 'a> Section<'s, 'a> {
         self.place.clone()
     }
 
+    pub(super) const fn report(&mut self) -> &mut MistakeCollector {
+        &mut self.source.report
+    }
+
     /// The location of one of its keys, if it is written.
     pub(super) fn place_of(&self, key: &str) -> Option<ConfigLocation> {
         let (written, _) = self.table?.get_key_value(key)?;

@@ -133,7 +133,7 @@ fn the_example_shows_every_key_and_no_other() {
             table = parts.join(".");
             shown.insert(table.clone());
         } else if let Some((key, value)) = line.split_once(" = ").filter(|(key, _)| !key.contains([' ', '#'])) {
-            let key = format!("{table}.{key}");
+            let key = if table.is_empty() { key.to_owned() } else { format!("{table}.{key}") };
             // A table in one line shows keys of its own.
             if let Some(KeyContent::Table) = config::known_keys().get(&key) {
                 let members = value.trim_matches(['{', ' ', '}']).split(", ");

@@ -56,7 +56,7 @@ fn keys_of_further_files_are_keys_like_any_other() {
         let loaded = load(folder.path(), TEAM, own, (held.as_bytes(), 0o600)).unwrap_or_else(|error| panic!("{error}"));
         let taskgate::server::api_keys::AuthSettings::ApiKeys(found) = &loaded.config.auth else { panic!("{own}") };
         assert_eq!(found.len(), keys, "{own:?} {held:?}");
-        assert_eq!(loaded.config.key_files, [folder.path().join("keys/team.toml")], "it is watched");
+        assert_eq!(loaded.config.further_files, [folder.path().join("keys/team.toml")], "it is watched");
         let is_told = loaded.config.access.own.len() == 1 && loaded.config.principals.own.len() == 1;
         assert_eq!(is_told, held == team, "what stands beside a key holds");
         assert!(loaded.warnings.is_empty(), "{:?}", loaded.warnings);

@@ -3,4 +3,5 @@
 mod config;
 mod corpus;
 mod dependencies;
+mod env_files;
 mod key_files;

@@ -1,9 +1,10 @@
-//! `taskgate import`: the JSON of hosts becomes a configuration that `check` takes, without their secrets.
+//! `taskgate import`: the JSON of hosts becomes a configuration that `check` takes, and a file of variables with their values.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::fs;
 use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -11,12 +12,12 @@ use tempfile::TempDir;
 
 const TASKGATE: &str = env!("CARGO_BIN_EXE_taskgate");
 const HOSTS: usize = 6;
-/// What each secret in the hosts' files holds.
+/// A part of each secret in the hosts' files.
 const SECRET: &str = "s3cret";
 
-fn import(folder: &Path, file: &str, input: &str) -> Output {
+fn import(folder: &Path, arguments: &[&str], input: &str) -> Output {
     let mut command = Command::new(TASKGATE);
-    command.current_dir(folder).args(["import", file]).env_remove("TASKGATE_LOG");
+    command.current_dir(folder).arg("import").args(arguments).env_remove("TASKGATE_LOG");
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
     // A program that has seen enough does not read the rest.
@@ -40,17 +41,17 @@ fn check_golden(golden: &Path, found: &str) {
     assert_eq!(found, fs::read_to_string(golden).unwrap_or_default(), "{}", golden.display());
 }
 
-/// The variables that a file says it needs, each with a value that fits everywhere but in the place of a folder.
-fn needed(toml: &str) -> Vec<(String, String)> {
+/// The variables that a file says are to be set, each with a value that fits every key but a folder.
+fn unset(toml: &str) -> Vec<(String, String)> {
     let first = toml.lines().next().unwrap();
-    let names = first.strip_prefix("# The environment of the gateway must hold ").unwrap_or_default();
+    let names = first.split_once("the environment of the gateway: ").map_or("", |(_, names)| names);
     let names = names.trim_end_matches('.').split(", ").filter(|name| !name.is_empty());
     names.map(|name| (name.to_owned(), "http://value.example".to_owned())).collect()
 }
 
-/// Each of the six hosts: what comes out, what is said of the rest, and that `check` takes it.
+/// Each of the six hosts: the configuration, the file of variables, the notes, and that `check` takes the result.
 #[test]
-fn the_json_of_each_host_becomes_a_configuration_that_check_takes_without_its_secrets() {
+fn the_json_of_each_host_becomes_a_configuration_that_check_takes_with_its_values_in_a_file_beside_it() {
     let mut files: Vec<PathBuf> = fs::read_dir(hosts()).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.retain(|file| file.extension().is_some_and(|extension| extension == "json"));
     assert_eq!(files.len(), HOSTS);
@@ -59,27 +60,75 @@ fn the_json_of_each_host_becomes_a_configuration_that_check_takes_without_its_se
     for file in files {
         let name = file.file_name().unwrap().to_str().unwrap();
         fs::copy(&file, folder.path().join(name)).unwrap();
-        let imported = import(folder.path(), name, "");
-        let (toml, said) = (text(&imported.stdout), text(&imported.stderr));
+        let target = file.with_extension("toml").file_name().unwrap().to_str().unwrap().to_owned();
+        let imported = import(folder.path(), &[name, "--out", &target], "");
+        let said = text(&imported.stderr);
         assert_eq!(imported.status.code(), Some(0), "{name}: {said}");
-        assert!(!toml.contains(SECRET) && !said.contains(SECRET), "{name}");
-        check_golden(&file.with_extension("toml"), toml);
+        let read = |extension: &str| fs::read_to_string(folder.path().join(name).with_extension(extension));
+        let (toml, env) = (read("toml").unwrap(), read("env").unwrap_or_default());
+        let is_shown = |line: &str| toml.contains(line.split_once('=').unwrap().1);
+        assert!(!env.lines().filter(|line| line.contains(SECRET)).any(is_shown) && !said.contains(SECRET), "{name}");
+        check_golden(&file.with_extension("toml"), &toml);
         check_golden(&file.with_extension("said"), said);
-        let toml_file = folder.path().join("imported.toml");
-        fs::write(&toml_file, toml).unwrap();
+        if !env.is_empty() {
+            check_golden(&file.with_extension("env"), &env);
+            assert_eq!(mode(&folder.path().join(name).with_extension("env")), 0o600);
+        }
+        assert_eq!(mode(&folder.path().join(&target)), 0o600);
         let mut check = Command::new(TASKGATE);
-        check.current_dir(folder.path()).args(["check", "imported.toml"]).envs(needed(toml));
+        check.current_dir(folder.path()).args(["check", &target]).envs(unset(&toml));
         check.env("WORKSPACE_FOLDER", folder.path());
         let checked = check.output().unwrap();
         assert_eq!(checked.status.code(), Some(0), "{name}: {}", text(&checked.stderr));
-        let piped = import(folder.path(), "-", &fs::read_to_string(&file).unwrap());
-        assert_eq!(text(&piped.stdout), toml);
-        assert!(text(&piped.stderr).lines().all(|line| line.starts_with("standard input: ")), "{name}");
+        let piped = import(folder.path(), &["-", "--out", "piped.toml"], &fs::read_to_string(&file).unwrap());
+        let piped_toml = fs::read_to_string(folder.path().join("piped.toml")).unwrap();
+        assert_eq!(piped_toml.replace("piped.env", &target.replace(".toml", ".env")), toml);
+        let is_named = |line: &str| line.starts_with("standard input: ") || line.starts_with("wrote piped.toml");
+        assert!(text(&piped.stderr).lines().all(is_named), "{name}");
+        let _ = (fs::remove_file(folder.path().join("piped.toml")), fs::remove_file(folder.path().join("piped.env")));
+    }
+}
+
+fn mode(file: &Path) -> u32 {
+    fs::metadata(file).unwrap().permissions().mode() & 0o7777
+}
+
+#[test]
+fn two_servers_with_one_variable_of_two_values_get_two_variables() {
+    let folder = TempDir::new().unwrap();
+    let server = |env: &str| format!("{{\"command\": \"s\", \"env\": {{{env}}}}}");
+    let (one, two) = (server("\"TOKEN\": \"1\", \"SAME\": \"s\""), server("\"TOKEN\": \"a\\nb\", \"SAME\": \"s\""));
+    let input = format!("{{\"mcpServers\": {{\"a\": {one}, \"b\": {two}}}}}");
+    assert_eq!(import(folder.path(), &["-"], &input).status.code(), Some(0));
+    let env = fs::read_to_string(folder.path().join("taskgate.env")).unwrap();
+    assert_eq!(env, "B_TOKEN=\"a\\nb\"\nSAME=s\nTOKEN=1\n");
+    let toml = fs::read_to_string(folder.path().join("taskgate.toml")).unwrap();
+    assert!(toml.contains("TOKEN = \"${TOKEN}\"") && toml.contains("TOKEN = \"${B_TOKEN}\""), "{toml}");
+}
+
+#[test]
+fn no_file_is_overwritten_and_none_is_left_without_the_other() {
+    let input = "{\"mcpServers\": {\"a\": {\"command\": \"s\", \"env\": {\"TOKEN\": \"1\"}}}}";
+    for existing in ["taskgate.toml", "taskgate.env"] {
+        let folder = TempDir::new().unwrap();
+        fs::write(folder.path().join(existing), "mine").unwrap();
+        let refused = import(folder.path(), &["-"], input);
+        assert_eq!(refused.status.code(), Some(64));
+        let expected = format!("{existing}: File exists (os error 17); name another by --out, or remove it");
+        assert!(text(&refused.stderr).contains(&expected), "{}", text(&refused.stderr));
+        assert_eq!(fs::read_to_string(folder.path().join(existing)).unwrap(), "mine");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "{existing}");
+    }
+    let folder = TempDir::new().unwrap();
+    for (target, expected) in [("a.env", "--out names the configuration"), ("no/a.toml", "no/a.env: No such file")] {
+        let refused = import(folder.path(), &["-", "--out", target], input);
+        assert_eq!(refused.status.code(), Some(64));
+        assert!(text(&refused.stderr).contains(expected), "{}", text(&refused.stderr));
     }
 }
 
 #[test]
-fn a_file_that_is_none_of_a_host_is_refused_with_its_place_and_nothing_is_printed() {
+fn a_file_that_is_none_of_a_host_is_refused_with_its_place_and_nothing_is_written() {
     let folder = TempDir::new().unwrap();
     let server = |server: &str| format!("{{\"mcpServers\": {{\"a/b\": {server}}}}}");
     let rows = [
@@ -119,10 +168,10 @@ fn a_file_that_is_none_of_a_host_is_refused_with_its_place_and_nothing_is_printe
     ];
     for (input, expected) in rows {
         fs::write(folder.path().join("in.json"), &input).unwrap();
-        let refused = import(folder.path(), "in.json", "");
+        let refused = import(folder.path(), &["in.json"], "");
         let shown: String = input.chars().take(80).collect();
         assert_eq!(refused.status.code(), Some(64), "{shown}");
-        assert_eq!(text(&refused.stdout), "", "{shown}");
+        assert!(!folder.path().join("taskgate.toml").exists(), "{shown}");
         assert!(text(&refused.stderr).contains(expected), "{shown}\n{}", text(&refused.stderr));
     }
     fs::write(folder.path().join("in.json"), b"{\"a\": \"\xff\"}").unwrap();
@@ -131,7 +180,7 @@ fn a_file_that_is_none_of_a_host_is_refused_with_its_place_and_nothing_is_printe
         ("nowhere.json", "nowhere.json: No such file or directory"),
         (".", ".: Is a directory"),
     ] {
-        let refused = import(folder.path(), file, "");
+        let refused = import(folder.path(), &[file], "");
         assert_eq!(refused.status.code(), Some(64));
         assert!(text(&refused.stderr).contains(expected), "{}", text(&refused.stderr));
     }

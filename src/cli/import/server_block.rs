@@ -7,7 +7,6 @@ use url::Url;
 
 use super::host_file::HostServer;
 use super::notes::{ImportNotes, below};
-use super::secrets::is_secret_name;
 use super::variables::{TextPlace, Variables};
 use crate::config::{ServerTarget, is_command_line, is_credential_header, key, quoted, string, usual_listener_at};
 use crate::wire::{Object, Payload};
@@ -190,20 +189,18 @@ impl BlockWriter<'_> {
             return false;
         }
         let mut written = Vec::new();
-        let mut before: Option<&str> = None;
         for (pointer, word) in &words {
             if word.contains('\0') {
                 self.notes.mistake(pointer, "has a NUL character, which no program can be given");
                 return false;
             }
             let at = TextPlace { upstream: self.upstream, pointer };
-            written.push(string(&self.variables.word(word, before, at, self.notes)));
-            before = Some(word);
+            written.push(string(&self.variables.word(word, at, self.notes)));
         }
         self.line(format_args!("command = [{}]", written.join(", ")));
         if let Some((pointer, folder)) = settings.folder.as_ref().filter(|(_, folder)| !folder.is_empty()) {
             let at = TextPlace { upstream: self.upstream, pointer };
-            let folder = self.variables.word(folder, None, at, self.notes);
+            let folder = self.variables.word(folder, at, self.notes);
             self.line(format_args!("cwd = {}", string(&folder)));
         }
         true
@@ -214,7 +211,7 @@ impl BlockWriter<'_> {
         // An address that begins with a variable cannot be parsed.
         if let Ok(mut url) = Url::parse(&text) {
             if !url.username().is_empty() || url.password().is_some() {
-                let note = "has a user name or password, which is not copied; write [upstreams.NAME.auth] for it";
+                let note = "has a user name or password, which is not carried over; write [upstreams.NAME.auth] for it";
                 self.notes.note(&written.pointer, note);
                 let _ = url.set_username("").and_then(|()| url.set_password(None));
                 text = url.to_string();
@@ -229,7 +226,7 @@ impl BlockWriter<'_> {
             return false;
         }
         let at = TextPlace { upstream: self.upstream, pointer: &written.pointer };
-        let url = self.variables.word(&text, None, at, self.notes);
+        let url = self.variables.word(&text, at, self.notes);
         self.line(format_args!("url = {}", string(&url)));
         if let Some(transport) = transport {
             self.line(format_args!("transport = {}", quoted(transport)));
@@ -256,7 +253,7 @@ impl BlockWriter<'_> {
         }
     }
 
-    /// The configuration has one credential header: the credential by its name, or else the first header.
+    /// The configuration has one credential header: `Authorization`, else one with the name of a key or token, else the first.
     fn credential(&mut self, headers: &[(String, String, String)]) {
         let is_authorization = |name: &str| name.eq_ignore_ascii_case("authorization");
         let is_fit =
@@ -264,7 +261,7 @@ impl BlockWriter<'_> {
         let fitting = || headers.iter().filter(is_fit);
         let chosen = fitting()
             .find(|(_, name, _)| is_authorization(name))
-            .or_else(|| fitting().find(|(_, name, _)| is_secret_name(name)))
+            .or_else(|| fitting().find(|(_, name, _)| names_key(name)))
             .or_else(|| fitting().next());
         for (pointer, ..) in headers.iter().filter(|(pointer, ..)| chosen.is_none_or(|chosen| chosen.0 != *pointer)) {
             self.notes.note(pointer, "is not carried over: the server is shown one header, its credential");
@@ -299,6 +296,11 @@ impl BlockWriter<'_> {
         // Writing to a string cannot fail.
         let _ = writeln!(self.block.text, "{text}");
     }
+}
+
+fn names_key(header: &str) -> bool {
+    let header = header.to_ascii_lowercase();
+    ["key", "token", "secret", "auth"].iter().any(|word| header.contains(word))
 }
 
 /// The wrapped program, if the words start a gateway.

@@ -432,3 +432,32 @@ async fn a_changed_file_of_keys_is_put_in_force_and_a_bad_one_changes_nothing() 
     assert_eq!((asked(OLD).await, asked(NEW).await), (401, 200));
     assert!(!program.log().contains("tg_team"), "no key is logged");
 }
+
+#[tokio::test]
+async fn a_changed_file_of_variables_is_put_in_force() {
+    const OLD: &str = "tg_ada1_0011223344556677889900aabbccddee";
+    const NEW: &str = "tg_ada2_ffeeddccbbaa00998877665544332211";
+    let key = "[auth]\nmode = \"api_keys\"\n[[auth.api_keys]]\nid = \"ada\"\nkey = \"${ADA_KEY}\"";
+    let (worker, folder) = (Worker::start().await, Folder::with(key));
+    let variables = |key: &str| {
+        let draft = folder.path().join("draft.env");
+        fs::write(&draft, format!("ADA_KEY={key}\n")).unwrap();
+        fs::set_permissions(&draft, Permissions::from_mode(0o600)).unwrap();
+        fs::rename(draft, folder.path().join("taskgate.env")).unwrap();
+    };
+    variables(OLD);
+    folder.write(&block("up", &worker.server));
+    let text = fs::read_to_string(folder.path().join("taskgate.toml")).unwrap();
+    folder.write_whole(&format!("env_files = [\"taskgate.env\"]\n{text}"));
+    let program = Program::serve(&folder).await;
+    let asked = async |key: &str| {
+        let mut ask = Call::new("tools/list", &json!({}));
+        ask.headers.push(("x-taskgate-key", key.to_owned()));
+        ask.send(program.clients, "/up/mcp").await.status
+    };
+    assert_eq!((asked(OLD).await, asked(NEW).await), (200, 401));
+    variables(NEW);
+    program.says(READ, 1).await;
+    assert_eq!((asked(OLD).await, asked(NEW).await), (401, 200));
+    assert!(!program.log().contains("tg_ada"), "no value is logged");
+}

@@ -1,13 +1,14 @@
 //! Reads a TOML file into the settings of every subsystem, or lists its mistakes.
 //!
-//! Reading has three steps: `section` walks the tables and parses single values (`value`), `raw` is the schema, `resolve` applies
-//! defaults and checks. This module does not know the effect of a setting; each subsystem owns its resolved struct. Binds
+//! Reading has three steps: `section` walks the tables and parses single values (`value`), `raw` declares every key with its default
+//! and its sentence for the reference (`keys`), `resolve` checks values against each other. This module does not know the effect of a setting; each subsystem owns its resolved struct. Binds
 //! nothing, starts nothing.
 
 mod command_line;
 mod env_files;
 mod error;
 mod key_files;
+mod keys;
 mod moved_files;
 mod named_files;
 mod raw;
@@ -33,6 +34,7 @@ pub use env_files::env_line;
 use error::MistakeCollector;
 pub use error::{ConfigError, Findings, Mistake};
 use key_files::KeyFileReader;
+pub use keys::KeyRow;
 pub use section::KeyContent;
 use section::{ConfigSource, UnknownKey};
 pub use server_header::server_headers;
@@ -353,7 +355,7 @@ fn parse_as(
         wrapped::complete(&mut raw, &mut report);
     }
     let mut keys = KeyFileReader { env, report, lines };
-    further_files.extend(keys.read(&mut raw.auth, folder));
+    further_files.extend(keys.read(&mut raw, folder));
     let KeyFileReader { mut report, lines, .. } = keys;
     let mut config = Config { further_files, ..resolve::resolve(&raw, &mut report) };
     for upstream in &mut config.upstreams {
@@ -383,6 +385,13 @@ pub fn known_keys() -> BTreeMap<String, KeyContent> {
     env_files::read(&mut root, Path::new(""));
     raw::read(root);
     source.known.into_iter().map(|(key, takes)| (key.replace("[0]", ""), takes)).collect()
+}
+
+/// The keys of each table in the order of the reference; `.` has those outside of tables, and `NAME` is an upstream's name.
+#[must_use]
+pub fn key_tables() -> Vec<(&'static str, Vec<KeyRow>)> {
+    let outside = (".", <env_files::RawVariables as keys::KeyTable>::ROWS.to_vec());
+    std::iter::once(outside).chain(raw::tables()).collect()
 }
 
 /// The advice for an unknown key: its right table, a similar key, or its table's keys.

@@ -11,8 +11,8 @@ use http::{HeaderName, HeaderValue};
 use url::{Host, Url};
 
 use super::error::{ConfigLocation, MistakeCollector};
-use super::raw::{RawConfig, RawCredential, RawDatabase, RawStore, RawUpstream, StoreKind};
-use super::resolve::listeners::{ADMIN_ADDRESS, LISTEN_ADDRESS};
+use super::raw::{RawConfig, RawCredential, RawCredentialValues, RawStore, RawUpstream, StoreKind};
+use super::resolve::listeners::{admin_address, listen_address};
 use super::section::LocatedValue;
 use super::server_header::server_headers;
 use super::toml_writer::{fallback_name, fitting_name};
@@ -173,17 +173,18 @@ impl CommandLineConfig {
                 report.warning(&place, text);
             }
             let mut upstream = RawUpstream::unreached(&server.name, place);
-            upstream.path = server.path.map(|path| placed(server.written, path.to_owned()));
+            upstream.own.path = server.path.map(|path| placed(server.written, path.to_owned()));
             match server.address {
-                ServerTarget::Url(url) => upstream.url = Some(placed(server.written, url)),
-                ServerTarget::Program(words) => upstream.command.command = Some(placed(server.written, words)),
+                ServerTarget::Url(url) => upstream.own.url = Some(placed(server.written, url)),
+                ServerTarget::Program(words) => upstream.own.command = Some(placed(server.written, words)),
             }
-            upstream.tasks.mode = self.mode.map(|mode| placed("--mode", mode));
-            upstream.tasks.grace = self.grace.map(|grace| placed("--grace", grace));
-            upstream.tasks.fallback = self.fallback.map(|fallback| placed("--fallback", fallback));
-            upstream.edges.auth = auth.clone();
+            let rules = &mut upstream.rules.tasks;
+            rules.mode.set(self.mode.map(|mode| placed("--mode", mode)));
+            rules.grace.set(self.grace.map(|grace| placed("--grace", grace)));
+            rules.fallback.set(self.fallback.map(|fallback| placed("--fallback", fallback)));
+            upstream.auth = auth.clone();
             if let Some(ca) = &self.ca {
-                upstream.tls.place = Some(ConfigLocation::own(0, "--ca".to_owned()));
+                upstream.tls_place = Some(ConfigLocation::own(0, "--ca".to_owned()));
                 upstream.tls.ca = Some(placed("--ca", ca.clone()));
             }
             raw.upstreams.push(upstream);
@@ -238,14 +239,9 @@ impl CommandLineConfig {
                 .map_err(|_| "the variable holds no token; one is a line of visible ASCII"),
         };
         let value = value.map_err(|why| report.mistake(&place(OPTION), why)).ok()?;
-        Some(RawCredential {
-            place: place(OPTION),
-            authorization: Some(placed(OPTION, value)),
-            header: None,
-            value: None,
-            value_file: None,
-            is_inline: false,
-        })
+        let authorization = Some(placed(OPTION, value));
+        let values = RawCredentialValues { authorization, ..RawCredentialValues::default() };
+        Some(RawCredential { place: place(OPTION), values, is_inline: false })
     }
 }
 
@@ -255,24 +251,23 @@ fn raw_store(store: CommandLineStore) -> RawStore {
         CommandLineStore::UsualFolder => (StoreKind::Disk, None),
         CommandLineStore::Folder(folder) => (StoreKind::Disk, Some(folder)),
     };
-    RawStore {
-        kind: Some(placed("store.kind", kind)),
-        path: folder.map(|folder| placed("--store", folder)),
-        // An ephemeral folder is accepted anywhere; the loss is logged.
-        ephemeral: Some(placed("store.ephemeral", true)),
-        database: RawDatabase::default(),
-    }
+    let mut raw = RawStore::default();
+    raw.kind.set(Some(placed("store.kind", kind)));
+    raw.path.set(folder.map(|folder| placed("--store", folder)));
+    // An ephemeral folder is accepted anywhere; the loss is logged.
+    raw.ephemeral.set(Some(placed("store.ephemeral", true)));
+    raw
 }
 
 /// Leaves the default ports to servers that use them: the system then picks another, as for a taken port.
 pub(super) fn choose_ports(raw: &mut RawConfig, port: Option<u16>) {
     let on = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-    let urls = || raw.upstreams.iter().filter_map(|upstream| upstream.url.as_ref()).map(|url| &url.value);
+    let urls = || raw.upstreams.iter().filter_map(|upstream| upstream.own.url.as_ref()).map(|url| &url.value);
     let is_taken = |address| urls().any(|url| resolve::is_at(url, address));
-    let admin = (port == Some(ADMIN_ADDRESS.port()) || is_taken(ADMIN_ADDRESS)).then(|| on(0));
-    let port = port.or_else(|| is_taken(LISTEN_ADDRESS).then_some(0));
-    raw.admin.address = admin.map(|address| placed("admin.address", address));
-    raw.listen.address = port.map(|port| placed("--port", on(port)));
+    let admin = (port == Some(admin_address().port()) || is_taken(admin_address())).then(|| on(0));
+    let port = port.or_else(|| is_taken(listen_address()).then_some(0));
+    raw.admin.address.set(admin.map(|address| placed("admin.address", address)));
+    raw.listen.address.set(port.map(|port| placed("--port", on(port))));
 }
 
 fn place(key: &str) -> ConfigLocation {

@@ -6,11 +6,24 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use super::keys::{KeyTable as _, keys};
 use super::named_files;
-use super::section::Section;
+use super::section::{LocatedValue, Section};
 use super::value::{StringFormat, is_variable_name, path};
 
 const ENV_FILES: StringFormat<PathBuf> = StringFormat { wanted: "a file such as \"taskgate.env\"", read: path };
+
+keys! {
+    /// The keys outside of tables.
+    struct RawVariables {
+        /// Files of variables for `${VAR}`, relative to the folder of this file, read again when they change. A line is
+        /// `NAME=VALUE` up to its end, without a shell's expansion; a value in double quotes is a JSON string (`"\n"`
+        /// is a line break). Blank lines and lines that begin with `#` are left out. A variable of a file comes before
+        /// one of the gateway's environment, which may hold another token under the same name; two lines with one name
+        /// are a mistake.
+        reload env_files: Vec<LocatedValue<PathBuf>> = read_each(&ENV_FILES), default [], bounds "owner alone";
+    }
+}
 
 /// The variables of all files.
 #[derive(Default)]
@@ -22,7 +35,7 @@ pub(super) struct FileVariables {
 /// Reads `env_files` and the files that it names; relative paths start at `folder`. If a file has a mistake, unset variables are
 /// none.
 pub(super) fn read(root: &mut Section<'_, '_>, folder: &Path) -> FileVariables {
-    let named = root.read_each("env_files", &ENV_FILES);
+    let named = RawVariables::read(root).env_files.value;
     let report = root.report();
     let mut is_faulty = report.blames("env_files");
     let mut variables = FileVariables::default();

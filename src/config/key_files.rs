@@ -11,7 +11,7 @@ use toml::de::DeTable;
 
 use super::error::MistakeCollector;
 use super::named_files::{self, NamedFile};
-use super::raw::{self, RawApiKey, RawAuth};
+use super::raw::{self, RawApiKey, RawConfig};
 use super::section::{ConfigSource, UnknownKey};
 use super::value::Environment;
 use super::{advice, broken_message, known_keys, line_of_byte};
@@ -27,10 +27,10 @@ pub(super) struct KeyFileReader<'a> {
 
 impl KeyFileReader<'_> {
     /// Appends the keys of all files to those of the configuration, which is in `folder`. Returns every file, faulty or not.
-    pub(super) fn read(&mut self, auth: &mut RawAuth, folder: &Path) -> Vec<PathBuf> {
-        let files = named_files::read(&auth.api_key_files, folder, "keys", &mut self.report);
+    pub(super) fn read(&mut self, raw: &mut RawConfig, folder: &Path) -> Vec<PathBuf> {
+        let files = named_files::read(&raw.auth.api_key_files.value, folder, "keys", &mut self.report);
         for file in &files {
-            auth.api_keys.extend(self.keys_in(file));
+            raw.api_keys.extend(self.keys_in(file));
         }
         files.into_iter().map(|file| file.path).collect()
     }

@@ -1,10 +1,9 @@
-//! Applies every default, and checks combinations of values.
+//! Checks combinations of values, and applies the defaults that depend on others.
 //!
 //! Total: a faulty value is noted and replaced by its default, so that one run finds all mistakes. Read [`super::raw`] first.
 
 mod access;
 mod auth;
-mod drafts;
 mod endpoints;
 mod exposure;
 pub(super) mod listeners;
@@ -25,14 +24,13 @@ use url::Url;
 use wildmatch::WildMatch;
 
 use super::error::{ConfigLocation, MistakeCollector};
-use super::raw::{RawConfig, RawIdentity, RawRules, RawSplit, RawTool, RawUpstream, RawUpstreamSettings, command};
+use super::keys::KeyField as _;
+use super::raw::{RawConfig, RawRules, RawSplit, RawTaskRules, RawTool, RawUpstream, RawUrlValues, command};
 use super::section::LocatedValue;
 use super::{Config, ServerSettings, UpstreamConfig};
 use crate::engine::ServiceSettings;
-use crate::face::client_login::ResourceName;
 use crate::task::{
-    AfterCrash, CallLimits, EarlyInput, FallbackPolicy, SplitRule, TTL_MAX_ANONYMOUS, TaskMode, ToolNames, ToolPolicy,
-    ToolRules,
+    CallLimits, SplitRule, SubtaskLimits, TTL_MAX_ANONYMOUS, TaskMode, ToolNames, ToolPolicy, ToolRules,
 };
 use crate::tls::IdentityFiles;
 use crate::upstream::http::{HttpUpstreamSettings, ProxySettings, UpstreamTlsFiles};
@@ -41,14 +39,9 @@ use crate::upstream::transport::credential::Credential;
 use crate::upstream::{ForwardingRules, Timeouts};
 use paths::UpstreamPaths;
 
-const MINUTE: Duration = Duration::from_secs(60);
-const HOUR: Duration = Duration::from_secs(60 * 60);
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
-const MIB: usize = 1 << 20;
 const GIB: usize = 1 << 30;
 
-/// The gateway's default state folder, relative to the working directory.
-const FOLDER: &str = "taskgate-data";
 const TTL: Duration = DAY;
 const TTL_MAX: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 /// A client without tasks waits as long, and receives nothing meanwhile.
@@ -61,13 +54,13 @@ struct UpstreamDefaults {
 }
 
 pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> Config {
-    let anonymous = value_or(raw.auth.anonymous.as_ref(), false);
-    let auth = auth::resolve(&raw.auth, report);
+    let anonymous = raw.auth.anonymous.value;
+    let auth = auth::resolve(raw, report);
     let listeners::Listeners { listen, admin, metrics } = listeners::resolve(raw, report);
     let principals = Arc::new(principal_limits::resolve(raw, report));
     let store = store::resolve(raw, &principals.others, report);
-    let folder = raw.store.path.as_ref().map_or_else(|| PathBuf::from(FOLDER), |path| path.value.clone());
-    let result_bytes_max = value_or(raw.limits.result_bytes_max.as_ref(), 32 * MIB);
+    let folder = raw.store.path.value.clone();
+    let result_bytes_max = raw.limits.result_bytes_max.value;
     let shared = UpstreamDefaults { anonymous, result_bytes_max };
     let mut taken = paths::TakenPaths::default();
     let upstreams = resolve_upstreams(&raw.upstreams, &shared, &mut taken, report);
@@ -82,7 +75,7 @@ pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> Config 
     let paths = upstreams.iter().flat_map(|upstream| [upstream.path.as_str(), upstream.sse_path.as_str()]);
     let paths: Vec<&str> =
         paths.chain(endpoints.iter().flat_map(|endpoint| [&*endpoint.path, endpoint.sse_path.as_str()])).collect();
-    for url in raw.upstreams.iter().filter_map(|raw| raw.url.as_ref()) {
+    for url in raw.upstreams.iter().filter_map(|raw| raw.own.url.as_ref()) {
         check_not_own(url, &own, listen.public_url.as_deref().map(|public| (public, paths.as_slice())), report);
     }
     // The readers of the files add them.
@@ -149,8 +142,8 @@ fn resolve_upstreams<'a>(
         if let Some(server) = resolve_server(raw, tls, credential, &tools.names, shared) {
             upstreams.push(resolve_upstream(raw, AddressSettings { paths, server }, tools, shared));
         }
-        check_queue(&raw.settings, report);
-        check_proxy(&raw.settings, report);
+        check_queue(raw, report);
+        check_proxy(raw, report);
     }
     upstreams
 }
@@ -167,17 +160,17 @@ pub(super) fn check_name(name: &str) -> Result<(), String> {
     Err(format!("an upstream's name has 1 to {UPSTREAM_NAME_LENGTH_MAX} characters out of a to z, 0 to 9, _ and -"))
 }
 
-fn check_queue(raw: &RawUpstreamSettings, report: &mut MistakeCollector) {
-    if let (Some(queue_max), Some(deadline)) = (&raw.queue_max, &raw.queue_deadline)
-        && queue_max.value == 0
+fn check_queue(raw: &RawUpstream, report: &mut MistakeCollector) {
+    if let Some(place) = raw.own.queue_deadline.place()
+        && raw.own.queue_max.value == 0
     {
-        report.warning(&deadline.place, "has no effect: with `queue_max = 0` no call waits");
+        report.warning(place, "has no effect: with `queue_max = 0` no call waits");
     }
 }
 
-fn check_proxy(raw: &RawUpstreamSettings, report: &mut MistakeCollector) {
-    if let Some(file) = &raw.proxy_credentials_file
-        && raw.proxy.as_ref().is_none_or(|proxy| proxy.value.is_none())
+fn check_proxy(raw: &RawUpstream, report: &mut MistakeCollector) {
+    if let Some(file) = &raw.url.proxy_credentials_file
+        && raw.url.proxy.as_ref().is_none_or(|proxy| proxy.value.is_none())
     {
         report.mistake(
             &file.place,
@@ -189,7 +182,7 @@ fn check_proxy(raw: &RawUpstreamSettings, report: &mut MistakeCollector) {
 fn check_reached(raw: &RawUpstream, report: &mut MistakeCollector) {
     let key = &raw.place.key;
     let unknown = report.blames(&format!("{key}.url")) || report.blames(&format!("{key}.command"));
-    match (&raw.url, &raw.command.command) {
+    match (&raw.own.url, &raw.own.command) {
         (Some(_), Some(_)) => report.mistake(&raw.place, "has both `url` and `command`; write one of them"),
         (None, None) if !unknown => {
             report.mistake(&raw.place, "has no `url`; write one such as url = \"http://127.0.0.1:9000/mcp\"");
@@ -208,25 +201,25 @@ fn resolve_server(
     shared: &UpstreamDefaults,
 ) -> Option<ServerSettings> {
     let name: Arc<str> = Arc::from(raw.name.as_str());
-    let protocol = value_or(raw.settings.protocol.as_ref(), None);
+    let protocol = raw.own.protocol.value;
     if let Some(stdio) = command::resolve(raw, &name, protocol, shared.result_bytes_max, names) {
         return Some(ServerSettings::Stdio(stdio));
     }
     Some(ServerSettings::Http(HttpUpstreamSettings {
         name,
-        url: raw.url.as_ref()?.value.clone(),
+        url: raw.own.url.as_ref()?.value.clone(),
         transport: command::transport(raw),
         event_bytes_max: shared.result_bytes_max,
         protocol,
-        connect_max: value_or(raw.settings.connect_max.as_ref(), Duration::from_secs(5)),
+        connect_max: raw.url.connect_max.value,
         tls,
         credential,
-        proxy: resolve_proxy(&raw.settings),
+        proxy: resolve_proxy(&raw.url),
         headers: Vec::new(),
     }))
 }
 
-fn resolve_proxy(raw: &RawUpstreamSettings) -> ProxySettings {
+fn resolve_proxy(raw: &RawUrlValues) -> ProxySettings {
     let credentials_file = raw.proxy_credentials_file.as_ref().map(|file| file.value.clone());
     match raw.proxy.as_ref().map(|written| written.value.clone()) {
         None => ProxySettings::Environment,
@@ -236,30 +229,30 @@ fn resolve_proxy(raw: &RawUpstreamSettings) -> ProxySettings {
 }
 
 /// A certificate with its key, if both are written.
-fn identity(raw: &RawIdentity) -> Option<IdentityFiles> {
-    let (certificate, key) = raw.certificate.as_ref().zip(raw.key.as_ref())?;
+fn identity(certificate: Option<&LocatedValue<PathBuf>>, key: Option<&LocatedValue<PathBuf>>) -> Option<IdentityFiles> {
+    let (certificate, key) = certificate.zip(key)?;
     Some(IdentityFiles { certificate: certificate.value.clone(), key: key.value.clone() })
 }
 
 fn resolve_upstream_tls(raw: &RawUpstream, report: &mut MistakeCollector) -> UpstreamTlsFiles {
     let tls = &raw.tls;
-    if let (Some(place), Some(url)) = (&tls.place, &raw.url)
+    if let (Some(place), Some(url)) = (&raw.tls_place, &raw.own.url)
         && url.value.scheme() != "https"
     {
         report.mistake(place, "the `url` begins with http://; write https:// there, or leave this table out");
     }
-    if let (Some(place), None, Some(_)) = (&tls.place, &raw.url, &raw.command.command) {
+    if let (Some(place), None, Some(_)) = (&raw.tls_place, &raw.own.url, &raw.own.command) {
         report.mistake(place, "is for an upstream with a `url`; leave it out beside a `command`");
     }
-    let RawIdentity { certificate, key } = &tls.identity;
+    let (certificate, key) = (tls.certificate.as_ref(), tls.key.as_ref());
     let table = format!("{}.tls", raw.place.key);
     for (written, other) in [(certificate, "key"), (key, "certificate")] {
         let alone = certificate.is_some() != key.is_some() && !report.blames(&format!("{table}.{other}"));
-        if let Some(written) = written.as_ref().filter(|_| alone) {
+        if let Some(written) = written.filter(|_| alone) {
             report.mistake(&written.place, format!("has no `{other}` beside it; write both or none"));
         }
     }
-    UpstreamTlsFiles { ca: tls.ca.as_ref().map(|ca| ca.value.clone()), identity: identity(&tls.identity) }
+    UpstreamTlsFiles { ca: tls.ca.as_ref().map(|ca| ca.value.clone()), identity: identity(certificate, key) }
 }
 
 /// The address of an upstream and its paths.
@@ -281,49 +274,50 @@ fn resolve_upstream(
     tools: ToolSettings,
     shared: &UpstreamDefaults,
 ) -> UpstreamConfig {
-    let (settings, permits) = (&raw.settings, CallPermitSettings::default());
+    let own = &raw.own;
     UpstreamConfig {
         name: Arc::from(raw.name.as_str()),
         server: at.server,
         path: at.paths.current,
         sse_path: at.paths.events,
         permits: CallPermitSettings {
-            in_flight_max: not_zero(count_or(settings.in_flight_max.as_ref(), permits.in_flight_max.get())),
-            queue_max: count_or(settings.queue_max.as_ref(), permits.queue_max),
+            in_flight_max: not_zero(count(own.in_flight_max.value)),
+            queue_max: count(own.queue_max.value),
         },
         names: tools.names,
         service: ServiceSettings {
             rules: tools.rules,
-            queue_deadline: value_or(settings.queue_deadline.as_ref(), Duration::from_secs(30)),
-            timeouts: Timeouts {
-                first_byte: Some(value_or(settings.first_byte_max.as_ref(), MINUTE)),
-                idle: Some(value_or(settings.idle_max.as_ref(), 2 * MINUTE)),
-            },
+            queue_deadline: own.queue_deadline.value,
+            timeouts: Timeouts { first_byte: Some(own.first_byte_max.value), idle: Some(own.idle_max.value) },
             call_timeouts: Timeouts {
-                first_byte: settings.call_first_byte_max.as_ref().map(|span| span.value),
-                idle: settings.call_idle_max.as_ref().map(|span| span.value),
+                first_byte: raw.rules.calls.call_first_byte_max.as_ref().map(|span| span.value),
+                idle: raw.rules.calls.call_idle_max.as_ref().map(|span| span.value),
             },
             result_bytes_max: shared.result_bytes_max,
-            life_signs: value_or(settings.life_signs.as_ref(), true),
+            life_signs: own.life_signs.value,
             forwarding: tools.forwarding,
-            drafts: raw.drafts.on.iter().copied().collect(),
-            subtasks: drafts::subtask_limits(&raw.drafts),
+            drafts: raw.drafts.drafts.value.iter().copied().collect(),
+            subtasks: SubtaskLimits {
+                depth_max: raw.drafts.subtasks_depth_max.value,
+                count_max: count(raw.drafts.subtasks_max.value),
+            },
         },
-        oauth_resource: value_or(raw.edges.oauth_resource.as_ref(), ResourceName::default()),
+        oauth_resource: own.oauth_resource.value,
     }
 }
 
 fn resolve_tools(raw: &RawUpstream, shared: &UpstreamDefaults, report: &mut MistakeCollector) -> ToolRules {
     let tasks = format!("{}.tasks", raw.place.key);
-    let default = resolve_policy(&raw.tasks, &[&tasks], shared, report);
+    let default = resolve_policy(&raw.rules, None, &[&tasks], shared, report);
     let mut patterns = Vec::new();
     for (index, tool) in raw.tools.iter().enumerate() {
-        let policy = resolve_policy(&tool.rules.over(&raw.tasks), &[&tool.place.key, &tasks], shared, report);
-        if let Some(pattern) = &tool.pattern {
+        let rules = tool.rules.over(&raw.rules);
+        let policy = resolve_policy(&rules, Some(tool), &[&tool.place.key, &tasks], shared, report);
+        if let Some(pattern) = &tool.own.pattern {
             check_reachable(pattern, &raw.tools[..index], report);
             // Tools have their new names here, and hidden ones none.
-            let name = tool.rename.as_ref().unwrap_or(pattern);
-            if !value_or(tool.hide.as_ref(), false) {
+            let name = tool.own.rename.as_ref().unwrap_or(pattern);
+            if !tool.own.hide.value {
                 patterns.push((WildMatch::new(&name.value), policy));
             }
         }
@@ -333,7 +327,7 @@ fn resolve_tools(raw: &RawUpstream, shared: &UpstreamDefaults, report: &mut Mist
 
 fn check_reachable(pattern: &LocatedValue<String>, earlier: &[RawTool], report: &mut MistakeCollector) {
     let hides = |other: &&LocatedValue<String>| other.value == "*" || other.value == pattern.value;
-    if let Some(first) = earlier.iter().filter_map(|tool| tool.pattern.as_ref()).find(hides) {
+    if let Some(first) = earlier.iter().filter_map(|tool| tool.own.pattern.as_ref()).find(hides) {
         let message = format!("never applies: the first match wins, and line {} matches before it", first.place.line);
         report.warning(&pattern.place, message);
     }
@@ -342,13 +336,14 @@ fn check_reachable(pattern: &LocatedValue<String>, earlier: &[RawTool], report: 
 /// The split rule; `None` if it is incomplete.
 fn resolve_split(raw: &RawSplit) -> Option<Arc<SplitRule>> {
     let argument = Arc::from(raw.argument.as_ref()?.value.as_str());
-    let (parallel, max) = (count_or(raw.parallel.as_ref(), 4), count_or(raw.max.as_ref(), 100));
+    let (parallel, max) = (count(raw.parallel.value), count(raw.max.value));
     Some(Arc::new(SplitRule { argument, parallel: not_zero(parallel), max: not_zero(max) }))
 }
 
-/// The policy for the tools of one block. `tables` are the paths of the tables that its rules came from.
+/// The policy for the tools of one block, or for the others. `tables` are the paths of the tables that its rules came from.
 fn resolve_policy(
-    raw: &RawRules,
+    RawRules { tasks: raw, calls }: &RawRules,
+    tool: Option<&RawTool>,
     tables: &[&str],
     shared: &UpstreamDefaults,
     report: &mut MistakeCollector,
@@ -357,38 +352,38 @@ fn resolve_policy(
         if shared.anonymous { (TTL_MAX_ANONYMOUS, TTL_MAX_ANONYMOUS) } else { (TTL, TTL_MAX) };
     let ttl_max = value_or(raw.ttl_max.as_ref(), ttl_max_default);
     let policy = ToolPolicy {
-        mode: value_or(raw.mode.as_ref(), TaskMode::Auto),
-        grace: value_or(raw.grace.as_ref(), Duration::from_secs(2)),
+        mode: raw.mode.value,
+        grace: raw.grace.value,
         ttl: value_or(raw.ttl.as_ref(), ttl_default.min(ttl_max)),
         ttl_max,
-        keep_result_min: value_or(raw.keep_result_min.as_ref(), 15 * MINUTE),
-        poll_interval: value_or(raw.poll_interval.as_ref(), Duration::from_secs(1)),
-        deadline: value_or(raw.deadline.as_ref(), HOUR),
-        early_input: value_or(raw.early_input.as_ref(), EarlyInput::Task),
-        after_crash: value_or(raw.after_crash.as_ref(), AfterCrash::Fail),
-        input_deadline: value_or(raw.input_deadline.as_ref(), 30 * MINUTE),
-        result_bytes_max: value_or(raw.result_bytes_max.as_ref(), shared.result_bytes_max),
+        keep_result_min: raw.keep_result_min.value,
+        poll_interval: raw.poll_interval.value,
+        deadline: calls.deadline.value,
+        early_input: raw.early_input.value,
+        after_crash: raw.after_crash.value,
+        input_deadline: raw.input_deadline.value,
+        result_bytes_max: value_or(tool.and_then(|tool| tool.own.result_bytes_max.as_ref()), shared.result_bytes_max),
         immediate_response: raw.immediate_response.as_ref().map(|text| Arc::from(text.value.as_str())),
         limits: CallLimits {
-            arguments_bytes_max: raw.arguments_bytes_max.as_ref().map(|size| size.value),
-            first_byte_max: raw.call_first_byte_max.as_ref().map(|span| span.value),
-            idle_max: raw.call_idle_max.as_ref().map(|span| span.value),
+            arguments_bytes_max: calls.arguments_bytes_max.as_ref().map(|size| size.value),
+            first_byte_max: calls.call_first_byte_max.as_ref().map(|span| span.value),
+            idle_max: calls.call_idle_max.as_ref().map(|span| span.value),
         },
-        fallback: value_or(raw.fallback.as_ref(), FallbackPolicy::Hold),
-        split: raw.split.as_ref().and_then(resolve_split),
+        fallback: raw.fallback.value,
+        split: tool.and_then(|tool| tool.split.as_ref()).and_then(resolve_split),
     };
-    if let Some(grace) = raw.grace.as_ref().filter(|grace| grace.value > GRACE_MAX) {
-        report.mistake(&grace.place, format!("is longer than {}, the most there is", words(GRACE_MAX)));
+    if let Some(place) = raw.grace.place().filter(|_| raw.grace.value > GRACE_MAX) {
+        report.mistake(place, format!("is longer than {}, the most there is", words(GRACE_MAX)));
     }
-    if let Some(written) = raw.input_deadline.as_ref().filter(|written| written.value >= policy.deadline) {
+    if let Some(place) = raw.input_deadline.place().filter(|_| policy.input_deadline >= policy.deadline) {
         let deadline = words(policy.deadline);
-        report.warning(&written.place, format!("has no effect: the call that asks may run {deadline} at most"));
+        report.warning(place, format!("has no effect: the call that asks may run {deadline} at most"));
     }
     check_shortness(raw, shared, report);
     check_ttl(raw, ttl_max, tables, shared, report);
     if policy.mode != TaskMode::Never
         && policy.ttl < policy.deadline
-        && let Some(place) = first_place([raw.ttl.as_ref(), raw.deadline.as_ref(), raw.ttl_max.as_ref()])
+        && let Some(place) = [raw.ttl.place(), calls.deadline.place(), raw.ttl_max.place()].into_iter().flatten().next()
     {
         let (ttl, deadline) = (words(policy.ttl), words(policy.deadline));
         report.warning(
@@ -404,19 +399,20 @@ fn is_too_long(span: Duration, shared: &UpstreamDefaults) -> bool {
     shared.anonymous && span > TTL_MAX_ANONYMOUS
 }
 
-fn check_shortness(raw: &RawRules, shared: &UpstreamDefaults, report: &mut MistakeCollector) {
-    let spans = [&raw.ttl, &raw.ttl_max, &raw.keep_result_min].into_iter().flatten();
-    for span in spans.filter(|span| is_too_long(span.value, shared)) {
+fn check_shortness(raw: &RawTaskRules, shared: &UpstreamDefaults, report: &mut MistakeCollector) {
+    let spans = [&raw.ttl, &raw.ttl_max].into_iter().flatten().map(|span| (span.value, &span.place));
+    let spans = spans.chain(raw.keep_result_min.place().map(|place| (raw.keep_result_min.value, place)));
+    for (_, place) in spans.filter(|(span, _)| is_too_long(*span, shared)) {
         let longest = words(TTL_MAX_ANONYMOUS);
         let message = format!(
             "is longer than {longest}, the most there is with `auth.anonymous`: whoever knows a task's id can read it"
         );
-        report.mistake(&span.place, message);
+        report.mistake(place, message);
     }
 }
 
 fn check_ttl(
-    raw: &RawRules,
+    raw: &RawTaskRules,
     ttl_max: Duration,
     tables: &[&str],
     shared: &UpstreamDefaults,
@@ -438,17 +434,13 @@ fn value_or<T: Clone>(written: Option<&LocatedValue<T>>, default: T) -> T {
     written.map_or(default, |written| written.value.clone())
 }
 
-fn count_or(written: Option<&LocatedValue<u32>>, default: usize) -> usize {
-    written.map_or(default, |written| usize::try_from(written.value).unwrap_or(usize::MAX))
+fn count(written: u32) -> usize {
+    usize::try_from(written).unwrap_or(usize::MAX)
 }
 
 /// Converts a count that was read as "not zero".
 fn not_zero(count: usize) -> NonZeroUsize {
     NonZeroUsize::new(count).unwrap_or(NonZeroUsize::MIN)
-}
-
-fn first_place<T, const N: usize>(written: [Option<&LocatedValue<T>>; N]) -> Option<&ConfigLocation> {
-    written.into_iter().flatten().map(|written| &written.place).next()
 }
 
 fn is_loopback(address: SocketAddr) -> bool {

@@ -21,6 +21,9 @@ pub(super) struct LocatedValue<T> {
     pub(super) place: ConfigLocation,
 }
 
+/// The members of a table under names of the operator's choice.
+pub(super) type NamedTexts<T> = Vec<LocatedValue<(String, T)>>;
+
 /// The state that all sections of one file share.
 pub(super) struct ConfigSource<'a> {
     /// Set if it is not the main configuration file.
@@ -104,16 +107,9 @@ impl<'s, 'a> Section<'s, 'a> {
         &mut self.source.report
     }
 
-    /// The location of one of its keys, if it is written.
-    pub(super) fn place_of(&self, key: &str) -> Option<ConfigLocation> {
-        let (written, _) = self.table?.get_key_value(key)?;
-        let line = self.source.line_at(written.span().start);
-        Some(self.source.at(line, join(&self.place.key, key)))
-    }
-
-    /// Whether the table is in the file.
-    pub(super) const fn is_written(&self) -> bool {
-        self.table.is_some()
+    /// The location of the table, if it is in the file.
+    pub(super) fn written_place(&self) -> Option<ConfigLocation> {
+        self.table.map(|_| self.place())
     }
 
     /// A string of this format, with `${VAR}` replaced.
@@ -141,19 +137,24 @@ impl<'s, 'a> Section<'s, 'a> {
     }
 
     /// An array of strings of this format. Wrong elements are noted and left out.
-    pub(super) fn read_all<T>(&mut self, key: &'static str, kind: &StringFormat<T>) -> Vec<T> {
-        self.read_each(key, kind).into_iter().map(|read| read.value).collect()
+    pub(super) fn read_all<T>(&mut self, key: &'static str, kind: &StringFormat<T>) -> Option<LocatedValue<Vec<T>>> {
+        let LocatedValue { value, place } = self.read_each(key, kind)?;
+        Some(LocatedValue { value: value.into_iter().map(|read| read.value).collect(), place })
     }
 
     /// As [`Self::read_all`], each with its location.
-    pub(super) fn read_each<T>(&mut self, key: &'static str, kind: &StringFormat<T>) -> Vec<LocatedValue<T>> {
+    pub(super) fn read_each<T>(
+        &mut self,
+        key: &'static str,
+        kind: &StringFormat<T>,
+    ) -> Option<LocatedValue<Vec<LocatedValue<T>>>> {
         let wanted = format!("an array of strings, each {}", kind.wanted);
-        let Some((place, value)) = self.value(key, &wanted) else { return Vec::new() };
+        let (place, value) = self.value(key, &wanted)?;
         let DeValue::Array(items) = value.get_ref() else {
             self.wrong_type(&place, value, &wanted);
-            return Vec::new();
+            return None;
         };
-        self.texts_of(&place, items, kind)
+        Some(LocatedValue { value: self.texts_of(&place, items, kind), place })
     }
 
     fn texts_of<T>(
@@ -204,10 +205,14 @@ impl<'s, 'a> Section<'s, 'a> {
     }
 
     /// A table of strings of this format under names of the operator's choice.
-    pub(super) fn texts<T>(&mut self, key: &'static str, kind: &StringFormat<T>) -> Vec<LocatedValue<(String, T)>> {
+    pub(super) fn texts<T>(
+        &mut self,
+        key: &'static str,
+        kind: &StringFormat<T>,
+    ) -> Option<LocatedValue<NamedTexts<T>>> {
         let wanted = format!("a table of names, each with {}", kind.wanted);
-        let Some((place, value)) = self.value(key, &wanted) else { return Vec::new() };
-        let Some(table) = self.table_in(&place, value, &format!("[{}]", place.key)) else { return Vec::new() };
+        let (place, value) = self.value(key, &wanted)?;
+        let table = self.table_in(&place, value, &format!("[{}]", place.key))?;
         let mut all = Vec::new();
         for (name, value) in table {
             let line = self.source.line_at(name.span().start);
@@ -216,7 +221,7 @@ impl<'s, 'a> Section<'s, 'a> {
                 all.push(LocatedValue { value: (name.get_ref().clone().into_owned(), read), place });
             }
         }
-        all
+        Some(LocatedValue { value: all, place })
     }
 
     /// A word of a closed list. `None` beside a word: known, but not implemented.

@@ -27,6 +27,9 @@ pub(super) struct StringFormat<T> {
     pub(super) read: fn(&str) -> Result<T, ValueError>,
 }
 
+/// The words of a closed list. `None` beside a word: known, but not implemented.
+pub(super) type WordList<T> = &'static [(&'static str, Option<T>)];
+
 /// Why a string does not match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ValueError {

@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use super::command_line::choose_ports;
 use super::error::{ConfigLocation, MistakeCollector};
-use super::raw::{RawConfig, RawEndpoint, RawUpstream, StoreKind};
+use super::keys::KeyField as _;
+use super::raw::{RawConfig, RawEndpoint, RawEndpointValues, RawUpstream, StoreKind};
 use super::section::LocatedValue;
 use crate::server::api_keys::KeyPlace;
 
@@ -52,9 +53,9 @@ pub(super) fn set_aside(raw: &mut RawConfig, report: &mut MistakeCollector) -> B
         let Some(why) = report.set_aside(&upstream.place.key) else { continue };
         let mut unreached = RawUpstream::unreached(&upstream.name, upstream.place.clone());
         let place = upstream.place.clone();
-        unreached.command.command = Some(LocatedValue { value: vec![upstream.name.clone()], place });
+        unreached.own.command = Some(LocatedValue { value: vec![upstream.name.clone()], place });
         unreached.tools = std::mem::take(&mut upstream.tools);
-        unreached.tasks = upstream.tasks.clone();
+        unreached.rules = upstream.rules.clone();
         aside.insert(upstream.name.clone(), Arc::from(why));
         *upstream = unreached;
     }
@@ -66,12 +67,11 @@ pub(super) fn complete(raw: &mut RawConfig, report: &mut MistakeCollector) {
     // No listener is bound, so no upstream's address is the gateway's.
     choose_ports(raw, None);
     let store = &mut raw.store;
-    if store.path.is_none() && store.kind.is_none() {
-        let place = ConfigLocation::own(0, "store.kind".to_owned());
-        store.kind = Some(LocatedValue { value: StoreKind::Memory, place });
+    if store.path.place().is_none() && store.kind.place().is_none() {
+        store.kind.value = StoreKind::Memory;
     }
-    if let Some(kind) = store.kind.as_ref().filter(|kind| kind.value == StoreKind::Postgres) {
-        report.mistake(&kind.place, "is for gateways that listen; write \"memory\" or \"disk\" for `taskgate wrap`");
+    if let Some(place) = store.kind.place().filter(|_| store.kind.value == StoreKind::Postgres) {
+        report.mistake(place, "is for gateways that listen; write \"memory\" or \"disk\" for `taskgate wrap`");
     }
     match raw.endpoints.as_slice() {
         [] if raw.upstreams.len() > 1 => raw.endpoints.push(of_all(raw)),
@@ -90,17 +90,16 @@ fn of_all(raw: &RawConfig) -> RawEndpoint {
     all.sort_by_key(|upstream| upstream.place.line);
     let place = ConfigLocation::own(all.first().map_or(0, |first| first.place.line), "upstreams".to_owned());
     let names = all.iter().map(|upstream| upstream.name.clone()).collect();
-    RawEndpoint {
+    let values = RawEndpointValues {
         path: Some(LocatedValue { value: NO_PATH.to_owned(), place: place.clone() }),
-        sse_path: None,
         upstreams: Some(LocatedValue { value: names, place: place.clone() }),
-        prefix: None,
-        place,
-    }
+        ..RawEndpointValues::default()
+    };
+    RawEndpoint { place, values }
 }
 
 fn warn_of_others(raw: &RawConfig, only: &RawEndpoint, report: &mut MistakeCollector) {
-    let Some(named) = &only.upstreams else { return };
+    let Some(named) = &only.values.upstreams else { return };
     for upstream in raw.upstreams.iter().filter(|upstream| !named.value.contains(&upstream.name)) {
         report.warning(&upstream.place, "stands in no endpoint, so the host is not served it");
     }

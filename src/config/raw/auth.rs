@@ -1,22 +1,15 @@
-//! Lists the keys of `[auth]` and of further files of keys.
+//! Declares the keys of `[auth]` and of further files of keys.
 
 use std::path::PathBuf;
 
 use super::super::error::ConfigLocation;
+use super::super::keys::{KeyTable as _, keys};
 use super::super::section::{LocatedValue, Section};
-use super::super::value::{API_KEY, API_KEY_DIGEST, KEY_FILE, KEYS_FILE, PATTERN, PRINCIPAL_ID, UPSTREAM_NAME};
-use super::RawPrincipalLimits;
+use super::super::value::{
+    API_KEY, API_KEY_DIGEST, KEY_FILE, KEYS_FILE, PATTERN, PRINCIPAL_ID, UPSTREAM_NAME, WordList,
+};
+use super::{RawPrincipalLimits, read_table};
 use crate::server::api_keys::ApiKey;
-
-#[derive(Debug, Default)]
-pub(in crate::config) struct RawAuth {
-    pub(in crate::config) mode: Option<LocatedValue<AuthMode>>,
-    pub(in crate::config) anonymous: Option<LocatedValue<bool>>,
-    /// Further files of keys, relative to the folder of the file that names them.
-    pub(in crate::config) api_key_files: Vec<LocatedValue<PathBuf>>,
-    /// The keys of the further files follow, once these are read.
-    pub(in crate::config) api_keys: Vec<RawApiKey>,
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::config) enum AuthMode {
@@ -24,39 +17,55 @@ pub(in crate::config) enum AuthMode {
     ApiKeys,
 }
 
-/// One key. The resolver checks that it is written in exactly one way.
+const MODES: WordList<AuthMode> =
+    &[("none", Some(AuthMode::None)), ("api_keys", Some(AuthMode::ApiKeys)), ("jwt", None), ("mtls", None)];
+
+keys! {
+    /// `[auth]`
+    struct RawAuth {
+        /// `"none"`: no credentials. All clients on loopback are one principal (`local`); requests through a proxy (a
+        /// `Host` other than loopback, `Forwarded`, `Via`, `X-Real-IP`, `X-Forwarded-*`) are served as with
+        /// `anonymous`. `"api_keys"`: each request needs one of the keys below, as `Authorization: Bearer KEY` or as
+        /// `X-Taskgate-Key: KEY`.
+        reload mode: AuthMode = word(MODES), default "none";
+        /// `true`: serve every client that reaches the address. A task's id is then enough to read the task, so `ttl`,
+        /// `ttl_max` and `keep_result_min` are at most 1 h, and the first two default to 1 h.
+        reload anonymous: bool = flag(), default false;
+        /// Further files of `[[auth.api_keys]]` blocks and nothing else, relative to the folder of this file. Each must
+        /// be readable by its owner alone (mode 0600) and is read again when it changes. Mistakes are reported with
+        /// that file and its lines.
+        reload api_key_files: Vec<LocatedValue<PathBuf>> = read_each(&KEYS_FILE), default [];
+    }
+}
+
+keys! {
+    /// `[[auth.api_keys]]`. The resolver checks that the key is written in exactly one way.
+    struct RawApiKeyValues {
+        /// The principal: it owns tasks, sessions and limits.
+        reload id: String = require(&PRINCIPAL_ID), bounds "1 to 64 letters, digits, `.` `_` `@` `-`";
+        /// The key itself, written as `"${VAR}"`; a literal key in the file causes a warning.
+        reload key: ApiKey = read(&API_KEY);
+        /// A file with the key; read again when it changes.
+        reload key_file: PathBuf = read(&KEY_FILE);
+        /// `ID:HEX`, the SHA-256 of the whole key (`printf %s "$KEY"` piped to `sha256sum`). Not a secret.
+        reload key_sha256: ApiKey = read(&API_KEY_DIGEST);
+        /// [Upstreams that the principal can use](docs/teams.md#access). The same in all blocks of one `id`.
+        reload upstreams: Vec<LocatedValue<String>> = read_some(&UPSTREAM_NAME), shown "every upstream";
+        /// [Tools that the principal can list and call](docs/teams.md#access), by their names at the upstream's own path.
+        /// The same in all blocks of one `id`.
+        reload tools: Vec<LocatedValue<String>> = read_some(&PATTERN), shown "every tool";
+    }
+}
+
+/// One key.
 #[derive(Debug)]
 pub(in crate::config) struct RawApiKey {
     pub(in crate::config) place: ConfigLocation,
-    pub(in crate::config) id: Option<LocatedValue<String>>,
-    pub(in crate::config) key: Option<LocatedValue<ApiKey>>,
     /// Whether `key` is in the file itself and not in the environment.
     pub(in crate::config) is_inline: bool,
-    pub(in crate::config) key_file: Option<LocatedValue<PathBuf>>,
-    pub(in crate::config) key_sha256: Option<LocatedValue<ApiKey>>,
+    pub(in crate::config) values: RawApiKeyValues,
     /// The limits of its holder, if they differ from the common ones.
     pub(in crate::config) limits: RawPrincipalLimits,
-    pub(in crate::config) access: RawAccess,
-}
-
-/// The upstreams and tools of a key's holder, if restricted.
-#[derive(Debug, Default)]
-pub(in crate::config) struct RawAccess {
-    pub(in crate::config) upstreams: Option<LocatedValue<Vec<LocatedValue<String>>>>,
-    /// Patterns of tool names, as clients see them.
-    pub(in crate::config) tools: Option<LocatedValue<Vec<LocatedValue<String>>>>,
-}
-
-pub(super) fn read(mut section: Section<'_, '_>) -> RawAuth {
-    let modes = [("none", Some(AuthMode::None)), ("api_keys", Some(AuthMode::ApiKeys)), ("jwt", None), ("mtls", None)];
-    let auth = RawAuth {
-        mode: section.word("mode", &modes),
-        anonymous: section.flag("anonymous"),
-        api_key_files: section.read_each("api_key_files", &KEYS_FILE),
-        api_keys: section.each("api_keys", read_api_key),
-    };
-    section.close();
-    auth
 }
 
 /// Reads the root table of a file of keys.
@@ -68,23 +77,10 @@ pub(in crate::config) fn read_keys(mut root: Section<'_, '_>) -> Vec<RawApiKey> 
     keys
 }
 
-fn read_api_key(mut section: Section<'_, '_>) -> RawApiKey {
-    let mut key = RawApiKey {
-        place: section.place(),
-        id: section.require("id", &PRINCIPAL_ID),
-        is_inline: !section.has_variable("key"),
-        key: section.read("key", &API_KEY),
-        key_file: section.read("key_file", &KEY_FILE),
-        key_sha256: section.read("key_sha256", &API_KEY_DIGEST),
-        limits: RawPrincipalLimits::default(),
-        access: RawAccess {
-            upstreams: section.read_some("upstreams", &UPSTREAM_NAME),
-            tools: section.read_some("tools", &PATTERN),
-        },
-    };
-    let mut own = section.section("limits");
-    key.limits = RawPrincipalLimits::read(&mut own);
-    own.close();
+pub(super) fn read_api_key(mut section: Section<'_, '_>) -> RawApiKey {
+    let (place, is_inline) = (section.place(), !section.has_variable("key"));
+    let values = RawApiKeyValues::read(&mut section);
+    let limits = read_table(section.section("limits"));
     section.close();
-    key
+    RawApiKey { place, is_inline, values, limits }
 }

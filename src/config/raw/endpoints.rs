@@ -1,29 +1,22 @@
-//! Lists the keys of `[[endpoints]]`: paths that serve several upstreams.
+//! Declares the keys of `[[endpoints]]`: paths that serve several upstreams.
 
-use super::super::error::ConfigLocation;
-use super::super::section::{LocatedValue, Section};
-use super::super::value::{SERVED_PATH, UPSTREAM_NAME};
+use super::super::keys::keys;
+use super::super::value::{SERVED_PATH, UPSTREAM_NAME, WordList};
 use crate::face::combined::PrefixPolicy;
 
-#[derive(Debug)]
-pub(in super::super) struct RawEndpoint {
-    pub(in super::super) place: ConfigLocation,
-    pub(in super::super) path: Option<LocatedValue<String>>,
-    pub(in super::super) sse_path: Option<LocatedValue<String>>,
-    /// `None` if the key is absent.
-    pub(in super::super) upstreams: Option<LocatedValue<Vec<String>>>,
-    pub(in super::super) prefix: Option<LocatedValue<PrefixPolicy>>,
-}
+const PREFIXES: WordList<PrefixPolicy> = &[("always", Some(PrefixPolicy::Always)), ("auto", Some(PrefixPolicy::Auto))];
 
-pub(super) fn read(mut section: Section<'_, '_>) -> RawEndpoint {
-    let policies = [("always", Some(PrefixPolicy::Always)), ("auto", Some(PrefixPolicy::Auto))];
-    let place = section.place();
-    let path = section.require("path", &SERVED_PATH);
-    let sse_path = section.read("sse_path", &SERVED_PATH);
-    let upstreams_place = section.place_of("upstreams");
-    let names = section.read_all("upstreams", &UPSTREAM_NAME);
-    let upstreams = upstreams_place.map(|place| LocatedValue { value: names, place });
-    let prefix = section.word("prefix", &policies);
-    section.close();
-    RawEndpoint { place, path, sse_path, upstreams, prefix }
+keys! {
+    /// `[[endpoints]]`
+    struct RawEndpointValues {
+        /// Where the endpoint is served. No two upstreams or endpoints have the same path.
+        reload path: String = require(&SERVED_PATH);
+        /// Where the endpoint is served to clients of HTTP+SSE.
+        reload sse_path: String = read(&SERVED_PATH), shown "the path with sse for mcp at its end";
+        /// The served upstreams. If two list the same resource, it belongs to the first.
+        reload upstreams: Vec<String> = read_all(&UPSTREAM_NAME), bounds "1 to 64";
+        /// Which tools and prompts get their upstream's name as a prefix (`reports__generate`): all, or only names that
+        /// two upstreams have.
+        reload prefix: PrefixPolicy = word(PREFIXES), default "always";
+    }
 }

@@ -1,15 +1,13 @@
-//! Reads `[store]` and `[replica]`.
+//! Declares the keys of `[store]` and `[replica]`.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::super::error::ConfigLocation;
-use super::super::section::{LocatedValue, Section};
+use super::super::keys::keys;
 use super::super::value::{
-    ADDRESS, DURATION, DURATION_NOT_ZERO, FOLDER, PEM_FILE, StringFormat, ValueError, not_empty, path,
+    ADDRESS, DURATION, DURATION_NOT_ZERO, FOLDER, PEM_FILE, StringFormat, ValueError, WordList, not_empty, path,
 };
-use super::RawIdentity;
 use crate::replica::Durability;
 use crate::store::is_schema_name;
 
@@ -31,14 +29,6 @@ const REPLICA_NAME: StringFormat<String> = StringFormat { wanted: "a name such a
 
 const REPLICA_NAME_LEN_MAX: usize = 64;
 
-#[derive(Debug, Default)]
-pub(in super::super) struct RawStore {
-    pub(in super::super) kind: Option<LocatedValue<StoreKind>>,
-    pub(in super::super) path: Option<LocatedValue<PathBuf>>,
-    pub(in super::super) ephemeral: Option<LocatedValue<bool>>,
-    pub(in super::super) database: RawDatabase,
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) enum StoreKind {
     Memory,
@@ -46,92 +36,89 @@ pub(in super::super) enum StoreKind {
     Postgres,
 }
 
-#[derive(Debug, Default)]
-pub(in super::super) struct RawDatabase {
-    pub(in super::super) url: Option<LocatedValue<String>>,
-    pub(in super::super) url_file: Option<LocatedValue<PathBuf>>,
-    pub(in super::super) password_file: Option<LocatedValue<PathBuf>>,
-    pub(in super::super) ca: Option<LocatedValue<PathBuf>>,
-    pub(in super::super) schema: Option<LocatedValue<String>>,
-    pub(in super::super) durability: Option<LocatedValue<Durability>>,
-    pub(in super::super) write_max: Option<LocatedValue<Duration>>,
-    pub(in super::super) read_trust: Option<LocatedValue<Duration>>,
-    pub(in super::super) accept_loss: Option<LocatedValue<u128>>,
-}
+/// "redis" is known, so that it is not reported as a misspelling.
+const KINDS: WordList<StoreKind> = &[
+    ("memory", Some(StoreKind::Memory)),
+    ("disk", Some(StoreKind::Disk)),
+    ("postgres", Some(StoreKind::Postgres)),
+    ("redis", None),
+];
+const DURABILITIES: WordList<Durability> = &[
+    ("replicated", Some(Durability::Replicated)),
+    ("vouched", Some(Durability::Vouched)),
+    ("single", Some(Durability::Single)),
+];
 
-impl RawDatabase {
-    pub(in super::super) fn places(&self) -> impl Iterator<Item = &ConfigLocation> {
-        fn place<T>(written: Option<&LocatedValue<T>>) -> Option<&ConfigLocation> {
-            written.map(|written| &written.place)
-        }
-        let Self { url, url_file, password_file, ca, schema, durability, write_max, read_trust, accept_loss } = self;
-        let texts =
-            [place(url.as_ref()), place(schema.as_ref()), place(durability.as_ref()), place(accept_loss.as_ref())];
-        let files = [url_file, password_file, ca].map(|file| place(file.as_ref()));
-        let times = [write_max, read_trust].map(|time| place(time.as_ref()));
-        texts.into_iter().chain(files).chain(times).flatten()
+keys! {
+    /// `[store]`, but for the database.
+    struct RawStore {
+        /// `"disk"`: tasks survive kill -9, power cuts and restarts. `"memory"`: tasks end with the process.
+        /// `"postgres"`: several gateways share one set of tasks ([Several gateways](docs/replicas.md)).
+        restart kind: StoreKind = word(KINDS), default "disk";
+        /// The gateway's folder: `tasks.db` with its side files, and `seal.key`. One gateway for each folder. Gateways
+        /// that serve the same clients need the same `seal.key`: 64 hex digits a line; the first line seals session
+        /// ids, all lines open them.
+        restart path: PathBuf = read(&FOLDER), default "taskgate-data";
+        /// `true` allows a folder in memory (tmpfs) or on a network file system, where tasks may be lost.
+        restart ephemeral: bool = flag(), default false;
     }
 }
 
-#[derive(Debug, Default)]
-pub(in super::super) struct RawReplica {
-    /// The location of the table, if it is written.
-    pub(in super::super) place: Option<ConfigLocation>,
-    pub(in super::super) name: Option<LocatedValue<String>>,
-    pub(in super::super) address: Option<LocatedValue<SocketAddr>>,
-    pub(in super::super) tls: RawIdentity,
-    pub(in super::super) ca: Option<LocatedValue<PathBuf>>,
-    pub(in super::super) lease: Option<LocatedValue<Duration>>,
-    pub(in super::super) alone_max: Option<LocatedValue<Duration>>,
-    pub(in super::super) divide: Option<LocatedValue<bool>>,
+keys! {
+    /// The keys of `[store]` for a database.
+    struct RawDatabase {
+        /// The database: one or several hosts, of which the one that accepts writes is used. TLS is verified;
+        /// `sslmode=disable` only towards this machine.
+        restart url: String = read(&DATABASE_URL);
+        /// A file with the URL, instead of `url`; read again at each connect.
+        restart url_file: PathBuf = read(&URL_FILE), bounds "owner alone";
+        /// A file with the password and nothing else; read again at each connect, so it can be changed while the
+        /// gateway runs.
+        restart password_file: PathBuf = read(&PASSWORD_FILE), bounds "owner alone";
+        /// PEM file of the authorities that certify the database's servers, in place of the system's.
+        restart ca: PathBuf = read(&PEM_FILE);
+        /// The schema that replicas of one set of tasks share; it is created if it is missing.
+        restart schema: String = read(&DATABASE_SCHEMA), default "taskgate", bounds "at most 40 of `a-z`, `0-9`, `_`";
+        /// Required. The failures that an acknowledged task survives ([table](docs/replicas.md#guarantees)). `"replicated"`
+        /// is refused while the server names no synchronous standby.
+        restart durability: Durability = word(DURABILITIES);
+        /// How long a write may take. After that its result is unknown: the client gets `store_failed`, and a new task
+        /// that may have been stored is removed, unless another replica has given out its handle.
+        restart write_max: Duration = read(&DURATION_NOT_ZERO), default "5s", bounds "`\"1ms\"` to `\"60s\"`";
+        /// The longest age of the proof that rows which a server shows are durable, when a read is served. `"0s"`: a
+        /// proof after each read.
+        restart read_trust: Duration = read(&DURATION), default "1s", bounds "`\"0s\"` to `\"3650d\"`";
+        /// Accepts a [database that lost data](docs/replicas.md#a-database-that-lost-data) at the start. The replica that
+        /// refuses it names the value.
+        restart accept_loss: u128 = read(&STORE_GENERATION);
+    }
 }
 
-pub(super) fn read(mut section: Section<'_, '_>) -> RawStore {
-    // Known, so that it is not reported as a misspelling.
-    let kinds = [
-        ("memory", Some(StoreKind::Memory)),
-        ("disk", Some(StoreKind::Disk)),
-        ("postgres", Some(StoreKind::Postgres)),
-        ("redis", None),
-    ];
-    let promises = [
-        ("replicated", Some(Durability::Replicated)),
-        ("vouched", Some(Durability::Vouched)),
-        ("single", Some(Durability::Single)),
-    ];
-    let store = RawStore {
-        kind: section.word("kind", &kinds),
-        path: section.read("path", &FOLDER),
-        ephemeral: section.flag("ephemeral"),
-        database: RawDatabase {
-            url: section.read("url", &DATABASE_URL),
-            url_file: section.read("url_file", &URL_FILE),
-            password_file: section.read("password_file", &PASSWORD_FILE),
-            ca: section.read("ca", &PEM_FILE),
-            schema: section.read("schema", &DATABASE_SCHEMA),
-            durability: section.word("durability", &promises),
-            write_max: section.read("write_max", &DURATION_NOT_ZERO),
-            read_trust: section.read("read_trust", &DURATION),
-            accept_loss: section.read("accept_loss", &STORE_GENERATION),
-        },
-    };
-    section.close();
-    store
-}
-
-pub(super) fn read_replica(mut section: Section<'_, '_>) -> RawReplica {
-    let replica = RawReplica {
-        place: section.is_written().then(|| section.place()),
-        name: section.read("name", &REPLICA_NAME),
-        address: section.read("address", &ADDRESS),
-        tls: RawIdentity { certificate: section.read("certificate", &PEM_FILE), key: section.read("key", &PEM_FILE) },
-        ca: section.read("ca", &PEM_FILE),
-        lease: section.read("lease", &DURATION_NOT_ZERO),
-        alone_max: section.read("alone_max", &DURATION_NOT_ZERO),
-        divide: section.flag("divide"),
-    };
-    section.close();
-    replica
+keys! {
+    /// `[replica]`
+    struct RawReplica {
+        /// The replica's name for operators; the host's name unless written. Each replica has a different name, and
+        /// keeps it over restarts.
+        restart name: String = read(&REPLICA_NAME), bounds "at most 64 of `A-Z`, `a-z`, `0-9`, `_`, `-`, `.`";
+        /// Where the other replicas reach this one for requests that it owns. An address that other machines can reach
+        /// requires `certificate`, `key` and `ca`.
+        restart address: SocketAddr = read(&ADDRESS);
+        /// The certificate of this replica, as server and as client; with `key` and `ca`, or none of the three.
+        restart certificate: PathBuf = read(&PEM_FILE);
+        /// The private key of `certificate`.
+        restart key: PathBuf = read(&PEM_FILE), bounds "owner alone";
+        /// PEM file of the authorities that certify the other replicas.
+        restart ca: PathBuf = read(&PEM_FILE);
+        /// How long a replica may be silent before the others take its tasks over: the same on all, since each applies
+        /// its own value. Each writes four heartbeats in this time, and at least one each two seconds.
+        restart lease: Duration = read(&DURATION_NOT_ZERO), default "8s", bounds "`\"4s\"` to `\"60s\"`";
+        /// How long calls continue while the database is unavailable, at least the `lease`. After that they end, and
+        /// the replica restarts in the same process.
+        restart alone_max: Duration = read(&DURATION_NOT_ZERO), default "5m";
+        /// Whether rates (requests, polls, unknown tasks) and `in_flight_max` hold for all replicas together: each has
+        /// its share, rounded up. If a balancer keeps a client on one replica, the client has only that share.
+        restart divide: bool = flag(), default true;
+    }
 }
 
 fn database_schema(text: &str) -> Result<String, ValueError> {

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use super::super::error::MistakeCollector;
-use super::super::raw::{RawAccess, RawApiKey, RawConfig};
+use super::super::raw::{RawApiKey, RawApiKeyValues, RawConfig};
 use super::super::section::LocatedValue;
 use super::endpoints::unknown;
 use crate::task::{Principal, PrincipalAccess, PrincipalAccessTable, ToolPatterns};
@@ -16,10 +16,10 @@ pub(super) fn resolve(
     report: &mut MistakeCollector,
 ) -> PrincipalAccessTable {
     let mut own: HashMap<Principal, (PrincipalAccess, &RawApiKey)> = HashMap::new();
-    for key in &raw.auth.api_keys {
-        check_upstreams(&key.access, known, report);
-        let Some(id) = &key.id else { continue };
-        let its = access(&key.access);
+    for key in &raw.api_keys {
+        check_upstreams(&key.values, known, report);
+        let Some(id) = &key.values.id else { continue };
+        let its = access(&key.values);
         match own.get(&Principal::holding(&id.value)) {
             // During a rotation both keys belong to one principal, so their rights must be equal.
             Some((before, first)) if *before != its => {
@@ -39,7 +39,7 @@ pub(super) fn resolve(
 }
 
 /// A misspelt name would lock a team out, or leave it an upstream that was meant to be withheld.
-fn check_upstreams(raw: &RawAccess, known: &BTreeSet<Arc<str>>, report: &mut MistakeCollector) {
+fn check_upstreams(raw: &RawApiKeyValues, known: &BTreeSet<Arc<str>>, report: &mut MistakeCollector) {
     if report.blames("upstreams") {
         return;
     }
@@ -50,7 +50,7 @@ fn check_upstreams(raw: &RawAccess, known: &BTreeSet<Arc<str>>, report: &mut Mis
     }
 }
 
-fn access(raw: &RawAccess) -> PrincipalAccess {
+fn access(raw: &RawApiKeyValues) -> PrincipalAccess {
     let texts = |list: &LocatedValue<Vec<LocatedValue<String>>>| -> BTreeSet<Arc<str>> {
         list.value.iter().map(|one| Arc::from(one.value.as_str())).collect()
     };

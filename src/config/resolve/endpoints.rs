@@ -6,8 +6,7 @@ use std::sync::Arc;
 use super::super::error::{ConfigLocation, MistakeCollector};
 use super::super::raw::RawEndpoint;
 use super::paths::{self, TakenPaths};
-use super::value_or;
-use crate::face::combined::{CombinedSettings, PrefixPolicy, prefixes_clash};
+use crate::face::combined::{CombinedSettings, prefixes_clash};
 
 /// The most members of one endpoint: each list request goes to all of them.
 const MEMBERS_MAX: usize = 64;
@@ -21,17 +20,17 @@ pub(super) fn resolve<'a>(
 ) -> Vec<CombinedSettings> {
     let resolved = raw.iter().filter_map(|raw| {
         let members = members(raw, known, report);
-        let path = raw.path.as_ref()?;
-        let events = raw.sse_path.as_ref();
+        let path = raw.values.path.as_ref()?;
+        let events = raw.values.sse_path.as_ref();
         let paths = paths::of_endpoint(&raw.place, (path, events), taken, report);
-        let prefix = value_or(raw.prefix.as_ref(), PrefixPolicy::Always);
+        let prefix = raw.values.prefix.value;
         Some(CombinedSettings { path: Arc::from(paths.current), sse_path: paths.events, upstreams: members, prefix })
     });
     resolved.collect()
 }
 
 fn members(raw: &RawEndpoint, known: &BTreeSet<Arc<str>>, report: &mut MistakeCollector) -> Vec<Arc<str>> {
-    let Some(named) = &raw.upstreams else {
+    let Some(named) = &raw.values.upstreams else {
         if !report.blames(&format!("{}.upstreams", raw.place.key)) {
             let place = ConfigLocation::own(raw.place.line, format!("{}.upstreams", raw.place.key));
             report.mistake(&place, "is missing; write the names of upstreams, such as [\"reports\", \"files\"]");

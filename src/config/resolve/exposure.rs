@@ -3,14 +3,15 @@
 use std::net::SocketAddr;
 
 use super::super::error::MistakeCollector;
+use super::super::keys::KeyField as _;
 use super::super::raw::{AuthMode, RawConfig};
-use super::{is_loopback, value_or};
+use super::is_loopback;
 use crate::server::forwarded::AddressRange;
 use crate::server::is_loopback as names_loopback;
 
 pub(super) fn check(raw: &RawConfig, address: SocketAddr, report: &mut MistakeCollector) {
-    if let Some(place) = &raw.listen.trusted_proxies_place
-        && raw.listen.trusted_proxies.iter().any(AddressRange::is_everything)
+    if let Some(place) = raw.listen.trusted_proxies.place()
+        && raw.listen.trusted_proxies.value.iter().any(AddressRange::is_everything)
     {
         report.warning(
             place,
@@ -21,37 +22,37 @@ pub(super) fn check(raw: &RawConfig, address: SocketAddr, report: &mut MistakeCo
     if ["auth", "auth.mode", "auth.anonymous"].into_iter().any(|key| report.blames(key)) {
         return;
     }
-    let has_keys = raw.auth.mode.as_ref().is_some_and(|mode| mode.value == AuthMode::ApiKeys);
-    let is_anonymous = value_or(raw.auth.anonymous.as_ref(), false);
+    let has_keys = raw.auth.mode.value == AuthMode::ApiKeys;
+    let is_anonymous = raw.auth.anonymous.value;
     if is_loopback(address) {
         if !has_keys && !is_anonymous {
             warn_of_many(raw, report);
         }
         return;
     }
-    let Some(written) = &raw.listen.address else { return };
-    let has_tls = raw.listen.tls.certificate.is_some() || report.blames("listen.tls");
+    let Some(address_place) = raw.listen.address.place() else { return };
+    let has_tls = raw.listen_tls.certificate.is_some() || report.blames("listen.tls");
     if has_keys {
-        if !has_tls && !value_or(raw.listen.plaintext.as_ref(), false) && !report.blames("listen.plaintext") {
+        if !has_tls && !raw.listen.plaintext.value && !report.blames("listen.plaintext") {
             report.mistake(
-                &written.place,
+                address_place,
                 "other machines can reach this address, and their keys would come in clear; write [listen.tls], or \
                  `plaintext = true` in [listen] if a proxy in front of it speaks TLS",
             );
         }
     } else if !is_anonymous {
         report.mistake(
-            &written.place,
+            address_place,
             "other machines can reach this address while `auth.mode` is \"none\"; write a loopback address, \
              or in [auth] `mode = \"api_keys\"` to serve holders of keys, or `anonymous = true` to serve anybody",
         );
-    } else if let Some(anonymous) = &raw.auth.anonymous
-        && raw.listen.allowed_hosts_place.is_none()
+    } else if let Some(place) = raw.auth.anonymous.place()
+        && raw.listen.allowed_hosts.place().is_none()
         && raw.listen.public_url.is_none()
         && !has_tls
     {
         report.warning(
-            &anonymous.place,
+            place,
             "serves anybody, but by no name: requests may name loopback and the address that they came to, and are \
              refused otherwise; write the address that clients use as `listen.public_url`, or names into `listen.allowed_hosts`",
         );
@@ -60,11 +61,11 @@ pub(super) fn check(raw: &RawConfig, address: SocketAddr, report: &mut MistakeCo
 
 /// Only a warning, as earlier versions served such a file with one principal.
 fn warn_of_many(raw: &RawConfig, report: &mut MistakeCollector) {
-    let hosts = raw.listen.allowed_hosts_place.as_ref();
+    let hosts = raw.listen.allowed_hosts.place();
     let public = raw.listen.public_url.as_ref();
-    let named = hosts.filter(|_| !raw.listen.allowed_hosts.iter().all(|name| names_loopback(name)));
+    let named = hosts.filter(|_| !raw.listen.allowed_hosts.value.iter().all(|name| names_loopback(name)));
     let public = public.filter(|url| !url.value.host_str().is_some_and(names_loopback)).map(|url| &url.place);
-    let proxies = raw.listen.trusted_proxies_place.as_ref().filter(|_| !raw.listen.trusted_proxies.is_empty());
+    let proxies = raw.listen.trusted_proxies.place().filter(|_| !raw.listen.trusted_proxies.value.is_empty());
     if let Some(place) = named.or(public).or(proxies) {
         report.warning(
             place,

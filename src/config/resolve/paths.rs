@@ -52,7 +52,7 @@ pub(super) fn resolve<'a>(
     report: &mut MistakeCollector,
 ) -> UpstreamPaths {
     let owner = PathOwner::Upstream(&raw.name);
-    let (current, events) = (raw.path.as_ref(), raw.sse_path.as_ref());
+    let (current, events) = (raw.own.path.as_ref(), raw.own.sse_path.as_ref());
     decide(&WrittenPaths { owner, place: &raw.place, current, events }, &raw.name, taken, report)
 }
 

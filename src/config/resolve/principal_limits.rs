@@ -6,17 +6,16 @@ use std::num::NonZeroU32;
 use super::super::error::MistakeCollector;
 use super::super::raw::{RawApiKey, RawConfig, RawPrincipalLimits};
 use super::super::section::LocatedValue;
-use super::{count_or, value_or};
+use super::{count, value_or};
 use crate::task::{PlaceShare, Principal, PrincipalLimitTable, PrincipalLimits};
 
 pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> PrincipalLimitTable {
-    let answer_bytes_max =
-        value_or(raw.limits.answer_bytes_max.as_ref(), PrincipalLimitTable::default().answer_bytes_max);
+    let answer_bytes_max = raw.limits.answer_bytes_max.value;
     let default = PrincipalLimits { answer_bytes_max: answer_bytes_max / 2, ..PrincipalLimits::default() };
-    let others = limits(&raw.limits.principal, &default);
+    let others = limits(&raw.principal_limits, &default);
     let mut own: HashMap<Principal, (PrincipalLimits, &RawApiKey)> = HashMap::new();
-    for key in &raw.auth.api_keys {
-        let Some(id) = &key.id else { continue };
+    for key in &raw.api_keys {
+        let Some(id) = &key.values.id else { continue };
         let its = limits(&key.limits, &others);
         match own.get(&Principal::holding(&id.value)) {
             // During a rotation both keys belong to one principal, so their limits must be equal.
@@ -37,15 +36,16 @@ fn limits(raw: &RawPrincipalLimits, others: &PrincipalLimits) -> PrincipalLimits
     let rate = |raw: &Option<LocatedValue<u32>>, other| {
         raw.as_ref().and_then(|written| NonZeroU32::new(written.value)).unwrap_or(other)
     };
-    let places = raw.places_percent.as_ref().and_then(|written| PlaceShare::percent(u8::try_from(written.value).ok()?));
+    let places =
+        raw.places_percent_max.as_ref().and_then(|written| PlaceShare::percent(u8::try_from(written.value).ok()?));
     PrincipalLimits {
         requests_per_second: rate(&raw.requests_per_second, others.requests_per_second),
         requests_burst: rate(&raw.requests_burst, others.requests_burst),
         polls_per_task: rate(&raw.polls_per_task, others.polls_per_task),
-        tasks_max: count_or(raw.tasks_max.as_ref(), others.tasks_max),
-        stored_bytes_max: value_or(raw.stored_bytes_max.as_ref(), others.stored_bytes_max),
-        answer_bytes_max: value_or(raw.answer_bytes_max.as_ref(), others.answer_bytes_max),
-        streams_max: count_or(raw.streams_max.as_ref(), others.streams_max),
+        tasks_max: raw.tasks_per_principal_max.as_ref().map_or(others.tasks_max, |max| count(max.value)),
+        stored_bytes_max: value_or(raw.stored_bytes_per_principal_max.as_ref(), others.stored_bytes_max),
+        answer_bytes_max: value_or(raw.answer_bytes_per_principal_max.as_ref(), others.answer_bytes_max),
+        streams_max: raw.streams_per_principal_max.as_ref().map_or(others.streams_max, |max| count(max.value)),
         places: places.unwrap_or(others.places),
     }
 }

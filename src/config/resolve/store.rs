@@ -4,56 +4,47 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::super::error::{ConfigLocation, MistakeCollector};
-use super::super::raw::{RawConfig, RawDatabase, RawLimits, RawReplica, RawStore, StoreKind};
+use super::super::keys::{KeyField as _, KeyTable as _};
+use super::super::raw::{RawConfig, RawDatabase, RawReplica, StoreKind};
 use super::super::{DatabaseSettings, ReplicaSettings, StoreSettings};
-use super::{GIB, MIB, count_or, first_place, identity, is_loopback, value_or, words};
+use super::{GIB, count, identity, is_loopback, value_or, words};
 use crate::replica::{Durability, LeaseTerms, StoreGeneration};
 use crate::server::replicas::ReplicaTls;
 use crate::store::{DatabaseAccess, DatabaseUrl, StoreLimits, check_database_url};
 use crate::task::PrincipalLimits;
 
-/// The default schema of the shared database.
-const SCHEMA: &str = "taskgate";
-const WRITE_MAX: Duration = Duration::from_secs(5);
 const WRITE_MAX_LONGEST: Duration = Duration::from_secs(60);
-const READ_TRUST: Duration = Duration::from_secs(1);
 
 const ONLY_POSTGRES: &str = "is for gateways on one database; write `kind = \"postgres\"` in [store], or leave it out";
 
 pub(super) fn resolve(raw: &RawConfig, each: &PrincipalLimits, report: &mut MistakeCollector) -> StoreSettings {
-    let (store, limits) = (&raw.store, (&raw.limits, each));
-    let kind = value_or(store.kind.as_ref(), StoreKind::Disk);
+    let store = &raw.store;
+    let kind = store.kind.value;
     if kind != StoreKind::Postgres && !report.blames("store.kind") {
-        for place in store.database.places().chain(&raw.replica.place) {
+        for place in raw.database.places().into_iter().chain(&raw.replica_place) {
             report.mistake(place, ONLY_POSTGRES);
         }
     }
     match kind {
-        StoreKind::Memory => StoreSettings::Memory(resolve_limits(limits, GIB, report)),
+        StoreKind::Memory => StoreSettings::Memory(resolve_limits(raw, each, GIB, report)),
         StoreKind::Disk => StoreSettings::Disk {
-            limits: resolve_limits(limits, 8 * GIB, report),
-            is_ephemeral: value_or(store.ephemeral.as_ref(), false),
+            limits: resolve_limits(raw, each, 8 * GIB, report),
+            is_ephemeral: store.ephemeral.value,
         },
         StoreKind::Postgres => {
-            if let Some(written) = store.ephemeral.as_ref().filter(|ephemeral| ephemeral.value) {
-                report.mistake(&written.place, "is for a store on disk; leave it out");
+            if let Some(place) = store.ephemeral.place().filter(|_| store.ephemeral.value) {
+                report.mistake(place, "is for a store on disk; leave it out");
             }
-            let limits = resolve_limits(limits, 8 * GIB, report);
-            StoreSettings::Postgres(Box::new(resolve_database(store, &raw.replica, limits, report)))
+            let limits = resolve_limits(raw, each, 8 * GIB, report);
+            StoreSettings::Postgres(Box::new(resolve_database(raw, limits, report)))
         }
     }
 }
 
-fn resolve_database(
-    store: &RawStore,
-    replica: &RawReplica,
-    limits: StoreLimits,
-    report: &mut MistakeCollector,
-) -> DatabaseSettings {
+fn resolve_database(raw: &RawConfig, limits: StoreLimits, report: &mut MistakeCollector) -> DatabaseSettings {
     // Without a written kind there is no such store.
-    let place =
-        store.kind.as_ref().map_or_else(|| ConfigLocation::own(1, "store".to_owned()), |kind| kind.place.clone());
-    let raw = &store.database;
+    let place = raw.store.kind.place.clone().unwrap_or_else(|| ConfigLocation::own(1, "store".to_owned()));
+    let (raw, replica) = (&raw.database, &raw.replica);
     let durability = raw.durability.as_ref().map(|written| written.value);
     if durability.is_none() && !report.blames("store.durability") {
         report.mistake(
@@ -62,9 +53,9 @@ fn resolve_database(
              standby, \"vouched\" where its storage is replicated, \"single\" where tasks are lost with one server",
         );
     }
-    let write_max = value_or(raw.write_max.as_ref(), WRITE_MAX);
-    if let Some(written) = raw.write_max.as_ref().filter(|written| written.value > WRITE_MAX_LONGEST) {
-        report.mistake(&written.place, format!("is more than {}; clients wait no longer", words(WRITE_MAX_LONGEST)));
+    let write_max = raw.write_max.value;
+    if let Some(place) = raw.write_max.place().filter(|_| write_max > WRITE_MAX_LONGEST) {
+        report.mistake(place, format!("is more than {}; clients wait no longer", words(WRITE_MAX_LONGEST)));
     }
     DatabaseSettings {
         limits,
@@ -72,10 +63,10 @@ fn resolve_database(
             url: resolve_url(raw, &place, report),
             password_file: raw.password_file.as_ref().map(|file| file.value.clone()),
             ca: raw.ca.as_ref().map(|file| file.value.clone()),
-            schema: value_or(raw.schema.as_ref(), SCHEMA.to_owned()),
+            schema: raw.schema.value.clone(),
             durability: durability.unwrap_or(Durability::Single),
             write_max,
-            read_trust: value_or(raw.read_trust.as_ref(), READ_TRUST),
+            read_trust: raw.read_trust.value,
             accept_loss: raw.accept_loss.as_ref().map(|written| StoreGeneration(written.value)),
         },
         replica: resolve_replica(replica, report),
@@ -109,15 +100,12 @@ fn resolve_url(raw: &RawDatabase, place: &ConfigLocation, report: &mut MistakeCo
 }
 
 fn resolve_replica(raw: &RawReplica, report: &mut MistakeCollector) -> ReplicaSettings {
-    let usual = LeaseTerms::default();
-    let alone_max = value_or(raw.alone_max.as_ref(), usual.alone_max());
-    let lease = value_or(raw.lease.as_ref(), usual.lease());
-    let terms = LeaseTerms::new(lease, alone_max).unwrap_or_else(|| {
-        if let Some(written) = &raw.lease {
+    let terms = LeaseTerms::new(raw.lease.value, raw.alone_max.value).unwrap_or_else(|| {
+        if let Some(place) = raw.lease.place() {
             let (min, max) = (words(LeaseTerms::LEASE_MIN), words(LeaseTerms::LEASE_MAX));
-            report.mistake(&written.place, format!("is out of bounds; write a duration from {min} to {max}"));
+            report.mistake(place, format!("is out of bounds; write a duration from {min} to {max}"));
         }
-        usual
+        LeaseTerms::default()
     });
     let tls = resolve_replica_tls(raw, report);
     if let Some(address) = raw.address.as_ref().filter(|address| is_unreachable(address.value)) {
@@ -131,13 +119,13 @@ fn resolve_replica(raw: &RawReplica, report: &mut MistakeCollector) -> ReplicaSe
         address: raw.address.as_ref().map(|address| address.value),
         tls,
         terms,
-        divides: value_or(raw.divide.as_ref(), true),
+        divides: raw.divide.value,
     }
 }
 
 /// The certificates between replicas: all files or none. An address outside loopback requires them.
 fn resolve_replica_tls(raw: &RawReplica, report: &mut MistakeCollector) -> Option<ReplicaTls> {
-    let files = [("certificate", &raw.tls.certificate), ("key", &raw.tls.key), ("ca", &raw.ca)];
+    let files = [("certificate", &raw.certificate), ("key", &raw.key), ("ca", &raw.ca)];
     let absent = files.iter().filter(|(key, file)| file.is_none() && !report.blames(&format!("replica.{key}")));
     let absent: Vec<_> = absent.map(|(key, _)| format!("`{key}`")).collect();
     let written = files.iter().find_map(|(_, file)| file.as_ref());
@@ -152,7 +140,7 @@ fn resolve_replica_tls(raw: &RawReplica, report: &mut MistakeCollector) -> Optio
              `key` and `ca` beside it, which both sides show and check",
         );
     }
-    let (identity, ca) = identity(&raw.tls).zip(raw.ca.as_ref())?;
+    let (identity, ca) = identity(raw.certificate.as_ref(), raw.key.as_ref()).zip(raw.ca.as_ref())?;
     Some(ReplicaTls { identity, ca: ca.value.clone() })
 }
 
@@ -162,27 +150,29 @@ fn is_unreachable(address: SocketAddr) -> bool {
 }
 
 fn resolve_limits(
-    (raw, each): (&RawLimits, &PrincipalLimits),
+    raw: &RawConfig,
+    each: &PrincipalLimits,
     stored_bytes_max: usize,
     report: &mut MistakeCollector,
 ) -> StoreLimits {
+    let (own, principal) = (&raw.limits, &raw.principal_limits);
     let limits = StoreLimits {
-        tasks_max: count_or(raw.tasks_max.as_ref(), 100_000),
-        stored_bytes_max: value_or(raw.stored_bytes_max.as_ref(), stored_bytes_max),
+        tasks_max: count(own.tasks_max.value),
+        stored_bytes_max: value_or(own.stored_bytes_max.as_ref(), stored_bytes_max),
     };
     if each.tasks_max > limits.tasks_max
-        && let Some(place) = first_place([raw.principal.tasks_max.as_ref(), raw.tasks_max.as_ref()])
+        && let Some(place) = principal.tasks_per_principal_max.place().or_else(|| own.tasks_max.place())
     {
         let (one, all) = (each.tasks_max, limits.tasks_max);
         report.warning(place, format!("one principal may have {one} tasks, but all together only {all}"));
     }
-    let result_bytes_max = value_or(raw.result_bytes_max.as_ref(), 32 * MIB);
-    if result_bytes_max > limits.stored_bytes_max
-        && let Some(place) = first_place([raw.stored_bytes_max.as_ref(), raw.result_bytes_max.as_ref()])
+    let result = &own.result_bytes_max;
+    if result.value > limits.stored_bytes_max
+        && let Some(place) = own.stored_bytes_max.place().or_else(|| result.place())
     {
         report.warning(place, "one result may be larger than all that the store holds");
-    } else if result_bytes_max > each.stored_bytes_max
-        && let Some(place) = first_place([raw.principal.stored_bytes_max.as_ref(), raw.result_bytes_max.as_ref()])
+    } else if result.value > each.stored_bytes_max
+        && let Some(place) = principal.stored_bytes_per_principal_max.place().or_else(|| result.place())
     {
         report.warning(place, "one result may be larger than all that a principal may have in the store");
     }

@@ -5,7 +5,6 @@ use wildmatch::WildMatch;
 use super::super::error::MistakeCollector;
 use super::super::raw::RawTool;
 use super::super::section::LocatedValue;
-use super::value_or;
 use crate::task::{NamePattern, NameRule, ToolNames};
 
 /// Resolves the names, and refuses ambiguous ones.
@@ -13,9 +12,9 @@ pub(super) fn resolve(tools: &[RawTool], report: &mut MistakeCollector) -> ToolN
     let mut rules = Vec::new();
     let mut given: Vec<(NamePattern, usize)> = Vec::new();
     for tool in tools {
-        let Some(pattern) = &tool.pattern else { continue };
-        let is_hidden = value_or(tool.hide.as_ref(), false);
-        let naming = match &tool.rename {
+        let Some(pattern) = &tool.own.pattern else { continue };
+        let is_hidden = tool.own.hide.value;
+        let naming = match &tool.own.rename {
             Some(rename) if is_hidden => {
                 report.mistake(&rename.place, "the tool is hidden as well; leave out `hide` or `rename`");
                 NameRule::Hidden

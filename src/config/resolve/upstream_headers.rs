@@ -4,22 +4,23 @@ use http::header::AUTHORIZATION;
 use url::Host;
 
 use super::super::error::{ConfigLocation, MistakeCollector};
+use super::super::keys::KeyField as _;
 use super::super::raw::{RawCredential, RawUpstream};
-use super::value_or;
 use crate::face::client_login::ResourceName;
 use crate::upstream::ForwardingRules;
 use crate::upstream::transport::credential::{Credential, CredentialSource};
 
 /// The upstream's own credential, if it has one.
 pub(super) fn credential(raw: &RawUpstream, report: &mut MistakeCollector) -> Option<Credential> {
-    let auth = raw.edges.auth.as_ref()?;
+    let auth = raw.auth.as_ref()?;
+    let values = &auth.values;
     let table = &auth.place.key;
     let keys = ["authorization", "header", "value", "value_file"];
     let is_blamed = keys.iter().any(|key| report.blames(&format!("{table}.{key}")));
     warn_of_inline(auth, report);
     warn_of_plain(raw, &auth.place, report);
     let known = |value: &http::HeaderValue| CredentialSource::Known(value.clone());
-    let found = match (&auth.authorization, &auth.header, &auth.value, &auth.value_file) {
+    let found = match (&values.authorization, &values.header, &values.value, &values.value_file) {
         (Some(value), None, None, None) => Some((AUTHORIZATION, known(&value.value))),
         (None, Some(header), Some(value), None) => Some((header.value.clone(), known(&value.value))),
         (None, Some(header), None, Some(file)) => {
@@ -32,8 +33,8 @@ pub(super) fn credential(raw: &RawUpstream, report: &mut MistakeCollector) -> Op
         report.mistake(&auth.place, message);
     }
     let (header, source) = found?;
-    if let Some(place) = auth.header.as_ref().map(|header| &header.place)
-        && raw.edges.forward_headers.contains(&header)
+    if let Some(place) = values.header.place()
+        && raw.url.forward_headers.value.contains(&header)
     {
         report.mistake(place, "is in `forward_headers`, too: clients could not send what the upstream looks at");
     }
@@ -41,7 +42,7 @@ pub(super) fn credential(raw: &RawUpstream, report: &mut MistakeCollector) -> Op
 }
 
 fn warn_of_inline(auth: &RawCredential, report: &mut MistakeCollector) {
-    let written = [&auth.authorization, &auth.value].into_iter().flatten().next();
+    let written = [&auth.values.authorization, &auth.values.value].into_iter().flatten().next();
     if let Some(written) = written.filter(|_| auth.is_inline) {
         let message = "the secret itself stands in this file; write it as \"${VAR}\", or name a `value_file`";
         report.warning(&written.place, message);
@@ -50,7 +51,7 @@ fn warn_of_inline(auth: &RawCredential, report: &mut MistakeCollector) {
 
 /// Warns if a credential is sent in the clear to another machine.
 fn warn_of_plain(raw: &RawUpstream, place: &ConfigLocation, report: &mut MistakeCollector) {
-    let Some(url) = raw.url.as_ref().map(|url| &url.value).filter(|url| url.scheme() == "http") else { return };
+    let Some(url) = raw.own.url.as_ref().map(|url| &url.value).filter(|url| url.scheme() == "http") else { return };
     let is_here = match url.host() {
         Some(Host::Domain(name)) => name == "localhost" || name.ends_with(".localhost"),
         Some(Host::Ipv4(address)) => address.is_loopback(),
@@ -64,22 +65,20 @@ fn warn_of_plain(raw: &RawUpstream, place: &ConfigLocation, report: &mut Mistake
 
 /// The forwarded headers of clients.
 pub(super) fn forwarding(raw: &RawUpstream, report: &mut MistakeCollector) -> ForwardingRules {
-    let edges = &raw.edges;
-    let authorization = edges.forward_authorization.as_ref().filter(|written| written.value);
-    let own = edges.auth.as_ref();
-    let has_own = own.is_some_and(|auth| {
+    let forwards = &raw.url.forward_authorization;
+    let has_own = raw.auth.as_ref().map(|auth| &auth.values).is_some_and(|auth| {
         auth.authorization.is_some() || auth.header.as_ref().is_some_and(|header| header.value == AUTHORIZATION)
     });
-    if let Some(written) = authorization {
-        warn_of_plain(raw, &written.place, report);
+    if let Some(place) = forwards.place().filter(|_| forwards.value) {
+        warn_of_plain(raw, place, report);
         if has_own {
-            report.mistake(&written.place, "the table `auth` fills the same header; leave one of them out");
+            report.mistake(place, "the table `auth` fills the same header; leave one of them out");
         }
     }
-    let other_resource = edges.oauth_resource.as_ref().filter(|written| written.value != ResourceName::default());
-    if let Some(written) = other_resource.filter(|_| authorization.is_none()) {
+    let resource = &raw.own.oauth_resource;
+    if let Some(place) = resource.place().filter(|_| resource.value != ResourceName::default() && !forwards.value) {
         let message = "has no effect without `forward_authorization = true`: only then clients log in at the server";
-        report.mistake(&written.place, message);
+        report.mistake(place, message);
     }
-    ForwardingRules::new(edges.forward_headers.clone(), value_or(edges.forward_authorization.as_ref(), false))
+    ForwardingRules::new(raw.url.forward_headers.value.clone(), forwards.value)
 }

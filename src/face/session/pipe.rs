@@ -1,14 +1,13 @@
 //! The pipe: forwards messages between a session client and its upstream session.
 //!
 //! It needs no runner and no row. A call takes a permit and has a deadline; a response of any size is streamed. Read
-//! [`PipeForward::attempt`] for the path of one request from its permit to its response, then `face::pipe` for the forwarding of
-//! the body, `stream_edits` for edited responses.
+//! [`PipeForward::attempt`] for the path of one request to its response head, then `face::pipe::forward` for the response, and
+//! `stream_edits` for its edits.
 
 mod client_filter;
 mod inject;
 mod one_way_messages;
 mod paused_calls;
-mod piped_request;
 mod resumable;
 mod stream_edits;
 
@@ -29,33 +28,34 @@ use super::session_cache::ClientSession;
 use super::{SessionFaceState, not_allowed};
 use crate::dialect::RequestError;
 use crate::dialect::faults::{gateway_error, reason_key};
-use crate::engine::CallsEnd;
 use crate::face::answer::{addressee, bare};
 use crate::face::call_stream::progress::LifeSigns;
 use crate::face::call_stream::request_answer::{LateAnswer, RequestAnswer, status, unanswered};
 use crate::face::call_stream::respond;
 use crate::face::http::{AcceptedTypes, FaceResponse};
 use crate::face::pipe::body::{AnsweredRequest, BodyForm, PipeBody, PipeTimeouts, in_time};
+use crate::face::pipe::forward::{PipeEra, PipedCall};
 use crate::face::pipe::held_call::HeldCall;
+use crate::face::pipe::pipe_metrics::PipeMetrics;
 use crate::face::pipe::stream_tail::StreamPause;
 use crate::face::rewrite;
+use crate::face::served::Served;
 use crate::task::{Drafts, Executed, GatewayFault, Reason};
 use crate::upstream::ForwardedHeaders;
 use crate::upstream::answer_body::BodyKind;
-use crate::upstream::raw_channel::{RawMethod, RawRequest, RawResponse};
-use crate::upstream::reply::{self, JudgedResponse, ReadLimits};
+use crate::upstream::raw_channel::{RawMethod, RawRequest};
+use crate::upstream::reply::{JudgedResponse, ReadLimits};
 use crate::upstream::session::own::{PreferenceChange, ResumedStreamKind, StreamRefusal};
-use crate::upstream::upstream_health::{HealthMark, UpstreamHealth};
 use crate::wire::envelope::{self, Request};
 use crate::wire::{Message, MessageText, Payload, RequestId, meta, method};
-use client_filter::{ClientFilter, PeekedAnswer};
+use client_filter::ClientFilter;
 use inject::SessionOwnStream;
 pub(super) use one_way_messages::OneWayKind;
 use one_way_messages::note;
 use paused_calls::AwaitedCall;
 pub(super) use paused_calls::PausedCalls;
 use resumable::RequestOrigin;
-use stream_edits::{StreamEdits, ToolListEdit, several};
+use stream_edits::{StreamEdits, ToolListEdit};
 
 /// How long a cancellation may take to be accepted.
 const CANCEL_MAX: Duration = Duration::from_secs(5);
@@ -85,6 +85,14 @@ pub(super) struct PipedRequest {
     progress_token: Option<Payload>,
     /// The requested page of a list.
     cursor: Option<Payload>,
+}
+
+impl PipedRequest {
+    /// The life signs of a request with a valid progress token.
+    fn signs(&self) -> Option<LifeSigns> {
+        let token = self.progress_token.as_ref().and_then(RequestId::from_payload)?;
+        Some(LifeSigns::new(self.id.clone(), token.payload().clone()))
+    }
 }
 
 /// Prepares a request for the pipe, with its bytes and arrival time.
@@ -202,7 +210,7 @@ async fn open_stream(
         Some(paused) => PipeBody::resumed(source, paused.call, paused.pace),
         None => {
             let pace = PipeTimeouts::default();
-            PipeBody::<PipedCall>::new(source, BodyForm::Events, pace, None)
+            PipeBody::<PipedCall<SessionPipeEra>>::new(source, BodyForm::Events, pace, None)
         }
     };
     events_until_leaving(&shared, body)
@@ -215,7 +223,7 @@ fn events_until_leaving<C: AnsweredRequest + 'static>(shared: &SessionFaceState,
 }
 
 /// A request that is being forwarded.
-pub(super) struct PipeForward {
+struct PipeForward {
     shared: Arc<SessionFaceState>,
     session: ClientSession,
     request: Box<PipedRequest>,
@@ -227,225 +235,109 @@ impl PipeForward {
     async fn run(self, accepted: AcceptedTypes) -> RequestAnswer {
         let upstream = self.shared.served.channel.name();
         let span = tracing::debug_span!("pipe", %upstream, method = self.request.method);
-        async {
-            match self.attempt(accepted).await {
-                Ok(answer) => answer,
-                Err(fault) => {
-                    tracing::debug!(reason = reason_key(fault.reason), "the request has no answer");
-                    RequestAnswer::Error(gateway_error(&fault))
-                }
-            }
-        }
-        .instrument(span)
-        .await
+        let answering = async {
+            self.attempt(accepted).await.unwrap_or_else(|fault| {
+                tracing::debug!(reason = reason_key(fault.reason), "the request has no answer");
+                RequestAnswer::Error(gateway_error(&fault))
+            })
+        };
+        answering.instrument(span).await
     }
 
     async fn attempt(self, accepted: AcceptedTypes) -> Result<RequestAnswer, GatewayFault> {
-        let Self { shared, session, request, signs } = self;
-        let served = &shared.served;
+        let Self { shared, session, mut request, signs } = self;
+        let settings = &shared.served.settings;
         let (permit, timeouts, deadline) = match &request.tool {
             Some(tool) => {
-                let Some(permit) = place(&shared, &session, &request).await? else {
-                    return Ok(unanswered(accepted));
-                };
-                let deadline = Instant::now() + served.settings.rules.policy_of(tool).deadline;
-                (
-                    Some(permit),
-                    served.settings.call_timeouts.of_tool(served.settings.rules.limits_of(tool)),
-                    Some(deadline),
-                )
+                let beginning = HeldCall::begin(&shared.served, &session.own.opened.owner, Arc::clone(tool));
+                let key = (session.token.nonce, &request.id, request.arrived);
+                let permit = shared.open.in_flight.before_it_is_sent(key, pin!(beginning)).await.transpose()?;
+                // Its client has cancelled it meanwhile.
+                let Some(permit) = permit else { return Ok(unanswered(accepted)) };
+                let deadline = Instant::now() + settings.rules.policy_of(tool).deadline;
+                (Some(permit), settings.call_timeouts.of_tool(settings.rules.limits_of(tool)), Some(deadline))
             }
-            None => (None, served.settings.timeouts, None),
+            None => (None, settings.timeouts, None),
         };
-        let pace = PipeTimeouts { idle: timeouts.idle, deadline };
-        let call = PipedCall::begin(shared, session, (request.id, request.arrived), permit);
-        if !call.is_wanted() {
+        let text = std::mem::take(&mut request.text);
+        let mut call = PipedCall::begin(SessionPipeEra { shared, session, request, taken_up_at: None }, permit);
+        let era = &call.era;
+        if !era.is_wanted() {
             return Ok(unanswered(accepted));
         }
-        let judged = match in_time(
-            &call,
-            pin!(call.shared.own.deliver(&call.session.own, RawMethod::Post(request.text), || call.is_wanted())),
-            timeouts.first_byte,
-            deadline,
-        )
-        .await?
-        {
+        let delivering = era.shared.own.deliver(&era.session.own, RawMethod::Post(text), || era.is_wanted());
+        let response = match in_time(&call, pin!(delivering), timeouts.first_byte, deadline).await? {
             JudgedResponse::Fine(response) => response,
             JudgedResponse::Refused { fault, error, .. } => {
-                call.shared.end_if_over(&call.session);
-                return error.map_or(Err(fault), |error| Ok(RequestAnswer::Error(error)));
+                era.shared.end_if_over(&era.session);
+                return error.map(RequestAnswer::Error).ok_or(fault);
             }
-            JudgedResponse::SessionLost if !call.is_wanted() => return Ok(unanswered(accepted)),
+            JudgedResponse::SessionLost if !era.is_wanted() => return Ok(unanswered(accepted)),
             // It was sent twice.
             JudgedResponse::SessionLost => {
                 return Err(GatewayFault::new(Reason::UpstreamSessionLost, Executed::Unknown));
             }
         };
-        if let Some(telling) = request.telling {
-            call.shared.own.remember(&call.session.own, telling);
-        }
-        let mut edits = call.shared.edits(&call.session);
-        edits.tool_list = (request.method == method::TOOLS_LIST).then(|| {
-            let support = call.shared.tasks.support(&call.session);
-            let fallback = call.shared.fallback_for(&call.session);
-            let fallback = fallback.map(|fallback| fallback.listing(request.cursor.clone()));
-            ToolListEdit { id: call.id.clone(), support, fallback }
-        });
-        call.answer(judged, edits, accepted, (pace, signs)).await
+        let (edits, limits) = (call.era.edits(), call.era.shared.read_limits(&call.era.session));
+        let pace = PipeTimeouts { idle: timeouts.idle, deadline };
+        call.answer(response, edits, limits, accepted, pace, signs).await
     }
 }
 
-/// Takes a permit for a call; `None` if its client has cancelled it meanwhile.
-///
-/// Cancel safe: a dropped wait gives its turn to the next.
-///
-/// # Errors
-/// As [`HeldCall::begin`].
-async fn place(
-    shared: &SessionFaceState,
-    session: &ClientSession,
-    request: &PipedRequest,
-) -> Result<Option<HeldCall>, GatewayFault> {
-    let beginning = HeldCall::begin(&shared.served, &session.own.opened.owner, request.tool_name());
-    let request = (session.token.nonce, &request.id, request.arrived);
-    shared.open.in_flight.before_it_is_sent(request, pin!(beginning)).await.transpose()
-}
-
-/// A request at the upstream, with its permit and its deadline.
+/// A request of a session client at the upstream, in the client's own upstream session.
 #[derive(Debug)]
-pub(super) struct PipedCall {
+pub(super) struct SessionPipeEra {
     shared: Arc<SessionFaceState>,
     session: ClientSession,
-    id: RequestId,
-    arrived: Instant,
-    began: Instant,
-    /// The permit of a `tools/call`.
-    permit: Option<HeldCall>,
-    mark: HealthMark,
+    request: Box<PipedRequest>,
     /// The event after which its client last resumed.
     taken_up_at: Option<String>,
 }
 
-impl PipedCall {
-    fn begin(
-        shared: Arc<SessionFaceState>,
-        session: ClientSession,
-        (id, arrived): (RequestId, Instant),
-        permit: Option<HeldCall>,
-    ) -> Self {
-        let counter = if permit.is_some() { &shared.meter.calls } else { &shared.meter.requests };
-        counter.increment(1);
-        let mark = shared.served.channel.health().map(UpstreamHealth::mark).unwrap_or_default();
-        Self { shared, session, id, arrived, began: Instant::now(), permit, mark, taken_up_at: None }
-    }
-
-    /// Whether the client still waits, as far as is remembered.
-    fn is_wanted(&self) -> bool {
-        self.shared.open.in_flight.is_wanted(self.session.token.nonce, &self.id, self.arrived)
-    }
-
-    /// The response for the client.
-    async fn answer(
-        self,
-        response: RawResponse,
-        edits: StreamEdits,
-        accepted: AcceptedTypes,
-        (pace, signs): (PipeTimeouts, Option<LifeSigns>),
-    ) -> Result<RequestAnswer, GatewayFault> {
-        let limits = self.shared.read_limits(&self.session);
-        match response.content {
-            BodyKind::Other => Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown)),
-            BodyKind::Json if edits.tool_list.is_none() => {
-                let opening = client_filter::opened(response.body);
-                match in_time(&self, pin!(opening), None, pace.deadline).await? {
-                    PeekedAnswer::Plain(body) => {
-                        Ok(RequestAnswer::Json(PipeBody::new(body, BodyForm::Json, pace, Some(self)).boxed_unsync()))
-                    }
-                    PeekedAnswer::Odd(body) => {
-                        let response = RawResponse { body, ..response };
-                        Box::pin(self.whole_answer(response, edits, accepted, pace.deadline)).await
-                    }
-                }
-            }
-            BodyKind::Events if accepted != AcceptedTypes::Json => {
-                let source = edits.apply(response.body, &limits);
-                let form = BodyForm::Events;
-                let body = PipeBody::new(source, form, pace, Some(self)).with_signs(signs);
-                Ok(RequestAnswer::Events(body.boxed_unsync()))
-            }
-            BodyKind::Json | BodyKind::Events => {
-                Box::pin(self.whole_answer(response, edits, accepted, pace.deadline)).await
-            }
+impl SessionPipeEra {
+    /// The edits of the response. A changed setting is recorded: the server has accepted it.
+    fn edits(&mut self) -> StreamEdits {
+        if let Some(telling) = self.request.telling.take() {
+            self.shared.own.remember(&self.session.own, telling);
         }
-    }
-
-    /// A response that is read as a whole: it is edited, or is a stream for a client that accepts none.
-    async fn whole_answer(
-        &self,
-        response: RawResponse,
-        edits: StreamEdits,
-        accepted: AcceptedTypes,
-        deadline: Option<Instant>,
-    ) -> Result<RequestAnswer, GatewayFault> {
-        let limits = self.shared.read_limits(&self.session);
-        let reading = async {
-            let text = if response.content == BodyKind::Events {
-                // Messages before the response are dropped.
-                let skip = |text: &MessageText| edits.refuse_questions(text);
-                let answer = reply::answer_after(response, &self.id, &limits, skip).await?;
-                limits.rehold(match &answer.outcome {
-                    Ok(result) => envelope::result(&self.id, result),
-                    Err(error) => envelope::error(Some(&self.id), error),
-                })
-            } else {
-                reply::read_whole(response.body, &limits).await?
-            };
-            several(edits.text(text.into()), accepted, &self.id)
-        };
-        in_time(self, pin!(reading), None, deadline).await
+        let mut edits = self.shared.edits(&self.session);
+        edits.tool_list = (self.request.method == method::TOOLS_LIST).then(|| {
+            let support = self.shared.tasks.support(&self.session);
+            let fallback = self.shared.fallback_for(&self.session);
+            let fallback = fallback.map(|fallback| fallback.listing(self.request.cursor.clone()));
+            ToolListEdit { id: self.request.id.clone(), support, fallback }
+        });
+        edits
     }
 }
 
-impl AnsweredRequest for PipedCall {
+impl PipeEra for SessionPipeEra {
+    const IS_RESUMABLE: bool = true;
+    const OPENS_WITHIN_IDLE: bool = false;
+
     fn id(&self) -> &RequestId {
-        &self.id
+        &self.request.id
     }
 
-    fn calls_end(&self) -> Option<&CallsEnd> {
-        self.permit.as_ref().map(HeldCall::calls_end)
+    fn served(&self) -> &Served {
+        &self.shared.served
     }
 
-    fn is_resumable(&self) -> bool {
-        true
+    fn metrics(&self) -> &PipeMetrics {
+        &self.shared.meter
     }
 
-    fn heard(&self) {
-        self.permit.iter().for_each(HeldCall::heard);
+    fn is_wanted(&self) -> bool {
+        self.shared.open.in_flight.is_wanted(self.session.token.nonce, &self.request.id, self.request.arrived)
     }
 
-    fn note_place(&mut self, has_place: bool) {
-        if let Some(held) = &mut self.permit {
-            held.note_place(has_place);
-        }
-    }
-
-    fn ended(&self, fault: &GatewayFault) {
+    fn note_end(&self, fault: &GatewayFault) {
         self.shared.paused.note_end(self, fault);
-        if let Some(health) = self.shared.served.channel.health().filter(|_| self.is_wanted()) {
-            health.ended(self.mark, fault);
-        }
-    }
-
-    /// A request without a permit need not be kept.
-    fn pause(self, pace: PipeTimeouts, at: &StreamPause) {
-        if self.permit.is_some() {
-            paused_calls::pause(self, pace, at);
-        }
     }
 
     /// In the background.
     fn cancel(&self, reason: Reason) {
-        let params = Payload::of(&json!({ "requestId": self.id, "reason": reason_key(reason) }));
+        let params = Payload::of(&json!({ "requestId": self.request.id, "reason": reason_key(reason) }));
         let message = envelope::notification(method::CANCELLED, Some(&params));
         let (shared, session) = (Arc::clone(&self.shared), self.session.clone());
         self.shared.served.life.tracker.spawn(async move {
@@ -455,13 +347,9 @@ impl AnsweredRequest for PipedCall {
             let _ = tokio::time::timeout(CANCEL_MAX, shared.served.channel.send(request)).await;
         });
     }
-}
 
-impl Drop for PipedCall {
-    fn drop(&mut self) {
-        let meter = &self.shared.meter;
-        let histogram = if self.permit.is_some() { &meter.call_time } else { &meter.request_time };
-        histogram.record(self.began.elapsed());
+    fn pause(call: PipedCall<Self>, pace: PipeTimeouts, at: &StreamPause) {
+        paused_calls::pause(call, pace, at);
     }
 }
 

@@ -11,40 +11,32 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::{StreamExt, stream};
 use http::{HeaderMap, StatusCode};
-use http_body_util::{BodyExt, BodyStream, StreamBody};
-use hyper::body::Frame;
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 
-use self::answer_edits::{AnswerEdits, EditTarget, GlancedMessage, SniffedAnswer, StateBinding};
+use self::answer_edits::{AnswerEdits, EditTarget, StateBinding};
 use super::{StatelessFace, StatelessRequestContext};
 use crate::dialect::RequestError;
 use crate::dialect::faults::{failure_error, reason_key};
-use crate::engine::CallsEnd;
 use crate::face::call_stream::progress::LifeSigns;
 use crate::face::call_stream::request_answer::{LateAnswer, RequestAnswer};
 use crate::face::call_stream::respond;
 use crate::face::headers;
-use crate::face::http::{AcceptedTypes, FaceResponse, full_body};
+use crate::face::http::{AcceptedTypes, FaceResponse};
 use crate::face::idempotency_key;
-use crate::face::pipe::body::{AnsweredRequest, BodyForm, PipeBody, PipeTimeouts, in_time};
+use crate::face::pipe::body::{PipeTimeouts, in_time};
+use crate::face::pipe::forward::{PipeEra, PipedCall};
 use crate::face::pipe::held_call::HeldCall;
 use crate::face::pipe::pipe_metrics::PipeMetrics;
 use crate::face::sealed::StateContent;
 use crate::face::served::Served;
 use crate::task::{CallLimits, Executed, Failure, GatewayFault, HandleSupport, Plan, Reason};
-use crate::upstream::answer_body::BodyKind;
+use crate::upstream::ForwardedHeaders;
 use crate::upstream::era::contradicts;
 use crate::upstream::header_annotations::PARAM_PREFIX;
-use crate::upstream::raw_channel::{RawChannel, RawMethod, RawRequest, RawResponse, SessionBinding};
+use crate::upstream::raw_channel::{RawMethod, RawRequest, SessionBinding};
 use crate::upstream::reply::{self, ErrorAddressee, JudgedResponse, ReadLimits};
-use crate::upstream::upstream_health::{HealthMark, UpstreamHealth};
-use crate::upstream::{ForwardedHeaders, OwnSessionChannel};
-use crate::wire::framing::BodyPart;
-use crate::wire::meta::{CLIENT_CAPABILITIES, META, PROTOCOL_VERSION, SUBSCRIPTION_ID};
-use crate::wire::object::ObjectWriter;
+use crate::wire::meta::{CLIENT_CAPABILITIES, META, PROTOCOL_VERSION};
 use crate::wire::{MessageText, Object, Payload, ProtocolVersion, RequestId, RpcError, envelope, method, rpc_error};
 
 /// How long a client may take to answer a question.
@@ -79,7 +71,7 @@ impl StatelessFace {
             Ok(state) => state,
             Err(complaint) => return inquiry.addressee.complaint(&complaint),
         };
-        let (mut deadline, mut limits) = (None, CallLimits::default());
+        let mut call = None;
         if inquiry.method == method::TOOLS_CALL {
             let weighed = match self.weigh(&inquiry).await {
                 Ok(weighed) => weighed,
@@ -97,7 +89,7 @@ impl StatelessFace {
             if is_named {
                 return inquiry.addressee.complaint(&idempotency_key::not_from_the_first_request());
             }
-            (deadline, limits) = (Some(weighed.policy.deadline), weighed.policy.limits);
+            call = Some((weighed.policy.deadline, weighed.policy.limits));
         }
         let signs = self.signs(&inquiry);
         let edits = AnswerEdits {
@@ -114,14 +106,13 @@ impl StatelessFace {
         };
         let passing = StatelessForward {
             served: Arc::clone(&self.served),
-            meter: Arc::clone(&self.meter),
-            method: inquiry.method.to_owned(),
+            metrics: Arc::clone(&self.meter),
             message: message(&inquiry, state),
             headers: repeated(inquiry.headers),
             forwarded: inquiry.forwarded.clone(),
             edits,
-            deadline,
-            limits,
+            is_subscription: inquiry.method == method::LISTEN,
+            call,
             signs: signs.clone(),
         };
         let addressee = inquiry.addressee.clone();
@@ -207,121 +198,93 @@ fn repeated(all: &HeaderMap) -> HeaderMap {
 /// A request that is being forwarded.
 struct StatelessForward {
     served: Arc<Served>,
-    meter: Arc<PipeMetrics>,
-    method: String,
+    metrics: Arc<PipeMetrics>,
     message: Bytes,
     headers: HeaderMap,
     forwarded: ForwardedHeaders,
     edits: AnswerEdits,
-    deadline: Option<Duration>,
-    limits: CallLimits,
+    is_subscription: bool,
+    /// The deadline and the limits of a call.
+    call: Option<(Duration, CallLimits)>,
     /// Progress instead of comments.
     signs: Option<LifeSigns>,
 }
 
-/// A request at the upstream, with its permit and its deadline.
-struct StatelessPipedCall {
+/// A request of a stateless client at the upstream.
+struct StatelessPipeEra {
+    served: Arc<Served>,
+    metrics: Arc<PipeMetrics>,
     id: RequestId,
-    channel: Arc<dyn RawChannel>,
-    mark: HealthMark,
-    began: Instant,
-    meter: Arc<PipeMetrics>,
-    is_stream: bool,
-    /// Held for calls.
-    permit: Option<HeldCall>,
+    is_subscription: bool,
 }
 
-impl AnsweredRequest for StatelessPipedCall {
+/// A client that cancels its request drops it with its response: it is wanted here, and nothing is sent to cancel it.
+impl PipeEra for StatelessPipeEra {
+    /// Its streams have no event ids.
+    const IS_RESUMABLE: bool = false;
+    const OPENS_WITHIN_IDLE: bool = true;
+
     fn id(&self) -> &RequestId {
         &self.id
     }
 
-    fn calls_end(&self) -> Option<&CallsEnd> {
-        self.permit.as_ref().map(HeldCall::calls_end)
+    fn served(&self) -> &Served {
+        &self.served
     }
 
-    fn heard(&self) {
-        self.permit.iter().for_each(HeldCall::heard);
+    fn metrics(&self) -> &PipeMetrics {
+        &self.metrics
     }
 
-    /// Its streams have no event ids.
-    fn is_resumable(&self) -> bool {
-        false
-    }
-
-    /// A client subscribes again if its subscription ends without a result.
-    fn ends_with_answer(&self) -> bool {
-        !self.is_stream
-    }
-
-    /// A client that cancels its request drops it with its response, so it is wanted here.
-    fn ended(&self, fault: &GatewayFault) {
-        if let Some(health) = self.channel.health() {
-            health.ended(self.mark, fault);
-        }
-    }
-
-    /// The request is cancelled by dropping it with its response.
-    fn cancel(&self, _: Reason) {}
-}
-
-impl Drop for StatelessPipedCall {
-    fn drop(&mut self) {
-        let histogram = if self.permit.is_some() { &self.meter.call_time } else { &self.meter.request_time };
-        histogram.record(self.began.elapsed());
+    fn is_subscription(&self) -> bool {
+        self.is_subscription
     }
 }
 
 impl StatelessForward {
     async fn run(self, accepted: AcceptedTypes) -> RequestAnswer {
-        match self.attempt(accepted).await {
-            Ok(answer) => answer,
-            Err(fault) => {
-                tracing::debug!(reason = reason_key(fault.reason), "the request has no answer");
-                RequestAnswer::Fault(fault)
-            }
-        }
+        self.attempt(accepted).await.unwrap_or_else(|fault| {
+            tracing::debug!(reason = reason_key(fault.reason), "the request has no answer");
+            RequestAnswer::Fault(fault)
+        })
     }
 
-    async fn attempt(self, accepted: AcceptedTypes) -> Result<RequestAnswer, GatewayFault> {
-        let is_stream = self.method == method::LISTEN;
+    async fn attempt(mut self, accepted: AcceptedTypes) -> Result<RequestAnswer, GatewayFault> {
         let settings = &self.served.settings;
-        let (permit, timeouts, deadline) = match self.deadline {
-            Some(deadline) => {
+        let (permit, timeouts, deadline) = match self.call {
+            Some((deadline, limits)) => {
                 let tool = self.edits.asker.params.get_str("name").unwrap_or_default();
                 let permit = HeldCall::begin(&self.served, &self.edits.asker.principal, Arc::from(&*tool)).await?;
-                (Some(permit), settings.call_timeouts.of_tool(self.limits), Some(Instant::now() + deadline))
+                (Some(permit), settings.call_timeouts.of_tool(limits), Some(Instant::now() + deadline))
             }
             None => (None, settings.timeouts, None),
         };
-        let meter = Arc::clone(&self.meter);
-        let other = if is_stream { &meter.streams } else { &meter.requests };
-        if permit.is_some() { &meter.calls } else { other }.increment(1);
-        let call = StatelessPipedCall {
+        let era = StatelessPipeEra {
+            served: Arc::clone(&self.served),
+            metrics: Arc::clone(&self.metrics),
             id: self.edits.id.clone(),
-            channel: Arc::<dyn OwnSessionChannel>::clone(&self.served.channel),
-            mark: self.served.channel.health().map(UpstreamHealth::mark).unwrap_or_default(),
-            began: Instant::now(),
-            meter,
-            is_stream,
-            permit,
+            is_subscription: self.is_subscription,
         };
-        let response = match in_time(&call, pin!(self.deliver()), timeouts.first_byte, deadline).await? {
+        let call = PipedCall::begin(era, permit);
+        let judged = in_time(&call, pin!(self.deliver()), timeouts.first_byte, deadline).await?;
+        let response = match judged {
             JudgedResponse::Fine(response) => response,
             JudgedResponse::Refused { fault, error, .. } => return self.refused(fault, error),
             JudgedResponse::SessionLost => return Err(GatewayFault::new(Reason::UpstreamSessionLost, Executed::No)),
         };
+        let share = self.served.engine.limits().answers_to(&self.edits.asker.principal);
+        let limits = ReadLimits::within(self.served.settings.result_bytes_max, share);
         // A subscription is silent while nothing changes.
-        let idle = timeouts.idle.filter(|_| !is_stream);
-        let pace = PipeTimeouts { idle, deadline };
-        self.answer(response, accepted, pace, call).await
+        let pace = PipeTimeouts { idle: timeouts.idle.filter(|_| !self.is_subscription), deadline };
+        call.answer(response, self.edits, limits, accepted, pace, self.signs).await
     }
 
-    async fn deliver(&self) -> Result<JudgedResponse, GatewayFault> {
+    async fn deliver(&mut self) -> Result<JudgedResponse, GatewayFault> {
         let binding = SessionBinding { version: Some(ProtocolVersion::STATELESS), ..SessionBinding::default() };
         let principal = self.edits.asker.principal.clone();
         let message = MessageText::from(self.message.clone());
-        let verb = RawMethod::PostWith { message: message.clone(), headers: Box::new(self.headers.clone()), principal };
+        let headers = Box::new(std::mem::take(&mut self.headers));
+        let verb = RawMethod::PostWith { message: message.clone(), headers, principal };
         let request = RawRequest { binding, verb, forwarded: self.forwarded.clone() };
         let response = self.served.channel.send(request).await?;
         Ok(reply::judge(response, ErrorAddressee::Passed(Some(&message))).await)
@@ -340,71 +303,6 @@ impl StatelessForward {
             None => RequestAnswer::Refused(status, error),
         })
     }
-
-    async fn answer(
-        self,
-        response: RawResponse,
-        accepted: AcceptedTypes,
-        pace: PipeTimeouts,
-        call: StatelessPipedCall,
-    ) -> Result<RequestAnswer, GatewayFault> {
-        let bytes_max = self.served.settings.result_bytes_max;
-        let limits = ReadLimits::within(bytes_max, self.served.engine.limits().answers_to(&self.edits.asker.principal));
-        match response.content {
-            BodyKind::Other => Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown)),
-            BodyKind::Events if accepted == AcceptedTypes::Json => {
-                // The client accepts no stream: messages before the response are dropped.
-                let reading = reply::answer(response, &call.id, &limits);
-                let answer = in_time(&call, pin!(reading), None, pace.deadline).await?;
-                let text = limits.rehold(match &answer.outcome {
-                    Ok(result) => envelope::result(&call.id, result),
-                    Err(error) => envelope::error(Some(&call.id), error),
-                });
-                Ok(RequestAnswer::Json(full_body(self.edits.text(GlancedMessage::of(text)))))
-            }
-            BodyKind::Events => {
-                let leaving = (self.method == method::LISTEN).then(|| self.served.leaving.clone());
-                let (id, signs) = (call.id.clone(), self.signs);
-                let source = self.edits.events(response.body, &limits);
-                let form = BodyForm::Events;
-                let body = PipeBody::new(source, form, pace, Some(call)).with_signs(signs);
-                Ok(RequestAnswer::Events(match leaving {
-                    Some(leaving) => until_leaving(body, leaving, &id),
-                    None => body.boxed_unsync(),
-                }))
-            }
-            BodyKind::Json => {
-                let sniffing = self.edits.sniff(response.body, &limits);
-                match in_time(&call, pin!(sniffing), pace.idle, pace.deadline).await? {
-                    SniffedAnswer::Whole(message) => {
-                        let message = self.edits.alone(message);
-                        if self.edits.is_stray(&message) {
-                            return Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown));
-                        }
-                        Ok(RequestAnswer::Json(full_body(self.edits.text(message))))
-                    }
-                    SniffedAnswer::Through(body) => {
-                        Ok(RequestAnswer::Json(PipeBody::new(body, BodyForm::Json, pace, Some(call)).boxed_unsync()))
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// A subscription that ends with its result when the gateway shuts down (MOD-25).
-fn until_leaving(
-    body: PipeBody<StatelessPipedCall>,
-    leaving: CancellationToken,
-    id: &RequestId,
-) -> crate::face::http::ResponseBody {
-    let meta = ObjectWriter::new().member(SUBSCRIPTION_ID, id.payload()).finish();
-    let result = ObjectWriter::new().text("resultType", "complete").member(META, &meta).finish();
-    let farewell = BodyPart::message(envelope::result(id, &result));
-    let stopped = leaving.clone();
-    let last = stream::once(async move { stopped.is_cancelled().then(|| Ok(Frame::data(farewell))) });
-    let frames = BodyStream::new(body).take_until(leaving.cancelled_owned());
-    StreamBody::new(frames.chain(last.filter_map(std::future::ready))).boxed_unsync()
 }
 
 /// Replaces an error about the gateway's own request, which does not concern the client (GW-29); `None` for others.

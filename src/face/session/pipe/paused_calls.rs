@@ -13,12 +13,13 @@ use http::HeaderValue;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::{PipedCall, events_until_leaving};
+use super::{SessionPipeEra, events_until_leaving};
 use crate::dialect::faults::gateway_error;
 use crate::engine::CallsEnd;
 use crate::face::call_stream::request_answer::RequestAnswer;
 use crate::face::http::events_body;
 use crate::face::pipe::body::{AnsweredRequest, PipeBody, PipeTimeouts};
+use crate::face::pipe::forward::{PipeEra as _, PipedCall};
 use crate::face::pipe::stream_tail::StreamPause;
 use crate::face::session::SessionFaceState;
 use crate::face::session::session_cache::ClientSession;
@@ -59,7 +60,7 @@ impl Default for PausedCalls {
 /// A call with its remaining time limits.
 #[derive(Debug)]
 pub(super) struct PausedCall {
-    pub(super) call: PipedCall,
+    pub(super) call: PipedCall<SessionPipeEra>,
     pub(super) pace: PipeTimeouts,
     until: Instant,
 }
@@ -86,7 +87,7 @@ impl PausedCalls {
         let key = (session.token.nonce, event);
         let mut waiting = self.waiting.lock();
         if let Some(mut paused) = waiting.remove(&key) {
-            paused.call.taken_up_at = Some(key.1);
+            paused.call.era.taken_up_at = Some(key.1);
             return Some(AwaitedCall::Paused(paused));
         }
         let ended = self.ended.get(ended_key(&key))?;
@@ -106,7 +107,7 @@ impl PausedCalls {
 
     /// Ends the call under this key that expires at `until`, unless its client has resumed it. Its fault, if any, is kept for the
     /// client.
-    fn give_up(&self, key: PauseKey, until: Instant) -> Option<(PipedCall, Option<GatewayFault>)> {
+    fn give_up(&self, key: PauseKey, until: Instant) -> Option<(PipedCall<SessionPipeEra>, Option<GatewayFault>)> {
         let mut waiting = self.waiting.lock();
         // If it was paused again, it has another expiry and another watcher.
         if waiting.get(&key).is_none_or(|paused| paused.until != until) {
@@ -115,15 +116,15 @@ impl PausedCalls {
         let PausedCall { call, pace, .. } = waiting.remove(&key)?;
         let is_late = pace.deadline.is_some_and(|deadline| Instant::now() >= deadline);
         let fault = is_late.then(|| GatewayFault::new(Reason::DeadlineExceeded, Executed::Unknown));
-        if let Some(fault) = fault.filter(|_| call.is_wanted()) {
-            self.keep_end(key, &call, fault);
+        if let Some(fault) = fault.filter(|_| call.era.is_wanted()) {
+            self.keep_end(key, &call.era, fault);
         }
         Some((call, fault))
     }
 
     /// Records the fault of a call. If its client had resumed it before the deadline, the client may lose the fault and resume
     /// once more.
-    pub(super) fn note_end(&self, call: &PipedCall, fault: &GatewayFault) {
+    pub(super) fn note_end(&self, call: &SessionPipeEra, fault: &GatewayFault) {
         let Some(event) = call.taken_up_at.as_ref().filter(|_| fault.reason == Reason::DeadlineExceeded) else {
             return;
         };
@@ -133,8 +134,8 @@ impl PausedCalls {
         }
     }
 
-    fn keep_end(&self, key: PauseKey, call: &PipedCall, fault: GatewayFault) {
-        let (number, id) = (ended_key(&key), call.id.clone());
+    fn keep_end(&self, key: PauseKey, call: &SessionPipeEra, fault: GatewayFault) {
+        let (number, id) = (ended_key(&key), call.request.id.clone());
         self.ended.insert(number, EndedCall { event: key.1, id, fault, when: Instant::now() });
     }
 }
@@ -194,9 +195,9 @@ fn ended_key((nonce, event): &PauseKey) -> u128 {
 
 /// Keeps a call until its client resumes, its deadline, or the longest absence, whichever is first. An absent client cancels
 /// nothing (T-81); a deadline does.
-pub(super) fn pause(call: PipedCall, pace: PipeTimeouts, at: &StreamPause) {
-    let shared = Arc::clone(&call.shared);
-    let key = (call.session.token.nonce, at.event.clone());
+pub(super) fn pause(call: PipedCall<SessionPipeEra>, pace: PipeTimeouts, at: &StreamPause) {
+    let shared = Arc::clone(&call.era.shared);
+    let key = (call.era.session.token.nonce, at.event.clone());
     let patience = Instant::now() + at.retry.min(RETRY_MAX) + AWAY_MAX;
     let until = pace.deadline.map_or(patience, |deadline| deadline.min(patience));
     shared.paused.keep(key.clone(), PausedCall { call, pace, until });

@@ -2,10 +2,13 @@
 //!
 //! Everything else is forwarded unchanged.
 
-use super::client_filter::ClientFilter;
+use bytes::Bytes;
+
+use super::client_filter::{self, ClientFilter, PeekedAnswer};
 use crate::face::call_stream::request_answer::RequestAnswer;
 use crate::face::fallback::FallbackListing;
 use crate::face::http::{AcceptedTypes, events_body, full_body};
+use crate::face::pipe::forward::{OpenedAnswer, ResponseEdits};
 use crate::face::reachable_tools::ReachableTools;
 use crate::face::rewrite::{self, TaskSupportLookup};
 use crate::task::{Executed, GatewayFault, Reason};
@@ -69,7 +72,7 @@ impl StreamEdits {
     }
 
     /// Applies the edits to a JSON body; empty if nothing of it is for the client.
-    pub(super) fn text(&self, text: MessageText) -> Vec<MessageText> {
+    fn text(&self, text: MessageText) -> Vec<MessageText> {
         let messages = match self.arrays {
             ArrayPolicy::Split if is_batch(&text) => match split_batch(&text, ScanLimits::UPSTREAM, BATCH_READ_MAX) {
                 Ok(messages) => messages.into_iter().map(MessageText::from).collect(),
@@ -82,11 +85,6 @@ impl StreamEdits {
             return messages;
         }
         messages.into_iter().map(|message| self.listed(message)).collect()
-    }
-
-    /// Refuses the server's questions in a text that the client does not get.
-    pub(super) fn refuse_questions(&self, text: &MessageText) {
-        self.filter.refuse_questions(text);
     }
 
     /// Edits a message that may be a tool list.
@@ -105,12 +103,45 @@ impl StreamEdits {
     }
 }
 
+impl ResponseEdits for StreamEdits {
+    async fn open(
+        &self,
+        id: &RequestId,
+        body: RawBody,
+        limits: &ReadLimits,
+        accepted: AcceptedTypes,
+    ) -> Result<OpenedAnswer, GatewayFault> {
+        let body = match &self.tool_list {
+            Some(_) => body,
+            None => match client_filter::opened(body).await? {
+                PeekedAnswer::Plain(body) => return Ok(OpenedAnswer::Through(body)),
+                PeekedAnswer::Odd(body) => body,
+            },
+        };
+        // Boxed: most responses are forwarded as they arrive.
+        let text = Box::pin(reply::read_whole(body, limits)).await?;
+        self.whole(id, text, accepted).map(OpenedAnswer::Whole)
+    }
+
+    fn whole(&self, id: &RequestId, text: Bytes, accepted: AcceptedTypes) -> Result<RequestAnswer, GatewayFault> {
+        several(self.text(text.into()), accepted, id)
+    }
+
+    fn skip(&self, text: &MessageText) {
+        self.filter.refuse_questions(text);
+    }
+
+    fn events(self, source: RawBody, limits: &ReadLimits) -> RawBody {
+        self.apply(source, limits)
+    }
+}
+
 /// A response that was read as a whole. Several messages become several events, or only the response for a client that accepts no
 /// stream.
 ///
 /// # Errors
 /// `UpstreamMalformed` if there is nothing to forward.
-pub(in crate::face) fn several(
+fn several(
     mut messages: Vec<MessageText>,
     accepted: AcceptedTypes,
     id: &RequestId,

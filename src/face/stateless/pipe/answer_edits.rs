@@ -13,7 +13,10 @@ use crate::dialect::RequestError;
 use crate::dialect::faults::gateway_error;
 use crate::dialect::negotiate::StatelessRequest;
 use crate::dialect::plain::PlainUpstream;
+use crate::face::call_stream::request_answer::RequestAnswer;
 use crate::face::fallback::FallbackListing;
+use crate::face::http::{AcceptedTypes, full_body};
+use crate::face::pipe::forward::{OpenedAnswer, ResponseEdits};
 use crate::face::reachable_tools::ReachableTools;
 use crate::face::rewrite;
 use crate::face::sealed::{Sealer, StateContent, StateScope, StateToken};
@@ -90,19 +93,6 @@ pub(super) struct AnswerEdits {
     /// The gateway's own tools, for a client that gets them.
     pub(super) fallback: Option<FallbackListing>,
     pub(super) tools: ReachableTools,
-}
-
-/// A JSON response after a search of its beginning.
-pub(super) enum SniffedAnswer {
-    /// It is short, or may need an edit.
-    Whole(GlancedMessage),
-    Through(RawBody),
-}
-
-impl SniffedAnswer {
-    fn whole(text: Bytes) -> Self {
-        Self::Whole(GlancedMessage::of(text))
-    }
 }
 
 /// A message with the result of one pass over it.
@@ -249,8 +239,21 @@ impl AnswerEdits {
         }
     }
 
-    /// Applies the edits to an event stream.
-    pub(super) fn events(self, source: RawBody, limits: &ReadLimits) -> RawBody {
+    /// The response for the client.
+    ///
+    /// # Errors
+    /// If it is a request of the server's.
+    fn alone_and_edited(&self, message: GlancedMessage) -> Result<OpenedAnswer, GatewayFault> {
+        let message = self.alone(message);
+        if self.is_stray(&message) {
+            return Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown));
+        }
+        Ok(OpenedAnswer::Whole(RequestAnswer::Json(full_body(self.text(message)))))
+    }
+}
+
+impl ResponseEdits for AnswerEdits {
+    fn events(self, source: RawBody, limits: &ReadLimits) -> RawBody {
         let gate = EventGate::new(PrimerPolicy::Pass, HoldPolicy::Messages, limits.bytes_max);
         let gate = match self.aim {
             EditTarget::Discovery | EditTarget::ToolList => gate,
@@ -259,13 +262,16 @@ impl AnswerEdits {
         edited_events(source, gate, limits.share.clone(), move |event| self.event(event))
     }
 
-    /// Searches a JSON body.
-    ///
-    /// # Errors
-    /// If it breaks off, or is too large where it must be read whole.
-    pub(super) async fn sniff(&self, mut body: RawBody, limits: &ReadLimits) -> Result<SniffedAnswer, GatewayFault> {
+    async fn open(
+        &self,
+        _: &RequestId,
+        mut body: RawBody,
+        limits: &ReadLimits,
+        _: AcceptedTypes,
+    ) -> Result<OpenedAnswer, GatewayFault> {
+        let whole = |text| self.alone_and_edited(GlancedMessage::of(text));
         if self.aim != EditTarget::Other {
-            return reply::read_whole(body, limits).await.map(SniffedAnswer::whole);
+            return whole(reply::read_whole(body, limits).await?);
         }
         let (mut pieces, mut glance, mut length) = (VecDeque::new(), MessageClassifier::default(), 0);
         while length < SNIFF_BYTES_MAX {
@@ -277,9 +283,9 @@ impl AnswerEdits {
                 }
                 None if pieces.len() == 1 => {
                     let text = pieces.pop_front().unwrap_or_default();
-                    return Ok(SniffedAnswer::Whole(GlancedMessage { text, glance }));
+                    return self.alone_and_edited(GlancedMessage { text, glance });
                 }
-                None => return Ok(SniffedAnswer::Whole(GlancedMessage { text: joined(&pieces), glance })),
+                None => return self.alone_and_edited(GlancedMessage { text: joined(&pieces), glance }),
             }
         }
         let is_answer = !glance.may_be_request() && glance.shows() != MessageClass::Nothing;
@@ -291,10 +297,14 @@ impl AnswerEdits {
                 if asks { Err(FramingError::AsksTooLate) } else { Ok(()) }
             });
             let parts = pieces.into_iter().map(BodyPart::Bytes).collect();
-            return Ok(SniffedAnswer::Through(RawBody::new(PartlyReadBody { parts, rest })));
+            return Ok(OpenedAnswer::Through(RawBody::new(PartlyReadBody { parts, rest })));
         }
         let parts = pieces.into_iter().map(BodyPart::Bytes).collect();
-        reply::read_whole(PartlyReadBody { parts, rest: body }, limits).await.map(SniffedAnswer::whole)
+        whole(reply::read_whole(PartlyReadBody { parts, rest: body }, limits).await?)
+    }
+
+    fn whole(&self, _: &RequestId, text: Bytes, _: AcceptedTypes) -> Result<RequestAnswer, GatewayFault> {
+        Ok(RequestAnswer::Json(full_body(self.text(GlancedMessage::of(text)))))
     }
 }
 

@@ -1,0 +1,233 @@
+//! Forwards the response to one request, for clients of either era: its permit, metrics and time limits, and the three kinds of body.
+
+use std::pin::pin;
+
+use bytes::Bytes;
+use futures_util::{StreamExt as _, stream};
+use http_body_util::{BodyExt as _, BodyStream, StreamBody};
+use hyper::body::Frame;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::body::{AnsweredRequest, BodyForm, PipeBody, PipeTimeouts, in_time};
+use super::held_call::HeldCall;
+use super::pipe_metrics::PipeMetrics;
+use super::stream_tail::StreamPause;
+use crate::engine::CallsEnd;
+use crate::face::call_stream::progress::LifeSigns;
+use crate::face::call_stream::request_answer::RequestAnswer;
+use crate::face::http::{AcceptedTypes, ResponseBody};
+use crate::face::served::Served;
+use crate::task::{Executed, GatewayFault, Reason};
+use crate::upstream::answer_body::BodyKind;
+use crate::upstream::raw_channel::{RawBody, RawResponse};
+use crate::upstream::reply::{self, ReadLimits};
+use crate::upstream::upstream_health::{HealthMark, UpstreamHealth};
+use crate::wire::framing::BodyPart;
+use crate::wire::meta::{META, SUBSCRIPTION_ID};
+use crate::wire::object::ObjectWriter;
+use crate::wire::{MessageText, RequestId, envelope};
+
+/// What an era does differently with a request at the upstream.
+pub(in crate::face) trait PipeEra: Send + Unpin + Sized + 'static {
+    /// Whether the client may resume its stream if an event had an id (T-29).
+    const IS_RESUMABLE: bool;
+    /// Whether the beginning of a JSON body must arrive within the longest silence of the upstream.
+    const OPENS_WITHIN_IDLE: bool;
+
+    fn id(&self) -> &RequestId;
+
+    fn served(&self) -> &Served;
+
+    fn metrics(&self) -> &PipeMetrics;
+
+    /// Whether the client still waits, as far as is remembered.
+    fn is_wanted(&self) -> bool {
+        true
+    }
+
+    /// Whether it is a subscription: its client subscribes again if it ends without a result.
+    fn is_subscription(&self) -> bool {
+        false
+    }
+
+    /// Records that a request ends with this fault.
+    fn note_end(&self, _fault: &GatewayFault) {}
+
+    /// Cancels the request upstream, if dropping its body does not.
+    fn cancel(&self, _reason: Reason) {}
+
+    /// Keeps a call, which continues upstream, until its stream is resumed.
+    fn pause(_call: PipedCall<Self>, _pace: PipeTimeouts, _at: &StreamPause) {}
+}
+
+/// The edits that an era makes in one response.
+pub(in crate::face) trait ResponseEdits: Send + Sync {
+    /// Reads a JSON body until it is known whether it can be forwarded as it arrives.
+    fn open(
+        &self,
+        id: &RequestId,
+        body: RawBody,
+        limits: &ReadLimits,
+        accepted: AcceptedTypes,
+    ) -> impl Future<Output = Result<OpenedAnswer, GatewayFault>> + Send;
+
+    /// Edits a response that was read whole.
+    fn whole(&self, id: &RequestId, text: Bytes, accepted: AcceptedTypes) -> Result<RequestAnswer, GatewayFault>;
+
+    /// Sees a message of a stream that the client does not get.
+    fn skip(&self, _text: &MessageText) {}
+
+    /// Edits an event stream.
+    fn events(self, source: RawBody, limits: &ReadLimits) -> RawBody;
+}
+
+/// A JSON response whose beginning was read.
+pub(in crate::face) enum OpenedAnswer {
+    Whole(RequestAnswer),
+    /// Forwarded as it arrives.
+    Through(RawBody),
+}
+
+/// A request at the upstream, with its permit.
+#[derive(Debug)]
+pub(in crate::face) struct PipedCall<E: PipeEra> {
+    pub(in crate::face) era: E,
+    began: Instant,
+    /// The permit of a `tools/call`.
+    permit: Option<HeldCall>,
+    mark: HealthMark,
+}
+
+impl<E: PipeEra> PipedCall<E> {
+    pub(in crate::face) fn begin(era: E, permit: Option<HeldCall>) -> Self {
+        let metrics = era.metrics();
+        let other = if era.is_subscription() { &metrics.streams } else { &metrics.requests };
+        if permit.is_some() { &metrics.calls } else { other }.increment(1);
+        let mark = era.served().channel.health().map(UpstreamHealth::mark).unwrap_or_default();
+        Self { era, began: Instant::now(), permit, mark }
+    }
+
+    /// The response for the client.
+    pub(in crate::face) async fn answer(
+        self,
+        response: RawResponse,
+        edits: impl ResponseEdits,
+        limits: ReadLimits,
+        accepted: AcceptedTypes,
+        pace: PipeTimeouts,
+        signs: Option<LifeSigns>,
+    ) -> Result<RequestAnswer, GatewayFault> {
+        match response.content {
+            BodyKind::Other => Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown)),
+            BodyKind::Json => {
+                let opening = edits.open(self.era.id(), response.body, &limits, accepted);
+                let opening_max = pace.idle.filter(|_| E::OPENS_WITHIN_IDLE);
+                let opened = in_time(&self, pin!(opening), opening_max, pace.deadline).await?;
+                match opened {
+                    OpenedAnswer::Whole(answer) => Ok(answer),
+                    OpenedAnswer::Through(body) => {
+                        Ok(RequestAnswer::Json(PipeBody::new(body, BodyForm::Json, pace, Some(self)).boxed_unsync()))
+                    }
+                }
+            }
+            BodyKind::Events if accepted == AcceptedTypes::Json => {
+                // Boxed: few clients accept no stream.
+                let mut reading = Box::pin(self.last_of(response, &edits, &limits, accepted));
+                in_time(&self, reading.as_mut(), None, pace.deadline).await
+            }
+            BodyKind::Events => {
+                let subscription =
+                    self.era.is_subscription().then(|| (self.era.id().clone(), self.era.served().leaving.clone()));
+                let source = edits.events(response.body, &limits);
+                let body = PipeBody::new(source, BodyForm::Events, pace, Some(self)).with_signs(signs);
+                Ok(RequestAnswer::Events(match subscription {
+                    Some((id, leaving)) => until_leaving(body, &id, leaving),
+                    None => body.boxed_unsync(),
+                }))
+            }
+        }
+    }
+
+    /// The response in a stream, for a client that accepts none: messages before it are dropped.
+    async fn last_of(
+        &self,
+        response: RawResponse,
+        edits: &impl ResponseEdits,
+        limits: &ReadLimits,
+        accepted: AcceptedTypes,
+    ) -> Result<RequestAnswer, GatewayFault> {
+        let id = self.era.id();
+        let answer = reply::answer_after(response, id, limits, |text| edits.skip(text)).await?;
+        let text = limits.rehold(match &answer.outcome {
+            Ok(result) => envelope::result(id, result),
+            Err(error) => envelope::error(Some(id), error),
+        });
+        edits.whole(id, text, accepted)
+    }
+}
+
+/// A subscription that ends with its result when the gateway shuts down (MOD-25).
+fn until_leaving<E: PipeEra>(body: PipeBody<PipedCall<E>>, id: &RequestId, leaving: CancellationToken) -> ResponseBody {
+    let meta = ObjectWriter::new().member(SUBSCRIPTION_ID, id.payload()).finish();
+    let result = ObjectWriter::new().text("resultType", "complete").member(META, &meta).finish();
+    let message = BodyPart::message(envelope::result(id, &result));
+    let stopped = leaving.clone();
+    let last = stream::once(async move { stopped.is_cancelled().then(|| Ok(Frame::data(message))) });
+    let frames = BodyStream::new(body).take_until(leaving.cancelled_owned());
+    StreamBody::new(frames.chain(last.filter_map(std::future::ready))).boxed_unsync()
+}
+
+impl<E: PipeEra> AnsweredRequest for PipedCall<E> {
+    fn id(&self) -> &RequestId {
+        self.era.id()
+    }
+
+    fn calls_end(&self) -> Option<&CallsEnd> {
+        self.permit.as_ref().map(HeldCall::calls_end)
+    }
+
+    fn is_resumable(&self) -> bool {
+        E::IS_RESUMABLE
+    }
+
+    fn heard(&self) {
+        self.permit.iter().for_each(HeldCall::heard);
+    }
+
+    fn note_place(&mut self, has_place: bool) {
+        if let Some(held) = self.permit.as_mut().filter(|_| E::IS_RESUMABLE) {
+            held.note_place(has_place);
+        }
+    }
+
+    fn ended(&self, fault: &GatewayFault) {
+        self.era.note_end(fault);
+        if let Some(health) = self.era.served().channel.health().filter(|_| self.era.is_wanted()) {
+            health.ended(self.mark, fault);
+        }
+    }
+
+    /// A request without a permit need not be kept.
+    fn pause(self, pace: PipeTimeouts, at: &StreamPause) {
+        if self.permit.is_some() {
+            E::pause(self, pace, at);
+        }
+    }
+
+    fn cancel(&self, reason: Reason) {
+        self.era.cancel(reason);
+    }
+
+    fn ends_with_answer(&self) -> bool {
+        !self.era.is_subscription()
+    }
+}
+
+impl<E: PipeEra> Drop for PipedCall<E> {
+    fn drop(&mut self) {
+        let metrics = self.era.metrics();
+        let histogram = if self.permit.is_some() { &metrics.call_time } else { &metrics.request_time };
+        histogram.record(self.began.elapsed());
+    }
+}

@@ -10,7 +10,6 @@ mod calls_end;
 mod change;
 pub mod change_subscribers;
 pub mod changes_elsewhere;
-mod doubtful_writes;
 mod list_all;
 pub mod recovery;
 mod refused_inserts;
@@ -22,6 +21,7 @@ mod subtask_tree;
 pub mod sweeper;
 mod target;
 mod task_metrics;
+mod unknown_commits;
 mod unstored_tasks;
 
 use std::collections::BTreeSet;
@@ -70,13 +70,13 @@ pub struct Engine {
     results: shared_results::SharedResults,
     watchers: ChangeSubscribers,
     /// Woken once the upstream of a cancelled task was notified, an event that no client sees.
-    told: ChangeSubscribers,
+    notified: ChangeSubscribers,
     live: runner::LiveRunners,
     /// Rows that recovery will retry, because the store failed to settle them.
     retried: Mutex<BTreeSet<TaskKey>>,
     runners: TaskTracker,
     changes: change::RunningChanges,
-    doubts: doubtful_writes::DoubtfulWrites,
+    unknown_commits: unknown_commits::UnknownCommits,
     trees: runner::TreeSizes,
     unstored: UnstoredTaskLog,
     metrics: task_metrics::TaskMetrics,
@@ -111,12 +111,12 @@ impl Engine {
             results: shared_results::SharedResults::new(principals),
             access: SharedAccess::default(),
             watchers: ChangeSubscribers::default(),
-            told: ChangeSubscribers::default(),
+            notified: ChangeSubscribers::default(),
             live: runner::LiveRunners::default(),
             retried: Mutex::default(),
             runners: TaskTracker::new(),
             changes: change::RunningChanges::default(),
-            doubts: doubtful_writes::DoubtfulWrites::default(),
+            unknown_commits: unknown_commits::UnknownCommits::default(),
             trees: runner::TreeSizes::default(),
             unstored: UnstoredTaskLog::default(),
             metrics: task_metrics::TaskMetrics::default(),
@@ -143,8 +143,8 @@ impl Engine {
     /// # Errors
     /// If this process does not run the call, or too many clients resume it at once: see [`Engine::held`].
     pub fn retry(&self, key: &TaskKey, retry: RoundRetry) -> Result<CallStream, RetryRefusal> {
-        let (seat, stream) = CallStream::new();
-        self.live.retry(key, seat, retry).map(|()| stream)
+        let (sender, stream) = CallStream::new();
+        self.live.retry(key, sender, retry).map(|()| stream)
     }
 
     pub(crate) fn mint_key(&self, owner: &Principal) -> TaskKey {
@@ -198,7 +198,7 @@ impl Engine {
 
     /// Unsettled tasks of all principals, including calls that may still become tasks.
     #[must_use]
-    pub fn places_taken(&self) -> usize {
+    pub fn permits_taken(&self) -> usize {
         self.admission.taken()
     }
 
@@ -227,7 +227,7 @@ impl Engine {
     ///
     /// # Errors
     /// `TooManyTasks` or `Draining`.
-    fn take_places(&self, owner: &Principal, number: NonZeroUsize) -> Result<TaskPermit, Reason> {
+    fn take_permits(&self, owner: &Principal, number: NonZeroUsize) -> Result<TaskPermit, Reason> {
         self.admission.take_beside(owner, number, self.unsettled_rows(owner))
     }
 
@@ -235,7 +235,7 @@ impl Engine {
     ///
     /// # Errors
     /// `TooManyTasks`.
-    fn take_place_of_running(&self, owner: &Principal) -> Result<TaskPermit, Reason> {
+    fn take_permit_of_running(&self, owner: &Principal) -> Result<TaskPermit, Reason> {
         self.admission.take_within(owner, NonZeroUsize::MIN, self.unsettled_rows(owner))
     }
 

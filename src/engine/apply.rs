@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, try_join_all};
 
 use super::Engine;
-use super::doubtful_writes::DoubtfulWrite;
+use super::unknown_commits::UnknownCommit;
 use crate::dialect::faults::reason_key;
 use crate::failpoint;
 use crate::store::{StoreError, StoredTask, WriteRole};
@@ -96,7 +96,7 @@ impl Engine {
     }
 
     /// Applies events in one commit. `changed` refers to the last event; those before it are left out where the store has no room
-    /// for them. A write with an unknown commit performs its effects once it is known to be committed (see `doubtful_writes`).
+    /// for them. A write with an unknown commit performs its effects once it is known to be committed (see `unknown_commits`).
     ///
     /// # Errors
     /// As [`Engine::apply`]. A holder's write that is `Fenced` has stopped the task's runner.
@@ -110,7 +110,7 @@ impl Engine {
         match &applied {
             Ok(_) => (),
             Err(TaskError::Store(StoreError::Fenced)) => self.fenced(key),
-            Err(_) => self.ask_until_decided(key),
+            Err(_) => self.resolve_in_background(key),
         }
         applied
     }
@@ -124,7 +124,7 @@ impl Engine {
         let (mut failures, mut own) = (0, None::<(Task, bool)>);
         for _ in 0..CONFLICTS_MAX {
             let now = self.clock.now();
-            let (row, was_doubted) = match self.read_decided(key, now, own.is_some()).await {
+            let (row, was_unresolved) = match self.read_decided(key, now, own.is_some()).await {
                 Err(StoreError::Io(_)) if own.is_some() && failures < FAILURES_MAX => {
                     failures += 1;
                     tokio::time::sleep(FAILURE_PAUSE).await;
@@ -132,7 +132,7 @@ impl Engine {
                 }
                 row => row?.ok_or(TaskError::Unknown)?,
             };
-            if was_doubted && let Some((_, changed)) = own.take_if(|(written, _)| *written == *row.task) {
+            if was_unresolved && let Some((_, changed)) = own.take_if(|(written, _)| *written == *row.task) {
                 // The commit was unknown, and the write succeeded.
                 return Ok(AppliedEvent { task: row.task, changed });
             }
@@ -172,7 +172,10 @@ impl Engine {
                 }
                 Err(error @ (StoreError::NoRoom | StoreError::Io(_) | StoreError::Unsure(_))) => {
                     if matches!(error, StoreError::Unsure(_)) {
-                        self.doubt(key, DoubtfulWrite { before, upon: revision, written: task.clone(), effects });
+                        self.add_unknown_commit(
+                            key,
+                            UnknownCommit { before, upon: revision, written: task.clone(), effects },
+                        );
                         own = Some((task, changed));
                     }
                     if failures == FAILURES_MAX {
@@ -228,7 +231,7 @@ impl Engine {
         visit_stored(before, after);
         self.perform(key, effects);
         if before.recovery.is_untold && !after.recovery.is_untold {
-            self.told.wake(key);
+            self.notified.wake(key);
         }
     }
 
@@ -260,7 +263,7 @@ impl Engine {
 
     /// Stops the runner of a task that another replica has taken over. The upstream is not notified.
     pub(super) fn fenced(&self, key: &TaskKey) {
-        tracing::warn!(task = %LoggedTask(key), "another gateway has taken a task over; its call is let go of");
+        tracing::warn!(task = %LoggedTask(key), "another replica has taken a task over; its call is released");
         self.live.fence(key);
     }
 

@@ -51,7 +51,7 @@ pub struct CallSpec {
     pub questions: QuestionFilter,
     pub rounds: RoundSupport,
     /// Receives the task's progress and log messages; `None` where no client could receive them.
-    pub asides: Option<TaskNoticeSink>,
+    pub notice_sink: Option<TaskNoticeSink>,
     /// Whether the client reads subtasks directly (SEP-2268); else their parent forwards their questions (T-40).
     pub sees_subtasks: bool,
     /// Limits on following the server's subtasks, where the context enables them.
@@ -237,7 +237,7 @@ pub(super) struct CallStreamSender {
 
 impl CallStreamSender {
     /// Sends an event; waits while the client reads slowly. An event for a client that left is dropped.
-    pub(super) async fn tell(&self, event: CallEvent) {
+    pub(super) async fn send(&self, event: CallEvent) {
         let _ = self.events.send(Box::new(event)).await;
     }
 }

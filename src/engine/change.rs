@@ -36,13 +36,13 @@ const ROOM_LOOKS: RetryDelays = RetryDelays::new(Duration::from_millis(100), Dur
 
 #[derive(Debug)]
 pub(super) struct RunningChanges {
-    places: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
     pub(super) tracker: TaskTracker,
 }
 
 impl Default for RunningChanges {
     fn default() -> Self {
-        Self { places: Arc::new(Semaphore::new(CHANGES_MAX)), tracker: TaskTracker::new() }
+        Self { permits: Arc::new(Semaphore::new(CHANGES_MAX)), tracker: TaskTracker::new() }
     }
 }
 
@@ -234,7 +234,7 @@ impl Engine {
         let (engine, key) = (Arc::clone(self), key.clone());
         let cancel = async move {
             if let Err(error) = engine.given_up(&key).await {
-                tracing::warn!(task = %LoggedTask(&key), error = %CauseChain(&error), "a task that nobody knows was not cancelled");
+                tracing::warn!(task = %LoggedTask(&key), error = %CauseChain(&error), "a task that no client knows was not cancelled");
             }
         };
         self.changes.tracker.spawn(cancel.in_current_span());
@@ -257,9 +257,9 @@ impl Engine {
         change: impl Future<Output = Result<T, TaskError>> + Send + 'static,
     ) -> Result<T, TaskError> {
         // The semaphore is never closed.
-        let place = Arc::clone(&self.changes.places).acquire_owned().await.ok();
+        let permit = Arc::clone(&self.changes.permits).acquire_owned().await.ok();
         let change = async move {
-            let _place = place;
+            let _permit = permit;
             change.await
         };
         match self.changes.tracker.spawn(change.in_current_span()).await {
@@ -289,7 +289,7 @@ impl Engine {
         let mut waiting = None;
         loop {
             let applied = self.apply(key, WriteRole::Command, event.clone()).await;
-            let may_wait = Instant::now() < until && self.changes.places.available_permits() > CHANGES_MAX / 2;
+            let may_wait = Instant::now() < until && self.changes.permits.available_permits() > CHANGES_MAX / 2;
             if !matches!(applied, Err(TaskError::Store(StoreError::NoRoom))) || !may_wait {
                 return applied;
             }

@@ -46,7 +46,7 @@ async fn follow(engine: &Engine) {
             _ = ticks.tick() => (),
         }
         // Revisions of tasks without subscribers or runners are dropped here.
-        seen = engine.look_at_all(engine.concerned(), &seen).await;
+        seen = engine.look_at_all(engine.followed(), &seen).await;
     }
 }
 
@@ -62,7 +62,7 @@ impl SeenRevisions {
 
 impl Engine {
     /// The tasks that have a subscriber or a runner in this process.
-    fn concerned(&self) -> BTreeSet<TaskKey> {
+    fn followed(&self) -> BTreeSet<TaskKey> {
         self.live.keys().into_iter().chain(self.watchers.keys()).collect()
     }
 

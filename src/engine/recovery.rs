@@ -73,7 +73,7 @@ pub async fn run(engine: Arc<Engine>, origins: CallTargets, stop: CancellationTo
         loop {
             let seen = pass(&engine, &origins).await;
             if seen > 0 {
-                tracing::info!(tasks = seen, "all tasks of earlier lives were looked at");
+                tracing::info!(tasks = seen, "all tasks of earlier processes were looked at");
             }
             if engine.store.reach() != Reach::Shared {
                 return;
@@ -93,7 +93,7 @@ pub async fn run(engine: Arc<Engine>, origins: CallTargets, stop: CancellationTo
 async fn pass(engine: &Arc<Engine>, origins: &CallTargets) -> usize {
     let mut left = LeftRows::new();
     let mut claim_pauses = RetryDelays::new(RETRY_FIRST, CLAIM_EVERY);
-    let (mut seen, mut claims_told) = (0, false);
+    let (mut seen, mut is_claim_failure_logged) = (0, false);
     loop {
         let pause = match engine.store.claim(CLAIM_MAX, &origins.names()).await {
             Ok(keys) if keys.is_empty() && left.rows.is_empty() => return seen,
@@ -107,10 +107,10 @@ async fn pass(engine: &Arc<Engine>, origins: &CallTargets) -> usize {
                 continue;
             }
             Err(error) => {
-                if std::mem::replace(&mut claims_told, true) {
-                    tracing::debug!(error = %CauseChain(&error), "tasks of earlier lives could not be claimed again");
+                if std::mem::replace(&mut is_claim_failure_logged, true) {
+                    tracing::debug!(error = %CauseChain(&error), "tasks of earlier processes could not be claimed again");
                 } else {
-                    tracing::warn!(error = %CauseChain(&error), "tasks of earlier lives could not be claimed; this is tried again");
+                    tracing::warn!(error = %CauseChain(&error), "tasks of earlier processes could not be claimed; this is tried again");
                 }
                 claim_pauses.take()
             }
@@ -127,7 +127,7 @@ async fn pass(engine: &Arc<Engine>, origins: &CallTargets) -> usize {
 }
 
 /// Resumes rows of this process that have no runner, as recovery does. A row that could not be resumed is found again later.
-pub(super) async fn take_up_own(engine: &Arc<Engine>, origins: &CallTargets, rows: Vec<TaskKey>) {
+pub(super) async fn resume_own(engine: &Arc<Engine>, origins: &CallTargets, rows: Vec<TaskKey>) {
     // These rows are already counted as in flight.
     let seen = |key| RecoveryCandidate { was_seen: true, ..RecoveryCandidate::new(key) };
     let mut left = Vec::new();
@@ -143,12 +143,12 @@ struct LeftRows {
     rows: Vec<RecoveryCandidate>,
     pauses: RetryDelays,
     due: Instant,
-    is_told: bool,
+    is_logged: bool,
 }
 
 impl LeftRows {
     fn new() -> Self {
-        let mut left = Self { rows: Vec::new(), pauses: RETRIES, due: Instant::now(), is_told: false };
+        let mut left = Self { rows: Vec::new(), pauses: RETRIES, due: Instant::now(), is_logged: false };
         left.begin_anew();
         left
     }
@@ -160,12 +160,12 @@ impl LeftRows {
     }
 
     fn take(&mut self) -> Vec<RecoveryCandidate> {
-        if std::mem::replace(&mut self.is_told, true) {
-            tracing::debug!(tasks = self.rows.len(), "tasks of earlier lives are looked at again");
+        if std::mem::replace(&mut self.is_logged, true) {
+            tracing::debug!(tasks = self.rows.len(), "tasks of earlier processes are looked at again");
         } else {
             tracing::warn!(
                 tasks = self.rows.len(),
-                "tasks of earlier lives are not done with yet; they are looked at again"
+                "tasks of earlier processes are not done with yet; they are looked at again"
             );
         }
         self.due = Instant::now() + self.pauses.take();
@@ -181,17 +181,17 @@ struct RecoveryCandidate {
     /// A decision with an unknown commit, or one that could not be stored.
     tried: Option<(Arc<Task>, RecoveryDecision)>,
     /// Whether the log already names the error that delays it.
-    is_told: bool,
+    is_logged: bool,
 }
 
 impl RecoveryCandidate {
     const fn new(key: TaskKey) -> Self {
-        Self { key, was_seen: false, tried: None, is_told: false }
+        Self { key, was_seen: false, tried: None, is_logged: false }
     }
 
     /// Logs the error that delays it, once at error level: the error may last as long as the process does.
-    fn tell(&mut self, error: &(dyn Error + 'static), what: &'static str) {
-        if std::mem::replace(&mut self.is_told, true) {
+    fn log(&mut self, error: &(dyn Error + 'static), what: &'static str) {
+        if std::mem::replace(&mut self.is_logged, true) {
             tracing::debug!(task = %LoggedTask(&self.key), error = %CauseChain(error), "again, {what}");
         } else {
             tracing::error!(task = %LoggedTask(&self.key), error = %CauseChain(error), "{what}");
@@ -200,15 +200,15 @@ impl RecoveryCandidate {
 
     /// Releases the row, to retry it later.
     fn put_back(mut self, engine: &Engine, error: &(dyn Error + 'static), what: &'static str) -> RecoveryProgress {
-        self.tell(error, what);
+        self.log(error, what);
         engine.retried.lock().insert(self.key.clone());
         engine.live.remove(&self.key);
         RecoveryProgress::Again(self)
     }
 
     /// Whether its upstream was notified already.
-    fn was_told(&self) -> bool {
-        matches!(self.tried, Some((_, RecoveryDecision::Tell)))
+    fn was_notified(&self) -> bool {
+        matches!(self.tried, Some((_, RecoveryDecision::Notify)))
     }
 }
 
@@ -262,19 +262,19 @@ fn decide(
 }
 
 async fn look(engine: &Arc<Engine>, origins: &CallTargets, mut found: RecoveryCandidate) -> RecoveryProgress {
-    // Claimed before it is read: answers and cancels from here on are queued in `orders`. A runner of this process registered its
+    // Claimed before it is read: answers and cancels from here on are queued in `commands`. A runner of this process registered its
     // call before the row existed.
     let claim = engine.live.claim(&found.key);
     engine.retried.lock().remove(&found.key);
-    let Some(orders) = claim else { return RecoveryProgress::NotOurs };
-    let mut orders = Some(orders);
+    let Some(commands) = claim else { return RecoveryProgress::NotOurs };
+    let mut commands = Some(commands);
     for _ in 0..LOOKS_MAX {
         let now = engine.clock.now();
         // A row that another replica holds by now is skipped.
         let task = match engine.store.load(&found.key, now).await.map(|row| row.filter(|row| is_ours(engine, row))) {
             Ok(Some(StoredTask { task, .. })) => task,
             Ok(None) => break,
-            Err(error) => return found.put_back(engine, &error, "a task of an earlier life could not be read"),
+            Err(error) => return found.put_back(engine, &error, "a task of an earlier process could not be read"),
         };
         match parent_of(engine, &task, now).await {
             Ok(ParentState::None) => (),
@@ -283,7 +283,7 @@ async fn look(engine: &Arc<Engine>, origins: &CallTargets, mut found: RecoveryCa
             Ok(ParentState::Gone) => {
                 // The subtask continues at the server, together with its own subtasks.
                 if task.recovery.call.is_some() {
-                    tell(origins.of(&task.origin).as_ref(), &task).await;
+                    notify_upstream(origins.of(&task.origin).as_ref(), &task).await;
                 }
                 match engine.store.remove(&found.key).await {
                     Ok(()) => break,
@@ -311,19 +311,19 @@ async fn look(engine: &Arc<Engine>, origins: &CallTargets, mut found: RecoveryCa
         }
         found.was_seen = true;
         failpoint::hit("recovering");
-        if let (RecoveryDecision::Run(way), Some(reach), Some(policy)) = (&verdict, reach, policy) {
+        if let (RecoveryDecision::Run(action), Some(reach), Some(policy)) = (&verdict, reach, policy) {
             record(&task, &verdict);
             let native_task = task_mode(&task, &policy, now);
             let mut spec = reach.restored_call(&task, policy, native_task);
             spec.context.share = Some(engine.share_of(&spec));
-            if let Some(orders) = orders.take() {
-                let place = engine.admission.take_again(&task.key.owner);
-                runner::take_up(engine, spec, (task, orders), (way.clone(), place));
+            if let Some(commands) = commands.take() {
+                let permit = engine.admission.take_again(&task.key.owner);
+                runner::take_up(engine, spec, (task, commands), (action.clone(), permit));
             }
             return RecoveryProgress::Done;
         }
-        let told = reach.filter(|_| !found.was_told());
-        match finish(engine, told, &task, &verdict).await {
+        let notified = reach.filter(|_| !found.was_notified());
+        match finish(engine, notified, &task, &verdict).await {
             Ok(true) => {
                 found.tried = None;
                 record(&task, &verdict);
@@ -332,7 +332,7 @@ async fn look(engine: &Arc<Engine>, origins: &CallTargets, mut found: RecoveryCa
             Ok(false) => (),
             Err(error) => {
                 found.tried = Some((task, verdict));
-                return found.put_back(engine, &error, "a task of an earlier life could not be settled");
+                return found.put_back(engine, &error, "a task of an earlier process could not be settled");
             }
         }
     }
@@ -392,12 +392,12 @@ async fn finish(
             let settled = settle(engine, key, event).await?;
             if settled && task.shown == TaskVisibility::Hidden {
                 // No client returns for a hidden task, so its call is cancelled, too. Best effort: nothing records it.
-                tell(reach, task).await;
+                notify_upstream(reach, task).await;
             }
             Ok(settled)
         }
-        RecoveryDecision::Tell => {
-            tell(reach, task).await;
+        RecoveryDecision::Notify => {
+            notify_upstream(reach, task).await;
             settle(engine, key, Event::Told).await
         }
     }
@@ -416,17 +416,17 @@ async fn settle(engine: &Arc<Engine>, key: &TaskKey, event: Event) -> Result<boo
 }
 
 /// Cancels a call at its upstream, if its resume data is known; bounded by the exchange.
-async fn tell(reach: Option<&CallTarget>, task: &Task) {
-    let (Some(reach), Some(place)) = (reach, &task.recovery.resume) else { return };
+async fn notify_upstream(reach: Option<&CallTarget>, task: &Task) {
+    let (Some(reach), Some(position)) = (reach, &task.recovery.resume) else { return };
     if lets_clients_in(Some(reach), task) {
         return;
     }
     let policy = reach.settings.rules.policy_of(&task.origin.tool);
     let call = reach.restored_call(task, policy, UpstreamTaskMode::Never);
-    match reach.upstream.resume(ResumeToken(place.clone()), call.context).await {
+    match reach.upstream.resume(ResumeToken(position.clone()), call.context).await {
         Ok(mut exchange) => exchange.cancel("nobody waits for this call any more").await,
         Err(error) => {
-            tracing::info!(error = %CauseChain(&error), task = %LoggedTask(&task.key), "an upstream could not be told of a cancel")
+            tracing::info!(error = %CauseChain(&error), task = %LoggedTask(&task.key), "an upstream could not be notified of a cancel")
         }
     }
 }

@@ -18,7 +18,7 @@ use crate::task::TaskKey;
 
 const LOOK_EVERY: Duration = Duration::from_secs(30);
 /// Rows taken up after one look.
-const TAKEN_UP_MAX: usize = 1_000;
+const RESUMED_MAX: usize = 1_000;
 
 /// Looks until `stop` or a drain: a runner that leaves its call to a later process ends with its row unsettled.
 pub async fn run(engine: Arc<Engine>, origins: CallTargets, stop: CancellationToken) {
@@ -46,10 +46,10 @@ async fn look(engine: &Arc<Engine>, origins: &CallTargets, before: BTreeSet<Task
             return before;
         }
     };
-    let rows: Vec<_> = found.intersection(&before).take(TAKEN_UP_MAX).cloned().collect();
+    let rows: Vec<_> = found.intersection(&before).take(RESUMED_MAX).cloned().collect();
     if !rows.is_empty() {
         tracing::error!(tasks = rows.len(), "tasks without a runner are taken up as those of an earlier process");
-        recovery::take_up_own(engine, origins, rows).await;
+        recovery::resume_own(engine, origins, rows).await;
     }
     found
 }

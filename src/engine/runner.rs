@@ -77,15 +77,15 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
 pub(super) fn start(engine: Arc<Engine>, spec: CallSpec) -> CallStream {
     let in_progress = spec.call_begins();
     let (spec, plan) = split_plan::split(spec);
-    let (seat, stream) = CallStream::new();
+    let (sender, stream) = CallStream::new();
     let span =
         tracing::info_span!("call", upstream = %spec.upstream.name(), tool = %spec.tool, task = tracing::field::Empty);
-    let concerned = Arc::new(Mutex::new(BugRecipient::Client(seat.clone())));
+    let panic_target = Arc::new(Mutex::new(BugRecipient::Client(sender.clone())));
     let call = (spec, plan);
-    let mut runner = Runner::new(Arc::clone(&engine), call, AttachedClients::new(seat), Arc::clone(&concerned));
+    let mut runner = Runner::new(Arc::clone(&engine), call, AttachedClients::new(sender), Arc::clone(&panic_target));
     runner.in_progress = in_progress;
     let runner = Box::new(runner);
-    spawn(&engine, (span, concerned), runner.run());
+    spawn(&engine, (span, panic_target), runner.run());
     stream
 }
 
@@ -115,25 +115,25 @@ struct Runner {
     unstored: Option<Box<UnstoredSteps>>,
     /// The last progress text of the grace period: the first status message of the task.
     grace_status: Option<Arc<str>>,
-    place: Option<TaskPermit>,
+    permit: Option<TaskPermit>,
     row: Option<RunnerRow>,
     inputs: CallQuestions,
     /// The URL elicitation that must finish before the call is retried.
-    demand: Option<Box<UrlElicitation>>,
+    elicitation: Option<Box<UrlElicitation>>,
     /// The subtasks that the server named.
     subtasks: NamedSubtasks,
     attempt: Attempt,
     checkpoint: Checkpoint,
     /// Set while the upstream has not yet confirmed a resumed or resent call.
-    unproven: Option<UnconfirmedCall>,
+    unconfirmed: Option<UnconfirmedCall>,
     /// Whether a drain waits for this call.
-    stays: bool,
+    outlives_drain: bool,
     /// Whether another replica holds the task: see `fence`.
     is_fenced: bool,
     /// The entry in the list of calls in progress; `None` for methods that need no permit.
     in_progress: Option<CallInProgress>,
     /// The recipient of the failure if this runner panics.
-    concerned: SharedBugRecipient,
+    panic_target: SharedBugRecipient,
 }
 
 enum RunnerFlow {
@@ -146,24 +146,24 @@ impl Runner {
         engine: Arc<Engine>,
         (spec, split): (CallSpec, Option<SplitPlan>),
         client: AttachedClients,
-        concerned: SharedBugRecipient,
+        panic_target: SharedBugRecipient,
     ) -> Self {
         // Without a permit an `auto` call stays plain (T-58); a repetition under a key needs none.
         let tasks = NonZeroUsize::MIN.saturating_add(split.as_ref().map_or(0, SplitPlan::total));
-        let place = match spec.plan {
+        let permit = match spec.plan {
             Plan::Direct if !spec.is_held_by_key() => None,
             Plan::Refuse => None,
-            Plan::Direct | Plan::Grace(_) | Plan::Task => engine.take_places(&spec.owner, tasks).ok(),
+            Plan::Direct | Plan::Grace(_) | Plan::Task => engine.take_permits(&spec.owner, tasks).ok(),
         };
         let stage = match split {
             Some(plan) => CallStage::split(plan),
             None => {
-                let is_plain = place.is_none() || spec.plan == Plan::Direct;
+                let is_plain = permit.is_none() || spec.plan == Plan::Direct;
                 CallStage::one(ExchangeStage::new(&spec, is_plain.then_some(spec.queue_deadline)))
             }
         };
         let grace_end = match spec.plan {
-            Plan::Grace(grace) if place.is_some() || spec.idempotency.is_some() => Some(spec.arrived + grace),
+            Plan::Grace(grace) if permit.is_some() || spec.idempotency.is_some() => Some(spec.arrived + grace),
             Plan::Grace(_) | Plan::Direct | Plan::Refuse | Plan::Task => None,
         };
         Self {
@@ -177,18 +177,18 @@ impl Runner {
             deadline: None,
             unstored: None,
             grace_status: None,
-            place,
+            permit,
             row: None,
             inputs: CallQuestions::default(),
-            demand: None,
+            elicitation: None,
             subtasks: NamedSubtasks::default(),
             attempt: Attempt::FIRST,
             checkpoint: Checkpoint::new(),
-            unproven: None,
-            stays: false,
+            unconfirmed: None,
+            outlives_drain: false,
             is_fenced: false,
             in_progress: None,
-            concerned,
+            panic_target,
         }
     }
 
@@ -198,14 +198,14 @@ impl Runner {
             return Box::pin(self.leave()).await;
         }
         if self.row.is_some() && !self.stage.is_waiting() {
-            self.place_taken();
+            self.call_sent();
             failpoint::hit("intent-durable");
         }
-        self.go_on().await;
+        self.run_loop().await;
     }
 
     /// Each step's future is boxed: a call spends most of its time waiting, and then holds no memory for the steps.
-    async fn go_on(mut self: Box<Self>) {
+    async fn run_loop(mut self: Box<Self>) {
         loop {
             self.count();
             let step = self.step().await;
@@ -220,14 +220,14 @@ impl Runner {
     async fn prepare(&mut self) -> RunnerFlow {
         match self.spec.plan {
             _ if self.spec.idempotency.is_some() => self.prepare_named().await,
-            Plan::Grace(_) if self.place.is_none() => {
+            Plan::Grace(_) if self.permit.is_none() => {
                 self.spec.plan = Plan::Direct;
-                self.client.tell(CallEvent::StaysPlain).await;
+                self.client.send(CallEvent::StaysPlain).await;
                 RunnerFlow::Continue
             }
             Plan::Direct | Plan::Refuse | Plan::Grace(_) => RunnerFlow::Continue,
             Plan::Task if self.spec.chosen.is_some() => self.prepare_named().await,
-            Plan::Task if self.place.is_none() => self.refuse(self.engine.admission.refusal()).await,
+            Plan::Task if self.permit.is_none() => self.refuse(self.engine.admission.refusal()).await,
             Plan::Task => match self.begin_task().await {
                 Ok(next) => next,
                 Err(fault) => self.end(lost(fault)).await,
@@ -272,21 +272,21 @@ impl Runner {
 
     async fn step(&mut self) -> RunnerEvent {
         let may_leave = !self.has_handle() && self.client.is_there();
-        let may_be_left = !self.stays && self.has_handle();
+        let may_be_left = !self.outlives_drain && self.has_handle();
         let next_due = self.next_due();
         // A call is not sent before its mark is stored. Events after the naming of subtasks wait until these are stored, so that
         // the call's end follows theirs (SUB-13).
         let may_be_heard = !self.waits_for_store(UnstoredStep::Mark) && !self.waits_for_store(UnstoredStep::Subtasks);
         let row = &mut self.row;
-        let orders = async {
+        let commands = async {
             match row {
-                Some(row) => row.orders.next().await,
+                Some(row) => row.commands.next().await,
                 None => std::future::pending().await,
             }
         };
         tokio::select! {
             biased;
-            order = orders => RunnerEvent::Orders(order),
+            order = commands => RunnerEvent::Orders(order),
             () = self.client.left(), if may_leave => RunnerEvent::ClientGone,
             // Before all other events: the permit of a call that ended must not send the next one.
             () = self.engine.calls_end.token().cancelled(), if !may_be_left => RunnerEvent::GatewayEnds,
@@ -299,9 +299,9 @@ impl Runner {
 
     async fn handle_step(&mut self, step: RunnerEvent) -> RunnerFlow {
         match step {
-            RunnerEvent::Upstream(StageEvent::PlaceTaken) => self.dispatched(None).await,
+            RunnerEvent::Upstream(StageEvent::PermitTaken) => self.dispatched(None).await,
             RunnerEvent::Upstream(StageEvent::NotBegun(outcome)) => self.end(outcome).await,
-            RunnerEvent::Upstream(StageEvent::Exchange(event)) => match self.heard(event).await {
+            RunnerEvent::Upstream(StageEvent::Exchange(event)) => match self.exchange_event(event).await {
                 // A constantly active upstream must not starve the timers.
                 RunnerFlow::Continue => {
                     let now = Instant::now();
@@ -310,19 +310,19 @@ impl Runner {
                 RunnerFlow::Stop => RunnerFlow::Stop,
             },
             RunnerEvent::Orders(RunnerCommand::Fenced) => {
-                self.let_go_as_fenced();
+                self.stop_as_fenced();
                 RunnerFlow::Stop
             }
             RunnerEvent::Orders(RunnerCommand::Abandon) => {
                 failpoint::hit("cancel-stored");
-                self.subtasks_told().await;
+                self.subtasks_notified().await;
                 self.stage.cancel("the task was cancelled").await;
-                self.mark_told().await;
+                self.mark_notified().await;
                 RunnerFlow::Stop
             }
             RunnerEvent::Orders(RunnerCommand::Deliver(answers)) => self.deliver(answers).await,
             RunnerEvent::Orders(RunnerCommand::LookAgain) => self.deliver_rest().await,
-            RunnerEvent::Orders(RunnerCommand::Retried(seat, retry)) => self.retried(seat, retry).await,
+            RunnerEvent::Orders(RunnerCommand::Retried(sender, retry)) => self.retried(sender, retry).await,
             RunnerEvent::ClientGone => self.client_left().await,
             RunnerEvent::DeadlineOver => {
                 self.stage.cancel("the call ran longer than its deadline").await;
@@ -359,37 +359,37 @@ impl Runner {
         let reason = crate::dialect::faults::reason_key(reason);
         tracing::warn!(reason, "the call could not become a task and is held");
         if self.row.is_none() {
-            self.place = None;
+            self.permit = None;
         }
         if self.row.is_none() || self.spec.is_held_by_key() {
             self.queue_end = self.stage.is_waiting().then(|| self.spec.arrived + self.spec.queue_deadline);
         }
         self.spec.plan = Plan::Direct;
-        self.client.tell(CallEvent::StaysPlain).await;
+        self.client.send(CallEvent::StaysPlain).await;
         RunnerFlow::Continue
     }
 
-    async fn heard(&mut self, event: ExchangeEvent) -> RunnerFlow {
+    async fn exchange_event(&mut self, event: ExchangeEvent) -> RunnerFlow {
         self.in_progress.iter().for_each(CallInProgress::heard);
         failpoint::hit("event-heard");
         if let ExchangeEvent::Lost(ExchangeError(fault)) = &event
-            && self.is_untaken(fault)
+            && self.is_failed_resume(fault)
         {
-            return self.not_taken_up().await;
+            return self.resume_failed().await;
         }
-        self.is_alive().await;
+        self.record_alive().await;
         if self.checkpoint.due().is_some() {
-            self.checkpoint.stirred();
+            self.checkpoint.check_soon();
         }
         match event {
-            ExchangeEvent::Progress(progress) => self.progressed(progress).await,
-            ExchangeEvent::Status(text) => self.stated(text),
+            ExchangeEvent::Progress(progress) => self.progress_received(progress).await,
+            ExchangeEvent::Status(text) => self.status_received(text),
             // Only subscribers of the upstream task receive it.
             ExchangeEvent::Task(_) => RunnerFlow::Continue,
-            ExchangeEvent::Subtasks(named) => self.subtasks_named(named).await,
-            ExchangeEvent::Log(log) => self.logged(log).await,
-            ExchangeEvent::Asked { ask, method, params } => self.asked(ask, method, params).await,
-            ExchangeEvent::Withdrawn { ask } => self.withdrawn(ask).await,
+            ExchangeEvent::Subtasks(named) => self.subtasks_received(named).await,
+            ExchangeEvent::Log(log) => self.log_received(log).await,
+            ExchangeEvent::Asked { ask, method, params } => self.question_received(ask, method, params).await,
+            ExchangeEvent::Withdrawn { ask } => self.withdrawal_received(ask).await,
             ExchangeEvent::Returned(result) => {
                 let outcome = match self.spec.peer.decode_result(result) {
                     Ok(returned) => Outcome::Returned { result: returned.result, is_error: returned.is_error },
@@ -403,10 +403,10 @@ impl Runner {
         }
     }
 
-    async fn progressed(&mut self, progress: Progress) -> RunnerFlow {
+    async fn progress_received(&mut self, progress: Progress) -> RunnerFlow {
         if let Some(row) = self.row.as_mut().filter(|row| row.shown.outlives_client()) {
-            if let Some(asides) = &self.spec.asides {
-                asides(&row.key, TaskNotice::Progress(&progress));
+            if let Some(notice_sink) = &self.spec.notice_sink {
+                notice_sink(&row.key, TaskNotice::Progress(&progress));
             }
             if let Some(text) = progress_text(&progress) {
                 row.progress = Some(text);
@@ -414,14 +414,14 @@ impl Runner {
             }
         } else {
             self.grace_status = progress_text(&progress).filter(|_| self.grace_end.is_some());
-            self.tell_within_grace(CallEvent::Progress(progress)).await;
+            self.send_within_grace(CallEvent::Progress(progress)).await;
         }
         RunnerFlow::Continue
     }
 
     /// Keeps the upstream task's status text for the gateway's task. A plain call cannot show it: it is not progress, as no
     /// number grows (GW-24).
-    fn stated(&mut self, text: Arc<str>) -> RunnerFlow {
+    fn status_received(&mut self, text: Arc<str>) -> RunnerFlow {
         if let Some(row) = self.row.as_mut().filter(|row| row.shown.outlives_client()) {
             row.progress = Some(text);
             row.progress_due.get_or_insert_with(Instant::now);
@@ -431,24 +431,24 @@ impl Runner {
         RunnerFlow::Continue
     }
 
-    async fn logged(&mut self, log: Payload) -> RunnerFlow {
+    async fn log_received(&mut self, log: Payload) -> RunnerFlow {
         if let Some(row) = self.row.as_ref().filter(|row| row.shown.outlives_client()) {
             // Log messages of tasks need a client's own stream (EXT-52).
-            if let Some(asides) = &self.spec.asides {
-                asides(&row.key, TaskNotice::Log(&log));
+            if let Some(notice_sink) = &self.spec.notice_sink {
+                notice_sink(&row.key, TaskNotice::Log(&log));
             }
         } else {
-            self.tell_within_grace(CallEvent::Log(log)).await;
+            self.send_within_grace(CallEvent::Log(log)).await;
         }
         RunnerFlow::Continue
     }
 
     /// Sends an event before the response or the handle. A client that does not read does not delay the end of the grace period.
-    async fn tell_within_grace(&mut self, event: CallEvent) {
-        let told = self.client.tell(event);
+    async fn send_within_grace(&mut self, event: CallEvent) {
+        let sent = self.client.send(event);
         match self.grace_end {
-            Some(end) => drop(timeout_at(end, told).await),
-            None => told.await,
+            Some(end) => drop(timeout_at(end, sent).await),
+            None => sent.await,
         }
     }
 

@@ -67,13 +67,13 @@ impl Engine {
     ///
     /// # Errors
     /// As [`Engine::share`].
-    pub fn within_budget(&self, principal: &Principal, said: JsonPieces) -> Result<JsonPieces, GatewayFault> {
-        match said {
+    pub fn within_budget(&self, principal: &Principal, answer: JsonPieces) -> Result<JsonPieces, GatewayFault> {
+        match answer {
             JsonPieces::Whole(text) if text.len() >= JsonPieces::SHARED_MIN => {
                 let held = self.results.limits.answers_to(principal).hold(text.bytes().clone())?;
                 Ok(text.in_buffer(held).into())
             }
-            said @ (JsonPieces::Whole(_) | JsonPieces::Pieces(_)) => Ok(said),
+            answer @ (JsonPieces::Whole(_) | JsonPieces::Pieces(_)) => Ok(answer),
         }
     }
 

@@ -96,7 +96,7 @@ impl CallTarget {
             is_repeatable: false,
             questions: maker.questions,
             rounds: RoundSupport::Unknown,
-            asides: None,
+            notice_sink: None,
             sees_subtasks: false,
             subtask_limits: settings.subtasks,
         }

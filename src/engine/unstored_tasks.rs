@@ -41,9 +41,9 @@ impl UnstoredTaskLog {
 }
 
 /// The flag is rarely set, and an atomic load costs less than an atomic store.
-fn forget(told: &AtomicBool) {
-    if told.load(Ordering::Relaxed) {
-        told.store(false, Ordering::Relaxed);
+fn forget(flag: &AtomicBool) {
+    if flag.load(Ordering::Relaxed) {
+        flag.store(false, Ordering::Relaxed);
     }
 }
 
@@ -57,23 +57,23 @@ mod tests {
     fn each_trouble_of_the_store_is_told_once_until_it_takes_a_task_again() {
         let (log, full) = (UnstoredTaskLog::default(), StoreError::Full { what: "bytes" });
         let away = || io::Error::other("away");
-        let told = || [&log.is_full, &log.is_away].map(|told| told.load(Ordering::Relaxed));
+        let logged = || [&log.is_full, &log.is_away].map(|flag| flag.load(Ordering::Relaxed));
         for _ in 0..2 {
             log.refused(&StoreError::OwnerFull);
-            assert_eq!(told(), [false, false]);
+            assert_eq!(logged(), [false, false]);
             for error in [&full, &StoreError::NoRoom] {
                 log.refused(error);
-                assert_eq!(told(), [true, false]);
+                assert_eq!(logged(), [true, false]);
             }
             for error in [StoreError::Io(away()), StoreError::Unsure(away())] {
                 log.refused(&error);
-                assert_eq!(told(), [true, true]);
+                assert_eq!(logged(), [true, true]);
             }
             log.changed();
-            assert_eq!(told(), [true, false]);
+            assert_eq!(logged(), [true, false]);
             log.refused(&StoreError::Io(away()));
             log.stored();
-            assert_eq!(told(), [false, false]);
+            assert_eq!(logged(), [false, false]);
         }
     }
 }

@@ -21,7 +21,7 @@ const LAST_EVENTS_MAX: usize = 64;
 impl Runner {
     pub(super) async fn deliver(&mut self, mut answers: Vec<(Payload, Answer)>) -> RunnerFlow {
         // Only the next try can tell whether the unresolved ones were delivered.
-        answers.retain(|(ask, _)| !self.is_doubtful(ask));
+        answers.retain(|(ask, _)| !self.is_unresolved(ask));
         self.hand_over(answers, None).await
     }
 
@@ -33,9 +33,9 @@ impl Runner {
             self.inputs.close(&ask);
             // A subtask's row accepts an answer only once. It is stored there before this row marks it as delivered, so none is
             // lost.
-            let child = self.stage.child_asking(&ask);
-            if let Some((key, asked)) = &child {
-                match self.answer_child(key, asked, self.spec.peer.encode_answer(answer.clone())).await {
+            let child = self.stage.child_with_question(&ask);
+            if let Some((key, question)) = &child {
+                match self.answer_child(key, question, self.spec.peer.encode_answer(answer.clone())).await {
                     Ok(()) => (),
                     Err(error) if error.is_passing() => return self.wait_for_store(UnstoredStep::Answers, &error),
                     Err(error) => return self.undelivered(unstored(&error)).await,
@@ -43,22 +43,22 @@ impl Runner {
             }
             match self.mark_delivered(&key, &ask, certain).await {
                 Ok(is_marked) => {
-                    self.inputs.doubtful.retain(|(doubtful, _)| *doubtful != ask);
+                    self.inputs.unresolved.retain(|(unresolved, _)| *unresolved != ask);
                     if !is_marked || child.is_some() {
                         continue;
                     }
                 }
                 Err(error) if error.is_passing() => {
-                    if child.is_none() && !self.is_doubtful(&ask) {
-                        self.inputs.doubtful.push((ask, answer));
+                    if child.is_none() && !self.is_unresolved(&ask) {
+                        self.inputs.unresolved.push((ask, answer));
                     }
                     // The other answers are in the row.
                     return self.wait_for_store(UnstoredStep::Answers, &error);
                 }
                 Err(error) => return self.undelivered(unstored(&error)).await,
             }
-            if self.is_demanded(&ask) {
-                if matches!(self.demand_answered(&ask, &answer).await, RunnerFlow::Stop) {
+            if self.is_elicited(&ask) {
+                if matches!(self.elicitation_answered(&ask, &answer).await, RunnerFlow::Stop) {
                     return RunnerFlow::Stop;
                 }
                 continue;
@@ -101,19 +101,19 @@ impl Runner {
     ) -> Result<bool, TaskError> {
         // The write that failed was committed.
         let is_marked = |task: &Task| task.attempt == self.attempt && !is_answered(task, ask);
-        if self.is_doubtful(ask) && certain.is_some_and(is_marked) {
+        if self.is_unresolved(ask) && certain.is_some_and(is_marked) {
             return Ok(true);
         }
         Ok(self.apply(key, Event::Delivering { attempt: self.attempt, ask: ask.clone() }).await?.changed)
     }
 
-    fn is_doubtful(&self, ask: &Payload) -> bool {
-        self.inputs.doubtful.iter().any(|(doubtful, _)| doubtful == ask)
+    fn is_unresolved(&self, ask: &Payload) -> bool {
+        self.inputs.unresolved.iter().any(|(unresolved, _)| unresolved == ask)
     }
 
     /// The undelivered answers of the row, and the answers with an unresolved mark.
     fn to_deliver(&self, mut in_row: Vec<(Payload, Answer)>) -> Vec<(Payload, Answer)> {
-        let taken_out = self.inputs.doubtful.iter().filter(|(ask, _)| in_row.iter().all(|(other, _)| other != ask));
+        let taken_out = self.inputs.unresolved.iter().filter(|(ask, _)| in_row.iter().all(|(other, _)| other != ask));
         let taken_out: Vec<_> = taken_out.cloned().collect();
         in_row.extend(taken_out);
         in_row
@@ -148,11 +148,11 @@ impl Runner {
         for _ in 0..LAST_EVENTS_MAX {
             match self.stage.next().now_or_never() {
                 Some(StageEvent::Exchange(event)) => {
-                    if matches!(self.heard(event).await, RunnerFlow::Stop) {
+                    if matches!(self.exchange_event(event).await, RunnerFlow::Stop) {
                         return RunnerFlow::Stop;
                     }
                 }
-                Some(StageEvent::PlaceTaken | StageEvent::NotBegun(_)) | None => break,
+                Some(StageEvent::PermitTaken | StageEvent::NotBegun(_)) | None => break,
             }
         }
         let outcome: Outcome = lost(GatewayFault { executed: Executed::Unknown, ..fault });
@@ -162,17 +162,17 @@ impl Runner {
 
     /// Refuses a question. Not retried: if a subtask's row does not store the refusal, the subtask withdraws its question after
     /// its deadline.
-    pub(super) async fn say(&mut self, ask: &Payload, refused: RefusalAnswer) {
+    pub(super) async fn refuse_question(&mut self, ask: &Payload, refused: RefusalAnswer) {
         self.count_question("refused");
         let answer = match refused {
             RefusalAnswer::Result(result) => Answer::Result(result),
             RefusalAnswer::Error(error) => Answer::Error(error),
         };
-        let told = match self.stage.child_asking(ask) {
-            Some((key, asked)) => self.answer_child(&key, &asked, answer).await.map_err(|error| unstored(&error)),
+        let refused = match self.stage.child_with_question(ask) {
+            Some((key, question)) => self.answer_child(&key, &question, answer).await.map_err(|error| unstored(&error)),
             None => self.stage.answer(ask, answer).await.map_err(|ExchangeError(fault)| fault),
         };
-        if let Err(fault) = told {
+        if let Err(fault) = refused {
             tracing::warn!(reason = reason_key(fault.reason), "a refusal did not reach the upstream");
         }
     }

@@ -24,7 +24,7 @@ pub(super) type SharedBugRecipient = Arc<Mutex<BugRecipient>>;
 
 pub(super) fn spawn(
     engine: &Arc<Engine>,
-    (span, concerned): (tracing::Span, SharedBugRecipient),
+    (span, panic_target): (tracing::Span, SharedBugRecipient),
     runner: impl Future<Output = ()> + Send + 'static,
 ) {
     let engine = Arc::clone(engine);
@@ -33,8 +33,8 @@ pub(super) fn spawn(
     engine.runners.clone().spawn(
         async move {
             if runner.await.is_err() {
-                let concerned = concerned.lock().clone();
-                Box::pin(settle_after_panic(&engine, concerned)).await;
+                let panic_target = panic_target.lock().clone();
+                Box::pin(settle_after_panic(&engine, panic_target)).await;
             }
         }
         .instrument(span),
@@ -42,10 +42,10 @@ pub(super) fn spawn(
 }
 
 /// Settles the task, or answers the client, of a runner that panicked: the call may have run.
-async fn settle_after_panic(engine: &Arc<Engine>, concerned: BugRecipient) {
+async fn settle_after_panic(engine: &Arc<Engine>, panic_target: BugRecipient) {
     tracing::error!("a runner panicked");
     let failure = Failure::Gateway(GatewayFault::new(Reason::Internal, Executed::Unknown));
-    match concerned {
+    match panic_target {
         BugRecipient::Task(key) => {
             let attempt = engine.held(&key).await.map_or(Attempt::FIRST, |task| task.attempt);
             let settled = engine.store_outcome(&key, Event::Faulted { attempt, failure }).await;
@@ -54,6 +54,8 @@ async fn settle_after_panic(engine: &Arc<Engine>, concerned: BugRecipient) {
                 tracing::error!(error = %CauseChain(&error), "the task of a runner that panicked could not be settled");
             }
         }
-        BugRecipient::Client(seat) => seat.tell(CallEvent::Ended(CallEnd::Outcome(Outcome::Faulted(failure)))).await,
+        BugRecipient::Client(sender) => {
+            sender.send(CallEvent::Ended(CallEnd::Outcome(Outcome::Faulted(failure)))).await
+        }
     }
 }

@@ -16,14 +16,14 @@ use crate::wire::Payload;
 
 /// One call's exchanges with the upstream, and its subtasks. [`CallStage::next`] is cancel safe.
 pub(super) struct CallStage {
-    way: CallWay,
+    exchanges: CallExchanges,
     /// Created with the first subtask: most calls have none.
     children: Option<Box<Children>>,
     /// The end of the exchange, kept until the subtasks have settled, too (SUB-13).
     end: Option<ExchangeEvent>,
 }
 
-enum CallWay {
+enum CallExchanges {
     One(ExchangeStage),
     /// One exchange for each element of the call's list.
     Split(Box<SplitExchange>),
@@ -31,11 +31,11 @@ enum CallWay {
 
 impl CallStage {
     pub(super) const fn one(stage: ExchangeStage) -> Self {
-        Self { way: CallWay::One(stage), children: None, end: None }
+        Self { exchanges: CallExchanges::One(stage), children: None, end: None }
     }
 
     pub(super) fn split(plan: SplitPlan) -> Self {
-        Self { way: CallWay::Split(Box::new(SplitExchange::new(plan))), children: None, end: None }
+        Self { exchanges: CallExchanges::Split(Box::new(SplitExchange::new(plan))), children: None, end: None }
     }
 
     /// A split call of an earlier process; its elements have rows.
@@ -43,20 +43,20 @@ impl CallStage {
         let children = Box::new(Children::new(Arc::clone(rows.engine())));
         let mut split = SplitExchange::new(plan);
         (split.rows, split.is_begun) = (Some(rows), is_begun);
-        Self { way: CallWay::Split(Box::new(split)), children: Some(children), end: None }
+        Self { exchanges: CallExchanges::Split(Box::new(split)), children: Some(children), end: None }
     }
 
     const fn only(&self) -> Option<&ExchangeStage> {
-        match &self.way {
-            CallWay::One(stage) => Some(stage),
-            CallWay::Split(_) => None,
+        match &self.exchanges {
+            CallExchanges::One(stage) => Some(stage),
+            CallExchanges::Split(_) => None,
         }
     }
 
     const fn only_mut(&mut self) -> Option<&mut ExchangeStage> {
-        match &mut self.way {
-            CallWay::One(stage) => Some(stage),
-            CallWay::Split(_) => None,
+        match &mut self.exchanges {
+            CallExchanges::One(stage) => Some(stage),
+            CallExchanges::Split(_) => None,
         }
     }
 
@@ -77,9 +77,9 @@ impl CallStage {
 
     /// Whether the call was certainly not sent yet.
     pub(super) const fn is_waiting(&self) -> bool {
-        match &self.way {
-            CallWay::One(stage) => stage.is_waiting(),
-            CallWay::Split(split) => !split.is_begun,
+        match &self.exchanges {
+            CallExchanges::One(stage) => stage.is_waiting(),
+            CallExchanges::Split(split) => !split.is_begun,
         }
     }
 
@@ -89,9 +89,9 @@ impl CallStage {
     /// # Errors
     /// `QueueFull`: it has neither.
     pub(super) fn enter_queue(&mut self, spec: &CallSpec) -> Result<bool, GatewayFault> {
-        match &mut self.way {
-            CallWay::One(stage) => stage.enter_queue(spec),
-            CallWay::Split(split) => {
+        match &mut self.exchanges {
+            CallExchanges::One(stage) => stage.enter_queue(spec),
+            CallExchanges::Split(split) => {
                 let permits = split.plan.part().permits.as_ref();
                 permits.map_or(Ok(()), |permits| permits.enter(&spec.owner).map(drop)).map(|()| false)
             }
@@ -100,22 +100,22 @@ impl CallStage {
 
     /// Whether the call is split, and its elements have rows.
     pub(super) const fn has_rows(&self) -> bool {
-        match &self.way {
-            CallWay::One(_) => false,
-            CallWay::Split(split) => split.rows.is_some(),
+        match &self.exchanges {
+            CallExchanges::One(_) => false,
+            CallExchanges::Split(split) => split.rows.is_some(),
         }
     }
 
     pub(super) const fn split_mut(&mut self) -> Option<&mut SplitExchange> {
-        match &mut self.way {
-            CallWay::One(_) => None,
-            CallWay::Split(split) => Some(split),
+        match &mut self.exchanges {
+            CallExchanges::One(_) => None,
+            CallExchanges::Split(split) => Some(split),
         }
     }
 
     /// The elements of a split call, and its subtasks.
     pub(super) fn split_and_children(&mut self, engine: &Arc<Engine>) -> Option<(&mut SplitExchange, &mut Children)> {
-        let CallWay::Split(split) = &mut self.way else { return None };
+        let CallExchanges::Split(split) = &mut self.exchanges else { return None };
         let children = self.children.get_or_insert_with(|| Box::new(Children::new(Arc::clone(engine))));
         Some((split, children))
     }
@@ -128,7 +128,7 @@ impl CallStage {
 
     pub(super) async fn next(&mut self) -> StageEvent {
         loop {
-            if let (CallWay::Split(split), Some(children)) = (&mut self.way, &mut self.children) {
+            if let (CallExchanges::Split(split), Some(children)) = (&mut self.exchanges, &mut self.children) {
                 split.begin_rows(children);
             }
             let mut children = self.children.as_mut().filter(|children| !children.is_idle());
@@ -141,17 +141,17 @@ impl CallStage {
             let done = tokio::select! {
                 biased;
                 done = next_child(&mut children) => done,
-                event = next_event(&mut self.way), if !is_over => match event {
+                event = next_event(&mut self.exchanges), if !is_over => match event {
                     StageEvent::Exchange(end) if has_children && self.waits_for_children(&end) => {
                         self.end = Some(end);
                         continue;
                     }
-                    event @ (StageEvent::PlaceTaken
+                    event @ (StageEvent::PermitTaken
                     | StageEvent::NotBegun(_)
                     | StageEvent::Exchange(_)) => return event,
                 },
             };
-            if let Some(event) = self.child_did(done) {
+            if let Some(event) = self.child_event(done) {
                 return StageEvent::Exchange(event);
             }
         }
@@ -160,19 +160,19 @@ impl CallStage {
     /// Whether subtasks may continue after their parent's exchange ended with this event. A split call ends after all of its
     /// elements, or ends them.
     const fn waits_for_children(&self, end: &ExchangeEvent) -> bool {
-        matches!(self.way, CallWay::One(_))
+        matches!(self.exchanges, CallExchanges::One(_))
             && matches!(end, ExchangeEvent::Returned(_) | ExchangeEvent::Faulted(_) | ExchangeEvent::Cancelled)
     }
 
     /// Converts a subtask's event into an event of the call.
-    fn child_did(&mut self, event: ChildEvent) -> Option<ExchangeEvent> {
+    fn child_event(&mut self, event: ChildEvent) -> Option<ExchangeEvent> {
         match event {
             ChildEvent::Asked { index, ask, method, params } => {
                 Some(ExchangeEvent::Asked { ask: question_of(index, &ask), method, params })
             }
             ChildEvent::Withdrawn { index, ask } => Some(ExchangeEvent::Withdrawn { ask: question_of(index, &ask) }),
-            ChildEvent::Said(text) => {
-                self.split_mut()?.said(Some(text));
+            ChildEvent::Status(text) => {
+                self.split_mut()?.status_received(Some(text));
                 None
             }
             ChildEvent::Settled { index, task } => {
@@ -187,18 +187,18 @@ impl CallStage {
     /// # Errors
     /// If it cannot be delivered.
     pub(super) async fn answer(&mut self, ask: &Payload, answer: Answer) -> Result<(), ExchangeError> {
-        match &mut self.way {
-            CallWay::One(stage) => stage.answer(ask, answer).await,
-            CallWay::Split(split) => split.answer(ask, answer).await,
+        match &mut self.exchanges {
+            CallExchanges::One(stage) => stage.answer(ask, answer).await,
+            CallExchanges::Split(split) => split.answer(ask, answer).await,
         }
     }
 
     /// The subtask that asked, and its name for the question. An element of a resumed call may not have begun yet.
-    pub(super) fn child_asking(&self, ask: &Payload) -> Option<(TaskKey, Payload)> {
+    pub(super) fn child_with_question(&self, ask: &Payload) -> Option<(TaskKey, Payload)> {
         let (index, ask) = question_named(ask)?;
-        let element = match &self.way {
-            CallWay::One(_) => None,
-            CallWay::Split(split) => split.rows.as_ref().and_then(|rows| rows.keys.get(index)),
+        let element = match &self.exchanges {
+            CallExchanges::One(_) => None,
+            CallExchanges::Split(split) => split.rows.as_ref().and_then(|rows| rows.keys.get(index)),
         };
         let key = element.or_else(|| self.children.as_ref()?.key(index))?;
         Some((key.clone(), ask))
@@ -214,9 +214,9 @@ impl CallStage {
     /// Releases the permit, and drops exchanges that have ended.
     pub(super) fn finish(&mut self) {
         self.children = None;
-        match &mut self.way {
-            CallWay::One(stage) => stage.finish(),
-            CallWay::Split(split) => split.finish(),
+        match &mut self.exchanges {
+            CallExchanges::One(stage) => stage.finish(),
+            CallExchanges::Split(split) => split.finish(),
         }
     }
 
@@ -230,9 +230,9 @@ impl CallStage {
     /// Cancels the call at the upstream, if it was sent, and drops its exchanges.
     pub(super) async fn cancel(&mut self, reason: &str) {
         self.children = None;
-        match &mut self.way {
-            CallWay::One(stage) => stage.cancel(reason).await,
-            CallWay::Split(split) => split.cancel(reason).await,
+        match &mut self.exchanges {
+            CallExchanges::One(stage) => stage.cancel(reason).await,
+            CallExchanges::Split(split) => split.cancel(reason).await,
         }
     }
 }
@@ -245,9 +245,9 @@ async fn next_child(children: &mut Option<&mut Box<Children>>) -> ChildEvent {
     }
 }
 
-async fn next_event(way: &mut CallWay) -> StageEvent {
-    match way {
-        CallWay::One(stage) => stage.next().await,
-        CallWay::Split(split) => Box::pin(split.next()).await,
+async fn next_event(exchanges: &mut CallExchanges) -> StageEvent {
+    match exchanges {
+        CallExchanges::One(stage) => stage.next().await,
+        CallExchanges::Split(split) => Box::pin(split.next()).await,
     }
 }

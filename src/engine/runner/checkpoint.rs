@@ -42,15 +42,15 @@ impl Checkpoint {
     }
 
     /// The call had an event, or its row is new.
-    pub(super) fn stirred(&mut self) {
+    pub(super) fn check_soon(&mut self) {
         self.pause = SOON;
         let soon = Instant::now() + SOON;
         self.due = Some(self.due.map_or(soon, |due| due.min(soon)));
     }
 
     /// Records the position that the row has.
-    pub(super) fn is_written(&mut self, place: Option<Payload>) {
-        self.written = place;
+    pub(super) fn is_written(&mut self, position: Option<Payload>) {
+        self.written = position;
     }
 
     fn rest(&mut self) {
@@ -89,23 +89,24 @@ impl Runner {
     }
 
     /// The exchange's position, if it differs from the row's.
-    pub(super) fn new_place(&self) -> Option<Payload> {
+    pub(super) fn new_position(&self) -> Option<Payload> {
         // A resumed exchange would not repeat questions before this position that are not stored.
         if !self.is_kept() || self.inputs.has_unstored() {
             return None;
         }
-        let ResumeToken(place) = self.stage.resume_token()?;
-        (self.checkpoint.written.as_ref() != Some(&place)).then(|| place.detached())
+        let ResumeToken(position) = self.stage.resume_token()?;
+        (self.checkpoint.written.as_ref() != Some(&position)).then(|| position.detached())
     }
 
     /// Applies an event to the row, and stores the exchange's position in the same commit.
     pub(super) async fn apply(&mut self, key: &TaskKey, event: Event) -> Result<AppliedEvent, TaskError> {
-        let place = self.new_place();
-        let kept = place.clone().map(|place| Event::Checkpointed { attempt: self.attempt, resume: Some(place) });
+        let position = self.new_position();
+        let kept =
+            position.clone().map(|position| Event::Checkpointed { attempt: self.attempt, resume: Some(position) });
         let applied = self.write(key, kept.into_iter().chain([event]).collect()).await?;
         // The position is left out where the store has no room for it.
-        if place.is_some() && applied.task.recovery.resume == place {
-            self.checkpoint.is_written(place);
+        if position.is_some() && applied.task.recovery.resume == position {
+            self.checkpoint.is_written(position);
         }
         Ok(applied)
     }
@@ -114,11 +115,11 @@ impl Runner {
     ///
     /// # Errors
     /// If it could not be stored.
-    async fn keep_place(&mut self) -> Result<(), TaskError> {
-        let (Some(key), Some(place)) = (self.row_key(), self.new_place()) else { return Ok(()) };
-        self.write(&key, vec![Event::Checkpointed { attempt: self.attempt, resume: Some(place.clone()) }]).await?;
-        self.checkpoint.is_written(Some(place));
-        self.checkpoint.stirred();
+    async fn keep_position(&mut self) -> Result<(), TaskError> {
+        let (Some(key), Some(position)) = (self.row_key(), self.new_position()) else { return Ok(()) };
+        self.write(&key, vec![Event::Checkpointed { attempt: self.attempt, resume: Some(position.clone()) }]).await?;
+        self.checkpoint.is_written(Some(position));
+        self.checkpoint.check_soon();
         Ok(())
     }
 
@@ -126,7 +127,7 @@ impl Runner {
     ///
     /// # Errors
     /// If that could not be stored: then nothing may be sent.
-    pub(super) async fn forget_place(&mut self) -> Result<(), TaskError> {
+    pub(super) async fn forget_position(&mut self) -> Result<(), TaskError> {
         let Some(key) = self.row_key() else { return Ok(()) };
         self.write(&key, vec![Event::Checkpointed { attempt: self.attempt, resume: None }]).await?;
         self.checkpoint.is_written(None);
@@ -137,8 +138,8 @@ impl Runner {
     /// causes a longer replay.
     pub(super) async fn checkpoint_due(&mut self) -> RunnerFlow {
         self.checkpoint.rest();
-        self.is_steady().await;
-        if let Err(error) = self.keep_place().await {
+        self.record_steady().await;
+        if let Err(error) = self.keep_position().await {
             tracing::warn!(error = %CauseChain(&error), "where a call can be taken up was not stored");
         }
         if self.engine.leaving.is_cancelled() { self.leave_for_later().await } else { RunnerFlow::Continue }
@@ -146,22 +147,22 @@ impl Runner {
 
     /// Leaves a call that a later process can resume: its upstream is not notified. Other calls remain.
     pub(super) async fn leave_for_later(&mut self) -> RunnerFlow {
-        self.stays = true;
+        self.outlives_drain = true;
         let can_go_on = self.stage.resume_token().is_some() || self.stage.has_rows() || self.is_unsent();
-        let knows_more = self.inputs.has_unstored() || self.inputs.has_doubtful();
+        let knows_more = self.inputs.has_unstored() || self.inputs.has_unresolved();
         if !self.has_handle() || !can_go_on || !self.is_kept() || knows_more {
-            self.checkpoint.stirred();
+            self.checkpoint.check_soon();
             return RunnerFlow::Continue;
         }
-        match self.keep_place().await {
+        match self.keep_position().await {
             Ok(()) => {
-                self.is_let_go().await;
-                tracing::info!("a call is left to a later life of the gateway");
+                self.record_orderly_end().await;
+                tracing::info!("a call is left to a later process");
                 RunnerFlow::Stop
             }
             Err(error) => {
-                tracing::warn!(error = %CauseChain(&error), "a call could not be left to a later life and is waited for");
-                self.checkpoint.stirred();
+                tracing::warn!(error = %CauseChain(&error), "a call could not be left to a later process and is waited for");
+                self.checkpoint.check_soon();
                 RunnerFlow::Continue
             }
         }
@@ -170,15 +171,15 @@ impl Runner {
     /// Ends the call at shutdown without further waiting. A waiting client receives the reason; a task remains as stored, for a
     /// later process to judge.
     pub(super) async fn end_with_gateway(&mut self) -> RunnerFlow {
-        self.is_let_go().await;
+        self.record_orderly_end().await;
         if !self.has_handle() {
             let executed = if self.is_waiting() { self.executed_so_far() } else { Executed::Unknown };
-            self.tell_waiting(self.engine.calls_end.fault(executed)).await;
+            self.answer_waiting(self.engine.calls_end.fault(executed)).await;
         }
         RunnerFlow::Stop
     }
 
-    pub(super) async fn tell_waiting(&mut self, fault: GatewayFault) {
+    pub(super) async fn answer_waiting(&mut self, fault: GatewayFault) {
         if self.client.is_there() {
             self.client.end(CallEnd::Outcome(lost(fault))).await;
         }

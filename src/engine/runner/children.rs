@@ -24,7 +24,7 @@ pub(super) enum ChildEvent {
     /// It withdrew a question.
     Withdrawn { index: usize, ask: Payload },
     /// It has a new status message.
-    Said(Arc<str>),
+    Status(Arc<str>),
     /// It settled; `None` if its row was removed.
     Settled { index: usize, task: Option<Arc<Task>> },
 }
@@ -131,7 +131,7 @@ impl Children {
         }
         if task.status_message != child.message {
             child.message.clone_from(&task.status_message);
-            self.events.extend(task.status_message.clone().map(ChildEvent::Said));
+            self.events.extend(task.status_message.clone().map(ChildEvent::Status));
         }
         self.changes.push(Box::pin(async move {
             child.changes.changed().await;

@@ -7,76 +7,76 @@ use crate::upstream::Progress;
 use crate::wire::one_line::status_text;
 
 /// Clients that wait for one call at a time: the first one, and those that resumed it.
-const SEATS_MAX: usize = 8;
+const CLIENTS_MAX: usize = 8;
 
 /// The clients that wait for the call. There is more than one only if a client repeats a request that is still in progress; the
 /// earlier clients keep waiting.
 pub(super) struct AttachedClients {
-    seats: Vec<CallStreamSender>,
+    senders: Vec<CallStreamSender>,
 }
 
 impl AttachedClients {
-    pub(super) fn new(seat: CallStreamSender) -> Self {
-        Self { seats: vec![seat] }
+    pub(super) fn new(sender: CallStreamSender) -> Self {
+        Self { senders: vec![sender] }
     }
 
     /// No client: the call was made to an earlier process.
     pub(super) const fn nobody() -> Self {
-        Self { seats: Vec::new() }
+        Self { senders: Vec::new() }
     }
 
     /// Adds a returning client, if there is room.
-    pub(super) fn seat(&mut self, seat: CallStreamSender) {
-        self.seats.retain(|seat| !seat.events.is_closed());
-        if self.seats.len() < SEATS_MAX {
-            self.seats.push(seat);
+    pub(super) fn attach(&mut self, sender: CallStreamSender) {
+        self.senders.retain(|sender| !sender.events.is_closed());
+        if self.senders.len() < CLIENTS_MAX {
+            self.senders.push(sender);
         }
     }
 
     pub(super) fn first(&self) -> Option<CallStreamSender> {
-        self.seats.first().cloned()
+        self.senders.first().cloned()
     }
 
     /// Whether a client waits for this call.
     pub(super) const fn is_there(&self) -> bool {
-        !self.seats.is_empty()
+        !self.senders.is_empty()
     }
 
     /// Sends an event; waits while a client reads slowly. The next step notices a client that left.
-    pub(super) async fn tell(&self, event: CallEvent) {
-        if let [all_but_last @ .., last] = self.seats.as_slice() {
-            for seat in all_but_last {
-                seat.tell(event.clone()).await;
+    pub(super) async fn send(&self, event: CallEvent) {
+        if let [all_but_last @ .., last] = self.senders.as_slice() {
+            for sender in all_but_last {
+                sender.send(event.clone()).await;
             }
-            last.tell(event).await;
+            last.send(event).await;
         }
     }
 
     /// Sends the last event of a call that no client will resume.
     pub(super) async fn end(&mut self, end: CallEnd) {
-        self.tell(CallEvent::Ended(end)).await;
-        self.seats.clear();
+        self.send(CallEvent::Ended(end)).await;
+        self.senders.clear();
     }
 
     /// Returns once all clients have left. Cancel safe.
     pub(super) async fn left(&self) {
-        for seat in &self.seats {
-            seat.events.closed().await;
+        for sender in &self.senders {
+            sender.events.closed().await;
         }
     }
 
     /// Sends a task's reference and detaches all clients; false if all of them left before they received it, so that no client
     /// knows the task.
     pub(super) async fn hand_over(&mut self, event: CallEvent) -> bool {
-        self.tell(event).await;
+        self.send(event).await;
         let mut taken = false;
-        for seat in std::mem::take(&mut self.seats) {
+        for sender in std::mem::take(&mut self.senders) {
             tokio::select! {
-                () = seat.claimed.cancelled() => {}
-                () = seat.events.closed() => {}
+                () = sender.claimed.cancelled() => {}
+                () = sender.events.closed() => {}
             }
             // Checked last: a client receives the event before it leaves, perhaps between the two polls above.
-            taken |= seat.claimed.is_cancelled();
+            taken |= sender.claimed.is_cancelled();
         }
         taken
     }
@@ -106,8 +106,8 @@ mod tests {
     fn t_27_whoever_takes_a_handle_and_leaves_at_once_has_taken_it() {
         let task = Arc::new(task("a", 1));
         for takes in [true, false].repeat(64) {
-            let (seat, mut stream) = CallStream::new();
-            let mut clients = AttachedClients::new(seat);
+            let (sender, mut stream) = CallStream::new();
+            let mut clients = AttachedClients::new(sender);
             let mut handing = pin!(clients.hand_over(CallEvent::Created(Arc::clone(&task))));
             assert_eq!(handing.as_mut().now_or_never(), None);
             if takes {

@@ -18,19 +18,19 @@ impl Runner {
     pub(super) async fn dispatched(&mut self, certain: Option<&Task>) -> RunnerFlow {
         self.queue_end = None;
         let Some(key) = self.row_key() else {
-            self.place_taken();
+            self.call_sent();
             return RunnerFlow::Continue;
         };
         match self.mark(&key, certain).await {
             Ok(true) => {
-                self.place_taken();
-                self.is_sending();
+                self.call_sent();
+                self.record_resend();
                 failpoint::hit("intent-durable");
                 RunnerFlow::Continue
             }
             // It settled while it waited: nothing is sent after an acknowledged cancel (L6).
             Ok(false) => {
-                self.mark_told().await;
+                self.mark_notified().await;
                 RunnerFlow::Stop
             }
             Err(error) if error.is_passing() => self.wait_for_store(UnstoredStep::Mark, &error),
@@ -57,7 +57,7 @@ impl Runner {
         self.waits_for_store(UnstoredStep::Mark) || self.stage.is_waiting()
     }
 
-    pub(super) fn place_taken(&mut self) {
+    pub(super) fn call_sent(&mut self) {
         self.queue_end = None;
         self.dispatched = Some(Instant::now());
         self.deadline = Some(Instant::now() + self.spec.policy.deadline);

@@ -27,7 +27,7 @@ pub(super) struct ElementRows {
     /// The number of elements that have begun and not settled.
     pub(super) at_work: usize,
     /// Permits of elements that have not begun.
-    pub(super) places: Vec<TaskPermit>,
+    pub(super) permits: Vec<TaskPermit>,
     begin: BeginChild,
 }
 
@@ -40,7 +40,7 @@ impl ElementRows {
         logs: Option<TaskNoticeSink>,
     ) -> Self {
         let keys = fresh.iter().map(|(task, _)| task.key.clone()).collect();
-        Self { engine, parent: parent.clone(), keys, fresh, logs, next: 0, at_work: 0, places: Vec::new(), begin }
+        Self { engine, parent: parent.clone(), keys, fresh, logs, next: 0, at_work: 0, permits: Vec::new(), begin }
     }
 
     /// The rows of a call that an earlier process left.
@@ -48,9 +48,9 @@ impl ElementRows {
         let owner = &task.key.owner;
         let keys: Vec<_> =
             task.tree.children.iter().map(|child| TaskKey { owner: owner.clone(), id: *child }).collect();
-        let places = keys.iter().map(|_| engine.admission.take_again(owner)).collect();
+        let permits = keys.iter().map(|_| engine.admission.take_again(owner)).collect();
         let parent = task.key.clone();
-        Self { engine, parent, keys, fresh: Vec::new(), logs: None, next: 0, at_work: 0, places, begin }
+        Self { engine, parent, keys, fresh: Vec::new(), logs: None, next: 0, at_work: 0, permits, begin }
     }
 
     pub(super) const fn engine(&self) -> &Arc<Engine> {
@@ -62,12 +62,12 @@ impl ElementRows {
         while self.at_work < plan.parallel()
             && let Some(key) = self.keys.get(self.next).cloned()
         {
-            let place = self.places.pop().unwrap_or_else(|| self.engine.admission.take_again(&key.owner));
-            let mut spec = CallSpec { asides: self.logs_of(&key, plan), ..plan.element(self.next) };
+            let permit = self.permits.pop().unwrap_or_else(|| self.engine.admission.take_again(&key.owner));
+            let mut spec = CallSpec { notice_sink: self.logs_of(&key, plan), ..plan.element(self.next) };
             spec.context.share = Some(self.engine.share_of(&spec));
             // Before it begins, so that no change is missed.
             children.watch(self.next, key.clone(), Vec::new());
-            (self.begin)(&self.engine, spec, key, place);
+            (self.begin)(&self.engine, spec, key, permit);
             self.at_work += 1;
             self.next += 1;
         }

@@ -46,11 +46,11 @@ impl Runner {
         // Claimed before the rows exist: recovery would otherwise take them for rows of an earlier process.
         let mut fresh: Vec<(Arc<Task>, RunnerCommands)> = Vec::with_capacity(tasks.len());
         for task in tasks {
-            let Some(orders) = self.engine.live.claim(&task.key) else {
+            let Some(commands) = self.engine.live.claim(&task.key) else {
                 fresh.iter().for_each(|(task, _)| self.engine.live.remove(&task.key));
                 return Err(StoreError::Exists);
             };
-            fresh.push((Arc::new(task), orders));
+            fresh.push((Arc::new(task), commands));
         }
         let mut stored = Ok(());
         for some in fresh.chunks(AT_ONCE) {
@@ -60,7 +60,7 @@ impl Runner {
             }
         }
         let own = (Arc::clone(&self.engine), begin_child as BeginChild);
-        split.rows = Some(ElementRows::fresh(own, parent, fresh, self.spec.asides.clone()));
+        split.rows = Some(ElementRows::fresh(own, parent, fresh, self.spec.notice_sink.clone()));
         if let Err(error) = stored {
             self.remove_elements().await;
             // A row that was stored nevertheless has no parent: its call is certainly not sent.
@@ -91,14 +91,14 @@ impl Runner {
             let running = split.running.iter().find(|part| part.index == index);
             let is_waiting = running.is_none_or(|part| part.stage.is_waiting());
             let sent_at = running.and_then(|part| part.dispatched).map(|at| now.before(at.elapsed()));
-            let place = running.filter(|_| is_kept).and_then(|part| part.stage.resume_token());
+            let position = running.filter(|_| is_kept).and_then(|part| part.stage.resume_token());
             let task = Task {
                 // A child outlives its parent's row, and is invisible once that is removed.
                 ttl: policy.ttl.saturating_add(policy.keep_result_min),
                 phase: if is_waiting { Phase::Queued } else { Phase::Working },
                 recovery: Recovery {
                     call: spec.stored(is_waiting).filter(|_| is_kept),
-                    resume: place.map(|ResumeToken(place)| place.detached()),
+                    resume: position.map(|ResumeToken(position)| position.detached()),
                     dispatched_at: sent_at,
                     ..Recovery::default()
                 },
@@ -114,8 +114,8 @@ impl Runner {
             let questions = running.iter().flat_map(|part| &part.open);
             questions
                 .fold(task, |task, question| {
-                    let asked = Event::Asked { attempt: Attempt::FIRST, question: question.clone() };
-                    transition(task, asked, now).0
+                    let question = Event::Asked { attempt: Attempt::FIRST, question: question.clone() };
+                    transition(task, question, now).0
                 })
                 .exact()
         };
@@ -127,24 +127,24 @@ impl Runner {
         let engine = Arc::clone(&self.engine);
         let Some((split, children)) = self.stage.split_and_children(&engine) else { return };
         let SplitExchange { plan, next, running, outcomes, rows: Some(rows), .. } = split else { return };
-        let mut place = self.place.as_mut();
-        let mut one_place = || place.as_mut().and_then(|place| place.take_one());
+        let mut permit = self.permit.as_mut();
+        let mut one_permit = || permit.as_mut().and_then(|permit| permit.take_one());
         let fresh = std::mem::take(&mut rows.fresh);
         (rows.next, rows.at_work) = (*next, running.len());
-        for (index, (task, orders)) in fresh.into_iter().enumerate() {
-            let taken = one_place();
+        for (index, (task, commands)) in fresh.into_iter().enumerate() {
+            let taken = one_permit();
             let at = running.iter().position(|part| part.index == index);
             if let Some(RunningElement { stage, dispatched, open, .. }) = at.map(|at| running.swap_remove(at)) {
                 let open = open.into_iter().map(|question| question.ask).collect();
                 children.watch(index, task.key.clone(), open);
-                let spec = CallSpec { asides: rows.logs_of(&task.key, plan), ..plan.element(index) };
+                let spec = CallSpec { notice_sink: rows.logs_of(&task.key, plan), ..plan.element(index) };
                 let stage = CallStage::one(stage);
-                adopt(&engine, spec, (task, orders), AdoptedCall { stage, dispatched, place: taken });
+                adopt(&engine, spec, (task, commands), AdoptedCall { stage, dispatched, permit: taken });
                 continue;
             }
             engine.live.remove(&task.key);
             if outcomes.get(index).is_some_and(Option::is_none) {
-                rows.places.extend(taken);
+                rows.permits.extend(taken);
             }
         }
     }

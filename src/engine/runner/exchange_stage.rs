@@ -18,7 +18,7 @@ const BEGUN_MAX: Duration = Duration::from_secs(5);
 
 pub(super) enum StageEvent {
     /// The call has its permit and is about to be sent.
-    PlaceTaken,
+    PermitTaken,
     /// The call was not sent, and will not be.
     NotBegun(Outcome),
     Exchange(ExchangeEvent),
@@ -153,7 +153,7 @@ impl ExchangeStage {
                 StepFuture::Waiting(waiting) => match waiting.await {
                     Ok(permit) => {
                         self.placed(permit);
-                        return StageEvent::PlaceTaken;
+                        return StageEvent::PermitTaken;
                     }
                     Err(fault) => return self.not_begun(fault),
                 },

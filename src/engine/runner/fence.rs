@@ -32,13 +32,13 @@ impl Runner {
 
     fn heed_fence(&mut self, written: Result<AppliedEvent, TaskError>) -> Result<AppliedEvent, TaskError> {
         if matches!(written, Err(TaskError::Store(StoreError::Fenced))) {
-            self.let_go_as_fenced();
+            self.stop_as_fenced();
         }
         written
     }
 
     /// Drops the exchange without a cancel, because another replica holds the task.
-    pub(super) fn let_go_as_fenced(&mut self) {
+    pub(super) fn stop_as_fenced(&mut self) {
         if !std::mem::replace(&mut self.is_fenced, true) {
             self.stage.finish();
         }
@@ -51,7 +51,7 @@ impl Runner {
         }
         if !self.has_handle() {
             let fault = GatewayFault::new(self.engine.why_lost(), Executed::Unknown);
-            self.tell_waiting(fault).await;
+            self.answer_waiting(fault).await;
         }
         RunnerFlow::Stop
     }

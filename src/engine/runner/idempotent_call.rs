@@ -54,7 +54,7 @@ impl Runner {
                     Some(next) => return next,
                     None => continue,
                 },
-                Ok(None) if self.place.is_none() => return self.refuse(self.engine.admission.refusal()).await,
+                Ok(None) if self.permit.is_none() => return self.refuse(self.engine.admission.refusal()).await,
                 Ok(None) => (),
                 Err(error) => return self.not_stored(error).await,
             }
@@ -114,15 +114,15 @@ impl Runner {
     }
 
     /// The client of a held call left: the call continues as a task, and a repetition finds its outcome.
-    pub(super) async fn go_on_unattended(&mut self) -> RunnerFlow {
+    pub(super) async fn continue_unattended(&mut self) -> RunnerFlow {
         self.client = AttachedClients::nobody();
         self.grace_end = None;
         self.inputs.stop_gathering();
         if let Some(row) = &mut self.row {
             row.shown = TaskVisibility::Handle;
-            row.orders.take_repetitions(true);
+            row.commands.take_repetitions(true);
         }
-        tracing::debug!("a call under an idempotency key goes on without its client");
+        tracing::debug!("a call under an idempotency key continues without its client");
         self.mirror_subtasks().await;
         RunnerFlow::Continue
     }
@@ -143,16 +143,16 @@ impl Runner {
 
     /// Offers the open questions to the client of a repetition, if it supports them: the first client may never return. The first
     /// answer counts.
-    fn is_asked_too(&mut self, first: &Task) -> bool {
+    fn joins_first_call(&mut self, first: &Task) -> bool {
         let Phase::AwaitingInput(open) = &first.phase else { return false };
         let may_be_asked = |question: &Question| (self.spec.questions)(&question.request) == Askable::Declared;
-        let Some(seat) = self.client.first() else { return false };
+        let Some(sender) = self.client.first() else { return false };
         if self.spec.rounds == RoundSupport::Unknown || !open.values().all(may_be_asked) {
             return false;
         }
         let questions = Arc::clone(&self.spec.questions);
         let retry = RoundRetry { answers: BTreeMap::new(), plan: self.spec.plan, questions };
-        let is_asked = self.engine.live.join(&first.key, seat, retry);
+        let is_asked = self.engine.live.join(&first.key, sender, retry);
         if is_asked {
             self.client = AttachedClients::nobody();
         }
@@ -164,9 +164,9 @@ impl Runner {
     async fn wait_for_first(&mut self, first: Arc<Task>) {
         // The repetition needs no permits, and is not a call at the upstream.
         self.stage.finish();
-        self.place = None;
+        self.permit = None;
         self.in_progress = None;
-        if self.is_asked_too(&first) {
+        if self.joins_first_call(&first) {
             return;
         }
         let (engine, key) = (Arc::clone(&self.engine), first.key.clone());
@@ -237,7 +237,7 @@ impl Runner {
             if self.engine.store.load(key, self.engine.clock.now()).await?.is_some() {
                 return Ok(None);
             }
-            if self.place.is_none() {
+            if self.permit.is_none() {
                 return Ok(Some(self.refuse(self.engine.admission.refusal()).await));
             }
             if let Err(full) = self.enter_queue() {
@@ -250,7 +250,7 @@ impl Runner {
             }
             // The holder of a claim creates, runs or ends the task; or it waits for an unknown insert, and runs nothing.
             let Some(claim) = self.engine.live.claim(key) else {
-                let is_run = self.engine.live.hears_orders(key);
+                let is_run = self.engine.live.receives_commands(key);
                 return if is_run {
                     Ok(None)
                 } else {

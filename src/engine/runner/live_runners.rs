@@ -121,7 +121,7 @@ impl LiveRunners {
     }
 
     /// Whether a task has a runner that receives commands; false while its insert's commit is unknown.
-    pub(super) fn hears_orders(&self, key: &TaskKey) -> bool {
+    pub(super) fn receives_commands(&self, key: &TaskKey) -> bool {
         self.mailbox(key).is_some()
     }
 
@@ -169,10 +169,10 @@ impl LiveRunners {
     pub(in crate::engine) fn retry(
         &self,
         key: &TaskKey,
-        seat: CallStreamSender,
+        sender: CallStreamSender,
         retry: RoundRetry,
     ) -> Result<(), RetryRefusal> {
-        match self.put(key, |waiting| push(&mut waiting.retries, (seat, retry), RETRIES_MAX)) {
+        match self.put(key, |waiting| push(&mut waiting.retries, (sender, retry), RETRIES_MAX)) {
             Some(true) => Ok(()),
             Some(false) => Err(RetryRefusal::TooMany),
             None => Err(RetryRefusal::NotHere),
@@ -180,9 +180,9 @@ impl LiveRunners {
     }
 
     /// Passes a repetition's client to the runner of the first call, if that has no client for its questions.
-    pub(super) fn join(&self, key: &TaskKey, seat: CallStreamSender, retry: RoundRetry) -> bool {
+    pub(super) fn join(&self, key: &TaskKey, sender: CallStreamSender, retry: RoundRetry) -> bool {
         let is_taken = self.mailbox(key).is_some_and(|mailbox| mailbox.takes_repetitions.load(Ordering::Relaxed));
-        is_taken && self.retry(key, seat, retry).is_ok()
+        is_taken && self.retry(key, sender, retry).is_ok()
     }
 }
 
@@ -261,12 +261,12 @@ impl RunnerCommands {
         if std::mem::take(&mut waiting.has_more) {
             return Some(RunnerCommand::LookAgain);
         }
-        waiting.retries.pop_front().map(|(seat, retry)| RunnerCommand::Retried(seat, retry))
+        waiting.retries.pop_front().map(|(sender, retry)| RunnerCommand::Retried(sender, retry))
     }
 
     /// A client that returned too late for a command.
     pub(super) fn late(&mut self) -> Option<CallStreamSender> {
-        self.mailbox.waiting.lock().retries.pop_front().map(|(seat, _)| seat)
+        self.mailbox.waiting.lock().retries.pop_front().map(|(sender, _)| sender)
     }
 }
 
@@ -291,10 +291,10 @@ mod tests {
     #[test]
     fn a_claim_whose_runner_is_gone_is_a_claim_and_no_runner() {
         let live = LiveRunners::default();
-        let orders = live.claim(&key()).unwrap();
-        assert!(live.hears_orders(&key()) && live.claim(&key()).is_none());
-        drop(orders);
-        assert!(!live.hears_orders(&key()) && live.claim(&key()).is_none());
+        let commands = live.claim(&key()).unwrap();
+        assert!(live.receives_commands(&key()) && live.claim(&key()).is_none());
+        drop(commands);
+        assert!(!live.receives_commands(&key()) && live.claim(&key()).is_none());
         live.remove(&key());
         assert!(live.claim(&key()).is_some());
     }
@@ -302,31 +302,33 @@ mod tests {
     #[tokio::test]
     async fn an_end_goes_before_answers_and_wakes_a_runner_that_waits() {
         let live = LiveRunners::default();
-        let mut orders = live.insert(key());
+        let mut commands = live.insert(key());
         let ring = async {
             live.deliver(&key(), answers(1));
             live.abandon(&key());
         };
-        let both = async { tokio::join!(biased; orders.next(), ring) };
+        let both = async { tokio::join!(biased; commands.next(), ring) };
         let (ordered, ()) = tokio::time::timeout(WAIT_MAX, both).await.expect("it wakes");
         assert!(matches!(ordered, RunnerCommand::Abandon), "{ordered:?}");
-        assert!(matches!(orders.next().await, RunnerCommand::Abandon), "nothing comes after it");
+        assert!(matches!(commands.next().await, RunnerCommand::Abandon), "nothing comes after it");
     }
 
     #[tokio::test]
     async fn answers_come_in_order_and_no_more_wait_than_may() {
         let live = LiveRunners::default();
-        let mut orders = live.insert(key());
+        let mut commands = live.insert(key());
         for number in 0..=DELIVERIES_MAX {
             live.deliver(&key(), answers(number));
         }
         for number in 0..DELIVERIES_MAX {
-            let Some(RunnerCommand::Deliver(got)) = orders.next().now_or_never() else { panic!("{number} is missing") };
+            let Some(RunnerCommand::Deliver(got)) = commands.next().now_or_never() else {
+                panic!("{number} is missing")
+            };
             assert_eq!(got, answers(number));
         }
-        let last = orders.next().now_or_never();
+        let last = commands.next().now_or_never();
         assert!(matches!(last, Some(RunnerCommand::LookAgain)), "the one too many lies in the row: {last:?}");
-        assert!(orders.next().now_or_never().is_none(), "once");
+        assert!(commands.next().now_or_never().is_none(), "once");
     }
 
     #[test]

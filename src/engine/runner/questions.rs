@@ -34,14 +34,14 @@ pub(super) struct CallQuestions {
     unasked: VecDeque<UnaskedQuestion>,
     /// Questions that wait for the store before they are removed from the task.
     withdrawn: Vec<WithdrawnQuestion>,
-    asked: u32,
+    count: u32,
     /// When a waiting client receives the open questions.
     round_due: Option<Instant>,
     pub(super) rounds: u32,
     /// Questions of an earlier process: open ones, and answered ones that are being delivered.
     earlier: Vec<Payload>,
     /// Undelivered answers with an unresolved write: the row may mark them as delivered.
-    pub(super) doubtful: Vec<(Payload, Answer)>,
+    pub(super) unresolved: Vec<(Payload, Answer)>,
 }
 
 /// A question that is not part of the task yet.
@@ -67,7 +67,7 @@ pub(super) struct OpenQuestion {
 impl CallQuestions {
     /// Questions that wait for the store count as open ones, so their number is bounded however long the store is unavailable.
     fn is_full(&self) -> bool {
-        self.open.len() + self.unasked.len() + self.withdrawn.len() >= OPEN_MAX || self.asked >= ASKED_MAX
+        self.open.len() + self.unasked.len() + self.withdrawn.len() >= OPEN_MAX || self.count >= ASKED_MAX
     }
 
     pub(super) const fn round_due(&self) -> Option<Instant> {
@@ -81,8 +81,8 @@ impl CallQuestions {
     }
 
     /// Whether an answer is known to this runner only: the row may mark it as delivered.
-    pub(super) const fn has_doubtful(&self) -> bool {
-        !self.doubtful.is_empty()
+    pub(super) const fn has_unresolved(&self) -> bool {
+        !self.unresolved.is_empty()
     }
 
     /// When the first open question expires.
@@ -105,10 +105,10 @@ impl CallQuestions {
         due: Instant,
     ) -> Self {
         let open: Vec<_> = open.into_iter().map(|(ask, method)| OpenQuestion { ask, method, due }).collect();
-        let asked = u32::try_from(open.len()).unwrap_or(ASKED_MAX);
+        let count = u32::try_from(open.len()).unwrap_or(ASKED_MAX);
         let answered = undelivered.iter().map(|(ask, _)| ask);
         let earlier = open.iter().map(|open| &open.ask).chain(answered).cloned().collect();
-        Self { open, asked, earlier, ..Self::default() }
+        Self { open, count, earlier, ..Self::default() }
     }
 
     /// Whether a question is a replay from an earlier process: it keeps its key, or its answer.
@@ -134,33 +134,38 @@ impl CallQuestions {
 pub(super) struct QuestionError(pub(super) QuestionRefusal);
 
 impl Runner {
-    pub(super) async fn asked(&mut self, ask: Payload, method: Arc<str>, params: Option<Payload>) -> RunnerFlow {
+    pub(super) async fn question_received(
+        &mut self,
+        ask: Payload,
+        method: Arc<str>,
+        params: Option<Payload>,
+    ) -> RunnerFlow {
         if self.inputs.is_replayed(&ask) {
             return RunnerFlow::Continue;
         }
         let request = match self.spec.peer.decode_question(&method, params.as_ref()) {
             Ok(request) => request,
             Err(refused) => {
-                tracing::warn!(%method, "nobody may be asked this; it was refused");
-                self.say(&ask, refused).await;
+                tracing::warn!(%method, "the client cannot be asked this; it was refused");
+                self.refuse_question(&ask, refused).await;
                 return RunnerFlow::Continue;
             }
         };
         if self.is_unattended() {
-            self.say(&ask, self.spec.peer.refuse(&method, QuestionRefusal::Unanswered)).await;
+            self.refuse_question(&ask, self.spec.peer.refuse(&method, QuestionRefusal::Unanswered)).await;
             return RunnerFlow::Continue;
         }
         match self.askable(&request) {
             Askable::Declared => match self.put(&ask, &method, request).await {
                 Ok(next) => next,
                 Err(QuestionError(why)) => {
-                    self.say(&ask, self.spec.peer.refuse(&method, why)).await;
+                    self.refuse_question(&ask, self.spec.peer.refuse(&method, why)).await;
                     RunnerFlow::Continue
                 }
             },
             Askable::Required(capability) if self.is_waited_for() => self.needs(capability).await,
             Askable::Undeclared | Askable::Required(_) => {
-                self.say(&ask, self.spec.peer.refuse(&method, QuestionRefusal::Undeclared)).await;
+                self.refuse_question(&ask, self.spec.peer.refuse(&method, QuestionRefusal::Undeclared)).await;
                 RunnerFlow::Continue
             }
         }
@@ -185,7 +190,7 @@ impl Runner {
         // Before the slower writes to the store.
         self.client.end(CallEnd::NeedsCapability(capability)).await;
         self.settle_cancelled().await;
-        self.mark_told().await;
+        self.mark_notified().await;
         RunnerFlow::Stop
     }
 
@@ -236,7 +241,7 @@ impl Runner {
     /// Records that a question is part of the task.
     fn is_put(&mut self, UnaskedQuestion { question, method }: UnaskedQuestion) {
         self.count_question("put");
-        self.inputs.asked += 1;
+        self.inputs.count += 1;
         let due = Instant::now() + self.spec.policy.input_deadline;
         // Detached, so that the row and this list share no buffer.
         self.inputs.open.push(OpenQuestion { ask: question.ask.detached(), method, due });
@@ -261,9 +266,9 @@ impl Runner {
             let next = match self.store_question(unasked).await {
                 Ok(_) if self.waits_for_store(UnstoredStep::Questions) => return RunnerFlow::Continue,
                 Ok(next) => next,
-                Err(QuestionError(_)) if self.is_demanded(&ask) => self.demand_refused().await,
+                Err(QuestionError(_)) if self.is_elicited(&ask) => self.elicitation_declined().await,
                 Err(QuestionError(why)) => {
-                    self.say(&ask, self.spec.peer.refuse(&method, why)).await;
+                    self.refuse_question(&ask, self.spec.peer.refuse(&method, why)).await;
                     RunnerFlow::Continue
                 }
             };
@@ -297,11 +302,11 @@ impl Runner {
         if self.spec.rounds == RoundSupport::Unknown {
             return Err(QuestionError(QuestionRefusal::Unanswered));
         }
-        if self.place.is_none() {
-            self.place = self.engine.take_place_of_running(&self.spec.owner).ok();
+        if self.permit.is_none() {
+            self.permit = self.engine.take_permit_of_running(&self.spec.owner).ok();
         }
-        if self.place.is_none() {
-            tracing::warn!("no place for a held call; its question was refused");
+        if self.permit.is_none() {
+            tracing::warn!("no permit for a held call; its question was refused");
             return Err(QuestionError(QuestionRefusal::Unanswered));
         }
         match self.insert(TaskVisibility::Hidden, Some(question)).await {
@@ -321,7 +326,7 @@ impl Runner {
     }
 
     /// Handles the upstream's withdrawal of a question.
-    pub(super) async fn withdrawn(&mut self, ask: Payload) -> RunnerFlow {
+    pub(super) async fn withdrawal_received(&mut self, ask: Payload) -> RunnerFlow {
         let was_unasked = self.inputs.unasked.iter().any(|unasked| unasked.question.ask == ask);
         if !self.inputs.close(&ask) {
             return RunnerFlow::Continue;
@@ -365,10 +370,10 @@ impl Runner {
             return RunnerFlow::Continue;
         };
         self.count_question("expired");
-        if self.is_demanded(ask) {
-            return self.demand_refused().await;
+        if self.is_elicited(ask) {
+            return self.elicitation_declined().await;
         }
-        self.say(ask, self.spec.peer.refuse(method, QuestionRefusal::Unanswered)).await;
+        self.refuse_question(ask, self.spec.peer.refuse(method, QuestionRefusal::Unanswered)).await;
         RunnerFlow::Continue
     }
 
@@ -387,7 +392,7 @@ impl Runner {
     /// Expires unanswered questions: the upstream receives a refusal, and the call continues.
     pub(super) async fn expire_inputs(&mut self) -> RunnerFlow {
         for open in self.inputs.take_overdue() {
-            if matches!(self.give_up(open).await, RunnerFlow::Stop) {
+            if matches!(self.refuse_open(open).await, RunnerFlow::Stop) {
                 return RunnerFlow::Stop;
             }
         }
@@ -395,7 +400,7 @@ impl Runner {
     }
 
     /// Removes a question from the task and refuses it at the upstream.
-    pub(super) async fn give_up(&mut self, open: OpenQuestion) -> RunnerFlow {
+    pub(super) async fn refuse_open(&mut self, open: OpenQuestion) -> RunnerFlow {
         self.withdraw(WithdrawnQuestion { ask: open.ask, refused: Some(open.method) }, None).await
     }
 
@@ -423,8 +428,8 @@ mod tests {
 
     #[test]
     fn u29_a_call_asks_at_most_1000_questions_in_all() {
-        let asked = |asked| CallQuestions { asked, ..CallQuestions::default() };
-        assert!(!asked(ASKED_MAX - 1).is_full());
-        assert!(asked(ASKED_MAX).is_full());
+        let after = |count| CallQuestions { count, ..CallQuestions::default() };
+        assert!(!after(ASKED_MAX - 1).is_full());
+        assert!(after(ASKED_MAX).is_full());
     }
 }

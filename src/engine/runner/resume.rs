@@ -59,11 +59,11 @@ enum ResumeMethod {
 pub(in crate::engine) fn start(
     engine: &Arc<Engine>,
     spec: CallSpec,
-    (task, orders): (Arc<Task>, RunnerCommands),
-    (way, place): (RecoveryAction, TaskPermit),
+    (task, commands): (Arc<Task>, RunnerCommands),
+    (action, permit): (RecoveryAction, TaskPermit),
 ) {
     let in_progress = spec.call_begins();
-    let (spec, stage) = match way {
+    let (spec, stage) = match action {
         RecoveryAction::Watch => {
             let (spec, plan) = split_again(spec, task.tree.children.len());
             let rows = ElementRows::of_earlier(Arc::clone(engine), &task, begin_child);
@@ -74,34 +74,34 @@ pub(in crate::engine) fn start(
             (spec, stage)
         }
     };
-    let (concerned, span) = row_context(&task);
-    let call = AdoptedCall { stage, dispatched: None, place: Some(place) };
-    let mut runner = Runner::of_row(Arc::clone(engine), spec, (&task, orders), call, Arc::clone(&concerned));
+    let (panic_target, span) = row_context(&task);
+    let call = AdoptedCall { stage, dispatched: None, permit: Some(permit) };
+    let mut runner = Runner::of_row(Arc::clone(engine), spec, (&task, commands), call, Arc::clone(&panic_target));
     runner.in_progress = in_progress;
     let runner = Box::new(runner);
-    spawn(engine, (span, concerned), runner.run_again(task, way));
+    spawn(engine, (span, panic_target), runner.run_row(task, action));
 }
 
 /// The state that a new runner takes over.
 pub(super) struct AdoptedCall {
     pub(super) stage: CallStage,
     pub(super) dispatched: Option<Instant>,
-    pub(super) place: Option<TaskPermit>,
+    pub(super) permit: Option<TaskPermit>,
 }
 
 /// Starts a runner for a row with a call in progress. The row's key must be claimed.
 pub(super) fn adopt(
     engine: &Arc<Engine>,
     spec: CallSpec,
-    (task, orders): (Arc<Task>, RunnerCommands),
+    (task, commands): (Arc<Task>, RunnerCommands),
     call: AdoptedCall,
 ) {
-    let (concerned, span) = row_context(&task);
+    let (panic_target, span) = row_context(&task);
     let in_progress = spec.call_begins();
-    let mut runner = Runner::of_row(Arc::clone(engine), spec, (&task, orders), call, Arc::clone(&concerned));
+    let mut runner = Runner::of_row(Arc::clone(engine), spec, (&task, commands), call, Arc::clone(&panic_target));
     runner.in_progress = in_progress;
     let runner = Box::new(runner);
-    spawn(engine, (span, concerned), runner.go_on());
+    spawn(engine, (span, panic_target), runner.run_loop());
 }
 
 /// The panic target of a row's runner, and its span.
@@ -114,14 +114,14 @@ impl Runner {
     fn of_row(
         engine: Arc<Engine>,
         spec: CallSpec,
-        (task, orders): (&Task, RunnerCommands),
-        AdoptedCall { stage, dispatched, place }: AdoptedCall,
-        concerned: SharedBugRecipient,
+        (task, commands): (&Task, RunnerCommands),
+        AdoptedCall { stage, dispatched, permit }: AdoptedCall,
+        panic_target: SharedBugRecipient,
     ) -> Self {
         let deadline = dispatched.map(|at| at + spec.policy.deadline);
         let mut checkpoint = Checkpoint::new();
         checkpoint.is_written(task.recovery.resume.clone());
-        checkpoint.stirred();
+        checkpoint.check_soon();
         let inputs = match &task.phase {
             Phase::AwaitingInput(open) => {
                 let due = Instant::now() + spec.policy.input_deadline;
@@ -132,17 +132,17 @@ impl Runner {
                 CallQuestions::reopened([], &task.recovery.undelivered, Instant::now())
             }
         };
-        orders.is_stored();
+        commands.is_stored();
         let row = RunnerRow {
             key: task.key.clone(),
             shown: task.shown,
             is_counted: true,
-            orders,
+            commands,
             progress: None,
             progress_due: None,
         };
         Self {
-            place,
+            permit,
             stage,
             engine,
             spec,
@@ -155,63 +155,63 @@ impl Runner {
             grace_status: None,
             row: Some(row),
             inputs,
-            demand: None,
+            elicitation: None,
             subtasks: NamedSubtasks::default(),
             attempt: task.attempt,
             checkpoint,
-            unproven: None,
-            stays: false,
+            unconfirmed: None,
+            outlives_drain: false,
             is_fenced: false,
             in_progress: None,
-            concerned,
+            panic_target,
         }
     }
 
-    async fn run_again(mut self: Box<Self>, task: Arc<Task>, way: RecoveryAction) {
-        let next = match way {
+    async fn run_row(mut self: Box<Self>, task: Arc<Task>, action: RecoveryAction) {
+        let next = match action {
             RecoveryAction::Dispatch => RunnerFlow::Continue,
             RecoveryAction::Resend => {
-                self.unproven =
+                self.unconfirmed =
                     Some(UnconfirmedCall { what: ResumeMethod::Again, since: Instant::now(), is_counted: false });
                 RunnerFlow::Continue
             }
             RecoveryAction::Resume(token) => Box::pin(self.resume(&task, token)).await,
             RecoveryAction::Watch => {
                 if !matches!(task.phase, Phase::Queued) {
-                    self.goes_on(&task);
+                    self.continue_deadline(&task);
                 }
                 self.deliver(task.recovery.undelivered.clone()).await
             }
         };
         match self.unless_fenced(next).await {
-            RunnerFlow::Continue => self.go_on().await,
+            RunnerFlow::Continue => self.run_loop().await,
             RunnerFlow::Stop => Box::pin(self.leave()).await,
         }
     }
 
     /// Resumes the exchange, and delivers the answers that were given meanwhile.
     async fn resume(&mut self, task: &Task, token: ResumeToken) -> RunnerFlow {
-        self.unproven = Some(UnconfirmedCall { what: ResumeMethod::Up, since: Instant::now(), is_counted: true });
+        self.unconfirmed = Some(UnconfirmedCall { what: ResumeMethod::Up, since: Instant::now(), is_counted: true });
         // If the event no longer applies, a command with the reason is queued.
         if let Err(error) = self.write(&task.key, vec![Event::TakenUp { attempt: self.attempt }]).await {
             if self.is_fenced {
                 return RunnerFlow::Stop;
             }
-            tracing::warn!(error = %CauseChain(&error), "that a call is taken up was not stored");
+            tracing::warn!(error = %CauseChain(&error), "that a call is resumed was not stored");
         }
-        self.goes_on(task);
-        self.take_up_subtasks(task);
+        self.continue_deadline(task);
+        self.resume_subtasks(task);
         match self.stage.resume(&self.spec, token).await {
             Ok(()) => self.deliver(task.recovery.undelivered.clone()).await,
             Err(error) => {
-                tracing::info!(error = %CauseChain(&error), "a call could not be taken up");
-                self.not_taken_up().await
+                tracing::info!(error = %CauseChain(&error), "a call could not be resumed");
+                self.resume_failed().await
             }
         }
     }
 
     /// Continues the deadline of a call that an earlier process sent.
-    fn goes_on(&mut self, task: &Task) {
+    fn continue_deadline(&mut self, task: &Task) {
         let since = task.recovery.dispatched_at.unwrap_or(task.created_at);
         let ran = self.engine.time_of(task, self.engine.clock.now()).since(since);
         self.dispatched = Some(Instant::now());
@@ -219,18 +219,18 @@ impl Runner {
     }
 
     /// Whether this loss means that the exchange could not be resumed.
-    pub(super) fn is_untaken(&self, fault: &GatewayFault) -> bool {
-        let is_taking_up = self.unproven.as_ref().is_some_and(|unproven| unproven.what == ResumeMethod::Up);
+    pub(super) fn is_failed_resume(&self, fault: &GatewayFault) -> bool {
+        let is_taking_up = self.unconfirmed.as_ref().is_some_and(|unconfirmed| unconfirmed.what == ResumeMethod::Up);
         is_taking_up && fault.executed != Executed::Yes
     }
 
     /// Handles an exchange that cannot be resumed: resends the call if allowed, else its outcome is unknown.
-    pub(super) async fn not_taken_up(&mut self) -> RunnerFlow {
+    pub(super) async fn resume_failed(&mut self) -> RunnerFlow {
         let may_rerun = self.spec.policy.after_crash.may_rerun(self.spec.is_repeatable);
         if may_rerun && self.attempt < ATTEMPTS_MAX && self.spec.request.params.is_some() {
             self.stage = CallStage::one(ExchangeStage::again(&self.spec));
             self.deadline = None;
-            self.unproven =
+            self.unconfirmed =
                 Some(UnconfirmedCall { what: ResumeMethod::Again, since: Instant::now(), is_counted: true });
             return RunnerFlow::Continue;
         }
@@ -239,13 +239,13 @@ impl Runner {
 
     /// The `executed` of a call that is not sent now: unknown if an earlier attempt may have been executed.
     pub(super) const fn executed_so_far(&self) -> Executed {
-        if self.unproven.is_some() { Executed::Unknown } else { Executed::No }
+        if self.unconfirmed.is_some() { Executed::Unknown } else { Executed::No }
     }
 
     /// The events to store before the call's first byte is sent.
     pub(super) fn sending(&self) -> Vec<Event> {
         let attempt = self.attempt;
-        match &self.unproven {
+        match &self.unconfirmed {
             Some(UnconfirmedCall { is_counted: true, .. }) => vec![Event::Resent { attempt }],
             Some(_) => vec![Event::TakenUp { attempt }, Event::Resent { attempt }],
             None => vec![Event::Dispatched { attempt, call: self.stored_call() }],
@@ -253,14 +253,14 @@ impl Runner {
     }
 
     pub(super) const fn attempt_to_send(&self) -> Attempt {
-        if self.unproven.is_some() { Attempt(self.attempt.0 + 1) } else { self.attempt }
+        if self.unconfirmed.is_some() { Attempt(self.attempt.0 + 1) } else { self.attempt }
     }
 
     /// Records that the row says that the call is about to be sent.
-    pub(super) fn is_sending(&mut self) {
+    pub(super) fn record_resend(&mut self) {
         let next = self.attempt_to_send();
-        if let Some(unproven) = &mut self.unproven {
-            *unproven = UnconfirmedCall { what: ResumeMethod::Again, since: Instant::now(), is_counted: true };
+        if let Some(unconfirmed) = &mut self.unconfirmed {
+            *unconfirmed = UnconfirmedCall { what: ResumeMethod::Again, since: Instant::now(), is_counted: true };
             self.attempt = next;
             self.inputs = CallQuestions::default();
             self.checkpoint.is_written(None);
@@ -269,8 +269,8 @@ impl Runner {
     }
 
     /// Records a sign of the upstream: this call did not cause the earlier crashes.
-    pub(super) async fn is_alive(&mut self) {
-        if self.unproven.take().is_some()
+    pub(super) async fn record_alive(&mut self) {
+        if self.unconfirmed.take().is_some()
             && let Some(key) = self.row_key()
             && let Err(error) = self.write(&key, vec![Event::Alive { attempt: self.attempt }]).await
         {
@@ -279,31 +279,31 @@ impl Runner {
     }
 
     /// Records the same once the call was up for long enough.
-    pub(super) async fn is_steady(&mut self) {
+    pub(super) async fn record_steady(&mut self) {
         let is_up = !self.is_waiting();
-        if is_up && self.unproven.as_ref().is_some_and(|unproven| unproven.since.elapsed() >= STEADY_AFTER) {
-            self.is_alive().await;
+        if is_up && self.unconfirmed.as_ref().is_some_and(|unconfirmed| unconfirmed.since.elapsed() >= STEADY_AFTER) {
+            self.record_alive().await;
         }
     }
 
     /// Records an orderly end of this process, which is no crash.
-    pub(super) async fn is_let_go(&mut self) {
-        if self.unproven.as_ref().is_some_and(|unproven| unproven.is_counted) {
-            self.is_alive().await;
+    pub(super) async fn record_orderly_end(&mut self) {
+        if self.unconfirmed.as_ref().is_some_and(|unconfirmed| unconfirmed.is_counted) {
+            self.record_alive().await;
         }
     }
 }
 
 /// Spawns a task that begins or resumes a subtask's call for its parent. `spec` has params where this process knows them.
-pub(super) fn begin_child(engine: &Arc<Engine>, spec: CallSpec, key: TaskKey, place: TaskPermit) {
+pub(super) fn begin_child(engine: &Arc<Engine>, spec: CallSpec, key: TaskKey, permit: TaskPermit) {
     let own = Arc::clone(engine);
     engine.runners.spawn(async move {
         let mut pauses = RetryDelays::of_writers();
         loop {
             // Recovery holds a claim while it looks at a row.
-            if let Some(orders) = own.live.claim(&key) {
+            if let Some(commands) = own.live.claim(&key) {
                 match judge_child(&own, &spec, &key).await {
-                    Ok(Some((task, spec, way))) => return start(&own, spec, (task, orders), (way, place)),
+                    Ok(Some((task, spec, action))) => return start(&own, spec, (task, commands), (action, permit)),
                     // It has settled, or another replica holds it by now.
                     Ok(None) | Err(TaskError::Store(StoreError::Fenced)) => return own.live.remove(&key),
                     Err(error) => {
@@ -337,15 +337,15 @@ async fn judge_child(
         }
         let now = engine.time_of(&task, now);
         let verdict = verdict(&task, Some(&spec.policy), (now, engine.why_lost()));
-        if let RecoveryDecision::Run(way) = &verdict {
+        if let RecoveryDecision::Run(action) = &verdict {
             record(&task, &verdict);
             let spec = restored_child(spec.clone(), &task, now);
-            return Ok(Some((task, spec, way.clone())));
+            return Ok(Some((task, spec, action.clone())));
         }
         let event = match &verdict {
             RecoveryDecision::Expire => Event::TtlElapsed,
             RecoveryDecision::Settle(failure) => Event::Faulted { attempt: task.attempt, failure: failure.clone() },
-            RecoveryDecision::Leave | RecoveryDecision::Tell | RecoveryDecision::Run(_) => return Ok(None),
+            RecoveryDecision::Leave | RecoveryDecision::Notify | RecoveryDecision::Run(_) => return Ok(None),
         };
         if engine.apply(key, WriteRole::Holder, event).await?.changed {
             record(&task, &verdict);

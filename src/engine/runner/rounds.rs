@@ -26,7 +26,7 @@ impl Runner {
         }
         if self.inputs.rounds >= ROUNDS_MAX {
             tracing::warn!("too many rounds of questions; the rest is refused");
-            return self.give_up_all().await;
+            return self.refuse_all_open().await;
         }
         let task = match self.engine.held(&key).await {
             Ok(task) if !task.is_settled() => task,
@@ -35,7 +35,7 @@ impl Runner {
             Err(error) if error.is_passing() => return self.wait_for_store(UnstoredStep::Round, &error),
             Err(error) => {
                 tracing::warn!(error = %CauseChain(&error), "questions could not be read and are refused");
-                return self.give_up_all().await;
+                return self.refuse_all_open().await;
             }
         };
         self.inputs.rounds += 1;
@@ -45,14 +45,14 @@ impl Runner {
             return self.client_left().await;
         }
         if let Some(row) = self.row.as_ref().filter(|_| self.spec.is_held_by_key()) {
-            row.orders.take_repetitions(true);
+            row.commands.take_repetitions(true);
         }
         RunnerFlow::Continue
     }
 
-    async fn give_up_all(&mut self) -> RunnerFlow {
+    async fn refuse_all_open(&mut self) -> RunnerFlow {
         for open in std::mem::take(&mut self.inputs.open) {
-            if matches!(self.give_up(open).await, RunnerFlow::Stop) {
+            if matches!(self.refuse_open(open).await, RunnerFlow::Stop) {
                 return RunnerFlow::Stop;
             }
         }
@@ -61,11 +61,11 @@ impl Runner {
     }
 
     /// Resumes the call for a client that returned. Its answers are stored first; then it waits as before.
-    pub(super) async fn retried(&mut self, seat: CallStreamSender, retry: RoundRetry) -> RunnerFlow {
+    pub(super) async fn retried(&mut self, sender: CallStreamSender, retry: RoundRetry) -> RunnerFlow {
         let Some(key) = self.row_key() else { return RunnerFlow::Continue };
-        self.client.seat(seat);
+        self.client.attach(sender);
         if let Some(row) = &self.row {
-            row.orders.take_repetitions(false);
+            row.commands.take_repetitions(false);
         }
         self.spec.questions = retry.questions;
         let task = match self.write(&key, vec![Event::Answered { answers: retry.answers }]).await {

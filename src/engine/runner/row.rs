@@ -31,7 +31,7 @@ pub(super) struct RunnerRow {
     pub(super) shown: TaskVisibility,
     /// Whether the metrics include it.
     pub(super) is_counted: bool,
-    pub(super) orders: RunnerCommands,
+    pub(super) commands: RunnerCommands,
     pub(super) progress: Option<Arc<str>>,
     pub(super) progress_due: Option<Instant>,
 }
@@ -109,14 +109,14 @@ impl Runner {
         // One commit creates the task and, if the call has its permit, marks it as possibly sent: nothing is sent before this
         // commit, nor after a cancel: its command is received first (L6).
         let now = self.engine.clock.now();
-        let place = self.new_place();
+        let position = self.new_position();
         let mut task = Task {
             attempt: self.attempt,
             phase: if self.stage.is_waiting() { Phase::Queued } else { Phase::Working },
             status_message: self.grace_status.clone(),
             recovery: Recovery {
                 call: self.stored_call(),
-                resume: place.clone(),
+                resume: position.clone(),
                 dispatched_at: self.dispatched.map(|at| now.before(at.elapsed())),
                 ..Recovery::default()
             },
@@ -129,10 +129,10 @@ impl Runner {
         }
         // Commands may arrive as soon as the row exists. The second of two calls under one id stops here: after this claim no
         // other runner creates, runs or removes a row with this key.
-        let orders = self.engine.live.claim(&key).ok_or(StoreError::Exists)?;
+        let commands = self.engine.live.claim(&key).ok_or(StoreError::Exists)?;
         failpoint::hit("admitted");
-        if let Some(place) = &mut self.place {
-            place.is_being_stored();
+        if let Some(permit) = &mut self.permit {
+            permit.is_being_stored();
         }
         let task = match self.store_tree(task, now).await {
             Ok(task) => task,
@@ -150,13 +150,13 @@ impl Runner {
         };
         self.engine.unstored.stored();
         failpoint::hit("handle-durable");
-        *self.concerned.lock() = BugRecipient::Task(key.clone());
+        *self.panic_target.lock() = BugRecipient::Task(key.clone());
         tracing::Span::current().record("task", tracing::field::display(LoggedTask(&key)));
-        orders.is_stored();
-        self.row = Some(RunnerRow { key, shown, is_counted: false, orders, progress: None, progress_due: None });
+        commands.is_stored();
+        self.row = Some(RunnerRow { key, shown, is_counted: false, commands, progress: None, progress_due: None });
         if self.is_kept() {
-            self.checkpoint.is_written(place);
-            self.checkpoint.stirred();
+            self.checkpoint.is_written(position);
+            self.checkpoint.check_soon();
         }
         Ok(Arc::new(task))
     }
@@ -219,7 +219,7 @@ impl Runner {
             // The row goes first, since a child without a parent is invisible.
             let mut pauses = RetryDelays::of_writers();
             while let Err(error) = self.engine.store.remove(&row.key).await {
-                tracing::warn!(error = %CauseChain(&error), "a task that nobody knows is not dropped yet");
+                tracing::warn!(error = %CauseChain(&error), "a task that no client knows is not dropped yet");
                 // The upstream is cancelled without that wait, and a later process must not send the call.
                 self.stage.cancel("the client left").await;
                 if !self.engine.pauses_for_store(&mut pauses).await {
@@ -237,12 +237,12 @@ impl Runner {
     /// Cancels the call of a client without a handle that left (MOD-20).
     pub(super) async fn client_left(&mut self) -> RunnerFlow {
         if self.spec.idempotency.is_some() && self.row.is_some() {
-            return self.go_on_unattended().await;
+            return self.continue_unattended().await;
         }
         // Before the slower writes to the store: the call has no client, and no process resumes a hidden task.
         self.stage.cancel("the client left").await;
         self.settle_cancelled().await;
-        self.mark_told().await;
+        self.mark_notified().await;
         RunnerFlow::Stop
     }
 
@@ -256,11 +256,11 @@ impl Runner {
 
     /// Records that the upstream of a cancelled call was notified, or cannot be. If that is not stored, a later process notifies
     /// it again; nothing waits for it.
-    pub(super) async fn mark_told(&mut self) {
+    pub(super) async fn mark_notified(&mut self) {
         if let Some(key) = self.row_key()
             && let Err(error) = self.write(&key, vec![Event::Told]).await
         {
-            tracing::warn!(error = %CauseChain(&error), "that an upstream was told was not stored");
+            tracing::warn!(error = %CauseChain(&error), "that an upstream was notified was not stored");
         }
     }
 
@@ -324,10 +324,10 @@ impl Runner {
                 metric::count_dropped(self.spec.upstream.name(), "settled");
                 tracing::info!("a late outcome was dropped");
                 // The upstream has ended the call, so it needs no cancel.
-                self.mark_told().await;
+                self.mark_notified().await;
             }
             // The upstream cancelled it, and needs no cancel either.
-            Ok(_) if is_cancelled => self.mark_told().await,
+            Ok(_) if is_cancelled => self.mark_notified().await,
             // The replica that holds the task stores its outcome.
             Ok(_) | Err(TaskError::Store(StoreError::Fenced)) => (),
             Err(error) => tracing::error!(error = %CauseChain(&error), "an outcome could not be stored"),
@@ -338,8 +338,8 @@ impl Runner {
     pub(super) async fn leave(mut self: Box<Self>) {
         let Some(row) = &mut self.row else { return };
         self.engine.live.remove(&row.key);
-        while let Some(seat) = row.orders.late() {
-            self.client.seat(seat);
+        while let Some(sender) = row.commands.late() {
+            self.client.attach(sender);
         }
         if self.client.is_there() {
             let end = match self.engine.held(&row.key).await {

@@ -76,7 +76,7 @@ impl SplitExchange {
     pub(super) async fn next(&mut self) -> StageEvent {
         match std::mem::replace(&mut self.is_begun, true) {
             true => StageEvent::Exchange(self.next_event().await),
-            false => StageEvent::PlaceTaken,
+            false => StageEvent::PermitTaken,
         }
     }
 
@@ -101,7 +101,7 @@ impl SplitExchange {
             let (event, at, _) = select_all(self.running.iter_mut().map(|part| Box::pin(part.stage.next()))).await;
             // The element of this event goes last, so that a busy element starves no other.
             self.running.rotate_left(at + 1);
-            self.heard(self.running.len() - 1, event);
+            self.element_event(self.running.len() - 1, event);
         }
     }
 
@@ -122,20 +122,20 @@ impl SplitExchange {
         }
     }
 
-    fn heard(&mut self, at: usize, event: StageEvent) {
+    fn element_event(&mut self, at: usize, event: StageEvent) {
         let Some(part) = self.running.get_mut(at) else { return };
         let index = part.index;
         let event = match event {
-            StageEvent::PlaceTaken => {
+            StageEvent::PermitTaken => {
                 part.dispatched = Some(Instant::now());
                 return;
             }
-            StageEvent::NotBegun(outcome) => return self.part_ended(at, outcome),
+            StageEvent::NotBegun(outcome) => return self.element_ended(at, outcome),
             StageEvent::Exchange(event) => event,
         };
         match event {
-            ExchangeEvent::Progress(progress) => self.said(progress_text(&progress)),
-            ExchangeEvent::Status(text) => self.said(Some(text)),
+            ExchangeEvent::Progress(progress) => self.status_received(progress_text(&progress)),
+            ExchangeEvent::Status(text) => self.status_received(Some(text)),
             ExchangeEvent::Task(_) | ExchangeEvent::Subtasks(_) => (),
             ExchangeEvent::Log(log) => self.events.push_back(ExchangeEvent::Log(log)),
             ExchangeEvent::Asked { ask, method, params } => {
@@ -153,16 +153,16 @@ impl SplitExchange {
                     Ok(CanonicalResult { result, is_error }) => Outcome::Returned { result, is_error },
                     Err(reason) => lost(GatewayFault::new(reason, Executed::Yes)),
                 };
-                self.part_ended(at, outcome);
+                self.element_ended(at, outcome);
             }
-            ExchangeEvent::Faulted(error) => self.part_ended(at, Outcome::Faulted(Failure::Upstream(error))),
-            ExchangeEvent::Cancelled => self.part_ended(at, Outcome::Cancelled),
-            ExchangeEvent::Lost(ExchangeError(fault)) => self.part_ended(at, lost(fault)),
+            ExchangeEvent::Faulted(error) => self.element_ended(at, Outcome::Faulted(Failure::Upstream(error))),
+            ExchangeEvent::Cancelled => self.element_ended(at, Outcome::Cancelled),
+            ExchangeEvent::Lost(ExchangeError(fault)) => self.element_ended(at, lost(fault)),
         }
     }
 
     /// Records the outcome of a call without a row, releases its permit, and withdraws its questions.
-    fn part_ended(&mut self, at: usize, outcome: Outcome) {
+    fn element_ended(&mut self, at: usize, outcome: Outcome) {
         let part = self.running.remove(at);
         let withdrawn = part.open.iter().map(|question| question_of(part.index, &question.ask));
         self.events.extend(withdrawn.map(|ask| ExchangeEvent::Withdrawn { ask }));
@@ -179,11 +179,11 @@ impl SplitExchange {
     }
 
     fn ended(&mut self, index: usize, outcome: Outcome) {
-        let Some(place) = self.outcomes.get_mut(index).filter(|place| place.is_none()) else { return };
+        let Some(outcome_of) = self.outcomes.get_mut(index).filter(|known| known.is_none()) else { return };
         if let Outcome::Returned { result, .. } = &outcome {
             self.bytes += result.len();
         }
-        *place = Some(outcome);
+        *outcome_of = Some(outcome);
         self.ended += 1;
         if self.ended < self.plan.total() && self.plan.part().context.progress {
             let (progress, total) = (Payload::of(&self.ended), Some(Payload::of(&self.plan.total())));
@@ -199,7 +199,7 @@ impl SplitExchange {
     }
 
     /// Records a new message of an element. It is not progress of the split call: no number grew.
-    pub(super) fn said(&mut self, text: Option<Arc<str>>) {
+    pub(super) fn status_received(&mut self, text: Option<Arc<str>>) {
         self.message = text.or_else(|| self.message.take());
         self.events.extend(self.status().map(ExchangeEvent::Status));
     }

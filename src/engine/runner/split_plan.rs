@@ -47,7 +47,7 @@ fn call_of(spec: &CallSpec) -> Option<(SplitCall, usize)> {
 fn whole_and_part(mut spec: CallSpec) -> (CallSpec, CallSpec) {
     let mut part = spec.clone();
     (part.plan, part.policy.split) = (Plan::Task, None);
-    (part.idempotency, part.chosen, part.asides) = (None, None, None);
+    (part.idempotency, part.chosen, part.notice_sink) = (None, None, None);
     spec.permits = None;
     spec.peer = Arc::new(PlainUpstream);
     (spec, part)

@@ -97,7 +97,7 @@ impl Runner {
         let certain = match self.certain_task().await {
             Ok(certain) => certain,
             Err(StoreError::Fenced) => {
-                self.let_go_as_fenced();
+                self.stop_as_fenced();
                 return RunnerFlow::Stop;
             }
             Err(error) => {

@@ -37,7 +37,7 @@ const AT_ONCE: usize = 64;
 const LOOKS_MAX: usize = 50;
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 /// How long a cancel waits until the subtasks are cancelled at the server.
-const TOLD_MAX: Duration = Duration::from_secs(5);
+const NOTIFIED_MAX: Duration = Duration::from_secs(5);
 
 /// The top of a task's tree.
 struct TreeTop {
@@ -49,13 +49,13 @@ struct TreeTop {
 /// A subtask without a stored row.
 struct NewSubtask {
     task: Arc<Task>,
-    orders: RunnerCommands,
-    place: TaskPermit,
+    commands: RunnerCommands,
+    permit: TaskPermit,
     resume: ResumeToken,
 }
 
 impl Runner {
-    pub(super) async fn subtasks_named(&mut self, named: Vec<UpstreamSubtask>) -> RunnerFlow {
+    pub(super) async fn subtasks_received(&mut self, named: Vec<UpstreamSubtask>) -> RunnerFlow {
         self.subtasks.waiting.extend(named);
         self.mirror_subtasks().await;
         RunnerFlow::Continue
@@ -92,7 +92,7 @@ impl Runner {
                     self.subtasks.waiting.clear();
                 }
             }
-            self.subtasks.doubtful.clear();
+            self.subtasks.unresolved.clear();
         }
     }
 
@@ -102,12 +102,12 @@ impl Runner {
         let tree = Arc::clone(self.subtasks.size.get_or_insert_with(tree));
         let mut count = tree.lock().await;
         let own = self.engine.held(key).await?;
-        let is_doubtful = |named: &UpstreamSubtask| {
+        let is_unresolved = |named: &UpstreamSubtask| {
             let id = TaskId::of_subtask(top.id, &named.id);
-            self.subtasks.doubtful.contains(&id) && own.tree.children.contains(&id)
+            self.subtasks.unresolved.contains(&id) && own.tree.children.contains(&id)
         };
         // The write that failed was committed.
-        let (made, named): (Vec<_>, Vec<_>) = named.into_iter().partition(is_doubtful);
+        let (made, named): (Vec<_>, Vec<_>) = named.into_iter().partition(is_unresolved);
         let size = match *count {
             Some(size) => size + made.len(),
             None => self.size_of(&top, key).await?,
@@ -134,7 +134,7 @@ impl Runner {
             };
             match new {
                 Ok(Ok(new)) => fresh.push(new),
-                Ok(Err(why)) => self.leaves_out(why),
+                Ok(Err(why)) => self.leave_out(why),
                 Err(error) => {
                     stored = Err(error);
                     break;
@@ -145,7 +145,7 @@ impl Runner {
             stored = self.store_subtasks(key, &fresh).await;
         }
         if !matches!(stored, Ok(true)) {
-            self.let_go_of(fresh, stored.as_ref().is_err_and(TaskError::is_passing)).await;
+            self.release(fresh, stored.as_ref().is_err_and(TaskError::is_passing)).await;
             return stored.map(|_| ());
         }
         *count = Some(size + fresh.len());
@@ -158,19 +158,19 @@ impl Runner {
             match (index, self.new_subtask(&own, shown, id, subtask).await?) {
                 (Some(index), Ok(new)) => self.follow(index, new).await,
                 (None, Ok(_)) => (),
-                (_, Err(why)) => self.leaves_out(why),
+                (_, Err(why)) => self.leave_out(why),
             }
-            self.subtasks.doubtful.remove(&id);
+            self.subtasks.unresolved.remove(&id);
         }
         Ok(())
     }
 
     /// Releases subtasks that could not be stored.
-    async fn let_go_of(&mut self, fresh: Vec<NewSubtask>, is_tried_again: bool) {
+    async fn release(&mut self, fresh: Vec<NewSubtask>, is_tried_again: bool) {
         for NewSubtask { task, .. } in fresh {
             if is_tried_again {
                 // Its parent may list it.
-                self.subtasks.doubtful.insert(task.key.id);
+                self.subtasks.unresolved.insert(task.key.id);
             } else {
                 // It is invisible without its parent: a later process or its `ttl` removes it. If another replica created the
                 // same row or took it over, the store keeps that row.
@@ -183,9 +183,9 @@ impl Runner {
     }
 
     /// Logs subtasks that are left out, once for each reason.
-    fn leaves_out(&mut self, why: &'static str) {
-        if !self.subtasks.told.contains(&why) {
-            self.subtasks.told.push(why);
+    fn leave_out(&mut self, why: &'static str) {
+        if !self.subtasks.logged.contains(&why) {
+            self.subtasks.logged.push(why);
             tracing::warn!(why, "a subtask of the server's is left out");
         }
     }
@@ -241,14 +241,14 @@ impl Runner {
     ) -> Result<Result<NewSubtask, &'static str>, TaskError> {
         let key = TaskKey { owner: own.key.owner.clone(), id };
         let now = self.engine.clock.now();
-        let place = match self.engine.store.load(&key, now).await? {
+        let permit = match self.engine.store.load(&key, now).await? {
             Some(row) if row.task.tree.parent != Some(own.key.id) => return Ok(Err("it stands elsewhere in the tree")),
             // It was stored after all, and is counted.
             Some(_) => self.engine.admission.take_again(&key.owner),
-            None => match self.engine.take_place_of_running(&key.owner) {
-                Ok(mut place) => {
-                    place.is_being_stored();
-                    place
+            None => match self.engine.take_permit_of_running(&key.owner) {
+                Ok(mut permit) => {
+                    permit.is_being_stored();
+                    permit
                 }
                 Err(_) => {
                     return Ok(Err("there are too many tasks (`tasks_per_principal_max`, or `tasks_max` for all)"));
@@ -258,11 +258,11 @@ impl Runner {
         // Claimed before the row exists: recovery would otherwise take it for a row of an earlier process. Recovery holds a claim
         // while it looks at a row.
         let mut looks = 0;
-        let orders = loop {
+        let commands = loop {
             match self.engine.live.claim(&key) {
-                Some(orders) => break orders,
+                Some(commands) => break commands,
                 None if looks < LOOKS_MAX => tokio::time::sleep(LOOK_AGAIN).await,
-                None => return Ok(Err("somebody else has its place")),
+                None => return Ok(Err("another runner has its row")),
             }
             looks += 1;
         };
@@ -279,7 +279,7 @@ impl Runner {
             tree: TreePlace { parent: Some(own.key.id), ..TreePlace::default() },
             ..self.spec.new_task(key, shown, now)
         };
-        Ok(Ok(NewSubtask { task: Arc::new(task.exact()), orders, place, resume: subtask.resume }))
+        Ok(Ok(NewSubtask { task: Arc::new(task.exact()), commands, permit, resume: subtask.resume }))
     }
 
     /// Inserts the rows, and lists them in their parent's row; false if the parent settled meanwhile.
@@ -309,7 +309,7 @@ impl Runner {
     }
 
     async fn follow(&mut self, index: usize, new: NewSubtask) {
-        let NewSubtask { task, orders, place, resume } = new;
+        let NewSubtask { task, commands, permit, resume } = new;
         self.stage.watch(&self.engine, index, task.key.clone(), Vec::new());
         let spec = self.subtask_spec(task.shown);
         let mut stage = ExchangeStage::again(&spec);
@@ -317,8 +317,8 @@ impl Runner {
             tracing::warn!(task = %LoggedTask(&task.key), error = %CauseChain(&error), "a subtask could not be followed");
             stage = ExchangeStage::lost(GatewayFault::new(Reason::UpstreamSessionLost, Executed::Unknown));
         }
-        let call = AdoptedCall { stage: CallStage::one(stage), dispatched: Some(Instant::now()), place: Some(place) };
-        adopt(&self.engine, spec, (task, orders), call);
+        let call = AdoptedCall { stage: CallStage::one(stage), dispatched: Some(Instant::now()), permit: Some(permit) };
+        adopt(&self.engine, spec, (task, commands), call);
     }
 
     /// The call of a subtask, which can never be sent.
@@ -335,41 +335,41 @@ impl Runner {
         spec.sees_subtasks = shown == TaskVisibility::Handle;
         spec.context.share = Some(self.engine.share_of(&spec));
         if shown == TaskVisibility::Part
-            && let (Some(asides), Some(parent)) = (self.spec.asides.clone(), self.row_key())
+            && let (Some(notice_sink), Some(parent)) = (self.spec.notice_sink.clone(), self.row_key())
         {
             // Its client knows only the parent.
-            spec.asides = Some(Arc::new(move |_, notice| asides(&parent, notice)));
+            spec.notice_sink = Some(Arc::new(move |_, notice| notice_sink(&parent, notice)));
         }
         spec
     }
 
     /// Resumes the subtasks of a task that an earlier process left.
-    pub(super) fn take_up_subtasks(&mut self, task: &Task) {
-        let asked: Vec<(usize, Payload)> = match &task.phase {
+    pub(super) fn resume_subtasks(&mut self, task: &Task) {
+        let open_questions: Vec<(usize, Payload)> = match &task.phase {
             Phase::AwaitingInput(open) => open.values().filter_map(|question| question_named(&question.ask)).collect(),
             Phase::Queued | Phase::Working | Phase::Settled(_) => Vec::new(),
         };
         for (index, id) in task.tree.children.iter().enumerate() {
             let key = TaskKey { owner: task.key.owner.clone(), id: *id };
-            let open = asked.iter().filter(|(of, _)| *of == index).map(|(_, ask)| ask.clone()).collect();
+            let open = open_questions.iter().filter(|(of, _)| *of == index).map(|(_, ask)| ask.clone()).collect();
             self.stage.watch(&self.engine, index, key.clone(), open);
-            let place = self.engine.admission.take_again(&key.owner);
+            let permit = self.engine.admission.take_again(&key.owner);
             let spec = self.subtask_spec(TaskVisibility::Part);
-            begin_child(&self.engine, spec, key, place);
+            begin_child(&self.engine, spec, key, permit);
         }
     }
 
     /// Waits until the server was notified that the subtasks are cancelled, so that this precedes the parent's cancel (SUB-16);
-    /// bounded by `TOLD_MAX`.
-    pub(super) async fn subtasks_told(&mut self) {
+    /// bounded by `NOTIFIED_MAX`.
+    pub(super) async fn subtasks_notified(&mut self) {
         // A split call has only its elements at the server.
         let Some(key) = self.row_key().filter(|_| !self.stage.has_rows()) else { return };
-        let told = async {
+        let notified = async {
             let Ok(task) = self.engine.held(&key).await else { return };
             for id in &*task.tree.children {
                 let child = TaskKey { owner: key.owner.clone(), id: *id };
                 loop {
-                    let mut changes = self.engine.told.watch_always(&child);
+                    let mut changes = self.engine.notified.watch_always(&child);
                     match self.engine.held(&child).await {
                         Ok(child) if child.recovery.is_untold => changes.changed().await,
                         Ok(_) | Err(_) => break,
@@ -377,8 +377,8 @@ impl Runner {
                 }
             }
         };
-        if tokio::time::timeout(TOLD_MAX, told).await.is_err() {
-            tracing::warn!("a server was told of a cancel before all of its subtasks were");
+        if tokio::time::timeout(NOTIFIED_MAX, notified).await.is_err() {
+            tracing::warn!("a server was notified of a cancel before all of its subtasks were");
         }
     }
 }

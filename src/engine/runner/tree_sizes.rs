@@ -16,11 +16,11 @@ pub(super) struct NamedSubtasks {
     /// Subtasks without a row: their parent has no row, or they arrived just now.
     pub(super) waiting: Vec<UpstreamSubtask>,
     /// Subtasks with an unknown commit of their row, or of the entry in their parent's row.
-    pub(super) doubtful: HashSet<TaskId>,
+    pub(super) unresolved: HashSet<TaskId>,
     /// The size of the whole tree, once it was counted.
     pub(super) size: Option<Arc<TreeSize>>,
     /// The reasons for left-out subtasks that are already logged.
-    pub(super) told: Vec<&'static str>,
+    pub(super) logged: Vec<&'static str>,
 }
 
 /// The number of subtasks in a tree; `None` until it was counted.

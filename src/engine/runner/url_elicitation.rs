@@ -30,25 +30,25 @@ pub(super) struct UrlElicitation {
 impl Runner {
     /// Handles an error response of the upstream. The exchange has ended.
     pub(super) async fn faulted(&mut self, error: RpcError) -> RunnerFlow {
-        let repeats = self.demand.take().map_or(0, |demand| demand.repeats);
+        let repeats = self.elicitation.take().map_or(0, |elicitation| elicitation.repeats);
         let demanded: Result<Vec<_>, _> = self.spec.peer.demanded(&error).into_iter().collect();
         let requests = match demanded {
             Ok(requests) if !requests.is_empty() && repeats < REPEATS_MAX => requests,
             Ok(_) => return self.end(Outcome::Faulted(Failure::Upstream(error))).await,
             Err(_) => {
-                tracing::warn!("the upstream wants its user where nobody is sent to");
+                tracing::warn!("the upstream requests a URL elicitation with a URL that no user is sent to");
                 let error = PlainUpstream::unfit(&error).unwrap_or(error);
                 return self.end(Outcome::Faulted(Failure::Upstream(error))).await;
             }
         };
         self.stage.rest();
-        self.demand = Some(Box::new(UrlElicitation { error, open: Vec::new(), repeats: repeats + 1 }));
+        self.elicitation = Some(Box::new(UrlElicitation { error, open: Vec::new(), repeats: repeats + 1 }));
         for (number, request) in requests.into_iter().enumerate() {
             let askable = if self.is_unattended() { Askable::Undeclared } else { self.askable(&request) };
             let next = match askable {
-                Askable::Declared => self.put_demanded(repeats, number, request).await,
+                Askable::Declared => self.put_elicitation(repeats, number, request).await,
                 Askable::Required(capability) if self.is_waited_for() => self.needs(capability).await,
-                Askable::Undeclared | Askable::Required(_) => self.demand_refused().await,
+                Askable::Undeclared | Askable::Required(_) => self.elicitation_declined().await,
             };
             if matches!(next, RunnerFlow::Stop) {
                 return RunnerFlow::Stop;
@@ -57,30 +57,30 @@ impl Runner {
         RunnerFlow::Continue
     }
 
-    async fn put_demanded(&mut self, repeats: u32, number: usize, request: Payload) -> RunnerFlow {
+    async fn put_elicitation(&mut self, repeats: u32, number: usize, request: Payload) -> RunnerFlow {
         // No exchange uses this name for a question: the call has none while it waits.
         let ask = Payload::of(&format!("demand-{repeats}-{number}"));
-        if let Some(demand) = &mut self.demand {
-            demand.open.push(ask.clone());
+        if let Some(elicitation) = &mut self.elicitation {
+            elicitation.open.push(ask.clone());
         }
         match self.put(&ask, &Arc::from(method::ELICIT), request).await {
             Ok(next) => next,
-            Err(QuestionError(_)) => self.demand_refused().await,
+            Err(QuestionError(_)) => self.elicitation_declined().await,
         }
     }
 
-    pub(super) fn is_demanded(&self, ask: &Payload) -> bool {
-        self.demand.as_ref().is_some_and(|demand| demand.open.contains(ask))
+    pub(super) fn is_elicited(&self, ask: &Payload) -> bool {
+        self.elicitation.as_ref().is_some_and(|elicitation| elicitation.open.contains(ask))
     }
 
     /// Repeats the call once its user has accepted all elicitations.
-    pub(super) async fn demand_answered(&mut self, ask: &Payload, answer: &Answer) -> RunnerFlow {
+    pub(super) async fn elicitation_answered(&mut self, ask: &Payload, answer: &Answer) -> RunnerFlow {
         if !self.spec.peer.is_consent(answer) {
-            return self.demand_refused().await;
+            return self.elicitation_declined().await;
         }
-        let Some(demand) = &mut self.demand else { return RunnerFlow::Continue };
-        demand.open.retain(|open| open != ask);
-        if demand.open.is_empty() {
+        let Some(elicitation) = &mut self.elicitation else { return RunnerFlow::Continue };
+        elicitation.open.retain(|open| open != ask);
+        if elicitation.open.is_empty() {
             return self.repeat_call().await;
         }
         RunnerFlow::Continue
@@ -89,7 +89,7 @@ impl Runner {
     /// Repeats the call, once the row says so.
     pub(super) async fn repeat_call(&mut self) -> RunnerFlow {
         // A process that resumed the old exchange would ask again, and repeat the call once more.
-        match self.forget_place().await {
+        match self.forget_position().await {
             Ok(()) => {
                 self.stage.repeat(&self.spec);
                 RunnerFlow::Continue
@@ -104,8 +104,8 @@ impl Runner {
     }
 
     /// Ends the call with its error, because the user declined.
-    pub(super) async fn demand_refused(&mut self) -> RunnerFlow {
-        let Some(demand) = self.demand.take() else { return RunnerFlow::Continue };
-        self.end(Outcome::Faulted(Failure::Upstream(demand.error))).await
+    pub(super) async fn elicitation_declined(&mut self) -> RunnerFlow {
+        let Some(elicitation) = self.elicitation.take() else { return RunnerFlow::Continue };
+        self.end(Outcome::Faulted(Failure::Upstream(elicitation.error))).await
     }
 }

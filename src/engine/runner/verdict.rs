@@ -32,7 +32,7 @@ pub(in crate::engine) enum RecoveryDecision {
     /// Nothing is left to do.
     Leave,
     /// Cancel it at its upstream, if that is configured.
-    Tell,
+    Notify,
     /// Its outcome cannot be known any more.
     Settle(Failure),
     /// Its `ttl` is over.
@@ -50,7 +50,7 @@ pub(in crate::engine) fn verdict(
     let recovery = &task.recovery;
     let lost = |reason, executed| RecoveryDecision::Settle(Failure::Gateway(GatewayFault::new(reason, executed)));
     if task.is_settled() {
-        return if recovery.is_untold { RecoveryDecision::Tell } else { RecoveryDecision::Leave };
+        return if recovery.is_untold { RecoveryDecision::Notify } else { RecoveryDecision::Leave };
     }
     if task.expires_at() <= now {
         return RecoveryDecision::Expire;
@@ -72,8 +72,8 @@ pub(in crate::engine) fn verdict(
     if recovery.crashes >= CRASHES_MAX {
         return lost(Reason::Poison, Executed::Unknown);
     }
-    if let Some(place) = &recovery.resume {
-        return RecoveryDecision::Run(RecoveryAction::Resume(ResumeToken(place.clone())));
+    if let Some(position) = &recovery.resume {
+        return RecoveryDecision::Run(RecoveryAction::Resume(ResumeToken(position.clone())));
     }
     match sendable {
         Some(call) if policy.after_crash.may_rerun(call.is_repeatable) && task.attempt < ATTEMPTS_MAX => {
@@ -97,7 +97,7 @@ pub(in crate::engine) fn without_credential(verdict: RecoveryDecision, task: &Ta
 pub(in crate::engine) fn record(task: &Task, verdict: &RecoveryDecision) {
     let outcome = match verdict {
         RecoveryDecision::Leave => return,
-        RecoveryDecision::Tell => "told",
+        RecoveryDecision::Notify => "told",
         RecoveryDecision::Expire => "settled",
         RecoveryDecision::Settle(_) if task.shown == TaskVisibility::Hidden => "settled",
         RecoveryDecision::Settle(Failure::Gateway(fault)) if fault.reason == Reason::Poison => {
@@ -116,7 +116,7 @@ pub(in crate::engine) fn record(task: &Task, verdict: &RecoveryDecision) {
     metrics::counter!(metric::RECOVERED, "outcome" => outcome).increment(1);
     let principal = LoggedPrincipal(&task.key.owner);
     let (upstream, tool, crashes) = (&task.origin.upstream, &task.origin.tool, task.recovery.crashes);
-    tracing::info!(task = %LoggedTask(&task.key), %principal, %upstream, %tool, crashes, outcome, "a task of an earlier life");
+    tracing::info!(task = %LoggedTask(&task.key), %principal, %upstream, %tool, crashes, outcome, "a task of an earlier process");
 }
 
 /// Whether a resumed or resent call may be a task of the upstream, and for how long: a resumed call may be, regardless of its

@@ -291,14 +291,14 @@ impl SessionFaceState {
         spec.sees_subtasks =
             chosen.is_none() && asking.session.has_tasks() && served.settings.drafts.has(Draft::Sep2268);
         spec.chosen = chosen;
-        spec.asides = Some(self.asides(rising, spec.chosen.clone()));
+        spec.notice_sink = Some(self.notice_sink(rising, spec.chosen.clone()));
         spec.context.progress = true;
         spec.context.native_task = native_task;
         spec
     }
 
     /// Sends progress and log messages to waiting requests, or to the session's own stream.
-    fn asides(
+    fn notice_sink(
         self: &Arc<Self>,
         rising: Option<SharedProgress>,
         chosen: Option<ChosenId>,

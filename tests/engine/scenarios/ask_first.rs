@@ -40,7 +40,7 @@ async fn ask_first_asks_before_the_handle_and_the_grace_begins_anew() {
         let update = Ask::task("tasks/update", &id).member("inputResponses", json!({ "r1": accept() }));
         assert_eq!(result_of(&world, &update).await["resultType"], "complete");
         assert_eq!(world.settled(&id).await["status"], "completed");
-        assert_eq!(world.engine.places_taken(), 0);
+        assert_eq!(world.engine.permits_taken(), 0);
         world.is_idle().await;
     }
 }

@@ -91,10 +91,10 @@ async fn f84_a_cancel_at_one_gateway_ends_the_wait_of_a_call_at_another() {
         let running = one.handle(&Ask::call()).await;
         let waiting = one.handle(&Ask::call()).await;
         tokio::time::sleep(seconds(3)).await;
-        assert_eq!((one.engine.places_taken(), one.permits.waiting()), (2, 1));
+        assert_eq!((one.engine.permits_taken(), one.permits.waiting()), (2, 1));
         assert!(other.send(&Ask::task("tasks/cancel", &waiting)).await.json().await["result"].is_object());
         tokio::time::sleep(millis(1_100)).await;
-        assert_eq!((one.engine.places_taken(), one.permits.waiting()), (1, 0), "deaf: {is_deaf}");
+        assert_eq!((one.engine.permits_taken(), one.permits.waiting()), (1, 0), "deaf: {is_deaf}");
         assert_eq!(one.settled(&running).await["status"], "completed");
         assert_eq!((one.upstream.calls().len(), one.upstream.cancels()), (1, 0));
         one.is_idle().await;

@@ -36,13 +36,13 @@ async fn a_thousand_tasks_at_once_each_reach_their_owner_alone() {
         assert_eq!(answer["id"], n % 2);
         ids.push(answer["result"]["taskId"].as_str().unwrap().to_owned());
     }
-    assert_eq!(world.engine.places_taken(), ids.len());
+    assert_eq!(world.engine.permits_taken(), ids.len());
     tokio::time::sleep(seconds(10)).await;
     for (n, id) in (0..CROWD).zip(&ids) {
         let own = world.send(&Ask::task("tasks/get", id).principal(&owner(n))).await.json().await;
         assert_eq!(own["result"]["result"]["content"][0]["text"], format!("nonce-{n}"));
     }
-    assert_eq!(world.engine.places_taken(), 0);
+    assert_eq!(world.engine.permits_taken(), 0);
     assert_eq!(world.store.usage_of(&Principal::new("key:0")).tasks, 50);
     world.is_idle().await;
 }

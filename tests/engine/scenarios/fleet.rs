@@ -54,7 +54,7 @@ async fn fifty_agents_with_one_key_and_twenty_tasks_each_are_never_refused() {
         let tasks = (0..number).map(|n| agent(&world, made_in * n / number, made_in + seconds(2)));
         let refusals: Vec<String> = join_all(tasks).await.into_iter().flatten().collect();
         assert!(refusals.is_empty(), "{mode:?}: {} refused, as {:?}", refusals.len(), refusals.first());
-        assert_eq!(world.engine.places_taken(), number as usize, "{mode:?}: all of them are there at once");
+        assert_eq!(world.engine.permits_taken(), number as usize, "{mode:?}: all of them are there at once");
         if mode == TaskMode::Always {
             let (_, refused) = refusal(&world, &Ask::call().principal(TEAM)).await;
             assert!(

@@ -464,9 +464,11 @@ async fn what_keeps_recovery_from_a_row_is_told_once_however_often_it_is_looked_
     let mut said = String::new();
     (&*log).rewind().unwrap();
     (&*log).read_to_string(&mut said).unwrap();
-    for told in
-        ["tasks of earlier lives could not be claimed", "a task of an earlier life could not be", "not done with yet"]
-    {
+    for told in [
+        "tasks of earlier processes could not be claimed",
+        "a task of an earlier process could not be",
+        "not done with yet",
+    ] {
         assert_eq!(said.matches(told).count(), 1, "{told}: {said}");
     }
 }

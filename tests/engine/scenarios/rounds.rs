@@ -98,7 +98,7 @@ async fn a_plain_call_is_asked_answers_and_gets_its_result() {
         );
         let asked = round(&asked);
         assert_eq!(asked.keys, ["r0", "r1"]);
-        assert_eq!(world.engine.places_taken(), 1);
+        assert_eq!(world.engine.permits_taken(), 1);
         check_done(&result_of(&world, &again(&ask, &asked, &["r0", "r1"])).await);
         assert_eq!(answers(&world), [answered("a", r#"{"action":"accept"}"#), answered("b", r#"{"action":"accept"}"#)]);
         assert_eq!(world.upstream.calls().len(), 1, "the tool ran once");

@@ -213,7 +213,7 @@ impl World {
     pub(crate) async fn is_idle(&self) {
         assert_eq!(self.engine.drain(seconds(600)).await, 0, "runners");
         assert_eq!(self.store.usage().unsettled, 0, "unsettled tasks");
-        assert_eq!(self.engine.places_taken(), 0, "task places");
+        assert_eq!(self.engine.permits_taken(), 0, "task places");
         let (mut permits, owner) = (Vec::new(), Principal::local());
         for _ in 0..self.rules.in_flight_max {
             permits.push(self.permits.acquire(&owner, Some(Duration::ZERO)).await.expect("every slot is free"));

@@ -190,7 +190,7 @@ async fn tasks_at_a_program_are_left_as_they_are_to_the_next_process() {
         let log = program.log();
         assert!(log.lines().any(|line| line.contains("WARN") && line.contains("\"calls_lost\":10")), "{log}");
         let program = Program::serve(&folder).await;
-        program.says("all tasks of earlier lives were looked at", 1).await;
+        program.says("all tasks of earlier processes were looked at", 1).await;
         for (path, id, outcome) in tasks {
             let found = Call::new("tasks/get", &json!({"taskId": id})).send(program.clients, path).await.json();
             let result = &found["result"];

@@ -118,7 +118,7 @@ async fn t_31_a_session_is_left_to_its_server_while_a_task_of_an_earlier_life_ma
         let ending = async {
             server.world.nth(1, SeenRequest::is_call).await;
             program.signal("INT");
-            program.says("a call is left to a later life of the gateway", 1).await;
+            program.says("a call is left to a later process", 1).await;
             if moment == "meanwhile" {
                 assert_eq!(client.ends(&program).await, 200);
             }

@@ -154,7 +154,7 @@ fn what_nobody_can_go_on_with_is_settled_or_told() {
     let mut cancelled = Task { phase: Phase::Settled(Outcome::Cancelled), ..row() };
     assert_eq!(verdict(&cancelled, Some(&policy), AT), RecoveryDecision::Leave);
     cancelled.recovery.is_untold = true;
-    assert_eq!(verdict(&cancelled, None, AT), RecoveryDecision::Tell);
+    assert_eq!(verdict(&cancelled, None, AT), RecoveryDecision::Notify);
 }
 
 /// F58, F59: the time that a call ran before the crash counts, whatever the clock did since.

@@ -23,7 +23,7 @@ const OF_ONE_MAX: usize = 16;
 
 /// A write with an unknown commit.
 #[derive(Debug)]
-pub(super) struct DoubtfulWrite {
+pub(super) struct UnknownCommit {
     pub(super) before: Arc<Task>,
     /// The revision that the write would replace.
     pub(super) upon: Revision,
@@ -33,40 +33,40 @@ pub(super) struct DoubtfulWrite {
 
 /// Unresolved writes by task; at most one entry per unsettled task.
 #[derive(Debug, Default)]
-pub(super) struct DoubtfulWrites(Mutex<HashMap<TaskKey, TaskDoubts>>);
+pub(super) struct UnknownCommits(Mutex<HashMap<TaskKey, TaskUnknownCommits>>);
 
 #[derive(Debug, Default)]
-struct TaskDoubts {
-    doubts: Vec<DoubtfulWrite>,
+struct TaskUnknownCommits {
+    writes: Vec<UnknownCommit>,
     /// Whether a background task asks the store.
     is_asked: bool,
 }
 
-impl DoubtfulWrites {
-    fn add(&self, key: &TaskKey, doubt: DoubtfulWrite) {
+impl UnknownCommits {
+    fn add(&self, key: &TaskKey, write: UnknownCommit) {
         let mut all = self.0.lock();
         let of = all.entry(key.clone()).or_default();
-        if of.doubts.len() < OF_ONE_MAX {
-            of.doubts.push(doubt);
+        if of.writes.len() < OF_ONE_MAX {
+            of.writes.push(write);
         }
     }
 
     /// Removes the writes that this row resolves.
-    fn decide(&self, key: &TaskKey, row: &StoredTask) -> DoubtDecision {
+    fn decide(&self, key: &TaskKey, row: &StoredTask) -> CommitDecision {
         let mut all = self.0.lock();
-        let Some(of) = all.get_mut(key) else { return DoubtDecision::Nothing };
-        let made = of.doubts.iter().position(|doubt| doubt.upon < row.revision && doubt.written == *row.task);
-        let made = made.map(|at| Box::new(of.doubts.swap_remove(at)));
-        let before = of.doubts.len();
-        of.doubts.retain(|doubt| doubt.upon >= row.revision);
-        let is_hidden = of.doubts.len() < before;
-        if of.doubts.is_empty() && !of.is_asked {
+        let Some(of) = all.get_mut(key) else { return CommitDecision::Nothing };
+        let made = of.writes.iter().position(|write| write.upon < row.revision && write.written == *row.task);
+        let made = made.map(|at| Box::new(of.writes.swap_remove(at)));
+        let before = of.writes.len();
+        of.writes.retain(|write| write.upon >= row.revision);
+        let is_hidden = of.writes.len() < before;
+        if of.writes.is_empty() && !of.is_asked {
             all.remove(key);
         }
         match made {
-            Some(doubt) => DoubtDecision::Made(doubt),
-            None if is_hidden => DoubtDecision::Hidden,
-            None => DoubtDecision::Nothing,
+            Some(write) => CommitDecision::Made(write),
+            None if is_hidden => CommitDecision::Hidden,
+            None => CommitDecision::Nothing,
         }
     }
 
@@ -74,8 +74,8 @@ impl DoubtfulWrites {
     fn none_upon(&self, key: &TaskKey, revision: Revision) {
         let mut all = self.0.lock();
         if let Some(of) = all.get_mut(key) {
-            of.doubts.retain(|doubt| doubt.upon > revision);
-            if of.doubts.is_empty() && !of.is_asked {
+            of.writes.retain(|write| write.upon > revision);
+            if of.writes.is_empty() && !of.is_asked {
                 all.remove(key);
             }
         }
@@ -84,12 +84,12 @@ impl DoubtfulWrites {
     /// Whether a background task must be started to ask the store.
     fn wants_asking(&self, key: &TaskKey) -> bool {
         let mut all = self.0.lock();
-        all.get_mut(key).is_some_and(|of| !of.doubts.is_empty() && !std::mem::replace(&mut of.is_asked, true))
+        all.get_mut(key).is_some_and(|of| !of.writes.is_empty() && !std::mem::replace(&mut of.is_asked, true))
     }
 
     fn is_over(&self, key: &TaskKey) -> bool {
         let mut all = self.0.lock();
-        let is_over = all.get(key).is_none_or(|of| of.doubts.is_empty());
+        let is_over = all.get(key).is_none_or(|of| of.writes.is_empty());
         if is_over {
             all.remove(key);
         }
@@ -101,29 +101,29 @@ impl DoubtfulWrites {
     }
 }
 
-enum DoubtDecision {
+enum CommitDecision {
     Nothing,
     /// This write was committed.
-    Made(Box<DoubtfulWrite>),
+    Made(Box<UnknownCommit>),
     /// Another write followed, after it or in its place.
     Hidden,
 }
 
 impl Engine {
-    pub(super) fn doubt(&self, key: &TaskKey, doubt: DoubtfulWrite) {
-        self.doubts.add(key, doubt);
+    pub(super) fn add_unknown_commit(&self, key: &TaskKey, write: UnknownCommit) {
+        self.unknown_commits.add(key, write);
     }
 
     /// Performs the effects of writes that a row shows as committed; whether its present state is such a write.
     fn decide(&self, key: &TaskKey, row: &StoredTask) -> bool {
-        match self.doubts.decide(key, row) {
-            DoubtDecision::Nothing => false,
-            DoubtDecision::Made(doubt) => {
-                let DoubtfulWrite { before, effects, .. } = *doubt;
+        match self.unknown_commits.decide(key, row) {
+            CommitDecision::Nothing => false,
+            CommitDecision::Made(write) => {
+                let UnknownCommit { before, effects, .. } = *write;
                 self.follow(key, &before, &row.task, effects);
                 true
             }
-            DoubtDecision::Hidden => {
+            CommitDecision::Hidden => {
                 self.follow_state(key, &row.task);
                 false
             }
@@ -131,7 +131,7 @@ impl Engine {
     }
 
     /// Reads a row, and whether its present state is a write that was unresolved; performs that write's effects. With
-    /// `is_in_doubt`, the store confirms the row's state, and all writes to it are resolved.
+    /// `is_confirmed`, the store confirms the row's state, and all writes to it are resolved.
     ///
     /// # Errors
     /// As [`crate::store::TaskStore::load`], or [`crate::store::TaskStore::settle_doubt`].
@@ -139,24 +139,24 @@ impl Engine {
         &self,
         key: &TaskKey,
         now: Timestamp,
-        is_in_doubt: bool,
+        is_confirmed: bool,
     ) -> Result<Option<(StoredTask, bool)>, StoreError> {
-        let row = match is_in_doubt {
+        let row = match is_confirmed {
             true => self.store.settle_doubt(key, now).await?,
             false => self.store.load(key, now).await?,
         };
         Ok(row.map(|row| {
-            let was_doubted = self.decide(key, &row);
-            if is_in_doubt {
+            let was_unresolved = self.decide(key, &row);
+            if is_confirmed {
                 self.decided_by(key, row.revision);
             }
-            (row, was_doubted)
+            (row, was_unresolved)
         }))
     }
 
     /// Resolves writes to this revision: another one succeeded, or none was committed.
     pub(super) fn decided_by(&self, key: &TaskKey, upon: Revision) {
-        self.doubts.none_upon(key, upon);
+        self.unknown_commits.none_upon(key, upon);
     }
 
     /// Performs the effects that follow from the state alone.
@@ -165,7 +165,7 @@ impl Engine {
         if task.recovery.is_untold {
             self.live.abandon(key);
         } else if task.is_settled() {
-            self.told.wake(key);
+            self.notified.wake(key);
             // A runner that still waits for its permit would keep it until then; or the runner's process has ended.
             self.live.fence(key);
         }
@@ -176,15 +176,15 @@ impl Engine {
 
     /// Asks the store until all writes of a task are resolved, unless another reader resolves them first. Ends at shutdown, since
     /// the next process starts from the stored state.
-    pub(super) fn ask_until_decided(self: &Arc<Self>, key: &TaskKey) {
-        if !self.doubts.wants_asking(key) {
+    pub(super) fn resolve_in_background(self: &Arc<Self>, key: &TaskKey) {
+        if !self.unknown_commits.wants_asking(key) {
             return;
         }
         let (engine, key) = (Arc::clone(self), key.clone());
         let leaving = self.leaving.clone();
         self.changes.tracker.spawn(async move {
             if leaving.run_until_cancelled(engine.ask(&key)).await.is_none() {
-                engine.doubts.forget(&key);
+                engine.unknown_commits.forget(&key);
             }
         });
     }
@@ -194,15 +194,15 @@ impl Engine {
         loop {
             pauses.wait().await;
             match self.read_decided(key, self.clock.now(), true).await {
-                Ok(Some(_)) if self.doubts.is_over(key) => return,
+                Ok(Some(_)) if self.unknown_commits.is_over(key) => return,
                 // Another write has an unknown commit since.
                 Ok(Some(_)) => pauses = RetryDelays::of_writers(),
                 Ok(None) => {
                     self.watchers.wake(key);
-                    self.doubts.forget(key);
+                    self.unknown_commits.forget(key);
                     return;
                 }
-                Err(error) => tracing::debug!(error = %CauseChain(&error), "a write is in doubt"),
+                Err(error) => tracing::debug!(error = %CauseChain(&error), "a commit is still unknown"),
             }
         }
     }

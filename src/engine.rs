@@ -248,6 +248,12 @@ impl Engine {
         }
     }
 
+    /// Whether an owner may store this many more bytes.
+    fn has_room_for(&self, owner: &Principal, bytes: usize) -> bool {
+        let all = self.store.usage_of(owner).bytes;
+        self.admission.has_room(owner, all, all + bytes)
+    }
+
     /// Subscribers to changes of tasks.
     #[must_use]
     pub const fn watchers(&self) -> &ChangeSubscribers {

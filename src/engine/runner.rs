@@ -10,14 +10,12 @@
 
 mod answers;
 mod bug_recipient;
-mod call_stage;
+mod call_state;
 mod checkpoint;
-mod children;
 mod client;
 mod dispatch;
-mod element_rows;
 mod elements;
-mod exchange_stage;
+mod family;
 mod fence;
 mod idempotent_call;
 mod live_runners;
@@ -25,14 +23,11 @@ mod questions;
 mod resume;
 mod rounds;
 mod row;
-mod split;
-mod split_plan;
 mod store_wait;
 mod subtasks;
 #[cfg(test)]
 mod tests;
 mod timers;
-mod tree_sizes;
 mod url_elicitation;
 mod verdict;
 
@@ -43,31 +38,28 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
+pub(super) use family::TreeSizes;
 pub(super) use live_runners::LiveRunners;
 pub(super) use resume::start as take_up;
-pub(super) use tree_sizes::TreeSizes;
 pub(super) use verdict::{RecoveryDecision, record, task_mode, verdict, without_credential};
 
 use self::bug_recipient::{BugRecipient, SharedBugRecipient, spawn};
-use self::call_stage::CallStage;
+use self::call_state::{ExchangeStage, SplitPlan, StageEvent, UpstreamCall, split};
 use self::checkpoint::Checkpoint;
-use self::client::{AttachedClients, progress_text};
-use self::exchange_stage::{ExchangeStage, StageEvent};
+use self::client::AttachedClients;
+use self::family::{ChildEvent, Family};
 use self::live_runners::RunnerCommand;
 use self::questions::CallQuestions;
 use self::resume::UnconfirmedCall;
 use self::row::RunnerRow;
-use self::split_plan::SplitPlan;
 use self::store_wait::{UnstoredStep, UnstoredSteps};
-use self::tree_sizes::NamedSubtasks;
-use self::url_elicitation::UrlElicitation;
 use super::Engine;
 use super::admission::TaskPermit;
 use super::call::{CallEnd, CallEvent, CallSpec, CallStream, RoundSupport, TaskNotice};
 use crate::cause::CauseChain;
+use crate::dialect::split_call::question_of;
 use crate::failpoint;
 use crate::task::{Attempt, EarlyInput, Event, Executed, Failure, GatewayFault, Outcome, Plan, Reason, TaskVisibility};
-use crate::upstream::limits::CallInProgress;
 use crate::upstream::{ExchangeError, ExchangeEvent, Progress};
 use crate::wire::Payload;
 
@@ -76,14 +68,14 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
 
 pub(super) fn start(engine: Arc<Engine>, spec: CallSpec) -> CallStream {
     let in_progress = spec.call_begins();
-    let (spec, plan) = split_plan::split(spec);
+    let (spec, plan) = split(spec);
     let (sender, stream) = CallStream::new();
     let span =
         tracing::info_span!("call", upstream = %spec.upstream.name(), tool = %spec.tool, task = tracing::field::Empty);
     let panic_target = Arc::new(Mutex::new(BugRecipient::Client(sender.clone())));
     let call = (spec, plan);
     let mut runner = Runner::new(Arc::clone(&engine), call, AttachedClients::new(sender), Arc::clone(&panic_target));
-    runner.in_progress = in_progress;
+    runner.call.list(in_progress);
     let runner = Box::new(runner);
     spawn(&engine, (span, panic_target), runner.run());
     stream
@@ -102,15 +94,11 @@ enum RunnerEvent {
 struct Runner {
     engine: Arc<Engine>,
     spec: CallSpec,
-    stage: CallStage,
+    call: UpstreamCall,
+    family: Family,
     client: AttachedClients,
     /// The end of the grace period, while it lasts.
     grace_end: Option<Instant>,
-    /// When a call that lost its expected handle stops waiting for its permit.
-    queue_end: Option<Instant>,
-    /// When the call was sent, as far as this process knows.
-    dispatched: Option<Instant>,
-    deadline: Option<Instant>,
     /// Set while steps wait for the store.
     unstored: Option<Box<UnstoredSteps>>,
     /// The last progress text of the grace period: the first status message of the task.
@@ -118,20 +106,12 @@ struct Runner {
     permit: Option<TaskPermit>,
     row: Option<RunnerRow>,
     inputs: CallQuestions,
-    /// The URL elicitation that must finish before the call is retried.
-    elicitation: Option<Box<UrlElicitation>>,
-    /// The subtasks that the server named.
-    subtasks: NamedSubtasks,
     attempt: Attempt,
     checkpoint: Checkpoint,
     /// Set while the upstream has not yet confirmed a resumed or resent call.
     unconfirmed: Option<UnconfirmedCall>,
-    /// Whether a drain waits for this call.
-    outlives_drain: bool,
     /// Whether another replica holds the task: see `fence`.
     is_fenced: bool,
-    /// The entry in the list of calls in progress; `None` for methods that need no permit.
-    in_progress: Option<CallInProgress>,
     /// The recipient of the failure if this runner panics.
     panic_target: SharedBugRecipient,
 }
@@ -155,11 +135,11 @@ impl Runner {
             Plan::Refuse => None,
             Plan::Direct | Plan::Grace(_) | Plan::Task => engine.take_permits(&spec.owner, tasks).ok(),
         };
-        let stage = match split {
-            Some(plan) => CallStage::split(plan),
+        let call = match split {
+            Some(plan) => UpstreamCall::split(plan),
             None => {
                 let is_plain = permit.is_none() || spec.plan == Plan::Direct;
-                CallStage::one(ExchangeStage::new(&spec, is_plain.then_some(spec.queue_deadline)))
+                UpstreamCall::queued(ExchangeStage::new(&spec, is_plain.then_some(spec.queue_deadline)))
             }
         };
         let grace_end = match spec.plan {
@@ -169,25 +149,19 @@ impl Runner {
         Self {
             engine,
             spec,
-            stage,
+            call,
+            family: Family::default(),
             client,
             grace_end,
-            queue_end: None,
-            dispatched: None,
-            deadline: None,
             unstored: None,
             grace_status: None,
             permit,
             row: None,
             inputs: CallQuestions::default(),
-            elicitation: None,
-            subtasks: NamedSubtasks::default(),
             attempt: Attempt::FIRST,
             checkpoint: Checkpoint::new(),
             unconfirmed: None,
-            outlives_drain: false,
             is_fenced: false,
-            in_progress: None,
             panic_target,
         }
     }
@@ -197,7 +171,7 @@ impl Runner {
         if matches!(self.unless_fenced(next).await, RunnerFlow::Stop) {
             return Box::pin(self.leave()).await;
         }
-        if self.row.is_some() && !self.stage.is_waiting() {
+        if self.row.is_some() && !self.call.is_queued() {
             self.call_sent();
             failpoint::hit("intent-durable");
         }
@@ -230,7 +204,7 @@ impl Runner {
             Plan::Task if self.permit.is_none() => self.refuse(self.engine.admission.refusal()).await,
             Plan::Task => match self.begin_task().await {
                 Ok(next) => next,
-                Err(fault) => self.end(lost(fault)).await,
+                Err(fault) => self.end(Outcome::lost(fault)).await,
             },
         }
     }
@@ -251,10 +225,7 @@ impl Runner {
     /// # Errors
     /// If the queue is full: then no row is written.
     fn enter_queue(&mut self) -> Result<(), GatewayFault> {
-        if self.stage.enter_queue(&self.spec)? {
-            self.dispatched = Some(Instant::now());
-        }
-        Ok(())
+        self.call.enter_queue(&self.spec)
     }
 
     /// Whether a client without a handle receives the questions that precede the handle. Not for a named call: its name must find
@@ -272,8 +243,8 @@ impl Runner {
 
     async fn step(&mut self) -> RunnerEvent {
         let may_leave = !self.has_handle() && self.client.is_there();
-        let may_be_left = !self.outlives_drain && self.has_handle();
-        let next_due = self.next_due();
+        let may_be_left = !self.call.outlives_drain() && self.has_handle();
+        let (next_due, deadline) = (self.next_due(), self.call.deadline());
         // A call is not sent before its mark is stored. Events after the naming of subtasks wait until these are stored, so that
         // the call's end follows theirs (SUB-13).
         let may_be_heard = !self.waits_for_store(UnstoredStep::Mark) && !self.waits_for_store(UnstoredStep::Subtasks);
@@ -290,8 +261,8 @@ impl Runner {
             () = self.client.left(), if may_leave => RunnerEvent::ClientGone,
             // Before all other events: the permit of a call that ended must not send the next one.
             () = self.engine.calls_end.token().cancelled(), if !may_be_left => RunnerEvent::GatewayEnds,
-            () = at(self.deadline) => RunnerEvent::DeadlineOver,
-            event = self.stage.next(), if may_be_heard => RunnerEvent::Upstream(event),
+            () = at(deadline) => RunnerEvent::DeadlineOver,
+            event = next_event(&mut self.call, &mut self.family), if may_be_heard => RunnerEvent::Upstream(event),
             () = at(next_due) => RunnerEvent::TimerDue,
             () = self.engine.leaving.cancelled(), if may_be_left => RunnerEvent::Leaving,
         }
@@ -316,7 +287,7 @@ impl Runner {
             RunnerEvent::Orders(RunnerCommand::Abandon) => {
                 failpoint::hit("cancel-stored");
                 self.subtasks_notified().await;
-                self.stage.cancel("the task was cancelled").await;
+                self.cancel_exchanges("the task was cancelled").await;
                 self.mark_notified().await;
                 RunnerFlow::Stop
             }
@@ -325,8 +296,8 @@ impl Runner {
             RunnerEvent::Orders(RunnerCommand::Retried(sender, retry)) => self.retried(sender, retry).await,
             RunnerEvent::ClientGone => self.client_left().await,
             RunnerEvent::DeadlineOver => {
-                self.stage.cancel("the call ran longer than its deadline").await;
-                self.end(lost(GatewayFault::new(Reason::DeadlineExceeded, Executed::Unknown))).await
+                self.cancel_exchanges("the call ran longer than its deadline").await;
+                self.end(Outcome::lost(GatewayFault::new(Reason::DeadlineExceeded, Executed::Unknown))).await
             }
             RunnerEvent::TimerDue => {
                 let now = Instant::now();
@@ -337,10 +308,26 @@ impl Runner {
         }
     }
 
+    async fn next_event(&mut self) -> StageEvent {
+        next_event(&mut self.call, &mut self.family).await
+    }
+
+    /// Releases the permit, and drops exchanges that have ended.
+    fn finish_exchanges(&mut self) {
+        self.family.finish();
+        self.call.finish();
+    }
+
+    /// Cancels the call at the upstream, if it was sent, and drops its exchanges.
+    async fn cancel_exchanges(&mut self, reason: &str) {
+        self.family.finish();
+        self.call.cancel(reason).await;
+    }
+
     async fn queue_over(&mut self) -> RunnerFlow {
         let failure = GatewayFault::new(Reason::QueueDeadline, Executed::No);
         let shed = self.spec.permits.as_ref().map_or(failure, |permits| permits.shed(Reason::QueueDeadline));
-        self.end(lost(shed)).await
+        self.end(Outcome::lost(shed)).await
     }
 
     async fn grace_over(&mut self) -> RunnerFlow {
@@ -348,7 +335,9 @@ impl Runner {
         match self.promote(None).await {
             Ok(next) => next,
             // A later process may find the row and send the call, so this one must not send it, too.
-            Err(fault) if fault.executed != Executed::No && self.is_waiting() => self.end(lost(fault)).await,
+            Err(fault) if fault.executed != Executed::No && self.call.is_unsent() => {
+                self.end(Outcome::lost(fault)).await
+            }
             Err(fault) => self.stay_plain(fault.reason).await,
         }
     }
@@ -362,7 +351,7 @@ impl Runner {
             self.permit = None;
         }
         if self.row.is_none() || self.spec.is_held_by_key() {
-            self.queue_end = self.stage.is_waiting().then(|| self.spec.arrived + self.spec.queue_deadline);
+            self.call.queue_until(self.spec.arrived + self.spec.queue_deadline);
         }
         self.spec.plan = Plan::Direct;
         self.client.send(CallEvent::StaysPlain).await;
@@ -370,7 +359,7 @@ impl Runner {
     }
 
     async fn exchange_event(&mut self, event: ExchangeEvent) -> RunnerFlow {
-        self.in_progress.iter().for_each(CallInProgress::heard);
+        self.call.has_event();
         failpoint::hit("event-heard");
         if let ExchangeEvent::Lost(ExchangeError(fault)) = &event
             && self.is_failed_resume(fault)
@@ -393,13 +382,13 @@ impl Runner {
             ExchangeEvent::Returned(result) => {
                 let outcome = match self.spec.peer.decode_result(result) {
                     Ok(returned) => Outcome::Returned { result: returned.result, is_error: returned.is_error },
-                    Err(reason) => lost(GatewayFault::new(reason, Executed::Yes)),
+                    Err(reason) => Outcome::lost(GatewayFault::new(reason, Executed::Yes)),
                 };
                 self.end(outcome).await
             }
             ExchangeEvent::Faulted(error) => self.faulted(error).await,
             ExchangeEvent::Cancelled => self.end(Outcome::Cancelled).await,
-            ExchangeEvent::Lost(ExchangeError(fault)) => self.end(lost(fault)).await,
+            ExchangeEvent::Lost(ExchangeError(fault)) => self.end(Outcome::lost(fault)).await,
         }
     }
 
@@ -408,12 +397,12 @@ impl Runner {
             if let Some(notice_sink) = &self.spec.notice_sink {
                 notice_sink(&row.key, TaskNotice::Progress(&progress));
             }
-            if let Some(text) = progress_text(&progress) {
+            if let Some(text) = progress.status() {
                 row.progress = Some(text);
                 row.progress_due.get_or_insert_with(Instant::now);
             }
         } else {
-            self.grace_status = progress_text(&progress).filter(|_| self.grace_end.is_some());
+            self.grace_status = progress.status().filter(|_| self.grace_end.is_some());
             self.send_within_grace(CallEvent::Progress(progress)).await;
         }
         RunnerFlow::Continue
@@ -483,14 +472,57 @@ impl Runner {
     }
 }
 
+/// The next event of a call or its subtasks. Cancel safe.
+async fn next_event(call: &mut UpstreamCall, family: &mut Family) -> StageEvent {
+    loop {
+        if let Some(plan) = call.begun_plan() {
+            family.begin_elements(plan);
+        }
+        let is_idle = family.is_idle();
+        if is_idle && let Some(end) = call.take_end() {
+            return StageEvent::Exchange(end);
+        }
+        let begins_elements = !family.has_elements();
+        let child = tokio::select! {
+            biased;
+            child = family.next() => child,
+            event = call.next(begins_elements) => match event {
+                StageEvent::Exchange(event) if !is_idle => match call.end_after_subtasks(event) {
+                    Some(event) => return StageEvent::Exchange(event),
+                    None => continue,
+                },
+                event @ (StageEvent::PermitTaken | StageEvent::NotBegun(_) | StageEvent::Exchange(_)) => return event,
+            },
+        };
+        if let Some(event) = subtask_event(call, family, child) {
+            return StageEvent::Exchange(event);
+        }
+    }
+}
+
+/// Converts a subtask's event into an event of the call.
+fn subtask_event(call: &mut UpstreamCall, family: &mut Family, event: ChildEvent) -> Option<ExchangeEvent> {
+    match event {
+        ChildEvent::Asked { index, ask, method, params } => {
+            Some(ExchangeEvent::Asked { ask: question_of(index, &ask), method, params })
+        }
+        ChildEvent::Withdrawn { index, ask } => Some(ExchangeEvent::Withdrawn { ask: question_of(index, &ask) }),
+        ChildEvent::Status(text) => {
+            call.elements_mut()?.status_received(Some(text));
+            None
+        }
+        ChildEvent::Settled { index, task } => {
+            call.elements_mut()?.settled(index, task.as_deref());
+            family.element_settled();
+            None
+        }
+    }
+}
+
 /// Sleeps until a moment, or for ever if there is none.
 async fn at(moment: Option<Instant>) {
     match moment {
         Some(moment) => sleep_until(moment).await,
         None => std::future::pending().await,
     }
-}
-
-const fn lost(fault: GatewayFault) -> Outcome {
-    Outcome::Faulted(Failure::Gateway(fault))
 }

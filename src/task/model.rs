@@ -349,6 +349,14 @@ pub enum Outcome {
     Cancelled,
 }
 
+impl Outcome {
+    /// The end of a call that has no result because of the gateway.
+    #[must_use]
+    pub const fn lost(fault: GatewayFault) -> Self {
+        Self::Faulted(Failure::Gateway(fault))
+    }
+}
+
 /// Which side failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {

@@ -18,6 +18,7 @@ use crate::dialect::negotiate;
 use crate::dialect::subscriptions::SubscriptionFilter;
 pub use crate::task::Answer;
 use crate::task::{CallLimits, GatewayFault, Principal};
+use crate::wire::one_line::status_text;
 use crate::wire::{Object, Payload, ProtocolVersion, RpcError};
 
 /// A server that requests can be sent to.
@@ -369,6 +370,18 @@ pub struct Progress {
     pub progress: Payload,
     pub total: Option<Payload>,
     pub message: Option<Arc<str>>,
+}
+
+impl Progress {
+    /// Its status line: the message, else progress and total (GW-24).
+    #[must_use]
+    pub fn status(&self) -> Option<Arc<str>> {
+        match (&self.message, &self.total) {
+            (Some(message), _) => status_text(message),
+            (None, Some(total)) => status_text(&format!("{}/{}", self.progress.as_str(), total.as_str())),
+            (None, None) => status_text(self.progress.as_str()),
+        }
+    }
 }
 
 /// Why an exchange ends without a result.

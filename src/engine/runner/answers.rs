@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 
 use futures_util::FutureExt;
 
-use super::exchange_stage::StageEvent;
+use super::call_state::StageEvent;
 use super::store_wait::UnstoredStep;
-use super::{Runner, RunnerFlow, lost};
+use super::{Runner, RunnerFlow};
 use crate::dialect::faults::reason_key;
+use crate::dialect::split_call::question_named;
 use crate::dialect::upstream_dialect::RefusalAnswer;
 use crate::engine::TaskError;
 use crate::failpoint;
@@ -27,13 +28,13 @@ impl Runner {
 
     async fn hand_over(&mut self, answers: Vec<(Payload, Answer)>, certain: Option<&Task>) -> RunnerFlow {
         // A call that is to be resent asks again: its old exchange takes no answers.
-        let Some(key) = self.row_key().filter(|_| !self.is_waiting()) else { return RunnerFlow::Continue };
+        let Some(key) = self.row_key().filter(|_| !self.call.is_unsent()) else { return RunnerFlow::Continue };
         for (ask, answer) in answers {
             failpoint::hit("answer-stored");
             self.inputs.close(&ask);
             // A subtask's row accepts an answer only once. It is stored there before this row marks it as delivered, so none is
             // lost.
-            let child = self.stage.child_with_question(&ask);
+            let child = self.child_with_question(&ask);
             if let Some((key, question)) = &child {
                 match self.answer_child(key, question, self.spec.peer.encode_answer(answer.clone())).await {
                     Ok(()) => (),
@@ -57,19 +58,25 @@ impl Runner {
                 }
                 Err(error) => return self.undelivered(unstored(&error)).await,
             }
-            if self.is_elicited(&ask) {
+            if self.call.is_elicited(&ask) {
                 if matches!(self.elicitation_answered(&ask, &answer).await, RunnerFlow::Stop) {
                     return RunnerFlow::Stop;
                 }
                 continue;
             }
             let answer = self.spec.peer.encode_answer(answer);
-            if let Err(ExchangeError(fault)) = self.stage.answer(&ask, answer).await {
+            if let Err(ExchangeError(fault)) = self.call.answer(&ask, answer).await {
                 return self.undelivered(fault).await;
             }
             failpoint::hit("answer-delivered");
         }
         RunnerFlow::Continue
+    }
+
+    /// The subtask that asked, and its name for the question.
+    fn child_with_question(&self, ask: &Payload) -> Option<(TaskKey, Payload)> {
+        let (index, ask) = question_named(ask)?;
+        Some((self.family.subtask(index)?.clone(), ask))
     }
 
     /// Delivers an answer to the subtask that asked. It is stored in the subtask's row when this returns; repeated delivery
@@ -146,7 +153,7 @@ impl Runner {
     async fn undelivered(&mut self, fault: GatewayFault) -> RunnerFlow {
         tracing::warn!(reason = reason_key(fault.reason), "an answer did not reach the upstream");
         for _ in 0..LAST_EVENTS_MAX {
-            match self.stage.next().now_or_never() {
+            match self.next_event().now_or_never() {
                 Some(StageEvent::Exchange(event)) => {
                     if matches!(self.exchange_event(event).await, RunnerFlow::Stop) {
                         return RunnerFlow::Stop;
@@ -155,8 +162,8 @@ impl Runner {
                 Some(StageEvent::PermitTaken | StageEvent::NotBegun(_)) | None => break,
             }
         }
-        let outcome: Outcome = lost(GatewayFault { executed: Executed::Unknown, ..fault });
-        self.stage.cancel("an answer could not be delivered").await;
+        let outcome: Outcome = Outcome::lost(GatewayFault { executed: Executed::Unknown, ..fault });
+        self.cancel_exchanges("an answer could not be delivered").await;
         self.end(outcome).await
     }
 
@@ -168,9 +175,9 @@ impl Runner {
             RefusalAnswer::Result(result) => Answer::Result(result),
             RefusalAnswer::Error(error) => Answer::Error(error),
         };
-        let refused = match self.stage.child_with_question(ask) {
+        let refused = match self.child_with_question(ask) {
             Some((key, question)) => self.answer_child(&key, &question, answer).await.map_err(|error| unstored(&error)),
-            None => self.stage.answer(ask, answer).await.map_err(|ExchangeError(fault)| fault),
+            None => self.call.answer(ask, answer).await.map_err(|ExchangeError(fault)| fault),
         };
         if let Err(fault) = refused {
             tracing::warn!(reason = reason_key(fault.reason), "a refusal did not reach the upstream");

@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Runner, RunnerFlow, lost};
+use super::{Runner, RunnerFlow};
 use crate::cause::CauseChain;
 use crate::engine::TaskError;
 use crate::engine::apply::AppliedEvent;
 use crate::engine::call::{CallEnd, CallSpec};
-use crate::task::{Event, Executed, GatewayFault, StoredCall, TaskKey};
+use crate::task::{Event, Executed, GatewayFault, Outcome, StoredCall, TaskKey};
 use crate::upstream::limits::CallProspect;
 use crate::upstream::{ResumeToken, UpstreamTaskMode};
 use crate::wire::Payload;
@@ -83,9 +83,9 @@ impl Runner {
 
     /// The call's data for the row.
     pub(super) fn stored_call(&self) -> Option<StoredCall> {
-        let call = self.spec.stored(self.stage.is_waiting()).filter(|_| self.is_kept())?;
+        let call = self.spec.stored(self.call.is_queued()).filter(|_| self.is_kept())?;
         // The rows of its elements have the params.
-        Some(if self.stage.has_rows() { call.without_params() } else { call })
+        Some(if self.family.has_elements() { call.without_params() } else { call })
     }
 
     /// The exchange's position, if it differs from the row's.
@@ -94,7 +94,7 @@ impl Runner {
         if !self.is_kept() || self.inputs.has_unstored() {
             return None;
         }
-        let ResumeToken(position) = self.stage.resume_token()?;
+        let ResumeToken(position) = self.call.resume_token()?;
         (self.checkpoint.written.as_ref() != Some(&position)).then(|| position.detached())
     }
 
@@ -147,8 +147,8 @@ impl Runner {
 
     /// Leaves a call that a later process can resume: its upstream is not notified. Other calls remain.
     pub(super) async fn leave_for_later(&mut self) -> RunnerFlow {
-        self.outlives_drain = true;
-        let can_go_on = self.stage.resume_token().is_some() || self.stage.has_rows() || self.is_unsent();
+        self.call.outlive_drain();
+        let can_go_on = self.call.resume_token().is_some() || self.family.has_elements() || self.call.is_unsent();
         let knows_more = self.inputs.has_unstored() || self.inputs.has_unresolved();
         if !self.has_handle() || !can_go_on || !self.is_kept() || knows_more {
             self.checkpoint.check_soon();
@@ -173,7 +173,7 @@ impl Runner {
     pub(super) async fn end_with_gateway(&mut self) -> RunnerFlow {
         self.record_orderly_end().await;
         if !self.has_handle() {
-            let executed = if self.is_waiting() { self.executed_so_far() } else { Executed::Unknown };
+            let executed = if self.call.is_unsent() { self.executed_so_far() } else { Executed::Unknown };
             self.answer_waiting(self.engine.calls_end.fault(executed)).await;
         }
         RunnerFlow::Stop
@@ -181,7 +181,7 @@ impl Runner {
 
     pub(super) async fn answer_waiting(&mut self, fault: GatewayFault) {
         if self.client.is_there() {
-            self.client.end(CallEnd::Outcome(lost(fault))).await;
+            self.client.end(CallEnd::Outcome(Outcome::lost(fault))).await;
         }
     }
 
@@ -190,19 +190,12 @@ impl Runner {
         let prospect = match () {
             () if !self.has_handle() => CallProspect::Held,
             () if !self.is_kept() => CallProspect::Lost,
-            () if self.checkpoint.written.is_some() || self.stage.has_rows() || self.is_unsent() => {
+            () if self.checkpoint.written.is_some() || self.family.has_elements() || self.call.is_unsent() => {
                 CallProspect::Resumed
             }
             () if self.spec.policy.after_crash.may_rerun(self.spec.is_repeatable) => CallProspect::Repeated,
             () => CallProspect::Lost,
         };
-        if let Some(in_progress) = &mut self.in_progress {
-            in_progress.now(prospect);
-        }
-    }
-
-    /// Whether no process has sent the call yet.
-    fn is_unsent(&self) -> bool {
-        self.is_waiting() && self.deadline.is_none()
+        self.call.set_prospect(prospect);
     }
 }

@@ -1,10 +1,6 @@
 //! Holds the client's end of a call, while the call is not a task.
 
-use std::sync::Arc;
-
 use crate::engine::call::{CallEnd, CallEvent, CallStreamSender};
-use crate::upstream::Progress;
-use crate::wire::one_line::status_text;
 
 /// Clients that wait for one call at a time: the first one, and those that resumed it.
 const CLIENTS_MAX: usize = 8;
@@ -82,18 +78,10 @@ impl AttachedClients {
     }
 }
 
-/// A status line for a progress notification: its message, else progress and total (GW-24).
-pub(super) fn progress_text(progress: &Progress) -> Option<Arc<str>> {
-    match (&progress.message, &progress.total) {
-        (Some(message), _) => status_text(message),
-        (None, Some(total)) => status_text(&format!("{}/{}", progress.progress.as_str(), total.as_str())),
-        (None, None) => status_text(progress.progress.as_str()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::pin::pin;
+    use std::sync::Arc;
 
     use futures_util::FutureExt as _;
 

@@ -3,20 +3,17 @@
 //! The store may take long to confirm the mark. The call keeps its permit meanwhile: other tasks that wait for a permit could not
 //! begin either, and a call with a permit keeps its turn. Plain calls may wait longer for a permit because of this.
 
-use tokio::time::Instant;
-
 use super::store_wait::UnstoredStep;
-use super::{Runner, RunnerFlow, lost};
+use super::{Runner, RunnerFlow};
 use crate::cause::CauseChain;
 use crate::engine::TaskError;
 use crate::failpoint;
 use crate::store::StoreError;
-use crate::task::{GatewayFault, Phase, Task, TaskKey};
+use crate::task::{GatewayFault, Outcome, Phase, Task, TaskKey};
 
 impl Runner {
     /// Sends a call that has its permit, once its row is marked. `certain` is the confirmed task on a retry.
     pub(super) async fn dispatched(&mut self, certain: Option<&Task>) -> RunnerFlow {
-        self.queue_end = None;
         let Some(key) = self.row_key() else {
             self.call_sent();
             return RunnerFlow::Continue;
@@ -37,7 +34,7 @@ impl Runner {
             Err(TaskError::Store(StoreError::Fenced)) => RunnerFlow::Stop,
             Err(error) => {
                 tracing::error!(error = %CauseChain(&error), "the task could not be marked as sent and is not sent");
-                self.end(lost(GatewayFault::new(error.reason(), self.executed_so_far()))).await
+                self.end(Outcome::lost(GatewayFault::new(error.reason(), self.executed_so_far()))).await
             }
         }
     }
@@ -52,14 +49,7 @@ impl Runner {
         Ok(self.write(key, self.sending()).await?.changed)
     }
 
-    /// Whether this attempt was certainly not sent yet.
-    pub(super) fn is_waiting(&self) -> bool {
-        self.waits_for_store(UnstoredStep::Mark) || self.stage.is_waiting()
-    }
-
     pub(super) fn call_sent(&mut self) {
-        self.queue_end = None;
-        self.dispatched = Some(Instant::now());
-        self.deadline = Some(Instant::now() + self.spec.policy.deadline);
+        self.call.is_sent(self.spec.policy.deadline);
     }
 }

@@ -40,7 +40,7 @@ impl Runner {
     /// Drops the exchange without a cancel, because another replica holds the task.
     pub(super) fn stop_as_fenced(&mut self) {
         if !std::mem::replace(&mut self.is_fenced, true) {
-            self.stage.finish();
+            self.finish_exchanges();
         }
     }
 

@@ -19,7 +19,7 @@ use tokio::time::sleep;
 
 use super::client::AttachedClients;
 use super::row::not_stored;
-use super::{CallEnd, CallEvent, Runner, RunnerFlow, at, lost};
+use super::{CallEnd, CallEvent, Runner, RunnerFlow, at};
 use crate::cause::CauseChain;
 use crate::engine::TaskError;
 use crate::engine::apply::record_shown;
@@ -59,7 +59,7 @@ impl Runner {
                 Err(error) => return self.not_stored(error).await,
             }
             if let Err(full) = self.enter_queue() {
-                return self.end(lost(full)).await;
+                return self.end(Outcome::lost(full)).await;
             }
             match self.try_insert(TaskVisibility::Handle, None).await {
                 Ok(_) if self.spec.is_held_by_key() => return self.hold(),
@@ -74,7 +74,7 @@ impl Runner {
 
     async fn not_stored(&mut self, error: StoreError) -> RunnerFlow {
         tracing::warn!(error = %CauseChain(&error), "a named call has no task");
-        self.end(lost(not_stored(error))).await
+        self.end(Outcome::lost(not_stored(error))).await
     }
 
     /// Responds with the task that has the name; `None` if it ended meanwhile.
@@ -163,14 +163,14 @@ impl Runner {
     /// has one.
     async fn wait_for_first(&mut self, first: Arc<Task>) {
         // The repetition needs no permits, and is not a call at the upstream.
-        self.stage.finish();
+        self.finish_exchanges();
         self.permit = None;
-        self.in_progress = None;
+        self.call.unlist();
         if self.joins_first_call(&first) {
             return;
         }
         let (engine, key) = (Arc::clone(&self.engine), first.key.clone());
-        let unknown = |reason| lost(GatewayFault::new(reason, Executed::Unknown));
+        let unknown = |reason| Outcome::lost(GatewayFault::new(reason, Executed::Unknown));
         let Ok(mut watcher) = engine.watchers().watch(&key) else {
             return self.client.end(CallEnd::Outcome(unknown(Reason::TooManyWaiters))).await;
         };
@@ -194,7 +194,7 @@ impl Runner {
                 biased;
                 () = self.client.left() => return,
                 () = engine.calls_end.token().cancelled() => {
-                    return self.client.end(CallEnd::Outcome(lost(engine.calls_end.fault(Executed::Unknown)))).await;
+                    return self.client.end(CallEnd::Outcome(Outcome::lost(engine.calls_end.fault(Executed::Unknown)))).await;
                 }
                 () = std::future::ready(()), if is_left => {
                     return self.client.end(CallEnd::Outcome(unknown(Reason::GatewayRestart))).await;
@@ -221,7 +221,7 @@ impl Runner {
             }
             Err(error) => {
                 tracing::warn!(error = %CauseChain(&error), "a call under a chosen id has no task");
-                self.end(lost(not_stored(error))).await
+                self.end(Outcome::lost(not_stored(error))).await
             }
         }
     }
@@ -241,7 +241,7 @@ impl Runner {
                 return Ok(Some(self.refuse(self.engine.admission.refusal()).await));
             }
             if let Err(full) = self.enter_queue() {
-                return Ok(Some(self.end(lost(full)).await));
+                return Ok(Some(self.end(Outcome::lost(full)).await));
             }
             match self.try_insert(TaskVisibility::Handle, None).await {
                 Ok(task) => return Ok(Some(self.hand_out(task).await)),

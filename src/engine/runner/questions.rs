@@ -186,7 +186,7 @@ impl Runner {
 
     /// Ends a call that cannot continue without a capability: its client learns which one (MOD-10).
     pub(super) async fn needs(&mut self, capability: Payload) -> RunnerFlow {
-        self.stage.cancel("the client cannot be asked").await;
+        self.cancel_exchanges("the client cannot be asked").await;
         // Before the slower writes to the store.
         self.client.end(CallEnd::NeedsCapability(capability)).await;
         self.settle_cancelled().await;
@@ -266,7 +266,7 @@ impl Runner {
             let next = match self.store_question(unasked).await {
                 Ok(_) if self.waits_for_store(UnstoredStep::Questions) => return RunnerFlow::Continue,
                 Ok(next) => next,
-                Err(QuestionError(_)) if self.is_elicited(&ask) => self.elicitation_declined().await,
+                Err(QuestionError(_)) if self.call.is_elicited(&ask) => self.elicitation_declined().await,
                 Err(QuestionError(why)) => {
                     self.refuse_question(&ask, self.spec.peer.refuse(&method, why)).await;
                     RunnerFlow::Continue
@@ -370,7 +370,7 @@ impl Runner {
             return RunnerFlow::Continue;
         };
         self.count_question("expired");
-        if self.is_elicited(ask) {
+        if self.call.is_elicited(ask) {
             return self.elicitation_declined().await;
         }
         self.refuse_question(ask, self.spec.peer.refuse(method, QuestionRefusal::Unanswered)).await;

@@ -11,18 +11,15 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::call_stage::CallStage;
+use super::call_state::{ExchangeStage, UpstreamCall, split_again};
 use super::checkpoint::Checkpoint;
 use super::client::AttachedClients;
-use super::element_rows::ElementRows;
-use super::exchange_stage::ExchangeStage;
+use super::family::{ElementRows, Family};
 use super::live_runners::RunnerCommands;
 use super::questions::CallQuestions;
 use super::row::RunnerRow;
-use super::split_plan::split_again;
-use super::tree_sizes::NamedSubtasks;
 use super::verdict::{ATTEMPTS_MAX, RecoveryAction, RecoveryDecision, record, task_mode, verdict};
-use super::{BugRecipient, Runner, RunnerFlow, SharedBugRecipient, lost, spawn};
+use super::{BugRecipient, Runner, RunnerFlow, SharedBugRecipient, spawn};
 use crate::cause::CauseChain;
 use crate::dialect::upstream_dialect::question_method;
 use crate::engine::admission::TaskPermit;
@@ -31,7 +28,7 @@ use crate::engine::retry_delays::RetryDelays;
 use crate::engine::{Engine, TaskError};
 use crate::store::{StoreError, StoredTask, WriteRole};
 use crate::task::reference::LoggedTask;
-use crate::task::{Attempt, Event, Executed, GatewayFault, Phase, Task, TaskKey, Timestamp};
+use crate::task::{Attempt, Event, Executed, GatewayFault, Outcome, Phase, Task, TaskKey, Timestamp};
 use crate::upstream::ResumeToken;
 
 /// Reads of a subtask's row before its parent only watches it.
@@ -63,30 +60,37 @@ pub(in crate::engine) fn start(
     (action, permit): (RecoveryAction, TaskPermit),
 ) {
     let in_progress = spec.call_begins();
-    let (spec, stage) = match action {
+    let (spec, mut call, family) = match action {
         RecoveryAction::Watch => {
             let (spec, plan) = split_again(spec, task.tree.children.len());
-            let rows = ElementRows::of_earlier(Arc::clone(engine), &task, begin_child);
-            (spec, CallStage::split_again(plan, rows, !matches!(task.phase, Phase::Queued)))
+            let elements = ElementRows::of_earlier(Arc::clone(engine), &task, begin_child);
+            (spec, UpstreamCall::split(plan), Family::of_earlier(elements, engine))
         }
         RecoveryAction::Dispatch | RecoveryAction::Resume(_) | RecoveryAction::Resend => {
-            let stage = CallStage::one(ExchangeStage::again(&spec));
-            (spec, stage)
+            let call = UpstreamCall::queued(ExchangeStage::again(&spec));
+            (spec, call, Family::default())
         }
     };
+    call.list(in_progress);
     let (panic_target, span) = row_context(&task);
-    let call = AdoptedCall { stage, dispatched: None, permit: Some(permit) };
-    let mut runner = Runner::of_row(Arc::clone(engine), spec, (&task, commands), call, Arc::clone(&panic_target));
-    runner.in_progress = in_progress;
+    let call = AdoptedCall { call, family, permit: Some(permit) };
+    let runner = Runner::of_row(Arc::clone(engine), spec, (&task, commands), call, Arc::clone(&panic_target));
     let runner = Box::new(runner);
     spawn(engine, (span, panic_target), runner.run_row(task, action));
 }
 
 /// The state that a new runner takes over.
 pub(super) struct AdoptedCall {
-    pub(super) stage: CallStage,
-    pub(super) dispatched: Option<Instant>,
-    pub(super) permit: Option<TaskPermit>,
+    call: UpstreamCall,
+    family: Family,
+    permit: Option<TaskPermit>,
+}
+
+impl AdoptedCall {
+    /// A call without subtasks.
+    pub(super) fn of(call: UpstreamCall, permit: Option<TaskPermit>) -> Self {
+        Self { call, family: Family::default(), permit }
+    }
 }
 
 /// Starts a runner for a row with a call in progress. The row's key must be claimed.
@@ -94,12 +98,11 @@ pub(super) fn adopt(
     engine: &Arc<Engine>,
     spec: CallSpec,
     (task, commands): (Arc<Task>, RunnerCommands),
-    call: AdoptedCall,
+    mut adopted: AdoptedCall,
 ) {
     let (panic_target, span) = row_context(&task);
-    let in_progress = spec.call_begins();
-    let mut runner = Runner::of_row(Arc::clone(engine), spec, (&task, commands), call, Arc::clone(&panic_target));
-    runner.in_progress = in_progress;
+    adopted.call.list(spec.call_begins());
+    let runner = Runner::of_row(Arc::clone(engine), spec, (&task, commands), adopted, Arc::clone(&panic_target));
     let runner = Box::new(runner);
     spawn(engine, (span, panic_target), runner.run_loop());
 }
@@ -115,10 +118,9 @@ impl Runner {
         engine: Arc<Engine>,
         spec: CallSpec,
         (task, commands): (&Task, RunnerCommands),
-        AdoptedCall { stage, dispatched, permit }: AdoptedCall,
+        AdoptedCall { call, family, permit }: AdoptedCall,
         panic_target: SharedBugRecipient,
     ) -> Self {
-        let deadline = dispatched.map(|at| at + spec.policy.deadline);
         let mut checkpoint = Checkpoint::new();
         checkpoint.is_written(task.recovery.resume.clone());
         checkpoint.check_soon();
@@ -143,26 +145,20 @@ impl Runner {
         };
         Self {
             permit,
-            stage,
+            call,
+            family,
             engine,
             spec,
             client: AttachedClients::nobody(),
             grace_end: None,
-            queue_end: None,
-            dispatched,
-            deadline,
             unstored: None,
             grace_status: None,
             row: Some(row),
             inputs,
-            elicitation: None,
-            subtasks: NamedSubtasks::default(),
             attempt: task.attempt,
             checkpoint,
             unconfirmed: None,
-            outlives_drain: false,
             is_fenced: false,
-            in_progress: None,
             panic_target,
         }
     }
@@ -201,7 +197,7 @@ impl Runner {
         }
         self.continue_deadline(task);
         self.resume_subtasks(task);
-        match self.stage.resume(&self.spec, token).await {
+        match self.call.resume(&self.spec, token).await {
             Ok(()) => self.deliver(task.recovery.undelivered.clone()).await,
             Err(error) => {
                 tracing::info!(error = %CauseChain(&error), "a call could not be resumed");
@@ -214,8 +210,7 @@ impl Runner {
     fn continue_deadline(&mut self, task: &Task) {
         let since = task.recovery.dispatched_at.unwrap_or(task.created_at);
         let ran = self.engine.time_of(task, self.engine.clock.now()).since(since);
-        self.dispatched = Some(Instant::now());
-        self.deadline = Some(Instant::now() + self.spec.policy.deadline.saturating_sub(ran));
+        self.call.is_sent(self.spec.policy.deadline.saturating_sub(ran));
     }
 
     /// Whether this loss means that the exchange could not be resumed.
@@ -228,13 +223,13 @@ impl Runner {
     pub(super) async fn resume_failed(&mut self) -> RunnerFlow {
         let may_rerun = self.spec.policy.after_crash.may_rerun(self.spec.is_repeatable);
         if may_rerun && self.attempt < ATTEMPTS_MAX && self.spec.request.params.is_some() {
-            self.stage = CallStage::one(ExchangeStage::again(&self.spec));
-            self.deadline = None;
+            self.family.finish();
+            self.call.requeue(ExchangeStage::again(&self.spec));
             self.unconfirmed =
                 Some(UnconfirmedCall { what: ResumeMethod::Again, since: Instant::now(), is_counted: true });
             return RunnerFlow::Continue;
         }
-        self.end(lost(GatewayFault::new(self.engine.why_lost(), Executed::Unknown))).await
+        self.end(Outcome::lost(GatewayFault::new(self.engine.why_lost(), Executed::Unknown))).await
     }
 
     /// The `executed` of a call that is not sent now: unknown if an earlier attempt may have been executed.
@@ -280,7 +275,7 @@ impl Runner {
 
     /// Records the same once the call was up for long enough.
     pub(super) async fn record_steady(&mut self) {
-        let is_up = !self.is_waiting();
+        let is_up = !self.call.is_unsent();
         if is_up && self.unconfirmed.as_ref().is_some_and(|unconfirmed| unconfirmed.since.elapsed() >= STEADY_AFTER) {
             self.record_alive().await;
         }

@@ -5,12 +5,12 @@
 use tokio::time::Instant;
 
 use super::store_wait::UnstoredStep;
-use super::{CallEvent, Runner, RunnerFlow, lost};
+use super::{CallEvent, Runner, RunnerFlow};
 use crate::cause::CauseChain;
 use crate::engine::TaskError;
 use crate::engine::call::{CallEnd, CallStreamSender, RoundRetry};
 use crate::store::StoreError;
-use crate::task::{Event, Executed, GatewayFault, Phase, Plan, Task, TaskVisibility};
+use crate::task::{Event, Executed, GatewayFault, Outcome, Phase, Plan, Task, TaskVisibility};
 
 /// Rounds of questions in one call; clients stop at ten.
 const ROUNDS_MAX: u32 = 8;
@@ -78,7 +78,7 @@ impl Runner {
                 let end = match &error {
                     TaskError::Unknown => CallEnd::Gone,
                     TaskError::Contended | TaskError::Store(_) => {
-                        CallEnd::Outcome(lost(GatewayFault::new(error.reason(), Executed::Unknown)))
+                        CallEnd::Outcome(Outcome::lost(GatewayFault::new(error.reason(), Executed::Unknown)))
                     }
                 };
                 self.client.end(end).await;

@@ -2,7 +2,6 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::time::Instant;
 
@@ -19,9 +18,6 @@ use crate::task::{
     Attempt, Event, Executed, Failure, GatewayFault, Outcome, Phase, Plan, Question, Reason, Recovery, StoredCall,
     Task, TaskKey, TaskVisibility, Timestamp, transition,
 };
-
-/// Delay of an insert in a test that breaks the durability of handles: the process is killed long before.
-const SABOTAGE_DELAY: Duration = Duration::from_secs(60);
 
 /// A runner's state once its call has a row.
 pub(super) struct RunnerRow {
@@ -112,12 +108,12 @@ impl Runner {
         let position = self.new_position();
         let mut task = Task {
             attempt: self.attempt,
-            phase: if self.stage.is_waiting() { Phase::Queued } else { Phase::Working },
+            phase: if self.call.is_queued() { Phase::Queued } else { Phase::Working },
             status_message: self.grace_status.clone(),
             recovery: Recovery {
                 call: self.stored_call(),
                 resume: position.clone(),
-                dispatched_at: self.dispatched.map(|at| now.before(at.elapsed())),
+                dispatched_at: self.call.sent_at().map(|at| now.before(at.elapsed())),
                 ..Recovery::default()
             },
             idempotency: self.spec.idempotency,
@@ -139,8 +135,7 @@ impl Runner {
             Err(error) => {
                 if matches!(error, StoreError::Unsure(_)) {
                     // A call with its row written first is not sent before the row exists.
-                    let is_unsent =
-                        self.spec.plan == Plan::Task || self.spec.is_held_by_key() || self.stage.is_waiting();
+                    let is_unsent = self.spec.plan == Plan::Task || self.spec.is_held_by_key() || self.call.is_queued();
                     self.engine.end_refused(key, if is_unsent { Executed::No } else { Executed::Unknown });
                 } else {
                     self.engine.live.remove(&key);
@@ -171,8 +166,8 @@ impl Runner {
             }
         }
         let task = task.exact();
-        let stored = match self.has_room_for(task.stored_bytes()) {
-            true => store_new(&self.engine, &task).await,
+        let stored = match self.engine.has_room_for(&self.spec.owner, task.stored_bytes()) {
+            true => self.engine.insert_row(&task).await,
             false => Err(StoreError::OwnerFull),
         };
         let stored = match stored {
@@ -180,15 +175,9 @@ impl Runner {
             stored => stored.map(|()| task),
         };
         if stored.is_err() {
-            self.remove_elements().await;
+            self.family.remove_elements().await;
         }
         stored
-    }
-
-    /// Whether the owner may store this many more bytes.
-    pub(super) fn has_room_for(&self, bytes: usize) -> bool {
-        let all = self.engine.store.usage_of(&self.spec.owner).bytes;
-        self.engine.admission.has_room(&self.spec.owner, all, all + bytes)
     }
 
     /// Turns the hidden task into one with a handle: same row, same id.
@@ -209,7 +198,7 @@ impl Runner {
             (Some(_) | None, Ok(_)) => Reason::TtlExpired,
             (Some(_) | None, Err(error)) => error.reason(),
         };
-        self.remove_elements().await;
+        self.family.remove_elements().await;
         Err(refused)
     }
 
@@ -221,16 +210,16 @@ impl Runner {
             while let Err(error) = self.engine.store.remove(&row.key).await {
                 tracing::warn!(error = %CauseChain(&error), "a task that no client knows is not dropped yet");
                 // The upstream is cancelled without that wait, and a later process must not send the call.
-                self.stage.cancel("the client left").await;
+                self.cancel_exchanges("the client left").await;
                 if !self.engine.pauses_for_store(&mut pauses).await {
                     break;
                 }
             }
             // In this order: a row without a runner is taken for one of an earlier process.
             self.engine.live.remove(&row.key);
-            self.remove_elements().await;
+            self.family.remove_elements().await;
         }
-        self.stage.cancel("the client left").await;
+        self.cancel_exchanges("the client left").await;
         RunnerFlow::Stop
     }
 
@@ -240,7 +229,7 @@ impl Runner {
             return self.continue_unattended().await;
         }
         // Before the slower writes to the store: the call has no client, and no process resumes a hidden task.
-        self.stage.cancel("the client left").await;
+        self.cancel_exchanges("the client left").await;
         self.settle_cancelled().await;
         self.mark_notified().await;
         RunnerFlow::Stop
@@ -271,7 +260,7 @@ impl Runner {
         }
         let outcome = self.of_all_attempts(outcome);
         // Before the slower writes to the store: the call has ended at the upstream.
-        self.stage.finish();
+        self.finish_exchanges();
         if self.spec.plan == Plan::Task && self.asks_first() && self.row.is_some() && self.is_waited_for() {
             // `always` and `required` end in a handle, however quickly the call ended after its questions.
             match self.promote(None).await {
@@ -298,7 +287,7 @@ impl Runner {
             Outcome::Faulted(Failure::Gateway(fault))
                 if self.attempt > Attempt::FIRST && fault.executed == Executed::No =>
             {
-                super::lost(GatewayFault { executed: Executed::Unknown, ..fault })
+                Outcome::lost(GatewayFault { executed: Executed::Unknown, ..fault })
             }
             Outcome::Returned { .. } | Outcome::Faulted(_) | Outcome::Cancelled => outcome,
         }
@@ -372,19 +361,6 @@ async fn found_out(engine: &Engine, key: &TaskKey, cause: io::Error) -> Result<T
 pub(super) fn not_stored(error: StoreError) -> GatewayFault {
     let executed = if matches!(error, StoreError::Unsure(_)) { Executed::Unknown } else { Executed::No };
     GatewayFault::new(TaskError::from(error).reason(), executed)
-}
-
-/// Returns once the row is durable, unless a test breaks that on purpose.
-pub(super) async fn store_new(engine: &Engine, task: &Task) -> Result<(), StoreError> {
-    if !failpoint::is_sabotaged("handle-before-commit") {
-        return engine.store.insert(task).await.map(|_| ());
-    }
-    let (store, task) = (Arc::clone(&engine.store), task.clone());
-    engine.runners.spawn(async move {
-        tokio::time::sleep(SABOTAGE_DELAY).await;
-        store.insert(&task).await
-    });
-    Ok(())
 }
 
 /// The end of a call for a client that waits for this settled task.

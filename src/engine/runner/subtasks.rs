@@ -10,11 +10,9 @@ use std::time::Duration;
 use futures_util::future::try_join_all;
 use tokio::time::Instant;
 
-use super::call_stage::CallStage;
-use super::exchange_stage::ExchangeStage;
+use super::call_state::{ExchangeStage, UpstreamCall};
 use super::live_runners::RunnerCommands;
 use super::resume::{AdoptedCall, adopt, begin_child};
-use super::row::store_new;
 use super::store_wait::UnstoredStep;
 use super::{Runner, RunnerFlow};
 use crate::cause::CauseChain;
@@ -56,7 +54,7 @@ struct NewSubtask {
 
 impl Runner {
     pub(super) async fn subtasks_received(&mut self, named: Vec<UpstreamSubtask>) -> RunnerFlow {
-        self.subtasks.waiting.extend(named);
+        self.family.add(named);
         self.mirror_subtasks().await;
         RunnerFlow::Continue
     }
@@ -68,7 +66,7 @@ impl Runner {
 
     /// Creates tasks for the named subtasks, once the call's task has a handle.
     pub(super) async fn mirror_subtasks(&mut self) {
-        if self.subtasks.waiting.is_empty() || !self.has_handle() {
+        if !self.family.has_waiting() || !self.has_handle() {
             return;
         }
         if self.inputs.has_unstored() {
@@ -77,11 +75,11 @@ impl Runner {
             return;
         }
         let Some(key) = self.row_key() else { return };
-        while !self.subtasks.waiting.is_empty() {
-            let some: Vec<_> = self.subtasks.waiting.iter().take(AT_ONCE).cloned().collect();
+        while self.family.has_waiting() {
+            let some = self.family.next_waiting(AT_ONCE);
             let count = some.len();
             match self.mirror(&key, some).await {
-                Ok(()) => drop(self.subtasks.waiting.drain(..count)),
+                Ok(()) => self.family.are_stored(count),
                 Err(error) if error.is_passing() => {
                     self.wait_for_store(UnstoredStep::Subtasks, &error);
                     return;
@@ -89,22 +87,21 @@ impl Runner {
                 Err(TaskError::Store(StoreError::Fenced)) => return,
                 Err(error) => {
                     tracing::error!(error = %CauseChain(&error), "subtasks of the server's could not become tasks");
-                    self.subtasks.waiting.clear();
+                    self.family.drop_waiting();
                 }
             }
-            self.subtasks.unresolved.clear();
         }
     }
 
     async fn mirror(&mut self, key: &TaskKey, named: Vec<UpstreamSubtask>) -> Result<(), TaskError> {
         let top = self.top_of(key).await?;
         let tree = || self.engine.trees.of(&TaskKey { owner: key.owner.clone(), id: top.id });
-        let tree = Arc::clone(self.subtasks.size.get_or_insert_with(tree));
+        let tree = self.family.size(tree);
         let mut count = tree.lock().await;
         let own = self.engine.held(key).await?;
         let is_unresolved = |named: &UpstreamSubtask| {
             let id = TaskId::of_subtask(top.id, &named.id);
-            self.subtasks.unresolved.contains(&id) && own.tree.children.contains(&id)
+            self.family.is_unresolved(id) && own.tree.children.contains(&id)
         };
         // The write that failed was committed.
         let (made, named): (Vec<_>, Vec<_>) = named.into_iter().partition(is_unresolved);
@@ -134,7 +131,7 @@ impl Runner {
             };
             match new {
                 Ok(Ok(new)) => fresh.push(new),
-                Ok(Err(why)) => self.leave_out(why),
+                Ok(Err(why)) => self.family.leave_out(why),
                 Err(error) => {
                     stored = Err(error);
                     break;
@@ -158,9 +155,9 @@ impl Runner {
             match (index, self.new_subtask(&own, shown, id, subtask).await?) {
                 (Some(index), Ok(new)) => self.follow(index, new).await,
                 (None, Ok(_)) => (),
-                (_, Err(why)) => self.leave_out(why),
+                (_, Err(why)) => self.family.leave_out(why),
             }
-            self.subtasks.unresolved.remove(&id);
+            self.family.is_resolved(id);
         }
         Ok(())
     }
@@ -170,7 +167,7 @@ impl Runner {
         for NewSubtask { task, .. } in fresh {
             if is_tried_again {
                 // Its parent may list it.
-                self.subtasks.unresolved.insert(task.key.id);
+                self.family.add_unresolved(task.key.id);
             } else {
                 // It is invisible without its parent: a later process or its `ttl` removes it. If another replica created the
                 // same row or took it over, the store keeps that row.
@@ -179,14 +176,6 @@ impl Runner {
                 }
             }
             self.engine.live.remove(&task.key);
-        }
-    }
-
-    /// Logs subtasks that are left out, once for each reason.
-    fn leave_out(&mut self, why: &'static str) {
-        if !self.subtasks.logged.contains(&why) {
-            self.subtasks.logged.push(why);
-            tracing::warn!(why, "a subtask of the server's is left out");
         }
     }
 
@@ -287,12 +276,12 @@ impl Runner {
         if fresh.is_empty() {
             return Ok(true);
         }
-        if !self.has_room_for(fresh.iter().map(|new| new.task.stored_bytes()).sum()) {
+        if !self.engine.has_room_for(&self.spec.owner, fresh.iter().map(|new| new.task.stored_bytes()).sum()) {
             return Err(StoreError::OwnerFull.into());
         }
         let engine = Arc::clone(&self.engine);
         let inserted = fresh.iter().map(|new| async {
-            match store_new(&engine, &new.task).await {
+            match engine.insert_row(&new.task).await {
                 // An earlier process ended between this write and the next.
                 Ok(()) | Err(StoreError::Exists) => Ok(()),
                 // Only writes of existing rows wait for room. A new row would delay the events of the call.
@@ -310,15 +299,15 @@ impl Runner {
 
     async fn follow(&mut self, index: usize, new: NewSubtask) {
         let NewSubtask { task, commands, permit, resume } = new;
-        self.stage.watch(&self.engine, index, task.key.clone(), Vec::new());
+        self.family.watch(&self.engine, index, task.key.clone(), Vec::new());
         let spec = self.subtask_spec(task.shown);
-        let mut stage = ExchangeStage::again(&spec);
-        if let Err(error) = stage.resume(&spec, resume).await {
+        let mut exchange = ExchangeStage::again(&spec);
+        if let Err(error) = exchange.resume(&spec, resume).await {
             tracing::warn!(task = %LoggedTask(&task.key), error = %CauseChain(&error), "a subtask could not be followed");
-            stage = ExchangeStage::lost(GatewayFault::new(Reason::UpstreamSessionLost, Executed::Unknown));
+            exchange = ExchangeStage::lost(GatewayFault::new(Reason::UpstreamSessionLost, Executed::Unknown));
         }
-        let call = AdoptedCall { stage: CallStage::one(stage), dispatched: Some(Instant::now()), permit: Some(permit) };
-        adopt(&self.engine, spec, (task, commands), call);
+        let call = UpstreamCall::sent(exchange, Instant::now(), spec.policy.deadline);
+        adopt(&self.engine, spec, (task, commands), AdoptedCall::of(call, Some(permit)));
     }
 
     /// The call of a subtask, which can never be sent.
@@ -352,7 +341,7 @@ impl Runner {
         for (index, id) in task.tree.children.iter().enumerate() {
             let key = TaskKey { owner: task.key.owner.clone(), id: *id };
             let open = open_questions.iter().filter(|(of, _)| *of == index).map(|(_, ask)| ask.clone()).collect();
-            self.stage.watch(&self.engine, index, key.clone(), open);
+            self.family.watch(&self.engine, index, key.clone(), open);
             let permit = self.engine.admission.take_again(&key.owner);
             let spec = self.subtask_spec(TaskVisibility::Part);
             begin_child(&self.engine, spec, key, permit);
@@ -363,7 +352,7 @@ impl Runner {
     /// bounded by `NOTIFIED_MAX`.
     pub(super) async fn subtasks_notified(&mut self) {
         // A split call has only its elements at the server.
-        let Some(key) = self.row_key().filter(|_| !self.stage.has_rows()) else { return };
+        let Some(key) = self.row_key().filter(|_| !self.family.has_elements()) else { return };
         let notified = async {
             let Ok(task) = self.engine.held(&key).await else { return };
             for id in &*task.tree.children {

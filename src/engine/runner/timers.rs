@@ -23,7 +23,7 @@ impl Runner {
     fn timers(&self) -> [(Option<Instant>, RunnerTimer); 7] {
         [
             (self.store_due(), RunnerTimer::Store),
-            (self.queue_end, RunnerTimer::Queue),
+            (self.call.queue_end(), RunnerTimer::Queue),
             (self.inputs.round_due(), RunnerTimer::Round),
             (self.grace_end, RunnerTimer::Grace),
             (self.inputs.overdue_at(), RunnerTimer::Input),

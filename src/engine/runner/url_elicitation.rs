@@ -18,19 +18,10 @@ use crate::wire::{Payload, RpcError, method};
 
 const REPEATS_MAX: u32 = 8;
 
-/// A URL elicitation that a call waits for.
-pub(super) struct UrlElicitation {
-    /// The call's outcome if the user declines.
-    error: RpcError,
-    /// The elicitation's questions, by their names in the task.
-    open: Vec<Payload>,
-    repeats: u32,
-}
-
 impl Runner {
     /// Handles an error response of the upstream. The exchange has ended.
     pub(super) async fn faulted(&mut self, error: RpcError) -> RunnerFlow {
-        let repeats = self.elicitation.take().map_or(0, |elicitation| elicitation.repeats);
+        let repeats = self.call.repeats();
         let demanded: Result<Vec<_>, _> = self.spec.peer.demanded(&error).into_iter().collect();
         let requests = match demanded {
             Ok(requests) if !requests.is_empty() && repeats < REPEATS_MAX => requests,
@@ -41,8 +32,7 @@ impl Runner {
                 return self.end(Outcome::Faulted(Failure::Upstream(error))).await;
             }
         };
-        self.stage.rest();
-        self.elicitation = Some(Box::new(UrlElicitation { error, open: Vec::new(), repeats: repeats + 1 }));
+        self.call.await_answers(error);
         for (number, request) in requests.into_iter().enumerate() {
             let askable = if self.is_unattended() { Askable::Undeclared } else { self.askable(&request) };
             let next = match askable {
@@ -60,17 +50,11 @@ impl Runner {
     async fn put_elicitation(&mut self, repeats: u32, number: usize, request: Payload) -> RunnerFlow {
         // No exchange uses this name for a question: the call has none while it waits.
         let ask = Payload::of(&format!("demand-{repeats}-{number}"));
-        if let Some(elicitation) = &mut self.elicitation {
-            elicitation.open.push(ask.clone());
-        }
+        self.call.elicit(ask.clone());
         match self.put(&ask, &Arc::from(method::ELICIT), request).await {
             Ok(next) => next,
             Err(QuestionError(_)) => self.elicitation_declined().await,
         }
-    }
-
-    pub(super) fn is_elicited(&self, ask: &Payload) -> bool {
-        self.elicitation.as_ref().is_some_and(|elicitation| elicitation.open.contains(ask))
     }
 
     /// Repeats the call once its user has accepted all elicitations.
@@ -78,12 +62,7 @@ impl Runner {
         if !self.spec.peer.is_consent(answer) {
             return self.elicitation_declined().await;
         }
-        let Some(elicitation) = &mut self.elicitation else { return RunnerFlow::Continue };
-        elicitation.open.retain(|open| open != ask);
-        if elicitation.open.is_empty() {
-            return self.repeat_call().await;
-        }
-        RunnerFlow::Continue
+        if self.call.is_accepted(ask) { self.repeat_call().await } else { RunnerFlow::Continue }
     }
 
     /// Repeats the call, once the row says so.
@@ -91,21 +70,21 @@ impl Runner {
         // A process that resumed the old exchange would ask again, and repeat the call once more.
         match self.forget_position().await {
             Ok(()) => {
-                self.stage.repeat(&self.spec);
+                self.call.repeat(&self.spec);
                 RunnerFlow::Continue
             }
             Err(error) if error.is_passing() => self.wait_for_store(UnstoredStep::Repeat, &error),
             Err(TaskError::Store(StoreError::Fenced)) => RunnerFlow::Stop,
             Err(error) => {
                 tracing::error!(error = %CauseChain(&error), "the call could not be marked as sent and is not sent again");
-                self.end(super::lost(GatewayFault::new(error.reason(), Executed::Unknown))).await
+                self.end(Outcome::lost(GatewayFault::new(error.reason(), Executed::Unknown))).await
             }
         }
     }
 
     /// Ends the call with its error, because the user declined.
     pub(super) async fn elicitation_declined(&mut self) -> RunnerFlow {
-        let Some(elicitation) = self.elicitation.take() else { return RunnerFlow::Continue };
-        self.end(Outcome::Faulted(Failure::Upstream(elicitation.error))).await
+        let Some(error) = self.call.take_declined() else { return RunnerFlow::Continue };
+        self.end(Outcome::Faulted(Failure::Upstream(error))).await
     }
 }

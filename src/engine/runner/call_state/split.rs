@@ -4,8 +4,8 @@
 //! its elements wait for permits as all calls do, in the order of the list, and up to the rule's number run in parallel.
 //!
 //! Until the call is a task its elements have no rows, and their exchanges are here. From then on each element is a child task
-//! with its own runner (see `element_rows`); this module only begins waiting elements and combines their outcomes. So a later
-//! process judges each element separately.
+//! with its own runner (see `family`), and this module only combines their outcomes. So a later process judges each element
+//! separately.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,74 +13,70 @@ use std::sync::Arc;
 use futures_util::future::{join_all, select_all};
 use tokio::time::Instant;
 
-use super::children::Children;
-use super::client::progress_text;
-use super::element_rows::ElementRows;
 use super::exchange_stage::{ExchangeStage, StageEvent};
-use super::lost;
 use super::split_plan::SplitPlan;
 use crate::dialect::faults::failure_error;
 use crate::dialect::split_call::{SplitResult, combined, question_named, question_of};
 use crate::dialect::upstream_dialect::CanonicalResult;
-use crate::task::{Answer, Executed, Failure, GatewayFault, Outcome, Question, Reason, Task};
-use crate::upstream::{ExchangeError, ExchangeEvent, Progress};
+use crate::engine::call::CallSpec;
+use crate::task::{
+    Answer, Attempt, Event, Executed, Failure, GatewayFault, Outcome, Phase, Principal, Question, Reason, Recovery,
+    Task, TaskKey, TaskVisibility, Timestamp, TreePlace, transition,
+};
+use crate::upstream::{ExchangeError, ExchangeEvent, Progress, ResumeToken};
 use crate::wire::Payload;
 use crate::wire::one_line::status_text;
 
-pub(super) struct SplitExchange {
-    pub(super) plan: SplitPlan,
-    /// Whether the split call has begun.
-    pub(super) is_begun: bool,
-    pub(super) next: usize,
-    pub(super) running: Vec<RunningElement>,
+/// The exchanges and outcomes of a split call's elements.
+pub(in crate::engine::runner) struct SplitExchange {
+    plan: SplitPlan,
+    next: usize,
+    running: Vec<RunningElement>,
     /// By element; `None` for elements that have not ended.
-    pub(super) outcomes: Vec<Option<Outcome>>,
+    outcomes: Vec<Option<Outcome>>,
     ended: usize,
     /// The size of all results so far, in bytes.
     bytes: usize,
     /// Events that were not taken yet.
     events: VecDeque<ExchangeEvent>,
     message: Option<Arc<str>>,
-    /// Set once the call is a task.
-    pub(super) rows: Option<ElementRows>,
 }
 
 /// The call of one element that has no row.
-pub(super) struct RunningElement {
-    pub(super) index: usize,
-    pub(super) stage: ExchangeStage,
-    pub(super) dispatched: Option<Instant>,
+pub(in crate::engine::runner) struct RunningElement {
+    index: usize,
+    pub(in crate::engine::runner) exchange: ExchangeStage,
+    pub(in crate::engine::runner) sent_at: Option<Instant>,
     /// Its open questions, as its row would hold them.
-    pub(super) open: Vec<Question>,
+    pub(in crate::engine::runner) open: Vec<Question>,
 }
 
 impl SplitExchange {
     pub(super) fn new(plan: SplitPlan) -> Self {
         let outcomes = (0..plan.total()).map(|_| None).collect();
         let (running, events) = (Vec::new(), VecDeque::new());
-        Self {
-            plan,
-            is_begun: false,
-            next: 0,
-            running,
-            outcomes,
-            ended: 0,
-            bytes: 0,
-            events,
-            message: None,
-            rows: None,
-        }
+        Self { plan, next: 0, running, outcomes, ended: 0, bytes: 0, events, message: None }
     }
 
-    /// The next event. Pends while only elements with rows are in progress: see [`SplitExchange::settled`]. Cancel safe.
-    pub(super) async fn next(&mut self) -> StageEvent {
-        match std::mem::replace(&mut self.is_begun, true) {
-            true => StageEvent::Exchange(self.next_event().await),
-            false => StageEvent::PermitTaken,
-        }
+    pub(in crate::engine::runner) const fn plan(&self) -> &SplitPlan {
+        &self.plan
     }
 
-    async fn next_event(&mut self) -> ExchangeEvent {
+    /// Whether an element could queue now.
+    ///
+    /// # Errors
+    /// `QueueFull`.
+    pub(super) fn enter_queue(&self, owner: &Principal) -> Result<(), GatewayFault> {
+        self.plan.part().permits.as_ref().map_or(Ok(()), |permits| permits.enter(owner).map(drop))
+    }
+
+    /// The next event. Pends while only elements with rows are in progress: see [`SplitExchange::settled`]. `begins`: whether
+    /// elements begin here. Cancel safe.
+    pub(super) async fn next(&mut self, begins: bool) -> StageEvent {
+        StageEvent::Exchange(self.next_event(begins).await)
+    }
+
+    async fn next_event(&mut self, begins: bool) -> ExchangeEvent {
         loop {
             if let Some(event) = self.events.pop_front() {
                 return event;
@@ -93,31 +89,26 @@ impl SplitExchange {
             if self.ended == self.plan.total() {
                 return self.combined();
             }
-            self.begin_more();
+            if begins {
+                self.begin_more();
+            }
             if self.running.is_empty() {
                 return std::future::pending().await;
             }
             // Cancel safe, as each of the futures is.
-            let (event, at, _) = select_all(self.running.iter_mut().map(|part| Box::pin(part.stage.next()))).await;
+            let (event, at, _) = select_all(self.running.iter_mut().map(|part| Box::pin(part.exchange.next()))).await;
             // The element of this event goes last, so that a busy element starves no other.
             self.running.rotate_left(at + 1);
             self.element_event(self.running.len() - 1, event);
         }
     }
 
-    /// Begins elements with rows, up to the limit of parallel ones.
-    pub(super) fn begin_rows(&mut self, children: &mut Children) {
-        if let Some(rows) = self.rows.as_mut().filter(|_| self.is_begun) {
-            rows.begin_more(&self.plan, children);
-        }
-    }
-
     /// Begins calls up to the limit of parallel ones.
     fn begin_more(&mut self) {
-        while self.rows.is_none() && self.running.len() < self.plan.parallel() && self.next < self.plan.total() {
+        while self.running.len() < self.plan.parallel() && self.next < self.plan.total() {
             // It waits for its permit as long as the split call may run.
-            let stage = ExchangeStage::new(&self.plan.element(self.next), None);
-            self.running.push(RunningElement { index: self.next, stage, dispatched: None, open: Vec::new() });
+            let exchange = ExchangeStage::new(&self.plan.element(self.next), None);
+            self.running.push(RunningElement { index: self.next, exchange, sent_at: None, open: Vec::new() });
             self.next += 1;
         }
     }
@@ -127,14 +118,14 @@ impl SplitExchange {
         let index = part.index;
         let event = match event {
             StageEvent::PermitTaken => {
-                part.dispatched = Some(Instant::now());
+                part.sent_at = Some(Instant::now());
                 return;
             }
             StageEvent::NotBegun(outcome) => return self.element_ended(at, outcome),
             StageEvent::Exchange(event) => event,
         };
         match event {
-            ExchangeEvent::Progress(progress) => self.status_received(progress_text(&progress)),
+            ExchangeEvent::Progress(progress) => self.status_received(progress.status()),
             ExchangeEvent::Status(text) => self.status_received(Some(text)),
             ExchangeEvent::Task(_) | ExchangeEvent::Subtasks(_) => (),
             ExchangeEvent::Log(log) => self.events.push_back(ExchangeEvent::Log(log)),
@@ -151,13 +142,13 @@ impl SplitExchange {
             ExchangeEvent::Returned(result) => {
                 let outcome = match self.plan.part().peer.decode_result(result) {
                     Ok(CanonicalResult { result, is_error }) => Outcome::Returned { result, is_error },
-                    Err(reason) => lost(GatewayFault::new(reason, Executed::Yes)),
+                    Err(reason) => Outcome::lost(GatewayFault::new(reason, Executed::Yes)),
                 };
                 self.element_ended(at, outcome);
             }
             ExchangeEvent::Faulted(error) => self.element_ended(at, Outcome::Faulted(Failure::Upstream(error))),
             ExchangeEvent::Cancelled => self.element_ended(at, Outcome::Cancelled),
-            ExchangeEvent::Lost(ExchangeError(fault)) => self.element_ended(at, lost(fault)),
+            ExchangeEvent::Lost(ExchangeError(fault)) => self.element_ended(at, Outcome::lost(fault)),
         }
     }
 
@@ -170,11 +161,8 @@ impl SplitExchange {
     }
 
     /// Records the outcome of an element with a row; `None` if the row was removed.
-    pub(super) fn settled(&mut self, index: usize, task: Option<&Task>) {
-        if let Some(rows) = &mut self.rows {
-            rows.is_done();
-        }
-        let gone = || lost(GatewayFault::new(Reason::GatewayRestart, Executed::Unknown));
+    pub(in crate::engine::runner) fn settled(&mut self, index: usize, task: Option<&Task>) {
+        let gone = || Outcome::lost(GatewayFault::new(Reason::GatewayRestart, Executed::Unknown));
         self.ended(index, task.and_then(Task::outcome).cloned().unwrap_or_else(gone));
     }
 
@@ -199,7 +187,7 @@ impl SplitExchange {
     }
 
     /// Records a new message of an element. It is not progress of the split call: no number grew.
-    pub(super) fn status_received(&mut self, text: Option<Arc<str>>) {
+    pub(in crate::engine::runner) fn status_received(&mut self, text: Option<Arc<str>>) {
         self.message = text.or_else(|| self.message.take());
         self.events.extend(self.status().map(ExchangeEvent::Status));
     }
@@ -224,7 +212,7 @@ impl SplitExchange {
         match found {
             Some((part, ask)) => {
                 part.open.retain(|question| question.ask != ask);
-                part.stage.answer(&ask, answer).await
+                part.exchange.answer(&ask, answer).await
             }
             // Its call ended meanwhile: the answer is dropped, and the other elements continue.
             None => Ok(()),
@@ -233,7 +221,7 @@ impl SplitExchange {
 
     /// Cancels the calls that have no rows; the others end with their parent.
     pub(super) async fn cancel(&mut self, reason: &str) {
-        join_all(self.running.iter_mut().map(|part| part.stage.cancel(reason))).await;
+        join_all(self.running.iter_mut().map(|part| part.exchange.cancel(reason))).await;
         self.finish();
     }
 
@@ -241,9 +229,68 @@ impl SplitExchange {
     pub(super) fn finish(&mut self) {
         self.running.clear();
         self.next = self.plan.total();
-        if let Some(rows) = &mut self.rows {
-            rows.begin_no_more();
-        }
+    }
+
+    /// The rows of the elements as they are now, as children of a task. `is_kept`: whether a later process may resume them.
+    pub(in crate::engine::runner) fn tasks(
+        &self,
+        parent: &TaskKey,
+        mut new_key: impl FnMut() -> TaskKey,
+        now: Timestamp,
+        is_kept: bool,
+    ) -> Vec<Task> {
+        (0..self.plan.total()).map(|index| self.task(index, parent, new_key(), now, is_kept)).collect()
+    }
+
+    fn task(&self, index: usize, parent: &TaskKey, key: TaskKey, now: Timestamp, is_kept: bool) -> Task {
+        let spec = self.plan.element(index);
+        let shown = if spec.sees_subtasks { TaskVisibility::Handle } else { TaskVisibility::Part };
+        let running = self.running.iter().find(|part| part.index == index);
+        let is_waiting = running.is_none_or(|part| part.exchange.is_waiting());
+        let sent_at = running.and_then(|part| part.sent_at).map(|at| now.before(at.elapsed()));
+        let position = running.filter(|_| is_kept).and_then(|part| part.exchange.resume_token());
+        let task = Task {
+            // A child outlives its parent's row, and is invisible once that is removed.
+            ttl: spec.policy.ttl.saturating_add(spec.policy.keep_result_min),
+            phase: if is_waiting { Phase::Queued } else { Phase::Working },
+            recovery: Recovery {
+                call: spec.stored(is_waiting).filter(|_| is_kept),
+                resume: position.map(|ResumeToken(position)| position.detached()),
+                dispatched_at: sent_at,
+                ..Recovery::default()
+            },
+            tree: TreePlace { parent: Some(parent.id), ..TreePlace::default() },
+            ..spec.new_task(key, shown, now)
+        };
+        let task = match self.outcomes.get(index) {
+            Some(Some(outcome)) => {
+                Task { phase: Phase::Settled(outcome.clone()), recovery: Recovery::default(), ..task }
+            }
+            Some(None) | None => task,
+        };
+        let questions = running.iter().flat_map(|part| &part.open);
+        questions
+            .fold(task, |task, question| {
+                let question = Event::Asked { attempt: Attempt::FIRST, question: question.clone() };
+                transition(task, question, now).0
+            })
+            .exact()
+    }
+
+    /// The element that would begin next, and the number of elements in progress.
+    pub(in crate::engine::runner) const fn progress(&self) -> (usize, usize) {
+        (self.next, self.running.len())
+    }
+
+    /// Hands over the call of an element that goes on in its own runner.
+    pub(in crate::engine::runner) fn release(&mut self, index: usize) -> Option<(CallSpec, RunningElement)> {
+        let at = self.running.iter().position(|part| part.index == index)?;
+        Some((self.plan.element(index), self.running.swap_remove(at)))
+    }
+
+    /// Whether an element has no outcome yet.
+    pub(in crate::engine::runner) fn is_open(&self, index: usize) -> bool {
+        self.outcomes.get(index).is_some_and(Option::is_none)
     }
 }
 

@@ -16,7 +16,7 @@ use crate::wire::Payload;
 /// How long a cancelled call may take from its hand-over to its beginning, which involves no wait.
 const BEGUN_MAX: Duration = Duration::from_secs(5);
 
-pub(super) enum StageEvent {
+pub(in crate::engine::runner) enum StageEvent {
     /// The call has its permit and is about to be sent.
     PermitTaken,
     /// The call was not sent, and will not be.
@@ -25,7 +25,7 @@ pub(super) enum StageEvent {
 }
 
 /// One call's exchange with the upstream. [`ExchangeStage::next`] is cancel safe: each step's future is kept until it completes.
-pub(super) struct ExchangeStage {
+pub(in crate::engine::runner) struct ExchangeStage {
     step: StepFuture,
     permit: Option<CallPermit>,
     begin: Option<BeginFuture>,
@@ -51,7 +51,7 @@ enum StepFuture {
 impl ExchangeStage {
     /// A new stage, which waits for its permit at most `wait_max`. A call that will have a handle waits as long as its task
     /// lives.
-    pub(super) fn new(spec: &CallSpec, wait_max: Option<Duration>) -> Self {
+    pub(in crate::engine::runner) fn new(spec: &CallSpec, wait_max: Option<Duration>) -> Self {
         let (permits, owner) = (spec.permits.clone(), spec.owner.clone());
         let waiting = Box::pin(async move {
             match permits {
@@ -70,7 +70,7 @@ impl ExchangeStage {
     }
 
     /// A stage for a call of an earlier process, which a full queue never refuses.
-    pub(super) fn again(spec: &CallSpec) -> Self {
+    pub(in crate::engine::runner) fn again(spec: &CallSpec) -> Self {
         let (permits, owner) = (spec.permits.clone(), spec.owner.clone());
         let waiting = Box::pin(async move {
             match permits {
@@ -82,7 +82,7 @@ impl ExchangeStage {
     }
 
     /// A stage of a call that cannot be resumed, with the reason.
-    pub(super) fn lost(fault: GatewayFault) -> Self {
+    pub(in crate::engine::runner) fn lost(fault: GatewayFault) -> Self {
         let over = Box::pin(std::future::ready(Err(fault)));
         Self::waiting(over, None)
     }
@@ -98,14 +98,18 @@ impl ExchangeStage {
     ///
     /// # Errors
     /// If the token is not valid any more.
-    pub(super) async fn resume(&mut self, spec: &CallSpec, token: ResumeToken) -> Result<(), BeginError> {
+    pub(in crate::engine::runner) async fn resume(
+        &mut self,
+        spec: &CallSpec,
+        token: ResumeToken,
+    ) -> Result<(), BeginError> {
         let exchange = spec.upstream.resume(token, spec.context.clone()).await?;
         self.permit = spec.permits.as_ref().and_then(|permits| permits.try_acquire(&spec.owner));
         self.step = StepFuture::Exchanging(exchange);
         Ok(())
     }
 
-    pub(super) fn resume_token(&self) -> Option<ResumeToken> {
+    pub(in crate::engine::runner) fn resume_token(&self) -> Option<ResumeToken> {
         match &self.step {
             StepFuture::Exchanging(exchange) => exchange.resume_token(),
             StepFuture::Waiting(_) | StepFuture::Beginning(_) | StepFuture::Over => None,
@@ -113,7 +117,7 @@ impl ExchangeStage {
     }
 
     /// Whether the call was certainly not sent yet.
-    pub(super) const fn is_waiting(&self) -> bool {
+    pub(in crate::engine::runner) const fn is_waiting(&self) -> bool {
         matches!(self.step, StepFuture::Waiting(_))
     }
 
@@ -121,7 +125,7 @@ impl ExchangeStage {
     ///
     /// # Errors
     /// `QueueFull`: it has neither.
-    pub(super) fn enter_queue(&mut self, spec: &CallSpec) -> Result<bool, GatewayFault> {
+    pub(in crate::engine::runner) fn enter_queue(&mut self, spec: &CallSpec) -> Result<bool, GatewayFault> {
         if !self.is_waiting() || self.is_queued {
             return Ok(false);
         }
@@ -147,7 +151,7 @@ impl ExchangeStage {
         self.step = self.begin.take().map_or(StepFuture::Over, StepFuture::Beginning);
     }
 
-    pub(super) async fn next(&mut self) -> StageEvent {
+    pub(in crate::engine::runner) async fn next(&mut self) -> StageEvent {
         loop {
             match &mut self.step {
                 StepFuture::Waiting(waiting) => match waiting.await {
@@ -172,18 +176,18 @@ impl ExchangeStage {
     }
 
     /// Drops an exchange that has ended, and keeps the permit.
-    pub(super) fn rest(&mut self) {
+    pub(in crate::engine::runner) fn rest(&mut self) {
         self.step = StepFuture::Over;
     }
 
     /// Releases the permit, and drops an exchange that has ended.
-    pub(super) fn finish(&mut self) {
+    pub(in crate::engine::runner) fn finish(&mut self) {
         self.step = StepFuture::Over;
         self.permit = None;
     }
 
     /// Repeats the call under its permit.
-    pub(super) fn repeat(&mut self, spec: &CallSpec) {
+    pub(in crate::engine::runner) fn repeat(&mut self, spec: &CallSpec) {
         self.step = StepFuture::Beginning(Self::begin(spec));
     }
 
@@ -192,7 +196,11 @@ impl ExchangeStage {
         StageEvent::NotBegun(Outcome::Faulted(Failure::Gateway(fault)))
     }
 
-    pub(super) async fn answer(&mut self, ask: &Payload, answer: Answer) -> Result<(), ExchangeError> {
+    pub(in crate::engine::runner) async fn answer(
+        &mut self,
+        ask: &Payload,
+        answer: Answer,
+    ) -> Result<(), ExchangeError> {
         match &mut self.step {
             StepFuture::Exchanging(exchange) => exchange.answer(ask, answer).await,
             StepFuture::Waiting(_) | StepFuture::Beginning(_) | StepFuture::Over => {
@@ -202,7 +210,7 @@ impl ExchangeStage {
     }
 
     /// Cancels the call at the upstream, if it was sent, and drops the exchange.
-    pub(super) async fn cancel(&mut self, reason: &str) {
+    pub(in crate::engine::runner) async fn cancel(&mut self, reason: &str) {
         match &mut self.step {
             StepFuture::Exchanging(exchange) => exchange.cancel(reason).await,
             // The upstream may have seen the call, although it has no exchange yet.

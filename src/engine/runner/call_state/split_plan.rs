@@ -13,7 +13,7 @@ use crate::wire::{Object, method};
 const ELEMENTS: &str = "elements";
 
 #[derive(Debug)]
-pub(super) struct SplitPlan {
+pub(in crate::engine::runner) struct SplitPlan {
     part: CallSpec,
     /// `None` for a call of an earlier process; its elements have rows.
     call: Option<SplitCall>,
@@ -23,7 +23,7 @@ pub(super) struct SplitPlan {
 }
 
 /// Splits a call if its tool's rules say so and it has a list to split.
-pub(super) fn split(spec: CallSpec) -> (CallSpec, Option<SplitPlan>) {
+pub(in crate::engine::runner) fn split(spec: CallSpec) -> (CallSpec, Option<SplitPlan>) {
     let Some((call, parallel)) = call_of(&spec) else { return (spec, None) };
     let (total, argument) = (call.len(), Arc::clone(call.argument()));
     let (spec, part) = whole_and_part(spec);
@@ -31,7 +31,7 @@ pub(super) fn split(spec: CallSpec) -> (CallSpec, Option<SplitPlan>) {
 }
 
 /// The plan of a call of an earlier process; its elements have rows.
-pub(super) fn split_again(spec: CallSpec, total: usize) -> (CallSpec, SplitPlan) {
+pub(in crate::engine::runner) fn split_again(spec: CallSpec, total: usize) -> (CallSpec, SplitPlan) {
     let rule = spec.policy.split.as_ref();
     let parallel = rule.map_or(1, |rule| rule.parallel.get());
     let argument = rule.map_or_else(|| Arc::from(ELEMENTS), |rule| Arc::clone(&rule.argument));
@@ -54,25 +54,25 @@ fn whole_and_part(mut spec: CallSpec) -> (CallSpec, CallSpec) {
 }
 
 impl SplitPlan {
-    pub(super) const fn total(&self) -> usize {
+    pub(in crate::engine::runner) const fn total(&self) -> usize {
         self.total
     }
 
     /// The spec of one element's call. Without params if only its row has them.
-    pub(super) fn element(&self, index: usize) -> CallSpec {
+    pub(in crate::engine::runner) fn element(&self, index: usize) -> CallSpec {
         let params = self.call.as_ref().and_then(|call| call.part(index));
         CallSpec { request: UpstreamRequest { params, ..self.part.request.clone() }, ..self.part.clone() }
     }
 
-    pub(super) const fn part(&self) -> &CallSpec {
+    pub(in crate::engine::runner) const fn part(&self) -> &CallSpec {
         &self.part
     }
 
-    pub(super) const fn parallel(&self) -> usize {
+    pub(in crate::engine::runner) const fn parallel(&self) -> usize {
         self.parallel
     }
 
-    pub(super) const fn argument(&self) -> &Arc<str> {
+    pub(in crate::engine::runner) const fn argument(&self) -> &Arc<str> {
         &self.argument
     }
 }

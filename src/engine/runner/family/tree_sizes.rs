@@ -1,27 +1,13 @@
-//! Counts the subtasks of each tree, and tracks those without a row.
+//! Counts the subtasks of each tree.
 //!
 //! One runner of a tree adds to it at a time.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
-use crate::task::{TaskId, TaskKey};
-use crate::upstream::UpstreamSubtask;
-
-/// A runner's record of the subtasks that its server named.
-#[derive(Default)]
-pub(super) struct NamedSubtasks {
-    /// Subtasks without a row: their parent has no row, or they arrived just now.
-    pub(super) waiting: Vec<UpstreamSubtask>,
-    /// Subtasks with an unknown commit of their row, or of the entry in their parent's row.
-    pub(super) unresolved: HashSet<TaskId>,
-    /// The size of the whole tree, once it was counted.
-    pub(super) size: Option<Arc<TreeSize>>,
-    /// The reasons for left-out subtasks that are already logged.
-    pub(super) logged: Vec<&'static str>,
-}
+use crate::task::TaskKey;
 
 /// The number of subtasks in a tree; `None` until it was counted.
 pub(in crate::engine) type TreeSize = tokio::sync::Mutex<Option<usize>>;
@@ -34,7 +20,7 @@ pub(in crate::engine) struct TreeSizes {
 
 impl TreeSizes {
     /// The size of one tree, shared as long as a runner holds it.
-    pub(super) fn of(&self, top: &TaskKey) -> Arc<TreeSize> {
+    pub(in crate::engine::runner) fn of(&self, top: &TaskKey) -> Arc<TreeSize> {
         let mut by_top = self.by_top.lock();
         if let Some(size) = by_top.get(top).and_then(Weak::upgrade) {
             return size;

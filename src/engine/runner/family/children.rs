@@ -18,7 +18,7 @@ use crate::task::{Phase, Task, TaskKey, TaskVisibility};
 use crate::wire::{Object, Payload};
 
 /// An event of a child. Children are numbered in the order of their parent's list.
-pub(super) enum ChildEvent {
+pub(in crate::engine::runner) enum ChildEvent {
     /// It asked a question that its client will not see under the child itself (T-40).
     Asked { index: usize, ask: Payload, method: Arc<str>, params: Option<Payload> },
     /// It withdrew a question.

@@ -1,0 +1,395 @@
+//! Holds the state of a call at the upstream, with its exchange or the exchanges of its list's elements.
+
+mod exchange_stage;
+mod split;
+mod split_plan;
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+pub(super) use self::exchange_stage::{ExchangeStage, StageEvent};
+pub(super) use self::split::{RunningElement, SplitExchange};
+pub(super) use self::split_plan::{SplitPlan, split, split_again};
+use crate::engine::call::CallSpec;
+use crate::task::GatewayFault;
+use crate::upstream::limits::{CallInProgress, CallProspect};
+use crate::upstream::{Answer, BeginError, ExchangeError, ExchangeEvent, ResumeToken};
+use crate::wire::{Payload, RpcError};
+
+/// A call at the upstream. [`UpstreamCall::next`] is cancel safe.
+pub(super) struct UpstreamCall {
+    exchanges: CallExchanges,
+    state: CallState,
+    /// The entry in the list of calls in progress; `None` for methods that need no permit.
+    in_progress: Option<CallInProgress>,
+    /// Whether a drain waits for this call.
+    outlives_drain: bool,
+}
+
+enum CallExchanges {
+    One(ExchangeStage),
+    /// One exchange for each element of the call's list.
+    Split(Box<SplitExchange>),
+}
+
+/// The state of a call.
+enum CallState {
+    /// Waits for its permit, until this time if it lost its expected handle.
+    Queued {
+        until: Option<Instant>,
+    },
+    /// Has its permit, and is not sent before its row says so.
+    Permitted {
+        since: Instant,
+    },
+    InExchange(SentCall),
+    /// The exchange ended, and the call is repeated once its user has finished the URL elicitation.
+    AwaitingAnswers(SentCall, Box<UrlElicitation>),
+    /// The exchange is over. Its last event waits until the subtasks have settled (SUB-13), or was taken.
+    Settling {
+        sent: Option<SentCall>,
+        end: Option<Box<ExchangeEvent>>,
+    },
+}
+
+#[derive(Clone, Copy)]
+struct SentCall {
+    since: Instant,
+    deadline: Instant,
+    /// How often a URL elicitation repeated it.
+    repeats: u32,
+}
+
+struct UrlElicitation {
+    /// The call's outcome if the user declines.
+    error: RpcError,
+    /// The elicitation's questions, by their names in the task.
+    open: Vec<Payload>,
+}
+
+impl UpstreamCall {
+    /// A call that waits for its permit.
+    pub(super) const fn queued(exchange: ExchangeStage) -> Self {
+        Self::new(CallExchanges::One(exchange), CallState::Queued { until: None })
+    }
+
+    /// A split call, none of whose elements has begun.
+    pub(super) fn split(plan: SplitPlan) -> Self {
+        let exchanges = CallExchanges::Split(Box::new(SplitExchange::new(plan)));
+        Self::new(exchanges, CallState::Queued { until: None })
+    }
+
+    /// A call that was sent at this time and may run for `runtime`.
+    pub(super) fn sent(exchange: ExchangeStage, since: Instant, runtime: Duration) -> Self {
+        let sent = SentCall { since, deadline: since + runtime, repeats: 0 };
+        Self::new(CallExchanges::One(exchange), CallState::InExchange(sent))
+    }
+
+    const fn new(exchanges: CallExchanges, state: CallState) -> Self {
+        Self { exchanges, state, in_progress: None, outlives_drain: false }
+    }
+
+    const fn only(&self) -> Option<&ExchangeStage> {
+        match &self.exchanges {
+            CallExchanges::One(exchange) => Some(exchange),
+            CallExchanges::Split(_) => None,
+        }
+    }
+
+    const fn only_mut(&mut self) -> Option<&mut ExchangeStage> {
+        match &mut self.exchanges {
+            CallExchanges::One(exchange) => Some(exchange),
+            CallExchanges::Split(_) => None,
+        }
+    }
+
+    /// The next event; pends while none can come. `begins_elements`: whether the elements of a split call have no rows, and so
+    /// begin here.
+    pub(super) async fn next(&mut self, begins_elements: bool) -> StageEvent {
+        let event = match (&mut self.exchanges, &self.state) {
+            (_, CallState::Settling { .. }) => return std::future::pending().await,
+            (CallExchanges::Split(_), CallState::Queued { .. }) => StageEvent::PermitTaken,
+            (CallExchanges::One(exchange), _) => exchange.next().await,
+            (CallExchanges::Split(split), _) => Box::pin(split.next(begins_elements)).await,
+        };
+        if matches!(event, StageEvent::PermitTaken) {
+            self.state = CallState::Permitted { since: Instant::now() };
+        }
+        event
+    }
+
+    /// Takes a free permit for a call that has not requested one yet, else a queue position. The elements of a split call queue
+    /// separately, if an element could do so now.
+    ///
+    /// # Errors
+    /// `QueueFull`: it has neither.
+    pub(super) fn enter_queue(&mut self, spec: &CallSpec) -> Result<(), GatewayFault> {
+        match &mut self.exchanges {
+            CallExchanges::One(exchange) => {
+                if exchange.enter_queue(spec)? {
+                    self.state = CallState::Permitted { since: Instant::now() };
+                }
+                Ok(())
+            }
+            CallExchanges::Split(split) => split.enter_queue(&spec.owner),
+        }
+    }
+
+    /// Whether the call has no permit yet.
+    pub(super) const fn is_queued(&self) -> bool {
+        matches!(self.state, CallState::Queued { .. })
+    }
+
+    /// Whether this attempt was certainly not sent yet.
+    pub(super) const fn is_unsent(&self) -> bool {
+        matches!(self.state, CallState::Queued { .. } | CallState::Permitted { .. })
+    }
+
+    /// When a queued call ends because it lost its expected handle.
+    pub(super) const fn queue_end(&self) -> Option<Instant> {
+        match self.state {
+            CallState::Queued { until } => until,
+            CallState::Permitted { .. }
+            | CallState::InExchange(_)
+            | CallState::AwaitingAnswers(..)
+            | CallState::Settling { .. } => None,
+        }
+    }
+
+    /// Limits the wait for a permit.
+    pub(super) const fn queue_until(&mut self, end: Instant) {
+        if let CallState::Queued { until } = &mut self.state {
+            *until = Some(end);
+        }
+    }
+
+    /// When the call was sent, or got the permit for it.
+    pub(super) const fn sent_at(&self) -> Option<Instant> {
+        match self.state {
+            CallState::Permitted { since }
+            | CallState::InExchange(SentCall { since, .. })
+            | CallState::AwaitingAnswers(SentCall { since, .. }, _) => Some(since),
+            CallState::Queued { .. } | CallState::Settling { .. } => None,
+        }
+    }
+
+    /// When the call has run for too long.
+    pub(super) const fn deadline(&self) -> Option<Instant> {
+        match self.state {
+            CallState::InExchange(SentCall { deadline, .. })
+            | CallState::AwaitingAnswers(SentCall { deadline, .. }, _) => Some(deadline),
+            CallState::Settling { sent: Some(SentCall { deadline, .. }), .. } => Some(deadline),
+            CallState::Queued { .. } | CallState::Permitted { .. } | CallState::Settling { sent: None, .. } => None,
+        }
+    }
+
+    /// Records that the call is sent now, and may run for `runtime`.
+    pub(super) fn is_sent(&mut self, runtime: Duration) {
+        let since = Instant::now();
+        self.state = CallState::InExchange(SentCall { since, deadline: since + runtime, repeats: 0 });
+    }
+
+    /// Queues a call again whose exchange is lost.
+    pub(super) fn requeue(&mut self, exchange: ExchangeStage) {
+        self.exchanges = CallExchanges::One(exchange);
+        self.state = CallState::Queued { until: None };
+    }
+
+    /// Resumes an exchange. It needs no permit, since the upstream never stopped working on it.
+    ///
+    /// # Errors
+    /// If the token is not valid any more.
+    pub(super) async fn resume(&mut self, spec: &CallSpec, token: ResumeToken) -> Result<(), BeginError> {
+        match self.only_mut() {
+            Some(exchange) => exchange.resume(spec, token).await,
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn resume_token(&self) -> Option<ResumeToken> {
+        self.only()?.resume_token()
+    }
+
+    /// Delivers an answer to the exchange that asked.
+    ///
+    /// # Errors
+    /// If it cannot be delivered.
+    pub(super) async fn answer(&mut self, ask: &Payload, answer: Answer) -> Result<(), ExchangeError> {
+        match &mut self.exchanges {
+            CallExchanges::One(exchange) => exchange.answer(ask, answer).await,
+            CallExchanges::Split(split) => split.answer(ask, answer).await,
+        }
+    }
+
+    /// The elements of a split call.
+    pub(super) const fn elements(&self) -> Option<&SplitExchange> {
+        match &self.exchanges {
+            CallExchanges::One(_) => None,
+            CallExchanges::Split(split) => Some(split),
+        }
+    }
+
+    /// As [`UpstreamCall::elements`].
+    pub(super) const fn elements_mut(&mut self) -> Option<&mut SplitExchange> {
+        match &mut self.exchanges {
+            CallExchanges::One(_) => None,
+            CallExchanges::Split(split) => Some(split),
+        }
+    }
+
+    /// The plan of a split call that has begun, by which elements with rows begin, too.
+    pub(super) const fn begun_plan(&self) -> Option<&SplitPlan> {
+        match (&self.exchanges, &self.state) {
+            (CallExchanges::One(_), _) | (CallExchanges::Split(_), CallState::Queued { .. }) => None,
+            (CallExchanges::Split(split), _) => Some(split.plan()),
+        }
+    }
+
+    /// Keeps the exchange's last event until the subtasks have settled, as they may go on after it; else returns the event. A
+    /// split call ends after all of its elements, or ends them.
+    pub(super) fn end_after_subtasks(&mut self, event: ExchangeEvent) -> Option<ExchangeEvent> {
+        let is_end = matches!(event, ExchangeEvent::Returned(_) | ExchangeEvent::Faulted(_) | ExchangeEvent::Cancelled);
+        if !is_end || self.elements().is_some() {
+            return Some(event);
+        }
+        self.state = CallState::Settling { sent: self.sent_call(), end: Some(Box::new(event)) };
+        None
+    }
+
+    /// The last event of the exchange, once its subtasks have settled.
+    pub(super) fn take_end(&mut self) -> Option<ExchangeEvent> {
+        let CallState::Settling { sent: Some(sent), end } = &mut self.state else { return None };
+        let (sent, end) = (*sent, end.take()?);
+        self.state = CallState::InExchange(sent);
+        Some(*end)
+    }
+
+    const fn sent_call(&self) -> Option<SentCall> {
+        match &self.state {
+            CallState::InExchange(sent) | CallState::AwaitingAnswers(sent, _) => Some(*sent),
+            CallState::Settling { sent, .. } => *sent,
+            CallState::Queued { .. } | CallState::Permitted { .. } => None,
+        }
+    }
+
+    /// How often a URL elicitation repeated the call.
+    pub(super) fn repeats(&self) -> u32 {
+        self.sent_call().map_or(0, |sent| sent.repeats)
+    }
+
+    /// Keeps the permit while the user finishes a URL elicitation. `error` is the call's outcome if the user declines.
+    pub(super) fn await_answers(&mut self, error: RpcError) {
+        if let Some(exchange) = self.only_mut() {
+            exchange.rest();
+        }
+        if let Some(sent) = self.sent_call() {
+            self.state = CallState::AwaitingAnswers(sent, Box::new(UrlElicitation { error, open: Vec::new() }));
+        }
+    }
+
+    const fn elicitation_mut(&mut self) -> Option<&mut UrlElicitation> {
+        match &mut self.state {
+            CallState::AwaitingAnswers(_, elicitation) => Some(elicitation),
+            CallState::Queued { .. }
+            | CallState::Permitted { .. }
+            | CallState::InExchange(_)
+            | CallState::Settling { .. } => None,
+        }
+    }
+
+    /// Adds a question of the URL elicitation.
+    pub(super) fn elicit(&mut self, ask: Payload) {
+        if let Some(elicitation) = self.elicitation_mut() {
+            elicitation.open.push(ask);
+        }
+    }
+
+    /// Whether a question is one of the URL elicitation.
+    pub(super) fn is_elicited(&self, ask: &Payload) -> bool {
+        matches!(&self.state, CallState::AwaitingAnswers(_, elicitation) if elicitation.open.contains(ask))
+    }
+
+    /// Records that the user accepted this question; whether no other one is open.
+    pub(super) fn is_accepted(&mut self, ask: &Payload) -> bool {
+        let Some(elicitation) = self.elicitation_mut() else { return false };
+        elicitation.open.retain(|open| open != ask);
+        elicitation.open.is_empty()
+    }
+
+    /// The call's outcome, because the user declined.
+    pub(super) fn take_declined(&mut self) -> Option<RpcError> {
+        let sent = self.sent_call();
+        let settling = CallState::Settling { sent, end: None };
+        match std::mem::replace(&mut self.state, settling) {
+            CallState::AwaitingAnswers(_, elicitation) => Some(elicitation.error),
+            state @ (CallState::Queued { .. }
+            | CallState::Permitted { .. }
+            | CallState::InExchange(_)
+            | CallState::Settling { .. }) => {
+                self.state = state;
+                None
+            }
+        }
+    }
+
+    /// Repeats the call under its permit.
+    pub(super) fn repeat(&mut self, spec: &CallSpec) {
+        if let Some(exchange) = self.only_mut() {
+            exchange.repeat(spec);
+        }
+        if let CallState::AwaitingAnswers(sent, _) = &self.state {
+            self.state = CallState::InExchange(SentCall { repeats: sent.repeats + 1, ..*sent });
+        }
+    }
+
+    /// Lists the call among those in progress at its upstream.
+    pub(super) fn list(&mut self, entry: Option<CallInProgress>) {
+        self.in_progress = entry;
+    }
+
+    /// Removes the call from that list.
+    pub(super) fn unlist(&mut self) {
+        self.in_progress = None;
+    }
+
+    /// Updates the call's class in that list.
+    pub(super) fn set_prospect(&mut self, prospect: CallProspect) {
+        if let Some(in_progress) = &mut self.in_progress {
+            in_progress.now(prospect);
+        }
+    }
+
+    /// Records an event of the upstream.
+    pub(super) fn has_event(&self) {
+        self.in_progress.iter().for_each(CallInProgress::heard);
+    }
+
+    /// Whether a drain waits for this call.
+    pub(super) const fn outlives_drain(&self) -> bool {
+        self.outlives_drain
+    }
+
+    /// Lets a drain wait for this call.
+    pub(super) const fn outlive_drain(&mut self) {
+        self.outlives_drain = true;
+    }
+
+    /// Releases the permit, and drops exchanges that have ended.
+    pub(super) fn finish(&mut self) {
+        self.state = CallState::Settling { sent: self.sent_call(), end: None };
+        match &mut self.exchanges {
+            CallExchanges::One(exchange) => exchange.finish(),
+            CallExchanges::Split(split) => split.finish(),
+        }
+    }
+
+    /// Cancels the call at the upstream, if it was sent, and drops its exchanges.
+    pub(super) async fn cancel(&mut self, reason: &str) {
+        match &mut self.exchanges {
+            CallExchanges::One(exchange) => exchange.cancel(reason).await,
+            CallExchanges::Split(split) => split.cancel(reason).await,
+        }
+        self.finish();
+    }
+}

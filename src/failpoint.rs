@@ -29,7 +29,6 @@
 //! | F23 | `recovering` | a row of an earlier process is examined |
 //! | F24 | `reloading` | a new configuration is applied |
 //! | F25 | `draining` | calls in progress are awaited at the end |
-//! | F68 | `upgrading` | a store of an older schema is migrated, one of its rows is, and around the commit of it all |
 //! | F69 | `subtasks-stored` | the parent task lists its stored subtasks |
 //!
 //! F05, F06, F09 and F16 need no point: the upstream sees that they are reached, and the test kills from outside.

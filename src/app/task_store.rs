@@ -291,7 +291,7 @@ pub(super) const fn exit_code(error: &StoreRefusal) -> u8 {
             SharedStoreError::File(ReplicaFileError::Locked { .. })
             | SharedStoreError::Database(PostgresOpenError::NameTaken { .. }),
         ) => EXIT_LOCKED,
-        StoreRefusal::Disk(OpenError::Corrupt { .. } | OpenError::NoRoom { .. } | OpenError::Failed { .. })
+        StoreRefusal::Disk(OpenError::Corrupt { .. } | OpenError::Failed { .. })
         | StoreRefusal::Shared(SharedStoreError::Database(PostgresOpenError::Lost { .. })) => EXIT_IO,
         StoreRefusal::Disk(_) | StoreRefusal::Shared(_) => super::EXIT_CONFIG,
     }

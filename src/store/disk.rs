@@ -2,8 +2,8 @@
 //!
 //! SQLite runs in write-ahead mode with an fsync for each transaction. `writer` is the only thread that writes; it commits all
 //! waiting writes as one transaction. `readers` are a few read-only connections. `resident` holds in memory the live rows, so
-//! that polls need no disk read, a cache of settled rows, and the sums. `schema` defines the file, `upgrade` converts older
-//! versions, `rows` and `reads` hold the statements, `columns` defines a row's contents, `folder` prepares and locks the folder.
+//! that polls need no disk read, a cache of settled rows, and the sums. `schema` defines the file, `rows` and `reads` hold the
+//! statements, `columns` defines a row's contents, `folder` prepares and locks the folder.
 
 mod batch;
 mod check;

@@ -264,11 +264,6 @@ impl PostgresStore {
         outcome.await.unwrap_or_else(|_| Err(StoreError::Unsure(io::Error::other("the store's writer ended"))))
     }
 
-    /// Encodes a task in a format that all living replicas can read.
-    fn encoded(&self, task: &Task) -> EncodedRow {
-        EncodedRow::of(task, self.view.now().record_format())
-    }
-
     async fn put(&self, write: TaskWrite) -> Result<Revision, StoreError> {
         let WriteOutcome::At(revision) = self.write(write).await? else {
             return Err(unreachable_outcome());
@@ -310,7 +305,7 @@ impl TaskStore for PostgresStore {
     async fn insert(&self, task: &Task) -> Result<Revision, StoreError> {
         debug_assert!(task.is_exact(), "a task holds more than it counts");
         self.view.now().may_begin(self.state.settings.terms, boot_time())?;
-        self.put(TaskWrite::Insert(Box::new(self.encoded(task)))).await
+        self.put(TaskWrite::Insert(Box::new(EncodedRow::of(task)))).await
     }
 
     async fn load(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
@@ -342,7 +337,7 @@ impl TaskStore for PostgresStore {
 
     async fn replace(&self, expected: Revision, role: WriteRole, task: &Task) -> Result<Revision, StoreError> {
         debug_assert!(task.is_exact(), "a task holds more than it counts");
-        self.put(TaskWrite::Replace { expected, role, row: Box::new(self.encoded(task)) }).await
+        self.put(TaskWrite::Replace { expected, role, row: Box::new(EncodedRow::of(task)) }).await
     }
 
     async fn settle_doubt(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {

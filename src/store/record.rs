@@ -5,8 +5,7 @@
 //! ```
 //!
 //! The checksum is the first half of the SHA-256 of version and body, a hash that runs in hardware. Numbers are big-endian, texts
-//! have a length prefix, and fields follow in the order of the functions below. Records of older versions stay readable forever;
-//! samples of them are kept with the tests.
+//! have a length prefix, and fields follow in the order of the functions below. Samples are kept with the tests.
 
 mod bytes;
 mod fault;
@@ -21,17 +20,15 @@ use ::bytes::Bytes;
 use aws_lc_rs::digest::{Context, SHA256};
 
 use self::bytes::{RecordReader, RecordWriter};
-use self::fault::{put_fault, take_fault, version_of};
+use self::fault::{put_fault, take_fault};
 use crate::task::{
     Answer, Attempt, CallOrigin, ChosenId, ClientKind, Digest, Failure, Idempotency, InputKey, Outcome, Phase,
     Principal, Question, Recovery, SessionScope, StoredCall, Task, TaskId, TaskKey, TaskVisibility, TreePlace,
 };
 use crate::wire::RpcError;
 
-/// The newest version that is read and written.
-pub const VERSION: u16 = 3;
-/// The oldest version that is written; the newer one only adds faults of shared stores.
-pub const WRITTEN_MIN: u16 = 2;
+/// The version that is read and written.
+pub const VERSION: u16 = 2;
 
 const CHECKSUM_LEN: usize = 16;
 const HEAD_LEN: usize = 2 + CHECKSUM_LEN;
@@ -42,24 +39,18 @@ pub enum RecordError {
     /// The checksum does not match, or the body is no record.
     #[error("the record is damaged")]
     Damaged,
-    #[error("the record has version {0}, which a newer program wrote")]
-    Newer(u16),
+    #[error("the record has version {0}, and this program reads version {VERSION} only; run the program that wrote it")]
+    OtherVersion(u16),
 }
 
-/// Encodes a task for programs that read up to the version `newest`. Values that this version lacks are replaced by the closest
-/// ones.
+/// Encodes a task.
 #[must_use]
-pub fn encode(task: &Task, newest: u16) -> Vec<u8> {
+pub fn encode(task: &Task) -> Vec<u8> {
     let mut out = RecordWriter::with_capacity(HEAD_LEN, task.stored_bytes());
-    put_task(&mut out, task, newest);
+    put_task(&mut out, task);
     let mut record = out.into_bytes();
-    let fault = match &task.phase {
-        Phase::Settled(Outcome::Faulted(Failure::Gateway(fault))) => Some(fault),
-        Phase::Queued | Phase::Working | Phase::AwaitingInput(_) | Phase::Settled(_) => None,
-    };
-    let version = version_of(fault, newest);
-    record[..2].copy_from_slice(&version.to_be_bytes());
-    let sum = checksum(version, &record[HEAD_LEN..]);
+    record[..2].copy_from_slice(&VERSION.to_be_bytes());
+    let sum = checksum(VERSION, &record[HEAD_LEN..]);
     record[2..HEAD_LEN].copy_from_slice(&sum);
     record
 }
@@ -74,11 +65,11 @@ pub fn decode(record: &Bytes) -> Result<Task, RecordError> {
     if record.len() < HEAD_LEN || record[2..HEAD_LEN] != checksum(version, &record[HEAD_LEN..]) {
         return Err(RecordError::Damaged);
     }
-    if version > VERSION {
-        return Err(RecordError::Newer(version));
+    if version != VERSION {
+        return Err(RecordError::OtherVersion(version));
     }
     let mut body = RecordReader::new(record.slice(HEAD_LEN..));
-    let task = take_task(&mut body, version).filter(|_| body.is_at_end());
+    let task = take_task(&mut body).filter(|_| body.is_at_end());
     task.ok_or(RecordError::Damaged)
 }
 
@@ -98,7 +89,7 @@ fn checksum_of(version: u16, parts: &[&[u8]]) -> [u8; CHECKSUM_LEN] {
     half
 }
 
-fn put_task(out: &mut RecordWriter, task: &Task, newest: u16) {
+fn put_task(out: &mut RecordWriter, task: &Task) {
     // Without `..`, so that a new field fails to compile until it is encoded.
     let Task {
         key: TaskKey { owner, id },
@@ -128,7 +119,7 @@ fn put_task(out: &mut RecordWriter, task: &Task, newest: u16) {
     out.span(*keep_result_min);
     out.span(*poll_interval);
     out.number(*attempt);
-    put_phase(out, phase, newest);
+    put_phase(out, phase);
     out.number(*next_key);
     out.maybe(status_message.as_deref(), RecordWriter::text);
     put_recovery(out, recovery);
@@ -140,7 +131,7 @@ fn put_task(out: &mut RecordWriter, task: &Task, newest: u16) {
     put_tree(out, tree);
 }
 
-fn take_task(body: &mut RecordReader, version: u16) -> Option<Task> {
+fn take_task(body: &mut RecordReader) -> Option<Task> {
     Some(Task {
         key: TaskKey {
             owner: Principal::new(&body.text()?),
@@ -162,8 +153,8 @@ fn take_task(body: &mut RecordReader, version: u16) -> Option<Task> {
             let key = Digest(body.fixed()?);
             Some(Idempotency { key, call: Digest(body.fixed()?) })
         })?,
-        chosen: if version < 2 { None } else { take_chosen(body)? },
-        tree: if version < 2 { TreePlace::default() } else { take_tree(body)? },
+        chosen: take_chosen(body)?,
+        tree: take_tree(body)?,
     })
 }
 
@@ -234,7 +225,7 @@ fn take_origin(body: &mut RecordReader) -> Option<CallOrigin> {
     Some(CallOrigin { upstream, tool, maker })
 }
 
-fn put_phase(out: &mut RecordWriter, phase: &Phase, newest: u16) {
+fn put_phase(out: &mut RecordWriter, phase: &Phase) {
     match phase {
         Phase::Queued => out.byte(0),
         Phase::Working => out.byte(1),
@@ -258,7 +249,7 @@ fn put_phase(out: &mut RecordWriter, phase: &Phase, newest: u16) {
         }
         Phase::Settled(Outcome::Faulted(Failure::Gateway(fault))) => {
             out.byte(5);
-            put_fault(out, fault, newest);
+            put_fault(out, fault);
         }
         Phase::Settled(Outcome::Cancelled) => out.byte(6),
     }

@@ -80,33 +80,6 @@ impl ListColumns {
             lag: LagClass::of(task.created_at, task.updated_at).number().into(),
         }
     }
-
-    /// For a row with only its outline known.
-    pub(super) const fn unknown(outline: &RowOutline) -> Self {
-        Self { updated_at: outline.created_at, state: RowState::HIDDEN, scope: None, parent: None, lag: 0 }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum RecordLocation {
-    /// In `records`.
-    Now(i64),
-    /// In `records_1`, the first schema's table, which only shrinks.
-    Before(i64),
-}
-
-impl RecordLocation {
-    /// The column's value; negative for `records_1`.
-    pub(super) const fn column(self) -> i64 {
-        match self {
-            Self::Now(row) => row,
-            Self::Before(row) => row.wrapping_neg(),
-        }
-    }
-
-    const fn of(column: i64) -> Self {
-        if column < 0 { Self::Before(column.wrapping_neg()) } else { Self::Now(column) }
-    }
 }
 
 /// All columns of a row except its number and its summary, which has their checksum.
@@ -117,7 +90,8 @@ pub(super) struct RowColumns {
     pub(super) revision: Revision,
     pub(super) outline: RowOutline,
     pub(super) name: Option<Digest>,
-    pub(super) place: RecordLocation,
+    /// The number of its record in `records`.
+    pub(super) record: i64,
     pub(super) lists: ListColumns,
 }
 
@@ -132,10 +106,6 @@ pub(super) const MOVING: (&str, &str) = (
     "?3, ?4, ?5, ?7, ?8, ?10, ?12, ?13, ?16, ?17",
 );
 
-pub(super) const COLUMNS_2: &str =
-    "owner, id, revision, settled, untold, created_at, expires_at, bytes, name, record, ref";
-const COUNT_2: usize = 11;
-
 impl RowColumns {
     /// `summary` is the task's, `reference` its key's.
     pub(super) fn of(
@@ -143,11 +113,11 @@ impl RowColumns {
         summary: &Summary,
         reference: ShortReference,
         revision: Revision,
-        place: RecordLocation,
+        record: i64,
     ) -> Self {
         let name = task.idempotency.map(|named| named.key);
         let lists = ListColumns::of(summary);
-        Self { key: task.key.clone(), reference, revision, outline: RowOutline::of(task), name, place, lists }
+        Self { key: task.key.clone(), reference, revision, outline: RowOutline::of(task), name, record, lists }
     }
 
     /// Whether the columns differ from the others only in [`MOVING`].
@@ -161,38 +131,34 @@ impl RowColumns {
 
     /// Reads [`COLUMNS`] from column `from` on, and the summary that follows them.
     pub(super) fn of_row(row: &Row<'_>, from: usize) -> rusqlite::Result<(Self, Result<Summary, RecordError>)> {
-        let columns = Self { lists: lists(row, from + 11)?, ..Self::without_lists(row, from)? };
+        let columns = Self {
+            key: key(row, from)?,
+            revision: revision(row.get(from + 2)?),
+            outline: outline(row, from + 3)?,
+            name: row.get::<_, Option<[u8; 32]>>(from + 8)?.map(Digest),
+            record: row.get(from + 9)?,
+            reference: ShortReference(row.get(from + 10)?),
+            lists: lists(row, from + 11)?,
+        };
         let summary = row.get_ref(from + COUNT)?.as_blob()?;
         let summary = record::summary::decode(&columns.key, &columns.sealed(), summary);
         Ok((columns, summary))
     }
 
-    /// Reads [`COLUMNS_2`] and the summary that follows them, which has the values of the new columns.
-    pub(super) fn of_row_2(row: &Row<'_>) -> rusqlite::Result<(Self, Result<Summary, RecordError>)> {
-        let mut columns = Self::without_lists(row, 0)?;
-        let summary = row.get_ref(COUNT_2)?.as_blob()?;
-        let summary = record::summary::decode(&columns.key, &columns.sealed_2(), summary);
-        if let Ok(summary) = &summary {
-            columns.lists = ListColumns::of(summary);
-        }
-        Ok((columns, summary))
-    }
-
-    fn without_lists(row: &Row<'_>, from: usize) -> rusqlite::Result<Self> {
-        let outline = outline(row, from + 3)?;
-        Ok(Self {
-            key: key(row, from)?,
-            revision: revision(row.get(from + 2)?),
-            outline,
-            name: row.get::<_, Option<[u8; 32]>>(from + 8)?.map(Digest),
-            place: RecordLocation::of(row.get(from + 9)?),
-            reference: ShortReference(row.get(from + 10)?),
-            lists: ListColumns::unknown(&outline),
-        })
-    }
-
+    /// The bytes that the summary's checksum covers. Unambiguous, since every part but the owner has a fixed length.
     fn sealed(&self) -> Vec<u8> {
-        let mut bytes = self.sealed_2();
+        let owner = self.key.owner.as_str();
+        let mut bytes = Vec::with_capacity(192 + owner.len());
+        bytes.extend_from_slice(&(owner.len() as u64).to_be_bytes());
+        bytes.extend_from_slice(owner.as_bytes());
+        bytes.extend_from_slice(&id(&self.key));
+        bytes.extend_from_slice(&self.reference.0);
+        let RowOutline { is_settled, is_untold, created_at, expires_at, bytes: size } = self.outline;
+        bytes.extend_from_slice(&[u8::from(is_settled), u8::from(is_untold), u8::from(self.name.is_some())]);
+        for value in [column(self.revision), at(created_at), at(expires_at), number(size), self.record] {
+            bytes.extend_from_slice(&value.to_be_bytes());
+        }
+        bytes.extend_from_slice(&self.name.map_or([0; 32], |name| name.0));
         let ListColumns { updated_at, state, scope, parent, lag } = self.lists;
         for value in [at(updated_at), state.0, lag] {
             bytes.extend_from_slice(&value.to_be_bytes());
@@ -204,37 +170,10 @@ impl RowColumns {
         bytes
     }
 
-    /// The same in the second schema. Unambiguous, since every part but the owner has a fixed length.
-    fn sealed_2(&self) -> Vec<u8> {
-        let owner = self.key.owner.as_str();
-        let mut bytes = Vec::with_capacity(128 + owner.len());
-        bytes.extend_from_slice(&(owner.len() as u64).to_be_bytes());
-        bytes.extend_from_slice(owner.as_bytes());
-        bytes.extend_from_slice(&id(&self.key));
-        bytes.extend_from_slice(&self.reference.0);
-        let RowOutline { is_settled, is_untold, created_at, expires_at, bytes: size } = self.outline;
-        bytes.extend_from_slice(&[u8::from(is_settled), u8::from(is_untold), u8::from(self.name.is_some())]);
-        let revision = column(self.revision);
-        for value in [revision, at(created_at), at(expires_at), number(size), self.place.column()] {
-            bytes.extend_from_slice(&value.to_be_bytes());
-        }
-        bytes.extend_from_slice(&self.name.map_or([0; 32], |name| name.0));
-        bytes
-    }
-
     /// Binds a row's columns, in the order of [`COLUMNS`], and its summary.
     pub(super) fn bind<T>(
         &self,
         summary: &Summary,
-        run: impl FnOnce(&[&dyn ToSql]) -> rusqlite::Result<T>,
-    ) -> rusqlite::Result<T> {
-        self.bind_bytes(&record::summary::encode(summary, &self.sealed(), record::WRITTEN_MIN), run)
-    }
-
-    /// The same with given summary bytes, possibly invalid ones.
-    pub(super) fn bind_bytes<T>(
-        &self,
-        summary: &[u8],
         run: impl FnOnce(&[&dyn ToSql]) -> rusqlite::Result<T>,
     ) -> rusqlite::Result<T> {
         run(params![
@@ -247,14 +186,14 @@ impl RowColumns {
             at(self.outline.expires_at),
             number(self.outline.bytes),
             self.name.map(|name| name.0),
-            self.place.column(),
+            self.record,
             self.reference.0,
             at(self.lists.updated_at),
             self.lists.state.0,
             self.lists.scope.map(|scope| scope.0.to_be_bytes()),
             self.lists.parent.map(|parent| parent.bits().to_be_bytes()),
             self.lists.lag,
-            summary,
+            record::summary::encode(summary, &self.sealed()),
         ])
     }
 }

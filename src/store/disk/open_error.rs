@@ -25,15 +25,15 @@ pub enum OpenError {
     )]
     Newer { path: PathBuf, found: i32, known: i32 },
     #[error(
+        "{}: was written by an older taskgate (version {found}; this one reads {known} only); let that one finish its \
+         tasks, then move the file away, and a new one is made in its place. The file is left as it is", .path.display()
+    )]
+    Older { path: PathBuf, found: i32, known: i32 },
+    #[error(
         "{}: is damaged ({what}); move it away together with the files beside it and keep them. A new one is made in \
          its place, without the tasks", .path.display()
     )]
     Corrupt { path: PathBuf, what: String },
-    #[error(
-        "{}: was written by an older taskgate (version {found}; this one writes {known}), and bringing it up needs about \
-         {} MiB of free disk; make room and start again. The file is left as it is", .path.display(), .needed.div_ceil(1 << 20)
-    )]
-    NoRoom { path: PathBuf, found: i32, known: i32, needed: u64 },
     #[error("{}: cannot be opened: {what}", .path.display())]
     Failed { path: PathBuf, what: String },
 }

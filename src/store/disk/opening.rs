@@ -34,7 +34,7 @@ pub(super) fn read_in_at_last(
         read_in(path, tuning)
     };
     match open() {
-        Err(error @ (OpenError::Failed { .. } | OpenError::Folder { .. } | OpenError::NoRoom { .. })) => {
+        Err(error @ (OpenError::Failed { .. } | OpenError::Folder { .. })) => {
             let has_room = hooks.space(&folder_of(path)).is_ok_and(|space| !space.is_low());
             match ballast.filter(|_| !has_room).map(Ballast::drop_it) {
                 Some(Ok(true)) => {

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use rusqlite::{Connection, OptionalExtension as _, Row, params};
 
 use super::columns::{
-    COLUMNS, OUTLINE, RecordLocation, RowColumns, RowOutline, at, id, id_of, is_damage, key, number, outline, time,
+    COLUMNS, OUTLINE, RowColumns, RowOutline, at, id, id_of, is_damage, key, number, outline, time,
 };
 use super::earlier_rows::OWN;
 use crate::store::record::{self, RecordError};
@@ -77,7 +77,7 @@ fn find(conn: &Connection, wanted: &TaskKey) -> rusqlite::Result<Option<ReadRow>
                 Err(RowReadError::Record(error)) => error,
                 Err(RowReadError::File(error)) => return Err(error),
             },
-            // A row of a newer version is not called damaged.
+            // A row of another version is not called damaged.
             Err(error) => error,
         };
         let RowColumns { revision, outline, .. } = columns;
@@ -93,7 +93,7 @@ enum RowReadError {
 
 /// The task of a row with intact columns.
 fn whole(conn: &Connection, columns: &RowColumns) -> Result<Task, RowReadError> {
-    let bytes = match record_at(conn, columns.place) {
+    let bytes = match record_at(conn, columns.record) {
         Ok(bytes) => bytes.ok_or(RowReadError::Record(RecordError::Damaged))?,
         Err(error) if is_damage(&error) => return Err(RowReadError::Record(RecordError::Damaged)),
         Err(error) => return Err(RowReadError::File(error)),
@@ -104,17 +104,9 @@ fn whole(conn: &Connection, columns: &RowColumns) -> Result<Task, RowReadError> 
     if fits { Ok(task) } else { Err(RowReadError::Record(RecordError::Damaged)) }
 }
 
-fn record_at(conn: &Connection, place: RecordLocation) -> rusqlite::Result<Option<Bytes>> {
+fn record_at(conn: &Connection, row: i64) -> rusqlite::Result<Option<Bytes>> {
     let copied = |row: &Row<'_>| Ok(Bytes::copy_from_slice(row.get_ref(0)?.as_blob()?));
-    match place {
-        RecordLocation::Now(row) => {
-            conn.prepare_cached("SELECT record FROM records WHERE row = ?1")?.query_row([row], copied)
-        }
-        RecordLocation::Before(row) => {
-            conn.prepare_cached("SELECT record FROM records_1 WHERE row = ?1")?.query_row([row], copied)
-        }
-    }
-    .optional()
+    conn.prepare_cached("SELECT record FROM records WHERE row = ?1")?.query_row([row], copied).optional()
 }
 
 /// The outline of a row from the index of ages, searched among all of its owner's rows.

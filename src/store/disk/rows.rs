@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use parking_lot::Mutex;
 use rusqlite::{Connection, OptionalExtension as _, params};
 
-use super::columns::{COLUMNS, MOVING, RecordLocation, RowColumns, at, id, is_damage, number, time};
+use super::columns::{COLUMNS, MOVING, RowColumns, at, id, is_damage, number, time};
 use crate::store::record;
 use crate::store::tasks::Revision;
 use crate::task::{Digest, Principal, ShortReference, Summary, Task, TaskKey, Timestamp};
@@ -19,9 +19,9 @@ pub(super) struct FoundRow {
 }
 
 impl FoundRow {
-    /// The location of its record. Damaged columns may name another row's.
-    pub(super) fn record(&self) -> Option<RecordLocation> {
-        self.is_sound.then_some(self.columns.place)
+    /// The number of its record. Damaged columns may name another row's.
+    pub(super) fn record(&self) -> Option<i64> {
+        self.is_sound.then_some(self.columns.record)
     }
 }
 
@@ -46,7 +46,6 @@ pub(super) fn is_named(conn: &Connection, owner: &Principal, key: &Digest, now: 
 #[derive(Debug, Default)]
 pub(super) struct UnfreeableRows {
     pub(super) rows: BTreeSet<i64>,
-    /// By location, as in the column.
     pub(super) records: BTreeSet<i64>,
 }
 
@@ -59,23 +58,20 @@ impl UnfreeableRows {
 /// Parameters for all columns and the summary.
 const VALUES: &str = "?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17";
 
-fn put_record(conn: &Connection, task: &Task) -> rusqlite::Result<RecordLocation> {
-    conn.prepare_cached("INSERT INTO records (record) VALUES (?1)")?
-        .execute([record::encode(task, record::WRITTEN_MIN)])?;
-    Ok(RecordLocation::Now(conn.last_insert_rowid()))
+/// Returns the record's number.
+fn put_record(conn: &Connection, task: &Task) -> rusqlite::Result<i64> {
+    conn.prepare_cached("INSERT INTO records (record) VALUES (?1)")?.execute([record::encode(task)])?;
+    Ok(conn.last_insert_rowid())
 }
 
 /// Deletes a record without a row. A damaged one stays, unreachable.
-fn drop_record(conn: &Connection, place: RecordLocation, stuck: &Mutex<UnfreeableRows>) -> rusqlite::Result<()> {
-    if stuck.lock().records.contains(&place.column()) {
+fn drop_record(conn: &Connection, record: i64, stuck: &Mutex<UnfreeableRows>) -> rusqlite::Result<()> {
+    if stuck.lock().records.contains(&record) {
         return Ok(());
     }
-    let dropped = match place {
-        RecordLocation::Now(row) => conn.prepare_cached("DELETE FROM records WHERE row = ?1")?.execute([row]),
-        RecordLocation::Before(row) => conn.prepare_cached("DELETE FROM records_1 WHERE row = ?1")?.execute([row]),
-    };
+    let dropped = conn.prepare_cached("DELETE FROM records WHERE row = ?1")?.execute([record]);
     if dropped.as_ref().is_err_and(is_damage) {
-        stuck.lock().records.insert(place.column());
+        stuck.lock().records.insert(record);
         tracing::warn!("the room of a damaged record is not given back");
     }
     dropped.map(|_| ())
@@ -90,17 +86,9 @@ pub(super) fn insert(conn: &Connection, task: &Task) -> rusqlite::Result<bool> {
     }
     let summary = Summary::of(task);
     let columns = RowColumns::of(task, &summary, reference, Revision::FIRST, put_record(conn, task)?);
-    insert_row(conn, |run| columns.bind(&summary, run)).map(|()| true)
-}
-
-pub(super) fn insert_row(
-    conn: &Connection,
-    bind: impl FnOnce(&mut dyn FnMut(&[&dyn rusqlite::ToSql]) -> rusqlite::Result<usize>) -> rusqlite::Result<usize>,
-) -> rusqlite::Result<()> {
     let sql = format!("INSERT INTO tasks ({COLUMNS}, summary) VALUES ({VALUES})");
     let mut statement = conn.prepare_cached(&sql)?;
-    bind(&mut |values| statement.execute(values))?;
-    Ok(())
+    columns.bind(&summary, |values| statement.execute(values)).map(|_| true)
 }
 
 /// Replaces a row's task. `anew` inserts another record and leaves the old one alone, which may be damaged.
@@ -112,18 +100,18 @@ pub(super) fn update(
     (anew, stuck): (bool, &Mutex<UnfreeableRows>),
 ) -> rusqlite::Result<()> {
     let before = found.record();
-    let place = match before {
-        Some(RecordLocation::Now(row)) if !anew => {
+    let record = match before {
+        Some(row) if !anew => {
             let sql = "UPDATE records SET record = ?2 WHERE row = ?1";
-            let written = conn.prepare_cached(sql)?.execute(params![row, record::encode(task, record::WRITTEN_MIN)])?;
-            if written == 1 { RecordLocation::Now(row) } else { put_record(conn, task)? }
+            let written = conn.prepare_cached(sql)?.execute(params![row, record::encode(task)])?;
+            if written == 1 { row } else { put_record(conn, task)? }
         }
         Some(_) | None => put_record(conn, task)?,
     };
     // A damaged record has no key, and its key stays taken. The key of a call that certainly did not run is released.
     let kept = found.columns.name.filter(|_| !task.certainly_did_not_run());
     let summary = Summary::of(task);
-    let columns = RowColumns::of(task, &summary, found.columns.reference, to, place);
+    let columns = RowColumns::of(task, &summary, found.columns.reference, to, record);
     let columns = RowColumns { name: columns.name.or(kept), ..columns };
     let (set, values) = if found.columns.stands_with(&columns) { MOVING } else { (COLUMNS, VALUES) };
     let sql = format!("UPDATE tasks SET ({set}, summary) = ({values}) WHERE row = ?18");
@@ -132,28 +120,21 @@ pub(super) fn update(
         let row: &dyn rusqlite::ToSql = &found.row;
         statement.execute([values, &[row]].concat().as_slice())
     })?;
-    match before.filter(|before| *before != place) {
+    match before.filter(|before| *before != record) {
         Some(before) => drop_record(conn, before, stuck),
         None => Ok(()),
     }
 }
 
-/// Empties a row's record, which is rewritten in the same transaction.
-pub(super) fn empty(conn: &Connection, place: RecordLocation) -> rusqlite::Result<()> {
-    match place {
-        RecordLocation::Now(row) => {
-            conn.prepare_cached("UPDATE records SET record = x'' WHERE row = ?1")?.execute([row])?
-        }
-        RecordLocation::Before(row) => {
-            conn.prepare_cached("UPDATE records_1 SET record = x'' WHERE row = ?1")?.execute([row])?
-        }
-    };
+/// Empties a record, which is rewritten in the same transaction.
+pub(super) fn empty(conn: &Connection, record: i64) -> rusqlite::Result<()> {
+    conn.prepare_cached("UPDATE records SET record = x'' WHERE row = ?1")?.execute([record])?;
     Ok(())
 }
 
 pub(super) fn delete(conn: &Connection, found: &FoundRow, stuck: &Mutex<UnfreeableRows>) -> rusqlite::Result<()> {
     conn.prepare_cached("DELETE FROM tasks WHERE row = ?1")?.execute([found.row])?;
-    found.record().map_or(Ok(()), |place| drop_record(conn, place, stuck))
+    found.record().map_or(Ok(()), |record| drop_record(conn, record, stuck))
 }
 
 /// The numbers of expired rows, oldest first.

@@ -3,8 +3,6 @@
 //! Task ids are stored unhashed: lists return the ids to their owner, and the arguments and results that an id gives access to
 //! are in the same row. File permissions protect both: only the owner may read the file (0600, in a folder of 0700).
 
-mod upgrade;
-
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _};
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -14,13 +12,13 @@ use std::time::Duration;
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
-use super::folder::{self, FILE_MODE};
+use super::folder::FILE_MODE;
 use super::{DiskTuning, OpenError};
 
 /// "tgat", which distinguishes the file from other programs' databases.
 const APPLICATION_ID: i32 = 0x7467_6174;
-/// The schema version of this program. Older files are upgraded, newer ones refused (B172, F68). A change of this version, or of
-/// the format of records or summaries, requires a new file in `tests/golden/store`.
+/// The schema version of this program. Files of other versions are refused (B172, F68). A change of the tables, or of the format of
+/// records or summaries, requires a new version and a new file in `tests/golden/store`.
 pub(super) const SCHEMA: i32 = 3;
 
 const MAGIC: &[u8; 16] = b"SQLite format 3\0";
@@ -37,7 +35,7 @@ const STATEMENTS_MAX: usize = 32;
 /// Listed columns are separate from records, which hold arguments and results: a list reads no record, and a damaged record
 /// affects only its own row. `age` covers the sums at startup, the two indexes of states every criterion of filtered lists. `lag`
 /// is the number of a [`crate::task::LagClass`].
-pub(super) const TABLES: &str = "
+const TABLES: &str = "
     CREATE TABLE tasks (
         row INTEGER PRIMARY KEY,
         ref BLOB NOT NULL,
@@ -66,16 +64,10 @@ pub(super) const TABLES: &str = "
     CREATE INDEX tasks_state_created ON tasks (owner, scope, state, lag, created_at, id, updated_at, expires_at, parent);
     CREATE INDEX tasks_state_updated ON tasks (owner, scope, state, lag, updated_at, id, created_at, expires_at, parent);
     CREATE INDEX tasks_parent ON tasks (owner, parent) WHERE parent IS NOT NULL;
-";
-pub(super) const RECORDS: &str = "
     CREATE TABLE records (row INTEGER PRIMARY KEY, record BLOB NOT NULL) STRICT;
-";
-const MARKS: &str = "
     CREATE TABLE marks (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT;
     INSERT INTO marks VALUES ('seen', 0), ('probe', 0);
 ";
-/// Runs once no record of the first schema is left.
-pub(super) const TABLES_DONE: &str = "DROP TABLE records_1";
 
 pub(super) fn file_in(folder: &Path) -> PathBuf {
     folder.join("tasks.db")
@@ -107,6 +99,7 @@ fn judge(path: &Path, application: i32, schema: i32) -> Result<(), OpenError> {
     match (application, schema) {
         (0, 0) => Ok(()),
         (APPLICATION_ID, found) if found > SCHEMA => Err(OpenError::Newer { path, found, known: SCHEMA }),
+        (APPLICATION_ID, found) if found < SCHEMA => Err(OpenError::Older { path, found, known: SCHEMA }),
         (APPLICATION_ID, _) => Ok(()),
         _ => Err(OpenError::Foreign { path }),
     }
@@ -163,39 +156,12 @@ fn open_database(path: &Path, tuning: DiskTuning) -> rusqlite::Result<Result<Con
         conn.pragma_update(None, "auto_vacuum", "INCREMENTAL")?;
         conn.pragma_update(None, "synchronous", "FULL")?;
         let version = format!("PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA};");
-        conn.execute_batch(&format!("BEGIN IMMEDIATE; {TABLES} {RECORDS} {MARKS} {version} COMMIT;"))?;
+        conn.execute_batch(&format!("BEGIN IMMEDIATE; {TABLES} {version} COMMIT;"))?;
     }
     tune(&conn, tuning)?;
     // A log left by an earlier process, possibly written only in part, is checkpointed before further writes.
     checkpoint(&conn)?;
-    if (1..SCHEMA).contains(&schema)
-        && let Err(refused) = bring_up(&conn, path, schema)?
-    {
-        return Ok(Err(refused));
-    }
-    if let Err(error) = upgrade::tidy(&conn) {
-        tracing::debug!(%error, "what is left of the first schema stays");
-    }
     Ok(Ok(conn))
-}
-
-/// Upgrades a file of an older schema, if there is enough space.
-fn bring_up(conn: &Connection, path: &Path, found: i32) -> rusqlite::Result<Result<(), OpenError>> {
-    let needed = upgrade::room_needed(conn)?;
-    let no_room = || OpenError::NoRoom { path: path.to_owned(), found, known: SCHEMA, needed };
-    let folder = path.parent().unwrap_or(path);
-    // If the free space is unknown, tries the upgrade.
-    if folder::space(folder).is_ok_and(|space| space.free < needed) {
-        return Ok(Err(no_room()));
-    }
-    let reader = open_reader(path)?;
-    let done = upgrade::bring_up(conn, &reader, found);
-    drop(reader);
-    match done {
-        Ok(()) => checkpoint(conn).map(Ok),
-        Err(error) if error.sqlite_error_code() == Some(ErrorCode::DiskFull) => Ok(Err(no_room())),
-        Err(error) => Err(error),
-    }
 }
 
 /// Checkpoints the log into the file, durably, and truncates it.

@@ -10,7 +10,6 @@ mod golden;
 mod refused;
 mod room;
 mod selection;
-mod upgrade;
 
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Weak};

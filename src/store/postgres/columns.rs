@@ -38,8 +38,7 @@ pub(super) struct EncodedRow {
 }
 
 impl EncodedRow {
-    /// Encodes for programs that read record versions up to `newest`.
-    pub(super) fn of(task: &Task, newest: u16) -> Self {
+    pub(super) fn of(task: &Task) -> Self {
         let summary = Summary::of(task);
         let lists = OrderColumns::of(&summary);
         let (is_settled, expires, size) = (task.is_settled(), at(task.expires_at()), number(task.stored_bytes()));
@@ -63,8 +62,8 @@ impl EncodedRow {
                 false => task.idempotency.map(|named| named.key.0.to_vec()),
             },
             size,
-            summary: record::summary::encode(&summary, &sealed, newest),
-            record: record::encode(task, newest),
+            summary: record::summary::encode(&summary, &sealed),
+            record: record::encode(task),
             key: task.key.clone(),
         }
     }

@@ -49,6 +49,11 @@ pub enum PostgresOpenError {
     Pooled,
     #[error("the schema has version {found}, which a newer program made; this one knows {known}")]
     Newer { found: i32, known: i32 },
+    #[error(
+        "the schema has version {found}, which an older program made; this one reads {known} only. Let the older one finish \
+         its tasks, and name another schema for this one"
+    )]
+    Older { found: i32, known: i32 },
     #[error("the schema {schema:?} has tables of another program's")]
     Foreign { schema: String },
     /// The other gateway may still end.
@@ -94,7 +99,7 @@ impl PostgresOpenError {
     #[must_use]
     pub const fn key(&self) -> &'static str {
         match self {
-            Self::SchemaName { .. } => "store.schema",
+            Self::SchemaName { .. } | Self::Older { .. } => "store.schema",
             Self::Ca(_) | Self::Tls(_) => "store.ca",
             Self::NoStandby => "store.durability",
             Self::NameTaken { .. } => "replica.name",
@@ -136,6 +141,7 @@ impl PostgresOpenError {
             Self::SchemaName { .. }
             | Self::OldServer { .. }
             | Self::Newer { .. }
+            | Self::Older { .. }
             | Self::Foreign { .. }
             | Self::Lost { .. } => Retry::Never,
         }

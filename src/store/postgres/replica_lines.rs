@@ -10,7 +10,6 @@ use super::session::Session;
 use super::transaction::{CommitFailure, transact};
 use crate::replica::{BootTime, Incarnation, LeaseTerms, OwnStanding, ReplicaLine, ReplicaLook, StoreGeneration};
 use crate::store::clock_trust::ClockTrust;
-use crate::store::record;
 use crate::store::tasks::StoreError;
 use crate::task::Timestamp;
 
@@ -108,13 +107,6 @@ impl ReplicaView {
             incarnation != own && !is_dead && !is_leaving
         };
         self.lines.iter().filter(takes).count()
-    }
-
-    /// The newest record version that every living replica can read, including leaving ones.
-    pub(super) fn record_format(&self) -> u16 {
-        let living = self.lines.iter().filter(|one| !one.line.is_dead);
-        let formats = living.map(|one| u16::try_from(one.line.record_reads).unwrap_or(u16::MAX));
-        formats.fold(record::VERSION, u16::min)
     }
 
     /// Whether there may be rows to claim.

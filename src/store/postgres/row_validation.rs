@@ -3,7 +3,7 @@
 use std::io;
 
 use super::PostgresStore;
-use super::columns::{DamagedRow, FetchedRow, ListLine};
+use super::columns::{DamagedRow, EncodedRow, FetchedRow, ListLine};
 use super::task_write::TaskWrite;
 use crate::metric;
 use crate::store::condemned::{LostRow, condemned};
@@ -35,7 +35,7 @@ impl PostgresStore {
         tracing::error!(task = %ShortReference::of(&row.key), "what was stored of a task is damaged");
         let DamagedRow { key, revision, is_settled, created_at, expires_at, .. } = row;
         let task = condemned(key, LostRow { is_settled, created_at, expires_at }, now);
-        let encoded = Box::new(self.encoded(&task));
+        let encoded = Box::new(EncodedRow::of(&task));
         let write = TaskWrite::Replace { expected: revision, role: WriteRole::Command, row: encoded };
         let revision = self.put(write).await.unwrap_or(revision);
         StoredTask { task: task.into(), revision, holder: None }

@@ -13,14 +13,11 @@ use super::server_words::in_words;
 use super::session::{Session, in_time};
 use super::settings::{Durability, PostgresSettings};
 
-/// The schema version of this program. Newer ones are refused.
+/// The schema version of this program. Others are refused.
 pub(super) const VERSION: i32 = 1;
 
 /// Oldest supported server, as `server_version_num`.
 const SERVER_MIN: i32 = 140_000;
-
-/// Time limit for rewriting all rows: enough for a hundred times the largest measured store.
-const REWRITE_MAX: Duration = Duration::from_secs(3_600);
 
 /// Advisory lock of schema changes: "tgat", combined with a hash of the schema's name.
 const LOCK: i32 = 0x7467_6174;
@@ -66,27 +63,6 @@ CREATE TABLE tg_usage (
     PRIMARY KEY (incarnation, owner));
 ";
 
-/// Upgrades a schema of this version by an earlier program, rewriting all rows. The earlier program works with the additions, so
-/// both can run at once; without them, only filtered lists are slower.
-const ADDED: &str = "
-DROP INDEX IF EXISTS tg_task_age, tg_task_created, tg_task_updated;
-ALTER TABLE tg_task ADD COLUMN IF NOT EXISTS upstream bytea,
-    ADD COLUMN ended bigint GENERATED ALWAYS AS (CASE WHEN settled THEN updated END) STORED,
-    ADD COLUMN ended_lag smallint GENERATED ALWAYS AS (CASE WHEN settled THEN lag ELSE -1 END) STORED;
-CREATE INDEX tg_task_age ON tg_task (owner, created, id) WHERE created >= 0;
-CREATE INDEX tg_task_created ON tg_task (owner, scope, state, ended_lag, created, id) WHERE state >= 0;
-CREATE INDEX tg_task_ended ON tg_task (owner, scope, state, ended_lag, ended, id) WHERE state >= 0 AND ended >= 0;
-ALTER TABLE tg_task SET (fillfactor = 50);
-";
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum SchemaState {
-    Missing,
-    /// They lack [`ADDED`].
-    Earlier,
-    Whole,
-}
-
 /// Checks that the server meets the store's requirements.
 ///
 /// # Errors
@@ -110,38 +86,31 @@ pub(super) async fn judge_server(session: &Session, durability: Durability) -> R
     Ok(())
 }
 
-/// Creates or completes the schema, once, however many replicas start at the same time. An unknown commit is harmless: the next
-/// replica finds all of it or none, behind a barrier. Each step is limited to `within`, except those that rewrite rows. After an
-/// error the session is inside a transaction and must be dropped.
+/// Creates the schema, once, however many replicas start at the same time. An unknown commit is harmless: the next replica finds
+/// all of it or none, behind a barrier. Each step is limited to `within`. After an error the session is inside a transaction and
+/// must be dropped.
 ///
 /// # Errors
-/// `Newer`, `Foreign`, `Refused`; `Away`, also while another replica changes the schema.
+/// `Newer`, `Older`, `Foreign`, `Refused`; `Away`, also while another replica changes the schema.
 pub(super) async fn prepare(
     session: &Session,
     settings: &PostgresSettings,
     within: Duration,
 ) -> Result<(), PostgresOpenError> {
-    if in_time(within, state(session, settings)).await? == SchemaState::Whole {
+    if in_time(within, is_made(session, settings)).await? {
         return Ok(());
     }
     // Another replica may have created it in the meantime.
-    let (sql, within) = match in_time(within, lock(session, settings)).await? {
-        SchemaState::Missing => {
-            (format!("{TABLES} INSERT INTO tg_meta (schema_version) VALUES ({VERSION}); COMMIT"), within)
-        }
-        SchemaState::Earlier => {
-            tracing::warn!(
-                "all rows of the database are written anew for this version; what is written to it waits for that"
-            );
-            (format!("{ADDED} COMMIT"), REWRITE_MAX)
-        }
-        SchemaState::Whole => ("COMMIT".to_owned(), within),
+    let sql = if in_time(within, lock(session, settings)).await? {
+        "COMMIT".to_owned()
+    } else {
+        format!("{TABLES} INSERT INTO tg_meta (schema_version) VALUES ({VERSION}); COMMIT")
     };
     in_time(within, run(session, &sql)).await
 }
 
-/// Starts the transaction that may change the schema, and returns the schema's state.
-async fn lock(session: &Session, settings: &PostgresSettings) -> Result<SchemaState, PostgresOpenError> {
+/// Starts the transaction that may create the schema, and returns whether it exists by now.
+async fn lock(session: &Session, settings: &PostgresSettings) -> Result<bool, PostgresOpenError> {
     let (schema, lock_max) = (&settings.access.schema, settings.access.write_max.as_millis());
     run(session, &format!("BEGIN; SET LOCAL lock_timeout = {lock_max}")).await?;
     let locked = session.client.query("SELECT pg_advisory_xact_lock($1, hashtext($2))", &[&LOCK, schema]).await;
@@ -154,37 +123,33 @@ async fn lock(session: &Session, settings: &PostgresSettings) -> Result<SchemaSt
     if !is_there {
         run(session, &format!("CREATE SCHEMA {schema}")).await?;
     }
-    state(session, settings).await
+    is_made(session, settings).await
 }
 
 async fn run(session: &Session, sql: &str) -> Result<(), PostgresOpenError> {
     session.client.batch_execute(sql).await.map_err(|error| refused(&error))
 }
 
-async fn state(session: &Session, settings: &PostgresSettings) -> Result<SchemaState, PostgresOpenError> {
+/// Whether the schema exists, in this program's version.
+async fn is_made(session: &Session, settings: &PostgresSettings) -> Result<bool, PostgresOpenError> {
     let schema = &settings.access.schema;
     let sql = "SELECT to_regclass($1) IS NOT NULL, EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
-               WHERE n.nspname = $2 AND c.relname LIKE 'tg\\_%'), EXISTS (SELECT FROM pg_attribute \
-               WHERE attrelid = to_regclass($3) AND attname = 'ended_lag' AND NOT attisdropped)";
-    let (meta, tasks) = (format!("{schema}.tg_meta"), format!("{schema}.tg_task"));
-    let row = session.client.query_one(sql, &[&meta, schema, &tasks]).await;
+               WHERE n.nspname = $2 AND c.relname LIKE 'tg\\_%')";
+    let row = session.client.query_one(sql, &[&format!("{schema}.tg_meta"), schema]).await;
     let row = row.map_err(|error| refused(&error))?;
     let has = |at| row.try_get::<_, bool>(at).map_err(|error| refused(&error));
     if !has(0)? {
         let is_foreign = has(1)?;
-        return if is_foreign {
-            Err(PostgresOpenError::Foreign { schema: schema.clone() })
-        } else {
-            Ok(SchemaState::Missing)
-        };
+        return if is_foreign { Err(PostgresOpenError::Foreign { schema: schema.clone() }) } else { Ok(false) };
     }
     let found = session.client.query_opt("SELECT schema_version FROM tg_meta", &[]).await;
     let found = found.map_err(|error| refused(&error))?;
     let found = found.map(|row| row.try_get::<_, i32>(0)).transpose().map_err(|error| refused(&error))?;
     match found {
-        Some(VERSION) => Ok(if has(2)? { SchemaState::Whole } else { SchemaState::Earlier }),
+        Some(VERSION) => Ok(true),
         Some(found) if found > VERSION => Err(PostgresOpenError::Newer { found, known: VERSION }),
-        Some(_) | None => Err(PostgresOpenError::Foreign { schema: schema.clone() }),
+        Some(found) => Err(PostgresOpenError::Older { found, known: VERSION }),
+        None => Err(PostgresOpenError::Foreign { schema: schema.clone() }),
     }
 }
 

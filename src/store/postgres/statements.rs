@@ -151,9 +151,9 @@ fn sweep() -> String {
 }
 
 /// The condition on a claimable row `t` of a dead incarnation; the arrays of [`super::task_write::ClaimableRows`] start at
-/// parameter `upstreams`. Any replica may claim a row without an upstream, from an earlier program.
+/// parameter `upstreams`.
 fn is_claimable(upstreams: u8) -> String {
-    format!("(t.upstream = ANY (${upstreams}) OR t.upstream IS NULL OR t.holder = ANY (${}))", upstreams + 1)
+    format!("(t.upstream = ANY (${upstreams}) OR t.holder = ANY (${}))", upstreams + 1)
 }
 
 /// Whether any row is claimable. `$1`, `$2` as in [`is_claimable`].

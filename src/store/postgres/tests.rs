@@ -24,7 +24,7 @@ use tokio::time::Instant;
 use super::*;
 use crate::replica::{Incarnation, LeaseTerms};
 use crate::store::contract::{self, StoreOpener, known, task};
-use crate::task::{Executed, Failure, GatewayFault, Outcome, Phase, Reason, Timestamp};
+use crate::task::Timestamp;
 
 const START: Timestamp = Timestamp::from_millis(1_000_000);
 

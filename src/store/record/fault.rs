@@ -1,36 +1,19 @@
 //! Encodes the gateway's own faults, each as a fixed number.
 
-use super::WRITTEN_MIN;
 use super::bytes::{RecordReader, RecordWriter};
 use crate::task::{Executed, GatewayFault, ProcessExit, Reason};
 
 /// A flag in the byte of [`Executed`]: a process's exit follows.
 const EXIT_FOLLOWS: u8 = 0x80;
 
-/// The record version that a fault needs, at most `newest`.
-pub(super) fn version_of(fault: Option<&GatewayFault>, newest: u16) -> u16 {
-    let is_new = fault.is_some_and(|fault| is_since_3(sayable(fault.reason, newest)));
-    if is_new { 3 } else { WRITTEN_MIN }
-}
-
-pub(super) const fn is_since_3(reason: Reason) -> bool {
-    matches!(reason, Reason::ReplicaLost | Reason::StoreLost)
-}
-
-/// The reason itself, or its replacement in a version without it.
-const fn sayable(reason: Reason, newest: u16) -> Reason {
-    if newest < 3 && is_since_3(reason) { Reason::GatewayRestart } else { reason }
-}
-
-pub(super) fn put_fault(out: &mut RecordWriter, fault: &GatewayFault, newest: u16) {
+pub(super) fn put_fault(out: &mut RecordWriter, fault: &GatewayFault) {
     let GatewayFault { reason, executed, http_status, retry_after, exit } = fault;
-    out.byte(reason_code(sayable(*reason, newest)));
+    out.byte(reason_code(*reason));
     let executed = match executed {
         Executed::No => 0,
         Executed::Unknown => 1,
         Executed::Yes => 2,
     };
-    // Faults without an exit, the usual case, keep their earlier encoding.
     out.byte(executed | if exit.is_some() { EXIT_FOLLOWS } else { 0 });
     out.maybe(*http_status, |out, status| out.fixed(&status.to_be_bytes()));
     out.maybe(*retry_after, RecordWriter::span);

@@ -9,16 +9,16 @@
 use ::bytes::Bytes;
 
 use super::bytes::{RecordReader, RecordWriter};
-use super::fault::{put_fault, take_fault, version_of};
+use super::fault::{put_fault, take_fault};
 use super::{
     CHECKSUM_LEN, HEAD_LEN, RecordError, VERSION, checksum_of, put_chosen, put_origin, put_shown, put_tree,
     take_chosen, take_origin, take_shown, take_tree,
 };
-use crate::task::{Summary, SummaryPhase, TaskKey, TreePlace};
+use crate::task::{Summary, SummaryPhase, TaskKey};
 
-/// Encodes a summary stored beside `columns`, for programs that read up to the version `newest`.
+/// Encodes a summary stored beside `columns`.
 #[must_use]
-pub fn encode(summary: &Summary, columns: &[u8], newest: u16) -> Vec<u8> {
+pub fn encode(summary: &Summary, columns: &[u8]) -> Vec<u8> {
     // Without `..`, so that a new field fails to compile until it is encoded.
     let Summary {
         key: _,
@@ -41,16 +41,14 @@ pub fn encode(summary: &Summary, columns: &[u8], newest: u16) -> Vec<u8> {
     out.time(*updated_at);
     out.span(*ttl);
     out.span(*poll_interval);
-    put_phase(&mut out, phase, newest);
+    put_phase(&mut out, phase);
     out.maybe(status_message.as_deref(), RecordWriter::text);
     out.maybe(failure.as_deref(), RecordWriter::text);
     put_chosen(&mut out, chosen.as_ref());
     put_tree(&mut out, tree);
     let mut bytes = out.into_bytes();
-    let fault = if let SummaryPhase::Faulted(fault) = phase { Some(fault) } else { None };
-    let version = version_of(fault, newest);
-    bytes[..2].copy_from_slice(&version.to_be_bytes());
-    let sum = checksum_of(version, &[columns, &bytes[HEAD_LEN..]]);
+    bytes[..2].copy_from_slice(&VERSION.to_be_bytes());
+    let sum = checksum_of(VERSION, &[columns, &bytes[HEAD_LEN..]]);
     bytes[2..HEAD_LEN].copy_from_slice(&sum);
     bytes
 }
@@ -67,15 +65,15 @@ pub fn decode(key: &TaskKey, columns: &[u8], bytes: &[u8]) -> Result<Summary, Re
     if bytes[2..HEAD_LEN] != sum {
         return Err(RecordError::Damaged);
     }
-    if version > VERSION {
-        return Err(RecordError::Newer(version));
+    if version != VERSION {
+        return Err(RecordError::OtherVersion(version));
     }
     let mut body = RecordReader::new(Bytes::copy_from_slice(body));
-    let summary = take(key, &mut body, version).filter(|_| body.is_at_end());
+    let summary = take(key, &mut body).filter(|_| body.is_at_end());
     summary.ok_or(RecordError::Damaged)
 }
 
-fn take(key: &TaskKey, body: &mut RecordReader, version: u16) -> Option<Summary> {
+fn take(key: &TaskKey, body: &mut RecordReader) -> Option<Summary> {
     Some(Summary {
         key: key.clone(),
         shown: take_shown(body)?,
@@ -87,12 +85,12 @@ fn take(key: &TaskKey, body: &mut RecordReader, version: u16) -> Option<Summary>
         phase: take_phase(body)?,
         status_message: body.maybe(RecordReader::text)?,
         failure: body.maybe(RecordReader::text)?,
-        chosen: if version < 2 { None } else { take_chosen(body)? },
-        tree: if version < 2 { TreePlace::default() } else { take_tree(body)? },
+        chosen: take_chosen(body)?,
+        tree: take_tree(body)?,
     })
 }
 
-fn put_phase(out: &mut RecordWriter, phase: &SummaryPhase, newest: u16) {
+fn put_phase(out: &mut RecordWriter, phase: &SummaryPhase) {
     match phase {
         SummaryPhase::Queued => out.byte(0),
         SummaryPhase::Working => out.byte(1),
@@ -104,7 +102,7 @@ fn put_phase(out: &mut RecordWriter, phase: &SummaryPhase, newest: u16) {
         SummaryPhase::Refused => out.byte(4),
         SummaryPhase::Faulted(fault) => {
             out.byte(5);
-            put_fault(out, fault, newest);
+            put_fault(out, fault);
         }
         SummaryPhase::Cancelled => out.byte(6),
     }

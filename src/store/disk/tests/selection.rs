@@ -3,7 +3,7 @@
 use rusqlite::{Connection, StatementStatus};
 
 use super::*;
-use crate::store::disk::columns::{COLUMNS, RecordLocation, RowColumns};
+use crate::store::disk::columns::{COLUMNS, RowColumns};
 use crate::store::disk::selection::PlaceBounds;
 use crate::store::disk::{reads, selection};
 use crate::task::{ListDirection, ListPlace, OrderedBy, PhaseKind, ShortReference, Summary, TimeRange};
@@ -80,8 +80,8 @@ fn fill(conn: &mut Connection, count: u64, lag: impl Fn(u64) -> u64) {
                 ..task("a", id)
             };
             let summary = Summary::of(&task);
-            let place = RecordLocation::Now(i64::try_from(number).unwrap());
-            RowColumns::of(&task, &summary, ShortReference::of(&task.key), Revision(1), place)
+            let record = i64::try_from(number).unwrap();
+            RowColumns::of(&task, &summary, ShortReference::of(&task.key), Revision(1), record)
                 .bind(&summary, |values| insert.execute(values))
                 .unwrap();
         }

@@ -238,110 +238,46 @@ async fn lines_of_the_dead_that_left_no_rows_cost_no_commits() {
     }
 }
 
-async fn make_as_earlier(server: &PostgresServer, schema: &str) {
-    open_with(settings(server, schema)).await.unwrap().close().await;
-    server.psql(&format!(
-        "SET search_path = {schema}; ALTER TABLE tg_task DROP COLUMN upstream, DROP COLUMN ended, DROP COLUMN ended_lag;
-        ALTER TABLE tg_task RESET (fillfactor); DROP INDEX tg_task_age;
-        CREATE INDEX tg_task_age ON tg_task (owner, created, id);
-        CREATE INDEX tg_task_created ON tg_task (owner, scope, state, lag, created, id) WHERE state >= 0;
-        CREATE INDEX tg_task_updated ON tg_task (owner, scope, state, lag, updated, id) WHERE state >= 0"
-    ));
-}
-
-/// As an earlier program created it: rows that it writes beside a later one can be claimed by any replica.
+/// Another replica that starts while the tables are created gets an error, and leaves no waiting connection behind.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_the_tables_lack_is_added() {
-    let Some(server) = shared() else { return };
-    let schema = new_schema();
-    make_as_earlier(server, &schema).await;
-    let store = open_with(settings(server, &schema)).await.unwrap();
-    let made = task("a", 1);
-    store.insert(&made).await.unwrap();
-    let listed = store.select(&made.key.owner, &ListFilter::default(), None, 9, START).await.unwrap();
-    assert_eq!(listed.tasks.len(), 1);
-    server.psql(&format!("UPDATE {schema}.tg_task SET upstream = NULL"));
-    store.close().await;
-    let next = open_with(settings(server, &schema)).await.unwrap();
-    assert_eq!(next.claim(9, &[Arc::from("else")]).await.unwrap(), [made.key]);
-    let age = server
-        .psql(&format!("SELECT indexdef FROM pg_indexes WHERE schemaname = '{schema}' AND indexname = 'tg_task_age'"));
-    assert!(age.contains("WHERE"), "{age}");
-    let indexes = "SELECT string_agg(indexname, ' ' ORDER BY indexname) FROM pg_indexes WHERE tablename = 'tg_task'";
-    let fresh = new_schema();
-    open_with(settings(server, &fresh)).await.unwrap().close().await;
-    let [added, made] = [&schema, &fresh].map(|schema| {
-        let of = format!("WHERE relname = 'tg_task' AND relnamespace = '{schema}'::regnamespace");
-        server.psql(&format!("{indexes} AND schemaname = '{schema}'; SELECT reloptions FROM pg_class {of}"))
-    });
-    assert_eq!(added, made, "as if this program had made it");
-    next.close().await;
-}
-
-/// As if rewriting all rows takes longer than any other step may. Another replica that starts meanwhile gets an error, and leaves
-/// no waiting connection behind.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_start_that_writes_all_rows_anew_takes_its_time() {
+async fn a_start_beside_one_that_creates_the_tables_is_refused_and_tried_again() {
     let Some(server) = PostgresServer::start(&[]) else { return };
     let schema = new_schema();
-    make_as_earlier(&server, &schema).await;
     server.psql(
         "CREATE FUNCTION linger() RETURNS event_trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(4); END';
         CREATE EVENT TRIGGER slow ON ddl_command_end WHEN TAG IN ('ALTER TABLE') EXECUTE FUNCTION linger()",
     );
-    let hasty = |schema: &str| with(settings(&server, schema), |access| access.write_max = Duration::from_secs(1));
-    let mut other = hasty(&schema);
+    let mut other = with(settings(&server, &schema), |access| access.write_max = Duration::from_secs(1));
     other.replica.name.push('+');
-    let (began, opening) = (Instant::now(), TaskTracker::new().spawn(open_with(hasty(&schema))));
+    let opening = TaskTracker::new().spawn(open_with(settings(&server, &schema)));
     let is_locked = "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory')";
-    until("the tables are changed", || server.psql(is_locked) == "t").await;
+    until("the tables are created", || server.psql(is_locked) == "t").await;
     let refused = open_with(other.clone()).await.unwrap_err();
     assert!(refused.retry() == Retry::Always && refused.to_string().contains("another gateway changes"), "{refused}");
     let waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted";
-    until("nobody waits", || server.psql(waiting) == "0").await;
-    let opened = opening.await.unwrap().unwrap();
-    let bound = other.access.write_max * 2 + other.terms.lease();
-    assert!(began.elapsed() > bound, "{:?} is no longer than {bound:?}", began.elapsed());
-    for store in [opened, open_with(other).await.unwrap()] {
+    until("no connection waits", || server.psql(waiting) == "0").await;
+    for store in [opening.await.unwrap().unwrap(), open_with(other).await.unwrap()] {
         store.close().await;
     }
 }
 
-/// During a rolling upgrade, only records that every living replica can read are written.
+/// The schema stays as it is, for the program that made it.
 #[tokio::test(flavor = "multi_thread")]
-async fn records_are_written_as_all_who_live_read_them() {
+async fn f68_a_schema_of_another_version_is_refused() {
     let Some(server) = shared() else { return };
     let schema = new_schema();
-    let store = open_with(settings(server, &schema)).await.unwrap();
-    let older = server.psql(&format!(
-        "INSERT INTO {schema}.tg_replica (name, address, version, record_reads, config_digest, key_print)
-        VALUES ('older', '', '0.0.9', 2, '', '') RETURNING incarnation"
-    ));
-    let reads = |newest: u16| store.view.now().record_format() == newest;
-    until("the older one is seen", || reads(2)).await;
-    let settled = |id| {
-        let failure = Failure::Gateway(GatewayFault::new(Reason::ReplicaLost, Executed::Unknown));
-        Task { phase: Phase::Settled(Outcome::Faulted(failure)), ..task("a", id) }
-    };
-    let written = |id: u8| {
-        let version = format!(
-            "SELECT get_byte(record, 1), get_byte(summary, 1) FROM {schema}.tg_task WHERE get_byte(id, 15) = {id}"
-        );
-        server.psql(&version)
-    };
-    store.insert(&settled(1)).await.unwrap();
-    assert_eq!(written(1), "2|2");
-    let older = Incarnation(older.lines().next().unwrap().parse().unwrap());
-    assert!(store.declare_dead(older).await.unwrap());
-    until("it is gone", || reads(3)).await;
-    store.insert(&settled(2)).await.unwrap();
-    assert_eq!(written(2), "3|3");
-    for (id, said) in [(1, Reason::GatewayRestart), (2, Reason::ReplicaLost)] {
-        let found = store.load(&task("a", id).key, START).await.unwrap().unwrap();
-        let Phase::Settled(Outcome::Faulted(Failure::Gateway(fault))) = &found.task.phase else { panic!("{found:?}") };
-        assert_eq!(fault.reason, said);
+    open_with(settings(server, &schema)).await.unwrap().close().await;
+    let own: i32 = server.psql(&format!("SELECT schema_version FROM {schema}.tg_meta")).parse().unwrap();
+    for (version, said) in [
+        (own - 1, format!("which an older program made; this one reads {own} only. Let the older one finish its tasks, \
+                           and name another schema for this one")),
+        (own + 1, format!("which a newer program made; this one knows {own}")),
+    ] {
+        server.psql(&format!("UPDATE {schema}.tg_meta SET schema_version = {version}"));
+        let refused = open_with(settings(server, &schema)).await.unwrap_err();
+        assert_eq!(refused.retry(), Retry::Never);
+        assert_eq!(refused.to_string(), format!("the schema has version {version}, {said}"));
     }
-    store.close().await;
 }
 
 /// A store restored from a backup reuses numbers.

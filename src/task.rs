@@ -24,7 +24,7 @@ pub mod transition;
 pub use digest::Digest;
 pub use drafts::{Draft, Drafts, SubtaskLimits};
 pub use id::{TaskId, TaskKey};
-pub use list_filter::{LagClass, ListDirection, ListFilter, ListPlace, OrderedBy, TimeRange};
+pub use list_filter::{ListDirection, ListFilter, ListPlace, OrderedBy, TimeRange};
 pub use model::{
     Answer, Attempt, CallOrigin, ChosenId, ClientKind, Executed, Failure, GatewayFault, Idempotency, InputKey, Outcome,
     Phase, ProcessExit, Question, Reason, Recovery, SessionScope, StoredCall, Task, TaskTimes, TaskVisibility,

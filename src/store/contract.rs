@@ -14,13 +14,14 @@ use std::time::Duration;
 
 pub(crate) use lives::{AcknowledgementLoss, StoreOpener};
 
-use super::tasks::{PAGE_BYTES_MAX, PLACES_MAX};
+use super::tasks::{FILTERED_ROWS_MAX, PAGE_BYTES_MAX};
 use super::{Revision, StoreError, TaskStore, Usage, WriteRole};
 use crate::task::model::ROW_BYTES_MIN;
 use crate::task::{
     Attempt, CallOrigin, ChosenId, ClientKind, Digest, Event, Executed, Failure, GatewayFault, Idempotency, InputKey,
-    ListDirection, ListFilter, OrderedBy, Outcome, Phase, PhaseKind, Principal, Question, Reason, SessionScope,
-    ShortReference, Summary, Task, TaskId, TaskKey, TaskTimes, TaskVisibility, TimeRange, Timestamp, transition,
+    ListDirection, ListFilter, ListPlace, OrderedBy, Outcome, Phase, PhaseKind, Principal, Question, Reason,
+    SessionScope, ShortReference, Summary, Task, TaskId, TaskKey, TaskTimes, TaskVisibility, TimeRange, Timestamp,
+    transition,
 };
 use crate::wire::{Payload, RpcError};
 
@@ -60,7 +61,7 @@ pub(crate) async fn check_all<K: StoreOpener>(kind: &K) {
     a_reference_leads_to_its_task(&*roomy().await).await;
     lists_show_a_task_as_it_stands(&*roomy().await).await;
     filtered_pages_hold_what_fits_once_in_order(&*roomy().await).await;
-    a_filtered_page_looks_at_a_bounded_number_of_places(&*open(64 << 20).await).await;
+    a_filtered_page_reads_a_bounded_number_of_rows(&*open(64 << 20).await).await;
     pages_are_bounded_in_bytes(&*open(64 << 20).await).await;
     revisions_rise_with_every_write(&*roomy().await).await;
     sums_follow_every_write(&*roomy().await).await;
@@ -393,7 +394,10 @@ async fn filtered_pages_hold_what_fits_once_in_order(store: &impl TaskStore) {
                     assert!(page.tasks.len() <= limit);
                     seen.extend(page.tasks);
                     let Some(next) = page.next else { break };
-                    assert!(after.is_none_or(|after| filter.compare(&after, &next).is_lt()), "a place behind the last");
+                    assert!(
+                        after.is_none_or(|after| filter.compare(&after, &next).is_lt()),
+                        "a cursor behind the last"
+                    );
                     after = Some(next);
                 }
                 let ids = |tasks: &[&Summary]| tasks.iter().map(|task| task.key.id).collect::<Vec<_>>();
@@ -411,38 +415,55 @@ async fn filtered_pages_hold_what_fits_once_in_order(store: &impl TaskStore) {
     );
 }
 
-/// The number of tasks on each page of a list.
-async fn pages(store: &impl TaskStore, filter: &ListFilter) -> Vec<usize> {
-    let (mut counts, mut after) = (Vec::new(), None);
+/// The ids on each page of a list, and its cursor.
+async fn pages(store: &impl TaskStore, filter: &ListFilter) -> Vec<(Vec<u128>, Option<ListPlace>)> {
+    let (mut pages, mut after) = (Vec::new(), None);
     for _ in 0..99 {
         let page = store.select(&Principal::new("a"), filter, after, 50, START).await.unwrap();
-        counts.push(page.tasks.len());
+        pages.push((page.tasks.iter().map(|task| task.key.id.bits()).collect(), page.next));
         let Some(next) = page.next else { break };
         after = Some(next);
     }
-    counts
+    pages
 }
 
-/// A page ends after a fixed number of index entries, even if few match, and returns a cursor. If the other time range leaves at
-/// most one page of tasks, no entries are examined in vain.
-async fn a_filtered_page_looks_at_a_bounded_number_of_places(store: &impl TaskStore) {
-    let (count, early) = (2 * PLACES_MAX + 70, 60);
-    let millis = |number: usize| Duration::from_millis(number as u64);
-    // All tasks changed at the same time, except the first ones.
+/// A page ends after a fixed number of the owner's rows, even if few match, and the next one continues there.
+async fn a_filtered_page_reads_a_bounded_number_of_rows(store: &impl TaskStore) {
+    let (count, early) = (FILTERED_ROWS_MAX + 70, 60);
+    let created = |number: usize| START.after(Duration::from_millis(number as u64));
+    // Created in the order of their ids, and changed in the opposite order.
+    let updated = |number: usize| created(3 * count - number);
     let tasks = (0..count).map(|number| {
-        let updated_at = START.after(if number < early { millis(5_000 + number) } else { millis(9_000) });
-        Task { created_at: START.after(millis(number)), updated_at, ..task("a", number as u128) }
+        let phase = if number < early { Phase::Queued } else { Phase::Working };
+        Task { created_at: created(number), updated_at: updated(number), phase, ..task("a", number as u128) }
     });
     let tasks: Vec<_> = tasks.collect();
     futures_util::future::try_join_all(tasks.iter().map(|task| store.insert(task))).await.unwrap();
-    let until = |number| TimeRange { from: START, until: START.after(millis(number)) };
-    let all = ListFilter { by: OrderedBy::Creation, ..ListFilter::default() };
-    let some = ListFilter { updated: until(9_000), ..all.clone() };
-    assert_eq!(pages(store, &some).await, [0, 0, 50, 10]);
-    let few = ListFilter { updated: until(5_050), ..all.clone() };
-    assert_eq!(pages(store, &few).await, [50]);
-    let fewer = ListFilter { created: until(7), ..few };
-    assert_eq!(pages(store, &fewer).await, [7]);
+    let id = |number: usize| TaskId::from_bits(number as u128);
+    for by in [OrderedBy::Creation, OrderedBy::LastUpdate] {
+        let key = |number| if by == OrderedBy::Creation { created(number) } else { updated(number) };
+        let directions = match by {
+            OrderedBy::Creation => [ListDirection::NewestFirst, ListDirection::OldestFirst],
+            OrderedBy::LastUpdate => [ListDirection::OldestFirst, ListDirection::NewestFirst],
+        };
+        // The matching ones are the last of all rows in the first order, and the first in the second.
+        for (direction, is_last) in directions.into_iter().zip([true, false]) {
+            let filter = ListFilter { by, direction, phases: [PhaseKind::Queued].into(), ..ListFilter::default() };
+            let ids = |numbers: std::ops::Range<usize>| -> Vec<u128> {
+                let numbers: Vec<_> = numbers.map(|number| number as u128).collect();
+                if is_last { numbers.into_iter().rev().collect() } else { numbers }
+            };
+            let at = |number| Some((key(number), id(number)));
+            let expected = if is_last {
+                let read = count - FILTERED_ROWS_MAX;
+                vec![(ids(read..read), at(read)), (ids(early - 50..early), at(early - 50)), (ids(0..early - 50), None)]
+            } else {
+                let read = 50 + FILTERED_ROWS_MAX - 1;
+                vec![(ids(0..50), at(49)), (ids(50..early), at(read)), (ids(0..0), None)]
+            };
+            assert_eq!(pages(store, &filter).await, expected, "{filter:?}");
+        }
+    }
 }
 
 /// A page is limited in bytes, regardless of its limit in tasks, and holds at least one.

@@ -3,7 +3,6 @@
 //! All rows end with the process. A full store refuses writes and never evicts. No lock is held across an await, and readers hold
 //! one only to clone an `Arc`.
 
-mod list_places;
 mod lives;
 mod rows;
 
@@ -15,15 +14,13 @@ use std::sync::atomic::Ordering;
 use async_trait::async_trait;
 use futures_util::stream::BoxStream;
 
-use self::rows::{MemoryRow, MemoryRows, OwnerRows};
+use self::rows::{MemoryRow, MemoryRows};
 use super::tasks::{
-    NewestCursor, PLACES_MAX, PageProgress, Reach, Revision, StoreError, StoreHint, StoredTask, SummaryPage, TaskStore,
+    FilteredPage, NewestCursor, PageStep, Reach, Revision, StoreError, StoreHint, StoredTask, SummaryPage, TaskStore,
     Usage, WriteRole, written_over,
 };
 use crate::replica::Incarnation;
-use crate::task::{
-    Digest, ListFilter, ListPlace, Principal, ShortReference, Task, TaskId, TaskKey, TimeRange, Timestamp,
-};
+use crate::task::{Digest, ListFilter, ListPlace, Principal, ShortReference, Task, TaskId, TaskKey, Timestamp};
 
 /// Keys that are read from an index under one lock.
 const STEP: usize = 64;
@@ -106,8 +103,8 @@ impl TaskStore for MemoryStore {
             let live = usize::from(!task.is_settled());
             self.rows.unsettled.fetch_add(live, Ordering::Relaxed);
             let owner = owners.entry(task.key.owner.clone()).or_default();
-            owner.by_age.insert((task.created_at, task.key.id));
-            owner.places.enter(task);
+            owner.by_creation.insert((task.created_at, task.key.id));
+            owner.by_last_update.insert((task.updated_at, task.key.id));
             owner.name(task);
             owner.usage.tasks += 1;
             owner.usage.unsettled += live;
@@ -208,7 +205,7 @@ impl TaskStore for MemoryStore {
         let step = |after: Option<(Timestamp, TaskId)>| {
             let owners = self.rows.owners.lock();
             let from = after.map_or(Bound::Unbounded, Bound::Excluded);
-            let places = owners.get(owner).map(|rows| rows.by_age.range((from, Bound::Unbounded)).take(STEP));
+            let places = owners.get(owner).map(|rows| rows.by_creation.range((from, Bound::Unbounded)).take(STEP));
             let key = |id| TaskKey { owner: owner.clone(), id };
             places.into_iter().flatten().map(|place| (*place, key(place.1))).collect()
         };
@@ -219,47 +216,34 @@ impl TaskStore for MemoryStore {
         &self,
         owner: &Principal,
         filter: &ListFilter,
-        mut after: Option<ListPlace>,
+        after: Option<ListPlace>,
         limit: usize,
         now: Timestamp,
     ) -> Result<SummaryPage, StoreError> {
         let key = |id| TaskKey { owner: owner.clone(), id };
         if let Some(ids) = &filter.ids {
-            let tasks = ids.iter().filter_map(|id| self.rows.summary(&key(*id), now)).collect();
+            let tasks = ids.iter().filter_map(|id| self.rows.summary(&key(*id)));
+            let tasks = tasks.filter(|task| !task.is_gone(now)).collect();
             return Ok(SummaryPage::of_named(tasks, filter, after, limit));
         }
-        let (mut page, mut progress) = (SummaryPage { tasks: Vec::new(), next: None }, PageProgress::new(limit));
-        let is_narrow = after.is_none() && filter.other() != TimeRange::ALL;
-        let mut few = is_narrow.then(|| limit.min(PLACES_MAX / 2));
+        let (mut tasks, mut page) = (Vec::new(), FilteredPage::new(filter, after, limit, now));
         while !filter.is_empty() {
-            let places = |rows: &OwnerRows| match few.and_then(|limit| rows.places.few(filter, limit, now)) {
-                Some(places) => (places, true),
-                None => {
-                    let places = rows.places.next(filter, after, now);
-                    let is_last = places.len() < STEP;
-                    (places, is_last)
-                }
-            };
-            let Some((places, is_last)) = self.rows.owners.lock().get(owner).map(places) else { break };
-            few = None;
-            for (place, may_fit) in places {
-                if let Some(next) = progress.ends_before(place, may_fit) {
-                    page.next = Some(next);
-                    return Ok(page);
-                }
-                after = Some(place);
-                let summary = if may_fit { self.rows.summary(&key(place.1), now) } else { None };
-                // The row may have changed since the index was read.
-                if let Some(summary) = summary.filter(|task| filter.fits(task)) {
-                    progress.holds(summary.bytes());
-                    page.tasks.push(summary);
+            let step = self.rows.owners.lock().get(owner).map(|rows| rows.positions(filter, page.last()));
+            let step = step.unwrap_or_default();
+            let is_last = step.len() < STEP;
+            for position in step {
+                let Some(task) = self.rows.summary(&key(position.1)) else { continue };
+                match page.step(position, Some(&task)) {
+                    PageStep::Show => tasks.push(task),
+                    PageStep::Skip => (),
+                    PageStep::End => return Ok(SummaryPage { tasks, next: page.last() }),
                 }
             }
             if is_last {
                 break;
             }
         }
-        Ok(page)
+        Ok(SummaryPage { tasks, next: None })
     }
 
     async fn claim(&self, limit: usize, _upstreams: &[Arc<str>]) -> Result<Vec<TaskKey>, StoreError> {

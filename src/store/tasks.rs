@@ -119,8 +119,8 @@ pub struct SummaryPage<P = ListPlace> {
     pub next: Option<P>,
 }
 
-/// A page of a filtered list ends after examining this many index entries without a match. A match counts as two.
-pub const PLACES_MAX: usize = 112;
+/// A page of a filtered list ends after this many of the owner's rows, with or without a match.
+pub const FILTERED_ROWS_MAX: usize = 2_000;
 
 /// A position in the list of all tasks, newest first. It follows the task with this time and reference.
 pub type NewestCursor = (Timestamp, ShortReference);
@@ -197,36 +197,56 @@ impl SummaryPage {
     }
 }
 
-/// Collects a page from index entries, until it is full or enough entries were examined.
+/// What a page of a filtered list does with one of the owner's rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PageStep {
+    Show,
+    Skip,
+    /// The page ends before this row.
+    End,
+}
+
+/// Decides which rows a page of a filtered list shows, and where it ends. Each store reads the owner's rows in the list's order.
 #[derive(Debug)]
-pub(super) struct PageProgress {
+pub(super) struct FilteredPage<'a> {
+    filter: &'a ListFilter,
     limit: usize,
-    held: usize,
+    now: Timestamp,
+    shown: usize,
     bytes: usize,
-    /// Counts as [`PLACES_MAX`] does.
-    places: usize,
+    read: usize,
     last: Option<ListPlace>,
 }
 
-impl PageProgress {
-    pub(super) const fn new(limit: usize) -> Self {
-        Self { limit, held: 0, bytes: 0, places: 0, last: None }
+impl<'a> FilteredPage<'a> {
+    /// A page after `after`, of at most `limit` tasks.
+    pub(super) const fn new(filter: &'a ListFilter, after: Option<ListPlace>, limit: usize, now: Timestamp) -> Self {
+        Self { filter, limit, now, shown: 0, bytes: 0, read: 0, last: after }
     }
 
-    /// Returns the next page's cursor if this page ends before `place`. `may_fit`: whether the index allows a match.
-    pub(super) fn ends_before(&mut self, place: ListPlace, may_fit: bool) -> Option<ListPlace> {
-        let is_full = self.held >= self.limit || self.bytes > PAGE_BYTES_MAX;
-        let ended = self.last.filter(|_| (is_full && may_fit) || self.places >= PLACES_MAX);
-        self.places += 1;
-        self.last = Some(place);
-        ended
+    /// Judges the row at `position`; `task` is `None` if it is unreadable, which reading the whole row reports.
+    pub(super) fn step(&mut self, position: ListPlace, task: Option<&Summary>) -> PageStep {
+        if self.shown >= self.limit || self.bytes > PAGE_BYTES_MAX || self.read >= FILTERED_ROWS_MAX {
+            return PageStep::End;
+        }
+        self.read += 1;
+        self.last = Some(position);
+        if task.is_some_and(|task| task.is_gone(self.now) || !self.filter.fits(task)) {
+            return PageStep::Skip;
+        }
+        self.shown += 1;
+        self.bytes += task.map_or(size_of::<Summary>(), Summary::bytes);
+        PageStep::Show
     }
 
-    /// Adds the task at the last position.
-    pub(super) const fn holds(&mut self, bytes: usize) {
-        self.held += 1;
-        self.places += 1;
-        self.bytes += bytes;
+    /// The position of the last row that was read, or the position before the page.
+    pub(super) const fn last(&self) -> Option<ListPlace> {
+        self.last
+    }
+
+    /// The rows that the page may still read.
+    pub(super) const fn rest(&self) -> usize {
+        FILTERED_ROWS_MAX - self.read
     }
 }
 
@@ -337,11 +357,10 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
 
     /// Returns one owner's tasks that match `filter`, in its order, after `after`; at most `limit` and about [`PAGE_BYTES_MAX`].
     ///
-    /// Examines at most [`PLACES_MAX`] entries of an index by phase and [`crate::task::LagClass`], so a page may be short or
-    /// empty without being the last, and takes time in proportion to these entries. Rows without a match are not read. A shared
-    /// store sorts unsettled tasks by last update for each list, in time proportional to the owner's unsettled tasks. If the time
-    /// range that is not the sort key leaves at most `limit` tasks, there is only one page. With ids in the filter, takes time in
-    /// proportion to their number. An unreadable row is left out, or treated as failed.
+    /// Reads the owner's rows in this order, at most [`FILTERED_ROWS_MAX`], so a page may be short or empty without being the last,
+    /// and takes time in proportion to the rows read. A shared store also ends a page after a MiB of summaries, and sorts unsettled
+    /// tasks by last update for each list, in time proportional to the owner's unsettled tasks. With ids in the filter, takes time
+    /// in proportion to their number. An unreadable row is left out, or treated as failed.
     ///
     /// # Errors
     /// `Io`.

@@ -5,7 +5,7 @@
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
-use std::ops::{Range, RangeInclusive};
+use std::ops::Range;
 
 use super::digest::digest;
 use super::{Digest, PhaseKind, SessionScope, Summary, TaskId, TaskVisibility, Timestamp};
@@ -46,41 +46,6 @@ pub enum OrderedBy {
 pub enum ListDirection {
     OldestFirst,
     NewestFirst,
-}
-
-/// The time from a task's creation to its last update, by powers of 32. Stores group tasks by class: within a class, each of the
-/// two times limits the other on both sides, so a search by one time examines few tasks that the other time excludes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct LagClass(u8);
-
-impl LagClass {
-    /// The start of each class but the first, in milliseconds.
-    pub const STARTS: [u64; 4] = [2_000, 64_000, 2_048_000, 65_536_000];
-
-    /// The class of a task with these times.
-    #[must_use]
-    pub fn of(created_at: Timestamp, updated_at: Timestamp) -> Self {
-        let lag = updated_at.as_millis().saturating_sub(created_at.as_millis());
-        Self::all().filter(|class| *class.lags().start() <= lag).last().unwrap_or(Self(0))
-    }
-
-    /// All classes, shortest lags first.
-    pub fn all() -> impl Iterator<Item = Self> {
-        (0..).take(Self::STARTS.len() + 1).map(Self)
-    }
-
-    /// The number that stores keep.
-    #[must_use]
-    pub const fn number(self) -> u8 {
-        self.0
-    }
-
-    fn lags(self) -> RangeInclusive<u64> {
-        let number = usize::from(self.0);
-        let start = number.checked_sub(1).and_then(|before| Self::STARTS.get(before)).copied();
-        let end = Self::STARTS.get(number).copied();
-        start.unwrap_or(0)..=end.map_or(u64::MAX, |end| end - 1)
-    }
 }
 
 /// A list's criteria and order. Listed tasks match every criterion.
@@ -136,15 +101,16 @@ impl ListFilter {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         let no_ids = self.ids.as_ref().is_some_and(BTreeSet::is_empty);
-        self.phases.is_empty() || no_ids || self.span(0..=u64::MAX).is_empty()
+        let no_times = [self.created, self.updated, self.sorted_times()].iter().any(TimeRange::is_empty);
+        self.phases.is_empty() || no_ids || no_times
     }
 
-    /// The positions after `after` that matching tasks of one class can have. Its end precedes its start if there are none.
+    /// The positions after `after` that matching tasks can have. The end precedes the start if there are none.
     #[must_use]
-    pub fn places(&self, class: LagClass, after: Option<ListPlace>) -> Range<ListPlace> {
-        let span = self.span(class.lags());
+    pub fn positions(&self, after: Option<ListPlace>) -> Range<ListPlace> {
+        let times = self.sorted_times();
         let first = |time| (time, TaskId::from_bits(0));
-        let (from, until) = (first(span.from), first(span.until));
+        let (from, until) = (first(times.from), first(times.until));
         match (after, self.direction) {
             (None, _) => from..until,
             (Some(after), ListDirection::OldestFirst) => from.max(right_behind(after))..until,
@@ -152,41 +118,13 @@ impl ListFilter {
         }
     }
 
-    /// The positions that matching tasks with these lags can have.
-    fn span(&self, lags: RangeInclusive<u64>) -> TimeRange {
-        let (shortest, longest) = lags.into_inner();
-        let earlier = |time: Timestamp, lag| Timestamp::from_millis(time.as_millis().saturating_sub(lag));
-        let later = |time: Timestamp, lag| Timestamp::from_millis(time.as_millis().saturating_add(lag));
+    /// The sort keys that matching tasks can have. No task was updated before it was created.
+    fn sorted_times(&self) -> TimeRange {
         let (created, updated) = (self.created, self.updated);
         match self.by {
-            OrderedBy::Creation => TimeRange {
-                from: created.from.max(earlier(updated.from, longest)),
-                until: created.until.min(earlier(updated.until, shortest)),
-            },
-            OrderedBy::LastUpdate => TimeRange {
-                from: updated.from.max(later(created.from, shortest)),
-                until: updated.until.min(later(created.until, longest)),
-            },
+            OrderedBy::Creation => TimeRange { from: created.from, until: created.until.min(updated.until) },
+            OrderedBy::LastUpdate => TimeRange { from: updated.from.max(created.from), until: updated.until },
         }
-    }
-
-    /// The range for the time that is not the sort key.
-    #[must_use]
-    pub const fn other(&self) -> TimeRange {
-        match self.by {
-            OrderedBy::Creation => self.updated,
-            OrderedBy::LastUpdate => self.created,
-        }
-    }
-
-    /// The same filter, sorted by the other time.
-    #[must_use]
-    pub fn by_other_time(&self) -> Self {
-        let by = match self.by {
-            OrderedBy::Creation => OrderedBy::LastUpdate,
-            OrderedBy::LastUpdate => OrderedBy::Creation,
-        };
-        Self { by, ..self.clone() }
     }
 
     /// A task's position in the order.
@@ -244,59 +182,47 @@ mod tests {
         TimeRange { from: Timestamp::from_millis(from), until: Timestamp::from_millis(until) }
     }
 
-    /// The other time narrows the searched range on both sides, as far as the class of lags allows.
     #[test]
-    fn each_time_bounds_the_other_where_it_can() {
+    fn each_time_narrows_the_sort_keys_as_far_as_it_can() {
         let filter = |by| ListFilter {
             created: range(5_000, 50_000),
             updated: range(2_000, 20_000),
             by,
             ..ListFilter::default()
         };
-        assert_eq!(filter(OrderedBy::Creation).span(0..=u64::MAX), range(5_000, 20_000));
-        assert_eq!(filter(OrderedBy::LastUpdate).span(0..=u64::MAX), range(5_000, 20_000));
-        assert_eq!(filter(OrderedBy::Creation).span(8_000..=63_999), range(5_000, 12_000));
-        assert_eq!(filter(OrderedBy::LastUpdate).span(8_000..=63_999), range(13_000, 20_000));
-        let early = ListFilter { created: range(0, 5_000), by: OrderedBy::LastUpdate, ..ListFilter::default() };
-        assert_eq!(early.span(0..=999), range(0, 5_999));
-        assert!(ListFilter { created: range(5, 9), updated: range(0, 5), ..ListFilter::default() }.is_empty());
+        assert_eq!(filter(OrderedBy::Creation).sorted_times(), range(5_000, 20_000));
+        assert_eq!(filter(OrderedBy::LastUpdate).sorted_times(), range(5_000, 20_000));
+        for (created, updated) in
+            [(range(5, 9), range(0, 5)), (range(9, 2), TimeRange::ALL), (TimeRange::ALL, range(9, 2))]
+        {
+            for by in [OrderedBy::Creation, OrderedBy::LastUpdate] {
+                assert!(ListFilter { created, updated, by, ..ListFilter::default() }.is_empty());
+            }
+        }
     }
 
-    /// No matching task lies outside the searched ranges.
+    /// No matching task lies outside the positions, and none comes twice.
     #[test]
-    fn every_task_that_fits_stands_in_the_places_of_its_class() {
-        let edges = [0, 1, 1_999, 2_000, 63_999, 64_000, 65_535_999, 65_536_000, 1 << 40];
-        let mut found = 0;
+    fn positions_hold_every_task_that_fits_and_begin_behind_the_last() {
+        let id = TaskId::from_bits(u128::MAX);
+        let at = Timestamp::from_millis;
+        let edges = [0, 1, 2_000, 1 << 40];
         for (created_at, lag) in edges.iter().flat_map(|created| edges.iter().map(move |lag| (*created, *lag))) {
             let updated_at = created_at + lag;
-            let class = LagClass::of(Timestamp::from_millis(created_at), Timestamp::from_millis(updated_at));
-            assert!(class.lags().contains(&lag), "{lag}");
-            for (created, updated) in
-                edges.iter().flat_map(|created| edges.iter().map(move |updated| (*created, *updated)))
-            {
+            for (before, after) in edges.iter().flat_map(|before| edges.iter().map(move |after| (*before, *after))) {
+                let around = |time: u64| range(time.saturating_sub(before), time + 1 + after);
                 for by in [OrderedBy::Creation, OrderedBy::LastUpdate] {
-                    let fitting = [
-                        (range(created, created_at + 1), range(updated, updated_at + 1)),
-                        (range(created_at, created_at + 1 + created), range(updated_at, updated_at + 1 + updated)),
-                    ];
-                    for (created, updated) in fitting {
-                        let (at, id) = (Timestamp::from_millis, TaskId::from_bits(u128::MAX));
-                        if !created.contains(at(created_at)) || !updated.contains(at(updated_at)) {
-                            continue;
-                        }
-                        let filter = ListFilter { created, updated, by, ..ListFilter::default() };
-                        let place = if by == OrderedBy::Creation { (at(created_at), id) } else { (at(updated_at), id) };
-                        let places = filter.places(class, None);
-                        assert!(places.contains(&place), "{created_at} + {lag}: {filter:?}");
-                        let oldest = ListFilter { direction: ListDirection::OldestFirst, ..filter.clone() };
-                        assert!(!oldest.places(class, Some(place)).contains(&place));
-                        assert!(!filter.places(class, Some(place)).contains(&place));
-                        found += 1;
+                    let (created, updated) = (around(created_at), around(updated_at));
+                    let newest = ListFilter { created, updated, by, ..ListFilter::default() };
+                    let oldest = ListFilter { direction: ListDirection::OldestFirst, ..newest.clone() };
+                    let position = if by == OrderedBy::Creation { (at(created_at), id) } else { (at(updated_at), id) };
+                    for filter in [newest, oldest] {
+                        assert!(filter.positions(None).contains(&position), "{created_at} + {lag}: {filter:?}");
+                        assert!(!filter.positions(Some(position)).contains(&position), "{filter:?}");
                     }
                 }
             }
         }
-        assert!(found > 1_000, "{found}");
     }
 
     /// FIL-11.

@@ -43,20 +43,18 @@ async fn b172_a_store_of_no_use_is_said_by_check_and_serve_alike() {
     }
     for (name, version) in [("newer", 9), ("older", 1)] {
         let database = Connection::open(home.path().join(name).join("tasks.db")).unwrap();
-        database
-            .execute_batch(&format!("PRAGMA user_version = {version}; PRAGMA wal_checkpoint(TRUNCATE)"))
-            .unwrap();
+        database.execute_batch(&format!("PRAGMA user_version = {version}; PRAGMA wal_checkpoint(TRUNCATE)")).unwrap();
     }
     fs::write(home.path().join("text/tasks.db"), "words").unwrap();
     fs::write(home.path().join("file"), "").unwrap();
     for (folder, said) in [
         (
             "newer",
-            "newer/tasks.db: was written by a newer taskgate (version 9, this one knows 3); run that one. The file is left as it is",
+            "newer/tasks.db: was written by a newer taskgate (version 9, this one knows 4); run that one. The file is left as it is",
         ),
         (
             "older",
-            "older/tasks.db: was written by an older taskgate (version 1; this one reads 3 only); let that one finish its \
+            "older/tasks.db: was written by an older taskgate (version 1; this one reads 4 only); let that one finish its \
              tasks, then move the file away, and a new one is made in its place. The file is left as it is",
         ),
         ("text", "text/tasks.db: is not a database; move it away, and a new one is made in its place"),

@@ -4,10 +4,7 @@ use rusqlite::{ErrorCode, Row, ToSql, params};
 
 use crate::store::record::{self, RecordError};
 use crate::store::tasks::Revision;
-use crate::task::{
-    Digest, LagClass, PhaseKind, Principal, SessionScope, ShortReference, Summary, Task, TaskId, TaskKey,
-    TaskVisibility, Timestamp,
-};
+use crate::task::{Digest, Principal, ShortReference, Summary, Task, TaskId, TaskKey, Timestamp};
 
 /// A row without its record: enough for every sum and every index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,50 +35,6 @@ impl RowOutline {
     }
 }
 
-/// The columns that lists filter and sort by, besides the outline.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct ListColumns {
-    pub(super) updated_at: Timestamp,
-    pub(super) state: RowState,
-    pub(super) scope: Option<SessionScope>,
-    pub(super) parent: Option<TaskId>,
-    /// The number of the [`LagClass`].
-    pub(super) lag: i64,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct RowState(i64);
-
-impl RowState {
-    /// The state of rows that no list shows.
-    pub(super) const HIDDEN: Self = Self(-1);
-
-    pub(super) const fn of(phase: PhaseKind) -> Self {
-        Self(phase.number() as i64)
-    }
-
-    pub(super) const fn column(self) -> i64 {
-        self.0
-    }
-}
-
-impl ListColumns {
-    /// Rounds times to a column's range.
-    pub(super) fn of(task: &Summary) -> Self {
-        let state = match task.shown {
-            TaskVisibility::Handle => RowState::of(task.phase.kind()),
-            TaskVisibility::Hidden | TaskVisibility::Part => RowState::HIDDEN,
-        };
-        Self {
-            updated_at: time(at(task.updated_at)),
-            state,
-            scope: task.chosen.as_ref().map(|chosen| chosen.session),
-            parent: task.tree.parent,
-            lag: LagClass::of(task.created_at, task.updated_at).number().into(),
-        }
-    }
-}
-
 /// All columns of a row except its number and its summary, which has their checksum.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RowColumns {
@@ -92,40 +45,35 @@ pub(super) struct RowColumns {
     pub(super) name: Option<Digest>,
     /// The number of its record in `records`.
     pub(super) record: i64,
-    pub(super) lists: ListColumns,
+    pub(super) updated_at: Timestamp,
 }
 
 /// The columns that [`RowColumns::of_row`] reads, in order.
-pub(super) const COLUMNS: &str = "owner, id, revision, settled, untold, created_at, expires_at, bytes, name, record, ref, updated_at, state, \
-     scope, parent, lag";
-const COUNT: usize = 16;
+pub(super) const COLUMNS: &str =
+    "owner, id, revision, settled, unnotified, created_at, expires_at, bytes, name, record, ref, updated_at";
+const COUNT: usize = 12;
 /// The columns that an update changes, and the parameters for their values and the summary in [`RowColumns::bind`]. SQLite
 /// rewrites every index with an updated column; two indexes have none of these.
-pub(super) const MOVING: (&str, &str) = (
-    "revision, settled, untold, expires_at, bytes, record, updated_at, state, lag",
-    "?3, ?4, ?5, ?7, ?8, ?10, ?12, ?13, ?16, ?17",
-);
+pub(super) const MOVING: (&str, &str) =
+    ("revision, settled, unnotified, expires_at, bytes, record, updated_at", "?3, ?4, ?5, ?7, ?8, ?10, ?12, ?13");
 
 impl RowColumns {
-    /// `summary` is the task's, `reference` its key's.
-    pub(super) fn of(
-        task: &Task,
-        summary: &Summary,
-        reference: ShortReference,
-        revision: Revision,
-        record: i64,
-    ) -> Self {
-        let name = task.idempotency.map(|named| named.key);
-        let lists = ListColumns::of(summary);
-        Self { key: task.key.clone(), reference, revision, outline: RowOutline::of(task), name, record, lists }
+    /// `reference` is the task's. Rounds times to a column's range.
+    pub(super) fn of(task: &Task, reference: ShortReference, revision: Revision, record: i64) -> Self {
+        Self {
+            key: task.key.clone(),
+            reference,
+            revision,
+            outline: RowOutline::of(task),
+            name: task.idempotency.map(|named| named.key),
+            record,
+            updated_at: time(at(task.updated_at)),
+        }
     }
 
     /// Whether the columns differ from the others only in [`MOVING`].
     pub(super) fn stands_with(&self, other: &Self) -> bool {
-        let fixed = |columns: &Self| {
-            let ListColumns { scope, parent, .. } = columns.lists;
-            (columns.reference, columns.outline.created_at, columns.name, scope, parent)
-        };
+        let fixed = |columns: &Self| (columns.reference, columns.outline.created_at, columns.name);
         self.key == other.key && fixed(self) == fixed(other)
     }
 
@@ -138,7 +86,7 @@ impl RowColumns {
             name: row.get::<_, Option<[u8; 32]>>(from + 8)?.map(Digest),
             record: row.get(from + 9)?,
             reference: ShortReference(row.get(from + 10)?),
-            lists: lists(row, from + 11)?,
+            updated_at: time(row.get(from + 11)?),
         };
         let summary = row.get_ref(from + COUNT)?.as_blob()?;
         let summary = record::summary::decode(&columns.key, &columns.sealed(), summary);
@@ -155,18 +103,11 @@ impl RowColumns {
         bytes.extend_from_slice(&self.reference.0);
         let RowOutline { is_settled, is_untold, created_at, expires_at, bytes: size } = self.outline;
         bytes.extend_from_slice(&[u8::from(is_settled), u8::from(is_untold), u8::from(self.name.is_some())]);
-        for value in [column(self.revision), at(created_at), at(expires_at), number(size), self.record] {
+        let times = [at(created_at), at(expires_at), at(self.updated_at)];
+        for value in [column(self.revision), number(size), self.record].into_iter().chain(times) {
             bytes.extend_from_slice(&value.to_be_bytes());
         }
         bytes.extend_from_slice(&self.name.map_or([0; 32], |name| name.0));
-        let ListColumns { updated_at, state, scope, parent, lag } = self.lists;
-        for value in [at(updated_at), state.0, lag] {
-            bytes.extend_from_slice(&value.to_be_bytes());
-        }
-        for id in [scope.map(|scope| scope.0), parent.map(TaskId::bits)] {
-            bytes.push(u8::from(id.is_some()));
-            bytes.extend_from_slice(&id.unwrap_or_default().to_be_bytes());
-        }
         bytes
     }
 
@@ -188,11 +129,7 @@ impl RowColumns {
             self.name.map(|name| name.0),
             self.record,
             self.reference.0,
-            at(self.lists.updated_at),
-            self.lists.state.0,
-            self.lists.scope.map(|scope| scope.0.to_be_bytes()),
-            self.lists.parent.map(|parent| parent.bits().to_be_bytes()),
-            self.lists.lag,
+            at(self.updated_at),
             record::summary::encode(summary, &self.sealed()),
         ])
     }
@@ -240,18 +177,7 @@ pub(super) fn outline(row: &Row<'_>, from: usize) -> rusqlite::Result<RowOutline
     })
 }
 
-fn lists(row: &Row<'_>, from: usize) -> rusqlite::Result<ListColumns> {
-    let id = |column: Option<[u8; 16]>| column.map(u128::from_be_bytes);
-    Ok(ListColumns {
-        updated_at: time(row.get(from)?),
-        state: RowState(row.get(from + 1)?),
-        scope: id(row.get(from + 2)?).map(SessionScope),
-        parent: id(row.get(from + 3)?).map(TaskId::from_bits),
-        lag: row.get(from + 4)?,
-    })
-}
-
-pub(super) const OUTLINE: &str = "settled, untold, created_at, expires_at, bytes";
+pub(super) const OUTLINE: &str = "settled, unnotified, created_at, expires_at, bytes";
 
 /// Whether an error says that the data is not as written.
 pub(super) fn is_damage(error: &rusqlite::Error) -> bool {

@@ -66,7 +66,7 @@ fn read_in(path: &Path, tuning: DiskTuning) -> Result<OpenedDatabase, OpenError>
 pub(super) fn totals(conn: &Connection) -> rusqlite::Result<(RowTotals, Duration)> {
     let (mut totals, mut longest) = (RowTotals::default(), Duration::ZERO);
     let sql = "SELECT owner, count(*), sum(max(bytes, 0)), max(expires_at - created_at) FROM tasks INDEXED BY tasks_age
-               WHERE settled <> 0 AND untold = 0 GROUP BY owner";
+               WHERE settled <> 0 AND unnotified = 0 GROUP BY owner";
     let mut statement = conn.prepare(sql)?;
     let mut owners = statement.query(())?;
     while let Some(row) = owners.next()? {
@@ -75,7 +75,7 @@ pub(super) fn totals(conn: &Connection) -> rusqlite::Result<(RowTotals, Duration
         longest = longest.max(Duration::from_millis(u64::try_from(row.get::<_, i64>(3)?).unwrap_or(0)));
     }
     let sql = format!(
-        "SELECT owner, id, {OUTLINE} FROM tasks INDEXED BY tasks_age WHERE settled = 0 OR untold <> 0 ORDER BY owner"
+        "SELECT owner, id, {OUTLINE} FROM tasks INDEXED BY tasks_age WHERE settled = 0 OR unnotified <> 0 ORDER BY owner"
     );
     let mut statement = conn.prepare(&sql)?;
     let mut rows = statement.query(())?;

@@ -3,9 +3,7 @@
 use bytes::Bytes;
 use rusqlite::{Connection, OptionalExtension as _, Row, params};
 
-use super::columns::{
-    COLUMNS, OUTLINE, RowColumns, RowOutline, at, id, id_of, is_damage, key, number, outline, time,
-};
+use super::columns::{COLUMNS, OUTLINE, RowColumns, RowOutline, at, id, id_of, is_damage, key, number, outline, time};
 use super::earlier_rows::OWN;
 use crate::store::record::{self, RecordError};
 use crate::store::tasks::{NewestCursor, PAGE_BYTES_MAX, Revision, StoredTask};
@@ -40,6 +38,14 @@ pub(super) enum ListedRow {
 }
 
 impl ListedRow {
+    /// `None` if it is unreadable.
+    pub(super) fn summary(&self) -> Option<&Summary> {
+        match self {
+            Self::Whole(summary) => Some(summary),
+            Self::Unreadable(_) => None,
+        }
+    }
+
     pub(super) fn bytes(&self) -> usize {
         match self {
             Self::Whole(summary) => summary.bytes(),

@@ -56,7 +56,7 @@ impl UnfreeableRows {
 }
 
 /// Parameters for all columns and the summary.
-const VALUES: &str = "?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17";
+const VALUES: &str = "?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13";
 
 /// Returns the record's number.
 fn put_record(conn: &Connection, task: &Task) -> rusqlite::Result<i64> {
@@ -85,7 +85,7 @@ pub(super) fn insert(conn: &Connection, task: &Task) -> rusqlite::Result<bool> {
         return Ok(false);
     }
     let summary = Summary::of(task);
-    let columns = RowColumns::of(task, &summary, reference, Revision::FIRST, put_record(conn, task)?);
+    let columns = RowColumns::of(task, reference, Revision::FIRST, put_record(conn, task)?);
     let sql = format!("INSERT INTO tasks ({COLUMNS}, summary) VALUES ({VALUES})");
     let mut statement = conn.prepare_cached(&sql)?;
     columns.bind(&summary, |values| statement.execute(values)).map(|_| true)
@@ -111,10 +111,10 @@ pub(super) fn update(
     // A damaged record has no key, and its key stays taken. The key of a call that certainly did not run is released.
     let kept = found.columns.name.filter(|_| !task.certainly_did_not_run());
     let summary = Summary::of(task);
-    let columns = RowColumns::of(task, &summary, found.columns.reference, to, record);
+    let columns = RowColumns::of(task, found.columns.reference, to, record);
     let columns = RowColumns { name: columns.name.or(kept), ..columns };
     let (set, values) = if found.columns.stands_with(&columns) { MOVING } else { (COLUMNS, VALUES) };
-    let sql = format!("UPDATE tasks SET ({set}, summary) = ({values}) WHERE row = ?18");
+    let sql = format!("UPDATE tasks SET ({set}, summary) = ({values}) WHERE row = ?14");
     let mut statement = conn.prepare_cached(&sql)?;
     columns.bind(&summary, |values| {
         let row: &dyn rusqlite::ToSql = &found.row;

@@ -19,7 +19,7 @@ use super::{DiskTuning, OpenError};
 const APPLICATION_ID: i32 = 0x7467_6174;
 /// The schema version of this program. Files of other versions are refused (B172, F68). A change of the tables, or of the format of
 /// records or summaries, requires a new version and a new file in `tests/golden/store`.
-pub(super) const SCHEMA: i32 = 3;
+pub(super) const SCHEMA: i32 = 4;
 
 const MAGIC: &[u8; 16] = b"SQLite format 3\0";
 const HEADER_LEN: usize = 100;
@@ -33,8 +33,7 @@ const LOG_BYTES_KEPT: i64 = 32 << 20;
 const STATEMENTS_MAX: usize = 32;
 
 /// Listed columns are separate from records, which hold arguments and results: a list reads no record, and a damaged record
-/// affects only its own row. `age` covers the sums at startup, the two indexes of states every criterion of filtered lists. `lag`
-/// is the number of a [`crate::task::LagClass`].
+/// affects only its own row. `age` covers the sums at startup.
 const TABLES: &str = "
     CREATE TABLE tasks (
         row INTEGER PRIMARY KEY,
@@ -43,27 +42,21 @@ const TABLES: &str = "
         id BLOB NOT NULL,
         revision INTEGER NOT NULL,
         settled INTEGER NOT NULL,
-        untold INTEGER NOT NULL,
+        unnotified INTEGER NOT NULL,
         created_at INTEGER NOT NULL,
         expires_at INTEGER NOT NULL,
         bytes INTEGER NOT NULL,
         name BLOB,
         record INTEGER NOT NULL,
         updated_at INTEGER NOT NULL,
-        state INTEGER NOT NULL,
-        scope BLOB,
-        parent BLOB,
-        lag INTEGER NOT NULL,
         summary BLOB NOT NULL
     ) STRICT;
     CREATE INDEX tasks_ref ON tasks (ref);
-    CREATE INDEX tasks_age ON tasks (owner, created_at, id, settled, untold, expires_at, bytes);
+    CREATE INDEX tasks_age ON tasks (owner, created_at, id, settled, unnotified, expires_at, bytes);
     CREATE INDEX tasks_newest ON tasks (created_at DESC, ref);
     CREATE INDEX tasks_gone ON tasks (expires_at) WHERE settled = 1;
     CREATE INDEX tasks_name ON tasks (owner, name) WHERE name IS NOT NULL;
-    CREATE INDEX tasks_state_created ON tasks (owner, scope, state, lag, created_at, id, updated_at, expires_at, parent);
-    CREATE INDEX tasks_state_updated ON tasks (owner, scope, state, lag, updated_at, id, created_at, expires_at, parent);
-    CREATE INDEX tasks_parent ON tasks (owner, parent) WHERE parent IS NOT NULL;
+    CREATE INDEX tasks_updated ON tasks (owner, updated_at, id);
     CREATE TABLE records (row INTEGER PRIMARY KEY, record BLOB NOT NULL) STRICT;
     CREATE TABLE marks (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT;
     INSERT INTO marks VALUES ('seen', 0), ('probe', 0);

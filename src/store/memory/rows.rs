@@ -9,13 +9,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use parking_lot::Mutex;
 
 use super::STEP;
-use super::list_places::ListPlaces;
 use super::lives::MemoryLives;
 use crate::replica::fencing::{claimed as claimed_by, may_claim};
 use crate::replica::{GuardedRow, Incarnation};
 use crate::store::tasks::{PAGE_BYTES_MAX, Revision, StoreError, StoredTask, SummaryPage, Usage};
 use crate::task::summary::failure_line;
-use crate::task::{Digest, Principal, ShortReference, Summary, Task, TaskId, TaskKey, Timestamp};
+use crate::task::{
+    Digest, ListDirection, ListFilter, ListPlace, OrderedBy, Principal, ShortReference, Summary, Task, TaskId, TaskKey,
+    Timestamp,
+};
 
 /// Task ids are random, so their low bits spread rows evenly.
 const SHARDS: usize = 64;
@@ -65,8 +67,8 @@ pub(super) struct MemoryShard {
 
 #[derive(Debug, Default)]
 pub(super) struct OwnerRows {
-    pub(super) by_age: BTreeSet<(Timestamp, TaskId)>,
-    pub(super) places: ListPlaces,
+    pub(super) by_creation: BTreeSet<ListPlace>,
+    pub(super) by_last_update: BTreeSet<ListPlace>,
     pub(super) by_name: HashMap<Digest, IdempotentTask>,
     pub(super) usage: Usage,
 }
@@ -90,6 +92,23 @@ impl IdempotentTask {
 }
 
 impl OwnerRows {
+    /// The next positions of a filtered list after `after`, at most [`STEP`].
+    pub(super) fn positions(&self, filter: &ListFilter, after: Option<ListPlace>) -> Vec<ListPlace> {
+        let positions = filter.positions(after);
+        if positions.is_empty() {
+            return Vec::new();
+        }
+        let rows = match filter.by {
+            OrderedBy::Creation => &self.by_creation,
+            OrderedBy::LastUpdate => &self.by_last_update,
+        };
+        let rows = rows.range(positions).copied();
+        match filter.direction {
+            ListDirection::OldestFirst => rows.take(STEP).collect(),
+            ListDirection::NewestFirst => rows.rev().take(STEP).collect(),
+        }
+    }
+
     /// Updates the idempotency key under which a task is found.
     pub(super) fn name(&mut self, task: &Task) {
         if let Some(named) = task.idempotency {
@@ -181,13 +200,11 @@ impl MemoryRows {
         names.newest.remove(&(Reverse(task.created_at), reference, task.key.clone()));
     }
 
-    /// A task's summary; `None` if it has expired.
-    pub(super) fn summary(&self, key: &TaskKey, now: Timestamp) -> Option<Summary> {
+    /// A task's summary, even if it has expired.
+    pub(super) fn summary(&self, key: &TaskKey) -> Option<Summary> {
         let shard = self.shard(key).lock();
         let row = shard.rows.get(key)?;
-        let summary = Summary::with_failure(&row.stored.task, row.failure.clone());
-        drop(shard);
-        (!summary.is_gone(now)).then_some(summary)
+        Some(Summary::with_failure(&row.stored.task, row.failure.clone()))
     }
 
     /// Fills a page from steps of an index. Each step returns keys after a position.
@@ -206,7 +223,7 @@ impl MemoryRows {
             after = None;
             for (place, key) in found {
                 after = Some(place);
-                let Some(summary) = self.summary(&key, now) else { continue };
+                let Some(summary) = self.summary(&key).filter(|task| !task.is_gone(now)) else { continue };
                 if page.tasks.len() >= limit || bytes > PAGE_BYTES_MAX {
                     page.next = last;
                     return page;
@@ -231,8 +248,8 @@ impl MemoryRows {
         let mut owners = self.owners.lock();
         if let Entry::Occupied(mut rows) = owners.entry(task.key.owner.clone()) {
             let owner = rows.get_mut();
-            owner.by_age.remove(&(task.created_at, task.key.id));
-            owner.places.leave(task);
+            owner.by_creation.remove(&(task.created_at, task.key.id));
+            owner.by_last_update.remove(&(task.updated_at, task.key.id));
             if let Some(named) = task.idempotency
                 && owner.by_name.get(&named.key).is_some_and(|holder| holder.id == task.key.id)
             {
@@ -262,8 +279,8 @@ impl MemoryRows {
             if let Some(named) = old.idempotency.filter(|_| new.idempotency.is_none()) {
                 owner.by_name.remove(&named.key);
             }
-            owner.places.leave(old);
-            owner.places.enter(new);
+            owner.by_last_update.remove(&(old.updated_at, old.key.id));
+            owner.by_last_update.insert((new.updated_at, new.key.id));
         }
     }
 

@@ -6,12 +6,7 @@ use tokio_postgres::Row;
 use crate::replica::Incarnation;
 use crate::store::record::{self, RecordError};
 use crate::store::tasks::{Revision, StoredTask, needs_holder};
-use crate::task::{
-    LagClass, PhaseKind, Principal, ShortReference, Summary, Task, TaskId, TaskKey, TaskVisibility, Timestamp,
-};
-
-/// The state of a row that no list shows.
-const HIDDEN: i16 = -1;
+use crate::task::{Principal, ShortReference, Summary, Task, TaskId, TaskKey, Timestamp};
 
 /// A task in its stored form. The caller encodes it, which spares the writer that work.
 #[derive(Debug)]
@@ -20,10 +15,6 @@ pub(super) struct EncodedRow {
     pub(super) id: [u8; 16],
     pub(super) is_settled: bool,
     pub(super) needs_holder: bool,
-    pub(super) state: i16,
-    pub(super) lag: i16,
-    /// Empty if the gateway chose the id.
-    pub(super) scope: Vec<u8>,
     pub(super) parent: Option<Vec<u8>>,
     pub(super) upstream: Vec<u8>,
     pub(super) created: i64,
@@ -40,17 +31,14 @@ pub(super) struct EncodedRow {
 impl EncodedRow {
     pub(super) fn of(task: &Task) -> Self {
         let summary = Summary::of(task);
-        let lists = OrderColumns::of(&summary);
+        let lists = ListedColumns::of(&summary);
         let (is_settled, expires, size) = (task.is_settled(), at(task.expires_at()), number(task.stored_bytes()));
         let sealed = lists.sealed(&task.key, is_settled, expires);
-        let OrderColumns { state, lag, scope, parent, created, updated } = lists;
+        let ListedColumns { parent, created, updated } = lists;
         Self {
             id: id(&task.key),
             is_settled,
             needs_holder: needs_holder(task),
-            state,
-            lag,
-            scope,
             parent,
             upstream: task.origin.upstream.as_bytes().to_vec(),
             created,
@@ -79,24 +67,15 @@ impl EncodedRow {
 }
 
 #[derive(Debug)]
-pub(super) struct OrderColumns {
-    state: i16,
-    lag: i16,
-    scope: Vec<u8>,
+struct ListedColumns {
     parent: Option<Vec<u8>>,
     created: i64,
     updated: i64,
 }
 
-impl OrderColumns {
+impl ListedColumns {
     fn of(task: &Summary) -> Self {
         Self {
-            state: match task.shown {
-                TaskVisibility::Handle => state(task.phase.kind()),
-                TaskVisibility::Hidden | TaskVisibility::Part => HIDDEN,
-            },
-            lag: LagClass::of(task.created_at, task.updated_at).number().into(),
-            scope: task.chosen.as_ref().map(|chosen| chosen.session.0.to_be_bytes().to_vec()).unwrap_or_default(),
             parent: task.tree.parent.map(|parent| parent.bits().to_be_bytes().to_vec()),
             created: at(task.created_at),
             updated: at(task.updated_at),
@@ -108,12 +87,12 @@ impl OrderColumns {
     fn sealed(&self, key: &TaskKey, is_settled: bool, expires: i64) -> Vec<u8> {
         let owner = key.owner.as_str();
         let mut bytes = Vec::with_capacity(128 + owner.len());
-        for text in [owner.as_bytes(), &id(key), &self.scope, self.parent.as_deref().unwrap_or_default()] {
+        for text in [owner.as_bytes(), &id(key), self.parent.as_deref().unwrap_or_default()] {
             bytes.extend_from_slice(&number(text.len()).to_be_bytes());
             bytes.extend_from_slice(text);
         }
         bytes.push(u8::from(is_settled));
-        for value in [self.created, self.updated, expires, self.state.into(), self.lag.into()] {
+        for value in [self.created, self.updated, expires] {
             bytes.extend_from_slice(&value.to_be_bytes());
         }
         bytes
@@ -123,29 +102,23 @@ impl OrderColumns {
 #[derive(Debug)]
 pub(super) struct ListLine {
     pub(super) key: TaskKey,
+    pub(super) created_at: Timestamp,
+    pub(super) updated_at: Timestamp,
     /// `None` if its checksum fails: reading the whole row finds the damage.
     pub(super) summary: Option<Summary>,
 }
 
 /// The columns that [`ListLine::of`] reads.
-pub(super) const LISTED: &str = "id, owner, settled, state, lag, scope, parent, created, updated, expires, summary";
+pub(super) const LISTED: &str = "id, owner, settled, parent, created, updated, expires, summary";
 
 impl ListLine {
     /// Reads a row that starts with [`LISTED`].
     pub(super) fn of(row: &Row) -> Result<Self, tokio_postgres::Error> {
         let key = key(row, 0)?;
-        let lists = OrderColumns {
-            state: row.try_get(3)?,
-            lag: row.try_get(4)?,
-            scope: row.try_get(5)?,
-            parent: row.try_get(6)?,
-            created: row.try_get(7)?,
-            updated: row.try_get(8)?,
-        };
-        let sealed = lists.sealed(&key, row.try_get(2)?, row.try_get(9)?);
-        let summary = row.try_get::<_, &[u8]>(10)?;
-        let summary = record::summary::decode(&key, &sealed, summary).ok();
-        Ok(Self { key, summary })
+        let lists = ListedColumns { parent: row.try_get(3)?, created: row.try_get(4)?, updated: row.try_get(5)? };
+        let sealed = lists.sealed(&key, row.try_get(2)?, row.try_get(6)?);
+        let summary = record::summary::decode(&key, &sealed, row.try_get(7)?).ok();
+        Ok(Self { key, created_at: time(lists.created), updated_at: time(lists.updated), summary })
     }
 }
 
@@ -211,10 +184,6 @@ pub(super) const fn id(key: &TaskKey) -> [u8; 16] {
 
 pub(super) fn key_arrays<'a>(keys: impl IntoIterator<Item = &'a TaskKey>) -> (Vec<Vec<u8>>, Vec<&'a [u8]>) {
     keys.into_iter().map(|key| (id(key).to_vec(), key.owner.as_str().as_bytes())).unzip()
-}
-
-pub(super) fn state(phase: PhaseKind) -> i16 {
-    phase.number().into()
 }
 
 pub(super) fn at(time: Timestamp) -> i64 {

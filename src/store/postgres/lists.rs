@@ -1,30 +1,30 @@
 //! Runs the list queries. None of them reads a record.
 
-use std::ops::Range;
-
 use tokio_postgres::Error;
 
-use super::columns::{ListLine, at, count, holder, holder_column, id_of, key_arrays, number, state, time};
+use super::columns::{ListLine, at, count, holder, holder_column, key_arrays, number};
 use super::readers::ReaderLink;
 use super::statements;
 use super::task_write::ClaimableRows;
 use crate::replica::Incarnation;
-use crate::store::tasks::{NewestCursor, PAGE_BYTES_MAX, PLACES_MAX, PageProgress};
+use crate::store::tasks::{FilteredPage, NewestCursor, PAGE_BYTES_MAX, PageStep};
 use crate::task::{
-    Digest, LagClass, ListDirection, ListFilter, ListPlace, OrderedBy, PhaseKind, Principal, ShortReference, TaskId,
-    TaskKey, TimeRange, Timestamp,
+    Digest, ListDirection, ListFilter, ListPlace, OrderedBy, Principal, ShortReference, TaskId, TaskKey, Timestamp,
 };
 
-/// Limits a query to the rows that start within the byte limit of a page. `wanted` selects [`super::columns::LISTED`], in that
-/// order.
-fn paged(wanted: &str, order: &str) -> String {
+/// A filtered list reads about this many bytes of summaries at a time.
+const FILTERED_BYTES_MAX: usize = 1 << 20;
+
+/// Limits a query to the rows that start within `bytes_max`, and adds how many it found. `wanted` selects
+/// [`super::columns::LISTED`], in that order.
+fn paged(wanted: &str, order: &str, bytes_max: usize) -> String {
     format!(
         "SELECT * FROM (
             SELECT *, count(*) OVER () AS found,
                 coalesce(sum(octet_length(summary)) OVER (ORDER BY {order} ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0)::int8
                 AS before
             FROM ({wanted}) AS wanted) AS placed
-        WHERE before <= {PAGE_BYTES_MAX} ORDER BY {order}"
+        WHERE before <= {bytes_max} ORDER BY {order}"
     )
 }
 
@@ -36,8 +36,7 @@ fn page_of<P: PartialEq>(
 ) -> Result<(Vec<ListLine>, Option<P>), Error> {
     let found = rows.first().map_or(Ok(0), |row| row.try_get::<_, i64>("found"))?;
     let listed = rows.iter().take(limit).map(ListLine::of).collect::<Result<Vec<_>, _>>()?;
-    let created = rows.iter().take(limit).next_back().map(|row| row.try_get("created")).transpose()?.map(time);
-    let last = created.zip(listed.last()).map(|(created, line)| place(created, &line.key));
+    let last = listed.last().map(|line| place(line.created_at, &line.key));
     // An unreadable key gives no cursor.
     let next = last.filter(|last| count(found) > listed.len() && after.as_ref() != Some(last));
     Ok((listed, next))
@@ -59,7 +58,9 @@ pub(super) async fn page(
     );
     let (from, last) = after.map_or((-1, vec![]), |(time, id)| (at(time), id.bits().to_be_bytes().to_vec()));
     let (owner, now, wanted_rows) = (owner.as_str().as_bytes(), at(now), number(limit.saturating_add(1)));
-    let rows = link.query(&paged(&wanted, "created, id"), &vec![&owner, &from, &last, &now, &wanted_rows]).await?;
+    let rows = link
+        .query(&paged(&wanted, "created, id", PAGE_BYTES_MAX), &vec![&owner, &from, &last, &now, &wanted_rows])
+        .await?;
     page_of(&rows, (after, limit), |created, key| (created, key.id))
 }
 
@@ -77,7 +78,9 @@ pub(super) async fn survey(
     );
     let (from, last) = after.map_or((i64::MAX, vec![]), |(time, reference)| (at(time), reference.0.to_vec()));
     let (now, wanted_rows) = (at(now), number(limit.saturating_add(1)));
-    let rows = link.query(&paged(&wanted, "created DESC, ref"), &vec![&from, &last, &now, &wanted_rows]).await?;
+    let rows = link
+        .query(&paged(&wanted, "created DESC, ref", PAGE_BYTES_MAX), &vec![&from, &last, &now, &wanted_rows])
+        .await?;
     page_of(&rows, (after, limit), |created, key| (created, ShortReference::of(key)))
 }
 
@@ -148,125 +151,52 @@ pub(super) async fn idempotent(
     Ok(found.into_iter().next())
 }
 
-/// The lag of ranges of unsettled rows, which share one range for all lags.
-const UNSETTLED: i16 = -1;
-
-/// The query of an order: the first positions of all ranges. A range has one phase, and for settled rows one class of lags. No
-/// index follows a task's progress: unsettled rows are sorted by it for each list.
+/// The query of an order, between two positions. No index follows a task's progress: unsettled rows are sorted by it for each list.
 fn selection(by: OrderedBy, direction: ListDirection) -> String {
     let order = match direction {
         ListDirection::OldestFirst => "",
         ListDirection::NewestFirst => " DESC",
     };
-    let of = |column: &str, other: &str, rows: &str| {
+    let of = |column: &str, rows: &str| {
         format!(
-            "(SELECT {column} AS place, id, {other} AS other, expires, octet_length(summary) AS bytes FROM tg_task t
-            WHERE t.owner = $1 AND t.scope = $2 AND t.state = r.state AND t.state >= 0 AND t.ended_lag = r.lag
-                AND (t.{column}, t.id) >= (r.from_at, r.from_id) AND (t.{column}, t.id) < (r.until_at, r.until_id){rows}
-            ORDER BY {column}{order}, id{order} LIMIT $10)"
+            "(SELECT {} FROM tg_task WHERE owner = $1 AND {rows} AND ({column}, id) >= ($2, $3) AND ({column}, id) < ($4, $5)
+            ORDER BY {column}{order}, id{order} LIMIT $6)",
+            super::columns::LISTED
         )
     };
-    let found = match by {
-        OrderedBy::Creation => of("created", "updated", ""),
+    let (column, found) = match by {
+        OrderedBy::Creation => ("created", of("created", "created >= 0")),
         OrderedBy::LastUpdate => {
-            let (settled, others) = (" AND t.ended >= 0 AND r.settled", " AND NOT r.settled");
-            format!("{} UNION ALL {}", of("ended", "created", settled), of("updated", "created", others))
+            ("updated", format!("{} UNION ALL {}", of("ended", "ended >= 0"), of("updated", "ended IS NULL")))
         }
     };
-    format!(
-        "SELECT x.place, x.id, x.other, x.expires, r.settled, x.bytes
-        FROM unnest($3::int2[], $4::int2[], $5::bool[], $6::int8[], $7::bytea[], $8::int8[], $9::bytea[])
-            AS r (state, lag, settled, from_at, from_id, until_at, until_id)
-        CROSS JOIN LATERAL ({found}) AS x
-        ORDER BY x.place{order}, x.id{order} LIMIT $10"
-    )
+    let order = format!("{column}{order}, id{order}");
+    let wanted = format!("SELECT * FROM ({found}) AS found ORDER BY {order} LIMIT $6");
+    paged(&wanted, &order, FILTERED_BYTES_MAX)
 }
 
-/// The positions in a filter's order that rows of one phase and lag may have.
-type PlaceRange = (PhaseKind, i16, Range<ListPlace>);
-
-/// All ranges of an order that may have rows after `after`.
-fn ranges(filter: &ListFilter, after: Option<ListPlace>) -> Vec<PlaceRange> {
-    let classes = || LagClass::all().map(|class| (class, filter.places(class, after)));
-    let some = |(_, places): &(LagClass, Range<ListPlace>)| !places.is_empty();
-    let of_phase = |phase: PhaseKind| -> Vec<PlaceRange> {
-        if phase.is_settled() {
-            return classes().filter(some).map(|(class, places)| (phase, class.number().into(), places)).collect();
-        }
-        let all = classes().filter(some).map(|(_, places)| places);
-        let all = all.reduce(|one, other| one.start.min(other.start)..one.end.max(other.end));
-        all.map(|places| (phase, UNSETTLED, places)).into_iter().collect()
-    };
-    filter.phases.iter().copied().flat_map(of_phase).collect()
-}
-
-/// The index columns of a row, and the size of its summary.
-struct PlaceEntry {
-    place: ListPlace,
-    other: Timestamp,
-    expires_at: Timestamp,
-    is_settled: bool,
-    bytes: usize,
-}
-
-/// The first `limit` positions of one owner's tasks in a filter's order.
-async fn entries(
+/// The first `limit` rows of one owner after `after` in a filter's order, and whether there are more.
+async fn rows_after(
     link: &mut ReaderLink,
     owner: &Principal,
     filter: &ListFilter,
     after: Option<ListPlace>,
     limit: usize,
-) -> Result<Vec<PlaceEntry>, Error> {
-    let (mut states, mut lags, mut settled) = (Vec::new(), Vec::new(), Vec::new());
-    let (mut froms, mut from_ids, mut untils, mut until_ids) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    for (phase, lag, places) in ranges(filter, after) {
-        let bytes = |id: TaskId| id.bits().to_be_bytes().to_vec();
-        states.push(state(phase));
-        lags.push(lag);
-        settled.push(phase.is_settled());
-        froms.push(at(places.start.0));
-        from_ids.push(bytes(places.start.1));
-        untils.push(at(places.end.0));
-        until_ids.push(bytes(places.end.1));
-    }
-    let scope = filter.scope.map(|scope| scope.0.to_be_bytes().to_vec()).unwrap_or_default();
-    let (owner, limit) = (owner.as_str().as_bytes(), number(limit));
-    let values: super::transaction::Parameters<'_> =
-        vec![&owner, &scope, &states, &lags, &settled, &froms, &from_ids, &untils, &until_ids, &limit];
+) -> Result<(Vec<ListLine>, bool), Error> {
+    let positions = filter.positions(after);
+    let bytes = |id: TaskId| id.bits().to_be_bytes().to_vec();
+    let (start, end) = (positions.start, positions.end);
+    let (start, start_id, end, end_id) = (at(start.0), bytes(start.1), at(end.0), bytes(end.1));
+    let (owner, wanted_rows) = (owner.as_str().as_bytes(), number(limit.saturating_add(1)));
+    let values: super::transaction::Parameters<'_> = vec![&owner, &start, &start_id, &end, &end_id, &wanted_rows];
     let rows = link.query(&selection(filter.by, filter.direction), &values).await?;
-    let entry = |row: &tokio_postgres::Row| {
-        Ok(PlaceEntry {
-            place: (time(row.try_get(0)?), id_of(row.try_get(1)?)),
-            other: time(row.try_get(2)?),
-            expires_at: time(row.try_get(3)?),
-            is_settled: row.try_get(4)?,
-            bytes: usize::try_from(row.try_get::<_, i32>(5)?).unwrap_or(0),
-        })
-    };
-    rows.iter().map(entry).collect()
+    let found = rows.first().map_or(Ok(0), |row| row.try_get::<_, i64>("found"))?;
+    let lines = rows.iter().take(limit).map(ListLine::of).collect::<Result<Vec<_>, _>>()?;
+    let has_more = count(found) > lines.len();
+    Ok((lines, has_more))
 }
 
-/// All positions in order, if the time that is not sorted by leaves at most `limit` of them.
-async fn few(
-    link: &mut ReaderLink,
-    owner: &Principal,
-    filter: &ListFilter,
-    limit: usize,
-) -> Result<Option<Vec<PlaceEntry>>, Error> {
-    let other = filter.by_other_time();
-    let mut found = entries(link, owner, &other, None, limit + 1).await?;
-    if found.len() > limit {
-        return Ok(None);
-    }
-    found.retain(|entry| other.other().contains(entry.other));
-    for entry in &mut found {
-        (entry.place.0, entry.other) = (entry.other, entry.place.0);
-    }
-    found.sort_unstable_by(|one, other| filter.compare(&one.place, &other.place));
-    Ok(Some(found))
-}
-
-/// One owner's rows with columns that fit the filter, and the position to continue from.
+/// One owner's rows that fit the filter, and the position to continue from.
 pub(super) async fn select(
     link: &mut ReaderLink,
     owner: &Principal,
@@ -275,28 +205,28 @@ pub(super) async fn select(
     limit: usize,
     now: Timestamp,
 ) -> Result<(Vec<ListLine>, Option<ListPlace>), Error> {
-    // Rows that fit in one page need no cursor.
-    let found = match after {
-        None if filter.other() != TimeRange::ALL => few(link, owner, filter, limit.min(PLACES_MAX / 2)).await?,
-        _ => None,
-    };
-    let found = match found {
-        Some(found) => found,
-        None => entries(link, owner, filter, after, PLACES_MAX + 1).await?,
-    };
-    let (mut chosen, mut next) = (Vec::new(), None);
-    let mut progress = PageProgress::new(limit);
-    for entry in found {
-        let is_there = !entry.is_settled || entry.expires_at > now;
-        let may_fit = is_there && filter.other().contains(entry.other);
-        next = progress.ends_before(entry.place, may_fit);
-        if next.is_some() {
+    let (mut shown, mut page) = (Vec::new(), FilteredPage::new(filter, after, limit, now));
+    // Often all of the first rows fit.
+    let mut has_more = true;
+    for is_first in [true, false] {
+        let wanted = if is_first { limit.min(page.rest()) } else { page.rest() };
+        let (lines, more) = rows_after(link, owner, filter, page.last(), wanted).await?;
+        has_more = more;
+        for line in lines {
+            let time = match filter.by {
+                OrderedBy::Creation => line.created_at,
+                OrderedBy::LastUpdate => line.updated_at,
+            };
+            match page.step((time, line.key.id), line.summary.as_ref()) {
+                PageStep::Show => shown.push(line),
+                PageStep::Skip => (),
+                PageStep::End => return Ok((shown, page.last())),
+            }
+        }
+        if !has_more || shown.len() >= limit {
             break;
         }
-        if may_fit {
-            progress.holds(entry.bytes);
-            chosen.push(TaskKey { owner: owner.clone(), id: entry.place.1 });
-        }
     }
-    Ok((named(link, &chosen).await?, next))
+    // An unreadable key gives no cursor.
+    Ok((shown, page.last().filter(|last| has_more && after != Some(*last))))
 }

@@ -44,15 +44,12 @@ pub(super) struct RowArrays<'a> {
     by_holder: Vec<bool>,
     needs_holder: Vec<bool>,
     settled: Vec<bool>,
-    state: Vec<i16>,
-    lag: Vec<i16>,
     updated: Vec<i64>,
     expires: Vec<i64>,
     size: Vec<i64>,
     summary: Vec<&'a [u8]>,
     record: Vec<&'a [u8]>,
     names: Vec<Option<&'a [u8]>>,
-    scope: Vec<&'a [u8]>,
     parent: Vec<Option<&'a [u8]>>,
     created: Vec<i64>,
     references: Vec<&'a [u8]>,
@@ -108,15 +105,12 @@ impl<'a> RowArrays<'a> {
         self.by_holder.push(by_holder);
         self.needs_holder.push(row.needs_holder);
         self.settled.push(row.is_settled);
-        self.state.push(row.state);
-        self.lag.push(row.lag);
         self.updated.push(row.updated);
         self.expires.push(row.expires);
         self.size.push(row.size);
         self.summary.push(&row.summary);
         self.record.push(&row.record);
         self.names.push(row.name.as_deref());
-        self.scope.push(&row.scope);
         self.parent.push(row.parent.as_deref());
         self.created.push(row.created);
         self.references.push(&row.reference);
@@ -134,15 +128,12 @@ impl<'a> RowArrays<'a> {
             &self.by_holder,
             &self.needs_holder,
             &self.settled,
-            &self.state,
-            &self.lag,
             &self.updated,
             &self.expires,
             &self.size,
             &self.summary,
             &self.record,
             &self.names,
-            &self.scope,
             &self.parent,
             &self.created,
             &self.references,

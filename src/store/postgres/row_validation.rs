@@ -44,7 +44,7 @@ impl PostgresStore {
     /// The summaries of listed rows. Rows with a damaged summary are read as a whole.
     pub(super) async fn listed(&self, rows: Vec<ListLine>, now: Timestamp) -> Vec<Summary> {
         let mut tasks = Vec::with_capacity(rows.len());
-        for ListLine { key, summary } in rows {
+        for ListLine { key, summary, .. } in rows {
             if self.state.doubt.hides(&key) {
                 continue;
             }

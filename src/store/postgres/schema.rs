@@ -14,7 +14,7 @@ use super::session::{Session, in_time};
 use super::settings::{Durability, PostgresSettings};
 
 /// The schema version of this program. Others are refused.
-pub(super) const VERSION: i32 = 1;
+pub(super) const VERSION: i32 = 2;
 
 /// Oldest supported server, as `server_version_num`.
 const SERVER_MIN: i32 = 140_000;
@@ -26,8 +26,8 @@ const LOCK: i32 = 0x7467_6174;
 /// condition of `tg_task_age` holds for every row: it keeps the planner from using that index for lookups by key.
 ///
 /// No index has a column that changes with a task's progress, and each page has room for further row versions: so progress is
-/// written within the page and without index updates (PostgreSQL's HOT updates). Therefore `ended` and `ended_lag` exist beside
-/// `updated` and `lag`, and are constant until the task ends.
+/// written within the page and without index updates (PostgreSQL's HOT updates). Therefore `ended` exists beside `updated`, and is
+/// null until the task ends.
 const TABLES: &str = "
 CREATE TABLE tg_meta (
     one boolean PRIMARY KEY DEFAULT true CHECK (one), schema_version int NOT NULL,
@@ -40,12 +40,10 @@ CREATE TABLE tg_replica (
 CREATE TABLE tg_lane (incarnation bigint PRIMARY KEY, epoch bigint NOT NULL, writes bigint NOT NULL DEFAULT 0);
 CREATE TABLE tg_task (
     id bytea NOT NULL, owner bytea NOT NULL, rev bigint NOT NULL, holder bigint, settled boolean NOT NULL,
-    state smallint NOT NULL, lag smallint NOT NULL, scope bytea NOT NULL, parent bytea,
-    created bigint NOT NULL, updated bigint NOT NULL, expires bigint NOT NULL,
+    parent bytea, created bigint NOT NULL, updated bigint NOT NULL, expires bigint NOT NULL,
     ref bytea NOT NULL, idem bytea, size bigint NOT NULL, size_before bigint, open_before boolean,
-    summary bytea NOT NULL, record bytea NOT NULL, upstream bytea,
+    summary bytea NOT NULL, record bytea NOT NULL, upstream bytea NOT NULL,
     ended bigint GENERATED ALWAYS AS (CASE WHEN settled THEN updated END) STORED,
-    ended_lag smallint GENERATED ALWAYS AS (CASE WHEN settled THEN lag ELSE -1 END) STORED,
     PRIMARY KEY (id, owner)) WITH (fillfactor = 50);
 ALTER TABLE tg_task ALTER COLUMN record SET STORAGE EXTERNAL;
 CREATE UNIQUE INDEX tg_task_name ON tg_task (owner, idem) WHERE idem IS NOT NULL;
@@ -55,8 +53,8 @@ CREATE INDEX tg_task_due ON tg_task (expires) WHERE NOT settled;
 CREATE INDEX tg_task_age ON tg_task (owner, created, id) WHERE created >= 0;
 CREATE INDEX tg_task_newest ON tg_task (created DESC, ref);
 CREATE INDEX tg_task_ref ON tg_task (ref);
-CREATE INDEX tg_task_created ON tg_task (owner, scope, state, ended_lag, created, id) WHERE state >= 0;
-CREATE INDEX tg_task_ended ON tg_task (owner, scope, state, ended_lag, ended, id) WHERE state >= 0 AND ended >= 0;
+CREATE INDEX tg_task_ended ON tg_task (owner, ended, id) WHERE ended >= 0;
+CREATE INDEX tg_task_open ON tg_task (owner, id) WHERE ended IS NULL;
 CREATE INDEX tg_task_parent ON tg_task (owner, parent) WHERE parent IS NOT NULL;
 CREATE TABLE tg_usage (
     incarnation bigint, owner bytea, tasks bigint NOT NULL, unsettled bigint NOT NULL, bytes bigint NOT NULL,

@@ -48,10 +48,8 @@ SELECT true, NULL::bytea AS id, NULL::bytea AS owner, NULL::bigint AS rev, NULL:
 UNION ALL SELECT false, id, owner, rev, holder, tasks, unsettled, bytes FROM changed";
 
 /// Columns that an update writes, and their types.
-const MOVING: [(&str, &str); 9] = [
+const MOVING: [(&str, &str); 7] = [
     ("settled", "bool"),
-    ("state", "int2"),
-    ("lag", "int2"),
     ("updated", "int8"),
     ("expires", "int8"),
     ("size", "int8"),
@@ -60,8 +58,7 @@ const MOVING: [(&str, &str); 9] = [
     ("idem", "bytea"),
 ];
 /// Columns that only an insert writes.
-const STAYING: [(&str, &str); 5] =
-    [("scope", "bytea"), ("parent", "bytea"), ("created", "int8"), ("ref", "bytea"), ("upstream", "bytea")];
+const STAYING: [(&str, &str); 4] = [("parent", "bytea"), ("created", "int8"), ("ref", "bytea"), ("upstream", "bytea")];
 /// Further parameters: the expected revision, null for a new row; whether the holder writes; and whether the row needs a holder
 /// afterwards.
 const RULES: [(&str, &str); 3] = [("expected", "int8"), ("by_holder", "bool"), ("needs_holder", "bool")];

@@ -41,7 +41,7 @@ async fn b172_a_file_of_another_kind_is_refused_and_left_as_it_is() {
     type Make = fn(&Path);
     let newer: Make = |path| {
         let conn = Connection::open(path).unwrap();
-        conn.execute_batch("PRAGMA user_version = 4; PRAGMA wal_checkpoint(TRUNCATE)").unwrap();
+        conn.execute_batch("PRAGMA user_version = 5; PRAGMA wal_checkpoint(TRUNCATE)").unwrap();
     };
     let foreign: Make = |path| {
         fs::remove_file(path).unwrap();
@@ -57,7 +57,7 @@ async fn b172_a_file_of_another_kind_is_refused_and_left_as_it_is() {
         (
             "newer",
             newer,
-            "was written by a newer taskgate (version 4, this one knows 3); run that one. The file is left as it is",
+            "was written by a newer taskgate (version 5, this one knows 4); run that one. The file is left as it is",
         ),
         ("foreign", foreign, "is another program's database; name another folder as `store.path`"),
         ("marked", marked, "is another program's database; name another folder as `store.path`"),

@@ -51,7 +51,11 @@ async fn a_schema_that_is_not_this_programs_is_refused_and_left_as_it_is() {
     let Some(server) = shared() else { return };
     let made = "CREATE TABLE $.tg_meta (one boolean, schema_version int);";
     let rows = [
-        ("a newer program's", format!("{made} INSERT INTO $.tg_meta VALUES (true, 7)"), ["version 7", "this one knows"]),
+        (
+            "a newer program's",
+            format!("{made} INSERT INTO $.tg_meta VALUES (true, 7)"),
+            ["version 7", "this one knows"],
+        ),
         ("of no version", made.to_owned(), ["another program's", "\""]),
         ("of version 0", format!("{made} INSERT INTO $.tg_meta VALUES (true, 0)"), ["version 0", "an older program"]),
         ("without versions", "CREATE TABLE $.tg_task (id int)".to_owned(), ["another program's", "\""]),

@@ -269,8 +269,13 @@ async fn f68_a_schema_of_another_version_is_refused() {
     open_with(settings(server, &schema)).await.unwrap().close().await;
     let own: i32 = server.psql(&format!("SELECT schema_version FROM {schema}.tg_meta")).parse().unwrap();
     for (version, said) in [
-        (own - 1, format!("which an older program made; this one reads {own} only. Let the older one finish its tasks, \
-                           and name another schema for this one")),
+        (
+            own - 1,
+            format!(
+                "which an older program made; this one reads {own} only. Let the older one finish its tasks, \
+                           and name another schema for this one"
+            ),
+        ),
         (own + 1, format!("which a newer program made; this one knows {own}")),
     ] {
         server.psql(&format!("UPDATE {schema}.tg_meta SET schema_version = {version}"));

@@ -12,9 +12,9 @@ const BATCH: u128 = 500;
 fn fill(server: &PostgresServer, schema: &str, rows: u32) {
     let bytes = |text: &str| format!("decode(md5({text}), 'hex')");
     server.psql(&format!(
-        "INSERT INTO {schema}.tg_task (id, owner, rev, holder, settled, state, lag, scope, created, updated, expires, ref, size,
-            summary, record)
-        SELECT {}, 'a', 1, NULL, true, 3, 0, '', n, n, 1000000000000, {}, 1024, 'x', repeat('r', 200)::bytea
+        "INSERT INTO {schema}.tg_task (id, owner, rev, holder, settled, created, updated, expires, ref, size,
+            summary, record, upstream)
+        SELECT {}, 'a', 1, NULL, true, n, n, 1000000000000, {}, 1024, 'x', repeat('r', 200)::bytea, 'demo'
         FROM generate_series(1, {rows}) AS n",
         bytes("n::text"),
         bytes("'r' || n"),

@@ -8,8 +8,8 @@ fn fill(server: &PostgresServer, schema: &str, sizes: &[u64]) {
     for (number, size) in sizes.iter().enumerate() {
         server.psql(&format!(
             "INSERT INTO {schema}.tg_task
-                (id, owner, rev, settled, state, lag, scope, created, updated, expires, ref, size, summary, record)
-            VALUES (decode(lpad('{number}', 32, '0'), 'hex'), 'a', 1, true, 3, 0, '', 1, 1, {number}, 'x', {size}, 'x', 'x')"
+                (id, owner, rev, settled, created, updated, expires, ref, size, summary, record, upstream)
+            VALUES (decode(lpad('{number}', 32, '0'), 'hex'), 'a', 1, true, 1, 1, {number}, 'x', {size}, 'x', 'x', 'demo')"
         ));
     }
 }

@@ -33,7 +33,6 @@ use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::array_answer::ArrayItems;
-use super::call_stream::replay_buffer::read_event_id;
 use super::endpoint::UpstreamEndpoint;
 use super::fallback::FallbackToolService;
 use super::http::{Endpoint, FaceResponse, Inbound};
@@ -44,7 +43,6 @@ use super::session::SessionLookupError;
 use crate::metric;
 use crate::task::Principal;
 use crate::upstream::circular_lists::CircularLists;
-use crate::upstream::own_ids;
 use crate::upstream::reply::ReadLimits;
 use crate::wire::envelope::Request;
 use crate::wire::{Message, ProtocolVersion, RequestId, one_line};
@@ -354,18 +352,6 @@ impl PathFaces for Arc<CombinedUpstreams> {
     fn is_asked_by_a_task(&self, id: &RequestId) -> bool {
         // The ids of tasks' questions are the same for all upstreams.
         messages::unmarked(id).is_some_and(|(_, own)| self.members[0].endpoint.is_asked_by_a_task(&own))
-    }
-
-    fn bits_of_question(&self, id: &RequestId) -> Option<u128> {
-        own_ids::bits(&messages::unmarked(id)?.1)
-    }
-
-    fn bits_of_event(&self, id: &str) -> Option<u128> {
-        // Events of a session's own stream have the upstreams' ids.
-        match messages::EventPlace::read(id)? {
-            (_, messages::EventPlace::Answer(_, id)) => read_event_id(id).map(|(stream, _)| stream),
-            (_, messages::EventPlace::Own(_)) => None,
-        }
     }
 
     fn listened_as(&self) -> &Arc<str> {

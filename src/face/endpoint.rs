@@ -10,7 +10,6 @@ use tokio_util::sync::CancellationToken;
 
 use super::answer::bare;
 use super::array_answer::ArrayItems;
-use super::call_stream::replay_buffer::read_event_id;
 use super::client_login::ClientLogin;
 use super::http::{Endpoint, FaceResponse, Inbound};
 use super::intake::{self, PathFaces};
@@ -21,7 +20,6 @@ use super::session::{self, SessionFace, SessionLookupError};
 use super::session_homes::PassedOnMarker;
 use super::stateless::{MessageContext, StatelessFace};
 use crate::task::Principal;
-use crate::upstream::own_ids;
 use crate::wire::envelope::{Request, Response};
 use crate::wire::{Message, ProtocolVersion, RequestId};
 
@@ -159,14 +157,6 @@ impl PathFaces for UpstreamEndpoint {
 
     fn is_asked_by_a_task(&self, id: &RequestId) -> bool {
         self.session.is_asked_by_a_task(id)
-    }
-
-    fn bits_of_question(&self, id: &RequestId) -> Option<u128> {
-        own_ids::bits(id)
-    }
-
-    fn bits_of_event(&self, id: &str) -> Option<u128> {
-        read_event_id(id).map(|(stream, _)| stream)
     }
 
     fn listened_as(&self) -> &Arc<str> {

@@ -16,6 +16,7 @@ use super::headers;
 use super::http::{AcceptedTypes, FaceResponse, Inbound, empty_body};
 use super::idempotency_key;
 use super::revocable_body::ending_with;
+use super::sealed::IdKind;
 use super::served::Served;
 use super::session::{SessionLookupError, refuse};
 use super::session_homes::{self, ForwardReason, SessionErrand};
@@ -23,7 +24,6 @@ use crate::answer_budget::BudgetRefusal;
 use crate::dialect::RequestError;
 use crate::dialect::fallback_tools::FallbackTool;
 use crate::dialect::faults::{bound_error, gateway_error, rate_error};
-use crate::replica::SessionHome;
 use crate::task::{Executed, GatewayFault, Principal, RateRefusal, Reason};
 use crate::wire::envelope::{self, Request, is_batch, split_batch};
 use crate::wire::{Message, ProtocolVersion, RequestId, RpcError, ScanLimits, method};
@@ -59,12 +59,6 @@ pub(super) trait PathFaces: Send + Sync {
 
     /// Whether a task asked the question with this id.
     fn is_asked_by_a_task(&self, id: &RequestId) -> bool;
-
-    /// The bits of a question from a replica, as [`Served::draw_id`] drew them; arbitrary if a server asked.
-    fn bits_of_question(&self, id: &RequestId) -> Option<u128>;
-
-    /// The bits of the stream in an event id.
-    fn bits_of_event(&self, id: &str) -> Option<u128>;
 
     /// The name by which the path's streams are counted.
     fn listened_as(&self) -> &Arc<str>;
@@ -138,7 +132,7 @@ async fn get(faces: &impl PathFaces, inbound: &Inbound) -> FaceResponse {
         Err(fault) => return too_many(&fault),
     };
     let last_event = inbound.headers.get(headers::LAST_EVENT_ID).and_then(|event| event.to_str().ok());
-    let named = named_by(faces, last_event.and_then(|event| faces.bits_of_event(event)));
+    let named = last_event.and_then(|event| homes.as_ref()?.streamed_by(event));
     match pass_on(faces, inbound, named.map_or(SessionErrand::Begin, SessionErrand::GoOnAt), |_| false).await {
         Some(Ok(answer)) => ending_with(answer, || faces.streams_end()).map(|body| place.keep(body)),
         // Even if the owner may have opened it: a second attempt has no further effect.
@@ -148,11 +142,6 @@ async fn get(faces: &impl PathFaces, inbound: &Inbound) -> FaceResponse {
             faces.get(inbound).await
         }
     }
-}
-
-/// The live replica that drew these bits.
-fn named_by(faces: &impl PathFaces, bits: Option<u128>) -> Option<SessionHome> {
-    faces.served().homes.as_ref()?.named(bits?)
 }
 
 /// Forwards a request to the owner of its session; `None` if that is this replica, or `is_known` finds it here by the session's
@@ -193,8 +182,8 @@ fn errand_of(faces: &impl PathFaces, message: &Message) -> SessionErrand {
         Message::Notification(notification) if notification.is_about_a_request() => SessionErrand::Tell,
         Message::Notification(_) => SessionErrand::Begin,
         Message::Response(response) => {
-            let bits = response.id.as_ref().and_then(|id| faces.bits_of_question(id));
-            named_by(faces, bits).map_or(SessionErrand::Tell, SessionErrand::GoOnAt)
+            let named = response.id.as_ref().and_then(|id| faces.served().homes.as_ref()?.asked_by(id));
+            named.map_or(SessionErrand::Tell, SessionErrand::GoOnAt)
         }
     }
 }
@@ -289,7 +278,7 @@ async fn pass_on_answers(
     let Served { homes, sealer, .. } = faces.served();
     let homes = homes.as_ref()?;
     let state = request.params.object().filter(|_| method::may_ask(&request.method))?.get_string("requestState")?;
-    let home = sealer.open_state_home(&state, &inbound.principal)?;
+    let home = sealer.open_for(IdKind::RequestState, &inbound.principal, &state)?.id.replica?;
     // Boxed, as above.
     Box::pin(homes.pass_on_to(inbound, home, ForwardReason::HeldCall)).await
 }

@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::listen_permits::ListenPermits;
 use super::rates::Rates;
-use super::sealed::Sealer;
+use super::sealed::{GatewayId, IdKind, Sealer};
 use super::session_homes::SessionHomes;
 use super::unmatched_rules::UnmatchedRules;
 use crate::engine::{CallTarget, Engine, ServiceSettings};
@@ -50,17 +50,17 @@ pub struct Served {
 }
 
 impl Served {
-    /// The owner of a session that begins now.
+    /// This replica, if there are several: the owner of a session that begins now.
     #[must_use]
-    pub fn home(&self) -> Option<Incarnation> {
+    pub fn own_replica(&self) -> Option<Incarnation> {
         self.homes.as_ref().map(|homes| homes.own())
     }
 
-    /// 128 bits for the id of an object in this process's memory: unguessable, and they name the replica to other replicas.
+    /// Seals the id of an object in this process's memory, so that requests with it reach this replica.
     #[must_use]
-    pub fn draw_id(&self) -> u128 {
-        let random = (self.random)();
-        self.homes.as_ref().map_or(random, |homes| homes.name(random as u64))
+    pub(super) fn seal_own(&self, kind: IdKind, random: u128) -> String {
+        let id = GatewayId::in_memory(kind, self.own_replica(), random);
+        self.sealer.seal(&id, &[]).expect("an id without a payload has one length")
     }
 
     /// The target of the engine's calls.

@@ -36,7 +36,7 @@ use super::array_answer::{self, ArrayBounds, ArrayItems};
 use super::headers;
 use super::http::{AcceptedTypes, FaceResponse, Inbound, MessageChannel};
 use super::pipe::pipe_metrics::PipeMetrics;
-use super::sealed::{Sealer, digest_of};
+use super::sealed::Sealer;
 use super::served::Served;
 use crate::dialect::RequestError;
 use crate::task::{Drafts, Principal, Reason};
@@ -305,10 +305,7 @@ pub(super) fn session_of(
     check_version(&inbound.headers).map_err(in_session)?;
     let sealed = headers::single(&inbound.headers, &headers::SESSION_ID).map_err(in_session)?;
     let sealed = sealed.ok_or(SessionLookupError::Missing)?;
-    let open = || {
-        let token = sealer.open_session(sealed)?;
-        (token.upstream == opened_for && token.principal == digest_of(&inbound.principal)).then_some(token)
-    };
+    let open = || sealer.open_session(&inbound.principal, sealed).filter(|token| token.upstream == opened_for);
     sessions.open(sealed, opened_for, &inbound.principal, open).ok_or(SessionLookupError::Unknown)
 }
 

@@ -18,13 +18,15 @@ use http::header::{CONNECTION, CONTENT_LENGTH, EXPECT, HOST, TE, TRANSFER_ENCODI
 use http::{HeaderMap, HeaderName, HeaderValue, Uri};
 
 use super::answer::{ErrorAnswerMarker, UnknownTaskMarker};
+use super::call_stream::replay::read_event_id;
 use super::headers;
 use super::http::{FaceResponse, Inbound, MessageChannel};
-use super::sealed::{ForwardToken, Sealer, digest_of_request};
+use super::sealed::{ForwardToken, IdKind, Sealer, digest_of_request, sealed_in};
 use crate::metric;
 use crate::replica::{HomeErrand, Incarnation, ReplicaDirectory, ReplicaPeer, SessionHome};
 use crate::task::{Clock, Executed, GatewayFault, Principal, Reason};
 use crate::upstream::TaskScope;
+use crate::wire::RequestId;
 
 /// The header with the seal of a forwarded request.
 pub const FORWARD: HeaderName = HeaderName::from_static("taskgate-forward");
@@ -153,18 +155,22 @@ impl SessionHomes {
         &*self.clock
     }
 
-    /// Bits that name this replica ([`Sealer::name`]).
-    pub(super) fn name(&self, random: u64) -> u128 {
-        self.sealer.name(self.own(), random)
+    /// The live replica that asked a question.
+    pub(super) fn asked_by(&self, question: &RequestId) -> Option<SessionHome> {
+        self.named(IdKind::Question, sealed_in(&question.as_text()?))
     }
 
-    /// The live replica that bits name.
-    pub(super) fn named(&self, bits: u128) -> Option<SessionHome> {
-        let directory = self.directory.load();
-        self.sealer.named(bits).find_map(|named| match named == directory.own() {
+    /// The live replica with the stream of an event.
+    pub(super) fn streamed_by(&self, event: &str) -> Option<SessionHome> {
+        self.named(IdKind::EventStream, read_event_id(event)?.0)
+    }
+
+    fn named(&self, kind: IdKind, sealed: &str) -> Option<SessionHome> {
+        let (replica, directory) = (self.sealer.open(kind, sealed)?.id.replica?, self.directory.load());
+        match replica == directory.own() {
             true => Some(SessionHome::Here),
-            false => directory.peer(named).map(SessionHome::There),
-        })
+            false => directory.peer(replica).map(SessionHome::There),
+        }
     }
 
     /// Forwards a session's request to its owner; `None` for one to answer here, also if `is_known` finds its request in this
@@ -199,7 +205,8 @@ impl SessionHomes {
             return None;
         }
         let sealed = headers::single(&inbound.headers, &headers::SESSION_ID).ok()??;
-        let (begun_at, nonce) = self.sealer.open_session_home(sealed)?;
+        let session = self.sealer.open_for(IdKind::Session, &inbound.principal, sealed)?.id;
+        let (begun_at, nonce) = (session.replica, session.random);
         let directory = self.directory.load();
         let home = |errand| directory.home(begun_at, nonce, errand);
         Some(ConcernedReplicas::One(match errand {

@@ -23,7 +23,7 @@ use super::call_stream::stream;
 use super::http::{AcceptedTypes, Endpoint, FaceResponse, Inbound};
 use super::intake::unanswered_home;
 use super::revocable_body::ending_with;
-use super::sealed::{StreamToken, TokenPurpose};
+use super::sealed::{GatewayId, IdKind};
 use super::served::Served;
 use super::session::refuse;
 use super::session_homes::ForwardReason;
@@ -106,8 +106,8 @@ impl SseEndpoint {
         }
         let (key, owner) = (self.key(&inbound, (served.random)()), inbound.principal.clone());
         // A path and no URL: the gateway does not know the host and scheme that its clients use.
-        let sealed =
-            served.sealer.seal(TokenPurpose::Stream, &StreamToken { nonce: key.nonce, home: served.home() }.encode());
+        let id = GatewayId::in_memory(IdKind::SseStream, served.own_replica(), key.nonce);
+        let sealed = served.sealer.seal_for(&id, &owner, &[]).expect("an id without a payload has one length");
         let address = format!("{}?{STREAM}={sealed}", inbound.path);
         let (inlet, spoken) = mpsc::channel(SPOKEN_MAX);
         let (outgoing, said) = mpsc::channel(OUTGOING_MAX);
@@ -134,15 +134,15 @@ impl SseEndpoint {
     /// Accepts a message for a stream: 202 once it will be processed, with any outcome.
     async fn take(&self, inbound: Inbound) -> FaceResponse {
         let Some(sealed) = stream_named(inbound.query.as_deref()) else { return only_get() };
-        let opened = self.sse.served.sealer.open(TokenPurpose::Stream, sealed);
-        let token = opened.and_then(|plain| StreamToken::decode(&plain));
-        if let (Some(homes), Some(home)) = (&self.sse.served.homes, token.and_then(|token| token.home))
+        let opened = self.sse.served.sealer.open_for(IdKind::SseStream, &inbound.principal, sealed);
+        let stream = opened.map(|opened| opened.id);
+        if let (Some(homes), Some(home)) = (&self.sse.served.homes, stream.as_ref().and_then(|id| id.replica))
             // Boxed, as a single gateway never needs it.
             && let Some(passed) = Box::pin(homes.pass_on_to(&inbound, home, ForwardReason::Stream)).await
         {
             return passed.unwrap_or_else(|fault| unanswered_home(&fault));
         }
-        let key = token.map(|token| self.key(&inbound, token.nonce));
+        let key = stream.map(|id| self.key(&inbound, id.random));
         let Some(inlet) = key.and_then(|key| self.sse.streams.0.find(&key)) else {
             return self.refuse(&inbound, "stream_unknown", || bare(StatusCode::NOT_FOUND));
         };

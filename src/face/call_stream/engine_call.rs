@@ -46,7 +46,7 @@ pub struct RoundSeal {
     pub sealer: Arc<Sealer>,
     pub clock: Arc<dyn Clock>,
     /// The replica that holds the call, if there are several.
-    pub home: Option<Incarnation>,
+    pub replica: Option<Incarnation>,
     /// A digest of the whole request, computed only for a call that asks a question, or whose response outlives its request.
     pub scope: LazyLock<StateScope, Box<dyn FnOnce() -> StateScope + Send>>,
 }
@@ -60,9 +60,9 @@ impl fmt::Debug for RoundSeal {
 impl RoundSeal {
     /// A `requestState`; `None` if the request's scope alone exceeds its limit, which no checked request does.
     fn seal(&self, task: &Task, round: u32) -> Option<String> {
-        let content = StateContent::Task { id: task.key.id, round, home: self.home };
+        let content = StateContent::Task { id: task.key.id, round, replica: self.replica };
         let token = StateToken { scope: LazyLock::force(&self.scope).clone(), issued_at: self.clock.now(), content };
-        self.sealer.seal_state(&token).ok()
+        self.sealer.seal_state(&token)
     }
 }
 

@@ -3,13 +3,14 @@
 use bytes::Bytes;
 use http_body_util::BodyExt as _;
 
-use super::replay_buffer::{CallResult, ReplayBuffers, ReplayItem, ReplayReader, event_id, read_event_id};
+use super::replay_buffer::{CallResult, ReplayBuffers, ReplayItem, ReplayReader};
 use crate::dialect::faults::gateway_error;
 use crate::face::answer::{Addressee, addressee, event_stream};
 use crate::face::call_stream::request_answer::{RequestAnswer, unanswered};
 use crate::face::call_stream::{self, CallMessage, CallMessages};
 use crate::face::http::{AcceptedTypes, FaceResponse, joined_body};
-use crate::face::sealed::SessionToken;
+use crate::face::sealed::{IdKind, Sealer, SessionToken, sealed_in};
+use crate::face::served::Served;
 use crate::face::single_event_body::SingleEventBody;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::framing::BodyPart;
@@ -18,26 +19,27 @@ use crate::wire::{ProtocolVersion, RequestId, envelope};
 /// The client's end of a call. Dropping it does not affect the call.
 pub(in crate::face) struct ReplayStream {
     words: ReplayReader,
-    /// Whether its events have ids.
-    is_named: bool,
+    /// The sealed id of the stream, if its events have ids.
+    sealed: Option<String>,
     /// The request that the stream answers.
     request: Option<RequestId>,
 }
 
 impl ReplayStream {
     pub(in crate::face) const fn new(words: ReplayReader) -> Self {
-        Self { words, is_named: false, request: None }
+        Self { words, sealed: None, request: None }
     }
 
     /// The whole response: JSON if no event precedes it in time.
     pub(in crate::face) async fn respond(
         mut self,
         replays: &ReplayBuffers,
+        served: &Served,
         token: &SessionToken,
         addressee: Addressee,
     ) -> FaceResponse {
         match self.words.next().await {
-            Some(ReplayItem::Event(event, number)) => self.begin(replays, token, addressee, (event, number)),
+            Some(ReplayItem::Event(event, number)) => self.begin(replays, served, token, addressee, (event, number)),
             Some(ReplayItem::Last(ending, _)) => RequestAnswer::from(ending).into_response(&addressee),
             Some(ReplayItem::Rest(rest)) => event_stream(rest),
             None => unanswered(addressee.accepted).into_response(&addressee),
@@ -48,17 +50,19 @@ impl ReplayStream {
     pub(in crate::face) fn begin(
         mut self,
         replays: &ReplayBuffers,
+        served: &Served,
         token: &SessionToken,
         addressee: Addressee,
         (event, number): (BodyPart, Option<u64>),
     ) -> FaceResponse {
         let mut primer = String::new();
         if let Some(id) = addressee.id.clone().filter(|_| can_resume(token.client_version)) {
-            self.is_named = true;
+            let sealed = served.seal_own(IdKind::EventStream, self.words.stream());
             replays.keep(token.nonce, id, &self.words);
             if token.client_version.traits().has_primers {
-                primer = format!("id: {}\ndata:\n\n", event_id(self.words.stream(), 0));
+                primer = format!("id: {}\ndata:\n\n", event_id(&sealed, 0));
             }
+            self.sealed = Some(sealed);
         }
         let first = match self.named(event, number) {
             BodyPart::Event(event) => BodyPart::Event(event.after(primer.as_bytes())),
@@ -70,8 +74,8 @@ impl ReplayStream {
 
     /// An event with its id, if it has one.
     fn named(&self, part: BodyPart, number: Option<u64>) -> BodyPart {
-        let Some(number) = number.filter(|_| self.is_named) else { return part };
-        let id = event_id(self.words.stream(), number);
+        let (Some(number), Some(sealed)) = (number, &self.sealed) else { return part };
+        let id = event_id(sealed, number);
         match part {
             BodyPart::Event(event) => BodyPart::Event(event.named(id)),
             BodyPart::Bytes(bytes) => BodyPart::Bytes([format!("id: {id}\n").as_bytes(), &bytes].concat().into()),
@@ -87,7 +91,7 @@ impl CallMessages for ReplayStream {
         Some(match self.words.next().await? {
             ReplayItem::Event(event, number) => CallMessage::Event(self.named(event, number)),
             ReplayItem::Last(Ok(result), number) if result.is_large() && self.request.is_some() => {
-                let id = self.is_named.then(|| event_id(self.words.stream(), number));
+                let id = self.sealed.as_ref().map(|sealed| event_id(sealed, number));
                 let message =
                     self.request.as_ref().map(|request| envelope::result_of_pieces(request, result.into_pieces()));
                 let body = SingleEventBody::new(joined_body(message.into_iter().flatten())).named(id);
@@ -110,13 +114,29 @@ pub(in crate::face) fn can_resume(version: ProtocolVersion) -> bool {
 /// Resumes the stream of a call after this event (LEG-09); `None` if it is unknown or no longer buffered.
 pub(in crate::face) fn take_up(
     replays: &ReplayBuffers,
+    sealer: &Sealer,
     token: &SessionToken,
     last_event: &str,
 ) -> Option<FaceResponse> {
-    let (stream, number) = read_event_id(last_event)?;
+    let (sealed, number) = read_event_id(last_event)?;
+    let stream = sealer.open(IdKind::EventStream, sealed)?.id.random;
     let (request, words) = replays.take_up((token.nonce, stream), number)?;
-    let said = ReplayStream { words, is_named: true, request: Some(request) };
+    let said = ReplayStream { words, sealed: Some(sealed.to_owned()), request: Some(request) };
     Some(event_stream(call_stream::stream(said, addressee(None, AcceptedTypes::EventStream), None)))
+}
+
+/// Separates the stream from the event's number; no character of base64url.
+const NUMBER: char = '.';
+
+/// The id of a stream's event, which names its stream, so that no other stream's event is ever replayed.
+fn event_id(sealed: &str, number: u64) -> String {
+    format!("{sealed}{NUMBER}{number}")
+}
+
+/// The sealed stream of an event's id, with or without the mark of an endpoint, and the event's number.
+pub(in crate::face) fn read_event_id(text: &str) -> Option<(&str, u64)> {
+    let (sealed, number) = sealed_in(text).split_once(NUMBER)?;
+    Some((sealed, number.parse().ok()?))
 }
 
 fn last_message(id: Option<&RequestId>, ending: &CallResult) -> Bytes {
@@ -124,5 +144,18 @@ fn last_message(id: Option<&RequestId>, ending: &CallResult) -> Bytes {
         (Some(id), Ok(result)) => envelope::result(id, &result.clone().whole()),
         (_, Err(error)) => envelope::error(id, error),
         (None, Ok(_)) => envelope::error(None, &gateway_error(&GatewayFault::new(Reason::Internal, Executed::Unknown))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn leg_09_an_events_name_says_which_stream_it_is_of() {
+        assert_eq!(read_event_id(&event_id("ab-_", 7)), Some(("ab-_", 7)));
+        for odd in ["", "ab-7", "000000000000000000000000000000ab", "ab.x"] {
+            assert_eq!(read_event_id(odd), None, "{odd}");
+        }
     }
 }

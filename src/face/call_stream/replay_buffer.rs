@@ -432,16 +432,6 @@ impl ReplayBuffers {
     }
 }
 
-/// The id of a stream's event, which names its stream, so that no other stream's event is ever replayed.
-pub(in crate::face) fn event_id(stream: u128, number: u64) -> String {
-    format!("{stream:032x}-{number}")
-}
-
-pub(in crate::face) fn read_event_id(text: &str) -> Option<(u128, u64)> {
-    let (stream, number) = text.split_once('-')?;
-    Some((u128::from_str_radix(stream, 16).ok().filter(|_| stream.len() == 32)?, number.parse().ok()?))
-}
-
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
@@ -537,13 +527,5 @@ mod tests {
         assert_eq!(logs.kept.lock().answered.len(), ANSWERED_MAX);
         assert_eq!(logs.kept.lock().by_session.len(), ANSWERED_MAX);
         assert!(logs.take_up((0, 0), 0).is_none() && logs.take_up((1, 1), 0).is_some(), "the oldest made room");
-    }
-
-    #[test]
-    fn leg_09_an_events_name_says_which_stream_it_is_of() {
-        assert_eq!(read_event_id(&event_id(0xab, 7)), Some((0xab, 7)));
-        for odd in ["", "ab-7", "000000000000000000000000000000ab", "000000000000000000000000000000ab-x"] {
-            assert_eq!(read_event_id(odd), None, "{odd}");
-        }
     }
 }

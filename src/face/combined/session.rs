@@ -35,7 +35,7 @@ use crate::face::http::{AcceptedTypes, Endpoint as _, FaceResponse, Inbound};
 use crate::face::idempotency_key;
 use crate::face::intake::PathFaces as _;
 use crate::face::rewrite::{ClientInitialize, introduction_result};
-use crate::face::sealed::{SessionToken, digest_of};
+use crate::face::sealed::SessionToken;
 use crate::face::session::in_flight::RequestStage;
 use crate::face::session::{self, SessionLookupError, refuse};
 use crate::task::Drafts;
@@ -298,19 +298,19 @@ impl CombinedUpstreams {
         };
         let token = SessionToken {
             upstream: self.settings.path.to_string(),
-            principal: digest_of(&inbound.principal),
+            principal: inbound.principal.clone(),
             nonce: (self.common().random)(),
             client_version: introduction.version,
             upstream_version: introduction.version,
             capabilities: introduction.capabilities,
             client_info: introduction.client_info,
             issued_at: self.common().clock.now(),
-            home: self.common().home(),
+            replica: self.common().own_replica(),
             upstream_session: None,
             tasks: crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport::default(),
             declares_tasks: introduction.declares_tasks,
         };
-        let sealed = self.common().sealer.seal_session(&token).ok().and_then(|id| HeaderValue::try_from(id).ok());
+        let sealed = self.common().sealer.seal_session(&token).and_then(|id| HeaderValue::try_from(id).ok());
         let Some(sealed) = sealed else {
             let what = "the capabilities are too large for a session id";
             return refuse(&addressee, &RequestError::Params(Cow::Borrowed(what)));

@@ -4,14 +4,13 @@ use std::net::{IpAddr, Ipv6Addr};
 
 use http::{HeaderMap, Method};
 
-use super::layout::{TokenReader, put};
+use super::gateway_id::put;
+use super::{GatewayId, IdKind, OpenedId, Sealer};
 use crate::face::headers;
 use crate::replica::Incarnation;
 use crate::task::digest::{Digest, digest};
 use crate::task::{Principal, Timestamp};
 
-/// The version of the layout below.
-const LAYOUT: u8 = 1;
 /// The kind of a client's address.
 const NO_ADDRESS: u8 = 0;
 const IPV4: u8 = 4;
@@ -34,45 +33,56 @@ pub struct ForwardToken {
     pub client: Option<IpAddr>,
 }
 
-impl ForwardToken {
+impl Sealer {
+    /// Seals the token of a forwarded request; `None` if its principal is too long.
     #[must_use]
-    pub fn encode(&self) -> Vec<u8> {
+    pub fn seal_forward(&self, token: &ForwardToken) -> Option<String> {
+        let random = (u128::from(token.sender.0) << 64) | u128::from(token.number);
+        self.seal(&GatewayId::in_memory(IdKind::Forward, Some(token.target), random), &token.payload())
+    }
+
+    /// Opens the token of a forwarded request.
+    #[must_use]
+    pub fn open_forward(&self, sealed: &str) -> Option<ForwardToken> {
+        ForwardToken::read(&self.open(IdKind::Forward, sealed)?)
+    }
+}
+
+impl ForwardToken {
+    fn payload(&self) -> Vec<u8> {
         let (kind, address) = match self.client {
             None => (NO_ADDRESS, Ipv6Addr::UNSPECIFIED),
             Some(IpAddr::V4(address)) => (IPV4, address.to_ipv6_mapped()),
             Some(IpAddr::V6(address)) => (IPV6, address),
         };
-        let mut out = vec![LAYOUT, kind];
-        for number in [self.target.0, self.sender.0, self.number, self.issued_at.as_millis()] {
-            out.extend_from_slice(&number.to_be_bytes());
-        }
-        out.extend_from_slice(&self.request.0);
+        let mut out = vec![kind];
         out.extend_from_slice(&address.octets());
+        out.extend_from_slice(&self.issued_at.as_millis().to_be_bytes());
+        out.extend_from_slice(&self.request.0);
         put(&mut out, self.principal.as_str().as_bytes());
         out
     }
 
-    /// Reads what [`ForwardToken::encode`] wrote; `None` for anything else.
-    #[must_use]
-    pub fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut rest = TokenReader::new(bytes);
-        let [layout, kind] = rest.take()?;
-        if layout != LAYOUT {
-            return None;
-        }
-        let mut number = || rest.take().map(u64::from_be_bytes);
-        let (target, sender) = (Incarnation(number()?), Incarnation(number()?));
-        let (number, issued_at) = (number()?, Timestamp::from_millis(number()?));
-        let request = Digest(rest.take()?);
-        let address = Ipv6Addr::from(rest.take::<16>()?);
+    fn read(opened: &OpenedId) -> Option<Self> {
+        let (mut rest, id) = (opened.reader(), &opened.id);
+        let ([kind], address) = (rest.take()?, Ipv6Addr::from(rest.take::<16>()?));
         let client = match kind {
             NO_ADDRESS => None,
             IPV4 => Some(IpAddr::V4(address.to_ipv4_mapped()?)),
             IPV6 => Some(IpAddr::V6(address)),
             _ => return None,
         };
-        let principal = Principal::new(&rest.text()?);
-        rest.is_empty().then_some(Self { target, sender, number, issued_at, request, principal, client })
+        // In the order of the bytes.
+        let token = Self {
+            target: id.replica?,
+            sender: Incarnation((id.random >> 64) as u64),
+            number: id.random as u64,
+            client,
+            issued_at: Timestamp::from_millis(u64::from_be_bytes(rest.take()?)),
+            request: Digest(rest.take()?),
+            principal: Principal::new(&rest.text()?),
+        };
+        rest.is_empty().then_some(token)
     }
 }
 

@@ -3,20 +3,20 @@
 //! Clients return it with their answers, so it is untrusted until it has been opened, and it is valid only for the request that
 //! it was issued for (T-24).
 
-use super::layout::{TokenReader, hex_digest, put};
-use super::session_token::digest_of;
+use std::time::Duration;
+
+use super::gateway_id::put;
+use super::{GatewayId, IdKind, OpenedId, Sealer};
 use crate::replica::Incarnation;
+use crate::task::digest::{Digest, digest};
 use crate::task::{Principal, TaskId, Timestamp};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, canonical};
 
-/// The version of the layout below.
-const LAYOUT: u8 = 1;
-/// The kinds of content. Tokens with them outlive this program's version.
+/// The kinds of content.
 const UPSTREAM_NONE: u8 = 1;
 const UPSTREAM: u8 = 2;
 const TASK: u8 = 3;
-const TASK_AT_HOME: u8 = 4;
 
 /// The params that identify a request; the rest may differ from round to round.
 const SALIENT: [&str; 3] = ["name", "uri", "arguments"];
@@ -25,10 +25,9 @@ const SALIENT: [&str; 3] = ["name", "uri", "arguments"];
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateScope {
     upstream: String,
-    /// A digest of the principal, and another of the params.
-    principal: String,
+    principal: Principal,
     method: String,
-    params: String,
+    params: Digest,
 }
 
 impl StateScope {
@@ -40,9 +39,9 @@ impl StateScope {
         let salient = salient.fold(ObjectWriter::new(), |kept, (key, value)| kept.member(key, &value)).finish();
         Self {
             upstream: upstream.to_owned(),
-            principal: digest_of(principal),
+            principal: principal.clone(),
             method: method.to_owned(),
-            params: hex_digest(&canonical(&salient)),
+            params: digest([&canonical(&salient)]),
         }
     }
 }
@@ -60,75 +59,83 @@ pub struct StateToken {
 pub enum StateContent {
     /// At the upstream, with its own `requestState` as received (a JSON string); `None` if it issued none.
     Upstream(Option<Payload>),
-    /// At a call that the gateway holds. `home` is the replica that holds it, if there are several.
-    Task { id: TaskId, round: u32, home: Option<Incarnation> },
+    /// At a call that the gateway holds. `replica` holds it, if there are several.
+    Task { id: TaskId, round: u32, replica: Option<Incarnation> },
+}
+
+impl Sealer {
+    /// Seals a `requestState`. `None` if the upstream's own state is too long.
+    #[must_use]
+    pub fn seal_state(&self, token: &StateToken) -> Option<String> {
+        let (replica, random) = match &token.content {
+            StateContent::Upstream(_) => (None, 0),
+            StateContent::Task { id, replica, .. } => (*replica, id.bits()),
+        };
+        let id = GatewayId { kind: IdKind::RequestState, replica, upstream: token.scope.upstream.clone(), random };
+        self.seal_for(&id, &token.scope.principal, &token.payload())
+    }
+
+    /// The content of a `requestState`, if it was issued for exactly this request of this client, at most `expires_after` ago.
+    /// The caller does not learn which check failed (B135).
+    #[must_use]
+    pub fn open_state(
+        &self,
+        sealed: &str,
+        scope: &StateScope,
+        now: Timestamp,
+        expires_after: Duration,
+    ) -> Option<StateContent> {
+        let opened = self.open_for(IdKind::RequestState, &scope.principal, sealed)?;
+        let token = StateToken::read(&opened, &scope.principal)?;
+        let holds = token.scope == *scope && now.since(token.issued_at) <= expires_after;
+        holds.then_some(token.content)
+    }
 }
 
 impl StateToken {
-    pub(super) fn encode(&self) -> Vec<u8> {
-        let mut out = vec![LAYOUT];
+    fn payload(&self) -> Vec<u8> {
+        let mut out = self.scope.params.0.to_vec();
         out.extend_from_slice(&self.issued_at.as_millis().to_be_bytes());
-        let StateScope { upstream, principal, method, params } = &self.scope;
-        for part in [upstream, principal, method, params] {
-            put(&mut out, part.as_bytes());
-        }
+        put(&mut out, self.scope.method.as_bytes());
         match &self.content {
             StateContent::Upstream(None) => out.push(UPSTREAM_NONE),
             StateContent::Upstream(Some(state)) => {
                 out.push(UPSTREAM);
                 put(&mut out, state.bytes());
             }
-            StateContent::Task { id, round, home } => {
-                // A single gateway writes the layout from before owners existed.
-                out.push(if home.is_some() { TASK_AT_HOME } else { TASK });
-                out.extend_from_slice(&id.bits().to_be_bytes());
+            StateContent::Task { round, .. } => {
+                out.push(TASK);
                 out.extend_from_slice(&round.to_be_bytes());
-                out.extend(home.iter().flat_map(|home| home.0.to_be_bytes()));
             }
         }
         out
     }
 
-    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut rest = TokenReader::new(bytes);
-        let [layout] = rest.take()?;
-        if layout != LAYOUT {
-            return None;
-        }
+    fn read(opened: &OpenedId, principal: &Principal) -> Option<Self> {
+        let (mut rest, id) = (opened.reader(), &opened.id);
         // In the order of the bytes.
-        let issued_at = Timestamp::from_millis(u64::from_be_bytes(rest.take()?));
-        let (upstream, principal) = (rest.text()?, rest.text()?);
-        let scope = StateScope { upstream, principal, method: rest.text()?, params: rest.text()? };
-        let [kind] = rest.take()?;
-        let content = match kind {
-            UPSTREAM_NONE => StateContent::Upstream(None),
-            UPSTREAM => StateContent::Upstream(Some(rest.payload()?)),
-            TASK | TASK_AT_HOME => StateContent::Task {
-                id: TaskId::from_bits(u128::from_be_bytes(rest.take()?)),
+        let (params, issued_at) = (Digest(rest.take()?), Timestamp::from_millis(u64::from_be_bytes(rest.take()?)));
+        let (upstream, principal) = (id.upstream.clone(), principal.clone());
+        let scope = StateScope { upstream, principal, method: rest.text()?, params };
+        let content = match rest.take()? {
+            [UPSTREAM_NONE] => StateContent::Upstream(None),
+            [UPSTREAM] => StateContent::Upstream(Some(rest.payload()?)),
+            [TASK] => StateContent::Task {
+                id: TaskId::from_bits(id.random),
                 round: u32::from_be_bytes(rest.take()?),
-                home: if kind == TASK { None } else { Some(Incarnation(u64::from_be_bytes(rest.take()?))) },
+                replica: id.replica,
             },
             _ => return None,
         };
         rest.is_empty().then_some(Self { scope, issued_at, content })
     }
-
-    /// The replica that holds the call, if the state has one and was issued to this principal.
-    pub(super) fn home_for(&self, principal: &Principal) -> Option<Incarnation> {
-        match self.content {
-            StateContent::Task { home, .. } => home.filter(|_| self.scope.principal == digest_of(principal)),
-            StateContent::Upstream(_) => None,
-        }
-    }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use bytes::Bytes;
 
-    use super::super::{KEY_LEN, Sealer, SealingKeys, TokenPurpose, TooLarge};
+    use super::super::{KEY_LEN, SealingKeys};
     use super::*;
     use crate::wire::{ScanLimits, method};
 
@@ -159,15 +166,21 @@ mod tests {
             StateContent::Upstream(None),
             StateContent::Upstream(Some(own)),
             StateContent::Upstream(Some(Payload::of(""))),
-            StateContent::Task { id: TaskId::from_bits(u128::MAX - 3), round: 7, home: None },
-            StateContent::Task { id: TaskId::from_bits(3), round: 1, home: Some(Incarnation(9)) },
+            StateContent::Task { id: TaskId::from_bits(u128::MAX - 3), round: 7, replica: None },
+            StateContent::Task { id: TaskId::from_bits(3), round: 1, replica: Some(Incarnation(9)) },
         ] {
             let sealed = seal(content.clone());
-            let plain = sealer().open(TokenPurpose::RequestState, &sealed).unwrap();
-            for cut in 0..plain.len() {
-                assert_eq!(StateToken::decode(&plain[..cut]), None, "{cut}");
+            let opened = sealer().open_for(IdKind::RequestState, &Principal::local(), &sealed).unwrap();
+            let resealed = |payload: &[u8]| {
+                let sealed = sealer().seal_for(&opened.id, &Principal::local(), payload).unwrap();
+                sealer().open_state(&sealed, &scope(), NOW, HOUR)
+            };
+            let payload = opened.payload();
+            for cut in 0..payload.len() {
+                assert_eq!(resealed(&payload[..cut]), None, "{cut}");
             }
-            assert_eq!(StateToken::decode(&[&plain[..], b"x"].concat()), None);
+            assert_eq!(resealed(&[payload, b"x"].concat()), None);
+            assert_eq!(resealed(payload), Some(content.clone()));
             assert_eq!(sealer().open_state(&sealed, &scope(), NOW, HOUR), Some(content));
         }
     }
@@ -175,12 +188,13 @@ mod tests {
     /// T-24, MOD-28, B135.
     #[test]
     fn t_24_a_state_opens_for_its_own_request_alone() {
-        let content = StateContent::Task { id: TaskId::from_bits(1), round: 0, home: Some(Incarnation(9)) };
+        let content = StateContent::Task { id: TaskId::from_bits(1), round: 0, replica: Some(Incarnation(9)) };
         let sealed = seal(content.clone());
         let mut forged = sealed.clone().into_bytes();
         forged[40] = if forged[40] == b'A' { b'B' } else { b'A' };
         let forged = String::from_utf8(forged).unwrap();
-        let session = sealer().seal(TokenPurpose::Session, b"x");
+        let other_kind = GatewayId::in_memory(IdKind::Session, None, 1);
+        let session = sealer().seal_for(&other_kind, &Principal::local(), b"x").unwrap();
         let (local, call) = (Principal::local(), method::TOOLS_CALL);
         let of = |upstream: &str, principal: &Principal, method: &str, params: &str| {
             StateScope::of(upstream, principal, method, &object(params))
@@ -200,7 +214,7 @@ mod tests {
             ("other number", &sealed, of("reports", &local, call, &PARAMS.replace("1.10", "1.1")), NOW, false),
             ("no arguments", &sealed, of("reports", &local, call, r#"{"name":"a"}"#), NOW, false),
             ("forged", &forged, scope(), NOW, false),
-            ("of another purpose", &session, scope(), NOW, false),
+            ("of another kind", &session, scope(), NOW, false),
             ("made up", &"state".to_owned(), scope(), NOW, false),
             ("empty", &String::new(), scope(), NOW, false),
         ] {
@@ -211,40 +225,35 @@ mod tests {
 
     /// SEC-17.
     #[test]
-    fn the_home_of_a_held_call_is_told_to_its_own_client_alone() {
-        let held = |home| seal(StateContent::Task { id: TaskId::from_bits(1), round: 1, home });
+    fn the_replica_of_a_held_call_is_visible_to_its_own_client_alone() {
+        let held = |replica| seal(StateContent::Task { id: TaskId::from_bits(1), round: 1, replica });
         let there = Some(Incarnation(9));
-        let (at_home, alone) = (held(there), held(None));
-        let ends_in = |sealed: &str, bytes: &[u8]| {
-            let plain = sealer().open(TokenPurpose::RequestState, sealed).unwrap();
-            plain.ends_with(bytes)
-        };
-        assert!(ends_in(&at_home, &9_u64.to_be_bytes()) && ends_in(&alone, &1_u32.to_be_bytes()));
+        let (owned, alone) = (held(there), held(None));
         let (own, other) = (Principal::local(), Principal::new("key:b"));
         let passed_through = seal(StateContent::Upstream(Some(Payload::of("s"))));
         for (what, sealed, principal, expected) in [
-            ("its own", &*at_home, &own, there),
-            ("another's", &at_home, &other, None),
+            ("its own", &*owned, &own, there),
+            ("another's", &owned, &other, None),
             ("of a gateway that is alone", &alone, &own, None),
             ("of no held call", &passed_through, &own, None),
-            ("cut", &at_home[1..], &own, None),
+            ("cut", &owned[1..], &own, None),
         ] {
-            assert_eq!(sealer().open_state_home(sealed, principal), expected, "{what}");
+            let opened = sealer().open_for(IdKind::RequestState, principal, sealed);
+            assert_eq!(opened.and_then(|opened| opened.id.replica), expected, "{what}");
         }
     }
 
     #[test]
     fn a_state_has_at_most_64_kib() {
-        let max = TokenPurpose::RequestState.plain_len_max();
-        let token = |len: usize| {
+        let sealed = |len: usize| {
             let content = StateContent::Upstream(Some(Payload::of(&"s".repeat(len))));
-            StateToken { scope: scope(), issued_at: NOW, content }
+            sealer().seal_state(&StateToken { scope: scope(), issued_at: NOW, content })
         };
-        let fixed = token(0).encode().len();
-        let largest = sealer().seal_state(&token(max - fixed)).unwrap();
-        assert!(largest.len() <= 64 << 10, "{}", largest.len());
+        let fixed = sealed(0).unwrap().len() * 3 / 4;
+        let longest = (48 << 10) - fixed;
+        let largest = sealed(longest).unwrap();
+        assert_eq!(largest.len(), 64 << 10);
         assert!(sealer().open_state(&largest, &scope(), NOW, HOUR).is_some());
-        let refused = sealer().seal_state(&token(max - fixed + 1));
-        assert_eq!(refused, Err(TooLarge { len: max + 1, max }));
+        assert_eq!(sealed(longest + 1), None);
     }
 }

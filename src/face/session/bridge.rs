@@ -60,7 +60,7 @@ pub(super) async fn post(
             Some(Ok(result)) => addressee.result(result),
             Some(Err(complaint)) => refuse(&addressee, &complaint),
             None => match bridged_call::begin(shared, &session, &request, BridgedCaller::of(inbound)) {
-                Ok(said) => said.respond(&shared.open.replays, &session.token, addressee).await,
+                Ok(said) => said.respond(&shared.open.replays, &shared.served, &session.token, addressee).await,
                 Err(error) => addressee.error(StatusCode::OK, &error),
             },
         },

@@ -145,7 +145,7 @@ pub(super) fn begin_on(
         (None, AnswerEra::Sessions) => LogFilter::All,
     };
     let falls_back = tool.as_deref().is_some_and(|tool| shared.falls_back(session, tool));
-    let (words, said) = shared.open.replays.begin(shared.served.draw_id());
+    let (words, said) = shared.open.replays.begin((shared.served.random)());
     let mut driver = BridgedCall {
         shared: Arc::clone(shared),
         engine: Arc::clone(&shared.served.engine),

@@ -16,7 +16,7 @@ use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
 use crate::face::answer::{addressee, bare};
 use crate::face::http::{FaceResponse, Inbound};
 use crate::face::rewrite::{self, ClientInitialize};
-use crate::face::sealed::{SessionToken, digest_of};
+use crate::face::sealed::{IdKind, SessionToken};
 use crate::task::Reason;
 use crate::upstream::era::contradicts;
 use crate::upstream::raw_channel::SessionBinding;
@@ -45,19 +45,19 @@ pub(super) async fn open(shared: &Arc<SessionFaceState>, inbound: &Inbound, requ
     };
     let token = SessionToken {
         upstream: shared.served.channel.name().to_string(),
-        principal: digest_of(&inbound.principal),
+        principal: inbound.principal.clone(),
         nonce: inbound.endpoint_session.unwrap_or_else(shared.served.random),
         client_version: introduction.version,
         upstream_version: opened.version,
         capabilities: introduction.capabilities,
         client_info: introduction.client_info,
         issued_at: shared.served.clock.now(),
-        home: shared.served.home(),
+        replica: shared.served.own_replica(),
         upstream_session: opened.binding.session.as_ref().and_then(|id| id.to_str().ok()).map(str::to_owned),
         tasks: opened.tasks,
         declares_tasks: introduction.declares_tasks,
     };
-    let sealed = shared.served.sealer.seal_session(&token).ok().and_then(|id| HeaderValue::try_from(id).ok());
+    let sealed = shared.served.sealer.seal_session(&token).and_then(|id| HeaderValue::try_from(id).ok());
     let Some(sealed) = sealed else {
         if !opened.version.is_stateless() {
             shared.own.let_go(opened.binding, &inbound.forwarded.credential());
@@ -121,9 +121,9 @@ async fn open_either(
 }
 
 impl SessionFaceState {
-    /// A new request id of the gateway.
-    pub(in crate::face) fn mint(&self) -> RequestId {
-        own_ids::of_bits(self.served.draw_id())
+    /// A new id for a question of this process.
+    pub(in crate::face) fn question_id(&self) -> RequestId {
+        own_ids::of(&self.served.seal_own(IdKind::Question, (self.served.random)()))
     }
 
     /// Ends a client's session, here and at the upstream.
@@ -151,8 +151,8 @@ impl SessionFaceState {
     /// Whether a task of its client that another process may resume could run in an upstream session. Then the upstream session
     /// is left open: some servers end a session's tasks with it (T-31).
     fn may_be_needed(&self, session: &ClientSession) -> bool {
-        let is_earlier = match (session.token.home, self.served.home()) {
-            (Some(home), Some(own)) => home != own,
+        let is_earlier = match (session.token.replica, self.served.own_replica()) {
+            (Some(owner), Some(own)) => owner != own,
             (Some(_), None) | (None, _) => session.token.issued_at < self.served.engine.began(),
         };
         // A renewed session belongs to this process, and its calls are counted.

@@ -148,14 +148,14 @@ mod tests {
     fn token(nonce: u128) -> SessionToken {
         SessionToken {
             upstream: "reports".to_owned(),
-            principal: "digest".to_owned(),
+            principal: Principal::local(),
             nonce,
             client_version: ProtocolVersion::V2025_11_25,
             upstream_version: ProtocolVersion::V2025_11_25,
             capabilities: Payload::empty_object(),
             client_info: None,
             issued_at: Timestamp::from_millis(0),
-            home: None,
+            replica: None,
             upstream_session: Some("s-1".to_owned()),
             tasks: UpstreamTaskSupport::default(),
             declares_tasks: false,

@@ -121,7 +121,7 @@ pub(super) async fn post(
 ) -> FaceResponse {
     let addressee = addressee(Some(&request.id), inbound.accepted);
     match drive(shared, &session, &request, inbound).await {
-        Some(Ok(said)) => return said.respond(&shared.open.replays, &session.token, addressee).await,
+        Some(Ok(said)) => return said.respond(&shared.open.replays, &shared.served, &session.token, addressee).await,
         Some(Err(error)) => return addressee.error(StatusCode::OK, &error),
         None => (),
     }
@@ -167,7 +167,7 @@ pub(super) fn take_up(
     last_event: Option<&HeaderValue>,
 ) -> Option<FaceResponse> {
     let event = last_event?.to_str().ok()?;
-    replay::take_up(&shared.open.replays, &session.token, event)
+    replay::take_up(&shared.open.replays, &shared.served.sealer, &session.token, event)
 }
 
 impl SessionFaceState {

@@ -10,7 +10,7 @@ use super::session_cache::ClientSession;
 use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
 use crate::face::headers;
 use crate::face::http::Inbound;
-use crate::face::sealed::{SessionToken, digest_of};
+use crate::face::sealed::SessionToken;
 use crate::upstream::raw_channel::SessionBinding;
 use crate::wire::{Payload, ProtocolVersion};
 
@@ -35,14 +35,14 @@ pub(super) fn session(shared: &SessionFaceState, inbound: &Inbound) -> Option<Cl
     let version = named.map_or(Some(ProtocolVersion::V2025_03_26), ProtocolVersion::parse)?;
     let token = SessionToken {
         upstream: served.channel.name().to_string(),
-        principal: digest_of(&inbound.principal),
+        principal: inbound.principal.clone(),
         nonce: (served.random)(),
         client_version: version,
         upstream_version: version,
         capabilities: Payload::empty_object(),
         client_info: None,
         issued_at: served.clock.now(),
-        home: served.home(),
+        replica: served.own_replica(),
         upstream_session: None,
         tasks: UpstreamTaskSupport::default(),
         declares_tasks: false,

@@ -58,7 +58,7 @@ impl StatelessFace {
             RoundSeal {
                 sealer: Arc::clone(&self.served.sealer),
                 clock: Arc::clone(&self.served.clock),
-                home: self.served.home(),
+                replica: self.served.own_replica(),
                 scope: LazyLock::new(Box::new(move || StateScope::of(&upstream, &principal, &method, &params))),
             }
         })

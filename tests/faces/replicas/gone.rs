@@ -6,6 +6,7 @@ use std::time::Duration;
 use http::StatusCode;
 use serde_json::{Value, json};
 use support::fault_proxy::{Fault, FaultProxy, Verb};
+use taskgate::face::sealed::{GatewayId, IdKind};
 use taskgate::replica::{Incarnation, ReplicaDirectory, ReplicaMember};
 use tokio::net::TcpListener;
 use tokio::time::Instant;
@@ -322,7 +323,8 @@ async fn an_answer_reaches_a_home_that_is_leaving_and_new_calls_do_not() {
     let mut reply = there.post(call(1)).await;
     reply.until("\n\n").await;
     let [home, other] = [0, 1].map(|at| replicas.all[at].member());
-    let made_there = format!("{:032x}-1", sealer().name(home.peer.incarnation, 7));
+    let made_there =
+        sealer().seal(&GatewayId::in_memory(IdKind::EventStream, Some(home.peer.incarnation), 7), &[]).unwrap() + ".1";
     let gone_soon = ReplicaMember { is_leaving: true, ..home };
     replicas.all[1].sees(vec![gone_soon, other]);
     // Nothing says who asked: both hand it over, the home and the one that stands in.
@@ -340,7 +342,7 @@ async fn an_answer_reaches_a_home_that_is_leaving_and_new_calls_do_not() {
         );
     }
     assert_eq!(there.post(NOTE).await.status, StatusCode::ACCEPTED, "for the session that is gone on with");
-    let nobodys = format!("{:032x}-1", 7);
+    let nobodys = sealer().seal(&GatewayId::in_memory(IdKind::EventStream, None, 7), &[]).unwrap() + ".1";
     for last_event in [None, Some("x"), Some("7-1"), Some(nobodys.as_str())] {
         assert_ne!(there.get(last_event).await.status, StatusCode::SERVICE_UNAVAILABLE, "{last_event:?}");
     }

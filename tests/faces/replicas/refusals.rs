@@ -4,7 +4,7 @@ use http::{Method, Request};
 use http_body_util::{BodyExt as _, Full};
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use taskgate::face::sealed::{ForwardToken, TokenPurpose, digest_of_request};
+use taskgate::face::sealed::{ForwardToken, GatewayId, IdKind, digest_of_request};
 use taskgate::replica::Incarnation;
 use taskgate::task::{Clock as _, Principal, Timestamp};
 use tokio::net::TcpStream;
@@ -92,7 +92,10 @@ async fn sec_25_a_request_that_no_replica_sealed_for_this_one_a_moment_ago_is_re
         ),
         (
             "of another kind",
-            Forwarding { sealed: vec![sealer().seal(TokenPurpose::Session, b"x")], ..base() },
+            Forwarding {
+                sealed: vec![sealer().seal(&GatewayId::in_memory(IdKind::Session, None, 1), b"x").unwrap()],
+                ..base()
+            },
             401,
             "Only replicas",
         ),

@@ -5,11 +5,10 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use support::wire_client::{Answer, Flavour, WireClient};
-use taskgate::face::sealed::TokenPurpose;
 use taskgate::replica::ReplicaMember;
 use tokio_util::task::TaskTracker;
 
-use super::harness::{Replicas, sealer};
+use super::harness::Replicas;
 use super::upstream::{BodySender, ScriptedReply, ScriptedServer, ScriptedState, SeenRequest, answer};
 
 const ADA: &str = "tg_ada1_0011223344556677889900aabbccddee";
@@ -183,21 +182,4 @@ async fn a_foreign_request_state_answers_no_question_at_any_replica() {
     replicas.kill(0);
     check_refused(&held.answer(&replicas, 0, BOB).await, NO_STATE);
     check_refused(&held.answer(&replicas, 0, ADA).await, (503, "replica_away"));
-}
-
-/// Of a version that named none.
-#[tokio::test]
-async fn a_request_state_without_a_home_is_good_where_its_call_is_held() {
-    let server = server().await;
-    let replicas = pair(&server, "").await;
-    let held = HeldCall::begin(&replicas).await;
-    let mut plain = sealer().open(TokenPurpose::RequestState, &held.state).unwrap();
-    plain.truncate(plain.len() - size_of::<u64>());
-    // In front of the task's id and the round.
-    let kind = plain.len() - size_of::<u128>() - size_of::<u32>() - 1;
-    plain[kind] = 3;
-    let held = held.with(sealer().seal(TokenPurpose::RequestState, &plain));
-    check_refused(&held.answer(&replicas, 1, ADA).await, NO_STATE);
-    check_result(&held.answer(&replicas, 0, ADA).await);
-    assert_eq!((server.world.count("tools/call"), server.world.all(is_answer).len()), (1, 1));
 }

@@ -77,7 +77,10 @@ pub(in crate::face::session) async fn get(
     inbound: &Inbound,
 ) -> FaceResponse {
     if let Some(last_event) = inbound.headers.get(headers::LAST_EVENT_ID) {
-        let taken_up = last_event.to_str().ok().and_then(|event| take_up(&shared.open.replays, &session.token, event));
+        let taken_up = last_event
+            .to_str()
+            .ok()
+            .and_then(|event| take_up(&shared.open.replays, &shared.served.sealer, &session.token, event));
         // Not 404, which would mean that the session has ended.
         return taken_up.unwrap_or_else(|| bare(StatusCode::BAD_REQUEST));
     }

@@ -129,7 +129,7 @@ impl BridgedCall {
             if round.asked.contains_key(key) || round.answers.contains_key(key) {
                 continue;
             }
-            let id = self.shared.mint();
+            let id = self.shared.question_id();
             let elicitation = format!("{:032x}", (self.shared.served.random)());
             let asks = session_question(&question.request, self.version, &elicitation);
             let named = id.as_text().map(std::borrow::Cow::into_owned).unwrap_or_default();

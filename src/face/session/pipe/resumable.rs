@@ -106,7 +106,7 @@ async fn begin(
     addressee: Addressee,
 ) -> FaceResponse {
     let Some(id) = &addressee.id else { return event_stream(empty_body()) };
-    let (words, mut reader) = shared.open.replays.begin(shared.served.draw_id());
+    let (words, mut reader) = shared.open.replays.begin((shared.served.random)());
     let stream = reader.stream();
     let first = match first {
         Some(first) => {
@@ -121,7 +121,7 @@ async fn begin(
         None => (BodyPart::default(), None),
     };
     let held = shared.open.in_flight.enter(token.nonce, id, RequestStage::Held);
-    let response = ReplayStream::new(reader).begin(&shared.open.replays, &token, addressee, first);
+    let response = ReplayStream::new(reader).begin(&shared.open.replays, &shared.served, &token, addressee, first);
     let pumping = {
         let (shared, nonce) = (Arc::clone(shared), token.nonce);
         async move {

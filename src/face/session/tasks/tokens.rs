@@ -1,19 +1,18 @@
-//! Encodes list cursors and question ids as tokens that clients keep.
+//! Encodes list cursors and question ids as ids that clients keep.
 //!
 //! Both contain their whole state, so that a restart loses no table and any replica can read them.
 
 use crate::engine::TaskCursor;
-use crate::face::sealed::{Sealer, TokenPurpose, digest_of};
-use crate::task::digest::digest;
+use crate::face::sealed::{GatewayId, IdKind, Sealer, sealed_in};
 use crate::task::{InputKey, ListFilter, Principal, TaskId, Timestamp};
 use crate::upstream::own_ids;
 use crate::wire::RequestId;
 
 /// A cursor of `owner`'s list, with its filter if there is one.
 pub(super) fn cursor(sealer: &Sealer, owner: &Principal, filter: Option<&ListFilter>, (at, id): TaskCursor) -> String {
-    let list = list_name(owner, filter);
-    let plain = [&at.as_millis().to_be_bytes()[..], &id.bits().to_be_bytes(), &list].concat();
-    sealer.seal(TokenPurpose::Cursor, &plain)
+    let payload = [&at.as_millis().to_be_bytes()[..], &name_of(filter)].concat();
+    let sealed = sealer.seal_for(&GatewayId::of_task(IdKind::Cursor, id), owner, &payload);
+    sealed.expect("a cursor has one length")
 }
 
 /// The position of a cursor; `None` unless it was issued for this list of this owner (L25-36, FIL-11).
@@ -23,34 +22,28 @@ pub(super) fn place(
     filter: Option<&ListFilter>,
     cursor: &str,
 ) -> Option<TaskCursor> {
-    let plain = sealer.open(TokenPurpose::Cursor, cursor)?;
-    let (at, rest) = plain.split_first_chunk()?;
-    let (id, list) = rest.split_first_chunk()?;
-    let place = (Timestamp::from_millis(u64::from_be_bytes(*at)), TaskId::from_bits(u128::from_be_bytes(*id)));
-    (list == list_name(owner, filter)).then_some(place)
+    let opened = sealer.open_for(IdKind::Cursor, owner, cursor)?;
+    let (at, list) = opened.payload().split_first_chunk()?;
+    let place = (Timestamp::from_millis(u64::from_be_bytes(*at)), TaskId::from_bits(opened.id.random));
+    (list == name_of(filter)).then_some(place)
 }
 
-/// Identifies a list by its owner and its filter.
-fn list_name(owner: &Principal, filter: Option<&ListFilter>) -> Vec<u8> {
-    let owner = digest_of(owner).into_bytes();
-    match filter {
-        None => owner,
-        Some(filter) => digest([b"filtered list", &owner, &filter.digest().0]).0.to_vec(),
-    }
+/// Identifies one of an owner's lists by its filter.
+fn name_of(filter: Option<&ListFilter>) -> Vec<u8> {
+    filter.map_or_else(Vec::new, |filter| filter.digest().0.to_vec())
 }
 
 /// A new id for a question, different each time.
 pub(super) fn question_id(sealer: &Sealer, task: TaskId, key: InputKey) -> RequestId {
-    let plain = [&task.bits().to_be_bytes()[..], &key.0.to_be_bytes()].concat();
-    own_ids::of(&sealer.seal(TokenPurpose::Question, &plain))
+    let sealed = sealer.seal(&GatewayId::of_task(IdKind::TaskQuestion, task), &key.0.to_be_bytes());
+    own_ids::of(&sealed.expect("a question's id has one length"))
 }
 
 /// The question of an id that any replica issued. The owner of the session determines the owner of the task.
 pub(super) fn question(sealer: &Sealer, id: &RequestId) -> Option<(TaskId, InputKey)> {
-    let plain = sealer.open(TokenPurpose::Question, &own_ids::rest(id)?)?;
-    let (task, key) = plain.split_first_chunk()?;
-    let key = u32::from_be_bytes(key.try_into().ok()?);
-    Some((TaskId::from_bits(u128::from_be_bytes(*task)), InputKey(key)))
+    let opened = sealer.open(IdKind::TaskQuestion, sealed_in(&id.as_text()?))?;
+    let key = u32::from_be_bytes(opened.payload().try_into().ok()?);
+    Some((TaskId::from_bits(opened.id.random), InputKey(key)))
 }
 
 #[cfg(test)]

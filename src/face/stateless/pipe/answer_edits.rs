@@ -189,12 +189,13 @@ impl AnswerEdits {
     /// A result with questions, with its state sealed (T-24); `None` for every other one, and without a state.
     fn sealed(&self, result: &Object) -> Option<Result<Payload, GatewayFault>> {
         let own = result.get("requestState").filter(|_| asks(result))?;
+        let bytes = own.bytes().len();
         let content = StateContent::Upstream(Some(own));
         let token = StateToken { scope: self.asker.scope(), issued_at: self.clock.now(), content };
         Some(match self.sealer.seal_state(&token) {
-            Ok(sealed) => Ok(result.edit().set("requestState", Payload::of(&sealed)).finish()),
-            Err(too_large) => {
-                tracing::warn!(%too_large, "the upstream's requestState cannot be kept by the client");
+            Some(sealed) => Ok(result.edit().set("requestState", Payload::of(&sealed)).finish()),
+            None => {
+                tracing::warn!(bytes, "the upstream's requestState is too long for the gateway's own");
                 Err(GatewayFault::new(Reason::ResultTooLarge, Executed::Unknown))
             }
         })

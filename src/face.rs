@@ -3,6 +3,8 @@
 //! Read [`endpoint`] first: one served path, and how a request finds its face. Then [`stateless`] for clients without sessions,
 //! [`session`] for clients that initialize one.
 
+mod admitted_request;
+mod affinity;
 pub mod answer;
 pub mod argument_headers;
 mod argument_limits;

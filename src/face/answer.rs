@@ -8,7 +8,7 @@ use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderValue, StatusCode};
 use http_body_util::BodyExt as _;
 
-use super::http::{AcceptedTypes, FaceResponse, ResponseBody, empty_body, full_body, joined_body};
+use super::http::{AcceptedTypes, FaceResponse, Inbound, ResponseBody, empty_body, full_body, joined_body};
 use super::single_event_body::SingleEventBody;
 use crate::dialect::RequestError;
 use crate::dialect::faults::{gateway_error, rate_error};
@@ -248,6 +248,11 @@ pub(super) fn unreadable(error: EnvelopeError) -> (Option<RequestId>, RequestErr
         EnvelopeError::Shape { what, id } => (id, RequestError::NotARequest(what)),
         EnvelopeError::Batch => (None, RequestError::NotARequest(Cow::Borrowed("a batch is not accepted here"))),
     }
+}
+
+/// The addressee of the gateway's response to a stateless client.
+pub(super) fn stateless_addressee(inbound: &Inbound, id: Option<RequestId>) -> Addressee {
+    Addressee { id, version: ProtocolVersion::STATELESS, accepted: inbound.accepted }
 }
 
 /// The addressee of the gateway's response to a session client.

@@ -11,12 +11,14 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::stream::{self, StreamExt as _};
+use http::StatusCode;
 use http_body_util::{BodyExt as _, StreamBody};
 use hyper::body::Frame;
 
-use super::answer::{UnknownTaskMarker, accepted, event_stream, json, unreadable};
+use super::answer::{UnknownTaskMarker, accepted, addressee, event_stream, json, unreadable};
 use super::http::{AcceptedTypes, FaceResponse, Inbound, ResponseBody};
 use super::served::Served;
+use super::session::{SessionLookupError, refuse};
 use crate::answer_budget::as_one_request;
 use crate::dialect::RequestError;
 use crate::dialect::faults::{gateway_error, rate_error};
@@ -48,6 +50,36 @@ pub(super) const fn is_one_way(read: &Result<Message, EnvelopeError>) -> bool {
     matches!(read, Ok(Message::Notification(_) | Message::Response(_)))
 }
 
+/// The refusal of an array in a session of another version than 2025-03-26, and without a session.
+pub(super) fn refusal(version: Result<ProtocolVersion, SessionLookupError>, inbound: &Inbound) -> Option<FaceResponse> {
+    let addressee = addressee(None, inbound.accepted);
+    match version {
+        Ok(version) if version.traits().has_batches => None,
+        Ok(_) => {
+            let what = Cow::Borrowed("a batch is accepted in sessions of 2025-03-26 only");
+            Some(refuse(&addressee, &RequestError::NotARequest(what)))
+        }
+        Err(none) => Some(none.answer(&addressee)),
+    }
+}
+
+/// Serves an array without requests. Returns the first failure, if there is one.
+async fn serve_one_way<P: Future<Output = FaceResponse>>(
+    inbound: &Inbound,
+    items: ArrayItems,
+    post: impl Fn(Box<Inbound>, Box<Message>) -> P,
+) -> FaceResponse {
+    let mut refused = None;
+    for (read, text) in items {
+        let Ok(message) = read else { continue };
+        let answer = post(alone(inbound, text), Box::new(message)).await;
+        if answer.status() != StatusCode::ACCEPTED {
+            refused = refused.or(Some(answer));
+        }
+    }
+    refused.unwrap_or_else(accepted)
+}
+
 /// Serves each item by `post`, and responds with the array of their responses: 202 if there are none. For a client that accepts
 /// event streams alone, each response is an event.
 pub(super) async fn respond<P>(
@@ -60,6 +92,9 @@ pub(super) async fn respond<P>(
 where
     P: Future<Output = FaceResponse> + Send + 'static,
 {
+    if items.iter().all(|(read, _)| is_one_way(read)) {
+        return serve_one_way(inbound, items, post).await;
+    }
     let (one_way, requests): (ArrayItems, ArrayItems) = items.into_iter().partition(|(read, _)| is_one_way(read));
     let (accepted_types, inbound, served) = (inbound.accepted, inbound.clone(), Arc::clone(served));
     let serve = move |(read, text): (Result<Message, EnvelopeError>, Bytes)| {

@@ -32,11 +32,12 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::array_answer::ArrayItems;
+use super::affinity;
+use super::array_answer::{self, ArrayItems};
 use super::endpoint::UpstreamEndpoint;
 use super::fallback::FallbackToolService;
 use super::http::{Endpoint, FaceResponse, Inbound};
-use super::intake::{self, PathFaces};
+use super::intake::{PathContext, PathFaces};
 use super::rates::UnknownTaskWatch;
 use super::served::Served;
 use super::session::SessionLookupError;
@@ -299,7 +300,7 @@ impl fmt::Debug for CombinedEndpoint {
 #[async_trait]
 impl Endpoint for CombinedEndpoint {
     async fn serve(&self, inbound: Inbound) -> FaceResponse {
-        intake::answer(&self.0, inbound).await
+        affinity::answer(&self.0, inbound).await
     }
 
     fn is_for(&self, principal: &Principal) -> bool {
@@ -316,8 +317,8 @@ impl Endpoint for CombinedEndpoint {
 }
 
 impl PathFaces for Arc<CombinedUpstreams> {
-    fn served(&self) -> &Served {
-        self.common()
+    fn path(&self) -> PathContext<'_> {
+        PathContext { served: self.common(), name: &self.settings.path, leaving: &self.leaving }
     }
 
     async fn stateless(&self, inbound: &Inbound, request: Request) -> FaceResponse {
@@ -329,11 +330,10 @@ impl PathFaces for Arc<CombinedUpstreams> {
     }
 
     async fn post_batch(&self, inbound: &Inbound, items: ArrayItems) -> FaceResponse {
-        self.post_batch_in_session(inbound, items).await
-    }
-
-    fn client_version(&self, inbound: &Inbound) -> Result<ProtocolVersion, SessionLookupError> {
-        CombinedUpstreams::client_version(self, inbound)
+        match array_answer::refusal(CombinedUpstreams::client_version(self, inbound), inbound) {
+            Some(refusal) => refusal,
+            None => self.post_batch_in_session(inbound, items).await,
+        }
     }
 
     async fn get(&self, inbound: &Inbound) -> FaceResponse {
@@ -347,24 +347,5 @@ impl PathFaces for Arc<CombinedUpstreams> {
     fn has_under_way(&self, nonce: u128, id: &RequestId) -> bool {
         self.sessions.in_flight.knows_any(nonce, id)
             || self.members.iter().any(|member| member.endpoint.has_under_way(nonce, id))
-    }
-
-    fn is_asked_by_a_task(&self, id: &RequestId) -> bool {
-        // The ids of tasks' questions are the same for all upstreams.
-        messages::unmarked(id).is_some_and(|(_, own)| self.members[0].endpoint.is_asked_by_a_task(&own))
-    }
-
-    fn listened_as(&self) -> &Arc<str> {
-        &self.settings.path
-    }
-
-    fn streams_end(&self) -> impl Future<Output = ()> + Send + 'static {
-        let (replaced, ending) = (self.leaving.clone(), self.common().leaving.clone());
-        async move {
-            tokio::select! {
-                () = replaced.cancelled() => (),
-                () = ending.cancelled() => (),
-            }
-        }
     }
 }

@@ -8,11 +8,12 @@ use futures_util::future::BoxFuture;
 use http::{HeaderName, HeaderValue, StatusCode};
 use tokio_util::sync::CancellationToken;
 
+use super::affinity;
 use super::answer::bare;
-use super::array_answer::ArrayItems;
+use super::array_answer::{self, ArrayItems};
 use super::client_login::ClientLogin;
 use super::http::{Endpoint, FaceResponse, Inbound};
-use super::intake::{self, PathFaces};
+use super::intake::{PathContext, PathFaces};
 use super::request_outcomes::RequestOutcomes;
 use super::revocable_body::ending_with;
 use super::served::Served;
@@ -54,6 +55,11 @@ impl UpstreamEndpoint {
         self.login.as_ref()
     }
 
+    /// Whether a task asked the question with this id.
+    pub(super) fn is_asked_by_a_task(&self, id: &RequestId) -> bool {
+        self.session.is_asked_by_a_task(id)
+    }
+
     /// Accepts the answer to a task's question in any session of the principal.
     pub(super) async fn take_answer(&self, principal: &Principal, response: Response) -> FaceResponse {
         let response = self.session.take_answer(principal, response).await;
@@ -77,7 +83,7 @@ impl Endpoint for UpstreamEndpoint {
         let holder = inbound.principal.key_id().is_some().then(|| inbound.principal.clone());
         let (forwarded, carriage) = (self.served.settings.forwarding.of(&inbound.headers), inbound.carriage);
         inbound.forwarded = forwarded.clone();
-        let response = intake::answer(self, inbound).await;
+        let response = affinity::answer(self, inbound).await;
         // The replica that answered has counted it: an endpoint of several upstreams learns only then which of them is asked.
         if response.extensions().get::<PassedOnMarker>().is_none() {
             self.outcomes.count(&response);
@@ -111,8 +117,8 @@ impl Endpoint for UpstreamEndpoint {
 }
 
 impl PathFaces for UpstreamEndpoint {
-    fn served(&self) -> &Served {
-        &self.served
+    fn path(&self) -> PathContext<'_> {
+        PathContext { served: &self.served, name: self.served.channel.name(), leaving: &self.served.leaving }
     }
 
     async fn stateless(&self, inbound: &Inbound, request: Request) -> FaceResponse {
@@ -136,11 +142,10 @@ impl PathFaces for UpstreamEndpoint {
     }
 
     async fn post_batch(&self, inbound: &Inbound, items: ArrayItems) -> FaceResponse {
-        self.session.post_batch(inbound, items).await
-    }
-
-    fn client_version(&self, inbound: &Inbound) -> Result<ProtocolVersion, SessionLookupError> {
-        self.session.client_version(inbound)
+        match array_answer::refusal(self.session.client_version(inbound), inbound) {
+            Some(refusal) => refusal,
+            None => self.session.post_batch(inbound, items).await,
+        }
     }
 
     async fn get(&self, inbound: &Inbound) -> FaceResponse {
@@ -153,17 +158,5 @@ impl PathFaces for UpstreamEndpoint {
 
     fn has_under_way(&self, nonce: u128, id: &RequestId) -> bool {
         self.session.has_under_way(nonce, id)
-    }
-
-    fn is_asked_by_a_task(&self, id: &RequestId) -> bool {
-        self.session.is_asked_by_a_task(id)
-    }
-
-    fn listened_as(&self) -> &Arc<str> {
-        self.served.channel.name()
-    }
-
-    fn streams_end(&self) -> impl Future<Output = ()> + Send + 'static {
-        self.served.leaving.clone().cancelled_owned()
     }
 }

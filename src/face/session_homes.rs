@@ -1,8 +1,4 @@
-//! Forwards requests to the replica that owns their session, SSE stream or held call.
-//!
-//! A session's in-memory state (streams, held calls, upstream session) lives in one process, its owner. The session's id, the
-//! stream's URL or the call's `requestState` names it. A request is forwarded at most once: a forwarded one is answered where it
-//! arrives, as after a restart if that replica does not own the session either.
+//! Forwards requests to other replicas, and maps ids that clients keep to the replicas that they name.
 //!
 //! Knows no sockets: a [`ReplicaLink`] takes a request to another replica, and that replica's listener opens the seal.
 
@@ -21,7 +17,7 @@ use super::answer::{ErrorAnswerMarker, UnknownTaskMarker};
 use super::call_stream::replay::read_event_id;
 use super::headers;
 use super::http::{FaceResponse, Inbound, MessageChannel};
-use super::sealed::{ForwardToken, IdKind, Sealer, digest_of_request, sealed_in};
+use super::sealed::{ForwardToken, GatewayId, IdKind, Sealer, digest_of_request, sealed_in};
 use crate::metric;
 use crate::replica::{HomeErrand, Incarnation, ReplicaDirectory, ReplicaPeer, SessionHome};
 use crate::task::{Clock, Executed, GatewayFault, Principal, Reason};
@@ -83,27 +79,6 @@ pub(super) enum ForwardReason {
     Stream,
     /// A stateless client's call that is held between two rounds of questions.
     HeldCall,
-}
-
-/// The purpose of a session's request, which determines its replica.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum SessionErrand {
-    /// A new request.
-    Begin,
-    /// The continuation of an object that names its replica.
-    GoOnAt(SessionHome),
-    /// A notification about a request in progress whose replica is unknown: a cancel, progress, or the answer to a server's
-    /// question. Broadcast to all live replicas while the owner drains; a replica that does not know its request opens nothing
-    /// for it.
-    Tell,
-    End,
-}
-
-/// The replicas that a session's request goes to.
-enum ConcernedReplicas {
-    One(SessionHome),
-    /// All, including the one that received it.
-    All,
 }
 
 /// Maps sessions and other in-memory state to the replica that owns them.
@@ -173,56 +148,34 @@ impl SessionHomes {
         }
     }
 
-    /// Forwards a session's request to its owner; `None` for one to answer here, also if `is_known` finds its request in this
-    /// session. A broadcast continues in the background, within `life`.
-    pub(super) async fn pass_on(
-        self: &Arc<Self>,
-        inbound: &Inbound,
-        errand: SessionErrand,
-        is_known: impl Fn(u128) -> bool + Send,
-        life: &TaskScope,
-    ) -> Option<Result<FaceResponse, GatewayFault>> {
-        match self.concerned(inbound, errand, is_known)? {
-            ConcernedReplicas::One(SessionHome::There(peer)) => {
-                Some(self.forward(inbound, peer, ForwardReason::Session).await)
-            }
-            ConcernedReplicas::One(SessionHome::Here) => None,
-            ConcernedReplicas::All => {
-                self.tell_all(inbound, life);
-                None
-            }
-        }
+    /// The session that a request names, if its principal owns it.
+    pub(super) fn session(&self, inbound: &Inbound) -> Option<GatewayId> {
+        let sealed = headers::single(&inbound.headers, &headers::SESSION_ID).ok()??;
+        Some(self.sealer.open_for(IdKind::Session, &inbound.principal, sealed)?.id)
     }
 
-    /// The replicas for a session's request; `None` if it may not be forwarded, or belongs here.
-    fn concerned(
-        &self,
-        inbound: &Inbound,
-        errand: SessionErrand,
-        is_known: impl Fn(u128) -> bool,
-    ) -> Option<ConcernedReplicas> {
-        if !may_go_on(inbound) {
-            return None;
-        }
-        let sealed = headers::single(&inbound.headers, &headers::SESSION_ID).ok()??;
-        let session = self.sealer.open_for(IdKind::Session, &inbound.principal, sealed)?.id;
-        let (begun_at, nonce) = (session.replica, session.random);
-        let directory = self.directory.load();
-        let home = |errand| directory.home(begun_at, nonce, errand);
-        Some(ConcernedReplicas::One(match errand {
-            SessionErrand::Begin => home(HomeErrand::Begin),
-            SessionErrand::End => home(HomeErrand::End),
-            SessionErrand::GoOnAt(named) => named,
-            SessionErrand::Tell if is_known(nonce) => SessionHome::Here,
-            SessionErrand::Tell => match directory.only_home(begun_at) {
-                Some(home) => home,
-                None => return Some(ConcernedReplicas::All),
-            },
-        }))
+    pub(super) fn owner(&self, session: &GatewayId, errand: HomeErrand) -> SessionHome {
+        self.directory.load().home(session.replica, session.random, errand)
+    }
+
+    /// The only replica with requests in progress for a session; `None` if there may be several.
+    pub(super) fn only_owner(&self, session: &GatewayId) -> Option<SessionHome> {
+        self.directory.load().only_home(session.replica)
+    }
+
+    /// The replica that holds the call of a `requestState`, if it is another one and living.
+    pub(super) fn holder(&self, principal: &Principal, state: &str) -> Option<ReplicaPeer> {
+        let replica = self.sealer.open_for(IdKind::RequestState, principal, state)?.id.replica?;
+        self.directory.load().peer(replica)
+    }
+
+    /// Whether an id is the gateway's, and of this kind.
+    pub(super) fn is_of(&self, kind: IdKind, id: &RequestId) -> bool {
+        id.as_text().is_some_and(|text| self.sealer.open(kind, sealed_in(&text)).is_some())
     }
 
     /// Sends a message to all other replicas, even if the client disconnects. The outcomes are ignored.
-    fn tell_all(self: &Arc<Self>, inbound: &Inbound, life: &TaskScope) {
+    pub(super) fn broadcast(self: &Arc<Self>, inbound: &Inbound, life: &TaskScope) {
         for peer in self.directory.load().peers() {
             let (homes, inbound) = (Arc::clone(self), Box::new(inbound.clone()));
             let telling = async move { homes.forward(&inbound, peer, ForwardReason::Session).await };
@@ -241,7 +194,8 @@ impl SessionHomes {
         Some(self.forward(inbound, peer, reason).await)
     }
 
-    async fn forward(
+    /// Forwards a request, and ends with it.
+    pub(super) async fn forward(
         &self,
         inbound: &Inbound,
         peer: ReplicaPeer,

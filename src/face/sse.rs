@@ -18,10 +18,10 @@ use http::{HeaderName, HeaderValue, Method, StatusCode};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+use super::affinity::unanswered;
 use super::answer::{accepted, addressee, bare, event_stream, too_many, too_often, unreadable};
 use super::call_stream::stream;
 use super::http::{AcceptedTypes, Endpoint, FaceResponse, Inbound};
-use super::intake::unanswered_home;
 use super::revocable_body::ending_with;
 use super::sealed::{GatewayId, IdKind};
 use super::served::Served;
@@ -140,7 +140,7 @@ impl SseEndpoint {
             // Boxed, as a single gateway never needs it.
             && let Some(passed) = Box::pin(homes.pass_on_to(&inbound, home, ForwardReason::Stream)).await
         {
-            return passed.unwrap_or_else(|fault| unanswered_home(&fault));
+            return passed.unwrap_or_else(|fault| unanswered(&fault));
         }
         let key = stream.map(|id| self.key(&inbound, id.random));
         let Some(inlet) = key.and_then(|key| self.sse.streams.0.find(&key)) else {

@@ -2,8 +2,8 @@
 
 use async_trait::async_trait;
 
+use super::admitted_request::refuse_all;
 use super::http::{Endpoint, FaceResponse, Inbound};
-use super::intake::refuse_all;
 use crate::task::{Executed, GatewayFault, Reason};
 
 const FAULT: GatewayFault = GatewayFault::new(Reason::StoreFailed, Executed::No);

@@ -28,7 +28,6 @@ use crate::face::answer::{Addressee, addressee, bare, event_stream, too_many};
 use crate::face::call_stream::{CallMessage, CallMessages, stream};
 use crate::face::headers;
 use crate::face::http::{AcceptedTypes, Endpoint as _, FaceResponse, Inbound, MessageChannel, ResponseBody};
-use crate::face::intake::PathFaces as _;
 use crate::task::Reason;
 use crate::wire::framing::{BodyPart, SseDecoder, StreamEvent};
 
@@ -381,7 +380,7 @@ impl CallMessages for MergedStream {
             }
             let leaving = async {
                 tokio::select! {
-                    () = self.upstreams.streams_end() => (),
+                    () = self.upstreams.leaving.cancelled() => (),
                     () = self.session.ended.cancelled() => (),
                 }
             };

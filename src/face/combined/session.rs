@@ -33,7 +33,6 @@ use crate::face::call_stream::request_answer::unanswered;
 use crate::face::headers;
 use crate::face::http::{AcceptedTypes, Endpoint as _, FaceResponse, Inbound};
 use crate::face::idempotency_key;
-use crate::face::intake::PathFaces as _;
 use crate::face::rewrite::{ClientInitialize, introduction_result};
 use crate::face::sealed::SessionToken;
 use crate::face::session::in_flight::RequestStage;

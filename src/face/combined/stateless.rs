@@ -17,9 +17,9 @@ use crate::dialect::initialize::own_identity;
 use crate::dialect::lifecycle::{SessionServerDescription, completed_result, discover_result};
 use crate::dialect::negotiate::StatelessRequest;
 use crate::face::answer::Addressee;
+use crate::face::answer::stateless_addressee;
 use crate::face::headers;
 use crate::face::http::{FaceResponse, Inbound, MessageChannel};
-use crate::face::intake::stateless_addressee;
 use crate::wire::envelope::Request;
 use crate::wire::{ProtocolVersion, method};
 

@@ -1,0 +1,252 @@
+//! Forwards each request to the replica that it names; others are served here.
+//!
+//! A session's id names the owner of its in-memory state (streams, held calls, upstream session), an event's id the replica of its
+//! stream, a question's id the one that asked, and a `requestState` the one that holds the call. A request is forwarded at most
+//! once: a forwarded one is answered where it arrives, as after a restart if that replica does not own the session either.
+
+use std::sync::Arc;
+
+use http::{Method, StatusCode};
+
+use super::admitted_request::{AdmittedMessage, AdmittedRequest, admit};
+use super::answer::{accepted, addressee, bare, too_many};
+use super::array_answer::{self, ArrayItems};
+use super::classify::Face;
+use super::headers;
+use super::http::{AcceptedTypes, FaceResponse, Inbound};
+use super::intake::{self, PathContext, PathFaces};
+use super::revocable_body::ending_with;
+use super::sealed::{GatewayId, IdKind};
+use super::session_homes::{self, ForwardReason, SessionHomes, may_go_on};
+use crate::replica::{HomeErrand, ReplicaPeer, SessionHome};
+use crate::task::{Executed, GatewayFault, Reason};
+use crate::wire::{Message, method};
+
+/// The replicas that a request goes to.
+enum Destination {
+    Here,
+    There(ReplicaPeer),
+    /// All, including this one.
+    All,
+}
+
+impl From<SessionHome> for Destination {
+    fn from(owner: SessionHome) -> Self {
+        match owner {
+            SessionHome::Here => Self::Here,
+            SessionHome::There(peer) => Self::There(peer),
+        }
+    }
+}
+
+/// Answers a request of a path: admitted here, and served here or by another replica.
+pub(super) fn answer(faces: &impl PathFaces, inbound: Inbound) -> impl Future<Output = FaceResponse> + Send {
+    let served = faces.path().served;
+    let admitted = admit(served, inbound);
+    async move {
+        match &served.homes {
+            None => intake::serve(faces, admitted).await,
+            // Boxed, so that a single gateway does not reserve space for it in every request.
+            Some(owners) => Box::pin(route(faces, owners, admitted)).await,
+        }
+    }
+}
+
+async fn route(faces: &impl PathFaces, owners: &Arc<SessionHomes>, admitted: AdmittedRequest) -> FaceResponse {
+    match admitted {
+        AdmittedRequest::Message(message) if may_go_on(&message.inbound) => route_message(faces, owners, message).await,
+        AdmittedRequest::Batch(inbound, batch) if may_go_on(&inbound) => {
+            route_batch(faces, owners, inbound, batch).await
+        }
+        AdmittedRequest::Operation(inbound) if may_go_on(&inbound) => route_operation(faces, owners, inbound).await,
+        own @ (AdmittedRequest::Message(_)
+        | AdmittedRequest::Batch(..)
+        | AdmittedRequest::Operation(_)
+        | AdmittedRequest::Refused(_)) => intake::serve(faces, own).await,
+    }
+}
+
+async fn route_message(faces: &impl PathFaces, owners: &Arc<SessionHomes>, message: AdmittedMessage) -> FaceResponse {
+    let AdmittedMessage { inbound, message: content, face, asker } = &message;
+    let PathContext { served, .. } = faces.path();
+    let peer = match destination(faces, owners, *face, inbound, content) {
+        Destination::There(peer) => peer,
+        Destination::Here => return intake::serve(faces, AdmittedRequest::Message(message)).await,
+        Destination::All => {
+            owners.broadcast(inbound, &served.life);
+            return intake::serve(faces, AdmittedRequest::Message(message)).await;
+        }
+    };
+    let reason = match face {
+        Face::Session => ForwardReason::Session,
+        Face::Stateless => ForwardReason::HeldCall,
+    };
+    match (owners.forward(inbound, peer, reason).await, asker) {
+        (Ok(response), Some(asker)) => asker.count_miss(served, response),
+        (Ok(response), None) => response,
+        (Err(fault), _) if is_served_by_the_store(owners, content, fault.executed) => {
+            intake::serve(faces, AdmittedRequest::Message(message)).await
+        }
+        (Err(fault), Some(asker)) if asker.has_id() => asker.refuse_for_now(&fault),
+        (Err(fault), _) => unanswered(&fault),
+    }
+}
+
+/// The replica for a message of a session, or for the answers to a held call's questions. An `initialize` has none.
+fn destination(
+    faces: &impl PathFaces,
+    owners: &SessionHomes,
+    face: Face,
+    inbound: &Inbound,
+    message: &Message,
+) -> Destination {
+    if face == Face::Stateless {
+        let Message::Request(request) = message else { return Destination::Here };
+        let params = request.params.object().filter(|_| method::may_ask(&request.method));
+        let state = params.and_then(|params| params.get_string("requestState"));
+        let peer = state.and_then(|state| owners.holder(&inbound.principal, &state));
+        return peer.map_or(Destination::Here, Destination::There);
+    }
+    let Some(session) = owners.session(inbound) else { return Destination::Here };
+    match message {
+        Message::Request(request) if request.method == method::INITIALIZE => Destination::Here,
+        Message::Notification(notification) if notification.is_about_a_request() => {
+            let is_own = |id| faces.has_under_way(session.random, &id);
+            match notification.cancelled().is_some_and(is_own) {
+                true => Destination::Here,
+                false => of_unknown_request(owners, &session),
+            }
+        }
+        Message::Request(_) | Message::Notification(_) => owners.owner(&session, HomeErrand::Begin).into(),
+        Message::Response(response) => match response.id.as_ref().and_then(|id| owners.asked_by(id)) {
+            Some(asked_by) => asked_by.into(),
+            None => of_unknown_request(owners, &session),
+        },
+    }
+}
+
+/// The destination of a notification about a request in progress whose replica is unknown: a cancel, progress, or the answer to a
+/// server's question. It is broadcast while the session's owner drains; a replica that does not know its request opens nothing for
+/// it.
+fn of_unknown_request(owners: &SessionHomes, session: &GatewayId) -> Destination {
+    owners.only_owner(session).map_or(Destination::All, Destination::from)
+}
+
+/// Whether any replica may serve a message about a task after the session's owner gave no response.
+///
+/// The owner is asked first, because it has the stream for the client's notifications. A change is made here only if the owner
+/// did nothing, except for an answer, which takes effect once however often it arrives (EXT-39).
+fn is_served_by_the_store(owners: &SessionHomes, message: &Message, done_by_owner: Executed) -> bool {
+    let request = match message {
+        Message::Request(request) => request,
+        Message::Response(response) => {
+            return response.id.as_ref().is_some_and(|id| owners.is_of(IdKind::TaskQuestion, id));
+        }
+        Message::Notification(_) => return false,
+    };
+    match &*request.method {
+        method::TASKS_GET | method::TASKS_RESULT | method::TASKS_LIST => true,
+        method::TASKS_CANCEL => done_by_owner == Executed::No,
+        _ => false,
+    }
+}
+
+/// Routes a GET to the replica of its stream if a gateway made it, else to the session's owner, as a DELETE: the owner knows the
+/// calls that began there, which their session must outlive (T-31).
+async fn route_operation(faces: &impl PathFaces, owners: &Arc<SessionHomes>, inbound: Box<Inbound>) -> FaceResponse {
+    let is_get = inbound.method == Method::GET;
+    let owner = owners.session(&inbound).map(|session| {
+        let last_event = inbound.headers.get(headers::LAST_EVENT_ID).filter(|_| is_get);
+        let streamed_by = last_event.and_then(|event| owners.streamed_by(event.to_str().ok()?));
+        let errand = if is_get { HomeErrand::Begin } else { HomeErrand::End };
+        streamed_by.unwrap_or_else(|| owners.owner(&session, errand))
+    });
+    match owner {
+        Some(SessionHome::There(peer)) if is_get => forward_stream(faces, owners, &inbound, peer).await,
+        Some(SessionHome::There(peer)) => {
+            let answer = owners.forward(&inbound, peer, ForwardReason::Session).await;
+            answer.unwrap_or_else(|_| unreachable_owner())
+        }
+        Some(SessionHome::Here) | None => intake::serve(faces, AdmittedRequest::Operation(inbound)).await,
+    }
+}
+
+/// Forwards the GET of a stream, which takes a permit here and ends with the gateway's other streams, so that it delays no
+/// shutdown: its client resumes elsewhere.
+async fn forward_stream(
+    faces: &impl PathFaces,
+    owners: &Arc<SessionHomes>,
+    inbound: &Inbound,
+    peer: ReplicaPeer,
+) -> FaceResponse {
+    let PathContext { served, name, leaving } = faces.path();
+    // Before the owner replaces the stream's current reader.
+    let permit = match served.listeners.take(&inbound.counted_as(), name) {
+        Ok(permit) => permit,
+        Err(fault) if fault.reason == Reason::Draining => return bare(StatusCode::SERVICE_UNAVAILABLE),
+        Err(fault) => return too_many(&fault),
+    };
+    match owners.forward(inbound, peer, ForwardReason::Session).await {
+        Ok(answer) => ending_with(answer, || leaving.clone().cancelled_owned()).map(|body| permit.keep(body)),
+        // Even if the owner may have opened it: a second attempt has no further effect.
+        Err(_) => unreachable_owner(),
+    }
+}
+
+/// Forwards an array with requests to the owner of its session, and each message of one without to its own destination.
+async fn route_batch(
+    faces: &impl PathFaces,
+    owners: &Arc<SessionHomes>,
+    inbound: Box<Inbound>,
+    items: ArrayItems,
+) -> FaceResponse {
+    let sealed = headers::single(&inbound.headers, &headers::SESSION_ID).ok().flatten();
+    let session = sealed.and_then(|id| faces.path().served.sealer.open_session(&inbound.principal, id));
+    if !session.is_some_and(|session| session.client_version.traits().has_batches) {
+        return intake::serve(faces, AdmittedRequest::Batch(inbound, items)).await;
+    }
+    if items.iter().all(|(read, _)| array_answer::is_one_way(read)) {
+        return route_one_way(faces, owners, &inbound, items).await;
+    }
+    match owners.session(&inbound).map(|session| owners.owner(&session, HomeErrand::Begin)) {
+        Some(SessionHome::There(peer)) => {
+            let answer = owners.forward(&inbound, peer, ForwardReason::Session).await;
+            answer.unwrap_or_else(|fault| addressee(None, inbound.accepted).fault(&fault))
+        }
+        Some(SessionHome::Here) | None => intake::serve(faces, AdmittedRequest::Batch(inbound, items)).await,
+    }
+}
+
+/// Routes messages without responses one by one. Returns the first failure, if there is one.
+async fn route_one_way(
+    faces: &impl PathFaces,
+    owners: &Arc<SessionHomes>,
+    inbound: &Inbound,
+    items: ArrayItems,
+) -> FaceResponse {
+    let mut refused = None;
+    for (read, text) in items {
+        let Ok(message) = read else { continue };
+        let (inbound, message) = (array_answer::alone(inbound, text), Box::new(message));
+        let alone = AdmittedMessage { inbound, message, face: Face::Session, asker: None };
+        let answer = route_message(faces, owners, alone).await;
+        match answer.status() {
+            StatusCode::ACCEPTED => (),
+            // The client may send the whole array again.
+            StatusCode::SERVICE_UNAVAILABLE => return answer,
+            _ => refused = refused.or(Some(answer)),
+        }
+    }
+    refused.unwrap_or_else(accepted)
+}
+
+/// Responds to messages without ids whose owner gave no response: 503 if nothing was done, so that they are sent again; 202 if
+/// they may have been processed, as a repetition could process them twice.
+pub(super) fn unanswered(fault: &GatewayFault) -> FaceResponse {
+    if fault.executed == Executed::No { unreachable_owner() } else { accepted() }
+}
+
+/// 503 for a message without id: its session's owner is unreachable, and it may be sent again.
+fn unreachable_owner() -> FaceResponse {
+    addressee(None, AcceptedTypes::Json).fault(&session_homes::away())
+}

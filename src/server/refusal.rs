@@ -85,13 +85,17 @@ impl ForwardRefusal {
     const fn sentence(self) -> &'static str {
         match self {
             Self::Unsealed => {
-                "Only replicas of this gateway are served here, which seal what they pass on (`seal.key`)"
+                "Unauthorized: only replicas with the same `seal.key` may forward requests to this listener"
             }
-            Self::Misdirected => "This was passed on to another replica, or to an earlier life of this one",
-            Self::Altered => "This was sealed for another request",
-            Self::Untimely => "This was passed on too long ago, or the clocks of the replicas differ",
-            Self::Repeated => "This came before",
-            Self::Crowded => "Too many replicas pass requests on",
+            Self::Misdirected => {
+                "Misdirected request: it was forwarded to another replica, or to an earlier process of this one"
+            }
+            Self::Altered => "Invalid seal: it was made for another request",
+            Self::Untimely => {
+                "Expired seal: the request was forwarded too long ago, or the clocks of the replicas differ"
+            }
+            Self::Repeated => "Repeated request: it was received before",
+            Self::Crowded => "Too many replicas forward requests: try again later",
         }
     }
 }
@@ -185,40 +189,37 @@ impl Refusal {
         }
     }
 
-    /// The sentence for the client: the remedy, and the operator's key where there is one.
+    /// The sentence for the client: the fault, then the remedy, with the operator's key where one decides.
     const fn sentence(&self) -> &'static str {
         match self {
-            Self::Tunnel => "This is no proxy for connections",
-            Self::HeadTooLarge => "The headers are too large (32 KiB and 64 fields are served)",
-            Self::TargetTooLong => "The target is too long (8 KiB are served)",
-            Self::HostUnclear => "A request names one host, and names it once",
-            Self::HostForeign => {
-                "This host is not served; the gateway's operator lists those that are in `listen.allowed_hosts`"
+            Self::Tunnel => "Method not allowed: the gateway is no proxy and serves no CONNECT",
+            Self::HeadTooLarge => "Request headers too large: send at most 32 KiB in 64 fields",
+            Self::TargetTooLong => "Request target too long: send at most 8 KiB",
+            Self::HostUnclear => "Bad request: exactly one Host header is required",
+            Self::HostForeign => "Host not allowed: the gateway's operator can add it to `listen.allowed_hosts`",
+            Self::OriginForeign => "Origin not allowed: the gateway's operator can add it to `listen.allowed_origins`",
+            Self::CredentialsUnclear => {
+                "Bad request: send at most one Authorization header and one X-Taskgate-Key header"
             }
-            Self::OriginForeign => {
-                "Pages of this origin may not call; the gateway's operator lists those that may in \
-                 `listen.allowed_origins`"
-            }
-            Self::CredentialsUnclear => "A request has one Authorization header, and one X-Taskgate-Key",
             Self::Unauthorized => {
-                "An API key is wanted: Authorization: Bearer tg_ID_SECRET, or X-Taskgate-Key: tg_ID_SECRET; the gateway's \
-                 operator gives keys out"
+                "Unauthorized: send an API key as `Authorization: Bearer tg_ID_SECRET` or `X-Taskgate-Key: tg_ID_SECRET`; \
+                 the gateway's operator issues keys"
             }
-            Self::NoMetadata => "There is no OAuth here: nothing to discover, and nowhere to register",
+            Self::NoMetadata => "Not found: this gateway has no OAuth metadata and no client registration",
             Self::PathUnknown(_) | Self::PathWithheld => {
-                "No server is here; each has a path of its own, such as /NAME/mcp, which the gateway's operator knows"
+                "Not found: no server has this path; each has its own, such as /NAME/mcp, which the gateway's operator knows"
             }
-            Self::MethodUnknown(_) => "This method is not served here; the header Allow says which are",
-            Self::MediaType => "A body is JSON in UTF-8: Content-Type: application/json",
-            Self::ContentCoding => "A body has no Content-Encoding",
-            Self::NotAcceptable => "Answers are JSON or events: Accept: application/json, text/event-stream",
-            Self::Expectation => "Only Expect: 100-continue is met",
-            Self::TransferCoding => "The only Transfer-Encoding is chunked",
-            Self::BodyTooLarge => "The body is larger than the gateway takes (`limits.body_bytes_max`)",
-            Self::BodyTooSlow => "The body came too slowly",
-            Self::ChunkExtensions => "The body's chunks have too many extensions",
-            Self::BodyBroken => "the body broke off",
-            Self::BodyEmpty => "the body is empty",
+            Self::MethodUnknown(_) => "Method not allowed: use one that the Allow header lists",
+            Self::MediaType => "Unsupported media type: send `Content-Type: application/json`, UTF-8",
+            Self::ContentCoding => "Unsupported content coding: send the body without Content-Encoding",
+            Self::NotAcceptable => "Not acceptable: send `Accept: application/json, text/event-stream`",
+            Self::Expectation => "Expectation failed: only `Expect: 100-continue` is supported",
+            Self::TransferCoding => "Unsupported transfer coding: only `Transfer-Encoding: chunked` is supported",
+            Self::BodyTooLarge => "Body too large: the gateway's operator can raise `limits.body_bytes_max`",
+            Self::BodyTooSlow => "Request timeout: the body arrived too slowly",
+            Self::ChunkExtensions => "Bad request: the chunks of the body have too many extensions",
+            Self::BodyBroken => "Bad request: the body is truncated or malformed",
+            Self::BodyEmpty => "Bad request: the body is empty",
             Self::NotForwarded(why) => why.sentence(),
         }
     }
@@ -226,29 +227,25 @@ impl Refusal {
     /// Advice for the operator, where a configuration key decides.
     pub(super) const fn advice(&self) -> Option<RefusalAdvice> {
         let (key, shown, sentence) = match self {
-            Self::HostForeign => (
-                "listen.allowed_hosts",
-                HeadPart::Host,
-                "a host is not served; write its name into this key if it is yours",
-            ),
+            Self::HostForeign => {
+                ("listen.allowed_hosts", HeadPart::Host, "the host is not allowed; add it to this key if it is yours")
+            }
             Self::OriginForeign => (
                 "listen.allowed_origins",
                 HeadPart::Origin,
-                "pages of an origin may not call; write it into this key if they should",
+                "the origin is not allowed; add it to this key if its pages may call",
             ),
             Self::Unauthorized => {
-                ("auth.api_keys", HeadPart::Nothing, "a request has no key that is known; a block of this key has one")
+                ("auth.api_keys", HeadPart::Nothing, "the request has no known API key; add one to this key")
             }
             Self::BodyTooLarge => {
-                ("limits.body_bytes_max", HeadPart::Length, "a body is too large; raise this key to take it")
+                ("limits.body_bytes_max", HeadPart::Length, "the body is too large; raise this key to accept it")
             }
-            Self::PathUnknown(_) => {
-                ("upstreams.NAME.path", HeadPart::Path, "no upstream has a path that was asked for")
-            }
+            Self::PathUnknown(_) => ("upstreams.NAME.path", HeadPart::Path, "no upstream has the requested path"),
             Self::PathWithheld => (
                 "auth.api_keys.upstreams",
                 HeadPart::Path,
-                "a key was shown where its holder may not come; name the upstream in this key if it should",
+                "the API key may not use this upstream; add the upstream to this key if it should",
             ),
             Self::Tunnel
             | Self::HeadTooLarge
@@ -280,7 +277,7 @@ impl Refusal {
         if let Self::PathUnknown(paths) = &self
             && !paths.is_empty()
         {
-            sentence = Cow::from(format!("No server is here; there are servers at {paths}"));
+            sentence = Cow::from(format!("Not found: no server has this path; there are servers at {paths}"));
         }
         let mut response = refused(status, code, &sentence);
         response.extensions_mut().insert(RefusalMarker);

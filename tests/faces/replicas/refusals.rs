@@ -80,15 +80,15 @@ async fn sec_25_a_request_that_no_replica_sealed_for_this_one_a_moment_ago_is_re
         || Forwarding { method: Method::POST, target: "/mcp", session: Some(session.clone()), sealed: Vec::new() };
     let sealed = |token: ForwardToken| Forwarding { sealed: vec![seal(&token)], ..base() };
     for (what, request, status, reason) in [
-        ("no token", base(), 401, "Only replicas"),
-        ("two tokens", Forwarding { sealed: vec![seal(&good(1)), seal(&good(1))], ..base() }, 401, "Only replicas"),
-        ("no token at all", Forwarding { sealed: vec!["x".repeat(9_000)], ..base() }, 401, "Only replicas"),
-        ("one that is cut", Forwarding { sealed: vec![cut], ..base() }, 401, "Only replicas"),
+        ("no token", base(), 401, "only replicas"),
+        ("two tokens", Forwarding { sealed: vec![seal(&good(1)), seal(&good(1))], ..base() }, 401, "only replicas"),
+        ("no token at all", Forwarding { sealed: vec!["x".repeat(9_000)], ..base() }, 401, "only replicas"),
+        ("one that is cut", Forwarding { sealed: vec![cut], ..base() }, 401, "only replicas"),
         (
             "a foreign key's",
             Forwarding { sealed: vec![foreign.seal_forward(&good(1)).unwrap()], ..base() },
             401,
-            "Only replicas",
+            "only replicas",
         ),
         (
             "of another kind",
@@ -97,9 +97,9 @@ async fn sec_25_a_request_that_no_replica_sealed_for_this_one_a_moment_ago_is_re
                 ..base()
             },
             401,
-            "Only replicas",
+            "only replicas",
         ),
-        ("a session id", Forwarding { sealed: vec![session.clone()], ..base() }, 401, "Only replicas"),
+        ("a session id", Forwarding { sealed: vec![session.clone()], ..base() }, 401, "only replicas"),
         ("another replica's", sealed(token(replicas.all[1].incarnation, &session)), 403, "to another replica"),
         ("an earlier life's", sealed(token(Incarnation(0), &session)), 403, "to another replica"),
         ("too old", sealed(at(now - 30_001)), 403, "too long ago"),
@@ -109,8 +109,8 @@ async fn sec_25_a_request_that_no_replica_sealed_for_this_one_a_moment_ago_is_re
         ("another method", Forwarding { method: Method::DELETE, ..sealed(good(1)) }, 403, "another request"),
         ("another session", Forwarding { session: Some("x".to_owned()), ..sealed(good(1)) }, 403, "another request"),
         ("no session", Forwarding { session: None, ..sealed(good(1)) }, 403, "another request"),
-        ("number 0", sealed(good(0)), 403, "came before"),
-        ("a path without a server", Forwarding { target: "/.well-known/x", ..base() }, 401, "Only replicas"),
+        ("number 0", sealed(good(0)), 403, "received before"),
+        ("a path without a server", Forwarding { target: "/.well-known/x", ..base() }, 401, "only replicas"),
     ] {
         let (found, said) = request.send(&replicas, call(1)).await;
         assert!(found == status && said.contains(reason), "{what}: {found} {said}");
@@ -122,7 +122,7 @@ async fn sec_25_a_request_that_no_replica_sealed_for_this_one_a_moment_ago_is_re
     }
     for number in [1, 2, 40] {
         let (status, said) = sealed(good(number)).send(&replicas, call(1)).await;
-        assert!(status == 403 && said.contains("came before"), "twice {number}: {status} {said}");
+        assert!(status == 403 && said.contains("received before"), "twice {number}: {status} {said}");
     }
     assert_eq!(server.world.count("tools/call"), 3);
     replicas.clock.advance(std::time::Duration::from_secs(60));

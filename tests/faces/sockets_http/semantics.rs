@@ -256,7 +256,7 @@ async fn a_client_on_this_machine_is_told_which_paths_there_are() {
     let mut client = connect(gate.running.local_addr()).await;
     client.send(posted("/", "Host: localhost\r\n").as_bytes()).await;
     let body = String::from_utf8(client.answer().await.unwrap().body.clone()).unwrap();
-    assert!(body.contains("No server is here; there are servers at /flood, /hold, /mcp"), "{body}");
+    assert!(body.contains("no server has this path; there are servers at /flood, /hold, /mcp"), "{body}");
 }
 
 /// Whoever is refused is told in one sentence what would be right, with the operator's key where one decides it, and with
@@ -274,7 +274,7 @@ async fn a_refusal_says_in_a_sentence_what_would_be_right() {
                 "403",
                 "`listen.allowed_origins`",
             ),
-            (get("/canary"), "404", "No server is here"),
+            (get("/canary"), "404", "no server has this path"),
             (get("/canary/.well-known/oauth-protected-resource"), "404", "no OAuth"),
             (posted("/register", host), "404", "no OAuth"),
             (bare("PUT", host), "405", "Allow"),

@@ -61,8 +61,8 @@ async fn whoever_has_no_key_is_told_of_keys_and_finds_no_oauth() {
     let gate = Gate::start().await;
     let refused = gate.send(&list(EVE)).await;
     let message = refused.json()["error"]["message"].as_str().unwrap().to_owned();
-    assert!(message.starts_with("An API key is wanted: Authorization: Bearer tg_"), "{message}");
-    assert!(message.contains("or X-Taskgate-Key: tg_"), "both ways: {message}");
+    assert!(message.starts_with("Unauthorized: send an API key as `Authorization: Bearer tg_"), "{message}");
+    assert!(message.contains("or `X-Taskgate-Key: tg_"), "both ways: {message}");
     for target in [
         "/.well-known/oauth-protected-resource",
         "/.well-known/oauth-protected-resource/mcp",

@@ -207,7 +207,7 @@ async fn arguments_are_read_as_the_schema_of_the_tool_says() {
         assert_eq!((piped.0, piped.1.as_str()), (Some(0), "Hello, Ada!\n"), "{}", piped.2);
     }
     let refused = Ended::with(&["call", place.url(), "greet", &large]).await;
-    refused.is(2, "", "The body is larger than the gateway takes");
+    refused.is(2, "", "Body too large: the gateway's operator can raise `limits.body_bytes_max`");
 }
 
 #[tokio::test]

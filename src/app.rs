@@ -47,7 +47,7 @@ use crate::face::listen_permits::ListenPermits;
 use crate::face::rates::Rates;
 use crate::face::sealed::{KeyPrint, Sealer, SealingKeys};
 use crate::face::served::Served;
-use crate::face::session_homes::SessionHomes;
+use crate::face::session_owners::SessionOwners;
 use crate::face::sse::SseStreams;
 use crate::face::tool_renames::ToolRenamer;
 use crate::face::unmatched_rules::UnmatchedRules;
@@ -214,7 +214,7 @@ impl Gateway {
         let follower = ReplicaFollower::of(shared.as_ref(), &started, &parts);
         // Before clients and other replicas connect: otherwise the first would get all of a divided limit.
         follower.iter().for_each(ReplicaFollower::look);
-        let beside = replica.as_ref().zip(parts.homes.as_ref());
+        let beside = replica.as_ref().zip(parts.owners.as_ref());
         let replicas = ReplicaListener::start(beside, config.listen.body_bytes_max, &routes, sockets.replicas).await?;
         task_store::be_seen(shared.as_ref()).await;
         follower.iter().for_each(ReplicaFollower::look);
@@ -282,8 +282,8 @@ impl Gateway {
 
     /// The map from sessions to their owners, if there are several replicas; membership changes are applied to it.
     #[must_use]
-    pub const fn session_homes(&self) -> Option<&Arc<SessionHomes>> {
-        self.parts.homes.as_ref()
+    pub const fn session_owners(&self) -> Option<&Arc<SessionOwners>> {
+        self.parts.owners.as_ref()
     }
 
     fn folder(&self) -> &Path {
@@ -333,7 +333,7 @@ struct GatewayParts {
     life: TaskScope,
     sealer: Arc<Sealer>,
     /// The owners of sessions, if there are several replicas.
-    homes: Option<Arc<SessionHomes>>,
+    owners: Option<Arc<SessionOwners>>,
     /// The URL by which clients reach the gateway; unused before it listens.
     address: PublicAddress,
     leaving: CancellationToken,
@@ -353,7 +353,7 @@ impl GatewayParts {
         ending: CancellationToken,
     ) -> Self {
         let limits = SharedLimits::new(Arc::clone(&config.principals));
-        let homes = replica.map(|replica| replica.homes(&sealer, &life, &limits));
+        let owners = replica.map(|replica| replica.owners(&sealer, &life, &limits));
         let tasks_max = config.store.limits().tasks_max;
         let engine =
             Engine::new(Arc::clone(&store), Arc::clone(&clock), Box::new(random_bits), tasks_max, limits.clone());
@@ -371,7 +371,7 @@ impl GatewayParts {
             processes: Arc::new(CallPermitsByName::new(limits.clone())),
             life,
             sealer,
-            homes,
+            owners,
             address: PublicAddress::default(),
             leaving: CancellationToken::new(),
             limits,
@@ -473,7 +473,7 @@ fn open(config: UpstreamConfig, parts: &GatewayParts) -> anyhow::Result<OpenedUp
         rates: Arc::clone(&parts.rates),
         listeners: Arc::clone(&parts.listeners),
         sealer: Arc::clone(&parts.sealer),
-        homes: parts.homes.clone(),
+        owners: parts.owners.clone(),
         clock: Arc::clone(&parts.clock),
         random: random_bits,
         life: parts.life.clone(),

@@ -36,7 +36,7 @@ pub mod rewrite;
 pub mod sealed;
 pub mod served;
 pub mod session;
-pub mod session_homes;
+pub mod session_owners;
 mod single_event_body;
 pub mod sse;
 pub mod stateless;

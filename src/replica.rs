@@ -22,7 +22,7 @@ pub mod task_clock;
 
 pub use boot_time::BootTime;
 pub use commit_trust::{CommitEnd, Durability, DurabilitySettings, SqlNotice, WriteDoubt, WriteFate};
-pub use directory::{HomeErrand, ReplicaDirectory, ReplicaMember, ReplicaPeer, SessionHome};
+pub use directory::{OwnerReplica, OwnerRequest, ReplicaDirectory, ReplicaMember, ReplicaPeer};
 pub use fencing::{GuardedRow, GuardedWrite, WriteVerdict};
 pub use forwarded_numbers::{ForwardedNumberRefusal, ForwardedNumbers};
 pub use incarnation::Incarnation;

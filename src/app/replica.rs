@@ -9,7 +9,7 @@ use super::GatewayParts;
 use super::task_store::SharedLife;
 use crate::config::{Config, StoreSettings};
 use crate::face::sealed::Sealer;
-use crate::face::session_homes::SessionHomes;
+use crate::face::session_owners::SessionOwners;
 use crate::replica::ReplicaDirectory;
 use crate::server::replica_link::{Http2ReplicaLink, REACH_MAX};
 use crate::server::replicas::{self, ReplicaTls};
@@ -33,7 +33,7 @@ pub struct ReplicaSetup {
     pub tls: Option<ReplicaTls>,
     /// The time limit for connecting to another replica.
     pub reach_max: Duration,
-    /// The live replicas at the start. Later ones: [`SessionHomes::replace`].
+    /// The live replicas at the start. Later ones: [`SessionOwners::replace`].
     pub directory: ReplicaDirectory,
 }
 
@@ -47,11 +47,11 @@ impl ReplicaSetup {
         Some(Self { clock: store.clock(), store, address, tls, reach_max: REACH_MAX, directory })
     }
 
-    pub(super) fn homes(&self, sealer: &Arc<Sealer>, life: &TaskScope, limits: &SharedLimits) -> Arc<SessionHomes> {
+    pub(super) fn owners(&self, sealer: &Arc<Sealer>, life: &TaskScope, limits: &SharedLimits) -> Arc<SessionOwners> {
         let link = Http2ReplicaLink::new(self.tls.clone(), life.clone(), limits.clone());
         let link = Arc::new(link.reaching_within(self.reach_max));
         let (directory, sealer, clock) = (self.directory.clone(), Arc::clone(sealer), Arc::clone(&self.clock));
-        Arc::new(SessionHomes::new(directory, sealer, clock, link))
+        Arc::new(SessionOwners::new(directory, sealer, clock, link))
     }
 }
 
@@ -64,7 +64,7 @@ fn directory(store: &PostgresStore, view: &ReplicaView) -> ReplicaDirectory {
 #[derive(Debug)]
 pub(super) struct ReplicaFollower {
     store: Arc<PostgresStore>,
-    homes: Arc<SessionHomes>,
+    owners: Arc<SessionOwners>,
     /// The limits that all replicas divide, if any.
     divided: Option<(SharedLimits, Arc<CallPermitsByName>)>,
 }
@@ -72,12 +72,12 @@ pub(super) struct ReplicaFollower {
 impl ReplicaFollower {
     /// `None` for a single gateway.
     pub(super) fn of(shared: Option<&SharedLife>, config: &Config, parts: &GatewayParts) -> Option<Self> {
-        let (Some(shared), Some(homes), StoreSettings::Postgres(database)) = (shared, &parts.homes, &config.store)
+        let (Some(shared), Some(owners), StoreSettings::Postgres(database)) = (shared, &parts.owners, &config.store)
         else {
             return None;
         };
         let divided = database.replica.divides.then(|| (parts.limits.clone(), Arc::clone(&parts.permits)));
-        Some(Self { store: Arc::clone(&shared.store), homes: Arc::clone(homes), divided })
+        Some(Self { store: Arc::clone(&shared.store), owners: Arc::clone(owners), divided })
     }
 
     /// Updates the owners of sessions and the divided limits whenever replicas join or leave.
@@ -98,7 +98,7 @@ impl ReplicaFollower {
 
     fn follow(&self, view: &ReplicaView) {
         // Heartbeats change the view as well; an unchanged membership replaces nothing.
-        self.homes.replace(directory(&self.store, view));
+        self.owners.replace(directory(&self.store, view));
         let beside = view.taking_beside(self.store.holder());
         if let Some((limits, permits)) = &self.divided
             && limits.divide_by(NonZeroUsize::MIN.saturating_add(beside))
@@ -123,14 +123,14 @@ impl ReplicaListener {
     /// # Errors
     /// As [`server::start_on`].
     pub(super) async fn start(
-        replica: Option<(&ReplicaSetup, &Arc<SessionHomes>)>,
+        replica: Option<(&ReplicaSetup, &Arc<SessionOwners>)>,
         body_bytes_max: NonZeroUsize,
         routes: &Routes,
         socket: Option<TcpListener>,
     ) -> Result<Option<Box<Self>>, StartError> {
-        let Some((setup, homes)) = replica else { return Ok(None) };
+        let Some((setup, owners)) = replica else { return Ok(None) };
         let Some(address) = setup.address else { return Ok(None) };
-        let callers = ForwardedCallers::new(Arc::clone(homes));
+        let callers = ForwardedCallers::new(Arc::clone(owners));
         let site = replicas::site(address, setup.tls.clone(), body_bytes_max, callers.clone(), routes.clone());
         let settings = site.settings.clone();
         let running = Box::pin(server::start_on(site, socket)).await?;

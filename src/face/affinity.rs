@@ -17,8 +17,8 @@ use super::http::{AcceptedTypes, FaceResponse, Inbound};
 use super::intake::{self, PathContext, PathFaces};
 use super::revocable_body::ending_with;
 use super::sealed::{GatewayId, IdKind};
-use super::session_homes::{self, ForwardReason, SessionHomes, may_go_on};
-use crate::replica::{HomeErrand, ReplicaPeer, SessionHome};
+use super::session_owners::{self, ForwardReason, SessionOwners, may_forward};
+use crate::replica::{OwnerReplica, OwnerRequest, ReplicaPeer};
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::{Message, method};
 
@@ -30,11 +30,11 @@ enum Destination {
     All,
 }
 
-impl From<SessionHome> for Destination {
-    fn from(owner: SessionHome) -> Self {
+impl From<OwnerReplica> for Destination {
+    fn from(owner: OwnerReplica) -> Self {
         match owner {
-            SessionHome::Here => Self::Here,
-            SessionHome::There(peer) => Self::There(peer),
+            OwnerReplica::Here => Self::Here,
+            OwnerReplica::There(peer) => Self::There(peer),
         }
     }
 }
@@ -44,7 +44,7 @@ pub(super) fn answer(faces: &impl PathFaces, inbound: Inbound) -> impl Future<Ou
     let served = faces.path().served;
     let admitted = admit(served, inbound);
     async move {
-        match &served.homes {
+        match &served.owners {
             None => intake::serve(faces, admitted).await,
             // Boxed, so that a single gateway does not reserve space for it in every request.
             Some(owners) => Box::pin(route(faces, owners, admitted)).await,
@@ -52,13 +52,15 @@ pub(super) fn answer(faces: &impl PathFaces, inbound: Inbound) -> impl Future<Ou
     }
 }
 
-async fn route(faces: &impl PathFaces, owners: &Arc<SessionHomes>, admitted: AdmittedRequest) -> FaceResponse {
+async fn route(faces: &impl PathFaces, owners: &Arc<SessionOwners>, admitted: AdmittedRequest) -> FaceResponse {
     match admitted {
-        AdmittedRequest::Message(message) if may_go_on(&message.inbound) => route_message(faces, owners, message).await,
-        AdmittedRequest::Batch(inbound, batch) if may_go_on(&inbound) => {
+        AdmittedRequest::Message(message) if may_forward(&message.inbound) => {
+            route_message(faces, owners, message).await
+        }
+        AdmittedRequest::Batch(inbound, batch) if may_forward(&inbound) => {
             route_batch(faces, owners, inbound, batch).await
         }
-        AdmittedRequest::Operation(inbound) if may_go_on(&inbound) => route_operation(faces, owners, inbound).await,
+        AdmittedRequest::Operation(inbound) if may_forward(&inbound) => route_operation(faces, owners, inbound).await,
         own @ (AdmittedRequest::Message(_)
         | AdmittedRequest::Batch(..)
         | AdmittedRequest::Operation(_)
@@ -66,7 +68,7 @@ async fn route(faces: &impl PathFaces, owners: &Arc<SessionHomes>, admitted: Adm
     }
 }
 
-async fn route_message(faces: &impl PathFaces, owners: &Arc<SessionHomes>, message: AdmittedMessage) -> FaceResponse {
+async fn route_message(faces: &impl PathFaces, owners: &Arc<SessionOwners>, message: AdmittedMessage) -> FaceResponse {
     let AdmittedMessage { inbound, message: content, face, asker } = &message;
     let PathContext { served, .. } = faces.path();
     let peer = match destination(faces, owners, *face, inbound, content) {
@@ -95,7 +97,7 @@ async fn route_message(faces: &impl PathFaces, owners: &Arc<SessionHomes>, messa
 /// The replica for a message of a session, or for the answers to a held call's questions. An `initialize` has none.
 fn destination(
     faces: &impl PathFaces,
-    owners: &SessionHomes,
+    owners: &SessionOwners,
     face: Face,
     inbound: &Inbound,
     message: &Message,
@@ -117,7 +119,7 @@ fn destination(
                 false => of_unknown_request(owners, &session),
             }
         }
-        Message::Request(_) | Message::Notification(_) => owners.owner(&session, HomeErrand::Begin).into(),
+        Message::Request(_) | Message::Notification(_) => owners.owner(&session, OwnerRequest::Begin).into(),
         Message::Response(response) => match response.id.as_ref().and_then(|id| owners.asked_by(id)) {
             Some(asked_by) => asked_by.into(),
             None => of_unknown_request(owners, &session),
@@ -128,7 +130,7 @@ fn destination(
 /// The destination of a notification about a request in progress whose replica is unknown: a cancel, progress, or the answer to a
 /// server's question. It is broadcast while the session's owner drains; a replica that does not know its request opens nothing for
 /// it.
-fn of_unknown_request(owners: &SessionHomes, session: &GatewayId) -> Destination {
+fn of_unknown_request(owners: &SessionOwners, session: &GatewayId) -> Destination {
     owners.only_owner(session).map_or(Destination::All, Destination::from)
 }
 
@@ -136,7 +138,7 @@ fn of_unknown_request(owners: &SessionHomes, session: &GatewayId) -> Destination
 ///
 /// The owner is asked first, because it has the stream for the client's notifications. A change is made here only if the owner
 /// did nothing, except for an answer, which takes effect once however often it arrives (EXT-39).
-fn is_served_by_the_store(owners: &SessionHomes, message: &Message, done_by_owner: Executed) -> bool {
+fn is_served_by_the_store(owners: &SessionOwners, message: &Message, done_by_owner: Executed) -> bool {
     let request = match message {
         Message::Request(request) => request,
         Message::Response(response) => {
@@ -153,21 +155,21 @@ fn is_served_by_the_store(owners: &SessionHomes, message: &Message, done_by_owne
 
 /// Routes a GET to the replica of its stream if a gateway made it, else to the session's owner, as a DELETE: the owner knows the
 /// calls that began there, which their session must outlive (T-31).
-async fn route_operation(faces: &impl PathFaces, owners: &Arc<SessionHomes>, inbound: Box<Inbound>) -> FaceResponse {
+async fn route_operation(faces: &impl PathFaces, owners: &Arc<SessionOwners>, inbound: Box<Inbound>) -> FaceResponse {
     let is_get = inbound.method == Method::GET;
     let owner = owners.session(&inbound).map(|session| {
         let last_event = inbound.headers.get(headers::LAST_EVENT_ID).filter(|_| is_get);
         let streamed_by = last_event.and_then(|event| owners.streamed_by(event.to_str().ok()?));
-        let errand = if is_get { HomeErrand::Begin } else { HomeErrand::End };
-        streamed_by.unwrap_or_else(|| owners.owner(&session, errand))
+        let request = if is_get { OwnerRequest::Begin } else { OwnerRequest::End };
+        streamed_by.unwrap_or_else(|| owners.owner(&session, request))
     });
     match owner {
-        Some(SessionHome::There(peer)) if is_get => forward_stream(faces, owners, &inbound, peer).await,
-        Some(SessionHome::There(peer)) => {
+        Some(OwnerReplica::There(peer)) if is_get => forward_stream(faces, owners, &inbound, peer).await,
+        Some(OwnerReplica::There(peer)) => {
             let answer = owners.forward(&inbound, peer, ForwardReason::Session).await;
             answer.unwrap_or_else(|_| unreachable_owner())
         }
-        Some(SessionHome::Here) | None => intake::serve(faces, AdmittedRequest::Operation(inbound)).await,
+        Some(OwnerReplica::Here) | None => intake::serve(faces, AdmittedRequest::Operation(inbound)).await,
     }
 }
 
@@ -175,7 +177,7 @@ async fn route_operation(faces: &impl PathFaces, owners: &Arc<SessionHomes>, inb
 /// shutdown: its client resumes elsewhere.
 async fn forward_stream(
     faces: &impl PathFaces,
-    owners: &Arc<SessionHomes>,
+    owners: &Arc<SessionOwners>,
     inbound: &Inbound,
     peer: ReplicaPeer,
 ) -> FaceResponse {
@@ -196,7 +198,7 @@ async fn forward_stream(
 /// Forwards an array with requests to the owner of its session, and each message of one without to its own destination.
 async fn route_batch(
     faces: &impl PathFaces,
-    owners: &Arc<SessionHomes>,
+    owners: &Arc<SessionOwners>,
     inbound: Box<Inbound>,
     items: ArrayItems,
 ) -> FaceResponse {
@@ -208,19 +210,19 @@ async fn route_batch(
     if items.iter().all(|(read, _)| array_answer::is_one_way(read)) {
         return route_one_way(faces, owners, &inbound, items).await;
     }
-    match owners.session(&inbound).map(|session| owners.owner(&session, HomeErrand::Begin)) {
-        Some(SessionHome::There(peer)) => {
+    match owners.session(&inbound).map(|session| owners.owner(&session, OwnerRequest::Begin)) {
+        Some(OwnerReplica::There(peer)) => {
             let answer = owners.forward(&inbound, peer, ForwardReason::Session).await;
             answer.unwrap_or_else(|fault| addressee(None, inbound.accepted).fault(&fault))
         }
-        Some(SessionHome::Here) | None => intake::serve(faces, AdmittedRequest::Batch(inbound, items)).await,
+        Some(OwnerReplica::Here) | None => intake::serve(faces, AdmittedRequest::Batch(inbound, items)).await,
     }
 }
 
 /// Routes messages without responses one by one. Returns the first failure, if there is one.
 async fn route_one_way(
     faces: &impl PathFaces,
-    owners: &Arc<SessionHomes>,
+    owners: &Arc<SessionOwners>,
     inbound: &Inbound,
     items: ArrayItems,
 ) -> FaceResponse {
@@ -248,5 +250,5 @@ pub(super) fn unanswered(fault: &GatewayFault) -> FaceResponse {
 
 /// 503 for a message without id: its session's owner is unreachable, and it may be sent again.
 fn unreachable_owner() -> FaceResponse {
-    addressee(None, AcceptedTypes::Json).fault(&session_homes::away())
+    addressee(None, AcceptedTypes::Json).fault(&session_owners::unreachable())
 }

@@ -18,7 +18,7 @@ use super::request_outcomes::RequestOutcomes;
 use super::revocable_body::ending_with;
 use super::served::Served;
 use super::session::{self, SessionFace, SessionLookupError};
-use super::session_homes::PassedOnMarker;
+use super::session_owners::ForwardedMarker;
 use super::stateless::{MessageContext, StatelessFace};
 use crate::task::Principal;
 use crate::wire::envelope::{Request, Response};
@@ -85,7 +85,7 @@ impl Endpoint for UpstreamEndpoint {
         inbound.forwarded = forwarded.clone();
         let response = affinity::answer(self, inbound).await;
         // The replica that answered has counted it: an endpoint of several upstreams learns only then which of them is asked.
-        if response.extensions().get::<PassedOnMarker>().is_none() {
+        if response.extensions().get::<ForwardedMarker>().is_none() {
             self.outcomes.count(&response);
         }
         let response = match &self.login {

@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 use super::listen_permits::ListenPermits;
 use super::rates::Rates;
 use super::sealed::{GatewayId, IdKind, Sealer};
-use super::session_homes::SessionHomes;
+use super::session_owners::SessionOwners;
 use super::unmatched_rules::UnmatchedRules;
 use crate::engine::{CallTarget, Engine, ServiceSettings};
 use crate::replica::Incarnation;
@@ -39,7 +39,7 @@ pub struct Served {
     /// Seals the state that clients keep.
     pub sealer: Arc<Sealer>,
     /// The owners of sessions, if several replicas share the store.
-    pub homes: Option<Arc<SessionHomes>>,
+    pub owners: Option<Arc<SessionOwners>>,
     /// The clock of tasks, the same on all replicas: a token may be sealed at one and opened at another.
     pub clock: Arc<dyn Clock>,
     /// 128 random bits, new at each call.
@@ -53,7 +53,7 @@ impl Served {
     /// This replica, if there are several: the owner of a session that begins now.
     #[must_use]
     pub fn own_replica(&self) -> Option<Incarnation> {
-        self.homes.as_ref().map(|homes| homes.own())
+        self.owners.as_ref().map(|owners| owners.own())
     }
 
     /// Seals the id of an object in this process's memory, so that requests with it reach this replica.

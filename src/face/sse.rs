@@ -26,7 +26,7 @@ use super::revocable_body::ending_with;
 use super::sealed::{GatewayId, IdKind};
 use super::served::Served;
 use super::session::refuse;
-use super::session_homes::ForwardReason;
+use super::session_owners::ForwardReason;
 use super::stream_client::{self, ClientMessage};
 use crate::metric;
 use crate::shared_limits::SharedLimits;
@@ -136,11 +136,11 @@ impl SseEndpoint {
         let Some(sealed) = stream_named(inbound.query.as_deref()) else { return only_get() };
         let opened = self.sse.served.sealer.open_for(IdKind::SseStream, &inbound.principal, sealed);
         let stream = opened.map(|opened| opened.id);
-        if let (Some(homes), Some(home)) = (&self.sse.served.homes, stream.as_ref().and_then(|id| id.replica))
+        if let (Some(owners), Some(replica)) = (&self.sse.served.owners, stream.as_ref().and_then(|id| id.replica))
             // Boxed, as a single gateway never needs it.
-            && let Some(passed) = Box::pin(homes.pass_on_to(&inbound, home, ForwardReason::Stream)).await
+            && let Some(forwarded) = Box::pin(owners.forward_to(&inbound, replica, ForwardReason::Stream)).await
         {
-            return passed.unwrap_or_else(|fault| unanswered(&fault));
+            return forwarded.unwrap_or_else(|fault| unanswered(&fault));
         }
         let key = stream.map(|id| self.key(&inbound, id.random));
         let Some(inlet) = key.and_then(|key| self.sse.streams.0.find(&key)) else {

@@ -24,7 +24,7 @@ pub struct ReplicaDirectory {
 
 /// The replica that owns a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SessionHome {
+pub enum OwnerReplica {
     Here,
     There(ReplicaPeer),
 }
@@ -38,7 +38,7 @@ pub struct ReplicaPeer {
 
 /// The kind of request to a session's owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HomeErrand {
+pub enum OwnerRequest {
     /// A new request, which a leaving replica does not handle.
     Begin,
     /// The end of the session, which a leaving owner handles too, since it has tasks in it.
@@ -80,15 +80,16 @@ impl ReplicaDirectory {
         if incarnation == self.own { None } else { self.member(incarnation).map(|member| member.peer) }
     }
 
-    /// The owner of a session created at `begun_at`. If that replica is gone or unknown, a living one takes over: replicas with
+    /// The owner of a session created at `opened_by`. If that replica is gone or unknown, a living one takes over: replicas with
     /// the same directory choose the same one for a `nonce`, and a departing replica moves only its own sessions.
     #[must_use]
-    pub fn home(&self, begun_at: Option<Incarnation>, nonce: u128, errand: HomeErrand) -> SessionHome {
-        match begun_at {
-            Some(at) if at == self.own => SessionHome::Here,
+    pub fn owner(&self, opened_by: Option<Incarnation>, nonce: u128, request: OwnerRequest) -> OwnerReplica {
+        match opened_by {
+            Some(at) if at == self.own => OwnerReplica::Here,
             at => {
-                let home = at.and_then(|at| self.member(at)).filter(|at| errand == HomeErrand::End || !at.is_leaving);
-                home.or_else(|| self.standing(nonce)).map_or(SessionHome::Here, |member| self.at(member))
+                let owner =
+                    at.and_then(|at| self.member(at)).filter(|at| request == OwnerRequest::End || !at.is_leaving);
+                owner.or_else(|| self.successor(nonce)).map_or(OwnerReplica::Here, |member| self.at(member))
             }
         }
     }
@@ -96,13 +97,13 @@ impl ReplicaDirectory {
     /// The only replica with requests in progress for a session. `None` if there may be several, because its owner drains or is
     /// gone: its successors change as replicas come and go.
     #[must_use]
-    pub fn only_home(&self, begun_at: Option<Incarnation>) -> Option<SessionHome> {
-        let at = begun_at?;
+    pub fn only_owner(&self, opened_by: Option<Incarnation>) -> Option<OwnerReplica> {
+        let at = opened_by?;
         match self.member(at) {
             Some(member) if member.is_leaving => None,
             Some(member) => Some(self.at(member)),
             // Other replicas cannot reach it.
-            None => (at == self.own).then_some(SessionHome::Here),
+            None => (at == self.own).then_some(OwnerReplica::Here),
         }
     }
 
@@ -112,13 +113,13 @@ impl ReplicaDirectory {
     }
 
     /// The remaining replica with the highest rank for a session.
-    fn standing(&self, nonce: u128) -> Option<&ReplicaMember> {
+    fn successor(&self, nonce: u128) -> Option<&ReplicaMember> {
         let staying = self.members.iter().filter(|member| !member.is_leaving);
         staying.max_by_key(|member| (rank(nonce, member.peer.incarnation), member.peer.incarnation))
     }
 
-    fn at(&self, member: &ReplicaMember) -> SessionHome {
-        if member.peer.incarnation == self.own { SessionHome::Here } else { SessionHome::There(member.peer) }
+    fn at(&self, member: &ReplicaMember) -> OwnerReplica {
+        if member.peer.incarnation == self.own { OwnerReplica::Here } else { OwnerReplica::There(member.peer) }
     }
 
     fn member(&self, incarnation: Incarnation) -> Option<&ReplicaMember> {
@@ -168,38 +169,38 @@ mod tests {
         ReplicaDirectory::new(Incarnation(own), living.iter().map(|number| member(*number)))
     }
 
-    fn chosen(own: u64, living: &[u64], begun_at: Option<u64>, nonce: u128) -> u64 {
-        match seen_by(own, living).home(begun_at.map(Incarnation), nonce, HomeErrand::Begin) {
-            SessionHome::Here => own,
-            SessionHome::There(peer) => peer.incarnation.0,
+    fn chosen(own: u64, living: &[u64], opened_by: Option<u64>, nonce: u128) -> u64 {
+        match seen_by(own, living).owner(opened_by.map(Incarnation), nonce, OwnerRequest::Begin) {
+            OwnerReplica::Here => own,
+            OwnerReplica::There(peer) => peer.incarnation.0,
         }
     }
 
     proptest! {
         #[test]
-        fn all_replicas_choose_the_same_home_and_one_that_goes_moves_its_own_sessions_alone(
+        fn all_replicas_choose_the_same_owner_and_one_that_goes_moves_its_own_sessions_alone(
             living in prop::collection::btree_set(1_u64..10_000, 1..9),
             nonce: u128,
-            begun_at in prop::option::of(1_u64..10_000),
+            opened_by in prop::option::of(1_u64..10_000),
             gone: prop::sample::Index,
         ) {
             let living: Vec<u64> = living.into_iter().collect();
-            let homes: Vec<u64> = living.iter().map(|own| chosen(*own, &living, begun_at, nonce)).collect();
-            prop_assert!(homes.iter().all(|home| *home == homes[0]), "{homes:?}");
-            if let Some(begun_at) = begun_at.filter(|at| living.contains(at)) {
-                prop_assert_eq!(homes[0], begun_at);
+            let owners: Vec<u64> = living.iter().map(|own| chosen(*own, &living, opened_by, nonce)).collect();
+            prop_assert!(owners.iter().all(|owner| *owner == owners[0]), "{owners:?}");
+            if let Some(opened_by) = opened_by.filter(|at| living.contains(at)) {
+                prop_assert_eq!(owners[0], opened_by);
             }
             let gone = living[gone.index(living.len())];
             let left: Vec<u64> = living.iter().copied().filter(|number| *number != gone).collect();
             if let Some(own) = left.first() {
-                let after = chosen(*own, &left, begun_at, nonce);
-                prop_assert!(after == homes[0] || homes[0] == gone, "{} went to {after} as {gone} left", homes[0]);
+                let after = chosen(*own, &left, opened_by, nonce);
+                prop_assert!(after == owners[0] || owners[0] == gone, "{} went to {after} as {gone} left", owners[0]);
             }
         }
     }
 
     #[test]
-    fn sessions_without_a_home_are_spread_over_all_replicas() {
+    fn sessions_without_an_owner_are_spread_over_all_replicas() {
         let living = [3, 4, 9, 12];
         let mut counts = BTreeMap::<u64, u32>::new();
         for nonce in 0..4_000_u128 {
@@ -234,23 +235,23 @@ mod tests {
 
     /// This replica, the others, where the session was created, the kind of request; the expected owner.
     #[test]
-    fn a_session_is_at_home_where_it_was_begun_as_long_as_that_can_be_reached() {
+    fn a_session_is_owned_by_the_replica_that_opened_it_as_long_as_that_can_be_reached() {
         let leaving = ReplicaMember { is_leaving: true, ..member(2) };
-        let there = |number| SessionHome::There(member(number).peer);
-        for (living, begun_at, errand, expected) in [
-            (vec![member(1), member(2)], 1, HomeErrand::Begin, SessionHome::Here),
-            (vec![member(1), member(2)], 2, HomeErrand::Begin, there(2)),
-            (vec![member(2)], 1, HomeErrand::Begin, SessionHome::Here),
-            (vec![], 2, HomeErrand::Begin, SessionHome::Here),
-            (vec![member(1)], 7, HomeErrand::Begin, SessionHome::Here),
-            (vec![member(1), leaving.clone()], 2, HomeErrand::Begin, SessionHome::Here),
-            (vec![member(1), leaving.clone()], 2, HomeErrand::End, there(2)),
-            (vec![member(1), leaving.clone()], 9, HomeErrand::End, SessionHome::Here),
-            (vec![leaving], 9, HomeErrand::Begin, SessionHome::Here),
+        let there = |number| OwnerReplica::There(member(number).peer);
+        for (living, opened_by, request, expected) in [
+            (vec![member(1), member(2)], 1, OwnerRequest::Begin, OwnerReplica::Here),
+            (vec![member(1), member(2)], 2, OwnerRequest::Begin, there(2)),
+            (vec![member(2)], 1, OwnerRequest::Begin, OwnerReplica::Here),
+            (vec![], 2, OwnerRequest::Begin, OwnerReplica::Here),
+            (vec![member(1)], 7, OwnerRequest::Begin, OwnerReplica::Here),
+            (vec![member(1), leaving.clone()], 2, OwnerRequest::Begin, OwnerReplica::Here),
+            (vec![member(1), leaving.clone()], 2, OwnerRequest::End, there(2)),
+            (vec![member(1), leaving.clone()], 9, OwnerRequest::End, OwnerReplica::Here),
+            (vec![leaving], 9, OwnerRequest::Begin, OwnerReplica::Here),
         ] {
             let directory = ReplicaDirectory::new(Incarnation(1), living);
-            let found = directory.home(Some(Incarnation(begun_at)), 7, errand);
-            assert_eq!(found, expected, "{directory:?} {begun_at} {errand:?}");
+            let found = directory.owner(Some(Incarnation(opened_by)), 7, request);
+            assert_eq!(found, expected, "{directory:?} {opened_by} {request:?}");
         }
         assert_eq!(seen_by(1, &[1, 2]).peer(Incarnation(1)), None, "nobody reaches itself from afar");
     }
@@ -259,18 +260,18 @@ mod tests {
     #[test]
     fn what_is_under_way_in_a_session_is_at_its_home_alone_until_that_ends() {
         let leaving = ReplicaMember { is_leaving: true, ..member(2) };
-        let there = |number| Some(SessionHome::There(member(number).peer));
-        for (own, begun_at, expected) in [
-            (1, Some(1), Some(SessionHome::Here)),
+        let there = |number| Some(OwnerReplica::There(member(number).peer));
+        for (own, opened_by, expected) in [
+            (1, Some(1), Some(OwnerReplica::Here)),
             (1, Some(3), there(3)),
             (1, Some(2), None),
             (2, Some(2), None),
             (1, Some(9), None),
             (1, None, None),
-            (4, Some(4), Some(SessionHome::Here)),
+            (4, Some(4), Some(OwnerReplica::Here)),
         ] {
             let seen = ReplicaDirectory::new(Incarnation(own), [member(1), leaving.clone(), member(3)]);
-            assert_eq!(seen.only_home(begun_at.map(Incarnation)), expected, "{begun_at:?} as {own} sees it");
+            assert_eq!(seen.only_owner(opened_by.map(Incarnation)), expected, "{opened_by:?} as {own} sees it");
         }
         let seen = ReplicaDirectory::new(Incarnation(1), [member(1), leaving, member(3)]);
         let peers: Vec<_> = seen.peers().map(|peer| peer.incarnation.0).collect();

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use super::refusal::ForwardRefusal;
 use crate::face::sealed::{ForwardToken, digest_of_request};
-use crate::face::session_homes::{FORWARD, SessionHomes};
+use crate::face::session_owners::{FORWARD, SessionOwners};
 use crate::replica::{ForwardedNumberRefusal, ForwardedNumbers};
 
 /// How far a request's seal may be in the past or the future: allows for clock skew between replicas and for transit.
@@ -20,15 +20,15 @@ const GOOD_FOR: Duration = Duration::from_secs(30);
 pub struct ForwardedCallers(Arc<ForwardedCallersState>);
 
 struct ForwardedCallersState {
-    homes: Arc<SessionHomes>,
+    owners: Arc<SessionOwners>,
     /// The numbers of the received requests.
     numbers: Mutex<ForwardedNumbers>,
 }
 
 impl ForwardedCallers {
     #[must_use]
-    pub fn new(homes: Arc<SessionHomes>) -> Self {
-        Self(Arc::new(ForwardedCallersState { homes, numbers: Mutex::default() }))
+    pub fn new(owners: Arc<SessionOwners>) -> Self {
+        Self(Arc::new(ForwardedCallersState { owners, numbers: Mutex::default() }))
     }
 
     /// The principal of a forwarded request, and its client's address.
@@ -36,14 +36,14 @@ impl ForwardedCallers {
     /// # Errors
     /// Unless a replica sealed exactly this request for this replica, recently, and it arrives for the first time.
     pub(super) fn identify<B>(&self, request: &Request<B>) -> Result<ForwardToken, ForwardRefusal> {
-        let ForwardedCallersState { homes, numbers } = &*self.0;
+        let ForwardedCallersState { owners, numbers } = &*self.0;
         let mut sealed = request.headers().get_all(FORWARD).iter();
         let (Some(sealed), None) = (sealed.next(), sealed.next()) else { return Err(ForwardRefusal::Unsealed) };
-        let token = sealed.to_str().ok().and_then(|sealed| homes.open(sealed)).ok_or(ForwardRefusal::Unsealed)?;
-        if token.target != homes.own() {
+        let token = sealed.to_str().ok().and_then(|sealed| owners.open(sealed)).ok_or(ForwardRefusal::Unsealed)?;
+        if token.target != owners.own() {
             return Err(ForwardRefusal::Misdirected);
         }
-        let now = homes.clock().now();
+        let now = owners.clock().now();
         if now.since(token.issued_at) > GOOD_FOR || token.issued_at.since(now) > GOOD_FOR {
             return Err(ForwardRefusal::Untimely);
         }
@@ -62,6 +62,6 @@ impl ForwardedCallers {
 
 impl fmt::Debug for ForwardedCallers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ForwardedCallers").field("homes", &self.0.homes).finish_non_exhaustive()
+        f.debug_struct("ForwardedCallers").field("owners", &self.0.owners).finish_non_exhaustive()
     }
 }

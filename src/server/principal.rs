@@ -13,7 +13,7 @@ use super::forwarded_callers::ForwardedCallers;
 use super::grant::Grant;
 use super::host::{is_loopback, names_this_machine};
 use super::refusal::Refusal;
-use crate::face::session_homes::FORWARD;
+use crate::face::session_owners::FORWARD;
 use crate::task::principal::Principal;
 
 /// A proxy header with a name outside the common prefix, and that prefix.
@@ -117,12 +117,12 @@ pub(super) struct AuthenticatedCaller {
     pub(super) principal: Principal,
     pub(super) grant: Grant,
     /// The client's address, if another replica forwards the request and has counted it.
-    pub(super) passed_on_from: Option<IpAddr>,
+    pub(super) forwarded_from: Option<IpAddr>,
 }
 
 impl AuthenticatedCaller {
     const fn of_this_listener(principal: Principal, grant: Grant) -> Self {
-        Self { principal, grant, passed_on_from: None }
+        Self { principal, grant, forwarded_from: None }
     }
 }
 
@@ -206,7 +206,7 @@ impl PrincipalGuard {
             Authenticator::Replicas(replicas) => {
                 let token = replicas.identify(request).map_err(Refusal::NotForwarded)?;
                 let caller = keyless(token.principal);
-                Ok(AuthenticatedCaller { passed_on_from: token.client, ..caller })
+                Ok(AuthenticatedCaller { forwarded_from: token.client, ..caller })
             }
         }
     }

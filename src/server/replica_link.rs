@@ -28,7 +28,7 @@ use super::replicas::{self, ReplicaTls};
 use crate::cause::CauseChain;
 use crate::face::http::FaceResponse;
 use crate::face::listen_permits::LISTENERS_MAX;
-use crate::face::session_homes::{ForwardFailure, ReplicaLink};
+use crate::face::session_owners::{ForwardFailure, ReplicaLink};
 use crate::replica::{Incarnation, ReplicaDirectory, ReplicaPeer};
 use crate::shared_limits::SharedLimits;
 use crate::task::{Clock as _, Principal, SystemClock};
@@ -132,7 +132,7 @@ impl Http2ReplicaLink {
 
 #[async_trait]
 impl ReplicaLink for Http2ReplicaLink {
-    async fn carry(
+    async fn send(
         &self,
         peer: ReplicaPeer,
         request: Request<Bytes>,
@@ -141,15 +141,15 @@ impl ReplicaLink for Http2ReplicaLink {
         let to = self.to(peer);
         let Some(place) = to.places.take(owner) else {
             to.log_away(&"too many requests are under way to it");
-            return Err(ForwardFailure::Away);
+            return Err(ForwardFailure::Unreachable);
         };
-        let request = addressed(request, peer, self.tls.is_some()).ok_or(ForwardFailure::Away)?;
+        let request = addressed(request, peer, self.tls.is_some()).ok_or(ForwardFailure::Unreachable)?;
         // Two attempts, as the connection may end while a request is sent.
         for _ in 0..2 {
             let reached = timeout(self.reach_max, self.sender(&to)).await.unwrap_or(Err(ConnectError::Late));
             let sender = reached.map_err(|error| {
                 to.log_away(&CauseChain(&error));
-                ForwardFailure::Away
+                ForwardFailure::Unreachable
             })?;
             match sender.send(request.clone()).await {
                 Ok(answer) => {
@@ -165,7 +165,7 @@ impl ReplicaLink for Http2ReplicaLink {
             }
         }
         to.log_away(&"it takes no requests, or its connections end as soon as they are made");
-        Err(ForwardFailure::Away)
+        Err(ForwardFailure::Unreachable)
     }
 
     fn keep(&self, directory: &ReplicaDirectory) {

@@ -20,7 +20,7 @@ use super::principal::{AuthenticatedCaller, PrincipalGuard};
 use super::refusal::{Guard as _, Refusal, RefusalMarker, StreamPosition};
 use crate::face::arrival::Arrival;
 use crate::face::http::{FaceResponse, empty_body};
-use crate::face::session_homes::note_taken;
+use crate::face::session_owners::note_taken;
 use crate::metric;
 
 #[derive(Clone, Copy, Debug)]
@@ -134,10 +134,10 @@ impl Layers {
             return answer;
         }
         match self.admit(&request) {
-            Ok(AuthenticatedCaller { principal, grant, passed_on_from }) => {
+            Ok(AuthenticatedCaller { principal, grant, forwarded_from }) => {
                 self.principal.withhold_keys(request.headers_mut());
                 let is_counted = self.is_for_replicas();
-                let asker = Asker { principal, client: passed_on_from.unwrap_or(client), is_counted, arrival };
+                let asker = Asker { principal, client: forwarded_from.unwrap_or(client), is_counted, arrival };
                 let mut response = self.dispatch.answer(request, asker).await;
                 if is_counted {
                     note_taken(&mut response);

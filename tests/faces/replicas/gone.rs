@@ -331,8 +331,8 @@ async fn an_answer_reaches_a_home_that_is_leaving_and_new_calls_do_not() {
     let answered = there.post(r#"{"jsonrpc":"2.0","id":0,"result":{"action":"decline"}}"#).await;
     assert_eq!(answered.status, StatusCode::ACCEPTED);
     server.world.nth(1, |seen| seen.body["result"]["action"] == "decline").await;
-    let homes = replicas.all[0].gateway.session_homes().unwrap();
-    homes.replace(ReplicaDirectory::alone(Incarnation(999)));
+    let owners = replicas.all[0].gateway.session_owners().unwrap();
+    owners.replace(ReplicaDirectory::alone(Incarnation(999)));
     // None of it begins anything: the rest of a call's stream, if the home made that, and the end.
     for rest in [there.get(Some(&made_there)).await, there.delete().await] {
         assert_eq!(

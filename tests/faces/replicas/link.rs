@@ -10,7 +10,7 @@ use http::Request;
 use http_body_util::BodyExt as _;
 use taskgate::face::http::{Endpoint, FaceResponse, Inbound};
 use taskgate::face::sealed::ForwardToken;
-use taskgate::face::session_homes::{ForwardFailure, ReplicaLink as _, SessionHomes};
+use taskgate::face::session_owners::{ForwardFailure, ReplicaLink as _, SessionOwners};
 use taskgate::replica::{ReplicaDirectory, ReplicaPeer};
 use taskgate::server::replica_link::Http2ReplicaLink;
 use taskgate::server::{self, ForwardedCallers, Routes, replicas};
@@ -49,7 +49,7 @@ impl Way {
         }
     }
 
-    async fn carry(&self, number: u64, n: u32) -> Result<FaceResponse, ForwardFailure> {
+    async fn send(&self, number: u64, n: u32) -> Result<FaceResponse, ForwardFailure> {
         self.carry_for(&Principal::local(), number, n).await
     }
 
@@ -61,7 +61,7 @@ impl Way {
             .header("mcp-session-id", &self.session)
             .header("taskgate-forward", sealer().seal_forward(&token).unwrap())
             .body(Bytes::from(call(n)));
-        in_time(self.link.carry(self.peer, request.unwrap(), owner)).await
+        in_time(self.link.send(self.peer, request.unwrap(), owner)).await
     }
 }
 
@@ -87,12 +87,12 @@ async fn answers_that_nobody_reads_hold_up_no_other_on_their_connection() {
     let way = Way::to_the_first(&replicas).await;
     let mut unread = Vec::new();
     for number in 1..=60 {
-        unread.push(way.carry(number, 1).await.unwrap());
+        unread.push(way.send(number, 1).await.unwrap());
     }
     // What they may have unread is on its way by then, or it is not to be had any more.
     tokio::time::sleep(Duration::from_millis(500)).await;
     for number in 61..80 {
-        let answer = way.carry(number, 2).await.unwrap();
+        let answer = way.send(number, 2).await.unwrap();
         let body = in_time(answer.into_body().collect()).await.unwrap().to_bytes();
         assert!(body.ends_with(b"{\"n\":2}}"), "{body:?}");
     }
@@ -114,12 +114,12 @@ async fn a_principal_with_all_its_places_is_refused_at_once_and_keeps_nobody_els
         }
         assert!(number <= 100, "there is no bound");
     };
-    assert_eq!((refused, held.len()), (ForwardFailure::Away, 62), "a hundredth");
+    assert_eq!((refused, held.len()), (ForwardFailure::Unreachable, 62), "a hundredth");
     assert!(way.carry_for(&Principal::holding("bob"), number + 1, 2).await.is_ok());
     held.clear();
     assert!(way.carry_for(&ada, number + 2, 2).await.is_ok(), "there is room again");
     way.link.keep(&ReplicaDirectory::alone(replicas.all[1].incarnation));
-    assert!(way.carry(number + 3, 2).await.is_ok(), "a replica that was let go of is reached anew");
+    assert!(way.send(number + 3, 2).await.is_ok(), "a replica that was let go of is reached anew");
 }
 
 /// The address that names none leads here, too, and could be anybody's.
@@ -129,9 +129,9 @@ async fn nothing_goes_in_clear_to_a_replica_that_is_not_on_loopback() {
     let replicas = Replicas::pair(&server).await;
     let mut way = Way::to_the_first(&replicas).await;
     way.peer.address.set_ip(Ipv4Addr::UNSPECIFIED.into());
-    assert_eq!(way.carry(1, 2).await.err(), Some(ForwardFailure::Away));
+    assert_eq!(way.send(1, 2).await.err(), Some(ForwardFailure::Unreachable));
     way.peer.address.set_ip(Ipv4Addr::LOCALHOST.into());
-    assert!(way.carry(2, 2).await.is_ok());
+    assert!(way.send(2, 2).await.is_ok());
     assert_eq!(server.world.count("tools/call"), 1);
 }
 
@@ -152,12 +152,12 @@ async fn a_replica_whose_answer_panicked_has_taken_the_request() {
     let life = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
     let link = Arc::new(Http2ReplicaLink::new(None, life, SharedLimits::default()));
     let directory = ReplicaDirectory::alone(way.peer.incarnation);
-    let homes = SessionHomes::new(directory, Arc::new(sealer()), Arc::new(ManualClock::at(NOW)), link);
+    let owners = SessionOwners::new(directory, Arc::new(sealer()), Arc::new(ManualClock::at(NOW)), link);
     let routes = Routes::new().with("/mcp", Arc::new(Buggy));
     let (address, body_max) = (SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), NonZeroUsize::new(4_096).unwrap());
-    let site = replicas::site(address, None, body_max, ForwardedCallers::new(Arc::new(homes)), routes);
+    let site = replicas::site(address, None, body_max, ForwardedCallers::new(Arc::new(owners)), routes);
     let running = server::start(site).await.unwrap();
     way.peer.address = running.local_addr();
-    let answer = way.carry(1, 1).await.unwrap();
+    let answer = way.send(1, 1).await.unwrap();
     assert_eq!((answer.status().as_u16(), answer.headers()["taskgate-forwarded"].as_bytes()), (500, &b"taken"[..]));
 }

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use h2::Reason;
 use h2::server::SendResponse;
 use http::{Request, Response};
-use taskgate::face::session_homes::{ForwardFailure, ReplicaLink as _};
+use taskgate::face::session_owners::{ForwardFailure, ReplicaLink as _};
 use taskgate::replica::{Incarnation, ReplicaPeer};
 use taskgate::server::replica_link::Http2ReplicaLink;
 use taskgate::shared_limits::SharedLimits;
@@ -115,7 +115,7 @@ async fn carried(script: &'static [Does], len: usize) -> (Result<u16, ForwardFai
     let life = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
     let link = Http2ReplicaLink::new(None, life, SharedLimits::default()).reaching_within(REACH_MAX);
     let request = Request::post("/mcp").body(Bytes::from(vec![b'x'; len])).unwrap();
-    let answer = in_time(link.carry(peer, request, &Principal::local())).await.map(|answer| answer.status().as_u16());
+    let answer = in_time(link.send(peer, request, &Principal::local())).await.map(|answer| answer.status().as_u16());
     let mut seen = Vec::new();
     while let Ok(len) = lengths.try_recv() {
         seen.push(len);
@@ -131,13 +131,13 @@ async fn a_large_request_reaches_a_replica_that_reads_slowly_as_a_whole() {
 #[tokio::test]
 async fn what_a_replica_refused_is_sent_once_more_and_what_it_read_is_not() {
     assert_eq!(carried(&[Does::Refuse, Does::ReadSlowly], 10).await, (Ok(200), vec![10]));
-    assert_eq!(carried(&[Does::Refuse, Does::Refuse], 10).await, (Err(ForwardFailure::Away), vec![]));
+    assert_eq!(carried(&[Does::Refuse, Does::Refuse], 10).await, (Err(ForwardFailure::Unreachable), vec![]));
     assert_eq!(carried(&[Does::ReadAndReset], 10).await, (Err(ForwardFailure::Lost), vec![10]));
 }
 
 #[tokio::test]
 async fn what_a_replica_that_ends_a_connection_did_not_begin_is_sent_once_more_and_else_not() {
     assert_eq!(carried(&[Does::GoAway(0), Does::ReadSlowly], 10).await, (Ok(200), vec![10]));
-    assert_eq!(carried(&[Does::GoAway(0), Does::GoAway(0)], 10).await, (Err(ForwardFailure::Away), vec![]));
+    assert_eq!(carried(&[Does::GoAway(0), Does::GoAway(0)], 10).await, (Err(ForwardFailure::Unreachable), vec![]));
     assert_eq!(carried(&[Does::GoAway(1), Does::ReadSlowly], 10).await, (Err(ForwardFailure::Lost), vec![]));
 }

@@ -151,7 +151,7 @@ impl Replica {
 
     /// What it knows of the living from now on.
     pub fn sees(&self, living: Vec<ReplicaMember>) {
-        self.gateway.session_homes().unwrap().replace(ReplicaDirectory::new(self.incarnation, living));
+        self.gateway.session_owners().unwrap().replace(ReplicaDirectory::new(self.incarnation, living));
     }
 }
 

@@ -83,7 +83,7 @@ pub fn served(upstream: Arc<dyn Upstream>, channel: Arc<dyn OwnSessionChannel>) 
         rates: Arc::new(Rates::new(limits.clone())),
         listeners: ListenPermits::new(CancellationToken::new(), limits),
         sealer: Arc::new(Sealer::new(SealingKeys::ephemeral([7; 32]))),
-        homes: None,
+        owners: None,
         clock,
         random: || 7,
         life: TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() },

@@ -19,7 +19,7 @@ use super::headers;
 use super::http::{FaceResponse, Inbound, MessageChannel};
 use super::sealed::{ForwardToken, GatewayId, IdKind, Sealer, digest_of_request, sealed_in};
 use crate::metric;
-use crate::replica::{HomeErrand, Incarnation, ReplicaDirectory, ReplicaPeer, SessionHome};
+use crate::replica::{Incarnation, OwnerReplica, OwnerRequest, ReplicaDirectory, ReplicaPeer};
 use crate::task::{Clock, Executed, GatewayFault, Principal, Reason};
 use crate::upstream::TaskScope;
 use crate::wire::RequestId;
@@ -34,15 +34,15 @@ const ERROR_ANSWER: &str = "error";
 const UNKNOWN_TASK: &str = "unknown-task";
 
 /// Headers of one connection, or set anew on the next.
-const OF_ONE_HOP: [HeaderName; 7] = [CONNECTION, CONTENT_LENGTH, EXPECT, HOST, TE, TRANSFER_ENCODING, UPGRADE];
-const OF_ONE_HOP_TOO: [&str; 2] = ["keep-alive", "proxy-connection"];
+const HOP_BY_HOP: [HeaderName; 7] = [CONNECTION, CONTENT_LENGTH, EXPECT, HOST, TE, TRANSFER_ENCODING, UPGRADE];
+const HOP_BY_HOP_TOO: [&str; 2] = ["keep-alive", "proxy-connection"];
 
 /// When a client may retry after its request's owner was unreachable.
-const AWAY_RETRY: Duration = Duration::from_secs(1);
+const UNREACHABLE_RETRY: Duration = Duration::from_secs(1);
 
 /// Marks the response of another replica, which has counted the request.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct PassedOnMarker;
+pub(super) struct ForwardedMarker;
 
 /// Sends requests to other replicas.
 #[async_trait]
@@ -52,7 +52,7 @@ pub trait ReplicaLink: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// If no response arrived.
-    async fn carry(
+    async fn send(
         &self,
         peer: ReplicaPeer,
         request: http::Request<Bytes>,
@@ -67,7 +67,7 @@ pub trait ReplicaLink: fmt::Debug + Send + Sync {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ForwardFailure {
     /// The replica is unreachable, or refused: nothing was done.
-    Away,
+    Unreachable,
     /// It was sent, and its outcome is unknown.
     Lost,
 }
@@ -82,7 +82,7 @@ pub(super) enum ForwardReason {
 }
 
 /// Maps sessions and other in-memory state to the replica that owns them.
-pub struct SessionHomes {
+pub struct SessionOwners {
     directory: ArcSwap<ReplicaDirectory>,
     sealer: Arc<Sealer>,
     /// The clock of tasks, which all replicas share.
@@ -92,7 +92,7 @@ pub struct SessionHomes {
     link: Arc<dyn ReplicaLink>,
 }
 
-impl SessionHomes {
+impl SessionOwners {
     /// `clock` must be the one that all replicas share: a seal is valid for a short time by it.
     #[must_use]
     pub fn new(
@@ -131,20 +131,20 @@ impl SessionHomes {
     }
 
     /// The live replica that asked a question.
-    pub(super) fn asked_by(&self, question: &RequestId) -> Option<SessionHome> {
+    pub(super) fn asked_by(&self, question: &RequestId) -> Option<OwnerReplica> {
         self.named(IdKind::Question, sealed_in(&question.as_text()?))
     }
 
     /// The live replica with the stream of an event.
-    pub(super) fn streamed_by(&self, event: &str) -> Option<SessionHome> {
+    pub(super) fn streamed_by(&self, event: &str) -> Option<OwnerReplica> {
         self.named(IdKind::EventStream, read_event_id(event)?.0)
     }
 
-    fn named(&self, kind: IdKind, sealed: &str) -> Option<SessionHome> {
+    fn named(&self, kind: IdKind, sealed: &str) -> Option<OwnerReplica> {
         let (replica, directory) = (self.sealer.open(kind, sealed)?.id.replica?, self.directory.load());
         match replica == directory.own() {
-            true => Some(SessionHome::Here),
-            false => directory.peer(replica).map(SessionHome::There),
+            true => Some(OwnerReplica::Here),
+            false => directory.peer(replica).map(OwnerReplica::There),
         }
     }
 
@@ -154,13 +154,13 @@ impl SessionHomes {
         Some(self.sealer.open_for(IdKind::Session, &inbound.principal, sealed)?.id)
     }
 
-    pub(super) fn owner(&self, session: &GatewayId, errand: HomeErrand) -> SessionHome {
-        self.directory.load().home(session.replica, session.random, errand)
+    pub(super) fn owner(&self, session: &GatewayId, request: OwnerRequest) -> OwnerReplica {
+        self.directory.load().owner(session.replica, session.random, request)
     }
 
     /// The only replica with requests in progress for a session; `None` if there may be several.
-    pub(super) fn only_owner(&self, session: &GatewayId) -> Option<SessionHome> {
-        self.directory.load().only_home(session.replica)
+    pub(super) fn only_owner(&self, session: &GatewayId) -> Option<OwnerReplica> {
+        self.directory.load().only_owner(session.replica)
     }
 
     /// The replica that holds the call of a `requestState`, if it is another one and living.
@@ -177,20 +177,20 @@ impl SessionHomes {
     /// Sends a message to all other replicas, even if the client disconnects. The outcomes are ignored.
     pub(super) fn broadcast(self: &Arc<Self>, inbound: &Inbound, life: &TaskScope) {
         for peer in self.directory.load().peers() {
-            let (homes, inbound) = (Arc::clone(self), Box::new(inbound.clone()));
-            let telling = async move { homes.forward(&inbound, peer, ForwardReason::Session).await };
-            life.tracker.spawn(life.stop.clone().run_until_cancelled_owned(Box::pin(telling)));
+            let (owners, inbound) = (Arc::clone(self), Box::new(inbound.clone()));
+            let sending = async move { owners.forward(&inbound, peer, ForwardReason::Session).await };
+            life.tracker.spawn(life.stop.clone().run_until_cancelled_owned(Box::pin(sending)));
         }
     }
 
-    /// Forwards a request to the replica `home`, and ends with it; `None` if that is this one, or gone.
-    pub(super) async fn pass_on_to(
+    /// Forwards a request to the replica `replica`, and ends with it; `None` if that is this one, or gone.
+    pub(super) async fn forward_to(
         &self,
         inbound: &Inbound,
-        home: Incarnation,
+        replica: Incarnation,
         reason: ForwardReason,
     ) -> Option<Result<FaceResponse, GatewayFault>> {
-        let peer = self.directory.load().peer(home).filter(|_| may_go_on(inbound))?;
+        let peer = self.directory.load().peer(replica).filter(|_| may_forward(inbound))?;
         Some(self.forward(inbound, peer, reason).await)
     }
 
@@ -201,14 +201,14 @@ impl SessionHomes {
         peer: ReplicaPeer,
         reason: ForwardReason,
     ) -> Result<FaceResponse, GatewayFault> {
-        let carried = match self.request(inbound, peer) {
-            Some(request) => self.link.carry(peer, request, &inbound.counted_as()).await,
-            None => Err(ForwardFailure::Away),
+        let sent = match self.request(inbound, peer) {
+            Some(request) => self.link.send(peer, request, &inbound.counted_as()).await,
+            None => Err(ForwardFailure::Unreachable),
         };
-        let carried = carried.and_then(|answer| taken(answer).ok_or(ForwardFailure::Away));
-        let outcome = match &carried {
+        let sent = sent.and_then(|answer| taken(answer).ok_or(ForwardFailure::Unreachable));
+        let outcome = match &sent {
             Ok(_) => "answered",
-            Err(ForwardFailure::Away) => "away",
+            Err(ForwardFailure::Unreachable) => "away",
             Err(ForwardFailure::Lost) => "lost",
         };
         let reason = match reason {
@@ -217,8 +217,8 @@ impl SessionHomes {
             ForwardReason::HeldCall => "held_call",
         };
         metrics::counter!(metric::FORWARDED, "reason" => reason, "outcome" => outcome).increment(1);
-        carried.map_err(|failure| match failure {
-            ForwardFailure::Away => away(),
+        sent.map_err(|failure| match failure {
+            ForwardFailure::Unreachable => unreachable(),
             ForwardFailure::Lost => GatewayFault::new(Reason::ReplicaAway, Executed::Unknown),
         })
     }
@@ -241,7 +241,7 @@ impl SessionHomes {
         let mut request = http::Request::new(inbound.body.clone());
         *request.method_mut() = inbound.method.clone();
         *request.uri_mut() = target.ok()?;
-        *request.headers_mut() = beyond_this_hop(&inbound.headers);
+        *request.headers_mut() = end_to_end(&inbound.headers);
         let mut sealed = HeaderValue::try_from(self.sealer.seal_forward(&token)?).ok()?;
         // No two are alike, so the HPACK table (RFC 7541) should not index them in place of reusable fields.
         sealed.set_sensitive(true);
@@ -250,32 +250,32 @@ impl SessionHomes {
     }
 }
 
-impl fmt::Debug for SessionHomes {
+impl fmt::Debug for SessionOwners {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SessionHomes").field("directory", &self.directory).finish_non_exhaustive()
+        f.debug_struct("SessionOwners").field("directory", &self.directory).finish_non_exhaustive()
     }
 }
 
 /// Whether a request may be forwarded. Not if it was counted: then it was forwarded already, or belongs to a session here; nor if
 /// it arrived on a stream.
-pub(super) fn may_go_on(inbound: &Inbound) -> bool {
+pub(super) fn may_forward(inbound: &Inbound) -> bool {
     !inbound.is_counted && inbound.carriage == MessageChannel::Request
 }
 
 /// Nothing was done, as the owner is unreachable, which does not make it dead.
-pub(super) fn away() -> GatewayFault {
-    GatewayFault { retry_after: Some(AWAY_RETRY), ..GatewayFault::new(Reason::ReplicaAway, Executed::No) }
+pub(super) fn unreachable() -> GatewayFault {
+    GatewayFault { retry_after: Some(UNREACHABLE_RETRY), ..GatewayFault::new(Reason::ReplicaAway, Executed::No) }
 }
 
 /// The headers for the next hop.
-fn beyond_this_hop(all: &HeaderMap) -> HeaderMap {
+fn end_to_end(all: &HeaderMap) -> HeaderMap {
     let mut kept = all.clone();
     let named = all.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
     for name in named.flat_map(|names| names.split(',')) {
         kept.remove(name.trim());
     }
-    OF_ONE_HOP.iter().for_each(|name| drop(kept.remove(name)));
-    OF_ONE_HOP_TOO.iter().for_each(|name| drop(kept.remove(*name)));
+    HOP_BY_HOP.iter().for_each(|name| drop(kept.remove(name)));
+    HOP_BY_HOP_TOO.iter().for_each(|name| drop(kept.remove(*name)));
     kept
 }
 
@@ -299,7 +299,7 @@ fn taken(mut answer: FaceResponse) -> Option<FaceResponse> {
     if notes.next() != Some(TAKEN) {
         return None;
     }
-    answer.extensions_mut().insert(PassedOnMarker);
+    answer.extensions_mut().insert(ForwardedMarker);
     for noted in notes {
         match noted {
             ERROR_ANSWER => drop(answer.extensions_mut().insert(ErrorAnswerMarker)),
@@ -334,7 +334,7 @@ mod tests {
             all.append(HeaderName::try_from(name).unwrap(), HeaderValue::from_static(value));
         }
         all.append("accept", HeaderValue::from_static("text/event-stream"));
-        let kept = beyond_this_hop(&all);
+        let kept = end_to_end(&all);
         let mut names: Vec<_> =
             kept.iter().map(|(name, value)| format!("{name}: {}", value.to_str().unwrap())).collect();
         names.sort();

@@ -72,7 +72,7 @@ pub use replica::ReplicaSetup;
 use replica::{ReplicaFollower, ReplicaListener};
 use served_endpoint::{ServedEndpoint, add_endpoints};
 use sockets::Sockets;
-use task_store::{LifeEnd, OpenedStore, SharedLife};
+use task_store::{IncarnationEnd, OpenedStore, SharedIncarnation};
 use waiting_listeners::{StoreSource, WaitingListeners, open_store};
 pub use wrap::wrap;
 
@@ -95,7 +95,7 @@ pub struct Gateway {
     replicas: Option<Box<ReplicaListener>>,
     parts: GatewayParts,
     /// This replica's registration on a shared store.
-    shared: Option<SharedLife>,
+    shared: Option<SharedIncarnation>,
     /// The targets at which calls of earlier processes resume.
     targets: CallTargets,
     upstreams: Vec<ServedUpstream>,
@@ -158,19 +158,19 @@ impl Gateway {
         files::check(&config, SystemClock.now())?;
         let callers = files::callers(&config)?;
         let GatewayKeys { sealer, prints, are_new } = GatewayKeys::of(&config)?;
-        let life = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
+        let scope = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
         // Stops the background tasks if the start fails below.
-        let unless_started = life.stop.clone().drop_guard();
+        let unless_started = scope.stop.clone().drop_guard();
         let readiness = Readiness::new();
         readiness.block(STARTING);
-        let opening = open_store((&config, prints, &source), &callers, (&life, &readiness, &metrics), &mut sockets);
+        let opening = open_store((&config, prints, &source), &callers, (&scope, &readiness, &metrics), &mut sockets);
         // Boxed, because this future is large.
         let (opened, waiting) = Box::pin(opening).await?;
         tell_of_new_key(are_new && opened.store.usage().tasks > 0, &config.folder);
         let shared = opened.shared.as_ref().map(|shared| Arc::clone(&shared.store));
         let replica = source.given().or_else(|| ReplicaSetup::of(&config, opened.shared.as_ref()));
         let with = (config, callers, metrics);
-        let started = Self::start_on_store((opened, replica), sealer, with, (life, readiness), (waiting, sockets));
+        let started = Self::start_on_store((opened, replica), sealer, with, (scope, readiness), (waiting, sockets));
         let started = Box::pin(started).await;
         if started.is_ok() {
             unless_started.disarm();
@@ -186,12 +186,12 @@ impl Gateway {
         (OpenedStore { store, clock, shared }, replica): (OpenedStore, Option<ReplicaSetup>),
         sealer: Arc<Sealer>,
         (config, callers, metrics): (Config, Authenticator, PrometheusHandle),
-        (life, readiness): (TaskScope, Readiness),
+        (scope, readiness): (TaskScope, Readiness),
         (waiting, sockets): (WaitingListeners, Sockets),
     ) -> anyhow::Result<Self> {
         let (started, current) = (config.clone(), config.clone());
         let ending = CancellationToken::new();
-        let parts = GatewayParts::new((store, clock), (sealer, replica.as_ref()), &config, life, ending.clone());
+        let parts = GatewayParts::new((store, clock), (sealer, replica.as_ref()), &config, scope, ending.clone());
         let mut upstreams = Vec::with_capacity(config.upstreams.len());
         for one in config.upstreams {
             upstreams.push(ServedUpstream::new(one, &parts)?);
@@ -224,15 +224,15 @@ impl Gateway {
         parts.address.set(&client_address(&clients, public_url.as_deref()));
         readiness.clear(STARTING);
         // After the listener: a client that polls a task meanwhile reads its stored state.
-        parts.life.tracker.spawn(recovery::run(Arc::clone(&parts.engine), targets.clone(), parts.life.stop.clone()));
-        parts.life.tracker.spawn(rows_without_runner::run(
+        parts.scope.tracker.spawn(recovery::run(Arc::clone(&parts.engine), targets.clone(), parts.scope.stop.clone()));
+        parts.scope.tracker.spawn(rows_without_runner::run(
             Arc::clone(&parts.engine),
             targets.clone(),
-            parts.life.stop.clone(),
+            parts.scope.stop.clone(),
         ));
-        parts.life.tracker.spawn(changes_elsewhere::run(Arc::clone(&parts.engine), parts.life.stop.clone()));
+        parts.scope.tracker.spawn(changes_elsewhere::run(Arc::clone(&parts.engine), parts.scope.stop.clone()));
         if let Some(follower) = follower {
-            parts.life.tracker.spawn(parts.life.stop.clone().run_until_cancelled_owned(follower.run()));
+            parts.scope.tracker.spawn(parts.scope.stop.clone().run_until_cancelled_owned(follower.run()));
         }
         Ok(Self {
             clients,
@@ -291,7 +291,7 @@ impl Gateway {
     }
 
     /// Returns once this replica's incarnation on a shared store has ended, with the reason.
-    async fn life_ended(&self) -> LifeEnd {
+    async fn incarnation_ended(&self) -> IncarnationEnd {
         match &self.shared {
             Some(shared) => shared.ended().await,
             None => std::future::pending().await,
@@ -330,7 +330,7 @@ struct GatewayParts {
     clock: Arc<dyn Clock>,
     /// Permits for programs of stdio upstreams.
     processes: Arc<CallPermitsByName>,
-    life: TaskScope,
+    scope: TaskScope,
     sealer: Arc<Sealer>,
     /// The owners of sessions, if there are several replicas.
     owners: Option<Arc<SessionOwners>>,
@@ -349,16 +349,16 @@ impl GatewayParts {
         (store, clock): (Arc<dyn TaskStore>, Arc<dyn Clock>),
         (sealer, replica): (Arc<Sealer>, Option<&ReplicaSetup>),
         config: &Config,
-        life: TaskScope,
+        scope: TaskScope,
         ending: CancellationToken,
     ) -> Self {
         let limits = SharedLimits::new(Arc::clone(&config.principals));
-        let owners = replica.map(|replica| replica.owners(&sealer, &life, &limits));
+        let owners = replica.map(|replica| replica.owners(&sealer, &scope, &limits));
         let tasks_max = config.store.limits().tasks_max;
         let engine =
             Engine::new(Arc::clone(&store), Arc::clone(&clock), Box::new(random_bits), tasks_max, limits.clone());
         engine.access().replace(Arc::clone(&config.access));
-        life.tracker.spawn(sweeper::run(Arc::clone(&engine), life.stop.clone()));
+        scope.tracker.spawn(sweeper::run(Arc::clone(&engine), scope.stop.clone()));
         Self {
             rates: Arc::new(Rates::new(limits.clone())),
             streams: SseStreams::new(limits.clone()),
@@ -369,7 +369,7 @@ impl GatewayParts {
             permits: Arc::new(CallPermitsByName::new(limits.clone())),
             clock,
             processes: Arc::new(CallPermitsByName::new(limits.clone())),
-            life,
+            scope,
             sealer,
             owners,
             address: PublicAddress::default(),
@@ -443,11 +443,11 @@ fn open(config: UpstreamConfig, parts: &GatewayParts) -> anyhow::Result<OpenedUp
     let namer = ToolRenamer::new(config.names, &settings.rules, Arc::clone(&config.name), settings.result_bytes_max);
     let is_stateless = config.server.protocol().is_some_and(ProtocolVersion::is_stateless);
     let http = Arc::new(match config.server {
-        ServerSettings::Http(http) => SessionUpstream::within(http, parts.life.clone(), &parts.limits)
+        ServerSettings::Http(http) => SessionUpstream::within(http, parts.scope.clone(), &parts.limits)
             .with_context(|| format!("upstream {} cannot be used", config.name))?,
         ServerSettings::Stdio(stdio) => {
             let processes = parts.processes.unmetered_of(&config.name, stdio.process_permits());
-            SessionUpstream::stdio_within(stdio, parts.life.clone(), processes)
+            SessionUpstream::stdio_within(stdio, parts.scope.clone(), processes)
         }
     });
     let health = http.health();
@@ -476,7 +476,7 @@ fn open(config: UpstreamConfig, parts: &GatewayParts) -> anyhow::Result<OpenedUp
         owners: parts.owners.clone(),
         clock: Arc::clone(&parts.clock),
         random: random_bits,
-        life: parts.life.clone(),
+        scope: parts.scope.clone(),
         leaving: parts.leaving.clone(),
     };
     Ok(OpenedUpstream { served: Arc::new(served), health, login })

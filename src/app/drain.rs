@@ -8,12 +8,12 @@ use tokio_util::sync::CancellationToken;
 
 use super::Gateway;
 use super::live_calls::{CallSurvey, LiveCalls, TOLD_MAX};
-use super::task_store::LifeEnd;
+use super::task_store::IncarnationEnd;
 use crate::server::DrainPlan;
 use crate::task::Reason;
 
 /// How long before the end of a drain the remaining calls and streams are ended, so that their clients can be notified.
-const FAREWELL: Duration = Duration::from_secs(1);
+const NOTIFY_TIME: Duration = Duration::from_secs(1);
 /// How long closing the upstream sessions may take.
 const CLOSE_MAX: Duration = Duration::from_secs(1);
 
@@ -26,19 +26,19 @@ impl Gateway {
 
     /// Ends at once: no result in progress can be stored any more. Upstream sessions are not closed, because other replicas
     /// continue them. After a loss of acknowledged writes the next start refuses the store.
-    pub(super) async fn end_life(mut self, ended: LifeEnd) {
-        if let Some(shared) = self.shared.as_ref().filter(|_| ended == LifeEnd::StoreLost) {
+    pub(super) async fn end_incarnation(mut self, ended: IncarnationEnd) {
+        if let Some(shared) = self.shared.as_ref().filter(|_| ended == IncarnationEnd::StoreLost) {
             shared.remember_loss();
         }
         let why = match ended {
-            LifeEnd::Replaced(_) => Reason::ReplicaLost,
-            LifeEnd::StoreLost => Reason::StoreLost,
+            IncarnationEnd::Replaced(_) => Reason::ReplicaLost,
+            IncarnationEnd::StoreLost => Reason::StoreLost,
         };
         let calls = self.live_calls().end(why);
         tracing::warn!(calls_lost = calls.held(), %calls, "what this gateway ran is no longer its own");
         // Waiting clients must be notified.
         self.drain_max = TOLD_MAX;
-        Box::pin(self.end(None, GatewayEnd::LifeOver)).await;
+        Box::pin(self.end(None, GatewayEnd::IncarnationOver)).await;
     }
 
     /// Drains in phases: not ready, no new tasks, waits for calls in progress, ends the remaining calls and the streams, closes
@@ -68,7 +68,7 @@ impl Gateway {
         let mut ended = CallSurvey::default();
         let at_the_end = async {
             let end = Instant::now() + notice + max;
-            tokio::time::sleep(notice + until_farewell(max)).await;
+            tokio::time::sleep(notice + until_calls_end(max)).await;
             // Before the connections end on either side: there is always time to notify waiting clients.
             ended = calls.end(Reason::GatewayRestart);
             tokio::time::sleep_until(end.max(Instant::now() + TOLD_MAX)).await;
@@ -82,7 +82,7 @@ impl Gateway {
         let draining = Box::pin(self.clients.drain(plan.clone()));
         // Forwarded requests are awaited like clients' own. Only a successor in this process takes over the replica listener's
         // socket.
-        let from_replicas = DrainPlan { is_socket_kept: kind == GatewayEnd::LifeOver, ..plan.clone() };
+        let from_replicas = DrainPlan { is_socket_kept: kind == GatewayEnd::IncarnationOver, ..plan.clone() };
         let passed_on = self.replicas.map(|replicas| Box::pin(replicas.running.drain(from_replicas)));
         let passed_on = OptionFuture::from(passed_on);
         let waited = async { tokio::join!(draining, finished, leave, passed_on) };
@@ -94,8 +94,8 @@ impl Gateway {
             // Slow upstreams are abandoned: their results are stored.
             let _ = tokio::time::timeout(CLOSE_MAX, join_all(closing)).await;
         }
-        self.parts.life.stop.cancel();
-        self.parts.life.tracker.close();
+        self.parts.scope.stop.cancel();
+        self.parts.scope.tracker.close();
         self.parts.store.close().await;
         if let Some(shared) = self.shared.filter(|_| kind == GatewayEnd::Drained) {
             shared.remember();
@@ -104,7 +104,7 @@ impl Gateway {
         let operators = self.metrics.into_iter().chain([self.admin]);
         Box::pin(join_all(operators.map(|listener| listener.drain(DrainPlan::at_once())))).await;
         let (connections_cut, calls_lost) = (drained.aborted, ended.lost());
-        if kind == GatewayEnd::LifeOver {
+        if kind == GatewayEnd::IncarnationOver {
             tracing::debug!(connections_cut, "whoever waited was told");
         } else if ended.is_empty() {
             tracing::info!(connections_cut, calls_lost, "drained");
@@ -124,7 +124,7 @@ enum GatewayEnd {
     /// It drains and closes its upstream sessions.
     Drained,
     /// Its incarnation on a shared store has ended: other replicas continue its calls.
-    LifeOver,
+    IncarnationOver,
 }
 
 /// Logs which calls a drain waits for, and how many would be lost.
@@ -142,8 +142,8 @@ fn tell_of_beginning(calls: &CallSurvey, drain_max: Duration) {
 }
 
 /// From the end of the notice to the end of the calls.
-fn until_farewell(max: Duration) -> Duration {
-    max - FAREWELL.min(max / 10)
+fn until_calls_end(max: Duration) -> Duration {
+    max - NOTIFY_TIME.min(max / 10)
 }
 
 /// Waits for the calls in progress, then ends the subscription streams: they receive their tasks' results, and delay no drain.
@@ -152,7 +152,7 @@ async fn finish(
     ending: &CancellationToken,
     (notice, max): (Duration, Duration),
 ) {
-    let (until_farewell, engine) = (until_farewell(max), &calls.engine);
+    let (until_calls_end, engine) = (until_calls_end(max), &calls.engine);
     // During the notice everything is served as usual, and so are clients accepted until then. After that no call begins.
     tokio::time::sleep(notice).await;
     let drained = async {
@@ -160,10 +160,10 @@ async fn finish(
         engine.drain(max).await;
         calls.have_ended().await;
     };
-    let early = tokio::time::timeout(until_farewell, drained).await;
+    let early = tokio::time::timeout(until_calls_end, drained).await;
     ending.cancel();
     if early.is_err() {
-        engine.drain(max - until_farewell).await;
+        engine.drain(max - until_calls_end).await;
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use metrics_exporter_prometheus::PrometheusHandle;
 
-use super::task_store::SharedLife;
+use super::task_store::SharedIncarnation;
 use crate::engine::Engine;
 use crate::face::http::Endpoint;
 use crate::face::operators::{HeldCalls, OperatorReplica, Operators, ProcessStatus, TaskTotals, UnopenedOperators};
@@ -15,7 +15,7 @@ use crate::upstream::limits::CallPermitsByName;
 use crate::upstream::upstream_health::UpstreamHealthList;
 
 /// The metrics, with the time-dependent ones of a shared store.
-pub(super) fn metrics(page: PrometheusHandle, shared: Option<&SharedLife>) -> MetricsSource {
+pub(super) fn metrics(page: PrometheusHandle, shared: Option<&SharedIncarnation>) -> MetricsSource {
     let page = MetricsSource::from(page);
     match shared.map(|shared| Arc::clone(&shared.store)) {
         Some(store) => page.refreshed_by(Arc::new(move || store.refresh_metrics())),
@@ -48,7 +48,7 @@ impl OperatorsView {
         &self,
         (settings, callers): (&AdminSettings, Authenticator),
         engine: &Arc<Engine>,
-        shared: Option<&SharedLife>,
+        shared: Option<&SharedIncarnation>,
     ) -> ListenerSpec {
         let Self { readiness, healths, metrics, .. } = self.clone();
         let mut site = admin::site(settings, callers, readiness, healths, metrics);

@@ -24,7 +24,7 @@ use super::prepared_config::{PreparedConfig, ReportedWarnings, configured};
 use super::reload_trigger::ReloadTrigger;
 use super::sockets::{SocketError, Sockets};
 use super::successor::Successor;
-use super::task_store::{LifeEnd, StoreRefusal};
+use super::task_store::{IncarnationEnd, StoreRefusal};
 use super::{EXIT_CONFIG, EXIT_UNAVAILABLE, Gateway, service_manager, task_store, upstream_programs};
 use crate::cause::CauseChain;
 use crate::config::{CommandLineConfig, CommandLineServer, Config, ConfigError, StoreSettings};
@@ -108,9 +108,9 @@ pub async fn serve(served: ServedConfig) -> anyhow::Result<ExitCode> {
     announcement.print(&gateway, &paths).context("cannot print the addresses")?;
     service_manager::tell_ready();
     let (gateway, notice) = match until_signal(gateway, &metrics, (&mut signals, &mut reloads)).await {
-        Ok(LastLife::Signal(gateway, notice)) => (*gateway, notice),
-        Ok(LastLife::Nothing) => return Ok(ExitCode::SUCCESS),
-        Ok(LastLife::StoreLost) => return Ok(ExitCode::from(task_store::EXIT_IO)),
+        Ok(ServingEnd::Signal(gateway, notice)) => (*gateway, notice),
+        Ok(ServingEnd::Nothing) => return Ok(ExitCode::SUCCESS),
+        Ok(ServingEnd::StoreLost) => return Ok(ExitCode::from(task_store::EXIT_IO)),
         Err(error) => return refused(error, None),
     };
     end(gateway, (!are_kept).then_some(notice), (&mut signals, &upkeep)).await;
@@ -119,7 +119,7 @@ pub async fn serve(served: ServedConfig) -> anyhow::Result<ExitCode> {
 }
 
 /// How the last incarnation of the process ended.
-enum LastLife {
+enum ServingEnd {
     /// A signal: the gateway must be drained, with this notice for load balancers.
     Signal(Box<Gateway>, Duration),
     StoreLost,
@@ -132,25 +132,25 @@ async fn until_signal(
     mut gateway: Gateway,
     metrics: &PrometheusHandle,
     (signals, reloads): (&mut Signals, &mut ReloadTrigger),
-) -> anyhow::Result<LastLife> {
+) -> anyhow::Result<ServingEnd> {
     loop {
         let ended = tokio::select! {
-            notice = signals.next() => return Ok(LastLife::Signal(Box::new(gateway), notice)),
-            ended = gateway.life_ended() => ended,
+            notice = signals.next() => return Ok(ServingEnd::Signal(Box::new(gateway), notice)),
+            ended = gateway.incarnation_ended() => ended,
             why = reloads.next() => {
                 reloads.carry_out(why, |config| gateway.reload(config));
                 continue;
             }
         };
         let successor = match ended {
-            LifeEnd::Replaced(life) => Some(Successor::of(&gateway, life)),
-            LifeEnd::StoreLost => None,
+            IncarnationEnd::Replaced(former) => Some(Successor::of(&gateway, former)),
+            IncarnationEnd::StoreLost => None,
         };
-        Box::pin(gateway.end_life(ended)).await;
-        let Some(successor) = successor else { return Ok(LastLife::StoreLost) };
-        gateway = match begin_anew(successor, metrics, (signals, reloads)).await? {
+        Box::pin(gateway.end_incarnation(ended)).await;
+        let Some(successor) = successor else { return Ok(ServingEnd::StoreLost) };
+        gateway = match restart(successor, metrics, (signals, reloads)).await? {
             Some(begun) => begun,
-            None => return Ok(LastLife::Nothing),
+            None => return Ok(ServingEnd::Nothing),
         };
         tracing::info!("begun anew beside the other gateways");
     }
@@ -160,7 +160,7 @@ async fn until_signal(
 ///
 /// # Errors
 /// As [`Successor::begin`].
-async fn begin_anew(
+async fn restart(
     mut successor: Successor,
     metrics: &PrometheusHandle,
     (signals, reloads): (&mut Signals, &mut ReloadTrigger),

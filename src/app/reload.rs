@@ -71,8 +71,8 @@ impl ServedUpstream {
         telemetry::begin_upstream(&config.name);
         let mut own = parts.clone();
         own.leaving = parts.leaving.child_token();
-        own.life.stop = parts.life.stop.child_token();
-        let stop = own.life.stop.clone().drop_guard();
+        own.scope.stop = parts.scope.stop.child_token();
+        let stop = own.scope.stop.clone().drop_guard();
         let files = fingerprint_all(upstream_files(&config));
         let OpenedUpstream { served, health, login } = open(config.clone(), &own)?;
         let endpoint = Arc::new(UpstreamEndpoint::new(Arc::clone(&served)).with_login(login));
@@ -85,7 +85,7 @@ impl ServedUpstream {
             leaving: own.leaving.child_token(),
         };
         let (kept, leaving) = (Arc::clone(&endpoint), own.leaving.clone());
-        own.life.tracker.spawn(async move { kept.keep_tidy(&leaving).await });
+        own.scope.tracker.spawn(async move { kept.keep_tidy(&leaving).await });
         let leaving = own.leaving.drop_guard();
         Ok(Self { config, files, served, health, endpoint, older, leaving, stop })
     }
@@ -123,9 +123,9 @@ impl ServedUpstream {
         &self,
         (holders, why): (usize, &'static str),
         retired: &RetiredUpstreams,
-        life: &CancellationToken,
+        stop: &CancellationToken,
     ) -> impl Future<Output = ()> + use<> {
-        let (upstream, retired, life) = (Arc::clone(&self.served.upstream), retired.clone(), life.clone());
+        let (upstream, retired, stop) = (Arc::clone(&self.served.upstream), retired.clone(), stop.clone());
         let (endpoint, permits) = (Arc::downgrade(&self.endpoint), Arc::downgrade(&self.served.permits));
         retired.add(&upstream);
         self.health.retire();
@@ -140,7 +140,7 @@ impl ServedUpstream {
                     tokio::time::sleep(RETIRING).await;
                 }
             };
-            if life.run_until_cancelled(over).await.is_some() {
+            if stop.run_until_cancelled(over).await.is_some() {
                 upstream.close().await;
                 tracing::info!(upstream = %upstream.name(), why, "an upstream's sessions were closed");
             }
@@ -276,7 +276,7 @@ impl Gateway {
         let (come_back, still_gone) =
             std::mem::take(&mut self.gone).into_iter().partition(|one| is_served(&one.opened));
         self.gone = still_gone;
-        let life = &self.parts.life;
+        let scope = &self.parts.scope;
         for opened in gone {
             let endpoint = Arc::new(ClosingEndpoint::new(Arc::clone(&opened.endpoint)));
             // Held here, by its replacement, and by its upkeep task.
@@ -286,14 +286,14 @@ impl Gateway {
                 "an upstream was removed; its tasks can be read at this path until the gateway is restarted, and nowhere \
                  after that"
             );
-            life.tracker.spawn(opened.let_go((3, "it is served no more"), &self.retired, &life.stop));
+            scope.tracker.spawn(opened.let_go((3, "it is served no more"), &self.retired, &scope.stop));
             self.gone.push(ClosingUpstream { opened, endpoint });
         }
         let too_many = self.gone.len().saturating_sub(GONE_MAX);
         let forgotten = self.gone.drain(..too_many).chain(come_back).map(|one: ClosingUpstream| one.opened);
         for opened in replaced.into_iter().chain(forgotten) {
-            let over = opened.let_go((1, "it was replaced"), &self.retired, &life.stop);
-            life.tracker.spawn(async move {
+            let over = opened.let_go((1, "it was replaced"), &self.retired, &scope.stop);
+            scope.tracker.spawn(async move {
                 // Fields are bound by name: an unnamed one would not be moved in here, and the holders count.
                 let ServedUpstream { leaving, endpoint, served, stop, .. } = opened;
                 // The clients' own streams end, and clients reopen them at the new upstream.

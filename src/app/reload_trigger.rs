@@ -54,7 +54,7 @@ struct ReloadWait {
     hangups: Signal,
     changes: mpsc::Receiver<()>,
     /// A received trigger and its time, until `next` returns it.
-    heard: Option<(ReloadCause, Instant)>,
+    received: Option<(ReloadCause, Instant)>,
     last: Option<Instant>,
 }
 
@@ -84,7 +84,7 @@ impl ReloadTrigger {
             None => None,
         };
         let seen = file.as_deref().map_or_else(Fingerprint::default, |file| reload::fingerprint(file, config));
-        let wait = ReloadWait { hangups, changes, heard: None, last: None };
+        let wait = ReloadWait { hangups, changes, received: None, last: None };
         let mut reloads = Self { file, watcher, watched: Vec::new(), seen, warned, connections, wait };
         reloads.watch(config);
         Ok(reloads)
@@ -166,15 +166,15 @@ impl ReloadTrigger {
 impl ReloadWait {
     /// See [`ReloadTrigger::next`].
     async fn next(&mut self) -> ReloadCause {
-        let (mut why, at) = match self.heard {
-            Some(heard) => heard,
+        let (mut why, at) = match self.received {
+            Some(received) => received,
             None => {
                 let why = tokio::select! {
                     Some(()) = self.hangups.recv() => ReloadCause::Asked,
                     Some(()) = self.changes.recv() => ReloadCause::Changed,
                     else => std::future::pending().await,
                 };
-                *self.heard.insert((why, Instant::now()))
+                *self.received.insert((why, Instant::now()))
             }
         };
         let settled = at + SETTLE;
@@ -186,7 +186,7 @@ impl ReloadWait {
             why = ReloadCause::Asked;
         }
         self.last = Some(Instant::now());
-        self.heard = None;
+        self.received = None;
         why
     }
 }
@@ -229,22 +229,22 @@ mod tests {
     async fn a_wait_that_is_given_up_leaves_its_reason_to_the_next_one() {
         let (sender, changes) = mpsc::channel(1);
         let hangups = signal(SignalKind::hangup()).unwrap();
-        let mut wait = ReloadWait { hangups, changes, heard: None, last: None };
+        let mut wait = ReloadWait { hangups, changes, received: None, last: None };
         for pause in [SETTLE, INTERVAL] {
             let begun = Instant::now();
             sender.try_send(()).unwrap();
             for _ in 0..3 {
                 assert!(timeout(MOMENT, wait.next()).await.is_err(), "it settles");
             }
-            let heard = timeout(INTERVAL, wait.next()).await;
-            assert_eq!((heard, begun.elapsed()), (Ok(ReloadCause::Changed), pause));
+            let received = timeout(INTERVAL, wait.next()).await;
+            assert_eq!((received, begun.elapsed()), (Ok(ReloadCause::Changed), pause));
         }
         assert!(timeout(INTERVAL * 9, wait.next()).await.is_err(), "each once");
 
         // A later trigger does not turn an operator's request into another kind.
         rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::HUP).unwrap();
         let sent = Instant::now();
-        while wait.heard.is_none() {
+        while wait.received.is_none() {
             // Of paused time: seconds by the clock.
             assert!(sent.elapsed() < Duration::from_secs(36_000), "the signal comes");
             assert!(timeout(MOMENT, wait.next()).await.is_err(), "it settles");

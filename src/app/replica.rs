@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::GatewayParts;
-use super::task_store::SharedLife;
+use super::task_store::SharedIncarnation;
 use crate::config::{Config, StoreSettings};
 use crate::face::sealed::Sealer;
 use crate::face::session_owners::SessionOwners;
@@ -39,7 +39,7 @@ pub struct ReplicaSetup {
 
 impl ReplicaSetup {
     /// Reads the settings of a configuration with a shared store.
-    pub(super) fn of(config: &Config, shared: Option<&SharedLife>) -> Option<Self> {
+    pub(super) fn of(config: &Config, shared: Option<&SharedIncarnation>) -> Option<Self> {
         let (StoreSettings::Postgres(database), Some(shared)) = (&config.store, shared) else { return None };
         let (address, tls) = (database.replica.address, database.replica.tls.clone());
         let directory = directory(&shared.store, &shared.store.replicas());
@@ -47,8 +47,8 @@ impl ReplicaSetup {
         Some(Self { clock: store.clock(), store, address, tls, reach_max: REACH_MAX, directory })
     }
 
-    pub(super) fn owners(&self, sealer: &Arc<Sealer>, life: &TaskScope, limits: &SharedLimits) -> Arc<SessionOwners> {
-        let link = Http2ReplicaLink::new(self.tls.clone(), life.clone(), limits.clone());
+    pub(super) fn owners(&self, sealer: &Arc<Sealer>, scope: &TaskScope, limits: &SharedLimits) -> Arc<SessionOwners> {
+        let link = Http2ReplicaLink::new(self.tls.clone(), scope.clone(), limits.clone());
         let link = Arc::new(link.reaching_within(self.reach_max));
         let (directory, sealer, clock) = (self.directory.clone(), Arc::clone(sealer), Arc::clone(&self.clock));
         Arc::new(SessionOwners::new(directory, sealer, clock, link))
@@ -71,7 +71,7 @@ pub(super) struct ReplicaFollower {
 
 impl ReplicaFollower {
     /// `None` for a single gateway.
-    pub(super) fn of(shared: Option<&SharedLife>, config: &Config, parts: &GatewayParts) -> Option<Self> {
+    pub(super) fn of(shared: Option<&SharedIncarnation>, config: &Config, parts: &GatewayParts) -> Option<Self> {
         let (Some(shared), Some(owners), StoreSettings::Postgres(database)) = (shared, &parts.owners, &config.store)
         else {
             return None;

@@ -71,8 +71,8 @@ impl ReplicaFile {
             "" => None,
             // A process killed during a write may have left the end of a longer text after the first line.
             text => {
-                let life = text.lines().next().and_then(read);
-                Some(life.ok_or_else(|| ReplicaFileError::Content { path: path.clone() })?)
+                let prior = text.lines().next().and_then(read);
+                Some(prior.ok_or_else(|| ReplicaFileError::Content { path: path.clone() })?)
             }
         };
         Ok((Self { path, file, is_loss: false }, prior))
@@ -84,11 +84,11 @@ impl ReplicaFile {
     ///
     /// # Errors
     /// If it cannot be written.
-    pub(super) fn remember(&mut self, life: PriorLife) -> Result<(), ReplicaFileError> {
+    pub(super) fn remember(&mut self, prior: PriorLife) -> Result<(), ReplicaFileError> {
         if self.is_loss {
             return Ok(());
         }
-        let text = format!("{} {} {}\n", Uuid::from_u128(life.generation.0), life.holder, life.beat);
+        let text = format!("{} {} {}\n", Uuid::from_u128(prior.generation.0), prior.holder, prior.beat);
         let written = self.file.rewind().and_then(|()| self.file.write_all(text.as_bytes()));
         let written = written.and_then(|()| self.file.set_len(text.len() as u64));
         written.map_err(|source| ReplicaFileError::File { path: self.path.clone(), source })
@@ -96,8 +96,8 @@ impl ReplicaFile {
 
     /// Records that the store lost acknowledged writes: the next start treats it as another store or an older one, even if it has
     /// this incarnation. Logs a failed write.
-    pub(super) fn remember_loss(&mut self, life: PriorLife) {
-        if let Err(error) = self.remember(PriorLife { holder: UNKNOWN, ..life }) {
+    pub(super) fn remember_loss(&mut self, prior: PriorLife) {
+        if let Err(error) = self.remember(PriorLife { holder: UNKNOWN, ..prior }) {
             tracing::warn!(error = %CauseChain(&error), "the next start may go on with a store that lost what it acknowledged");
         }
         self.is_loss = true;
@@ -105,10 +105,10 @@ impl ReplicaFile {
 }
 
 fn read(text: &str) -> Option<PriorLife> {
-    let (generation, life) = text.split_once(' ')?;
+    let (generation, prior) = text.split_once(' ')?;
     let generation = StoreGeneration(Uuid::parse_str(generation).ok()?.as_u128());
     // Earlier versions wrote no heartbeat.
-    let (holder, beat) = life.split_once(' ').unwrap_or((life, "0"));
+    let (holder, beat) = prior.split_once(' ').unwrap_or((prior, "0"));
     Some(PriorLife { generation, holder: Incarnation(holder.parse().ok()?), beat: beat.parse().ok()? })
 }
 
@@ -116,35 +116,35 @@ fn read(text: &str) -> Option<PriorLife> {
 mod tests {
     use super::*;
 
-    const LIFE: PriorLife = PriorLife { generation: StoreGeneration(7), holder: Incarnation(41), beat: 17 };
+    const PRIOR: PriorLife = PriorLife { generation: StoreGeneration(7), holder: Incarnation(41), beat: 17 };
 
     #[test]
     fn the_next_process_finds_the_life_that_was_written_down() {
         let folder = tempfile::tempdir().unwrap();
         let (mut file, prior) = ReplicaFile::lock(folder.path(), "a").unwrap();
         assert_eq!(prior, None);
-        file.remember(PriorLife { holder: Incarnation(123_456), ..LIFE }).unwrap();
-        file.remember(LIFE).unwrap();
+        file.remember(PriorLife { holder: Incarnation(123_456), ..PRIOR }).unwrap();
+        file.remember(PRIOR).unwrap();
         assert!(matches!(ReplicaFile::lock(folder.path(), "a"), Err(ReplicaFileError::Locked { .. })));
         assert!(ReplicaFile::lock(folder.path(), "b").is_ok(), "another replica has another file");
         drop(file);
         let (mut file, prior) = ReplicaFile::lock(folder.path(), "a").unwrap();
-        assert_eq!(prior, Some(LIFE));
-        file.remember_loss(LIFE);
+        assert_eq!(prior, Some(PRIOR));
+        file.remember_loss(PRIOR);
         drop(file);
         let prior = ReplicaFile::lock(folder.path(), "a").unwrap().1.unwrap();
-        assert!(prior.holder > LIFE.holder && prior.generation == LIFE.generation, "{prior:?}");
+        assert!(prior.holder > PRIOR.holder && prior.generation == PRIOR.generation, "{prior:?}");
     }
 
     #[test]
     fn a_loss_that_was_written_down_is_not_written_over_by_the_same_process() {
         let folder = tempfile::tempdir().unwrap();
         let (mut file, _) = ReplicaFile::lock(folder.path(), "a").unwrap();
-        file.remember_loss(LIFE);
-        file.remember(LIFE).unwrap();
+        file.remember_loss(PRIOR);
+        file.remember(PRIOR).unwrap();
         drop(file);
         let prior = ReplicaFile::lock(folder.path(), "a").unwrap().1.unwrap();
-        assert!(prior.holder > LIFE.holder, "{prior:?}");
+        assert!(prior.holder > PRIOR.holder, "{prior:?}");
     }
 
     #[test]
@@ -152,7 +152,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("a.replica"), "00000000-0000-0000-0000-000000000007 41\n").unwrap();
         let prior = ReplicaFile::lock(folder.path(), "a").unwrap().1;
-        assert_eq!(prior, Some(PriorLife { beat: 0, ..LIFE }));
+        assert_eq!(prior, Some(PriorLife { beat: 0, ..PRIOR }));
     }
 
     /// As a process leaves it that is killed between its write and the cut behind it.
@@ -161,7 +161,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let text = "00000000-0000-0000-0000-000000000007 41 17\n6 99\n";
         std::fs::write(folder.path().join("a.replica"), text).unwrap();
-        assert_eq!(ReplicaFile::lock(folder.path(), "a").unwrap().1, Some(LIFE));
+        assert_eq!(ReplicaFile::lock(folder.path(), "a").unwrap().1, Some(PRIOR));
     }
 
     #[test]

@@ -153,11 +153,11 @@ impl SharedStoreOpening {
 
     /// For a successor in this process: waits from the beginning, also after errors that refuse a first start. Readiness is
     /// blocked before any probe, so that a concurrent reload does not clear it during an attempt.
-    pub(super) fn begins_anew(&mut self, former: PriorLife) {
+    pub(super) fn restarts(&mut self, former: PriorLife) {
         self.readiness.show_one_of(&REASONS, Some((STORE_AWAY, ReasonWeight::Blocks)));
         self.late.cancel();
         self.former = Some(former);
-        self.settings.prior = Some(newest_life(self.settings.prior, former));
+        self.settings.prior = Some(newest_incarnation(self.settings.prior, former));
     }
 
     /// Cancelled once the database must be waited for.
@@ -246,7 +246,7 @@ impl SharedStoreOpening {
 
 /// The later of the incarnations in the replica's file and of this process. The file may be out of date, or missing where it is
 /// not writable. A higher number in the file is a later, failed start or the mark of a lost store: both count.
-fn newest_life(kept: Option<PriorLife>, former: PriorLife) -> PriorLife {
+fn newest_incarnation(kept: Option<PriorLife>, former: PriorLife) -> PriorLife {
     kept.filter(|kept| kept.holder > former.holder).unwrap_or(former)
 }
 
@@ -326,7 +326,7 @@ pub(super) async fn watch(store: &PostgresStore, readiness: &Readiness, replaced
             readiness.block(if standing == OwnStanding::Fenced { REPLACED } else { STORE_LOST });
             return replaced.cancel();
         }
-        tell_of_unlike(store.holder(), &seen.lines, &mut is_unlike);
+        warn_of_other_configs(store.holder(), &seen.lines, &mut is_unlike);
         tokio::select! {
             Ok(()) = health.changed() => (),
             Ok(()) = view.changed() => (),
@@ -352,7 +352,7 @@ const fn reason(health: &PostgresHealth) -> Option<(&'static str, ReasonWeight)>
 }
 
 /// Logs whether the other replicas have the same upstreams, whenever that changes.
-fn tell_of_unlike(own: Incarnation, lines: &[StoredReplica], was_unlike: &mut bool) {
+fn warn_of_other_configs(own: Incarnation, lines: &[StoredReplica], was_unlike: &mut bool) {
     let Some(own) = lines.iter().find(|one| one.line.incarnation == own).map(|own| &own.config_digest) else { return };
     let unlike = lines.iter().find(|one| !one.line.is_dead && one.config_digest != *own);
     if *was_unlike != unlike.is_some() {
@@ -374,18 +374,22 @@ mod tests {
 
     #[test]
     fn a_file_that_knows_an_older_life_does_not_hide_the_one_that_was_in_this_process() {
-        let life = |holder, beat| PriorLife { generation: StoreGeneration(7), holder: Incarnation(holder), beat };
-        let former = life(41, 9);
-        for (kept, newest) in
-            [(None, former), (Some(life(41, 0)), former), (Some(life(40, 0)), former), (Some(life(42, 0)), life(42, 0))]
-        {
-            assert_eq!(newest_life(kept, former), newest, "{kept:?}");
+        let incarnation =
+            |holder, beat| PriorLife { generation: StoreGeneration(7), holder: Incarnation(holder), beat };
+        let former = incarnation(41, 9);
+        for (kept, newest) in [
+            (None, former),
+            (Some(incarnation(41, 0)), former),
+            (Some(incarnation(40, 0)), former),
+            (Some(incarnation(42, 0)), incarnation(42, 0)),
+        ] {
+            assert_eq!(newest_incarnation(kept, former), newest, "{kept:?}");
         }
         let folder = tempfile::tempdir().unwrap();
         let (mut file, _) = ReplicaFile::lock(folder.path(), "a").unwrap();
         file.remember_loss(former);
         drop(file);
         let (_file, lost) = ReplicaFile::lock(folder.path(), "a").unwrap();
-        assert_eq!(Some(newest_life(lost, former)), lost, "a loss stays to be seen");
+        assert_eq!(Some(newest_incarnation(lost, former)), lost, "a loss stays to be seen");
     }
 }

@@ -45,12 +45,12 @@ pub(super) struct OpenedStore {
     pub(super) store: Arc<dyn TaskStore>,
     pub(super) clock: Arc<dyn Clock>,
     /// Set if other gateways may have it open, too.
-    pub(super) shared: Option<SharedLife>,
+    pub(super) shared: Option<SharedIncarnation>,
 }
 
 /// The registration of a gateway on a shared store.
 #[derive(Debug)]
-pub(super) struct SharedLife {
+pub(super) struct SharedIncarnation {
     pub(super) store: Arc<PostgresStore>,
     /// Cancelled once its incarnation has ended.
     replaced: CancellationToken,
@@ -70,8 +70,8 @@ fn remember(file: &Mutex<ReplicaFile>, store: &PostgresStore) {
 }
 
 /// Waits until the other replicas have read this one's row: they would take the owner of its sessions for dead. Cancel safe.
-pub(super) async fn be_seen(shared: Option<&SharedLife>) {
-    let beside = |shared: &SharedLife| shared.store.replicas().taking_beside(shared.store.holder());
+pub(super) async fn be_seen(shared: Option<&SharedIncarnation>) {
+    let beside = |shared: &SharedIncarnation| shared.store.replicas().taking_beside(shared.store.holder());
     if shared.is_some_and(|shared| beside(shared) > 0) {
         tokio::time::sleep(LOOK_EVERY + LOOK_MAX).await;
     }
@@ -79,23 +79,23 @@ pub(super) async fn be_seen(shared: Option<&SharedLife>) {
 
 /// Why a replica's incarnation has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum LifeEnd {
+pub(super) enum IncarnationEnd {
     /// The other replicas have taken over.
     Replaced(PriorLife),
     /// The store lost acknowledged writes.
     StoreLost,
 }
 
-impl SharedLife {
+impl SharedIncarnation {
     /// Returns once it has ended.
-    pub(super) async fn ended(&self) -> LifeEnd {
+    pub(super) async fn ended(&self) -> IncarnationEnd {
         self.replaced.cancelled().await;
         // From the standing that ended it: the health may be updated later.
         let standing = self.store.replicas().standing;
         if matches!(standing, OwnStanding::StoreLost(_)) {
-            LifeEnd::StoreLost
+            IncarnationEnd::StoreLost
         } else {
-            LifeEnd::Replaced(self.store.life())
+            IncarnationEnd::Replaced(self.store.life())
         }
     }
 
@@ -143,7 +143,7 @@ pub(super) enum StoreOpening {
 pub(super) async fn open(
     config: &Config,
     prints: Vec<KeyPrint>,
-    (life, readiness): (&TaskScope, &Readiness),
+    (scope, readiness): (&TaskScope, &Readiness),
 ) -> Result<StoreOpening, StoreRefusal> {
     let (store, clock): (Arc<dyn TaskStore>, _) = match &config.store {
         StoreSettings::Memory(limits) => {
@@ -152,8 +152,8 @@ pub(super) async fn open(
         StoreSettings::Disk { limits, is_ephemeral } => {
             let disk = DiskStore::open(disk_settings(config, *limits, *is_ephemeral)).await?;
             let clock = steady(SystemClock.now().max(disk.last_seen()));
-            let (watched, readiness, stop) = (Arc::clone(&disk), readiness.clone(), life.stop.clone());
-            life.tracker.spawn(async move {
+            let (watched, readiness, stop) = (Arc::clone(&disk), readiness.clone(), scope.stop.clone());
+            scope.tracker.spawn(async move {
                 stop.run_until_cancelled(watch(&watched, &readiness)).await;
             });
             (disk, clock)
@@ -173,35 +173,36 @@ pub(super) async fn open(
 /// A permanent failure.
 pub(super) async fn wait(
     mut opening: Box<SharedStoreOpening>,
-    life: &TaskScope,
+    scope: &TaskScope,
     readiness: &Readiness,
 ) -> Result<OpenedStore, StoreRefusal> {
     let store = opening.wait().await?;
-    Ok(join(store, *opening, life, readiness))
+    Ok(join(store, *opening, scope, readiness))
 }
 
 /// Follows the health of an open database.
 fn join(
     store: Arc<PostgresStore>,
     opening: SharedStoreOpening,
-    life: &TaskScope,
+    scope: &TaskScope,
     readiness: &Readiness,
 ) -> OpenedStore {
     let replaced = CancellationToken::new();
-    let (watched, readiness, stop, told) = (Arc::clone(&store), readiness.clone(), life.stop.clone(), replaced.clone());
-    life.tracker.spawn(async move {
+    let (watched, readiness, stop, told) =
+        (Arc::clone(&store), readiness.clone(), scope.stop.clone(), replaced.clone());
+    scope.tracker.spawn(async move {
         stop.run_until_cancelled(shared_store::watch(&watched, &readiness, &told)).await;
     });
     let file = opening.into_file().map(|file| Arc::new(Mutex::new(file)));
     if let Some(file) = file.clone() {
-        let (store, stop) = (Arc::clone(&store), life.stop.clone());
-        life.tracker.spawn(async move {
+        let (store, stop) = (Arc::clone(&store), scope.stop.clone());
+        scope.tracker.spawn(async move {
             while stop.run_until_cancelled(tokio::time::sleep(REMEMBER_EVERY)).await.is_some() {
                 remember(&file, &store);
             }
         });
     }
-    let shared = SharedLife { store: Arc::clone(&store), replaced, file };
+    let shared = SharedIncarnation { store: Arc::clone(&store), replaced, file };
     OpenedStore { clock: store.clock(), store, shared: Some(shared) }
 }
 

@@ -42,22 +42,22 @@ impl StoreSource {
 pub(super) async fn open_store(
     (config, prints, source): (&Config, Vec<KeyPrint>, &StoreSource),
     callers: &Authenticator,
-    (life, readiness, metrics): (&TaskScope, &Readiness, &PrometheusHandle),
+    (scope, readiness, metrics): (&TaskScope, &Readiness, &PrometheusHandle),
     sockets: &mut Sockets,
 ) -> anyhow::Result<(OpenedStore, WaitingListeners)> {
     if let StoreSource::Given(setup) = source {
         let opened = OpenedStore { store: Arc::clone(&setup.store), clock: Arc::clone(&setup.clock), shared: None };
         return Ok((opened, WaitingListeners::default()));
     }
-    let mut opening = match task_store::open(config, prints, (life, readiness)).await? {
+    let mut opening = match task_store::open(config, prints, (scope, readiness)).await? {
         StoreOpening::Open(opened) => return Ok((opened, WaitingListeners::default())),
         StoreOpening::Waiting(opening) => opening,
     };
     if let StoreSource::ConfigAgain(former) = source {
-        opening.begins_anew(*former);
+        opening.restarts(*former);
     }
     let late = opening.late();
-    let mut wait = Box::pin(task_store::wait(opening, life, readiness));
+    let mut wait = Box::pin(task_store::wait(opening, scope, readiness));
     tokio::select! {
         opened = &mut wait => return Ok((opened?, WaitingListeners::default())),
         () = late.cancelled() => (),

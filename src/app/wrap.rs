@@ -145,16 +145,16 @@ impl WrappedGateway {
             StoreSettings::Memory(_) => GatewayKeys::ephemeral(),
             StoreSettings::Disk { .. } | StoreSettings::Postgres(_) => GatewayKeys::of(&config)?,
         };
-        let life = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
-        let unless_ended = life.stop.clone().drop_guard();
+        let scope = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
+        let unless_ended = scope.stop.clone().drop_guard();
         let readiness = Readiness::new();
-        let opened = match Box::pin(task_store::open(&config, prints, (&life, &readiness))).await? {
+        let opened = match Box::pin(task_store::open(&config, prints, (&scope, &readiness))).await? {
             StoreOpening::Open(opened) => opened,
-            StoreOpening::Waiting(opening) => Box::pin(task_store::wait(opening, &life, &readiness)).await?,
+            StoreOpening::Waiting(opening) => Box::pin(task_store::wait(opening, &scope, &readiness)).await?,
         };
         let OpenedStore { store, clock, .. } = opened;
         let ending = CancellationToken::new();
-        let parts = GatewayParts::new((store, clock), (sealer, None), &config, life, ending.clone());
+        let parts = GatewayParts::new((store, clock), (sealer, None), &config, scope, ending.clone());
         let mut upstreams = Vec::with_capacity(config.upstreams.len());
         for one in config.upstreams {
             upstreams.push(ServedUpstream::new(one, &parts)?);
@@ -167,9 +167,13 @@ impl WrappedGateway {
             (None, Some(only)) => host(Arc::<UpstreamEndpoint>::clone(only.endpoint()), only.older()),
             (None, None) => bail!("there is no server"),
         };
-        parts.life.tracker.spawn(recovery::run(Arc::clone(&parts.engine), targets.clone(), parts.life.stop.clone()));
-        parts.life.tracker.spawn(rows_without_runner::run(Arc::clone(&parts.engine), targets, parts.life.stop.clone()));
-        parts.life.tracker.spawn(changes_elsewhere::run(Arc::clone(&parts.engine), parts.life.stop.clone()));
+        parts.scope.tracker.spawn(recovery::run(Arc::clone(&parts.engine), targets.clone(), parts.scope.stop.clone()));
+        parts.scope.tracker.spawn(rows_without_runner::run(
+            Arc::clone(&parts.engine),
+            targets,
+            parts.scope.stop.clone(),
+        ));
+        parts.scope.tracker.spawn(changes_elsewhere::run(Arc::clone(&parts.engine), parts.scope.stop.clone()));
         Ok(Self { parts, upstreams, served, _combined: combined, ending, _stop: unless_ended })
     }
 
@@ -191,7 +195,7 @@ impl WrappedGateway {
     async fn end(self) {
         self.take_back().await;
         let calls = self.parts.live_calls();
-        let GatewayParts { engine, store, life, leaving, .. } = self.parts;
+        let GatewayParts { engine, store, scope, leaving, .. } = self.parts;
         engine.drain(DRAIN_MAX).await;
         // Before the server is ended: its calls end with the gateway, not with the server.
         tell_of_lost(&calls.end(Reason::GatewayRestart));
@@ -200,9 +204,9 @@ impl WrappedGateway {
         self.ending.cancel();
         let closing = join_all(self.upstreams.iter().map(|one| one.served.upstream.close()));
         let closed = timeout(CLOSE_MAX, closing).await;
-        life.stop.cancel();
-        life.tracker.close();
-        let rested = timeout(REST_MAX, life.tracker.wait()).await;
+        scope.stop.cancel();
+        scope.tracker.close();
+        let rested = timeout(REST_MAX, scope.tracker.wait()).await;
         store.close().await;
         let in_time = closed.is_ok() && rested.is_ok();
         tracing::info!(in_time, "ended");

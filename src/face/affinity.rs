@@ -75,7 +75,7 @@ async fn route_message(faces: &impl PathFaces, owners: &Arc<SessionOwners>, mess
         Destination::There(peer) => peer,
         Destination::Here => return intake::serve(faces, AdmittedRequest::Message(message)).await,
         Destination::All => {
-            owners.broadcast(inbound, &served.life);
+            owners.broadcast(inbound, &served.scope);
             return intake::serve(faces, AdmittedRequest::Message(message)).await;
         }
     };

@@ -44,7 +44,7 @@ pub struct Served {
     pub clock: Arc<dyn Clock>,
     /// 128 random bits, new at each call.
     pub random: fn() -> u128,
-    pub life: TaskScope,
+    pub scope: TaskScope,
     /// Ends streams that would delay a shutdown because nothing else ends them: sessions' streams and subscriptions.
     pub leaving: CancellationToken,
 }

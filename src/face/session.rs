@@ -94,7 +94,7 @@ impl SessionFace {
         let (sessions, paused) = (ClientSessionCache::new(), pipe::PausedCalls::default());
         let task_tools = upstream_tasks::UpstreamTaskTools::new(Arc::clone(&served.pool));
         let fallback = fallback::SessionFallback::new(&served.settings.rules, &served.stateless);
-        let own = OwnSessions::new(Arc::clone(&served.channel), served.life.clone(), served.settings.result_bytes_max);
+        let own = OwnSessions::new(Arc::clone(&served.channel), served.scope.clone(), served.settings.result_bytes_max);
         let tools = known_tools::KnownTools::default();
         let shared = SessionFaceState {
             served,

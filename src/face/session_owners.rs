@@ -175,11 +175,11 @@ impl SessionOwners {
     }
 
     /// Sends a message to all other replicas, even if the client disconnects. The outcomes are ignored.
-    pub(super) fn broadcast(self: &Arc<Self>, inbound: &Inbound, life: &TaskScope) {
+    pub(super) fn broadcast(self: &Arc<Self>, inbound: &Inbound, scope: &TaskScope) {
         for peer in self.directory.load().peers() {
             let (owners, inbound) = (Arc::clone(self), Box::new(inbound.clone()));
             let sending = async move { owners.forward(&inbound, peer, ForwardReason::Session).await };
-            life.tracker.spawn(life.stop.clone().run_until_cancelled_owned(Box::pin(sending)));
+            scope.tracker.spawn(scope.stop.clone().run_until_cancelled_owned(Box::pin(sending)));
         }
     }
 

@@ -124,7 +124,7 @@ impl SseEndpoint {
             limits: served.engine.limits().clone(),
             message_bytes_max: result_bytes_max.saturating_add(ENVELOPE_BYTES),
         };
-        served.life.tracker.spawn(stream_client::serve_until(client, spoken, outgoing, leaving.clone()));
+        served.scope.tracker.spawn(stream_client::serve_until(client, spoken, outgoing, leaving.clone()));
         let address = framing::sse_endpoint(&address).into();
         let opened =
             event_stream(stream(SseEventStream::new(said, place), addressee(None, inbound.accepted), Some(address)));

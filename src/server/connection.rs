@@ -74,7 +74,7 @@ pub(super) async fn serve<T: ResettableStream>(shared: Arc<ListenerState>, mut s
     // Silence, a slow preface and a broken socket end alike: no response is possible (B27).
     let Ok(Ok((protocol, prefix))) = detected else { return };
     // One token per connection: a shared one would make all contend for its lock at each wake-up.
-    let trail = Arc::new(ConnectionState::new(shared.phases.farewell().child_token()));
+    let trail = Arc::new(ConnectionState::new(shared.phases.ending().child_token()));
     let (io, returned) = WatchedSocket::new(socket, (protocol, prefix), Arc::clone(&shared.limits), Arc::clone(&trail));
     let service = service(Arc::clone(&shared), Arc::clone(&trail), ends);
     let outcome = match protocol {
@@ -91,10 +91,11 @@ pub(super) async fn serve<T: ResettableStream>(shared: Arc<ListenerState>, mut s
     if let Some(reason) = broken {
         shared.meter.refused(reason);
     }
-    let farewell = if outcome.is_err() || trail.is_in_doubt() { LingerMode::Unheard } else { LingerMode::Heard };
+    let unread =
+        if outcome.is_err() || trail.is_close_announced() { UnreadRequest::Possible } else { UnreadRequest::None };
     // hyper has dropped the connection, so the socket has been returned.
     if let Ok(returned) = returned.await {
-        Box::pin(finish(&shared, returned, farewell)).await;
+        Box::pin(finish(&shared, returned, unread)).await;
     }
 }
 
@@ -154,7 +155,7 @@ fn service(
                 response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }
             if response.headers().contains_key(CONNECTION) {
-                trail.doubt();
+                trail.announce_close();
             }
             Ok(response.map(|body| OpenRequestBody::new(body, open, version)))
         });
@@ -245,13 +246,13 @@ where
 
 /// Whether the peer may still be sending, so that a reset could discard the last response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum LingerMode {
-    Heard,
-    Unheard,
+enum UnreadRequest {
+    None,
+    Possible,
 }
 
 /// Closes a socket that hyper has released.
-async fn finish<T: ResettableStream>(shared: &ListenerState, returned: ReleasedSocket<T>, farewell: LingerMode) {
+async fn finish<T: ResettableStream>(shared: &ListenerState, returned: ReleasedSocket<T>, unread: UnreadRequest) {
     let ReleasedSocket { mut socket, misconduct, between_frames } = returned;
     match misconduct {
         Misconduct::Stalled => {
@@ -266,9 +267,9 @@ async fn finish<T: ResettableStream>(shared: &ListenerState, returned: ReleasedS
             }
         }
         Misconduct::Late => shared.meter.refused("head_deadline"),
-        Misconduct::None => match farewell {
-            LingerMode::Heard => (),
-            LingerMode::Unheard => linger(socket, shared.limits.linger).await,
+        Misconduct::None => match unread {
+            UnreadRequest::None => (),
+            UnreadRequest::Possible => linger(socket, shared.limits.linger).await,
         },
     }
 }

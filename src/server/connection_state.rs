@@ -23,7 +23,7 @@ pub(super) struct ConnectionState {
     begun: AtomicU32,
     open: AtomicU32,
     glitches: AtomicU32,
-    in_doubt: AtomicBool,
+    close_announced: AtomicBool,
     leave: CancellationToken,
     unread: UnreadAnswers,
 }
@@ -35,7 +35,7 @@ impl ConnectionState {
             begun: 0.into(),
             open: 0.into(),
             glitches: 0.into(),
-            in_doubt: false.into(),
+            close_announced: false.into(),
             leave,
             unread: UnreadAnswers::default(),
         }
@@ -70,12 +70,12 @@ impl ConnectionState {
     }
 
     /// Whether a response announced the end of the connection, perhaps before the peer had sent its whole request.
-    pub(super) fn is_in_doubt(&self) -> bool {
-        self.in_doubt.load(Ordering::Relaxed)
+    pub(super) fn is_close_announced(&self) -> bool {
+        self.close_announced.load(Ordering::Relaxed)
     }
 
-    pub(super) fn doubt(&self) {
-        self.in_doubt.store(true, Ordering::Relaxed);
+    pub(super) fn announce_close(&self) {
+        self.close_announced.store(true, Ordering::Relaxed);
     }
 }
 

@@ -50,7 +50,7 @@ pub(super) struct Phases {
 
 impl Phases {
     /// The token that ends a connection that begins now.
-    pub(super) fn farewell(&self) -> &CancellationToken {
+    pub(super) fn ending(&self) -> &CancellationToken {
         if self.notice.is_cancelled() { &self.stop } else { &self.notice }
     }
 

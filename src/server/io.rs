@@ -75,7 +75,7 @@ pub(super) struct ReleasedSocket<T> {
 pub(super) struct WatchedSocket<T> {
     /// `None` after drop.
     socket: Option<T>,
-    home: Option<oneshot::Sender<ReleasedSocket<T>>>,
+    release: Option<oneshot::Sender<ReleasedSocket<T>>>,
     prefix: Bytes,
     limits: Arc<ListenerLimits>,
     stalled: Option<Pin<Box<Sleep>>>,
@@ -125,7 +125,7 @@ impl<T: ResettableStream> WatchedSocket<T> {
         limits: Arc<ListenerLimits>,
         trail: Arc<ConnectionState>,
     ) -> (Self, oneshot::Receiver<ReleasedSocket<T>>) {
-        let (home, returned) = oneshot::channel();
+        let (release, returned) = oneshot::channel();
         let (patience, unread, frames) = match protocol {
             Protocol::Http1 => (Some(HeaderTimeout::new(trail)), None, None),
             Protocol::Http2 => {
@@ -136,7 +136,7 @@ impl<T: ResettableStream> WatchedSocket<T> {
         };
         let watched = Self {
             socket: Some(socket),
-            home: Some(home),
+            release: Some(release),
             prefix,
             limits,
             stalled: None,
@@ -375,10 +375,10 @@ fn half_write<T: ResettableStream>(socket: Pin<&mut T>, context: &mut Context<'_
 
 impl<T> Drop for WatchedSocket<T> {
     fn drop(&mut self) {
-        if let (Some(socket), Some(home)) = (self.socket.take(), self.home.take()) {
+        if let (Some(socket), Some(release)) = (self.socket.take(), self.release.take()) {
             let between_frames = self.frames.as_ref().is_some_and(|frames| frames.outbound.at_boundary());
             // The receiver is gone if the connection was aborted; the socket is then dropped here.
-            drop(home.send(ReleasedSocket { socket, misconduct: self.misconduct, between_frames }));
+            drop(release.send(ReleasedSocket { socket, misconduct: self.misconduct, between_frames }));
         }
     }
 }

@@ -67,7 +67,7 @@ pub struct RunningListener {
     local_addr: SocketAddr,
     scheme: &'static str,
     connections_max: usize,
-    places: Arc<ConnectionPermits>,
+    permits: Arc<ConnectionPermits>,
     shared: Arc<ListenerState>,
     /// Alive while connections are accepted.
     socket: Weak<std::net::TcpListener>,
@@ -111,20 +111,20 @@ impl RunningListener {
     /// The number of open connections.
     #[must_use]
     pub fn connections(&self) -> usize {
-        self.connections_max - self.places.all.available_permits()
+        self.connections_max - self.permits.all.available_permits()
     }
 
     /// Completes once the notice of a drain is over and the connections accepted until then have sent their requests: when all
     /// have ended, at the latest a second after the last could arrive.
     pub fn heard_out(&self) -> impl Future<Output = ()> + use<> {
-        let (shared, places, all) = (Arc::clone(&self.shared), Arc::clone(&self.places), self.connections_max);
+        let (shared, permits, all) = (Arc::clone(&self.shared), Arc::clone(&self.permits), self.connections_max);
         async move {
             shared.phases.closing.cancelled().await;
             let gone = async {
                 if shared.phases.stop.is_cancelled() {
                     return shared.tracker.wait().await;
                 }
-                while places.all.available_permits() < all {
+                while permits.all.available_permits() < all {
                     tokio::time::sleep(HEARD_OUT_LOOK).await;
                 }
             };
@@ -209,14 +209,14 @@ pub async fn start_on(
         Arc::new(ListenerState { limits: Arc::new(limits), layers, reread: Notify::new(), meter, tracker, phases });
     // More permits than a semaphore can hold are certainly not intended.
     let connections_max = settings.connections_max.get().min(Semaphore::MAX_PERMITS);
-    let places = Arc::new(ConnectionPermits::new(connections_max, limits.connections_per_address_max));
+    let permits = Arc::new(ConnectionPermits::new(connections_max, limits.connections_per_address_max));
     if let Some(tls) = tls.clone() {
         shared.tracker.spawn(tls.follow(Arc::clone(&shared)));
     }
     let scheme = if tls.is_some() { "https" } else { "http" };
     tracing::info!(listener = name, %local_addr, scheme, "listening");
-    shared.tracker.spawn(acceptor.run(Arc::clone(&shared), Arc::clone(&places), tls));
-    Ok(RunningListener { local_addr, scheme, connections_max, places, shared, socket })
+    shared.tracker.spawn(acceptor.run(Arc::clone(&shared), Arc::clone(&permits), tls));
+    Ok(RunningListener { local_addr, scheme, connections_max, permits, shared, socket })
 }
 
 /// The parts of the layers that a replacement retains.
@@ -263,7 +263,7 @@ impl Acceptor {
         Ok(Self { listener, original, spare })
     }
 
-    async fn run(mut self, shared: Arc<ListenerState>, places: Arc<ConnectionPermits>, tls: Option<Tls>) {
+    async fn run(mut self, shared: Arc<ListenerState>, permits: Arc<ConnectionPermits>, tls: Option<Tls>) {
         let stop = shared.phases.stop.clone();
         // Logged once, however often accepting fails in between.
         let mut is_short = false;
@@ -275,8 +275,8 @@ impl Acceptor {
                     }
                     let peer = peer.ip().to_canonical();
                     let is_counted = !peer.is_loopback() && !shared.layers.load().proxies.trusts(peer);
-                    match places.take(is_counted.then_some(peer)) {
-                        Ok(place) => admit(&shared, place, (socket, peer), tls.clone()),
+                    match permits.take(is_counted.then_some(peer)) {
+                        Ok(permit) => admit(&shared, permit, (socket, peer), tls.clone()),
                         Err(reason) => shared.meter.refused(reason),
                     }
                 }
@@ -308,7 +308,7 @@ fn is_of_one_connection(error: &io::Error) -> bool {
     [ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted].contains(&error.kind())
 }
 
-fn admit(shared: &Arc<ListenerState>, place: ConnectionPermit, (socket, peer): (TcpStream, IpAddr), tls: Option<Tls>) {
+fn admit(shared: &Arc<ListenerState>, permit: ConnectionPermit, (socket, peer): (TcpStream, IpAddr), tls: Option<Tls>) {
     crate::failpoint::hit("accepted");
     // Without these two the connection works, but slower, and under its listed names only.
     let _ = socket.set_nodelay(true);
@@ -320,7 +320,7 @@ fn admit(shared: &Arc<ListenerState>, place: ConnectionPermit, (socket, peer): (
             // Boxed: a connection without TLS does not allocate it.
             Some(tls) => Box::pin(serve_tls(shared, tls, socket, ends)).await,
         }
-        drop(place);
+        drop(permit);
     });
 }
 
@@ -358,7 +358,7 @@ impl ConnectionPermits {
             return Err("connections_per_address_max");
         }
         *taken += 1;
-        Ok(AddressPermit { places: Arc::clone(self), peer })
+        Ok(AddressPermit { permits: Arc::clone(self), peer })
     }
 }
 
@@ -371,13 +371,13 @@ struct ConnectionPermit {
 
 #[derive(Debug)]
 struct AddressPermit {
-    places: Arc<ConnectionPermits>,
+    permits: Arc<ConnectionPermits>,
     peer: IpAddr,
 }
 
 impl Drop for AddressPermit {
     fn drop(&mut self) {
-        let mut per_address = self.places.per_address.lock();
+        let mut per_address = self.permits.per_address.lock();
         if let Some(taken) = per_address.get_mut(&self.peer) {
             *taken -= 1;
             if *taken == 0 {
@@ -394,28 +394,28 @@ mod tests {
     /// B77: one address meets its own limit, others are served.
     #[test]
     fn one_address_cannot_take_all_places() {
-        let places = Arc::new(ConnectionPermits::new(4, 2));
+        let permits = Arc::new(ConnectionPermits::new(4, 2));
         let (noisy, quiet) = ([192, 0, 2, 1], [192, 0, 2, 2]);
-        let first = places.take(Some(noisy.into())).unwrap();
-        let _second = places.take(Some(noisy.into())).unwrap();
-        assert_eq!(places.take(Some(noisy.into())).unwrap_err(), "connections_per_address_max");
-        let _quiet = places.take(Some(quiet.into())).unwrap();
-        let _home = places.take(None).unwrap();
-        assert_eq!(places.take(None).unwrap_err(), "connections_max");
-        assert_eq!(places.take(Some([192, 0, 2, 3].into())).unwrap_err(), "connections_max");
+        let first = permits.take(Some(noisy.into())).unwrap();
+        let _second = permits.take(Some(noisy.into())).unwrap();
+        assert_eq!(permits.take(Some(noisy.into())).unwrap_err(), "connections_per_address_max");
+        let _quiet = permits.take(Some(quiet.into())).unwrap();
+        let _home = permits.take(None).unwrap();
+        assert_eq!(permits.take(None).unwrap_err(), "connections_max");
+        assert_eq!(permits.take(Some([192, 0, 2, 3].into())).unwrap_err(), "connections_max");
         drop(first);
-        let _third = places.take(Some(noisy.into())).unwrap();
-        assert_eq!(places.per_address.lock().len(), 2, "refused addresses leave nothing behind");
+        let _third = permits.take(Some(noisy.into())).unwrap();
+        assert_eq!(permits.per_address.lock().len(), 2, "refused addresses leave nothing behind");
     }
 
     #[test]
     fn one_ipv6_network_counts_as_one_address() {
-        let places = Arc::new(ConnectionPermits::new(4, 2));
-        let take = |peer: &str| places.take(Some(peer.parse().unwrap()));
+        let permits = Arc::new(ConnectionPermits::new(4, 2));
+        let take = |peer: &str| permits.take(Some(peer.parse().unwrap()));
         let _first = take("2001:db8:1:2::1").unwrap();
         let _second = take("2001:db8:1:2:ffff::9").unwrap();
         assert_eq!(take("2001:db8:1:2:3:4:5:6").unwrap_err(), "connections_per_address_max");
         let _other = take("2001:db8:1:3::1").unwrap();
-        assert_eq!(places.per_address.lock().len(), 2);
+        assert_eq!(permits.per_address.lock().len(), 2);
     }
 }

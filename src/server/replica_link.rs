@@ -1,7 +1,7 @@
 //! Forwards requests to other replicas over one HTTP/2 connection each, opened on demand.
 
 mod connection;
-mod link_places;
+mod link_permits;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -23,7 +23,7 @@ use tokio::time::{Instant, timeout};
 use tokio_rustls::TlsConnector;
 
 use self::connection::{ForwardedBody, ReplicaSender, Unanswered};
-use self::link_places::LinkPlaces;
+use self::link_permits::LinkPermits;
 use super::replicas::{self, ReplicaTls};
 use crate::cause::CauseChain;
 use crate::face::http::FaceResponse;
@@ -46,7 +46,7 @@ const LOG_EVERY: Duration = Duration::from_secs(60);
 /// The connections to other replicas.
 pub struct Http2ReplicaLink {
     tls: Option<ReplicaTls>,
-    life: TaskScope,
+    scope: TaskScope,
     limits: SharedLimits,
     reach_max: Duration,
     peers: Mutex<HashMap<Incarnation, Arc<PeerConnection>>>,
@@ -57,7 +57,7 @@ struct PeerConnection {
     peer: ReplicaPeer,
     /// Locked while one request connects; others wait for it.
     sender: tokio::sync::Mutex<Option<ReplicaSender>>,
-    places: Arc<LinkPlaces>,
+    permits: Arc<LinkPermits>,
     /// When the log last reported it unreachable.
     logged: Mutex<Option<Instant>>,
 }
@@ -81,8 +81,8 @@ impl Http2ReplicaLink {
     /// Uses the certificates of `tls` on both sides; without them only replicas on loopback are reachable. `limits` gives a
     /// principal's share of a replica's permits.
     #[must_use]
-    pub fn new(tls: Option<ReplicaTls>, life: TaskScope, limits: SharedLimits) -> Self {
-        Self { tls, life, limits, reach_max: REACH_MAX, peers: Mutex::default() }
+    pub fn new(tls: Option<ReplicaTls>, scope: TaskScope, limits: SharedLimits) -> Self {
+        Self { tls, scope, limits, reach_max: REACH_MAX, peers: Mutex::default() }
     }
 
     /// Replaces [`REACH_MAX`].
@@ -119,14 +119,14 @@ impl Http2ReplicaLink {
         }
         let socket = TcpStream::connect(peer.address).await?;
         socket.set_nodelay(true)?;
-        let Some(tls) = &self.tls else { return Ok(ReplicaSender::speak(socket, REQUESTS_MAX, &self.life).await?) };
+        let Some(tls) = &self.tls else { return Ok(ReplicaSender::speak(socket, REQUESTS_MAX, &self.scope).await?) };
         // Read for each connection, so that changed certificates need no notification.
         let tls = tls.clone();
-        let config = self.life.tracker.spawn_blocking(move || client_config(&tls)).await;
+        let config = self.scope.tracker.spawn_blocking(move || client_config(&tls)).await;
         let config = config.map_err(|error| ConnectError::Files(error.to_string()))?.map_err(ConnectError::Files)?;
         let name = ServerName::IpAddress(peer.address.ip().to_canonical().into());
         let stream = TlsConnector::from(Arc::new(config)).connect(name, socket).await?;
-        Ok(ReplicaSender::speak(stream, REQUESTS_MAX, &self.life).await?)
+        Ok(ReplicaSender::speak(stream, REQUESTS_MAX, &self.scope).await?)
     }
 }
 
@@ -139,7 +139,7 @@ impl ReplicaLink for Http2ReplicaLink {
         owner: &Principal,
     ) -> Result<FaceResponse, ForwardFailure> {
         let to = self.to(peer);
-        let Some(place) = to.places.take(owner) else {
+        let Some(permit) = to.permits.take(owner) else {
             to.log_away(&"too many requests are under way to it");
             return Err(ForwardFailure::Unreachable);
         };
@@ -154,7 +154,7 @@ impl ReplicaLink for Http2ReplicaLink {
             match sender.send(request.clone()).await {
                 Ok(answer) => {
                     let (head, incoming) = answer.into_parts();
-                    let body = ForwardedBody::new(incoming, &head.headers, place);
+                    let body = ForwardedBody::new(incoming, &head.headers, permit);
                     return Ok(FaceResponse::from_parts(head, body.boxed_unsync()));
                 }
                 Err(Unanswered::Unsent) => {}
@@ -185,7 +185,7 @@ impl PeerConnection {
         Self {
             peer,
             sender: tokio::sync::Mutex::default(),
-            places: LinkPlaces::new(REQUESTS_MAX as usize, limits),
+            permits: LinkPermits::new(REQUESTS_MAX as usize, limits),
             logged: Mutex::default(),
         }
     }

@@ -177,8 +177,8 @@ impl ServerVoice {
             let _permit = permit;
             let _ = upstreams.members[at].endpoint.serve(inbound).await;
         };
-        let life = &self.upstreams.common().life;
-        life.tracker.spawn(life.stop.clone().run_until_cancelled_owned(refusing));
+        let scope = &self.upstreams.common().scope;
+        scope.tracker.spawn(scope.stop.clone().run_until_cancelled_owned(refusing));
     }
 
     /// Returns a JSON response as the client receives it. A response in several parts is aborted if it turns out not to be

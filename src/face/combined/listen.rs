@@ -166,17 +166,17 @@ impl CombinedUpstreams {
             return bare(StatusCode::NOT_ACCEPTABLE);
         }
         let empty = Object::of(&crate::wire::Payload::empty_object());
-        let wishes = match request.params.object().or(empty.as_ref()).map(SubscriptionFilter::read) {
-            Some(Ok(wishes)) => wishes,
+        let requested = match request.params.object().or(empty.as_ref()).map(SubscriptionFilter::read) {
+            Some(Ok(requested)) => requested,
             Some(Err(complaint)) => return addressee.complaint(&complaint),
             None => return bare(StatusCode::BAD_REQUEST),
         };
         let listeners = &self.common().listeners;
-        let place = match listeners.take(&inbound.counted_as(), &self.settings.path) {
-            Ok(place) => place,
+        let permit = match listeners.take(&inbound.counted_as(), &self.settings.path) {
+            Ok(permit) => permit,
             Err(fault) => return addressee.fault(&fault),
         };
-        let parts = self.parts(client, wishes).await;
+        let parts = self.parts(client, requested).await;
         let asked =
             ListenRequest { upstreams: Arc::clone(self), client: client.clone(), request: Arc::new(request.clone()) };
         let beginnings = parts.into_iter().map(|(at, part)| {
@@ -207,7 +207,7 @@ impl CombinedUpstreams {
             return *response;
         }
         let due = VecDeque::from([subscription.acknowledged(&granted)]);
-        let merged = MergedListen { asked, subscription, waiting, due, has_ended: false, _place: place };
+        let merged = MergedListen { asked, subscription, waiting, due, has_ended: false, _permit: permit };
         event_stream(stream(merged, addressee.clone(), None))
     }
 
@@ -216,11 +216,11 @@ impl CombinedUpstreams {
     async fn parts(
         self: &Arc<Self>,
         client: &EndpointClient,
-        wishes: SubscriptionFilter,
+        requested: SubscriptionFilter,
     ) -> Vec<(usize, SubscriptionFilter)> {
-        let lists = SubscriptionFilter { lists: wishes.lists, ..SubscriptionFilter::default() };
+        let lists = SubscriptionFilter { lists: requested.lists, ..SubscriptionFilter::default() };
         let mut parts = vec![lists; self.members.len()];
-        for uri in wishes.resources.into_iter().flatten() {
+        for uri in requested.resources.into_iter().flatten() {
             let asked = match self.at_address(client, &uri).await {
                 RequestTarget::Member(at, _) => vec![at],
                 // The resource's owner is unknown, and each of these may report it.
@@ -232,7 +232,7 @@ impl CombinedUpstreams {
             }
         }
         let is_wanted = |(_, part): &(usize, SubscriptionFilter)| part.concern_the_upstream() || part.tasks.is_some();
-        let tasks = SubscriptionFilter { tasks: wishes.tasks, ..SubscriptionFilter::default() };
+        let tasks = SubscriptionFilter { tasks: requested.tasks, ..SubscriptionFilter::default() };
         let parts = parts.into_iter().enumerate().chain([(self.any_open(client), tasks)]);
         parts.filter(|(at, _)| self.is_for(*at, client.principal())).filter(is_wanted).collect()
     }
@@ -245,7 +245,7 @@ struct MergedListen {
     waiting: FuturesUnordered<BoxFuture<'static, ListenNews>>,
     due: VecDeque<Bytes>,
     has_ended: bool,
-    _place: ListenPermit,
+    _permit: ListenPermit,
 }
 
 impl CallMessages for MergedListen {

@@ -175,7 +175,7 @@ impl CombinedUpstreams {
                     lists.push((at, items));
                 }
                 Err(refusal) => {
-                    self.note_absence(client, at, &refusal.words());
+                    self.note_absence(client, at, &refusal.message());
                     gathered.refusal = gathered.refusal.or(Some(refusal));
                 }
             }

@@ -67,7 +67,7 @@ impl MemberRefusal {
     }
 
     /// A text for the log.
-    pub(super) fn words(&self) -> String {
+    pub(super) fn message(&self) -> String {
         match &self.0.error {
             Some(error) => one_line::name(&error.message),
             None => format!("HTTP {}", self.0.status.as_u16()),

@@ -298,8 +298,8 @@ impl CombinedUpstreams {
             opened
         };
         let opening = opening.boxed().shared();
-        let stop = self.common().life.stop.clone();
-        self.common().life.tracker.spawn(stop.run_until_cancelled_owned(opening.clone().map(|_| ())));
+        let stop = self.common().scope.stop.clone();
+        self.common().scope.tracker.spawn(stop.run_until_cancelled_owned(opening.clone().map(|_| ())));
         opening
     }
 }

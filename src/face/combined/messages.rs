@@ -254,7 +254,7 @@ pub(super) fn plain(id: &RequestId) -> Cow<'_, str> {
 
 /// The stream of an upstream's event, and the event's id there.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum EventPlace<'t> {
+pub(super) enum MarkedEvent<'t> {
     /// The stream of a response, which belongs to one upstream.
     Answer(RequestMark, &'t str),
     /// The session's own stream, which all upstreams share.
@@ -264,7 +264,7 @@ pub(super) enum EventPlace<'t> {
 const ANSWER: char = ':';
 const OWN: char = '!';
 
-impl<'t> EventPlace<'t> {
+impl<'t> MarkedEvent<'t> {
     /// The client's id of an upstream's event.
     pub(super) fn event_id(&self, upstream: &str) -> String {
         match self {
@@ -486,21 +486,21 @@ mod tests {
     fn events_are_found_again_by_their_stream() {
         let (id, token) = (RequestId::number(7), RequestId::text("a:b\n"));
         for mark in [RequestMark::of(&id, None), RequestMark::of(&id, Some(&token))] {
-            let place = EventPlace::Answer(mark.clone(), "1:2!3");
-            let shown = place.event_id("reports");
-            assert_eq!(EventPlace::read(&shown), Some(("reports", place)));
+            let event = MarkedEvent::Answer(mark.clone(), "1:2!3");
+            let shown = event.event_id("reports");
+            assert_eq!(MarkedEvent::read(&shown), Some(("reports", event)));
             assert!(mark.names(&id) && mark.names(&RequestId::text("7")) && !mark.names(&token));
             assert!(!mark.names_token(&id));
         }
         assert!(RequestMark::of(&id, Some(&token)).names_token(&token));
-        let own = EventPlace::Own("1:2!3").event_id("reports");
+        let own = MarkedEvent::Own("1:2!3").event_id("reports");
         assert_eq!(
-            (own.as_str(), EventPlace::read(&own)),
-            ("reports!1:2!3", Some(("reports", EventPlace::Own("1:2!3"))))
+            (own.as_str(), MarkedEvent::read(&own)),
+            ("reports!1:2!3", Some(("reports", MarkedEvent::Own("1:2!3"))))
         );
-        assert_eq!(EventPlace::Own("").event_id("reports"), "");
+        assert_eq!(MarkedEvent::Own("").event_id("reports"), "");
         for none in ["17", "reports:e-7", "reports:short:e-7", "reports:g123456789012345:e", ""] {
-            assert_eq!(EventPlace::read(none), None, "{none}");
+            assert_eq!(MarkedEvent::read(none), None, "{none}");
         }
     }
 }

@@ -22,7 +22,7 @@ use super::CombinedUpstreams;
 use super::admission::{AnswerScope, ServerVoice};
 use super::member_request::EndpointClient;
 use super::member_session::CombinedSession;
-use super::messages::{EventPlace, RequestMark};
+use super::messages::{MarkedEvent, RequestMark};
 use crate::dialect::subscriptions::{ListKind, untagged_notification};
 use crate::face::answer::{Addressee, addressee, bare, event_stream, too_many};
 use crate::face::call_stream::{CallMessage, CallMessages, stream};
@@ -94,7 +94,7 @@ impl ShownEvents {
             self.mark = self.voice.request.mark();
         }
         let mark = self.mark.clone()?;
-        Some(EventPlace::Answer(mark, id).event_id(self.voice.upstream()))
+        Some(MarkedEvent::Answer(mark, id).event_id(self.voice.upstream()))
     }
 }
 
@@ -133,7 +133,7 @@ pub(super) async fn open(
 ) -> FaceResponse {
     let last = match inbound.headers.get(headers::LAST_EVENT_ID).map(|last| last.to_str().ok()) {
         Some(last) => {
-            let read = last.and_then(EventPlace::read);
+            let read = last.and_then(MarkedEvent::read);
             match read.and_then(|(upstream, place)| Some((upstreams.position(upstream, &inbound.principal)?, place))) {
                 Some(last) => Some(last),
                 // Not 404, which means that the session has ended.
@@ -151,12 +151,12 @@ pub(super) async fn open(
         },
     };
     let response = match last {
-        Some((at, EventPlace::Answer(mark, id))) => {
+        Some((at, MarkedEvent::Answer(mark, id))) => {
             let answer = reopened(upstreams, &client, at, Some(id)).await;
             let voice = client.voice(upstreams, at, AnswerScope::Resumed(mark));
             shown(answer, voice, upstreams.result_bytes_max, &addressee(None, AcceptedTypes::Both)).await
         }
-        Some((at, EventPlace::Own(id))) => {
+        Some((at, MarkedEvent::Own(id))) => {
             event_stream(MergedStream::begin(upstreams, client, session, Some((at, id.to_owned()))))
         }
         None => event_stream(MergedStream::begin(upstreams, client, session, None)),
@@ -355,7 +355,7 @@ impl MemberStream {
                 self.last_event = event.id.clone().or(self.last_event);
                 // A stream with an event is healthy.
                 self.pause = PAUSE_MIN;
-                event.id = event.id.map(|id| EventPlace::Own(&id).event_id(upstream));
+                event.id = event.id.map(|id| MarkedEvent::Own(&id).event_id(upstream));
                 event.retry_ms = None;
                 let Some(data) =
                     Some(event.data).filter(|data| !data.is_empty()).and_then(|data| self.voice.admit(data))

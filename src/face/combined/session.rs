@@ -68,7 +68,7 @@ impl CombinedUpstreams {
         let owner = || SessionOwner { principal: inbound.principal.clone(), counted_as: inbound.counted_as() };
         let (session, forgotten) = self.sessions.known.get_or_default(nonce, owner);
         if let Some(ForgottenSession { session, principal }) = forgotten {
-            let (shared, life) = (Arc::clone(self), &self.common().life);
+            let (shared, scope) = (Arc::clone(self), &self.common().scope);
             let closing = async move {
                 for (upstream, id) in session.open_members() {
                     let Some(at) = shared.position(&upstream, &principal) else { continue };
@@ -76,7 +76,7 @@ impl CombinedUpstreams {
                     shared.members[at].endpoint.serve(inbound).await;
                 }
             };
-            life.tracker.spawn(life.stop.clone().run_until_cancelled_owned(closing));
+            scope.tracker.spawn(scope.stop.clone().run_until_cancelled_owned(closing));
         }
         session
     }
@@ -106,8 +106,8 @@ impl CombinedUpstreams {
         match *message {
             // All open sessions are notified, even if the request is cancelled.
             Message::Request(request) if request.method == method::SET_LEVEL => {
-                let told = self.set_level(&client, &request, &addressee).await;
-                told.unwrap_or_else(|refusal| refusal.into_response(&addressee))
+                let sent = self.set_level(&client, &request, &addressee).await;
+                sent.unwrap_or_else(|refusal| refusal.into_response(&addressee))
             }
             Message::Request(request) => {
                 let id = request.id.clone();
@@ -196,7 +196,7 @@ impl CombinedUpstreams {
                 Ok(result) => return Ok(addressee.result(result.payload().clone())),
                 Err(refusal) if refusal.may_be_known_elsewhere() => unknown = unknown.or(Some(refusal)),
                 Err(refusal) => {
-                    self.note_absence(client, *at, &refusal.words());
+                    self.note_absence(client, *at, &refusal.message());
                     away = away.or(Some(refusal));
                 }
             }
@@ -218,9 +218,9 @@ impl CombinedUpstreams {
         session.set_level(params.payload());
         let open = session.open_members();
         let open = open.iter().filter_map(|(upstream, _)| self.position(upstream, client.principal()));
-        let told = open.map(|at| client.ask(self, at, method::SET_LEVEL, params.payload().clone()));
-        let told = join_all(told).await;
-        let refusal = told.into_iter().filter_map(Result::err).find(|refusal| refusal.is_about_params());
+        let sent = open.map(|at| client.ask(self, at, method::SET_LEVEL, params.payload().clone()));
+        let sent = join_all(sent).await;
+        let refusal = sent.into_iter().filter_map(Result::err).find(|refusal| refusal.is_about_params());
         refusal.map_or_else(|| Ok(addressee.result(Payload::empty_object())), Err)
     }
 
@@ -371,7 +371,7 @@ impl CombinedUpstreams {
                 Ok(summary) => summaries.push((Arc::clone(&self.settings.upstreams[at]), summary)),
                 Err(refusal) => {
                     let cause = self.cause_for(client, at);
-                    self.note_absence(client, at, cause.as_deref().unwrap_or(&refusal.words()));
+                    self.note_absence(client, at, cause.as_deref().unwrap_or(&refusal.message()));
                     if let Some(cause) = cause {
                         absent
                             .push((Arc::clone(&self.settings.upstreams[at]), Arc::new(ServerSummary::absent(&cause))));

@@ -106,7 +106,7 @@ fn read_key(line: &str, number: usize) -> Result<[u8; KEY_LEN], KeyError> {
 impl fmt::Debug for SealingKeys {
     /// Shows only the number of keys.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "KeyRing({} keys)", self.0.len())
+        write!(f, "SealingKeys({} keys)", self.0.len())
     }
 }
 
@@ -139,6 +139,6 @@ mod tests {
     fn a_ring_reads_back_and_shows_nothing_of_its_keys() {
         let ring = SealingKeys(vec![[0x1f; KEY_LEN], std::array::from_fn(|at| u8::try_from(at).unwrap())]);
         assert_eq!(SealingKeys::parse(&ring.to_text()), Ok(ring.clone()));
-        assert_eq!(format!("{ring:?}"), "KeyRing(2 keys)");
+        assert_eq!(format!("{ring:?}"), "SealingKeys(2 keys)");
     }
 }

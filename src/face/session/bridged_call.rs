@@ -182,9 +182,9 @@ pub(super) fn begin_on(
         driver.plan = spec.plan;
     }
     spec.idempotency = idempotency;
-    let stop = shared.served.life.stop.clone();
+    let stop = shared.served.scope.stop.clone();
     let driving = Box::pin(async move { driver.run(spec).await });
-    shared.served.life.tracker.spawn(stop.run_until_cancelled_owned(driving));
+    shared.served.scope.tracker.spawn(stop.run_until_cancelled_owned(driving));
     Ok(ReplayStream::new(said))
 }
 

@@ -340,7 +340,7 @@ impl PipeEra for SessionPipeEra {
         let params = Payload::of(&json!({ "requestId": self.request.id, "reason": reason_key(reason) }));
         let message = envelope::notification(method::CANCELLED, Some(&params));
         let (shared, session) = (Arc::clone(&self.shared), self.session.clone());
-        self.shared.served.life.tracker.spawn(async move {
+        self.shared.served.scope.tracker.spawn(async move {
             let (binding, forwarded) =
                 (shared.own.binding(&session.own), ForwardedHeaders::bearing(&session.own.forwarded.credential()));
             let request = RawRequest { binding, verb: RawMethod::Note(message.into()), forwarded };

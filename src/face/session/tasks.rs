@@ -326,8 +326,8 @@ impl SessionFaceState {
         let (line, is_new) = self.tasks.lines.open(key, home);
         if is_new {
             let notifier = task_notifier::TaskNotifier::new(Arc::clone(self), key.clone(), Arc::clone(&line), shown);
-            let life = &self.served.life;
-            life.tracker.spawn(life.stop.clone().run_until_cancelled_owned(Box::pin(notifier.run())));
+            let scope = &self.served.scope;
+            scope.tracker.spawn(scope.stop.clone().run_until_cancelled_owned(Box::pin(notifier.run())));
         }
         line
     }

@@ -15,7 +15,7 @@ use hyper::body::{Body, Frame, SizeHint};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{sleep, timeout};
 
-use super::link_places::LinkPlace;
+use super::link_permits::LinkPermit;
 use crate::cause::CauseChain;
 use crate::upstream::TaskScope;
 use crate::wire::framing::BodyPart;
@@ -44,7 +44,7 @@ pub(super) enum Unanswered {
 impl ReplicaSender {
     /// Performs the HTTP/2 handshake for up to `requests_max` concurrent requests, and returns once the replica has responded.
     /// The connection lasts as long as its senders and responses.
-    pub(super) async fn speak<T>(io: T, requests_max: u32, life: &TaskScope) -> Result<Self, h2::Error>
+    pub(super) async fn speak<T>(io: T, requests_max: u32, scope: &TaskScope) -> Result<Self, h2::Error>
     where
         T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
@@ -65,8 +65,8 @@ impl ReplicaSender {
             ended = &mut connection => return Err(ended.err().unwrap_or_else(|| Reason::NO_ERROR.into())),
             answered = pings.ping(Ping::opaque()) => answered?,
         };
-        let stop = life.stop.clone();
-        life.tracker.spawn(async move {
+        let stop = scope.stop.clone();
+        scope.tracker.spawn(async move {
             let ended = async {
                 tokio::select! {
                     ended = connection => ended.map_err(|error| CauseChain(&error).to_string()),
@@ -129,13 +129,13 @@ pub(super) struct ForwardedBody {
     /// The bytes that `Content-Length` still announces.
     left: Option<u64>,
     data_ended: bool,
-    _place: LinkPlace,
+    _permit: LinkPermit,
 }
 
 impl ForwardedBody {
-    pub(super) fn new(incoming: RecvStream, headers: &HeaderMap, place: LinkPlace) -> Self {
+    pub(super) fn new(incoming: RecvStream, headers: &HeaderMap, permit: LinkPermit) -> Self {
         let left = headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
-        Self { incoming, left, data_ended: false, _place: place }
+        Self { incoming, left, data_ended: false, _permit: permit }
     }
 
     fn poll_data(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, h2::Error>>> {

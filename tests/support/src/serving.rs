@@ -86,7 +86,7 @@ pub fn served(upstream: Arc<dyn Upstream>, channel: Arc<dyn OwnSessionChannel>) 
         owners: None,
         clock,
         random: || 7,
-        life: TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() },
+        scope: TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() },
         leaving: CancellationToken::new(),
     }
 }

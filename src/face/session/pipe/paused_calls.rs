@@ -201,8 +201,8 @@ pub(super) fn pause(call: PipedCall<SessionPipeEra>, pace: PipeTimeouts, at: &St
     let patience = Instant::now() + at.retry.min(RETRY_MAX) + AWAY_MAX;
     let until = pace.deadline.map_or(patience, |deadline| deadline.min(patience));
     shared.paused.keep(key.clone(), PausedCall { call, pace, until });
-    let stop = shared.served.life.stop.clone();
-    let tracker = shared.served.life.tracker.clone();
+    let stop = shared.served.scope.stop.clone();
+    let tracker = shared.served.scope.tracker.clone();
     tracker.spawn(async move {
         let _ = stop.run_until_cancelled(tokio::time::sleep_until(until)).await;
         if let Some((call, Some(fault))) = shared.paused.give_up(key, until) {

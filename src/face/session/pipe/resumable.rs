@@ -135,8 +135,8 @@ async fn begin(
             shared.open.replays.answered((nonce, stream));
         }
     };
-    let stop = shared.served.life.stop.clone();
-    shared.served.life.tracker.spawn(stop.run_until_cancelled_owned(Box::pin(pumping)));
+    let stop = shared.served.scope.stop.clone();
+    shared.served.scope.tracker.spawn(stop.run_until_cancelled_owned(Box::pin(pumping)));
     response
 }
 

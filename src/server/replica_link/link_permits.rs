@@ -9,19 +9,19 @@ use crate::task::{Principal, PrincipalCounts};
 
 /// The permits of one replica.
 #[derive(Debug)]
-pub(super) struct LinkPlaces {
+pub(super) struct LinkPermits {
     max: usize,
     taken: Mutex<PrincipalCounts>,
     limits: SharedLimits,
 }
 
-impl LinkPlaces {
+impl LinkPermits {
     pub(super) fn new(max: usize, limits: SharedLimits) -> Arc<Self> {
         Arc::new(Self { max, taken: Mutex::default(), limits })
     }
 
     /// Takes a permit for `owner`; `None` if all are taken, or its share of them.
-    pub(super) fn take(self: &Arc<Self>, owner: &Principal) -> Option<LinkPlace> {
+    pub(super) fn take(self: &Arc<Self>, owner: &Principal) -> Option<LinkPermit> {
         let share = self.limits.places(owner, self.max);
         let mut taken = self.taken.lock();
         if taken.of(owner) >= share {
@@ -32,20 +32,20 @@ impl LinkPlaces {
             return None;
         }
         taken.add(owner);
-        Some(LinkPlace { places: Arc::clone(self), owner: owner.clone() })
+        Some(LinkPermit { permits: Arc::clone(self), owner: owner.clone() })
     }
 }
 
 /// The permit of one request; released when dropped.
 #[derive(Debug)]
-pub(super) struct LinkPlace {
-    places: Arc<LinkPlaces>,
+pub(super) struct LinkPermit {
+    permits: Arc<LinkPermits>,
     owner: Principal,
 }
 
-impl Drop for LinkPlace {
+impl Drop for LinkPermit {
     fn drop(&mut self) {
-        self.places.taken.lock().remove(&self.owner);
+        self.permits.taken.lock().remove(&self.owner);
     }
 }
 
@@ -55,15 +55,15 @@ mod tests {
 
     #[test]
     fn a_principal_meets_its_share_and_all_meet_the_bound() {
-        let places = LinkPlaces::new(8, SharedLimits::default());
+        let permits = LinkPermits::new(8, SharedLimits::default());
         let [ada, bob] = ["ada", "bob"].map(Principal::holding);
-        let mut hers: Vec<_> = (0..6).map(|_| places.take(&ada).unwrap()).collect();
-        assert!(places.take(&ada).is_none(), "her share is three quarters");
-        let his: Vec<_> = (0..2).map(|_| places.take(&bob).unwrap()).collect();
-        assert!(places.take(&bob).is_none(), "there is no other");
+        let mut hers: Vec<_> = (0..6).map(|_| permits.take(&ada).unwrap()).collect();
+        assert!(permits.take(&ada).is_none(), "her share is three quarters");
+        let his: Vec<_> = (0..2).map(|_| permits.take(&bob).unwrap()).collect();
+        assert!(permits.take(&bob).is_none(), "there is no other");
         hers.pop();
-        assert!(places.take(&bob).is_some());
+        assert!(permits.take(&bob).is_some());
         drop((hers, his));
-        assert!(places.taken.lock().is_empty());
+        assert!(permits.taken.lock().is_empty());
     }
 }

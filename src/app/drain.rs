@@ -35,7 +35,7 @@ impl Gateway {
             IncarnationEnd::StoreLost => Reason::StoreLost,
         };
         let calls = self.live_calls().end(why);
-        tracing::warn!(calls_lost = calls.held(), %calls, "what this gateway ran is no longer its own");
+        tracing::warn!(calls_lost = calls.held(), %calls, "the calls of this gateway are no longer its own");
         // Waiting clients must be notified.
         self.drain_max = TOLD_MAX;
         Box::pin(self.end(None, GatewayEnd::IncarnationOver)).await;
@@ -105,7 +105,7 @@ impl Gateway {
         Box::pin(join_all(operators.map(|listener| listener.drain(DrainPlan::at_once())))).await;
         let (connections_cut, calls_lost) = (drained.aborted, ended.lost());
         if kind == GatewayEnd::IncarnationOver {
-            tracing::debug!(connections_cut, "whoever waited was told");
+            tracing::debug!(connections_cut, "waiting clients were notified");
         } else if ended.is_empty() {
             tracing::info!(connections_cut, calls_lost, "drained");
         } else {

@@ -120,7 +120,7 @@ impl ReloadTrigger {
         reload: impl FnOnce(Config) -> anyhow::Result<ReloadSummary>,
     ) -> bool {
         let Some(file) = self.file.clone() else {
-            tracing::info!("there is no file that could be read again");
+            tracing::info!("there is no configuration file to read again");
             return false;
         };
         let before = reload::fingerprint_of(&file);
@@ -206,7 +206,7 @@ fn tell(outcome: anyhow::Result<ReloadSummary>) -> bool {
         Err(error) => {
             count("rejected");
             let error = format!("{error:#}");
-            tracing::error!(error, "the configuration is of no use; the one in force is kept");
+            tracing::error!(error, "the configuration cannot be used; the one in force is kept");
             false
         }
     }

@@ -98,7 +98,7 @@ impl ReplicaFile {
     /// this incarnation. Logs a failed write.
     pub(super) fn remember_loss(&mut self, prior: PriorLife) {
         if let Err(error) = self.remember(PriorLife { holder: UNKNOWN, ..prior }) {
-            tracing::warn!(error = %CauseChain(&error), "the next start may go on with a store that lost what it acknowledged");
+            tracing::warn!(error = %CauseChain(&error), "the next start may use a store that lost acknowledged writes");
         }
         self.is_loss = true;
     }

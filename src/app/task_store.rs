@@ -65,7 +65,7 @@ const REMEMBER_EVERY: Duration = Duration::from_secs(60);
 /// Writes the incarnation and its last acknowledged heartbeat.
 fn remember(file: &Mutex<ReplicaFile>, store: &PostgresStore) {
     if let Err(error) = file.lock().remember(store.life()) {
-        tracing::debug!(error = %CauseChain(&error), "the last beat was not written down");
+        tracing::debug!(error = %CauseChain(&error), "the last heartbeat was not written down");
     }
 }
 

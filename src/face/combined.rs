@@ -235,7 +235,7 @@ impl CombinedUpstreams {
         }
         metrics::counter!(metric::ENDPOINT_ABSENCES, "upstream" => Arc::clone(upstream)).increment(1);
         if self.members[at].away_logged.is_due() {
-            tracing::warn!(endpoint = %path, %upstream, why, "an upstream is away: what it offers is missing at the endpoint");
+            tracing::warn!(endpoint = %path, %upstream, why, "an upstream is unavailable: its tools, prompts and resources are missing at the endpoint");
         }
     }
 

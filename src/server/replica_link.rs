@@ -67,13 +67,13 @@ struct PeerConnection {
 enum ConnectError {
     #[error("its certificates cannot be used: {0}")]
     Files(String),
-    #[error("replicas beyond this machine are reached by certificates alone")]
+    #[error("connections to replicas on other machines need certificates")]
     Plain,
-    #[error("it cannot be reached")]
+    #[error("it is unreachable")]
     Io(#[from] io::Error),
     #[error("it does not speak HTTP/2")]
     Http(#[from] h2::Error),
-    #[error("it does not answer in time")]
+    #[error("it did not respond in time")]
     Late,
 }
 
@@ -140,7 +140,7 @@ impl ReplicaLink for Http2ReplicaLink {
     ) -> Result<FaceResponse, ForwardFailure> {
         let to = self.to(peer);
         let Some(permit) = to.permits.take(owner) else {
-            to.log_away(&"too many requests are under way to it");
+            to.log_away(&"too many requests to it are in progress");
             return Err(ForwardFailure::Unreachable);
         };
         let request = addressed(request, peer, self.tls.is_some()).ok_or(ForwardFailure::Unreachable)?;
@@ -164,7 +164,7 @@ impl ReplicaLink for Http2ReplicaLink {
                 }
             }
         }
-        to.log_away(&"it takes no requests, or its connections end as soon as they are made");
+        to.log_away(&"it accepts no requests, or closes connections at once");
         Err(ForwardFailure::Unreachable)
     }
 
@@ -195,7 +195,7 @@ impl PeerConnection {
         if logged.is_none_or(|last| last.elapsed() >= LOG_EVERY) {
             *logged = Some(Instant::now());
             let ReplicaPeer { incarnation, address } = self.peer;
-            tracing::warn!(replica = %incarnation, %address, %why, "requests cannot be passed on to another replica");
+            tracing::warn!(replica = %incarnation, %address, %why, "requests cannot be forwarded to another replica");
         }
     }
 }

@@ -164,7 +164,7 @@ impl Tls {
                 if are_others {
                     // Replaces the whole configuration, so that no session that the old CA admitted can be resumed.
                     self.handshakes.store(Arc::new(HandshakeSettings::new(&self.shown, peers)));
-                    tracing::info!("the authorities that vouch for peers changed");
+                    tracing::info!("the CA certificates for peers changed");
                 }
                 None
             }

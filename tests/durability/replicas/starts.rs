@@ -184,7 +184,7 @@ async fn f79_a_gateway_that_begins_anew_waits_for_files_that_are_of_no_use_yet()
     replica.is_unready("store away").await;
     replica.says("cannot be read: No such file or directory (os error 2); this is tried until it goes well", 1).await;
     fs::rename(password.with_extension("old"), &password).unwrap();
-    replica.says("begun anew beside the other gateways", 1).await;
+    replica.says("restarted beside the other gateways", 1).await;
     until("it is ready again", async || replica.is_ready().await).await;
     assert_eq!(site.tables.lives_of("a").len(), 2, "of one process");
     site.replicas.push(replica);
@@ -230,7 +230,7 @@ async fn no_life_is_begun_while_certificates_for_the_others_are_of_no_use() {
     replica.is_unready("store away").await;
     sleep(Duration::from_secs(3)).await;
     fs::rename(key.with_extension("old"), &key).unwrap();
-    replica.says("begun anew beside the other gateways", 1).await;
+    replica.says("restarted beside the other gateways", 1).await;
     assert_eq!(site.tables.lives_of("a").len(), 2, "one of each beginning");
     site.replicas.push(replica);
     site.judge().await;
@@ -255,7 +255,7 @@ async fn a_gateway_that_begins_anew_takes_the_certificate_that_a_reload_names() 
     replica.says("old.key: cannot be read: No such file or directory (os error 2); this is tried until", 1).await;
     change(&replica, &table(&old), &table(&new));
     replica.says("the configuration was read again", 1).await;
-    replica.says("begun anew beside the other gateways", 1).await;
+    replica.says("restarted beside the other gateways", 1).await;
     until("it is ready again", async || replica.is_ready().await).await;
     site.replicas.push(replica);
     site.judge().await;
@@ -283,7 +283,7 @@ async fn a_gateway_that_waits_to_begin_anew_takes_a_new_configuration_as_one_tha
     change(replica, "schema = \"read_anew\"", "schema = \"read_anew_other\"");
     replica.says("changed, and holds from the next start on", 1).await;
     replica.cut_off();
-    replica.says("what this gateway ran is no longer its own", 1).await;
+    replica.says("the calls of this gateway are no longer its own", 1).await;
     replica.is_unready("store away").await;
     let (_, plain) = site.upstreams().split_at(site.upstreams().find("[upstreams.plain]").unwrap());
     change(replica, plain, "");
@@ -311,7 +311,7 @@ async fn a_gateway_that_waits_to_begin_anew_takes_a_new_configuration_as_one_tha
     .await;
     assert_eq!(said.trim(), "taskgate: the store is not open yet: starting, store away");
     replica.heal();
-    replica.says("begun anew beside the other gateways", 1).await;
+    replica.says("restarted beside the other gateways", 1).await;
     until("it is ready again", async || replica.is_ready().await).await;
     assert_eq!(site.tables.lives_of("a").len(), 2, "in the schema that it was started with");
     let at = async |path| replica.ask(path, "tools/list", json!({})).await.status;
@@ -332,7 +332,7 @@ async fn f80_a_gateway_that_begins_anew_on_a_database_that_is_older_ends_with_74
         until("it has beaten", async || tables.count("tg_replica WHERE beat > 2") == 1).await;
         let replica = &mut site.replicas[0];
         replica.cut_off();
-        replica.says("what this gateway ran is no longer its own", 1).await;
+        replica.says("the calls of this gateway are no longer its own", 1).await;
         replica.is_unready("store away").await;
         tables.sql(loss);
         // As where there is no place for it: the process knows.

@@ -19,7 +19,7 @@ use aws_lc_rs::aead::{Aad, LessSafeKey, NONCE_LEN, Nonce};
 use crate::random;
 pub use forward_token::{ForwardToken, digest_of_request};
 use gateway_id::FORMAT;
-pub use gateway_id::{GatewayId, IdKind, OpenedId, sealed_in};
+pub use gateway_id::{GatewayId, IdKind, OpenedId, event_id, read_event_id, sealed_in};
 pub use keys::{KEY_LEN, KeyError, KeyPrint, SealingKeys};
 use salted_keys::{SaltedKeys, aes};
 pub use session_token::SessionToken;

@@ -14,10 +14,9 @@ use http::header::{CONNECTION, CONTENT_LENGTH, EXPECT, HOST, TE, TRANSFER_ENCODI
 use http::{HeaderMap, HeaderName, HeaderValue, Uri};
 
 use super::answer::{ErrorAnswerMarker, UnknownTaskMarker};
-use super::call_stream::replay::read_event_id;
 use super::headers;
 use super::http::{FaceResponse, Inbound, MessageChannel};
-use super::sealed::{ForwardToken, GatewayId, IdKind, Sealer, digest_of_request, sealed_in};
+use super::sealed::{ForwardToken, GatewayId, IdKind, Sealer, digest_of_request, read_event_id, sealed_in};
 use crate::metric;
 use crate::replica::{Incarnation, OwnerReplica, OwnerRequest, ReplicaDirectory, ReplicaPeer};
 use crate::task::{Clock, Executed, GatewayFault, Principal, Reason};

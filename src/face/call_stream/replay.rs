@@ -9,7 +9,7 @@ use crate::face::answer::{Addressee, addressee, event_stream};
 use crate::face::call_stream::request_answer::{RequestAnswer, unanswered};
 use crate::face::call_stream::{self, CallMessage, CallMessages};
 use crate::face::http::{AcceptedTypes, FaceResponse, joined_body};
-use crate::face::sealed::{IdKind, Sealer, SessionToken, sealed_in};
+use crate::face::sealed::{IdKind, Sealer, SessionToken, event_id, read_event_id};
 use crate::face::served::Served;
 use crate::face::single_event_body::SingleEventBody;
 use crate::task::{Executed, GatewayFault, Reason};
@@ -125,37 +125,10 @@ pub(in crate::face) fn take_up(
     Some(event_stream(call_stream::stream(said, addressee(None, AcceptedTypes::EventStream), None)))
 }
 
-/// Separates the stream from the event's number; no character of base64url.
-const NUMBER: char = '.';
-
-/// The id of a stream's event, which names its stream, so that no other stream's event is ever replayed.
-fn event_id(sealed: &str, number: u64) -> String {
-    format!("{sealed}{NUMBER}{number}")
-}
-
-/// The sealed stream of an event's id, with or without the mark of an endpoint, and the event's number.
-pub(in crate::face) fn read_event_id(text: &str) -> Option<(&str, u64)> {
-    let (sealed, number) = sealed_in(text).split_once(NUMBER)?;
-    Some((sealed, number.parse().ok()?))
-}
-
 fn last_message(id: Option<&RequestId>, ending: &CallResult) -> Bytes {
     match (id, ending) {
         (Some(id), Ok(result)) => envelope::result(id, &result.clone().whole()),
         (_, Err(error)) => envelope::error(id, error),
         (None, Ok(_)) => envelope::error(None, &gateway_error(&GatewayFault::new(Reason::Internal, Executed::Unknown))),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn leg_09_an_events_name_says_which_stream_it_is_of() {
-        assert_eq!(read_event_id(&event_id("ab-_", 7)), Some(("ab-_", 7)));
-        for odd in ["", "ab-7", "000000000000000000000000000000ab", "ab.x"] {
-            assert_eq!(read_event_id(odd), None, "{odd}");
-        }
     }
 }

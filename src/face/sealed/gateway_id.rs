@@ -205,6 +205,22 @@ pub fn sealed_in(text: &str) -> &str {
     text.rsplit(':').next().unwrap_or_default()
 }
 
+/// Separates the stream from the event's number; no character of base64url.
+const NUMBER: char = '.';
+
+/// The id of a stream's event, which names its stream, so that no other stream's event is ever replayed.
+#[must_use]
+pub fn event_id(sealed: &str, number: u64) -> String {
+    format!("{sealed}{NUMBER}{number}")
+}
+
+/// The sealed stream of an event's id, with or without the mark of an endpoint, and the event's number.
+#[must_use]
+pub fn read_event_id(text: &str) -> Option<(&str, u64)> {
+    let (sealed, number) = sealed_in(text).split_once(NUMBER)?;
+    Some((sealed, number.parse().ok()?))
+}
+
 /// Appends a part after its length.
 pub(super) fn put(out: &mut Vec<u8>, part: &[u8]) {
     let len = u32::try_from(part.len()).expect("parts of a request are far shorter than 4 GiB");

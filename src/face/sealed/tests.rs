@@ -281,3 +281,11 @@ fn frequent_ids_share_a_salt_and_each_has_a_nonce() {
     assert_eq!(first[..SALT_LEN], second[..SALT_LEN], "one salt");
     assert_ne!(first[SALT_LEN..][..1 + NONCE_LEN], second[SALT_LEN..][..1 + NONCE_LEN], "a nonce each");
 }
+
+#[test]
+fn leg_09_an_events_name_says_which_stream_it_is_of() {
+    assert_eq!(read_event_id(&event_id("ab-_", 7)), Some(("ab-_", 7)));
+    for odd in ["", "ab-7", "000000000000000000000000000000ab", "ab.x"] {
+        assert_eq!(read_event_id(odd), None, "{odd}");
+    }
+}

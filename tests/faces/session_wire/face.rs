@@ -16,7 +16,7 @@ use support::serving;
 use taskgate::engine::ServiceSettings;
 use taskgate::face::arrival::Arrival;
 use taskgate::face::http::{AcceptedTypes, FaceResponse, Inbound, MessageChannel};
-use taskgate::face::sealed::{Sealer, SealingKeys};
+use taskgate::face::sealed::{GatewayId, IdKind, Sealer, SealingKeys, event_id};
 use taskgate::face::served::Served;
 use taskgate::face::session::SessionFace;
 use taskgate::task::{GatewayFault, Principal, TaskMode};
@@ -186,15 +186,32 @@ impl Caller {
     }
 }
 
+/// The id of an event of the only stream of the face under test, which has no randomness.
+pub(crate) fn own_event(number: u64) -> String {
+    let stream = GatewayId::in_memory(IdKind::EventStream, None, 7);
+    event_id(&Sealer::new(SealingKeys::parse(KEY).unwrap()).seal(&stream, &[]).unwrap(), number)
+}
+
 pub(crate) async fn text(response: FaceResponse) -> String {
     let bytes = response.into_body().collect().await.unwrap().to_bytes();
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
+/// The number in an id that the gateway gives an event.
+fn own_number(line: &str) -> Option<&str> {
+    let (sealed, number) = line.strip_prefix("id: ")?.split_once('.')?;
+    (sealed.len() > 64).then_some(number)
+}
+
+/// A stream with `S` in place of the stream in ids that the gateway gives its events.
+pub(crate) fn with_short_ids(said: &str) -> String {
+    let short = |line: &str| own_number(line).map_or_else(|| line.to_owned(), |number| format!("id: S.{number}"));
+    said.split_inclusive('\n').map(short).collect()
+}
+
 /// A stream without the names that the gateway gives its events, and without the empty one in front.
 pub(crate) fn without_ids(said: &str) -> String {
-    let is_own = |line: &&str| line.strip_prefix("id: ").is_some_and(|id| id.len() > 33 && id.as_bytes()[32] == b'-');
-    let kept: String = said.split_inclusive('\n').filter(|line| !is_own(line)).collect();
+    let kept: String = said.split_inclusive('\n').filter(|line| own_number(line).is_none()).collect();
     kept.strip_prefix("data:\n\n").map_or_else(|| kept.clone(), str::to_owned)
 }
 

@@ -10,15 +10,11 @@ use taskgate::upstream::answer_body::BodyKind;
 use tokio::time::{advance, sleep};
 
 use super::client::call;
-use super::face::{Caller, LAST, RESULT, Slow, call_with_token, face, progress, seconds, text, without_ids};
+use super::face::{
+    Caller, LAST, RESULT, Slow, call_with_token, face, own_event, progress, seconds, text, with_short_ids, without_ids,
+};
 
-/// What the face under test names its streams: its randomness is none.
-const STREAM: &str = "00000000000000000000000000000007";
 const STEP: &str = "event: message\ndata: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/message\",\"params\":{}}\n\n";
-
-fn event(number: u32) -> String {
-    format!("{STREAM}-{number}")
-}
 
 /// The next bytes of a stream.
 async fn piece(response: &mut FaceResponse) -> String {
@@ -33,20 +29,20 @@ async fn a_late_answer_waits_five_minutes_for_a_client_that_lost_its_stream() {
     let face = face(&channel, Timeouts::default());
     let caller = Caller::open(&face).await;
     let mut response = caller.post(&face, call(1)).await;
-    assert_eq!(piece(&mut response).await, format!("id: {}\ndata:\n\n:\n\n", event(0)), "it can be taken up at once");
+    assert_eq!(with_short_ids(&piece(&mut response).await), "id: S.0\ndata:\n\n:\n\n", "it can be taken up at once");
     drop(response);
     let answer = format!("event: message\ndata: {}\n\n", RESULT.replace('\n', "\ndata: "));
-    let again = caller.get(&face, &event(0)).await;
+    let again = caller.get(&face, &own_event(0)).await;
     assert_eq!(again.headers()["content-type"], "text/event-stream");
     assert_eq!(without_ids(&text(again).await), format!(":\n\n:\n\n{answer}"), "it was never sent again");
     assert_eq!(channel.sent.lock().len(), 2, "the handshake and the call");
     sleep(seconds(290)).await;
-    let later = text(caller.get(&face, &event(0)).await).await;
-    assert!(later.ends_with(&answer) && later.starts_with(&format!("id: {STREAM}-")), "{later}");
-    let number: u32 = later.split_once('\n').unwrap().0.rsplit('-').next().unwrap().parse().unwrap();
-    assert_eq!(text(caller.get(&face, &event(number)).await).await, "", "whoever has seen it has seen it all");
+    let later = text(caller.get(&face, &own_event(0)).await).await;
+    assert!(later.ends_with(&answer) && with_short_ids(&later).starts_with("id: S."), "{later}");
+    let number: u64 = later.split_once('\n').unwrap().0.rsplit('.').next().unwrap().parse().unwrap();
+    assert_eq!(text(caller.get(&face, &own_event(number)).await).await, "", "whoever has seen it has seen it all");
     advance(seconds(11)).await;
-    let gone = text(caller.get(&face, &event(0)).await).await;
+    let gone = text(caller.get(&face, &own_event(0)).await).await;
     assert!(!gone.contains("result"), "it is kept no longer: {gone}");
 }
 
@@ -60,7 +56,7 @@ async fn a_call_that_nobody_comes_back_for_is_let_go_after_five_minutes() {
         piece(&mut response).await;
         drop(response);
         sleep(seconds(away)).await;
-        let again = text(caller.get(&face, &event(0)).await).await;
+        let again = text(caller.get(&face, &own_event(0)).await).await;
         assert_eq!(again.contains("\"n\":1.10"), is_kept, "after {away} s: {again}");
     }
 }
@@ -74,7 +70,7 @@ async fn signs_of_life_go_on_where_the_stream_is_taken_up() {
     let first = progress(&without_ids(&piece(&mut response).await)).0;
     drop(response);
     sleep(seconds(20)).await;
-    let rest = text(caller.get(&face, &event(1)).await).await;
+    let rest = text(caller.get(&face, &own_event(1)).await).await;
     let (values, _) = progress(&without_ids(&rest));
     assert!(values.len() >= 2 && values[0] > first[0], "{first:?} {values:?}");
     assert!(values.is_sorted_by(|one, next| one < next), "{values:?}");
@@ -105,8 +101,8 @@ async fn a_stream_of_the_upstreams_goes_on_as_it_came_once_it_begins() {
         Slow::new(seconds(20), BodyKind::Events, &[(Duration::ZERO, "id: u-1\ndata: {}\n\n"), (seconds(1), LAST)]);
     let face = face(&channel, Timeouts::default());
     let caller = Caller::open(&face).await;
-    let said = text(caller.post(&face, call(1)).await).await;
-    assert_eq!(said, format!("id: {}\ndata:\n\n:\n\nid: u-1\ndata: {{}}\n\n{LAST}", event(0)));
+    let said = with_short_ids(&text(caller.post(&face, call(1)).await).await);
+    assert_eq!(said, format!("id: S.0\ndata:\n\n:\n\nid: u-1\ndata: {{}}\n\n{LAST}"));
 }
 
 /// What goes out as it comes is kept for nobody longer than a call is: its place at the upstream is free again then.
@@ -120,7 +116,7 @@ async fn a_late_stream_waits_for_its_client_as_long_as_a_call_does() {
         piece(&mut response).await;
         drop(response);
         sleep(seconds(away)).await;
-        let again = text(caller.get(&face, &event(0)).await).await;
+        let again = text(caller.get(&face, &own_event(0)).await).await;
         assert_eq!(again.contains("\"n\":1.10"), is_kept, "after {away} s: {again}");
     }
 }
@@ -145,13 +141,13 @@ async fn a_stream_that_was_made_of_another_transport_has_ids_from_its_first_even
         ("2024-11-05", "", false),
         ("2025-03-26", ":\n\n", true),
         ("2025-06-18", ":\n\n", true),
-        ("2025-11-25", "id: S-0\ndata:\n\n", true),
+        ("2025-11-25", "id: S.0\ndata:\n\n", true),
     ] {
         let channel = Slow::made(&[(seconds(1), STEP), (seconds(9), LAST)]);
         let face = face(&channel, Timeouts::default());
         let caller = Caller::open_as(&face, version).await;
-        let said = text(caller.post(&face, call(1)).await).await.replace(STREAM, "S");
-        let id = |number: u32| if named { format!("id: S-{number}\n") } else { String::new() };
+        let said = with_short_ids(&text(caller.post(&face, call(1)).await).await);
+        let id = |number: u32| if named { format!("id: S.{number}\n") } else { String::new() };
         assert_eq!(said, format!("{opening}{}{STEP}{}{LAST}", id(1), id(2)), "{version}");
     }
     let channel = Slow::made(&[(Duration::ZERO, LAST)]);
@@ -176,7 +172,7 @@ async fn a_made_stream_is_taken_up_from_whatever_its_client_saw_last() {
     piece(&mut response).await;
     drop(response);
     sleep(seconds(5)).await;
-    let again = without_ids(&text(caller.get(&face, &event(1)).await).await);
+    let again = without_ids(&text(caller.get(&face, &own_event(1)).await).await);
     assert!(again.starts_with(STEP) && again.ends_with(LAST), "{again}");
     assert_eq!(again.matches("notifications/message").count(), 1, "what it saw is not said again: {again}");
 }

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use http::{Method, StatusCode};
+use http::{HeaderValue, Method, StatusCode};
 
 use super::admitted_request::{AdmittedMessage, AdmittedRequest, admit};
 use super::answer::{accepted, addressee, bare, too_many};
@@ -16,10 +16,11 @@ use super::headers;
 use super::http::{AcceptedTypes, FaceResponse, Inbound};
 use super::intake::{self, PathContext, PathFaces};
 use super::revocable_body::ending_with;
-use super::sealed::{GatewayId, IdKind};
+use super::sealed::{GatewayId, IdKind, Sealer, read_event_id, sealed_in};
 use super::session_owners::{self, ForwardReason, SessionOwners, may_forward};
 use crate::replica::{OwnerReplica, OwnerRequest, ReplicaPeer};
 use crate::task::{Executed, GatewayFault, Reason};
+use crate::wire::envelope::Response;
 use crate::wire::{Message, method};
 
 /// The replicas that a request goes to.
@@ -86,7 +87,7 @@ async fn route_message(faces: &impl PathFaces, owners: &Arc<SessionOwners>, mess
     match (owners.forward(inbound, peer, reason).await, asker) {
         (Ok(response), Some(asker)) => asker.count_miss(served, response),
         (Ok(response), None) => response,
-        (Err(fault), _) if is_served_by_the_store(owners, content, fault.executed) => {
+        (Err(fault), _) if is_served_by_the_store(&served.sealer, content, fault.executed) => {
             intake::serve(faces, AdmittedRequest::Message(message)).await
         }
         (Err(fault), Some(asker)) if asker.has_id() => asker.refuse_for_now(&fault),
@@ -102,14 +103,16 @@ fn destination(
     inbound: &Inbound,
     message: &Message,
 ) -> Destination {
+    let sealer = &faces.path().served.sealer;
     if face == Face::Stateless {
         let Message::Request(request) = message else { return Destination::Here };
         let params = request.params.object().filter(|_| method::may_ask(&request.method));
         let state = params.and_then(|params| params.get_string("requestState"));
-        let peer = state.and_then(|state| owners.holder(&inbound.principal, &state));
-        return peer.map_or(Destination::Here, Destination::There);
+        let call = state.and_then(|state| sealer.open(IdKind::RequestState, Some(&inbound.principal), &state));
+        let holder = call.and_then(|call| owners.named(&call.id));
+        return holder.map_or(Destination::Here, Destination::from);
     }
-    let Some(session) = owners.session(inbound) else { return Destination::Here };
+    let Some(session) = session(sealer, inbound) else { return Destination::Here };
     match message {
         Message::Request(request) if request.method == method::INITIALIZE => Destination::Here,
         Message::Notification(notification) if notification.is_about_a_request() => {
@@ -120,11 +123,30 @@ fn destination(
             }
         }
         Message::Request(_) | Message::Notification(_) => owners.owner(&session, OwnerRequest::Begin).into(),
-        Message::Response(response) => match response.id.as_ref().and_then(|id| owners.asked_by(id)) {
-            Some(asked_by) => asked_by.into(),
-            None => of_unknown_request(owners, &session),
-        },
+        Message::Response(response) => {
+            match question(sealer, IdKind::Question, response).and_then(|id| owners.named(&id)) {
+                Some(asked_by) => asked_by.into(),
+                None => of_unknown_request(owners, &session),
+            }
+        }
     }
+}
+
+/// The session that a request names, if its principal owns it.
+fn session(sealer: &Sealer, inbound: &Inbound) -> Option<GatewayId> {
+    let sealed = headers::single(&inbound.headers, &headers::SESSION_ID).ok()??;
+    Some(sealer.open(IdKind::Session, Some(&inbound.principal), sealed)?.id)
+}
+
+/// The gateway's question that a response answers, if it is of this kind.
+fn question(sealer: &Sealer, kind: IdKind, response: &Response) -> Option<GatewayId> {
+    Some(sealer.open(kind, None, sealed_in(&response.id.as_ref()?.as_text()?))?.id)
+}
+
+/// The replica of the stream that an event is of, if a gateway made it.
+fn streamed_by(sealer: &Sealer, owners: &SessionOwners, last_event: Option<&HeaderValue>) -> Option<OwnerReplica> {
+    let (sealed, _) = read_event_id(last_event?.to_str().ok()?)?;
+    owners.named(&sealer.open(IdKind::EventStream, None, sealed)?.id)
 }
 
 /// The destination of a notification about a request in progress whose replica is unknown: a cancel, progress, or the answer to a
@@ -138,11 +160,11 @@ fn of_unknown_request(owners: &SessionOwners, session: &GatewayId) -> Destinatio
 ///
 /// The owner is asked first, because it has the stream for the client's notifications. A change is made here only if the owner
 /// did nothing, except for an answer, which takes effect once however often it arrives (EXT-39).
-fn is_served_by_the_store(owners: &SessionOwners, message: &Message, done_by_owner: Executed) -> bool {
+fn is_served_by_the_store(sealer: &Sealer, message: &Message, done_by_owner: Executed) -> bool {
     let request = match message {
         Message::Request(request) => request,
         Message::Response(response) => {
-            return response.id.as_ref().is_some_and(|id| owners.is_of(IdKind::TaskQuestion, id));
+            return question(sealer, IdKind::TaskQuestion, response).is_some();
         }
         Message::Notification(_) => return false,
     };
@@ -157,11 +179,11 @@ fn is_served_by_the_store(owners: &SessionOwners, message: &Message, done_by_own
 /// calls that began there, which their session must outlive (T-31).
 async fn route_operation(faces: &impl PathFaces, owners: &Arc<SessionOwners>, inbound: Box<Inbound>) -> FaceResponse {
     let is_get = inbound.method == Method::GET;
-    let owner = owners.session(&inbound).map(|session| {
-        let last_event = inbound.headers.get(headers::LAST_EVENT_ID).filter(|_| is_get);
-        let streamed_by = last_event.and_then(|event| owners.streamed_by(event.to_str().ok()?));
-        let request = if is_get { OwnerRequest::Begin } else { OwnerRequest::End };
-        streamed_by.unwrap_or_else(|| owners.owner(&session, request))
+    let sealer = &faces.path().served.sealer;
+    let owner = session(sealer, &inbound).map(|session| match is_get {
+        true => streamed_by(sealer, owners, inbound.headers.get(headers::LAST_EVENT_ID))
+            .unwrap_or_else(|| owners.owner(&session, OwnerRequest::Begin)),
+        false => owners.owner(&session, OwnerRequest::End),
     });
     match owner {
         Some(OwnerReplica::There(peer)) if is_get => forward_stream(faces, owners, &inbound, peer).await,
@@ -210,7 +232,7 @@ async fn route_batch(
     if items.iter().all(|(read, _)| array_answer::is_one_way(read)) {
         return route_one_way(faces, owners, &inbound, items).await;
     }
-    match owners.session(&inbound).map(|session| owners.owner(&session, OwnerRequest::Begin)) {
+    match session(&faces.path().served.sealer, &inbound).map(|session| owners.owner(&session, OwnerRequest::Begin)) {
         Some(OwnerReplica::There(peer)) => {
             let answer = owners.forward(&inbound, peer, ForwardReason::Session).await;
             answer.unwrap_or_else(|fault| addressee(None, inbound.accepted).fault(&fault))

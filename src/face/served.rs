@@ -60,7 +60,7 @@ impl Served {
     #[must_use]
     pub(super) fn seal_own(&self, kind: IdKind, random: u128) -> String {
         let id = GatewayId::in_memory(kind, self.own_replica(), random);
-        self.sealer.seal(&id, &[]).expect("an id without a payload has one length")
+        self.sealer.seal(&id, None, &[]).expect("an id without a payload has one length")
     }
 
     /// The target of the engine's calls.

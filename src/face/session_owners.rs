@@ -1,4 +1,4 @@
-//! Forwards requests to other replicas, and maps ids that clients keep to the replicas that they name.
+//! Forwards requests to other replicas, and finds the replica that owns a session.
 //!
 //! Knows no sockets: a [`ReplicaLink`] takes a request to another replica, and that replica's listener opens the seal.
 
@@ -14,14 +14,12 @@ use http::header::{CONNECTION, CONTENT_LENGTH, EXPECT, HOST, TE, TRANSFER_ENCODI
 use http::{HeaderMap, HeaderName, HeaderValue, Uri};
 
 use super::answer::{ErrorAnswerMarker, UnknownTaskMarker};
-use super::headers;
 use super::http::{FaceResponse, Inbound, MessageChannel};
-use super::sealed::{ForwardToken, GatewayId, IdKind, Sealer, digest_of_request, read_event_id, sealed_in};
+use super::sealed::{ForwardToken, GatewayId, Sealer, digest_of_request};
 use crate::metric;
 use crate::replica::{Incarnation, OwnerReplica, OwnerRequest, ReplicaDirectory, ReplicaPeer};
 use crate::task::{Clock, Executed, GatewayFault, Principal, Reason};
 use crate::upstream::TaskScope;
-use crate::wire::RequestId;
 
 /// The header with the seal of a forwarded request.
 pub const FORWARD: HeaderName = HeaderName::from_static("taskgate-forward");
@@ -129,28 +127,13 @@ impl SessionOwners {
         &*self.clock
     }
 
-    /// The live replica that asked a question.
-    pub(super) fn asked_by(&self, question: &RequestId) -> Option<OwnerReplica> {
-        self.named(IdKind::Question, sealed_in(&question.as_text()?))
-    }
-
-    /// The live replica with the stream of an event.
-    pub(super) fn streamed_by(&self, event: &str) -> Option<OwnerReplica> {
-        self.named(IdKind::EventStream, read_event_id(event)?.0)
-    }
-
-    fn named(&self, kind: IdKind, sealed: &str) -> Option<OwnerReplica> {
-        let (replica, directory) = (self.sealer.open(kind, sealed)?.id.replica?, self.directory.load());
+    /// The living replica that an id names.
+    pub(super) fn named(&self, id: &GatewayId) -> Option<OwnerReplica> {
+        let (replica, directory) = (id.replica?, self.directory.load());
         match replica == directory.own() {
             true => Some(OwnerReplica::Here),
             false => directory.peer(replica).map(OwnerReplica::There),
         }
-    }
-
-    /// The session that a request names, if its principal owns it.
-    pub(super) fn session(&self, inbound: &Inbound) -> Option<GatewayId> {
-        let sealed = headers::single(&inbound.headers, &headers::SESSION_ID).ok()??;
-        Some(self.sealer.open_for(IdKind::Session, &inbound.principal, sealed)?.id)
     }
 
     pub(super) fn owner(&self, session: &GatewayId, request: OwnerRequest) -> OwnerReplica {
@@ -162,17 +145,6 @@ impl SessionOwners {
         self.directory.load().only_owner(session.replica)
     }
 
-    /// The replica that holds the call of a `requestState`, if it is another one and living.
-    pub(super) fn holder(&self, principal: &Principal, state: &str) -> Option<ReplicaPeer> {
-        let replica = self.sealer.open_for(IdKind::RequestState, principal, state)?.id.replica?;
-        self.directory.load().peer(replica)
-    }
-
-    /// Whether an id is the gateway's, and of this kind.
-    pub(super) fn is_of(&self, kind: IdKind, id: &RequestId) -> bool {
-        id.as_text().is_some_and(|text| self.sealer.open(kind, sealed_in(&text)).is_some())
-    }
-
     /// Sends a message to all other replicas, even if the client disconnects. The outcomes are ignored.
     pub(super) fn broadcast(self: &Arc<Self>, inbound: &Inbound, scope: &TaskScope) {
         for peer in self.directory.load().peers() {
@@ -180,17 +152,6 @@ impl SessionOwners {
             let sending = async move { owners.forward(&inbound, peer, ForwardReason::Session).await };
             scope.tracker.spawn(scope.stop.clone().run_until_cancelled_owned(Box::pin(sending)));
         }
-    }
-
-    /// Forwards a request to the replica `replica`, and ends with it; `None` if that is this one, or gone.
-    pub(super) async fn forward_to(
-        &self,
-        inbound: &Inbound,
-        replica: Incarnation,
-        reason: ForwardReason,
-    ) -> Option<Result<FaceResponse, GatewayFault>> {
-        let peer = self.directory.load().peer(replica).filter(|_| may_forward(inbound))?;
-        Some(self.forward(inbound, peer, reason).await)
     }
 
     /// Forwards a request, and ends with it.

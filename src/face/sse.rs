@@ -26,9 +26,10 @@ use super::revocable_body::ending_with;
 use super::sealed::{GatewayId, IdKind};
 use super::served::Served;
 use super::session::refuse;
-use super::session_owners::ForwardReason;
+use super::session_owners::{ForwardReason, may_forward};
 use super::stream_client::{self, ClientMessage};
 use crate::metric;
+use crate::replica::OwnerReplica;
 use crate::shared_limits::SharedLimits;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::wire::envelope::{self, is_batch};
@@ -107,7 +108,7 @@ impl SseEndpoint {
         let (key, owner) = (self.key(&inbound, (served.random)()), inbound.principal.clone());
         // A path and no URL: the gateway does not know the host and scheme that its clients use.
         let id = GatewayId::in_memory(IdKind::SseStream, served.own_replica(), key.nonce);
-        let sealed = served.sealer.seal_for(&id, &owner, &[]).expect("an id without a payload has one length");
+        let sealed = served.sealer.seal(&id, Some(&owner), &[]).expect("an id without a payload has one length");
         let address = format!("{}?{STREAM}={sealed}", inbound.path);
         let (inlet, spoken) = mpsc::channel(SPOKEN_MAX);
         let (outgoing, said) = mpsc::channel(OUTGOING_MAX);
@@ -134,12 +135,13 @@ impl SseEndpoint {
     /// Accepts a message for a stream: 202 once it will be processed, with any outcome.
     async fn take(&self, inbound: Inbound) -> FaceResponse {
         let Some(sealed) = stream_named(inbound.query.as_deref()) else { return only_get() };
-        let opened = self.sse.served.sealer.open_for(IdKind::SseStream, &inbound.principal, sealed);
+        let opened = self.sse.served.sealer.open(IdKind::SseStream, Some(&inbound.principal), sealed);
         let stream = opened.map(|opened| opened.id);
-        if let (Some(owners), Some(replica)) = (&self.sse.served.owners, stream.as_ref().and_then(|id| id.replica))
-            // Boxed, as a single gateway never needs it.
-            && let Some(forwarded) = Box::pin(owners.forward_to(&inbound, replica, ForwardReason::Stream)).await
+        if let (Some(owners), Some(id)) = (&self.sse.served.owners, &stream)
+            && let Some(OwnerReplica::There(peer)) = owners.named(id).filter(|_| may_forward(&inbound))
         {
+            // Boxed, as a single gateway never needs it.
+            let forwarded = Box::pin(owners.forward(&inbound, peer, ForwardReason::Stream)).await;
             return forwarded.unwrap_or_else(|fault| unanswered(&fault));
         }
         let key = stream.map(|id| self.key(&inbound, id.random));

@@ -119,7 +119,7 @@ pub(in crate::face) fn take_up(
     last_event: &str,
 ) -> Option<FaceResponse> {
     let (sealed, number) = read_event_id(last_event)?;
-    let stream = sealer.open(IdKind::EventStream, sealed)?.id.random;
+    let stream = sealer.open(IdKind::EventStream, None, sealed)?.id.random;
     let (request, words) = replays.take_up((token.nonce, stream), number)?;
     let said = ReplayStream { words, sealed: Some(sealed.to_owned()), request: Some(request) };
     Some(event_stream(call_stream::stream(said, addressee(None, AcceptedTypes::EventStream), None)))

@@ -38,13 +38,13 @@ impl Sealer {
     #[must_use]
     pub fn seal_forward(&self, token: &ForwardToken) -> Option<String> {
         let random = (u128::from(token.sender.0) << 64) | u128::from(token.number);
-        self.seal(&GatewayId::in_memory(IdKind::Forward, Some(token.target), random), &token.payload())
+        self.seal(&GatewayId::in_memory(IdKind::Forward, Some(token.target), random), None, &token.payload())
     }
 
     /// Opens the token of a forwarded request.
     #[must_use]
     pub fn open_forward(&self, sealed: &str) -> Option<ForwardToken> {
-        ForwardToken::read(&self.open(IdKind::Forward, sealed)?)
+        ForwardToken::read(&self.open(IdKind::Forward, None, sealed)?)
     }
 }
 

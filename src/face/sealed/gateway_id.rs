@@ -70,7 +70,8 @@ impl IdKind {
         matches!(self, Self::EventStream | Self::Forward)
     }
 
-    fn associated(self, owner: &str) -> Aad<Vec<u8>> {
+    fn associated(self, owner: Option<&Principal>) -> Aad<Vec<u8>> {
+        let owner = owner.map_or("", Principal::as_str);
         Aad::from([b"taskgate ", self.label(), &[FORMAT], owner.as_bytes()].concat())
     }
 }
@@ -137,25 +138,13 @@ impl OpenedId {
 }
 
 impl Sealer {
-    /// Seals an id: visible ASCII, different each time. `None` if it is longer than its kind allows.
+    /// Seals an id, for `owner` alone if it has one: visible ASCII, different each time. `None` if it is longer than its kind
+    /// allows.
     ///
     /// # Panics
     /// If the operating system provides no randomness: a repeated nonce would reveal the key.
     #[must_use]
-    pub fn seal(&self, id: &GatewayId, payload: &[u8]) -> Option<String> {
-        self.seal_bound(id, "", payload)
-    }
-
-    /// Seals an id that opens only for `owner`.
-    ///
-    /// # Panics
-    /// As [`Self::seal`].
-    #[must_use]
-    pub fn seal_for(&self, id: &GatewayId, owner: &Principal, payload: &[u8]) -> Option<String> {
-        self.seal_bound(id, owner.as_str(), payload)
-    }
-
-    fn seal_bound(&self, id: &GatewayId, owner: &str, payload: &[u8]) -> Option<String> {
+    pub fn seal(&self, id: &GatewayId, owner: Option<&Principal>, payload: &[u8]) -> Option<String> {
         let mut plain = id.encode();
         plain.extend_from_slice(payload);
         let associated = id.kind.associated(owner);
@@ -169,19 +158,9 @@ impl Sealer {
         (text.len() <= id.kind.text_len_max()).then_some(text)
     }
 
-    /// Opens an id. `None` unless it was sealed as this kind with a key of the ring.
+    /// Opens an id. `None` unless it was sealed as this kind for this owner, with a key of the ring.
     #[must_use]
-    pub fn open(&self, kind: IdKind, text: &str) -> Option<OpenedId> {
-        self.open_bound(kind, "", text)
-    }
-
-    /// Opens an id that was sealed for `owner`.
-    #[must_use]
-    pub fn open_for(&self, kind: IdKind, owner: &Principal, text: &str) -> Option<OpenedId> {
-        self.open_bound(kind, owner.as_str(), text)
-    }
-
-    fn open_bound(&self, kind: IdKind, owner: &str, text: &str) -> Option<OpenedId> {
+    pub fn open(&self, kind: IdKind, owner: Option<&Principal>, text: &str) -> Option<OpenedId> {
         if text.len() > kind.text_len_max() {
             return None;
         }

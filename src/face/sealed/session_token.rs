@@ -50,14 +50,14 @@ impl Sealer {
     pub fn seal_session(&self, token: &SessionToken) -> Option<String> {
         let (upstream, random) = (token.upstream.clone(), token.nonce);
         let id = GatewayId { kind: IdKind::Session, replica: token.replica, upstream, random };
-        let seal = |client_info| self.seal_for(&id, &token.principal, &token.payload(client_info));
+        let seal = |client_info| self.seal(&id, Some(&token.principal), &token.payload(client_info));
         seal(token.client_info.as_ref()).or_else(|| seal(None))
     }
 
     /// The content of a session id; `None` if it is foreign. The caller checks its upstream.
     #[must_use]
     pub fn open_session(&self, principal: &Principal, sealed: &str) -> Option<SessionToken> {
-        SessionToken::read(&self.open_for(IdKind::Session, principal, sealed)?, principal)
+        SessionToken::read(&self.open(IdKind::Session, Some(principal), sealed)?, principal)
     }
 }
 

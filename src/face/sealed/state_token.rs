@@ -72,7 +72,7 @@ impl Sealer {
             StateContent::Task { id, replica, .. } => (*replica, id.bits()),
         };
         let id = GatewayId { kind: IdKind::RequestState, replica, upstream: token.scope.upstream.clone(), random };
-        self.seal_for(&id, &token.scope.principal, &token.payload())
+        self.seal(&id, Some(&token.scope.principal), &token.payload())
     }
 
     /// The content of a `requestState`, if it was issued for exactly this request of this client, at most `expires_after` ago.
@@ -85,7 +85,7 @@ impl Sealer {
         now: Timestamp,
         expires_after: Duration,
     ) -> Option<StateContent> {
-        let opened = self.open_for(IdKind::RequestState, &scope.principal, sealed)?;
+        let opened = self.open(IdKind::RequestState, Some(&scope.principal), sealed)?;
         let token = StateToken::read(&opened, &scope.principal)?;
         let holds = token.scope == *scope && now.since(token.issued_at) <= expires_after;
         holds.then_some(token.content)
@@ -170,9 +170,9 @@ mod tests {
             StateContent::Task { id: TaskId::from_bits(3), round: 1, replica: Some(Incarnation(9)) },
         ] {
             let sealed = seal(content.clone());
-            let opened = sealer().open_for(IdKind::RequestState, &Principal::local(), &sealed).unwrap();
+            let opened = sealer().open(IdKind::RequestState, Some(&Principal::local()), &sealed).unwrap();
             let resealed = |payload: &[u8]| {
-                let sealed = sealer().seal_for(&opened.id, &Principal::local(), payload).unwrap();
+                let sealed = sealer().seal(&opened.id, Some(&Principal::local()), payload).unwrap();
                 sealer().open_state(&sealed, &scope(), NOW, HOUR)
             };
             let payload = opened.payload();
@@ -194,7 +194,7 @@ mod tests {
         forged[40] = if forged[40] == b'A' { b'B' } else { b'A' };
         let forged = String::from_utf8(forged).unwrap();
         let other_kind = GatewayId::in_memory(IdKind::Session, None, 1);
-        let session = sealer().seal_for(&other_kind, &Principal::local(), b"x").unwrap();
+        let session = sealer().seal(&other_kind, Some(&Principal::local()), b"x").unwrap();
         let (local, call) = (Principal::local(), method::TOOLS_CALL);
         let of = |upstream: &str, principal: &Principal, method: &str, params: &str| {
             StateScope::of(upstream, principal, method, &object(params))
@@ -238,7 +238,7 @@ mod tests {
             ("of no held call", &passed_through, &own, None),
             ("cut", &owned[1..], &own, None),
         ] {
-            let opened = sealer().open_for(IdKind::RequestState, principal, sealed);
+            let opened = sealer().open(IdKind::RequestState, Some(principal), sealed);
             assert_eq!(opened.and_then(|opened| opened.id.replica), expected, "{what}");
         }
     }

@@ -46,7 +46,7 @@ fn session() -> GatewayId {
 }
 
 fn opened(sealer: &Sealer, text: &str) -> Option<(GatewayId, Vec<u8>)> {
-    let opened = sealer.open(IdKind::Session, text)?;
+    let opened = sealer.open(IdKind::Session, None, text)?;
     let payload = opened.payload().to_vec();
     Some((opened.id, payload))
 }
@@ -85,7 +85,7 @@ proptest! {
     #[test]
     fn what_was_sealed_is_opened_as_it_was(replica: Option<u64>, random: u128, upstream: String, payload: Vec<u8>) {
         let id = GatewayId { kind: IdKind::Session, replica: replica.map(Incarnation), upstream, random };
-        let sealed = sealer(&[1]).seal(&id, &payload).unwrap();
+        let sealed = sealer(&[1]).seal(&id, None, &payload).unwrap();
         prop_assert!(sealed.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte)), "{}", sealed);
         prop_assert_eq!(opened(&sealer(&[1]), &sealed), Some((id, payload)));
     }
@@ -102,7 +102,7 @@ proptest! {
     #[test]
     fn a_token_that_was_changed_anywhere_does_not_open(payload: Vec<u8>, at: prop::sample::Index, bit in 0..8_u8) {
         let sealer = sealer(&[1]);
-        let sealed = sealer.seal(&session(), &payload).unwrap();
+        let sealed = sealer.seal(&session(), None, &payload).unwrap();
         let mut bytes = URL_SAFE_NO_PAD.decode(&sealed).unwrap();
         let at_byte = at.index(bytes.len());
         bytes[at_byte] ^= 1 << bit;
@@ -121,16 +121,16 @@ proptest! {
     fn what_others_made_up_is_no_token(text in ".{0,100}", bytes: Vec<u8>) {
         prop_assert_eq!(opened(&sealer(&[1]), &text), None);
         prop_assert_eq!(opened(&sealer(&[1]), &URL_SAFE_NO_PAD.encode(&bytes)), None);
-        let sealed = sealer(&[1]).seal_for(&session(), &Principal::local(), &bytes).unwrap();
+        let sealed = sealer(&[1]).seal(&session(), Some(&Principal::local()), &bytes).unwrap();
         let _ = sealer(&[1]).open_session(&Principal::local(), &sealed);
     }
 
     #[test]
     fn a_token_in_pieces_is_none(token in tokens(), cut: prop::sample::Index) {
         let (sealer, owner) = (sealer(&[1]), token.principal.clone());
-        let opened = sealer.open_for(IdKind::Session, &owner, &sealer.seal_session(&token).unwrap()).unwrap();
+        let opened = sealer.open(IdKind::Session, Some(&owner), &sealer.seal_session(&token).unwrap()).unwrap();
         let reads = |payload: &[u8]| {
-            let sealed = sealer.seal_for(&opened.id, &owner, payload).unwrap();
+            let sealed = sealer.seal(&opened.id, Some(&owner), payload).unwrap();
             sealer.open_session(&owner, &sealed).is_some()
         };
         let payload = opened.payload();
@@ -143,7 +143,7 @@ proptest! {
 #[test]
 fn two_seals_of_the_same_content_differ() {
     let sealer = sealer(&[1]);
-    assert_ne!(sealer.seal(&session(), b"same"), sealer.seal(&session(), b"same"));
+    assert_ne!(sealer.seal(&session(), None, b"same"), sealer.seal(&session(), None, b"same"));
 }
 
 /// T-24: an id of one kind does not open as another, and one of a principal does not open for another.
@@ -151,17 +151,17 @@ fn two_seals_of_the_same_content_differ() {
 fn a_token_for_another_purpose_does_not_open() {
     let (sealer, owner) = (sealer(&[1]), Principal::local());
     let state = GatewayId { kind: IdKind::RequestState, ..session() };
-    let sealed = sealer.seal_for(&state, &owner, b"x").unwrap();
-    assert_eq!(sealer.open_for(IdKind::RequestState, &owner, &sealed).unwrap().id, state);
-    assert!(sealer.open_for(IdKind::Session, &owner, &sealed).is_none());
-    assert!(sealer.open_for(IdKind::RequestState, &Principal::new("local2"), &sealed).is_none());
-    assert!(sealer.open(IdKind::RequestState, &sealed).is_none());
-    assert!(sealer.open_for(IdKind::RequestState, &owner, &sealer.seal(&state, b"x").unwrap()).is_none());
+    let sealed = sealer.seal(&state, Some(&owner), b"x").unwrap();
+    assert_eq!(sealer.open(IdKind::RequestState, Some(&owner), &sealed).unwrap().id, state);
+    assert!(sealer.open(IdKind::Session, Some(&owner), &sealed).is_none());
+    assert!(sealer.open(IdKind::RequestState, Some(&Principal::new("local2")), &sealed).is_none());
+    assert!(sealer.open(IdKind::RequestState, None, &sealed).is_none());
+    assert!(sealer.open(IdKind::RequestState, Some(&owner), &sealer.seal(&state, None, b"x").unwrap()).is_none());
 }
 
 #[test]
 fn after_a_change_of_keys_old_tokens_open_until_their_key_is_removed() {
-    let seal = |sealer: &Sealer| sealer.seal(&session(), b"").unwrap();
+    let seal = |sealer: &Sealer| sealer.seal(&session(), None, b"").unwrap();
     let (old, both) = (seal(&sealer(&[1])), sealer(&[2, 1]));
     let new = seal(&both);
     let content = Some((session(), Vec::new()));
@@ -235,14 +235,14 @@ proptest! {
         let sealed = sealer.seal_forward(&token).unwrap();
         prop_assert_eq!(sealer.open_forward(&sealed), Some(token.clone()));
         prop_assert_ne!(sealer.seal_forward(&token).unwrap(), sealed.clone());
-        let opened = sealer.open(IdKind::Forward, &sealed).unwrap();
+        let opened = sealer.open(IdKind::Forward, None, &sealed).unwrap();
         let payload = opened.payload();
         for odd in [&payload[..cut.index(payload.len())], &[payload, b"x"].concat()] {
-            prop_assert_eq!(sealer.open_forward(&sealer.seal(&opened.id, odd).unwrap()), None);
+            prop_assert_eq!(sealer.open_forward(&sealer.seal(&opened.id, None, odd).unwrap()), None);
         }
         prop_assert_eq!(sealer.open_session(&token.principal, &sealed), None);
         let as_session = GatewayId { kind: IdKind::Session, ..opened.id.clone() };
-        prop_assert_eq!(sealer.open_forward(&sealer.seal(&as_session, payload).unwrap()), None);
+        prop_assert_eq!(sealer.open_forward(&sealer.seal(&as_session, None, payload).unwrap()), None);
         let mut bytes = URL_SAFE_NO_PAD.decode(&sealed).unwrap();
         let at = cut.index(bytes.len());
         bytes[at] ^= 1 << bit;
@@ -273,9 +273,9 @@ fn a_forwarded_request_opens_with_every_key_of_the_ring() {
 #[test]
 fn frequent_ids_share_a_salt_and_each_has_a_nonce() {
     let (new, stream) = (sealer(&[1]), GatewayId::in_memory(IdKind::EventStream, None, 7));
-    let seal = || new.seal(&stream, &[]).unwrap();
+    let seal = || new.seal(&stream, None, &[]).unwrap();
     let [first, second] = [seal(), seal()].map(|text| {
-        assert!(text.len() < 128 && new.open(IdKind::EventStream, &text).is_some(), "{text}");
+        assert!(text.len() < 128 && new.open(IdKind::EventStream, None, &text).is_some(), "{text}");
         URL_SAFE_NO_PAD.decode(text).unwrap()
     });
     assert_eq!(first[..SALT_LEN], second[..SALT_LEN], "one salt");

@@ -324,7 +324,8 @@ async fn an_answer_reaches_a_home_that_is_leaving_and_new_calls_do_not() {
     reply.until("\n\n").await;
     let [home, other] = [0, 1].map(|at| replicas.all[at].member());
     let made_there =
-        sealer().seal(&GatewayId::in_memory(IdKind::EventStream, Some(home.peer.incarnation), 7), &[]).unwrap() + ".1";
+        sealer().seal(&GatewayId::in_memory(IdKind::EventStream, Some(home.peer.incarnation), 7), None, &[]).unwrap()
+            + ".1";
     let gone_soon = ReplicaMember { is_leaving: true, ..home };
     replicas.all[1].sees(vec![gone_soon, other]);
     // Nothing says who asked: both hand it over, the home and the one that stands in.
@@ -342,7 +343,7 @@ async fn an_answer_reaches_a_home_that_is_leaving_and_new_calls_do_not() {
         );
     }
     assert_eq!(there.post(NOTE).await.status, StatusCode::ACCEPTED, "for the session that is gone on with");
-    let nobodys = sealer().seal(&GatewayId::in_memory(IdKind::EventStream, None, 7), &[]).unwrap() + ".1";
+    let nobodys = sealer().seal(&GatewayId::in_memory(IdKind::EventStream, None, 7), None, &[]).unwrap() + ".1";
     for last_event in [None, Some("x"), Some("7-1"), Some(nobodys.as_str())] {
         assert_ne!(there.get(last_event).await.status, StatusCode::SERVICE_UNAVAILABLE, "{last_event:?}");
     }

@@ -93,7 +93,7 @@ async fn sec_25_a_request_that_no_replica_sealed_for_this_one_a_moment_ago_is_re
         (
             "of another kind",
             Forwarding {
-                sealed: vec![sealer().seal(&GatewayId::in_memory(IdKind::Session, None, 1), b"x").unwrap()],
+                sealed: vec![sealer().seal(&GatewayId::in_memory(IdKind::Session, None, 1), None, b"x").unwrap()],
                 ..base()
             },
             401,

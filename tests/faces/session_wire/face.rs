@@ -189,7 +189,7 @@ impl Caller {
 /// The id of an event of the only stream of the face under test, which has no randomness.
 pub(crate) fn own_event(number: u64) -> String {
     let stream = GatewayId::in_memory(IdKind::EventStream, None, 7);
-    event_id(&Sealer::new(SealingKeys::parse(KEY).unwrap()).seal(&stream, &[]).unwrap(), number)
+    event_id(&Sealer::new(SealingKeys::parse(KEY).unwrap()).seal(&stream, None, &[]).unwrap(), number)
 }
 
 pub(crate) async fn text(response: FaceResponse) -> String {

@@ -11,7 +11,7 @@ use crate::wire::RequestId;
 /// A cursor of `owner`'s list, with its filter if there is one.
 pub(super) fn cursor(sealer: &Sealer, owner: &Principal, filter: Option<&ListFilter>, (at, id): TaskCursor) -> String {
     let payload = [&at.as_millis().to_be_bytes()[..], &name_of(filter)].concat();
-    let sealed = sealer.seal_for(&GatewayId::of_task(IdKind::Cursor, id), owner, &payload);
+    let sealed = sealer.seal(&GatewayId::of_task(IdKind::Cursor, id), Some(owner), &payload);
     sealed.expect("a cursor has one length")
 }
 
@@ -22,7 +22,7 @@ pub(super) fn place(
     filter: Option<&ListFilter>,
     cursor: &str,
 ) -> Option<TaskCursor> {
-    let opened = sealer.open_for(IdKind::Cursor, owner, cursor)?;
+    let opened = sealer.open(IdKind::Cursor, Some(owner), cursor)?;
     let (at, list) = opened.payload().split_first_chunk()?;
     let place = (Timestamp::from_millis(u64::from_be_bytes(*at)), TaskId::from_bits(opened.id.random));
     (list == name_of(filter)).then_some(place)
@@ -35,13 +35,13 @@ fn name_of(filter: Option<&ListFilter>) -> Vec<u8> {
 
 /// A new id for a question, different each time.
 pub(super) fn question_id(sealer: &Sealer, task: TaskId, key: InputKey) -> RequestId {
-    let sealed = sealer.seal(&GatewayId::of_task(IdKind::TaskQuestion, task), &key.0.to_be_bytes());
+    let sealed = sealer.seal(&GatewayId::of_task(IdKind::TaskQuestion, task), None, &key.0.to_be_bytes());
     own_ids::of(&sealed.expect("a question's id has one length"))
 }
 
 /// The question of an id that any replica issued. The owner of the session determines the owner of the task.
 pub(super) fn question(sealer: &Sealer, id: &RequestId) -> Option<(TaskId, InputKey)> {
-    let opened = sealer.open(IdKind::TaskQuestion, sealed_in(&id.as_text()?))?;
+    let opened = sealer.open(IdKind::TaskQuestion, None, sealed_in(&id.as_text()?))?;
     let key = u32::from_be_bytes(opened.payload().try_into().ok()?);
     Some((TaskId::from_bits(opened.id.random), InputKey(key)))
 }

@@ -166,7 +166,7 @@ impl Gateway {
         let opening = open_store((&config, prints, &source), &callers, (&scope, &readiness, &metrics), &mut sockets);
         // Boxed, because this future is large.
         let (opened, waiting) = Box::pin(opening).await?;
-        tell_of_new_key(are_new && opened.store.usage().tasks > 0, &config.folder);
+        warn_of_new_key(are_new && opened.store.usage().tasks > 0, &config.folder);
         let shared = opened.shared.as_ref().map(|shared| Arc::clone(&shared.store));
         let replica = source.given().or_else(|| ReplicaSetup::of(&config, opened.shared.as_ref()));
         let with = (config, callers, metrics);
@@ -414,7 +414,7 @@ impl GatewayKeys {
 }
 
 /// Logs that the store is older than its key, for example restored from a backup.
-fn tell_of_new_key(is_newer: bool, folder: &Path) {
+fn warn_of_new_key(is_newer: bool, folder: &Path) {
     if is_newer {
         tracing::warn!(
             folder = %folder.display(),

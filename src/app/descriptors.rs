@@ -48,7 +48,7 @@ pub(super) struct DescriptorShortage {
 }
 
 impl DescriptorShortage {
-    pub(super) fn tell(self) {
+    pub(super) fn log(self) {
         let Self { granted, wanted, named, connections_max } = self;
         // A reduction by a tenth is not worth a warning.
         if connections_max.get() >= named.get() - named.get() / 10 {

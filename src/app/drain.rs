@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::Gateway;
-use super::live_calls::{CallSurvey, LiveCalls, TOLD_MAX};
+use super::live_calls::{CallSurvey, LiveCalls, NOTIFY_MAX};
 use super::task_store::IncarnationEnd;
 use crate::server::DrainPlan;
 use crate::task::Reason;
@@ -37,7 +37,7 @@ impl Gateway {
         let calls = self.live_calls().end(why);
         tracing::warn!(calls_lost = calls.held(), %calls, "the calls of this gateway are no longer its own");
         // Waiting clients must be notified.
-        self.drain_max = TOLD_MAX;
+        self.drain_max = NOTIFY_MAX;
         Box::pin(self.end(None, GatewayEnd::IncarnationOver)).await;
     }
 
@@ -52,7 +52,7 @@ impl Gateway {
         }
         self.parts.engine.expect_end();
         // Logged after the fact: a reader of the log finds the gateway not ready.
-        tell_of_beginning(&self.live_calls().survey(), self.drain_max);
+        log_drain(&self.live_calls().survey(), self.drain_max);
         crate::failpoint::hit("draining");
         Box::pin(self.end(notice, GatewayEnd::Drained)).await;
     }
@@ -71,7 +71,7 @@ impl Gateway {
             tokio::time::sleep(notice + until_calls_end(max)).await;
             // Before the connections end on either side: there is always time to notify waiting clients.
             ended = calls.end(Reason::GatewayRestart);
-            tokio::time::sleep_until(end.max(Instant::now() + TOLD_MAX)).await;
+            tokio::time::sleep_until(end.max(Instant::now() + NOTIFY_MAX)).await;
             plan.late.cancel();
         };
         let finished = finish((&calls, self.clients.heard_out()), &self.ending, (notice, max));
@@ -128,7 +128,7 @@ enum GatewayEnd {
 }
 
 /// Logs which calls a drain waits for, and how many would be lost.
-fn tell_of_beginning(calls: &CallSurvey, drain_max: Duration) {
+fn log_drain(calls: &CallSurvey, drain_max: Duration) {
     if calls.is_empty() {
         return tracing::info!("draining; a second signal ends at once");
     }

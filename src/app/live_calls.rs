@@ -11,7 +11,7 @@ use crate::upstream::limits::{CallCounts, CallPermitsByName};
 /// The most upstreams in one log line.
 const NAMED_MAX: usize = 8;
 /// The time to notify waiting clients when the gateway ends at once.
-pub(super) const TOLD_MAX: Duration = Duration::from_millis(300);
+pub(super) const NOTIFY_MAX: Duration = Duration::from_millis(300);
 /// The interval of checks whether all calls have ended.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 

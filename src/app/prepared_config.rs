@@ -31,7 +31,7 @@ pub(super) struct ReportedWarnings {
 
 impl ReportedWarnings {
     /// Logs the warnings of a configuration, unless they were logged last.
-    pub(super) fn tell(&mut self, read: &PreparedConfig) {
+    pub(super) fn log(&mut self, read: &PreparedConfig) {
         if self.texts != read.warnings {
             for warning in &read.warnings {
                 tracing::warn!("{warning}");
@@ -41,7 +41,7 @@ impl ReportedWarnings {
         if self.shortage != read.shortage {
             self.shortage = read.shortage;
             if let Some(shortage) = self.shortage {
-                shortage.tell();
+                shortage.log();
             }
         }
     }

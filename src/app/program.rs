@@ -19,7 +19,7 @@ use url::Url;
 use super::announcement::Announcement;
 use super::descriptors::ConnectionCapacity;
 use super::files::FileMistakes;
-use super::live_calls::TOLD_MAX;
+use super::live_calls::NOTIFY_MAX;
 use super::prepared_config::{PreparedConfig, ReportedWarnings, configured};
 use super::reload_trigger::ReloadTrigger;
 use super::sockets::{SocketError, Sockets};
@@ -72,7 +72,7 @@ pub async fn serve(served: ServedConfig) -> anyhow::Result<ExitCode> {
     let (connections, shortage) = ConnectionCapacity::provide(&mut read.config);
     read.shortage = shortage;
     let mut warned = ReportedWarnings::default();
-    warned.tell(&read);
+    warned.log(&read);
     let config = read.config;
     // Signal handlers before the listeners: no signal may be missed.
     let mut signals = Signals::new()?;
@@ -106,7 +106,7 @@ pub async fn serve(served: ServedConfig) -> anyhow::Result<ExitCode> {
         Err(error) => return refused(error, (!has_file).then_some("--store")),
     };
     announcement.print(&gateway, &paths).context("cannot print the addresses")?;
-    service_manager::tell_ready();
+    service_manager::notify_ready();
     let (gateway, notice) = match until_signal(gateway, &metrics, (&mut signals, &mut reloads)).await {
         Ok(ServingEnd::Signal(gateway, notice)) => (*gateway, notice),
         Ok(ServingEnd::Nothing) => return Ok(ExitCode::SUCCESS),
@@ -182,7 +182,7 @@ async fn restart(
 /// Drains a gateway, or ends it at once at another signal.
 async fn end(gateway: Gateway, notice: Option<Duration>, (signals, upkeep): (&mut Signals, &TaskTracker)) {
     let drain_max = notice.unwrap_or_default() + gateway.drain_max;
-    service_manager::tell_stopping(drain_max);
+    service_manager::notify_stopping(drain_max);
     upkeep.spawn(service_manager::keep_stopping(drain_max));
     let calls = gateway.live_calls();
     let mut draining = Box::pin(gateway.drain(notice));
@@ -192,7 +192,7 @@ async fn end(gateway: Gateway, notice: Option<Duration>, (signals, upkeep): (&mu
             let ended = calls.end(Reason::GatewayRestart);
             tracing::warn!(calls_lost = ended.lost(), calls = %ended, "ended before the drain was done");
             // While the connections still exist. Times out if the notice or a client takes longer.
-            let _ = timeout(TOLD_MAX, draining).await;
+            let _ = timeout(NOTIFY_MAX, draining).await;
         }
     }
 }

@@ -135,12 +135,12 @@ impl ReloadTrigger {
                 }
                 // Not earlier: it logs, and the log may be in a watched folder.
                 read.shortage = self.connections.keep(&mut read.config);
-                self.warned.tell(&read);
-                service_manager::tell_reloading();
+                self.warned.log(&read);
+                service_manager::notify_reloading();
                 self.watch(&read.config);
                 failpoint::hit("reloading");
-                let is_applied = tell(reload(read.config));
-                service_manager::tell_ready();
+                let is_applied = log_outcome(reload(read.config));
+                service_manager::notify_ready();
                 is_applied
             }
             Err(mistakes) => {
@@ -192,7 +192,7 @@ impl ReloadWait {
 }
 
 /// Logs the outcome.
-fn tell(outcome: anyhow::Result<ReloadSummary>) -> bool {
+fn log_outcome(outcome: anyhow::Result<ReloadSummary>) -> bool {
     match outcome {
         Ok(changes) => {
             count(if changes.is_none() { "unchanged" } else { "applied" });

@@ -11,28 +11,28 @@ const TO_END: Duration = Duration::from_secs(10);
 const PATIENCE_MAX: Duration = Duration::from_secs(120);
 const ASK_EVERY: Duration = Duration::from_secs(30);
 
-fn tell(state: &[NotifyState<'_>]) {
+fn notify(state: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(state) {
         tracing::warn!(%error, "the service manager cannot be notified");
     }
 }
 
 /// The gateway serves clients, or serves them again.
-pub fn tell_ready() {
-    tell(&[NotifyState::Ready]);
+pub fn notify_ready() {
+    notify(&[NotifyState::Ready]);
 }
 
-/// The configuration is being reloaded; [`tell_ready`] must follow.
-pub fn tell_reloading() {
+/// The configuration is being reloaded; [`notify_ready`] must follow.
+pub fn notify_reloading() {
     match NotifyState::monotonic_usec_now() {
-        Ok(now) => tell(&[NotifyState::Reloading, now]),
-        Err(_) => tell(&[NotifyState::Reloading]),
+        Ok(now) => notify(&[NotifyState::Reloading, now]),
+        Err(_) => notify(&[NotifyState::Reloading]),
     }
 }
 
 /// The gateway drains for up to this long. [`keep_stopping`] must follow.
-pub fn tell_stopping(drain: Duration) {
-    tell(&[NotifyState::Stopping, NotifyState::ExtendTimeoutUsec(patience(drain + TO_END))]);
+pub fn notify_stopping(drain: Duration) {
+    notify(&[NotifyState::Stopping, NotifyState::ExtendTimeoutUsec(patience(drain + TO_END))]);
 }
 
 /// Extends the stop timeout until the drain should be over. Never returns.
@@ -42,7 +42,7 @@ pub async fn keep_stopping(drain: Duration) {
         tokio::time::sleep(ASK_EVERY).await;
         let left = (drain + TO_END).saturating_sub(began.elapsed());
         if !left.is_zero() {
-            tell(&[NotifyState::ExtendTimeoutUsec(patience(left))]);
+            notify(&[NotifyState::ExtendTimeoutUsec(patience(left))]);
         }
     }
 }
@@ -56,7 +56,7 @@ fn patience(left: Duration) -> u32 {
 pub async fn keep_watched() {
     let Some(within) = sd_notify::watchdog_enabled() else { return };
     loop {
-        tell(&[NotifyState::Watchdog]);
+        notify(&[NotifyState::Watchdog]);
         tokio::time::sleep(within / 2).await;
     }
 }

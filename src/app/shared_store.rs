@@ -206,7 +206,7 @@ impl SharedStoreOpening {
         }
         let reason = error.reason();
         self.readiness.show_one_of(&REASONS, Some((reason, ReasonWeight::Blocks)));
-        self.reasons.tell(error.to_string());
+        self.reasons.log(error.to_string());
         Ok(None)
     }
 
@@ -255,7 +255,7 @@ fn newest_incarnation(kept: Option<PriorLife>, former: PriorLife) -> PriorLife {
 pub(super) struct RetryReasons(Option<String>);
 
 impl RetryReasons {
-    pub(super) fn tell(&mut self, why: String) {
+    pub(super) fn log(&mut self, why: String) {
         if self.0.as_ref() != Some(&why) {
             tracing::warn!("{why}; this is tried until it goes well");
             self.0 = Some(why);

@@ -85,7 +85,7 @@ impl Successor {
                 if is_final || error.is::<SocketError>() {
                     return Err(error);
                 }
-                reasons.tell(format!("{error:#}"));
+                reasons.log(format!("{error:#}"));
                 tokio::time::sleep(RETRY).await;
             }
         }

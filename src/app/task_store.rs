@@ -188,10 +188,10 @@ fn join(
     readiness: &Readiness,
 ) -> OpenedStore {
     let replaced = CancellationToken::new();
-    let (watched, readiness, stop, told) =
+    let (watched, readiness, stop, token) =
         (Arc::clone(&store), readiness.clone(), scope.stop.clone(), replaced.clone());
     scope.tracker.spawn(async move {
-        stop.run_until_cancelled(shared_store::watch(&watched, &readiness, &told)).await;
+        stop.run_until_cancelled(shared_store::watch(&watched, &readiness, &token)).await;
     });
     let file = opening.into_file().map(|file| Arc::new(Mutex::new(file)));
     if let Some(file) = file.clone() {
@@ -211,9 +211,9 @@ async fn watch(disk: &DiskStore, readiness: &Readiness) {
     let mut health = disk.watch_health();
     let mut is_slow = false;
     loop {
-        tell(*health.borrow_and_update(), readiness);
+        set_readiness(*health.borrow_and_update(), readiness);
         // The thread that would report it is the one that waits for the disk.
-        tell_pace(disk.waited(), &mut is_slow, readiness);
+        log_pace(disk.waited(), &mut is_slow, readiness);
         if let Ok(Err(_)) = tokio::time::timeout(WAIT_POLL, health.changed()).await {
             return;
         }
@@ -221,7 +221,7 @@ async fn watch(disk: &DiskStore, readiness: &Readiness) {
 }
 
 /// Reports when writes start or stop waiting too long.
-fn tell_pace(waited: Duration, is_slow: &mut bool, readiness: &Readiness) {
+fn log_pace(waited: Duration, is_slow: &mut bool, readiness: &Readiness) {
     if *is_slow == (waited > WAIT_MAX) {
         return;
     }
@@ -242,7 +242,7 @@ fn steady(begin: Timestamp) -> Arc<dyn Clock> {
 }
 
 /// Reports whether the store takes new tasks.
-fn tell(health: StoreHealth, readiness: &Readiness) {
+fn set_readiness(health: StoreHealth, readiness: &Readiness) {
     let why = match health {
         StoreHealth::Good => None,
         // Stored tasks are read, and calls that need no new task are served.
@@ -321,7 +321,7 @@ mod tests {
     fn a_store_in_which_a_write_waits_long_is_not_ready_until_it_writes_again() {
         let (readiness, mut is_slow) = (Readiness::new(), false);
         let mut after = |waited| {
-            tell_pace(waited, &mut is_slow, &readiness);
+            log_pace(waited, &mut is_slow, &readiness);
             readiness.reasons()
         };
         assert!(after(WAIT_MAX).is_empty());

@@ -93,7 +93,7 @@ impl WaitingListeners {
         let routes = Routes::new().below("/", Arc::new(StoreAwayEndpoint));
         let site = clients_site(config.listen.clone(), callers.clone(), routes);
         let clients = server::start_on(site, sockets.clients.take()).await?;
-        service_manager::tell_ready();
+        service_manager::notify_ready();
         Ok(Self { clients: Some(clients), admin: Some(admin), metrics })
     }
 }

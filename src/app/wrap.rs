@@ -12,7 +12,7 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
-use super::live_calls::{CallSurvey, TOLD_MAX};
+use super::live_calls::{CallSurvey, NOTIFY_MAX};
 use super::prepared_config::{PreparedConfig, ReportedWarnings};
 use super::program::{Signals, missing_program, refused};
 use super::reload::ServedUpstream;
@@ -60,7 +60,7 @@ pub async fn wrap(loaded: LoadedConfig, store_option: Option<&str>) -> anyhow::R
     {
         return code;
     }
-    ReportedWarnings::default().tell(&read);
+    ReportedWarnings::default().log(&read);
     let config = read.config;
     // Signal handlers before anything starts: no signal may be missed.
     let mut signals = Signals::new()?;
@@ -81,17 +81,17 @@ pub async fn wrap(loaded: LoadedConfig, store_option: Option<&str>) -> anyhow::R
             served = &mut serving => served,
             _ = signals.next() => {
                 // The host still reads, and receives the outcome of its pending calls.
-                let telling = async {
+                let notifying = async {
                     wrapping.end_calls().await;
                     leaving.cancel();
-                    sleep(TOLD_MAX).await;
+                    sleep(NOTIFY_MAX).await;
                     // Another request of the host's is still unanswered.
                     stop.cancel();
                     pending().await
                 };
                 tokio::select! {
                     served = &mut serving => served,
-                    served = telling => served,
+                    served = notifying => served,
                 }
             }
         }
@@ -180,7 +180,7 @@ impl WrappedGateway {
     /// Ends the calls that the host waits for, and notifies it.
     async fn end_calls(&self) {
         self.take_back().await;
-        tell_of_lost(&self.parts.live_calls().end(Reason::GatewayRestart));
+        log_lost_calls(&self.parts.live_calls().end(Reason::GatewayRestart));
     }
 
     /// Cancels tasks that no client can request any more.
@@ -198,7 +198,7 @@ impl WrappedGateway {
         let GatewayParts { engine, store, scope, leaving, .. } = self.parts;
         engine.drain(DRAIN_MAX).await;
         // Before the server is ended: its calls end with the gateway, not with the server.
-        tell_of_lost(&calls.end(Reason::GatewayRestart));
+        log_lost_calls(&calls.end(Reason::GatewayRestart));
         engine.drain(REST_MAX).await;
         leaving.cancel();
         self.ending.cancel();
@@ -214,7 +214,7 @@ impl WrappedGateway {
 }
 
 /// Logs the calls that end with the gateway, if any.
-fn tell_of_lost(calls: &CallSurvey) {
+fn log_lost_calls(calls: &CallSurvey) {
     if !calls.is_empty() {
         tracing::warn!(calls_lost = calls.lost(), %calls, "calls that were in progress end with the gateway");
     }

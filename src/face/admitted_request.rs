@@ -39,7 +39,7 @@ pub(super) struct AdmittedMessage {
     pub(super) message: Box<Message>,
     pub(super) face: Face,
     /// Absent if the request was counted before.
-    pub(super) asker: Option<RefusableRequest>,
+    pub(super) refusable: Option<RefusableRequest>,
 }
 
 /// Admits a request, unless its client has disconnected and needs no response.
@@ -88,23 +88,25 @@ fn admit_message(served: &Served, inbound: Box<Inbound>, message: Box<Message>) 
     let face = era_of(&message, &inbound.headers);
     let is_late = begins_late(served, &message);
     if inbound.is_counted && !is_late {
-        return AdmittedRequest::Message(AdmittedMessage { inbound, message, face, asker: None });
+        return AdmittedRequest::Message(AdmittedMessage { inbound, message, face, refusable: None });
     }
-    let asker = RefusableRequest::of(&message, face, &inbound);
+    let refusable = RefusableRequest::of(&message, face, &inbound);
     if !inbound.is_counted
-        && let Err(refusal) = count(served, &asker, &inbound, &message)
+        && let Err(refusal) = count(served, &refusable, &inbound, &message)
     {
-        return AdmittedRequest::Refused(asker.refuse(&refusal));
+        return AdmittedRequest::Refused(refusable.refuse(&refusal));
     }
     if is_late {
-        return AdmittedRequest::Refused(asker.refuse_for_now(&LATE));
+        return AdmittedRequest::Refused(refusable.refuse_for_now(&LATE));
     }
     if let Message::Request(request) = &*message
         && let Some(full) = no_bytes(served, &inbound, &request.method)
     {
-        return AdmittedRequest::Refused(asker.refuse_in_words(&full.fault, &bound_error(&full.fault, full.bytes_max)));
+        return AdmittedRequest::Refused(
+            refusable.refuse_in_words(&full.fault, &bound_error(&full.fault, full.bytes_max)),
+        );
     }
-    AdmittedRequest::Message(AdmittedMessage { inbound, message, face, asker: Some(asker) })
+    AdmittedRequest::Message(AdmittedMessage { inbound, message, face, refusable: Some(refusable) })
 }
 
 fn admit_batch(served: &Served, inbound: Box<Inbound>) -> AdmittedRequest {
@@ -152,13 +154,18 @@ fn count_many(served: &Served, inbound: &Inbound, many: usize) -> Result<(), Rat
 }
 
 /// Counts a message. A client with many tasks may poll often.
-fn count(served: &Served, asker: &RefusableRequest, inbound: &Inbound, message: &Message) -> Result<(), RateRefusal> {
+fn count(
+    served: &Served,
+    refusable: &RefusableRequest,
+    inbound: &Inbound,
+    message: &Message,
+) -> Result<(), RateRefusal> {
     let Served { rates, engine, .. } = served;
     match message {
         Message::Request(request) if matches!(&*request.method, method::TASKS_GET | method::TASKS_RESULT) => {
-            rates.poll(&asker.principal, engine.unfinished_of(&inbound.principal))
+            rates.poll(&refusable.principal, engine.unfinished_of(&inbound.principal))
         }
-        Message::Request(_) | Message::Notification(_) | Message::Response(_) => rates.admit(&asker.principal, 1),
+        Message::Request(_) | Message::Notification(_) | Message::Response(_) => rates.admit(&refusable.principal, 1),
     }
 }
 

@@ -70,7 +70,7 @@ async fn route(faces: &impl PathFaces, owners: &Arc<SessionOwners>, admitted: Ad
 }
 
 async fn route_message(faces: &impl PathFaces, owners: &Arc<SessionOwners>, message: AdmittedMessage) -> FaceResponse {
-    let AdmittedMessage { inbound, message: content, face, asker } = &message;
+    let AdmittedMessage { inbound, message: content, face, refusable } = &message;
     let PathContext { served, .. } = faces.path();
     let peer = match destination(faces, owners, *face, inbound, content) {
         Destination::There(peer) => peer,
@@ -84,13 +84,13 @@ async fn route_message(faces: &impl PathFaces, owners: &Arc<SessionOwners>, mess
         Face::Session => ForwardReason::Session,
         Face::Stateless => ForwardReason::HeldCall,
     };
-    match (owners.forward(inbound, peer, reason).await, asker) {
-        (Ok(response), Some(asker)) => asker.count_miss(served, response),
+    match (owners.forward(inbound, peer, reason).await, refusable) {
+        (Ok(response), Some(refusable)) => refusable.count_miss(served, response),
         (Ok(response), None) => response,
         (Err(fault), _) if is_served_by_the_store(&served.sealer, content, fault.executed) => {
             intake::serve(faces, AdmittedRequest::Message(message)).await
         }
-        (Err(fault), Some(asker)) if asker.has_id() => asker.refuse_for_now(&fault),
+        (Err(fault), Some(refusable)) if refusable.has_id() => refusable.refuse_for_now(&fault),
         (Err(fault), _) => unanswered(&fault),
     }
 }

@@ -49,13 +49,13 @@ pub(super) struct PathContext<'a> {
 /// Serves a request in this process. The rare ones are boxed, so that a message's future is not as large.
 pub(super) async fn serve(faces: &impl PathFaces, admitted: AdmittedRequest) -> FaceResponse {
     match admitted {
-        AdmittedRequest::Message(AdmittedMessage { inbound, message, face, asker }) => {
+        AdmittedRequest::Message(AdmittedMessage { inbound, message, face, refusable }) => {
             let response = match face {
                 Face::Stateless => serve_stateless(faces, &inbound, message).await,
                 Face::Session => faces.post(inbound, message).await,
             };
-            match asker {
-                Some(asker) => asker.count_miss(faces.path().served, response),
+            match refusable {
+                Some(refusable) => refusable.count_miss(faces.path().served, response),
                 None => response,
             }
         }

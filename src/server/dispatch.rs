@@ -12,7 +12,7 @@ use hyper::body::Incoming;
 use tokio::time::Instant;
 
 use super::forwarded::network;
-use super::notices::{Notices, RefusedAsker};
+use super::notices::{Notices, RefusedCaller};
 use super::refusal::{Refusal, StreamPosition};
 use super::{ListenerLimits, body, head, media};
 use crate::answer_budget::as_one_request;
@@ -91,7 +91,7 @@ impl fmt::Debug for Routes {
 }
 
 /// The client of a request, as authenticated by the outer layers.
-pub(super) struct Asker {
+pub(super) struct AdmittedCaller {
     pub(super) principal: Principal,
     pub(super) client: IpAddr,
     /// Whether another replica counts its requests.
@@ -105,7 +105,7 @@ fn inbound(
     path: String,
     request: Request<Incoming>,
     body: Bytes,
-    asker: Asker,
+    caller: AdmittedCaller,
     accepted: AcceptedTypes,
     received_at: Instant,
 ) -> Inbound {
@@ -117,15 +117,15 @@ fn inbound(
         headers: parts.headers,
         body,
         message: None,
-        principal: asker.principal,
-        client: Some(network(asker.client)),
+        principal: caller.principal,
+        client: Some(network(caller.client)),
         accepted,
         forwarded: ForwardedHeaders::default(),
         received_at,
         carriage: MessageChannel::Request,
-        is_counted: asker.is_counted,
+        is_counted: caller.is_counted,
         endpoint_session: None,
-        arrival: asker.arrival,
+        arrival: caller.arrival,
     }
 }
 
@@ -167,19 +167,19 @@ impl Dispatch {
         self.0.routes.forwards(header)
     }
 
-    pub(super) async fn answer(&self, request: Box<Request<Incoming>>, asker: Asker) -> FaceResponse {
-        self.0.answer(request, asker).await
+    pub(super) async fn answer(&self, request: Box<Request<Incoming>>, caller: AdmittedCaller) -> FaceResponse {
+        self.0.answer(request, caller).await
     }
 }
 
 impl DispatchState {
-    async fn answer(&self, mut request: Box<Request<Incoming>>, asker: Asker) -> FaceResponse {
+    async fn answer(&self, mut request: Box<Request<Incoming>>, caller: AdmittedCaller) -> FaceResponse {
         let received_at = Instant::now();
         let position = StreamPosition::of(&request);
-        let (endpoint, accepted) = match self.admit(&request, &asker.principal) {
+        let (endpoint, accepted) = match self.admit(&request, &caller.principal) {
             Ok(admitted) => admitted,
             Err(refusal) => {
-                let refused = RefusedAsker { client: asker.client, principal: Some(&asker.principal) };
+                let refused = RefusedCaller { client: caller.client, principal: Some(&caller.principal) };
                 self.notices.refused(&refusal, refused, request.uri(), request.headers());
                 return refusal.answer(position);
             }
@@ -188,9 +188,9 @@ impl DispatchState {
         let body = if posted {
             match self.read(request.body_mut()).await {
                 Ok(body) => body,
-                Err(_) if asker.arrival.has_left() => return FaceResponse::new(empty_body()),
+                Err(_) if caller.arrival.has_left() => return FaceResponse::new(empty_body()),
                 Err(refusal) => {
-                    let refused = RefusedAsker { client: asker.client, principal: Some(&asker.principal) };
+                    let refused = RefusedCaller { client: caller.client, principal: Some(&caller.principal) };
                     self.notices.refused(&refusal, refused, request.uri(), request.headers());
                     return refusal.answer(position.after_body());
                 }
@@ -199,7 +199,7 @@ impl DispatchState {
             Bytes::new()
         };
         let path = self.routes.served_path(request.uri().path()).to_owned();
-        let inbound = inbound(path, *request, body, asker, accepted, received_at);
+        let inbound = inbound(path, *request, body, caller, accepted, received_at);
         let mut response = as_one_request(endpoint.serve(inbound)).await;
         if !posted && position == StreamPosition::Unread {
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));

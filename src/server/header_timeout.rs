@@ -37,7 +37,7 @@ impl HeaderTimeout {
     }
 
     /// Records received bytes. Returns whether a head begins with them; bytes of a body or a pipelined request begin none.
-    pub(super) fn heard(&mut self) -> bool {
+    pub(super) fn note_bytes(&mut self) -> bool {
         let begins = self.stage == HeaderTimeoutStage::Idle && !self.trail.is_busy();
         if begins {
             self.enter(HeaderTimeoutStage::Head);

@@ -244,7 +244,7 @@ impl<T: ResettableStream> AsyncRead for WatchedSocket<T> {
             let read = this.socket().poll_read(context, buf);
             if let Some(patience) = &mut this.patience {
                 if read.is_ready() {
-                    this.request_line.begins_if(patience.heard());
+                    this.request_line.begins_if(patience.note_bytes());
                 } else if let Poll::Ready(stage) = patience.poll(context, &this.limits) {
                     if stage == HeaderTimeoutStage::Head {
                         this.misconduct = Misconduct::Late;
@@ -269,7 +269,7 @@ impl<T: ResettableStream> AsyncRead for WatchedSocket<T> {
         } else {
             let head = this.prefix.split_to(this.prefix.len().min(buf.remaining()));
             buf.put_slice(&head);
-            this.request_line.begins_if(this.patience.as_mut().is_some_and(HeaderTimeout::heard));
+            this.request_line.begins_if(this.patience.as_mut().is_some_and(HeaderTimeout::note_bytes));
         }
         this.request_line.spoil_fragment(&mut buf.filled_mut()[before..]);
         Poll::Ready(this.inspect(&buf.filled()[before..]))

@@ -36,7 +36,7 @@ struct RefusalNotice {
 
 /// The sender of a refused request.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct RefusedAsker<'a> {
+pub(super) struct RefusedCaller<'a> {
     pub(super) client: IpAddr,
     /// The principal of the request's credential, if known.
     pub(super) principal: Option<&'a Principal>,
@@ -53,7 +53,7 @@ impl Notices {
 
     /// Logs a refused request, unless the same reason was logged within the last minute or the operator cannot change it: the
     /// admin listener has no such settings.
-    pub(super) fn refused(&self, refusal: &Refusal, asker: RefusedAsker<'_>, target: &Uri, headers: &HeaderMap) {
+    pub(super) fn refused(&self, refusal: &Refusal, caller: RefusedCaller<'_>, target: &Uri, headers: &HeaderMap) {
         let Some(advice) = refusal.advice().filter(|_| self.listener == ListenerRole::Clients) else { return };
         let Some(more) = self.due(advice.reason) else { return };
         let field = |name| headers.get(name).map(|value: &http::HeaderValue| value.as_bytes());
@@ -66,7 +66,7 @@ impl Notices {
         };
         let (reason, key, sentence) = (advice.reason, advice.key, advice.sentence);
         let value = LoggedText(value.unwrap_or_default());
-        let RefusedAsker { client, principal } = asker;
+        let RefusedCaller { client, principal } = caller;
         let principal = principal.map(principal_reference);
         tracing::warn!(listener = self.listener.name(), reason, key, %value, %client, principal, more, "refused: {sentence}");
     }

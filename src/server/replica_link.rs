@@ -140,7 +140,7 @@ impl ReplicaLink for Http2ReplicaLink {
     ) -> Result<FaceResponse, ForwardFailure> {
         let to = self.to(peer);
         let Some(permit) = to.permits.take(owner) else {
-            to.log_away(&"too many requests to it are in progress");
+            to.log_unreachable(&"too many requests to it are in progress");
             return Err(ForwardFailure::Unreachable);
         };
         let request = addressed(request, peer, self.tls.is_some()).ok_or(ForwardFailure::Unreachable)?;
@@ -148,7 +148,7 @@ impl ReplicaLink for Http2ReplicaLink {
         for _ in 0..2 {
             let reached = timeout(self.reach_max, self.sender(&to)).await.unwrap_or(Err(ConnectError::Late));
             let sender = reached.map_err(|error| {
-                to.log_away(&CauseChain(&error));
+                to.log_unreachable(&CauseChain(&error));
                 ForwardFailure::Unreachable
             })?;
             match sender.send(request.clone()).await {
@@ -159,12 +159,12 @@ impl ReplicaLink for Http2ReplicaLink {
                 }
                 Err(Unanswered::Unsent) => {}
                 Err(Unanswered::Lost(error)) => {
-                    to.log_away(&CauseChain(&error));
+                    to.log_unreachable(&CauseChain(&error));
                     return Err(ForwardFailure::Lost);
                 }
             }
         }
-        to.log_away(&"it accepts no requests, or closes connections at once");
+        to.log_unreachable(&"it accepts no requests, or closes connections at once");
         Err(ForwardFailure::Unreachable)
     }
 
@@ -190,7 +190,7 @@ impl PeerConnection {
         }
     }
 
-    fn log_away(&self, why: &dyn fmt::Display) {
+    fn log_unreachable(&self, why: &dyn fmt::Display) {
         let mut logged = self.logged.lock();
         if logged.is_none_or(|last| last.elapsed() >= LOG_EVERY) {
             *logged = Some(Instant::now());

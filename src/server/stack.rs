@@ -11,11 +11,11 @@ use hyper::body::Incoming;
 
 use super::ListenerRole;
 use super::cors::CallingPage;
-use super::dispatch::{Asker, Dispatch};
+use super::dispatch::{AdmittedCaller, Dispatch};
 use super::forwarded::{ForwardedRequest, TrustedProxies};
 use super::head::HeadGuard;
 use super::host::{HostGuard, OriginGuard};
-use super::notices::{Notices, RefusedAsker};
+use super::notices::{Notices, RefusedCaller};
 use super::principal::{AuthenticatedCaller, PrincipalGuard};
 use super::refusal::{Guard as _, Refusal, RefusalMarker, StreamPosition};
 use crate::face::arrival::Arrival;
@@ -83,8 +83,8 @@ impl Layers {
             page.share(&mut response);
         }
         // The response to HEAD has no body (B54), and an omitted body has no headers. The sentences are for clients.
-        let is_told = self.is_for_clients() || self.is_for_replicas();
-        if (is_head || !is_told) && response.extensions().get::<RefusalMarker>().is_some() {
+        let has_sentence = self.is_for_clients() || self.is_for_replicas();
+        if (is_head || !has_sentence) && response.extensions().get::<RefusalMarker>().is_some() {
             *response.body_mut() = empty_body();
             response.headers_mut().remove(CONTENT_TYPE);
         }
@@ -137,8 +137,9 @@ impl Layers {
             Ok(AuthenticatedCaller { principal, grant, forwarded_from }) => {
                 self.principal.withhold_keys(request.headers_mut());
                 let is_counted = self.is_for_replicas();
-                let asker = Asker { principal, client: forwarded_from.unwrap_or(client), is_counted, arrival };
-                let mut response = self.dispatch.answer(request, asker).await;
+                let caller =
+                    AdmittedCaller { principal, client: forwarded_from.unwrap_or(client), is_counted, arrival };
+                let mut response = self.dispatch.answer(request, caller).await;
                 if is_counted {
                     note_taken(&mut response);
                 }
@@ -149,8 +150,8 @@ impl Layers {
     }
 
     fn refuse(&self, refusal: Refusal, request: &Request<Incoming>, client: IpAddr) -> FaceResponse {
-        let asker = RefusedAsker { client, principal: None };
-        self.notices.refused(&refusal, asker, request.uri(), request.headers());
+        let caller = RefusedCaller { client, principal: None };
+        self.notices.refused(&refusal, caller, request.uri(), request.headers());
         refusal.answer(StreamPosition::of(request))
     }
 

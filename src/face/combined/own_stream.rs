@@ -295,7 +295,7 @@ impl MergedStream {
         self.waiting.push(opening.boxed());
     }
 
-    fn heard(&mut self, news: MemberNews) {
+    fn receive(&mut self, news: MemberNews) {
         match news {
             MemberNews::Said(member, parts) => {
                 self.due.extend(parts);
@@ -387,7 +387,7 @@ impl CallMessages for MergedStream {
             tokio::select! {
                 biased;
                 () = leaving => return None,
-                Some(news) = self.waiting.next(), if !self.waiting.is_empty() => self.heard(news),
+                Some(news) = self.waiting.next(), if !self.waiting.is_empty() => self.receive(news),
                 opened = self.openings.changed() => match opened {
                     Ok(()) => self.read_all_open(),
                     Err(_) => pending::<()>().await,

@@ -289,32 +289,11 @@ impl Refusal {
         if ends {
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
-        match self {
-            Self::MethodUnknown(allow) => drop(response.headers_mut().insert(ALLOW, allow)),
-            Self::Unauthorized => {
-                response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-            }
-            Self::Tunnel
-            | Self::HeadTooLarge
-            | Self::TargetTooLong
-            | Self::HostUnclear
-            | Self::HostForeign
-            | Self::OriginForeign
-            | Self::CredentialsUnclear
-            | Self::NoMetadata
-            | Self::PathUnknown(_)
-            | Self::PathWithheld
-            | Self::MediaType
-            | Self::ContentCoding
-            | Self::NotAcceptable
-            | Self::Expectation
-            | Self::TransferCoding
-            | Self::BodyTooLarge
-            | Self::BodyTooSlow
-            | Self::BodyBroken
-            | Self::ChunkExtensions
-            | Self::BodyEmpty
-            | Self::NotForwarded(_) => (),
+        if self == Self::Unauthorized {
+            response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        if let Self::MethodUnknown(allow) = self {
+            response.headers_mut().insert(ALLOW, allow);
         }
         response
     }

@@ -224,20 +224,22 @@ async fn route_batch(
     inbound: Box<Inbound>,
     items: ArrayItems,
 ) -> FaceResponse {
+    let sealer = &faces.path().served.sealer;
     let sealed = headers::single(&inbound.headers, &headers::SESSION_ID).ok().flatten();
-    let session = sealed.and_then(|id| faces.path().served.sealer.open_session(&inbound.principal, id));
-    if !session.is_some_and(|session| session.client_version.traits().has_batches) {
+    let token = sealed.and_then(|sealed| sealer.open_session(&inbound.principal, sealed));
+    let has_arrays = token.is_some_and(|token| token.client_version.traits().has_batches);
+    let Some(session) = session(sealer, &inbound).filter(|_| has_arrays) else {
         return intake::serve(faces, AdmittedRequest::Batch(inbound, items)).await;
-    }
+    };
     if items.iter().all(|(read, _)| array_answer::is_one_way(read)) {
         return route_one_way(faces, owners, &inbound, items).await;
     }
-    match session(&faces.path().served.sealer, &inbound).map(|session| owners.owner(&session, OwnerRequest::Begin)) {
-        Some(OwnerReplica::There(peer)) => {
+    match owners.owner(&session, OwnerRequest::Begin) {
+        OwnerReplica::There(peer) => {
             let answer = owners.forward(&inbound, peer, ForwardReason::Session).await;
             answer.unwrap_or_else(|fault| addressee(None, inbound.accepted).fault(&fault))
         }
-        Some(OwnerReplica::Here) | None => intake::serve(faces, AdmittedRequest::Batch(inbound, items)).await,
+        OwnerReplica::Here => intake::serve(faces, AdmittedRequest::Batch(inbound, items)).await,
     }
 }
 
@@ -252,7 +254,7 @@ async fn route_one_way(
     for (read, text) in items {
         let Ok(message) = read else { continue };
         let (inbound, message) = (array_answer::alone(inbound, text), Box::new(message));
-        let alone = AdmittedMessage { inbound, message, face: Face::Session, asker: None };
+        let alone = AdmittedMessage { inbound, message, face: Face::Session, refusable: None };
         let answer = route_message(faces, owners, alone).await;
         match answer.status() {
             StatusCode::ACCEPTED => (),

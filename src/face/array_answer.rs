@@ -15,10 +15,9 @@ use http::StatusCode;
 use http_body_util::{BodyExt as _, StreamBody};
 use hyper::body::Frame;
 
-use super::answer::{UnknownTaskMarker, accepted, addressee, event_stream, json, unreadable};
+use super::answer::{UnknownTaskMarker, accepted, event_stream, json, unreadable};
 use super::http::{AcceptedTypes, FaceResponse, Inbound, ResponseBody};
 use super::served::Served;
-use super::session::{SessionLookupError, refuse};
 use crate::answer_budget::as_one_request;
 use crate::dialect::RequestError;
 use crate::dialect::faults::{gateway_error, rate_error};
@@ -48,19 +47,6 @@ pub(super) fn alone(inbound: &Inbound, body: Bytes) -> Box<Inbound> {
 /// Whether a message has no response.
 pub(super) const fn is_one_way(read: &Result<Message, EnvelopeError>) -> bool {
     matches!(read, Ok(Message::Notification(_) | Message::Response(_)))
-}
-
-/// The refusal of an array in a session of another version than 2025-03-26, and without a session.
-pub(super) fn refusal(version: Result<ProtocolVersion, SessionLookupError>, inbound: &Inbound) -> Option<FaceResponse> {
-    let addressee = addressee(None, inbound.accepted);
-    match version {
-        Ok(version) if version.traits().has_batches => None,
-        Ok(_) => {
-            let what = Cow::Borrowed("a batch is accepted in sessions of 2025-03-26 only");
-            Some(refuse(&addressee, &RequestError::NotARequest(what)))
-        }
-        Err(none) => Some(none.answer(&addressee)),
-    }
 }
 
 /// Serves an array without requests. Returns the first failure, if there is one.

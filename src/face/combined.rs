@@ -33,20 +33,20 @@ use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::affinity;
-use super::array_answer::{self, ArrayItems};
+use super::array_answer::ArrayItems;
 use super::endpoint::UpstreamEndpoint;
 use super::fallback::FallbackToolService;
 use super::http::{Endpoint, FaceResponse, Inbound};
 use super::intake::{PathContext, PathFaces};
 use super::rates::UnknownTaskWatch;
 use super::served::Served;
-use super::session::SessionLookupError;
+use super::session as session_face;
 use crate::metric;
 use crate::task::Principal;
 use crate::upstream::circular_lists::CircularLists;
 use crate::upstream::reply::ReadLimits;
 use crate::wire::envelope::Request;
-use crate::wire::{Message, ProtocolVersion, RequestId, one_line};
+use crate::wire::{Message, RequestId, one_line};
 use admission::REFUSALS_MAX;
 use lists::ListOwners;
 use member_answer::MemberRefusal;
@@ -312,7 +312,7 @@ impl Endpoint for CombinedEndpoint {
     }
 
     fn allow(&self) -> HeaderValue {
-        super::session::ALLOWED
+        session_face::ALLOWED
     }
 }
 
@@ -330,7 +330,7 @@ impl PathFaces for Arc<CombinedUpstreams> {
     }
 
     async fn post_batch(&self, inbound: &Inbound, items: ArrayItems) -> FaceResponse {
-        match array_answer::refusal(CombinedUpstreams::client_version(self, inbound), inbound) {
+        match session_face::refusal_of_array(CombinedUpstreams::client_version(self, inbound), inbound) {
             Some(refusal) => refusal,
             None => self.post_batch_in_session(inbound, items).await,
         }

@@ -10,19 +10,19 @@ use tokio_util::sync::CancellationToken;
 
 use super::affinity;
 use super::answer::bare;
-use super::array_answer::{self, ArrayItems};
+use super::array_answer::ArrayItems;
 use super::client_login::ClientLogin;
 use super::http::{Endpoint, FaceResponse, Inbound};
 use super::intake::{PathContext, PathFaces};
 use super::request_outcomes::RequestOutcomes;
 use super::revocable_body::ending_with;
 use super::served::Served;
-use super::session::{self, SessionFace, SessionLookupError};
+use super::session::{self, SessionFace};
 use super::session_owners::ForwardedMarker;
 use super::stateless::{MessageContext, StatelessFace};
 use crate::task::Principal;
 use crate::wire::envelope::{Request, Response};
-use crate::wire::{Message, ProtocolVersion, RequestId};
+use crate::wire::{Message, RequestId};
 
 /// The endpoint of one upstream.
 #[derive(Debug)]
@@ -142,7 +142,7 @@ impl PathFaces for UpstreamEndpoint {
     }
 
     async fn post_batch(&self, inbound: &Inbound, items: ArrayItems) -> FaceResponse {
-        match array_answer::refusal(self.session.client_version(inbound), inbound) {
+        match session::refusal_of_array(self.session.client_version(inbound), inbound) {
             Some(refusal) => refusal,
             None => self.session.post_batch(inbound, items).await,
         }

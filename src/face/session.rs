@@ -309,6 +309,22 @@ pub(super) fn session_of(
     sessions.open(sealed, opened_for, &inbound.principal, open).ok_or(SessionLookupError::Unknown)
 }
 
+/// The refusal of an array in a session of another version than 2025-03-26, and without a session.
+pub(super) fn refusal_of_array(
+    version: Result<ProtocolVersion, SessionLookupError>,
+    inbound: &Inbound,
+) -> Option<FaceResponse> {
+    let addressee = addressee(None, inbound.accepted);
+    match version {
+        Ok(version) if version.traits().has_batches => None,
+        Ok(_) => {
+            let what = Cow::Borrowed("a batch is accepted in sessions of 2025-03-26 only");
+            Some(refuse(&addressee, &RequestError::NotARequest(what)))
+        }
+        Err(none) => Some(none.answer(&addressee)),
+    }
+}
+
 impl SessionLookupError {
     pub(super) fn answer(&self, addressee: &Addressee) -> FaceResponse {
         let (status, complaint) = match self {

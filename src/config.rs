@@ -342,10 +342,10 @@ fn parse_as(
     let ConfigSource { mut report, unknown, lines, .. } = source;
     let known: Vec<String> = known_keys().into_keys().collect();
     for key in &unknown {
-        report.mistake(&key.place, advice(key, &known));
+        report.mistake(&key.location, advice(key, &known));
         if let Some(near) = near(key) {
             // Its absence is no second mistake.
-            report.blame((key.place.key.trim_end_matches(&key.key).to_owned() + near).into());
+            report.blame((key.location.key.trim_end_matches(&key.key).to_owned() + near).into());
         }
     }
     let mut unusable = BTreeMap::new();

@@ -168,15 +168,15 @@ fn imported(text: &str, env_name: &str) -> Result<Imported, Vec<String>> {
         let file = if env.is_empty() { String::new() } else { format!("{env_name}, or ") };
         blocks.insert(0, format!("# To be set in {file}the environment of the gateway: {}.\n", unset.join(", ")));
     }
-    let mut said = notes.into_result().map_err(with_colons)?;
+    let mut notes = notes.into_result().map_err(with_colons)?;
     if is_empty {
-        said.push("/: no server is left".to_owned());
-        return Err(with_colons(said));
+        notes.push("/: no server is left".to_owned());
+        return Err(with_colons(notes));
     }
     if !unset.is_empty() {
-        said.push(format!("to be set where the gateway starts: {}", unset.join(", ")));
+        notes.push(format!("to be set where the gateway starts: {}", unset.join(", ")));
     }
-    Ok(Imported { toml: blocks.join("\n"), env, notes: said })
+    Ok(Imported { toml: blocks.join("\n"), env, notes })
 }
 
 fn with_colons(lines: Vec<String>) -> Vec<String> {

@@ -162,30 +162,31 @@ impl CommandLineConfig {
         let mut raw = RawConfig { store: raw_store(self.store), ..RawConfig::default() };
         for (index, server) in self.servers.into_iter().enumerate() {
             // The index takes the part of the line number.
-            let place = ConfigLocation::own(index, server.written.to_owned());
+            let location = ConfigLocation::own(index, server.written.to_owned());
             if raw.upstreams.iter().any(|other: &RawUpstream| other.name == server.name) {
-                report.mistake(&place, format!("two servers are called {}; give each a name of its own", server.name));
+                report
+                    .mistake(&location, format!("two servers are called {}; give each a name of its own", server.name));
                 continue;
             }
             if matches!(&server.address, ServerTarget::Url(url) if url.path() == "/") {
                 let text =
                     "the address has no path; most servers are at one such as /mcp, which `taskgate probe URL` finds";
-                report.warning(&place, text);
+                report.warning(&location, text);
             }
-            let mut upstream = RawUpstream::unreached(&server.name, place);
-            upstream.own.path = server.path.map(|path| placed(server.written, path.to_owned()));
+            let mut upstream = RawUpstream::unreached(&server.name, location);
+            upstream.own.path = server.path.map(|path| located(server.written, path.to_owned()));
             match server.address {
-                ServerTarget::Url(url) => upstream.own.url = Some(placed(server.written, url)),
-                ServerTarget::Program(words) => upstream.own.command = Some(placed(server.written, words)),
+                ServerTarget::Url(url) => upstream.own.url = Some(located(server.written, url)),
+                ServerTarget::Program(words) => upstream.own.command = Some(located(server.written, words)),
             }
             let rules = &mut upstream.rules.tasks;
-            rules.mode.set(self.mode.map(|mode| placed("--mode", mode)));
-            rules.grace.set(self.grace.map(|grace| placed("--grace", grace)));
-            rules.fallback.set(self.fallback.map(|fallback| placed("--fallback", fallback)));
+            rules.mode.set(self.mode.map(|mode| located("--mode", mode)));
+            rules.grace.set(self.grace.map(|grace| located("--grace", grace)));
+            rules.fallback.set(self.fallback.map(|fallback| located("--fallback", fallback)));
             upstream.auth = auth.clone();
             if let Some(ca) = &self.ca {
-                upstream.tls_place = Some(ConfigLocation::own(0, "--ca".to_owned()));
-                upstream.tls.ca = Some(placed("--ca", ca.clone()));
+                upstream.tls_location = Some(ConfigLocation::own(0, "--ca".to_owned()));
+                upstream.tls.ca = Some(located("--ca", ca.clone()));
             }
             raw.upstreams.push(upstream);
         }
@@ -220,7 +221,7 @@ impl CommandLineConfig {
             }
         };
         read.unwrap_or_else(|why| {
-            report.mistake(&place("--header"), why);
+            report.mistake(&location("--header"), why);
             Vec::new()
         })
     }
@@ -238,10 +239,10 @@ impl CommandLineConfig {
             Some(token) => (SECRET.read)(&format!("Bearer {token}"))
                 .map_err(|_| "the variable holds no token; one is a line of visible ASCII"),
         };
-        let value = value.map_err(|why| report.mistake(&place(OPTION), why)).ok()?;
-        let authorization = Some(placed(OPTION, value));
+        let value = value.map_err(|why| report.mistake(&location(OPTION), why)).ok()?;
+        let authorization = Some(located(OPTION, value));
         let values = RawCredentialValues { authorization, ..RawCredentialValues::default() };
-        Some(RawCredential { place: place(OPTION), values, is_inline: false })
+        Some(RawCredential { location: location(OPTION), values, is_inline: false })
     }
 }
 
@@ -252,10 +253,10 @@ fn raw_store(store: CommandLineStore) -> RawStore {
         CommandLineStore::Folder(folder) => (StoreKind::Disk, Some(folder)),
     };
     let mut raw = RawStore::default();
-    raw.kind.set(Some(placed("store.kind", kind)));
-    raw.path.set(folder.map(|folder| placed("--store", folder)));
+    raw.kind.set(Some(located("store.kind", kind)));
+    raw.path.set(folder.map(|folder| located("--store", folder)));
     // An ephemeral folder is accepted anywhere; the loss is logged.
-    raw.ephemeral.set(Some(placed("store.ephemeral", true)));
+    raw.ephemeral.set(Some(located("store.ephemeral", true)));
     raw
 }
 
@@ -266,16 +267,16 @@ pub(super) fn choose_ports(raw: &mut RawConfig, port: Option<u16>) {
     let is_taken = |address| urls().any(|url| resolve::is_at(url, address));
     let admin = (port == Some(admin_address().port()) || is_taken(admin_address())).then(|| on(0));
     let port = port.or_else(|| is_taken(listen_address()).then_some(0));
-    raw.admin.address.set(admin.map(|address| placed("admin.address", address)));
-    raw.listen.address.set(port.map(|port| placed("--port", on(port))));
+    raw.admin.address.set(admin.map(|address| located("admin.address", address)));
+    raw.listen.address.set(port.map(|port| located("--port", on(port))));
 }
 
-fn place(key: &str) -> ConfigLocation {
+fn location(key: &str) -> ConfigLocation {
     ConfigLocation::own(0, key.to_owned())
 }
 
-fn placed<T>(key: &str, value: T) -> LocatedValue<T> {
-    LocatedValue { value, place: place(key) }
+fn located<T>(key: &str, value: T) -> LocatedValue<T> {
+    LocatedValue { value, location: location(key) }
 }
 
 #[cfg(test)]

@@ -78,7 +78,7 @@ impl ConfigLocation {
         Self { line, key, file: None }
     }
 
-    pub(super) fn place(&self) -> KeyPlace {
+    pub(super) fn key_place(&self) -> KeyPlace {
         KeyPlace { file: self.file.clone(), key: self.key.clone() }
     }
 
@@ -129,19 +129,19 @@ impl MistakeCollector {
         Self { has_lines: false, ..Self::new(name) }
     }
 
-    pub(super) fn mistake(&mut self, place: &ConfigLocation, message: impl Into<String>) {
-        let found = self.found(Some(place.line), place.place(), message.into());
+    pub(super) fn mistake(&mut self, location: &ConfigLocation, message: impl Into<String>) {
+        let found = self.found(Some(location.line), location.key_place(), message.into());
         self.mistakes.push(found);
-        self.blamed.insert(place.place());
+        self.blamed.insert(location.key_place());
     }
 
     /// A mistake, unless its table is [set aside](Self::set_aside).
-    pub(super) fn unset_variable(&mut self, place: &ConfigLocation, message: impl Into<String>) {
-        let found = self.found(Some(place.line), place.place(), message.into());
+    pub(super) fn unset_variable(&mut self, location: &ConfigLocation, message: impl Into<String>) {
+        let found = self.found(Some(location.line), location.key_place(), message.into());
         if !self.expects_unset {
             self.unset.push(found);
         }
-        self.blamed.insert(place.place());
+        self.blamed.insert(location.key_place());
     }
 
     /// From now on no unset variable is a mistake.
@@ -179,8 +179,8 @@ impl MistakeCollector {
         self.mistakes.push(Mistake { file: Arc::clone(file), line, key: None, message: message.into() });
     }
 
-    pub(super) fn warning(&mut self, place: &ConfigLocation, message: impl Into<String>) {
-        let found = self.found(Some(place.line), place.place(), message.into());
+    pub(super) fn warning(&mut self, location: &ConfigLocation, message: impl Into<String>) {
+        let found = self.found(Some(location.line), location.key_place(), message.into());
         self.warnings.push(found);
     }
 
@@ -193,17 +193,17 @@ impl MistakeCollector {
     /// change with the correction.
     pub(super) fn seen(&mut self, seen: Findings, lines: &BTreeMap<KeyPlace, usize>) {
         let is_clean = self.mistakes.is_empty() && self.unset.is_empty();
-        let is_of_store = |place: &KeyPlace| place.key.starts_with("store");
+        let is_of_store = |location: &KeyPlace| location.key.starts_with("store");
         let is_store_blamed = self.blamed.iter().any(is_of_store);
-        for (place, message) in seen.mistakes {
-            let follows = !lines.contains_key(&place) || (is_of_store(&place) && is_store_blamed);
+        for (location, message) in seen.mistakes {
+            let follows = !lines.contains_key(&location) || (is_of_store(&location) && is_store_blamed);
             if is_clean || !follows {
-                let found = self.found(line_of(&place, lines), place, message);
+                let found = self.found(line_of(&location, lines), location, message);
                 self.mistakes.push(found);
             }
         }
-        for (place, message) in seen.warnings {
-            let found = self.found(line_of(&place, lines), place, message);
+        for (location, message) in seen.warnings {
+            let found = self.found(line_of(&location, lines), location, message);
             self.warnings.push(found);
         }
     }
@@ -214,13 +214,13 @@ impl MistakeCollector {
     }
 
     /// As [`Self::blames`], for a key of any file.
-    pub(super) fn blames_at(&self, place: &KeyPlace) -> bool {
-        self.blamed.contains(place)
+    pub(super) fn blames_at(&self, location: &KeyPlace) -> bool {
+        self.blamed.contains(location)
     }
 
-    fn found(&self, line: Option<usize>, place: KeyPlace, message: String) -> Mistake {
-        let file = place.file.unwrap_or_else(|| Arc::clone(&self.file));
-        Mistake { file, line: line.filter(|_| self.has_lines), key: Some(place.key), message }
+    fn found(&self, line: Option<usize>, location: KeyPlace, message: String) -> Mistake {
+        let file = location.file.unwrap_or_else(|| Arc::clone(&self.file));
+        Mistake { file, line: line.filter(|_| self.has_lines), key: Some(location.key), message }
     }
 
     /// The warnings, if there is no mistake.
@@ -240,16 +240,16 @@ impl MistakeCollector {
 }
 
 /// The line of a key, or of the nearest written table around it.
-fn line_of(place: &KeyPlace, lines: &BTreeMap<KeyPlace, usize>) -> Option<usize> {
+fn line_of(location: &KeyPlace, lines: &BTreeMap<KeyPlace, usize>) -> Option<usize> {
     let outer = |inner: &KeyPlace| Some(KeyPlace { key: inner.key.rsplit_once('.')?.0.to_owned(), ..inner.clone() });
-    std::iter::successors(Some(place.clone()), outer).find_map(|place| lines.get(&place).copied())
+    std::iter::successors(Some(location.clone()), outer).find_map(|location| lines.get(&location).copied())
 }
 
 /// Sorts by file and line, the main file first, and drops repetitions: a value that several `[[tools]]` blocks inherit is checked
 /// with each of them.
 fn in_order(own: &Arc<str>, mut found: Vec<Mistake>) -> Vec<Mistake> {
-    let place = |one: &Mistake| (one.file != *own, Arc::clone(&one.file), one.line, one.key.clone());
-    found.sort_by(|a, b| place(a).cmp(&place(b)).then_with(|| a.message.cmp(&b.message)));
+    let location = |one: &Mistake| (one.file != *own, Arc::clone(&one.file), one.line, one.key.clone());
+    found.sort_by(|a, b| location(a).cmp(&location(b)).then_with(|| a.message.cmp(&b.message)));
     found.dedup();
     found
 }

@@ -52,7 +52,7 @@ impl KeyFileReader<'_> {
         self.report = report;
         self.lines.extend(lines);
         for key in &unknown {
-            self.report.mistake(&key.place, meant(key));
+            self.report.mistake(&key.location, meant(key));
         }
         keys
     }
@@ -60,7 +60,7 @@ impl KeyFileReader<'_> {
 
 /// The advice for an unknown key: other keys of the configuration do not belong in a file of keys.
 fn meant(key: &UnknownKey) -> String {
-    if key.place.key.starts_with("auth.api_keys[") {
+    if key.location.key.starts_with("auth.api_keys[") {
         let known: Vec<String> = known_keys().into_keys().filter(|known| known.starts_with("auth.api_keys")).collect();
         return advice(key, &known);
     }

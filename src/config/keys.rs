@@ -10,7 +10,7 @@ use super::section::{ConfigSource, LocatedValue, Section};
 pub(super) struct Setting<T> {
     pub(super) value: T,
     /// Set if the value was written.
-    pub(super) place: Option<ConfigLocation>,
+    pub(super) location: Option<ConfigLocation>,
 }
 
 impl<T> Setting<T> {
@@ -28,36 +28,36 @@ impl<T> Setting<T> {
         read: impl Fn(&mut Section<'_, '_>) -> Option<LocatedValue<T>>,
     ) -> Self {
         let default = || read_text(line, &read).expect("a default is a value of its key").value;
-        read(section).map_or_else(|| Self { value: default(), place: None }, Self::from)
+        read(section).map_or_else(|| Self { value: default(), location: None }, Self::from)
     }
 }
 
 impl<T> From<LocatedValue<T>> for Setting<T> {
-    fn from(LocatedValue { value, place }: LocatedValue<T>) -> Self {
-        Self { value, place: Some(place) }
+    fn from(LocatedValue { value, location }: LocatedValue<T>) -> Self {
+        Self { value, location: Some(location) }
     }
 }
 
 /// A key of a table, as a field.
 pub(super) trait KeyField: Clone {
     /// The location of its value, if it was written.
-    fn place(&self) -> Option<&ConfigLocation>;
+    fn location(&self) -> Option<&ConfigLocation>;
 
     /// This value, or `wider` if it was not written.
     fn over(&self, wider: &Self) -> Self {
-        if self.place().is_some() { self.clone() } else { wider.clone() }
+        if self.location().is_some() { self.clone() } else { wider.clone() }
     }
 }
 
 impl<T: Clone> KeyField for Option<LocatedValue<T>> {
-    fn place(&self) -> Option<&ConfigLocation> {
-        self.as_ref().map(|written| &written.place)
+    fn location(&self) -> Option<&ConfigLocation> {
+        self.as_ref().map(|written| &written.location)
     }
 }
 
 impl<T: Clone> KeyField for Setting<T> {
-    fn place(&self) -> Option<&ConfigLocation> {
-        self.place.as_ref()
+    fn location(&self) -> Option<&ConfigLocation> {
+        self.location.as_ref()
     }
 }
 
@@ -68,7 +68,7 @@ pub(super) trait KeyTable: Default {
     fn read(section: &mut Section<'_, '_>) -> Self;
 
     /// The locations of the keys that were written.
-    fn places(&self) -> Vec<&ConfigLocation>;
+    fn locations(&self) -> Vec<&ConfigLocation>;
 
     /// These values, completed by `wider`.
     fn over(&self, wider: &Self) -> Self;
@@ -135,9 +135,9 @@ macro_rules! keys {
                 }
             }
 
-            fn places(&self) -> Vec<&$crate::config::error::ConfigLocation> {
-                let places = [$($crate::config::keys::KeyField::place(&self.$field),)+];
-                places.into_iter().flatten().collect()
+            fn locations(&self) -> Vec<&$crate::config::error::ConfigLocation> {
+                let locations = [$($crate::config::keys::KeyField::location(&self.$field),)+];
+                locations.into_iter().flatten().collect()
             }
 
             fn over(&self, wider: &Self) -> Self {

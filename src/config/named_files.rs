@@ -27,14 +27,14 @@ pub(super) fn read(
     report: &mut MistakeCollector,
 ) -> Vec<NamedFile> {
     if let Some(beyond) = named.get(FILES_MAX) {
-        report.mistake(&beyond.place, format!("is one file too many; there may be {FILES_MAX}"));
+        report.mistake(&beyond.location, format!("is one file too many; there may be {FILES_MAX}"));
         return Vec::new();
     }
     let mut files: Vec<NamedFile> = Vec::with_capacity(named.len());
-    for LocatedValue { value, place } in named {
+    for LocatedValue { value, location } in named {
         let path = folder.join(value);
         if files.iter().any(|file| file.path == path) {
-            report.mistake(place, "is named above already; leave one of them out");
+            report.mistake(location, "is named above already; leave one of them out");
             continue;
         }
         let name: Arc<str> = Arc::from(path.display().to_string());
@@ -46,7 +46,7 @@ pub(super) fn read(
                 None
             }
             Err(error) => {
-                report.mistake(place, format!("{name}: {error}"));
+                report.mistake(location, format!("{name}: {error}"));
                 None
             }
         };

@@ -35,7 +35,7 @@ pub(super) struct RawConfig {
     pub(super) database: RawDatabase,
     pub(super) replica: RawReplica,
     /// The location of `[replica]`, if it is written.
-    pub(super) replica_place: Option<ConfigLocation>,
+    pub(super) replica_location: Option<ConfigLocation>,
     pub(super) limits: RawLimits,
     pub(super) principal_limits: RawPrincipalLimits,
     pub(super) auth: RawAuth,
@@ -48,7 +48,7 @@ pub(super) struct RawConfig {
 #[derive(Debug)]
 pub(super) struct RawUpstream {
     pub(super) name: String,
-    pub(super) place: ConfigLocation,
+    pub(super) location: ConfigLocation,
     pub(super) own: RawUpstreamValues,
     pub(super) url: RawUrlValues,
     pub(super) program: RawProgramValues,
@@ -56,7 +56,7 @@ pub(super) struct RawUpstream {
     pub(super) auth: Option<RawCredential>,
     pub(super) tls: RawUpstreamTls,
     /// The location of its table, if it is written.
-    pub(super) tls_place: Option<ConfigLocation>,
+    pub(super) tls_location: Option<ConfigLocation>,
     pub(super) rules: RawRules,
     pub(super) drafts: RawDrafts,
     pub(super) tools: Vec<RawTool>,
@@ -65,7 +65,7 @@ pub(super) struct RawUpstream {
 /// The credential of an upstream.
 #[derive(Clone, Debug)]
 pub(super) struct RawCredential {
-    pub(super) place: ConfigLocation,
+    pub(super) location: ConfigLocation,
     pub(super) values: RawCredentialValues,
     /// Whether the secret is in the file itself and not in the environment.
     pub(super) is_inline: bool,
@@ -80,7 +80,7 @@ pub(super) struct RawRules {
 
 #[derive(Debug)]
 pub(super) struct RawTool {
-    pub(super) place: ConfigLocation,
+    pub(super) location: ConfigLocation,
     pub(super) own: RawToolValues,
     pub(super) rules: RawRules,
     /// `None` if the table is absent.
@@ -89,7 +89,7 @@ pub(super) struct RawTool {
 
 #[derive(Debug)]
 pub(super) struct RawEndpoint {
-    pub(super) place: ConfigLocation,
+    pub(super) location: ConfigLocation,
     pub(super) values: RawEndpointValues,
 }
 
@@ -139,7 +139,7 @@ pub(super) fn read(mut root: Section<'_, '_>) -> RawConfig {
     (raw.store, raw.database) = (RawStore::read(&mut section), RawDatabase::read(&mut section));
     section.close();
     let section = root.section("replica");
-    raw.replica_place = section.written_place();
+    raw.replica_location = section.written_location();
     raw.replica = read_table(section);
     let mut section = root.section("limits");
     (raw.limits, raw.principal_limits) = (RawLimits::read(&mut section), RawPrincipalLimits::read(&mut section));
@@ -150,7 +150,7 @@ pub(super) fn read(mut root: Section<'_, '_>) -> RawConfig {
     section.close();
     raw.upstreams = root.named("upstreams", read_upstream);
     raw.endpoints =
-        root.each("endpoints", |section| RawEndpoint { place: section.place(), values: read_table(section) });
+        root.each("endpoints", |section| RawEndpoint { location: section.location(), values: read_table(section) });
     root.close();
     raw
 }
@@ -163,14 +163,14 @@ fn read_table<T: KeyTable>(mut section: Section<'_, '_>) -> T {
 }
 
 fn read_upstream(name: &str, mut section: Section<'_, '_>) -> RawUpstream {
-    let mut raw = RawUpstream::unreached(name, section.place());
+    let mut raw = RawUpstream::unreached(name, section.location());
     raw.own = RawUpstreamValues::read(&mut section);
     raw.url = RawUrlValues::read(&mut section);
     raw.program = RawProgramValues::read(&mut section);
     raw.rules.calls = RawCallRules::read(&mut section);
     raw.auth = read_credential(section.section("auth"));
     let tls = section.section("tls");
-    raw.tls_place = tls.written_place();
+    raw.tls_location = tls.written_location();
     raw.tls = read_table(tls);
     let mut tasks = section.section("tasks");
     (raw.rules.tasks, raw.drafts) = (RawTaskRules::read(&mut tasks), RawDrafts::read(&mut tasks));
@@ -181,36 +181,36 @@ fn read_upstream(name: &str, mut section: Section<'_, '_>) -> RawUpstream {
 }
 
 fn read_credential(section: Section<'_, '_>) -> Option<RawCredential> {
-    let place = section.written_place();
+    let location = section.written_location();
     let (authorization, value) = (section.has_variable("authorization"), section.has_variable("value"));
     let values: RawCredentialValues = read_table(section);
     let is_inline = (values.authorization.is_some() && !authorization) || (values.value.is_some() && !value);
-    place.map(|place| RawCredential { place, values, is_inline })
+    location.map(|location| RawCredential { location, values, is_inline })
 }
 
 fn read_tool(mut section: Section<'_, '_>) -> RawTool {
-    let (place, own) = (section.place(), RawToolValues::read(&mut section));
+    let (location, own) = (section.location(), RawToolValues::read(&mut section));
     let rules = RawRules { tasks: RawTaskRules::read(&mut section), calls: RawCallRules::read(&mut section) };
     let split = section.section("split");
-    let is_written = split.written_place().is_some();
+    let is_written = split.written_location().is_some();
     // Read even if absent, so that its keys are known.
     let split = Some(read_table(split)).filter(|_| is_written);
     section.close();
-    RawTool { place, own, rules, split }
+    RawTool { location, own, rules, split }
 }
 
 impl RawUpstream {
     /// An upstream with only a name.
-    pub(super) fn unreached(name: &str, place: ConfigLocation) -> Self {
+    pub(super) fn unreached(name: &str, location: ConfigLocation) -> Self {
         Self {
             name: name.to_owned(),
-            place,
+            location,
             own: RawUpstreamValues::default(),
             url: RawUrlValues::default(),
             program: RawProgramValues::default(),
             auth: None,
             tls: RawUpstreamTls::default(),
-            tls_place: None,
+            tls_location: None,
             rules: RawRules::default(),
             drafts: RawDrafts::default(),
             tools: Vec::new(),

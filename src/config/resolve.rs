@@ -97,7 +97,7 @@ fn check_not_own(
         public == url.value.origin().ascii_serialization() && paths.contains(&url.value.path())
     });
     if let Some(key) = key.or_else(|| is_public.then_some("listen.public_url")) {
-        report.mistake(&url.place, format!("is the gateway itself (`{key}`)"));
+        report.mistake(&url.location, format!("is the gateway itself (`{key}`)"));
     }
 }
 
@@ -120,15 +120,15 @@ fn resolve_upstreams<'a>(
     report: &mut MistakeCollector,
 ) -> Vec<UpstreamConfig> {
     if raw.is_empty() && !report.blames("upstreams") {
-        let place = ConfigLocation::own(1, "upstreams".to_owned());
-        report.mistake(&place, "no upstream is named; write [upstreams.NAME] with a `url` below it");
+        let location = ConfigLocation::own(1, "upstreams".to_owned());
+        report.mistake(&location, "no upstream is named; write [upstreams.NAME] with a `url` below it");
     }
     let mut in_file_order: Vec<&RawUpstream> = raw.iter().collect();
-    in_file_order.sort_by_key(|upstream| upstream.place.line);
+    in_file_order.sort_by_key(|upstream| upstream.location.line);
     let mut upstreams = Vec::new();
     for raw in in_file_order {
         if let Err(message) = check_name(&raw.name) {
-            report.mistake(&raw.place, message);
+            report.mistake(&raw.location, message);
         }
         let paths = paths::resolve(raw, taken, report);
         check_reached(raw, report);
@@ -161,10 +161,10 @@ pub(super) fn check_name(name: &str) -> Result<(), String> {
 }
 
 fn check_queue(raw: &RawUpstream, report: &mut MistakeCollector) {
-    if let Some(place) = raw.own.queue_deadline.place()
+    if let Some(location) = raw.own.queue_deadline.location()
         && raw.own.queue_max.value == 0
     {
-        report.warning(place, "has no effect: with `queue_max = 0` no call waits");
+        report.warning(location, "has no effect: with `queue_max = 0` no call waits");
     }
 }
 
@@ -173,19 +173,19 @@ fn check_proxy(raw: &RawUpstream, report: &mut MistakeCollector) {
         && raw.url.proxy.as_ref().is_none_or(|proxy| proxy.value.is_none())
     {
         report.mistake(
-            &file.place,
+            &file.location,
             "has no `proxy` to be shown to; write one such as proxy = \"http://proxy.example:3128\"",
         );
     }
 }
 
 fn check_reached(raw: &RawUpstream, report: &mut MistakeCollector) {
-    let key = &raw.place.key;
+    let key = &raw.location.key;
     let unknown = report.blames(&format!("{key}.url")) || report.blames(&format!("{key}.command"));
     match (&raw.own.url, &raw.own.command) {
-        (Some(_), Some(_)) => report.mistake(&raw.place, "has both `url` and `command`; write one of them"),
+        (Some(_), Some(_)) => report.mistake(&raw.location, "has both `url` and `command`; write one of them"),
         (None, None) if !unknown => {
-            report.mistake(&raw.place, "has no `url`; write one such as url = \"http://127.0.0.1:9000/mcp\"");
+            report.mistake(&raw.location, "has no `url`; write one such as url = \"http://127.0.0.1:9000/mcp\"");
         }
         (Some(_), None) | (None, Some(_) | None) => (),
     }
@@ -236,20 +236,20 @@ fn identity(certificate: Option<&LocatedValue<PathBuf>>, key: Option<&LocatedVal
 
 fn resolve_upstream_tls(raw: &RawUpstream, report: &mut MistakeCollector) -> UpstreamTlsFiles {
     let tls = &raw.tls;
-    if let (Some(place), Some(url)) = (&raw.tls_place, &raw.own.url)
+    if let (Some(location), Some(url)) = (&raw.tls_location, &raw.own.url)
         && url.value.scheme() != "https"
     {
-        report.mistake(place, "the `url` begins with http://; write https:// there, or leave this table out");
+        report.mistake(location, "the `url` begins with http://; write https:// there, or leave this table out");
     }
-    if let (Some(place), None, Some(_)) = (&raw.tls_place, &raw.own.url, &raw.own.command) {
-        report.mistake(place, "is for an upstream with a `url`; leave it out beside a `command`");
+    if let (Some(location), None, Some(_)) = (&raw.tls_location, &raw.own.url, &raw.own.command) {
+        report.mistake(location, "is for an upstream with a `url`; leave it out beside a `command`");
     }
     let (certificate, key) = (tls.certificate.as_ref(), tls.key.as_ref());
-    let table = format!("{}.tls", raw.place.key);
+    let table = format!("{}.tls", raw.location.key);
     for (written, other) in [(certificate, "key"), (key, "certificate")] {
         let alone = certificate.is_some() != key.is_some() && !report.blames(&format!("{table}.{other}"));
         if let Some(written) = written.filter(|_| alone) {
-            report.mistake(&written.place, format!("has no `{other}` beside it; write both or none"));
+            report.mistake(&written.location, format!("has no `{other}` beside it; write both or none"));
         }
     }
     UpstreamTlsFiles { ca: tls.ca.as_ref().map(|ca| ca.value.clone()), identity: identity(certificate, key) }
@@ -307,12 +307,12 @@ fn resolve_upstream(
 }
 
 fn resolve_tools(raw: &RawUpstream, shared: &UpstreamDefaults, report: &mut MistakeCollector) -> ToolRules {
-    let tasks = format!("{}.tasks", raw.place.key);
+    let tasks = format!("{}.tasks", raw.location.key);
     let default = resolve_policy(&raw.rules, None, &[&tasks], shared, report);
     let mut patterns = Vec::new();
     for (index, tool) in raw.tools.iter().enumerate() {
         let rules = tool.rules.over(&raw.rules);
-        let policy = resolve_policy(&rules, Some(tool), &[&tool.place.key, &tasks], shared, report);
+        let policy = resolve_policy(&rules, Some(tool), &[&tool.location.key, &tasks], shared, report);
         if let Some(pattern) = &tool.own.pattern {
             check_reachable(pattern, &raw.tools[..index], report);
             // Tools have their new names here, and hidden ones none.
@@ -328,8 +328,9 @@ fn resolve_tools(raw: &RawUpstream, shared: &UpstreamDefaults, report: &mut Mist
 fn check_reachable(pattern: &LocatedValue<String>, earlier: &[RawTool], report: &mut MistakeCollector) {
     let hides = |other: &&LocatedValue<String>| other.value == "*" || other.value == pattern.value;
     if let Some(first) = earlier.iter().filter_map(|tool| tool.own.pattern.as_ref()).find(hides) {
-        let message = format!("never applies: the first match wins, and line {} matches before it", first.place.line);
-        report.warning(&pattern.place, message);
+        let message =
+            format!("never applies: the first match wins, and line {} matches before it", first.location.line);
+        report.warning(&pattern.location, message);
     }
 }
 
@@ -372,22 +373,23 @@ fn resolve_policy(
         fallback: raw.fallback.value,
         split: tool.and_then(|tool| tool.split.as_ref()).and_then(resolve_split),
     };
-    if let Some(place) = raw.grace.place().filter(|_| raw.grace.value > GRACE_MAX) {
-        report.mistake(place, format!("is longer than {}, the most there is", words(GRACE_MAX)));
+    if let Some(location) = raw.grace.location().filter(|_| raw.grace.value > GRACE_MAX) {
+        report.mistake(location, format!("is longer than {}, the most there is", words(GRACE_MAX)));
     }
-    if let Some(place) = raw.input_deadline.place().filter(|_| policy.input_deadline >= policy.deadline) {
+    if let Some(location) = raw.input_deadline.location().filter(|_| policy.input_deadline >= policy.deadline) {
         let deadline = words(policy.deadline);
-        report.warning(place, format!("has no effect: the call that asks may run {deadline} at most"));
+        report.warning(location, format!("has no effect: the call that asks may run {deadline} at most"));
     }
     check_shortness(raw, shared, report);
     check_ttl(raw, ttl_max, tables, shared, report);
     if policy.mode != TaskMode::Never
         && policy.ttl < policy.deadline
-        && let Some(place) = [raw.ttl.place(), calls.deadline.place(), raw.ttl_max.place()].into_iter().flatten().next()
+        && let Some(location) =
+            [raw.ttl.location(), calls.deadline.location(), raw.ttl_max.location()].into_iter().flatten().next()
     {
         let (ttl, deadline) = (words(policy.ttl), words(policy.deadline));
         report.warning(
-            place,
+            location,
             format!("a task lives {ttl}, but its call may run {deadline}; raise `ttl` or lower `deadline`"),
         );
     }
@@ -400,14 +402,14 @@ fn is_too_long(span: Duration, shared: &UpstreamDefaults) -> bool {
 }
 
 fn check_shortness(raw: &RawTaskRules, shared: &UpstreamDefaults, report: &mut MistakeCollector) {
-    let spans = [&raw.ttl, &raw.ttl_max].into_iter().flatten().map(|span| (span.value, &span.place));
-    let spans = spans.chain(raw.keep_result_min.place().map(|place| (raw.keep_result_min.value, place)));
-    for (_, place) in spans.filter(|(span, _)| is_too_long(*span, shared)) {
+    let spans = [&raw.ttl, &raw.ttl_max].into_iter().flatten().map(|span| (span.value, &span.location));
+    let spans = spans.chain(raw.keep_result_min.location().map(|location| (raw.keep_result_min.value, location)));
+    for (_, location) in spans.filter(|(span, _)| is_too_long(*span, shared)) {
         let longest = words(TTL_MAX_ANONYMOUS);
         let message = format!(
             "is longer than {longest}, the most there is with `auth.anonymous`: whoever knows a task's id can read it"
         );
-        report.mistake(place, message);
+        report.mistake(location, message);
     }
 }
 
@@ -422,12 +424,12 @@ fn check_ttl(
         return;
     };
     let origin = match &raw.ttl_max {
-        Some(written) => format!("line {}", written.place.line),
+        Some(written) => format!("line {}", written.location.line),
         None if tables.iter().any(|table| report.blames(&format!("{table}.ttl_max"))) => return,
         None => "by default".to_owned(),
     };
     let message = format!("is longer than `ttl_max` ({}, {origin}); lower it or raise `ttl_max`", words(ttl_max));
-    report.mistake(&ttl.place, message);
+    report.mistake(&ttl.location, message);
 }
 
 fn value_or<T: Clone>(written: Option<&LocatedValue<T>>, default: T) -> T {

@@ -18,7 +18,7 @@ use crate::server::api_keys::KeyPlace;
 #[derive(Clone, Debug)]
 pub(super) struct LocatedValue<T> {
     pub(super) value: T,
-    pub(super) place: ConfigLocation,
+    pub(super) location: ConfigLocation,
 }
 
 /// The members of a table under names of the operator's choice.
@@ -51,7 +51,7 @@ pub enum KeyContent {
 
 /// A key that was not requested.
 pub(super) struct UnknownKey {
-    pub(super) place: ConfigLocation,
+    pub(super) location: ConfigLocation,
     /// The key without the path of its table.
     pub(super) key: String,
     /// The known keys of its table.
@@ -78,14 +78,14 @@ impl<'a> ConfigSource<'a> {
     }
 
     fn written(&mut self, line: usize, key: String) -> ConfigLocation {
-        let place = self.at(line, key);
-        self.lines.insert(place.place(), line);
-        place
+        let location = self.at(line, key);
+        self.lines.insert(location.key_place(), line);
+        location
     }
 
     pub(super) fn root<'s>(&'s mut self, table: &'s DeTable<'a>) -> Section<'s, 'a> {
-        let place = self.at(1, String::new());
-        Section { source: self, table: Some(table), place, known: Vec::new() }
+        let location = self.at(1, String::new());
+        Section { source: self, table: Some(table), location, known: Vec::new() }
     }
 }
 
@@ -94,13 +94,13 @@ impl<'a> ConfigSource<'a> {
 pub(super) struct Section<'s, 'a> {
     source: &'s mut ConfigSource<'a>,
     table: Option<&'s DeTable<'a>>,
-    place: ConfigLocation,
+    location: ConfigLocation,
     known: Vec<&'static str>,
 }
 
 impl<'s, 'a> Section<'s, 'a> {
-    pub(super) fn place(&self) -> ConfigLocation {
-        self.place.clone()
+    pub(super) fn location(&self) -> ConfigLocation {
+        self.location.clone()
     }
 
     pub(super) const fn report(&mut self) -> &mut MistakeCollector {
@@ -108,15 +108,15 @@ impl<'s, 'a> Section<'s, 'a> {
     }
 
     /// The location of the table, if it is in the file.
-    pub(super) fn written_place(&self) -> Option<ConfigLocation> {
-        self.table.map(|_| self.place())
+    pub(super) fn written_location(&self) -> Option<ConfigLocation> {
+        self.table.map(|_| self.location())
     }
 
     /// A string of this format, with `${VAR}` replaced.
     pub(super) fn read<T>(&mut self, key: &'static str, kind: &StringFormat<T>) -> Option<LocatedValue<T>> {
-        let (place, value) = self.value(key, kind.wanted)?;
-        let value = self.text(&place, value, kind)?;
-        Some(LocatedValue { value, place })
+        let (location, value) = self.value(key, kind.wanted)?;
+        let value = self.text(&location, value, kind)?;
+        Some(LocatedValue { value, location })
     }
 
     /// Whether a string contains `${VAR}`, so that the file does not show its value.
@@ -130,16 +130,16 @@ impl<'s, 'a> Section<'s, 'a> {
     /// As [`Section::read`], for a required key.
     pub(super) fn require<T>(&mut self, key: &'static str, kind: &StringFormat<T>) -> Option<LocatedValue<T>> {
         if self.table.is_some_and(|table| !table.contains_key(key)) {
-            let place = self.source.at(self.place.line, join(&self.place.key, key));
-            self.source.report.mistake(&place, format!("is missing; write {}", kind.wanted));
+            let location = self.source.at(self.location.line, join(&self.location.key, key));
+            self.source.report.mistake(&location, format!("is missing; write {}", kind.wanted));
         }
         self.read(key, kind)
     }
 
     /// An array of strings of this format. Wrong elements are noted and left out.
     pub(super) fn read_all<T>(&mut self, key: &'static str, kind: &StringFormat<T>) -> Option<LocatedValue<Vec<T>>> {
-        let LocatedValue { value, place } = self.read_each(key, kind)?;
-        Some(LocatedValue { value: value.into_iter().map(|read| read.value).collect(), place })
+        let LocatedValue { value, location } = self.read_each(key, kind)?;
+        Some(LocatedValue { value: value.into_iter().map(|read| read.value).collect(), location })
     }
 
     /// As [`Self::read_all`], each with its location.
@@ -149,24 +149,24 @@ impl<'s, 'a> Section<'s, 'a> {
         kind: &StringFormat<T>,
     ) -> Option<LocatedValue<Vec<LocatedValue<T>>>> {
         let wanted = format!("an array of strings, each {}", kind.wanted);
-        let (place, value) = self.value(key, &wanted)?;
+        let (location, value) = self.value(key, &wanted)?;
         let DeValue::Array(items) = value.get_ref() else {
-            self.wrong_type(&place, value, &wanted);
+            self.wrong_type(&location, value, &wanted);
             return None;
         };
-        Some(LocatedValue { value: self.texts_of(&place, items, kind), place })
+        Some(LocatedValue { value: self.texts_of(&location, items, kind), location })
     }
 
     fn texts_of<T>(
         &mut self,
-        place: &ConfigLocation,
+        location: &ConfigLocation,
         items: &DeArray<'_>,
         kind: &StringFormat<T>,
     ) -> Vec<LocatedValue<T>> {
         let mut read = Vec::new();
         for (index, item) in items.iter().enumerate() {
-            let place = self.source.at(self.line_of(item), format!("{}[{index}]", place.key));
-            read.extend(self.text(&place, item, kind).map(|value| LocatedValue { value, place }));
+            let location = self.source.at(self.line_of(item), format!("{}[{index}]", location.key));
+            read.extend(self.text(&location, item, kind).map(|value| LocatedValue { value, location }));
         }
         read
     }
@@ -178,30 +178,30 @@ impl<'s, 'a> Section<'s, 'a> {
         kind: &StringFormat<T>,
     ) -> Option<LocatedValue<Vec<LocatedValue<T>>>> {
         let wanted = format!("an array of at least one string, each {}", kind.wanted);
-        let (place, value) = self.value(key, &wanted)?;
+        let (location, value) = self.value(key, &wanted)?;
         let Some(items) = value.get_ref().as_array() else {
-            self.wrong_type(&place, value, &wanted);
+            self.wrong_type(&location, value, &wanted);
             return None;
         };
         if items.is_empty() {
-            self.source.report.mistake(&place, format!("is empty; write {wanted}, or leave it out"));
+            self.source.report.mistake(&location, format!("is empty; write {wanted}, or leave it out"));
         }
-        Some(LocatedValue { value: self.texts_of(&place, items, kind), place })
+        Some(LocatedValue { value: self.texts_of(&location, items, kind), location })
     }
 
     /// A string of this format, or a non-empty array of them.
     pub(super) fn one_or_all<T>(&mut self, key: &'static str, kind: &StringFormat<T>) -> Option<LocatedValue<Vec<T>>> {
         let wanted = format!("{}; or an array of strings, each {}", kind.wanted, kind.wanted);
-        let (place, value) = self.value(key, &wanted)?;
+        let (location, value) = self.value(key, &wanted)?;
         let read = match value.get_ref().as_array() {
             Some(items) if items.is_empty() => {
-                self.source.report.mistake(&place, format!("is empty; write {}", kind.wanted));
+                self.source.report.mistake(&location, format!("is empty; write {}", kind.wanted));
                 return None;
             }
-            Some(items) => self.texts_of(&place, items, kind).into_iter().map(|read| read.value).collect(),
-            None => vec![self.text(&place, value, kind)?],
+            Some(items) => self.texts_of(&location, items, kind).into_iter().map(|read| read.value).collect(),
+            None => vec![self.text(&location, value, kind)?],
         };
-        (!read.is_empty()).then_some(LocatedValue { value: read, place })
+        (!read.is_empty()).then_some(LocatedValue { value: read, location })
     }
 
     /// A table of strings of this format under names of the operator's choice.
@@ -211,36 +211,36 @@ impl<'s, 'a> Section<'s, 'a> {
         kind: &StringFormat<T>,
     ) -> Option<LocatedValue<NamedTexts<T>>> {
         let wanted = format!("a table of names, each with {}", kind.wanted);
-        let (place, value) = self.value(key, &wanted)?;
-        let table = self.table_in(&place, value, &format!("[{}]", place.key))?;
+        let (location, value) = self.value(key, &wanted)?;
+        let table = self.table_in(&location, value, &format!("[{}]", location.key))?;
         let mut all = Vec::new();
         for (name, value) in table {
             let line = self.source.line_at(name.span().start);
-            let place = self.source.written(line, join(&place.key, name.get_ref()));
-            if let Some(read) = self.text(&place, value, kind) {
-                all.push(LocatedValue { value: (name.get_ref().clone().into_owned(), read), place });
+            let location = self.source.written(line, join(&location.key, name.get_ref()));
+            if let Some(read) = self.text(&location, value, kind) {
+                all.push(LocatedValue { value: (name.get_ref().clone().into_owned(), read), location });
             }
         }
-        Some(LocatedValue { value: all, place })
+        Some(LocatedValue { value: all, location })
     }
 
     /// A word of a closed list. `None` beside a word: known, but not implemented.
     pub(super) fn word<T: Copy>(&mut self, key: &'static str, words: &[(&str, Option<T>)]) -> Option<LocatedValue<T>> {
         let list = value::word_list(words);
-        let (place, value) = self.value(key, &list)?;
+        let (location, value) = self.value(key, &list)?;
         let DeValue::String(written) = value.get_ref() else {
-            self.wrong_type(&place, value, &list);
+            self.wrong_type(&location, value, &list);
             return None;
         };
-        let text = self.fill_in(&place, written)?;
+        let text = self.fill_in(&location, written)?;
         match words.iter().find(|(word, _)| *word == text) {
-            Some((_, Some(meant))) => Some(LocatedValue { value: *meant, place }),
+            Some((_, Some(meant))) => Some(LocatedValue { value: *meant, location }),
             Some((_, None)) => {
-                self.source.report.mistake(&place, format!("{written:?} is not built yet; write {list}"));
+                self.source.report.mistake(&location, format!("{written:?} is not built yet; write {list}"));
                 None
             }
             None => {
-                self.source.report.mistake(&place, format!("{written:?} is unknown; write {list}"));
+                self.source.report.mistake(&location, format!("{written:?} is unknown; write {list}"));
                 None
             }
         }
@@ -254,60 +254,60 @@ impl<'s, 'a> Section<'s, 'a> {
     /// A whole number within these bounds.
     pub(super) fn count_in(&mut self, key: &'static str, bounds: RangeInclusive<u32>) -> Option<LocatedValue<u32>> {
         let wanted = format!("a whole number from {} to {}", bounds.start(), bounds.end());
-        let (place, value) = self.value(key, &wanted)?;
+        let (location, value) = self.value(key, &wanted)?;
         let DeValue::Integer(written) = value.get_ref() else {
-            self.wrong_type(&place, value, &wanted);
+            self.wrong_type(&location, value, &wanted);
             return None;
         };
         let number =
             u32::from_str_radix(written.as_str(), written.radix()).ok().filter(|number| bounds.contains(number));
         if number.is_none() {
-            self.source.report.mistake(&place, format!("{written} is out of range; write {wanted}"));
+            self.source.report.mistake(&location, format!("{written} is out of range; write {wanted}"));
         }
-        Some(LocatedValue { value: number?, place })
+        Some(LocatedValue { value: number?, location })
     }
 
     pub(super) fn flag(&mut self, key: &'static str) -> Option<LocatedValue<bool>> {
         let wanted = "`true` or `false`";
-        let (place, value) = self.value(key, wanted)?;
+        let (location, value) = self.value(key, wanted)?;
         if let DeValue::Boolean(flag) = value.get_ref() {
-            return Some(LocatedValue { value: *flag, place });
+            return Some(LocatedValue { value: *flag, location });
         }
-        self.wrong_type(&place, value, wanted);
+        self.wrong_type(&location, value, wanted);
         None
     }
 
     /// A key of an unimplemented feature: refused with any value, never ignored.
     pub(super) fn unbuilt(&mut self, key: &'static str) -> Option<ConfigLocation> {
-        let (place, _) = self.get(key, KeyContent::Unbuilt)?;
-        self.source.report.mistake(&place, "not built yet; leave it out");
-        Some(place)
+        let (location, _) = self.get(key, KeyContent::Unbuilt)?;
+        self.source.report.mistake(&location, "not built yet; leave it out");
+        Some(location)
     }
 
     pub(super) fn section(&mut self, key: &'static str) -> Section<'_, 'a> {
-        let (place, table) = match self.get(key, KeyContent::Table) {
-            Some((place, value)) => {
-                let table = self.table_in(&place, value, &format!("[{}]", place.key));
-                (place, table)
+        let (location, table) = match self.get(key, KeyContent::Table) {
+            Some((location, value)) => {
+                let table = self.table_in(&location, value, &format!("[{}]", location.key));
+                (location, table)
             }
-            None => (self.source.at(self.place.line, join(&self.place.key, key)), None),
+            None => (self.source.at(self.location.line, join(&self.location.key, key)), None),
         };
-        Section { source: self.source, table, place, known: Vec::new() }
+        Section { source: self.source, table, location, known: Vec::new() }
     }
 
     /// Reads each table of the array of tables `key`.
     pub(super) fn each<T>(&mut self, key: &'static str, read: impl Fn(Section<'_, 'a>) -> T) -> Vec<T> {
-        let Some((place, value)) = self.get(key, KeyContent::Table) else { return Vec::new() };
+        let Some((location, value)) = self.get(key, KeyContent::Table) else { return Vec::new() };
         let DeValue::Array(items) = value.get_ref() else {
-            self.wrong_type(&place, value, &format!("tables that begin with [[{}]]", place.key));
+            self.wrong_type(&location, value, &format!("tables that begin with [[{}]]", location.key));
             return Vec::new();
         };
-        let header = format!("[[{}]]", place.key);
+        let header = format!("[[{}]]", location.key);
         let mut all = Vec::new();
         for (index, item) in items.iter().enumerate() {
-            let place = self.source.written(self.line_of(item), format!("{}[{index}]", place.key));
-            if let Some(table) = self.table_in(&place, item, &header) {
-                all.push(read(Section { source: self.source, table: Some(table), place, known: Vec::new() }));
+            let location = self.source.written(self.line_of(item), format!("{}[{index}]", location.key));
+            if let Some(table) = self.table_in(&location, item, &header) {
+                all.push(read(Section { source: self.source, table: Some(table), location, known: Vec::new() }));
             }
         }
         all
@@ -315,17 +315,17 @@ impl<'s, 'a> Section<'s, 'a> {
 
     /// Reads each table in the table `key`, under names of the operator's choice.
     pub(super) fn named<T>(&mut self, key: &'static str, read: impl Fn(&str, Section<'_, 'a>) -> T) -> Vec<T> {
-        let Some((place, value)) = self.get(key, KeyContent::Table) else { return Vec::new() };
-        let header = format!("[{}.NAME]", place.key);
-        let Some(table) = self.table_in(&place, value, &header) else { return Vec::new() };
+        let Some((location, value)) = self.get(key, KeyContent::Table) else { return Vec::new() };
+        let header = format!("[{}.NAME]", location.key);
+        let Some(table) = self.table_in(&location, value, &header) else { return Vec::new() };
         let mut all = Vec::new();
         for (name, value) in table {
             let line = self.source.line_at(name.span().start);
-            let place = self.source.written(line, join(&place.key, name.get_ref()));
-            if let Some(table) = self.table_in(&place, value, &format!("[{}]", place.key)) {
+            let location = self.source.written(line, join(&location.key, name.get_ref()));
+            if let Some(table) = self.table_in(&location, value, &format!("[{}]", location.key)) {
                 all.push(read(
                     name.get_ref(),
-                    Section { source: self.source, table: Some(table), place, known: Vec::new() },
+                    Section { source: self.source, table: Some(table), location, known: Vec::new() },
                 ));
             }
         }
@@ -337,9 +337,9 @@ impl<'s, 'a> Section<'s, 'a> {
         for (key, _) in self.table.into_iter().flatten() {
             if !self.known.contains(&key.get_ref().as_ref()) {
                 let line = self.source.line_at(key.span().start);
-                let place = self.source.at(line, join(&self.place.key, key.get_ref()));
+                let location = self.source.at(line, join(&self.location.key, key.get_ref()));
                 let key = key.get_ref().clone().into_owned();
-                self.source.unknown.push(UnknownKey { place, key, siblings: self.known.clone() });
+                self.source.unknown.push(UnknownKey { location, key, siblings: self.known.clone() });
             }
         }
     }
@@ -350,7 +350,7 @@ impl<'s, 'a> Section<'s, 'a> {
 
     fn get(&mut self, key: &'static str, takes: KeyContent) -> Option<(ConfigLocation, &'s Spanned<DeValue<'a>>)> {
         self.known.push(key);
-        let path = join(&self.place.key, key);
+        let path = join(&self.location.key, key);
         self.source.known.insert(path.clone(), takes);
         let (written, value) = self.table?.get_key_value(key)?;
         let line = self.source.line_at(written.span().start);
@@ -363,40 +363,45 @@ impl<'s, 'a> Section<'s, 'a> {
 
     fn table_in(
         &mut self,
-        place: &ConfigLocation,
+        location: &ConfigLocation,
         value: &'s Spanned<DeValue<'a>>,
         header: &str,
     ) -> Option<&'s DeTable<'a>> {
         if let DeValue::Table(table) = value.get_ref() {
             return Some(table);
         }
-        self.wrong_type(place, value, &format!("a table that begins with {header}"));
+        self.wrong_type(location, value, &format!("a table that begins with {header}"));
         None
     }
 
-    fn text<T>(&mut self, place: &ConfigLocation, value: &Spanned<DeValue<'_>>, kind: &StringFormat<T>) -> Option<T> {
+    fn text<T>(
+        &mut self,
+        location: &ConfigLocation,
+        value: &Spanned<DeValue<'_>>,
+        kind: &StringFormat<T>,
+    ) -> Option<T> {
         let DeValue::String(written) = value.get_ref() else {
-            self.wrong_type(place, value, kind.wanted);
+            self.wrong_type(location, value, kind.wanted);
             return None;
         };
-        let text = self.fill_in(place, written)?;
+        let text = self.fill_in(location, written)?;
         let wrong = match (kind.read)(&text) {
             Ok(read) => return Some(read),
             Err(ValueError::Form) => format!("{written:?} is not {}", kind.wanted),
             Err(ValueError::Because(why)) => why.to_owned(),
         };
-        self.source.report.mistake(place, wrong);
+        self.source.report.mistake(location, wrong);
         None
     }
 
-    fn fill_in(&mut self, place: &ConfigLocation, written: &str) -> Option<String> {
+    fn fill_in(&mut self, location: &ConfigLocation, written: &str) -> Option<String> {
         match value::fill_in(written, self.source.env) {
             Ok(text) => Some(text),
             Err(wrong) => {
                 for mistake in wrong {
                     match mistake {
-                        VariableMistake::Form(message) => self.source.report.mistake(place, message),
-                        VariableMistake::Unset(message) => self.source.report.unset_variable(place, message),
+                        VariableMistake::Form(message) => self.source.report.mistake(location, message),
+                        VariableMistake::Unset(message) => self.source.report.unset_variable(location, message),
                     }
                 }
                 None
@@ -404,7 +409,7 @@ impl<'s, 'a> Section<'s, 'a> {
         }
     }
 
-    fn wrong_type(&mut self, place: &ConfigLocation, value: &Spanned<DeValue<'_>>, wanted: &str) {
+    fn wrong_type(&mut self, location: &ConfigLocation, value: &Spanned<DeValue<'_>>, wanted: &str) {
         let found = match value.get_ref() {
             DeValue::String(_) => "a string",
             DeValue::Integer(_) => "an integer",
@@ -414,7 +419,7 @@ impl<'s, 'a> Section<'s, 'a> {
             DeValue::Array(_) => "an array",
             DeValue::Table(_) => "a table",
         };
-        self.source.report.mistake(place, format!("is {found}; write {wanted}"));
+        self.source.report.mistake(location, format!("is {found}; write {wanted}"));
     }
 }
 

@@ -36,8 +36,8 @@ const NO_PATH: &str = "/wrap/several/mcp";
 pub(super) fn check(lines: &BTreeMap<KeyPlace, usize>, report: &mut MistakeCollector) {
     for (table, why) in OF_LISTENERS {
         if let Some(line) = lines.get(&KeyPlace::from(table.to_owned())) {
-            let place = ConfigLocation::own(*line, table.to_owned());
-            report.mistake(&place, format!("{why}; leave it out, or serve the file by `taskgate serve`"));
+            let location = ConfigLocation::own(*line, table.to_owned());
+            report.mistake(&location, format!("{why}; leave it out, or serve the file by `taskgate serve`"));
         }
     }
 }
@@ -46,14 +46,14 @@ pub(super) fn check(lines: &BTreeMap<KeyPlace, usize>, report: &mut MistakeColle
 /// they remain mistakes.
 pub(super) fn set_aside(raw: &mut RawConfig, report: &mut MistakeCollector) -> BTreeMap<String, Arc<str>> {
     let mut aside = BTreeMap::new();
-    if raw.upstreams.iter().all(|upstream| report.has_unset(&upstream.place.key)) {
+    if raw.upstreams.iter().all(|upstream| report.has_unset(&upstream.location.key)) {
         return aside;
     }
     for upstream in &mut raw.upstreams {
-        let Some(why) = report.set_aside(&upstream.place.key) else { continue };
-        let mut unreached = RawUpstream::unreached(&upstream.name, upstream.place.clone());
-        let place = upstream.place.clone();
-        unreached.own.command = Some(LocatedValue { value: vec![upstream.name.clone()], place });
+        let Some(why) = report.set_aside(&upstream.location.key) else { continue };
+        let mut unreached = RawUpstream::unreached(&upstream.name, upstream.location.clone());
+        let location = upstream.location.clone();
+        unreached.own.command = Some(LocatedValue { value: vec![upstream.name.clone()], location });
         unreached.tools = std::mem::take(&mut upstream.tools);
         unreached.rules = upstream.rules.clone();
         aside.insert(upstream.name.clone(), Arc::from(why));
@@ -67,11 +67,11 @@ pub(super) fn complete(raw: &mut RawConfig, report: &mut MistakeCollector) {
     // No listener is bound, so no upstream's address is the gateway's.
     choose_ports(raw, None);
     let store = &mut raw.store;
-    if store.path.place().is_none() && store.kind.place().is_none() {
+    if store.path.location().is_none() && store.kind.location().is_none() {
         store.kind.value = StoreKind::Memory;
     }
-    if let Some(place) = store.kind.place().filter(|_| store.kind.value == StoreKind::Postgres) {
-        report.mistake(place, "is for gateways that listen; write \"memory\" or \"disk\" for `taskgate wrap`");
+    if let Some(location) = store.kind.location().filter(|_| store.kind.value == StoreKind::Postgres) {
+        report.mistake(location, "is for gateways that listen; write \"memory\" or \"disk\" for `taskgate wrap`");
     }
     match raw.endpoints.as_slice() {
         [] if raw.upstreams.len() > 1 => raw.endpoints.push(of_all(raw)),
@@ -79,7 +79,7 @@ pub(super) fn complete(raw: &mut RawConfig, report: &mut MistakeCollector) {
         [only] => warn_of_others(raw, only, report),
         [_, others @ ..] => {
             for other in others {
-                report.mistake(&other.place, "a host is served one endpoint; leave the others out");
+                report.mistake(&other.location, "a host is served one endpoint; leave the others out");
             }
         }
     }
@@ -87,20 +87,20 @@ pub(super) fn complete(raw: &mut RawConfig, report: &mut MistakeCollector) {
 
 fn of_all(raw: &RawConfig) -> RawEndpoint {
     let mut all: Vec<_> = raw.upstreams.iter().collect();
-    all.sort_by_key(|upstream| upstream.place.line);
-    let place = ConfigLocation::own(all.first().map_or(0, |first| first.place.line), "upstreams".to_owned());
+    all.sort_by_key(|upstream| upstream.location.line);
+    let location = ConfigLocation::own(all.first().map_or(0, |first| first.location.line), "upstreams".to_owned());
     let names = all.iter().map(|upstream| upstream.name.clone()).collect();
     let values = RawEndpointValues {
-        path: Some(LocatedValue { value: NO_PATH.to_owned(), place: place.clone() }),
-        upstreams: Some(LocatedValue { value: names, place: place.clone() }),
+        path: Some(LocatedValue { value: NO_PATH.to_owned(), location: location.clone() }),
+        upstreams: Some(LocatedValue { value: names, location: location.clone() }),
         ..RawEndpointValues::default()
     };
-    RawEndpoint { place, values }
+    RawEndpoint { location, values }
 }
 
 fn warn_of_others(raw: &RawConfig, only: &RawEndpoint, report: &mut MistakeCollector) {
     let Some(named) = &only.values.upstreams else { return };
     for upstream in raw.upstreams.iter().filter(|upstream| !named.value.contains(&upstream.name)) {
-        report.warning(&upstream.place, "stands in no endpoint, so the host is not served it");
+        report.warning(&upstream.location, "stands in no endpoint, so the host is not served it");
     }
 }

@@ -4,7 +4,7 @@ use super::notes::{ImportNotes, below};
 use crate::wire::{Object, Payload};
 
 /// The paths of server lists: most hosts'; VS Code's, also in its settings; Zed's; OpenCode's.
-const PLACES: [&[&str]; 6] =
+const SERVER_PATHS: [&[&str]; 6] =
     [&["mcpServers"], &["servers"], &["mcp", "servers"], &["mcp", "mcpServers"], &["context_servers"], &["mcp"]];
 
 /// A server as its host's file has it.
@@ -37,8 +37,8 @@ pub(super) fn read(file: &Payload, notes: &mut ImportNotes) -> HostFile {
     };
     let mut found = HostFile::default();
     let mut is_named = false;
-    for place in PLACES {
-        let (pointer, value) = match place {
+    for path in SERVER_PATHS {
+        let (pointer, value) = match path {
             [only] => (below("", only), root.get(only)),
             [outer, inner @ ..] => {
                 let outer_value = root.get_object(outer);
@@ -48,7 +48,7 @@ pub(super) fn read(file: &Payload, notes: &mut ImportNotes) -> HostFile {
         };
         let Some(value) = value else { continue };
         // Servers below a more specific path are found there.
-        if place == ["mcp"] && is_named {
+        if path == ["mcp"] && is_named {
             continue;
         }
         is_named = true;

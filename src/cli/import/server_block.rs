@@ -7,7 +7,7 @@ use url::Url;
 
 use super::host_file::HostServer;
 use super::notes::{ImportNotes, below};
-use super::variables::{TextPlace, Variables};
+use super::variables::{TextLocation, Variables};
 use crate::config::{ServerTarget, is_command_line, is_credential_header, key, quoted, string, usual_listener_at};
 use crate::wire::{Object, Payload};
 
@@ -194,12 +194,12 @@ impl BlockWriter<'_> {
                 self.notes.mistake(pointer, "has a NUL character, which no program can be given");
                 return false;
             }
-            let at = TextPlace { upstream: self.upstream, pointer };
+            let at = TextLocation { upstream: self.upstream, pointer };
             written.push(string(&self.variables.word(word, at, self.notes)));
         }
         self.line(format_args!("command = [{}]", written.join(", ")));
         if let Some((pointer, folder)) = settings.folder.as_ref().filter(|(_, folder)| !folder.is_empty()) {
-            let at = TextPlace { upstream: self.upstream, pointer };
+            let at = TextLocation { upstream: self.upstream, pointer };
             let folder = self.variables.word(folder, at, self.notes);
             self.line(format_args!("cwd = {}", string(&folder)));
         }
@@ -225,7 +225,7 @@ impl BlockWriter<'_> {
             self.notes.mistake(&written.pointer, why);
             return false;
         }
-        let at = TextPlace { upstream: self.upstream, pointer: &written.pointer };
+        let at = TextLocation { upstream: self.upstream, pointer: &written.pointer };
         let url = self.variables.word(&text, at, self.notes);
         self.line(format_args!("url = {}", string(&url)));
         if let Some(transport) = transport {
@@ -247,7 +247,7 @@ impl BlockWriter<'_> {
                 self.notes.note(pointer, "is no variable that a program can be given, and left out");
                 continue;
             }
-            let at = TextPlace { upstream: self.upstream, pointer };
+            let at = TextLocation { upstream: self.upstream, pointer };
             let value = self.variables.environment_value(name, value, at, self.notes);
             self.line(format_args!("{} = {}", key(name), string(&value)));
         }
@@ -267,7 +267,7 @@ impl BlockWriter<'_> {
             self.notes.note(pointer, "is not carried over: the server is shown one header, its credential");
         }
         let Some((pointer, name, value)) = chosen else { return };
-        let at = TextPlace { upstream: self.upstream, pointer };
+        let at = TextLocation { upstream: self.upstream, pointer };
         let value = string(&self.variables.header_value(value.trim(), at, self.notes));
         self.table("auth");
         if is_authorization(name) {

@@ -19,7 +19,7 @@ pub(super) struct Variables {
 }
 
 #[derive(Clone, Copy)]
-pub(super) struct TextPlace<'a> {
+pub(super) struct TextLocation<'a> {
     pub(super) upstream: &'a str,
     pub(super) pointer: &'a str,
 }
@@ -36,7 +36,7 @@ impl Variables {
     }
 
     /// A command word or an address.
-    pub(super) fn word(&mut self, text: &str, at: TextPlace<'_>, notes: &mut ImportNotes) -> String {
+    pub(super) fn word(&mut self, text: &str, at: TextLocation<'_>, notes: &mut ImportNotes) -> String {
         let parts = references::read(text, BareVariables::WhenAlone);
         self.written(&parts, at, notes, |_, plain| escaped(plain))
     }
@@ -45,7 +45,7 @@ impl Variables {
         &mut self,
         name: &str,
         value: &str,
-        at: TextPlace<'_>,
+        at: TextLocation<'_>,
         notes: &mut ImportNotes,
     ) -> String {
         let own = if is_variable_name(name) { name.to_owned() } else { variable_name(name) };
@@ -54,7 +54,7 @@ impl Variables {
     }
 
     /// The value of a header; the authentication scheme in front of it stays.
-    pub(super) fn header_value(&mut self, value: &str, at: TextPlace<'_>, notes: &mut ImportNotes) -> String {
+    pub(super) fn header_value(&mut self, value: &str, at: TextLocation<'_>, notes: &mut ImportNotes) -> String {
         let is_scheme =
             |word: &str| ["bearer", "basic", "token"].iter().any(|scheme| word.eq_ignore_ascii_case(scheme));
         let (scheme, credential) = match value.split_once(' ').filter(|(scheme, _)| is_scheme(scheme)) {
@@ -80,7 +80,7 @@ impl Variables {
     }
 
     /// A value of `env` or of a header: its own text goes into variables.
-    fn value(&mut self, value: &str, names: &[String], at: TextPlace<'_>, notes: &mut ImportNotes) -> String {
+    fn value(&mut self, value: &str, names: &[String], at: TextLocation<'_>, notes: &mut ImportNotes) -> String {
         let mut parts = references::read(value, BareVariables::Taken);
         if parts.is_empty() {
             parts.push(HostText::Text(""));
@@ -95,7 +95,7 @@ impl Variables {
     fn written(
         &mut self,
         parts: &[HostText<'_>],
-        at: TextPlace<'_>,
+        at: TextLocation<'_>,
         notes: &mut ImportNotes,
         plain: impl Fn(&mut Self, &str) -> String,
     ) -> String {
@@ -120,7 +120,7 @@ impl Variables {
         text
     }
 
-    fn host_value(&mut self, written: &str, called: &str, at: TextPlace<'_>, notes: &mut ImportNotes) -> String {
+    fn host_value(&mut self, written: &str, called: &str, at: TextLocation<'_>, notes: &mut ImportNotes) -> String {
         if let Some(variable) = self.host_values.get(written) {
             return variable.clone();
         }

@@ -60,7 +60,7 @@ keys! {
 /// One key.
 #[derive(Debug)]
 pub(in crate::config) struct RawApiKey {
-    pub(in crate::config) place: ConfigLocation,
+    pub(in crate::config) location: ConfigLocation,
     /// Whether `key` is in the file itself and not in the environment.
     pub(in crate::config) is_inline: bool,
     pub(in crate::config) values: RawApiKeyValues,
@@ -78,9 +78,9 @@ pub(in crate::config) fn read_keys(mut root: Section<'_, '_>) -> Vec<RawApiKey> 
 }
 
 pub(super) fn read_api_key(mut section: Section<'_, '_>) -> RawApiKey {
-    let (place, is_inline) = (section.place(), !section.has_variable("key"));
+    let (location, is_inline) = (section.location(), !section.has_variable("key"));
     let values = RawApiKeyValues::read(&mut section);
     let limits = read_table(section.section("limits"));
     section.close();
-    RawApiKey { place, is_inline, values, limits }
+    RawApiKey { location, is_inline, values, limits }
 }

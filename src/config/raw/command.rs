@@ -18,58 +18,58 @@ const VARIABLE_NAME_LEN_MAX: usize = 256;
 
 /// Notes the keys that do not fit the transport.
 pub(in crate::config) fn check(raw: &RawUpstream, report: &mut MistakeCollector) {
-    let (url, command) = (raw.own.url.place(), raw.own.command.place());
+    let (url, command) = (raw.own.url.location(), raw.own.command.location());
     let transport = raw.own.transport.value;
-    if let Some(place) = raw.own.transport.place() {
+    if let Some(location) = raw.own.transport.location() {
         let is_for_urls = matches!(transport, RawTransport::StreamableHttp | RawTransport::Sse);
         if transport == RawTransport::Stdio && url.is_some() && command.is_none() {
-            report.mistake(place, "needs a `command` instead of the `url`");
+            report.mistake(location, "needs a `command` instead of the `url`");
         }
         if is_for_urls && url.is_none() && command.is_some() {
-            report.mistake(place, "needs a `url` instead of the `command`");
+            report.mistake(location, "needs a `url` instead of the `command`");
         }
     }
-    if let Some(place) = raw.own.protocol.place()
+    if let Some(location) = raw.own.protocol.location()
         && transport == RawTransport::Sse
         && raw.own.protocol.value.is_some_and(ProtocolVersion::is_stateless)
     {
-        report.mistake(place, "no such version goes over HTTP+SSE; write an older one, or \"auto\"");
+        report.mistake(location, "no such version goes over HTTP+SSE; write an older one, or \"auto\"");
     }
     check_variables(raw, report);
     if let Some(command) = &raw.own.command {
         if command.value.first().is_some_and(String::is_empty) {
-            report.mistake(&command.place, "names no program");
+            report.mistake(&command.location, "names no program");
         }
         if let [line] = command.value.as_slice()
             && is_command_line(line)
         {
             report.mistake(
-                &command.place,
+                &command.location,
                 "is one string with blanks; write an array, such as [\"npx\", \"-y\", \"server\"]",
             );
         }
-        for place in raw.auth.iter().map(|auth| &auth.place).chain(raw.url.places()) {
-            report.mistake(place, "is for an upstream with a `url`; leave it out beside a `command`");
+        for location in raw.auth.iter().map(|auth| &auth.location).chain(raw.url.locations()) {
+            report.mistake(location, "is for an upstream with a `url`; leave it out beside a `command`");
         }
     } else if url.is_some() {
-        let apart = raw.tools.iter().map(|tool| &tool.own.process_per_call).filter(|apart| apart.value);
-        for place in apart.filter_map(|apart| apart.place()).chain(raw.program.places()) {
-            report.mistake(place, "is for an upstream with a `command`; leave it out beside a `url`");
+        let dedicated = raw.tools.iter().map(|tool| &tool.own.process_per_call).filter(|flag| flag.value);
+        for location in dedicated.filter_map(|flag| flag.location()).chain(raw.program.locations()) {
+            report.mistake(location, "is for an upstream with a `command`; leave it out beside a `url`");
         }
     }
 }
 
 fn check_variables(raw: &RawUpstream, report: &mut MistakeCollector) {
-    let env: Vec<_> = each(raw.program.env.as_ref()).map(|one| (&one.place, &one.value.0)).collect();
-    let files: Vec<_> = each(raw.program.env_files.as_ref()).map(|one| (&one.place, &one.value.0)).collect();
-    for (place, name) in env.iter().chain(&files) {
+    let env: Vec<_> = each(raw.program.env.as_ref()).map(|one| (&one.location, &one.value.0)).collect();
+    let files: Vec<_> = each(raw.program.env_files.as_ref()).map(|one| (&one.location, &one.value.0)).collect();
+    for (location, name) in env.iter().chain(&files) {
         if name.is_empty() || name.len() > VARIABLE_NAME_LEN_MAX || name.contains(['=', '\0']) {
-            report.mistake(place, "is no name of a variable; write one without = and at most 256 bytes long");
+            report.mistake(location, "is no name of a variable; write one without = and at most 256 bytes long");
         }
     }
-    for (place, name) in files {
+    for (location, name) in files {
         if env.iter().any(|(_, other)| *other == name) {
-            report.mistake(place, "is in `env`, too; leave one of them out");
+            report.mistake(location, "is in `env`, too; leave one of them out");
         }
     }
 }
@@ -117,13 +117,13 @@ pub(in crate::config) fn resolve(
         memory_bytes_max: own.memory_max.as_ref().map(|size| size.value),
         line_bytes_max,
         protocol,
-        apart: calls_apart(raw, names),
+        apart: dedicated_processes(raw, names),
         unusable: None,
     })
 }
 
 /// The first block that matches a tool decides. As in all rules, the tool has its new name.
-fn calls_apart(raw: &RawUpstream, names: &ToolNames) -> DedicatedProcessRules {
+fn dedicated_processes(raw: &RawUpstream, names: &ToolNames) -> DedicatedProcessRules {
     let rules = raw.tools.iter().map(|tool| &tool.own).filter_map(|tool| {
         let name = tool.rename.as_ref().or(tool.pattern.as_ref())?;
         (!tool.hide.value).then(|| (WildMatch::new(&name.value), tool.process_per_call.value))

@@ -23,12 +23,12 @@ pub(super) fn resolve(
         match own.get(&Principal::holding(&id.value)) {
             // During a rotation both keys belong to one principal, so their rights must be equal.
             Some((before, first)) if *before != its => {
-                let line = first.place.line_seen_from(&key.place, &report.file());
+                let line = first.location.line_seen_from(&key.location, &report.file());
                 let message = format!(
                     "{:?} has a key in {line} with other `upstreams` or `tools`; write the same at both",
                     id.value
                 );
-                report.mistake(&key.place, message);
+                report.mistake(&key.location, message);
             }
             Some(_) => (),
             None => drop(own.insert(Principal::holding(&id.value), (its, key))),
@@ -45,7 +45,7 @@ fn check_upstreams(raw: &RawApiKeyValues, known: &BTreeSet<Arc<str>>, report: &m
     }
     for named in raw.upstreams.iter().flat_map(|list| &list.value) {
         if !known.contains(named.value.as_str()) {
-            report.mistake(&named.place, unknown(&named.value, known));
+            report.mistake(&named.location, unknown(&named.value, known));
         }
     }
 }

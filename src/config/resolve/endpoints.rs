@@ -22,7 +22,7 @@ pub(super) fn resolve<'a>(
         let members = members(raw, known, report);
         let path = raw.values.path.as_ref()?;
         let events = raw.values.sse_path.as_ref();
-        let paths = paths::of_endpoint(&raw.place, (path, events), taken, report);
+        let paths = paths::of_endpoint(&raw.location, (path, events), taken, report);
         let prefix = raw.values.prefix.value;
         Some(CombinedSettings { path: Arc::from(paths.current), sse_path: paths.events, upstreams: members, prefix })
     });
@@ -31,26 +31,26 @@ pub(super) fn resolve<'a>(
 
 fn members(raw: &RawEndpoint, known: &BTreeSet<Arc<str>>, report: &mut MistakeCollector) -> Vec<Arc<str>> {
     let Some(named) = &raw.values.upstreams else {
-        if !report.blames(&format!("{}.upstreams", raw.place.key)) {
-            let place = ConfigLocation::own(raw.place.line, format!("{}.upstreams", raw.place.key));
-            report.mistake(&place, "is missing; write the names of upstreams, such as [\"reports\", \"files\"]");
+        if !report.blames(&format!("{}.upstreams", raw.location.key)) {
+            let location = ConfigLocation::own(raw.location.line, format!("{}.upstreams", raw.location.key));
+            report.mistake(&location, "is missing; write the names of upstreams, such as [\"reports\", \"files\"]");
         }
         return Vec::new();
     };
-    if named.value.is_empty() && !report.blames(&named.place.key) {
-        report.mistake(&named.place, "names no upstream; write at least one, such as [\"reports\", \"files\"]");
+    if named.value.is_empty() && !report.blames(&named.location.key) {
+        report.mistake(&named.location, "names no upstream; write at least one, such as [\"reports\", \"files\"]");
     }
     if named.value.len() > MEMBERS_MAX {
-        report.mistake(&named.place, format!("names more than {MEMBERS_MAX} upstreams; write several endpoints"));
+        report.mistake(&named.location, format!("names more than {MEMBERS_MAX} upstreams; write several endpoints"));
     }
     let mut members: Vec<Arc<str>> = Vec::new();
     for name in &named.value {
         if members.iter().any(|other| **other == **name) {
-            report.mistake(&named.place, format!("names `{name}` twice, and two upstreams cannot have one prefix"));
+            report.mistake(&named.location, format!("names `{name}` twice, and two upstreams cannot have one prefix"));
             continue;
         }
         if !known.contains(name.as_str()) {
-            report.mistake(&named.place, unknown(name, known));
+            report.mistake(&named.location, unknown(name, known));
             continue;
         }
         if let Some(other) = members.iter().find(|other| prefixes_clash(other, name)) {
@@ -58,7 +58,7 @@ fn members(raw: &RawEndpoint, known: &BTreeSet<Arc<str>>, report: &mut MistakeCo
                 "`{other}` and `{name}`: tools of one would look like tools of the other, whose names begin with \
                  `{other}__` and `{name}__`; give one of the two upstreams another name"
             );
-            report.mistake(&named.place, message);
+            report.mistake(&named.location, message);
         }
         members.push(Arc::from(name.as_str()));
     }

@@ -10,11 +10,11 @@ use crate::server::forwarded::AddressRange;
 use crate::server::is_loopback as names_loopback;
 
 pub(super) fn check(raw: &RawConfig, address: SocketAddr, report: &mut MistakeCollector) {
-    if let Some(place) = raw.listen.trusted_proxies.place()
+    if let Some(location) = raw.listen.trusted_proxies.location()
         && raw.listen.trusted_proxies.value.iter().any(AddressRange::is_everything)
     {
         report.warning(
-            place,
+            location,
             "believes every peer: whoever reaches the address says where it comes from; name the addresses of the proxies",
         );
     }
@@ -30,29 +30,29 @@ pub(super) fn check(raw: &RawConfig, address: SocketAddr, report: &mut MistakeCo
         }
         return;
     }
-    let Some(address_place) = raw.listen.address.place() else { return };
+    let Some(address_location) = raw.listen.address.location() else { return };
     let has_tls = raw.listen_tls.certificate.is_some() || report.blames("listen.tls");
     if has_keys {
         if !has_tls && !raw.listen.plaintext.value && !report.blames("listen.plaintext") {
             report.mistake(
-                address_place,
+                address_location,
                 "other machines can reach this address, and their keys would come in clear; write [listen.tls], or \
                  `plaintext = true` in [listen] if a proxy in front of it speaks TLS",
             );
         }
     } else if !is_anonymous {
         report.mistake(
-            address_place,
+            address_location,
             "other machines can reach this address while `auth.mode` is \"none\"; write a loopback address, \
              or in [auth] `mode = \"api_keys\"` to serve holders of keys, or `anonymous = true` to serve anybody",
         );
-    } else if let Some(place) = raw.auth.anonymous.place()
-        && raw.listen.allowed_hosts.place().is_none()
+    } else if let Some(location) = raw.auth.anonymous.location()
+        && raw.listen.allowed_hosts.location().is_none()
         && raw.listen.public_url.is_none()
         && !has_tls
     {
         report.warning(
-            place,
+            location,
             "serves anybody, but by no name: requests may name loopback and the address that they came to, and are \
              refused otherwise; write the address that clients use as `listen.public_url`, or names into `listen.allowed_hosts`",
         );
@@ -61,14 +61,14 @@ pub(super) fn check(raw: &RawConfig, address: SocketAddr, report: &mut MistakeCo
 
 /// Only a warning, as earlier versions served such a file with one principal.
 fn warn_of_many(raw: &RawConfig, report: &mut MistakeCollector) {
-    let hosts = raw.listen.allowed_hosts.place();
+    let hosts = raw.listen.allowed_hosts.location();
     let public = raw.listen.public_url.as_ref();
     let named = hosts.filter(|_| !raw.listen.allowed_hosts.value.iter().all(|name| names_loopback(name)));
-    let public = public.filter(|url| !url.value.host_str().is_some_and(names_loopback)).map(|url| &url.place);
-    let proxies = raw.listen.trusted_proxies.place().filter(|_| !raw.listen.trusted_proxies.value.is_empty());
-    if let Some(place) = named.or(public).or(proxies) {
+    let public = public.filter(|url| !url.value.host_str().is_some_and(names_loopback)).map(|url| &url.location);
+    let proxies = raw.listen.trusted_proxies.location().filter(|_| !raw.listen.trusted_proxies.value.is_empty());
+    if let Some(location) = named.or(public).or(proxies) {
         report.warning(
-            place,
+            location,
             "others than one person come by this, and nobody is asked for credentials: everybody is served as \
              nobody in particular, without a list of tasks, and whoever knows a task's id can read it for an hour at \
              most; write in [auth] `anonymous = true` if that is meant, or `mode = \"api_keys\"`",

@@ -41,11 +41,11 @@ pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> Listene
     let metrics = raw.metrics.address.as_ref().map(|written| written.value);
     check_overlaps(
         &[
-            ("listen.address", listen.address, raw.listen.address.place()),
-            ("admin.address", admin.address, raw.admin.address.place()),
+            ("listen.address", listen.address, raw.listen.address.location()),
+            ("admin.address", admin.address, raw.admin.address.location()),
         ]
         .into_iter()
-        .chain(metrics.map(|address| ("metrics.address", address, raw.metrics.address.place())))
+        .chain(metrics.map(|address| ("metrics.address", address, raw.metrics.address.location())))
         .collect::<Vec<_>>(),
         report,
     );
@@ -55,7 +55,7 @@ pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> Listene
 fn resolve_token(raw: &RawAdminToken) -> Option<ApiKeySettings> {
     let file = raw.file.as_ref()?;
     let principal = Principal::operator(raw.may.value);
-    Some(ApiKeySettings { principal, source: KeySource::File(file.value.clone()), place: file.place.place() })
+    Some(ApiKeySettings { principal, source: KeySource::File(file.value.clone()), place: file.location.key_place() })
 }
 
 fn resolve_listen(raw: &RawConfig, report: &mut MistakeCollector) -> ListenSettings {
@@ -80,16 +80,16 @@ fn resolve_listen(raw: &RawConfig, report: &mut MistakeCollector) -> ListenSetti
 }
 
 fn check_admin(raw: &RawConfig, report: &mut MistakeCollector) {
-    let Some(place) = raw.admin.address.place().filter(|_| !is_loopback(raw.admin.address.value)) else { return };
+    let Some(location) = raw.admin.address.location().filter(|_| !is_loopback(raw.admin.address.value)) else { return };
     if !raw.admin_tokens.is_empty() {
         report.warning(
-            place,
+            location,
             "operators' tokens can be read by whoever is on the way: nothing is encrypted here; keep to a network that is \
              safe, or write a loopback address and let a proxy that speaks TLS reach it",
         );
     } else if !report.blames("admin.tokens") {
         report.mistake(
-            place,
+            location,
             "other machines can reach this address, and nobody there is asked for a token; write [[admin.tokens]] with a \
              `file` below it, or a loopback address. Metrics and health alone have a listener of their own: [metrics]",
         );
@@ -109,9 +109,9 @@ fn check_overlaps(all: &[ListenerAddress<'_>], report: &mut MistakeCollector) {
                 && address.port() != 0
                 && address.port() == other.port()
                 && overlap
-                && let Some(place) = written.or(*other_written)
+                && let Some(location) = written.or(*other_written)
             {
-                report.mistake(place, format!("`{other_key}` and `{key}` overlap; give them different ports"));
+                report.mistake(location, format!("`{other_key}` and `{key}` overlap; give them different ports"));
             }
         }
     }

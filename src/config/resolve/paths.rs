@@ -40,7 +40,7 @@ impl fmt::Display for PathOwner<'_> {
 
 struct WrittenPaths<'a> {
     owner: PathOwner<'a>,
-    place: &'a ConfigLocation,
+    location: &'a ConfigLocation,
     current: Option<&'a LocatedValue<String>>,
     events: Option<&'a LocatedValue<String>>,
 }
@@ -53,18 +53,18 @@ pub(super) fn resolve<'a>(
 ) -> UpstreamPaths {
     let owner = PathOwner::Upstream(&raw.name);
     let (current, events) = (raw.own.path.as_ref(), raw.own.sse_path.as_ref());
-    decide(&WrittenPaths { owner, place: &raw.place, current, events }, &raw.name, taken, report)
+    decide(&WrittenPaths { owner, location: &raw.location, current, events }, &raw.name, taken, report)
 }
 
 /// As [`resolve`], for an endpoint, which has an explicit path.
 pub(super) fn of_endpoint<'a>(
-    place: &'a ConfigLocation,
+    location: &'a ConfigLocation,
     (path, events): (&'a LocatedValue<String>, Option<&'a LocatedValue<String>>),
     taken: &mut TakenPaths<'a>,
     report: &mut MistakeCollector,
 ) -> UpstreamPaths {
     let owner = PathOwner::Endpoint(&path.value);
-    decide(&WrittenPaths { owner, place, current: Some(path), events }, "", taken, report)
+    decide(&WrittenPaths { owner, location, current: Some(path), events }, "", taken, report)
 }
 
 fn decide<'a>(
@@ -75,18 +75,18 @@ fn decide<'a>(
 ) -> UpstreamPaths {
     let current = raw.current.map_or_else(|| format!("/{name}{CURRENT}"), |path| path.value.clone());
     let events = raw.events.map_or_else(|| beside(&current), |path| path.value.clone());
-    let unknown = report.blames(&format!("{}.path", raw.place.key));
+    let unknown = report.blames(&format!("{}.path", raw.location.key));
     let mut is_new = true;
     if !unknown && let Some(other) = taken.0.insert(current.clone(), raw.owner) {
-        let place = raw.current.map_or(raw.place, |path| &path.place);
-        report.mistake(place, format!("the {other} has the same path; give one another `path`"));
+        let location = raw.current.map_or(raw.location, |path| &path.location);
+        report.mistake(location, format!("the {other} has the same path; give one another `path`"));
         is_new = false;
     }
     // A path derived from a faulty one would repeat its mistake.
     let is_own = raw.events.is_some();
-    let is_known = !report.blames(&format!("{}.sse_path", raw.place.key)) && (is_own || (!unknown && is_new));
+    let is_known = !report.blames(&format!("{}.sse_path", raw.location.key)) && (is_own || (!unknown && is_new));
     if is_known && let Some(other) = taken.0.insert(events.clone(), raw.owner) {
-        let place = raw.events.map_or(raw.place, |path| &path.place);
+        let location = raw.events.map_or(raw.location, |path| &path.location);
         let message = match raw.events {
             Some(_) if other == raw.owner => match other {
                 PathOwner::Upstream(_) => "is the `path` of the same upstream; give it another one".to_owned(),
@@ -95,7 +95,7 @@ fn decide<'a>(
             Some(_) => format!("the {other} has the same path; give one of them another one"),
             None => format!("its path for HTTP+SSE, {events}, is one of the {other}; write a `sse_path`"),
         };
-        report.mistake(place, message);
+        report.mistake(location, message);
     }
     UpstreamPaths { current, events }
 }

@@ -20,9 +20,9 @@ pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> Princip
         match own.get(&Principal::holding(&id.value)) {
             // During a rotation both keys belong to one principal, so their limits must be equal.
             Some((before, first)) if *before != its => {
-                let line = first.place.line_seen_from(&key.place, &report.file());
+                let line = first.location.line_seen_from(&key.location, &report.file());
                 let message = format!("{:?} has a key in {line} with other limits; write the same at both", id.value);
-                report.mistake(&key.place, message);
+                report.mistake(&key.location, message);
             }
             Some(_) => (),
             None => drop(own.insert(Principal::holding(&id.value), (its, key))),

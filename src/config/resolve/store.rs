@@ -21,8 +21,8 @@ pub(super) fn resolve(raw: &RawConfig, each: &PrincipalLimits, report: &mut Mist
     let store = &raw.store;
     let kind = store.kind.value;
     if kind != StoreKind::Postgres && !report.blames("store.kind") {
-        for place in raw.database.places().into_iter().chain(&raw.replica_place) {
-            report.mistake(place, ONLY_POSTGRES);
+        for location in raw.database.locations().into_iter().chain(&raw.replica_location) {
+            report.mistake(location, ONLY_POSTGRES);
         }
     }
     match kind {
@@ -32,8 +32,8 @@ pub(super) fn resolve(raw: &RawConfig, each: &PrincipalLimits, report: &mut Mist
             is_ephemeral: store.ephemeral.value,
         },
         StoreKind::Postgres => {
-            if let Some(place) = store.ephemeral.place().filter(|_| store.ephemeral.value) {
-                report.mistake(place, "is for a store on disk; leave it out");
+            if let Some(location) = store.ephemeral.location().filter(|_| store.ephemeral.value) {
+                report.mistake(location, "is for a store on disk; leave it out");
             }
             let limits = resolve_limits(raw, each, 8 * GIB, report);
             StoreSettings::Postgres(Box::new(resolve_database(raw, limits, report)))
@@ -43,24 +43,24 @@ pub(super) fn resolve(raw: &RawConfig, each: &PrincipalLimits, report: &mut Mist
 
 fn resolve_database(raw: &RawConfig, limits: StoreLimits, report: &mut MistakeCollector) -> DatabaseSettings {
     // Without a written kind there is no such store.
-    let place = raw.store.kind.place.clone().unwrap_or_else(|| ConfigLocation::own(1, "store".to_owned()));
+    let location = raw.store.kind.location.clone().unwrap_or_else(|| ConfigLocation::own(1, "store".to_owned()));
     let (raw, replica) = (&raw.database, &raw.replica);
     let durability = raw.durability.as_ref().map(|written| written.value);
     if durability.is_none() && !report.blames("store.durability") {
         report.mistake(
-            &place,
+            &location,
             "a database needs `durability` beside it, which has no default: \"replicated\" where commits wait for a synchronous \
              standby, \"vouched\" where its storage is replicated, \"single\" where tasks are lost with one server",
         );
     }
     let write_max = raw.write_max.value;
-    if let Some(place) = raw.write_max.place().filter(|_| write_max > WRITE_MAX_LONGEST) {
-        report.mistake(place, format!("is more than {}; clients wait no longer", words(WRITE_MAX_LONGEST)));
+    if let Some(location) = raw.write_max.location().filter(|_| write_max > WRITE_MAX_LONGEST) {
+        report.mistake(location, format!("is more than {}; clients wait no longer", words(WRITE_MAX_LONGEST)));
     }
     DatabaseSettings {
         limits,
         access: DatabaseAccess {
-            url: resolve_url(raw, &place, report),
+            url: resolve_url(raw, &location, report),
             password_file: raw.password_file.as_ref().map(|file| file.value.clone()),
             ca: raw.ca.as_ref().map(|file| file.value.clone()),
             schema: raw.schema.value.clone(),
@@ -73,24 +73,24 @@ fn resolve_database(raw: &RawConfig, limits: StoreLimits, report: &mut MistakeCo
     }
 }
 
-fn resolve_url(raw: &RawDatabase, place: &ConfigLocation, report: &mut MistakeCollector) -> DatabaseUrl {
+fn resolve_url(raw: &RawDatabase, location: &ConfigLocation, report: &mut MistakeCollector) -> DatabaseUrl {
     if let Some(url) = &raw.url
         // Without the text, which may contain a password.
         && let Err(error) = check_database_url(&url.value)
     {
-        report.mistake(&url.place, error.to_string());
+        report.mistake(&url.location, error.to_string());
     }
     match (&raw.url, &raw.url_file) {
         (Some(url), None) => DatabaseUrl::Here(url.value.clone()),
         (None, Some(file)) => DatabaseUrl::File(file.value.clone()),
         (Some(_), Some(file)) => {
-            report.mistake(&file.place, "stands beside `url`; leave one of them out");
+            report.mistake(&file.location, "stands beside `url`; leave one of them out");
             DatabaseUrl::File(file.value.clone())
         }
         (None, None) => {
             if !report.blames("store.url") && !report.blames("store.url_file") {
                 report.mistake(
-                    place,
+                    location,
                     "a database needs `url` beside it, such as \"postgres://taskgate@db1,db2/taskgate\", or `url_file`",
                 );
             }
@@ -101,16 +101,16 @@ fn resolve_url(raw: &RawDatabase, place: &ConfigLocation, report: &mut MistakeCo
 
 fn resolve_replica(raw: &RawReplica, report: &mut MistakeCollector) -> ReplicaSettings {
     let terms = LeaseTerms::new(raw.lease.value, raw.alone_max.value).unwrap_or_else(|| {
-        if let Some(place) = raw.lease.place() {
+        if let Some(location) = raw.lease.location() {
             let (min, max) = (words(LeaseTerms::LEASE_MIN), words(LeaseTerms::LEASE_MAX));
-            report.mistake(place, format!("is out of bounds; write a duration from {min} to {max}"));
+            report.mistake(location, format!("is out of bounds; write a duration from {min} to {max}"));
         }
         LeaseTerms::default()
     });
     let tls = resolve_replica_tls(raw, report);
     if let Some(address) = raw.address.as_ref().filter(|address| is_unreachable(address.value)) {
         report.mistake(
-            &address.place,
+            &address.location,
             "names no place that others can reach; write the address, and a port that is not 0",
         );
     }
@@ -130,12 +130,12 @@ fn resolve_replica_tls(raw: &RawReplica, report: &mut MistakeCollector) -> Optio
     let absent: Vec<_> = absent.map(|(key, _)| format!("`{key}`")).collect();
     let written = files.iter().find_map(|(_, file)| file.as_ref());
     if let Some(written) = written.filter(|_| !absent.is_empty()) {
-        report.mistake(&written.place, format!("needs {} beside it", absent.join(" and ")));
+        report.mistake(&written.location, format!("needs {} beside it", absent.join(" and ")));
     } else if absent.len() == files.len()
         && let Some(address) = raw.address.as_ref().filter(|address| !is_loopback(address.value))
     {
         report.mistake(
-            &address.place,
+            &address.location,
             "other machines can reach this address, and what replicas tell each other would go in clear; write `certificate`, \
              `key` and `ca` beside it, which both sides show and check",
         );
@@ -161,20 +161,20 @@ fn resolve_limits(
         stored_bytes_max: value_or(own.stored_bytes_max.as_ref(), stored_bytes_max),
     };
     if each.tasks_max > limits.tasks_max
-        && let Some(place) = principal.tasks_per_principal_max.place().or_else(|| own.tasks_max.place())
+        && let Some(location) = principal.tasks_per_principal_max.location().or_else(|| own.tasks_max.location())
     {
         let (one, all) = (each.tasks_max, limits.tasks_max);
-        report.warning(place, format!("one principal may have {one} tasks, but all together only {all}"));
+        report.warning(location, format!("one principal may have {one} tasks, but all together only {all}"));
     }
     let result = &own.result_bytes_max;
     if result.value > limits.stored_bytes_max
-        && let Some(place) = own.stored_bytes_max.place().or_else(|| result.place())
+        && let Some(location) = own.stored_bytes_max.location().or_else(|| result.location())
     {
-        report.warning(place, "one result may be larger than all that the store holds");
+        report.warning(location, "one result may be larger than all that the store holds");
     } else if result.value > each.stored_bytes_max
-        && let Some(place) = principal.stored_bytes_per_principal_max.place().or_else(|| result.place())
+        && let Some(location) = principal.stored_bytes_per_principal_max.location().or_else(|| result.location())
     {
-        report.warning(place, "one result may be larger than all that a principal may have in the store");
+        report.warning(location, "one result may be larger than all that a principal may have in the store");
     }
     limits
 }

@@ -16,7 +16,7 @@ pub(super) fn resolve(tools: &[RawTool], report: &mut MistakeCollector) -> ToolN
         let is_hidden = tool.own.hide.value;
         let naming = match &tool.own.rename {
             Some(rename) if is_hidden => {
-                report.mistake(&rename.place, "the tool is hidden as well; leave out `hide` or `rename`");
+                report.mistake(&rename.location, "the tool is hidden as well; leave out `hide` or `rename`");
                 NameRule::Hidden
             }
             Some(rename) => renamed(pattern, rename, &mut given, report),
@@ -36,7 +36,7 @@ fn renamed(
 ) -> NameRule {
     let Some(from) = NamePattern::parse(&pattern.value) else {
         let message = "`match` has more than one *, or a ?, so nobody can tell what becomes of it; write one * at most";
-        report.mistake(&rename.place, message);
+        report.mistake(&rename.location, message);
         return NameRule::Kept;
     };
     // The reader has validated it.
@@ -46,18 +46,18 @@ fn renamed(
             true => "has a *, but `match` has none; write the whole name",
             false => "has no *, so all tools that fit `match` would have this one name; write a * in both or in none",
         };
-        report.mistake(&rename.place, message);
+        report.mistake(&rename.location, message);
         return NameRule::Kept;
     }
     if let Some((_, line)) = given.iter().find(|(other, _)| other.overlaps(&to)) {
         let message = format!("line {line} can give the same name to another tool; let the names differ");
-        report.mistake(&rename.place, message);
+        report.mistake(&rename.location, message);
     }
     if to.is_any() && !from.is_any() {
         let message =
             "takes every name: tools that do not fit `match` are hidden, but for those that a block above names";
-        report.warning(&rename.place, message);
+        report.warning(&rename.location, message);
     }
-    given.push((to.clone(), rename.place.line));
+    given.push((to.clone(), rename.location.line));
     NameRule::Renamed { from, to }
 }

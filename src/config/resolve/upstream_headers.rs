@@ -14,11 +14,11 @@ use crate::upstream::transport::credential::{Credential, CredentialSource};
 pub(super) fn credential(raw: &RawUpstream, report: &mut MistakeCollector) -> Option<Credential> {
     let auth = raw.auth.as_ref()?;
     let values = &auth.values;
-    let table = &auth.place.key;
+    let table = &auth.location.key;
     let keys = ["authorization", "header", "value", "value_file"];
     let is_blamed = keys.iter().any(|key| report.blames(&format!("{table}.{key}")));
     warn_of_inline(auth, report);
-    warn_of_plain(raw, &auth.place, report);
+    warn_of_plain(raw, &auth.location, report);
     let known = |value: &http::HeaderValue| CredentialSource::Known(value.clone());
     let found = match (&values.authorization, &values.header, &values.value, &values.value_file) {
         (Some(value), None, None, None) => Some((AUTHORIZATION, known(&value.value))),
@@ -30,13 +30,13 @@ pub(super) fn credential(raw: &RawUpstream, report: &mut MistakeCollector) -> Op
     };
     if found.is_none() && !is_blamed {
         let message = "needs `authorization` alone, or `header` with either `value` or `value_file`";
-        report.mistake(&auth.place, message);
+        report.mistake(&auth.location, message);
     }
     let (header, source) = found?;
-    if let Some(place) = values.header.place()
+    if let Some(location) = values.header.location()
         && raw.url.forward_headers.value.contains(&header)
     {
-        report.mistake(place, "is in `forward_headers`, too: clients could not send what the upstream looks at");
+        report.mistake(location, "is in `forward_headers`, too: clients could not send what the upstream looks at");
     }
     Some(Credential { header, source })
 }
@@ -45,12 +45,12 @@ fn warn_of_inline(auth: &RawCredential, report: &mut MistakeCollector) {
     let written = [&auth.values.authorization, &auth.values.value].into_iter().flatten().next();
     if let Some(written) = written.filter(|_| auth.is_inline) {
         let message = "the secret itself stands in this file; write it as \"${VAR}\", or name a `value_file`";
-        report.warning(&written.place, message);
+        report.warning(&written.location, message);
     }
 }
 
 /// Warns if a credential is sent in the clear to another machine.
-fn warn_of_plain(raw: &RawUpstream, place: &ConfigLocation, report: &mut MistakeCollector) {
+fn warn_of_plain(raw: &RawUpstream, location: &ConfigLocation, report: &mut MistakeCollector) {
     let Some(url) = raw.own.url.as_ref().map(|url| &url.value).filter(|url| url.scheme() == "http") else { return };
     let is_here = match url.host() {
         Some(Host::Domain(name)) => name == "localhost" || name.ends_with(".localhost"),
@@ -59,7 +59,7 @@ fn warn_of_plain(raw: &RawUpstream, place: &ConfigLocation, report: &mut Mistake
         None => true,
     };
     if !is_here {
-        report.warning(place, "can be read by whoever is on the way: the `url` begins with http://");
+        report.warning(location, "can be read by whoever is on the way: the `url` begins with http://");
     }
 }
 
@@ -69,16 +69,17 @@ pub(super) fn forwarding(raw: &RawUpstream, report: &mut MistakeCollector) -> Fo
     let has_own = raw.auth.as_ref().map(|auth| &auth.values).is_some_and(|auth| {
         auth.authorization.is_some() || auth.header.as_ref().is_some_and(|header| header.value == AUTHORIZATION)
     });
-    if let Some(place) = forwards.place().filter(|_| forwards.value) {
-        warn_of_plain(raw, place, report);
+    if let Some(location) = forwards.location().filter(|_| forwards.value) {
+        warn_of_plain(raw, location, report);
         if has_own {
-            report.mistake(place, "the table `auth` fills the same header; leave one of them out");
+            report.mistake(location, "the table `auth` fills the same header; leave one of them out");
         }
     }
     let resource = &raw.own.oauth_resource;
-    if let Some(place) = resource.place().filter(|_| resource.value != ResourceName::default() && !forwards.value) {
+    if let Some(location) = resource.location().filter(|_| resource.value != ResourceName::default() && !forwards.value)
+    {
         let message = "has no effect without `forward_authorization = true`: only then clients log in at the server";
-        report.mistake(place, message);
+        report.mistake(location, message);
     }
     ForwardingRules::new(raw.url.forward_headers.value.clone(), forwards.value)
 }

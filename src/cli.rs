@@ -80,10 +80,10 @@ struct CommandLine {
 
 #[derive(Debug, Subcommand)]
 enum CliCommand {
-    /// Runs the gateway; also what `taskgate` alone does.
+    /// Runs the gateway, as `taskgate` alone does.
     ///
     /// In front of one server it needs no file: `taskgate serve URL` or `taskgate serve -- COMMAND` serves it at /mcp, and
-    /// says what to write into hosts.
+    /// prints the entry for hosts.
     #[command(
         after_long_help = SERVE_EXIT_CODES,
         after_help = SERVE_EXIT_CODES,
@@ -111,16 +111,16 @@ enum CliCommand {
         #[arg(long, value_name = "ADDR")]
         listen: Option<SocketAddr>,
     },
-    /// Calls a tool, follows the task that it may become, and asks you what the tool asks.
+    /// Calls a tool, follows the task that it may become, and asks you the tool's questions.
     ///
-    /// Without --flavour the best is taken that the server offers: the tasks extension of 2026-07-28, the tasks of
-    /// 2025-11-25, a plain call. Ctrl-C cancels the call; a second one leaves at once. A question is answered line
-    /// by line, an empty line takes the default or skips what is optional, Ctrl-D declines.
+    /// Without --flavour it uses the best flavour that the server offers: the tasks extension of 2026-07-28, the tasks of
+    /// 2025-11-25, a plain call. Ctrl-C cancels the call; a second one exits at once. A question is answered line
+    /// by line: an empty line takes the default or skips an optional field, Ctrl-D declines.
     ///
     /// The result goes to stdout, everything else to stderr.
     #[command(after_long_help = EXIT_CODES, after_help = EXIT_CODES)]
     Call(CallArguments),
-    /// Follows a task by its id, at the server that it runs at: what a client can do with the handle of a call.
+    /// Follows a task by its id, at its server: a client's use of a call's handle.
     ///
     /// The id is in the handle that `taskgate call --no-wait` prints, with the command that follows it. `taskgate tasks`
     /// is for operators: it shows the tasks of all clients of a gateway by their references, at its admin listener.
@@ -129,27 +129,27 @@ enum CliCommand {
         #[command(subcommand)]
         order: TaskSubcommand,
     },
-    /// Lists a server's tools, and what each takes.
+    /// Lists a server's tools and their arguments.
     Tools(OfferArguments),
     /// Lists a server's resources.
     Resources(OfferArguments),
-    /// Lists a server's prompts, and what each takes.
+    /// Lists a server's prompts and their arguments.
     Prompts(OfferArguments),
-    /// Stands between a desktop host and its servers: the host starts this program in place of the server's, and speaks
+    /// Connects a desktop host to its servers: the host starts this program in place of the server's, and speaks
     /// to it over stdin and stdout. Slow calls become tasks for hosts that know tasks, and are held for all others.
     ///
     /// Ends with its host, and the server with it. Logs go to stderr.
     ///
     /// Exit codes: 0 if the host or a signal ended it, 64 for a mistake in the command line or the file, 69 if a program is not found,
-    /// 70 for something else, 74 and 75 if the store cannot be used or is open elsewhere.
+    /// 70 for any other failure, 74 and 75 if the store cannot be used or is open elsewhere.
     #[command(
         override_usage = "taskgate wrap [OPTIONS] -- COMMAND [ARGUMENT]...\n       taskgate wrap [OPTIONS] --url URL\n       taskgate wrap --config FILE"
     )]
     Wrap(WrapArguments),
-    /// Says what a server speaks, and prints the TOML block that would serve it.
+    /// Reports a server's transport, versions and capabilities, and prints the TOML block that would serve it.
     ///
     /// Tries streamable HTTP and HTTP+SSE at a URL, or starts a program and speaks over its standard streams; asks for each
-    /// protocol version, for capabilities and for tools. No tool is called unless --call says so.
+    /// protocol version, for capabilities and for tools. Calls no tool without --call.
     ///
     /// Exit codes: 0; with --call 1 if the tool failed and 2 for a JSON-RPC error; 64 for a mistake in the command line;
     /// 69 if nothing there speaks MCP, or the call has no answer.
@@ -161,14 +161,14 @@ enum CliCommand {
     },
     /// Asks a running gateway whether it is ready: a probe for containers.
     ///
-    /// Where operators are asked for a token, it is taken from TASKGATE_ADMIN_TOKEN; the listener of [metrics] asks for none.
+    /// If the admin listener requires a token, TASKGATE_ADMIN_TOKEN holds it; the listener of [metrics] requires none.
     ///
     /// Exit codes: 0 if the gateway is ready, 1 if it is not or cannot be asked, 64 for a mistake in the command line.
     Health(health::HealthArguments),
     /// Shows the tasks of a running gateway, and cancels them.
     ///
     /// A task is named by the short digest that `list` and the log show, or by its id; ids, arguments and results are never
-    /// shown. Where operators are asked for a token, it is taken from TASKGATE_ADMIN_TOKEN. `taskgate task` is for clients: it
+    /// shown. If the admin listener requires a token, TASKGATE_ADMIN_TOKEN holds it. `taskgate task` is for clients: it
     /// follows a task by its id at the server's address, and gets its result.
     ///
     /// Exit codes: 0, or 1 if there is no such task or it has ended, 64 for a mistake in the command line, 69 if the
@@ -176,20 +176,20 @@ enum CliCommand {
     Tasks {
         #[command(subcommand)]
         order: TasksCommand,
-        /// Where the gateway's admin listener is.
+        /// The address of the gateway's admin listener.
         #[arg(long, global = true, value_name = "URL", default_value = "http://127.0.0.1:9090")]
         admin: url::Url,
     },
     /// Shows the gateways that share a running gateway's store, and forgets one that is dead.
     ///
-    /// Where operators are asked for a token, it is taken from TASKGATE_ADMIN_TOKEN.
+    /// If the admin listener requires a token, TASKGATE_ADMIN_TOKEN holds it.
     ///
     /// Exit codes: 0, or 1 if no such gateway is there, it is not dead, it still has tasks, or the store is not shared; 64 for a mistake
     /// in the command line, 69 if the gateway cannot be reached.
     Replicas {
         #[command(subcommand)]
         order: ReplicasCommand,
-        /// Where the gateway's admin listener is.
+        /// The address of the gateway's admin listener.
         #[arg(long, global = true, value_name = "URL", default_value = "http://127.0.0.1:9090")]
         admin: url::Url,
     },

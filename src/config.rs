@@ -434,26 +434,26 @@ fn meant(unknown: &UnknownKey) -> Option<&'static str> {
         (
             "in_flight_max",
             &["headers", "header", "http_headers"],
-            "a header that the server is shown is `auth.header`, and clients' headers that go on are `forward_headers`",
+            "a header for the server is `auth.header`, and clients' headers to forward are `forward_headers`",
         ),
         (
             "in_flight_max",
             &["token", "api_key", "apikey", "bearer", "authorization", "bearer_token"],
-            "what the server is shown stands in [upstreams.NAME.auth]: `authorization = \"Bearer ${TOKEN}\"`",
+            "the credential for the server is in [upstreams.NAME.auth]: `authorization = \"Bearer ${TOKEN}\"`",
         ),
         (
             "in_flight_max",
             &["retries", "retry", "max_retries"],
-            "nothing is sent twice that may have run, unless `after_crash` in [upstreams.NAME.tasks] says so",
+            "a call that may have run is sent again only by `after_crash` in [upstreams.NAME.tasks]",
         ),
         ("in_flight_max", &["environment", "env_vars", "envs"], "variables of a program are `env`"),
-        ("in_flight_max", &["type", "kind"], "how messages travel is `transport`; mostly it need not be said"),
-        ("in_flight_max", &["name", "id"], "the name stands in the table's head: [upstreams.NAME]"),
-        ("in_flight_max", &["disabled", "enabled"], "an upstream that is not to be served is left out"),
+        ("in_flight_max", &["type", "kind"], "the transport is `transport`, mostly not needed"),
+        ("in_flight_max", &["name", "id"], "the name is in the table's header: [upstreams.NAME]"),
+        ("in_flight_max", &["disabled", "enabled"], "to switch an upstream off, leave its table out"),
         (
             "in_flight_max",
             &["concurrency", "max_concurrency", "max_connections"],
-            "calls at one time are `in_flight_max`",
+            "the bound on concurrent calls is `in_flight_max`",
         ),
         (
             "keep_result_min",

@@ -34,10 +34,10 @@ pub(super) struct CallArguments {
     tool: String,
     /// The tool's arguments. Either all in one word: a JSON object, @FILE with one, or - for standard input. Or one by
     /// one: key=text, which is read as the tool's schema says (a number, a list, ...); key=@FILE, the same with the
-    /// text of a file; key:=JSON, as it stands.
+    /// text of a file; key:=JSON, unchanged.
     #[arg(value_name = "JSON | @FILE | - | KEY=VALUE")]
     arguments: Vec<String>,
-    /// Which tasks to call with; the best that the server offers by default.
+    /// The flavour of tasks to call with; by default the best that the server offers.
     #[arg(long, value_enum)]
     flavour: Option<Flavour>,
     /// Print the task's handle as JSON instead of waiting for its result, and on stderr the command that follows it.
@@ -57,7 +57,7 @@ pub(super) struct FollowArguments {
     /// Decline every question instead of asking you.
     #[arg(long)]
     no_input: bool,
-    /// The most that all of it may take, such as 90s or 5m. A task goes on when it is over; a call without one is
+    /// The longest time for the whole command, such as 90s or 5m. After it a task continues, and a call without one is
     /// cancelled.
     #[arg(long, value_name = "TIME", value_parser = timeout)]
     timeout: Option<Duration>,
@@ -71,7 +71,7 @@ pub(super) struct ResultArguments {
     /// Print the whole result as JSON.
     #[arg(long)]
     json: bool,
-    /// Write images, sounds and other bytes to files in this folder, and print where they are.
+    /// Write images, sounds and other bytes to files in this folder, and print their paths.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 }

@@ -11,7 +11,7 @@ use crate::cause::CauseChain;
 /// Where the gateway answers.
 #[derive(Debug, clap::Args)]
 pub(super) struct HealthArguments {
-    /// Where the gateway's admin listener is, or the one of its [metrics].
+    /// The address of the gateway's admin listener, or of its [metrics] listener.
     #[arg(value_name = "URL", default_value = "http://127.0.0.1:9090")]
     url: url::Url,
 }

@@ -157,7 +157,7 @@ fn imported(text: &str, env_name: &str) -> Result<Imported, Vec<String>> {
     let is_empty = blocks.is_empty() && !file.servers.is_empty();
     let (env, unset) = (variables.env_lines(), variables.unset());
     for (listener, pointer) in &listeners {
-        let text = format_args!("has the port that [{listener}] has by default, so that takes a free one");
+        let text = format_args!("has the default port of [{listener}], which therefore takes a free one");
         notes.note(pointer, text);
         blocks.insert(0, format!("[{listener}]\naddress = \"127.0.0.1:0\"\n"));
     }

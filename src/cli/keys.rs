@@ -10,12 +10,12 @@ use crate::config::{check_principal_id, quoted};
 use crate::console;
 use crate::server::api_keys::ApiKey;
 
-/// What is done with keys.
+/// The operations on keys.
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum KeysCommand {
     /// Makes a key, which is shown this once, on stderr; the block for the configuration goes to stdout.
     New {
-        /// Whose key it is: the principal to which tasks and bounds belong.
+        /// The principal of the key, which owns tasks and has limits.
         id: String,
     },
 }

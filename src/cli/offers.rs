@@ -21,7 +21,7 @@ const SHOWN_MAX: usize = 200;
 pub(super) struct OfferArguments {
     #[command(flatten)]
     server: ServerArguments,
-    /// Print what the server lists, as a JSON list.
+    /// Print the server's list as JSON.
     #[arg(long)]
     json: bool,
 }

@@ -10,20 +10,20 @@ use super::age::in_short;
 use super::printable::{printable, printable_json};
 use super::table;
 
-/// What is asked of the gateway.
+/// The request to the gateway.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Subcommand)]
 pub(super) enum ReplicasCommand {
-    /// All gateways that share the store, as this one sees them; those that ended too, for a day.
+    /// All gateways that share the store, as this one sees them; for a day also gateways that ended.
     List {
         /// Print a JSON list.
         #[arg(long)]
         json: bool,
     },
-    /// Removes what a gateway that is dead has left of itself, before its day is over.
+    /// Removes the row of a dead gateway before its day is over.
     ///
-    /// Only one that was declared dead, and that no task names any more: others take its tasks over within seconds. If it was
-    /// paused and comes back later, it finds no trace of itself, takes the database for one that lost what it acknowledged, and ends
-    /// with 74.
+    /// Only a gateway that was declared dead, and that no task names any more: others take its tasks over within seconds. If it
+    /// was paused and continues later, it finds no row of its own, takes the database for one that lost acknowledged writes,
+    /// and ends with 74.
     Forget {
         /// Its `replica.name`.
         name: String,

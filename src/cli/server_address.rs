@@ -10,7 +10,7 @@ use crate::cause::CauseChain;
 use crate::tls;
 use crate::upstream::transport::credential::secret_value;
 
-/// What can be said of a server on the command line.
+/// The options for a server on the command line.
 #[derive(Debug, clap::Args)]
 pub(super) struct ServerArguments {
     /// The server's address, http or https.
@@ -18,7 +18,7 @@ pub(super) struct ServerArguments {
     /// Trust these authorities (PEM) instead of the system's.
     #[arg(long, value_name = "FILE")]
     ca: Option<PathBuf>,
-    /// The API key to come with; better given in the environment, where other users do not see it.
+    /// The API key to send; give it in the environment, where other users do not see it.
     #[arg(long, value_name = "KEY", env = super::KEY_VARIABLE, hide_env_values = true)]
     key: Option<String>,
 }

@@ -6,29 +6,29 @@ use std::time::Duration;
 use crate::config::GRACE_MAX;
 use crate::task::TaskMode;
 
-/// What `serve` without a file and `wrap` both take.
+/// The options that `serve` without a file and `wrap` share.
 #[derive(Debug, Default, clap::Args)]
 pub(super) struct ServerOptions {
-    /// What becomes of calls: "auto" makes those tasks that outlive --grace, "always" and "required" all of them, "never"
-    /// none; auto if nothing is said.
+    /// Which calls become tasks: "auto" those that outlive --grace, "always" and "required" all of them, "never"
+    /// none; auto by default.
     #[arg(long, value_name = "MODE", value_parser = mode)]
     pub(super) mode: Option<TaskMode>,
-    /// How long a call may take and still be answered plainly; 2s if nothing is said, at most 30s. For clients that know
+    /// How long a call may take and still be answered without a task; 2s by default, at most 30s. For clients that know
     /// the tasks extension.
     #[arg(long, value_name = "SPAN", value_parser = grace)]
     pub(super) grace: Option<Duration>,
-    /// Keep tasks and their results in this folder, which one gateway at a time has. Without it `serve` keeps them in
+    /// Keep tasks and their results in this folder, which one gateway uses at a time. Without it `serve` keeps them in
     /// taskgate-data, and `wrap` in memory.
     #[arg(long, value_name = "DIR")]
     pub(super) store: Option<PathBuf>,
-    /// Show the server the bearer token that this variable of the environment holds.
+    /// Send the server the bearer token in this environment variable.
     #[arg(long, value_name = "VAR")]
     pub(super) key_env: Option<String>,
-    /// Show the server this header on every request; may be repeated. Other users of this machine see it: a secret is better
-    /// given by --key-env, or in a file.
+    /// Send the server this header with every request; may be repeated. Other users of this machine see it: give a secret
+    /// by --key-env, or in a file.
     #[arg(long, value_name = "NAME: VALUE")]
     pub(super) header: Vec<String>,
-    /// Trust these authorities (PEM) instead of the system's, where the server is reached by https.
+    /// Trust these authorities (PEM) instead of the system's, for a server with https.
     #[arg(long, value_name = "FILE")]
     pub(super) ca: Option<PathBuf>,
 }

@@ -24,15 +24,15 @@ const ID_BYTES_MAX: usize = 1024;
 
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum TaskSubcommand {
-    /// How a task stands.
+    /// The state of a task.
     Get {
         #[command(flatten)]
         handle: HandleArguments,
-        /// Print what the server answers, as JSON.
+        /// Print the server's response as JSON.
         #[arg(long)]
         json: bool,
     },
-    /// Waits for a task's result, and asks you what the task asks. Ctrl-C leaves; the task goes on.
+    /// Waits for a task's result, and asks you its questions. Ctrl-C exits; the task continues.
     Wait {
         #[command(flatten)]
         handle: HandleArguments,
@@ -50,7 +50,7 @@ pub(super) enum TaskSubcommand {
     Cancel {
         #[command(flatten)]
         handle: HandleArguments,
-        /// Print what the server answers, as JSON.
+        /// Print the server's response as JSON.
         #[arg(long)]
         json: bool,
     },
@@ -61,7 +61,7 @@ pub(super) enum TaskSubcommand {
         /// The tasks of 2025-11-25 are the only ones that can be listed.
         #[arg(long, value_enum)]
         flavour: Option<Flavour>,
-        /// The most that are shown.
+        /// The most tasks that are shown.
         #[arg(long, value_name = "COUNT", default_value_t = 100)]
         limit: usize,
         /// Print the tasks as the server has them, as a JSON list.
@@ -70,14 +70,14 @@ pub(super) enum TaskSubcommand {
     },
 }
 
-/// Which task, and how its server is spoken to.
+/// The task, and how to reach its server.
 #[derive(Debug, clap::Args)]
 pub(super) struct HandleArguments {
     #[command(flatten)]
     server: ServerArguments,
     /// The task's id, as its handle has it.
     id: String,
-    /// In which words to ask for it: those that it was made with. By default the best that the server offers.
+    /// The flavour of the task, as it was created. By default the best that the server offers.
     #[arg(long, value_enum)]
     flavour: Option<Flavour>,
 }

@@ -17,24 +17,24 @@ const PAGE: usize = 1_000;
 /// The most requests for a lookup by id: the gateway examines some of its tasks in each.
 const LOOKS_MAX: usize = 10_000;
 
-/// What is asked of the gateway.
+/// The request to the gateway.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Subcommand)]
 pub enum TasksCommand {
     /// The newest tasks.
     List {
-        /// Only those of this upstream.
+        /// Only tasks of this upstream.
         #[arg(long, value_name = "NAME")]
         upstream: Option<String>,
-        /// Only those of this principal: the id of its API key, or the digest that lists and the log show.
+        /// Only tasks of this principal: the id of its API key, or the digest that lists and the log show.
         #[arg(long, value_name = "NAME")]
         principal: Option<String>,
-        /// Only those in this state: queued, working, input_required, completed, failed or cancelled.
+        /// Only tasks in this state: queued, working, input_required, completed, failed or cancelled.
         #[arg(long)]
         state: Option<String>,
-        /// Only those that the gateway failed for this reason, such as `poison` or `deadline_exceeded`.
+        /// Only tasks that the gateway failed for this reason, such as `poison` or `deadline_exceeded`.
         #[arg(long)]
         reason: Option<String>,
-        /// The most that are shown.
+        /// The most tasks that are shown.
         #[arg(long, value_name = "COUNT", default_value_t = 100)]
         limit: usize,
         /// Print a JSON list.

@@ -13,7 +13,7 @@ use crate::task::FallbackPolicy;
 pub(super) struct WrapArguments {
     #[command(flatten)]
     options: ServerOptions,
-    /// What clients without tasks get: "hold" holds their calls open, "tools" answers a call that outlives --grace with
+    /// For clients without tasks: "hold" holds their calls open, "tools" answers a call that outlives --grace with
     /// a text that names its task, and offers tools that go on from there.
     #[arg(long, value_name = "WAY", default_value = "hold", value_parser = fallback)]
     fallback: FallbackPolicy,
@@ -21,7 +21,7 @@ pub(super) struct WrapArguments {
     #[arg(long, value_name = "URL", conflicts_with = "command")]
     url: Option<String>,
     /// A configuration with the servers as `upstreams`, for several of them or for rules that hold for single tools. Of it
-    /// `endpoints`, `store` and `limits` hold, too. What other options say stands in it.
+    /// `endpoints`, `store` and `limits` apply, too. It replaces the other options.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["ServerOptions", "fallback", "url", "command"])]
     config: Option<PathBuf>,
     /// The server's program and its arguments. It gets the environment that this program was given.

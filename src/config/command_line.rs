@@ -164,8 +164,7 @@ impl CommandLineConfig {
             // The index takes the part of the line number.
             let location = ConfigLocation::own(index, server.written.to_owned());
             if raw.upstreams.iter().any(|other: &RawUpstream| other.name == server.name) {
-                report
-                    .mistake(&location, format!("two servers are called {}; give each a name of its own", server.name));
+                report.mistake(&location, format!("two servers are called {}; give each another name", server.name));
                 continue;
             }
             if matches!(&server.address, ServerTarget::Url(url) if url.path() == "/") {
@@ -212,13 +211,11 @@ impl CommandLineConfig {
         let read = match self.servers.len() {
             0 | 1 if self.headers.is_empty() => return Vec::new(),
             0 | 1 if self.servers.iter().any(is_program) => {
-                Err("is for a server that is named by its URL; a program is given variables of the environment")
+                Err("is for a server that is named by its URL; a program gets variables of the environment")
             }
             0 | 1 => server_headers(&self.headers, self.key_variable.is_some()),
             _ if self.headers.is_empty() => return Vec::new(),
-            _ => {
-                Err("nobody can tell which of the servers is to get it; write a file, and [upstreams.NAME.auth] there")
-            }
+            _ => Err("is ambiguous with several servers; write a file, and [upstreams.NAME.auth] there"),
         };
         read.unwrap_or_else(|why| {
             report.mistake(&location("--header"), why);
@@ -234,7 +231,7 @@ impl CommandLineConfig {
             None => Err("the environment has no such variable; write the name of the one that holds the token"),
             Some("") => Err("the variable is empty; it holds the server's bearer token"),
             Some(_) if self.servers.len() > 1 => {
-                Err("nobody can tell which of the servers is to get it; write a file, and [upstreams.NAME.auth] there")
+                Err("is ambiguous with several servers; write a file, and [upstreams.NAME.auth] there")
             }
             Some(token) => (SECRET.read)(&format!("Bearer {token}"))
                 .map_err(|_| "the variable holds no token; one is a line of visible ASCII"),
@@ -397,7 +394,7 @@ mod tests {
             (with("LINES"), "the variable holds no token; one is a line of visible ASCII"),
             (
                 CommandLineConfig { servers: two.to_vec(), ..with("TOKEN") },
-                "nobody can tell which of the servers is to get it; write a file, and [upstreams.NAME.auth] there",
+                "is ambiguous with several servers; write a file, and [upstreams.NAME.auth] there",
             ),
             (
                 CommandLineConfig { servers: vec![program], ..with("TOKEN") },
@@ -427,10 +424,7 @@ mod tests {
             ["a=http://127.0.0.1:1", "a=http://127.0.0.1:2"].map(|text| CommandLineServer::named(text).unwrap());
         let line = CommandLineConfig { servers: twice.to_vec(), ..CommandLineConfig::default() };
         let refused = line.resolve(&environment).unwrap_err().to_string();
-        assert_eq!(
-            refused,
-            "the command line: key `--upstream`: two servers are called a; give each a name of its own"
-        );
+        assert_eq!(refused, "the command line: key `--upstream`: two servers are called a; give each another name");
     }
 
     #[test]

@@ -172,10 +172,7 @@ fn check_proxy(raw: &RawUpstream, report: &mut MistakeCollector) {
     if let Some(file) = &raw.url.proxy_credentials_file
         && raw.url.proxy.as_ref().is_none_or(|proxy| proxy.value.is_none())
     {
-        report.mistake(
-            &file.location,
-            "has no `proxy` to be shown to; write one such as proxy = \"http://proxy.example:3128\"",
-        );
+        report.mistake(&file.location, "has no `proxy`; write one such as proxy = \"http://proxy.example:3128\"");
     }
 }
 
@@ -407,7 +404,7 @@ fn check_shortness(raw: &RawTaskRules, shared: &UpstreamDefaults, report: &mut M
     for (_, location) in spans.filter(|(span, _)| is_too_long(*span, shared)) {
         let longest = words(TTL_MAX_ANONYMOUS);
         let message = format!(
-            "is longer than {longest}, the most there is with `auth.anonymous`: whoever knows a task's id can read it"
+            "is longer than {longest}, the most there is with `auth.anonymous`: every client that knows a task's id can read it"
         );
         report.mistake(location, message);
     }

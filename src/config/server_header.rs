@@ -29,7 +29,7 @@ pub fn server_headers(texts: &[String], has_key: bool) -> Result<Vec<(HeaderName
             return Err("Authorization is the header of the key, too; leave one of them out");
         }
         if headers.iter().any(|(other, _)| *other == name) {
-            return Err("one name is written twice; a server is shown each header once");
+            return Err("one name is written twice; a server gets each header once");
         }
         headers.push((name, value));
     }

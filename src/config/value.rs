@@ -126,15 +126,15 @@ fn forwarded_header(text: &str) -> Result<HeaderName, ValueError> {
     let name = HeaderName::try_from(text).map_err(|_| ValueError::Form)?;
     match may_be_forwarded(&name) {
         true => Ok(name),
-        false if name == AUTHORIZATION => Err(ValueError::Because(
-            "is passed on only where `forward_authorization = true` says so; leave it out here",
-        )),
-        false if name == KEY_HEADER => {
-            Err(ValueError::Because("brings clients' keys of this gateway, which no server is shown; leave it out"))
+        false if name == AUTHORIZATION => {
+            Err(ValueError::Because("is forwarded only with `forward_authorization = true`; leave it out here"))
         }
-        false => Err(ValueError::Because(
-            "is never passed on: it is a credential, or means something to one connection or to MCP",
-        )),
+        false if name == KEY_HEADER => {
+            Err(ValueError::Because("carries clients' keys of this gateway, which no server gets; leave it out"))
+        }
+        false => {
+            Err(ValueError::Because("is never forwarded: it is a credential, or belongs to one connection or to MCP"))
+        }
     }
 }
 
@@ -146,7 +146,7 @@ fn credential_header(text: &str) -> Result<HeaderName, ValueError> {
     if is_fit {
         Ok(name)
     } else {
-        Err(ValueError::Because("means something to a connection or to MCP; no server asks for it as a credential"))
+        Err(ValueError::Because("belongs to a connection or to MCP; no server takes it as a credential"))
     }
 }
 
@@ -286,7 +286,7 @@ fn proxy(text: &str) -> Result<Option<Url>, ValueError> {
     }
     let url = Url::parse(text).map_err(|_| ValueError::Form)?;
     if url.scheme() != "http" {
-        return Err(ValueError::Because("has another scheme than http; a proxy is spoken to over http"));
+        return Err(ValueError::Because("has another scheme than http; the gateway reaches a proxy over http"));
     }
     if has_user_info(&url) {
         return Err(ValueError::Because("has a user name or password; write them into `proxy_credentials_file`"));

@@ -26,7 +26,7 @@ const OF_LISTENERS: [(&str, &str); 5] = [
     ("admin", "`taskgate wrap` has no listener for operators"),
     ("metrics", "`taskgate wrap` has no listener for metrics"),
     ("replica", "`taskgate wrap` shares its tasks with no other gateway"),
-    ("auth", "`taskgate wrap` serves nobody but the host that started it"),
+    ("auth", "`taskgate wrap` serves only the host that started it"),
 ];
 
 /// The path of the endpoint, which no client requests.
@@ -101,6 +101,6 @@ fn of_all(raw: &RawConfig) -> RawEndpoint {
 fn warn_of_others(raw: &RawConfig, only: &RawEndpoint, report: &mut MistakeCollector) {
     let Some(named) = &only.values.upstreams else { return };
     for upstream in raw.upstreams.iter().filter(|upstream| !named.value.contains(&upstream.name)) {
-        report.warning(&upstream.location, "stands in no endpoint, so the host is not served it");
+        report.warning(&upstream.location, "is in no endpoint, so the host does not get it");
     }
 }

@@ -168,14 +168,14 @@ const ROWS: &[(&str, &str, &[u8], u32, &str)] = &[
         good!(),
         good!().as_bytes(),
         0o600,
-        "keys/team.toml:3: key `auth.api_keys[0].key`: the key in line 6 of main.toml has the same ID; give each key one of its own",
+        "keys/team.toml:3: key `auth.api_keys[0].key`: the key in line 6 of main.toml has the same ID; give each key another one",
     ),
     (
         TEAM,
         "",
         concat!(good!(), good!()).as_bytes(),
         0o600,
-        "keys/team.toml:6: key `auth.api_keys[1].key`: the key in line 3 has the same ID; give each key one of its own",
+        "keys/team.toml:6: key `auth.api_keys[1].key`: the key in line 3 has the same ID; give each key another one",
     ),
     (
         TEAM,
@@ -203,7 +203,7 @@ const ROWS: &[(&str, &str, &[u8], u32, &str)] = &[
         "",
         b"",
         0o600,
-        "main.toml:2: key `auth.mode`: nobody has a key; write [[auth.api_keys]] with an `id` and a `key` below it",
+        "main.toml:2: key `auth.mode`: no key is declared; write [[auth.api_keys]] with an `id` and a `key` below it",
     ),
     (
         "\"keys/team.toml\"",

@@ -232,7 +232,7 @@ fn a_mistake_is_answered_with_what_to_write_instead() {
         (&["--upstream", url], 64, "--upstream: write NAME=URL, such as reports=http://127.0.0.1:9000/mcp"),
         (&["--upstream", "a=127.0.0.1:1/mcp"], 64, "--upstream: write a URL such as"),
         (&["--upstream", "a=http://u:s3cr3t@127.0.0.1"], 64, "--upstream: has a user name or password"),
-        (&["--upstream", other, "--upstream", other], 64, "two servers are called a; give each a name of its own"),
+        (&["--upstream", other, "--upstream", other], 64, "two servers are called a; give each another name"),
         (&["--upstream", other, url], 64, twice),
         (&["--upstream", other, "--", "true"], 64, twice),
         (&["--upstream", other, "--config", "a.toml"], 64, twice),
@@ -252,7 +252,7 @@ fn a_mistake_is_answered_with_what_to_write_instead() {
         (
             &["--upstream", other, "--upstream", "b=http://127.0.0.1:2", "--key-env", "PATH"],
             64,
-            "nobody can tell which",
+            "is ambiguous with several servers",
         ),
         (&[url, "--mode", "sometimes"], 64, "write never, auto, always or required"),
         (&[url, "--grace", "31s"], 64, "a call is held back for 30s at most"),
@@ -306,7 +306,7 @@ fn what_a_server_is_not_to_be_shown_is_refused() {
         (
             &["--upstream", other, "--upstream", "b=http://127.0.0.1:2", "--header", "X-A: b"],
             64,
-            "`--header`: nobody can tell which",
+            "`--header`: is ambiguous with several servers",
         ),
         (&[url, "--ca", "ca.pem"], 64, "`--ca`: the `url` begins with http://"),
         (&["https://127.0.0.1:1/mcp", "--ca", "nowhere.pem"], 64, "nowhere.pem"),

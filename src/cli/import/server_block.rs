@@ -97,16 +97,14 @@ impl HostSettings {
 fn why_not(key: &str) -> &'static str {
     match key {
         "timeout" | "timeoutMs" | "initTimeout" | "startupTimeout" => {
-            "it says how long the host waits; how long a call may run here is `deadline`, 1h unless it is written"
+            "it is the host's own waiting time; the bound of a call is `deadline`, 1h by default"
         }
-        "trust" | "alwaysAllow" | "autoApprove" | "autoApproved" => {
-            "before which calls its user is asked is the host's own"
-        }
+        "trust" | "alwaysAllow" | "autoApprove" | "autoApproved" => "the host decides which calls its user confirms",
         "envFile" => "name its variables in `env`, or set them where the gateway starts",
         "oauth" | "auth" | "authProviderType" | "headersHelper" | "CLIENT_ID" | "CLIENT_SECRET" => {
-            "the gateway logs in nowhere; with `forward_authorization = true` the server sees its clients' tokens"
+            "the gateway does not log in; with `forward_authorization = true` the server gets its clients' tokens"
         }
-        _ => "there is nothing like it here",
+        _ => "the configuration has no such key",
     }
 }
 
@@ -264,7 +262,7 @@ impl BlockWriter<'_> {
             .or_else(|| fitting().find(|(_, name, _)| names_key(name)))
             .or_else(|| fitting().next());
         for (pointer, ..) in headers.iter().filter(|(pointer, ..)| chosen.is_none_or(|chosen| chosen.0 != *pointer)) {
-            self.notes.note(pointer, "is not carried over: the server is shown one header, its credential");
+            self.notes.note(pointer, "is not carried over: the server gets one header, its credential");
         }
         let Some((pointer, name, value)) = chosen else { return };
         let at = TextLocation { upstream: self.upstream, pointer };

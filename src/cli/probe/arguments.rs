@@ -46,7 +46,7 @@ pub struct ProbeArguments {
     /// The bearer token to come with; better given in the environment, where other users do not see it.
     #[arg(long, value_name = "KEY", env = super::super::KEY_VARIABLE, hide_env_values = true)]
     key: Option<String>,
-    /// Show the server the bearer token that this variable of the environment holds.
+    /// Send the server the bearer token in this environment variable.
     #[arg(long, value_name = "VAR", conflicts_with = "command")]
     key_env: Option<String>,
     /// Show the server this header on every request; may be repeated.

@@ -15,12 +15,13 @@ pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> AuthSet
     match mode.value {
         AuthMode::ApiKeys => {
             if let Some(location) = anonymous.location().filter(|_| anonymous.value) {
-                report.mistake(location, "serves anybody, but `auth.mode` asks for keys; leave one of them out");
+                report.mistake(location, "serves every client, but `auth.mode` requires keys; leave one of them out");
             }
             if let Some(location) =
                 mode.location().filter(|_| raw.api_keys.is_empty() && !report.blames("auth.api_keys"))
             {
-                report.mistake(location, "nobody has a key; write [[auth.api_keys]] with an `id` and a `key` below it");
+                report
+                    .mistake(location, "no key is declared; write [[auth.api_keys]] with an `id` and a `key` below it");
             }
             AuthSettings::ApiKeys(keys)
         }
@@ -28,7 +29,7 @@ pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> AuthSet
             // A file with keys shows that its author expects them to be required.
             if let Some(key) = raw.api_keys.first().filter(|_| mode.location().is_some() || !report.blames("auth.mode"))
             {
-                report.mistake(&key.location, "nobody is asked for a key; write `mode = \"api_keys\"` in [auth]");
+                report.mistake(&key.location, "no client is asked for a key; write `mode = \"api_keys\"` in [auth]");
             }
             AuthSettings::Everyone(if anonymous.value { Principal::anonymous() } else { Principal::local() })
         }
@@ -40,7 +41,7 @@ fn resolve_key(raw: &RawApiKey, report: &mut MistakeCollector) -> Option<ApiKeyS
     let mut keys = ["id", "key", "key_file", "key_sha256"].into_iter();
     let blamed = keys.any(|key| report.blames_at(&raw.location.below(key)));
     if let Some(key) = values.key.as_ref().filter(|_| raw.is_inline) {
-        let message = "the secret itself stands in this file; write key = \"${VAR}\", `key_file` or `key_sha256`";
+        let message = "the secret itself is in this file; write key = \"${VAR}\", `key_file` or `key_sha256`";
         report.warning(&key.location, message);
     }
     let known = [&values.key, &values.key_sha256].into_iter().flatten();
@@ -60,7 +61,7 @@ fn check_ids(raw: &RawConfig, report: &mut MistakeCollector) {
     for key in raw.api_keys.iter().flat_map(|raw| [&raw.values.key, &raw.values.key_sha256]).flatten() {
         if let Some(location) = locations.insert(key.value.id(), &key.location) {
             let line = location.line_seen_from(&key.location, &report.file());
-            report.mistake(&key.location, format!("the key in {line} has the same ID; give each key one of its own"));
+            report.mistake(&key.location, format!("the key in {line} has the same ID; give each key another one"));
         }
     }
 }

@@ -55,8 +55,8 @@ fn members(raw: &RawEndpoint, known: &BTreeSet<Arc<str>>, report: &mut MistakeCo
         }
         if let Some(other) = members.iter().find(|other| prefixes_clash(other, name)) {
             let message = format!(
-                "`{other}` and `{name}`: tools of one would look like tools of the other, whose names begin with \
-                 `{other}__` and `{name}__`; give one of the two upstreams another name"
+                "`{other}` and `{name}`: the prefixes `{other}__` and `{name}__` are ambiguous; give one of the two \
+                 upstreams another name"
             );
             report.mistake(&named.location, message);
         }

@@ -15,7 +15,7 @@ pub(super) fn check(raw: &RawConfig, address: SocketAddr, report: &mut MistakeCo
     {
         report.warning(
             location,
-            "believes every peer: whoever reaches the address says where it comes from; name the addresses of the proxies",
+            "trusts every peer: any client can then claim another address; name the addresses of the proxies",
         );
     }
     // An unreadable setting may have any value.
@@ -36,7 +36,7 @@ pub(super) fn check(raw: &RawConfig, address: SocketAddr, report: &mut MistakeCo
         if !has_tls && !raw.listen.plaintext.value && !report.blames("listen.plaintext") {
             report.mistake(
                 address_location,
-                "other machines can reach this address, and their keys would come in clear; write [listen.tls], or \
+                "other machines can reach this address, and their keys would not be encrypted; write [listen.tls], or \
                  `plaintext = true` in [listen] if a proxy in front of it speaks TLS",
             );
         }
@@ -44,7 +44,7 @@ pub(super) fn check(raw: &RawConfig, address: SocketAddr, report: &mut MistakeCo
         report.mistake(
             address_location,
             "other machines can reach this address while `auth.mode` is \"none\"; write a loopback address, \
-             or in [auth] `mode = \"api_keys\"` to serve holders of keys, or `anonymous = true` to serve anybody",
+             or in [auth] `mode = \"api_keys\"` to serve holders of keys, or `anonymous = true` to serve every client",
         );
     } else if let Some(location) = raw.auth.anonymous.location()
         && raw.listen.allowed_hosts.location().is_none()
@@ -53,8 +53,8 @@ pub(super) fn check(raw: &RawConfig, address: SocketAddr, report: &mut MistakeCo
     {
         report.warning(
             location,
-            "serves anybody, but by no name: requests may name loopback and the address that they came to, and are \
-             refused otherwise; write the address that clients use as `listen.public_url`, or names into `listen.allowed_hosts`",
+            "serves every client, but only by loopback names and the address of the connection: another Host is \
+             refused; write the address that clients use as `listen.public_url`, or names into `listen.allowed_hosts`",
         );
     }
 }
@@ -69,9 +69,9 @@ fn warn_of_many(raw: &RawConfig, report: &mut MistakeCollector) {
     if let Some(location) = named.or(public).or(proxies) {
         report.warning(
             location,
-            "others than one person come by this, and nobody is asked for credentials: everybody is served as \
-             nobody in particular, without a list of tasks, and whoever knows a task's id can read it for an hour at \
-             most; write in [auth] `anonymous = true` if that is meant, or `mode = \"api_keys\"`",
+            "lets clients of other users in, and no credentials are required: every client is served as anonymous, \
+             without a list of tasks, and every client that knows a task's id can read it for an hour at most; write in \
+             [auth] `anonymous = true` if that is intended, or `mode = \"api_keys\"`",
         );
     }
 }

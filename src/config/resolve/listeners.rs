@@ -84,13 +84,13 @@ fn check_admin(raw: &RawConfig, report: &mut MistakeCollector) {
     if !raw.admin_tokens.is_empty() {
         report.warning(
             location,
-            "operators' tokens can be read by whoever is on the way: nothing is encrypted here; keep to a network that is \
-             safe, or write a loopback address and let a proxy that speaks TLS reach it",
+            "operators' tokens can be read on the network: this listener has no TLS; use a trusted network, or write a \
+             loopback address with a TLS proxy in front",
         );
     } else if !report.blames("admin.tokens") {
         report.mistake(
             location,
-            "other machines can reach this address, and nobody there is asked for a token; write [[admin.tokens]] with a \
+            "other machines can reach this address, and no token is required; write [[admin.tokens]] with a \
              `file` below it, or a loopback address. Metrics and health alone have a listener of their own: [metrics]",
         );
     }

@@ -84,7 +84,7 @@ fn resolve_url(raw: &RawDatabase, location: &ConfigLocation, report: &mut Mistak
         (Some(url), None) => DatabaseUrl::Here(url.value.clone()),
         (None, Some(file)) => DatabaseUrl::File(file.value.clone()),
         (Some(_), Some(file)) => {
-            report.mistake(&file.location, "stands beside `url`; leave one of them out");
+            report.mistake(&file.location, "is written beside `url`; leave one of them out");
             DatabaseUrl::File(file.value.clone())
         }
         (None, None) => {
@@ -111,7 +111,7 @@ fn resolve_replica(raw: &RawReplica, report: &mut MistakeCollector) -> ReplicaSe
     if let Some(address) = raw.address.as_ref().filter(|address| is_unreachable(address.value)) {
         report.mistake(
             &address.location,
-            "names no place that others can reach; write the address, and a port that is not 0",
+            "is no address that other replicas can reach; write one, with a port that is not 0",
         );
     }
     ReplicaSettings {
@@ -136,8 +136,8 @@ fn resolve_replica_tls(raw: &RawReplica, report: &mut MistakeCollector) -> Optio
     {
         report.mistake(
             &address.location,
-            "other machines can reach this address, and what replicas tell each other would go in clear; write `certificate`, \
-             `key` and `ca` beside it, which both sides show and check",
+            "other machines can reach this address, and messages between replicas would not be encrypted; write \
+             `certificate`, `key` and `ca` beside it, which both sides present and check",
         );
     }
     let (identity, ca) = identity(raw.certificate.as_ref(), raw.key.as_ref()).zip(raw.ca.as_ref())?;

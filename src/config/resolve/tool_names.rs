@@ -35,7 +35,7 @@ fn renamed(
     report: &mut MistakeCollector,
 ) -> NameRule {
     let Some(from) = NamePattern::parse(&pattern.value) else {
-        let message = "`match` has more than one *, or a ?, so nobody can tell what becomes of it; write one * at most";
+        let message = "`match` has more than one *, or a ?, so the new name is ambiguous; write one * at most";
         report.mistake(&rename.location, message);
         return NameRule::Kept;
     };

@@ -44,7 +44,7 @@ pub(super) fn credential(raw: &RawUpstream, report: &mut MistakeCollector) -> Op
 fn warn_of_inline(auth: &RawCredential, report: &mut MistakeCollector) {
     let written = [&auth.values.authorization, &auth.values.value].into_iter().flatten().next();
     if let Some(written) = written.filter(|_| auth.is_inline) {
-        let message = "the secret itself stands in this file; write it as \"${VAR}\", or name a `value_file`";
+        let message = "the secret itself is in this file; write it as \"${VAR}\", or name a `value_file`";
         report.warning(&written.location, message);
     }
 }
@@ -59,7 +59,7 @@ fn warn_of_plain(raw: &RawUpstream, location: &ConfigLocation, report: &mut Mist
         None => true,
     };
     if !is_here {
-        report.warning(location, "can be read by whoever is on the way: the `url` begins with http://");
+        report.warning(location, "can be read on the network: the `url` begins with http://");
     }
 }
 

@@ -171,7 +171,7 @@ impl Program {
         (output.status.code(), text(output.stdout), text(output.stderr))
     }
 
-    /// How a task stands.
+    /// The state of a task.
     pub(crate) async fn status(&self, path: &str, id: &Value) -> Value {
         let call = Call::new("tasks/get", &json!({"taskId": id}));
         call.send(self.clients, path).await.json()["result"]["status"].take()

@@ -205,7 +205,7 @@ async fn what_a_host_has_no_use_for_is_a_mistake() {
         (
             format!("{one}[auth]\nmode = \"none\"\n"),
             &[],
-            &["wrap.toml:3: key `auth`: `taskgate wrap` serves nobody but the host"],
+            &["wrap.toml:3: key `auth`: `taskgate wrap` serves only the host"],
         ),
         (
             format!("[listen]\n[auth]\n{one}[metrics]\naddress = \"127.0.0.1:0\"\n[limits]\nbody_bytes_max = 1\n"),
@@ -225,7 +225,7 @@ async fn what_a_host_has_no_use_for_is_a_mistake() {
         (
             format!("{}{}", demo("a"), demo("a__b")),
             &[],
-            &["key `upstreams`: `a` and `a__b`: tools of one would look like tools of the other"],
+            &["key `upstreams`: `a` and `a__b`: the prefixes `a__` and `a__b__` are ambiguous"],
         ),
         (String::new(), &[], &["upstreams"]),
         ("[upstreams".to_owned(), &[], &["wrap.toml:1"]),
@@ -257,7 +257,7 @@ async fn a_host_is_told_of_what_it_is_not_served() {
     let file = HostFile::new(&configuration);
     let mut host = file.host();
     host.initialize().await;
-    assert!(host.log().contains("key `upstreams.two`: stands in no endpoint"), "{}", host.log());
+    assert!(host.log().contains("key `upstreams.two`: is in no endpoint"), "{}", host.log());
     host.leave();
     assert_eq!(host.ended().await.0.code(), Some(0), "{}", host.log());
 }

@@ -215,7 +215,8 @@ keys! {
         reload after_crash: AfterCrash = word(AFTER_CRASHES), default "fail";
         /// For clients without tasks. `"hold"`: they wait for the result, with life signs. `"tools"`: a call that
         /// outlives `grace` is answered with a text that names its task, and `tools/list` has `task_status`,
-        /// `task_result` and `task_cancel`.
+        /// `task_result` and `task_cancel` (`taskgate_task_status` and so on if the server has a tool of that name).
+        /// Tools that may be answered so are listed to these clients without their output schema.
         reload fallback: FallbackPolicy = word(FALLBACKS), default "hold";
     }
 }

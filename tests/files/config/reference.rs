@@ -126,6 +126,62 @@ fn the_reference_has_every_key_and_what_the_reader_takes() {
     );
 }
 
+/// The example with the sentence of each key above its first line. A comment above a table's head is written by hand, as are
+/// those above keys that inherit their sentence.
+fn rendered_example(example: &str) -> String {
+    let mut declared: BTreeMap<_, _> = config::key_tables().into_iter().collect();
+    let (mut table, mut lines, mut comment) = (".".to_owned(), Vec::new(), Vec::new());
+    for line in example.lines() {
+        if line.starts_with("# ") || line == "#" {
+            comment.push(line.to_owned());
+            continue;
+        }
+        if let Some(header) = uncomment(line).strip_prefix('[') {
+            table = header.trim_start_matches('[').split(']').next().unwrap_or_default().to_owned();
+            for name in ["reports", "hosted", "remote", "local"] {
+                table = table.replace(&format!("upstreams.{name}"), "upstreams.NAME");
+            }
+        }
+        let key = uncomment(line).split_once(" = ").map_or("", |(key, _)| key);
+        let row = declared.get_mut(table.as_str()).and_then(|rows: &mut Vec<KeyRow>| {
+            let at = rows.iter().position(|row| row.key == key && row.default != Some("inherited"))?;
+            Some(rows.remove(at))
+        });
+        if let Some(row) = row {
+            comment = wrapped(row.sentence.trim());
+        }
+        lines.append(&mut comment);
+        // The sentence stands for a remark behind the value.
+        let end = row.and_then(|_| line.find("  # ")).unwrap_or(line.len());
+        lines.push(line[..end].trim_end().to_owned());
+    }
+    lines.join("\n") + "\n"
+}
+
+/// A text as lines of comment.
+fn wrapped(text: &str) -> Vec<String> {
+    const WIDTH: usize = 118;
+    let mut lines = vec!["#".to_owned()];
+    for word in text.split(' ') {
+        match lines.last_mut() {
+            Some(line) if line.len() + word.len() < WIDTH => line.extend([" ", word]),
+            _ => lines.push(format!("# {word}")),
+        }
+    }
+    lines
+}
+
+#[test]
+fn the_example_says_of_each_key_what_the_reference_says() {
+    const EXAMPLE: &str = "config/taskgate.example.toml";
+    let (shown, rendered) = (example(), rendered_example(&example()));
+    if std::env::var_os("UPDATE_REFERENCE").is_some() {
+        fs::write(folder(EXAMPLE), &rendered).expect("a writable example");
+    } else {
+        assert!(shown == rendered, "{EXAMPLE} differs from the declared keys; UPDATE_REFERENCE=1 rewrites it");
+    }
+}
+
 fn all(tables: &Tables) -> impl Iterator<Item = (&str, &str, &Row)> {
     tables.iter().flat_map(|(table, rows)| rows.iter().map(move |(key, row)| (table.as_str(), key.as_str(), row)))
 }

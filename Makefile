@@ -116,8 +116,6 @@ fmt:
 lint:
 	$(call step,lints)
 	@cargo clippy --quiet --workspace --all-targets --locked -- -D warnings
-	# As users build it: what the tests depend on turns on features that the program alone would lack.
-	@cargo check --quiet --locked --bin taskgate
 
 # Tests that meet real peers fail, and are not skipped, once TASKGATE_PEERS is set.
 unit:

@@ -1,6 +1,6 @@
-//! The dependencies of the program and its tests: their licences, their sources, and the crates that must not come in.
+//! The dependencies of the program and its tests: their licences, their sources, their features, and the crates that must not come in.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 
 use serde_json::Value;
@@ -14,6 +14,18 @@ const LICENCES: [&str; 9] =
 const CRATES_IO: &str = "registry+https://github.com/rust-lang/crates.io-index";
 /// Crates that must not come in, and what the program uses instead.
 const BANNED: [(&str, &str); 3] = [("native-tls", "rustls"), ("openssl-sys", "rustls"), ("reqwest", "hyper")];
+
+/// Features that the program does not need.
+const OF_TESTS_ALONE: [&str; 8] = [
+    "futures-util/channel",
+    "futures-util/futures-channel",
+    "futures-util/futures-io",
+    "futures-util/io",
+    "futures-util/memchr",
+    "serde/alloc",
+    "serde_json/alloc",
+    "tokio/test-util",
+];
 
 /// The packages that are compiled for one of [`TARGETS`], and their number.
 fn packages() -> Vec<Value> {
@@ -103,4 +115,31 @@ fn every_dependency_names_its_version() {
         unnamed.extend(wild.map(|dependency| text(dependency, "name").to_owned()));
     }
     assert_eq!(unnamed, Vec::<String>::new());
+}
+
+/// The features of each crate that the program names itself, by what cargo builds with these kinds of dependencies.
+fn features(kinds: &str) -> BTreeMap<String, BTreeSet<String>> {
+    let mut tree = Command::new(env!("CARGO"));
+    tree.args(["tree", "--locked", "--package", "taskgate", "--depth", "1", "--prefix", "none", "--format", "{p};{f}"]);
+    let output = tree.args(["--edges", kinds]).current_dir(env!("CARGO_MANIFEST_DIR")).output().expect("cargo runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).expect("cargo writes UTF-8");
+    let packages = text.lines().filter_map(|line| line.split_once(';'));
+    packages
+        .map(|(package, features)| {
+            let name = package.split(' ').next().unwrap_or_default().to_owned();
+            (name, features.split([',', ' ']).filter(|feature| *feature != "(*)").map(str::to_owned).collect())
+        })
+        .collect()
+}
+
+/// A build of the program alone lacks them, and the tests would not notice that it needs one.
+#[test]
+fn only_known_features_of_the_programs_dependencies_are_turned_on_by_tests_alone() {
+    let (alone, with_tests) = (features("normal"), features("normal,dev"));
+    assert!(alone.len() > 40, "{} dependencies are too few to be all", alone.len());
+    let more = alone.iter().flat_map(|(name, features)| {
+        with_tests[name].difference(features).map(move |feature| format!("{name}/{feature}"))
+    });
+    assert_eq!(more.collect::<Vec<_>>(), OF_TESTS_ALONE, "does `cargo check --bin taskgate` pass without them?");
 }

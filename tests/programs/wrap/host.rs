@@ -26,7 +26,7 @@ fn demo() -> Vec<String> {
 
 /// The same as a bad server, with the faults named.
 pub(crate) fn faulty_demo(faults: &str) -> Vec<String> {
-    ["--", env!("CARGO_BIN_EXE_taskgate-faulty-demo"), &format!("--faults={faults}")].map(str::to_owned).to_vec()
+    ["--", support::faulty_demo(), &format!("--faults={faults}")].map(str::to_owned).to_vec()
 }
 
 /// Killed when dropped.

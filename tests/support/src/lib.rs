@@ -4,6 +4,7 @@
 
 use std::env;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::LazyLock;
 
 pub mod alone;
@@ -52,22 +53,29 @@ pub fn target_dir() -> PathBuf {
 
 /// The path of the program, built for this run.
 pub fn taskgate() -> &'static str {
-    static PATH: LazyLock<String> = LazyLock::new(|| built("taskgate"));
+    static PATH: LazyLock<String> = LazyLock::new(|| {
+        // Cargo names it; for a test binary that is run by hand it lies beside the folder of the binary.
+        env::var("CARGO_BIN_EXE_taskgate").unwrap_or_else(|_| {
+            let itself = env::current_exe().expect("the path of a test binary");
+            let profile = itself.ancestors().nth(2).expect("cargo puts test binaries below the folder of the profile");
+            profile.join("taskgate").display().to_string()
+        })
+    });
     &PATH
 }
 
-/// The path of the demo as a bad server: see `tests/support/faulty_demo/server.rs`.
+/// The path of the demo as a bad server: see `tests/support/faulty_demo/server.rs`. Cargo builds examples with all tests, but not
+/// with the binaries that a command names, so this builds it where it is missing or old.
 pub fn faulty_demo() -> &'static str {
-    static PATH: LazyLock<String> = LazyLock::new(|| built("taskgate-faulty-demo"));
+    static PATH: LazyLock<String> = LazyLock::new(|| {
+        let mut build = Command::new(env!("CARGO"));
+        build
+            .args(["build", "--quiet", "--locked", "--example", "taskgate-faulty-demo", "--target-dir"])
+            .arg(target_dir());
+        // `make test` sets it for the test harness alone; build scripts would run again.
+        build.current_dir(repository()).env_remove("RUSTC_BOOTSTRAP");
+        assert!(build.status().expect("cargo runs").success(), "cargo does not build the example");
+        target_dir().join("debug/examples/taskgate-faulty-demo").display().to_string()
+    });
     &PATH
-}
-
-/// The path of a program of this build. Cargo names it; for a test binary that is run by hand it lies beside the folder of the
-/// binary.
-fn built(program: &str) -> String {
-    env::var(format!("CARGO_BIN_EXE_{program}")).unwrap_or_else(|_| {
-        let itself = env::current_exe().expect("the path of a test binary");
-        let profile = itself.ancestors().nth(2).expect("cargo puts test binaries below the folder of the profile");
-        profile.join(program).display().to_string()
-    })
 }

@@ -241,7 +241,7 @@ async fn f45_a_line_that_is_too_large_ends_its_process_and_the_next_call_has_ano
 #[tokio::test]
 async fn f45_what_a_program_left_behind_does_not_hide_its_end_and_ends_with_it() {
     let dir = tempfile::tempdir().unwrap();
-    let (program, mark) = (env!("CARGO_BIN_EXE_taskgate-faulty-demo"), dir.path().display().to_string());
+    let (program, mark) = (support::faulty_demo(), dir.path().display().to_string());
     // In a group of its own, and with the program's output.
     let script = format!("setsid sleep 100 & exec {program} --faults=");
     let upstream = format!("command = \"sh\"\nargs = [\"-c\", {script:?}]\nenv = {{ MARK = {mark:?} }}\n");

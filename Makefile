@@ -15,6 +15,7 @@ PROGRAMS := cc=build-essential strace valgrind nginx haproxy caddy chromium init
 
 # The second at which each step began stays in a file: `make test` prints the minutes of each at its end.
 PHASES := $(TARGET)/reports/phases.tsv
+BESIDE := $(TARGET)/reports/phases-beside.tsv
 begin = mkdir -p "$(TARGET)/reports"; printf '%s\t%s\n' "$$(date +%s)" "$(1)" >> "$(PHASES)"
 comma := ,
 step = @printf '\n==== %s\n' "$(1)"; $(call begin,$(1))
@@ -30,67 +31,80 @@ CHECK_LOG := $(TARGET)/reports/check.log
 TIMED := --config 'target."cfg(all())".runner = ["env", "RUSTC_BOOTSTRAP=1"]'
 TIMES := -Z unstable-options --report-time
 
-WORKING := complexity engine files tidy
-# Binaries whose tests mostly wait for timers, sockets and processes: those of one lane run beside those of the other.
-WAITING := durability
-WAITING_BESIDE := faces gateway upstreams programs
 # More than there are cores: among the tests of each binary some wait, those of the library for PostgreSQL.
 TEST_THREADS ?= 4
 # Their number is bounded by `Peers` itself; what waits for its turn takes a thread.
 PEERS_THREADS ?= 24
 
-# $(1) is where what the tests print goes.
-define run_tests
+# Binaries in lanes: those of one lane run one after the other, beside the other lanes. What a lane prints is shown once all have
+# ended. Interrupting the run ends the lanes too.
+define lanes
 	@mkdir -p "$(TARGET)/reports"
-	run() { cargo test --locked --workspace $(TIMED) "$$@" -- $(TIMES) --test-threads $(TEST_THREADS); }
+	run() { cargo test --locked --workspace $(TIMED) $$1 -- $(TIMES) --test-threads $(TEST_THREADS) $${@:2}; }
+	pids=() logs=()
 	beside() {
-		local failed=0
-		run $(addprefix --test ,$(WAITING_BESIDE)) > "$(TARGET)/reports/beside.log" 2>&1 & lane=$$!
-		run $(addprefix --test ,$(WAITING)) || failed=1
-		wait "$$lane" || failed=1
-		cat "$(TARGET)/reports/beside.log"
+		trap 'kill $${pids[*]} 2> /dev/null || :' EXIT
+		logs+=("$(TARGET)/reports/$$1.log")
+		"$$1" > "$(TARGET)/reports/$$1.log" 2>&1 & pids+=("$$!")
+	}
+	ended() {
+		local failed=0 pid
+		for pid in "$${pids[@]}"; do wait "$$pid" || failed=1; done
+		cat "$${logs[@]}"
+		pids=() logs=()
 		return "$$failed"
 	}
-	# With `&&`: in front of `||` the shell goes on behind what failed.
-	{
-		cargo test --locked --workspace --no-run &&
-		{ $(call begin,tests: the library$(comma) $(WORKING)); } &&
-		run --lib --bins $(addprefix --test ,$(WORKING)) &&
-		{ $(call begin,tests: $(WAITING); beside them $(WAITING_BESIDE)); } &&
-		beside &&
-		{ $(call begin,tests: real peers; examples of the documentation); } &&
-		cargo test --locked --workspace $(TIMED) --test real_peers -- $(TIMES) --test-threads $(PEERS_THREADS) &&
-		cargo test --locked --doc
-	} 2>&1 | tee "$(1)" || { tests/failures.sh "$(1)"; exit 1; }
 endef
 
-.PHONY: begun memory restarted-servers test check setup fmt lint unit rules doc seconds bench instructions sessions audit fuzz soak
+.PHONY: begun prepared installable built memory restarted-servers test check setup fmt lint unit rules doc seconds bench instructions sessions audit fuzz soak
 
-test: begun setup fmt lint unit rules doc seconds
+test: begun fmt prepared unit rules seconds
 	$(call step,minutes of each phase)
-	@tests/phases.sh "$(PHASES)"
+	@tests/phases.sh "$(PHASES)" "$(BESIDE)"
 	printf '\n==== all checks passed\n'
 
 begun:
 	@mkdir -p "$(TARGET)/reports"
 	: > "$(PHASES)"
+	: > "$(BESIDE)"
 
-# For every edit: what runs without peers. Tests that need them say that they were left out.
-check: fmt
-	$(call step,tests without peers)
-	$(call run_tests,$(CHECK_LOG))
-	@tests/seconds.sh "$(CHECK_LOG)"
+# For every edit: what takes little time, and no peers. Tests that need them say that they were left out.
+check: begun fmt
+	$(call step,tests in a few minutes)
+	$(call lanes)
+	core() { run "--lib --bins" --skip store::postgres && run "--test tidy --test files --test engine"; }
+	wire() { run "--test faces" && run "--test upstreams" --skip stdio::; }
+	{
+		cargo test --locked --workspace --no-run &&
+		{ beside core; beside wire; ended; }
+	} 2>&1 | tee "$(CHECK_LOG)" || { tests/failures.sh "$(CHECK_LOG)"; exit 1; }
+	tests/seconds.sh "$(CHECK_LOG)"
 
-setup:
-	$(call step,setup: compiler)
-	@command -v cargo > /dev/null || { echo "cargo is missing: install Rust (the version is in Cargo.toml)" >&2; exit 1; }
-	$(call step,setup: programs of the system)
-	@missing=()
+# What other programs need is installed while ours are compiled.
+prepared: installable
+	@$(MAKE) setup PHASES="$(BESIDE)" > "$(TARGET)/reports/setup.log" 2>&1 & installing=$$!
+	trap 'kill "$$installing" 2> /dev/null || :' EXIT
+	$(MAKE) lint built
+	$(call step,setup: the rest)
+	wait "$$installing" || { cat "$(TARGET)/reports/setup.log"; exit 1; }
+	cat "$(TARGET)/reports/setup.log"
+
+define find_missing
+	missing=()
 	for program in $(PROGRAMS); do
 		[ -x "$$(PATH="$$PATH:/usr/sbin:$$(echo /usr/lib/postgresql/*/bin | tr ' ' :)" command -v "$${program%%=*}")" ] || missing+=("$${program##*=}")
 	done
+endef
+
+installable:
+	@command -v cargo > /dev/null || { echo "cargo is missing: install Rust (the version is in Cargo.toml)" >&2; exit 1; }
+	$(find_missing)
+	[ "$${#missing[@]}" = 0 ] || [ "$$(id -u)" = 0 ] || { echo "programs are missing: run 'apt-get install $${missing[*]}' as root" >&2; exit 1; }
+
+setup: installable
+	$(call step,setup: programs of the system)
+	$(find_missing)
 	if [ "$${#missing[@]}" != 0 ]; then
-		[ "$$(id -u)" = 0 ] || { echo "programs are missing: run 'apt-get install $${missing[*]}' as root" >&2; exit 1; }
 		# What is installed for the tests serves nothing by itself, not after a restart of the machine either.
 		services=()
 		for program in "$${missing[@]}"; do
@@ -108,6 +122,7 @@ setup:
 	fi
 	$(call step,setup: clients and servers of others)
 	@tests/peers/setup.sh "$(PEERS)"
+	$(call begin,end)
 
 fmt:
 	$(call step,format)
@@ -117,14 +132,29 @@ lint:
 	$(call step,lints)
 	@cargo clippy --quiet --workspace --all-targets --locked -- -D warnings
 
-# Tests that meet real peers fail, and are not skipped, once TASKGATE_PEERS is set.
-unit:
+built:
 	$(call step,build of the tests)
-	@export TASKGATE_PEERS="$(PEERS)"
-	$(call run_tests,$(LOG))
-	$(call step,tests of the store on PostgreSQL 18)
-	@TASKGATE_PEERS="$(PEERS)" TASKGATE_POSTGRES="$(PEERS)/postgres-18" \
-		cargo test --locked --lib -- store::postgres:: --test-threads $(TEST_THREADS)
+	@cargo test --locked --workspace --no-run
+
+# Tests that meet real peers fail, and are not skipped, once TASKGATE_PEERS is set. What works all the time goes first; the lanes
+# mostly wait, for timers, sockets and processes. On PostgreSQL 18 run the store's contract and the rules for unknown commits.
+unit:
+	$(call step,tests: the library$(comma) complexity engine files tidy)
+	$(call lanes)
+	export TASKGATE_PEERS="$(PEERS)"
+	stores() {
+		run "--test durability" && run "--test upstreams" &&
+		TASKGATE_POSTGRES="$(PEERS)/postgres-18" run --lib store::postgres::tests::keeps store::postgres::tests::rules &&
+		$(MAKE) doc PHASES=/dev/null && cargo test --locked --doc
+	}
+	processes() { run "--test gateway --test programs"; }
+	real() { run "--test faces" && cargo test --locked --workspace $(TIMED) --test real_peers -- $(TIMES) --test-threads $(PEERS_THREADS); }
+	# With `&&`: in front of `||` the shell goes on behind what failed.
+	{
+		run "--lib --bins --test complexity --test engine --test files --test tidy" &&
+		{ $(call begin,tests in lanes: durability upstreams$(comma) gateway programs$(comma) faces real_peers); } &&
+		{ beside stores; beside processes; beside real; ended; }
+	} 2>&1 | tee "$(LOG)" || { tests/failures.sh "$(LOG)"; exit 1; }
 
 # Not part of `make test`: servers of two years of SDK releases, started again under their clients, 45 s each.
 restarted-servers: setup
@@ -142,9 +172,10 @@ rules:
 	$(call step,rules)
 	@TASKGATE_TEST_LOG="$(LOG)" cargo test --quiet --locked --test tidy rules::
 
+# With the example, so that dependencies have the features that the lints saw and are not compiled again.
 doc:
 	$(call step,documentation)
-	@RUSTDOCFLAGS="-D warnings" cargo doc --quiet --locked --no-deps --document-private-items
+	@RUSTDOCFLAGS="-D warnings" cargo doc --quiet --locked --no-deps --document-private-items --lib --bins --examples
 
 # Ratios against baselines that run beside the gateway; see the head of benches/gateway.rs. With UPDATE_BENCHMARKS=1 the
 # tables go to docs/benchmarks.md.

@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
 # Prints how many minutes each phase of `make test` took, from the lines that its steps left: the second a phase began, a tab,
-# its name. With UPDATE_PHASES=1 the table is written into tests/README.md too.
+# its name. The second file has the phases that ran beside them, and their end. With UPDATE_PHASES=1 the table is written into tests/README.md too.
 set -euo pipefail
 
 table=$(awk -F'\t' -v ends="$(date +%s)" -v cores="$(nproc)" '
-    function over(until) { if (name != "") { printf "| %s | %.1f |\n", name, (until - began) / 60 } }
+    function over(until) { if (name != "") { printf "| %s%s | %.1f |\n", name, beside, (until - began) / 60 } }
     BEGIN { print "| phase | minutes |"; print "|---|---:|" }
-    { over($1); if (first == "") first = $1; began = $1; name = $2 }
+    FNR == 1 && NR > 1 { over(ends); name = ""; beside = ", beside the others" }
+    { over($1); if (first == "") first = $1; began = $1; name = $2 == "end" ? "" : $2 }
     END { over(ends); printf "| all, on %d cores | %.1f |\n", cores, (ends - first) / 60 }
-' "$1")
+' "$1" "$2")
 printf '%s\n' "$table"
 
 if [ "${UPDATE_PHASES:-}" = 1 ]; then

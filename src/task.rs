@@ -17,6 +17,7 @@ pub mod principal_counts;
 pub mod principal_limits;
 pub mod rate_refusal;
 pub mod reference;
+mod send_attempt;
 pub mod summary;
 pub mod time;
 pub mod transition;
@@ -42,6 +43,7 @@ pub use principal_access::{PrincipalAccess, PrincipalAccessTable, ToolAccess, To
 pub use principal_counts::PrincipalCounts;
 pub use principal_limits::{PlaceShare, PrincipalLimitTable, PrincipalLimits};
 pub use rate_refusal::{RateBound, RateRefusal};
+pub use send_attempt::SendAttempt;
 pub use summary::{PhaseKind, Summary, SummaryPhase};
 pub use time::{Clock, ManualClock, SteadyClock, SystemClock, Timestamp};
 pub use transition::{Effect, Event, transition};

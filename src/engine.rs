@@ -37,7 +37,6 @@ use tokio_util::task::TaskTracker;
 pub use admission::TaskAdmission;
 use admission::{TaskPermit, UnsettledRows};
 pub use apply::TaskError;
-use apply::record_shown;
 pub use call::{
     Askable, CallEnd, CallEvent, CallSpec, CallStream, QuestionFilter, RetryRefusal, RoundRetry, RoundSupport,
     TaskNotice, TaskNoticeSink, declared_questions,
@@ -125,28 +124,6 @@ impl Engine {
         })
     }
 
-    /// Runs one call: plainly, as a task, or as the grace period decides (see [`crate::task::Plan`]).
-    ///
-    /// The call runs in a runner task. Dropping the stream before a handle was created cancels the call at the upstream; after
-    /// that only a cancel of the task does.
-    ///
-    /// A task of an anonymous principal is kept for a shorter time than its policy says.
-    pub fn call(self: &Arc<Self>, mut spec: CallSpec) -> CallStream {
-        spec.policy = spec.policy.for_owner(&spec.owner);
-        spec.context.share = Some(self.share_of(&spec));
-        runner::start(Arc::clone(self), spec)
-    }
-
-    /// Resumes a held call: forwards the client's answers to the upstream, and returns the call's events as [`Engine::call`]
-    /// does. Dropping the stream before a final event cancels the call, unless another client also waits for it.
-    ///
-    /// # Errors
-    /// If this process does not run the call, or too many clients resume it at once: see [`Engine::held`].
-    pub fn retry(&self, key: &TaskKey, retry: RoundRetry) -> Result<CallStream, RetryRefusal> {
-        let (sender, stream) = CallStream::new();
-        self.live.retry(key, sender, retry).map(|()| stream)
-    }
-
     pub(crate) fn mint_key(&self, owner: &Principal) -> TaskKey {
         TaskKey { owner: owner.clone(), id: TaskId::from_bits((self.draw_bits)()) }
     }
@@ -211,15 +188,6 @@ impl Engine {
     /// Sets the limit of unsettled tasks; existing tasks above it remain.
     pub fn set_tasks_max(&self, tasks_max: usize) {
         self.admission.set_tasks_max(tasks_max);
-    }
-
-    /// Counts and logs a client's poll of its task.
-    pub fn count_poll(&self, task: &Task) {
-        self.metrics.polled();
-        record_shown(task);
-        if !task.is_settled() {
-            self.live.polled(&task.key);
-        }
     }
 
     /// Takes permits for a task and its subtasks: all of them, or none. In a shared store the rows of other replicas count, too,

@@ -272,6 +272,22 @@ impl Engine {
         tracing::info!(parent: None, %task, ?id, %principal, %upstream, %tool, outcome = label, seconds, bytes, polls, "task settled");
     }
 
+    /// Counts and logs a client's poll of its task.
+    pub fn count_poll(&self, task: &Task) {
+        self.metrics.polled();
+        record_shown(task);
+        if !task.is_settled() {
+            self.live.polled(&task.key);
+        }
+    }
+
+    /// Counts an unsettled task that a client requested.
+    pub(super) fn count_in_flight(&self, task: &Task) {
+        if !task.is_settled() && task.shown == TaskVisibility::Handle && task.tree.parent.is_none() {
+            self.metrics.taken_over(&task.origin.upstream);
+        }
+    }
+
     /// Stops the runner of a task that another replica has taken over. The upstream is not notified.
     pub(super) fn fenced(&self, key: &TaskKey) {
         tracing::warn!(task = %LoggedTask(key), "another replica has taken a task over; its call is released");

@@ -10,11 +10,11 @@ use tokio_util::sync::CancellationToken;
 use crate::dialect::UpstreamDialect;
 use crate::dialect::negotiate::declared_by;
 use crate::task::{
-    Answer, CallOrigin, ChosenId, ClientKind, Idempotency, InputKey, Outcome, Plan, Principal, SubtaskLimits, Task,
-    TaskKey, TaskTimes, TaskVisibility, Timestamp, ToolPolicy,
+    Answer, CallOrigin, ChosenId, ClientKind, Idempotency, InputKey, Outcome, Plan, Principal, StoredCall,
+    SubtaskLimits, Task, TaskKey, TaskTimes, TaskVisibility, Timestamp, ToolPolicy,
 };
 use crate::upstream::limits::{CallInProgress, CallPermits};
-use crate::upstream::{CallContext, Progress, Upstream, UpstreamRequest};
+use crate::upstream::{CallContext, Progress, Upstream, UpstreamRequest, UpstreamTaskMode};
 use crate::wire::{Payload, method};
 
 /// Events queued for a client that reads slowly; when full, the runner stops reading from the upstream.
@@ -74,6 +74,20 @@ impl CallSpec {
     /// none before the grace period ends.
     pub(super) const fn is_held_by_key(&self) -> bool {
         self.idempotency.is_some() && !matches!(self.plan, Plan::Task)
+    }
+
+    /// The call as a later process may have to send it, given whether it was not sent yet. Omits fields that no process can use.
+    pub(super) fn stored(&self, is_waiting: bool) -> Option<StoredCall> {
+        let call = StoredCall {
+            params: self.upstream.stored(self.request.params.as_ref()?),
+            capabilities: self.context.client.capabilities.clone(),
+            progress: self.context.progress,
+            log_level: self.context.log_level.clone(),
+            is_repeatable: self.is_repeatable,
+            is_native: self.context.native_task != UpstreamTaskMode::Never,
+        };
+        let may_be_sent = is_waiting || self.policy.after_crash.may_rerun(call.is_repeatable);
+        Some(if may_be_sent { call } else { call.without_params() })
     }
 
     /// A queued task for the call, or for a part of it: not sent, and without resume data.

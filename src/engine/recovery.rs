@@ -293,7 +293,7 @@ async fn look(engine: &Arc<Engine>, origins: &CallTargets, mut found: RecoveryCa
             Err(error) => return found.put_back(engine, &error, "the parent of a subtask could not be read"),
         }
         if !found.was_seen {
-            count_in_flight(engine, &task);
+            engine.count_in_flight(&task);
         }
         let reach = origins.of(&task.origin);
         let reach = reach.as_ref();
@@ -348,13 +348,6 @@ fn is_ours(engine: &Engine, row: &StoredTask) -> bool {
 /// Whether a call was made with its client's credential, as far as its owner or the upstream's present configuration shows.
 fn lets_clients_in(reach: Option<&CallTarget>, task: &Task) -> bool {
     task.key.owner.is_unchecked() || reach.is_some_and(|reach| reach.settings.forwarding.has(&AUTHORIZATION))
-}
-
-/// Counts an unsettled task that a client requested.
-pub(super) fn count_in_flight(engine: &Engine, task: &Task) {
-    if !task.is_settled() && task.shown == TaskVisibility::Handle && task.tree.parent.is_none() {
-        engine.metrics.taken_over(&task.origin.upstream);
-    }
 }
 
 enum ParentState {

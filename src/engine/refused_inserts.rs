@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use super::recovery::count_in_flight;
 use super::retry_delays::RetryDelays;
 use super::{Engine, TaskError};
 use crate::cause::CauseChain;
@@ -50,7 +49,7 @@ impl Engine {
         match self.apply(&found.key, WriteRole::Holder, event).await {
             Ok(_) => {
                 // Its end was counted, perhaps by an attempt with an unknown commit, but its beginning was not.
-                count_in_flight(self, found);
+                self.count_in_flight(found);
                 true
             }
             Err(TaskError::Unknown | TaskError::Store(StoreError::Fenced)) => true,

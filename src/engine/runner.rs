@@ -12,14 +12,16 @@ mod answers;
 mod bug_recipient;
 mod call_state;
 mod checkpoint;
-mod client;
+mod dialog;
 mod dispatch;
 mod elements;
 mod family;
 mod fence;
 mod idempotent_call;
 mod live_runners;
+mod parts;
 mod questions;
+mod recorder;
 mod resume;
 mod rounds;
 mod row;
@@ -28,45 +30,61 @@ mod subtasks;
 #[cfg(test)]
 mod tests;
 mod timers;
+mod tree_sizes;
 mod url_elicitation;
 mod verdict;
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
-use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::Instant;
 
-pub(super) use family::TreeSizes;
 pub(super) use live_runners::LiveRunners;
 pub(super) use resume::start as take_up;
+pub(super) use tree_sizes::TreeSizes;
 pub(super) use verdict::{RecoveryDecision, record, task_mode, verdict, without_credential};
 
 use self::bug_recipient::{BugRecipient, SharedBugRecipient, spawn};
 use self::call_state::{ExchangeStage, SplitPlan, StageEvent, UpstreamCall, split};
-use self::checkpoint::Checkpoint;
-use self::client::AttachedClients;
-use self::family::{ChildEvent, Family};
+use self::dialog::{AttachedClients, Dialog};
+use self::family::Family;
 use self::live_runners::RunnerCommand;
-use self::questions::CallQuestions;
-use self::resume::UnconfirmedCall;
-use self::row::RunnerRow;
-use self::store_wait::{UnstoredStep, UnstoredSteps};
+use self::parts::{Runner, RunnerFlow, at, next_event};
+use self::recorder::{Recorder, UnstoredStep};
 use super::Engine;
-use super::admission::TaskPermit;
-use super::call::{CallEnd, CallEvent, CallSpec, CallStream, RoundSupport, TaskNotice};
+use super::call::{CallEnd, CallEvent, CallSpec, CallStream, RetryRefusal, RoundRetry, RoundSupport, TaskNotice};
 use crate::cause::CauseChain;
-use crate::dialect::split_call::question_of;
 use crate::failpoint;
-use crate::task::{Attempt, EarlyInput, Event, Executed, Failure, GatewayFault, Outcome, Plan, Reason, TaskVisibility};
+use crate::task::{EarlyInput, Event, Executed, Failure, GatewayFault, Outcome, Plan, Reason, TaskKey, TaskVisibility};
 use crate::upstream::{ExchangeError, ExchangeEvent, Progress};
 use crate::wire::Payload;
 
-/// Shortest time between two stored progress messages of a task (U25).
-const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
+impl Engine {
+    /// Runs one call: plainly, as a task, or as the grace period decides (see [`crate::task::Plan`]).
+    ///
+    /// The call runs in a runner task. Dropping the stream before a handle was created cancels the call at the upstream; after
+    /// that only a cancel of the task does.
+    ///
+    /// A task of an anonymous principal is kept for a shorter time than its policy says.
+    pub fn call(self: &Arc<Self>, mut spec: CallSpec) -> CallStream {
+        spec.policy = spec.policy.for_owner(&spec.owner);
+        spec.context.share = Some(self.share_of(&spec));
+        start(Arc::clone(self), spec)
+    }
 
-pub(super) fn start(engine: Arc<Engine>, spec: CallSpec) -> CallStream {
+    /// Resumes a held call: forwards the client's answers to the upstream, and returns the call's events as [`Engine::call`]
+    /// does. Dropping the stream before a final event cancels the call, unless another client also waits for it.
+    ///
+    /// # Errors
+    /// If this process does not run the call, or too many clients resume it at once: see [`Engine::held`].
+    pub fn retry(&self, key: &TaskKey, retry: RoundRetry) -> Result<CallStream, RetryRefusal> {
+        let (sender, stream) = CallStream::new();
+        self.live.retry(key, sender, retry).map(|()| stream)
+    }
+}
+
+fn start(engine: Arc<Engine>, spec: CallSpec) -> CallStream {
     let in_progress = spec.call_begins();
     let (spec, plan) = split(spec);
     let (sender, stream) = CallStream::new();
@@ -83,42 +101,12 @@ pub(super) fn start(engine: Arc<Engine>, spec: CallSpec) -> CallStream {
 
 enum RunnerEvent {
     Upstream(StageEvent),
-    Orders(RunnerCommand),
+    Command(RunnerCommand),
     ClientGone,
     DeadlineOver,
     TimerDue,
     Leaving,
     GatewayEnds,
-}
-
-struct Runner {
-    engine: Arc<Engine>,
-    spec: CallSpec,
-    call: UpstreamCall,
-    family: Family,
-    client: AttachedClients,
-    /// The end of the grace period, while it lasts.
-    grace_end: Option<Instant>,
-    /// Set while steps wait for the store.
-    unstored: Option<Box<UnstoredSteps>>,
-    /// The last progress text of the grace period: the first status message of the task.
-    grace_status: Option<Arc<str>>,
-    permit: Option<TaskPermit>,
-    row: Option<RunnerRow>,
-    inputs: CallQuestions,
-    attempt: Attempt,
-    checkpoint: Checkpoint,
-    /// Set while the upstream has not yet confirmed a resumed or resent call.
-    unconfirmed: Option<UnconfirmedCall>,
-    /// Whether another replica holds the task: see `fence`.
-    is_fenced: bool,
-    /// The recipient of the failure if this runner panics.
-    panic_target: SharedBugRecipient,
-}
-
-enum RunnerFlow {
-    Continue,
-    Stop,
 }
 
 impl Runner {
@@ -146,24 +134,8 @@ impl Runner {
             Plan::Grace(grace) if permit.is_some() || spec.idempotency.is_some() => Some(spec.arrived + grace),
             Plan::Grace(_) | Plan::Direct | Plan::Refuse | Plan::Task => None,
         };
-        Self {
-            engine,
-            spec,
-            call,
-            family: Family::default(),
-            client,
-            grace_end,
-            unstored: None,
-            grace_status: None,
-            permit,
-            row: None,
-            inputs: CallQuestions::default(),
-            attempt: Attempt::FIRST,
-            checkpoint: Checkpoint::new(),
-            unconfirmed: None,
-            is_fenced: false,
-            panic_target,
-        }
+        let (recorder, dialog) = (Recorder::new(permit, panic_target), Dialog::new(client, grace_end));
+        Self { engine, spec, call, family: Family::default(), recorder, dialog }
     }
 
     async fn run(mut self: Box<Self>) {
@@ -171,7 +143,7 @@ impl Runner {
         if matches!(self.unless_fenced(next).await, RunnerFlow::Stop) {
             return Box::pin(self.leave()).await;
         }
-        if self.row.is_some() && !self.call.is_queued() {
+        if self.recorder.has_row() && !self.call.is_queued() {
             self.call_sent();
             failpoint::hit("intent-durable");
         }
@@ -194,14 +166,14 @@ impl Runner {
     async fn prepare(&mut self) -> RunnerFlow {
         match self.spec.plan {
             _ if self.spec.idempotency.is_some() => self.prepare_named().await,
-            Plan::Grace(_) if self.permit.is_none() => {
+            Plan::Grace(_) if !self.recorder.has_permit() => {
                 self.spec.plan = Plan::Direct;
-                self.client.send(CallEvent::StaysPlain).await;
+                self.dialog.clients().send(CallEvent::StaysPlain).await;
                 RunnerFlow::Continue
             }
             Plan::Direct | Plan::Refuse | Plan::Grace(_) => RunnerFlow::Continue,
             Plan::Task if self.spec.chosen.is_some() => self.prepare_named().await,
-            Plan::Task if self.permit.is_none() => self.refuse(self.engine.admission.refusal()).await,
+            Plan::Task if !self.recorder.has_permit() => self.refuse(self.engine.admission.refusal()).await,
             Plan::Task => match self.begin_task().await {
                 Ok(next) => next,
                 Err(fault) => self.end(Outcome::lost(fault)).await,
@@ -216,7 +188,7 @@ impl Runner {
             return self.promote(None).await;
         }
         self.insert(TaskVisibility::Hidden, None).await?;
-        self.grace_end = Some(self.spec.arrived + self.spec.policy.grace);
+        self.dialog.set_grace_end(Some(self.spec.arrived + self.spec.policy.grace));
         Ok(RunnerFlow::Continue)
     }
 
@@ -242,23 +214,17 @@ impl Runner {
     }
 
     async fn step(&mut self) -> RunnerEvent {
-        let may_leave = !self.has_handle() && self.client.is_there();
-        let may_be_left = !self.call.outlives_drain() && self.has_handle();
+        let may_leave = !self.recorder.has_handle() && self.dialog.clients().is_there();
+        let may_be_left = !self.call.outlives_drain() && self.recorder.has_handle();
         let (next_due, deadline) = (self.next_due(), self.call.deadline());
         // A call is not sent before its mark is stored. Events after the naming of subtasks wait until these are stored, so that
         // the call's end follows theirs (SUB-13).
-        let may_be_heard = !self.waits_for_store(UnstoredStep::Mark) && !self.waits_for_store(UnstoredStep::Subtasks);
-        let row = &mut self.row;
-        let commands = async {
-            match row {
-                Some(row) => row.commands.next().await,
-                None => std::future::pending().await,
-            }
-        };
+        let may_be_heard =
+            !self.recorder.waits_for(UnstoredStep::Mark) && !self.recorder.waits_for(UnstoredStep::Subtasks);
         tokio::select! {
             biased;
-            order = commands => RunnerEvent::Orders(order),
-            () = self.client.left(), if may_leave => RunnerEvent::ClientGone,
+            command = self.recorder.next_command() => RunnerEvent::Command(command),
+            () = self.dialog.clients().left(), if may_leave => RunnerEvent::ClientGone,
             // Before all other events: the permit of a call that ended must not send the next one.
             () = self.engine.calls_end.token().cancelled(), if !may_be_left => RunnerEvent::GatewayEnds,
             () = at(deadline) => RunnerEvent::DeadlineOver,
@@ -280,20 +246,20 @@ impl Runner {
                 }
                 RunnerFlow::Stop => RunnerFlow::Stop,
             },
-            RunnerEvent::Orders(RunnerCommand::Fenced) => {
+            RunnerEvent::Command(RunnerCommand::Fenced) => {
                 self.stop_as_fenced();
                 RunnerFlow::Stop
             }
-            RunnerEvent::Orders(RunnerCommand::Abandon) => {
+            RunnerEvent::Command(RunnerCommand::Abandon) => {
                 failpoint::hit("cancel-stored");
                 self.subtasks_notified().await;
                 self.cancel_exchanges("the task was cancelled").await;
                 self.mark_notified().await;
                 RunnerFlow::Stop
             }
-            RunnerEvent::Orders(RunnerCommand::Deliver(answers)) => self.deliver(answers).await,
-            RunnerEvent::Orders(RunnerCommand::LookAgain) => self.deliver_rest().await,
-            RunnerEvent::Orders(RunnerCommand::Retried(sender, retry)) => self.retried(sender, retry).await,
+            RunnerEvent::Command(RunnerCommand::Deliver(answers)) => self.deliver(answers).await,
+            RunnerEvent::Command(RunnerCommand::LookAgain) => self.deliver_rest().await,
+            RunnerEvent::Command(RunnerCommand::Retried(sender, retry)) => self.retried(sender, retry).await,
             RunnerEvent::ClientGone => self.client_left().await,
             RunnerEvent::DeadlineOver => {
                 self.cancel_exchanges("the call ran longer than its deadline").await;
@@ -308,22 +274,6 @@ impl Runner {
         }
     }
 
-    async fn next_event(&mut self) -> StageEvent {
-        next_event(&mut self.call, &mut self.family).await
-    }
-
-    /// Releases the permit, and drops exchanges that have ended.
-    fn finish_exchanges(&mut self) {
-        self.family.finish();
-        self.call.finish();
-    }
-
-    /// Cancels the call at the upstream, if it was sent, and drops its exchanges.
-    async fn cancel_exchanges(&mut self, reason: &str) {
-        self.family.finish();
-        self.call.cancel(reason).await;
-    }
-
     async fn queue_over(&mut self) -> RunnerFlow {
         let failure = GatewayFault::new(Reason::QueueDeadline, Executed::No);
         let shed = self.spec.permits.as_ref().map_or(failure, |permits| permits.shed(Reason::QueueDeadline));
@@ -331,7 +281,7 @@ impl Runner {
     }
 
     async fn grace_over(&mut self) -> RunnerFlow {
-        self.grace_end = None;
+        self.dialog.set_grace_end(None);
         match self.promote(None).await {
             Ok(next) => next,
             // A later process may find the row and send the call, so this one must not send it, too.
@@ -347,14 +297,14 @@ impl Runner {
     async fn stay_plain(&mut self, reason: Reason) -> RunnerFlow {
         let reason = crate::dialect::faults::reason_key(reason);
         tracing::warn!(reason, "the call could not become a task and is held");
-        if self.row.is_none() {
-            self.permit = None;
+        if !self.recorder.has_row() {
+            self.recorder.set_permit(None);
         }
-        if self.row.is_none() || self.spec.is_held_by_key() {
+        if !self.recorder.has_row() || self.spec.is_held_by_key() {
             self.call.queue_until(self.spec.arrived + self.spec.queue_deadline);
         }
         self.spec.plan = Plan::Direct;
-        self.client.send(CallEvent::StaysPlain).await;
+        self.dialog.clients().send(CallEvent::StaysPlain).await;
         RunnerFlow::Continue
     }
 
@@ -367,8 +317,8 @@ impl Runner {
             return self.resume_failed().await;
         }
         self.record_alive().await;
-        if self.checkpoint.due().is_some() {
-            self.checkpoint.check_soon();
+        if self.recorder.check_due().is_some() {
+            self.recorder.check_soon();
         }
         match event {
             ExchangeEvent::Progress(progress) => self.progress_received(progress).await,
@@ -393,17 +343,16 @@ impl Runner {
     }
 
     async fn progress_received(&mut self, progress: Progress) -> RunnerFlow {
-        if let Some(row) = self.row.as_mut().filter(|row| row.shown.outlives_client()) {
+        if let Some(key) = self.recorder.handle() {
             if let Some(notice_sink) = &self.spec.notice_sink {
-                notice_sink(&row.key, TaskNotice::Progress(&progress));
+                notice_sink(key, TaskNotice::Progress(&progress));
             }
             if let Some(text) = progress.status() {
-                row.progress = Some(text);
-                row.progress_due.get_or_insert_with(Instant::now);
+                self.recorder.keep_progress(text);
             }
         } else {
-            self.grace_status = progress.status().filter(|_| self.grace_end.is_some());
-            self.send_within_grace(CallEvent::Progress(progress)).await;
+            self.dialog.set_grace_status(progress.status().filter(|_| self.dialog.grace_end().is_some()));
+            self.dialog.send_within_grace(CallEvent::Progress(progress)).await;
         }
         RunnerFlow::Continue
     }
@@ -411,57 +360,38 @@ impl Runner {
     /// Keeps the upstream task's status text for the gateway's task. A plain call cannot show it: it is not progress, as no
     /// number grows (GW-24).
     fn status_received(&mut self, text: Arc<str>) -> RunnerFlow {
-        if let Some(row) = self.row.as_mut().filter(|row| row.shown.outlives_client()) {
-            row.progress = Some(text);
-            row.progress_due.get_or_insert_with(Instant::now);
-        } else if self.grace_end.is_some() {
-            self.grace_status = Some(text);
+        if self.recorder.has_handle() {
+            self.recorder.keep_progress(text);
+        } else if self.dialog.grace_end().is_some() {
+            self.dialog.set_grace_status(Some(text));
         }
         RunnerFlow::Continue
     }
 
     async fn log_received(&mut self, log: Payload) -> RunnerFlow {
-        if let Some(row) = self.row.as_ref().filter(|row| row.shown.outlives_client()) {
+        if let Some(key) = self.recorder.handle() {
             // Log messages of tasks need a client's own stream (EXT-52).
             if let Some(notice_sink) = &self.spec.notice_sink {
-                notice_sink(&row.key, TaskNotice::Log(&log));
+                notice_sink(key, TaskNotice::Log(&log));
             }
         } else {
-            self.send_within_grace(CallEvent::Log(log)).await;
+            self.dialog.send_within_grace(CallEvent::Log(log)).await;
         }
         RunnerFlow::Continue
     }
 
-    /// Sends an event before the response or the handle. A client that does not read does not delay the end of the grace period.
-    async fn send_within_grace(&mut self, event: CallEvent) {
-        let sent = self.client.send(event);
-        match self.grace_end {
-            Some(end) => drop(timeout_at(end, sent).await),
-            None => sent.await,
-        }
-    }
-
     async fn store_progress(&mut self) -> RunnerFlow {
-        let is_waiting = self.waits_for_store(UnstoredStep::Progress);
-        let Some(row) = &mut self.row else { return RunnerFlow::Continue };
-        if is_waiting {
-            row.progress_due = None;
+        let Some(key) = self.recorder.key() else { return RunnerFlow::Continue };
+        if self.recorder.waits_for(UnstoredStep::Progress) {
+            self.recorder.progress_waits(None);
             return RunnerFlow::Continue;
         }
-        let Some(message) = row.progress.take() else {
-            row.progress_due = None;
-            return RunnerFlow::Continue;
-        };
-        // Due again, so that messages within the interval are stored at its end.
-        row.progress_due = Some(Instant::now() + PROGRESS_INTERVAL);
-        let (key, event) =
-            (row.key.clone(), Event::Progressed { attempt: self.attempt, message: Arc::clone(&message) });
+        let Some(message) = self.recorder.next_progress() else { return RunnerFlow::Continue };
+        let event = Event::Progressed { attempt: self.recorder.attempt(), message: Arc::clone(&message) };
         match self.apply(&key, event).await {
             Ok(_) => RunnerFlow::Continue,
             Err(error) if error.is_passing() => {
-                if let Some(row) = &mut self.row {
-                    (row.progress, row.progress_due) = (Some(message), None);
-                }
+                self.recorder.progress_waits(Some(message));
                 self.wait_for_store(UnstoredStep::Progress, &error)
             }
             Err(error) => {
@@ -469,60 +399,5 @@ impl Runner {
                 RunnerFlow::Continue
             }
         }
-    }
-}
-
-/// The next event of a call or its subtasks. Cancel safe.
-async fn next_event(call: &mut UpstreamCall, family: &mut Family) -> StageEvent {
-    loop {
-        if let Some(plan) = call.begun_plan() {
-            family.begin_elements(plan);
-        }
-        let is_idle = family.is_idle();
-        if is_idle && let Some(end) = call.take_end() {
-            return StageEvent::Exchange(end);
-        }
-        let begins_elements = !family.has_elements();
-        let child = tokio::select! {
-            biased;
-            child = family.next() => child,
-            event = call.next(begins_elements) => match event {
-                StageEvent::Exchange(event) if !is_idle => match call.end_after_subtasks(event) {
-                    Some(event) => return StageEvent::Exchange(event),
-                    None => continue,
-                },
-                event @ (StageEvent::PermitTaken | StageEvent::NotBegun(_) | StageEvent::Exchange(_)) => return event,
-            },
-        };
-        if let Some(event) = subtask_event(call, family, child) {
-            return StageEvent::Exchange(event);
-        }
-    }
-}
-
-/// Converts a subtask's event into an event of the call.
-fn subtask_event(call: &mut UpstreamCall, family: &mut Family, event: ChildEvent) -> Option<ExchangeEvent> {
-    match event {
-        ChildEvent::Asked { index, ask, method, params } => {
-            Some(ExchangeEvent::Asked { ask: question_of(index, &ask), method, params })
-        }
-        ChildEvent::Withdrawn { index, ask } => Some(ExchangeEvent::Withdrawn { ask: question_of(index, &ask) }),
-        ChildEvent::Status(text) => {
-            call.elements_mut()?.status_received(Some(text));
-            None
-        }
-        ChildEvent::Settled { index, task } => {
-            call.elements_mut()?.settled(index, task.as_deref());
-            family.element_settled();
-            None
-        }
-    }
-}
-
-/// Sleeps until a moment, or for ever if there is none.
-async fn at(moment: Option<Instant>) {
-    match moment {
-        Some(moment) => sleep_until(moment).await,
-        None => std::future::pending().await,
     }
 }

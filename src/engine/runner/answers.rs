@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use futures_util::FutureExt;
 
 use super::call_state::StageEvent;
-use super::store_wait::UnstoredStep;
+use super::recorder::UnstoredStep;
 use super::{Runner, RunnerFlow};
 use crate::dialect::faults::reason_key;
 use crate::dialect::split_call::question_named;
@@ -22,16 +22,16 @@ const LAST_EVENTS_MAX: usize = 64;
 impl Runner {
     pub(super) async fn deliver(&mut self, mut answers: Vec<(Payload, Answer)>) -> RunnerFlow {
         // Only the next try can tell whether the unresolved ones were delivered.
-        answers.retain(|(ask, _)| !self.is_unresolved(ask));
+        answers.retain(|(ask, _)| !self.dialog.questions().is_unresolved(ask));
         self.hand_over(answers, None).await
     }
 
     async fn hand_over(&mut self, answers: Vec<(Payload, Answer)>, certain: Option<&Task>) -> RunnerFlow {
         // A call that is to be resent asks again: its old exchange takes no answers.
-        let Some(key) = self.row_key().filter(|_| !self.call.is_unsent()) else { return RunnerFlow::Continue };
+        let Some(key) = self.recorder.key().filter(|_| !self.call.is_unsent()) else { return RunnerFlow::Continue };
         for (ask, answer) in answers {
             failpoint::hit("answer-stored");
-            self.inputs.close(&ask);
+            self.dialog.questions_mut().close(&ask);
             // A subtask's row accepts an answer only once. It is stored there before this row marks it as delivered, so none is
             // lost.
             let child = self.child_with_question(&ask);
@@ -44,14 +44,14 @@ impl Runner {
             }
             match self.mark_delivered(&key, &ask, certain).await {
                 Ok(is_marked) => {
-                    self.inputs.unresolved.retain(|(unresolved, _)| *unresolved != ask);
+                    self.dialog.questions_mut().resolve(&ask);
                     if !is_marked || child.is_some() {
                         continue;
                     }
                 }
                 Err(error) if error.is_passing() => {
-                    if child.is_none() && !self.is_unresolved(&ask) {
-                        self.inputs.unresolved.push((ask, answer));
+                    if child.is_none() && !self.dialog.questions().is_unresolved(&ask) {
+                        self.dialog.questions_mut().add_unresolved(ask, answer);
                     }
                     // The other answers are in the row.
                     return self.wait_for_store(UnstoredStep::Answers, &error);
@@ -107,30 +107,18 @@ impl Runner {
         certain: Option<&Task>,
     ) -> Result<bool, TaskError> {
         // The write that failed was committed.
-        let is_marked = |task: &Task| task.attempt == self.attempt && !is_answered(task, ask);
-        if self.is_unresolved(ask) && certain.is_some_and(is_marked) {
+        let is_marked = |task: &Task| task.attempt == self.recorder.attempt() && !is_answered(task, ask);
+        if self.dialog.questions().is_unresolved(ask) && certain.is_some_and(is_marked) {
             return Ok(true);
         }
-        Ok(self.apply(key, Event::Delivering { attempt: self.attempt, ask: ask.clone() }).await?.changed)
-    }
-
-    fn is_unresolved(&self, ask: &Payload) -> bool {
-        self.inputs.unresolved.iter().any(|(unresolved, _)| unresolved == ask)
-    }
-
-    /// The undelivered answers of the row, and the answers with an unresolved mark.
-    fn to_deliver(&self, mut in_row: Vec<(Payload, Answer)>) -> Vec<(Payload, Answer)> {
-        let taken_out = self.inputs.unresolved.iter().filter(|(ask, _)| in_row.iter().all(|(other, _)| other != ask));
-        let taken_out: Vec<_> = taken_out.cloned().collect();
-        in_row.extend(taken_out);
-        in_row
+        Ok(self.apply(key, Event::Delivering { attempt: self.recorder.attempt(), ask: ask.clone() }).await?.changed)
     }
 
     /// Delivers answers that are in the row but were not in a command, or could not be delivered before.
     pub(super) async fn deliver_rest(&mut self) -> RunnerFlow {
-        let Some(key) = self.row_key() else { return RunnerFlow::Continue };
-        if self.unstored.is_some() {
-            self.postpone(UnstoredStep::Answers);
+        let Some(key) = self.recorder.key() else { return RunnerFlow::Continue };
+        if self.recorder.waits_for_store() {
+            self.recorder.postpone(UnstoredStep::Answers);
             return self.try_again().await;
         }
         match self.engine.held(&key).await {
@@ -144,7 +132,7 @@ impl Runner {
     /// Delivers answers that waited for the store.
     pub(super) async fn deliver_again(&mut self, certain: Option<&Task>) -> RunnerFlow {
         let Some(task) = certain else { return RunnerFlow::Continue };
-        let answers = self.to_deliver(task.recovery.undelivered.clone());
+        let answers = self.dialog.questions().to_deliver(task.recovery.undelivered.clone());
         self.hand_over(answers, Some(task)).await
     }
 

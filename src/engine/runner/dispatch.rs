@@ -3,18 +3,18 @@
 //! The store may take long to confirm the mark. The call keeps its permit meanwhile: other tasks that wait for a permit could not
 //! begin either, and a call with a permit keeps its turn. Plain calls may wait longer for a permit because of this.
 
-use super::store_wait::UnstoredStep;
+use super::recorder::UnstoredStep;
 use super::{Runner, RunnerFlow};
 use crate::cause::CauseChain;
 use crate::engine::TaskError;
 use crate::failpoint;
 use crate::store::StoreError;
-use crate::task::{GatewayFault, Outcome, Phase, Task, TaskKey};
+use crate::task::{GatewayFault, Outcome, Task, TaskKey};
 
 impl Runner {
     /// Sends a call that has its permit, once its row is marked. `certain` is the confirmed task on a retry.
     pub(super) async fn dispatched(&mut self, certain: Option<&Task>) -> RunnerFlow {
-        let Some(key) = self.row_key() else {
+        let Some(key) = self.recorder.key() else {
             self.call_sent();
             return RunnerFlow::Continue;
         };
@@ -34,7 +34,7 @@ impl Runner {
             Err(TaskError::Store(StoreError::Fenced)) => RunnerFlow::Stop,
             Err(error) => {
                 tracing::error!(error = %CauseChain(&error), "the task could not be marked as sent and is not sent");
-                self.end(Outcome::lost(GatewayFault::new(error.reason(), self.executed_so_far()))).await
+                self.end(Outcome::lost(GatewayFault::new(error.reason(), self.recorder.executed_so_far()))).await
             }
         }
     }
@@ -42,11 +42,11 @@ impl Runner {
     /// Marks in the row that this process is about to send the call; false if the task has settled.
     async fn mark(&mut self, key: &TaskKey, certain: Option<&Task>) -> Result<bool, TaskError> {
         // The write that failed was committed.
-        let is_marked = |task: &Task| matches!(task.phase, Phase::Working) && task.attempt == self.attempt_to_send();
-        if certain.is_some_and(is_marked) {
+        if certain.is_some_and(|task| self.recorder.is_sending_stored(task)) {
             return Ok(true);
         }
-        Ok(self.write(key, self.sending()).await?.changed)
+        let events = self.recorder.sending(|| self.stored_call());
+        Ok(self.write(key, events).await?.changed)
     }
 
     pub(super) fn call_sent(&mut self) {

@@ -36,7 +36,7 @@ impl Runner {
     /// Starts runners for the elements in progress, once their parent has a handle.
     pub(super) fn adopt_elements(&mut self) {
         let Some(split) = self.call.elements_mut() else { return };
-        for adopted in self.family.adopt_elements(&self.engine, split, self.permit.as_mut()) {
+        for adopted in self.family.adopt_elements(&self.engine, split, self.recorder.permit_mut()) {
             let AdoptedElement { spec, row, call, permit } = adopted;
             let call = match call.sent_at {
                 Some(at) => UpstreamCall::sent(call.exchange, at, spec.policy.deadline),

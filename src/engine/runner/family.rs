@@ -2,7 +2,6 @@
 
 mod children;
 mod element_rows;
-mod tree_sizes;
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -10,9 +9,8 @@ use std::sync::Arc;
 pub(super) use self::children::ChildEvent;
 use self::children::Children;
 pub(super) use self::element_rows::{AdoptedElement, BeginChild, ElementRows};
-use self::tree_sizes::TreeSize;
-pub(in crate::engine) use self::tree_sizes::TreeSizes;
 use super::call_state::{SplitExchange, SplitPlan};
+use super::tree_sizes::TreeSize;
 use crate::engine::Engine;
 use crate::engine::admission::TaskPermit;
 use crate::engine::call::TaskNoticeSink;

@@ -39,17 +39,17 @@ impl Runner {
 
     /// Drops the exchange without a cancel, because another replica holds the task.
     pub(super) fn stop_as_fenced(&mut self) {
-        if !std::mem::replace(&mut self.is_fenced, true) {
+        if self.recorder.fence() {
             self.finish_exchanges();
         }
     }
 
     /// Returns `next`, unless the runner was fenced in this step: then it stops, and a waiting client receives the reason.
     pub(super) async fn unless_fenced(&mut self, next: RunnerFlow) -> RunnerFlow {
-        if !self.is_fenced {
+        if !self.recorder.is_fenced() {
             return next;
         }
-        if !self.has_handle() {
+        if !self.recorder.has_handle() {
             let fault = GatewayFault::new(self.engine.why_lost(), Executed::Unknown);
             self.answer_waiting(fault).await;
         }

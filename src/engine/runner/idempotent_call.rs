@@ -17,7 +17,6 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
-use super::client::AttachedClients;
 use super::row::not_stored;
 use super::{CallEnd, CallEvent, Runner, RunnerFlow, at};
 use crate::cause::CauseChain;
@@ -54,7 +53,7 @@ impl Runner {
                     Some(next) => return next,
                     None => continue,
                 },
-                Ok(None) if self.permit.is_none() => return self.refuse(self.engine.admission.refusal()).await,
+                Ok(None) if !self.recorder.has_permit() => return self.refuse(self.engine.admission.refusal()).await,
                 Ok(None) => (),
                 Err(error) => return self.not_stored(error).await,
             }
@@ -81,7 +80,7 @@ impl Runner {
     async fn repeat(&mut self, named: Idempotency, row: StoredTask) -> Option<RunnerFlow> {
         // A damaged row has lost its call's hash, and has failed.
         if row.task.idempotency.is_some_and(|first| first.call != named.call) {
-            self.client.end(CallEnd::Misnamed).await;
+            self.dialog.clients_mut().end(CallEnd::Misnamed).await;
             return Some(RunnerFlow::Stop);
         }
         match self.engine.get(&row.task.key).await {
@@ -90,7 +89,7 @@ impl Runner {
                 if self.spec.is_held_by_key() {
                     self.wait_for_first(task).await;
                 } else {
-                    self.client.hand_over(CallEvent::Created(task)).await;
+                    self.dialog.clients_mut().hand_over(CallEvent::Created(task)).await;
                 }
                 Some(RunnerFlow::Stop)
             }
@@ -107,21 +106,17 @@ impl Runner {
     /// Holds a call that has its row, while the client waits for the outcome.
     fn hold(&mut self) -> RunnerFlow {
         self.becomes_task();
-        if let Some(row) = &mut self.row {
-            row.shown = TaskVisibility::Hidden;
-        }
+        self.recorder.set_shown(TaskVisibility::Hidden);
         RunnerFlow::Continue
     }
 
     /// The client of a held call left: the call continues as a task, and a repetition finds its outcome.
     pub(super) async fn continue_unattended(&mut self) -> RunnerFlow {
-        self.client = AttachedClients::nobody();
-        self.grace_end = None;
-        self.inputs.stop_gathering();
-        if let Some(row) = &mut self.row {
-            row.shown = TaskVisibility::Handle;
-            row.commands.take_repetitions(true);
-        }
+        self.dialog.detach();
+        self.dialog.set_grace_end(None);
+        self.dialog.questions_mut().stop_gathering();
+        self.recorder.set_shown(TaskVisibility::Handle);
+        self.recorder.take_repetitions(true);
         tracing::debug!("a call under an idempotency key continues without its client");
         self.mirror_subtasks().await;
         RunnerFlow::Continue
@@ -129,15 +124,17 @@ impl Runner {
 
     /// Whether the client that could receive questions has left for good.
     pub(super) fn is_unattended(&self) -> bool {
-        self.spec.is_held_by_key() && self.has_handle()
+        self.spec.is_held_by_key() && self.recorder.has_handle()
     }
 
     /// Returns the task of a held call after its grace period.
     pub(super) async fn reveal_held(&mut self, key: &TaskKey) -> Result<Arc<Task>, Reason> {
         let task = self.engine.held(key).await.map_err(|error| error.reason())?;
         // Otherwise the task's command for this runner is already queued.
-        let Some(row) = self.row.as_mut().filter(|_| !task.is_settled()) else { return Err(Reason::TtlExpired) };
-        row.shown = TaskVisibility::Handle;
+        if task.is_settled() || !self.recorder.has_row() {
+            return Err(Reason::TtlExpired);
+        }
+        self.recorder.set_shown(TaskVisibility::Handle);
         Ok(task)
     }
 
@@ -146,7 +143,7 @@ impl Runner {
     fn joins_first_call(&mut self, first: &Task) -> bool {
         let Phase::AwaitingInput(open) = &first.phase else { return false };
         let may_be_asked = |question: &Question| (self.spec.questions)(&question.request) == Askable::Declared;
-        let Some(sender) = self.client.first() else { return false };
+        let Some(sender) = self.dialog.clients().first() else { return false };
         if self.spec.rounds == RoundSupport::Unknown || !open.values().all(may_be_asked) {
             return false;
         }
@@ -154,7 +151,7 @@ impl Runner {
         let retry = RoundRetry { answers: BTreeMap::new(), plan: self.spec.plan, questions };
         let is_asked = self.engine.live.join(&first.key, sender, retry);
         if is_asked {
-            self.client = AttachedClients::nobody();
+            self.dialog.detach();
         }
         is_asked
     }
@@ -164,7 +161,7 @@ impl Runner {
     async fn wait_for_first(&mut self, first: Arc<Task>) {
         // The repetition needs no permits, and is not a call at the upstream.
         self.finish_exchanges();
-        self.permit = None;
+        self.recorder.set_permit(None);
         self.call.unlist();
         if self.joins_first_call(&first) {
             return;
@@ -172,9 +169,9 @@ impl Runner {
         let (engine, key) = (Arc::clone(&self.engine), first.key.clone());
         let unknown = |reason| Outcome::lost(GatewayFault::new(reason, Executed::Unknown));
         let Ok(mut watcher) = engine.watchers().watch(&key) else {
-            return self.client.end(CallEnd::Outcome(unknown(Reason::TooManyWaiters))).await;
+            return self.dialog.clients_mut().end(CallEnd::Outcome(unknown(Reason::TooManyWaiters))).await;
         };
-        let grace_end = self.grace_end.filter(|_| matches!(self.spec.plan, Plan::Grace(_)));
+        let grace_end = self.dialog.grace_end().filter(|_| matches!(self.spec.plan, Plan::Grace(_)));
         loop {
             let task = match engine.get(&key).await {
                 Ok(task) => task,
@@ -182,25 +179,25 @@ impl Runner {
                 Err(error) => {
                     tracing::warn!(error = %CauseChain(&error), "the outcome of a repeated call could not be read");
                     let reason = if matches!(error, TaskError::Unknown) { Reason::TtlExpired } else { error.reason() };
-                    return self.client.end(CallEnd::Outcome(unknown(reason))).await;
+                    return self.dialog.clients_mut().end(CallEnd::Outcome(unknown(reason))).await;
                 }
             };
             if let Phase::Settled(outcome) = &task.phase {
                 record_shown(&task);
-                return self.client.end(CallEnd::Outcome(outcome.clone())).await;
+                return self.dialog.clients_mut().end(CallEnd::Outcome(outcome.clone())).await;
             }
             let is_left = engine.leaving.is_cancelled() && !engine.live.has(&key);
             tokio::select! {
                 biased;
-                () = self.client.left() => return,
+                () = self.dialog.clients().left() => return,
                 () = engine.calls_end.token().cancelled() => {
-                    return self.client.end(CallEnd::Outcome(Outcome::lost(engine.calls_end.fault(Executed::Unknown)))).await;
+                    return self.dialog.clients_mut().end(CallEnd::Outcome(Outcome::lost(engine.calls_end.fault(Executed::Unknown)))).await;
                 }
                 () = std::future::ready(()), if is_left => {
-                    return self.client.end(CallEnd::Outcome(unknown(Reason::GatewayRestart))).await;
+                    return self.dialog.clients_mut().end(CallEnd::Outcome(unknown(Reason::GatewayRestart))).await;
                 }
                 () = at(grace_end) => {
-                    self.client.hand_over(CallEvent::Created(task)).await;
+                    self.dialog.clients_mut().hand_over(CallEvent::Created(task)).await;
                     return;
                 }
                 () = watcher.changed() => (),
@@ -216,7 +213,7 @@ impl Runner {
         match self.made_chosen(&key).await {
             Ok(Some(next)) => next,
             Ok(None) => {
-                self.client.end(CallEnd::Misnamed).await;
+                self.dialog.clients_mut().end(CallEnd::Misnamed).await;
                 RunnerFlow::Stop
             }
             Err(error) => {
@@ -237,7 +234,7 @@ impl Runner {
             if self.engine.store.load(key, self.engine.clock.now()).await?.is_some() {
                 return Ok(None);
             }
-            if self.permit.is_none() {
+            if !self.recorder.has_permit() {
                 return Ok(Some(self.refuse(self.engine.admission.refusal()).await));
             }
             if let Err(full) = self.enter_queue() {

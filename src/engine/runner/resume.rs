@@ -6,18 +6,15 @@
 //! process that sent nothing uses no attempt (F23).
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::call_state::{ExchangeStage, UpstreamCall, split_again};
-use super::checkpoint::Checkpoint;
-use super::client::AttachedClients;
+use super::dialog::{CallQuestions, Dialog};
 use super::family::{ElementRows, Family};
 use super::live_runners::RunnerCommands;
-use super::questions::CallQuestions;
-use super::row::RunnerRow;
+use super::recorder::Recorder;
 use super::verdict::{ATTEMPTS_MAX, RecoveryAction, RecoveryDecision, record, task_mode, verdict};
 use super::{BugRecipient, Runner, RunnerFlow, SharedBugRecipient, spawn};
 use crate::cause::CauseChain;
@@ -28,29 +25,11 @@ use crate::engine::retry_delays::RetryDelays;
 use crate::engine::{Engine, TaskError};
 use crate::store::{StoreError, StoredTask, WriteRole};
 use crate::task::reference::LoggedTask;
-use crate::task::{Attempt, Event, Executed, GatewayFault, Outcome, Phase, Task, TaskKey, Timestamp};
+use crate::task::{Event, Executed, GatewayFault, Outcome, Phase, Task, TaskKey, Timestamp};
 use crate::upstream::ResumeToken;
 
 /// Reads of a subtask's row before its parent only watches it.
 const LOOKS_MAX: usize = 4;
-
-/// A call that is up for this long did not cause the earlier crashes: it is longer than the window in which a stream is resumed
-/// (U24).
-const STEADY_AFTER: Duration = Duration::from_secs(35);
-
-/// A resumed or resent call that the upstream has not confirmed yet.
-pub(super) struct UnconfirmedCall {
-    what: ResumeMethod,
-    since: Instant,
-    /// Whether the row says that this process resumed the call.
-    is_counted: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ResumeMethod {
-    Up,
-    Again,
-}
 
 /// Starts a runner for a row. The row's key must be claimed.
 pub(in crate::engine) fn start(
@@ -121,10 +100,7 @@ impl Runner {
         AdoptedCall { call, family, permit }: AdoptedCall,
         panic_target: SharedBugRecipient,
     ) -> Self {
-        let mut checkpoint = Checkpoint::new();
-        checkpoint.is_written(task.recovery.resume.clone());
-        checkpoint.check_soon();
-        let inputs = match &task.phase {
+        let questions = match &task.phase {
             Phase::AwaitingInput(open) => {
                 let due = Instant::now() + spec.policy.input_deadline;
                 let questions = open.values().map(|one| (one.ask.clone(), question_method(&one.request)));
@@ -134,32 +110,13 @@ impl Runner {
                 CallQuestions::reopened([], &task.recovery.undelivered, Instant::now())
             }
         };
-        commands.is_stored();
-        let row = RunnerRow {
-            key: task.key.clone(),
-            shown: task.shown,
-            is_counted: true,
-            commands,
-            progress: None,
-            progress_due: None,
-        };
         Self {
-            permit,
+            recorder: Recorder::of_row(task, commands, permit, panic_target),
+            dialog: Dialog::of_row(questions),
             call,
             family,
             engine,
             spec,
-            client: AttachedClients::nobody(),
-            grace_end: None,
-            unstored: None,
-            grace_status: None,
-            row: Some(row),
-            inputs,
-            attempt: task.attempt,
-            checkpoint,
-            unconfirmed: None,
-            is_fenced: false,
-            panic_target,
         }
     }
 
@@ -167,8 +124,7 @@ impl Runner {
         let next = match action {
             RecoveryAction::Dispatch => RunnerFlow::Continue,
             RecoveryAction::Resend => {
-                self.unconfirmed =
-                    Some(UnconfirmedCall { what: ResumeMethod::Again, since: Instant::now(), is_counted: false });
+                self.recorder.will_resend(false);
                 RunnerFlow::Continue
             }
             RecoveryAction::Resume(token) => Box::pin(self.resume(&task, token)).await,
@@ -187,10 +143,10 @@ impl Runner {
 
     /// Resumes the exchange, and delivers the answers that were given meanwhile.
     async fn resume(&mut self, task: &Task, token: ResumeToken) -> RunnerFlow {
-        self.unconfirmed = Some(UnconfirmedCall { what: ResumeMethod::Up, since: Instant::now(), is_counted: true });
+        self.recorder.will_resume();
         // If the event no longer applies, a command with the reason is queued.
-        if let Err(error) = self.write(&task.key, vec![Event::TakenUp { attempt: self.attempt }]).await {
-            if self.is_fenced {
+        if let Err(error) = self.write(&task.key, vec![Event::TakenUp { attempt: self.recorder.attempt() }]).await {
+            if self.recorder.is_fenced() {
                 return RunnerFlow::Stop;
             }
             tracing::warn!(error = %CauseChain(&error), "that a call is resumed was not stored");
@@ -215,59 +171,34 @@ impl Runner {
 
     /// Whether this loss means that the exchange could not be resumed.
     pub(super) fn is_failed_resume(&self, fault: &GatewayFault) -> bool {
-        let is_taking_up = self.unconfirmed.as_ref().is_some_and(|unconfirmed| unconfirmed.what == ResumeMethod::Up);
-        is_taking_up && fault.executed != Executed::Yes
+        self.recorder.is_resuming() && fault.executed != Executed::Yes
     }
 
     /// Handles an exchange that cannot be resumed: resends the call if allowed, else its outcome is unknown.
     pub(super) async fn resume_failed(&mut self) -> RunnerFlow {
         let may_rerun = self.spec.policy.after_crash.may_rerun(self.spec.is_repeatable);
-        if may_rerun && self.attempt < ATTEMPTS_MAX && self.spec.request.params.is_some() {
+        if may_rerun && self.recorder.attempt() < ATTEMPTS_MAX && self.spec.request.params.is_some() {
             self.family.finish();
             self.call.requeue(ExchangeStage::again(&self.spec));
-            self.unconfirmed =
-                Some(UnconfirmedCall { what: ResumeMethod::Again, since: Instant::now(), is_counted: true });
+            self.recorder.will_resend(true);
             return RunnerFlow::Continue;
         }
         self.end(Outcome::lost(GatewayFault::new(self.engine.why_lost(), Executed::Unknown))).await
     }
 
-    /// The `executed` of a call that is not sent now: unknown if an earlier attempt may have been executed.
-    pub(super) const fn executed_so_far(&self) -> Executed {
-        if self.unconfirmed.is_some() { Executed::Unknown } else { Executed::No }
-    }
-
-    /// The events to store before the call's first byte is sent.
-    pub(super) fn sending(&self) -> Vec<Event> {
-        let attempt = self.attempt;
-        match &self.unconfirmed {
-            Some(UnconfirmedCall { is_counted: true, .. }) => vec![Event::Resent { attempt }],
-            Some(_) => vec![Event::TakenUp { attempt }, Event::Resent { attempt }],
-            None => vec![Event::Dispatched { attempt, call: self.stored_call() }],
-        }
-    }
-
-    pub(super) const fn attempt_to_send(&self) -> Attempt {
-        if self.unconfirmed.is_some() { Attempt(self.attempt.0 + 1) } else { self.attempt }
-    }
-
     /// Records that the row says that the call is about to be sent.
     pub(super) fn record_resend(&mut self) {
-        let next = self.attempt_to_send();
-        if let Some(unconfirmed) = &mut self.unconfirmed {
-            *unconfirmed = UnconfirmedCall { what: ResumeMethod::Again, since: Instant::now(), is_counted: true };
-            self.attempt = next;
-            self.inputs = CallQuestions::default();
-            self.checkpoint.is_written(None);
-            tracing::warn!(attempt = self.attempt.0, "a call is sent again");
+        if let Some(attempt) = self.recorder.is_sending() {
+            self.dialog.forget_questions();
+            tracing::warn!(attempt = attempt.0, "a call is sent again");
         }
     }
 
     /// Records a sign of the upstream: this call did not cause the earlier crashes.
     pub(super) async fn record_alive(&mut self) {
-        if self.unconfirmed.take().is_some()
-            && let Some(key) = self.row_key()
-            && let Err(error) = self.write(&key, vec![Event::Alive { attempt: self.attempt }]).await
+        if self.recorder.confirm()
+            && let Some(key) = self.recorder.key()
+            && let Err(error) = self.write(&key, vec![Event::Alive { attempt: self.recorder.attempt() }]).await
         {
             tracing::warn!(error = %CauseChain(&error), "that a call is alive was not stored");
         }
@@ -275,15 +206,14 @@ impl Runner {
 
     /// Records the same once the call was up for long enough.
     pub(super) async fn record_steady(&mut self) {
-        let is_up = !self.call.is_unsent();
-        if is_up && self.unconfirmed.as_ref().is_some_and(|unconfirmed| unconfirmed.since.elapsed() >= STEADY_AFTER) {
+        if !self.call.is_unsent() && self.recorder.is_steady() {
             self.record_alive().await;
         }
     }
 
     /// Records an orderly end of this process, which is no crash.
     pub(super) async fn record_orderly_end(&mut self) {
-        if self.unconfirmed.as_ref().is_some_and(|unconfirmed| unconfirmed.is_counted) {
+        if self.recorder.is_resumption_counted() {
             self.record_alive().await;
         }
     }

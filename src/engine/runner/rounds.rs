@@ -4,13 +4,14 @@
 
 use tokio::time::Instant;
 
-use super::store_wait::UnstoredStep;
+use super::recorder::UnstoredStep;
 use super::{CallEvent, Runner, RunnerFlow};
 use crate::cause::CauseChain;
 use crate::engine::TaskError;
 use crate::engine::call::{CallEnd, CallStreamSender, RoundRetry};
 use crate::store::StoreError;
 use crate::task::{Event, Executed, GatewayFault, Outcome, Phase, Plan, Task, TaskVisibility};
+use crate::wire::Payload;
 
 /// Rounds of questions in one call; clients stop at ten.
 const ROUNDS_MAX: u32 = 8;
@@ -18,13 +19,13 @@ const ROUNDS_MAX: u32 = 8;
 impl Runner {
     /// Sends the open questions as the response to the waiting client, which detaches it.
     pub(super) async fn ask_client(&mut self) -> RunnerFlow {
-        self.inputs.stop_gathering();
-        let Some(key) = self.row_key().filter(|_| self.is_waited_for()) else { return RunnerFlow::Continue };
-        if self.inputs.open.is_empty() {
+        self.dialog.questions_mut().stop_gathering();
+        let Some(key) = self.recorder.key().filter(|_| self.is_waited_for()) else { return RunnerFlow::Continue };
+        if !self.dialog.questions().has_open() {
             self.begin_grace();
             return RunnerFlow::Continue;
         }
-        if self.inputs.rounds >= ROUNDS_MAX {
+        if self.dialog.questions().rounds() >= ROUNDS_MAX {
             tracing::warn!("too many rounds of questions; the rest is refused");
             return self.refuse_all_open().await;
         }
@@ -38,20 +39,19 @@ impl Runner {
                 return self.refuse_all_open().await;
             }
         };
-        self.inputs.rounds += 1;
-        self.grace_status = None;
-        let asks = CallEvent::InputRequired { task, round: self.inputs.rounds };
-        if !self.client.hand_over(asks).await {
+        self.dialog.set_grace_status(None);
+        let asks = CallEvent::InputRequired { task, round: self.dialog.questions_mut().begin_round() };
+        if !self.dialog.clients_mut().hand_over(asks).await {
             return self.client_left().await;
         }
-        if let Some(row) = self.row.as_ref().filter(|_| self.spec.is_held_by_key()) {
-            row.commands.take_repetitions(true);
+        if self.spec.is_held_by_key() {
+            self.recorder.take_repetitions(true);
         }
         RunnerFlow::Continue
     }
 
     async fn refuse_all_open(&mut self) -> RunnerFlow {
-        for open in std::mem::take(&mut self.inputs.open) {
+        for open in self.dialog.questions_mut().take_open() {
             if matches!(self.refuse_open(open).await, RunnerFlow::Stop) {
                 return RunnerFlow::Stop;
             }
@@ -62,11 +62,9 @@ impl Runner {
 
     /// Resumes the call for a client that returned. Its answers are stored first; then it waits as before.
     pub(super) async fn retried(&mut self, sender: CallStreamSender, retry: RoundRetry) -> RunnerFlow {
-        let Some(key) = self.row_key() else { return RunnerFlow::Continue };
-        self.client.attach(sender);
-        if let Some(row) = &self.row {
-            row.commands.take_repetitions(false);
-        }
+        let Some(key) = self.recorder.key() else { return RunnerFlow::Continue };
+        self.dialog.clients_mut().attach(sender);
+        self.recorder.take_repetitions(false);
         self.spec.questions = retry.questions;
         let task = match self.write(&key, vec![Event::Answered { answers: retry.answers }]).await {
             Ok(applied) => applied.task,
@@ -81,25 +79,25 @@ impl Runner {
                         CallEnd::Outcome(Outcome::lost(GatewayFault::new(error.reason(), Executed::Unknown)))
                     }
                 };
-                self.client.end(end).await;
+                self.dialog.clients_mut().end(end).await;
                 return RunnerFlow::Continue;
             }
         };
         let is_held = self.spec.is_held_by_key() && retry.plan != Plan::Task;
-        if is_held && let Some(row) = &mut self.row {
-            row.shown = TaskVisibility::Hidden;
+        if is_held {
+            self.recorder.set_shown(TaskVisibility::Hidden);
         }
-        if self.has_handle() {
+        if self.recorder.has_handle() {
             // Another request of this client received the handle a moment ago.
             return self.show_handle(retry.plan, task).await;
         }
         self.spec.plan = retry.plan;
-        let is_open = |ask| match &task.phase {
-            Phase::AwaitingInput(open) => open.values().any(|question| question.ask == ask),
+        let is_open = |ask: &Payload| match &task.phase {
+            Phase::AwaitingInput(open) => open.values().any(|question| question.ask == *ask),
             Phase::Queued | Phase::Working | Phase::Settled(_) => false,
         };
-        self.inputs.open.retain(|open| is_open(open.ask.clone()));
-        if self.inputs.open.is_empty() {
+        self.dialog.questions_mut().retain_open(is_open);
+        if !self.dialog.questions().has_open() {
             self.begin_grace();
             return RunnerFlow::Continue;
         }
@@ -109,9 +107,9 @@ impl Runner {
     async fn show_handle(&mut self, plan: Plan, task: std::sync::Arc<Task>) -> RunnerFlow {
         match plan {
             Plan::Grace(_) | Plan::Task => {
-                self.client.hand_over(CallEvent::Created(task)).await;
+                self.dialog.clients_mut().hand_over(CallEvent::Created(task)).await;
             }
-            Plan::Direct | Plan::Refuse => self.client.end(CallEnd::Gone).await,
+            Plan::Direct | Plan::Refuse => self.dialog.clients_mut().end(CallEnd::Gone).await,
         }
         RunnerFlow::Continue
     }
@@ -123,6 +121,6 @@ impl Runner {
             Plan::Grace(_) | Plan::Task => self.asks_first() && self.is_waited_for(),
             Plan::Direct | Plan::Refuse => false,
         };
-        self.grace_end = may_become.then(|| Instant::now() + self.spec.policy.grace);
+        self.dialog.set_grace_end(may_become.then(|| Instant::now() + self.spec.policy.grace));
     }
 }

@@ -3,10 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use tokio::time::Instant;
-
-use super::live_runners::RunnerCommands;
-use super::{BugRecipient, CallEnd, CallEvent, Runner, RunnerFlow};
+use super::{CallEnd, CallEvent, Runner, RunnerFlow};
 use crate::cause::CauseChain;
 use crate::engine::retry_delays::RetryDelays;
 use crate::engine::{Engine, TaskError};
@@ -19,33 +16,11 @@ use crate::task::{
     Task, TaskKey, TaskVisibility, Timestamp, transition,
 };
 
-/// A runner's state once its call has a row.
-pub(super) struct RunnerRow {
-    pub(super) key: TaskKey,
-    /// Whether its owner has the handle. A call that is held under an idempotency key has a task's row, but is `Hidden` here
-    /// while its client waits for the outcome.
-    pub(super) shown: TaskVisibility,
-    /// Whether the metrics include it.
-    pub(super) is_counted: bool,
-    pub(super) commands: RunnerCommands,
-    pub(super) progress: Option<Arc<str>>,
-    pub(super) progress_due: Option<Instant>,
-}
-
 impl Runner {
-    pub(super) fn row_key(&self) -> Option<TaskKey> {
-        self.row.as_ref().map(|row| row.key.clone())
-    }
-
-    /// Whether the client has the handle, or is about to receive it.
-    pub(super) fn has_handle(&self) -> bool {
-        self.row.as_ref().is_some_and(|row| row.shown.outlives_client())
-    }
-
     /// Creates the task, or reveals the hidden one, and sends its handle.
     pub(super) async fn promote(&mut self, first: Option<Question>) -> Result<RunnerFlow, GatewayFault> {
         let not_sent = |reason| GatewayFault::new(reason, Executed::No);
-        let task = match self.row_key() {
+        let task = match self.recorder.key() {
             Some(key) => self.reveal(&key).await.map_err(not_sent)?,
             None => self.insert(TaskVisibility::Handle, first).await?,
         };
@@ -54,7 +29,7 @@ impl Runner {
 
     pub(super) async fn hand_out(&mut self, task: Arc<Task>) -> RunnerFlow {
         // A client that knows the call's name can find the task (T-27).
-        if !self.client.hand_over(CallEvent::Created(task)).await && !self.spec.is_named() {
+        if !self.dialog.clients_mut().hand_over(CallEvent::Created(task)).await && !self.spec.is_named() {
             return self.drop_orphan().await;
         }
         self.becomes_task();
@@ -62,17 +37,17 @@ impl Runner {
             self.count_grace("task");
         }
         tracing::debug!(principal = %LoggedPrincipal(&self.spec.owner), "a call became a task");
-        self.grace_status = None;
+        self.dialog.set_grace_status(None);
         self.mirror_subtasks().await;
         RunnerFlow::Continue
     }
 
     /// Records that the row is a task's from now on.
     pub(super) fn becomes_task(&mut self) {
-        let Some(row) = self.row.as_mut().filter(|row| !row.is_counted) else { return };
-        row.is_counted = true;
-        self.adopt_elements();
-        self.engine.metrics.created(self.spec.upstream.name());
+        if self.recorder.is_newly_counted() {
+            self.adopt_elements();
+            self.engine.metrics.created(self.spec.upstream.name());
+        }
     }
 
     fn count_grace(&self, result: &'static str) {
@@ -107,9 +82,9 @@ impl Runner {
         let now = self.engine.clock.now();
         let position = self.new_position();
         let mut task = Task {
-            attempt: self.attempt,
+            attempt: self.recorder.attempt(),
             phase: if self.call.is_queued() { Phase::Queued } else { Phase::Working },
-            status_message: self.grace_status.clone(),
+            status_message: self.dialog.grace_status(),
             recovery: Recovery {
                 call: self.stored_call(),
                 resume: position.clone(),
@@ -121,13 +96,13 @@ impl Runner {
             ..self.spec.new_task(key.clone(), shown, now)
         };
         if let Some(question) = first {
-            task = transition(task, Event::Asked { attempt: self.attempt, question }, now).0;
+            task = transition(task, Event::Asked { attempt: self.recorder.attempt(), question }, now).0;
         }
         // Commands may arrive as soon as the row exists. The second of two calls under one id stops here: after this claim no
         // other runner creates, runs or removes a row with this key.
         let commands = self.engine.live.claim(&key).ok_or(StoreError::Exists)?;
         failpoint::hit("admitted");
-        if let Some(permit) = &mut self.permit {
+        if let Some(permit) = self.recorder.permit_mut() {
             permit.is_being_stored();
         }
         let task = match self.store_tree(task, now).await {
@@ -145,13 +120,11 @@ impl Runner {
         };
         self.engine.unstored.stored();
         failpoint::hit("handle-durable");
-        *self.panic_target.lock() = BugRecipient::Task(key.clone());
         tracing::Span::current().record("task", tracing::field::display(LoggedTask(&key)));
-        commands.is_stored();
-        self.row = Some(RunnerRow { key, shown, is_counted: false, commands, progress: None, progress_due: None });
+        self.recorder.is_inserted(key, shown, commands);
         if self.is_kept() {
-            self.checkpoint.is_written(position);
-            self.checkpoint.check_soon();
+            self.recorder.position_written(position);
+            self.recorder.check_soon();
         }
         Ok(Arc::new(task))
     }
@@ -189,14 +162,14 @@ impl Runner {
         let children = elements.map_err(|error| TaskError::from(error).reason())?.to_vec();
         let added = (!children.is_empty()).then_some(Event::ChildrenAdded { children });
         let applied = self.write(key, added.into_iter().chain([Event::Revealed]).collect()).await;
-        let refused = match (&mut self.row, applied) {
-            (Some(row), Ok(applied)) if applied.changed => {
-                row.shown = TaskVisibility::Handle;
+        let refused = match applied {
+            Ok(applied) if applied.changed => {
+                self.recorder.set_shown(TaskVisibility::Handle);
                 return Ok(applied.task);
             }
             // It settled in between: the command that says so is already queued.
-            (Some(_) | None, Ok(_)) => Reason::TtlExpired,
-            (Some(_) | None, Err(error)) => error.reason(),
+            Ok(_) => Reason::TtlExpired,
+            Err(error) => error.reason(),
         };
         self.family.remove_elements().await;
         Err(refused)
@@ -204,10 +177,10 @@ impl Runner {
 
     /// Removes a task with an id that its client never received: no client will ever read it (T-27).
     async fn drop_orphan(&mut self) -> RunnerFlow {
-        if let Some(row) = self.row.take() {
+        if let Some(key) = self.recorder.take_row() {
             // The row goes first, since a child without a parent is invisible.
             let mut pauses = RetryDelays::of_writers();
-            while let Err(error) = self.engine.store.remove(&row.key).await {
+            while let Err(error) = self.engine.store.remove(&key).await {
                 tracing::warn!(error = %CauseChain(&error), "a task that no client knows is not dropped yet");
                 // The upstream is cancelled without that wait, and a later process must not send the call.
                 self.cancel_exchanges("the client left").await;
@@ -216,7 +189,7 @@ impl Runner {
                 }
             }
             // In this order: a row without a runner is taken for one of an earlier process.
-            self.engine.live.remove(&row.key);
+            self.engine.live.remove(&key);
             self.family.remove_elements().await;
         }
         self.cancel_exchanges("the client left").await;
@@ -225,7 +198,7 @@ impl Runner {
 
     /// Cancels the call of a client without a handle that left (MOD-20).
     pub(super) async fn client_left(&mut self) -> RunnerFlow {
-        if self.spec.idempotency.is_some() && self.row.is_some() {
+        if self.spec.idempotency.is_some() && self.recorder.has_row() {
             return self.continue_unattended().await;
         }
         // Before the slower writes to the store: the call has no client, and no process resumes a hidden task.
@@ -236,7 +209,7 @@ impl Runner {
     }
 
     pub(super) async fn settle_cancelled(&mut self) {
-        if let Some(key) = self.row_key()
+        if let Some(key) = self.recorder.key()
             && let Err(error) = self.write_outcome(&key, Event::CancelRequested).await
         {
             tracing::error!(error = %CauseChain(&error), "a cancel could not be stored");
@@ -246,7 +219,7 @@ impl Runner {
     /// Records that the upstream of a cancelled call was notified, or cannot be. If that is not stored, a later process notifies
     /// it again; nothing waits for it.
     pub(super) async fn mark_notified(&mut self) {
-        if let Some(key) = self.row_key()
+        if let Some(key) = self.recorder.key()
             && let Err(error) = self.write(&key, vec![Event::Told]).await
         {
             tracing::warn!(error = %CauseChain(&error), "that an upstream was notified was not stored");
@@ -255,13 +228,13 @@ impl Runner {
 
     /// Settles the task, and answers the waiting client.
     pub(super) async fn end(&mut self, outcome: Outcome) -> RunnerFlow {
-        if self.is_fenced {
+        if self.recorder.is_fenced() {
             return RunnerFlow::Stop;
         }
         let outcome = self.of_all_attempts(outcome);
         // Before the slower writes to the store: the call has ended at the upstream.
         self.finish_exchanges();
-        if self.spec.plan == Plan::Task && self.asks_first() && self.row.is_some() && self.is_waited_for() {
+        if self.spec.plan == Plan::Task && self.asks_first() && self.recorder.has_row() && self.is_waited_for() {
             // `always` and `required` end in a handle, however quickly the call ended after its questions.
             match self.promote(None).await {
                 Ok(RunnerFlow::Stop) => return RunnerFlow::Stop,
@@ -269,14 +242,14 @@ impl Runner {
                 Err(_) => tracing::warn!("a call stays without the handle that it should have"),
             }
         }
-        if self.grace_end.take().is_some() && matches!(self.spec.plan, Plan::Grace(_)) {
+        if self.dialog.end_grace() && matches!(self.spec.plan, Plan::Grace(_)) {
             self.count_grace("plain");
         }
-        if let Some(key) = self.row_key() {
+        if let Some(key) = self.recorder.key() {
             self.settle(&key, outcome.clone()).await;
         }
-        if self.client.is_there() {
-            self.client.end(CallEnd::Outcome(outcome)).await;
+        if self.dialog.clients().is_there() {
+            self.dialog.clients_mut().end(CallEnd::Outcome(outcome)).await;
         }
         RunnerFlow::Stop
     }
@@ -285,7 +258,7 @@ impl Runner {
     fn of_all_attempts(&self, outcome: Outcome) -> Outcome {
         match outcome {
             Outcome::Faulted(Failure::Gateway(fault))
-                if self.attempt > Attempt::FIRST && fault.executed == Executed::No =>
+                if self.recorder.attempt() > Attempt::FIRST && fault.executed == Executed::No =>
             {
                 Outcome::lost(GatewayFault { executed: Executed::Unknown, ..fault })
             }
@@ -296,10 +269,10 @@ impl Runner {
     async fn settle(&mut self, key: &TaskKey, outcome: Outcome) {
         failpoint::hit("outcome-heard");
         // Stores the last status message even if it arrived too early to be stored separately.
-        if let Some(message) = self.row.as_mut().and_then(|row| row.progress.take()) {
-            let _ = self.write(key, vec![Event::Progressed { attempt: self.attempt, message }]).await;
+        if let Some(message) = self.recorder.take_progress() {
+            let _ = self.write(key, vec![Event::Progressed { attempt: self.recorder.attempt(), message }]).await;
         }
-        let attempt = self.attempt;
+        let attempt = self.recorder.attempt();
         let is_cancelled = outcome == Outcome::Cancelled;
         // Copied once for all retries.
         let outcome = outcome.exact();
@@ -325,17 +298,17 @@ impl Runner {
 
     /// Ends the runner. A client that still waits receives the state of its call.
     pub(super) async fn leave(mut self: Box<Self>) {
-        let Some(row) = &mut self.row else { return };
-        self.engine.live.remove(&row.key);
-        while let Some(sender) = row.commands.late() {
-            self.client.attach(sender);
+        let Some(key) = self.recorder.key() else { return };
+        self.engine.live.remove(&key);
+        while let Some(sender) = self.recorder.late_client() {
+            self.dialog.clients_mut().attach(sender);
         }
-        if self.client.is_there() {
-            let end = match self.engine.held(&row.key).await {
+        if self.dialog.clients().is_there() {
+            let end = match self.engine.held(&key).await {
                 Ok(task) => end_of(&task),
                 Err(_) => CallEnd::Gone,
             };
-            self.client.end(end).await;
+            self.dialog.clients_mut().end(end).await;
         }
     }
 }

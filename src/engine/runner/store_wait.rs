@@ -11,8 +11,7 @@
 
 use std::sync::Arc;
 
-use tokio::time::Instant;
-
+use super::recorder::UnstoredStep;
 use super::{Runner, RunnerFlow};
 use crate::cause::CauseChain;
 use crate::engine::apply::AppliedEvent;
@@ -22,75 +21,15 @@ use crate::store::{StoreError, WriteRole};
 use crate::task::reference::LoggedTask;
 use crate::task::{Event, Outcome, Phase, Task, TaskKey};
 
-/// A runner's step that waits for the store.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum UnstoredStep {
-    /// Mark the call as sent, and send it.
-    Mark,
-    /// Deliver accepted answers.
-    Answers,
-    /// Make questions visible to the client.
-    Questions,
-    /// Remove questions from the task.
-    Withdrawals,
-    /// Send the open questions to the waiting client.
-    Round,
-    /// Repeat the call, since its user has completed the URL elicitation.
-    Repeat,
-    /// Create tasks for the subtasks that the upstream named.
-    Subtasks,
-    /// Store the upstream's progress text.
-    Progress,
-}
-
-/// The steps that wait for the store, and the time of the next try.
-pub(super) struct UnstoredSteps {
-    steps: Vec<UnstoredStep>,
-    /// The steps that waited when this try began.
-    tried: Vec<UnstoredStep>,
-    pauses: RetryDelays,
-    due: Instant,
-}
-
-impl UnstoredSteps {
-    fn new() -> Self {
-        let mut pauses = RetryDelays::of_writers();
-        let due = Instant::now() + pauses.take();
-        Self { steps: Vec::new(), tried: Vec::new(), pauses, due }
-    }
-
-    /// Adds a step; whether it is new.
-    fn add(&mut self, step: UnstoredStep) -> bool {
-        if self.steps.contains(&step) {
-            return false;
-        }
-        self.steps.push(step);
-        !self.tried.contains(&step)
-    }
-}
-
 impl Runner {
     /// Retries a step that the store refused, until it succeeds.
     pub(super) fn wait_for_store(&mut self, step: UnstoredStep, error: &TaskError) -> RunnerFlow {
-        if self.postpone(step) {
+        if self.recorder.postpone(step) {
             tracing::warn!(?step, error = %CauseChain(error), "a call waits for the store");
         } else {
             tracing::debug!(?step, error = %CauseChain(error), "a call waits for the store still");
         }
         RunnerFlow::Continue
-    }
-
-    /// Adds a step without a log entry; whether it is new.
-    pub(super) fn postpone(&mut self, step: UnstoredStep) -> bool {
-        self.unstored.get_or_insert_with(|| Box::new(UnstoredSteps::new())).add(step)
-    }
-
-    pub(super) fn waits_for_store(&self, step: UnstoredStep) -> bool {
-        self.unstored.as_ref().is_some_and(|wait| wait.steps.contains(&step))
-    }
-
-    pub(super) fn store_due(&self) -> Option<Instant> {
-        self.unstored.as_ref().map(|wait| wait.due)
     }
 
     pub(super) async fn try_again(&mut self) -> RunnerFlow {
@@ -102,16 +41,14 @@ impl Runner {
             }
             Err(error) => {
                 tracing::debug!(error = %CauseChain(&error), "a call waits for the store still");
-                self.rest_from_store();
+                self.recorder.rest_from_store();
                 return RunnerFlow::Continue;
             }
         };
-        let Some(wait) = &mut self.unstored else { return RunnerFlow::Continue };
-        let steps = std::mem::take(&mut wait.steps);
-        wait.tried.clone_from(&steps);
+        let steps = self.recorder.begin_try();
         let certain = certain.as_deref();
         if let Some(task) = certain.filter(|task| task.is_settled() && !steps.contains(&UnstoredStep::Mark)) {
-            self.unstored = None;
+            self.recorder.end_tries();
             // Its command may have been lost: without it, a runner that waits for nothing else would never end.
             self.engine.follow_state(&task.key, task);
             return RunnerFlow::Continue;
@@ -131,17 +68,8 @@ impl Runner {
                 return RunnerFlow::Stop;
             }
         }
-        self.rest_from_store();
+        self.recorder.rest_from_store();
         RunnerFlow::Continue
-    }
-
-    /// Schedules the next try if a step waits.
-    fn rest_from_store(&mut self) {
-        if let Some(wait) = self.unstored.as_mut().filter(|wait| !wait.steps.is_empty()) {
-            wait.due = Instant::now() + wait.pauses.take();
-        } else {
-            self.unstored = None;
-        }
     }
 
     /// The task in its row's confirmed state; `None` if it has no row.
@@ -149,7 +77,7 @@ impl Runner {
     /// # Errors
     /// `Fenced` if another process holds it; else as [`crate::store::TaskStore::settle_doubt`].
     async fn certain_task(&mut self) -> Result<Option<Arc<Task>>, StoreError> {
-        let Some(key) = self.row_key() else { return Ok(None) };
+        let Some(key) = self.recorder.key() else { return Ok(None) };
         match self.engine.read_decided(&key, self.engine.clock.now(), true).await? {
             Some((row, _)) if row.holder != Some(self.engine.store.holder()) => Err(StoreError::Fenced),
             row => Ok(row.map(|(row, _)| row.task)),

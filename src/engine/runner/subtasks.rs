@@ -12,8 +12,8 @@ use tokio::time::Instant;
 
 use super::call_state::{ExchangeStage, UpstreamCall};
 use super::live_runners::RunnerCommands;
+use super::recorder::UnstoredStep;
 use super::resume::{AdoptedCall, adopt, begin_child};
-use super::store_wait::UnstoredStep;
 use super::{Runner, RunnerFlow};
 use crate::cause::CauseChain;
 use crate::dialect::split_call::question_named;
@@ -66,15 +66,15 @@ impl Runner {
 
     /// Creates tasks for the named subtasks, once the call's task has a handle.
     pub(super) async fn mirror_subtasks(&mut self) {
-        if !self.family.has_waiting() || !self.has_handle() {
+        if !self.family.has_waiting() || !self.recorder.has_handle() {
             return;
         }
-        if self.inputs.has_unstored() {
+        if self.dialog.questions().has_unstored() {
             // The parent's row lists them together with the exchange's position, which has to wait for the question.
-            self.postpone(UnstoredStep::Subtasks);
+            self.recorder.postpone(UnstoredStep::Subtasks);
             return;
         }
-        let Some(key) = self.row_key() else { return };
+        let Some(key) = self.recorder.key() else { return };
         while self.family.has_waiting() {
             let some = self.family.next_waiting(AT_ONCE);
             let count = some.len();
@@ -171,7 +171,7 @@ impl Runner {
             } else {
                 // It is invisible without its parent: a later process or its `ttl` removes it. If another replica created the
                 // same row or took it over, the store keeps that row.
-                if !self.is_fenced {
+                if !self.recorder.is_fenced() {
                     let _ = self.engine.store.remove(&task.key).await;
                 }
             }
@@ -324,7 +324,7 @@ impl Runner {
         spec.sees_subtasks = shown == TaskVisibility::Handle;
         spec.context.share = Some(self.engine.share_of(&spec));
         if shown == TaskVisibility::Part
-            && let (Some(notice_sink), Some(parent)) = (self.spec.notice_sink.clone(), self.row_key())
+            && let (Some(notice_sink), Some(parent)) = (self.spec.notice_sink.clone(), self.recorder.key())
         {
             // Its client knows only the parent.
             spec.notice_sink = Some(Arc::new(move |_, notice| notice_sink(&parent, notice)));
@@ -352,7 +352,7 @@ impl Runner {
     /// bounded by `NOTIFIED_MAX`.
     pub(super) async fn subtasks_notified(&mut self) {
         // A split call has only its elements at the server.
-        let Some(key) = self.row_key().filter(|_| !self.family.has_elements()) else { return };
+        let Some(key) = self.recorder.key().filter(|_| !self.family.has_elements()) else { return };
         let notified = async {
             let Ok(task) = self.engine.held(&key).await else { return };
             for id in &*task.tree.children {

@@ -22,13 +22,13 @@ impl Runner {
     /// In order of priority if several are due.
     fn timers(&self) -> [(Option<Instant>, RunnerTimer); 7] {
         [
-            (self.store_due(), RunnerTimer::Store),
+            (self.recorder.store_due(), RunnerTimer::Store),
             (self.call.queue_end(), RunnerTimer::Queue),
-            (self.inputs.round_due(), RunnerTimer::Round),
-            (self.grace_end, RunnerTimer::Grace),
-            (self.inputs.overdue_at(), RunnerTimer::Input),
-            (self.row.as_ref().and_then(|row| row.progress_due), RunnerTimer::Progress),
-            (self.checkpoint.due(), RunnerTimer::Checkpoint),
+            (self.dialog.questions().round_due(), RunnerTimer::Round),
+            (self.dialog.grace_end(), RunnerTimer::Grace),
+            (self.dialog.questions().overdue_at(), RunnerTimer::Input),
+            (self.recorder.progress_due(), RunnerTimer::Progress),
+            (self.recorder.check_due(), RunnerTimer::Checkpoint),
         ]
     }
 

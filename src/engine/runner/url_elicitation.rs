@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use super::questions::QuestionError;
-use super::store_wait::UnstoredStep;
+use super::recorder::UnstoredStep;
 use super::{Failure, Outcome, Runner, RunnerFlow};
 use crate::cause::CauseChain;
 use crate::dialect::plain::PlainUpstream;

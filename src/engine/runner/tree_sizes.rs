@@ -20,7 +20,7 @@ pub(in crate::engine) struct TreeSizes {
 
 impl TreeSizes {
     /// The size of one tree, shared as long as a runner holds it.
-    pub(in crate::engine::runner) fn of(&self, top: &TaskKey) -> Arc<TreeSize> {
+    pub(super) fn of(&self, top: &TaskKey) -> Arc<TreeSize> {
         let mut by_top = self.by_top.lock();
         if let Some(size) = by_top.get(top).and_then(Weak::upgrade) {
             return size;

@@ -7,39 +7,39 @@ const CLIENTS_MAX: usize = 8;
 
 /// The clients that wait for the call. There is more than one only if a client repeats a request that is still in progress; the
 /// earlier clients keep waiting.
-pub(super) struct AttachedClients {
+pub(in crate::engine::runner) struct AttachedClients {
     senders: Vec<CallStreamSender>,
 }
 
 impl AttachedClients {
-    pub(super) fn new(sender: CallStreamSender) -> Self {
+    pub(in crate::engine::runner) fn new(sender: CallStreamSender) -> Self {
         Self { senders: vec![sender] }
     }
 
     /// No client: the call was made to an earlier process.
-    pub(super) const fn nobody() -> Self {
+    pub(in crate::engine::runner) const fn nobody() -> Self {
         Self { senders: Vec::new() }
     }
 
     /// Adds a returning client, if there is room.
-    pub(super) fn attach(&mut self, sender: CallStreamSender) {
+    pub(in crate::engine::runner) fn attach(&mut self, sender: CallStreamSender) {
         self.senders.retain(|sender| !sender.events.is_closed());
         if self.senders.len() < CLIENTS_MAX {
             self.senders.push(sender);
         }
     }
 
-    pub(super) fn first(&self) -> Option<CallStreamSender> {
+    pub(in crate::engine::runner) fn first(&self) -> Option<CallStreamSender> {
         self.senders.first().cloned()
     }
 
     /// Whether a client waits for this call.
-    pub(super) const fn is_there(&self) -> bool {
+    pub(in crate::engine::runner) const fn is_there(&self) -> bool {
         !self.senders.is_empty()
     }
 
     /// Sends an event; waits while a client reads slowly. The next step notices a client that left.
-    pub(super) async fn send(&self, event: CallEvent) {
+    pub(in crate::engine::runner) async fn send(&self, event: CallEvent) {
         if let [all_but_last @ .., last] = self.senders.as_slice() {
             for sender in all_but_last {
                 sender.send(event.clone()).await;
@@ -49,13 +49,13 @@ impl AttachedClients {
     }
 
     /// Sends the last event of a call that no client will resume.
-    pub(super) async fn end(&mut self, end: CallEnd) {
+    pub(in crate::engine::runner) async fn end(&mut self, end: CallEnd) {
         self.send(CallEvent::Ended(end)).await;
         self.senders.clear();
     }
 
     /// Returns once all clients have left. Cancel safe.
-    pub(super) async fn left(&self) {
+    pub(in crate::engine::runner) async fn left(&self) {
         for sender in &self.senders {
             sender.events.closed().await;
         }
@@ -63,7 +63,7 @@ impl AttachedClients {
 
     /// Sends a task's reference and detaches all clients; false if all of them left before they received it, so that no client
     /// knows the task.
-    pub(super) async fn hand_over(&mut self, event: CallEvent) -> bool {
+    pub(in crate::engine::runner) async fn hand_over(&mut self, event: CallEvent) -> bool {
         self.send(event).await;
         let mut taken = false;
         for sender in std::mem::take(&mut self.senders) {

@@ -1,0 +1,103 @@
+//! Defines the runner: the call, its subtasks, its row, and the dialog with its client.
+
+use std::sync::Arc;
+
+use tokio::time::{Instant, sleep_until};
+
+use super::call_state::{StageEvent, UpstreamCall};
+use super::dialog::Dialog;
+use super::family::{ChildEvent, Family};
+use super::recorder::Recorder;
+use crate::dialect::split_call::question_of;
+use crate::engine::Engine;
+use crate::engine::call::CallSpec;
+use crate::upstream::ExchangeEvent;
+
+/// Runs one call.
+pub(super) struct Runner {
+    pub(super) engine: Arc<Engine>,
+    pub(super) spec: CallSpec,
+    pub(super) call: UpstreamCall,
+    pub(super) family: Family,
+    pub(super) recorder: Recorder,
+    pub(super) dialog: Dialog,
+}
+
+/// Whether a runner goes on after a step.
+pub(super) enum RunnerFlow {
+    Continue,
+    Stop,
+}
+
+impl Runner {
+    pub(super) async fn next_event(&mut self) -> StageEvent {
+        next_event(&mut self.call, &mut self.family).await
+    }
+
+    /// Releases the permit, and drops exchanges that have ended.
+    pub(super) fn finish_exchanges(&mut self) {
+        self.family.finish();
+        self.call.finish();
+    }
+
+    /// Cancels the call at the upstream, if it was sent, and drops its exchanges.
+    pub(super) async fn cancel_exchanges(&mut self, reason: &str) {
+        self.family.finish();
+        self.call.cancel(reason).await;
+    }
+}
+
+/// The next event of a call or its subtasks. Cancel safe.
+pub(super) async fn next_event(call: &mut UpstreamCall, family: &mut Family) -> StageEvent {
+    loop {
+        if let Some(plan) = call.begun_plan() {
+            family.begin_elements(plan);
+        }
+        let is_idle = family.is_idle();
+        if is_idle && let Some(end) = call.take_end() {
+            return StageEvent::Exchange(end);
+        }
+        let begins_elements = !family.has_elements();
+        let child = tokio::select! {
+            biased;
+            child = family.next() => child,
+            event = call.next(begins_elements) => match event {
+                StageEvent::Exchange(event) if !is_idle => match call.end_after_subtasks(event) {
+                    Some(event) => return StageEvent::Exchange(event),
+                    None => continue,
+                },
+                event @ (StageEvent::PermitTaken | StageEvent::NotBegun(_) | StageEvent::Exchange(_)) => return event,
+            },
+        };
+        if let Some(event) = subtask_event(call, family, child) {
+            return StageEvent::Exchange(event);
+        }
+    }
+}
+
+/// Converts a subtask's event into an event of the call.
+fn subtask_event(call: &mut UpstreamCall, family: &mut Family, event: ChildEvent) -> Option<ExchangeEvent> {
+    match event {
+        ChildEvent::Asked { index, ask, method, params } => {
+            Some(ExchangeEvent::Asked { ask: question_of(index, &ask), method, params })
+        }
+        ChildEvent::Withdrawn { index, ask } => Some(ExchangeEvent::Withdrawn { ask: question_of(index, &ask) }),
+        ChildEvent::Status(text) => {
+            call.elements_mut()?.status_received(Some(text));
+            None
+        }
+        ChildEvent::Settled { index, task } => {
+            call.elements_mut()?.settled(index, task.as_deref());
+            family.element_settled();
+            None
+        }
+    }
+}
+
+/// Sleeps until a moment, or for ever if there is none.
+pub(super) async fn at(moment: Option<Instant>) {
+    match moment {
+        Some(moment) => sleep_until(moment).await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,336 @@
+//! Holds a call's row as its runner knows it: the row's key and handle, positions and attempts, and writes that wait.
+
+mod checkpoint;
+mod unconfirmed_call;
+mod unstored_steps;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use self::checkpoint::Checkpoint;
+use self::unconfirmed_call::{ResumeMethod, UnconfirmedCall};
+pub(super) use self::unstored_steps::UnstoredStep;
+use self::unstored_steps::UnstoredSteps;
+use super::bug_recipient::{BugRecipient, SharedBugRecipient};
+use super::live_runners::{RunnerCommand, RunnerCommands};
+use crate::engine::admission::TaskPermit;
+use crate::engine::call::CallStreamSender;
+use crate::task::{Attempt, Event, Executed, SendAttempt, StoredCall, Task, TaskKey, TaskVisibility};
+use crate::wire::Payload;
+
+/// Shortest time between two stored progress messages of a task (U25).
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
+
+/// A call's row as its runner knows it.
+pub(super) struct Recorder {
+    row: Option<RunnerRow>,
+    permit: Option<TaskPermit>,
+    attempt: Attempt,
+    checkpoint: Checkpoint,
+    /// Set while steps wait for the store.
+    unstored: Option<Box<UnstoredSteps>>,
+    /// Set while the upstream has not yet confirmed a resumed or resent call.
+    unconfirmed: Option<UnconfirmedCall>,
+    /// Whether another replica holds the task: see `fence`.
+    is_fenced: bool,
+    /// The recipient of the failure if this runner panics.
+    panic_target: SharedBugRecipient,
+}
+
+/// A runner's state once its call has a row.
+struct RunnerRow {
+    key: TaskKey,
+    /// Whether its owner has the handle. A call that is held under an idempotency key has a task's row, but is `Hidden` here
+    /// while its client waits for the outcome.
+    shown: TaskVisibility,
+    /// Whether the metrics include it.
+    is_counted: bool,
+    commands: RunnerCommands,
+    progress: Option<Arc<str>>,
+    progress_due: Option<Instant>,
+}
+
+impl Recorder {
+    /// A call without a row.
+    pub(super) const fn new(permit: Option<TaskPermit>, panic_target: SharedBugRecipient) -> Self {
+        Self {
+            row: None,
+            permit,
+            attempt: Attempt::FIRST,
+            checkpoint: Checkpoint::new(),
+            unstored: None,
+            unconfirmed: None,
+            is_fenced: false,
+            panic_target,
+        }
+    }
+
+    /// A call whose row is stored.
+    pub(super) fn of_row(
+        task: &Task,
+        commands: RunnerCommands,
+        permit: Option<TaskPermit>,
+        panic_target: SharedBugRecipient,
+    ) -> Self {
+        let mut recorder = Self { attempt: task.attempt, ..Self::new(permit, panic_target) };
+        recorder.checkpoint.is_written(task.recovery.resume.clone());
+        recorder.checkpoint.check_soon();
+        recorder.row = Some(RunnerRow::new(task.key.clone(), task.shown, true, commands));
+        recorder
+    }
+
+    /// Records that the row is stored.
+    pub(super) fn is_inserted(&mut self, key: TaskKey, shown: TaskVisibility, commands: RunnerCommands) {
+        *self.panic_target.lock() = BugRecipient::Task(key.clone());
+        self.row = Some(RunnerRow::new(key, shown, false, commands));
+    }
+
+    /// Forgets the row, because it is removed.
+    pub(super) fn take_row(&mut self) -> Option<TaskKey> {
+        self.row.take().map(|row| row.key)
+    }
+
+    pub(super) const fn has_row(&self) -> bool {
+        self.row.is_some()
+    }
+
+    pub(super) fn key(&self) -> Option<TaskKey> {
+        self.row.as_ref().map(|row| row.key.clone())
+    }
+
+    /// The key of a task whose client has the handle.
+    pub(super) fn handle(&self) -> Option<&TaskKey> {
+        self.row.as_ref().filter(|row| row.shown.outlives_client()).map(|row| &row.key)
+    }
+
+    /// Whether the client has the handle, or is about to receive it.
+    pub(super) fn has_handle(&self) -> bool {
+        self.handle().is_some()
+    }
+
+    /// Records whether the client has the handle.
+    pub(super) const fn set_shown(&mut self, shown: TaskVisibility) {
+        if let Some(row) = &mut self.row {
+            row.shown = shown;
+        }
+    }
+
+    /// Records that the metrics include the row; whether that is new.
+    pub(super) fn is_newly_counted(&mut self) -> bool {
+        self.row.as_mut().is_some_and(|row| !std::mem::replace(&mut row.is_counted, true))
+    }
+
+    /// The next command for the runner; pends while the call has no row. Cancel safe.
+    pub(super) async fn next_command(&mut self) -> RunnerCommand {
+        match &mut self.row {
+            Some(row) => row.commands.next().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Whether the clients of repetitions may receive questions.
+    pub(super) fn take_repetitions(&self, takes: bool) {
+        if let Some(row) = &self.row {
+            row.commands.take_repetitions(takes);
+        }
+    }
+
+    /// A client that returned too late for a command.
+    pub(super) fn late_client(&mut self) -> Option<CallStreamSender> {
+        self.row.as_mut()?.commands.late()
+    }
+
+    /// Keeps a status text of a task with a handle until it is stored.
+    pub(super) fn keep_progress(&mut self, text: Arc<str>) {
+        if let Some(row) = &mut self.row {
+            row.progress = Some(text);
+            row.progress_due.get_or_insert_with(Instant::now);
+        }
+    }
+
+    pub(super) fn progress_due(&self) -> Option<Instant> {
+        self.row.as_ref()?.progress_due
+    }
+
+    /// The status text that was not stored.
+    pub(super) fn take_progress(&mut self) -> Option<Arc<str>> {
+        self.row.as_mut()?.progress.take()
+    }
+
+    /// The status text to store now. Due again after an interval, so that texts within it are stored at its end.
+    pub(super) fn next_progress(&mut self) -> Option<Arc<str>> {
+        let row = self.row.as_mut()?;
+        let text = row.progress.take();
+        row.progress_due = text.is_some().then(|| Instant::now() + PROGRESS_INTERVAL);
+        text
+    }
+
+    /// Keeps a status text for the next try of the store, if there is one; no timer stores it.
+    pub(super) fn progress_waits(&mut self, text: Option<Arc<str>>) {
+        if let Some(row) = &mut self.row {
+            row.progress = text.or_else(|| row.progress.take());
+            row.progress_due = None;
+        }
+    }
+
+    pub(super) const fn has_permit(&self) -> bool {
+        self.permit.is_some()
+    }
+
+    pub(super) const fn permit_mut(&mut self) -> Option<&mut TaskPermit> {
+        self.permit.as_mut()
+    }
+
+    pub(super) fn set_permit(&mut self, permit: Option<TaskPermit>) {
+        self.permit = permit;
+    }
+
+    pub(super) const fn attempt(&self) -> Attempt {
+        self.attempt
+    }
+
+    pub(super) const fn is_fenced(&self) -> bool {
+        self.is_fenced
+    }
+
+    /// Records that another replica holds the task; whether that is new.
+    pub(super) const fn fence(&mut self) -> bool {
+        !std::mem::replace(&mut self.is_fenced, true)
+    }
+
+    /// A position of the exchange, if it differs from the row's.
+    pub(super) fn new_position(&self, position: Payload) -> Option<Payload> {
+        self.checkpoint.new_position(position)
+    }
+
+    /// Whether the row has a position of the exchange.
+    pub(super) const fn has_position(&self) -> bool {
+        self.checkpoint.has_position()
+    }
+
+    /// Records the position that the row has.
+    pub(super) fn position_written(&mut self, position: Option<Payload>) {
+        self.checkpoint.is_written(position);
+    }
+
+    pub(super) const fn check_due(&self) -> Option<Instant> {
+        self.checkpoint.due()
+    }
+
+    /// Compares the position soon.
+    pub(super) fn check_soon(&mut self) {
+        self.checkpoint.check_soon();
+    }
+
+    /// Schedules the next comparison.
+    pub(super) fn checked(&mut self) {
+        self.checkpoint.rest();
+    }
+
+    /// Adds a step that waits for the store, without a log entry; whether it is new.
+    pub(super) fn postpone(&mut self, step: UnstoredStep) -> bool {
+        self.unstored.get_or_insert_with(|| Box::new(UnstoredSteps::new())).add(step)
+    }
+
+    pub(super) fn waits_for(&self, step: UnstoredStep) -> bool {
+        self.unstored.as_ref().is_some_and(|wait| wait.has(step))
+    }
+
+    /// Whether a step waits for the store, or is tried now.
+    pub(super) const fn waits_for_store(&self) -> bool {
+        self.unstored.is_some()
+    }
+
+    pub(super) fn store_due(&self) -> Option<Instant> {
+        self.unstored.as_ref().map(|wait| wait.due())
+    }
+
+    /// The steps to try now.
+    pub(super) fn begin_try(&mut self) -> Vec<UnstoredStep> {
+        self.unstored.as_mut().map_or_else(Vec::new, |wait| wait.begin_try())
+    }
+
+    /// Drops the steps that wait for the store.
+    pub(super) fn end_tries(&mut self) {
+        self.unstored = None;
+    }
+
+    /// Schedules the next try if a step waits.
+    pub(super) fn rest_from_store(&mut self) {
+        match self.unstored.as_mut().filter(|wait| !wait.is_empty()) {
+            Some(wait) => wait.rest(),
+            None => self.unstored = None,
+        }
+    }
+
+    /// Begins to resume the exchange of an earlier process.
+    pub(super) fn will_resume(&mut self) {
+        self.unconfirmed = Some(UnconfirmedCall::new(ResumeMethod::Up, true));
+    }
+
+    /// The call is to be sent again. `is_counted`: whether the row says that this process resumed it.
+    pub(super) fn will_resend(&mut self, is_counted: bool) {
+        self.unconfirmed = Some(UnconfirmedCall::new(ResumeMethod::Again, is_counted));
+    }
+
+    /// Whether the exchange of an earlier process is being resumed.
+    pub(super) fn is_resuming(&self) -> bool {
+        self.unconfirmed.as_ref().is_some_and(UnconfirmedCall::is_resumed)
+    }
+
+    /// The `executed` of a call that is not sent now: unknown if an earlier attempt may have been executed.
+    pub(super) const fn executed_so_far(&self) -> Executed {
+        if self.unconfirmed.is_some() { Executed::Unknown } else { Executed::No }
+    }
+
+    const fn send_attempt(&self) -> SendAttempt {
+        match &self.unconfirmed {
+            Some(unconfirmed) => SendAttempt::Again { is_counted: unconfirmed.is_counted() },
+            None => SendAttempt::First,
+        }
+    }
+
+    /// The events to store before the call's first byte is sent.
+    pub(super) fn sending(&self, call: impl FnOnce() -> Option<StoredCall>) -> Vec<Event> {
+        self.send_attempt().events(self.attempt, call)
+    }
+
+    /// Whether a row shows that these events were stored.
+    pub(super) fn is_sending_stored(&self, task: &Task) -> bool {
+        self.send_attempt().is_stored(self.attempt, task)
+    }
+
+    /// Records that the row says that the call is about to be sent; the new attempt if it is sent again.
+    pub(super) fn is_sending(&mut self) -> Option<Attempt> {
+        let next = self.send_attempt().number(self.attempt);
+        let unconfirmed = self.unconfirmed.as_mut()?;
+        *unconfirmed = UnconfirmedCall::new(ResumeMethod::Again, true);
+        self.attempt = next;
+        self.checkpoint.is_written(None);
+        Some(next)
+    }
+
+    /// Records a sign of the upstream; whether the call waited for one.
+    pub(super) const fn confirm(&mut self) -> bool {
+        self.unconfirmed.take().is_some()
+    }
+
+    /// Whether an unconfirmed call is up for long enough.
+    pub(super) fn is_steady(&self) -> bool {
+        self.unconfirmed.as_ref().is_some_and(UnconfirmedCall::is_steady)
+    }
+
+    /// Whether the row says that this process resumed an unconfirmed call.
+    pub(super) fn is_resumption_counted(&self) -> bool {
+        self.unconfirmed.as_ref().is_some_and(UnconfirmedCall::is_counted)
+    }
+}
+
+impl RunnerRow {
+    fn new(key: TaskKey, shown: TaskVisibility, is_counted: bool, commands: RunnerCommands) -> Self {
+        commands.is_stored();
+        Self { key, shown, is_counted, commands, progress: None, progress_due: None }
+    }
+}

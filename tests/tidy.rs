@@ -7,6 +7,8 @@ mod cycles;
 mod documents;
 #[path = "tidy/maps.rs"]
 mod maps;
+#[path = "tidy/order.rs"]
+mod order;
 #[path = "tidy/pages.rs"]
 mod pages;
 #[path = "tidy/plain_words.rs"]

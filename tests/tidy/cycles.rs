@@ -15,6 +15,8 @@ pub(crate) struct Module {
     bound: BTreeMap<String, ModulePath>,
     /// Every path that is written, the bound ones included.
     named: Vec<ModulePath>,
+    /// The same without those that are only re-exported.
+    used: Vec<ModulePath>,
 }
 
 /// A use of one sibling by another.
@@ -55,6 +57,28 @@ pub(crate) fn sibling_uses<'a>(sources: impl Iterator<Item = (&'a [String], Stri
         }
     }
     uses
+}
+
+/// The files that each file uses, by the definitions that it names; a re-export is no use, nor is the path of a visibility.
+pub(crate) fn file_uses<'a>(
+    sources: impl Iterator<Item = (&'a [String], String)>,
+) -> BTreeSet<(ModulePath, ModulePath)> {
+    let sources: Vec<_> = sources.map(|(path, code)| (path, without_visibilities(&code))).collect();
+    let paths: BTreeSet<ModulePath> = sources.iter().map(|(path, _)| path.to_vec()).collect();
+    let modules: BTreeMap<ModulePath, Module> =
+        sources.iter().map(|(path, code)| (path.to_vec(), read(path, code, &paths))).collect();
+    let of_file = |(user, module): (&ModulePath, &Module)| -> Vec<(ModulePath, ModulePath)> {
+        let used = module.used.iter().filter_map(|path| defining(path, &modules));
+        used.filter(|used| used != user).map(|used| (user.clone(), used)).collect()
+    };
+    modules.iter().flat_map(of_file).collect()
+}
+
+/// A code without the paths of `pub(in path)`.
+fn without_visibilities(code: &str) -> String {
+    let mut parts = code.split("pub(in ");
+    let first = parts.next().unwrap_or_default().to_owned();
+    parts.fold(first, |code, part| code + "pub" + part.split_once(')').map_or("", |(_, rest)| rest))
 }
 
 /// The uses that are part of a cycle.
@@ -104,10 +128,14 @@ fn read(at: &[String], code: &str, modules: &BTreeSet<ModulePath>) -> Module {
     let mut rest = String::new();
     let mut code = code;
     while let Some((before, statement, after)) = next_use(code) {
+        let is_reexport = before.rsplit('\n').next().is_some_and(|line| line.starts_with("pub"));
         rest.push_str(before);
         for (path, name) in leaves(statement) {
             if let Some(path) = absolute(at, &path, &BTreeMap::new(), modules) {
                 module.bound.insert(name, path.clone());
+                if !is_reexport {
+                    module.used.push(path.clone());
+                }
                 module.named.push(path);
             }
         }
@@ -115,7 +143,9 @@ fn read(at: &[String], code: &str, modules: &BTreeSet<ModulePath>) -> Module {
     }
     rest.push_str(code);
     for path in written(&rest) {
-        module.named.extend(absolute(at, &path, &module.bound, modules));
+        let path = absolute(at, &path, &module.bound, modules);
+        module.used.extend(path.clone());
+        module.named.extend(path);
     }
     module
 }

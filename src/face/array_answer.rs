@@ -79,7 +79,8 @@ where
     P: Future<Output = FaceResponse> + Send + 'static,
 {
     if items.iter().all(|(read, _)| is_one_way(read)) {
-        return serve_one_way(inbound, items, post).await;
+        // Boxed, as a rare case should not enlarge the future of every array.
+        return Box::pin(serve_one_way(inbound, items, post)).await;
     }
     let (one_way, requests): (ArrayItems, ArrayItems) = items.into_iter().partition(|(read, _)| is_one_way(read));
     let (accepted_types, inbound, served) = (inbound.accepted, inbound.clone(), Arc::clone(served));

@@ -36,7 +36,7 @@ pub enum AdminRequestError {
     Token,
     #[error("the gateway asks operators for a token, and does not know this one; put it into {TOKEN_VARIABLE}")]
     Unauthorized,
-    #[error("the answer is not that of taskgate's admin listener")]
+    #[error("the response is not from taskgate's admin listener")]
     Unintelligible,
 }
 

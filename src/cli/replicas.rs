@@ -22,7 +22,7 @@ pub(super) enum ReplicasCommand {
     /// Removes the row of a dead gateway before its day is over.
     ///
     /// Only a gateway that was declared dead, and that no task names any more: others take its tasks over within seconds. If it
-    /// was paused and continues later, it finds no row of its own, takes the database for one that lost acknowledged writes,
+    /// was paused and continues later, it finds its row gone, takes the database for one that lost acknowledged writes,
     /// and ends with 74.
     Forget {
         /// Its `replica.name`.

@@ -82,7 +82,7 @@ impl ServeArguments {
         let written: Vec<_> = sources.iter().filter_map(|(is_written, name)| is_written.then_some(*name)).collect();
         match written.as_slice() {
             [one, other, ..] => Err(format!(
-                "{one} and {other} both say what is served; write one of them, or --upstream for each of several servers"
+                "{one} and {other} exclude each other; write one of them, or --upstream for each of several servers"
             )),
             [] | [_] => Ok(()),
         }

@@ -26,7 +26,7 @@ pub(super) struct KeyFileReader<'a> {
 }
 
 impl KeyFileReader<'_> {
-    /// Appends the keys of all files to those of the configuration, which is in `folder`. Returns every file, faulty or not.
+    /// Appends the keys of all files to the keys of the configuration, which is in `folder`. Returns every file, faulty or not.
     pub(super) fn read(&mut self, raw: &mut RawConfig, folder: &Path) -> Vec<PathBuf> {
         let files = named_files::read(&raw.auth.api_key_files.value, folder, "keys", &mut self.report);
         for file in &files {

@@ -80,19 +80,19 @@ pub struct KeyRow {
     pub key: &'static str,
     /// The default as the reference shows it: in backquotes, or in words; `None` if the key has no effect unless it is written.
     pub default: Option<&'static str>,
-    /// The bounds, if they are not those of every value of its kind.
+    /// The bounds, if they differ from the bounds of every value of its kind.
     pub bounds: Option<&'static str>,
     /// `reload` or `restart`.
     pub changes: &'static str,
     pub sentence: &'static str,
 }
 
-/// The rows of another table that has the same keys, and whose values are the defaults.
+/// Rows of keys that another table has too, and inherits their values from it.
 pub(super) fn inherited(rows: &[KeyRow], sentence: &'static str) -> Vec<KeyRow> {
     rows.iter().map(|row| KeyRow { default: Some("inherited"), sentence, ..*row }).collect()
 }
 
-/// Reads a text whose mistakes do not matter.
+/// Reads a text, and ignores its mistakes.
 pub(super) fn read_text<T>(text: &str, read: impl FnOnce(&mut Section<'_, '_>) -> T) -> T {
     let (tree, _) = DeTable::parse_recoverable(text);
     let mut source = ConfigSource::new(text, &|_| None, MistakeCollector::new(""));

@@ -71,7 +71,7 @@ pub(super) struct RawCredential {
     pub(super) is_inline: bool,
 }
 
-/// The rules for tools: for all of an upstream, or for those of one `[[tools]]` block.
+/// The rules for tools: for all of an upstream, or for the tools of one `[[tools]]` block.
 #[derive(Clone, Debug, Default)]
 pub(super) struct RawRules {
     pub(super) tasks: RawTaskRules,

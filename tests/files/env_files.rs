@@ -12,17 +12,15 @@ fn env(name: &str) -> Option<String> {
 
 /// A configuration with `env_files` as written, and `a.env` and `sub/b.env` beside it.
 fn load(folder: &Path, env_files: &str, held: [&[u8]; 2], mode: u32) -> Result<LoadedConfig, ConfigError> {
-    let text = format!(
-        "[listen]\nallowed_hosts = [\"${{HOST}}.one\", \"${{NAME}}.two\", \"${{OWN}}\"]\n\
-         [upstreams.reports]\nurl = \"http://127.0.0.1:9000/mcp\"\n"
-    );
-    fs::create_dir_all(folder.join("sub")).unwrap();
+    let text = "[listen]\nallowed_hosts = [\"${HOST}.one\", \"${NAME}.two\", \"${OWN}\"]\n\
+                [upstreams.reports]\nurl = \"http://127.0.0.1:9000/mcp\"\n";
+    fs::create_dir_all(folder.join("sub")).expect("a writable folder");
     for (name, held) in ["a.env", "sub/b.env"].into_iter().zip(held) {
-        fs::write(folder.join(name), held).unwrap();
-        fs::set_permissions(folder.join(name), Permissions::from_mode(mode)).unwrap();
+        fs::write(folder.join(name), held).expect("a writable folder");
+        fs::set_permissions(folder.join(name), Permissions::from_mode(mode)).expect("a writable folder");
     }
     let file = folder.join("main.toml");
-    fs::write(&file, format!("env_files = {env_files}\n{text}")).unwrap();
+    fs::write(&file, format!("env_files = {env_files}\n{text}")).expect("a writable folder");
     config::load(&file, &env, &|_| Findings::default())
 }
 

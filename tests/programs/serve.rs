@@ -219,7 +219,7 @@ fn a_mistake_is_answered_with_what_to_write_instead() {
     let folder = folder();
     let (url, other) = ("http://127.0.0.1:1/mcp", "a=http://127.0.0.1:1/mcp");
     fs::write(folder.path().join("a.toml"), "[upstreams.a]\nurl = \"http://127.0.0.1:1/mcp\"\n").unwrap();
-    let twice = "both say what is served; write one of them";
+    let twice = "exclude each other; write one of them";
     for (arguments, code, expected) in [
         (&["--port", "65536", url][..], 64, "invalid value '65536' for '--port <PORT>'"),
         (&["--port", "-1", url], 64, "unexpected argument '-1'"),

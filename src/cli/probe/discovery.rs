@@ -417,7 +417,7 @@ impl ProbeRun<'_> {
                 ExchangeEvent::Progress(_) => called.progress += 1,
                 ExchangeEvent::Asked { ask, .. } => {
                     called.questions += 1;
-                    let refusal = Answer::Error(RpcError::new(METHOD_NOT_FOUND, "nobody is here to answer"));
+                    let refusal = Answer::Error(RpcError::new(METHOD_NOT_FOUND, "no client is here to answer"));
                     // If it does not arrive, the call's time limit ends it.
                     let _ = tokio::time::timeout_at(self.until, exchange.answer(&ask, refusal)).await;
                 }

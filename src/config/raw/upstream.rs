@@ -225,8 +225,8 @@ keys! {
     /// The drafts of `[upstreams.NAME.tasks]`, and their limits.
     struct RawDrafts {
         /// Drafts of the protocol that clients of this upstream may use. `"sep-1686"`: calls under task ids of the
-        /// client's own ([drafts](docs/compatibility.md#drafts)). `"sep-2268"`: 2025-11-25 clients see subtasks, those of
-        /// servers with tasks of their own and those of `split` calls ([drafts](docs/compatibility.md#drafts)).
+        /// client's own ([drafts](docs/compatibility.md#drafts)). `"sep-2268"`: 2025-11-25 clients see subtasks: of
+        /// servers that have tasks, and of `split` calls ([drafts](docs/compatibility.md#drafts)).
         /// `"sep-1904"`: `tasks/list` takes filters and an order ([filtered lists](docs/compatibility.md#filtered-lists)).
         reload drafts: Vec<Draft> = read_all(&DRAFT), default [];
         /// How many levels of subtasks below a task are followed at a server with its own tasks, if `"sep-2268"` is on.

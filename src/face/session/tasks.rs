@@ -59,7 +59,7 @@ const PAGE: usize = 50;
 
 /// A face's in-memory state of its clients' tasks. All of it can be rebuilt from the store.
 pub(in crate::face) struct SessionTasksState {
-    lines: TaskSubscribers,
+    subscribers: TaskSubscribers,
     requests: Arc<TaskRequests>,
     misses: UnknownTaskWatch,
     support: TaskSupportLookup,
@@ -68,7 +68,7 @@ pub(in crate::face) struct SessionTasksState {
 
 impl std::fmt::Debug for SessionTasksState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Desk").field("lines", &self.lines).finish_non_exhaustive()
+        f.debug_struct("Desk").field("lines", &self.subscribers).finish_non_exhaustive()
     }
 }
 
@@ -76,7 +76,7 @@ impl SessionTasksState {
     pub(super) fn new(settings: &ServiceSettings) -> Self {
         let rules = settings.rules.clone();
         Self {
-            lines: TaskSubscribers::default(),
+            subscribers: TaskSubscribers::default(),
             requests: Arc::default(),
             misses: UnknownTaskWatch::default(),
             support: Arc::new(move |tool| CoreTasks::support(rules.mode_of(tool))),
@@ -199,7 +199,7 @@ impl SessionFaceState {
                     return self.follow(&task, draft, rising, addressee).await;
                 }
                 if !task.is_settled() {
-                    self.line(&task.key, asking.session.token.nonce, Some(&task)).wants_progress(rising);
+                    self.subscribers(&task.key, asking.session.token.nonce, Some(&task)).wants_progress(rising);
                     handle_delay::pass(&self.served.engine, &task.key, is_named).await;
                 }
                 let forwarded = &asking.session.own.forwarded;
@@ -305,8 +305,8 @@ impl SessionFaceState {
     ) -> crate::engine::TaskNoticeSink {
         let shared = Arc::clone(self);
         Arc::new(move |key, aside| {
-            let line = shared.tasks.lines.get(key);
-            let named = line.as_ref().and_then(|line| line.related());
+            let subscribers = shared.tasks.subscribers.get(key);
+            let named = subscribers.as_ref().and_then(|subscribers| subscribers.related());
             let related = named.unwrap_or_else(|| RelatedTask::of(key.id, chosen.as_ref()));
             let message = match aside {
                 TaskNotice::Progress(progress) => {
@@ -315,26 +315,27 @@ impl SessionFaceState {
                 TaskNotice::Log(params) => Some(related.log(params)),
             };
             let Some(message) = message else { return };
-            if let Some(line) = line {
-                line.mention(&shared.open.streams, message);
+            if let Some(subscribers) = subscribers {
+                subscribers.mention(&shared.open.streams, message);
             }
         })
     }
 
     /// The subscriber list of an unsettled task, with a running notifier. `shown` is the state that the client knows.
-    fn line(self: &Arc<Self>, key: &TaskKey, home: u128, shown: Option<&Task>) -> Arc<SubscriberList> {
-        let (line, is_new) = self.tasks.lines.open(key, home);
+    fn subscribers(self: &Arc<Self>, key: &TaskKey, nonce: u128, shown: Option<&Task>) -> Arc<SubscriberList> {
+        let (subscribers, is_new) = self.tasks.subscribers.open(key, nonce);
         if is_new {
-            let notifier = task_notifier::TaskNotifier::new(Arc::clone(self), key.clone(), Arc::clone(&line), shown);
+            let notifier =
+                task_notifier::TaskNotifier::new(Arc::clone(self), key.clone(), Arc::clone(&subscribers), shown);
             let scope = &self.served.scope;
             scope.tracker.spawn(scope.stop.clone().run_until_cancelled_owned(Box::pin(notifier.run())));
         }
-        line
+        subscribers
     }
 
     /// Makes a task's questions go to its client on the session's own stream.
-    pub(super) fn speak_of(self: &Arc<Self>, task: &Task, home: u128) {
-        self.line(&task.key, home, Some(task));
+    pub(super) fn speak_of(self: &Arc<Self>, task: &Task, nonce: u128) {
+        self.subscribers(&task.key, nonce, Some(task));
     }
 
     pub(super) async fn task_method(
@@ -360,15 +361,15 @@ impl SessionFaceState {
             Ok(command) => command,
             Err(complaint) => return refuse(&addressee, &complaint),
         };
-        let home = asking.session.token.nonce;
+        let nonce = asking.session.token.nonce;
         let key = |id| TaskKey { owner: asking.principal.clone(), id };
         let answered = match command {
-            TaskCommand::Get(id) => self.get(&key(id), home).await,
+            TaskCommand::Get(id) => self.get(&key(id), nonce).await,
             TaskCommand::Cancel(id) => self.cancel(&key(id)).await,
             TaskCommand::List(cursor) => self.list(asking.principal, cursor, params).await,
             TaskCommand::Await(id) => {
                 let shared = Arc::clone(self);
-                return OutcomeRequest { shared, key: key(id), home, addressee, call: None }.answer().await;
+                return OutcomeRequest { shared, key: key(id), nonce, addressee, call: None }.answer().await;
             }
             TaskCommand::Answer(..) | TaskCommand::Fetch(_) | TaskCommand::Delete(_) => {
                 Err(TaskMethodError::Error(not_in_flavour()))
@@ -400,13 +401,13 @@ impl SessionFaceState {
         let Some((task, key)) = response.id.as_ref().and_then(|id| tokens::question(&self.served.sealer, id)) else {
             return bare(StatusCode::ACCEPTED);
         };
-        let whose = TaskKey { owner: principal.clone(), id: task };
-        if let Some(line) = self.tasks.lines.get(&whose) {
-            line.note_answer(key);
+        let task_key = TaskKey { owner: principal.clone(), id: task };
+        if let Some(subscribers) = self.tasks.subscribers.get(&task_key) {
+            subscribers.note_answer(key);
         }
         // Validated against its question, or replaced by the refusal that it amounts to: a response is accepted with any content,
         // so its client sees no error (B129).
-        let answer = match self.served.engine.get(&whose).await.as_deref() {
+        let answer = match self.served.engine.get(&task_key).await.as_deref() {
             Ok(task) => {
                 let answer = RelatedTask::of(task.key.id, task.chosen.as_ref()).answer(response);
                 match &task.phase {
@@ -417,7 +418,7 @@ impl SessionFaceState {
             Err(_) => RelatedTask::of(task, None).answer(response),
         };
         let answers = std::collections::BTreeMap::<InputKey, _>::from([(key, answer)]);
-        match self.served.engine.answer(&whose, answers).await {
+        match self.served.engine.answer(&task_key, answers).await {
             Ok(()) | Err(TaskError::Unknown) => bare(StatusCode::ACCEPTED),
             Err(error) => {
                 tracing::error!(error = %CauseChain(&error), "an answer could not be stored");

@@ -30,7 +30,7 @@ use crate::wire::{JsonPieces, Object, Payload, RequestId};
 pub(super) struct DraftCall {
     chosen: ChosenId,
     request: Arc<TaskRequestEntry>,
-    home: u128,
+    nonce: u128,
 }
 
 /// The error for an id that another task has (D86-06).
@@ -51,9 +51,9 @@ impl SessionFaceState {
         request: &Request,
         wish: &RequestedTask,
     ) -> DraftCall {
-        let home = asking.session.token.nonce;
-        let chosen = ChosenId { session: SessionScope(home), text: Arc::clone(&wish.text) };
-        DraftCall { chosen, request: Arc::new(self.tasks.requests.enter(home, &request.id)), home }
+        let nonce = asking.session.token.nonce;
+        let chosen = ChosenId { session: SessionScope(nonce), text: Arc::clone(&wish.text) };
+        DraftCall { chosen, request: Arc::new(self.tasks.requests.enter(nonce, &request.id)), nonce }
     }
 
     /// Responds to a call that became a task: with a notification of that, its messages, and its outcome (D86-02, D86-03). A
@@ -69,13 +69,13 @@ impl SessionFaceState {
             self.cancel_taken_back(&task.key).await;
             return unanswered(addressee.accepted).into_response(&addressee);
         }
-        let line = self.line(&task.key, call.home, Some(task));
-        line.wants_progress(rising);
-        line.answers(Arc::clone(&call.request));
+        let subscribers = self.subscribers(&task.key, call.nonce, Some(task));
+        subscribers.wants_progress(rising);
+        subscribers.answers(Arc::clone(&call.request));
         let created = DraftTasks::created(&call.chosen);
         let waiting = WaitingCall { chosen: call.chosen, request: call.request };
-        let (shared, key, home) = (Arc::clone(self), task.key.clone(), call.home);
-        OutcomeRequest { shared, key, home, addressee, call: Some(waiting) }.answer_from(created, &line).await
+        let (shared, key, nonce) = (Arc::clone(self), task.key.clone(), call.nonce);
+        OutcomeRequest { shared, key, nonce, addressee, call: Some(waiting) }.answer_from(created, &subscribers).await
     }
 
     /// Whether a notification cancels a call that became a task or will.
@@ -99,8 +99,8 @@ impl SessionFaceState {
             Ok(_) | Err(TaskError::Unknown) => (),
             Err(error) => tracing::error!(error = %CauseChain(&error), "a cancel could not be stored"),
         }
-        if let Some(line) = self.tasks.lines.get(key) {
-            line.mute();
+        if let Some(subscribers) = self.tasks.subscribers.get(key) {
+            subscribers.mute();
         }
     }
 
@@ -141,7 +141,7 @@ impl SessionFaceState {
                 let task = engine.get(&key).await?;
                 if !task.is_settled() {
                     // After a restart this links the task to its client's stream again.
-                    self.line(&key, asking.session.token.nonce, None);
+                    self.subscribers(&key, asking.session.token.nonce, None);
                 }
                 engine.count_poll(&task);
                 dialect.pieces(TaskReply::Snapshot(&task))
@@ -156,8 +156,8 @@ impl SessionFaceState {
             TaskCommand::Cancel(id) => {
                 let key = key(id);
                 let cancelled = engine.cancel(&key).await?;
-                if let Some(line) = self.tasks.lines.get(&key) {
-                    line.mute();
+                if let Some(subscribers) = self.tasks.subscribers.get(&key) {
+                    subscribers.mute();
                 }
                 dialect.pieces(TaskReply::Cancelled { task: &cancelled.task, was_settled: cancelled.was_settled })
             }
@@ -187,7 +187,7 @@ impl SessionFaceState {
         let (engine, sealer) = (&self.served.engine, &self.served.sealer);
         let ours = ListFilter::of_scope(Some(SessionScope(asking.session.token.nonce)));
         let is_first = cursor.is_none();
-        let after = match cursor.map(|cursor| tokens::place(sealer, owner, Some(&ours), &cursor)) {
+        let after = match cursor.map(|cursor| tokens::position(sealer, owner, Some(&ours), &cursor)) {
             Some(None) if has_core => return Ok(None),
             Some(None) => return Err(bad_cursor().into()),
             after => after.flatten(),

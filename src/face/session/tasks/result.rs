@@ -36,7 +36,7 @@ pub(super) struct OutcomeRequest {
     pub(super) shared: Arc<SessionFaceState>,
     pub(super) key: TaskKey,
     /// The nonce of the requesting session.
-    pub(super) home: u128,
+    pub(super) nonce: u128,
     pub(super) addressee: Addressee,
     /// The call that waits for its own outcome; `None` for `tasks/result`.
     pub(super) call: Option<WaitingCall>,
@@ -74,17 +74,17 @@ impl OutcomeRequest {
 
     /// Subscribes to the task's messages.
     fn listen(&self) -> Result<ResultSubscriber, ResultStreamError> {
-        let hearing = match self.addressee.accepted.takes_stream() {
+        let kind = match self.addressee.accepted.takes_stream() {
             true => ResultStreamKind::Messages,
             false => ResultStreamKind::OutcomeAlone,
         };
-        self.shared.line(&self.key, self.home, None).listen(hearing)
+        self.shared.subscribers(&self.key, self.nonce, None).listen(kind)
     }
 
     /// Responds with `first`, then the task's messages, and finally its outcome. If the task cannot be watched, with an error
     /// instead of the outcome.
-    pub(super) async fn answer_from(self, first: Bytes, line: &Arc<SubscriberList>) -> FaceResponse {
-        let listener = line.listen(ResultStreamKind::Messages).ok();
+    pub(super) async fn answer_from(self, first: Bytes, subscribers: &Arc<SubscriberList>) -> FaceResponse {
+        let listener = subscribers.listen(ResultStreamKind::Messages).ok();
         let addressee = self.addressee.clone();
         respond(OutcomeWait::new(self, Some(first), listener), addressee).await
     }

@@ -33,7 +33,7 @@ const AGAIN: Duration = Duration::from_secs(1);
 pub(super) struct TaskNotifier {
     shared: Arc<SessionFaceState>,
     key: TaskKey,
-    line: Arc<SubscriberList>,
+    subscribers: Arc<SubscriberList>,
     /// The last status that was sent.
     shown: Option<StatusNotice>,
     put: BTreeMap<InputKey, DeliveredQuestion>,
@@ -58,11 +58,11 @@ impl TaskNotifier {
     pub(super) fn new(
         shared: Arc<SessionFaceState>,
         key: TaskKey,
-        line: Arc<SubscriberList>,
+        subscribers: Arc<SubscriberList>,
         shown: Option<&Task>,
     ) -> Self {
         let shown = shown.map(|task| shared.tasks.codec().notice(task));
-        Self { shared, key, line, shown, put: BTreeMap::new(), waiting: BTreeMap::new() }
+        Self { shared, key, subscribers, shown, put: BTreeMap::new(), waiting: BTreeMap::new() }
     }
 
     /// Runs until the task has settled.
@@ -91,7 +91,7 @@ impl TaskNotifier {
                 }
                 tokio::select! {
                     () = watcher.changed() => (),
-                    () = self.line.bell.notified() => (),
+                    () = self.subscribers.bell.notified() => (),
                     _ = opened.changed(), if !self.waiting.is_empty() => (),
                     () = ended(&self.put) => (),
                     () = at(due) => (),
@@ -100,7 +100,7 @@ impl TaskNotifier {
         } else {
             tracing::warn!(task = %LoggedTask(&self.key), "too many watch a task; its questions are not put");
         }
-        shared.tasks.lines.close(&self.key, &self.line);
+        shared.tasks.subscribers.close(&self.key, &self.subscribers);
     }
 
     /// Sends all due messages; returns the time of the next attempt, if one is needed.
@@ -111,7 +111,7 @@ impl TaskNotifier {
             Phase::Queued | Phase::Working | Phase::Settled(_) => &none,
         };
         let related = self.shared.tasks.codec().related(task);
-        self.line.is_named(&related);
+        self.subscribers.is_named(&related);
         self.take_back(open, &related);
         self.show(task);
         open.iter().filter_map(|(key, question)| self.ask(*key, question, &related)).min()
@@ -120,10 +120,10 @@ impl TaskNotifier {
     /// Withdraws the questions that need no answer any more, except answered ones.
     fn take_back(&mut self, open: &BTreeMap<InputKey, Question>, related: &RelatedTask) {
         self.waiting.retain(|key, _| open.contains_key(key));
-        let line = &self.line;
+        let subscribers = &self.subscribers;
         self.put.retain(|key, put| {
             let is_open = open.contains_key(key);
-            if !is_open && !line.take_answer(*key) {
+            if !is_open && !subscribers.take_answer(*key) {
                 let _ = put.stream.try_send(related.withdrawn(&put.id));
             }
             is_open
@@ -139,7 +139,7 @@ impl TaskNotifier {
         let codec = self.shared.tasks.codec();
         let notice = codec.notice(task);
         let is_news = self.shown.as_ref().is_some_and(|shown| *shown != notice);
-        if is_news && let Some(stream) = self.shared.open.streams.newest(self.line.home()) {
+        if is_news && let Some(stream) = self.shared.open.streams.newest(self.subscribers.nonce()) {
             let _ = stream.try_send(codec.status_notification(task));
         }
         self.shown = Some(notice);
@@ -155,8 +155,9 @@ impl TaskNotifier {
         };
         let fresh = UndeliveredQuestion { any_from: now + GRACE, old };
         let waiting = self.waiting.entry(key).or_insert(fresh);
-        let own = |any_from| if now >= any_from { self.shared.open.streams.newest(self.line.home()) } else { None };
-        let Some(stream) = self.line.newest_result().or_else(|| own(waiting.any_from)) else {
+        let own =
+            |any_from| if now >= any_from { self.shared.open.streams.newest(self.subscribers.nonce()) } else { None };
+        let Some(stream) = self.subscribers.newest_result().or_else(|| own(waiting.any_from)) else {
             return Some(waiting.any_from).filter(|any_from| *any_from > now);
         };
         let id = tokens::question_id(&self.shared.served.sealer, self.key.id, key);
@@ -168,9 +169,9 @@ impl TaskNotifier {
         let Ok(mut room) = stream.try_reserve_many(1 + usize::from(waiting.old.is_some())) else {
             return Some(now + AGAIN);
         };
-        let taken_back = waiting.old.as_ref().map(|old| related.withdrawn(old));
-        for (place, message) in room.by_ref().zip(taken_back.into_iter().chain([message])) {
-            place.send(message);
+        let withdrawn = waiting.old.as_ref().map(|old| related.withdrawn(old));
+        for (permit, message) in room.by_ref().zip(withdrawn.into_iter().chain([message])) {
+            permit.send(message);
         }
         drop(room);
         self.waiting.remove(&key);

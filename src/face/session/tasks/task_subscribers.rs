@@ -31,7 +31,7 @@ pub(super) struct SubscriberList {
 #[derive(Debug)]
 struct TaskSubscriberState {
     /// The session that last referred to the task.
-    home: u128,
+    nonce: u128,
     /// Streams of `tasks/result`, oldest first; requests without messages are only counted.
     results: Vec<StreamSender>,
     quiet: Vec<StreamSender>,
@@ -72,7 +72,7 @@ pub(super) enum ResultStreamKind {
 pub(super) struct ResultSubscriber {
     messages: mpsc::Receiver<Bytes>,
     number: u64,
-    line: Arc<SubscriberList>,
+    subscribers: Arc<SubscriberList>,
 }
 
 impl TaskSubscribers {
@@ -81,24 +81,24 @@ impl TaskSubscribers {
     }
 
     /// Opens the subscriber list of a task and sets its session to `home`; returns `true` for a new list, which needs a notifier.
-    pub(super) fn open(&self, key: &TaskKey, home: u128) -> (Arc<SubscriberList>, bool) {
+    pub(super) fn open(&self, key: &TaskKey, nonce: u128) -> (Arc<SubscriberList>, bool) {
         let mut by_task = self.by_task.lock();
-        if let Some(line) = by_task.get(key) {
-            line.state.lock().home = home;
-            return (Arc::clone(line), false);
+        if let Some(subscribers) = by_task.get(key) {
+            subscribers.state.lock().nonce = nonce;
+            return (Arc::clone(subscribers), false);
         }
-        let line = Arc::new(SubscriberList::new(home));
-        by_task.insert(key.clone(), Arc::clone(&line));
-        (line, true)
+        let subscribers = Arc::new(SubscriberList::new(nonce));
+        by_task.insert(key.clone(), Arc::clone(&subscribers));
+        (subscribers, true)
     }
 
     /// Closes a list, which releases all waiting requests (L25-67).
-    pub(super) fn close(&self, key: &TaskKey, line: &Arc<SubscriberList>) {
+    pub(super) fn close(&self, key: &TaskKey, subscribers: &Arc<SubscriberList>) {
         let mut by_task = self.by_task.lock();
-        if by_task.get(key).is_some_and(|other| Arc::ptr_eq(other, line)) {
+        if by_task.get(key).is_some_and(|other| Arc::ptr_eq(other, subscribers)) {
             by_task.remove(key);
         }
-        let mut state = line.state.lock();
+        let mut state = subscribers.state.lock();
         state.is_closed = true;
         state.results.clear();
         state.quiet.clear();
@@ -107,9 +107,9 @@ impl TaskSubscribers {
 }
 
 impl SubscriberList {
-    const fn new(home: u128) -> Self {
+    const fn new(nonce: u128) -> Self {
         let state = TaskSubscriberState {
-            home,
+            nonce,
             results: Vec::new(),
             quiet: Vec::new(),
             next: 0,
@@ -123,12 +123,12 @@ impl SubscriberList {
         Self { state: Mutex::new(state), bell: Notify::const_new() }
     }
 
-    pub(super) fn home(&self) -> u128 {
-        self.state.lock().home
+    pub(super) fn nonce(&self) -> u128 {
+        self.state.lock().nonce
     }
 
     /// Starts waiting for the task's end.
-    pub(super) fn listen(self: &Arc<Self>, hearing: ResultStreamKind) -> Result<ResultSubscriber, ResultStreamError> {
+    pub(super) fn listen(self: &Arc<Self>, kind: ResultStreamKind) -> Result<ResultSubscriber, ResultStreamError> {
         let mut state = self.state.lock();
         if state.is_closed {
             return Err(ResultStreamError::Closed);
@@ -139,12 +139,12 @@ impl SubscriberList {
         let (sender, messages) = mpsc::channel(MESSAGES_MAX);
         let number = state.next;
         state.next += 1;
-        match hearing {
+        match kind {
             ResultStreamKind::Messages => state.results.push(StreamSender { number, sender }),
             ResultStreamKind::OutcomeAlone => state.quiet.push(StreamSender { number, sender }),
         }
         self.bell.notify_one();
-        Ok(ResultSubscriber { messages, number, line: Arc::clone(self) })
+        Ok(ResultSubscriber { messages, number, subscribers: Arc::clone(self) })
     }
 
     /// The sender of the newest stream of `tasks/result` (T-33).
@@ -155,7 +155,7 @@ impl SubscriberList {
     /// Sends a message that may be missed, on one stream (LEG-08).
     pub(super) fn mention(&self, streams: &SessionStreams, message: Bytes) {
         if !self.state.lock().is_muted
-            && let Some(stream) = self.newest_result().or_else(|| streams.newest(self.home()))
+            && let Some(stream) = self.newest_result().or_else(|| streams.newest(self.nonce()))
         {
             // A slow reader misses notifications, never questions.
             let _ = stream.try_send(message);
@@ -209,7 +209,7 @@ impl ResultSubscriber {
     /// The progress, if this stream may send it: no other one may at the same time (LEG-08), and none after the task was
     /// cancelled.
     pub(super) fn rising(&self) -> Option<SharedProgress> {
-        let state = self.line.state.lock();
+        let state = self.subscribers.state.lock();
         let newest = newest(&state.results)?;
         if state.is_muted || newest.number != self.number { None } else { state.rising.clone() }
     }
@@ -219,10 +219,10 @@ impl Drop for ResultSubscriber {
     fn drop(&mut self) {
         // Closed first: a search for a stream must not find this one.
         self.messages.close();
-        let mut state = self.line.state.lock();
+        let mut state = self.subscribers.state.lock();
         state.results.retain(|tap| tap.number != self.number);
         state.quiet.retain(|tap| tap.number != self.number);
         drop(state);
-        self.line.bell.notify_one();
+        self.subscribers.bell.notify_one();
     }
 }

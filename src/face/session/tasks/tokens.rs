@@ -16,7 +16,7 @@ pub(super) fn cursor(sealer: &Sealer, owner: &Principal, filter: Option<&ListFil
 }
 
 /// The position of a cursor; `None` unless it was issued for this list of this owner (L25-36, FIL-11).
-pub(super) fn place(
+pub(super) fn position(
     sealer: &Sealer,
     owner: &Principal,
     filter: Option<&ListFilter>,
@@ -24,8 +24,8 @@ pub(super) fn place(
 ) -> Option<TaskCursor> {
     let opened = sealer.open(IdKind::Cursor, Some(owner), cursor)?;
     let (at, list) = opened.payload().split_first_chunk()?;
-    let place = (Timestamp::from_millis(u64::from_be_bytes(*at)), TaskId::from_bits(opened.id.random));
-    (list == name_of(filter)).then_some(place)
+    let position = (Timestamp::from_millis(u64::from_be_bytes(*at)), TaskId::from_bits(opened.id.random));
+    (list == name_of(filter)).then_some(position)
 }
 
 /// Identifies one of an owner's lists by its filter.
@@ -61,10 +61,10 @@ mod tests {
         let (sealer, owner) = (sealer(), Principal::local());
         let there = (Timestamp::from_millis(7), TaskId::from_bits(9));
         let cursor = cursor(&sealer, &owner, None, there);
-        assert_eq!(place(&sealer, &owner, None, &cursor), Some(there));
-        assert_eq!(place(&sealer, &Principal::new("key:other"), None, &cursor), None);
+        assert_eq!(position(&sealer, &owner, None, &cursor), Some(there));
+        assert_eq!(position(&sealer, &Principal::new("key:other"), None, &cursor), None);
         for wrong in ["", "c", &cursor[1..]] {
-            assert_eq!(place(&sealer, &owner, None, wrong), None, "{wrong}");
+            assert_eq!(position(&sealer, &owner, None, wrong), None, "{wrong}");
         }
     }
 
@@ -76,11 +76,11 @@ mod tests {
         let filter = ListFilter::default();
         let other = ListFilter { direction: ListDirection::OldestFirst, ..filter.clone() };
         let filtered = cursor(&sealer, &owner, Some(&filter), there);
-        assert_eq!(place(&sealer, &owner, Some(&filter), &filtered), Some(there));
-        assert_eq!(place(&sealer, &owner, Some(&other), &filtered), None);
-        assert_eq!(place(&sealer, &owner, None, &filtered), None);
-        assert_eq!(place(&sealer, &Principal::new("key:other"), Some(&filter), &filtered), None);
-        assert_eq!(place(&sealer, &owner, Some(&filter), &cursor(&sealer, &owner, None, there)), None);
+        assert_eq!(position(&sealer, &owner, Some(&filter), &filtered), Some(there));
+        assert_eq!(position(&sealer, &owner, Some(&other), &filtered), None);
+        assert_eq!(position(&sealer, &owner, None, &filtered), None);
+        assert_eq!(position(&sealer, &Principal::new("key:other"), Some(&filter), &filtered), None);
+        assert_eq!(position(&sealer, &owner, Some(&filter), &cursor(&sealer, &owner, None, there)), None);
     }
 
     #[test]

@@ -13,11 +13,11 @@ use crate::task::{Draft, ListFilter, Principal, Task, TaskKey};
 use crate::wire::{Object, Payload, method};
 
 impl SessionFaceState {
-    pub(super) async fn get(self: &Arc<Self>, key: &TaskKey, home: u128) -> Result<Payload, TaskMethodError> {
+    pub(super) async fn get(self: &Arc<Self>, key: &TaskKey, nonce: u128) -> Result<Payload, TaskMethodError> {
         let task = self.served.engine.get(key).await?;
         if !task.is_settled() {
             // After a restart this links the task to its client's stream again.
-            self.line(key, home, None);
+            self.subscribers(key, nonce, None);
         }
         self.served.engine.count_poll(&task);
         let task = self.as_seen(task).await?;
@@ -34,9 +34,9 @@ impl SessionFaceState {
 
     pub(super) async fn cancel(&self, key: &TaskKey) -> Result<Payload, TaskMethodError> {
         let cancelled = self.served.engine.cancel(key).await?;
-        if let Some(line) = self.tasks.lines.get(key) {
+        if let Some(subscribers) = self.tasks.subscribers.get(key) {
             // Later progress of the upstream is dropped (L25-47).
-            line.mute();
+            subscribers.mute();
         }
         let task = self.as_seen(cancelled.task).await?;
         let reply = TaskReply::Cancelled { task: &task, was_settled: cancelled.was_settled };
@@ -59,10 +59,10 @@ impl SessionFaceState {
         }
         let filter = self.wanted_tasks(params)?;
         let (sealer, filter) = (&self.served.sealer, filter.as_ref());
-        let place = |cursor: String| {
-            tokens::place(sealer, owner, filter, &cursor).ok_or(TaskMethodError::Complaint(bad_cursor()))
+        let position = |cursor: String| {
+            tokens::position(sealer, owner, filter, &cursor).ok_or(TaskMethodError::Complaint(bad_cursor()))
         };
-        let after = cursor.map(place).transpose()?;
+        let after = cursor.map(position).transpose()?;
         let mut page = match filter {
             Some(filter) => self.served.engine.list_filtered(owner, filter, after, PAGE).await?,
             // Tasks with chosen ids belong to the sessions that chose them (T-66).
@@ -76,7 +76,7 @@ impl SessionFaceState {
                 task.tree = self.served.engine.seen_tree(owner, &task.tree).await?;
             }
         }
-        let next = page.next.map(|place| tokens::cursor(sealer, owner, filter, place));
+        let next = page.next.map(|position| tokens::cursor(sealer, owner, filter, position));
         Ok(self.tasks.codec().encode(TaskReply::Listed { tasks: &page.tasks, next: next.as_deref() })?)
     }
 }

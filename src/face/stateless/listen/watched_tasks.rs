@@ -35,7 +35,7 @@ struct WatchedTask {
     key: TaskKey,
     watcher: ChangeSubscriber,
     /// The last state sent, while it may still change.
-    told: Option<Payload>,
+    sent: Option<Payload>,
     /// When to read it again without a change, because it could not be read.
     again: Option<Duration>,
     pauses: RetryDelays,
@@ -43,7 +43,7 @@ struct WatchedTask {
 
 impl WatchedTask {
     fn new(key: TaskKey, watcher: ChangeSubscriber) -> Self {
-        Self { key, watcher, told: None, again: None, pauses: RetryDelays::of_readers() }
+        Self { key, watcher, sent: None, again: None, pauses: RetryDelays::of_readers() }
     }
 
     /// Returns once the task may have changed.
@@ -113,10 +113,10 @@ impl WatchedTasks {
                 if read.is_ok() {
                     one.pauses = RetryDelays::of_readers();
                 }
-                let snapshot = snapshot.filter(|snapshot| one.told.as_ref() != Some(snapshot));
+                let snapshot = snapshot.filter(|snapshot| one.sent.as_ref() != Some(snapshot));
                 // A settled task never changes.
                 if !read.is_ok_and(|task| task.is_settled()) {
-                    one.told = snapshot.clone().or(one.told);
+                    one.sent = snapshot.clone().or(one.sent);
                     self.quiet.push(Box::pin(one.due()));
                 }
                 if let Some(snapshot) = snapshot {

@@ -182,8 +182,8 @@ impl SessionFace {
             Ok(MessageRoute::Call(call)) => Box::pin(self.shared.call(asking(session), call)).await,
             Ok(MessageRoute::Method(request)) => Box::pin(self.shared.task_method(asking(session), &request)).await,
             Ok(MessageRoute::Answer(response)) => Box::pin(self.shared.take_answer(&inbound.principal, response)).await,
-            Ok(MessageRoute::TakenBack(id)) => {
-                Box::pin(self.shared.take_back(&session, &id)).await;
+            Ok(MessageRoute::Withdrawn(id)) => {
+                Box::pin(self.shared.withdraw(&session, &id)).await;
                 accepted()
             }
             Ok(MessageRoute::Nothing) => accepted(),
@@ -380,7 +380,7 @@ enum MessageRoute {
     /// A method about tasks.
     Method(Request),
     /// The cancellation of a call that became a task.
-    TakenBack(RequestId),
+    Withdrawn(RequestId),
     /// An answer to a question of a task.
     Answer(Response),
     /// None: the message is for the gateway and has no effect.
@@ -427,8 +427,8 @@ fn sort(
         Message::Response(response) if response.id.as_ref().is_some_and(|id| shared.is_of_a_task(id)) => {
             Ok(MessageRoute::Answer(response))
         }
-        Message::Notification(notification) if shared.takes_back_a_task(session, &notification) => {
-            Ok(notification.cancelled().map_or(MessageRoute::Nothing, MessageRoute::TakenBack))
+        Message::Notification(notification) if shared.withdraws_a_task(session, &notification) => {
+            Ok(notification.cancelled().map_or(MessageRoute::Nothing, MessageRoute::Withdrawn))
         }
         other @ (Message::Notification(_) | Message::Response(_)) if session.is_bridged() => {
             Ok(MessageRoute::Bridged(other))

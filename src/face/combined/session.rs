@@ -136,7 +136,7 @@ impl CombinedUpstreams {
         let in_flight = &self.sessions.in_flight;
         notification.cancelled().is_some_and(|id| {
             // A request that begins to wait meanwhile sees the cancellation.
-            in_flight.take_back(token.nonce, &id);
+            in_flight.withdraw(token.nonce, &id);
             in_flight.cancel(token.nonce, &id, RequestStage::Queued)
         })
     }

@@ -138,7 +138,7 @@ impl InFlight {
     }
 
     /// Records the cancellation of a request, whether it is registered, will be, or never is.
-    pub(in crate::face) fn take_back(&self, nonce: u128, id: &RequestId) {
+    pub(in crate::face) fn withdraw(&self, nonce: u128, id: &RequestId) {
         self.unwanted.insert(passed_on(nonce, id), Instant::now());
     }
 
@@ -242,7 +242,7 @@ mod tests {
         let (in_flight, began) = (InFlight::default(), Instant::now());
         let (id, other) = (RequestId::number(1), RequestId::text("1"));
         let is_wanted = |(nonce, id)| in_flight.is_wanted(nonce, id, began);
-        in_flight.take_back(1, &id);
+        in_flight.withdraw(1, &id);
         assert_eq!([(1, &id), (1, &other), (2, &id)].map(is_wanted), [false, true, true]);
         in_flight.take_leave(2);
         let wanted = [(1, &other), (2, &id), (2, &other)].map(is_wanted);

@@ -66,7 +66,7 @@ impl SessionFaceState {
         addressee: Addressee,
     ) -> FaceResponse {
         if call.request.became(&task.key) {
-            self.cancel_taken_back(&task.key).await;
+            self.cancel_withdrawn(&task.key).await;
             return unanswered(addressee.accepted).into_response(&addressee);
         }
         let subscribers = self.subscribers(&task.key, call.nonce, Some(task));
@@ -79,7 +79,7 @@ impl SessionFaceState {
     }
 
     /// Whether a notification cancels a call that became a task or will.
-    pub(in crate::face::session) fn takes_back_a_task(
+    pub(in crate::face::session) fn withdraws_a_task(
         &self,
         session: &ClientSession,
         notification: &Notification,
@@ -88,13 +88,13 @@ impl SessionFaceState {
     }
 
     /// Cancels the task of a call that its client cancels; a settled one stays as it is (D86-18, D86-19).
-    pub(in crate::face::session) async fn take_back(self: &Arc<Self>, session: &ClientSession, id: &RequestId) {
-        if let Some(key) = self.tasks.requests.take_back(session.token.nonce, id) {
-            self.cancel_taken_back(&key).await;
+    pub(in crate::face::session) async fn withdraw(self: &Arc<Self>, session: &ClientSession, id: &RequestId) {
+        if let Some(key) = self.tasks.requests.withdraw(session.token.nonce, id) {
+            self.cancel_withdrawn(&key).await;
         }
     }
 
-    async fn cancel_taken_back(&self, key: &TaskKey) {
+    async fn cancel_withdrawn(&self, key: &TaskKey) {
         match self.served.engine.cancel(key).await {
             Ok(_) | Err(TaskError::Unknown) => (),
             Err(error) => tracing::error!(error = %CauseChain(&error), "a cancel could not be stored"),

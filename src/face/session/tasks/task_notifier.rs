@@ -112,13 +112,13 @@ impl TaskNotifier {
         };
         let related = self.shared.tasks.codec().related(task);
         self.subscribers.is_named(&related);
-        self.take_back(open, &related);
+        self.withdraw(open, &related);
         self.show(task);
         open.iter().filter_map(|(key, question)| self.ask(*key, question, &related)).min()
     }
 
     /// Withdraws the questions that need no answer any more, except answered ones.
-    fn take_back(&mut self, open: &BTreeMap<InputKey, Question>, related: &RelatedTask) {
+    fn withdraw(&mut self, open: &BTreeMap<InputKey, Question>, related: &RelatedTask) {
         self.waiting.retain(|key, _| open.contains_key(key));
         let subscribers = &self.subscribers;
         self.put.retain(|key, put| {

@@ -22,7 +22,7 @@ pub(super) struct TaskRequests {
 struct RequestState {
     /// The task, once there is one.
     task: Option<TaskKey>,
-    is_taken_back: bool,
+    is_withdrawn: bool,
 }
 
 #[derive(Debug)]
@@ -44,10 +44,10 @@ impl TaskRequests {
     }
 
     /// Records the cancellation of a request. Returns the task to cancel, if there is one yet.
-    pub(super) fn take_back(&self, nonce: u128, id: &RequestId) -> Option<TaskKey> {
+    pub(super) fn withdraw(&self, nonce: u128, id: &RequestId) -> Option<TaskKey> {
         let state = self.by_id.lock().get(&(nonce, id.clone())).cloned()?;
         let mut state = state.lock();
-        state.is_taken_back = true;
+        state.is_withdrawn = true;
         state.task.clone()
     }
 }
@@ -57,11 +57,11 @@ impl TaskRequestEntry {
     pub(super) fn became(&self, task: &TaskKey) -> bool {
         let mut state = self.state.lock();
         state.task = Some(task.clone());
-        state.is_taken_back
+        state.is_withdrawn
     }
 
-    pub(super) fn is_taken_back(&self) -> bool {
-        self.state.lock().is_taken_back
+    pub(super) fn is_withdrawn(&self) -> bool {
+        self.state.lock().is_withdrawn
     }
 }
 
@@ -84,11 +84,11 @@ mod tests {
         let requests = Arc::<TaskRequests>::default();
         let (id, key) = (RequestId::number(1), TaskKey { owner: Principal::local(), id: TaskId::from_bits(1) });
         let [early, late] = [1, 2].map(|nonce| requests.enter(nonce, &id));
-        assert_eq!(requests.take_back(1, &id), None, "there is no task yet");
+        assert_eq!(requests.withdraw(1, &id), None, "there is no task yet");
         assert!(early.became(&key), "and there is to be none");
-        assert!(!late.became(&key) && !late.is_taken_back());
-        assert_eq!(requests.take_back(2, &id), Some(key));
-        assert!(late.is_taken_back());
+        assert!(!late.became(&key) && !late.is_withdrawn());
+        assert_eq!(requests.withdraw(2, &id), Some(key));
+        assert!(late.is_withdrawn());
         let newest = requests.enter(2, &id);
         drop(late);
         assert!(requests.knows(2, &id), "the older one took only its own entry along");

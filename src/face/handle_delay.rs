@@ -18,7 +18,7 @@ const MOMENT: Duration = Duration::from_millis(100);
 /// Returns once the task has settled or asks a question, and that is stored; at the latest after the delay. If the client
 /// disconnects before, it has no handle, and the task is cancelled (T-27), unless the client can find it by an idempotency key.
 pub(in crate::face) async fn pass(engine: &Arc<Engine>, key: &TaskKey, is_named: bool) {
-    let unheard = UnsentHandle { engine, key: Some(key).filter(|_| !is_named) };
+    let unsent = UnsentHandle { engine, key: Some(key).filter(|_| !is_named) };
     let news = async {
         let Ok(mut watcher) = engine.watchers().watch(key) else { return };
         while let Ok(task) = engine.get(key).await {
@@ -30,7 +30,7 @@ pub(in crate::face) async fn pass(engine: &Arc<Engine>, key: &TaskKey, is_named:
     };
     // A longer call counts as slow.
     let _ = timeout(MOMENT, news).await;
-    unheard.heard();
+    unsent.sent();
 }
 
 /// The fault of a task that its server refused for its client's credential within the delay: the client gets the challenge in
@@ -74,7 +74,7 @@ struct UnsentHandle<'a> {
 }
 
 impl UnsentHandle<'_> {
-    fn heard(mut self) {
+    fn sent(mut self) {
         self.key = None;
     }
 }

@@ -139,7 +139,7 @@ impl NotificationSubscriber {
                         }
                     }
                 }
-                heard = hear(self.listening.as_mut()) => match heard {
+                event = receive(self.listening.as_mut()) => match event {
                     Ok(news) => return SubscriberEvent::News(news),
                     Err(RecvError::Lagged(_)) => return SubscriberEvent::TooMuch,
                     Err(RecvError::Closed) => self.lose(),
@@ -186,18 +186,18 @@ impl NotificationSubscriber {
 }
 
 /// The next notification of the subscription, if there is one. Cancel safe.
-async fn hear(listening: Option<&mut NotificationSubscription>) -> Result<ServerNotification, RecvError> {
+async fn receive(listening: Option<&mut NotificationSubscription>) -> Result<ServerNotification, RecvError> {
     let Some(listening) = listening else { return std::future::pending().await };
-    let heard = tokio::select! {
+    let event = tokio::select! {
         biased;
-        heard = listening.news.recv() => heard,
+        event = listening.news.recv() => event,
         () = listening.over.cancelled() => Err(RecvError::Closed),
     };
-    if matches!(heard, Err(RecvError::Lagged(_))) {
+    if matches!(event, Err(RecvError::Lagged(_))) {
         // Everything may have changed, so the queued notifications add nothing.
         listening.news = listening.news.resubscribe();
     }
-    heard
+    event
 }
 
 async fn opened(
@@ -268,32 +268,32 @@ mod tests {
     }
 
     /// The first event of a subscriber that was handed these subscriptions, and then opens one that ends with `over`.
-    async fn first_heard(agreed: &[(&str, CancellationToken)], over: &CancellationToken) -> SubscriberEvent {
+    async fn first_event(agreed: &[(&str, CancellationToken)], over: &CancellationToken) -> SubscriberEvent {
         let (subscriptions, queue) = mpsc::channel(1);
         subscriptions.send(subscription(over)).await.expect("there is room");
         let upstream: Arc<dyn Upstream> = Arc::new(ListenedUpstream(Arc::from("u"), tokio::sync::Mutex::new(queue)));
         let context = CallContext::new(Principal::local(), Payload::empty_object(), Timeouts::default(), 1);
-        let mut ear = NotificationSubscriber::deaf(&upstream, context);
+        let mut subscriber = NotificationSubscriber::deaf(&upstream, context);
         let mut handed_over = AgreedResources::default();
         for (uri, over) in agreed {
             handed_over.add((*uri).to_owned(), subscription(over));
         }
         let resources = Some(["a".to_owned(), "b".to_owned()].into());
-        ear.change_to_agreed(SubscriptionFilter { resources, ..SubscriptionFilter::default() }, handed_over);
-        ear.next().await
+        subscriber.change_to_agreed(SubscriptionFilter { resources, ..SubscriptionFilter::default() }, handed_over);
+        subscriber.next().await
     }
 
     #[tokio::test]
     async fn what_was_agreed_and_ended_before_it_was_heard_has_missed_something() {
         let (gone, live) = (CancellationToken::new(), CancellationToken::new());
         gone.cancel();
-        let heard = first_heard(&[("a", live.clone())], &live).await;
-        assert!(matches!(heard, SubscriberEvent::News(_)), "nothing was missed: {heard:?}");
-        let heard = first_heard(&[("a", gone.clone())], &live).await;
-        assert!(matches!(heard, SubscriberEvent::TooMuch), "it ended before it was heard: {heard:?}");
-        let heard = first_heard(&[("a", gone.clone()), ("b", live.clone())], &live).await;
-        assert!(matches!(heard, SubscriberEvent::TooMuch), "it ended before another was agreed: {heard:?}");
-        let heard = first_heard(&[("a", gone), ("a", live.clone())], &live).await;
-        assert!(matches!(heard, SubscriberEvent::TooMuch), "it ended before it was agreed again: {heard:?}");
+        let event = first_event(&[("a", live.clone())], &live).await;
+        assert!(matches!(event, SubscriberEvent::News(_)), "nothing was missed: {event:?}");
+        let event = first_event(&[("a", gone.clone())], &live).await;
+        assert!(matches!(event, SubscriberEvent::TooMuch), "it ended before it was heard: {event:?}");
+        let event = first_event(&[("a", gone.clone()), ("b", live.clone())], &live).await;
+        assert!(matches!(event, SubscriberEvent::TooMuch), "it ended before another was agreed: {event:?}");
+        let event = first_event(&[("a", gone), ("a", live.clone())], &live).await;
+        assert!(matches!(event, SubscriberEvent::TooMuch), "it ended before it was agreed again: {event:?}");
     }
 }

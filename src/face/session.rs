@@ -159,10 +159,10 @@ impl SessionFace {
             arrived: inbound.received_at,
         };
         match sort(&self.shared, &session, *message, &inbound) {
-            Ok(MessageRoute::Piped(parcel)) => {
+            Ok(MessageRoute::Piped(message)) => {
                 let accepted = inbound.accepted;
                 drop(inbound);
-                pipe::post(&self.shared, session, parcel, accepted).await
+                pipe::post(&self.shared, session, message, accepted).await
             }
             Ok(MessageRoute::Weighed(request)) => {
                 Box::pin(upstream_tasks::post(&self.shared, session, request, &inbound)).await
@@ -225,12 +225,12 @@ impl SessionFace {
         if inbound.is_counted || inbound.carriage == MessageChannel::Stream {
             return self.open_stream(session, inbound).await;
         }
-        let place = match self.shared.served.listeners.take(&inbound.counted_as(), self.shared.served.channel.name()) {
-            Ok(place) => place,
+        let permit = match self.shared.served.listeners.take(&inbound.counted_as(), self.shared.served.channel.name()) {
+            Ok(permit) => permit,
             Err(fault) if fault.reason == Reason::Draining => return bare(StatusCode::SERVICE_UNAVAILABLE),
             Err(fault) => return too_many(&fault),
         };
-        self.open_stream(session, inbound).await.map(|body| place.keep(body))
+        self.open_stream(session, inbound).await.map(|body| permit.keep(body))
     }
 
     async fn open_stream(&self, session: ClientSession, inbound: &Inbound) -> FaceResponse {
@@ -442,14 +442,18 @@ fn sort(
             Ok(MessageRoute::Bridged(Message::Notification(notification)))
         }
         other @ (Message::Notification(_) | Message::Response(_)) => {
-            Ok(parcel(other, received, shared.served.settings.drafts)?
+            Ok(piped_message(other, received, shared.served.settings.drafts)?
                 .map_or(MessageRoute::Nothing, MessageRoute::Piped))
         }
     }
 }
 
 /// A message as the pipe forwards it; `None` for a message to the gateway itself.
-fn parcel(message: Message, received: (Bytes, Instant), drafts: Drafts) -> Result<Option<PipedMessage>, RequestError> {
+fn piped_message(
+    message: Message,
+    received: (Bytes, Instant),
+    drafts: Drafts,
+) -> Result<Option<PipedMessage>, RequestError> {
     vet(&message)?;
     match message {
         Message::Request(request) if tasks::is_method(&request.method) => {

@@ -204,13 +204,13 @@ impl StdioClientLines {
 
     fn pass(&mut self, piece: &[u8]) {
         if self.passed.is_none() && self.partial.len() + piece.len() > self.line_bytes_max {
-            let mut glance = Box::<MessageClassifier>::default();
-            glance.feed(&std::mem::take(&mut self.partial));
-            self.passed = Some(glance);
+            let mut classifier = Box::<MessageClassifier>::default();
+            classifier.feed(&std::mem::take(&mut self.partial));
+            self.passed = Some(classifier);
         }
         match &mut self.passed {
-            Some(glance) => {
-                glance.feed(piece);
+            Some(classifier) => {
+                classifier.feed(piece);
             }
             None => self.partial.extend_from_slice(piece),
         }
@@ -218,8 +218,8 @@ impl StdioClientLines {
 
     /// The line that ends here, if it is not empty.
     fn finish(&mut self) -> Option<StdioClientLine> {
-        if let Some(glance) = self.passed.take() {
-            return Some(StdioClientLine::TooLong { id: glance.id(), has_method: glance.has_method() });
+        if let Some(classifier) = self.passed.take() {
+            return Some(StdioClientLine::TooLong { id: classifier.id(), has_method: classifier.has_method() });
         }
         let mut line = std::mem::take(&mut self.partial);
         line.pop_if(|last| *last == b'\r');

@@ -89,13 +89,13 @@ impl<D: FaceDialect + 'static> CallMessages for EngineCallMessages<D> {
             // An event that is not for this client does not end the silence.
             self.next = self.view.show(self.call.next().await);
             if matches!(self.next, Some(CallMessage::Event(_))) {
-                self.view.let_go();
+                self.view.release_request();
             }
         }
     }
 
     async fn sign(&mut self) -> BodyPart {
-        self.view.let_go();
+        self.view.release_request();
         self.view.notices.sign()
     }
 }
@@ -126,7 +126,7 @@ impl<D: FaceDialect + 'static> CallView<D> {
     }
 
     /// Releases the request, which a stream may outlive by hours.
-    fn let_go(&self) {
+    fn release_request(&self) {
         if let Some(rounds) = &self.rounds {
             LazyLock::force(&rounds.scope);
         }

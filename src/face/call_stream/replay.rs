@@ -18,7 +18,7 @@ use crate::wire::{ProtocolVersion, RequestId, envelope};
 
 /// The client's end of a call. Dropping it does not affect the call.
 pub(in crate::face) struct ReplayStream {
-    words: ReplayReader,
+    reader: ReplayReader,
     /// The sealed id of the stream, if its events have ids.
     sealed: Option<String>,
     /// The request that the stream answers.
@@ -26,8 +26,8 @@ pub(in crate::face) struct ReplayStream {
 }
 
 impl ReplayStream {
-    pub(in crate::face) const fn new(words: ReplayReader) -> Self {
-        Self { words, sealed: None, request: None }
+    pub(in crate::face) const fn new(reader: ReplayReader) -> Self {
+        Self { reader, sealed: None, request: None }
     }
 
     /// The whole response: JSON if no event precedes it in time.
@@ -38,7 +38,7 @@ impl ReplayStream {
         token: &SessionToken,
         addressee: Addressee,
     ) -> FaceResponse {
-        match self.words.next().await {
+        match self.reader.next().await {
             Some(ReplayItem::Event(event, number)) => self.begin(replays, served, token, addressee, (event, number)),
             Some(ReplayItem::Last(ending, _)) => RequestAnswer::from(ending).into_response(&addressee),
             Some(ReplayItem::Rest(rest)) => event_stream(rest),
@@ -57,8 +57,8 @@ impl ReplayStream {
     ) -> FaceResponse {
         let mut primer = String::new();
         if let Some(id) = addressee.id.clone().filter(|_| can_resume(token.client_version)) {
-            let sealed = served.seal_own(IdKind::EventStream, self.words.stream());
-            replays.keep(token.nonce, id, &self.words);
+            let sealed = served.seal_own(IdKind::EventStream, self.reader.stream());
+            replays.keep(token.nonce, id, &self.reader);
             if token.client_version.traits().has_primers {
                 primer = format!("id: {}\ndata:\n\n", event_id(&sealed, 0));
             }
@@ -88,7 +88,7 @@ impl CallMessages for ReplayStream {
     const IS_SIGNED: bool = false;
 
     async fn next(&mut self) -> Option<CallMessage> {
-        Some(match self.words.next().await? {
+        Some(match self.reader.next().await? {
             ReplayItem::Event(event, number) => CallMessage::Event(self.named(event, number)),
             ReplayItem::Last(Ok(result), number) if result.is_large() && self.request.is_some() => {
                 let id = self.sealed.as_ref().map(|sealed| event_id(sealed, number));
@@ -120,9 +120,9 @@ pub(in crate::face) fn take_up(
 ) -> Option<FaceResponse> {
     let (sealed, number) = read_event_id(last_event)?;
     let stream = sealer.open(IdKind::EventStream, None, sealed)?.id.random;
-    let (request, words) = replays.take_up((token.nonce, stream), number)?;
-    let said = ReplayStream { words, sealed: Some(sealed.to_owned()), request: Some(request) };
-    Some(event_stream(call_stream::stream(said, addressee(None, AcceptedTypes::EventStream), None)))
+    let (request, reader) = replays.take_up((token.nonce, stream), number)?;
+    let replay = ReplayStream { reader, sealed: Some(sealed.to_owned()), request: Some(request) };
+    Some(event_stream(call_stream::stream(replay, addressee(None, AcceptedTypes::EventStream), None)))
 }
 
 fn last_message(id: Option<&RequestId>, ending: &CallResult) -> Bytes {

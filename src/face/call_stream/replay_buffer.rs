@@ -121,41 +121,41 @@ impl ReplayBuffer {
     }
 
     /// Appends an event once the reader has room. Returns whether there is a reader.
-    async fn say(&self, part: BodyPart, unheard: UnreadPolicy) -> bool {
+    async fn say(&self, part: BodyPart, unread: UnreadPolicy) -> bool {
         let has_room = |state: &ReplayState| {
             state.reader.is_none() || (state.unread() < UNREAD_MAX && state.unread_bytes() < UNREAD_BYTES_MAX)
         };
         // Cannot fail: this holds the sender.
         let _ = self.state.subscribe().wait_for(has_room).await;
         let is_comment = part.is_comment();
-        let mut is_heard = false;
+        let mut is_read = false;
         self.state.send_modify(|state| {
-            is_heard = state.reader.is_some();
-            if is_heard || (unheard == UnreadPolicy::Kept && !is_comment) {
+            is_read = state.reader.is_some();
+            if is_read || (unread == UnreadPolicy::Kept && !is_comment) {
                 state.size += part.len();
                 self.bytes.fetch_add(part.len(), Ordering::Relaxed);
                 let bears_id = part.event().is_some_and(|event| event.id.is_some());
                 // A response that is kept for an absent client holds no bytes of the budget.
-                let part = if is_heard { part } else { part.detached() };
+                let part = if is_read { part } else { part.detached() };
                 state.events.push_back(ReplayEvent { number: state.next, part, bears_id });
                 state.next += 1;
                 self.trim(state);
             }
         });
-        is_heard
+        is_read
     }
 
     /// Appends the result. Returns whether there is a reader.
     fn finish(&self, ending: CallResult) -> bool {
-        let mut is_heard = false;
+        let mut is_read = false;
         self.state.send_modify(|state| {
             let size = ending.as_ref().map_or(0, JsonPieces::len);
             state.size += size;
             self.bytes.fetch_add(size, Ordering::Relaxed);
-            is_heard = state.reader.is_some();
-            state.last = Some(if is_heard { ending } else { detached(&ending) });
+            is_read = state.reader.is_some();
+            state.last = Some(if is_read { ending } else { detached(&ending) });
         });
-        is_heard
+        is_read
     }
 
     /// Drops events that were read, or that have no reader, beyond the limits.
@@ -204,8 +204,8 @@ impl ReplayWriter {
     }
 
     /// Appends an event once the reader has room. Returns whether there is a reader. Cancel safe.
-    pub(in crate::face) async fn say(&self, part: BodyPart, unheard: UnreadPolicy) -> bool {
-        self.0.say(part, unheard).await
+    pub(in crate::face) async fn say(&self, part: BodyPart, unread: UnreadPolicy) -> bool {
+        self.0.say(part, unread).await
     }
 
     /// Appends the result. Returns whether there is a reader.

@@ -51,13 +51,13 @@ pub(in crate::face) trait AnsweredRequest: Send + Unpin {
     fn calls_end(&self) -> Option<&CallsEnd>;
 
     /// Records whether its client can resume, also in a later process.
-    fn note_place(&mut self, _has_place: bool) {}
+    fn note_position(&mut self, _has_position: bool) {}
 
     /// Records a sign of life of the upstream.
-    fn heard(&self) {}
+    fn record_activity(&self) {}
 
     /// The fault that the client gets in place of the response.
-    fn told_of(&self, fault: &GatewayFault) -> GatewayFault {
+    fn fault_for_client(&self, fault: &GatewayFault) -> GatewayFault {
         *fault
     }
 
@@ -190,11 +190,11 @@ impl<C: AnsweredRequest> PipeBody<C> {
         if let Some(tail) = &mut self.tail {
             tail.pass(events);
         }
-        let has_place = self.can_be_taken_up();
+        let has_position = self.can_be_taken_up();
         if let Some(call) = &mut self.call {
-            call.note_place(has_place);
+            call.note_position(has_position);
         }
-        self.let_go();
+        self.release_call();
         if says {
             self.silence = Silence::since(self.last_frame);
         }
@@ -217,7 +217,7 @@ impl<C: AnsweredRequest> PipeBody<C> {
         }
         match self.call.take().filter(|_| self.is_between_events()) {
             Some(call) => {
-                let error = envelope::error(Some(call.id()), &gateway_error(&call.told_of(fault)));
+                let error = envelope::error(Some(call.id()), &gateway_error(&call.fault_for_client(fault)));
                 Ok(Frame::data(BodyPart::message(error)))
             }
             None => Err(io::Error::other("the answer cannot be completed")),
@@ -248,7 +248,7 @@ impl<C: AnsweredRequest> PipeBody<C> {
     }
 
     /// Releases a call that was answered on a stream that continues.
-    fn let_go(&mut self) {
+    fn release_call(&mut self) {
         if self.is_resumed && self.tail.as_mut().is_some_and(StreamTail::is_answered) {
             (self.call, self.tail) = (None, None);
             (self.pace.idle, self.pace.deadline) = (None, None);
@@ -330,7 +330,7 @@ impl<C: AnsweredRequest> Body for PipeBody<C> {
         match Pin::new(&mut this.source).poll_frame(cx) {
             Poll::Ready(Some(Ok(frame))) => {
                 this.last_frame = Instant::now();
-                this.call.iter().for_each(C::heard);
+                this.call.iter().for_each(C::record_activity);
                 return Poll::Ready(Some(Ok(this.watched(frame))));
             }
             // The client has its response.

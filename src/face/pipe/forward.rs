@@ -191,13 +191,13 @@ impl<E: PipeEra> AnsweredRequest for PipedCall<E> {
         E::IS_RESUMABLE
     }
 
-    fn heard(&self) {
-        self.permit.iter().for_each(HeldCall::heard);
+    fn record_activity(&self) {
+        self.permit.iter().for_each(HeldCall::record_activity);
     }
 
-    fn note_place(&mut self, has_place: bool) {
+    fn note_position(&mut self, has_position: bool) {
         if let Some(held) = self.permit.as_mut().filter(|_| E::IS_RESUMABLE) {
-            held.note_place(has_place);
+            held.note_position(has_position);
         }
     }
 

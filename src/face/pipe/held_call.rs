@@ -40,12 +40,12 @@ impl HeldCall {
     }
 
     /// Updates its count: whether its client can resume, also in a later process.
-    pub(in crate::face) fn note_place(&mut self, has_place: bool) {
-        self.in_progress.now_held(has_place);
+    pub(in crate::face) fn note_position(&mut self, has_position: bool) {
+        self.in_progress.now_held(has_position);
     }
 
     /// Records a sign of life of the upstream.
-    pub(in crate::face) fn heard(&self) {
+    pub(in crate::face) fn record_activity(&self) {
         self.in_progress.heard();
     }
 

@@ -60,7 +60,7 @@ pub(super) async fn post(
             Some(Ok(result)) => addressee.result(result),
             Some(Err(complaint)) => refuse(&addressee, &complaint),
             None => match bridged_call::begin(shared, &session, &request, BridgedCaller::of(inbound)) {
-                Ok(said) => said.respond(&shared.open.replays, &shared.served, &session.token, addressee).await,
+                Ok(stream) => stream.respond(&shared.open.replays, &shared.served, &session.token, addressee).await,
                 Err(error) => addressee.error(StatusCode::OK, &error),
             },
         },
@@ -69,7 +69,7 @@ pub(super) async fn post(
             accepted()
         }
         Message::Response(response) => {
-            hear(shared, &session, response);
+            deliver_answer(shared, &session, response);
             accepted()
         }
     }
@@ -118,7 +118,7 @@ fn note(shared: &SessionFaceState, session: &ClientSession, notification: &Notif
 }
 
 /// Delivers an answer to the call that asked. An answer without a waiting question is dropped.
-fn hear(shared: &SessionFaceState, session: &ClientSession, response: Answered) {
+fn deliver_answer(shared: &SessionFaceState, session: &ClientSession, response: Answered) {
     shared.meter.responses.increment(1);
     let Some(id) = response.id.filter(is_own) else { return };
     let answer = match response.outcome {

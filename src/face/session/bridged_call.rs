@@ -70,7 +70,7 @@ impl BridgedCaller {
 /// The upstream of a request.
 pub(super) struct CallRoute {
     pub(super) upstream: Arc<dyn Upstream>,
-    pub(super) speech: AnswerEra,
+    pub(super) era: AnswerEra,
     /// Whether the upstream should make its own task of it.
     pub(super) native: UpstreamTaskMode,
 }
@@ -94,12 +94,12 @@ pub(super) fn begin(
     request: &Request,
     caller: BridgedCaller,
 ) -> Result<ReplayStream, RpcError> {
-    let way = CallRoute {
+    let route = CallRoute {
         upstream: Arc::clone(&shared.served.stateless),
-        speech: AnswerEra::Stateless,
+        era: AnswerEra::Stateless,
         native: UpstreamTaskMode::Never,
     };
-    begin_on(&way, shared, session, request, caller)
+    begin_on(&route, shared, session, request, caller)
 }
 
 /// Starts a request.
@@ -107,7 +107,7 @@ pub(super) fn begin(
 /// # Errors
 /// Errors for the client; nothing was sent.
 pub(super) fn begin_on(
-    way: &CallRoute,
+    route: &CallRoute,
     shared: &Arc<SessionFaceState>,
     session: &ClientSession,
     request: &Request,
@@ -139,13 +139,13 @@ pub(super) fn begin_on(
     let token = params.and_then(progress_token).filter(|_| caller.takes_stream());
     let level = shared.own.level(&session.own).filter(|_| caller.takes_stream());
     // Without a level, a server with sessions chooses itself.
-    let logs = match (level, way.speech) {
+    let logs = match (level, route.era) {
         (Some(level), _) => LogFilter::From(level),
         (None, AnswerEra::Stateless) => LogFilter::None,
         (None, AnswerEra::Sessions) => LogFilter::All,
     };
     let falls_back = tool.as_deref().is_some_and(|tool| shared.falls_back(session, tool));
-    let (words, said) = shared.open.replays.begin((shared.served.random)());
+    let (writer, reader) = shared.open.replays.begin((shared.served.random)());
     let mut driver = BridgedCall {
         shared: Arc::clone(shared),
         engine: Arc::clone(&shared.served.engine),
@@ -158,7 +158,7 @@ pub(super) fn begin_on(
             life_signs: shared.served.settings.life_signs,
             logs,
         },
-        words,
+        writer,
         takes_stream: caller.takes_stream(),
         began: Instant::now(),
         is_call: tool.is_some(),
@@ -171,9 +171,9 @@ pub(super) fn begin_on(
         tools: shared.reachable_tools(session, &caller.principal),
         plan: Plan::Direct,
         is_named: idempotency.is_some(),
-        speech: way.speech,
+        era: route.era,
     };
-    let mut spec = driver.spec(way, &client, params, (tool, caller, session.own.forwarded.clone()));
+    let mut spec = driver.spec(route, &client, params, (tool, caller, session.own.forwarded.clone()));
     if falls_back {
         // The client is asked while it waits.
         spec.policy = spec.policy.asking_first();
@@ -185,7 +185,7 @@ pub(super) fn begin_on(
     let stop = shared.served.scope.stop.clone();
     let driving = Box::pin(async move { driver.run(spec).await });
     shared.served.scope.tracker.spawn(stop.run_until_cancelled_owned(driving));
-    Ok(ReplayStream::new(said))
+    Ok(ReplayStream::new(reader))
 }
 
 /// The idempotency key of a call, if it has one, after its arguments passed the tool's limits.
@@ -210,7 +210,7 @@ pub(super) struct BridgedCall {
     pub(super) nonce: u128,
     pub(super) version: ProtocolVersion,
     notices: CallNotices,
-    words: ReplayWriter,
+    writer: ReplayWriter,
     takes_stream: bool,
     began: Instant,
     is_call: bool,
@@ -226,7 +226,7 @@ pub(super) struct BridgedCall {
     pub(super) plan: Plan,
     /// Whether it has an idempotency key: then no action of the client's ends it.
     pub(super) is_named: bool,
-    speech: AnswerEra,
+    era: AnswerEra,
 }
 
 /// The outcome of following a call for a while.
@@ -240,7 +240,7 @@ enum FollowOutcome {
 impl BridgedCall {
     fn spec(
         &self,
-        way: &CallRoute,
+        route: &CallRoute,
         client: &BridgedClient,
         params: Option<&Object>,
         (tool, caller, forwarded): (Option<String>, BridgedCaller, ForwardedHeaders),
@@ -257,14 +257,14 @@ impl BridgedCall {
         let tool = tool.map(|tool| (Arc::from(tool.as_str()), served.settings.rules.policy_of(&tool)));
         let request = plain_request(&self.method, params);
         let mut spec = served.target().plain_call(maker, request, tool);
-        spec.upstream = Arc::clone(&way.upstream);
+        spec.upstream = Arc::clone(&route.upstream);
         spec.rounds = RoundSupport::of(&self.method);
         spec.context.progress = self.notices.progress.is_some();
         // The level of a session is set by the client itself.
-        if let (AnswerEra::Stateless, LogFilter::From(level)) = (self.speech, self.notices.logs) {
+        if let (AnswerEra::Stateless, LogFilter::From(level)) = (self.era, self.notices.logs) {
             spec.context.log_level = Some(Arc::from(level.as_str()));
         }
-        spec.context.native_task = way.native;
+        spec.context.native_task = route.native;
         spec
     }
 
@@ -276,15 +276,15 @@ impl BridgedCall {
         };
         let histogram = if self.is_call { &self.shared.meter.call_time } else { &self.shared.meter.request_time };
         histogram.record(self.began.elapsed());
-        let is_heard = match ending {
-            Some(ending) => self.words.finish(ending),
+        let is_read = match ending {
+            Some(ending) => self.writer.finish(ending),
             None => {
-                self.words.close();
+                self.writer.close();
                 true
             }
         };
-        self.shared.open.replays.answered((self.nonce, self.words.stream()));
-        if !is_heard {
+        self.shared.open.replays.answered((self.nonce, self.writer.stream()));
+        if !is_read {
             metric::count_dropped(self.shared.served.channel.name(), "client_gone");
         }
     }
@@ -293,7 +293,7 @@ impl BridgedCall {
     async fn follow(&mut self, spec: CallSpec) -> Option<CallResult> {
         let mut call = self.engine.call(spec);
         loop {
-            match self.hear(call).await {
+            match self.next_outcome(call).await {
                 FollowOutcome::Over(ending) => return Some(ending),
                 FollowOutcome::Cancelled => return None,
                 FollowOutcome::Asked(task) => match self.ask(&task.key).await {
@@ -306,7 +306,7 @@ impl BridgedCall {
     }
 
     /// Follows the call until it ends or asks. A return for a cancel drops the call, which cancels it upstream.
-    async fn hear(&mut self, mut call: CallStream) -> FollowOutcome {
+    async fn next_outcome(&mut self, mut call: CallStream) -> FollowOutcome {
         let cancelled = self.entered.cancelled().clone();
         let mut silence = Silence::begin();
         loop {
@@ -372,10 +372,10 @@ impl BridgedCall {
     /// The outcome in the client's version.
     pub(super) fn ending(&self, outcome: Outcome) -> CallResult {
         match outcome {
-            Outcome::Returned { result, .. } if self.speech == AnswerEra::Sessions && !self.is_of_another(&result) => {
+            Outcome::Returned { result, .. } if self.era == AnswerEra::Sessions && !self.is_of_another(&result) => {
                 Ok(result.into())
             }
-            Outcome::Faulted(Failure::Upstream(error)) if self.speech == AnswerEra::Sessions => Err(error),
+            Outcome::Faulted(Failure::Upstream(error)) if self.era == AnswerEra::Sessions => Err(error),
             Outcome::Returned { result, .. } if self.method == method::TOOLS_LIST => {
                 Ok(self.offering(session_result(&self.method, &result).whole()).into())
             }
@@ -412,11 +412,11 @@ impl BridgedCall {
         self.say_or(event, UnreadPolicy::Dropped).await
     }
 
-    async fn say_or(&self, event: BodyPart, unheard: UnreadPolicy) -> bool {
+    async fn say_or(&self, event: BodyPart, unread: UnreadPolicy) -> bool {
         if !self.takes_stream {
             return false;
         }
-        self.cancelled().run_until_cancelled(self.words.say(event, unheard)).await == Some(true)
+        self.cancelled().run_until_cancelled(self.writer.say(event, unread)).await == Some(true)
     }
 
     /// Sends a life sign: progress if the client resets its timeouts by it, otherwise a comment.

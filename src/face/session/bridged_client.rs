@@ -15,7 +15,7 @@ use crate::wire::{Object, Payload, ProtocolVersion};
 /// The capabilities in its handshake, as far as its version defines them.
 #[derive(Clone, Debug)]
 pub(in crate::face::session) struct BridgedClient {
-    said: StatelessRequest,
+    metadata: StatelessRequest,
 }
 
 impl BridgedClient {
@@ -24,13 +24,13 @@ impl BridgedClient {
         let declared = client_capabilities(capabilities, version);
         let meta = ObjectWriter::new().member(CLIENT_CAPABILITIES, &declared).finish();
         let meta = Object::of(&meta).expect("what was written as an object is one");
-        let said = StatelessRequest::read(ProtocolVersion::STATELESS, &meta);
-        Self { said: said.expect("capabilities are an object, and nothing else is said") }
+        let metadata = StatelessRequest::read(ProtocolVersion::STATELESS, &meta);
+        Self { metadata: metadata.expect("capabilities are an object, and nothing else is said") }
     }
 
     /// Its capabilities as declared to the upstream.
     pub(super) fn capabilities(&self) -> Payload {
-        self.said.upstream_capabilities()
+        self.metadata.upstream_capabilities()
     }
 
     /// A context for requests other than calls, without progress and log messages.
@@ -48,8 +48,8 @@ impl BridgedClient {
 
     /// The questions that it can answer on a call's stream (LEG-16). A call that needs others fails (GW-23).
     pub(super) fn questions(&self) -> QuestionFilter {
-        let said = self.said.clone();
-        Arc::new(move |question| match said.missing([question]) {
+        let metadata = self.metadata.clone();
+        Arc::new(move |question| match metadata.missing([question]) {
             None => Askable::Declared,
             Some(needed) => Askable::Required(needed),
         })

@@ -36,7 +36,7 @@ impl BridgedQuestions {
             return None;
         }
         questions.insert(id.clone(), BridgedQuestion { nonce, key, to });
-        Some(BridgedQuestionGuard { asked: Arc::clone(self), id })
+        Some(BridgedQuestionGuard { questions: Arc::clone(self), id })
     }
 
     /// Delivers an answer. An answer to an unknown question, or another session's, is dropped.
@@ -54,7 +54,7 @@ impl BridgedQuestions {
 /// A question that the client was asked.
 #[derive(Debug)]
 pub(super) struct BridgedQuestionGuard {
-    asked: Arc<BridgedQuestions>,
+    questions: Arc<BridgedQuestions>,
     id: String,
 }
 
@@ -66,7 +66,7 @@ impl BridgedQuestionGuard {
 
 impl Drop for BridgedQuestionGuard {
     fn drop(&mut self) {
-        self.asked.0.lock().remove(&self.id);
+        self.questions.0.lock().remove(&self.id);
     }
 }
 
@@ -81,17 +81,17 @@ mod tests {
 
     #[test]
     fn an_answer_reaches_the_question_of_its_own_session_once() {
-        let asked = Arc::new(BridgedQuestions::default());
+        let questions = Arc::new(BridgedQuestions::default());
         let (to, mut answered) = mpsc::channel(4);
-        let put = asked.put(1, "tg:a".to_owned(), InputKey(7), to).unwrap();
-        asked.answer(2, "tg:a", answer());
-        asked.answer(1, "tg:b", answer());
+        let put = questions.put(1, "tg:a".to_owned(), InputKey(7), to).unwrap();
+        questions.answer(2, "tg:a", answer());
+        questions.answer(1, "tg:b", answer());
         assert!(answered.try_recv().is_err(), "another session's, and another question's");
-        asked.answer(1, "tg:a", answer());
-        asked.answer(1, "tg:a", answer());
+        questions.answer(1, "tg:a", answer());
+        questions.answer(1, "tg:a", answer());
         assert_eq!(answered.try_recv().unwrap(), (InputKey(7), answer()));
         assert!(answered.try_recv().is_err());
         drop(put);
-        assert!(asked.0.lock().is_empty());
+        assert!(questions.0.lock().is_empty());
     }
 }

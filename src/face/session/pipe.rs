@@ -81,7 +81,7 @@ pub(super) struct PipedRequest {
     text: MessageText,
     tool: Option<Arc<str>>,
     /// A setting to repeat in a renewed session.
-    telling: Option<PreferenceChange>,
+    preference: Option<PreferenceChange>,
     progress_token: Option<Payload>,
     /// The requested page of a list.
     cursor: Option<Payload>,
@@ -110,7 +110,7 @@ pub(super) fn request(
         _ => None,
     };
     let uri = || params.and_then(|params| params.get_string("uri"));
-    let telling = match request.method.as_str() {
+    let preference = match request.method.as_str() {
         method::SET_LEVEL => params.map(|params| PreferenceChange::Level(params.payload().clone())),
         method::RESOURCES_SUBSCRIBE => uri().map(PreferenceChange::Subscribe),
         method::RESOURCES_UNSUBSCRIBE => uri().map(PreferenceChange::Unsubscribe),
@@ -126,25 +126,25 @@ pub(super) fn request(
         Some(edited) => edited.into(),
         None => MessageText::with_message(bytes, Arc::new(Message::Request(request))),
     };
-    let request = PipedRequest { id, arrived, method, text, tool, telling, progress_token, cursor };
+    let request = PipedRequest { id, arrived, method, text, tool, preference, progress_token, cursor };
     Ok(PipedMessage::Request(Box::new(request)))
 }
 
 pub(super) async fn post(
     shared: &Arc<SessionFaceState>,
     session: ClientSession,
-    parcel: PipedMessage,
+    message: PipedMessage,
     accepted: AcceptedTypes,
 ) -> FaceResponse {
-    match parcel {
+    match message {
         PipedMessage::Request(request) => {
             let addressee = addressee(Some(&request.id), accepted);
             let signs = request.signs().filter(|_| shared.served.settings.life_signs);
-            let whose = RequestOrigin { token: Arc::clone(&session.token), is_call: request.tool.is_some() };
+            let origin = RequestOrigin { token: Arc::clone(&session.token), is_call: request.tool.is_some() };
             let piping = PipeForward { shared: Arc::clone(shared), session, request, signs: signs.clone() };
             resumable::respond(
                 shared,
-                whose,
+                origin,
                 LateAnswer { answering: Box::pin(piping.run(accepted)), signs },
                 addressee,
             )
@@ -260,7 +260,7 @@ impl PipeForward {
             None => (None, settings.timeouts, None),
         };
         let text = std::mem::take(&mut request.text);
-        let mut call = PipedCall::begin(SessionPipeEra { shared, session, request, taken_up_at: None }, permit);
+        let mut call = PipedCall::begin(SessionPipeEra { shared, session, request, resumed_at: None }, permit);
         let era = &call.era;
         if !era.is_wanted() {
             return Ok(unanswered(accepted));
@@ -291,14 +291,14 @@ pub(super) struct SessionPipeEra {
     session: ClientSession,
     request: Box<PipedRequest>,
     /// The event after which its client last resumed.
-    taken_up_at: Option<String>,
+    resumed_at: Option<String>,
 }
 
 impl SessionPipeEra {
     /// The edits of the response. A changed setting is recorded: the server has accepted it.
     fn edits(&mut self) -> StreamEdits {
-        if let Some(telling) = self.request.telling.take() {
-            self.shared.own.remember(&self.session.own, telling);
+        if let Some(preference) = self.request.preference.take() {
+            self.shared.own.remember(&self.session.own, preference);
         }
         let mut edits = self.shared.edits(&self.session);
         edits.tool_list = (self.request.method == method::TOOLS_LIST).then(|| {

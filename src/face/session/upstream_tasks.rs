@@ -121,13 +121,15 @@ pub(super) async fn post(
 ) -> FaceResponse {
     let addressee = addressee(Some(&request.id), inbound.accepted);
     match drive(shared, &session, &request, inbound).await {
-        Some(Ok(said)) => return said.respond(&shared.open.replays, &shared.served, &session.token, addressee).await,
+        Some(Ok(stream)) => {
+            return stream.respond(&shared.open.replays, &shared.served, &session.token, addressee).await;
+        }
         Some(Err(error)) => return addressee.error(StatusCode::OK, &error),
         None => (),
     }
     let received = (Bytes::clone(&inbound.body), inbound.received_at);
     match pipe::request(request, received, shared.served.settings.drafts) {
-        Ok(parcel) => pipe::post(shared, session, parcel, inbound.accepted).await,
+        Ok(message) => pipe::post(shared, session, message, inbound.accepted).await,
         Err(complaint) => refuse(&addressee, &complaint),
     }
 }
@@ -156,8 +158,8 @@ pub(super) async fn drive(
         ToolTaskSupport::Optional => (shared.upstream_of(session), served_natively),
         ToolTaskSupport::Forbidden => (shared.upstream_of(session), UpstreamTaskMode::Never),
     };
-    let way = CallRoute { upstream, speech: AnswerEra::Sessions, native };
-    Some(bridged_call::begin_on(&way, shared, session, request, BridgedCaller::of(inbound)))
+    let route = CallRoute { upstream, era: AnswerEra::Sessions, native };
+    Some(bridged_call::begin_on(&route, shared, session, request, BridgedCaller::of(inbound)))
 }
 
 /// The rest of a stream that the gateway made, if this event belongs to one; every other event is the server's own.

@@ -80,13 +80,13 @@ impl StatelessFace {
         }
         let wishes = SubscriptionFilter::read(inquiry.params)?;
         let listeners = &self.served.listeners;
-        let place = match inquiry.is_counted {
+        let permit = match inquiry.is_counted {
             true => None,
             false => {
                 Some(listeners.take(&inquiry.counted_as, self.served.upstream.name()).map_err(ListenRefusal::Fault)?)
             }
         };
-        let (ear, mut granted) = self.ear(inquiry, wishes).await?;
+        let (subscriber, mut granted) = self.subscribe(inquiry, wishes).await?;
         let watched = WatchedTasks::new(
             Arc::clone(&self.served.engine),
             self.dialect(),
@@ -103,16 +103,16 @@ impl StatelessFace {
             due: VecDeque::from([subscription.acknowledged(&granted)]),
             subscription,
             granted,
-            ear,
+            subscriber,
             watched,
             ending: Some(listeners.ending().clone()),
             server_info: self.identity(),
-            _place: place,
+            _permit: permit,
         })
     }
 
     /// Subscribes to the upstream's notifications that are wished for and offered.
-    async fn ear(
+    async fn subscribe(
         &self,
         inquiry: &StatelessRequestContext<'_>,
         wishes: SubscriptionFilter,
@@ -139,7 +139,7 @@ const INTERNAL: GatewayFault = GatewayFault::new(Reason::Internal, Executed::No)
 struct ListenStream {
     subscription: Subscription,
     granted: SubscriptionFilter,
-    ear: NotificationSubscriber,
+    subscriber: NotificationSubscriber,
     watched: WatchedTasks,
     /// Messages to send; bounded by the granted subscription.
     due: VecDeque<Bytes>,
@@ -147,7 +147,7 @@ struct ListenStream {
     ending: Option<CancellationToken>,
     server_info: Payload,
     /// `None` if the stream's reader holds a permit for it.
-    _place: Option<ListenPermit>,
+    _permit: Option<ListenPermit>,
 }
 
 impl CallMessages for ListenStream {
@@ -157,7 +157,7 @@ impl CallMessages for ListenStream {
             if let Some(message) = self.due.pop_front() {
                 return Some(CallMessage::event(message));
             }
-            let heard = tokio::select! {
+            let event = tokio::select! {
                 () = ending.cancelled() => {
                     self.ending = None;
                     return Some(CallMessage::event(self.subscription.ended(&self.server_info)));
@@ -166,9 +166,9 @@ impl CallMessages for ListenStream {
                     self.due.extend(self.subscription.task(&snapshot));
                     continue;
                 }
-                heard = self.ear.next() => heard,
+                event = self.subscriber.next() => event,
             };
-            match heard {
+            match event {
                 SubscriberEvent::News((name, params)) => {
                     self.due.extend(self.subscription.passed_on(&self.granted, &name, params.as_ref()));
                 }

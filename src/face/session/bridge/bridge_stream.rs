@@ -85,9 +85,9 @@ pub(in crate::face::session) async fn get(
         return taken_up.unwrap_or_else(|| bare(StatusCode::BAD_REQUEST));
     }
     let principal = &inbound.principal;
-    let way = BridgedUpstream::of(shared, &session, principal);
+    let bridged = BridgedUpstream::of(shared, &session, principal);
     // An unavailable server is asked later: its client would not retry after a refusal.
-    let declared = way.capabilities().await.ok();
+    let declared = bridged.capabilities().await.ok();
     let offers = |wishes: SubscriptionFilter| {
         declared.as_ref().map_or_else(|| wishes.clone(), |declared| wishes.clone().within(declared))
     };
@@ -100,7 +100,7 @@ pub(in crate::face::session) async fn get(
     };
     shared.meter.streams.increment(1);
     let mut listen = BridgeListenStream {
-        ear: NotificationSubscriber::deaf(&way.upstream, way.context),
+        subscriber: NotificationSubscriber::deaf(&bridged.upstream, bridged.context),
         wanted: SubscriptionFilter::default(),
         tells,
         own,
@@ -119,7 +119,7 @@ struct BridgeListenStream {
     /// The list notifications that the server sends, and whether it sends resource notifications.
     tells: SubscriptionFilter,
     wanted: SubscriptionFilter,
-    ear: NotificationSubscriber,
+    subscriber: NotificationSubscriber,
     /// The notifications of tasks, and whether this stream is the newest.
     own: SessionStream,
     /// Messages to send; bounded by the wishes.
@@ -143,7 +143,7 @@ impl BridgeListenStream {
             }
             StreamTurn::Older | StreamTurn::Over => SubscriptionFilter::default(),
         };
-        self.ear.change_to_agreed(self.wanted.clone(), agreed);
+        self.subscriber.change_to_agreed(self.wanted.clone(), agreed);
     }
 }
 
@@ -153,7 +153,7 @@ impl CallMessages for BridgeListenStream {
             if let Some(message) = self.due.pop_front() {
                 return Some(CallMessage::event(message));
             }
-            let heard = tokio::select! {
+            let event = tokio::select! {
                 // Wishes are updated before notifications are read: unwanted ones are dropped.
                 biased;
                 () = self.leaving.cancelled() => return None,
@@ -165,9 +165,9 @@ impl CallMessages for BridgeListenStream {
                         continue;
                     }
                 },
-                heard = self.ear.next() => heard,
+                event = self.subscriber.next() => event,
             };
-            match heard {
+            match event {
                 SubscriberEvent::News((name, params)) => {
                     let object = params.as_ref().and_then(crate::wire::Object::of);
                     if self.wanted.want(&name, object.as_ref()) {
@@ -199,15 +199,15 @@ pub(super) fn subscription(
     let (name, uri) = (request.method.clone(), request.params.object().and_then(|params| params.get_string("uri")));
     let answering = async move {
         let complain = |complaint: RequestError| complaint.to_error(session.token.client_version);
-        let way = BridgedUpstream::of(&shared, &session, &principal);
-        let declared = way.capabilities().await.map_err(refused)?;
+        let bridged = BridgedUpstream::of(&shared, &session, &principal);
+        let declared = bridged.capabilities().await.map_err(refused)?;
         let offered = all(["any:".to_owned()]).within(&declared);
         if offered.resources.is_none() {
             return Err(complain(RequestError::UnknownMethod(name)));
         }
         let uri = uri.ok_or_else(|| complain(RequestError::Params(Cow::Borrowed("uri must be a string"))))?;
         if is_new {
-            subscribe(&shared, &session, &way, uri).await?;
+            subscribe(&shared, &session, &bridged, uri).await?;
         } else {
             shared.own.remember(&session.own, PreferenceChange::Unsubscribe(uri.clone()));
             shared.open.streams.unwanted(session.token.nonce, &uri);
@@ -223,13 +223,13 @@ pub(super) fn subscription(
 async fn subscribe(
     shared: &SessionFaceState,
     session: &ClientSession,
-    way: &BridgedUpstream,
+    bridged: &BridgedUpstream,
     uri: String,
 ) -> Result<(), RpcError> {
     let complain = |what| RequestError::Params(Cow::Borrowed(what)).to_error(session.token.client_version);
     let wishes = SubscriptionFilter { resources: Some([uri.clone()].into()), ..SubscriptionFilter::default() };
     let agreed = match shared.open.streams.is_open(session.token.nonce) {
-        true => Some(way.upstream.listen(&way.context, &wishes).await.map_err(refused)?),
+        true => Some(bridged.upstream.listen(&bridged.context, &wishes).await.map_err(refused)?),
         false => None,
     };
     if agreed.as_ref().is_some_and(|agreed| !agreed.granted.cover(&wishes)) {

@@ -22,11 +22,11 @@ const FACTS_MAX: Duration = Duration::from_secs(30);
 /// Errors for the client.
 pub(in crate::face::session) async fn introduce(
     shared: &SessionFaceState,
-    whose: (&Principal, &ForwardedHeaders),
+    asker: (&Principal, &ForwardedHeaders),
     introduction: &ClientInitialize,
 ) -> Result<Object, RpcError> {
     let client = BridgedClient::of(introduction.version, &introduction.capabilities);
-    let context = client.context(whose, &shared.served);
+    let context = client.context(asker, &shared.served);
     let late = GatewayFault::new(Reason::UpstreamTimeout, Executed::No);
     let asking = tokio::time::timeout(FACTS_MAX, shared.served.stateless.facts(&context));
     let facts = match asking.await.unwrap_or(Err(BeginError::Gateway(late))) {

@@ -33,7 +33,7 @@ pub(super) enum BridgedRoundOutcome {
 }
 
 struct BridgedRound {
-    asked: BTreeMap<InputKey, BridgedQuestionGuard>,
+    questions: BTreeMap<InputKey, BridgedQuestionGuard>,
     answers: BTreeMap<InputKey, Answer>,
     to: mpsc::Sender<(InputKey, Answer)>,
 }
@@ -42,7 +42,7 @@ impl BridgedCall {
     /// Asks a held call's open questions, and continues the call once all are answered.
     pub(super) async fn ask(&mut self, key: &TaskKey) -> BridgedRoundOutcome {
         let (to, mut answered) = mpsc::channel(ANSWERS_MAX);
-        let mut round = BridgedRound { asked: BTreeMap::new(), answers: BTreeMap::new(), to };
+        let mut round = BridgedRound { questions: BTreeMap::new(), answers: BTreeMap::new(), to };
         // Watched before the first check, so that no change is missed in between.
         let Ok(mut watcher) = self.engine.watchers().watch(key) else {
             return BridgedRoundOutcome::Over(fault(Reason::QueueFull));
@@ -80,7 +80,7 @@ impl BridgedCall {
                 }
                 Some((key, answer)) = answered.recv() => {
                     let answer = inputs::fitting(open, key, answer);
-                    round.asked.remove(&key);
+                    round.questions.remove(&key);
                     round.answers.insert(key, answer);
                 }
                 () = watcher.changed() => (),
@@ -115,8 +115,8 @@ impl BridgedCall {
 
     /// Withdraws questions that need no answer any more.
     async fn withdraw(&self, round: &mut BridgedRound, open: &BTreeMap<InputKey, Question>) {
-        let over: Vec<InputKey> = round.asked.keys().filter(|key| !open.contains_key(key)).copied().collect();
-        for put in over.iter().filter_map(|key| round.asked.remove(key)) {
+        let over: Vec<InputKey> = round.questions.keys().filter(|key| !open.contains_key(key)).copied().collect();
+        for put in over.iter().filter_map(|key| round.questions.remove(key)) {
             let params = ObjectWriter::new().text("requestId", put.id()).text("reason", "no answer is needed any more");
             self.say(BodyPart::message(envelope::notification(method::CANCELLED, Some(&params.finish())))).await;
         }
@@ -126,7 +126,7 @@ impl BridgedCall {
     /// (T-81): its questions are declined on its behalf, in the form of each question's kind.
     async fn put(&self, round: &mut BridgedRound, open: &BTreeMap<InputKey, Question>) -> bool {
         for (key, question) in open {
-            if round.asked.contains_key(key) || round.answers.contains_key(key) {
+            if round.questions.contains_key(key) || round.answers.contains_key(key) {
                 continue;
             }
             let id = self.shared.question_id();
@@ -136,7 +136,7 @@ impl BridgedCall {
             let put = self.shared.open.questions.put(self.nonce, named, *key, round.to.clone());
             let (Some((name, params)), Some(put)) = (asks, put) else { return false };
             if self.say_now(BodyPart::message(envelope::request(&id, &name, params.as_ref()))).await {
-                round.asked.insert(*key, put);
+                round.questions.insert(*key, put);
             } else {
                 let nobody = RpcError::new(rpc_error::INTERNAL_ERROR, "the client could not be asked");
                 round.answers.insert(*key, Answer::Error(nobody));

@@ -211,12 +211,12 @@ const LEAD_BYTES_MAX: usize = 64 * 1024;
 /// # Errors
 /// If it breaks off before, or does not show its kind within [`LEAD_BYTES_MAX`]: no more is buffered.
 pub(super) async fn opened(mut body: RawBody) -> Result<PeekedAnswer, GatewayFault> {
-    let (mut parts, mut glance, mut length) = (VecDeque::new(), MessageClassifier::default(), 0);
+    let (mut parts, mut classifier, mut length) = (VecDeque::new(), MessageClassifier::default(), 0);
     let mut shows = MessageClass::Nothing;
     while shows == MessageClass::Nothing {
         let Some(piece) = reply::next_data(&mut body).await? else { break };
         length += piece.len();
-        shows = glance.feed(&piece);
+        shows = classifier.feed(&piece);
         parts.push_back(BodyPart::Bytes(piece));
         if shows == MessageClass::Nothing && length > LEAD_BYTES_MAX {
             return Err(GatewayFault::new(Reason::ResultTooLarge, Executed::Yes));
@@ -226,7 +226,7 @@ pub(super) async fn opened(mut body: RawBody) -> Result<PeekedAnswer, GatewayFau
         return Ok(PeekedAnswer::Odd(RawBody::new(PartlyReadBody { parts, rest: body })));
     }
     // Breaks off if it turns out to be more than a response.
-    let rest = watched(body, move |bytes| match glance.feed(bytes) {
+    let rest = watched(body, move |bytes| match classifier.feed(bytes) {
         MessageClass::Harmless => Ok(()),
         MessageClass::Nothing | MessageClass::Failing | MessageClass::Asking => Err(FramingError::TwoMessagesInOne),
     });

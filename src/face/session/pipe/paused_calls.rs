@@ -87,7 +87,7 @@ impl PausedCalls {
         let key = (session.token.nonce, event);
         let mut waiting = self.waiting.lock();
         if let Some(mut paused) = waiting.remove(&key) {
-            paused.call.era.taken_up_at = Some(key.1);
+            paused.call.era.resumed_at = Some(key.1);
             return Some(AwaitedCall::Paused(paused));
         }
         let ended = self.ended.get(ended_key(&key))?;
@@ -125,7 +125,7 @@ impl PausedCalls {
     /// Records the fault of a call. If its client had resumed it before the deadline, the client may lose the fault and resume
     /// once more.
     pub(super) fn note_end(&self, call: &SessionPipeEra, fault: &GatewayFault) {
-        let Some(event) = call.taken_up_at.as_ref().filter(|_| fault.reason == Reason::DeadlineExceeded) else {
+        let Some(event) = call.resumed_at.as_ref().filter(|_| fault.reason == Reason::DeadlineExceeded) else {
             return;
         };
         if call.is_wanted() {
@@ -158,7 +158,7 @@ impl AnsweredRequest for EndedCall {
         None
     }
 
-    fn told_of(&self, _: &GatewayFault) -> GatewayFault {
+    fn fault_for_client(&self, _: &GatewayFault) -> GatewayFault {
         self.fault
     }
 }

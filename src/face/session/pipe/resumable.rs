@@ -45,22 +45,22 @@ pub(super) struct RequestOrigin {
 /// Responds as soon as there is a response, or moves the call to a stream of the gateway.
 pub(super) async fn respond(
     shared: &Arc<SessionFaceState>,
-    whose: RequestOrigin,
+    origin: RequestOrigin,
     mut late: LateAnswer,
     addressee: Addressee,
 ) -> FaceResponse {
-    if !whose.is_call || !addressee.accepted.takes_stream() || !can_resume(whose.token.client_version) {
+    if !origin.is_call || !addressee.accepted.takes_stream() || !can_resume(origin.token.client_version) {
         return call_stream::respond(late, addressee).await;
     }
     match Silence::begin().wait(&mut late.answering).await {
         Some(RequestAnswer::Events(body)) if shared.served.channel.makes_streams() => {
-            Box::pin(begin_made(shared, whose, body, addressee)).await
+            Box::pin(begin_made(shared, origin, body, addressee)).await
         }
         Some(answer) => answer.into_response(&addressee),
         None => {
             let first = late.sign().await;
             let source = ResumableSource::Answer(late, addressee.clone());
-            Box::pin(begin(shared, whose, (Some(first), source), addressee)).await
+            Box::pin(begin(shared, origin, (Some(first), source), addressee)).await
         }
     }
 }
@@ -75,13 +75,13 @@ enum ResumableSource {
 /// Buffers a stream that was made from another transport, unless it is only a response.
 async fn begin_made(
     shared: &Arc<SessionFaceState>,
-    whose: RequestOrigin,
+    origin: RequestOrigin,
     body: ResponseBody,
     addressee: Addressee,
 ) -> FaceResponse {
     let mut events = GatedEvents::of(body);
     let Ok(first) = tokio::time::timeout(ALONE_MAX, events.next()).await else {
-        return begin(shared, whose, (None, ResumableSource::Events(events)), addressee).await;
+        return begin(shared, origin, (None, ResumableSource::Events(events)), addressee).await;
     };
     let first = match first {
         Some(Ok(first)) => first,
@@ -96,7 +96,7 @@ async fn begin_made(
     if is_answer {
         return event_stream(full_body(first));
     }
-    begin(shared, whose, (Some(first), ResumableSource::Events(events)), addressee).await
+    begin(shared, origin, (Some(first), ResumableSource::Events(events)), addressee).await
 }
 
 async fn begin(
@@ -106,11 +106,11 @@ async fn begin(
     addressee: Addressee,
 ) -> FaceResponse {
     let Some(id) = &addressee.id else { return event_stream(empty_body()) };
-    let (words, mut reader) = shared.open.replays.begin((shared.served.random)());
+    let (writer, mut reader) = shared.open.replays.begin((shared.served.random)());
     let stream = reader.stream();
     let first = match first {
         Some(first) => {
-            words.say(first, UnreadPolicy::Kept).await;
+            writer.say(first, UnreadPolicy::Kept).await;
             match reader.next().await {
                 Some(ReplayItem::Event(event, number)) => (event, number),
                 Some(ReplayItem::Last(..) | ReplayItem::Rest(_)) | None => return event_stream(empty_body()),
@@ -128,10 +128,10 @@ async fn begin(
             tokio::select! {
                 biased;
                 () = held.cancelled().cancelled() => (),
-                () = pump(&words, source, &shared) => (),
-                () = words.deserted(DESERTED_MAX) => tracing::debug!("nobody came back for a call"),
+                () = pump(&writer, source, &shared) => (),
+                () = writer.deserted(DESERTED_MAX) => tracing::debug!("nobody came back for a call"),
             }
-            words.close();
+            writer.close();
             shared.open.replays.answered((nonce, stream));
         }
     };
@@ -141,36 +141,36 @@ async fn begin(
 }
 
 /// Writes all messages to the buffer.
-async fn pump(words: &ReplayWriter, source: ResumableSource, shared: &SessionFaceState) {
+async fn pump(writer: &ReplayWriter, source: ResumableSource, shared: &SessionFaceState) {
     let mut events = match source {
         ResumableSource::Events(events) => events,
         ResumableSource::Answer(mut late, addressee) => {
             let answer = loop {
                 match Silence::begin().wait(&mut late.answering).await {
                     Some(answer) => break answer,
-                    None => words.say(late.sign().await, UnreadPolicy::Dropped).await,
+                    None => writer.say(late.sign().await, UnreadPolicy::Dropped).await,
                 };
             };
             let RequestAnswer::Events(body) = answer else {
                 if let Some(event) = answer.into_events(&addressee) {
-                    keep(words, event).await;
+                    keep(writer, event).await;
                 }
                 return;
             };
             if !shared.served.channel.makes_streams() {
                 // From here on it is the upstream's, with or without event ids.
-                return words.hand_over(body).await;
+                return writer.hand_over(body).await;
             }
             GatedEvents::of(body)
         }
     };
     while let Some(Ok(event)) = events.next().await {
-        words.say(event, UnreadPolicy::Kept).await;
+        writer.say(event, UnreadPolicy::Kept).await;
     }
 }
 
 /// Buffers the only event of a response, unless it is too large.
-async fn keep(words: &ReplayWriter, mut event: ResponseBody) {
+async fn keep(writer: &ReplayWriter, mut event: ResponseBody) {
     let (mut parts, mut length) = (VecDeque::new(), 0);
     loop {
         match reply::next_part(&mut event, None).await {
@@ -178,7 +178,7 @@ async fn keep(words: &ReplayWriter, mut event: ResponseBody) {
                 length += part.len();
                 parts.push_back(part);
                 if length > KEPT_BYTES_MAX {
-                    return words.hand_over(PartlyReadBody { parts, rest: event }.boxed_unsync()).await;
+                    return writer.hand_over(PartlyReadBody { parts, rest: event }.boxed_unsync()).await;
                 }
             }
             Ok(None) => break,
@@ -186,7 +186,7 @@ async fn keep(words: &ReplayWriter, mut event: ResponseBody) {
             Err(_) => {
                 let broken = futures_util::stream::iter([Err(io::Error::other("the answer broke off"))]);
                 let rest = StreamBody::new(broken).boxed_unsync();
-                return words.hand_over(PartlyReadBody { parts, rest }.boxed_unsync()).await;
+                return writer.hand_over(PartlyReadBody { parts, rest }.boxed_unsync()).await;
             }
         }
     }
@@ -196,7 +196,7 @@ async fn keep(words: &ReplayWriter, mut event: ResponseBody) {
         parts.push_back(BodyPart::Bytes(whole.into()));
     }
     if let Some(whole) = parts.pop_front() {
-        words.say(whole, UnreadPolicy::Kept).await;
+        writer.say(whole, UnreadPolicy::Kept).await;
     }
 }
 

@@ -150,8 +150,8 @@ impl SessionFaceState {
                 let task = engine.get(&key(id)).await?;
                 record_shown(&task);
                 let task = engine.share(task)?;
-                let said = dialect.pieces(TaskReply::Fetched(&task))?;
-                return Ok(engine.within_budget(asking.principal, said)?);
+                let reply = dialect.pieces(TaskReply::Fetched(&task))?;
+                return Ok(engine.within_budget(asking.principal, reply)?);
             }
             TaskCommand::Cancel(id) => {
                 let key = key(id);

@@ -101,11 +101,11 @@ impl OutcomeRequest {
                 let engine = &self.shared.served.engine;
                 let refused = |fault: GatewayFault| gateway_error(&fault);
                 let task = engine.share(task).map_err(refused)?;
-                let said = match &self.call {
+                let reply = match &self.call {
                     Some(call) => DraftTasks::for_call(&call.chosen).pieces(TaskReply::Outcome(&task)),
                     None => self.shared.tasks.codec().pieces(TaskReply::Outcome(&task)),
                 };
-                engine.within_budget(&self.key.owner, said?).map_err(refused)
+                engine.within_budget(&self.key.owner, reply?).map_err(refused)
             }
             // The task is not watched, so its end would go unnoticed.
             Ok(_) => Err(too_many()),

@@ -96,22 +96,22 @@ pub(super) struct AnswerEdits {
 }
 
 /// A message with the result of one pass over it.
-pub(super) struct GlancedMessage {
+pub(super) struct ClassifiedMessage {
     text: Bytes,
-    glance: MessageClassifier,
+    classifier: MessageClassifier,
 }
 
-impl GlancedMessage {
+impl ClassifiedMessage {
     pub(super) fn of(text: Bytes) -> Self {
-        let mut glance = MessageClassifier::default();
-        glance.feed(&text);
-        Self { text, glance }
+        let mut classifier = MessageClassifier::default();
+        classifier.feed(&text);
+        Self { text, classifier }
     }
 }
 
 impl AnswerEdits {
     /// The message for the client; unchanged if it needs no edit.
-    pub(super) fn text(&self, GlancedMessage { text, glance }: GlancedMessage) -> Bytes {
+    pub(super) fn text(&self, ClassifiedMessage { text, classifier }: ClassifiedMessage) -> Bytes {
         let text = match self.aim {
             EditTarget::Discovery => rewrite::discovery(&text, &self.id).unwrap_or(text),
             EditTarget::ToolList => {
@@ -123,7 +123,7 @@ impl AnswerEdits {
             }
             EditTarget::Other => text,
         };
-        if !may_be_edited(&glance) {
+        if !may_be_edited(&classifier) {
             return text;
         }
         let Ok(Message::Response(response)) = envelope::read(&text, ScanLimits::UPSTREAM) else { return text };
@@ -203,8 +203,8 @@ impl AnswerEdits {
 
     /// Whether a text is a server's own request, or may be taken for one: 2026-07-28 has none (MOD-18), and no batches. It is
     /// dropped and counted.
-    pub(super) fn is_stray(&self, GlancedMessage { text, glance }: &GlancedMessage) -> bool {
-        if !glance.may_be_request() {
+    pub(super) fn is_stray(&self, ClassifiedMessage { text, classifier }: &ClassifiedMessage) -> bool {
+        if !classifier.may_be_request() {
             return false;
         }
         let is_stray = match envelope::read(text, ScanLimits::UPSTREAM) {
@@ -218,12 +218,12 @@ impl AnswerEdits {
     }
 
     /// The message for a client without batches: of a batch only the response to its request.
-    pub(super) fn alone(&self, message: GlancedMessage) -> GlancedMessage {
+    pub(super) fn alone(&self, message: ClassifiedMessage) -> ClassifiedMessage {
         if !envelope::is_batch(&message.text) {
             return message;
         }
         let Some(answer) = reply::answer_in(&message.text, &self.id) else { return message };
-        GlancedMessage::of(match &answer.outcome {
+        ClassifiedMessage::of(match &answer.outcome {
             Ok(result) => envelope::result(&self.id, result),
             Err(error) => envelope::error(Some(&self.id), error),
         })
@@ -232,7 +232,7 @@ impl AnswerEdits {
     /// The messages of an event for the client; none if it is not for it. With any event name, some client takes it for a
     /// message.
     fn event(&self, event: &SseEvent) -> Vec<MessageText> {
-        let message = self.alone(GlancedMessage::of(Bytes::clone(&event.data)));
+        let message = self.alone(ClassifiedMessage::of(Bytes::clone(&event.data)));
         match event.is_message() {
             _ if self.is_stray(&message) => Vec::new(),
             true => vec![self.text(message).into()],
@@ -244,7 +244,7 @@ impl AnswerEdits {
     ///
     /// # Errors
     /// If it is a request of the server's.
-    fn alone_and_edited(&self, message: GlancedMessage) -> Result<OpenedAnswer, GatewayFault> {
+    fn alone_and_edited(&self, message: ClassifiedMessage) -> Result<OpenedAnswer, GatewayFault> {
         let message = self.alone(message);
         if self.is_stray(&message) {
             return Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown));
@@ -270,31 +270,31 @@ impl ResponseEdits for AnswerEdits {
         limits: &ReadLimits,
         _: AcceptedTypes,
     ) -> Result<OpenedAnswer, GatewayFault> {
-        let whole = |text| self.alone_and_edited(GlancedMessage::of(text));
+        let whole = |text| self.alone_and_edited(ClassifiedMessage::of(text));
         if self.aim != EditTarget::Other {
             return whole(reply::read_whole(body, limits).await?);
         }
-        let (mut pieces, mut glance, mut length) = (VecDeque::new(), MessageClassifier::default(), 0);
+        let (mut pieces, mut classifier, mut length) = (VecDeque::new(), MessageClassifier::default(), 0);
         while length < SNIFF_BYTES_MAX {
             match reply::next_data(&mut body).await? {
                 Some(piece) => {
                     length += piece.len();
-                    glance.feed(&piece);
+                    classifier.feed(&piece);
                     pieces.push_back(piece);
                 }
                 None if pieces.len() == 1 => {
                     let text = pieces.pop_front().unwrap_or_default();
-                    return self.alone_and_edited(GlancedMessage { text, glance });
+                    return self.alone_and_edited(ClassifiedMessage { text, classifier });
                 }
-                None => return self.alone_and_edited(GlancedMessage { text: joined(&pieces), glance }),
+                None => return self.alone_and_edited(ClassifiedMessage { text: joined(&pieces), classifier }),
             }
         }
-        let is_answer = !glance.may_be_request() && glance.shows() != MessageClass::Nothing;
-        if is_answer && !may_be_edited(&glance) {
+        let is_answer = !classifier.may_be_request() && classifier.shows() != MessageClass::Nothing;
+        if is_answer && !may_be_edited(&classifier) {
             // Breaks off if it turns out to ask a question.
             let rest = watched(body, move |bytes| {
-                glance.feed(bytes);
-                let asks = glance.has_requests() || glance.may_be_request();
+                classifier.feed(bytes);
+                let asks = classifier.has_requests() || classifier.may_be_request();
                 if asks { Err(FramingError::AsksTooLate) } else { Ok(()) }
             });
             let parts = pieces.into_iter().map(BodyPart::Bytes).collect();
@@ -305,7 +305,7 @@ impl ResponseEdits for AnswerEdits {
     }
 
     fn whole(&self, _: &RequestId, text: Bytes, _: AcceptedTypes) -> Result<RequestAnswer, GatewayFault> {
-        Ok(RequestAnswer::Json(full_body(self.text(GlancedMessage::of(text)))))
+        Ok(RequestAnswer::Json(full_body(self.text(ClassifiedMessage::of(text)))))
     }
 }
 
@@ -320,8 +320,8 @@ enum QuestionFitness {
 }
 
 /// Whether a message is an error, or a result that may have a question or a state: all others are forwarded.
-const fn may_be_edited(glance: &MessageClassifier) -> bool {
-    !matches!(glance.shows(), MessageClass::Harmless) || glance.has_requests() || glance.has_state()
+const fn may_be_edited(classifier: &MessageClassifier) -> bool {
+    !matches!(classifier.shows(), MessageClass::Harmless) || classifier.has_requests() || classifier.has_state()
 }
 
 fn is_of_interest(text: &[u8]) -> bool {

@@ -143,12 +143,12 @@ impl FallbackListing {
 }
 
 const fn bit(tool: FallbackTool, level: usize) -> u16 {
-    let place = match tool {
+    let position = match tool {
         FallbackTool::Status => 0,
         FallbackTool::Result => 1,
         FallbackTool::Cancel => 2,
     };
-    1 << (3 * level + place)
+    1 << (3 * level + position)
 }
 
 /// The result of a call of one of the tools.
@@ -211,15 +211,15 @@ async fn run(
     dialect: FallbackTools,
 ) -> FallbackAnswer {
     let arguments = params.and_then(|params| params.get_object("arguments"));
-    let asked = match FallbackToolArguments::read(tool, arguments.as_ref()) {
-        Ok(asked) => asked,
+    let arguments = match FallbackToolArguments::read(tool, arguments.as_ref()) {
+        Ok(arguments) => arguments,
         Err(why) => return FallbackAnswer::Now(Ok(dialect.failed(why).into())),
     };
     let missed = || {
         misses.note(owner);
         FallbackAnswer::Missed(dialect.unknown())
     };
-    let Some(id) = asked.id else { return missed() };
+    let Some(id) = arguments.id else { return missed() };
     let key = TaskKey { owner: owner.clone(), id };
     if tool == FallbackTool::Cancel {
         return match engine.cancel(&key).await {
@@ -239,10 +239,10 @@ async fn run(
     if tool == FallbackTool::Status {
         return FallbackAnswer::Now(dialect.pieces(TaskReply::Snapshot(&task)));
     }
-    if task.is_settled() || asked.wait.is_zero() {
+    if task.is_settled() || arguments.wait.is_zero() {
         return FallbackAnswer::Now(outcome(engine, task, &dialect));
     }
-    FallbackAnswer::Later(Box::pin(wait(Arc::clone(engine), key, asked.wait, dialect)))
+    FallbackAnswer::Later(Box::pin(wait(Arc::clone(engine), key, arguments.wait, dialect)))
 }
 
 /// Waits for a task to settle; returns its outcome, or its status after `patience`.

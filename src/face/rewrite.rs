@@ -42,9 +42,10 @@ impl ClientInitialize {
     /// nothing changes.
     #[must_use]
     pub fn message(&self, id: &RequestId, version: ProtocolVersion, original: &Bytes) -> Bytes {
-        let asked = self.params.get_string("protocolVersion");
+        let requested = self.params.get_string("protocolVersion");
         let capabilities = capabilities_in(version, &self.capabilities);
-        if asked.as_deref() == Some(version.as_str()) && self.params.get("capabilities").as_ref() == Some(&capabilities)
+        if requested.as_deref() == Some(version.as_str())
+            && self.params.get("capabilities").as_ref() == Some(&capabilities)
         {
             return original.clone();
         }
@@ -60,8 +61,10 @@ impl ClientInitialize {
 
 /// The version for a session client. For an unknown or stateless one it is the newest with sessions (LEG-02).
 #[must_use]
-pub fn session_version(asked: &str) -> ProtocolVersion {
-    ProtocolVersion::parse(asked).filter(|version| !version.is_stateless()).unwrap_or(ProtocolVersion::NEWEST_SESSION)
+pub fn session_version(requested: &str) -> ProtocolVersion {
+    ProtocolVersion::parse(requested)
+        .filter(|version| !version.is_stateless())
+        .unwrap_or(ProtocolVersion::NEWEST_SESSION)
 }
 
 /// A server's name for each result: without its icons, which may be larger than the rest of a poll. The response of
@@ -259,13 +262,13 @@ mod tests {
     /// LEG-02.
     #[test]
     fn a_version_without_sessions_is_answered_with_the_newest_that_has_them() {
-        for (asked, answered) in [
+        for (requested, answered) in [
             ("2024-11-05", ProtocolVersion::V2024_11_05),
             ("2025-06-18", ProtocolVersion::V2025_06_18),
             ("2026-07-28", ProtocolVersion::V2025_11_25),
             ("next", ProtocolVersion::V2025_11_25),
         ] {
-            assert_eq!(session_version(asked), answered, "{asked}");
+            assert_eq!(session_version(requested), answered, "{requested}");
         }
     }
 

@@ -167,7 +167,7 @@ impl SessionFace {
             Ok(MessageRoute::Weighed(request)) => {
                 Box::pin(upstream_tasks::post(&self.shared, session, request, &inbound)).await
             }
-            Ok(MessageRoute::Errand(request)) => {
+            Ok(MessageRoute::OwnTool(request)) => {
                 match Box::pin(fallback::post(&self.shared, &session, request, &inbound)).await {
                     Ok(answer) => answer,
                     Err(request) if session.is_bridged() => {
@@ -373,7 +373,7 @@ enum MessageRoute {
     /// A plain call of a tool that the server may run only as a task.
     Weighed(Request),
     /// A call of one of the gateway's own tools.
-    Errand(Request),
+    OwnTool(Request),
     Piped(PipedMessage),
     /// The engine, as a task.
     Call(TaskCall),
@@ -403,7 +403,7 @@ fn sort(
                 return Ok(MessageRoute::Method(request));
             }
             if fallback::called(shared, session, &request).is_some() {
-                return Ok(MessageRoute::Errand(request));
+                return Ok(MessageRoute::OwnTool(request));
             }
             // Checked cheaply: most calls go through the pipe, which parses them itself.
             let wish = match request.params.object().filter(|_| request.method == method::TOOLS_CALL) {

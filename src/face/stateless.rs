@@ -86,7 +86,7 @@ struct StatelessRequestContext<'a> {
     principal: Principal,
     counted_as: Principal,
     is_counted: bool,
-    said: StatelessRequest,
+    metadata: StatelessRequest,
     request: &'a Request,
     /// The request as received.
     body: &'a Bytes,
@@ -183,11 +183,11 @@ impl StatelessFace {
         let version = ProtocolVersion::parse(&named).filter(|version| version.is_stateless());
         let version = version.ok_or(RequestError::Version { requested: named })?;
         addressee.version = version;
-        let said = StatelessRequest::read(version, &meta);
+        let metadata = StatelessRequest::read(version, &meta);
         // The gateway's own tools need no upstream.
-        let era = match self.is_errand(&request.method, params) {
+        let era = match self.is_own_tool_call(&request.method, params) {
             true => Era::Session,
-            false => self.era(&request.method, params, said.as_ref().ok(), &around).await,
+            false => self.era(&request.method, params, metadata.as_ref().ok(), &around).await,
         };
         let is_served = match era {
             Era::Session => is_served(&request.method),
@@ -199,8 +199,8 @@ impl StatelessFace {
         if around.carriage == MessageChannel::Request {
             headers::check_name(around.headers, &request.method, params)?;
         }
-        let said = said?;
-        if ExtTasks::is_method(&request.method) && !tasks::may_ask(&said, &request.method) {
+        let metadata = metadata?;
+        if ExtTasks::is_method(&request.method) && !tasks::may_ask(&metadata, &request.method) {
             return Err(StatelessRequest::needs_extension());
         }
         let params = params.ok_or(RequestError::Metadata(Cow::Borrowed("params must be an object")))?;
@@ -216,7 +216,7 @@ impl StatelessFace {
             principal: around.principal,
             counted_as: around.counted_as,
             is_counted: around.is_counted,
-            said,
+            metadata,
             request,
             body: around.body,
             era,
@@ -249,12 +249,12 @@ impl StatelessFace {
         match self.served.upstream.facts(&self.context(inquiry)).await {
             Ok(facts) => {
                 self.remember(&facts);
-                let words = SessionServerDescription {
+                let description = SessionServerDescription {
                     capabilities: &facts.capabilities,
                     instructions: facts.instructions.as_ref(),
                     server_info: &facts.server_info.clone().unwrap_or_else(own_identity),
                 };
-                inquiry.addressee.result(discover_result(words))
+                inquiry.addressee.result(discover_result(description))
             }
             Err(error) => inquiry.addressee.fault(&not_begun(error)),
         }
@@ -283,7 +283,7 @@ impl StatelessFace {
         }
         match self.catalog.list(&self.context(inquiry)).await {
             Ok(list) => {
-                let fallback = self.fallback_for(&inquiry.said).map(|fallback| fallback.listing(None));
+                let fallback = self.fallback_for(&inquiry.metadata).map(|fallback| fallback.listing(None));
                 let listed = fallback.and_then(|fallback| fallback.listed(&Object::of(list.result())?));
                 let listed = listed.as_ref().unwrap_or_else(|| list.result());
                 let reachable = Object::of(listed).and_then(|list| self.reachable_tools(inquiry).listed(&list));
@@ -299,11 +299,11 @@ impl StatelessFace {
     /// The upstream's tools that the client may use and see.
     fn reachable_tools(&self, inquiry: &StatelessRequestContext<'_>) -> ReachableTools {
         let access = self.served.engine.access().tools_of(&inquiry.principal);
-        ReachableTools::new(access, self.fallback_for(&inquiry.said))
+        ReachableTools::new(access, self.fallback_for(&inquiry.metadata))
     }
 
     async fn call_tool(&self, inquiry: StatelessRequestContext<'_>) -> FaceResponse {
-        if let Some(response) = self.errand(&inquiry).await {
+        if let Some(response) = self.own_tool_call(&inquiry).await {
             return response;
         }
         match self.weigh(&inquiry).await {
@@ -332,7 +332,7 @@ impl StatelessFace {
         argument_limits::check(&self.served.settings.rules, &tool, inquiry.params)
             .map_err(|complaint| refuse(&complaint))?;
         let policy = self.served.settings.rules.policy_of(&tool);
-        let (policy, takes_tasks) = fallback::takes_tasks(&inquiry.said, policy);
+        let (policy, takes_tasks) = fallback::takes_tasks(&inquiry.metadata, policy);
         let plan = policy.mode.plan(takes_tasks, policy.grace);
         let plan = if list.tool(&tool).is_none() { plan.waiting(policy.grace) } else { plan };
         if plan == Plan::Refuse {
@@ -388,16 +388,16 @@ impl StatelessFace {
         let maker = CallMaker {
             principal: inquiry.principal.clone(),
             kind: ClientKind::Stateless,
-            capabilities: inquiry.said.upstream_capabilities(),
-            questions: questions_for(&inquiry.said),
+            capabilities: inquiry.metadata.upstream_capabilities(),
+            questions: questions_for(&inquiry.metadata),
             forwarded: inquiry.forwarded.clone(),
             arrived: inquiry.arrived,
         };
         let tool = (inquiry.method == method::TOOLS_CALL).then(|| (Arc::from(tool.as_str()), policy.clone()));
         let request = plain_request(inquiry.method, Some(inquiry.params));
         let mut spec = self.served.target().plain_call(maker, request, tool);
-        spec.context.progress = inquiry.said.progress_token.is_some() || plan != Plan::Direct;
-        spec.context.log_level = inquiry.said.log_level.map(|level| Arc::from(level.as_str()));
+        spec.context.progress = inquiry.metadata.progress_token.is_some() || plan != Plan::Direct;
+        spec.context.log_level = inquiry.metadata.log_level.map(|level| Arc::from(level.as_str()));
         spec.context.native_task = native;
         let is_named = idempotency.is_some();
         let mut call = self.served.engine.call(CallSpec { plan, idempotency, is_repeatable, rounds, ..spec });
@@ -414,7 +414,7 @@ impl StatelessFace {
         &self,
         inquiry: StatelessRequestContext<'_>,
         promotable: Promotable,
-        words: D,
+        dialect: D,
     ) -> CallView<D> {
         CallView {
             rounds: self.seal_for(&inquiry),
@@ -422,23 +422,28 @@ impl StatelessFace {
             uri: (inquiry.method == method::RESOURCES_READ).then(|| inquiry.params.get_string("uri")).flatten(),
             server_info: self.identity(),
             notices: CallNotices {
-                progress: inquiry.said.progress_token.map(MonotonicProgress::new),
+                progress: inquiry.metadata.progress_token.map(MonotonicProgress::new),
                 life_signs: self.served.settings.life_signs,
-                logs: inquiry.said.log_level.map_or(LogFilter::None, LogFilter::From),
+                logs: inquiry.metadata.log_level.map_or(LogFilter::None, LogFilter::From),
             },
             promotable,
-            dialect: words,
+            dialect,
             addressee: inquiry.addressee,
         }
     }
 
     /// The context of the gateway's own requests on behalf of this one.
     fn context(&self, inquiry: &StatelessRequestContext<'_>) -> CallContext {
-        self.context_of(&inquiry.principal, &inquiry.said, inquiry.forwarded)
+        self.context_of(&inquiry.principal, &inquiry.metadata, inquiry.forwarded)
     }
 
-    fn context_of(&self, principal: &Principal, said: &StatelessRequest, forwarded: &ForwardedHeaders) -> CallContext {
-        let (settings, capabilities) = (&self.served.settings, said.upstream_capabilities());
+    fn context_of(
+        &self,
+        principal: &Principal,
+        metadata: &StatelessRequest,
+        forwarded: &ForwardedHeaders,
+    ) -> CallContext {
+        let (settings, capabilities) = (&self.served.settings, metadata.upstream_capabilities());
         let (timeouts, bytes_max) = (settings.timeouts, settings.result_bytes_max);
         let context = CallContext::new(principal.clone(), capabilities, timeouts, bytes_max);
         let share = Some(self.served.engine.limits().answers_to(principal));

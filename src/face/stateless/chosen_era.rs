@@ -13,7 +13,7 @@ impl StatelessFace {
         &self,
         name: &str,
         params: Option<&Object>,
-        said: Option<&StatelessRequest>,
+        metadata: Option<&StatelessRequest>,
         around: &MessageContext<'_>,
     ) -> Era {
         let wanted = || params.and_then(|params| params.get_object("notifications"));
@@ -23,9 +23,9 @@ impl StatelessFace {
             return Era::Session;
         }
         let era = self.served.upstream.era(around.forwarded).await;
-        match said.filter(|said| era == Era::Stateless && said.takes_questions()) {
-            Some(said) => {
-                let context = self.context_of(&around.principal, said, around.forwarded);
+        match metadata.filter(|metadata| era == Era::Stateless && metadata.takes_questions()) {
+            Some(metadata) => {
+                let context = self.context_of(&around.principal, metadata, around.forwarded);
                 self.served.upstream.era_for(&context).await
             }
             None => era,

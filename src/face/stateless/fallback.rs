@@ -16,8 +16,8 @@ const LOOK_MAX: Duration = Duration::from_secs(3);
 
 /// How a request may be answered, and its rules. A tool that runs only as a task is still refused to clients without the
 /// extension (GW-13).
-pub(super) fn takes_tasks(said: &StatelessRequest, policy: ToolPolicy) -> (ToolPolicy, HandleSupport) {
-    match said.takes_tasks() {
+pub(super) fn takes_tasks(metadata: &StatelessRequest, policy: ToolPolicy) -> (ToolPolicy, HandleSupport) {
+    match metadata.takes_tasks() {
         HandleSupport::No if policy.falls_back_to_tools() && policy.mode != TaskMode::Required => {
             (policy.asking_first(), HandleSupport::ByTools)
         }
@@ -29,8 +29,8 @@ pub(super) fn takes_tasks(said: &StatelessRequest, policy: ToolPolicy) -> (ToolP
 
 impl StatelessFace {
     /// The tools that this request's client gets in place of tasks, if any.
-    pub(super) fn fallback_for(&self, said: &StatelessRequest) -> Option<Arc<FallbackToolService>> {
-        self.fallback.as_ref().filter(|_| said.takes_tasks() == HandleSupport::No).cloned()
+    pub(super) fn fallback_for(&self, metadata: &StatelessRequest) -> Option<Arc<FallbackToolService>> {
+        self.fallback.as_ref().filter(|_| metadata.takes_tasks() == HandleSupport::No).cloned()
     }
 
     /// The texts for such a client, with the current tool names.
@@ -45,29 +45,30 @@ impl StatelessFace {
         promotable: Promotable,
         (first, call): (Option<CallEvent>, CallStream),
     ) -> FaceResponse {
-        match inquiry.said.takes_tasks() {
+        match inquiry.metadata.takes_tasks() {
             HandleSupport::No | HandleSupport::ByTools => {
-                let words = self.fallback_words();
-                self.view(inquiry, promotable, words).respond_from(first, call).await
+                let dialect = self.fallback_words();
+                self.view(inquiry, promotable, dialect).respond_from(first, call).await
             }
             HandleSupport::AfterGrace | HandleSupport::AtOnce => {
-                let words = self.dialect();
-                self.view(inquiry, promotable, words).respond_from(first, call).await
+                let dialect = self.dialect();
+                self.view(inquiry, promotable, dialect).respond_from(first, call).await
             }
         }
     }
 
     /// Whether a request calls one of the gateway's own tools, as far as is known.
-    pub(super) fn is_errand(&self, name: &str, params: Option<&Object>) -> bool {
+    pub(super) fn is_own_tool_call(&self, name: &str, params: Option<&Object>) -> bool {
         let Some(fallback) = self.fallback.as_ref().filter(|_| name == method::TOOLS_CALL) else { return false };
         params.and_then(|params| params.get_str("name")).is_some_and(|tool| fallback.named(&tool).is_some())
     }
 
     /// Answers a call of one of the gateway's own tools; `None` for every other call. Dropping the future does not affect the
     /// task.
-    pub(super) async fn errand(&self, inquiry: &StatelessRequestContext<'_>) -> Option<FaceResponse> {
-        let fallback =
-            self.fallback_for(&inquiry.said).filter(|_| self.is_errand(inquiry.method, Some(inquiry.params)))?;
+    pub(super) async fn own_tool_call(&self, inquiry: &StatelessRequestContext<'_>) -> Option<FaceResponse> {
+        let fallback = self
+            .fallback_for(&inquiry.metadata)
+            .filter(|_| self.is_own_tool_call(inquiry.method, Some(inquiry.params)))?;
         if !fallback.has_learned() {
             let context = self.context(inquiry);
             if let Ok(Ok(list)) = tokio::time::timeout(LOOK_MAX, self.catalog.list(&context)).await

@@ -75,7 +75,7 @@ impl StatelessFace {
             return Err(ListenRefusal::NotAcceptable);
         }
         let Some(id) = inquiry.addressee.id.clone() else { return Err(ListenRefusal::Fault(INTERNAL)) };
-        if SubscriptionFilter::speak_of_tasks(inquiry.params) && inquiry.said.takes_tasks() == HandleSupport::No {
+        if SubscriptionFilter::speak_of_tasks(inquiry.params) && inquiry.metadata.takes_tasks() == HandleSupport::No {
             return Err(StatelessRequest::needs_extension().into());
         }
         let wishes = SubscriptionFilter::read(inquiry.params)?;
@@ -90,7 +90,7 @@ impl StatelessFace {
         let watched = WatchedTasks::new(
             Arc::clone(&self.served.engine),
             self.dialect(),
-            inquiry.said.clone(),
+            inquiry.metadata.clone(),
             &inquiry.principal,
             &mut granted,
         );

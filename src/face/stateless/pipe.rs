@@ -95,13 +95,15 @@ impl StatelessFace {
         let edits = AnswerEdits {
             id: inquiry.request.id.clone(),
             aim: EditTarget::of(inquiry.method),
-            fallback: self.fallback_for(&inquiry.said).map(|fallback| fallback.listing(inquiry.params.get("cursor"))),
+            fallback: self
+                .fallback_for(&inquiry.metadata)
+                .map(|fallback| fallback.listing(inquiry.params.get("cursor"))),
             tools: self.reachable_tools(&inquiry),
             asker,
             server: Arc::clone(&self.served.upstream),
             sealer: Arc::clone(&self.served.sealer),
             clock: Arc::clone(&self.served.clock),
-            said: inquiry.said.clone(),
+            metadata: inquiry.metadata.clone(),
             unmatched_rules: Arc::clone(&self.served.unmatched_rules),
         };
         let passing = StatelessForward {
@@ -122,7 +124,7 @@ impl StatelessFace {
 
     /// The life signs, if the client requested progress (GW-26). A subscription has none.
     fn signs(&self, inquiry: &StatelessRequestContext<'_>) -> Option<LifeSigns> {
-        let token = inquiry.said.progress_token.clone();
+        let token = inquiry.metadata.progress_token.clone();
         let token = token.filter(|_| self.served.settings.life_signs && inquiry.method != method::LISTEN)?;
         Some(LifeSigns::new(inquiry.request.id.clone(), token))
     }
@@ -169,15 +171,15 @@ fn message(inquiry: &StatelessRequestContext<'_>, state: ReturnedState) -> Bytes
         };
     }
     // A task of the upstream's own could not be found by any client, so a forwarded call requests none.
-    let takes_tasks = inquiry.method == method::TOOLS_CALL && inquiry.said.takes_tasks() != HandleSupport::No;
-    let is_other_version = inquiry.said.version != ProtocolVersion::STATELESS;
+    let takes_tasks = inquiry.method == method::TOOLS_CALL && inquiry.metadata.takes_tasks() != HandleSupport::No;
+    let is_other_version = inquiry.metadata.version != ProtocolVersion::STATELESS;
     if (takes_tasks || is_other_version)
         && let Some(meta) = inquiry.params.get_object(META)
     {
         is_edited = true;
         let mut meta = meta.edit().set(PROTOCOL_VERSION, Payload::of(ProtocolVersion::STATELESS.as_str()));
         if takes_tasks {
-            meta = meta.set(CLIENT_CAPABILITIES, inquiry.said.upstream_capabilities());
+            meta = meta.set(CLIENT_CAPABILITIES, inquiry.metadata.upstream_capabilities());
         }
         edit = edit.set(META, meta.finish());
     }

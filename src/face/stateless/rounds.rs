@@ -19,9 +19,9 @@ use crate::task::{
 use crate::wire::{Object, Payload, method};
 
 /// The questions that this request's client can answer (MOD-19, MOD-27).
-pub(super) fn questions_for(said: &StatelessRequest) -> QuestionFilter {
-    let said = said.clone();
-    Arc::new(move |question| match said.missing([question]) {
+pub(super) fn questions_for(metadata: &StatelessRequest) -> QuestionFilter {
+    let metadata = metadata.clone();
+    Arc::new(move |question| match metadata.missing([question]) {
         None => Askable::Declared,
         // Servers request roots at the start of a session, for no call in particular, and work without.
         Some(_) if asks_for_roots(question) => Askable::Undeclared,
@@ -77,14 +77,14 @@ impl StatelessFace {
                 let promotable = if may_promote { Promotable::Yes } else { Promotable::No };
                 self.respond(inquiry, promotable, (None, stream)).await
             }
-            Ok(HeldCallResumption::Over(event)) => match inquiry.said.takes_tasks() {
+            Ok(HeldCallResumption::Over(event)) => match inquiry.metadata.takes_tasks() {
                 HandleSupport::No | HandleSupport::ByTools => {
-                    let words = self.fallback_words();
-                    self.view(inquiry, Promotable::No, words).answer(event)
+                    let dialect = self.fallback_words();
+                    self.view(inquiry, Promotable::No, dialect).answer(event)
                 }
                 HandleSupport::AfterGrace | HandleSupport::AtOnce => {
-                    let words = self.dialect();
-                    self.view(inquiry, Promotable::No, words).answer(event)
+                    let dialect = self.dialect();
+                    self.view(inquiry, Promotable::No, dialect).answer(event)
                 }
             },
             Err(HeldCallRefusal::Complaint(complaint)) => inquiry.addressee.complaint(&complaint),
@@ -107,7 +107,7 @@ impl StatelessFace {
         let answers = inputs::responses(inquiry.params)?;
         let key = TaskKey { owner: inquiry.principal.clone(), id };
         let task = self.held(&key).await?;
-        let takes_tasks = inquiry.said.takes_tasks() != HandleSupport::No || matches!(plan, Plan::Grace(_));
+        let takes_tasks = inquiry.metadata.takes_tasks() != HandleSupport::No || matches!(plan, Plan::Grace(_));
         if let Some(over) = end_of(&task, takes_tasks)? {
             return Ok(HeldCallResumption::Over(over));
         }
@@ -117,11 +117,11 @@ impl StatelessFace {
                 (!answers.contains_key(key)).then(|| question.request.clone())
             };
             let left: Vec<_> = open.iter().filter_map(left).collect();
-            if let Some(needed) = inquiry.said.missing(&left) {
+            if let Some(needed) = inquiry.metadata.missing(&left) {
                 return Err(RequestError::Capability(needed).into());
             }
         }
-        let retry = RoundRetry { answers, plan, questions: questions_for(&inquiry.said) };
+        let retry = RoundRetry { answers, plan, questions: questions_for(&inquiry.metadata) };
         match self.served.engine.retry(&key, retry) {
             Ok(stream) => Ok(HeldCallResumption::Going(stream)),
             // It may have ended just now.

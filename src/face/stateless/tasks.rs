@@ -19,14 +19,14 @@ const EARLY_BYTES_MAX: usize = 1 << 20;
 
 /// Whether a request may be about tasks. Clients that still declare those of 2025-11-25 may read and cancel tasks that they made
 /// in a session (T-10, EXT-63).
-pub(super) fn may_ask(said: &StatelessRequest, name: &str) -> bool {
+pub(super) fn may_ask(metadata: &StatelessRequest, name: &str) -> bool {
     let is_looked_after = matches!(name, method::TASKS_GET | method::TASKS_CANCEL);
-    said.takes_tasks() != HandleSupport::No || (is_looked_after && said.declares_session_tasks())
+    metadata.takes_tasks() != HandleSupport::No || (is_looked_after && metadata.declares_session_tasks())
 }
 
 impl StatelessFace {
     pub(super) async fn task(&self, inquiry: &StatelessRequestContext<'_>) -> FaceResponse {
-        let answered = match inquiry.said.takes_tasks() {
+        let answered = match inquiry.metadata.takes_tasks() {
             HandleSupport::No | HandleSupport::ByTools => self.look_after(inquiry).await,
             HandleSupport::AtOnce | HandleSupport::AfterGrace => self.answer(inquiry).await,
         };
@@ -38,7 +38,7 @@ impl StatelessFace {
             Err(TaskMethodError::Task(TaskError::Unknown)) => {
                 self.misses.note(&inquiry.principal);
                 let has_extension =
-                    matches!(inquiry.said.takes_tasks(), HandleSupport::AtOnce | HandleSupport::AfterGrace);
+                    matches!(inquiry.metadata.takes_tasks(), HandleSupport::AtOnce | HandleSupport::AfterGrace);
                 let complaint =
                     if has_extension { RequestError::UnknownTask } else { StatelessRequest::needs_extension() };
                 missed(inquiry.addressee.complaint(&complaint))
@@ -99,7 +99,7 @@ impl StatelessFace {
         let result = match command {
             TaskCommand::Get(id) => {
                 let task = engine.get(&key(id)).await?;
-                check_declared(&inquiry.said, &task)?;
+                check_declared(&inquiry.metadata, &task)?;
                 engine.count_poll(&task);
                 let settled = match task.is_settled() {
                     false => engine.settled_subtasks(&task.key.owner, &task.tree, EARLY_BYTES_MAX).await?,
@@ -130,8 +130,9 @@ impl StatelessFace {
 }
 
 /// All open questions must be included, so the request must declare the kinds of all (T-11).
-fn check_declared(said: &StatelessRequest, task: &Task) -> Result<(), RequestError> {
+fn check_declared(metadata: &StatelessRequest, task: &Task) -> Result<(), RequestError> {
     let Phase::AwaitingInput(open) = &task.phase else { return Ok(()) };
-    said.missing(open.values().map(|question| &question.request))
+    metadata
+        .missing(open.values().map(|question| &question.request))
         .map_or(Ok(()), |needed| Err(RequestError::Capability(needed)))
 }

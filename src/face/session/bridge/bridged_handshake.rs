@@ -34,11 +34,11 @@ pub(in crate::face::session) async fn introduce(
         Err(BeginError::Gateway(fault)) => return Err(gateway_error(&fault)),
         Err(BeginError::Refused(error)) => return Err(session_error(&error, None)),
     };
-    let words = SessionServerDescription {
+    let description = SessionServerDescription {
         capabilities: &facts.capabilities,
         instructions: facts.instructions.as_ref(),
         server_info: &facts.server_info.clone().unwrap_or_else(own_identity),
     };
-    let result = initialize_result(words, introduction.version);
+    let result = initialize_result(description, introduction.version);
     Object::of(&result).ok_or_else(|| gateway_error(&GatewayFault::new(Reason::Internal, Executed::No)))
 }

@@ -22,7 +22,7 @@ use crate::wire::Payload;
 pub(super) struct WatchedTasks {
     engine: Arc<Engine>,
     dialect: ExtTasks,
-    said: StatelessRequest,
+    metadata: StatelessRequest,
     /// Tasks that have changed or were not read yet.
     due: VecDeque<WatchedTask>,
     /// Tasks without a change.
@@ -66,7 +66,7 @@ impl WatchedTasks {
     pub(super) async fn new(
         engine: Arc<Engine>,
         dialect: ExtTasks,
-        said: StatelessRequest,
+        metadata: StatelessRequest,
         owner: &Principal,
         granted: &mut SubscriptionFilter,
     ) -> Result<Self, TaskError> {
@@ -86,7 +86,7 @@ impl WatchedTasks {
                 }
             }
         }
-        Ok(Self { engine, dialect, said, due, quiet: FuturesUnordered::new(), has_missed })
+        Ok(Self { engine, dialect, metadata, due, quiet: FuturesUnordered::new(), has_missed })
     }
 
     pub(super) const fn has_missed(&self) -> bool {
@@ -133,7 +133,7 @@ impl WatchedTasks {
     /// `None` if the task asks a question of a kind that this client did not declare (GW-25).
     fn snapshot(&self, task: &Task) -> Option<Payload> {
         if let Phase::AwaitingInput(open) = &task.phase
-            && self.said.missing(open.values().map(|question| &question.request)).is_some()
+            && self.metadata.missing(open.values().map(|question| &question.request)).is_some()
         {
             return None;
         }

@@ -88,7 +88,7 @@ pub(super) struct AnswerEdits {
     pub(super) server: Arc<dyn Upstream>,
     pub(super) sealer: Arc<Sealer>,
     pub(super) clock: Arc<dyn Clock>,
-    pub(super) said: StatelessRequest,
+    pub(super) metadata: StatelessRequest,
     pub(super) unmatched_rules: Arc<UnmatchedRules>,
     /// The gateway's own tools, for a client that gets them.
     pub(super) fallback: Option<FallbackListing>,
@@ -154,7 +154,7 @@ impl AnswerEdits {
 
     /// The replacement of an error, if it needs one.
     pub(super) fn error(&self, error: &RpcError) -> Option<RpcError> {
-        about_us(error, |required| self.said.lacks(required))
+        about_us(error, |required| self.metadata.lacks(required))
     }
 
     /// The error in place of a result with a question that the client cannot answer (U31, U32): the missing capability (MOD-10),
@@ -172,16 +172,16 @@ impl AnswerEdits {
                 }
             }
         }
-        let missing = self.said.missing(&undeclared)?;
-        Some(RequestError::Capability(missing).to_error(self.said.version))
+        let missing = self.metadata.missing(&undeclared)?;
+        Some(RequestError::Capability(missing).to_error(self.metadata.version))
     }
 
     fn judge(&self, question: &Payload) -> QuestionFitness {
-        let Some(asked) = Object::of(question) else { return QuestionFitness::Unfit };
-        let Some(name) = asked.get_string("method") else { return QuestionFitness::Unfit };
-        match PlainUpstream::forbidden(self.said.declared(), &name, asked.get("params").as_ref()) {
+        let Some(object) = Object::of(question) else { return QuestionFitness::Unfit };
+        let Some(name) = object.get_string("method") else { return QuestionFitness::Unfit };
+        match PlainUpstream::forbidden(self.metadata.declared(), &name, object.get("params").as_ref()) {
             None => QuestionFitness::Fits,
-            Some(_) if self.said.missing([question]).is_some() => QuestionFitness::Undeclared,
+            Some(_) if self.metadata.missing([question]).is_some() => QuestionFitness::Undeclared,
             Some(_) => QuestionFitness::Unfit,
         }
     }

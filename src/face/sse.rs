@@ -111,9 +111,9 @@ impl SseEndpoint {
         let sealed = served.sealer.seal(&id, Some(&owner), &[]).expect("an id without a payload has one length");
         let address = format!("{}?{STREAM}={sealed}", inbound.path);
         let (inlet, spoken) = mpsc::channel(SPOKEN_MAX);
-        let (outgoing, said) = mpsc::channel(OUTGOING_MAX);
-        let place = match streams.0.open(key, inbound.counted_as(), || inlet) {
-            Ok(place) => place,
+        let (outgoing, messages) = mpsc::channel(OUTGOING_MAX);
+        let permit = match streams.0.open(key, inbound.counted_as(), || inlet) {
+            Ok(permit) => permit,
             Err(fault) => return too_many(&fault),
         };
         let client = stream_client::StreamClient {
@@ -127,8 +127,11 @@ impl SseEndpoint {
         };
         served.scope.tracker.spawn(stream_client::serve_until(client, spoken, outgoing, leaving.clone()));
         let address = framing::sse_endpoint(&address).into();
-        let opened =
-            event_stream(stream(SseEventStream::new(said, place), addressee(None, inbound.accepted), Some(address)));
+        let opened = event_stream(stream(
+            SseEventStream::new(messages, permit),
+            addressee(None, inbound.accepted),
+            Some(address),
+        ));
         ending_with(opened, || self.endpoint.withheld_from(&owner))
     }
 

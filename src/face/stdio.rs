@@ -134,8 +134,8 @@ async fn read(
     while !is_over {
         buffer.clear();
         is_over = input.read_buf(&mut buffer).await.map_err(StdioError)? == 0;
-        let heard = if is_over { cut.finish().into_iter().collect() } else { cut.feed(&buffer) };
-        for line in heard {
+        let received = if is_over { cut.finish().into_iter().collect() } else { cut.feed(&buffer) };
+        for line in received {
             let text = match line {
                 StdioClientLine::Line(text) => text,
                 StdioClientLine::TooLong { id, has_method: true } => {
@@ -191,15 +191,15 @@ impl StdioClientLines {
     }
 
     fn feed(&mut self, mut rest: &[u8]) -> Vec<StdioClientLine> {
-        let mut heard = Vec::new();
+        let mut received = Vec::new();
         while !rest.is_empty() {
             let end = memchr::memchr(b'\n', rest);
             self.pass(&rest[..end.unwrap_or(rest.len())]);
             let Some(end) = end else { break };
             rest = &rest[end + 1..];
-            heard.extend(self.finish());
+            received.extend(self.finish());
         }
-        heard
+        received
     }
 
     fn pass(&mut self, piece: &[u8]) {

@@ -82,7 +82,10 @@ pub struct StreamClient {
 
 impl fmt::Debug for StreamClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Client").field("path", &self.path).field("principal", &self.principal).finish_non_exhaustive()
+        f.debug_struct("StreamClient")
+            .field("path", &self.path)
+            .field("principal", &self.principal)
+            .finish_non_exhaustive()
     }
 }
 
@@ -125,15 +128,15 @@ pub async fn serve_to_input_end(
     leaving: CancellationToken,
     input_end: InputEnd,
 ) {
-    let line = ClientLink::new(client, outgoing);
-    let mut talk = StreamClientLoop::new(Arc::clone(&line));
+    let link = ClientLink::new(client, outgoing);
+    let mut talk = StreamClientLoop::new(Arc::clone(&link));
     loop {
         tokio::select! {
             biased;
             Some(done) = talk.work.next(), if !talk.work.is_empty() => talk.done(done),
-            () = line.gone() => break,
+            () = link.gone() => break,
             message = spoken.recv(), if talk.listens() => match message {
-                Some(message) => talk.hear(message),
+                Some(message) => talk.receive(message),
                 None => {
                     // A gateway that shuts down has ended the calls by now.
                     if input_end == InputEnd::ClientReads && !leaving.is_cancelled() {
@@ -182,9 +185,9 @@ enum CompletedWork {
 }
 
 struct StreamClientLoop {
-    line: Arc<ClientLink>,
+    link: Arc<ClientLink>,
     work: FuturesUnordered<BoxFuture<'static, CompletedWork>>,
-    asked: Vec<UnansweredRequest>,
+    unanswered: Vec<UnansweredRequest>,
     serials: u64,
     /// Whether a handshake message is in progress. Other messages of the session wait for it.
     shakes_hands: bool,
@@ -197,11 +200,11 @@ struct StreamClientLoop {
 }
 
 impl StreamClientLoop {
-    fn new(line: Arc<ClientLink>) -> Self {
+    fn new(link: Arc<ClientLink>) -> Self {
         Self {
-            line,
+            link,
             work: FuturesUnordered::new(),
-            asked: Vec::new(),
+            unanswered: Vec::new(),
             serials: 0,
             shakes_hands: false,
             held: VecDeque::new(),
@@ -213,7 +216,7 @@ impl StreamClientLoop {
 
     /// Whether another message can be read. Responses and cancellations are read even while all requests are in progress.
     fn listens(&self) -> bool {
-        self.work.len() < self.asked.len() + self.noting + SAYINGS_MAX
+        self.work.len() < self.unanswered.len() + self.noting + SAYINGS_MAX
             && self.held.len() < WAITING_MAX
             && self.noting < NOTES_MAX
     }
@@ -222,12 +225,12 @@ impl StreamClientLoop {
         match done {
             CompletedWork::Handshake { serial, listens } => {
                 self.shakes_hands = false;
-                self.asked.retain(|asked| Some(asked.serial) != serial);
+                self.unanswered.retain(|request| Some(request.serial) != serial);
                 if listens {
                     self.open_stream();
                 }
             }
-            CompletedWork::Answered(serial) => self.asked.retain(|asked| asked.serial != serial),
+            CompletedWork::Answered(serial) => self.unanswered.retain(|request| request.serial != serial),
             CompletedWork::Noted { in_order: true } => {
                 self.is_noting = false;
                 self.note_next();
@@ -236,9 +239,9 @@ impl StreamClientLoop {
             CompletedWork::Said => (),
         }
         while !self.shakes_hands
-            && let Some(heard) = self.held.pop_front()
+            && let Some(parsed) = self.held.pop_front()
         {
-            self.take(heard);
+            self.take(parsed);
         }
     }
 
@@ -249,14 +252,14 @@ impl StreamClientLoop {
         let opened = CancellationToken::new();
         let waiting = timeout(OPENING_MAX, opened.clone().cancelled_owned());
         self.work.push(waiting.map(|_| CompletedWork::Handshake { serial: None, listens: false }).boxed());
-        let listening = Arc::clone(&self.line).listen(opened.drop_guard());
+        let listening = Arc::clone(&self.link).listen(opened.drop_guard());
         self.work.push(listening.map(|_| CompletedWork::Said).boxed());
     }
 
-    fn hear(&mut self, spoken: ClientMessage) {
+    fn receive(&mut self, spoken: ClientMessage) {
         let arrived = Instant::now();
         if is_batch(&spoken.text) {
-            return self.hear_in_session(ParsedMessage { message: None, spoken, arrived });
+            return self.receive_in_session(ParsedMessage { message: None, spoken, arrived });
         }
         let message = match envelope::read(&spoken.text, ScanLimits::CLIENT) {
             Ok(message) => message,
@@ -274,12 +277,12 @@ impl StreamClientLoop {
             (_, Message::Notification(notification)) if self.withdraw(notification) => (),
             (Face::Stateless, Message::Request(request)) => {
                 let id = request.id.clone();
-                let heard = ParsedMessage { message: Some(message), spoken, arrived };
-                self.ask(id, Face::Stateless, self.line.outside(heard));
+                let parsed = ParsedMessage { message: Some(message), spoken, arrived };
+                self.ask(id, Face::Stateless, self.link.outside(parsed));
             }
             // Other messages of a stateless client have no effect.
             (Face::Stateless, Message::Notification(_) | Message::Response(_)) => (),
-            (Face::Session, _) => self.hear_in_session(ParsedMessage { message: Some(message), spoken, arrived }),
+            (Face::Session, _) => self.receive_in_session(ParsedMessage { message: Some(message), spoken, arrived }),
         }
     }
 
@@ -288,76 +291,78 @@ impl StreamClientLoop {
     fn withdraw(&mut self, notification: &Notification) -> bool {
         let Some(id) = cancelled(notification) else { return false };
         let says = |own: &RequestId| own.says(&id);
-        let Some(asked) = self.asked.iter_mut().find(|asked| asked.ids.iter().any(says)) else { return false };
-        if asked.kind == RequestKind::Array {
+        let Some(request) = self.unanswered.iter_mut().find(|request| request.ids.iter().any(says)) else {
+            return false;
+        };
+        if request.kind == RequestKind::Array {
             // The other requests of the array continue.
-            asked.ids.retain(|own| !own.says(&id));
+            request.ids.retain(|own| !own.says(&id));
             return false;
         }
-        asked.withdrawn.cancel();
-        asked.face == Face::Stateless
+        request.withdrawn.cancel();
+        request.face == Face::Stateless
     }
 
-    fn hear_in_session(&mut self, heard: ParsedMessage) {
-        if self.shakes_hands { self.held.push_back(heard) } else { self.take(heard) }
+    fn receive_in_session(&mut self, parsed: ParsedMessage) {
+        if self.shakes_hands { self.held.push_back(parsed) } else { self.take(parsed) }
     }
 
     /// Handles a message of a session, or the one that opens it.
-    fn take(&mut self, heard: ParsedMessage) {
-        match &heard.message {
+    fn take(&mut self, parsed: ParsedMessage) {
+        match &parsed.message {
             Some(Message::Request(request)) if request.method == method::INITIALIZE => {
                 let id = request.id.clone();
-                if self.line.is_open() {
+                if self.link.is_open() {
                     let what = "the session is open already, and there is one for each stream";
                     return self.refuse(Some(id), &RequestError::NotARequest(Cow::Borrowed(what)));
                 }
-                self.shake_hands(id, heard);
+                self.shake_hands(id, parsed);
             }
             // Allowed before the handshake, and no session exists that could answer it.
-            Some(Message::Request(request)) if request.method == method::PING && !self.line.is_open() => {
+            Some(Message::Request(request)) if request.method == method::PING && !self.link.is_open() => {
                 self.say(envelope::result(&request.id, &Payload::empty_object()));
             }
-            Some(Message::Request(request)) if !self.line.is_open() => {
+            Some(Message::Request(request)) if !self.link.is_open() => {
                 let what = "a session begins with initialize, and a request without one names its version in _meta";
                 self.refuse(Some(request.id.clone()), &RequestError::NotARequest(Cow::Borrowed(what)));
             }
             Some(Message::Request(request)) => {
                 let id = request.id.clone();
-                self.ask(id, Face::Session, self.line.inside(heard));
+                self.ask(id, Face::Session, self.link.inside(parsed));
             }
-            None if !self.line.is_open() => {
+            None if !self.link.is_open() => {
                 let what = "a session begins with initialize, which stands alone";
                 self.refuse(None, &RequestError::NotARequest(Cow::Borrowed(what)));
             }
-            None => self.ask_all(heard),
+            None => self.ask_all(parsed),
             // Without a session they have no effect.
-            Some(Message::Notification(_) | Message::Response(_)) if !self.line.is_open() => (),
+            Some(Message::Notification(_) | Message::Response(_)) if !self.link.is_open() => (),
             Some(Message::Notification(notification)) if notification.method == method::INITIALIZED => {
                 self.shakes_hands = true;
-                let line = Arc::clone(&self.line);
-                let inbound = line.inside(heard);
-                let telling = async move {
-                    line.serve(inbound).await;
+                let link = Arc::clone(&self.link);
+                let inbound = link.inside(parsed);
+                let notifying = async move {
+                    link.serve(inbound).await;
                 };
                 self.work
-                    .push(caught(telling).map(|_| CompletedWork::Handshake { serial: None, listens: true }).boxed());
+                    .push(caught(notifying).map(|_| CompletedWork::Handshake { serial: None, listens: true }).boxed());
             }
-            Some(Message::Notification(_) | Message::Response(_)) => self.note(heard),
+            Some(Message::Notification(_) | Message::Response(_)) => self.note(parsed),
         }
     }
 
-    fn shake_hands(&mut self, id: RequestId, heard: ParsedMessage) {
+    fn shake_hands(&mut self, id: RequestId, parsed: ParsedMessage) {
         let Some((serial, withdrawn)) = self.enter(&id, RequestKind::Single, Face::Session) else { return };
         self.shakes_hands = true;
-        let line = Arc::clone(&self.line);
+        let link = Arc::clone(&self.link);
         let shaking = async move {
-            let with = heard.spoken.headers.clone();
-            let response = line.serve(line.outside(heard)).await;
+            let with = parsed.spoken.headers.clone();
+            let response = link.serve(link.outside(parsed)).await;
             if let Some(session) = response.headers().get(headers::SESSION_ID) {
-                line.open(session.clone(), with);
+                link.open(session.clone(), with);
             }
-            let relayed = line.relay(response, Some(&id)).await?;
-            line.see_through(relayed, &id, &withdrawn).await
+            let relayed = link.relay(response, Some(&id)).await?;
+            link.see_through(relayed, &id, &withdrawn).await
         };
         let done = CompletedWork::Handshake { serial: Some(serial), listens: false };
         self.work.push(caught(shaking).map(|_| done).boxed());
@@ -365,16 +370,16 @@ impl StreamClientLoop {
 
     fn ask(&mut self, id: RequestId, face: Face, inbound: Inbound) {
         let Some((serial, withdrawn)) = self.enter(&id, RequestKind::of(&inbound), face) else { return };
-        let line = Arc::clone(&self.line);
+        let link = Arc::clone(&self.link);
         let asking = async move {
             let asking = async {
                 // Boxed: each wrapper around the work would move all of it.
-                match caught(as_one_request(Box::pin(line.ask(inbound, &id, &withdrawn)))).await {
+                match caught(as_one_request(Box::pin(link.ask(inbound, &id, &withdrawn)))).await {
                     Some(_) => (),
                     None => {
                         let fault = GatewayFault::new(Reason::Internal, Executed::Unknown);
                         // Fails if the client has disconnected: then no reader is left.
-                        let _ = line.say_fault(Some(&id), &fault).await;
+                        let _ = link.say_fault(Some(&id), &fault).await;
                     }
                 }
             };
@@ -389,29 +394,29 @@ impl StreamClientLoop {
         self.work.push(asking.boxed());
     }
 
-    fn ask_all(&mut self, heard: ParsedMessage) {
+    fn ask_all(&mut self, parsed: ParsedMessage) {
         if self.is_full() {
             return self.refuse_with(None, full());
         }
         let messages =
-            envelope::read_batch(&heard.spoken.text, ScanLimits::CLIENT, envelope::BATCH_READ_MAX).unwrap_or_default();
+            envelope::read_batch(&parsed.spoken.text, ScanLimits::CLIENT, envelope::BATCH_READ_MAX).unwrap_or_default();
         let ids = messages.into_iter().filter_map(|message| match message {
             Ok(Message::Request(request)) => Some(request.id),
             Ok(Message::Notification(_) | Message::Response(_)) | Err(_) => None,
         });
         let (serial, _) = self.entered(ids.collect(), RequestKind::Array, Face::Session);
-        let line = Arc::clone(&self.line);
+        let link = Arc::clone(&self.link);
         let asking = as_one_request(async move {
             // Each response as an event: no client of a stream reads the array as a whole.
-            let inbound = Inbound { accepted: AcceptedTypes::EventStream, ..line.inside(heard) };
-            line.relay(line.serve(inbound).await, None).await
+            let inbound = Inbound { accepted: AcceptedTypes::EventStream, ..link.inside(parsed) };
+            link.relay(link.serve(inbound).await, None).await
         });
         self.work.push(caught(asking).map(move |_| CompletedWork::Answered(serial)).boxed());
     }
 
     /// Whether further requests are refused. An array counts as its requests, and as one at least.
     fn is_full(&self) -> bool {
-        self.asked.iter().map(|asked| asked.ids.len().max(1)).sum::<usize>() >= REQUESTS_MAX
+        self.unanswered.iter().map(|request| request.ids.len().max(1)).sum::<usize>() >= REQUESTS_MAX
     }
 
     /// Registers a request; `None` if it was refused.
@@ -420,7 +425,7 @@ impl StreamClientLoop {
             self.refuse_with(Some(id.clone()), full());
             return None;
         }
-        if self.asked.iter().any(|asked| asked.ids.contains(id)) {
+        if self.unanswered.iter().any(|request| request.ids.contains(id)) {
             let what = "a request with this id has no answer yet";
             self.refuse(Some(id.clone()), &RequestError::NotARequest(Cow::Borrowed(what)));
             return None;
@@ -431,7 +436,7 @@ impl StreamClientLoop {
     fn entered(&mut self, ids: SmallVec<[RequestId; 1]>, kind: RequestKind, face: Face) -> (u64, CancellationToken) {
         self.serials += 1;
         let (serial, withdrawn) = (self.serials, CancellationToken::new());
-        self.asked.push(UnansweredRequest { serial, ids, kind, face, withdrawn: withdrawn.clone() });
+        self.unanswered.push(UnansweredRequest { serial, ids, kind, face, withdrawn: withdrawn.clone() });
         (serial, withdrawn)
     }
 
@@ -444,24 +449,25 @@ impl StreamClientLoop {
     }
 
     fn say(&self, message: Bytes) {
-        let line = Arc::clone(&self.line);
+        let link = Arc::clone(&self.link);
         self.work.push(
-            async move { line.say(message).await }.map(|_: Result<(), ClientDisconnected>| CompletedWork::Said).boxed(),
+            async move { link.say(message).await }.map(|_: Result<(), ClientDisconnected>| CompletedWork::Said).boxed(),
         );
     }
 
     /// Disconnects as an orderly client would: cancels calls, and ends the session.
     async fn end(mut self) {
-        let plain = self.asked.iter().filter(|asked| asked.face == Face::Session && !asked.withdrawn.is_cancelled());
-        let cancels = plain.flat_map(|asked| &asked.ids).filter_map(|id| {
+        let plain =
+            self.unanswered.iter().filter(|request| request.face == Face::Session && !request.withdrawn.is_cancelled());
+        let cancels = plain.flat_map(|request| &request.ids).filter_map(|id| {
             let params = Payload::of(&json!({ "requestId": id, "reason": "the client has gone" }));
-            self.line.by_itself(envelope::notification(method::CANCELLED, Some(&params)))
+            self.link.by_itself(envelope::notification(method::CANCELLED, Some(&params)))
         });
-        let cancelling = join_all(cancels.map(|cancel| caught(self.line.serve(cancel))));
+        let cancelling = join_all(cancels.map(|cancel| caught(self.link.serve(cancel))));
         let _ = timeout(CANCEL_MAX, cancelling).await;
         // This cancels the requests of stateless clients.
         self.work.clear();
-        let _ = caught(self.line.end()).await;
+        let _ = caught(self.link.end()).await;
     }
 }
 

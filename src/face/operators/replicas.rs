@@ -44,25 +44,25 @@ impl OperatorReplica {
     }
 
     fn of(one: &StoredReplica, view: &ReplicaView, own: Incarnation, now: BootTime) -> Self {
-        let line = &one.line;
-        let is_own = line.incarnation == own;
-        let state = match (is_own, line.is_dead, line.is_leaving) {
+        let row = &one.line;
+        let is_own = row.incarnation == own;
+        let state = match (is_own, row.is_dead, row.is_leaving) {
             (_, true, _) => "dead",
             (true, false, _) => "this one",
             (false, false, true) => "leaving",
             (false, false, false) => "living",
         };
-        let since = if is_own { Some(view.beaten) } else { view.beats.get(&line.incarnation).copied() };
+        let since = if is_own { Some(view.beaten) } else { view.beats.get(&row.incarnation).copied() };
         // A tenth of a second is precise enough.
         let tenths = |seconds: f64| (seconds * 10.0).round() / 10.0;
         Self {
-            name: line.name.clone(),
-            life: line.incarnation.0,
+            name: row.name.clone(),
+            life: row.incarnation.0,
             state,
-            address: line.address.clone(),
+            address: row.address.clone(),
             version: one.version.clone(),
             beat_age_seconds: since.map(|since| tenths(now.since(since).as_secs_f64())),
-            record_format: line.record_reads,
+            record_format: row.record_reads,
         }
     }
 }

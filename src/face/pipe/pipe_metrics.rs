@@ -39,6 +39,6 @@ impl PipeMetrics {
 
 impl fmt::Debug for PipeMetrics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Meter").finish_non_exhaustive()
+        f.debug_struct("PipeMetrics").finish_non_exhaustive()
     }
 }

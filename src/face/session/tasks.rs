@@ -68,7 +68,7 @@ pub(in crate::face) struct SessionTasksState {
 
 impl std::fmt::Debug for SessionTasksState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Desk").field("lines", &self.subscribers).finish_non_exhaustive()
+        f.debug_struct("SessionTasksState").field("subscribers", &self.subscribers).finish_non_exhaustive()
     }
 }
 

@@ -9,19 +9,22 @@ use crate::face::call_stream::{CallMessage, CallMessages};
 
 /// One open stream. Dropping it, as its connection ends, releases its permit and closes its queue.
 pub(super) struct SseEventStream {
-    said: mpsc::Receiver<Bytes>,
-    _place: SseStreamPermit<mpsc::Sender<ClientMessage>>,
+    messages: mpsc::Receiver<Bytes>,
+    _permit: SseStreamPermit<mpsc::Sender<ClientMessage>>,
 }
 
 impl SseEventStream {
-    pub(super) const fn new(said: mpsc::Receiver<Bytes>, place: SseStreamPermit<mpsc::Sender<ClientMessage>>) -> Self {
-        Self { said, _place: place }
+    pub(super) const fn new(
+        messages: mpsc::Receiver<Bytes>,
+        permit: SseStreamPermit<mpsc::Sender<ClientMessage>>,
+    ) -> Self {
+        Self { messages, _permit: permit }
     }
 }
 
 impl CallMessages for SseEventStream {
     async fn next(&mut self) -> Option<CallMessage> {
-        Some(CallMessage::event(self.said.recv().await?))
+        Some(CallMessage::event(self.messages.recv().await?))
     }
 }
 
@@ -44,10 +47,10 @@ mod tests {
     fn open() -> (mpsc::Sender<Bytes>, ResponseBody) {
         let key = SseStreamKey { owner: Principal::local(), upstream: Arc::from("up"), nonce: 1 };
         let table = Arc::new(SseStreamTable::new(SharedLimits::default()));
-        let place = table.open(key, Principal::local(), || mpsc::channel(1).0).unwrap();
-        let (saying, said) = mpsc::channel(4);
+        let permit = table.open(key, Principal::local(), || mpsc::channel(1).0).unwrap();
+        let (sender, messages) = mpsc::channel(4);
         let first = Some(Bytes::from_static(b"address").into());
-        (saying, stream(SseEventStream::new(said, place), addressee(None, AcceptedTypes::EventStream), first))
+        (sender, stream(SseEventStream::new(messages, permit), addressee(None, AcceptedTypes::EventStream), first))
     }
 
     async fn next(body: &mut ResponseBody) -> Option<Bytes> {
@@ -56,13 +59,13 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_comment_stands_where_nothing_was_said_for_long() {
-        let (saying, mut body) = open();
+        let (sender, mut body) = open();
         assert_eq!(next(&mut body).await.unwrap(), "address");
         let began = Instant::now();
         assert_eq!(next(&mut body).await.unwrap(), ":\n\n");
         assert_eq!(began.elapsed(), SIGN);
         tokio::time::sleep(SIGN / 2).await;
-        saying.send(Bytes::from_static(b"{}")).await.unwrap();
+        sender.send(Bytes::from_static(b"{}")).await.unwrap();
         assert_eq!(next(&mut body).await.unwrap(), "event: message\ndata: {}\n\n");
         assert_eq!(next(&mut body).await.unwrap(), ":\n\n");
         assert_eq!(began.elapsed(), SIGN * 5 / 2, "counted from the message");
@@ -70,10 +73,10 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn it_ends_once_all_that_was_said_is_written() {
-        let (saying, mut body) = open();
-        saying.send(Bytes::from_static(b"1")).await.unwrap();
-        saying.send(Bytes::from_static(b"2")).await.unwrap();
-        drop(saying);
+        let (sender, mut body) = open();
+        sender.send(Bytes::from_static(b"1")).await.unwrap();
+        sender.send(Bytes::from_static(b"2")).await.unwrap();
+        drop(sender);
         let mut written = Vec::new();
         while let Some(bytes) = next(&mut body).await {
             written.push(bytes);

@@ -42,7 +42,7 @@ impl<I> SseStreamTable<I> {
 
 impl<I> fmt::Debug for SseStreamTable<I> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Table").field("streams", &self.open.lock().inlets.len()).finish_non_exhaustive()
+        f.debug_struct("SseStreamTable").field("streams", &self.open.lock().inlets.len()).finish_non_exhaustive()
     }
 }
 
@@ -110,13 +110,13 @@ mod tests {
     #[test]
     fn sec_02_a_stream_is_found_by_its_owner_at_its_upstream_while_it_is_open() {
         let table = Arc::new(SseStreamTable::<u8>::new(SharedLimits::default()));
-        let place = table.open(key("key:ada", 7), Principal::new("key:ada"), || 1).unwrap();
+        let permit = table.open(key("key:ada", 7), Principal::new("key:ada"), || 1).unwrap();
         assert_eq!(table.find(&key("key:ada", 7)), Some(1));
         let elsewhere = SseStreamKey { upstream: Arc::from("letters"), ..key("key:ada", 7) };
         for foreign in [key("key:bob", 7), key("key:ada", 8), elsewhere] {
             assert_eq!(table.find(&foreign), None, "{foreign:?}");
         }
-        drop(place);
+        drop(permit);
         assert_eq!(table.find(&key("key:ada", 7)), None);
     }
 

@@ -82,7 +82,7 @@ impl ClientLink {
         id: Option<&RequestId>,
     ) -> Result<RelayOutcome, ClientDisconnected> {
         let mut events = EventStream::new(body, self.read_limits());
-        let (mut place, mut is_answered) = (RelayResumePoint::default(), false);
+        let (mut resume_point, mut is_answered) = (RelayResumePoint::default(), false);
         loop {
             let event = match events.next().await.map_err(BodyReadError::into_fault) {
                 Ok(Some(event)) => event,
@@ -94,21 +94,22 @@ impl ClientLink {
                 Ok(None) | Err(_) => break,
             };
             let says = event.is_message() && !event.data.is_empty();
-            place.event = event.id.or_else(|| place.event.take());
-            place.retry = event.retry_ms.map(Duration::from_millis).or(place.retry);
+            resume_point.event = event.id.or_else(|| resume_point.event.take());
+            resume_point.retry = event.retry_ms.map(Duration::from_millis).or(resume_point.retry);
             // An event without data only sets a position; an event with a name is no message.
             if !says {
                 continue;
             }
-            place.moved = true;
+            resume_point.moved = true;
             let (message, is_answer) = self.vetted(event.data, id);
             is_answered |= is_answer;
             if let Some(message) = message {
                 self.say(message).await?;
             }
         }
-        let place = RelayResumePoint { event: place.event.filter(|event| !event.is_empty()), ..place };
-        Ok(if is_answered { RelayOutcome::Whole } else { RelayOutcome::Short(place) })
+        let resume_point =
+            RelayResumePoint { event: resume_point.event.filter(|event| !event.is_empty()), ..resume_point };
+        Ok(if is_answered { RelayOutcome::Whole } else { RelayOutcome::Short(resume_point) })
     }
 
     /// Filters a text: keeps only messages, and only the response to `id`, if there is one. Also returns whether that response is

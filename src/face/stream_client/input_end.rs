@@ -39,23 +39,23 @@ impl StreamClientLoop {
     /// Returns once every request except subscriptions is answered, or the client has disconnected. Requests have their own time
     /// limits.
     pub(super) async fn answer_what_was_read(&mut self) {
-        let line = Arc::clone(&self.line);
+        let link = Arc::clone(&self.link);
         while !self.is_answered_but_for_subscriptions() && !self.work.is_empty() {
             tokio::select! {
                 biased;
                 Some(done) = self.work.next() => self.done(done),
-                () = line.gone() => return,
+                () = link.gone() => return,
             }
         }
     }
 
     fn is_answered_but_for_subscriptions(&self) -> bool {
-        self.asked.iter().all(|asked| asked.kind == RequestKind::Subscription) && self.is_idle()
+        self.unanswered.iter().all(|request| request.kind == RequestKind::Subscription) && self.is_idle()
     }
 
     /// Whether every request is answered, and no message waits.
     pub(super) fn is_answered(&self) -> bool {
-        self.asked.is_empty() && self.is_idle()
+        self.unanswered.is_empty() && self.is_idle()
     }
 
     /// Whether no message waits or is in progress.

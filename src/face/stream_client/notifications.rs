@@ -14,8 +14,8 @@ const ROOTS_CHANGED: &str = "notifications/roots/list_changed";
 impl StreamClientLoop {
     /// Forwards a notification or response. A slow server delays neither requests nor responses: only ordered notifications wait
     /// for earlier ones, and above a limit these are dropped.
-    pub(super) fn note(&mut self, heard: ParsedMessage) {
-        let is_free = match &heard.message {
+    pub(super) fn note(&mut self, parsed: ParsedMessage) {
+        let is_free = match &parsed.message {
             Some(Message::Notification(notification)) => {
                 matches!(notification.method.as_str(), method::CANCELLED | ROOTS_CHANGED)
             }
@@ -23,16 +23,16 @@ impl StreamClientLoop {
         };
         if is_free {
             self.noting += 1;
-            let noting = self.noted(heard);
+            let noting = self.noted(parsed);
             return self.work.push(noting.map(|()| CompletedWork::Noted { in_order: false }).boxed());
         }
         if self.notes.len() >= WAITING_MAX {
-            let upstream = self.line.upstream();
+            let upstream = self.link.upstream();
             tracing::debug!(%upstream, "the server is slow to take notifications; one was dropped");
             metric::count_dropped(upstream, "note_flood");
             return;
         }
-        self.notes.push_back(heard);
+        self.notes.push_back(parsed);
         self.note_next();
     }
 
@@ -40,17 +40,17 @@ impl StreamClientLoop {
         if self.is_noting {
             return;
         }
-        let Some(heard) = self.notes.pop_front() else { return };
+        let Some(parsed) = self.notes.pop_front() else { return };
         self.is_noting = true;
-        let noting = self.noted(heard);
+        let noting = self.noted(parsed);
         self.work.push(noting.map(|()| CompletedWork::Noted { in_order: true }).boxed());
     }
 
     /// A refusal is only logged, since these messages get no response.
-    fn noted(&self, heard: ParsedMessage) -> impl Future<Output = ()> + Send + use<> {
-        let line = Arc::clone(&self.line);
+    fn noted(&self, parsed: ParsedMessage) -> impl Future<Output = ()> + Send + use<> {
+        let link = Arc::clone(&self.link);
         let noting = async move {
-            let response = line.serve(line.inside(heard)).await;
+            let response = link.serve(link.inside(parsed)).await;
             if !response.status().is_success() {
                 tracing::debug!(status = response.status().as_u16(), "a notification or an answer was refused");
             }

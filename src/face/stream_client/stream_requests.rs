@@ -45,32 +45,32 @@ impl ClientLink {
     ) -> Result<(), ClientDisconnected> {
         let mut attempts = 0;
         loop {
-            let place = match relayed {
+            let resume_point = match relayed {
                 RelayOutcome::Whole => return Ok(()),
                 RelayOutcome::Nothing => break,
-                RelayOutcome::Short(place) => place,
+                RelayOutcome::Short(resume_point) => resume_point,
             };
-            attempts = if place.moved { 1 } else { attempts + 1 };
+            attempts = if resume_point.moved { 1 } else { attempts + 1 };
             if attempts > ATTEMPTS_MAX || withdrawn.is_cancelled() {
                 break;
             }
-            let Some(rest) = place.event.as_deref().and_then(|event| self.get(Some(event))) else { break };
-            sleep(place.retry.unwrap_or(RETRY).min(RETRY_MAX)).await;
+            let Some(rest) = resume_point.event.as_deref().and_then(|event| self.get(Some(event))) else { break };
+            sleep(resume_point.retry.unwrap_or(RETRY).min(RETRY_MAX)).await;
             let response = self.serve(rest).await;
             relayed = match response.status() {
                 StatusCode::OK => match self.relay(response, Some(id)).await? {
                     // No new event: the position remains.
                     RelayOutcome::Short(RelayResumePoint { event: None, retry, moved }) => {
                         RelayOutcome::Short(RelayResumePoint {
-                            event: place.event,
-                            retry: retry.or(place.retry),
+                            event: resume_point.event,
+                            retry: retry.or(resume_point.retry),
                             moved,
                         })
                     }
                     other @ (RelayOutcome::Whole | RelayOutcome::Nothing | RelayOutcome::Short(_)) => other,
                 },
                 StatusCode::SERVICE_UNAVAILABLE | StatusCode::BAD_GATEWAY => {
-                    RelayOutcome::Short(RelayResumePoint { moved: false, ..place })
+                    RelayOutcome::Short(RelayResumePoint { moved: false, ..resume_point })
                 }
                 _ => break,
             };
@@ -91,9 +91,9 @@ impl ClientLink {
             drop(opening.take());
             match response.status() {
                 StatusCode::OK => match self.relay(response, None).await? {
-                    RelayOutcome::Short(place) => {
-                        pause = place.retry.unwrap_or(RETRY).min(RETRY_MAX);
-                        event = place.event.or(event);
+                    RelayOutcome::Short(resume_point) => {
+                        pause = resume_point.retry.unwrap_or(RETRY).min(RETRY_MAX);
+                        event = resume_point.event.or(event);
                     }
                     RelayOutcome::Whole | RelayOutcome::Nothing => pause = RETRY,
                 },

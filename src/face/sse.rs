@@ -39,7 +39,7 @@ pub use streams::STREAMS_MAX;
 use streams::{SseStreamKey, SseStreamTable};
 
 /// Accepted messages of one client that are not processed yet. Further POSTs wait for their 202.
-const SPOKEN_MAX: usize = 4;
+const RECEIVED_MAX: usize = 4;
 /// Messages queued for the client. Later ones wait at their source.
 const OUTGOING_MAX: usize = 8;
 /// Room for the envelope of a result.
@@ -110,7 +110,7 @@ impl SseEndpoint {
         let id = GatewayId::in_memory(IdKind::SseStream, served.own_replica(), key.nonce);
         let sealed = served.sealer.seal(&id, Some(&owner), &[]).expect("an id without a payload has one length");
         let address = format!("{}?{STREAM}={sealed}", inbound.path);
-        let (inlet, spoken) = mpsc::channel(SPOKEN_MAX);
+        let (inlet, messages_in) = mpsc::channel(RECEIVED_MAX);
         let (outgoing, messages) = mpsc::channel(OUTGOING_MAX);
         let permit = match streams.0.open(key, inbound.counted_as(), || inlet) {
             Ok(permit) => permit,
@@ -125,7 +125,7 @@ impl SseEndpoint {
             limits: served.engine.limits().clone(),
             message_bytes_max: result_bytes_max.saturating_add(ENVELOPE_BYTES),
         };
-        served.scope.tracker.spawn(stream_client::serve_until(client, spoken, outgoing, leaving.clone()));
+        served.scope.tracker.spawn(stream_client::serve_until(client, messages_in, outgoing, leaving.clone()));
         let address = framing::sse_endpoint(&address).into();
         let opened = event_stream(stream(
             SseEventStream::new(messages, permit),
@@ -160,8 +160,8 @@ impl SseEndpoint {
             let answer = || refuse(&addressee(None, AcceptedTypes::Json), &complaint);
             return self.refuse(&inbound, "message_unreadable", answer);
         }
-        let spoken = ClientMessage { text: inbound.body, headers: inbound.headers };
-        match inlet.send_timeout(spoken, TAKEN_MAX).await {
+        let messages_in = ClientMessage { text: inbound.body, headers: inbound.headers };
+        match inlet.send_timeout(messages_in, TAKEN_MAX).await {
             Ok(()) => accepted(),
             Err(mpsc::error::SendTimeoutError::Closed(_)) => bare(StatusCode::NOT_FOUND),
             Err(mpsc::error::SendTimeoutError::Timeout(_)) => {

@@ -61,7 +61,7 @@ pub async fn serve(
     (leaving, stop): (CancellationToken, &CancellationToken),
 ) -> Result<(), StdioError> {
     let StdioEnds { input, output, is_reader_gone } = ends;
-    let (lines, spoken) = mpsc::channel(LINES_MAX);
+    let (lines, messages_in) = mpsc::channel(LINES_MAX);
     let (outgoing, messages) = mpsc::channel(MESSAGES_MAX);
     let refusals = outgoing.clone();
     let leaving = leaving.child_token();
@@ -75,7 +75,7 @@ pub async fn serve(
     let (input_over, gone, over) = (CancellationToken::new(), CancellationToken::new(), CancellationToken::new());
     let talking = async {
         let (answers, input_end) = (leaving.clone(), InputEnd::ClientReads);
-        let served = stream_client::serve_to_input_end(client, spoken, outgoing, answers, input_end);
+        let served = stream_client::serve_to_input_end(client, messages_in, outgoing, answers, input_end);
         tokio::pin!(served);
         let read = tokio::select! {
             read = reading => {

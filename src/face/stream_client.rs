@@ -52,7 +52,7 @@ use input_end::RequestKind;
 /// Limit of concurrent requests; further ones are refused.
 const REQUESTS_MAX: usize = 1_024;
 /// Limit of refusals and other small messages that wait for the client to read. Above it, the client's input is not read.
-const SAYINGS_MAX: usize = 64;
+const SENDING_MAX: usize = 64;
 /// Limit of messages that wait for the handshake, and of ordered notifications that wait.
 const WAITING_MAX: usize = 64;
 /// Limit of responses and unordered notifications in progress.
@@ -106,56 +106,56 @@ pub struct ClientMessage {
 ///
 /// At the end, plain calls are cancelled and the session is ended, which takes at most two seconds; tasks continue. Dropping the
 /// future leaves a session open.
-pub async fn serve(client: StreamClient, spoken: mpsc::Receiver<ClientMessage>, outgoing: mpsc::Sender<Bytes>) {
-    serve_until(client, spoken, outgoing, CancellationToken::new()).await;
+pub async fn serve(client: StreamClient, received: mpsc::Receiver<ClientMessage>, outgoing: mpsc::Sender<Bytes>) {
+    serve_until(client, received, outgoing, CancellationToken::new()).await;
 }
 
 /// Like [`serve`]; once `leaving` is cancelled, only until all requests are answered.
 pub async fn serve_until(
     client: StreamClient,
-    spoken: mpsc::Receiver<ClientMessage>,
+    received: mpsc::Receiver<ClientMessage>,
     outgoing: mpsc::Sender<Bytes>,
     leaving: CancellationToken,
 ) {
-    serve_to_input_end(client, spoken, outgoing, leaving, InputEnd::ClientLeft).await;
+    serve_to_input_end(client, received, outgoing, leaving, InputEnd::ClientLeft).await;
 }
 
 /// Like [`serve_until`]; with [`InputEnd::ClientReads`], requests are still answered after `spoken` has ended.
 pub async fn serve_to_input_end(
     client: StreamClient,
-    mut spoken: mpsc::Receiver<ClientMessage>,
+    mut received: mpsc::Receiver<ClientMessage>,
     outgoing: mpsc::Sender<Bytes>,
     leaving: CancellationToken,
     input_end: InputEnd,
 ) {
     let link = ClientLink::new(client, outgoing);
-    let mut talk = StreamClientLoop::new(Arc::clone(&link));
+    let mut client_loop = StreamClientLoop::new(Arc::clone(&link));
     loop {
         tokio::select! {
             biased;
-            Some(done) = talk.work.next(), if !talk.work.is_empty() => talk.done(done),
+            Some(done) = client_loop.work.next(), if !client_loop.work.is_empty() => client_loop.done(done),
             () = link.gone() => break,
-            message = spoken.recv(), if talk.listens() => match message {
-                Some(message) => talk.receive(message),
+            message = received.recv(), if client_loop.listens() => match message {
+                Some(message) => client_loop.receive(message),
                 None => {
                     // A gateway that shuts down has ended the calls by now.
                     if input_end == InputEnd::ClientReads && !leaving.is_cancelled() {
-                        talk.answer_what_was_read().await;
+                        client_loop.answer_what_was_read().await;
                     }
                     break;
                 }
             },
             // Last, so that received messages are handled first.
-            () = leaving.cancelled(), if talk.is_answered() => break,
+            () = leaving.cancelled(), if client_loop.is_answered() => break,
         }
     }
-    talk.end().await;
+    client_loop.end().await;
 }
 
 struct ParsedMessage {
     /// `None` for an array.
     message: Option<Message>,
-    spoken: ClientMessage,
+    received: ClientMessage,
     arrived: Instant,
 }
 
@@ -181,7 +181,7 @@ enum CompletedWork {
     Noted {
         in_order: bool,
     },
-    Said,
+    Sent,
 }
 
 struct StreamClientLoop {
@@ -216,7 +216,7 @@ impl StreamClientLoop {
 
     /// Whether another message can be read. Responses and cancellations are read even while all requests are in progress.
     fn listens(&self) -> bool {
-        self.work.len() < self.unanswered.len() + self.noting + SAYINGS_MAX
+        self.work.len() < self.unanswered.len() + self.noting + SENDING_MAX
             && self.held.len() < WAITING_MAX
             && self.noting < NOTES_MAX
     }
@@ -236,7 +236,7 @@ impl StreamClientLoop {
                 self.note_next();
             }
             CompletedWork::Noted { in_order: false } => self.noting -= 1,
-            CompletedWork::Said => (),
+            CompletedWork::Sent => (),
         }
         while !self.shakes_hands
             && let Some(parsed) = self.held.pop_front()
@@ -253,19 +253,19 @@ impl StreamClientLoop {
         let waiting = timeout(OPENING_MAX, opened.clone().cancelled_owned());
         self.work.push(waiting.map(|_| CompletedWork::Handshake { serial: None, listens: false }).boxed());
         let listening = Arc::clone(&self.link).listen(opened.drop_guard());
-        self.work.push(listening.map(|_| CompletedWork::Said).boxed());
+        self.work.push(listening.map(|_| CompletedWork::Sent).boxed());
     }
 
-    fn receive(&mut self, spoken: ClientMessage) {
+    fn receive(&mut self, received: ClientMessage) {
         let arrived = Instant::now();
-        if is_batch(&spoken.text) {
-            return self.receive_in_session(ParsedMessage { message: None, spoken, arrived });
+        if is_batch(&received.text) {
+            return self.receive_in_session(ParsedMessage { message: None, received, arrived });
         }
-        let message = match envelope::read(&spoken.text, ScanLimits::CLIENT) {
+        let message = match envelope::read(&received.text, ScanLimits::CLIENT) {
             Ok(message) => message,
             Err(error) => {
                 let (id, complaint) = unreadable(error);
-                return self.refuse(id.or_else(|| envelope::asked_in(&spoken.text)), &complaint);
+                return self.refuse(id.or_else(|| envelope::asked_in(&received.text)), &complaint);
             }
         };
         let face = match &message {
@@ -277,12 +277,12 @@ impl StreamClientLoop {
             (_, Message::Notification(notification)) if self.withdraw(notification) => (),
             (Face::Stateless, Message::Request(request)) => {
                 let id = request.id.clone();
-                let parsed = ParsedMessage { message: Some(message), spoken, arrived };
+                let parsed = ParsedMessage { message: Some(message), received, arrived };
                 self.ask(id, Face::Stateless, self.link.outside(parsed));
             }
             // Other messages of a stateless client have no effect.
             (Face::Stateless, Message::Notification(_) | Message::Response(_)) => (),
-            (Face::Session, _) => self.receive_in_session(ParsedMessage { message: Some(message), spoken, arrived }),
+            (Face::Session, _) => self.receive_in_session(ParsedMessage { message: Some(message), received, arrived }),
         }
     }
 
@@ -320,7 +320,7 @@ impl StreamClientLoop {
             }
             // Allowed before the handshake, and no session exists that could answer it.
             Some(Message::Request(request)) if request.method == method::PING && !self.link.is_open() => {
-                self.say(envelope::result(&request.id, &Payload::empty_object()));
+                self.send(envelope::result(&request.id, &Payload::empty_object()));
             }
             Some(Message::Request(request)) if !self.link.is_open() => {
                 let what = "a session begins with initialize, and a request without one names its version in _meta";
@@ -356,7 +356,7 @@ impl StreamClientLoop {
         self.shakes_hands = true;
         let link = Arc::clone(&self.link);
         let shaking = async move {
-            let with = parsed.spoken.headers.clone();
+            let with = parsed.received.headers.clone();
             let response = link.serve(link.outside(parsed)).await;
             if let Some(session) = response.headers().get(headers::SESSION_ID) {
                 link.open(session.clone(), with);
@@ -379,7 +379,7 @@ impl StreamClientLoop {
                     None => {
                         let fault = GatewayFault::new(Reason::Internal, Executed::Unknown);
                         // Fails if the client has disconnected: then no reader is left.
-                        let _ = link.say_fault(Some(&id), &fault).await;
+                        let _ = link.send_fault(Some(&id), &fault).await;
                     }
                 }
             };
@@ -398,8 +398,8 @@ impl StreamClientLoop {
         if self.is_full() {
             return self.refuse_with(None, full());
         }
-        let messages =
-            envelope::read_batch(&parsed.spoken.text, ScanLimits::CLIENT, envelope::BATCH_READ_MAX).unwrap_or_default();
+        let messages = envelope::read_batch(&parsed.received.text, ScanLimits::CLIENT, envelope::BATCH_READ_MAX)
+            .unwrap_or_default();
         let ids = messages.into_iter().filter_map(|message| match message {
             Ok(Message::Request(request)) => Some(request.id),
             Ok(Message::Notification(_) | Message::Response(_)) | Err(_) => None,
@@ -445,13 +445,15 @@ impl StreamClientLoop {
     }
 
     fn refuse_with(&self, id: Option<RequestId>, error: RpcError) {
-        self.say(envelope::error(id.as_ref(), &error));
+        self.send(envelope::error(id.as_ref(), &error));
     }
 
-    fn say(&self, message: Bytes) {
+    fn send(&self, message: Bytes) {
         let link = Arc::clone(&self.link);
         self.work.push(
-            async move { link.say(message).await }.map(|_: Result<(), ClientDisconnected>| CompletedWork::Said).boxed(),
+            async move { link.send(message).await }
+                .map(|_: Result<(), ClientDisconnected>| CompletedWork::Sent)
+                .boxed(),
         );
     }
 

@@ -121,7 +121,7 @@ impl ReplayBuffer {
     }
 
     /// Appends an event once the reader has room. Returns whether there is a reader.
-    async fn say(&self, part: BodyPart, unread: UnreadPolicy) -> bool {
+    async fn write(&self, part: BodyPart, unread: UnreadPolicy) -> bool {
         let has_room = |state: &ReplayState| {
             state.reader.is_none() || (state.unread() < UNREAD_MAX && state.unread_bytes() < UNREAD_BYTES_MAX)
         };
@@ -204,8 +204,8 @@ impl ReplayWriter {
     }
 
     /// Appends an event once the reader has room. Returns whether there is a reader. Cancel safe.
-    pub(in crate::face) async fn say(&self, part: BodyPart, unread: UnreadPolicy) -> bool {
-        self.0.say(part, unread).await
+    pub(in crate::face) async fn write(&self, part: BodyPart, unread: UnreadPolicy) -> bool {
+        self.0.write(part, unread).await
     }
 
     /// Appends the result. Returns whether there is a reader.
@@ -460,14 +460,14 @@ mod tests {
         let (writer, mut first) = logs.begin(7);
         logs.keep(1, RequestId::number(5), &first);
         for said in ["a", ": sign", "b"] {
-            assert!(writer.say(text_of(said), UnreadPolicy::Kept).await);
+            assert!(writer.write(text_of(said), UnreadPolicy::Kept).await);
         }
         assert_eq!(text(first.next().await), "a Some(1)");
         assert_eq!(text(first.next().await), ": sign None");
         drop(first);
-        assert!(!writer.say(text_of("c"), UnreadPolicy::Kept).await);
-        assert!(!writer.say(text_of("question"), UnreadPolicy::Dropped).await);
-        assert!(!writer.say(text_of(": sign"), UnreadPolicy::Kept).await);
+        assert!(!writer.write(text_of("c"), UnreadPolicy::Kept).await);
+        assert!(!writer.write(text_of("question"), UnreadPolicy::Dropped).await);
+        assert!(!writer.write(text_of(": sign"), UnreadPolicy::Kept).await);
         assert!(logs.take_up((2, 7), 1).is_none() && logs.take_up((1, 8), 1).is_none());
         let (request, mut second) = logs.take_up((1, 7), 1).unwrap();
         assert_eq!(request, RequestId::number(5));
@@ -493,7 +493,7 @@ mod tests {
         let writers: Vec<_> = (0..=PER_SESSION_MAX as u128).map(begin).collect();
         assert!(logs.take_up((1, 0), 0).is_none(), "the oldest made room");
         for n in 0..EVENTS_MAX + 10 {
-            writers[1].say(text_of(&format!("{n}")), UnreadPolicy::Kept).await;
+            writers[1].write(text_of(&format!("{n}")), UnreadPolicy::Kept).await;
         }
         let (_, mut reader) = logs.take_up((1, 1), 0).unwrap();
         assert_eq!(text(reader.next().await), "10 Some(11)");

@@ -339,7 +339,7 @@ impl BridgedCall {
                 None => return FollowOutcome::Over(fault(Reason::Internal)),
             };
             if let Some(message) = message {
-                self.say(BodyPart::message(message)).await;
+                self.send(BodyPart::message(message)).await;
                 silence.broken();
             }
         }
@@ -351,7 +351,7 @@ impl BridgedCall {
         if CoreTasks::are_offered_in(self.version) && !task.is_settled() {
             self.shared.speak_of(task, self.nonce);
         }
-        self.shared.fallback_words().pieces(TaskReply::Created(task))
+        self.shared.fallback_texts().pieces(TaskReply::Created(task))
     }
 
     /// Adds task support to a tool list, if tasks are offered, and the gateway's own tools.
@@ -403,25 +403,25 @@ impl BridgedCall {
     }
 
     /// Sends a message before the response. Returns whether there is a reader.
-    pub(super) async fn say(&self, event: BodyPart) -> bool {
-        self.say_or(event, UnreadPolicy::Kept).await
+    pub(super) async fn send(&self, event: BodyPart) -> bool {
+        self.send_or(event, UnreadPolicy::Kept).await
     }
 
     /// As [`Self::say`], for a message of no later use.
-    pub(super) async fn say_now(&self, event: BodyPart) -> bool {
-        self.say_or(event, UnreadPolicy::Dropped).await
+    pub(super) async fn send_now(&self, event: BodyPart) -> bool {
+        self.send_or(event, UnreadPolicy::Dropped).await
     }
 
-    async fn say_or(&self, event: BodyPart, unread: UnreadPolicy) -> bool {
+    async fn send_or(&self, event: BodyPart, unread: UnreadPolicy) -> bool {
         if !self.takes_stream {
             return false;
         }
-        self.cancelled().run_until_cancelled(self.writer.say(event, unread)).await == Some(true)
+        self.cancelled().run_until_cancelled(self.writer.write(event, unread)).await == Some(true)
     }
 
     /// Sends a life sign: progress if the client resets its timeouts by it, otherwise a comment.
     pub(super) async fn life_sign(&mut self) {
         let sign = self.notices.sign();
-        self.say(sign).await;
+        self.send(sign).await;
     }
 }

@@ -67,7 +67,7 @@ impl SessionFaceState {
     }
 
     /// The texts for such a client, with the current tool names.
-    pub(super) fn fallback_words(&self) -> FallbackTools {
+    pub(super) fn fallback_texts(&self) -> FallbackTools {
         FallbackTools::for_session(self.fallback.as_ref().map_or(0, |fallback| fallback.service.level()))
     }
 
@@ -121,5 +121,5 @@ pub(super) async fn post(
     let addressee = addressee(Some(&request.id), inbound.accepted);
     let asker = TaskAsker { owner: &inbound.principal, misses: shared.tasks.misses() };
     let call = FallbackCall { tool, request: &request, life_signs: shared.served.settings.life_signs };
-    Ok(answer(&shared.served.engine, asker, call, shared.fallback_words(), addressee).await)
+    Ok(answer(&shared.served.engine, asker, call, shared.fallback_texts(), addressee).await)
 }

@@ -34,7 +34,7 @@ impl StatelessFace {
     }
 
     /// The texts for such a client, with the current tool names.
-    pub(super) fn fallback_words(&self) -> FallbackTools {
+    pub(super) fn fallback_texts(&self) -> FallbackTools {
         FallbackTools::for_stateless(self.fallback.as_ref().map_or(0, |fallback| fallback.level()), self.identity())
     }
 
@@ -47,7 +47,7 @@ impl StatelessFace {
     ) -> FaceResponse {
         match inquiry.metadata.takes_tasks() {
             HandleSupport::No | HandleSupport::ByTools => {
-                let dialect = self.fallback_words();
+                let dialect = self.fallback_texts();
                 self.view(inquiry, promotable, dialect).respond_from(first, call).await
             }
             HandleSupport::AfterGrace | HandleSupport::AtOnce => {
@@ -80,6 +80,6 @@ impl StatelessFace {
         let tool = fallback.named(&inquiry.params.get_str("name")?)?;
         let asker = TaskAsker { owner: &inquiry.principal, misses: &self.misses };
         let call = FallbackCall { tool, request: inquiry.request, life_signs: self.served.settings.life_signs };
-        Some(answer(&self.served.engine, asker, call, self.fallback_words(), inquiry.addressee.clone()).await)
+        Some(answer(&self.served.engine, asker, call, self.fallback_texts(), inquiry.addressee.clone()).await)
     }
 }

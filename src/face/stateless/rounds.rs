@@ -79,7 +79,7 @@ impl StatelessFace {
             }
             Ok(HeldCallResumption::Over(event)) => match inquiry.metadata.takes_tasks() {
                 HandleSupport::No | HandleSupport::ByTools => {
-                    let dialect = self.fallback_words();
+                    let dialect = self.fallback_texts();
                     self.view(inquiry, Promotable::No, dialect).answer(event)
                 }
                 HandleSupport::AfterGrace | HandleSupport::AtOnce => {

@@ -51,7 +51,7 @@ impl ClientLink {
         let text = match read_whole(body, &self.read_limits()).await {
             Ok(text) => text,
             Err(fault) => {
-                self.say_fault(id, &fault).await?;
+                self.send_fault(id, &fault).await?;
                 return Ok(RelayOutcome::Whole);
             }
         };
@@ -62,16 +62,16 @@ impl ClientLink {
             let wait = head.headers.get(RETRY_AFTER).and_then(|seconds| seconds.to_str().ok()?.parse().ok());
             let refusal = refusal(&text, id, head.status, wait.map(Duration::from_secs));
             return match self.vetted(refusal.into(), None).0 {
-                Some(refusal) => self.say(refusal).await.map(|()| RelayOutcome::Whole),
+                Some(refusal) => self.send(refusal).await.map(|()| RelayOutcome::Whole),
                 None => Ok(RelayOutcome::Whole),
             };
         }
         let (message, is_answer) = self.vetted(text.into(), id);
         if let Some(message) = message {
-            self.say(message).await?;
+            self.send(message).await?;
         }
         if !is_answer {
-            self.say_fault(id, &GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes)).await?;
+            self.send_fault(id, &GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes)).await?;
         }
         Ok(RelayOutcome::Whole)
     }
@@ -87,7 +87,7 @@ impl ClientLink {
             let event = match events.next().await.map_err(BodyReadError::into_fault) {
                 Ok(Some(event)) => event,
                 Err(fault) if has_no_room(fault.reason) => {
-                    self.say_fault(id, &fault).await?;
+                    self.send_fault(id, &fault).await?;
                     return Ok(RelayOutcome::Whole);
                 }
                 // Any other error counts as the stream's end.
@@ -104,7 +104,7 @@ impl ClientLink {
             let (message, is_answer) = self.vetted(event.data, id);
             is_answered |= is_answer;
             if let Some(message) = message {
-                self.say(message).await?;
+                self.send(message).await?;
             }
         }
         let resume_point =
@@ -149,13 +149,13 @@ impl ClientLink {
     }
 
     /// Without a request, a fault is only logged.
-    pub(super) async fn say_fault(
+    pub(super) async fn send_fault(
         &self,
         id: Option<&RequestId>,
         fault: &GatewayFault,
     ) -> Result<(), ClientDisconnected> {
         match id {
-            Some(id) => self.say_error(Some(id), &gateway_error(fault)).await,
+            Some(id) => self.send_error(Some(id), &gateway_error(fault)).await,
             None => {
                 tracing::debug!(reason = reason_key(fault.reason), "a message to the client was lost");
                 Ok(())

@@ -69,23 +69,23 @@ impl ClientLink {
     }
 
     /// Sends one message to the client. If the future is dropped, the message is sent completely or not at all.
-    pub(super) async fn say(&self, message: Bytes) -> Result<(), ClientDisconnected> {
+    pub(super) async fn send(&self, message: Bytes) -> Result<(), ClientDisconnected> {
         self.outgoing.send(message).await.map_err(|_| ClientDisconnected)
     }
 
-    pub(super) async fn say_error(&self, id: Option<&RequestId>, error: &RpcError) -> Result<(), ClientDisconnected> {
-        self.say(envelope::error(id, error)).await
+    pub(super) async fn send_error(&self, id: Option<&RequestId>, error: &RpcError) -> Result<(), ClientDisconnected> {
+        self.send(envelope::error(id, error)).await
     }
 
     /// A message without a session: of a stateless client, or the one that opens a session.
-    pub(super) fn outside(&self, spoken: ParsedMessage) -> Inbound {
-        let ParsedMessage { message, spoken: ClientMessage { text, headers }, arrived } = spoken;
+    pub(super) fn outside(&self, received: ParsedMessage) -> Inbound {
+        let ParsedMessage { message, received: ClientMessage { text, headers }, arrived } = received;
         Inbound { message, ..self.inbound(Method::POST, text, cleaned(headers), arrived) }
     }
 
     /// A message in the session, if one is open.
-    pub(super) fn inside(&self, spoken: ParsedMessage) -> Inbound {
-        let mut inbound = self.outside(spoken);
+    pub(super) fn inside(&self, received: ParsedMessage) -> Inbound {
+        let mut inbound = self.outside(received);
         if let Some(session) = self.session.lock().as_ref() {
             inbound.headers.insert(headers::SESSION_ID, session.id.clone());
         }

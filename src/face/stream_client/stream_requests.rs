@@ -78,7 +78,7 @@ impl ClientLink {
         if withdrawn.is_cancelled() {
             return Ok(());
         }
-        self.say_fault(Some(id), &GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown)).await
+        self.send_fault(Some(id), &GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown)).await
     }
 
     /// Keeps the session's own stream open, and relays its messages. Ends if the server has no such stream. `opening` is dropped

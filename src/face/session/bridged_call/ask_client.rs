@@ -118,7 +118,7 @@ impl BridgedCall {
         let over: Vec<InputKey> = round.questions.keys().filter(|key| !open.contains_key(key)).copied().collect();
         for put in over.iter().filter_map(|key| round.questions.remove(key)) {
             let params = ObjectWriter::new().text("requestId", put.id()).text("reason", "no answer is needed any more");
-            self.say(BodyPart::message(envelope::notification(method::CANCELLED, Some(&params.finish())))).await;
+            self.send(BodyPart::message(envelope::notification(method::CANCELLED, Some(&params.finish())))).await;
         }
     }
 
@@ -135,7 +135,7 @@ impl BridgedCall {
             let named = id.as_text().map(std::borrow::Cow::into_owned).unwrap_or_default();
             let put = self.shared.open.questions.put(self.nonce, named, *key, round.to.clone());
             let (Some((name, params)), Some(put)) = (asks, put) else { return false };
-            if self.say_now(BodyPart::message(envelope::request(&id, &name, params.as_ref()))).await {
+            if self.send_now(BodyPart::message(envelope::request(&id, &name, params.as_ref()))).await {
                 round.questions.insert(*key, put);
             } else {
                 let nobody = RpcError::new(rpc_error::INTERNAL_ERROR, "the client could not be asked");

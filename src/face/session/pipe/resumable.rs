@@ -110,7 +110,7 @@ async fn begin(
     let stream = reader.stream();
     let first = match first {
         Some(first) => {
-            writer.say(first, UnreadPolicy::Kept).await;
+            writer.write(first, UnreadPolicy::Kept).await;
             match reader.next().await {
                 Some(ReplayItem::Event(event, number)) => (event, number),
                 Some(ReplayItem::Last(..) | ReplayItem::Rest(_)) | None => return event_stream(empty_body()),
@@ -148,7 +148,7 @@ async fn pump(writer: &ReplayWriter, source: ResumableSource, shared: &SessionFa
             let answer = loop {
                 match Silence::begin().wait(&mut late.answering).await {
                     Some(answer) => break answer,
-                    None => writer.say(late.sign().await, UnreadPolicy::Dropped).await,
+                    None => writer.write(late.sign().await, UnreadPolicy::Dropped).await,
                 };
             };
             let RequestAnswer::Events(body) = answer else {
@@ -165,7 +165,7 @@ async fn pump(writer: &ReplayWriter, source: ResumableSource, shared: &SessionFa
         }
     };
     while let Some(Ok(event)) = events.next().await {
-        writer.say(event, UnreadPolicy::Kept).await;
+        writer.write(event, UnreadPolicy::Kept).await;
     }
 }
 
@@ -196,7 +196,7 @@ async fn keep(writer: &ReplayWriter, mut event: ResponseBody) {
         parts.push_back(BodyPart::Bytes(whole.into()));
     }
     if let Some(whole) = parts.pop_front() {
-        writer.say(whole, UnreadPolicy::Kept).await;
+        writer.write(whole, UnreadPolicy::Kept).await;
     }
 }
 

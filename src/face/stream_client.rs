@@ -98,7 +98,7 @@ pub struct ClientMessage {
     pub headers: HeaderMap,
 }
 
-/// Serves one client until it disconnects: until `spoken` ends, or the receiver of `outgoing` is dropped.
+/// Serves one client until it disconnects: until `received` ends, or the receiver of `outgoing` is dropped.
 ///
 /// Each item of `outgoing` is one whole JSON text: a message, or an array of messages for a client of 2025-03-26 that sent one.
 /// It may contain line breaks. While a client does not read and the queues are full, its input is not read. Large responses take
@@ -120,7 +120,7 @@ pub async fn serve_until(
     serve_to_input_end(client, received, outgoing, leaving, InputEnd::ClientLeft).await;
 }
 
-/// Like [`serve_until`]; with [`InputEnd::ClientReads`], requests are still answered after `spoken` has ended.
+/// Like [`serve_until`]; with [`InputEnd::ClientReads`], requests are still answered after `received` has ended.
 pub async fn serve_to_input_end(
     client: StreamClient,
     mut received: mpsc::Receiver<ClientMessage>,

@@ -407,7 +407,7 @@ impl BridgedCall {
         self.send_or(event, UnreadPolicy::Kept).await
     }
 
-    /// As [`Self::say`], for a message of no later use.
+    /// As [`Self::send`], for a message of no later use.
     pub(super) async fn send_now(&self, event: BodyPart) -> bool {
         self.send_or(event, UnreadPolicy::Dropped).await
     }

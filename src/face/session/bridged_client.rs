@@ -25,7 +25,7 @@ impl BridgedClient {
         let meta = ObjectWriter::new().member(CLIENT_CAPABILITIES, &declared).finish();
         let meta = Object::of(&meta).expect("what was written as an object is one");
         let metadata = StatelessRequest::read(ProtocolVersion::STATELESS, &meta);
-        Self { metadata: metadata.expect("capabilities are an object, and nothing else is said") }
+        Self { metadata: metadata.expect("metadata with capabilities alone is valid") }
     }
 
     /// Its capabilities as declared to the upstream.

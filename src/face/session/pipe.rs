@@ -237,7 +237,7 @@ impl PipeForward {
         let span = tracing::debug_span!("pipe", %upstream, method = self.request.method);
         let answering = async {
             self.attempt(accepted).await.unwrap_or_else(|fault| {
-                tracing::debug!(reason = reason_key(fault.reason), "the request has no answer");
+                tracing::debug!(reason = reason_key(fault.reason), "the request failed without a response");
                 RequestAnswer::Error(gateway_error(&fault))
             })
         };

@@ -67,7 +67,7 @@ impl UpstreamTaskTools {
         match tokio::time::timeout(LOOK_MAX, look).await {
             Ok(support) => support.unwrap_or_default(),
             Err(_) => {
-                tracing::warn!(upstream = %self.pool.name(), tool, "the server was slow to say how its tool is called");
+                tracing::warn!(upstream = %self.pool.name(), tool, "the server did not list its tools in time; the call is forwarded as a plain one");
                 ToolTaskSupport::default()
             }
         }

@@ -246,7 +246,7 @@ impl PipeEra for StatelessPipeEra {
 impl StatelessForward {
     async fn run(self, accepted: AcceptedTypes) -> RequestAnswer {
         self.attempt(accepted).await.unwrap_or_else(|fault| {
-            tracing::debug!(reason = reason_key(fault.reason), "the request has no answer");
+            tracing::debug!(reason = reason_key(fault.reason), "the request failed without a response");
             RequestAnswer::Fault(fault)
         })
     }

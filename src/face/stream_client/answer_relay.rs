@@ -144,7 +144,7 @@ impl ClientLink {
 
     fn dropped(&self) {
         let upstream = self.upstream();
-        tracing::debug!(%upstream, "what the server said is no message for this client");
+        tracing::debug!(%upstream, "a server's message was dropped: it is no message for this client");
         metric::count_dropped(upstream, "no_message");
     }
 

@@ -162,7 +162,7 @@ impl ClientFilter {
             return FilteredMessage::Same;
         };
         let upstream = Arc::clone(self.shared.served.channel.name());
-        tracing::warn!(%upstream, method = request.method, "a session client may not be asked this; it was refused");
+        tracing::warn!(%upstream, method = request.method, "a server's question was refused: the session client cannot answer it");
         metrics::counter!(metric::QUESTIONS, "upstream" => upstream, "result" => "refused").increment(1);
         let answer = match refused {
             RefusalAnswer::Result(result) => envelope::result(&request.id, &result),

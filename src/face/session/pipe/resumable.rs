@@ -129,7 +129,7 @@ async fn begin(
                 biased;
                 () = held.cancelled().cancelled() => (),
                 () = pump(&writer, source, &shared) => (),
-                () = writer.deserted(DESERTED_MAX) => tracing::debug!("nobody came back for a call"),
+                () = writer.deserted(DESERTED_MAX) => tracing::debug!("a call was released: its client did not resume the stream"),
             }
             writer.close();
             shared.open.replays.answered((nonce, stream));

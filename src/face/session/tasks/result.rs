@@ -57,7 +57,7 @@ impl OutcomeRequest {
             Ok(false) => (),
             Err(TaskError::Unknown) => return refuse(&self.addressee, &RequestError::UnknownTask),
             Err(error) => {
-                tracing::warn!(error = %CauseChain(&error), "an outcome cannot be read, and is waited for");
+                tracing::warn!(error = %CauseChain(&error), "an outcome cannot be read; the client waits until it can");
                 let addressee = self.addressee.clone();
                 return respond(OutcomeWait { is_unread: true, ..OutcomeWait::new(self, None, None) }, addressee).await;
             }

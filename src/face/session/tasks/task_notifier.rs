@@ -78,7 +78,7 @@ impl TaskNotifier {
                     Ok(task) => task,
                     Err(TaskError::Unknown) => break,
                     Err(error) => {
-                        tracing::debug!(error = %CauseChain(&error), "a notifier could not read its task and looks again");
+                        tracing::debug!(error = %CauseChain(&error), "a notifier could not read its task, and reads it again");
                         pauses.wait().await;
                         continue;
                     }
@@ -98,7 +98,7 @@ impl TaskNotifier {
                 }
             }
         } else {
-            tracing::warn!(task = %LoggedTask(&self.key), "too many watch a task; its questions are not put");
+            tracing::warn!(task = %LoggedTask(&self.key), "a task has too many watchers: its questions are not sent to this client");
         }
         shared.tasks.subscribers.close(&self.key, &self.subscribers);
     }
@@ -162,7 +162,7 @@ impl TaskNotifier {
         };
         let id = tokens::question_id(&self.shared.served.sealer, self.key.id, key);
         let Some(message) = related.question(key, question, &id) else {
-            tracing::warn!(task = %LoggedTask(&self.key), "a question cannot be put and waits for the task's end");
+            tracing::warn!(task = %LoggedTask(&self.key), "the client cannot be asked; the question stays open until the task ends");
             return None;
         };
         // Both or none, with nothing in between.

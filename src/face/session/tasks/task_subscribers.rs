@@ -80,7 +80,7 @@ impl TaskSubscribers {
         self.by_task.lock().get(key).cloned()
     }
 
-    /// Opens the subscriber list of a task and sets its session to `home`; returns `true` for a new list, which needs a notifier.
+    /// Opens the subscriber list of a task and sets the nonce of its session; returns `true` for a new list, which needs a notifier.
     pub(super) fn open(&self, key: &TaskKey, nonce: u128) -> (Arc<SubscriberList>, bool) {
         let mut by_task = self.by_task.lock();
         if let Some(subscribers) = by_task.get(key) {

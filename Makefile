@@ -175,7 +175,7 @@ rules:
 # With the example, so that dependencies have the features that the lints saw and are not compiled again.
 doc:
 	$(call step,documentation)
-	@RUSTDOCFLAGS="-D warnings" cargo doc --quiet --locked --no-deps --document-private-items --lib --bins --examples
+	@RUSTDOCFLAGS="-D warnings" cargo doc --quiet --locked --no-deps --document-private-items --lib --examples
 
 # Ratios against baselines that run beside the gateway; see the head of benches/gateway.rs. With UPDATE_BENCHMARKS=1 the
 # tables go to docs/benchmarks.md.

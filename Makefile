@@ -56,7 +56,7 @@ define lanes
 	}
 endef
 
-.PHONY: begun prepared installable built memory restarted-servers test check setup fmt lint unit rules doc seconds bench instructions sessions audit fuzz soak
+.PHONY: begun prepared installable built peers memory restarted-servers test check setup fmt lint unit rules doc seconds bench instructions sessions audit fuzz soak
 
 test: begun fmt prepared unit rules seconds
 	$(call step,minutes of each phase)
@@ -162,6 +162,12 @@ restarted-servers: setup
 	@tests/peers/earlier/setup.sh "$(PEERS)"
 	TASKGATE_PEERS="$(PEERS)" TASKGATE_RESTARTED_SECONDS=45 \
 		cargo test --locked --test real_peers -- restarted_servers --nocapture
+
+# Not part of `make test`, which runs every pair of a client, a server and a case: every cell of the matrices of real peers, and
+# their rows behind balancers. UPDATE_GOLDEN=1 writes the tables of docs/compatibility.md, with the commit.
+peers: setup
+	$(call step,every cell of the matrices of real peers)
+	@TASKGATE_PEERS_ALL=1 TASKGATE_PEERS="$(PEERS)" cargo test --locked $(TIMED) --test real_peers -- $(TIMES) --test-threads $(PEERS_THREADS) --include-ignored
 
 seconds:
 	$(call step,seconds of each suite)

@@ -11,6 +11,7 @@ mod run;
 use super::session_matrix::driver;
 use super::session_matrix::table;
 use support::peers::cells;
+use support::peers::coverage;
 use support::peers::gateway;
 use support::peers::install;
 use support::peers::upstream;

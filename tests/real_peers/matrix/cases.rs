@@ -216,10 +216,9 @@ pub(crate) fn call(upstream: &str, case: Case) -> Option<Call> {
     Some(Call { tool, arguments, expected, way, declines, native })
 }
 
-/// The call of `case`, for a client without tasks: what it cannot have is the slow call, answered in place. Its
-/// calls are tasks nowhere, but where the tool works in no other way.
+/// The call of `case`, for a client without tasks; `None` for a cancel too. A call is a task only where the tool works in no
+/// other way.
 pub(crate) fn plain_call(upstream: &str, case: Case) -> Option<Call> {
-    let case = if case == Cancel { Slow } else { case };
-    let call = call(upstream, case)?;
+    let call = call(upstream, case).filter(|_| case != Cancel)?;
     Some(Call { way: Way::Plain, native: case == OnlyAsTask, ..call })
 }

@@ -8,6 +8,7 @@ use futures_util::future::join_all;
 use futures_util::stream;
 
 use super::cells;
+use super::coverage::{CellIndex, Coverage, Sizes};
 use super::driver::{Given, Meeting, Pair, Seat};
 use super::gateway::Gateway;
 use super::install::Peers;
@@ -55,6 +56,8 @@ enum Cell {
     Fine,
     /// Why there is no such thing.
     NotApplicable(&'static str),
+    /// Only `make peers` runs it.
+    LeftOut,
     Failed(String),
 }
 
@@ -75,9 +78,20 @@ impl Row {
         Self { client, upstream, cells: COLUMNS.iter().map(cell).collect() }
     }
 
+    /// Leaves out the cells that `coverage` does not have.
+    fn covering(mut self, client: usize, server: usize, coverage: &Coverage) -> Self {
+        for (case, cell) in self.cells.iter_mut().enumerate() {
+            if matches!(cell, Cell::Failed(_)) && !coverage.includes(CellIndex { client, server, case }) {
+                *cell = Cell::LeftOut;
+            }
+        }
+        self
+    }
+
     /// The cells to be run with that crash: their places, and what their driver is given.
     fn cases(&self, crash: Crash) -> (Vec<usize>, Vec<Given<'static>>) {
-        let places = COLUMNS.iter().enumerate().filter(|(_, column)| column.2 == crash);
+        let is_run = |at: usize| !matches!(self.cells[at], Cell::LeftOut);
+        let places = COLUMNS.iter().enumerate().filter(|(at, column)| column.2 == crash && is_run(*at));
         places
             .filter_map(|(at, (case, _, _))| {
                 Some((at, (*case, table().case(self.client, self.upstream.name(), case).ok()?)))
@@ -102,7 +116,7 @@ impl Row {
         let columns = self.cells.iter().zip(COLUMNS).filter(|(_, (_, _, crash))| Some(*crash) != left_out);
         let failed = columns.filter_map(|(cell, (_, title, _))| match cell {
             Cell::Failed(why) => Some(format!("{place} × {title}: {why}")),
-            Cell::Fine | Cell::NotApplicable(_) => None,
+            Cell::Fine | Cell::NotApplicable(_) | Cell::LeftOut => None,
         });
         failed.collect()
     }
@@ -121,7 +135,15 @@ impl cells::Row for Row {
     }
 }
 
-/// Runs every case of every client with every upstream.
+/// The cells that run.
+fn coverage() -> Coverage {
+    let sizes = Sizes { clients: CLIENTS.len(), servers: UPSTREAMS.len(), cases: COLUMNS.len() };
+    Coverage::of(sizes, |CellIndex { client, server, case }| {
+        table().case(CLIENTS[client], UPSTREAMS[server].name(), COLUMNS[case].0).is_ok()
+    })
+}
+
+/// Runs the cases of every client with every upstream.
 ///
 /// # Errors
 /// If an upstream or a gateway cannot be started, or not again.
@@ -133,7 +155,11 @@ async fn run(peers: &Peers) -> Result<Vec<Row>, String> {
         let _ = write!(config, "[upstreams.{}]\nurl = \"{}\"\n\n", server.program.name(), server.url());
     }
     let mut gateway = Gateway::start("session-gateway", &config, servers.len()).await?;
-    let rows = CLIENTS.into_iter().flat_map(|client| UPSTREAMS.map(|upstream| Row::new(client, upstream)));
+    let coverage = coverage();
+    let rows = CLIENTS.into_iter().enumerate().flat_map(|(index, client)| {
+        let row = |at: usize| Row::new(client, UPSTREAMS[at]).covering(index, at, &coverage);
+        (0..UPSTREAMS.len()).map(row).collect::<Vec<_>>()
+    });
     let runs = rows.map(|mut row| {
         let url = gateway.url(row.upstream.name());
         async move {
@@ -158,8 +184,9 @@ pub(super) async fn drive_through(
     (url, kind): (&str, Crash),
     crash: impl Future<Output = Result<(), String>>,
 ) -> Result<(), String> {
-    let (mut meeting, seats) = Meeting::of(rows.len());
-    let runs = join_all(rows.iter_mut().zip(seats).map(|(row, seat)| row.run(peers, url, kind, Some(seat))));
+    let mut driven: Vec<_> = rows.iter_mut().filter(|row| !row.cases(kind).0.is_empty()).collect();
+    let (mut meeting, seats) = Meeting::of(driven.len());
+    let runs = join_all(driven.iter_mut().zip(seats).map(|(row, seat)| row.run(peers, url, kind, Some(seat))));
     let crash = async {
         meeting.is_complete().await;
         let crashed = crash.await;
@@ -187,6 +214,7 @@ pub(crate) fn report(rows: &[Row]) -> String {
                     }
                     write!(report, " - |")
                 }
+                Cell::LeftOut => write!(report, " left out |"),
                 Cell::Failed(why) => write!(report, " FAIL {} |", why.replace(['|', '\n'], " ")),
             };
         }

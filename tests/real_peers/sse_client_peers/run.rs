@@ -1,4 +1,4 @@
-//! Runs every case of every client with every server once, through one gateway.
+//! Runs cases of every client with every server once, through one gateway.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -8,6 +8,7 @@ use futures_util::stream;
 use serde_json::{Value, json};
 
 use super::cells;
+use super::coverage::{CellIndex, Coverage, Sizes};
 use super::driver::{Driven, Pair};
 use super::gateway::Gateway;
 use super::install::Peers;
@@ -19,7 +20,10 @@ const CLIENTS: [&str; 6] = ["ts1", "ts2", "py1", "py2", "fastmcp3", "fastmcp4"];
 /// How many clients are driven at the same time; most of what they do is to wait.
 const CLIENTS_AT_ONCE: usize = 8;
 
-const CASES: [&str; 14] = [
+/// A call that is silent for longer than the gateway.
+const HELD: &str = "held";
+
+const CASES: [&str; 15] = [
     "fast",
     "progress",
     "tool_error",
@@ -34,18 +38,26 @@ const CASES: [&str; 14] = [
     "task",
     "task_ask",
     "task_cancel",
+    HELD,
 ];
 
 /// Those for servers that are started anew for each session.
 const CASES_OF_PROGRAMS: [&str; 6] = ["fast", "progress", "elicit", "sample", "cancel", "task"];
 
-/// Servers by their name at the gateway, and what the table calls them.
-const UPSTREAMS: [(&str, Program); 5] = [
-    ("everything", Program::Everything),
-    ("fastmcp", Program::FastMcp),
-    ("ts_store", Program::TypeScript),
-    ("everything-stdio", Program::Everything),
-    ("fastmcp-stdio", Program::FastMcp),
+/// A server, by its name at the gateway.
+#[derive(Clone, Copy, Debug)]
+struct Upstream {
+    name: &'static str,
+    program: Program,
+    is_stdio: bool,
+}
+
+const UPSTREAMS: [Upstream; 5] = [
+    Upstream { name: "everything", program: Program::Everything, is_stdio: false },
+    Upstream { name: "fastmcp", program: Program::FastMcp, is_stdio: false },
+    Upstream { name: "ts_store", program: Program::TypeScript, is_stdio: false },
+    Upstream { name: "everything-stdio", program: Program::Everything, is_stdio: true },
+    Upstream { name: "fastmcp-stdio", program: Program::FastMcp, is_stdio: true },
 ];
 
 /// Longer than the gateway is silent, and shorter than the call.
@@ -89,24 +101,36 @@ fn shown(client: &str, case: &str, given: &Value) -> Value {
     given
 }
 
-async fn drive(peers: &Peers, url: &str, client: &'static str, (upstream, program): (&'static str, Program)) -> Row {
-    let held = held();
-    let is_program = upstream.ends_with("-stdio");
-    let chosen = if is_program { &CASES_OF_PROGRAMS[..] } else { &CASES[..] };
-    let given = |case: &&'static str| table().case(client, program.name(), case).ok().map(|given| (*case, given));
-    let mut cases: Vec<_> = chosen.iter().filter_map(given).collect();
-    assert!(cases.len() >= 5, "{client} × {upstream} has few cases: {cases:?}");
-    if program == Program::FastMcp {
-        cases.push(("held", &held));
+/// The case as its driver is given it; `None` where the client or the server has no such case.
+fn given(client: &str, upstream: Upstream, case: &str) -> Option<Value> {
+    match case {
+        HELD => (upstream.program == Program::FastMcp).then(held),
+        _ if upstream.is_stdio && !CASES_OF_PROGRAMS.contains(&case) => None,
+        _ => table().case(client, upstream.program.name(), case).ok().cloned(),
     }
-    let driven = Pair { client, name: &format!("sse-{upstream}"), url }.drive(peers, &cases, None).await;
+}
+
+/// The cells that run.
+fn coverage() -> Coverage {
+    let sizes = Sizes { clients: CLIENTS.len(), servers: UPSTREAMS.len(), cases: CASES.len() };
+    Coverage::of(sizes, |cell| given(CLIENTS[cell.client], UPSTREAMS[cell.server], CASES[cell.case]).is_some())
+}
+
+/// Drives the client with this index through its cases at the server with that index.
+async fn drive(peers: &Peers, url: &str, client: usize, server: usize, coverage: &Coverage) -> Row {
+    let included = |case: &usize| coverage.includes(CellIndex { client, server, case: *case });
+    let (client, upstream) = (CLIENTS[client], UPSTREAMS[server]);
+    let cases = CASES.into_iter().enumerate().filter(|(case, _)| included(case));
+    let given: Vec<_> = cases.filter_map(|(_, case)| Some((case, given(client, upstream, case)?))).collect();
+    let cases: Vec<_> = given.iter().map(|(case, given)| (*case, given)).collect();
+    let driven = Pair { client, name: &format!("sse-{}", upstream.name), url }.drive(peers, &cases, None).await;
     let judge = |(case, given): (&'static str, &Value), driven: Driven| {
         let given = shown(client, case, given);
         let judged = driven.and_then(|facts| table().judge(client, case, &given, &facts));
         judged.err().map(|why| format!("{case}: {why}"))
     };
     let failures = cases.into_iter().zip(driven).filter_map(|(case, driven)| judge(case, driven)).collect();
-    Row { client, upstream, failures }
+    Row { client, upstream: upstream.name, failures }
 }
 
 async fn run(peers: &Peers) -> Result<Vec<Row>, String> {
@@ -135,10 +159,11 @@ async fn run(peers: &Peers) -> Result<Vec<Row>, String> {
         let stem = gateway.url(upstream).strip_suffix("mcp").map(str::to_owned);
         format!("{}sse", stem.expect("the path ends with mcp"))
     };
-    let pairs = CLIENTS.into_iter().flat_map(|client| UPSTREAMS.map(|upstream| (client, upstream)));
-    let runs = pairs.map(|(client, upstream)| {
-        let url = url(upstream.0);
-        async move { drive(peers, &url, client, upstream).await }
+    let coverage = &coverage();
+    let pairs = (0..CLIENTS.len() * UPSTREAMS.len()).map(|pair| (pair / UPSTREAMS.len(), pair % UPSTREAMS.len()));
+    let runs = pairs.map(|(client, server)| {
+        let url = url(UPSTREAMS[server].name);
+        async move { drive(peers, &url, client, server, coverage).await }
     });
     Ok(stream::iter(runs).buffered(CLIENTS_AT_ONCE).collect().await)
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 pub mod bridge;
 pub mod cells;
+pub mod coverage;
 pub mod gateway;
 pub mod install;
 pub mod process;

@@ -93,7 +93,7 @@ enum Native {
 const GRACE: &str = "1s";
 const POLL_INTERVAL: &str = "200ms";
 /// A tool that no server has.
-const NO_TOOL: &str = "nobody";
+pub(crate) const NO_TOOL: &str = "nobody";
 
 /// The keys of an upstream's tasks, with rules for the tools that answer at once. `tools` is whose tools it has.
 pub(crate) fn tasks(upstream: &str, tools: &str) -> String {

@@ -95,10 +95,14 @@ pub fn combined(argument: &str, parts: &[SplitResult]) -> Payload {
     }
     let has_failed =
         |part: &SplitResult| !matches!(part, SplitResult::Returned(CanonicalResult { is_error: false, .. }));
-    let writer = ObjectWriter::new().member(CONTENT, &Payload::of(&content));
+    // In one copy: the elements' results are still in memory.
+    let writer = ObjectWriter::new().array(CONTENT, content.iter());
     let writer = match structured.iter().any(Option::is_some) {
-        true => writer
-            .member(STRUCTURED_CONTENT, &ObjectWriter::new().member("results", &Payload::of(&structured)).finish()),
+        true => {
+            let null = Payload::of(&());
+            let results = structured.iter().map(|value| value.as_ref().unwrap_or(&null));
+            writer.object(STRUCTURED_CONTENT, |writer| writer.array("results", results))
+        }
         false => writer,
     };
     match parts.iter().all(has_failed) {

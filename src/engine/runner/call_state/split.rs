@@ -15,6 +15,7 @@ use tokio::time::Instant;
 
 use super::exchange_stage::{ExchangeStage, StageEvent};
 use super::split_plan::SplitPlan;
+use crate::answer_budget::AnswerPermit;
 use crate::dialect::faults::failure_error;
 use crate::dialect::split_call::{SplitResult, combined, question_named, question_of};
 use crate::dialect::upstream_dialect::CanonicalResult;
@@ -87,7 +88,7 @@ impl SplitExchange {
                 return ExchangeEvent::Lost(ExchangeError(fault));
             }
             if self.ended == self.plan.total() {
-                return self.combined();
+                return self.combined().await;
             }
             if begins {
                 self.begin_more();
@@ -192,16 +193,18 @@ impl SplitExchange {
         self.events.extend(self.status().map(ExchangeEvent::Status));
     }
 
-    fn combined(&mut self) -> ExchangeEvent {
+    /// Combines the results. Cancel safe: they are kept until the answer budget has bytes for their copy.
+    async fn combined(&mut self) -> ExchangeEvent {
+        let mut permit = AnswerPermit::default();
+        if let Some(share) = &self.plan.part().context.share
+            && let Err(fault) = share.grow(&mut permit, self.bytes).await
+        {
+            return ExchangeEvent::Lost(ExchangeError(fault));
+        }
         let outcomes = self.outcomes.drain(..).map(|outcome| outcome.map_or_else(cancelled, result_of));
         let result = combined(self.plan.argument(), &outcomes.collect::<Vec<_>>());
-        // The combined result is a copy of the elements' results, and holds as many bytes.
-        let share = self.plan.part().context.share.as_ref();
-        let held = share.map(|share| share.rehold(result.bytes().clone()));
-        ExchangeEvent::Returned(match held {
-            Some(held) => result.in_buffer(held),
-            None => result,
-        })
+        let text = permit.attach(result.bytes().clone());
+        ExchangeEvent::Returned(result.in_buffer(text))
     }
 
     /// Answers an element that has no row.

@@ -15,7 +15,6 @@ use super::forwarded::network;
 use super::notices::{Notices, RefusedCaller};
 use super::refusal::{Refusal, StreamPosition};
 use super::{ListenerLimits, body, head, media};
-use crate::answer_budget::as_one_request;
 use crate::face::arrival::Arrival;
 use crate::face::http::{AcceptedTypes, Endpoint, FaceResponse, Inbound, MessageChannel, empty_body};
 use crate::task::principal::Principal;
@@ -200,7 +199,7 @@ impl DispatchState {
         };
         let path = self.routes.served_path(request.uri().path()).to_owned();
         let inbound = inbound(path, *request, body, caller, accepted, received_at);
-        let mut response = as_one_request(endpoint.serve(inbound)).await;
+        let mut response = endpoint.serve(inbound).await;
         if !posted && position == StreamPosition::Unread {
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }

@@ -270,10 +270,13 @@ impl<C: AnsweredRequest> PipeBody<C> {
 
     /// Whether a stream has continued long enough after its response: until its call's deadline or the gateway's end.
     fn is_done(&mut self, cx: &mut Context<'_>) -> bool {
+        if !self.is_settled {
+            return false;
+        }
         let now = Instant::now();
         let is_late = self.pace.deadline.is_some_and(|deadline| now >= deadline)
             || self.pace.idle.is_some_and(|idle| now >= self.last_frame + idle);
-        self.is_settled && (is_late || self.calls_end.as_mut().is_some_and(|end| end.as_mut().poll(cx).is_ready()))
+        is_late || self.calls_end.as_mut().is_some_and(|end| end.as_mut().poll(cx).is_ready())
     }
 
     /// The stream has ended properly. A client without a response that cannot resume would wait forever (U22).

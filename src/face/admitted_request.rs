@@ -59,7 +59,7 @@ pub(super) fn admit(served: &Served, mut inbound: Inbound) -> AdmittedRequest {
         None => envelope::read(&inbound.body, ScanLimits::CLIENT),
     };
     match read {
-        Ok(message) if !inbound.arrival.is_wanted([&message], &inbound.headers) => {
+        Ok(message) if !inbound.arrival.is_wanted([&message]) => {
             AdmittedRequest::Refused(FaceResponse::new(empty_body()))
         }
         Ok(message) => admit_message(served, Box::new(inbound), Box::new(message)),
@@ -129,7 +129,7 @@ fn admit_batch(served: &Served, inbound: Box<Inbound>) -> AdmittedRequest {
 fn refusal_of_batch(served: &Served, inbound: &Inbound, batch: &ArrayItems) -> Option<FaceResponse> {
     let addressee = addressee(None, inbound.accepted);
     let messages = || batch.iter().filter_map(|(read, _)| read.as_ref().ok());
-    if !inbound.arrival.is_wanted(messages(), &inbound.headers) {
+    if !inbound.arrival.is_wanted(messages()) {
         return Some(FaceResponse::new(empty_body()));
     }
     if messages().any(|message| begins_late(served, message)) {

@@ -45,14 +45,13 @@ impl Arrival {
 
     /// Records the messages of a request. Returns whether to process it.
     #[must_use]
-    pub fn is_wanted<'m>(&self, messages: impl IntoIterator<Item = &'m Message>, headers: &HeaderMap) -> bool {
+    pub fn is_wanted<'m>(&self, messages: impl IntoIterator<Item = &'m Message>) -> bool {
         let state = &mut *self.0.lock();
         match state {
             ArrivalState::HasKey | ArrivalState::OutlivesClient | ArrivalState::EndsWithClient => true,
             ArrivalState::Unread | ArrivalState::Left => {
                 let has_left = matches!(state, ArrivalState::Left);
-                *state =
-                    messages.into_iter().fold(ArrivalState::EndsWithClient, |all, one| all.max(state_of(one, headers)));
+                *state = messages.into_iter().fold(ArrivalState::EndsWithClient, |all, one| all.max(state_of(one)));
                 !has_left || *state > ArrivalState::EndsWithClient
             }
         }
@@ -84,13 +83,14 @@ impl Arrival {
     }
 }
 
-fn state_of(message: &Message, headers: &HeaderMap) -> ArrivalState {
+/// The state of a request without the header of a key.
+fn state_of(message: &Message) -> ArrivalState {
     let request = match message {
         Message::Notification(_) | Message::Response(_) => return ArrivalState::OutlivesClient,
         Message::Request(request) => request,
     };
     match &*request.method {
-        method::TOOLS_CALL if idempotency_key::is_in_request(headers, request) => ArrivalState::HasKey,
+        method::TOOLS_CALL if idempotency_key::is_in_message(request) => ArrivalState::HasKey,
         method::TASKS_CANCEL | method::TASKS_UPDATE | method::TASKS_DELETE => ArrivalState::OutlivesClient,
         _ => ArrivalState::EndsWithClient,
     }
@@ -124,16 +124,16 @@ mod tests {
         for (text, outlives) in MESSAGES {
             let message = envelope::read(&text.into(), ScanLimits::CLIENT).unwrap();
             let arrival = posted(&none);
-            assert!(arrival.is_wanted([&message], &none), "{text}");
+            assert!(arrival.is_wanted([&message]), "{text}");
             assert_eq!(arrival.leave(), outlives, "{text}");
 
             let arrival = posted(&none);
             assert!(arrival.leave() && arrival.has_left(), "an unread message is read: {text}");
-            assert_eq!(arrival.is_wanted([&message], &none), outlives, "{text}");
+            assert_eq!(arrival.is_wanted([&message]), outlives, "{text}");
 
             let with_key = HeaderMap::from_iter([(idempotency_key::HEADER, "k".parse().unwrap())]);
             let arrival = posted(&with_key);
-            assert!(arrival.is_wanted([&message], &with_key) && arrival.leave(), "{text}");
+            assert!(arrival.is_wanted([&message]) && arrival.leave(), "{text}");
         }
         assert!(Arrival::of(&Method::DELETE, &none).leave());
         assert!(!Arrival::of(&Method::GET, &none).leave());

@@ -77,6 +77,10 @@ pub fn read(
 
 /// Whether a call has an idempotency key. Cheap without one: then its `_meta` is not parsed.
 pub(super) fn is_given(headers: &HeaderMap, params: &Object) -> bool {
+    headers.contains_key(HEADER) || is_in_params(params)
+}
+
+fn is_in_params(params: &Object) -> bool {
     static NAME: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("idempotency-key"));
     let is_in = |meta: Payload| {
         let text = meta.bytes();
@@ -84,12 +88,17 @@ pub(super) fn is_given(headers: &HeaderMap, params: &Object) -> bool {
         let may_be_in = NAME.find(text).is_some() || memchr::memchr(b'\\', text).is_some();
         may_be_in && Object::of(&meta).is_some_and(|meta| meta.contains(IDEMPOTENCY_KEY))
     };
-    headers.contains_key(HEADER) || params.get(META).is_some_and(is_in)
+    params.get(META).is_some_and(is_in)
 }
 
 /// Whether a request's own parameters or the headers have an idempotency key.
 pub(super) fn is_in_request(headers: &HeaderMap, request: &Request) -> bool {
     request.params.object().is_some_and(|params| is_given(headers, params))
+}
+
+/// As [`is_in_request`], without the headers.
+pub(super) fn is_in_message(request: &Request) -> bool {
+    request.params.object().is_some_and(is_in_params)
 }
 
 /// The header alone, for a request that continues without the others.

@@ -1,7 +1,7 @@
 //! Completes requests that their client abandoned after sending them: see [`Arrival`].
 
 use std::pin::Pin;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -33,9 +33,11 @@ impl<F: Future<Output: Send> + Send + 'static> Future for KeptWork<F> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
         let work = self.work.as_mut().expect("it is not polled after its end");
-        let response = ready!(work.as_mut().poll(context));
-        self.work = None;
-        Poll::Ready(response)
+        let response = work.as_mut().poll(context);
+        if response.is_ready() {
+            self.work = None;
+        }
+        response
     }
 }
 

@@ -126,6 +126,7 @@ impl ClientLink {
     }
 
     fn inbound(&self, method: Method, body: Bytes, headers: HeaderMap, received_at: Instant) -> Inbound {
+        let arrival = Arrival::of(&method, &headers);
         Inbound {
             method,
             path: self.client.path.clone(),
@@ -141,7 +142,7 @@ impl ClientLink {
             carriage: MessageChannel::Stream,
             is_counted: false,
             endpoint_session: None,
-            arrival: Arrival::default(),
+            arrival,
         }
     }
 }

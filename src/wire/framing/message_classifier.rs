@@ -39,7 +39,7 @@ pub struct MessageClassifier {
     depth: usize,
     string: Option<StringRole>,
     /// The bytes of a name as written, if it is short enough.
-    name: SmallVec<[u8; NAME_BYTES_MAX]>,
+    name: NameBytes,
     length: usize,
     is_escaped: bool,
     /// Whether the next byte is escaped.
@@ -71,6 +71,16 @@ pub struct MessageClassifier {
     is_asking: bool,
     has_requests: bool,
     has_state: bool,
+}
+
+/// A name's bytes.
+#[derive(Clone, Copy, Debug)]
+struct NameBytes([u8; NAME_BYTES_MAX]);
+
+impl Default for NameBytes {
+    fn default() -> Self {
+        Self([0; NAME_BYTES_MAX])
+    }
 }
 
 /// The envelope member with a request's outcome.
@@ -181,7 +191,6 @@ impl MessageClassifier {
                     }
                     self.keep(text, b"\"");
                     (self.string, self.length, self.is_escaped) = (Some(text), 0, false);
-                    self.name.clear();
                     return &bytes[at + 1..];
                 }
                 b'{' | b'[' => {
@@ -265,15 +274,18 @@ impl MessageClassifier {
         if matches!(text, StringRole::Other | StringRole::Id) {
             return;
         }
-        self.length = self.length.saturating_add(bytes.len());
-        if self.length <= NAME_BYTES_MAX {
-            self.name.extend_from_slice(bytes);
+        if let Some(room) = self.name.0.get_mut(self.length..self.length + bytes.len()) {
+            room.copy_from_slice(bytes);
         }
+        self.length = self.length.saturating_add(bytes.len());
     }
 
     fn ended(&mut self, text: StringRole) {
-        let name = std::mem::take(&mut self.name);
-        let name = name.get(..self.length).unwrap_or_default();
+        if matches!(text, StringRole::Other | StringRole::Id) {
+            return;
+        }
+        let name = self.name;
+        let name = name.0.get(..self.length).unwrap_or_default();
         match text {
             StringRole::Other | StringRole::Id => (),
             StringRole::Name if self.is_escaped => {

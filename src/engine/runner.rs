@@ -228,7 +228,7 @@ impl Runner {
             // Before all other events: the permit of a call that ended must not send the next one.
             () = self.engine.calls_end.token().cancelled(), if !may_be_left => RunnerEvent::GatewayEnds,
             () = at(deadline) => RunnerEvent::DeadlineOver,
-            event = next_event(&mut self.call, &mut self.family), if may_be_heard => RunnerEvent::Upstream(event),
+            event = next_event(&self.engine, &mut self.call, &mut self.family), if may_be_heard => RunnerEvent::Upstream(event),
             () = at(next_due) => RunnerEvent::TimerDue,
             () = self.engine.leaving.cancelled(), if may_be_left => RunnerEvent::Leaving,
         }

@@ -1,5 +1,6 @@
 //! Holds the state of a call at the upstream, with its exchange or the exchanges of its list's elements.
 
+mod element_outcome;
 mod exchange_stage;
 mod split;
 mod split_plan;

@@ -31,7 +31,7 @@ pub(super) enum RunnerFlow {
 
 impl Runner {
     pub(super) async fn next_event(&mut self) -> StageEvent {
-        next_event(&mut self.call, &mut self.family).await
+        next_event(&self.engine, &mut self.call, &mut self.family).await
     }
 
     /// Releases the permit, and drops exchanges that have ended.
@@ -48,7 +48,7 @@ impl Runner {
 }
 
 /// The next event of a call or its subtasks. Cancel safe.
-pub(super) async fn next_event(call: &mut UpstreamCall, family: &mut Family) -> StageEvent {
+pub(super) async fn next_event(engine: &Arc<Engine>, call: &mut UpstreamCall, family: &mut Family) -> StageEvent {
     loop {
         if let Some(plan) = call.begun_plan() {
             family.begin_elements(plan);
@@ -69,14 +69,19 @@ pub(super) async fn next_event(call: &mut UpstreamCall, family: &mut Family) -> 
                 event @ (StageEvent::PermitTaken | StageEvent::NotBegun(_) | StageEvent::Exchange(_)) => return event,
             },
         };
-        if let Some(event) = subtask_event(call, family, child) {
+        if let Some(event) = subtask_event(engine, call, family, child) {
             return StageEvent::Exchange(event);
         }
     }
 }
 
 /// Converts a subtask's event into an event of the call.
-fn subtask_event(call: &mut UpstreamCall, family: &mut Family, event: ChildEvent) -> Option<ExchangeEvent> {
+fn subtask_event(
+    engine: &Arc<Engine>,
+    call: &mut UpstreamCall,
+    family: &mut Family,
+    event: ChildEvent,
+) -> Option<ExchangeEvent> {
     match event {
         ChildEvent::Asked { index, ask, method, params } => {
             Some(ExchangeEvent::Asked { ask: question_of(index, &ask), method, params })
@@ -87,7 +92,7 @@ fn subtask_event(call: &mut UpstreamCall, family: &mut Family, event: ChildEvent
             None
         }
         ChildEvent::Settled { index, task } => {
-            call.elements_mut()?.settled(index, task.as_deref());
+            call.elements_mut()?.settled(engine, index, task.as_deref());
             family.element_settled();
             None
         }

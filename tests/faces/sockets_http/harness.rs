@@ -100,7 +100,7 @@ fn note_messages(request: &Inbound) {
             items.unwrap_or_default().into_iter().flatten().collect()
         }
     };
-    let _ = request.arrival.is_wanted(&messages, &request.headers);
+    let _ = request.arrival.is_wanted(&messages);
 }
 
 pub(crate) struct Gate {

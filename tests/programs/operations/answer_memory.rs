@@ -52,7 +52,7 @@ enum Asked {
     EndpointArray,
     /// The same at the server's own path.
     Array,
-    /// A call whose list is made one by one, each with a large answer.
+    /// A held call of which each element has a large answer.
     Split,
 }
 
@@ -160,8 +160,8 @@ impl Bench {
             Asked::List => ("/all/mcp", (0..REQUESTS).map(|_| Call::new("tools/list", &json!({}))).collect()),
             Asked::Split => {
                 // Together no larger than a result may be.
-                let call = json!({"name": "work", "arguments": {"items": ["a", "b", "c"]}});
-                ("/up/mcp", (0..REQUESTS / 3).map(|_| Call::new("tools/call", &call)).collect())
+                let arguments = json!({"items": ["a", "b", "c"]});
+                ("/up/mcp", (0..REQUESTS / 3).map(|_| Call::plain(&arguments)).collect())
             }
             Asked::PipedRead | Asked::PipedCall => {
                 let headers = self.session("/up/mcp", "2025-06-18").await;
@@ -383,6 +383,7 @@ rows! {
     arrays_at_a_servers_own_path_hold_no_more_than_the_budget: Array, Unread, Json;
     passed_on_reads_hold_no_more_than_the_budget: PipedRead, Unread, Json;
     arrays_of_event_streams_are_read_within_the_budget: Array, Unread, Events;
+    split_calls_hold_no_more_than_the_budget: Split, Unread, Json;
     passed_on_reads_of_a_program_hold_no_more_than_the_budget: PipedRead, Unread, Stdio;
     calls_of_a_program_hold_no_more_than_the_budget: PipedCall, Unread, Stdio;
     passed_on_reads_over_sse_hold_no_more_than_the_budget: PipedRead, NoWindow, Sse;

@@ -13,12 +13,14 @@ use std::sync::Arc;
 use futures_util::future::{join_all, select_all};
 use tokio::time::Instant;
 
+use super::element_outcome::ElementOutcome;
 use super::exchange_stage::{ExchangeStage, StageEvent};
 use super::split_plan::SplitPlan;
 use crate::answer_budget::AnswerPermit;
 use crate::dialect::faults::failure_error;
 use crate::dialect::split_call::{SplitResult, combined, question_named, question_of};
 use crate::dialect::upstream_dialect::CanonicalResult;
+use crate::engine::Engine;
 use crate::engine::call::CallSpec;
 use crate::task::{
     Answer, Attempt, Event, Executed, Failure, GatewayFault, Outcome, Phase, Principal, Question, Reason, Recovery,
@@ -34,7 +36,7 @@ pub(in crate::engine::runner) struct SplitExchange {
     next: usize,
     running: Vec<RunningElement>,
     /// By element; `None` for elements that have not ended.
-    outcomes: Vec<Option<Outcome>>,
+    outcomes: Vec<Option<ElementOutcome>>,
     ended: usize,
     /// The size of all results so far, in bytes.
     bytes: usize,
@@ -158,20 +160,17 @@ impl SplitExchange {
         let part = self.running.remove(at);
         let withdrawn = part.open.iter().map(|question| question_of(part.index, &question.ask));
         self.events.extend(withdrawn.map(|ask| ExchangeEvent::Withdrawn { ask }));
-        self.ended(part.index, outcome);
+        self.ended(part.index, ElementOutcome::Held(outcome));
     }
 
     /// Records the outcome of an element with a row; `None` if the row was removed.
-    pub(in crate::engine::runner) fn settled(&mut self, index: usize, task: Option<&Task>) {
-        let gone = || Outcome::lost(GatewayFault::new(Reason::GatewayRestart, Executed::Unknown));
-        self.ended(index, task.and_then(Task::outcome).cloned().unwrap_or_else(gone));
+    pub(in crate::engine::runner) fn settled(&mut self, engine: &Arc<Engine>, index: usize, task: Option<&Task>) {
+        self.ended(index, ElementOutcome::of_row(engine, task));
     }
 
-    fn ended(&mut self, index: usize, outcome: Outcome) {
+    fn ended(&mut self, index: usize, outcome: ElementOutcome) {
         let Some(outcome_of) = self.outcomes.get_mut(index).filter(|known| known.is_none()) else { return };
-        if let Outcome::Returned { result, .. } = &outcome {
-            self.bytes += result.len();
-        }
+        self.bytes += outcome.bytes();
         *outcome_of = Some(outcome);
         self.ended += 1;
         if self.ended < self.plan.total() && self.plan.part().context.progress {
@@ -193,7 +192,7 @@ impl SplitExchange {
         self.events.extend(self.status().map(ExchangeEvent::Status));
     }
 
-    /// Combines the results. Cancel safe: they are kept until the answer budget has bytes for their copy.
+    /// Combines the results. Cancel safe: they are kept until the answer budget has bytes for their copy, and all are read.
     async fn combined(&mut self) -> ExchangeEvent {
         let mut permit = AnswerPermit::default();
         if let Some(share) = &self.plan.part().context.share
@@ -201,8 +200,15 @@ impl SplitExchange {
         {
             return ExchangeEvent::Lost(ExchangeError(fault));
         }
-        let outcomes = self.outcomes.drain(..).map(|outcome| outcome.map_or_else(cancelled, result_of));
-        let result = combined(self.plan.argument(), &outcomes.collect::<Vec<_>>());
+        let mut results = Vec::with_capacity(self.outcomes.len());
+        for outcome in &self.outcomes {
+            results.push(match outcome {
+                Some(outcome) => result_of(outcome.outcome().await),
+                None => cancelled(),
+            });
+        }
+        let result = combined(self.plan.argument(), &results);
+        self.outcomes.clear();
         let text = permit.attach(result.bytes().clone());
         ExchangeEvent::Returned(result.in_buffer(text))
     }
@@ -265,11 +271,10 @@ impl SplitExchange {
             tree: TreePlace { parent: Some(parent.id), ..TreePlace::default() },
             ..spec.new_task(key, shown, now)
         };
-        let task = match self.outcomes.get(index) {
-            Some(Some(outcome)) => {
-                Task { phase: Phase::Settled(outcome.clone()), recovery: Recovery::default(), ..task }
-            }
-            Some(None) | None => task,
+        let outcome = self.outcomes.get(index).and_then(|outcome| outcome.as_ref()?.held());
+        let task = match outcome {
+            Some(outcome) => Task { phase: Phase::Settled(outcome.clone()), recovery: Recovery::default(), ..task },
+            None => task,
         };
         let questions = running.iter().flat_map(|part| &part.open);
         questions

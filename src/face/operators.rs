@@ -275,7 +275,7 @@ impl OperatorTaskQuery {
 }
 
 /// The cursor of a task, which sorts as the list does: the complement of its creation time, then its reference.
-fn position((time, reference): NewestCursor) -> String {
+fn position_text((time, reference): NewestCursor) -> String {
     format!("{}-{reference}", u64::MAX - time.as_millis())
 }
 
@@ -343,7 +343,7 @@ impl Operators {
         let goes_on = self.engine.survey(wanted.after, look).await?;
         self.with_holders(&mut page).await?;
         let tasks = page.into_iter().map(|(_, entry)| entry).collect();
-        Ok(OperatorTaskPage { tasks, next: goes_on.or_else(|| last.filter(|_| has_more)).map(position) })
+        Ok(OperatorTaskPage { tasks, next: goes_on.or_else(|| last.filter(|_| has_more)).map(position_text) })
     }
 
     /// The only task with this reference.
@@ -385,7 +385,7 @@ impl Operators {
                 let task = self.engine.get(&key).await?;
                 OperatorTaskFinding::Found(Box::new(self.details(&task).await?))
             }
-            (None, Some(next)) => OperatorTaskFinding::GoesOn { next: position(next) },
+            (None, Some(next)) => OperatorTaskFinding::GoesOn { next: position_text(next) },
             (None, None) => return Err(OperatorError::Unknown),
         })
     }

@@ -148,7 +148,7 @@ fn a_query_is_read_whole_or_refused() {
             limit
         })
     );
-    assert_eq!(after.map(position).as_deref(), Some("18446744073709551610-00000000000a"));
+    assert_eq!(after.map(position_text).as_deref(), Some("18446744073709551610-00000000000a"));
     assert_eq!(OperatorTaskQuery::read(None), Ok(OperatorTaskQuery::default()));
     for wrong in
         ["state=done", "limit=0", "limit=1001", "limit=x", "after=5", "after=5-x", "id=1", "after=x-00000000000a"]

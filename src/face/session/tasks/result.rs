@@ -181,7 +181,7 @@ impl CallMessages for OutcomeWait {
             return Some(CallMessage::event(message));
         }
         // The client that cancelled the call wants no response (LEG-14).
-        let is_wanted = self.awaiting.call.as_ref().is_none_or(|call| !call.request.is_taken_back());
+        let is_wanted = self.awaiting.call.as_ref().is_none_or(|call| !call.request.is_withdrawn());
         if is_wanted { Some(CallMessage::Answer(self.awaiting.outcome(&mut self.store).await.into())) } else { None }
     }
 

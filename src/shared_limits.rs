@@ -93,7 +93,7 @@ impl SharedLimits {
     /// How many of `max` permits one of several principals may hold.
     #[must_use]
     pub fn places(&self, owner: &Principal, max: usize) -> usize {
-        self.of(owner).places.of(max)
+        self.of(owner).permits.of(max)
     }
 
     /// Records that a principal was refused because it reached a bound: logs once a minute for each principal and key. `allowed`

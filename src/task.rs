@@ -25,11 +25,11 @@ pub mod transition;
 pub use digest::Digest;
 pub use drafts::{Draft, Drafts, SubtaskLimits};
 pub use id::{TaskId, TaskKey};
-pub use list_filter::{ListDirection, ListFilter, ListPlace, OrderedBy, TimeRange};
+pub use list_filter::{ListDirection, ListFilter, ListPosition, OrderedBy, TimeRange};
 pub use model::{
     Answer, Attempt, CallOrigin, ChosenId, ClientKind, Executed, Failure, GatewayFault, Idempotency, InputKey, Outcome,
     Phase, ProcessExit, Question, Reason, Recovery, SessionScope, StoredCall, Task, TaskTimes, TaskVisibility,
-    TreePlace,
+    TreeLinks,
 };
 pub use reference::ShortReference;
 
@@ -41,7 +41,7 @@ pub use policy::{
 pub use principal::{OperatorRight, Principal};
 pub use principal_access::{PrincipalAccess, PrincipalAccessTable, ToolAccess, ToolPatterns};
 pub use principal_counts::PrincipalCounts;
-pub use principal_limits::{PlaceShare, PrincipalLimitTable, PrincipalLimits};
+pub use principal_limits::{PermitShare, PrincipalLimitTable, PrincipalLimits};
 pub use rate_refusal::{RateBound, RateRefusal};
 pub use send_attempt::SendAttempt;
 pub use summary::{PhaseKind, Summary, SummaryPhase};

@@ -21,7 +21,7 @@ use super::related_task::RelatedTask;
 use super::session_results::without_odd_content;
 use crate::task::time::millis;
 use crate::task::{
-    Draft, Drafts, Failure, Outcome, Phase, PhaseKind, Summary, SummaryPhase, Task, TaskId, TaskMode, TreePlace,
+    Draft, Drafts, Failure, Outcome, Phase, PhaseKind, Summary, SummaryPhase, Task, TaskId, TaskMode, TreeLinks,
 };
 use crate::wire::meta::{IMMEDIATE_RESPONSE, META};
 use crate::wire::object::ObjectWriter;
@@ -157,7 +157,7 @@ impl CoreTasks {
 }
 
 /// Adds a task's parent and children, by the ids that `tasks/get` takes (SEP-2268).
-fn tree_fields(writer: ObjectWriter, tree: &TreePlace) -> ObjectWriter {
+fn tree_fields(writer: ObjectWriter, tree: &TreeLinks) -> ObjectWriter {
     let writer = match tree.parent {
         Some(parent) => writer.text("parentTaskId", &parent.to_string()),
         None => writer,

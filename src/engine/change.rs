@@ -23,7 +23,7 @@ use crate::failpoint;
 use crate::store::{StoreError, WriteRole};
 use crate::task::reference::{LoggedPrincipal, LoggedTask};
 use crate::task::{
-    Answer, Event, InputKey, ListFilter, ListPlace, Principal, Summary, Task, TaskKey, TaskVisibility, Timestamp,
+    Answer, Event, InputKey, ListFilter, ListPosition, Principal, Summary, Task, TaskKey, TaskVisibility, Timestamp,
 };
 
 /// Changes in progress at a time; a further one waits, and has changed nothing if its client disconnects meanwhile.
@@ -122,7 +122,7 @@ impl Engine {
         self: &Arc<Self>,
         owner: &Principal,
         filter: &ListFilter,
-        after: Option<ListPlace>,
+        after: Option<ListPosition>,
         limit: usize,
     ) -> Result<TaskPage, TaskError> {
         let now = self.clock.now();
@@ -130,7 +130,7 @@ impl Engine {
         let mut tasks = self.present_listed(page.tasks, now).await?;
         // A task that settled just now may no longer match, or sort differently.
         tasks.retain(|task| filter.fits(task));
-        tasks.sort_by(|one, other| filter.compare(&filter.place(one), &filter.place(other)));
+        tasks.sort_by(|one, other| filter.compare(&filter.position(one), &filter.position(other)));
         Ok(TaskPage { tasks, next: page.next })
     }
 

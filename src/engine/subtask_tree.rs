@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{Engine, TaskError};
-use crate::task::{Principal, Summary, Task, TaskId, TaskKey, TreePlace};
+use crate::task::{Principal, Summary, Task, TaskId, TaskKey, TreeLinks};
 
 /// One subtask and its descendants.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,7 +22,7 @@ impl Engine {
     pub async fn subtasks_of(
         self: &Arc<Self>,
         owner: &Principal,
-        tree: &TreePlace,
+        tree: &TreeLinks,
         limit: usize,
     ) -> Result<Vec<SubtaskTree>, TaskError> {
         // Each with its parent's index; `None` for direct children of the task.
@@ -71,12 +71,12 @@ impl Engine {
     ///
     /// # Errors
     /// `Store`.
-    pub async fn seen_tree(self: &Arc<Self>, owner: &Principal, tree: &TreePlace) -> Result<TreePlace, TaskError> {
+    pub async fn seen_tree(self: &Arc<Self>, owner: &Principal, tree: &TreeLinks) -> Result<TreeLinks, TaskError> {
         // All children of one task have the same visibility.
         let Some(first) = tree.children.first() else { return Ok(tree.clone()) };
         match self.get(&TaskKey { owner: owner.clone(), id: *first }).await {
             Ok(_) => Ok(tree.clone()),
-            Err(TaskError::Unknown) => Ok(TreePlace { parent: tree.parent, ..TreePlace::default() }),
+            Err(TaskError::Unknown) => Ok(TreeLinks { parent: tree.parent, ..TreeLinks::default() }),
             Err(error) => Err(error),
         }
     }
@@ -89,7 +89,7 @@ impl Engine {
     pub async fn settled_subtasks(
         self: &Arc<Self>,
         owner: &Principal,
-        tree: &TreePlace,
+        tree: &TreeLinks,
         bytes_max: usize,
     ) -> Result<Vec<(usize, Arc<Task>)>, TaskError> {
         let (mut settled, mut bytes) = (Vec::new(), 0);

@@ -82,19 +82,19 @@ impl SenderNumbers {
             }
             self.highest = number;
         }
-        let (word, bit) = place(number);
+        let (word, bit) = bit_of(number);
         let is_new = self.came[word] & bit == 0;
         self.came[word] |= bit;
         is_new
     }
 
     fn clear(&mut self, number: u64) {
-        let (word, bit) = place(number);
+        let (word, bit) = bit_of(number);
         self.came[word] &= !bit;
     }
 }
 
-const fn place(number: u64) -> (usize, u64) {
+const fn bit_of(number: u64) -> (usize, u64) {
     let at = number % NUMBERS_KEPT;
     ((at / WORD) as usize, 1 << (at % WORD))
 }

@@ -19,7 +19,7 @@ use super::{Revision, StoreError, TaskStore, Usage, WriteRole};
 use crate::task::model::ROW_BYTES_MIN;
 use crate::task::{
     Attempt, CallOrigin, ChosenId, ClientKind, Digest, Event, Executed, Failure, GatewayFault, Idempotency, InputKey,
-    ListDirection, ListFilter, ListPlace, OrderedBy, Outcome, Phase, PhaseKind, Principal, Question, Reason,
+    ListDirection, ListFilter, ListPosition, OrderedBy, Outcome, Phase, PhaseKind, Principal, Question, Reason,
     SessionScope, ShortReference, Summary, Task, TaskId, TaskKey, TaskTimes, TaskVisibility, TimeRange, Timestamp,
     transition,
 };
@@ -385,7 +385,7 @@ async fn filtered_pages_hold_what_fits_once_in_order(store: &impl TaskStore) {
             let filter = ListFilter { by, direction, ..filter.clone() };
             let mut expected: Vec<&Summary> =
                 made.iter().filter(|task| task.key.owner == owner && filter.fits(task)).collect();
-            expected.sort_by(|one, other| filter.compare(&filter.place(one), &filter.place(other)));
+            expected.sort_by(|one, other| filter.compare(&filter.position(one), &filter.position(other)));
             shown += expected.len();
             for limit in [1, 3, 50] {
                 let (mut seen, mut after) = (Vec::new(), None);
@@ -416,7 +416,7 @@ async fn filtered_pages_hold_what_fits_once_in_order(store: &impl TaskStore) {
 }
 
 /// The ids on each page of a list, and its cursor.
-async fn pages(store: &impl TaskStore, filter: &ListFilter) -> Vec<(Vec<u128>, Option<ListPlace>)> {
+async fn pages(store: &impl TaskStore, filter: &ListFilter) -> Vec<(Vec<u128>, Option<ListPosition>)> {
     let (mut pages, mut after) = (Vec::new(), None);
     for _ in 0..99 {
         let page = store.select(&Principal::new("a"), filter, after, 50, START).await.unwrap();

@@ -61,7 +61,7 @@ use super::tasks::{
     NewestCursor, Reach, Revision, StoreError, StoreHint, StoredTask, SummaryPage, TaskStore, Usage, WriteRole,
 };
 use crate::replica::Incarnation;
-use crate::task::{Digest, ListFilter, ListPlace, Principal, ShortReference, Task, TaskId, TaskKey, Timestamp};
+use crate::task::{Digest, ListFilter, ListPosition, Principal, ShortReference, Task, TaskId, TaskKey, Timestamp};
 pub use open_error::OpenError;
 
 /// Capacity of the writer's queue. Further senders wait.
@@ -327,7 +327,7 @@ impl TaskStore for DiskStore {
         &self,
         owner: &Principal,
         filter: &ListFilter,
-        after: Option<ListPlace>,
+        after: Option<ListPosition>,
         limit: usize,
         now: Timestamp,
     ) -> Result<SummaryPage, StoreError> {

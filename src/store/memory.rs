@@ -20,7 +20,7 @@ use super::tasks::{
     Usage, WriteRole, written_over,
 };
 use crate::replica::Incarnation;
-use crate::task::{Digest, ListFilter, ListPlace, Principal, ShortReference, Task, TaskId, TaskKey, Timestamp};
+use crate::task::{Digest, ListFilter, ListPosition, Principal, ShortReference, Task, TaskId, TaskKey, Timestamp};
 
 /// Keys that are read from an index under one lock.
 const STEP: usize = 64;
@@ -205,9 +205,9 @@ impl TaskStore for MemoryStore {
         let step = |after: Option<(Timestamp, TaskId)>| {
             let owners = self.rows.owners.lock();
             let from = after.map_or(Bound::Unbounded, Bound::Excluded);
-            let places = owners.get(owner).map(|rows| rows.by_creation.range((from, Bound::Unbounded)).take(STEP));
+            let positions = owners.get(owner).map(|rows| rows.by_creation.range((from, Bound::Unbounded)).take(STEP));
             let key = |id| TaskKey { owner: owner.clone(), id };
-            places.into_iter().flatten().map(|place| (*place, key(place.1))).collect()
+            positions.into_iter().flatten().map(|position| (*position, key(position.1))).collect()
         };
         Ok(self.rows.listed(after, limit, now, step))
     }
@@ -216,7 +216,7 @@ impl TaskStore for MemoryStore {
         &self,
         owner: &Principal,
         filter: &ListFilter,
-        after: Option<ListPlace>,
+        after: Option<ListPosition>,
         limit: usize,
         now: Timestamp,
     ) -> Result<SummaryPage, StoreError> {
@@ -285,10 +285,10 @@ impl TaskStore for MemoryStore {
             let names = self.rows.names.lock();
             let from = after
                 .map_or(Bound::Unbounded, |(time, reference)| Bound::Included((Reverse(time), reference, first_key())));
-            let places = names.newest.range((from, Bound::Unbounded));
-            let places = places.map(|(time, reference, key)| ((time.0, *reference), key));
-            let next = places.skip_while(|(place, _)| Some(*place) == after).take(STEP);
-            next.map(|(place, key)| (place, key.clone())).collect()
+            let positions = names.newest.range((from, Bound::Unbounded));
+            let positions = positions.map(|(time, reference, key)| ((time.0, *reference), key));
+            let next = positions.skip_while(|(position, _)| Some(*position) == after).take(STEP);
+            next.map(|(position, key)| (position, key.clone())).collect()
         };
         Ok(self.rows.listed(after, limit, now, step))
     }

@@ -84,7 +84,9 @@ use super::tasks::{
 use crate::cause::CauseChain;
 use crate::metric;
 use crate::replica::{Incarnation, OwnStanding, StoreGeneration};
-use crate::task::{Clock, Digest, ListFilter, ListPlace, Principal, ShortReference, Task, TaskId, TaskKey, Timestamp};
+use crate::task::{
+    Clock, Digest, ListFilter, ListPosition, Principal, ShortReference, Task, TaskId, TaskKey, Timestamp,
+};
 
 /// Capacity of the writer's queue. Further senders wait.
 const QUEUE_MAX: usize = 1_024;
@@ -398,7 +400,7 @@ impl TaskStore for PostgresStore {
         &self,
         owner: &Principal,
         filter: &ListFilter,
-        after: Option<ListPlace>,
+        after: Option<ListPosition>,
         limit: usize,
         now: Timestamp,
     ) -> Result<SummaryPage, StoreError> {

@@ -23,7 +23,7 @@ use self::bytes::{RecordReader, RecordWriter};
 use self::fault::{put_fault, take_fault};
 use crate::task::{
     Answer, Attempt, CallOrigin, ChosenId, ClientKind, Digest, Failure, Idempotency, InputKey, Outcome, Phase,
-    Principal, Question, Recovery, SessionScope, StoredCall, Task, TaskId, TaskKey, TaskVisibility, TreePlace,
+    Principal, Question, Recovery, SessionScope, StoredCall, Task, TaskId, TaskKey, TaskVisibility, TreeLinks,
 };
 use crate::wire::RpcError;
 
@@ -172,7 +172,7 @@ fn take_chosen(body: &mut RecordReader) -> Option<Option<ChosenId>> {
     })
 }
 
-fn put_tree(out: &mut RecordWriter, TreePlace { parent, children }: &TreePlace) {
+fn put_tree(out: &mut RecordWriter, TreeLinks { parent, children }: &TreeLinks) {
     out.maybe(*parent, |out, parent| out.fixed(&parent.bits().to_be_bytes()));
     out.count(children.len());
     for child in &**children {
@@ -180,12 +180,12 @@ fn put_tree(out: &mut RecordWriter, TreePlace { parent, children }: &TreePlace) 
     }
 }
 
-fn take_tree(body: &mut RecordReader) -> Option<TreePlace> {
+fn take_tree(body: &mut RecordReader) -> Option<TreeLinks> {
     let id = |body: &mut RecordReader| body.fixed().map(|bits| TaskId::from_bits(u128::from_be_bytes(bits)));
     let parent = body.maybe(id)?;
     let count = body.count()?;
     let children = (0..count).map(|_| id(body)).collect::<Option<_>>()?;
-    Some(TreePlace { parent, children })
+    Some(TreeLinks { parent, children })
 }
 
 fn put_shown(out: &mut RecordWriter, shown: TaskVisibility) {

@@ -7,7 +7,7 @@ use futures_util::stream::BoxStream;
 
 use crate::replica::{GuardedRow, GuardedWrite, Incarnation, WriteVerdict};
 use crate::task::{
-    Digest, ListFilter, ListPlace, Principal, ShortReference, Summary, Task, TaskId, TaskKey, Timestamp,
+    Digest, ListFilter, ListPosition, Principal, ShortReference, Summary, Task, TaskId, TaskKey, Timestamp,
 };
 
 /// Counts a row's writes. A writer names the revision that it read.
@@ -113,7 +113,7 @@ pub const PAGE_BYTES_MAX: usize = 256 << 10;
 
 /// A page of a list with cursors of type `P`. May be short or empty although more pages follow.
 #[derive(Clone, Debug)]
-pub struct SummaryPage<P = ListPlace> {
+pub struct SummaryPage<P = ListPosition> {
     pub tasks: Vec<Summary>,
     /// The cursor of the next page, if there may be one.
     pub next: Option<P>,
@@ -184,15 +184,16 @@ impl SummaryPage {
     pub(super) fn of_named(
         mut tasks: Vec<Summary>,
         filter: &ListFilter,
-        after: Option<ListPlace>,
+        after: Option<ListPosition>,
         limit: usize,
     ) -> Self {
-        let is_behind = |task: &Summary| after.is_none_or(|after| filter.compare(&after, &filter.place(task)).is_lt());
+        let is_behind =
+            |task: &Summary| after.is_none_or(|after| filter.compare(&after, &filter.position(task)).is_lt());
         tasks.retain(|task| filter.fits(task) && is_behind(task));
-        tasks.sort_unstable_by(|one, other| filter.compare(&filter.place(one), &filter.place(other)));
+        tasks.sort_unstable_by(|one, other| filter.compare(&filter.position(one), &filter.position(other)));
         let has_more = tasks.len() > limit;
         tasks.truncate(limit);
-        let next = tasks.last().filter(|_| has_more).map(|last| filter.place(last));
+        let next = tasks.last().filter(|_| has_more).map(|last| filter.position(last));
         Self { tasks, next }
     }
 }
@@ -215,17 +216,17 @@ pub(super) struct FilteredPage<'a> {
     shown: usize,
     bytes: usize,
     read: usize,
-    last: Option<ListPlace>,
+    last: Option<ListPosition>,
 }
 
 impl<'a> FilteredPage<'a> {
     /// A page after `after`, of at most `limit` tasks.
-    pub(super) const fn new(filter: &'a ListFilter, after: Option<ListPlace>, limit: usize, now: Timestamp) -> Self {
+    pub(super) const fn new(filter: &'a ListFilter, after: Option<ListPosition>, limit: usize, now: Timestamp) -> Self {
         Self { filter, limit, now, shown: 0, bytes: 0, read: 0, last: after }
     }
 
     /// Judges the row at `position`; `task` is `None` if it is unreadable, which reading the whole row reports.
-    pub(super) fn step(&mut self, position: ListPlace, task: Option<&Summary>) -> PageStep {
+    pub(super) fn step(&mut self, position: ListPosition, task: Option<&Summary>) -> PageStep {
         if self.shown >= self.limit || self.bytes > PAGE_BYTES_MAX || self.read >= FILTERED_ROWS_MAX {
             return PageStep::End;
         }
@@ -240,7 +241,7 @@ impl<'a> FilteredPage<'a> {
     }
 
     /// The position of the last row that was read, or the position before the page.
-    pub(super) const fn last(&self) -> Option<ListPlace> {
+    pub(super) const fn last(&self) -> Option<ListPosition> {
         self.last
     }
 
@@ -368,7 +369,7 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
         &self,
         owner: &Principal,
         filter: &ListFilter,
-        after: Option<ListPlace>,
+        after: Option<ListPosition>,
         limit: usize,
         now: Timestamp,
     ) -> Result<SummaryPage, StoreError>;

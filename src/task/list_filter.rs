@@ -11,7 +11,7 @@ use super::digest::digest;
 use super::{Digest, PhaseKind, SessionScope, Summary, TaskId, TaskVisibility, Timestamp};
 
 /// A position in a sorted list: behind the task with this time and id.
-pub type ListPlace = (Timestamp, TaskId);
+pub type ListPosition = (Timestamp, TaskId);
 
 /// A half-open range of times; empty unless `until` is later than `from`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,7 +107,7 @@ impl ListFilter {
 
     /// The positions after `after` that matching tasks can have. The end precedes the start if there are none.
     #[must_use]
-    pub fn positions(&self, after: Option<ListPlace>) -> Range<ListPlace> {
+    pub fn positions(&self, after: Option<ListPosition>) -> Range<ListPosition> {
         let times = self.sorted_times();
         let first = |time| (time, TaskId::from_bits(0));
         let (from, until) = (first(times.from), first(times.until));
@@ -129,7 +129,7 @@ impl ListFilter {
 
     /// A task's position in the order.
     #[must_use]
-    pub const fn place(&self, task: &Summary) -> ListPlace {
+    pub const fn position(&self, task: &Summary) -> ListPosition {
         match self.by {
             OrderedBy::Creation => (task.created_at, task.key.id),
             OrderedBy::LastUpdate => (task.updated_at, task.key.id),
@@ -138,7 +138,7 @@ impl ListFilter {
 
     /// Compares two positions in the list's order.
     #[must_use]
-    pub fn compare(&self, one: &ListPlace, other: &ListPlace) -> Ordering {
+    pub fn compare(&self, one: &ListPosition, other: &ListPosition) -> Ordering {
         match self.direction {
             ListDirection::OldestFirst => one.cmp(other),
             ListDirection::NewestFirst => other.cmp(one),
@@ -167,7 +167,7 @@ impl TaskVisibility {
     }
 }
 
-fn right_behind((time, id): ListPlace) -> ListPlace {
+fn right_behind((time, id): ListPosition) -> ListPosition {
     match id.bits().checked_add(1) {
         Some(next) => (time, TaskId::from_bits(next)),
         None => (Timestamp::from_millis(time.as_millis().saturating_add(1)), TaskId::from_bits(0)),

@@ -42,7 +42,7 @@ pub struct Task {
     /// The client-chosen id (SEP-1686).
     pub chosen: Option<ChosenId>,
     /// The task's relatives in a tree of subtasks (SEP-2268).
-    pub tree: TreePlace,
+    pub tree: TreeLinks,
 }
 
 /// A task's retention times and poll interval, from its tool's policy.
@@ -74,7 +74,7 @@ impl Task {
             recovery: Recovery::default(),
             idempotency: None,
             chosen: None,
-            tree: TreePlace::default(),
+            tree: TreeLinks::default(),
         }
     }
 }
@@ -106,13 +106,13 @@ impl ChosenId {
 /// A child is stored before its parent names it, and settles before its parent does (SUB-13). A child without a parent that names
 /// it counts as removed (SUB-05, SUB-17).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct TreePlace {
+pub struct TreeLinks {
     pub parent: Option<TaskId>,
     /// In order. Children are never removed.
     pub children: Arc<[TaskId]>,
 }
 
-impl TreePlace {
+impl TreeLinks {
     /// Its size in memory, besides the struct.
     #[must_use]
     pub fn bytes(&self) -> usize {

@@ -26,7 +26,7 @@ pub struct PrincipalLimits {
     pub answer_bytes_max: usize,
     /// Open notification streams; HTTP+SSE clients get [`PrincipalLimits::SSE_STREAMS`] times as many.
     pub streams_max: usize,
-    pub places: PlaceShare,
+    pub permits: PermitShare,
 }
 
 impl PrincipalLimits {
@@ -46,22 +46,22 @@ impl Default for PrincipalLimits {
             stored_bytes_max: 256 << 20,
             answer_bytes_max: 64 << 20,
             streams_max: 64,
-            places: PlaceShare::default(),
+            permits: PermitShare::default(),
         }
     }
 }
 
 /// One principal's maximum percentage of a server's call permits, queue and processes. The rest is for the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PlaceShare(u8);
+pub struct PermitShare(u8);
 
-impl Default for PlaceShare {
+impl Default for PermitShare {
     fn default() -> Self {
         Self(75)
     }
 }
 
-impl PlaceShare {
+impl PermitShare {
     /// The whole capacity.
     pub const WHOLE: Self = Self(100);
 
@@ -104,7 +104,7 @@ impl PrincipalLimitTable {
     pub fn of(&self, principal: &Principal) -> PrincipalLimits {
         match self.own.get(principal) {
             Some(own) => *own,
-            None if *principal == Principal::local() => PrincipalLimits { places: PlaceShare::WHOLE, ..self.others },
+            None if *principal == Principal::local() => PrincipalLimits { permits: PermitShare::WHOLE, ..self.others },
             None => self.others,
         }
     }
@@ -119,10 +119,10 @@ mod tests {
         for (percent, max, expected) in
             [(75, 0, 1), (75, 1, 1), (75, 3, 3), (75, 4, 3), (75, 256, 192), (75, 64, 48), (100, 64, 64), (1, 64, 1)]
         {
-            assert_eq!(PlaceShare::percent(percent).unwrap().of(max), expected, "{percent} % of {max}");
+            assert_eq!(PermitShare::percent(percent).unwrap().of(max), expected, "{percent} % of {max}");
         }
-        assert_eq!(PlaceShare::percent(1).unwrap().of(usize::MAX), usize::MAX - usize::MAX / 100 * 99 - 14);
-        assert!(PlaceShare::percent(0).is_none() && PlaceShare::percent(101).is_none());
+        assert_eq!(PermitShare::percent(1).unwrap().of(usize::MAX), usize::MAX - usize::MAX / 100 * 99 - 14);
+        assert!(PermitShare::percent(0).is_none() && PermitShare::percent(101).is_none());
     }
 
     #[test]
@@ -131,6 +131,6 @@ mod tests {
         let own = PrincipalLimits { tasks_max: 7, ..PrincipalLimits::default() };
         let table = PrincipalLimitTable { own: HashMap::from([(ada.clone(), own)]), ..PrincipalLimitTable::default() };
         assert_eq!((table.of(&ada), table.of(&bob)), (own, PrincipalLimits::default()));
-        assert_eq!(table.of(&Principal::local()).places, PlaceShare::WHOLE);
+        assert_eq!(table.of(&Principal::local()).permits, PermitShare::WHOLE);
     }
 }

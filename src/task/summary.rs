@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{
-    CallOrigin, ChosenId, Failure, GatewayFault, Outcome, Phase, Task, TaskKey, TaskVisibility, Timestamp, TreePlace,
+    CallOrigin, ChosenId, Failure, GatewayFault, Outcome, Phase, Task, TaskKey, TaskVisibility, Timestamp, TreeLinks,
 };
 use crate::wire::one_line::{first_text, status_text};
 
@@ -27,7 +27,7 @@ pub struct Summary {
     /// As in [`Task`].
     pub chosen: Option<ChosenId>,
     /// As in [`Task`].
-    pub tree: TreePlace,
+    pub tree: TreeLinks,
 }
 
 /// [`Phase`] without its payloads.

@@ -7,7 +7,7 @@ use super::super::error::MistakeCollector;
 use super::super::raw::{RawApiKey, RawConfig, RawPrincipalLimits};
 use super::super::section::LocatedValue;
 use super::{count, value_or};
-use crate::task::{PlaceShare, Principal, PrincipalLimitTable, PrincipalLimits};
+use crate::task::{PermitShare, Principal, PrincipalLimitTable, PrincipalLimits};
 
 pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> PrincipalLimitTable {
     let answer_bytes_max = raw.limits.answer_bytes_max.value;
@@ -36,8 +36,8 @@ fn limits(raw: &RawPrincipalLimits, others: &PrincipalLimits) -> PrincipalLimits
     let rate = |raw: &Option<LocatedValue<u32>>, other| {
         raw.as_ref().and_then(|written| NonZeroU32::new(written.value)).unwrap_or(other)
     };
-    let places =
-        raw.places_percent_max.as_ref().and_then(|written| PlaceShare::percent(u8::try_from(written.value).ok()?));
+    let permits =
+        raw.places_percent_max.as_ref().and_then(|written| PermitShare::percent(u8::try_from(written.value).ok()?));
     PrincipalLimits {
         requests_per_second: rate(&raw.requests_per_second, others.requests_per_second),
         requests_burst: rate(&raw.requests_burst, others.requests_burst),
@@ -46,6 +46,6 @@ fn limits(raw: &RawPrincipalLimits, others: &PrincipalLimits) -> PrincipalLimits
         stored_bytes_max: value_or(raw.stored_bytes_per_principal_max.as_ref(), others.stored_bytes_max),
         answer_bytes_max: value_or(raw.answer_bytes_per_principal_max.as_ref(), others.answer_bytes_max),
         streams_max: raw.streams_per_principal_max.as_ref().map_or(others.streams_max, |max| count(max.value)),
-        places: places.unwrap_or(others.places),
+        permits: permits.unwrap_or(others.permits),
     }
 }

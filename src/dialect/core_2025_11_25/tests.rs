@@ -7,7 +7,7 @@ use super::hybrid::HybridTasks;
 use super::*;
 use crate::dialect::face_dialect::bad_cursor;
 use crate::store::contract::task;
-use crate::task::{Answer, Draft, Executed, Failure, GatewayFault, InputKey, Question, Reason, TaskId, TreePlace};
+use crate::task::{Answer, Draft, Executed, Failure, GatewayFault, InputKey, Question, Reason, TaskId, TreeLinks};
 use crate::wire::progress::{self, ProgressView};
 use crate::wire::{Message, RequestId, ScanLimits, envelope, rpc_error};
 
@@ -208,7 +208,7 @@ fn every_message_is_as_its_golden_file() {
 /// A task that is both a child and a parent.
 fn in_tree(phase: Phase) -> Task {
     let id = TaskId::from_bits;
-    let tree = TreePlace { parent: Some(id(3)), children: Arc::from([id(9), id(4)]) };
+    let tree = TreeLinks { parent: Some(id(3)), children: Arc::from([id(9), id(4)]) };
     Task { tree, ..in_phase(phase) }
 }
 
@@ -222,7 +222,7 @@ fn tasks_of_a_tree_are_as_their_golden_files_where_subtasks_are_on() {
     check_text("tree_created", text(TaskReply::Created(&task)).as_str());
     check_text("tree_working", text(TaskReply::Snapshot(&task)).as_str());
     let leaves =
-        |task: &Task| Task { tree: TreePlace { children: Arc::default(), ..task.tree.clone() }, ..task.clone() };
+        |task: &Task| Task { tree: TreeLinks { children: Arc::default(), ..task.tree.clone() }, ..task.clone() };
     let tasks = [Summary::of(&leaves(&task)), Summary::of(&in_phase(Phase::Working))];
     check_text("tree_page", text(TaskReply::Listed { tasks: &tasks, next: None }).as_str());
     check_text("tree_outcome", text(TaskReply::Outcome(&ended)).as_str());

@@ -24,7 +24,7 @@ use crate::failpoint;
 use crate::store::StoreError;
 use crate::task::reference::LoggedTask;
 use crate::task::{
-    Event, Executed, GatewayFault, Phase, Plan, Reason, Recovery, Task, TaskId, TaskKey, TaskVisibility, TreePlace,
+    Event, Executed, GatewayFault, Phase, Plan, Reason, Recovery, Task, TaskId, TaskKey, TaskVisibility, TreeLinks,
 };
 use crate::upstream::{ResumeToken, UpstreamSubtask};
 use crate::wire::Payload;
@@ -265,7 +265,7 @@ impl Runner {
                 dispatched_at: Some(now),
                 ..Recovery::default()
             },
-            tree: TreePlace { parent: Some(own.key.id), ..TreePlace::default() },
+            tree: TreeLinks { parent: Some(own.key.id), ..TreeLinks::default() },
             ..self.spec.new_task(key, shown, now)
         };
         Ok(Ok(NewSubtask { task: Arc::new(task.exact()), commands, permit, resume: subtask.resume }))

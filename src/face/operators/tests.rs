@@ -6,7 +6,7 @@ use super::*;
 use crate::engine::SURVEY_MAX;
 use crate::shared_limits::SharedLimits;
 use crate::store::{MemoryStore, TaskStore as _, contract};
-use crate::task::{ManualClock, Outcome, Phase, TaskVisibility, TreePlace};
+use crate::task::{ManualClock, Outcome, Phase, TaskVisibility, TreeLinks};
 
 /// An endpoint with this many tasks, the first of which is the oldest.
 async fn operators(tasks: usize) -> Operators {
@@ -51,7 +51,7 @@ async fn with_a_tree() -> Operators {
         [(1, None, &[2, 3]), (2, Some(1), &[]), (3, Some(1), &[4]), (4, Some(3), &[])];
     for (number, parent, children) in rows {
         let id = TaskId::from_bits;
-        let tree = TreePlace { parent: parent.map(id), children: children.iter().map(|child| id(*child)).collect() };
+        let tree = TreeLinks { parent: parent.map(id), children: children.iter().map(|child| id(*child)).collect() };
         let phase = if number == 2 { Phase::Settled(Outcome::Cancelled) } else { Phase::Working };
         store.insert(&Task { tree, phase, ..contract::task("key:ada", number) }).await.unwrap();
     }
@@ -94,8 +94,8 @@ async fn a_task_is_shown_with_its_tree_and_a_list_has_subtasks_once() {
 async fn a_part_of_a_task_is_shown_by_the_reference_that_it_has_in_the_tree() {
     let store = Arc::new(MemoryStore::new(1 << 30));
     let (top, part) = (contract::task("key:ada", 1), contract::task("key:ada", 2));
-    let below = TreePlace { parent: Some(top.key.id), ..TreePlace::default() };
-    let above = TreePlace { children: [part.key.id].into(), ..TreePlace::default() };
+    let below = TreeLinks { parent: Some(top.key.id), ..TreeLinks::default() };
+    let above = TreeLinks { children: [part.key.id].into(), ..TreeLinks::default() };
     store.insert(&Task { tree: below, shown: TaskVisibility::Part, ..part.clone() }).await.unwrap();
     store.insert(&Task { tree: above, ..top.clone() }).await.unwrap();
     let operators = over(store);

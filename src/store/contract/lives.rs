@@ -9,7 +9,7 @@ use futures_util::StreamExt as _;
 use super::{NAME, START, TTL, known, named, settled, task};
 use crate::replica::Incarnation;
 use crate::store::{Revision, StoreError, StoreHint, StoredTask, TaskStore, WriteRole};
-use crate::task::{Event, Task, TaskId, TaskKey, Timestamp, TreePlace, transition};
+use crate::task::{Event, Task, TaskId, TaskKey, Timestamp, TreeLinks, transition};
 
 /// While it is on, writes are made and their acknowledgements lost.
 pub(crate) type AcknowledgementLoss = Box<dyn Fn(bool) + Send + Sync>;
@@ -141,9 +141,9 @@ pub(super) async fn a_settled_row_is_claimed_until_its_upstream_was_told<K: Stor
 pub(super) async fn a_subtask_is_claimed_with_its_parent<K: StoreOpener>(kind: &K, store: Arc<K::Store>) {
     for (parent, child) in [(1, 2), (4, 3)] {
         let (parent_id, child_id) = (TaskId::from_bits(parent), TaskId::from_bits(child));
-        let tree = TreePlace { parent: Some(parent_id), ..TreePlace::default() };
+        let tree = TreeLinks { parent: Some(parent_id), ..TreeLinks::default() };
         store.insert(&Task { tree, ..task("a", child) }).await.unwrap();
-        let tree = TreePlace { children: [child_id].into(), ..TreePlace::default() };
+        let tree = TreeLinks { children: [child_id].into(), ..TreeLinks::default() };
         store.insert(&Task { tree, ..task("a", parent) }.exact()).await.unwrap();
     }
     let store = kind.next_life(store).await;

@@ -26,8 +26,8 @@ pub(super) struct ReaderPool {
 
 impl ReaderPool {
     pub(super) fn new(path: PathBuf) -> Arc<Self> {
-        let places = |count| Arc::new(Semaphore::new(count));
-        Arc::new(Self { path, idle: Mutex::default(), points: places(POINTS), lists: places(LISTS) })
+        let permits = |count| Arc::new(Semaphore::new(count));
+        Arc::new(Self { path, idle: Mutex::default(), points: permits(POINTS), lists: permits(LISTS) })
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -52,16 +52,16 @@ impl ReaderPool {
         self.read_in(&self.lists, read).await
     }
 
-    async fn read_in<T, F>(self: &Arc<Self>, places: &Arc<Semaphore>, read: F) -> Result<T, StoreError>
+    async fn read_in<T, F>(self: &Arc<Self>, permits: &Arc<Semaphore>, read: F) -> Result<T, StoreError>
     where
         T: Send + 'static,
         F: FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
     {
-        let place = Arc::clone(places).acquire_owned().await.map_err(|_| super::closed())?;
+        let permit = Arc::clone(permits).acquire_owned().await.map_err(|_| super::closed())?;
         let readers = Arc::clone(self);
         // The permit belongs to the reader: a cancelled caller does not make room for another.
         let reading = tokio::task::spawn_blocking(move || {
-            let _place = place;
+            let _permit = permit;
             let idle = readers.idle.lock().pop();
             let conn = idle.map_or_else(|| schema::open_reader(&readers.path), Ok).map_err(failed)?;
             let found = read(&conn).map_err(failed)?;

@@ -7,7 +7,7 @@ use super::columns::{COLUMNS, OUTLINE, RowColumns, RowOutline, at, id, id_of, is
 use super::earlier_rows::OWN;
 use crate::store::record::{self, RecordError};
 use crate::store::tasks::{NewestCursor, PAGE_BYTES_MAX, Revision, StoredTask};
-use crate::task::{Digest, ListPlace, Principal, ShortReference, Summary, Task, TaskId, TaskKey, Timestamp};
+use crate::task::{Digest, ListPosition, Principal, ShortReference, Summary, Task, TaskId, TaskKey, Timestamp};
 
 #[derive(Debug)]
 pub(super) enum ReadRow {
@@ -133,13 +133,13 @@ pub(super) fn page(
     after: Option<(Timestamp, TaskId)>,
     limit: usize,
     now: Timestamp,
-) -> rusqlite::Result<(Vec<ListedRow>, Option<ListPlace>)> {
+) -> rusqlite::Result<(Vec<ListedRow>, Option<ListPosition>)> {
     let (from, last) = after.map_or((-1, [0; 16]), |(time, id)| (at(time), id.bits().to_be_bytes()));
     let snapshot = conn.unchecked_transaction()?;
     let mut statement = conn.prepare_cached(PAGE)?;
     let found = statement.query_map(params![owner.as_str(), from, last, at(now)], |row| {
-        let place = (time(row.get(1)?), id_of(row.get(2)?));
-        Ok((row.get(0)?, place, Some(TaskKey { owner: owner.clone(), id: place.1 })))
+        let position = (time(row.get(1)?), id_of(row.get(2)?));
+        Ok((row.get(0)?, position, Some(TaskKey { owner: owner.clone(), id: position.1 })))
     })?;
     let glimpses = glimpses(conn, found, limit, now)?;
     drop(statement);
@@ -178,7 +178,7 @@ fn glimpses<P>(
 ) -> rusqlite::Result<(Vec<ListedRow>, Option<P>)> {
     let (mut rows, mut last, mut bytes) = (Vec::new(), None, 0);
     for found in found {
-        let (row, place, key) = found?;
+        let (row, position, key) = found?;
         let glimpse = match glimpse(conn, row) {
             Ok(Some(ListedRow::Whole(summary))) if summary.is_gone(now) => continue,
             Ok(Some(glimpse)) => glimpse,
@@ -191,7 +191,7 @@ fn glimpses<P>(
         }
         bytes += glimpse.bytes();
         rows.push(glimpse);
-        last = Some(place);
+        last = Some(position);
     }
     Ok((rows, None))
 }

@@ -8,7 +8,7 @@ use super::columns::{at, id, id_of, is_damage, time};
 use super::reads::{ListedRow, glimpse};
 use crate::store::tasks::{FilteredPage, PageStep};
 use crate::task::{
-    ListDirection, ListFilter, ListPlace, OrderedBy, Principal, ShortReference, TaskId, TaskKey, Timestamp,
+    ListDirection, ListFilter, ListPosition, OrderedBy, Principal, ShortReference, TaskId, TaskKey, Timestamp,
 };
 
 /// The statement of an order, between two positions.
@@ -33,10 +33,10 @@ pub(super) fn select(
     conn: &Connection,
     owner: &Principal,
     filter: &ListFilter,
-    after: Option<ListPlace>,
+    after: Option<ListPosition>,
     limit: usize,
     now: Timestamp,
-) -> rusqlite::Result<(Vec<ListedRow>, Option<ListPlace>)> {
+) -> rusqlite::Result<(Vec<ListedRow>, Option<ListPosition>)> {
     let positions = filter.positions(after);
     let bytes = |id: TaskId| id.bits().to_be_bytes();
     let (start, end) = (positions.start, positions.end);

@@ -64,7 +64,7 @@ impl DiskStore {
         let writer = DiskWriter {
             ballast,
             folder,
-            place: writer::identity(&path),
+            identity: writer::identity(&path),
             path: path.clone(),
             tuning,
             hooks,

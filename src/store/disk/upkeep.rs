@@ -22,7 +22,7 @@ const SEEN_NOTED: Duration = Duration::from_secs(60 * 60);
 
 impl DiskWriter {
     pub(super) fn tick(&mut self) {
-        if self.conn.is_some() && !self.is_in_place() {
+        if self.conn.is_some() && !self.is_same_file() {
             tracing::error!("the task store's file is not where it was");
             self.conn = None;
             self.monitor.failing(true);

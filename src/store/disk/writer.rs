@@ -56,7 +56,7 @@ pub(super) struct DiskWriter {
     /// `None` from a failure until the file is reopened.
     pub(super) conn: Option<Connection>,
     /// Identifies the file that the connection has open.
-    pub(super) place: Option<(u64, u64)>,
+    pub(super) identity: Option<(u64, u64)>,
     pub(super) resident: Arc<ResidentRows>,
     pub(super) monitor: Arc<StoreHealthMonitor>,
     /// The latest time used, in milliseconds.
@@ -368,7 +368,7 @@ impl DiskWriter {
 
     fn open_again(&mut self) -> Result<(), OpenError> {
         // Readers have the old file open, and the lock is next to it.
-        if !self.is_in_place() {
+        if !self.is_same_file() {
             let what = "another file stands where the store was; put it back, or start again".to_owned();
             return Err(OpenError::Failed { path: self.path.clone(), what });
         }
@@ -411,8 +411,8 @@ impl DiskWriter {
     }
 
     /// Whether the path still names the open file (F57): writes to another file would be lost.
-    pub(super) fn is_in_place(&self) -> bool {
-        self.place.is_some() && identity(&self.path) == self.place
+    pub(super) fn is_same_file(&self) -> bool {
+        self.identity.is_some() && identity(&self.path) == self.identity
     }
 }
 

@@ -15,8 +15,8 @@ use crate::replica::{GuardedRow, Incarnation};
 use crate::store::tasks::{PAGE_BYTES_MAX, Revision, StoreError, StoredTask, SummaryPage, Usage};
 use crate::task::summary::failure_line;
 use crate::task::{
-    Digest, ListDirection, ListFilter, ListPlace, OrderedBy, Principal, ShortReference, Summary, Task, TaskId, TaskKey,
-    Timestamp,
+    Digest, ListDirection, ListFilter, ListPosition, OrderedBy, Principal, ShortReference, Summary, Task, TaskId,
+    TaskKey, Timestamp,
 };
 
 /// Task ids are random, so their low bits spread rows evenly.
@@ -67,8 +67,8 @@ pub(super) struct MemoryShard {
 
 #[derive(Debug, Default)]
 pub(super) struct OwnerRows {
-    pub(super) by_creation: BTreeSet<ListPlace>,
-    pub(super) by_last_update: BTreeSet<ListPlace>,
+    pub(super) by_creation: BTreeSet<ListPosition>,
+    pub(super) by_last_update: BTreeSet<ListPosition>,
     pub(super) by_name: HashMap<Digest, IdempotentTask>,
     pub(super) usage: Usage,
 }
@@ -93,7 +93,7 @@ impl IdempotentTask {
 
 impl OwnerRows {
     /// The next positions of a filtered list after `after`, at most [`STEP`].
-    pub(super) fn positions(&self, filter: &ListFilter, after: Option<ListPlace>) -> Vec<ListPlace> {
+    pub(super) fn positions(&self, filter: &ListFilter, after: Option<ListPosition>) -> Vec<ListPosition> {
         let positions = filter.positions(after);
         if positions.is_empty() {
             return Vec::new();
@@ -221,8 +221,8 @@ impl MemoryRows {
             let found = step(after);
             let is_last = found.len() < STEP;
             after = None;
-            for (place, key) in found {
-                after = Some(place);
+            for (position, key) in found {
+                after = Some(position);
                 let Some(summary) = self.summary(&key).filter(|task| !task.is_gone(now)) else { continue };
                 if page.tasks.len() >= limit || bytes > PAGE_BYTES_MAX {
                     page.next = last;
@@ -230,7 +230,7 @@ impl MemoryRows {
                 }
                 bytes += summary.bytes();
                 page.tasks.push(summary);
-                last = Some(place);
+                last = Some(position);
             }
             if is_last || after.is_none() {
                 return page;

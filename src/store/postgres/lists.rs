@@ -9,7 +9,7 @@ use super::task_write::ClaimableRows;
 use crate::replica::Incarnation;
 use crate::store::tasks::{FilteredPage, NewestCursor, PAGE_BYTES_MAX, PageStep};
 use crate::task::{
-    Digest, ListDirection, ListFilter, ListPlace, OrderedBy, Principal, ShortReference, TaskId, TaskKey, Timestamp,
+    Digest, ListDirection, ListFilter, ListPosition, OrderedBy, Principal, ShortReference, TaskId, TaskKey, Timestamp,
 };
 
 /// A filtered list reads about this many bytes of summaries at a time.
@@ -23,7 +23,7 @@ fn paged(wanted: &str, order: &str, bytes_max: usize) -> String {
             SELECT *, count(*) OVER () AS found,
                 coalesce(sum(octet_length(summary)) OVER (ORDER BY {order} ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0)::int8
                 AS before
-            FROM ({wanted}) AS wanted) AS placed
+            FROM ({wanted}) AS wanted) AS summed
         WHERE before <= {bytes_max} ORDER BY {order}"
     )
 }
@@ -32,11 +32,11 @@ fn paged(wanted: &str, order: &str, bytes_max: usize) -> String {
 fn page_of<P: PartialEq>(
     rows: &[tokio_postgres::Row],
     (after, limit): (Option<P>, usize),
-    place: impl Fn(Timestamp, &TaskKey) -> P,
+    position: impl Fn(Timestamp, &TaskKey) -> P,
 ) -> Result<(Vec<ListLine>, Option<P>), Error> {
     let found = rows.first().map_or(Ok(0), |row| row.try_get::<_, i64>("found"))?;
     let listed = rows.iter().take(limit).map(ListLine::of).collect::<Result<Vec<_>, _>>()?;
-    let last = listed.last().map(|line| place(line.created_at, &line.key));
+    let last = listed.last().map(|line| position(line.created_at, &line.key));
     // An unreadable key gives no cursor.
     let next = last.filter(|last| count(found) > listed.len() && after.as_ref() != Some(last));
     Ok((listed, next))
@@ -49,7 +49,7 @@ pub(super) async fn page(
     after: Option<(Timestamp, TaskId)>,
     limit: usize,
     now: Timestamp,
-) -> Result<(Vec<ListLine>, Option<ListPlace>), Error> {
+) -> Result<(Vec<ListLine>, Option<ListPosition>), Error> {
     let wanted = format!(
         "SELECT {} FROM tg_task WHERE owner = $1 AND (created, id) > ($2, $3) AND created >= 0
         AND (NOT settled OR expires > $4)
@@ -180,7 +180,7 @@ async fn rows_after(
     link: &mut ReaderLink,
     owner: &Principal,
     filter: &ListFilter,
-    after: Option<ListPlace>,
+    after: Option<ListPosition>,
     limit: usize,
 ) -> Result<(Vec<ListLine>, bool), Error> {
     let positions = filter.positions(after);
@@ -201,10 +201,10 @@ pub(super) async fn select(
     link: &mut ReaderLink,
     owner: &Principal,
     filter: &ListFilter,
-    after: Option<ListPlace>,
+    after: Option<ListPosition>,
     limit: usize,
     now: Timestamp,
-) -> Result<(Vec<ListLine>, Option<ListPlace>), Error> {
+) -> Result<(Vec<ListLine>, Option<ListPosition>), Error> {
     let (mut shown, mut page) = (Vec::new(), FilteredPage::new(filter, after, limit, now));
     // Often all of the first rows fit.
     let mut has_more = true;

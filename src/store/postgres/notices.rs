@@ -37,9 +37,9 @@ struct KeptNotices {
     newest: VecDeque<ReceivedNotice>,
 }
 
-/// A position among a connection's notices.
+/// An offset into a connection's notices.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct NoticePlace(usize);
+pub(super) struct NoticeOffset(usize);
 
 impl SessionNotices {
     pub(super) fn add(&self, notice: &DbError) -> ReceivedNotice {
@@ -57,15 +57,15 @@ impl SessionNotices {
         kept.newest.push_back(notice);
     }
 
-    /// The current position. A notice on a statement arrives before the statement's answer.
-    pub(super) fn place(&self) -> NoticePlace {
-        NoticePlace(self.0.lock().count)
+    /// The current offset. A notice on a statement arrives before the statement's answer.
+    pub(super) fn offset(&self) -> NoticeOffset {
+        NoticeOffset(self.0.lock().count)
     }
 
-    /// The notices after a position. Dropped ones are represented by one empty notice.
-    pub(super) fn since(&self, place: NoticePlace) -> Vec<ReceivedNotice> {
+    /// The notices after an offset. Dropped ones are represented by one empty notice.
+    pub(super) fn since(&self, offset: NoticeOffset) -> Vec<ReceivedNotice> {
         let kept = self.0.lock();
-        let came = kept.count.saturating_sub(place.0);
+        let came = kept.count.saturating_sub(offset.0);
         let lost = (came > kept.newest.len()).then(ReceivedNotice::default);
         lost.into_iter().chain(kept.newest.iter().rev().take(came).rev().cloned()).collect()
     }
@@ -109,23 +109,23 @@ mod tests {
     fn a_transaction_is_told_of_the_notices_that_came_since_it_began() {
         let notices = SessionNotices::default();
         notices.keep(notice("00001"));
-        let place = notices.place();
-        assert!(notices.since(place).is_empty());
+        let offset = notices.offset();
+        assert!(notices.since(offset).is_empty());
         notices.keep(notice("00002"));
         notices.keep(notice("00003"));
-        assert_eq!(notices.since(place), [notice("00002"), notice("00003")]);
+        assert_eq!(notices.since(offset), [notice("00002"), notice("00003")]);
     }
 
     #[test]
     fn notices_are_bounded_and_those_that_were_not_kept_are_doubtful() {
         let notices = SessionNotices::default();
-        let place = notices.place();
+        let offset = notices.offset();
         for _ in 0..KEPT_MAX {
             notices.keep(notice("00000"));
         }
-        assert!(!notices.since(place).iter().any(|notice| is_doubtful(&notice.as_sql())));
+        assert!(!notices.since(offset).iter().any(|notice| is_doubtful(&notice.as_sql())));
         notices.keep(notice("00000"));
-        let since = notices.since(place);
+        let since = notices.since(offset);
         assert_eq!(since.len(), KEPT_MAX + 1);
         assert!(since.iter().any(|notice| is_doubtful(&notice.as_sql())));
     }

@@ -310,9 +310,9 @@ pub(super) async fn read_rows(link: &mut ReaderLink, keys: &[&TaskKey]) -> Resul
     let (ids, owners) = key_arrays(keys.iter().copied());
     let rows = link.query(ROWS, &vec![&ids, &owners, &GROUP_BYTES_MAX]).await?;
     let found = rows.iter().map(|row| {
-        let place = usize::try_from(row.try_get::<_, i64>(8)? - 1).unwrap_or(usize::MAX);
+        let index = usize::try_from(row.try_get::<_, i64>(8)? - 1).unwrap_or(usize::MAX);
         let is_there = row.try_get::<_, Option<&[u8]>>(7)?.is_some();
-        Ok((place, if is_there { Some(FetchedRow::of(row)?) } else { None }))
+        Ok((index, if is_there { Some(FetchedRow::of(row)?) } else { None }))
     });
     found.collect()
 }

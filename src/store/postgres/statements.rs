@@ -139,9 +139,9 @@ fn sweep() -> String {
         picked AS (
             SELECT id, owner, expires, size FROM tg_task WHERE settled AND expires <= $3 AND EXISTS (SELECT FROM guard)
             ORDER BY expires LIMIT $4 FOR UPDATE SKIP LOCKED),
-        placed AS (SELECT id, owner, sum(size) OVER (ORDER BY expires, id, owner) - size AS before FROM picked),
+        summed AS (SELECT id, owner, sum(size) OVER (ORDER BY expires, id, owner) - size AS before FROM picked),
         changed AS (
-            DELETE FROM tg_task t USING placed p WHERE t.id = p.id AND t.owner = p.owner AND p.before < {SWEEP_BYTES_MAX}
+            DELETE FROM tg_task t USING summed p WHERE t.id = p.id AND t.owner = p.owner AND p.before < {SWEEP_BYTES_MAX}
             RETURNING {GONE}),
         {SUMS}"
     )

@@ -11,7 +11,7 @@ use tokio_postgres::types::ToSql;
 use tokio_postgres::{Error, Row, Statement};
 
 use super::health::PostgresHealth;
-use super::notices::{NoticePlace, ReceivedNotice, as_sql};
+use super::notices::{NoticeOffset, ReceivedNotice, as_sql};
 use super::open_error::PostgresOpenError;
 use super::server_words::in_words;
 use super::session::Session;
@@ -109,12 +109,12 @@ pub(super) async fn transact(
     session: &Session,
     statements: &[(&Statement, Parameters<'_>)],
 ) -> Result<MadeTransaction, CommitFailure> {
-    let (place, sent) = (session.notices.place(), boot_time());
+    let (offset, sent) = (session.notices.offset(), boot_time());
     // The gateway has its own time-out (rule 1), and drops the connection after a failure.
     let is_answered = AtomicBool::new(false);
     let ended = tokio::time::timeout(session.settings.access.write_max, run(session, statements, &is_answered)).await;
     let timed_out = |_| TransactionEnd::TimedOut { is_answered: is_answered.load(Ordering::Relaxed) };
-    let made = judge(session, ended.unwrap_or_else(timed_out), place);
+    let made = judge(session, ended.unwrap_or_else(timed_out), offset);
     let mut trust = session.trust.lock();
     match &made {
         Ok(_) => trust.write_passed(session.server, sent),
@@ -156,9 +156,9 @@ pub(super) fn promise_of(answer: &Row) -> ServerPromise {
 fn judge(
     session: &Session,
     ended: TransactionEnd<Row, Error>,
-    begun: NoticePlace,
+    begun_at: NoticeOffset,
 ) -> Result<Vec<Vec<Row>>, CommitFailure> {
-    let notices = session.notices.since(begun);
+    let notices = session.notices.since(begun_at);
     let notices: Vec<_> = notices.iter().map(ReceivedNotice::as_sql).collect();
     let fate = ended.fate(session.settings.access.durability, &notices, |error| error.as_db_error().map(as_sql));
     match (fate, ended) {

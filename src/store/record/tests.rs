@@ -57,7 +57,7 @@ fn samples() -> Vec<(&'static str, Task)> {
     let bare = GatewayFault::new(Reason::UpstreamUnreachable, Executed::No);
     let gone = |reason| Failure::Gateway(GatewayFault::new(reason, Executed::Unknown));
     let id = TaskId::from_bits;
-    let tree = TreePlace { parent: Some(id(3)), children: Arc::from([id(4), id(1)]) };
+    let tree = TreeLinks { parent: Some(id(3)), children: Arc::from([id(4), id(1)]) };
     vec![
         ("queued", Task { phase: Phase::Queued, shown: TaskVisibility::Hidden, ..base() }),
         ("working", Task { recovery, idempotency: Some(named), status_message: Some(Arc::from("half")), ..base() }),

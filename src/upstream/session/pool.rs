@@ -200,7 +200,7 @@ impl SessionPool {
     /// capabilities its clients declare; if the pool is full, a session without calls of the principal with the most sessions is
     /// evicted, even if it was used recently.
     fn make_room(&self, places: &mut HashMap<SessionKey, PooledSession>, owner: &Principal) -> Result<(), BeginError> {
-        let share = PrincipalLimitTable::default().of(owner).places.of(SESSIONS_MAX);
+        let share = PrincipalLimitTable::default().of(owner).permits.of(SESSIONS_MAX);
         if places.len() < share {
             return Ok(());
         }

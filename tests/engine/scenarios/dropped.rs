@@ -14,7 +14,7 @@ use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, SharedString, U
 use taskgate::engine::{Askable, CallEvent, RoundRetry, TaskError};
 use taskgate::metric;
 use taskgate::store::{DiskSettings, DiskStore, TaskStore};
-use taskgate::task::{Answer, Outcome, Phase, Plan, Principal, ShortReference, Task, TaskKey, TaskMode, TreePlace};
+use taskgate::task::{Answer, Outcome, Phase, Plan, Principal, ShortReference, Task, TaskKey, TaskMode, TreeLinks};
 use taskgate::wire::Payload;
 use tokio::time::sleep;
 use tokio_util::task::TaskTracker;
@@ -113,26 +113,26 @@ const METHODS: &[(&str, Stage, Then, Run)] = &[
     }),
     ("subtasks_of", Stage::Overdue, Then::GivenUp, |case| {
         Box::pin(async {
-            let above = TreePlace { parent: None, children: [case.key.id].into() };
+            let above = TreeLinks { parent: None, children: [case.key.id].into() };
             drop(case.world.engine.subtasks_of(&case.key.owner, &above, 10).await);
         })
     }),
     ("as_seen", Stage::Overdue, Then::GivenUp, |case| {
         Box::pin(async {
             let Ok(task) = case.world.engine.held(&case.key).await else { return };
-            let tree = TreePlace { parent: None, children: [case.key.id].into() };
+            let tree = TreeLinks { parent: None, children: [case.key.id].into() };
             drop(case.world.engine.as_seen(Arc::new(Task { tree, ..Task::clone(&task) })).await);
         })
     }),
     ("seen_tree", Stage::Overdue, Then::GivenUp, |case| {
         Box::pin(async {
-            let above = TreePlace { parent: None, children: [case.key.id].into() };
+            let above = TreeLinks { parent: None, children: [case.key.id].into() };
             drop(case.world.engine.seen_tree(&case.key.owner, &above).await);
         })
     }),
     ("settled_subtasks", Stage::Overdue, Then::GivenUp, |case| {
         Box::pin(async {
-            let above = TreePlace { parent: None, children: [case.key.id].into() };
+            let above = TreeLinks { parent: None, children: [case.key.id].into() };
             drop(case.world.engine.settled_subtasks(&case.key.owner, &above, usize::MAX).await);
         })
     }),

@@ -12,7 +12,7 @@ use taskgate::store::{
     MemoryStore, NewestCursor, Reach, Revision, StoreError, StoreHint, StoredTask, SummaryPage, TaskStore, Usage,
     WriteRole,
 };
-use taskgate::task::{Digest, ListFilter, ListPlace, Principal, ShortReference, Task, TaskId, TaskKey, Timestamp};
+use taskgate::task::{Digest, ListFilter, ListPosition, Principal, ShortReference, Task, TaskId, TaskKey, Timestamp};
 use tokio::sync::{Semaphore, oneshot};
 
 use super::store_faults::{Method, StoreFault, StoreFaults};
@@ -282,7 +282,7 @@ impl TaskStore for GatedStore {
         &self,
         owner: &Principal,
         filter: &ListFilter,
-        after: Option<ListPlace>,
+        after: Option<ListPosition>,
         limit: usize,
         now: Timestamp,
     ) -> Result<SummaryPage, StoreError> {

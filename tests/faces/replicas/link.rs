@@ -15,7 +15,7 @@ use taskgate::replica::{ReplicaDirectory, ReplicaPeer};
 use taskgate::server::replica_link::Http2ReplicaLink;
 use taskgate::server::{self, ForwardedCallers, Routes, replicas};
 use taskgate::shared_limits::SharedLimits;
-use taskgate::task::{ManualClock, PlaceShare, Principal, PrincipalLimitTable, PrincipalLimits};
+use taskgate::task::{ManualClock, PermitShare, Principal, PrincipalLimitTable, PrincipalLimits};
 use taskgate::upstream::TaskScope;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -40,7 +40,7 @@ impl Way {
         let first = &replicas.all[0];
         let address = first.gateway.replica_address().unwrap();
         let peer = ReplicaPeer { incarnation: first.incarnation, address };
-        let others = PrincipalLimits { places: PlaceShare::percent(1).unwrap(), ..PrincipalLimits::default() };
+        let others = PrincipalLimits { permits: PermitShare::percent(1).unwrap(), ..PrincipalLimits::default() };
         let limits = SharedLimits::new(Arc::new(PrincipalLimitTable { others, ..PrincipalLimitTable::default() }));
         Self {
             link: Http2ReplicaLink::new(None, life, limits).reaching_within(REACH_MAX),

@@ -24,7 +24,7 @@ use crate::engine::Engine;
 use crate::engine::call::CallSpec;
 use crate::task::{
     Answer, Attempt, Event, Executed, Failure, GatewayFault, Outcome, Phase, Principal, Question, Reason, Recovery,
-    Task, TaskKey, TaskVisibility, Timestamp, TreePlace, transition,
+    Task, TaskKey, TaskVisibility, Timestamp, TreeLinks, transition,
 };
 use crate::upstream::{ExchangeError, ExchangeEvent, Progress, ResumeToken};
 use crate::wire::Payload;
@@ -268,7 +268,7 @@ impl SplitExchange {
                 dispatched_at: sent_at,
                 ..Recovery::default()
             },
-            tree: TreePlace { parent: Some(parent.id), ..TreePlace::default() },
+            tree: TreeLinks { parent: Some(parent.id), ..TreeLinks::default() },
             ..spec.new_task(key, shown, now)
         };
         let outcome = self.outcomes.get(index).and_then(|outcome| outcome.as_ref()?.held());

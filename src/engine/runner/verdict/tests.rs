@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::store::contract::task;
-use crate::task::{AfterCrash, EarlyInput, Outcome, Recovery, StoredCall, TaskId, TaskMode, TreePlace};
+use crate::task::{AfterCrash, EarlyInput, Outcome, Recovery, StoredCall, TaskId, TaskMode, TreeLinks};
 use crate::wire::Payload;
 
 const NOW: Timestamp = Timestamp::from_millis(1_000_500);
@@ -127,7 +127,7 @@ fn a_queued_call_is_sent_for_the_first_time_or_was_certainly_not_sent() {
 fn a_call_whose_elements_have_rows_waits_for_them() {
     let policy = policy(AfterCrash::Fail);
     let watched = RecoveryDecision::Run(RecoveryAction::Watch);
-    let tree = TreePlace { children: Arc::from([TaskId::from_bits(7)]), ..TreePlace::default() };
+    let tree = TreeLinks { children: Arc::from([TaskId::from_bits(7)]), ..TreeLinks::default() };
     for phase in [Phase::Queued, Phase::Working] {
         let parent = Task { phase, tree: tree.clone(), ..in_flight(Some(call(false).without_params()), None) };
         assert_eq!(verdict(&parent, Some(&policy), AT), watched);

@@ -57,7 +57,7 @@ impl ReplicaSetup {
 
 /// The live replicas, as the store last reported them.
 fn directory(store: &PostgresStore, view: &ReplicaView) -> ReplicaDirectory {
-    ReplicaDirectory::of_lines(store.holder(), view.lines.iter().map(|one| &one.line))
+    ReplicaDirectory::of_rows(store.holder(), view.rows.iter().map(|one| &one.row))
 }
 
 /// Applies changes of the membership.

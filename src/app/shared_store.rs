@@ -326,7 +326,7 @@ pub(super) async fn watch(store: &PostgresStore, readiness: &Readiness, replaced
             readiness.block(if standing == OwnStanding::Fenced { REPLACED } else { STORE_LOST });
             return replaced.cancel();
         }
-        warn_of_other_configs(store.holder(), &seen.lines, &mut is_unlike);
+        warn_of_other_configs(store.holder(), &seen.rows, &mut is_unlike);
         tokio::select! {
             Ok(()) = health.changed() => (),
             Ok(()) = view.changed() => (),
@@ -352,14 +352,14 @@ const fn reason(health: &PostgresHealth) -> Option<(&'static str, ReasonWeight)>
 }
 
 /// Logs whether the other replicas have the same upstreams, whenever that changes.
-fn warn_of_other_configs(own: Incarnation, lines: &[StoredReplica], was_unlike: &mut bool) {
-    let Some(own) = lines.iter().find(|one| one.line.incarnation == own).map(|own| &own.config_digest) else { return };
-    let unlike = lines.iter().find(|one| !one.line.is_dead && one.config_digest != *own);
+fn warn_of_other_configs(own: Incarnation, rows: &[StoredReplica], was_unlike: &mut bool) {
+    let Some(own) = rows.iter().find(|one| one.row.incarnation == own).map(|own| &own.config_digest) else { return };
+    let unlike = rows.iter().find(|one| !one.row.is_dead && one.config_digest != *own);
     if *was_unlike != unlike.is_some() {
         *was_unlike = unlike.is_some();
         match unlike {
             Some(unlike) => tracing::warn!(
-                replica = unlike.line.name,
+                replica = unlike.row.name,
                 "another gateway has other upstreams: neither can go on with all tasks of the other"
             ),
             None => tracing::info!("all gateways have the same upstreams"),

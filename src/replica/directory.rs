@@ -4,7 +4,7 @@
 use core::net::SocketAddr;
 
 use super::incarnation::Incarnation;
-use super::membership::ReplicaLine;
+use super::membership::ReplicaRow;
 
 /// A living, reachable replica. A replica without an address receives no forwarded requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,9 +63,9 @@ impl ReplicaDirectory {
 
     /// The view of `own`, from all replicas' rows. An invalid address counts as none.
     #[must_use]
-    pub fn of_lines<'a>(own: Incarnation, lines: impl IntoIterator<Item = &'a ReplicaLine>) -> Self {
-        let living = lines.into_iter().filter(|line| !line.is_dead);
-        Self::new(own, living.filter_map(ReplicaMember::of_line))
+    pub fn of_rows<'a>(own: Incarnation, rows: impl IntoIterator<Item = &'a ReplicaRow>) -> Self {
+        let living = rows.into_iter().filter(|row| !row.is_dead);
+        Self::new(own, living.filter_map(ReplicaMember::of_row))
     }
 
     /// This replica.
@@ -129,9 +129,9 @@ impl ReplicaDirectory {
 }
 
 impl ReplicaMember {
-    fn of_line(line: &ReplicaLine) -> Option<Self> {
-        let address = line.address.as_deref()?.parse().ok()?;
-        Some(Self { peer: ReplicaPeer { incarnation: line.incarnation, address }, is_leaving: line.is_leaving })
+    fn of_row(row: &ReplicaRow) -> Option<Self> {
+        let address = row.address.as_deref()?.parse().ok()?;
+        Some(Self { peer: ReplicaPeer { incarnation: row.incarnation, address }, is_leaving: row.is_leaving })
     }
 }
 
@@ -210,8 +210,8 @@ mod tests {
     }
 
     #[test]
-    fn the_living_are_those_whose_lines_are_not_dead_and_say_where_they_are() {
-        let line = |number, address: &str, is_leaving, is_dead| ReplicaLine {
+    fn the_living_are_those_whose_rows_are_not_dead_and_say_where_they_are() {
+        let row = |number, address: &str, is_leaving, is_dead| ReplicaRow {
             incarnation: Incarnation(number),
             name: format!("r{number}"),
             address: (!address.is_empty()).then(|| address.to_owned()),
@@ -221,14 +221,14 @@ mod tests {
             is_dead,
             record_reads: 1,
         };
-        let lines = [
-            line(1, "127.0.0.1:1001", false, false),
-            line(2, "127.0.0.1:1002", true, false),
-            line(3, "127.0.0.1:1003", false, true),
-            line(4, "", false, false),
-            line(5, "no address", false, false),
+        let rows = [
+            row(1, "127.0.0.1:1001", false, false),
+            row(2, "127.0.0.1:1002", true, false),
+            row(3, "127.0.0.1:1003", false, true),
+            row(4, "", false, false),
+            row(5, "no address", false, false),
         ];
-        let seen = ReplicaDirectory::of_lines(Incarnation(1), &lines);
+        let seen = ReplicaDirectory::of_rows(Incarnation(1), &rows);
         let leaving = ReplicaMember { is_leaving: true, ..member(2) };
         assert_eq!(seen, ReplicaDirectory::new(Incarnation(1), [member(1), leaving]));
     }

@@ -18,7 +18,7 @@ pub const BEAT_EVERY_MAX: Duration = Duration::from_secs(2);
 pub const WINDOW_AFTER_OUTAGE_MAX: Duration = Duration::from_secs(30);
 /// Minimum retention of a dead replica's row. A paused replica learns from its row that it was replaced; without the row, it
 /// concludes that the store has lost acknowledged writes.
-pub const DEAD_LINES_KEPT: Duration = Duration::from_secs(24 * 60 * 60);
+pub const DEAD_ROWS_KEPT: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// How long replicas wait for each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,7 +86,7 @@ pub struct StoreGeneration(pub u128);
 
 /// A replica's row in the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ReplicaLine {
+pub struct ReplicaRow {
     pub incarnation: Incarnation,
     /// The operator's name for it, shared by later processes of the same replica.
     pub name: String,
@@ -110,7 +110,7 @@ pub struct ReplicaLook {
     pub sent: BootTime,
     /// When its answer arrived; it shows no newer state.
     pub received: BootTime,
-    pub lines: Vec<ReplicaLine>,
+    pub rows: Vec<ReplicaRow>,
 }
 
 /// The answer to a heartbeat. One with an unknown commit has no answer: the row may contain it or not.
@@ -133,7 +133,7 @@ pub enum StoreLoss {
         acknowledged: u64,
         found: u64,
     },
-    LineMissing,
+    RowMissing,
     /// It is another store.
     OtherGeneration(StoreGeneration),
 }
@@ -187,7 +187,7 @@ struct AcknowledgedBeat {
 
 #[derive(Debug)]
 struct WatchedReplica {
-    line: ReplicaLine,
+    row: ReplicaRow,
     /// When the row was first seen with its heartbeat.
     since: BootTime,
     window: Duration,
@@ -248,7 +248,7 @@ impl Membership {
                 self.end = Some(OwnStanding::StoreLost(loss));
             }
             BeatAnswer::Dead { .. } => self.end = Some(OwnStanding::Fenced),
-            BeatAnswer::Missing => self.end = Some(OwnStanding::StoreLost(StoreLoss::LineMissing)),
+            BeatAnswer::Missing => self.end = Some(OwnStanding::StoreLost(StoreLoss::RowMissing)),
         }
     }
 
@@ -274,34 +274,34 @@ impl Membership {
         }
         self.looked = look.sent;
         let mut others = BTreeMap::new();
-        for line in look.lines {
-            if line.incarnation == self.own {
+        for row in look.rows {
+            if row.incarnation == self.own {
                 // A look may be rolled back; if its row is too old, the next heartbeat finds out.
-                if line.is_dead && line.beat >= self.acknowledged.beat && self.end.is_none() {
+                if row.is_dead && row.beat >= self.acknowledged.beat && self.end.is_none() {
                     self.end = Some(OwnStanding::Fenced);
                 }
                 continue;
             }
-            let known = self.others.remove(&line.incarnation);
-            others.insert(line.incarnation, self.watched(known, line, look.received));
+            let known = self.others.remove(&row.incarnation);
+            others.insert(row.incarnation, self.watched(known, row, look.received));
         }
         self.others = others;
         self.silent(look.sent)
     }
 
     /// The state of another replica after a look. A lower heartbeat, rolled back by a failover, also counts as new.
-    fn watched(&self, known: Option<WatchedReplica>, line: ReplicaLine, received: BootTime) -> WatchedReplica {
+    fn watched(&self, known: Option<WatchedReplica>, row: ReplicaRow, received: BootTime) -> WatchedReplica {
         let (since, window) = match known {
             // A replica silent since a longer outage keeps its longer window.
-            Some(known) if known.outage != self.outages && known.line.beat == line.beat => {
+            Some(known) if known.outage != self.outages && known.row.beat == row.beat => {
                 (received, self.window_after_outage.max(known.window))
             }
             Some(known) if known.outage != self.outages => (received, self.window_after_outage),
-            Some(known) if known.line.beat == line.beat => (known.since, known.window),
+            Some(known) if known.row.beat == row.beat => (known.since, known.window),
             Some(_) => (received, self.terms.lease),
             None => (received, self.window_after_outage),
         };
-        WatchedReplica { line, since, window, outage: self.outages }
+        WatchedReplica { row, since, window, outage: self.outages }
     }
 
     fn silent(&self, now: BootTime) -> Vec<DeathClaim> {
@@ -309,7 +309,7 @@ impl Membership {
         if self.end.is_some() || !reaches_store {
             return Vec::new();
         }
-        let is_silent = |other: &&WatchedReplica| !other.line.is_dead && now.since(other.since) >= other.window;
+        let is_silent = |other: &&WatchedReplica| !other.row.is_dead && now.since(other.since) >= other.window;
         self.others.values().filter(is_silent).map(WatchedReplica::death_claim).collect()
     }
 
@@ -336,28 +336,28 @@ impl Membership {
     }
 
     /// The other replicas' rows that are not dead, as of the last look.
-    fn living_others(&self) -> impl Iterator<Item = &ReplicaLine> {
-        self.others.values().map(|other| &other.line).filter(|line| !line.is_dead)
+    fn living_others(&self) -> impl Iterator<Item = &ReplicaRow> {
+        self.others.values().map(|other| &other.row).filter(|row| !row.is_dead)
     }
 
     /// Dead incarnations that have been silent for as long as calls continue without the store: any replica may claim all of
     /// their rows.
     pub fn given_up(&self, now: BootTime) -> impl Iterator<Item = Incarnation> {
         let is_given_up =
-            move |other: &&WatchedReplica| other.line.is_dead && now.since(other.since) >= self.terms.alone_max;
-        self.others.values().filter(is_given_up).map(|other| other.line.incarnation)
+            move |other: &&WatchedReplica| other.row.is_dead && now.since(other.since) >= self.terms.alone_max;
+        self.others.values().filter(is_given_up).map(|other| other.row.incarnation)
     }
 
     /// The highest task time of another living replica, for [`TaskClock::steer`](crate::replica::TaskClock::steer).
     #[must_use]
     pub fn highest_now(&self) -> Option<Timestamp> {
-        self.living_others().map(|line| line.now).max()
+        self.living_others().map(|row| row.now).max()
     }
 }
 
 impl WatchedReplica {
     const fn death_claim(&self) -> DeathClaim {
-        DeathClaim { incarnation: self.line.incarnation, beat: self.line.beat }
+        DeathClaim { incarnation: self.row.incarnation, beat: self.row.beat }
     }
 }
 

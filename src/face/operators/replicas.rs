@@ -40,11 +40,11 @@ impl OperatorReplica {
     }
 
     pub(super) fn all_in(view: &ReplicaView, own: Incarnation, now: BootTime) -> Vec<Self> {
-        view.lines.iter().map(|one| Self::of(one, view, own, now)).collect()
+        view.rows.iter().map(|one| Self::of(one, view, own, now)).collect()
     }
 
     fn of(one: &StoredReplica, view: &ReplicaView, own: Incarnation, now: BootTime) -> Self {
-        let row = &one.line;
+        let row = &one.row;
         let is_own = row.incarnation == own;
         let state = match (is_own, row.is_dead, row.is_leaving) {
             (_, true, _) => "dead",

@@ -22,8 +22,8 @@ fn member() -> Membership {
     Membership::registered(terms(8, 300), OWN, GENERATION, at(0), at(0))
 }
 
-fn line(incarnation: Incarnation, beat: u64) -> ReplicaLine {
-    ReplicaLine {
+fn row(incarnation: Incarnation, beat: u64) -> ReplicaRow {
+    ReplicaRow {
         incarnation,
         name: format!("replica {incarnation}"),
         address: None,
@@ -35,8 +35,8 @@ fn line(incarnation: Incarnation, beat: u64) -> ReplicaLine {
     }
 }
 
-fn look(millis: u64, lines: &[ReplicaLine]) -> ReplicaLook {
-    ReplicaLook { sent: at(millis), received: at(millis), lines: lines.to_vec() }
+fn look(millis: u64, rows: &[ReplicaRow]) -> ReplicaLook {
+    ReplicaLook { sent: at(millis), received: at(millis), rows: rows.to_vec() }
 }
 
 /// Sends a heartbeat every two seconds, all acknowledged, with looks that show the other's heartbeat as given.
@@ -48,7 +48,7 @@ fn beat_and_look(membership: &mut Membership, seconds: std::ops::Range<u64>, bea
             let answer = BeatAnswer::Acknowledged { beat, generation: GENERATION };
             membership.beat_answered(answer, at(second * SECOND), at(second * SECOND));
         }
-        claims.extend(membership.looked(look(second * SECOND, &[line(OTHER, beat_of_other)])));
+        claims.extend(membership.looked(look(second * SECOND, &[row(OTHER, beat_of_other)])));
     }
     claims
 }
@@ -94,7 +94,7 @@ fn an_observer_whose_own_beats_stay_unanswered_claims_nobody() {
     let mut membership = member();
     assert_eq!(beat_and_look(&mut membership, 1..5, 5), []);
     for second in 5..60 {
-        assert_eq!(membership.looked(look(second * SECOND, &[line(OTHER, 5)])), []);
+        assert_eq!(membership.looked(look(second * SECOND, &[row(OTHER, 5)])), []);
     }
     // Writes succeed after 56 s: the first window has its maximum length.
     assert_eq!(beat_and_look(&mut membership, 60..90, 5), []);
@@ -119,7 +119,7 @@ fn a_look_of_before_the_end_of_an_outage_begins_no_window() {
     assert_eq!(beat_and_look(&mut membership, 1..5, 5), []);
     let answer = BeatAnswer::Acknowledged { beat: 9, generation: GENERATION };
     membership.beat_answered(answer, at(20_000), at(20_000));
-    let earlier = ReplicaLook { sent: at(19_800), received: at(19_900), lines: vec![line(OTHER, 5)] };
+    let earlier = ReplicaLook { sent: at(19_800), received: at(19_900), rows: vec![row(OTHER, 5)] };
     assert_eq!(membership.looked(earlier), []);
     assert_eq!(beat_and_look(&mut membership, 21..37, 5), []);
     assert_eq!(beat_and_look(&mut membership, 37..38, 5), [DeathClaim { incarnation: OTHER, beat: 5 }]);
@@ -131,10 +131,10 @@ fn a_look_that_was_answered_late_is_judged_by_when_it_was_sent() {
     assert_eq!(beat_and_look(&mut membership, 1..8, 5), []);
     let answer = BeatAnswer::Acknowledged { beat: 9, generation: GENERATION };
     membership.beat_answered(answer, at(9_000), at(9_000));
-    let late = ReplicaLook { sent: at(8_500), received: at(12_000), lines: vec![line(OTHER, 5)] };
+    let late = ReplicaLook { sent: at(8_500), received: at(12_000), rows: vec![row(OTHER, 5)] };
     assert_eq!(membership.looked(late), []);
     // An older one that arrives even later has no effect.
-    let older = ReplicaLook { sent: at(8_400), received: at(12_500), lines: vec![] };
+    let older = ReplicaLook { sent: at(8_400), received: at(12_500), rows: vec![] };
     assert_eq!(membership.looked(older), []);
     assert_eq!(membership.living_others().count(), 1);
 }
@@ -169,7 +169,7 @@ fn a_beat_says_whether_the_replica_was_replaced_or_the_store_has_lost_something(
         // One with an unknown commit is in the row.
         (BeatAnswer::Dead { beat: 3 }, OwnStanding::Fenced),
         (BeatAnswer::Dead { beat: 1 }, OwnStanding::StoreLost(StoreLoss::BeatWentBack { acknowledged: 2, found: 1 })),
-        (BeatAnswer::Missing, OwnStanding::StoreLost(StoreLoss::LineMissing)),
+        (BeatAnswer::Missing, OwnStanding::StoreLost(StoreLoss::RowMissing)),
         (
             BeatAnswer::Acknowledged { beat: 2, generation: GENERATION },
             OwnStanding::StoreLost(StoreLoss::BeatWentBack { acknowledged: 2, found: 2 }),
@@ -192,24 +192,24 @@ fn a_beat_says_whether_the_replica_was_replaced_or_the_store_has_lost_something(
 #[test]
 fn a_look_shows_a_replica_that_it_is_dead() {
     let mut membership = member();
-    let own = ReplicaLine { is_dead: true, ..line(OWN, 0) };
-    assert_eq!(membership.looked(look(10, &[own.clone(), line(OTHER, 1)])), []);
+    let own = ReplicaRow { is_dead: true, ..row(OWN, 0) };
+    assert_eq!(membership.looked(look(10, &[own.clone(), row(OTHER, 1)])), []);
     assert_eq!(membership.standing(at(10)), OwnStanding::Fenced);
     // A row without an acknowledged heartbeat is left to the next heartbeat.
     let mut membership = member();
     membership.beat_answered(BeatAnswer::Acknowledged { beat: 1, generation: GENERATION }, at(1), at(1));
-    membership.looked(look(10, &[own, line(OTHER, 1)]));
+    membership.looked(look(10, &[own, row(OTHER, 1)]));
     assert_eq!(membership.standing(at(10)), OwnStanding::Member);
 }
 
 #[test]
 fn the_living_are_told_from_the_dead() {
     let mut membership = member();
-    let leaving = ReplicaLine { is_leaving: true, record_reads: 3, ..line(Incarnation(4), 1) };
+    let leaving = ReplicaRow { is_leaving: true, record_reads: 3, ..row(Incarnation(4), 1) };
     let dead =
-        ReplicaLine { is_dead: true, record_reads: 1, now: Timestamp::from_millis(1 << 40), ..line(Incarnation(5), 1) };
-    let lines = [line(OWN, 0), line(OTHER, 9), line(Incarnation(3), 1), leaving, dead];
-    assert_eq!(membership.looked(look(10, &lines)), []);
+        ReplicaRow { is_dead: true, record_reads: 1, now: Timestamp::from_millis(1 << 40), ..row(Incarnation(5), 1) };
+    let rows = [row(OWN, 0), row(OTHER, 9), row(Incarnation(3), 1), leaving, dead];
+    assert_eq!(membership.looked(look(10, &rows)), []);
     assert_eq!(membership.highest_now(), Some(Timestamp::from_millis(1_000_009)));
     assert_eq!(membership.living_others().count(), 3);
     assert_eq!(membership.given_up(at(10)).count(), 0);
@@ -249,7 +249,7 @@ struct Run {
     killed: Option<u64>,
     delays: Vec<u64>,
     drawn: usize,
-    lines: Vec<ReplicaLine>,
+    rows: Vec<ReplicaRow>,
     members: Vec<Member>,
     /// The claimant, the claimed replica, and the time.
     claims: Vec<(usize, usize, u64)>,
@@ -267,8 +267,8 @@ impl Run {
             next_look: n as u64 * 150,
             last_beat: 0,
         };
-        let lines = (0..3).map(|n| line(incarnation(n), 0)).collect();
-        Self { terms, outages, killed, delays, drawn: 0, lines, members: (0..3).map(member).collect(), claims: vec![] }
+        let rows = (0..3).map(|n| row(incarnation(n), 0)).collect();
+        Self { terms, outages, killed, delays, drawn: 0, rows, members: (0..3).map(member).collect(), claims: vec![] }
     }
 
     fn delay(&mut self, max: u64) -> u64 {
@@ -303,8 +303,8 @@ impl Run {
             return;
         }
         let (took, late) = (self.delay(DELAY_MAX), self.delay(DELAY_MAX));
-        self.lines[n].beat += 1;
-        let answer = BeatAnswer::Acknowledged { beat: self.lines[n].beat, generation: GENERATION };
+        self.rows[n].beat += 1;
+        let answer = BeatAnswer::Acknowledged { beat: self.rows[n].beat, generation: GENERATION };
         let member = &mut self.members[n];
         member.membership.beat_answered(answer, at(now), at(now + took));
         member.next_beat = now + self.terms.beat_every().as_millis() as u64 + late;
@@ -317,10 +317,10 @@ impl Run {
         if self.is_cut_off(n, now) {
             return;
         }
-        let look = ReplicaLook { sent: at(now), received: at(now + took), lines: self.lines.clone() };
+        let look = ReplicaLook { sent: at(now), received: at(now + took), rows: self.rows.clone() };
         for claim in self.members[n].membership.looked(look) {
             let claimed = claim.incarnation.0 as usize;
-            assert_eq!(claim.beat, self.lines[claimed].beat, "it is made under the beat that was seen");
+            assert_eq!(claim.beat, self.rows[claimed].beat, "it is made under the beat that was seen");
             self.claims.push((n, claimed, now));
         }
     }

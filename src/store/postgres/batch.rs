@@ -11,7 +11,7 @@ use super::statements::WriterStatements;
 use super::sums::SumChange;
 use super::task_write::{ClaimableRows, ROW_BYTES_MAX, TaskWrite};
 use super::transaction::{CommitFailure, MadeTransaction, Parameters, transact};
-use crate::replica::membership::DEAD_LINES_KEPT;
+use crate::replica::membership::DEAD_ROWS_KEPT;
 use crate::replica::{BootTime, GuardedRow, GuardedWrite, Incarnation, WriteDoubt, WriteVerdict};
 use crate::store::tasks::{Revision, StoreError, WriteRole};
 use crate::task::{Principal, TaskKey};
@@ -166,7 +166,7 @@ impl GroupedWrites<'_> {
     }
 
     async fn retire(&self, me: (i64, i64), life: Option<Incarnation>) -> Result<BatchOutcome, CommitFailure> {
-        let kept = if life.is_some() { 0.0 } else { DEAD_LINES_KEPT.as_secs_f64() };
+        let kept = if life.is_some() { 0.0 } else { DEAD_ROWS_KEPT.as_secs_f64() };
         let one = life.map(holder_column);
         let close: Parameters<'_> = vec![&kept, &RETIRED_LIVES_MAX, &one];
         let retire: Parameters<'_> = vec![&me.0, &me.1, &RETIRED_LIVES_MAX, &RETIRED_SUMS_MAX, &kept, &one];

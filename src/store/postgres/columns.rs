@@ -100,7 +100,7 @@ impl ListedColumns {
 }
 
 #[derive(Debug)]
-pub(super) struct ListLine {
+pub(super) struct SummaryRow {
     pub(super) key: TaskKey,
     pub(super) created_at: Timestamp,
     pub(super) updated_at: Timestamp,
@@ -108,10 +108,10 @@ pub(super) struct ListLine {
     pub(super) summary: Option<Summary>,
 }
 
-/// The columns that [`ListLine::of`] reads.
+/// The columns that [`SummaryRow::of`] reads.
 pub(super) const LISTED: &str = "id, owner, settled, parent, created, updated, expires, summary";
 
-impl ListLine {
+impl SummaryRow {
     /// Reads a row that starts with [`LISTED`].
     pub(super) fn of(row: &Row) -> Result<Self, tokio_postgres::Error> {
         let key = key(row, 0)?;

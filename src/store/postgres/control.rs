@@ -17,7 +17,7 @@ use super::columns::holder_column;
 use super::health::PostgresHealth;
 use super::hints;
 use super::open_error::PostgresOpenError;
-use super::replica_lines::{LOOK, StoredReplica, declare_dead, generation_of, line_time, look_of};
+use super::replica_rows::{LOOK, StoredReplica, declare_dead, generation_of, look_of, row_time};
 use super::replica_watch::SharedReplicaView;
 use super::session::{DatabaseConnector, Session, back_off};
 use super::shared_clock::{SharedClock, boot_time};
@@ -50,7 +50,7 @@ const BEAT: &str = "UPDATE tg_replica SET beat = beat + 1, now_ms = $2, leaving 
     WHERE incarnation = $1 AND NOT dead
     RETURNING beat, (SELECT generation::text FROM tg_meta)";
 /// Reads this replica's row, after a heartbeat updated none.
-const OWN_LINE: &str = "SELECT dead, beat FROM tg_replica WHERE incarnation = $1";
+const OWN_ROW: &str = "SELECT dead, beat FROM tg_replica WHERE incarnation = $1";
 /// Returns the sums of all other incarnations and of incarnation 0, without zero sums. Does not read this incarnation's rows.
 pub(super) const OTHERS_SUMS: &str = "SELECT owner, sum(tasks)::int8, sum(unsettled)::int8, sum(bytes)::int8 FROM (
         SELECT * FROM tg_usage WHERE incarnation < $1 UNION ALL SELECT * FROM tg_usage WHERE incarnation > $1) AS others
@@ -236,7 +236,7 @@ impl ReplicaControl {
 
     async fn beat(&mut self, link: &ControlLink) -> Result<(), PostgresHealth> {
         let sent = boot_time();
-        let (me, now) = (holder_column(self.state.holder), line_time(self.clock.now(), self.trust));
+        let (me, now) = (holder_column(self.state.holder), row_time(self.clock.now(), self.trust));
         let BeatContent { is_leaving, config_digest } = self.content.borrow().clone();
         let values: Parameters<'_> = vec![&me, &now, &is_leaving, &config_digest];
         // The reason for a heartbeat that updated no row is read after a barrier.
@@ -265,7 +265,7 @@ impl ReplicaControl {
     }
 
     async fn unwritten(&self, link: &ControlLink, me: i64) -> Result<BeatAnswer, PostgresHealth> {
-        let row = link.session.client.query_opt(OWN_LINE, &[&me]).await.map_err(away)?;
+        let row = link.session.client.query_opt(OWN_ROW, &[&me]).await.map_err(away)?;
         let Some(row) = row else { return Ok(BeatAnswer::Missing) };
         let (is_dead, beat): (bool, i64) = (row.try_get(0).map_err(away)?, row.try_get(1).map_err(away)?);
         if is_dead {
@@ -278,27 +278,27 @@ impl ReplicaControl {
         let (client, sent) = (&link.session.client, boot_time());
         let rows = client.query(&link.look, &[]).await.map_err(away)?;
         let received = boot_time();
-        let lines = StoredReplica::all(&rows).map_err(away)?;
+        let rows = StoredReplica::all(&rows).map_err(away)?;
         // Also without other replicas: the sums read last may have been reassigned to this one.
         let sums = client.query(&link.others, &[&holder_column(self.state.holder)]).await.map_err(away)?;
         self.state.sums.reset_others(SumChange::all(&sums).map_err(away)?);
-        let silent = self.membership.looked(look_of(&lines, (sent, received)));
+        let silent = self.membership.looked(look_of(&rows, (sent, received)));
         if let Some(highest) = self.membership.highest_now() {
             self.clock.steer(highest, received);
         }
-        let dead = lines.iter().filter(|one| one.line.is_dead).map(|one| one.line.incarnation).collect();
+        let dead = rows.iter().filter(|one| one.row.is_dead).map(|one| one.row.incarnation).collect();
         if !BTreeSet::is_subset(&dead, &self.dead) {
             // They may have sent no hints for their last writes.
             self.state.heard(StoreHint::Missed);
         }
         self.dead = dead;
-        let living = lines.iter().filter(|one| !one.line.is_dead).count();
+        let living = rows.iter().filter(|one| !one.row.is_dead).count();
         metrics::gauge!(metric::REPLICAS_LIVING).set(f64::from(u32::try_from(living).unwrap_or(u32::MAX)));
-        let lives = lines.iter().map(|one| one.line.incarnation);
+        let lives = rows.iter().map(|one| one.row.incarnation);
         let beats = lives.filter_map(|life| Some((life, self.membership.beat_since(life)?))).collect();
         let given_up = self.membership.given_up(received).collect();
         self.view.change(|view| {
-            view.looked(lines);
+            view.looked(rows);
             (view.beats, view.given_up) = (beats, given_up);
         });
         for claim in silent {

@@ -6,7 +6,7 @@ use tokio_postgres::Error;
 
 use super::columns::{count, holder_column};
 use super::readers::ReaderLink;
-use super::replica_lines::{LOOK, StoredReplica, declare_dead};
+use super::replica_rows::{LOOK, StoredReplica, declare_dead};
 use super::{PostgresStore, upkeep};
 use crate::replica::Incarnation;
 use crate::store::tasks::StoreError;
@@ -56,7 +56,7 @@ impl PostgresStore {
     pub async fn forget(&self, name: &str) -> Result<ReplicaForgetting, StoreError> {
         let named = self.lives_of(name).await?;
         let dead: Vec<Incarnation> =
-            named.iter().filter(|one| one.line.is_dead).map(|one| one.line.incarnation).collect();
+            named.iter().filter(|one| one.row.is_dead).map(|one| one.row.incarnation).collect();
         if dead.is_empty() {
             return Ok(if named.is_empty() { ReplicaForgetting::Unknown } else { ReplicaForgetting::Alive });
         }
@@ -68,21 +68,21 @@ impl PostgresStore {
             upkeep::pass(&self.queue, Some(*life)).await?;
         }
         let left = self.lives_of(name).await?;
-        if left.iter().any(|one| dead.contains(&one.line.incarnation)) {
+        if left.iter().any(|one| dead.contains(&one.row.incarnation)) {
             // It may have written a row in the meantime.
             let held = self.held_by(&dead).await?;
             return Ok(if held > 0 { ReplicaForgetting::Holding(held) } else { ReplicaForgetting::Unfinished });
         }
-        self.view.change(|view| view.lines.retain(|one| !dead.contains(&one.line.incarnation)));
+        self.view.change(|view| view.rows.retain(|one| !dead.contains(&one.row.incarnation)));
         tracing::warn!(replica = name, lives = dead.len(), "a gateway that is dead was forgotten");
         Ok(ReplicaForgetting::Forgotten(dead.len()))
     }
 
     async fn lives_of(&self, name: &str) -> Result<Vec<StoredReplica>, StoreError> {
         let read = async |link: &mut ReaderLink| StoredReplica::all(&link.query(LOOK, &vec![]).await?);
-        let mut lines = self.lists.reader()?.read(read).await?;
-        lines.retain(|one| one.line.name == name);
-        Ok(lines)
+        let mut rows = self.lists.reader()?.read(read).await?;
+        rows.retain(|one| one.row.name == name);
+        Ok(rows)
     }
 
     async fn held_by(&self, lives: &[Incarnation]) -> Result<usize, StoreError> {

@@ -2,7 +2,7 @@
 
 use tokio_postgres::Error;
 
-use super::columns::{ListLine, at, count, holder, holder_column, key_arrays, number};
+use super::columns::{SummaryRow, at, count, holder, holder_column, key_arrays, number};
 use super::readers::ReaderLink;
 use super::statements;
 use super::task_write::ClaimableRows;
@@ -33,10 +33,10 @@ fn page_of<P: PartialEq>(
     rows: &[tokio_postgres::Row],
     (after, limit): (Option<P>, usize),
     position: impl Fn(Timestamp, &TaskKey) -> P,
-) -> Result<(Vec<ListLine>, Option<P>), Error> {
+) -> Result<(Vec<SummaryRow>, Option<P>), Error> {
     let found = rows.first().map_or(Ok(0), |row| row.try_get::<_, i64>("found"))?;
-    let listed = rows.iter().take(limit).map(ListLine::of).collect::<Result<Vec<_>, _>>()?;
-    let last = listed.last().map(|line| position(line.created_at, &line.key));
+    let listed = rows.iter().take(limit).map(SummaryRow::of).collect::<Result<Vec<_>, _>>()?;
+    let last = listed.last().map(|row| position(row.created_at, &row.key));
     // An unreadable key gives no cursor.
     let next = last.filter(|last| count(found) > listed.len() && after.as_ref() != Some(last));
     Ok((listed, next))
@@ -49,7 +49,7 @@ pub(super) async fn page(
     after: Option<(Timestamp, TaskId)>,
     limit: usize,
     now: Timestamp,
-) -> Result<(Vec<ListLine>, Option<ListPosition>), Error> {
+) -> Result<(Vec<SummaryRow>, Option<ListPosition>), Error> {
     let wanted = format!(
         "SELECT {} FROM tg_task WHERE owner = $1 AND (created, id) > ($2, $3) AND created >= 0
         AND (NOT settled OR expires > $4)
@@ -70,7 +70,7 @@ pub(super) async fn survey(
     after: Option<NewestCursor>,
     limit: usize,
     now: Timestamp,
-) -> Result<(Vec<ListLine>, Option<NewestCursor>), Error> {
+) -> Result<(Vec<SummaryRow>, Option<NewestCursor>), Error> {
     let wanted = format!(
         "SELECT {}, ref FROM tg_task WHERE created <= $1 AND (created < $1 OR ref > $2) AND (NOT settled OR expires > $3)
         ORDER BY created DESC, ref LIMIT $4",
@@ -90,7 +90,7 @@ pub(super) async fn has_claimable(link: &mut ReaderLink, rows: &ClaimableRows) -
 }
 
 /// Rows by key, in the order of the keys, expired ones included.
-pub(super) async fn named(link: &mut ReaderLink, keys: &[TaskKey]) -> Result<Vec<ListLine>, Error> {
+pub(super) async fn named(link: &mut ReaderLink, keys: &[TaskKey]) -> Result<Vec<SummaryRow>, Error> {
     let sql = format!(
         "SELECT t.* FROM unnest($1::bytea[], $2::bytea[]) WITH ORDINALITY AS w (wanted_id, wanted_owner, ord)
         CROSS JOIN LATERAL (
@@ -100,7 +100,7 @@ pub(super) async fn named(link: &mut ReaderLink, keys: &[TaskKey]) -> Result<Vec
     );
     let (ids, owners) = key_arrays(keys);
     let rows = link.query(&sql, &vec![&ids, &owners]).await?;
-    rows.iter().map(ListLine::of).collect()
+    rows.iter().map(SummaryRow::of).collect()
 }
 
 /// The holders of rows, in the order of their keys; `None` for a missing row.
@@ -182,7 +182,7 @@ async fn rows_after(
     filter: &ListFilter,
     after: Option<ListPosition>,
     limit: usize,
-) -> Result<(Vec<ListLine>, bool), Error> {
+) -> Result<(Vec<SummaryRow>, bool), Error> {
     let positions = filter.positions(after);
     let bytes = |id: TaskId| id.bits().to_be_bytes().to_vec();
     let (start, end) = (positions.start, positions.end);
@@ -191,9 +191,9 @@ async fn rows_after(
     let values: super::transaction::Parameters<'_> = vec![&owner, &start, &start_id, &end, &end_id, &wanted_rows];
     let rows = link.query(&selection(filter.by, filter.direction), &values).await?;
     let found = rows.first().map_or(Ok(0), |row| row.try_get::<_, i64>("found"))?;
-    let lines = rows.iter().take(limit).map(ListLine::of).collect::<Result<Vec<_>, _>>()?;
-    let has_more = count(found) > lines.len();
-    Ok((lines, has_more))
+    let rows = rows.iter().take(limit).map(SummaryRow::of).collect::<Result<Vec<_>, _>>()?;
+    let has_more = count(found) > rows.len();
+    Ok((rows, has_more))
 }
 
 /// One owner's rows that fit the filter, and the position to continue from.
@@ -204,21 +204,21 @@ pub(super) async fn select(
     after: Option<ListPosition>,
     limit: usize,
     now: Timestamp,
-) -> Result<(Vec<ListLine>, Option<ListPosition>), Error> {
+) -> Result<(Vec<SummaryRow>, Option<ListPosition>), Error> {
     let (mut shown, mut page) = (Vec::new(), FilteredPage::new(filter, after, limit, now));
     // Often all of the first rows fit.
     let mut has_more = true;
     for is_first in [true, false] {
         let wanted = if is_first { limit.min(page.rest()) } else { page.rest() };
-        let (lines, more) = rows_after(link, owner, filter, page.last(), wanted).await?;
+        let (rows, more) = rows_after(link, owner, filter, page.last(), wanted).await?;
         has_more = more;
-        for line in lines {
+        for row in rows {
             let time = match filter.by {
-                OrderedBy::Creation => line.created_at,
-                OrderedBy::LastUpdate => line.updated_at,
+                OrderedBy::Creation => row.created_at,
+                OrderedBy::LastUpdate => row.updated_at,
             };
-            match page.step((time, line.key.id), line.summary.as_ref()) {
-                PageStep::Show => shown.push(line),
+            match page.step((time, row.key.id), row.summary.as_ref()) {
+                PageStep::Show => shown.push(row),
                 PageStep::Skip => (),
                 PageStep::End => return Ok((shown, page.last())),
             }

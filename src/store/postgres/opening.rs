@@ -10,8 +10,8 @@ use super::columns::{holder, holder_column, time};
 use super::control::OTHERS_SUMS;
 use super::open_error::{PostgresOpenError, away};
 use super::pooling;
-use super::replica_lines::{
-    ReplicaView, StoredReplica, declare_dead, generation_of, generation_text, line_time, read_lines,
+use super::replica_rows::{
+    ReplicaView, StoredReplica, declare_dead, generation_of, generation_text, read_replicas, row_time,
 };
 use super::schema;
 use super::session::{DatabaseConnector, Session, in_time};
@@ -21,7 +21,7 @@ use super::state::StoreState;
 use super::sums::SumChange;
 use super::transaction::{CommitFailure, DURABILITY_PROOF, Parameters, transact};
 use crate::replica::membership::BEAT_EVERY_MAX;
-use crate::replica::{ClockStart, Incarnation, Membership, ReplicaLine, StoreGeneration};
+use crate::replica::{ClockStart, Incarnation, Membership, ReplicaRow, StoreGeneration};
 use crate::store::clock_trust::{ClockTrust, DISTRUST, RESET};
 use crate::store::record;
 use crate::task::Clock as _;
@@ -30,11 +30,11 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// Time that a heartbeat may take, beyond the heartbeat interval.
 const BEAT_MAX: Duration = Duration::from_secs(1);
 
-const REGISTER: &str = "WITH line AS (
+const REGISTER: &str = "WITH made AS (
         INSERT INTO tg_replica (name, address, version, record_reads, config_digest, key_print, now_ms)
         VALUES ($1, $2, $3, $4, $5, $6, $7) RETURNING incarnation),
-    lane AS (INSERT INTO tg_lane (incarnation, epoch) SELECT incarnation, 0 FROM line)
-    SELECT incarnation FROM line";
+    lane AS (INSERT INTO tg_lane (incarnation, epoch) SELECT incarnation, 0 FROM made)
+    SELECT incarnation FROM made";
 /// Returns the store's generation, and whether the store knows the incarnation `$1`: it has its lane, or the lane of a later
 /// incarnation that was removed ([`super::statements`]). The sequence proves nothing: the server logs it ahead, so a restored one
 /// continues behind numbers that it never assigned. Nor do later rows that still exist: they may be new.
@@ -91,7 +91,7 @@ async fn join(session: &Session, settings: &Arc<PostgresSettings>) -> Result<Beg
     // Reads of a fresh connection may be rolled back by a failover.
     let proof = session.client.prepare(DURABILITY_PROOF).await.map_err(away)?;
     transact(session, &[(&proof, vec![])]).await.map_err(unmade)?;
-    let former = former_line(session, settings).await?;
+    let former = former_row(session, settings).await?;
     let generation = check_identity(session, settings, former.as_ref()).await?;
     if let (Some(former), Some(prior)) = (former, settings.prior)
         && prior.generation == generation
@@ -100,17 +100,17 @@ async fn join(session: &Session, settings: &Arc<PostgresSettings>) -> Result<Beg
         tracing::info!(life = %prior.holder, "the life before this one had not ended in order; its tasks are taken over");
     }
     let living = living(session, settings).await?;
-    if living.iter().any(|one| one.line.name == settings.replica.name) {
+    if living.iter().any(|one| one.row.name == settings.replica.name) {
         return Err(PostgresOpenError::NameTaken { name: settings.replica.name.clone() });
     }
     reset_clock(session, settings, &living).await?;
     let (start, trust) = clock_start(session, &living).await?;
     let clock = SharedClock::beginning_at(start.begin());
     let sent = boot_time();
-    let own = register(session, settings, line_time(clock.now(), trust)).await?;
+    let own = register(session, settings, row_time(clock.now(), trust)).await?;
     let membership = Membership::registered(settings.terms, own, generation, sent, boot_time());
     let state = StoreState::new(Arc::clone(settings), own);
-    let view = ReplicaView::of(read_lines(session).await.map_err(away)?, boot_time());
+    let view = ReplicaView::of(read_replicas(session).await.map_err(away)?, boot_time());
     let sums = session.client.query(OTHERS_SUMS, &[&holder_column(own)]).await.map_err(away)?;
     state.sums.reset_others(SumChange::all(&sums).map_err(away)?);
     Ok(Beginning { membership, generation, clock, trust, state, view })
@@ -118,17 +118,17 @@ async fn join(session: &Session, settings: &Arc<PostgresSettings>) -> Result<Beg
 
 /// The row of the process before this one, if it still exists. A restored store assigns numbers again, so another replica may
 /// have this one.
-async fn former_line(session: &Session, settings: &PostgresSettings) -> Result<Option<ReplicaLine>, PostgresOpenError> {
+async fn former_row(session: &Session, settings: &PostgresSettings) -> Result<Option<ReplicaRow>, PostgresOpenError> {
     let Some(prior) = settings.prior else { return Ok(None) };
-    let lines = read_lines(session).await.map_err(away)?.into_iter().map(|one| one.line);
-    Ok(lines.into_iter().find(|line| line.incarnation == prior.holder && line.name == settings.replica.name))
+    let rows = read_replicas(session).await.map_err(away)?.into_iter().map(|one| one.row);
+    Ok(rows.into_iter().find(|row| row.incarnation == prior.holder && row.name == settings.replica.name))
 }
 
 /// Whether the store is the one that the process before knew, and no older than at that time.
 async fn check_identity(
     session: &Session,
     settings: &PostgresSettings,
-    former: Option<&ReplicaLine>,
+    former: Option<&ReplicaRow>,
 ) -> Result<StoreGeneration, PostgresOpenError> {
     let prior = settings.prior.map(|prior| holder_column(prior.holder));
     let row = session.client.query_one(IDENTITY, &[&prior]).await.map_err(away)?;
@@ -153,7 +153,7 @@ async fn check_identity(
 }
 
 /// A replica's heartbeat when it was first seen.
-struct SeenLine {
+struct SeenHeartbeat {
     beat: u64,
     at: Instant,
 }
@@ -166,19 +166,19 @@ struct SeenLine {
 /// `SealKeys` if a replica with keys that do not fit sends a heartbeat; `Away`.
 async fn living(session: &Session, settings: &PostgresSettings) -> Result<Vec<StoredReplica>, PostgresOpenError> {
     let until = Instant::now() + BEAT_EVERY_MAX + BEAT_MAX;
-    let mut seen: HashMap<Incarnation, SeenLine> = HashMap::new();
+    let mut seen: HashMap<Incarnation, SeenHeartbeat> = HashMap::new();
     let mut is_told = false;
     loop {
-        let mut others = read_lines(session).await.map_err(away)?;
-        others.retain(|one| !one.line.is_dead);
+        let mut others = read_replicas(session).await.map_err(away)?;
+        others.retain(|one| !one.row.is_dead);
         let (own, now) = (&settings.replica.key_prints, Instant::now());
         let has_beaten = |one: &StoredReplica| {
-            seen.get(&one.line.incarnation).is_some_and(|seen: &SeenLine| seen.beat != one.line.beat)
+            seen.get(&one.row.incarnation).is_some_and(|seen: &SeenHeartbeat| seen.beat != one.row.beat)
         };
         let (living, silent): (Vec<_>, Vec<_>) = others.into_iter().partition(has_beaten);
         let is_unlike = |one: &&StoredReplica| !open_each_other(own, &one.key_print);
         if let Some(unlike) = living.iter().find(is_unlike) {
-            return Err(PostgresOpenError::SealKeys { name: unlike.line.name.clone() });
+            return Err(PostgresOpenError::SealKeys { name: unlike.row.name.clone() });
         }
         let unlike: Vec<_> = silent.iter().filter(is_unlike).collect();
         if silent.is_empty() || (now >= until && unlike.is_empty()) {
@@ -186,19 +186,19 @@ async fn living(session: &Session, settings: &PostgresSettings) -> Result<Vec<St
         }
         if let Some(one) = unlike.first().filter(|_| now >= until && !std::mem::replace(&mut is_told, true)) {
             tracing::warn!(
-                replica = one.line.name,
+                replica = one.row.name,
                 "a gateway that seals with another key is silent; it is declared dead once it was for the lease"
             );
         }
         for one in unlike {
-            let life = one.line.incarnation;
+            let life = one.row.incarnation;
             let since = seen.get(&life).map_or(Duration::ZERO, |seen| now - seen.at);
             if since >= settings.terms.lease() {
-                declare_dead(session, life, Some(one.line.beat)).await.map_err(unmade)?;
+                declare_dead(session, life, Some(one.row.beat)).await.map_err(unmade)?;
             }
         }
         for one in &silent {
-            seen.entry(one.line.incarnation).or_insert(SeenLine { beat: one.line.beat, at: now });
+            seen.entry(one.row.incarnation).or_insert(SeenHeartbeat { beat: one.row.beat, at: now });
         }
         tokio::time::sleep(LOOK_EVERY).await;
     }
@@ -254,17 +254,17 @@ async fn clock_start(
         (living, _) if living.iter().any(|one| one.is_time_distrusted) => ClockTrust::withheld(DISTRUST),
         _ => ClockTrust::given(),
     };
-    let living = living.iter().map(|one| one.line.now).max();
+    let living = living.iter().map(|one| one.row.now).max();
     Ok((ClockStart { living, server, stored }, trust))
 }
 
 async fn register(session: &Session, settings: &PostgresSettings, now: i64) -> Result<Incarnation, PostgresOpenError> {
-    let line = session.client.prepare(REGISTER).await.map_err(away)?;
+    let register = session.client.prepare(REGISTER).await.map_err(away)?;
     let ReplicaDescription { name, address, version, config_digest, key_prints } = &settings.replica;
     let (reads, prints) = (i32::from(record::VERSION), key_prints.concat());
     let values: Parameters<'_> = vec![name, address, version, &reads, config_digest, &prints, &now];
-    let made = transact(session, &[(&line, values)]).await.map_err(unmade)?;
-    let row = made.row().ok_or_else(|| PostgresOpenError::away("no line was written"))?;
+    let made = transact(session, &[(&register, values)]).await.map_err(unmade)?;
+    let row = made.row().ok_or_else(|| PostgresOpenError::away("no row was written"))?;
     Ok(holder(row.try_get(0).map_err(away)?))
 }
 

@@ -7,7 +7,7 @@ use tokio::sync::watch;
 use tokio::sync::watch::error::RecvError;
 
 use super::PostgresStore;
-use super::replica_lines::ReplicaView;
+use super::replica_rows::ReplicaView;
 use crate::replica::OwnStanding;
 
 /// The latest view. Clones share it.

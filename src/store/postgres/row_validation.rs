@@ -3,7 +3,7 @@
 use std::io;
 
 use super::PostgresStore;
-use super::columns::{DamagedRow, EncodedRow, FetchedRow, ListLine};
+use super::columns::{DamagedRow, EncodedRow, FetchedRow, SummaryRow};
 use super::task_write::TaskWrite;
 use crate::metric;
 use crate::store::condemned::{LostRow, condemned};
@@ -42,9 +42,9 @@ impl PostgresStore {
     }
 
     /// The summaries of listed rows. Rows with a damaged summary are read as a whole.
-    pub(super) async fn listed(&self, rows: Vec<ListLine>, now: Timestamp) -> Vec<Summary> {
+    pub(super) async fn listed(&self, rows: Vec<SummaryRow>, now: Timestamp) -> Vec<Summary> {
         let mut tasks = Vec::with_capacity(rows.len());
-        for ListLine { key, summary, .. } in rows {
+        for SummaryRow { key, summary, .. } in rows {
             if self.state.doubt.hides(&key) {
                 continue;
             }

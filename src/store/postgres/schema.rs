@@ -3,7 +3,7 @@
 //! `tg_task` has a row for each task. Its record has the format of the disk store, with a checksum; the other columns serve
 //! statements, and a summary serves lists. All text is `bytea`, since tasks may contain text that PostgreSQL rejects. `tg_lane`
 //! has a row for each replica's writer: see [`super::statements`]. A negative time in `tg_replica` is a distrusted one: see
-//! [`super::replica_lines::line_time`].
+//! [`super::replica_rows::row_time`].
 
 use std::time::Duration;
 

@@ -237,7 +237,7 @@ fn retire() -> String {
         lanes AS (
             DELETE FROM tg_lane l USING removed
             WHERE l.incarnation = removed.incarnation AND l.incarnation < (SELECT max(incarnation) FROM removed)),
-        lines AS (DELETE FROM tg_replica r USING bare WHERE r.incarnation = bare.incarnation),
+        replicas AS (DELETE FROM tg_replica r USING bare WHERE r.incarnation = bare.incarnation),
         {SUMS}"
     )
 }

@@ -39,15 +39,15 @@ impl TaskSums {
 #[derive(Clone, Debug)]
 pub(super) struct SumChange {
     owner: Principal,
-    line: TaskSums,
+    sums: TaskSums,
 }
 
 impl SumChange {
     /// Reads a row with the owner in column `owner` and the numbers from column `from` on.
     pub(super) fn of(row: &Row, owner: usize, from: usize) -> Result<Self, Error> {
-        let line =
+        let sums =
             TaskSums { tasks: row.try_get(from)?, unsettled: row.try_get(from + 1)?, bytes: row.try_get(from + 2)? };
-        Ok(Self { owner: Principal::new(&String::from_utf8_lossy(row.try_get(owner)?)), line })
+        Ok(Self { owner: Principal::new(&String::from_utf8_lossy(row.try_get(owner)?)), sums })
     }
 
     /// Reads rows of an owner and its numbers.
@@ -56,25 +56,25 @@ impl SumChange {
     }
 
     pub(super) fn negated(&self) -> Self {
-        let TaskSums { tasks, unsettled, bytes } = self.line;
+        let TaskSums { tasks, unsettled, bytes } = self.sums;
         let negated = |value: i64| value.saturating_neg();
-        let line = TaskSums { tasks: negated(tasks), unsettled: negated(unsettled), bytes: negated(bytes) };
-        Self { owner: self.owner.clone(), line }
+        let sums = TaskSums { tasks: negated(tasks), unsettled: negated(unsettled), bytes: negated(bytes) };
+        Self { owner: self.owner.clone(), sums }
     }
 }
 
 #[derive(Debug, Default)]
-struct LinesByOwner {
+struct SumsByOwner {
     all: TaskSums,
     by_owner: HashMap<Principal, TaskSums>,
 }
 
-impl LinesByOwner {
+impl SumsByOwner {
     fn add(&mut self, changes: Vec<SumChange>) {
-        for SumChange { owner, line } in changes {
-            self.all.add(line);
+        for SumChange { owner, sums } in changes {
+            self.all.add(sums);
             let own = self.by_owner.entry(owner.clone()).or_default();
-            own.add(line);
+            own.add(sums);
             if own.is_zero() {
                 self.by_owner.remove(&owner);
             }
@@ -82,19 +82,19 @@ impl LinesByOwner {
     }
 
     fn of(changes: Vec<SumChange>) -> Self {
-        let mut lines = Self::default();
-        lines.add(changes);
-        lines
+        let mut sums = Self::default();
+        sums.add(changes);
+        sums
     }
 
-    fn line(&self, owner: &Principal) -> TaskSums {
+    fn of_owner(&self, owner: &Principal) -> TaskSums {
         self.by_owner.get(owner).copied().unwrap_or_default()
     }
 }
 
 /// The sums of this replica, and of all others.
 #[derive(Debug, Default)]
-pub(super) struct StoreSums(Mutex<(LinesByOwner, LinesByOwner)>);
+pub(super) struct StoreSums(Mutex<(SumsByOwner, SumsByOwner)>);
 
 impl StoreSums {
     /// Adds the changes of a commit by this replica.
@@ -109,23 +109,23 @@ impl StoreSums {
         sums.0.add(changes);
     }
 
-    pub(super) fn reset_own(&self, lines: Vec<SumChange>) {
-        self.0.lock().0 = LinesByOwner::of(lines);
+    pub(super) fn reset_own(&self, sums: Vec<SumChange>) {
+        self.0.lock().0 = SumsByOwner::of(sums);
     }
 
     /// Replaces the other replicas' sums by the sums in a look.
-    pub(super) fn reset_others(&self, lines: Vec<SumChange>) {
-        let lines = LinesByOwner::of(lines);
-        self.0.lock().1 = lines;
+    pub(super) fn reset_others(&self, sums: Vec<SumChange>) {
+        let others = SumsByOwner::of(sums);
+        self.0.lock().1 = others;
     }
 
     /// Owners with sums of this replica that cancel out across all replicas: at most `limit`, in order.
     pub(super) fn even(&self, limit: usize) -> Vec<Principal> {
         let sums = self.0.lock();
         let is_even = |(owner, own): &(&Principal, &TaskSums)| {
-            let mut line = sums.1.line(owner);
-            line.add(**own);
-            line.is_zero()
+            let mut total = sums.1.of_owner(owner);
+            total.add(**own);
+            total.is_zero()
         };
         let mut even: Vec<_> =
             sums.0.by_owner.iter().filter(is_even).map(|(owner, _)| owner.clone()).take(limit).collect();
@@ -135,15 +135,15 @@ impl StoreSums {
 
     pub(super) fn usage(&self) -> Usage {
         let sums = self.0.lock();
-        let mut line = sums.0.all;
-        line.add(sums.1.all);
-        line.usage()
+        let mut total = sums.0.all;
+        total.add(sums.1.all);
+        total.usage()
     }
 
     pub(super) fn usage_of(&self, owner: &Principal) -> Usage {
         let sums = self.0.lock();
-        let mut line = sums.0.line(owner);
-        line.add(sums.1.line(owner));
-        line.usage()
+        let mut total = sums.0.of_owner(owner);
+        total.add(sums.1.of_owner(owner));
+        total.usage()
     }
 }

@@ -59,9 +59,9 @@ fn with(mut settings: PostgresSettings, change: impl FnOnce(&mut DatabaseAccess)
 }
 
 /// The same through a proxy. If the proxy is silent, a write fails after a second.
-fn behind(line: &FaultProxy, settings: PostgresSettings) -> PostgresSettings {
+fn behind(proxy: &FaultProxy, settings: PostgresSettings) -> PostgresSettings {
     with(settings, |access| {
-        access.url = DatabaseUrl::Here(format!("postgres://postgres@{}/postgres?sslmode=disable", line.address));
+        access.url = DatabaseUrl::Here(format!("postgres://postgres@{}/postgres?sslmode=disable", proxy.address));
         access.write_max = Duration::from_secs(1);
     })
 }
@@ -119,9 +119,9 @@ impl StoreOpener for Postgres {
     }
 
     async fn open_unheard(&self) -> Option<(Arc<PostgresStore>, contract::AcknowledgementLoss)> {
-        let line = FaultProxy::start(([127, 0, 0, 1], self.server.port()).into()).await;
-        let store = open_with(behind(&line, settings(self.server, &new_schema()))).await.unwrap();
-        Some((store, Box::new(move |loses| line.set(loses.then(|| Fault::down("", 0, Verb::Hold))))))
+        let proxy = FaultProxy::start(([127, 0, 0, 1], self.server.port()).into()).await;
+        let store = open_with(behind(&proxy, settings(self.server, &new_schema()))).await.unwrap();
+        Some((store, Box::new(move |loses| proxy.set(loses.then(|| Fault::down("", 0, Verb::Hold))))))
     }
 
     async fn declare_ended(&self, by: &PostgresStore, ended: Incarnation) {

@@ -330,7 +330,7 @@ impl WriterLink {
         let me = holder_column(state.holder);
         let made = transact(session, &[(&take, vec![&me])]).await;
         if made.as_ref().is_err_and(CommitFailure::wrote_nothing) {
-            return Err(PostgresOpenError::away("this gateway's line is gone from the database"));
+            return Err(PostgresOpenError::away("this gateway's row is gone from the database"));
         }
         let made = made.map_err(|failure| failure.open_error())?;
         session.trust.lock().lane_write_passed(session.server, made.sent);
@@ -338,8 +338,8 @@ impl WriterLink {
         let epoch = made.row().map_or(Ok(0), |row| row.try_get(0)).map_err(away)?;
         // From here on no write of an earlier connection can appear.
         Self::end_doubts(session, &statements, WriterIdentity { holder: state.holder, epoch }, state).await?;
-        let lines = session.client.query(OWN_SUMS, &[&me]).await.map_err(away)?;
-        state.sums.reset_own(SumChange::all(&lines).map_err(away)?);
+        let rows = session.client.query(OWN_SUMS, &[&me]).await.map_err(away)?;
+        state.sums.reset_own(SumChange::all(&rows).map_err(away)?);
         state.settled.forget_all();
         Ok((statements, epoch))
     }

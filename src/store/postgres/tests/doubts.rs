@@ -8,30 +8,30 @@ use crate::store::contract::{NAME, named, settled};
 
 /// Two replicas on one database. One can be cut off from the server's answers, while its requests arrive.
 pub(super) struct Deafened {
-    pub(super) line: FaultProxy,
+    pub(super) proxy: FaultProxy,
     pub(super) deaf: Arc<PostgresStore>,
     pub(super) other: Arc<PostgresStore>,
 }
 
 impl Deafened {
     pub(super) async fn begin(server: &PostgresServer) -> Self {
-        let line = FaultProxy::start(([127, 0, 0, 1], server.port()).into()).await;
+        let proxy = FaultProxy::start(([127, 0, 0, 1], server.port()).into()).await;
         let other = settings(server, &new_schema());
-        let mut deaf = behind(&line, other.clone());
+        let mut deaf = behind(&proxy, other.clone());
         deaf.replica.name.push('+');
-        Self { line, other: open_with(other).await.unwrap(), deaf: open_with(deaf).await.unwrap() }
+        Self { proxy, other: open_with(other).await.unwrap(), deaf: open_with(deaf).await.unwrap() }
     }
 
     /// Inserts a row with an unknown commit, at the deaf replica.
     async fn insert_in_doubt(&self, task: &Task) {
-        self.line.set(Some(Fault::down("", 0, Verb::Hold)));
+        self.proxy.set(Some(Fault::down("", 0, Verb::Hold)));
         let unsure = self.deaf.insert(task).await;
         assert!(matches!(unsure, Err(StoreError::Unsure(_))), "{unsure:?}");
     }
 
     /// The row's final state, once answers arrive again.
     pub(super) async fn found_out(&self, key: &TaskKey) -> Option<StoredTask> {
-        self.line.set(None);
+        self.proxy.set(None);
         let begin = Instant::now();
         loop {
             match self.deaf.settle_doubt(key, START).await {
@@ -89,7 +89,7 @@ async fn an_insert_in_doubt_takes_no_row_away_that_others_made_or_hold() {
     for row in [&own, &done] {
         at.other.insert(row).await.unwrap();
     }
-    at.line.set(Some(Fault::down("", 0, Verb::Hold)));
+    at.proxy.set(Some(Fault::down("", 0, Verb::Hold)));
     // The first is sent whether or not the others join its batch.
     let all = tokio::join!(biased; at.deaf.insert(&taken), at.deaf.insert(&own), at.deaf.insert(&done));
     assert!(matches!(all, (Err(StoreError::Unsure(_)), Err(_), Err(_))), "{all:?}");

@@ -2,12 +2,12 @@
 
 use super::*;
 
-fn count_lines(server: &PostgresServer, schema: &str, table: &str) -> usize {
+fn count_rows(server: &PostgresServer, schema: &str, table: &str) -> usize {
     server.psql(&format!("SELECT count(*) FROM {schema}.{table}")).parse().unwrap()
 }
 
-fn lines(server: &PostgresServer, schema: &str) -> [usize; 3] {
-    ["tg_replica", "tg_lane", "tg_usage"].map(|table| count_lines(server, schema, table))
+fn rows(server: &PostgresServer, schema: &str) -> [usize; 3] {
+    ["tg_replica", "tg_lane", "tg_usage"].map(|table| count_rows(server, schema, table))
 }
 
 pub(super) async fn two(server: &PostgresServer, schema: &str) -> [Arc<PostgresStore>; 2] {
@@ -56,16 +56,16 @@ async fn what_a_life_leaves_is_removed_once_it_is_long_dead_and_nobody_needs_it(
     assert!(store.declare_dead(old.holder()).await.unwrap());
     until("the death is seen", || store.view.now().has_dead()).await;
     pass().await;
-    assert_eq!(lines(server, &schema), [2, 2, 3], "it died a moment ago");
+    assert_eq!(rows(server, &schema), [2, 2, 3], "it died a moment ago");
     wait_a_day(server, &schema);
     pass().await;
-    assert_eq!(lines(server, &schema), [2, 2, 3], "rows name it");
+    assert_eq!(rows(server, &schema), [2, 2, 3], "rows name it");
     while !store.claim(100, &known()).await.unwrap().is_empty() {}
     pass().await;
-    assert_eq!(lines(server, &schema), [2, 2, 2], "its sums are another's");
+    assert_eq!(rows(server, &schema), [2, 2, 2], "its sums are another's");
     assert_eq!(usage(), before);
     pass().await;
-    assert_eq!(lines(server, &schema), [1, 2, 2], "but for the lane of the last one");
+    assert_eq!(rows(server, &schema), [1, 2, 2], "but for the lane of the last one");
     tokio::time::sleep(Duration::from_millis(2_500)).await;
     assert_eq!(usage(), before, "after looks");
     for store in [old, store] {
@@ -92,14 +92,14 @@ async fn more_sums_than_a_portion_are_taken_over_in_several() {
     wait_a_day(server, &schema);
     upkeep::pass(&store.queue, None).await.unwrap();
     upkeep::pass(&store.queue, None).await.unwrap();
-    assert_eq!(lines(server, &schema), [1, 2, 2_500]);
+    assert_eq!(rows(server, &schema), [1, 2, 2_500]);
     let usage = store.usage();
     assert_eq!((usage.tasks, usage.unsettled, usage.bytes), (2_500, 2_500, 250_000));
     store.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_row_that_is_inserted_after_its_holders_death_is_claimed_and_none_once_its_lines_are_removed() {
+async fn a_row_that_is_inserted_after_its_holders_death_is_claimed_and_none_once_its_rows_are_removed() {
     let Some(server) = shared() else { return };
     let schema = new_schema();
     let [dead, store] = two(server, &schema).await;
@@ -117,7 +117,7 @@ async fn a_row_that_is_inserted_after_its_holders_death_is_claimed_and_none_once
     upkeep::pass(&store.queue, None).await.unwrap();
     let refused = dead.insert(&task("a", 3)).await;
     assert!(matches!(refused, Err(StoreError::Io(_))), "{refused:?}");
-    assert_eq!(count_lines(server, &schema, "tg_task"), 1);
+    assert_eq!(count_rows(server, &schema, "tg_task"), 1);
     for store in [dead, store] {
         store.close().await;
     }
@@ -140,7 +140,7 @@ async fn a_dead_life_is_forgotten_once_no_row_names_it_and_its_sums_are_kept() {
     assert_eq!(forget(&name).await, ReplicaForgetting::Alive);
     assert!(asked.declare_dead(gone.holder()).await.unwrap());
     assert_eq!(forget(&name).await, ReplicaForgetting::Holding(1));
-    assert_eq!(lines(server, &schema), [2, 2, 2], "nothing was changed");
+    assert_eq!(rows(server, &schema), [2, 2, 2], "nothing was changed");
     until("the death is seen", || asked.view.now().has_dead()).await;
     let two = task("a", 2).key;
     let holders = async || asked.holders(&[two.clone(), task("b", 9).key, task("a", 1).key]).await.unwrap();
@@ -148,17 +148,13 @@ async fn a_dead_life_is_forgotten_once_no_row_names_it_and_its_sums_are_kept() {
     while !asked.claim(100, &known()).await.unwrap().is_empty() {}
     assert_eq!(holders().await, [Some(asked.holder()), None, Some(asked.holder())]);
     assert_eq!(forget(&name).await, ReplicaForgetting::Forgotten(1));
-    assert_eq!(
-        lines(server, &schema),
-        [1, 2, 1],
-        "at once, a moment after its death, but for the lane of the last one"
-    );
+    assert_eq!(rows(server, &schema), [1, 2, 1], "at once, a moment after its death, but for the lane of the last one");
     assert!(!asked.view.now().has_dead());
     assert_eq!(usage(), before);
     let refused = gone.insert(&task("a", 3)).await;
     assert!(refused.is_err(), "its writer is shut out: {refused:?}");
     assert_eq!(forget(&name).await, ReplicaForgetting::Unknown);
-    assert_eq!((usage(), count_lines(server, &schema, "tg_task")), (before, 2));
+    assert_eq!((usage(), count_rows(server, &schema, "tg_task")), (before, 2));
     for store in [asked, gone] {
         store.close().await;
     }
@@ -173,10 +169,10 @@ async fn lives_that_died_are_forgotten_beside_one_of_their_name_that_lives() {
         open_with(settings(server, &schema)).await.unwrap().close().await;
     }
     let store = open_with(settings(server, &schema)).await.unwrap();
-    assert_eq!(lines(server, &schema)[0], 3);
+    assert_eq!(rows(server, &schema)[0], 3);
     assert_eq!(store.forget(&schema).await.unwrap(), ReplicaForgetting::Forgotten(2));
     assert_eq!(store.forget(&schema).await.unwrap(), ReplicaForgetting::Alive);
-    assert_eq!(lines(server, &schema)[0], 1);
+    assert_eq!(rows(server, &schema)[0], 1);
     store.insert(&task("a", 1)).await.unwrap();
     store.close().await;
 }
@@ -222,7 +218,7 @@ async fn a_life_that_is_about_to_end_leaves_the_rows_of_the_dead_to_others() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn lines_of_the_dead_that_left_no_rows_cost_no_commits() {
+async fn rows_of_the_dead_that_left_no_rows_cost_no_commits() {
     let Some(server) = shared() else { return };
     let schema = new_schema();
     let [dead, store] = two(server, &schema).await;
@@ -331,9 +327,9 @@ async fn sums_that_say_nothing_are_neither_kept_nor_taken_over() {
     old.remove(&task("a", 0).key).await.unwrap();
     old.insert(&contract::settled(task("d", 3), "r")).await.unwrap();
     assert_eq!(old.sweep(START.after(contract::TTL), 9).await.unwrap(), 1);
-    assert_eq!((server.psql(&zeros).as_str(), lines(server, &schema)[2]), ("0", 2), "a and d are gone");
+    assert_eq!((server.psql(&zeros).as_str(), rows(server, &schema)[2]), ("0", 2), "a and d are gone");
     old.insert(&task("a", 4)).await.unwrap();
-    assert_eq!((lines(server, &schema)[2], old.usage().tasks, old.usage_of(&Principal::new("a")).tasks), (3, 3, 1));
+    assert_eq!((rows(server, &schema)[2], old.usage().tasks, old.usage_of(&Principal::new("a")).tasks), (3, 3, 1));
     // As earlier programs left them.
     let dead = old.holder().0;
     old.close().await;
@@ -346,12 +342,12 @@ async fn sums_that_say_nothing_are_neither_kept_nor_taken_over() {
     for _ in 0..2 {
         upkeep::pass(&store.queue, None).await.unwrap();
     }
-    assert_eq!(lines(server, &schema), [1, 2, 3]);
+    assert_eq!(rows(server, &schema), [1, 2, 3]);
     until("they are counted", || store.usage().tasks == 3).await;
     for id in [4, 1, 2] {
         store.remove(&task(["", "b", "c", "", "a"][id], id.try_into().unwrap()).key).await.unwrap();
     }
-    assert_eq!((lines(server, &schema)[2], store.usage()), (0, Usage::default()));
+    assert_eq!((rows(server, &schema)[2], store.usage()), (0, Usage::default()));
     store.close().await;
 }
 
@@ -367,7 +363,7 @@ async fn sums_that_come_to_nothing_with_those_of_another_life_go() {
     one.insert(&task("a", 20)).await.unwrap();
     one.insert(&contract::settled(task("a", 21), "r")).await.unwrap();
     assert_eq!(other.sweep(START.after(contract::TTL), 99).await.unwrap(), 21);
-    assert_eq!(lines(server, &schema)[2], 42);
+    assert_eq!(rows(server, &schema)[2], 42);
     let a = Principal::new("a");
     let usages = || [&one, &other].map(|store| (store.usage().tasks, store.usage_of(&a).tasks));
     for store in [&one, &other] {
@@ -375,7 +371,7 @@ async fn sums_that_come_to_nothing_with_those_of_another_life_go() {
         upkeep::merge(&store.queue, &store.state.sums).await.unwrap();
         until("it is no more and no less", || usages() == [(1, 1); 2]).await;
     }
-    assert_eq!(lines(server, &schema)[2], 2, "those of one whose task is there");
+    assert_eq!(rows(server, &schema)[2], 2, "those of one whose task is there");
     // Its sums that cancelled out belong to incarnation 0; later changes are counted.
     one.insert(&task("owner 1", 30)).await.unwrap();
     until("it is counted by both", || [&one, &other].map(|store| store.usage().tasks) == [2; 2]).await;
@@ -401,6 +397,6 @@ async fn nobodys_sums_are_counted_by_whoever_is_left_alone() {
     store.remove(&task("a", 1).key).await.unwrap();
     until("all together have none", || store.usage() == Usage::default()).await;
     upkeep::merge(&store.queue, &store.state.sums).await.unwrap();
-    assert_eq!((lines(server, &schema)[2], store.usage()), (0, Usage::default()));
+    assert_eq!((rows(server, &schema)[2], store.usage()), (0, Usage::default()));
     store.close().await;
 }

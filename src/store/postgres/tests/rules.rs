@@ -210,14 +210,14 @@ async fn rule_5_no_barrier_of_before_proves_what_is_read_after_a_write_in_doubt(
 #[tokio::test(flavor = "multi_thread")]
 async fn rule_5_a_batch_in_doubt_that_comes_after_the_next_barrier_changes_nothing() {
     let Some(server) = PostgresServer::start(&[]) else { return };
-    let (schema, line) = (new_schema(), FaultProxy::start(([127, 0, 0, 1], server.port()).into()).await);
+    let (schema, proxy) = (new_schema(), FaultProxy::start(([127, 0, 0, 1], server.port()).into()).await);
     let settings = with(settings(&server, &schema), |access| {
-        access.url = DatabaseUrl::Here(format!("postgres://postgres@{}/postgres?sslmode=disable", line.address));
+        access.url = DatabaseUrl::Here(format!("postgres://postgres@{}/postgres?sslmode=disable", proxy.address));
         access.write_max = Duration::from_secs(1);
     });
     let store = open_with(settings).await.unwrap();
     store.insert(&task("a", 1)).await.unwrap();
-    line.set_present(Fault::up("", 0, Verb::Hold));
+    proxy.set_present(Fault::up("", 0, Verb::Hold));
     let two = task("a", 2);
     let unsure = store.insert(&two).await;
     assert!(matches!(unsure, Err(StoreError::Unsure(_))), "{unsure:?}");
@@ -228,7 +228,7 @@ async fn rule_5_a_batch_in_doubt_that_comes_after_the_next_barrier_changes_nothi
     }
     let writers = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE '% writer'";
     until("the next connection is there, beside the batch that is under way", || server.psql(writers) == "2").await;
-    line.set(None);
+    proxy.set(None);
     until("the batch has come", || server.psql(writers) == "1").await;
     assert_eq!(server.psql(&format!("SELECT count(*) FROM {schema}.tg_task")), "1");
     store.close().await;

@@ -57,7 +57,7 @@ async fn others_hear_of_what_a_connection_wrote_that_was_lost() {
     listens(&at.other).await;
     let key = insert_settled(&at.other, 1).await;
     assert!(is_shown(&at.other, &key).await);
-    at.line.set(Some(Fault::down("", 0, Verb::Hold)));
+    at.proxy.set(Some(Fault::down("", 0, Verb::Hold)));
     let unsure = at.deaf.remove(&key).await;
     assert!(matches!(unsure, Err(StoreError::Unsure(_))), "{unsure:?}");
     assert!(is_shown(&at.other, &key).await, "it is in memory");

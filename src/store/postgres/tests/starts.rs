@@ -36,7 +36,7 @@ async fn tries_while_a_standby_is_away_leave_one_connection_that_waits_for_it() 
 
 /// A new incarnation in the same process finds the unfinished writer before it, and leaves no row itself.
 #[tokio::test(flavor = "multi_thread")]
-async fn tries_while_an_earlier_writer_is_not_done_leave_no_lines() {
+async fn tries_while_an_earlier_writer_is_not_done_leave_no_rows() {
     let Some(server) = shared() else { return };
     let schema = new_schema();
     let store = open_with(settings(server, &schema)).await.unwrap();
@@ -48,13 +48,13 @@ async fn tries_while_an_earlier_writer_is_not_done_leave_no_lines() {
         .unwrap();
     store.close().await;
     session.client.batch_execute("BEGIN").await.unwrap();
-    let lines = || server.psql(&format!("SELECT count(*) FROM {schema}.tg_replica"));
+    let rows = || server.psql(&format!("SELECT count(*) FROM {schema}.tg_replica"));
     let refused = open_with(settings(server, &schema)).await;
     assert!(refused.as_ref().is_err_and(|error| error.retry() == Retry::Always), "{refused:?}");
-    assert_eq!(lines(), "1");
+    assert_eq!(rows(), "1");
     session.client.batch_execute("ROLLBACK").await.unwrap();
     open_with(settings(server, &schema)).await.unwrap().close().await;
-    assert_eq!(lines(), "2");
+    assert_eq!(rows(), "2");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -74,7 +74,7 @@ async fn gateways_whose_leases_differ_do_not_take_each_other_for_dead() {
 
 /// As after a crash of all replicas, which return with another key.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_line_that_is_silent_for_a_lease_keeps_no_gateway_with_another_key_from_starting() {
+async fn a_row_that_is_silent_for_a_lease_keeps_no_gateway_with_another_key_from_starting() {
     let Some(server) = shared() else { return };
     let schema = new_schema();
     let gone = open_with(sealing_with(settings(server, &schema), 1)).await.unwrap();

@@ -262,19 +262,19 @@ async fn a_batch_of_which_the_rest_does_not_come_is_undone_by_the_server() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_gateway_that_connects_anew_to_beat_does_not_wait_for_ever() {
     let Some(server) = shared() else { return };
-    let (schema, line) = (new_schema(), FaultProxy::start(([127, 0, 0, 1], server.port()).into()).await);
+    let (schema, proxy) = (new_schema(), FaultProxy::start(([127, 0, 0, 1], server.port()).into()).await);
     let settings = with(settings(server, &schema), |access| {
-        access.url = DatabaseUrl::Here(format!("postgres://postgres@{}/postgres?sslmode=disable", line.address));
+        access.url = DatabaseUrl::Here(format!("postgres://postgres@{}/postgres?sslmode=disable", proxy.address));
         access.write_max = Duration::from_secs(1);
     });
     let store = open_with(settings).await.unwrap();
     let name = store.connector.name_of_connections();
-    line.set_times(Fault::down("LISTEN", 0, Verb::Stall), 1);
+    proxy.set_times(Fault::down("LISTEN", 0, Verb::Stall), 1);
     let control = format!(
         "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = '{name}control'"
     );
     until("the one that beats is there", || server.psql(&control) == "1").await;
-    tokio::time::timeout(Duration::from_secs(30), line.strikes()).await.expect("it connects anew");
+    tokio::time::timeout(Duration::from_secs(30), proxy.strikes()).await.expect("it connects anew");
     let beat = || server.psql(&format!("SELECT beat FROM {schema}.tg_replica")).parse::<u64>().unwrap();
     let before = beat();
     until("it beats again", || beat() > before).await;

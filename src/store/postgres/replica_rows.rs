@@ -8,7 +8,7 @@ use tokio_postgres::{Error, Row};
 use super::columns::{at, holder, holder_column, time};
 use super::session::Session;
 use super::transaction::{CommitFailure, transact};
-use crate::replica::{BootTime, Incarnation, LeaseTerms, OwnStanding, ReplicaLine, ReplicaLook, StoreGeneration};
+use crate::replica::{BootTime, Incarnation, LeaseTerms, OwnStanding, ReplicaLook, ReplicaRow, StoreGeneration};
 use crate::store::clock_trust::ClockTrust;
 use crate::store::tasks::StoreError;
 use crate::task::Timestamp;
@@ -21,7 +21,7 @@ pub(super) const LOOK: &str =
 /// A replica's row as it was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredReplica {
-    pub line: ReplicaLine,
+    pub row: ReplicaRow,
     /// Whether its time is distrusted, since its clock may have jumped ahead.
     pub(super) is_time_distrusted: bool,
     /// The program's version.
@@ -31,29 +31,29 @@ pub struct StoredReplica {
 }
 
 /// Encodes a time for a row. A distrusted time is negative: it counts while its replica lives, and is ignored by later processes.
-pub(super) fn line_time(now: Timestamp, trust: ClockTrust) -> i64 {
+pub(super) fn row_time(now: Timestamp, trust: ClockTrust) -> i64 {
     if trust.is_distrusted() { -at(now) } else { at(now) }
 }
 
 impl StoredReplica {
-    fn of(row: &Row) -> Result<Self, Error> {
-        let (address, now): (String, i64) = (row.try_get(2)?, row.try_get(6)?);
-        let line = ReplicaLine {
-            incarnation: holder(row.try_get(0)?),
-            name: row.try_get(1)?,
+    fn of(columns: &Row) -> Result<Self, Error> {
+        let (address, now): (String, i64) = (columns.try_get(2)?, columns.try_get(6)?);
+        let row = ReplicaRow {
+            incarnation: holder(columns.try_get(0)?),
+            name: columns.try_get(1)?,
             address: (!address.is_empty()).then_some(address),
-            record_reads: u32::try_from(row.try_get::<_, i32>(4)?).unwrap_or(0),
-            beat: u64::try_from(row.try_get::<_, i64>(5)?).unwrap_or(0),
+            record_reads: u32::try_from(columns.try_get::<_, i32>(4)?).unwrap_or(0),
+            beat: u64::try_from(columns.try_get::<_, i64>(5)?).unwrap_or(0),
             now: time(now.saturating_abs()),
-            is_leaving: row.try_get(7)?,
-            is_dead: row.try_get(8)?,
+            is_leaving: columns.try_get(7)?,
+            is_dead: columns.try_get(8)?,
         };
         Ok(Self {
-            line,
+            row,
             is_time_distrusted: now < 0,
-            version: row.try_get(3)?,
-            config_digest: row.try_get(9)?,
-            key_print: row.try_get(10)?,
+            version: columns.try_get(3)?,
+            config_digest: columns.try_get(9)?,
+            key_print: columns.try_get(10)?,
         })
     }
 
@@ -66,7 +66,7 @@ impl StoredReplica {
 #[derive(Clone, Debug)]
 pub struct ReplicaView {
     /// Includes this replica's row.
-    pub lines: Vec<StoredReplica>,
+    pub rows: Vec<StoredReplica>,
     /// When each other replica's current heartbeat number was first seen.
     pub beats: BTreeMap<Incarnation, BootTime>,
     /// This replica's last acknowledged heartbeat.
@@ -81,9 +81,9 @@ pub struct ReplicaView {
 
 impl ReplicaView {
     /// The view of a new incarnation with a row that was inserted at `beaten`.
-    pub(super) fn of(lines: Vec<StoredReplica>, beaten: BootTime) -> Self {
+    pub(super) fn of(rows: Vec<StoredReplica>, beaten: BootTime) -> Self {
         let (beats, given_up) = (BTreeMap::new(), Vec::new());
-        Self { lines, beats, beat: 0, beaten, standing: OwnStanding::Member, given_up }
+        Self { rows, beats, beat: 0, beaten, standing: OwnStanding::Member, given_up }
     }
 
     /// Whether this replica may insert rows. It may not after seven eighths of the lease without an acknowledged heartbeat,
@@ -103,41 +103,41 @@ impl ReplicaView {
     #[must_use]
     pub fn taking_beside(&self, own: Incarnation) -> usize {
         let takes = |one: &&StoredReplica| {
-            let ReplicaLine { incarnation, is_dead, is_leaving, .. } = one.line;
+            let ReplicaRow { incarnation, is_dead, is_leaving, .. } = one.row;
             incarnation != own && !is_dead && !is_leaving
         };
-        self.lines.iter().filter(takes).count()
+        self.rows.iter().filter(takes).count()
     }
 
     /// Whether there may be rows to claim.
     pub(super) fn has_dead(&self) -> bool {
-        self.lines.iter().any(|one| one.line.is_dead)
+        self.rows.iter().any(|one| one.row.is_dead)
     }
 
     /// Applies a look. An incarnation declared dead stays dead, since the look may have been sent before.
-    pub(super) fn looked(&mut self, lines: Vec<StoredReplica>) {
-        let dead = self.lines.iter().filter(|one| one.line.is_dead).map(|one| one.line.incarnation);
+    pub(super) fn looked(&mut self, rows: Vec<StoredReplica>) {
+        let dead = self.rows.iter().filter(|one| one.row.is_dead).map(|one| one.row.incarnation);
         let dead: BTreeSet<Incarnation> = dead.collect();
-        self.lines = lines;
-        for one in &mut self.lines {
-            one.line.is_dead |= dead.contains(&one.line.incarnation);
+        self.rows = rows;
+        for one in &mut self.rows {
+            one.row.is_dead |= dead.contains(&one.row.incarnation);
         }
     }
 
     pub(super) fn declared_dead(&mut self, life: Incarnation) {
-        for one in self.lines.iter_mut().filter(|one| one.line.incarnation == life) {
-            one.line.is_dead = true;
+        for one in self.rows.iter_mut().filter(|one| one.row.incarnation == life) {
+            one.row.is_dead = true;
         }
     }
 }
 
-pub(super) fn look_of(lines: &[StoredReplica], (sent, received): (BootTime, BootTime)) -> ReplicaLook {
-    ReplicaLook { sent, received, lines: lines.iter().map(|one| one.line.clone()).collect() }
+pub(super) fn look_of(rows: &[StoredReplica], (sent, received): (BootTime, BootTime)) -> ReplicaLook {
+    ReplicaLook { sent, received, rows: rows.iter().map(|one| one.row.clone()).collect() }
 }
 
 /// # Errors
 /// The server's error.
-pub(super) async fn read_lines(session: &Session) -> Result<Vec<StoredReplica>, Error> {
+pub(super) async fn read_replicas(session: &Session) -> Result<Vec<StoredReplica>, Error> {
     StoredReplica::all(&session.client.query(LOOK, &[]).await?)
 }
 
@@ -181,8 +181,8 @@ mod tests {
 
     use super::*;
 
-    fn line(life: u64, is_dead: bool) -> StoredReplica {
-        let line = ReplicaLine {
+    fn row(life: u64, is_dead: bool) -> StoredReplica {
+        let row = ReplicaRow {
             incarnation: Incarnation(life),
             name: String::new(),
             address: None,
@@ -193,7 +193,7 @@ mod tests {
             is_dead,
         };
         StoredReplica {
-            line,
+            row,
             is_time_distrusted: false,
             version: String::new(),
             config_digest: Vec::new(),
@@ -211,12 +211,12 @@ mod tests {
 
     #[test]
     fn a_look_that_was_sent_before_a_death_does_not_take_it_back() {
-        let mut view = ReplicaView::of(vec![line(1, false), line(2, false), line(3, false)], BootTime::default());
+        let mut view = ReplicaView::of(vec![row(1, false), row(2, false), row(3, false)], BootTime::default());
         view.declared_dead(Incarnation(1));
-        view.looked(vec![line(1, false), line(2, false), line(3, true)]);
-        let dead = |view: &ReplicaView| view.lines.iter().map(|one| one.line.is_dead).collect::<Vec<_>>();
+        view.looked(vec![row(1, false), row(2, false), row(3, true)]);
+        let dead = |view: &ReplicaView| view.rows.iter().map(|one| one.row.is_dead).collect::<Vec<_>>();
         assert_eq!(dead(&view), [true, false, true]);
-        view.looked(vec![line(2, false), line(3, true)]);
-        assert_eq!(dead(&view), [false, true], "a line that is gone is gone");
+        view.looked(vec![row(2, false), row(3, true)]);
+        assert_eq!(dead(&view), [false, true], "a row that is gone is gone");
     }
 }

@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use crate::cause::CauseChain;
 use crate::replica::{Incarnation, StoreGeneration};
-use crate::store::postgres::PriorLife;
+use crate::store::postgres::PriorIncarnation;
 
 const FILE_MODE: u32 = 0o600;
 /// An incarnation that no store has.
@@ -54,7 +54,7 @@ impl ReplicaFile {
     ///
     /// # Errors
     /// If another process has locked it, it cannot be created, or its content is foreign.
-    pub(super) fn lock(folder: &Path, name: &str) -> Result<(Self, Option<PriorLife>), ReplicaFileError> {
+    pub(super) fn lock(folder: &Path, name: &str) -> Result<(Self, Option<PriorIncarnation>), ReplicaFileError> {
         let path = folder.join(format!("{name}.replica"));
         let failed = |source| ReplicaFileError::File { path: path.clone(), source };
         let mut options = OpenOptions::new();
@@ -84,7 +84,7 @@ impl ReplicaFile {
     ///
     /// # Errors
     /// If it cannot be written.
-    pub(super) fn remember(&mut self, prior: PriorLife) -> Result<(), ReplicaFileError> {
+    pub(super) fn remember(&mut self, prior: PriorIncarnation) -> Result<(), ReplicaFileError> {
         if self.is_loss {
             return Ok(());
         }
@@ -96,34 +96,35 @@ impl ReplicaFile {
 
     /// Records that the store lost acknowledged writes: the next start treats it as another store or an older one, even if it has
     /// this incarnation. Logs a failed write.
-    pub(super) fn remember_loss(&mut self, prior: PriorLife) {
-        if let Err(error) = self.remember(PriorLife { holder: UNKNOWN, ..prior }) {
+    pub(super) fn remember_loss(&mut self, prior: PriorIncarnation) {
+        if let Err(error) = self.remember(PriorIncarnation { holder: UNKNOWN, ..prior }) {
             tracing::warn!(error = %CauseChain(&error), "the next start may use a store that lost acknowledged writes");
         }
         self.is_loss = true;
     }
 }
 
-fn read(text: &str) -> Option<PriorLife> {
+fn read(text: &str) -> Option<PriorIncarnation> {
     let (generation, prior) = text.split_once(' ')?;
     let generation = StoreGeneration(Uuid::parse_str(generation).ok()?.as_u128());
     // Earlier versions wrote no heartbeat.
     let (holder, beat) = prior.split_once(' ').unwrap_or((prior, "0"));
-    Some(PriorLife { generation, holder: Incarnation(holder.parse().ok()?), beat: beat.parse().ok()? })
+    Some(PriorIncarnation { generation, holder: Incarnation(holder.parse().ok()?), beat: beat.parse().ok()? })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const PRIOR: PriorLife = PriorLife { generation: StoreGeneration(7), holder: Incarnation(41), beat: 17 };
+    const PRIOR: PriorIncarnation =
+        PriorIncarnation { generation: StoreGeneration(7), holder: Incarnation(41), beat: 17 };
 
     #[test]
     fn the_next_process_finds_the_life_that_was_written_down() {
         let folder = tempfile::tempdir().unwrap();
         let (mut file, prior) = ReplicaFile::lock(folder.path(), "a").unwrap();
         assert_eq!(prior, None);
-        file.remember(PriorLife { holder: Incarnation(123_456), ..PRIOR }).unwrap();
+        file.remember(PriorIncarnation { holder: Incarnation(123_456), ..PRIOR }).unwrap();
         file.remember(PRIOR).unwrap();
         assert!(matches!(ReplicaFile::lock(folder.path(), "a"), Err(ReplicaFileError::Locked { .. })));
         assert!(ReplicaFile::lock(folder.path(), "b").is_ok(), "another replica has another file");
@@ -152,7 +153,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("a.replica"), "00000000-0000-0000-0000-000000000007 41\n").unwrap();
         let prior = ReplicaFile::lock(folder.path(), "a").unwrap().1;
-        assert_eq!(prior, Some(PriorLife { beat: 0, ..PRIOR }));
+        assert_eq!(prior, Some(PriorIncarnation { beat: 0, ..PRIOR }));
     }
 
     /// As a process leaves it that is killed between its write and the cut behind it.

@@ -18,7 +18,7 @@ use crate::server::admin::{Readiness, ReasonWeight};
 use crate::server::replicas::ReplicaTls;
 use crate::store::TaskStore as _;
 use crate::store::postgres::{
-    PostgresHealth, PostgresOpenError, PostgresSettings, PostgresStore, PriorLife, ReplicaDescription, Retry,
+    PostgresHealth, PostgresOpenError, PostgresSettings, PostgresStore, PriorIncarnation, ReplicaDescription, Retry,
     StoredReplica,
 };
 use crate::task::{Clock as _, SystemClock};
@@ -104,7 +104,7 @@ pub(super) struct SharedStoreOpening {
     file: Option<ReplicaFile>,
     readiness: Readiness,
     /// The earlier incarnation of this process.
-    former: Option<PriorLife>,
+    former: Option<PriorIncarnation>,
     /// When the name was first found taken.
     taken: Option<Instant>,
     reasons: RetryReasons,
@@ -153,7 +153,7 @@ impl SharedStoreOpening {
 
     /// For a successor in this process: waits from the beginning, also after errors that refuse a first start. Readiness is
     /// blocked before any probe, so that a concurrent reload does not clear it during an attempt.
-    pub(super) fn restarts(&mut self, former: PriorLife) {
+    pub(super) fn restarts(&mut self, former: PriorIncarnation) {
         self.readiness.show_one_of(&REASONS, Some((STORE_AWAY, ReasonWeight::Blocks)));
         self.late.cancel();
         self.former = Some(former);
@@ -178,7 +178,7 @@ impl SharedStoreOpening {
     async fn attempt(&mut self) -> Result<Option<Arc<PostgresStore>>, SharedStoreError> {
         let error = match self.open().await {
             Ok(store) => {
-                let remembered = self.file.as_mut().map_or(Ok(()), |file| file.remember(store.life()));
+                let remembered = self.file.as_mut().map_or(Ok(()), |file| file.remember(store.as_prior()));
                 if let Err(error) = remembered {
                     tracing::warn!(error = %CauseChain(&error), "after a crash the others wait for the lease");
                 }
@@ -246,7 +246,7 @@ impl SharedStoreOpening {
 
 /// The later of the incarnations in the replica's file and of this process. The file may be out of date, or missing where it is
 /// not writable. A higher number in the file is a later, failed start or the mark of a lost store: both count.
-fn newest_incarnation(kept: Option<PriorLife>, former: PriorLife) -> PriorLife {
+fn newest_incarnation(kept: Option<PriorIncarnation>, former: PriorIncarnation) -> PriorIncarnation {
     kept.filter(|kept| kept.holder > former.holder).unwrap_or(former)
 }
 
@@ -375,7 +375,7 @@ mod tests {
     #[test]
     fn a_file_that_knows_an_older_life_does_not_hide_the_one_that_was_in_this_process() {
         let incarnation =
-            |holder, beat| PriorLife { generation: StoreGeneration(7), holder: Incarnation(holder), beat };
+            |holder, beat| PriorIncarnation { generation: StoreGeneration(7), holder: Incarnation(holder), beat };
         let former = incarnation(41, 9);
         for (kept, newest) in [
             (None, former),

@@ -12,7 +12,7 @@ use super::waiting_listeners::StoreSource;
 use super::{Gateway, files};
 use crate::config::{Config, StoreSettings};
 use crate::server::RunningListener;
-use crate::store::postgres::PriorLife;
+use crate::store::postgres::PriorIncarnation;
 use crate::task::{Clock as _, SystemClock};
 
 /// The settings and sockets of the restart. Clients that connect earlier wait.
@@ -23,11 +23,11 @@ pub(super) struct Successor {
     config: Config,
     sockets: Arc<Sockets>,
     /// The incarnation that has ended.
-    former: PriorLife,
+    former: PriorIncarnation,
 }
 
 impl Successor {
-    pub(super) fn of(gateway: &Gateway, former: PriorLife) -> Self {
+    pub(super) fn of(gateway: &Gateway, former: PriorIncarnation) -> Self {
         let mut started = gateway.started.clone();
         started.listen.address = gateway.address();
         started.admin.address = gateway.admin_address();

@@ -16,7 +16,7 @@ use crate::face::sealed::KeyPrint;
 use crate::replica::OwnStanding;
 use crate::replica::membership::LOOK_EVERY;
 use crate::server::admin::{Readiness, ReasonWeight};
-use crate::store::postgres::{PostgresOpenError, PostgresStore, PriorLife};
+use crate::store::postgres::{PostgresOpenError, PostgresStore, PriorIncarnation};
 use crate::store::{DiskSettings, DiskStore, MemoryStore, OpenError, StoreHealth, StoreLimits, TaskStore, disk};
 use crate::task::{Clock, SteadyClock, SystemClock, Timestamp};
 use crate::telemetry;
@@ -64,7 +64,7 @@ const REMEMBER_EVERY: Duration = Duration::from_secs(60);
 
 /// Writes the incarnation and its last acknowledged heartbeat.
 fn remember(file: &Mutex<ReplicaFile>, store: &PostgresStore) {
-    if let Err(error) = file.lock().remember(store.life()) {
+    if let Err(error) = file.lock().remember(store.as_prior()) {
         tracing::debug!(error = %CauseChain(&error), "the last heartbeat was not written down");
     }
 }
@@ -81,7 +81,7 @@ pub(super) async fn be_seen(shared: Option<&SharedIncarnation>) {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum IncarnationEnd {
     /// The other replicas have taken over.
-    Replaced(PriorLife),
+    Replaced(PriorIncarnation),
     /// The store lost acknowledged writes.
     StoreLost,
 }
@@ -95,14 +95,14 @@ impl SharedIncarnation {
         if matches!(standing, OwnStanding::StoreLost(_)) {
             IncarnationEnd::StoreLost
         } else {
-            IncarnationEnd::Replaced(self.store.life())
+            IncarnationEnd::Replaced(self.store.as_prior())
         }
     }
 
     /// Makes the next start refuse this store.
     pub(super) fn remember_loss(&self) {
         if let Some(file) = &self.file {
-            file.lock().remember_loss(self.store.life());
+            file.lock().remember_loss(self.store.as_prior());
         }
     }
 

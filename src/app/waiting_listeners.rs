@@ -15,7 +15,7 @@ use crate::face::sealed::KeyPrint;
 use crate::face::store_away::StoreAwayEndpoint;
 use crate::server::admin::Readiness;
 use crate::server::{self, Authenticator, Routes, RunningListener};
-use crate::store::postgres::PriorLife;
+use crate::store::postgres::PriorIncarnation;
 use crate::upstream::TaskScope;
 
 /// The source of a gateway's store.
@@ -25,7 +25,7 @@ pub(super) enum StoreSource {
     Config,
     /// The configuration, for a successor: clients are told to retry from the beginning, and transient failures are waited for.
     /// Holds the earlier incarnation.
-    ConfigAgain(PriorLife),
+    ConfigAgain(PriorIncarnation),
     Given(Box<ReplicaSetup>),
 }
 

@@ -7,12 +7,12 @@
 //!   not.
 //! - Damage and lack of space differ between the stores.
 
-mod lives;
+mod incarnations;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-pub(crate) use lives::{AcknowledgementLoss, StoreOpener};
+pub(crate) use incarnations::{AcknowledgementLoss, StoreOpener};
 
 use super::tasks::{FILTERED_ROWS_MAX, PAGE_BYTES_MAX};
 use super::{Revision, StoreError, TaskStore, Usage, WriteRole};
@@ -70,32 +70,32 @@ pub(crate) async fn check_all<K: StoreOpener>(kind: &K) {
     concurrent_writers_lose_no_write(roomy().await).await;
     a_task_that_ended_without_its_call_has_no_name(&*roomy().await).await;
     concurrent_tasks_of_one_name_are_one(roomy().await).await;
-    lives::a_row_names_its_holder_while_somebody_has_to_do_something(&*roomy().await).await;
-    lives::what_a_life_left_is_claimed_once(kind, roomy().await).await;
-    lives::a_clock_that_leapt_ahead_frees_nothing(kind, roomy().await).await;
-    lives::a_settled_row_is_claimed_until_its_upstream_was_told(kind, roomy().await).await;
-    lives::a_subtask_is_claimed_with_its_parent(kind, roomy().await).await;
-    lives::without_a_doubt_a_row_is_what_it_was(&*roomy().await).await;
-    lives::a_lost_acknowledgement_leaves_no_doubt(kind).await;
-    lives::a_life_holds_what_it_made_or_took_over(kind, roomy().await).await;
+    incarnations::a_row_names_its_holder_while_somebody_has_to_do_something(&*roomy().await).await;
+    incarnations::what_an_incarnation_left_is_claimed_once(kind, roomy().await).await;
+    incarnations::a_clock_that_leapt_ahead_frees_nothing(kind, roomy().await).await;
+    incarnations::a_settled_row_is_claimed_until_its_upstream_was_told(kind, roomy().await).await;
+    incarnations::a_subtask_is_claimed_with_its_parent(kind, roomy().await).await;
+    incarnations::without_a_doubt_a_row_is_what_it_was(&*roomy().await).await;
+    incarnations::a_lost_acknowledgement_leaves_no_doubt(kind).await;
+    incarnations::an_incarnation_holds_what_it_made_or_took_over(kind, roomy().await).await;
     let pair = async || {
         let one = roomy().await;
         kind.beside(&one).await.map(|other| (one, other))
     };
     if let Some((one, other)) = pair().await {
-        lives::lives_beside_each_other_see_what_the_other_writes(&*one, &*other).await;
+        incarnations::incarnations_beside_each_other_see_what_the_other_writes(&*one, &*other).await;
     }
     if let Some((one, other)) = pair().await {
-        lives::what_a_life_beside_holds_and_has_not_settled_is_not_removed(&*one, &*other).await;
+        incarnations::what_an_incarnation_beside_holds_and_has_not_settled_is_not_removed(&*one, &*other).await;
     }
     if let Some((one, other)) = pair().await {
-        lives::one_name_is_one_task_whoever_inserts(&*one, &*other).await;
+        incarnations::one_name_is_one_task_whoever_inserts(&*one, &*other).await;
     }
     if let Some((one, other)) = pair().await {
-        lives::a_life_hears_of_what_others_write(&*one, &*other).await;
+        incarnations::an_incarnation_hears_of_what_others_write(&*one, &*other).await;
     }
     if let Some((one, other)) = pair().await {
-        lives::a_life_that_was_declared_ended_is_fenced(kind, (&*one, &*other)).await;
+        incarnations::an_incarnation_that_was_declared_ended_is_fenced(kind, (&*one, &*other)).await;
     }
 }
 

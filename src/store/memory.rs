@@ -3,7 +3,7 @@
 //! All rows end with the process. A full store refuses writes and never evicts. No lock is held across an await, and readers hold
 //! one only to clone an `Arc`.
 
-mod lives;
+mod incarnations;
 mod rows;
 
 use std::cmp::Reverse;
@@ -41,7 +41,7 @@ impl MemoryStore {
     }
 
     fn begin(rows: Arc<MemoryRows>, reach: Reach) -> Self {
-        let holder = rows.lives.begin();
+        let holder = rows.incarnations.begin();
         Self { rows, holder, reach }
     }
 
@@ -61,12 +61,12 @@ impl MemoryStore {
                 self.rows.forget(&row.task);
             }
         }
-        self.rows.lives.wrote(self.holder, key);
+        self.rows.incarnations.wrote(self.holder, key);
     }
 
     /// Declares an incarnation dead, so that its rows can be claimed. It may continue without noticing.
-    pub fn end_life(&self, holder: Incarnation) {
-        self.rows.end_life(holder);
+    pub fn end_incarnation(&self, holder: Incarnation) {
+        self.rows.end_incarnation(holder);
     }
 }
 
@@ -110,7 +110,7 @@ impl TaskStore for MemoryStore {
             owner.usage.unsettled += live;
             owner.usage.bytes += bytes;
         }
-        self.rows.lives.wrote(self.holder, &task.key);
+        self.rows.incarnations.wrote(self.holder, &task.key);
         Ok(revision)
     }
 
@@ -147,7 +147,7 @@ impl TaskStore for MemoryStore {
             shard.rows.insert(task.key.clone(), row);
             self.rows.account_replaced(&old.task, task);
         }
-        self.rows.lives.wrote(self.holder, &task.key);
+        self.rows.incarnations.wrote(self.holder, &task.key);
         Ok(revision)
     }
 
@@ -157,7 +157,7 @@ impl TaskStore for MemoryStore {
     }
 
     async fn remove(&self, key: &TaskKey) -> Result<(), StoreError> {
-        let is_own = |holder| holder == self.holder || self.rows.lives.has_ended(holder);
+        let is_own = |holder| holder == self.holder || self.rows.incarnations.has_ended(holder);
         self.remove_if(key, |row| row.task.is_settled() || row.holder.is_none_or(is_own));
         Ok(())
     }
@@ -248,8 +248,8 @@ impl TaskStore for MemoryStore {
 
     async fn claim(&self, limit: usize, _upstreams: &[Arc<str>]) -> Result<Vec<TaskKey>, StoreError> {
         let mut claimed = Vec::new();
-        while claimed.len() < limit && !self.rows.lives.has_ended(self.holder) {
-            let Some(key) = self.rows.lives.take_left() else { break };
+        while claimed.len() < limit && !self.rows.incarnations.has_ended(self.holder) {
+            let Some(key) = self.rows.incarnations.take_left() else { break };
             self.rows.claim(self.holder, key, &mut claimed);
         }
         Ok(claimed)
@@ -267,7 +267,7 @@ impl TaskStore for MemoryStore {
     }
 
     fn changes(&self) -> BoxStream<'static, StoreHint> {
-        self.rows.lives.changes(self.holder)
+        self.rows.incarnations.changes(self.holder)
     }
 
     fn reach(&self) -> Reach {
@@ -331,12 +331,12 @@ mod tests {
             Arc::new(MemoryStore::new(stored_bytes_max))
         }
 
-        async fn next_life(&self, ended: Arc<MemoryStore>) -> Arc<MemoryStore> {
-            ended.end_life(ended.holder());
+        async fn next_incarnation(&self, ended: Arc<MemoryStore>) -> Arc<MemoryStore> {
+            ended.end_incarnation(ended.holder());
             Arc::new(ended.join())
         }
 
-        async fn next_life_ahead(&self, _: Arc<MemoryStore>) -> Option<(Arc<MemoryStore>, Timestamp)> {
+        async fn next_incarnation_ahead(&self, _: Arc<MemoryStore>) -> Option<(Arc<MemoryStore>, Timestamp)> {
             None
         }
 
@@ -349,7 +349,7 @@ mod tests {
         }
 
         async fn declare_ended(&self, by: &MemoryStore, ended: Incarnation) {
-            by.end_life(ended);
+            by.end_incarnation(ended);
         }
     }
 

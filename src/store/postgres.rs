@@ -69,8 +69,8 @@ use self::replica_watch::SharedReplicaView;
 use self::row_validation::is_there;
 use self::session::DatabaseConnector;
 pub use self::settings::{
-    DatabaseAccess, DatabaseUrl, Durability, PostgresSettings, PriorLife, ReplicaDescription, check_database_url,
-    is_schema_name,
+    DatabaseAccess, DatabaseUrl, Durability, PostgresSettings, PriorIncarnation, ReplicaDescription,
+    check_database_url, is_schema_name,
 };
 use self::settled_rows::ReadSource;
 use self::shared_clock::{SharedClock, boot_time};
@@ -142,7 +142,7 @@ impl PostgresStore {
         let (beginning, writer) = begin(&connector, &settings).await?;
         let Beginning { membership, generation, clock, trust, state, view } = beginning;
         let (state, clock) = (Arc::new(state), Arc::new(clock));
-        tracing::info!(life = %state.holder, schema = settings.access.schema, "the database is open");
+        tracing::info!(incarnation = %state.holder, schema = settings.access.schema, "the database is open");
         let link = WriterLink::of(writer, &state).await?;
         let end = CancellationToken::new();
         let (queue, waiting) = mpsc::channel(QUEUE_MAX);
@@ -209,8 +209,8 @@ impl PostgresStore {
 
     /// Describes this incarnation for the next process of this replica.
     #[must_use]
-    pub fn life(&self) -> PriorLife {
-        PriorLife { generation: self.generation, holder: self.state.holder, beat: self.view.now().beat }
+    pub fn as_prior(&self) -> PriorIncarnation {
+        PriorIncarnation { generation: self.generation, holder: self.state.holder, beat: self.view.now().beat }
     }
 
     /// The store's health.

@@ -103,13 +103,13 @@ impl contract::StoreOpener for OnDisk {
         self.open_with(stored_bytes_max, roomy()).await
     }
 
-    async fn next_life(&self, ended: Arc<DiskStore>) -> Arc<DiskStore> {
-        self.next_life_at(ended, None).await
+    async fn next_incarnation(&self, ended: Arc<DiskStore>) -> Arc<DiskStore> {
+        self.next_incarnation_at(ended, None).await
     }
 
-    async fn next_life_ahead(&self, ended: Arc<DiskStore>) -> Option<(Arc<DiskStore>, Timestamp)> {
+    async fn next_incarnation_ahead(&self, ended: Arc<DiskStore>) -> Option<(Arc<DiskStore>, Timestamp)> {
         let shown = START.after(Duration::from_secs(400 * 24 * 60 * 60));
-        Some((self.next_life_at(ended, Some(shown)).await, shown))
+        Some((self.next_incarnation_at(ended, Some(shown)).await, shown))
     }
 
     async fn beside(&self, _: &Arc<DiskStore>) -> Option<Arc<DiskStore>> {
@@ -136,7 +136,7 @@ impl OnDisk {
     }
 
     /// With this time on the machine's clock.
-    async fn next_life_at(&self, ended: Arc<DiskStore>, clock: Option<Timestamp>) -> Arc<DiskStore> {
+    async fn next_incarnation_at(&self, ended: Arc<DiskStore>, clock: Option<Timestamp>) -> Arc<DiskStore> {
         ended.close().await;
         let is_its =
             |(store, ..): &(Weak<DiskStore>, TempDir, usize)| std::ptr::eq(store.as_ptr(), Arc::as_ptr(&ended));
@@ -154,7 +154,7 @@ impl OnDisk {
 
 /// L1, L2.
 #[tokio::test]
-async fn l1_a_later_life_finds_every_row_as_it_was_acknowledged() {
+async fn l1_a_later_incarnation_finds_every_row_as_it_was_acknowledged() {
     let folder = tempfile::tempdir().unwrap();
     let store = open(&folder).await;
     let mut expected = Vec::new();

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use parking_lot::Mutex;
 
 use super::STEP;
-use super::lives::MemoryLives;
+use super::incarnations::MemoryIncarnations;
 use crate::replica::fencing::{claimed as claimed_by, may_claim};
 use crate::replica::{GuardedRow, Incarnation};
 use crate::store::tasks::{PAGE_BYTES_MAX, Revision, StoreError, StoredTask, SummaryPage, Usage};
@@ -32,7 +32,7 @@ pub(super) struct MemoryRows {
     pub(super) bytes: AtomicUsize,
     pub(super) tasks: AtomicUsize,
     pub(super) unsettled: AtomicUsize,
-    pub(super) lives: MemoryLives,
+    pub(super) incarnations: MemoryIncarnations,
 }
 
 #[derive(Debug, Default)]
@@ -156,7 +156,7 @@ impl MemoryRows {
             bytes: AtomicUsize::new(0),
             tasks: AtomicUsize::new(0),
             unsettled: AtomicUsize::new(0),
-            lives: MemoryLives::default(),
+            incarnations: MemoryIncarnations::default(),
         }
     }
 
@@ -284,15 +284,15 @@ impl MemoryRows {
         }
     }
 
-    /// See [`super::MemoryStore::end_life`].
-    pub(super) fn end_life(&self, holder: Incarnation) {
-        self.lives.end(holder);
+    /// See [`super::MemoryStore::end_incarnation`].
+    pub(super) fn end_incarnation(&self, holder: Incarnation) {
+        self.incarnations.end(holder);
         // A row that it inserts later is added at the insert.
         for shard in &self.shards {
             let shard = shard.lock();
             let open = shard.live.iter().map(|(_, key)| key).chain(&shard.untold);
             let is_held = |key: &&TaskKey| shard.rows.get(*key).is_some_and(|row| row.stored.holder == Some(holder));
-            self.lives.leave(open.filter(is_held).cloned());
+            self.incarnations.leave(open.filter(is_held).cloned());
         }
     }
 
@@ -301,7 +301,8 @@ impl MemoryRows {
     pub(super) fn claim(&self, holder: Incarnation, key: TaskKey, claimed: &mut Vec<TaskKey>) {
         let is_left = |key: &TaskKey| {
             let row = self.shard(key).lock().rows.get(key).map(|row| row.stored.clone());
-            row.filter(|row| may_claim(row.guard(), holder, |holder| self.lives.has_ended(holder))).map(|row| row.task)
+            row.filter(|row| may_claim(row.guard(), holder, |holder| self.incarnations.has_ended(holder)))
+                .map(|row| row.task)
         };
         let Some(task) = is_left(&key) else { return };
         let beside = |id| TaskKey { owner: key.owner.clone(), id };
@@ -312,7 +313,7 @@ impl MemoryRows {
         while let Some(key) = tree.pop() {
             let mut shard = self.shard(&key).lock();
             let Some(row) = shard.rows.get_mut(&key) else { continue };
-            if may_claim(row.stored.guard(), holder, |holder| self.lives.has_ended(holder)) {
+            if may_claim(row.stored.guard(), holder, |holder| self.incarnations.has_ended(holder)) {
                 let GuardedRow { revision, holder } = claimed_by(row.stored.guard(), holder);
                 (row.stored.revision, row.stored.holder) = (Revision(revision), holder);
                 tree.extend(row.stored.task.tree.children.iter().map(|child| beside(*child)));

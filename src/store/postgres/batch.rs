@@ -145,7 +145,7 @@ impl GroupedWrites<'_> {
                 let claimed = |keys: &[TaskKey]| WriteOutcome::Claimed(keys.to_vec());
                 self.take((&self.statements.claim, values), false, claimed).await
             }
-            [TaskWrite::Retire { life }] => self.retire(me, *life).await,
+            [TaskWrite::Retire { incarnation }] => self.retire(me, *incarnation).await,
             [TaskWrite::Merge { owners }] => self.merge(me, owners).await,
             _ => self.write(writes, me).await,
         }
@@ -165,13 +165,13 @@ impl GroupedWrites<'_> {
         Ok(BatchOutcome { sums, changed, ..one })
     }
 
-    async fn retire(&self, me: (i64, i64), life: Option<Incarnation>) -> Result<BatchOutcome, CommitFailure> {
-        let kept = if life.is_some() { 0.0 } else { DEAD_ROWS_KEPT.as_secs_f64() };
-        let one = life.map(holder_column);
+    async fn retire(&self, me: (i64, i64), incarnation: Option<Incarnation>) -> Result<BatchOutcome, CommitFailure> {
+        let kept = if incarnation.is_some() { 0.0 } else { DEAD_ROWS_KEPT.as_secs_f64() };
+        let one = incarnation.map(holder_column);
         let close: Parameters<'_> = vec![&kept, &RETIRED_LIVES_MAX, &one];
         let retire: Parameters<'_> = vec![&me.0, &me.1, &RETIRED_LIVES_MAX, &RETIRED_SUMS_MAX, &kept, &one];
         let mut statements = vec![(&self.statements.close_lanes, close), (&self.statements.retire, retire.clone())];
-        if life.is_some() {
+        if incarnation.is_some() {
             // A dead incarnation's row is deleted once it has no sums.
             statements.push((&self.statements.retire, retire));
         }

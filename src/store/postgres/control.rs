@@ -294,8 +294,10 @@ impl ReplicaControl {
         self.dead = dead;
         let living = rows.iter().filter(|one| !one.row.is_dead).count();
         metrics::gauge!(metric::REPLICAS_LIVING).set(f64::from(u32::try_from(living).unwrap_or(u32::MAX)));
-        let lives = rows.iter().map(|one| one.row.incarnation);
-        let beats = lives.filter_map(|life| Some((life, self.membership.beat_since(life)?))).collect();
+        let incarnations = rows.iter().map(|one| one.row.incarnation);
+        let beats = incarnations
+            .filter_map(|incarnation| Some((incarnation, self.membership.beat_since(incarnation)?)))
+            .collect();
         let given_up = self.membership.given_up(received).collect();
         self.view.change(|view| {
             view.looked(rows);

@@ -34,16 +34,16 @@ impl PostgresStore {
     ///
     /// # Errors
     /// `Io`; the declaration may have taken effect.
-    pub async fn declare_dead(&self, life: Incarnation) -> Result<bool, StoreError> {
+    pub async fn declare_dead(&self, incarnation: Incarnation) -> Result<bool, StoreError> {
         let declare = async {
             let session = self.connector.connect("declaring", None).await.map_err(|error| error.to_string())?;
-            declare_dead(&session, life, None).await.map_err(|failure| failure.to_string())
+            declare_dead(&session, incarnation, None).await.map_err(|failure| failure.to_string())
         };
         let declared = tokio::time::timeout(self.state.settings.access.write_max * 2, declare).await;
         let declared = declared.unwrap_or_else(|_| Err("the database takes too long".to_owned()));
         let is_done = declared.map_err(|why: String| StoreError::Io(io::Error::other(why)))?;
         if is_done {
-            self.view.change(|view| view.declared_dead(life));
+            self.view.change(|view| view.declared_dead(incarnation));
         }
         Ok(is_done)
     }
@@ -54,7 +54,7 @@ impl PostgresStore {
     /// # Errors
     /// `Io`; the removal may have taken effect in whole or in part, and can be repeated.
     pub async fn forget(&self, name: &str) -> Result<ReplicaForgetting, StoreError> {
-        let named = self.lives_of(name).await?;
+        let named = self.incarnations_of(name).await?;
         let dead: Vec<Incarnation> =
             named.iter().filter(|one| one.row.is_dead).map(|one| one.row.incarnation).collect();
         if dead.is_empty() {
@@ -64,31 +64,31 @@ impl PostgresStore {
         if held > 0 {
             return Ok(ReplicaForgetting::Holding(held));
         }
-        for life in &dead {
-            upkeep::pass(&self.queue, Some(*life)).await?;
+        for incarnation in &dead {
+            upkeep::pass(&self.queue, Some(*incarnation)).await?;
         }
-        let left = self.lives_of(name).await?;
+        let left = self.incarnations_of(name).await?;
         if left.iter().any(|one| dead.contains(&one.row.incarnation)) {
             // It may have written a row in the meantime.
             let held = self.held_by(&dead).await?;
             return Ok(if held > 0 { ReplicaForgetting::Holding(held) } else { ReplicaForgetting::Unfinished });
         }
         self.view.change(|view| view.rows.retain(|one| !dead.contains(&one.row.incarnation)));
-        tracing::warn!(replica = name, lives = dead.len(), "a gateway that is dead was forgotten");
+        tracing::warn!(replica = name, incarnations = dead.len(), "a gateway that is dead was forgotten");
         Ok(ReplicaForgetting::Forgotten(dead.len()))
     }
 
-    async fn lives_of(&self, name: &str) -> Result<Vec<StoredReplica>, StoreError> {
+    async fn incarnations_of(&self, name: &str) -> Result<Vec<StoredReplica>, StoreError> {
         let read = async |link: &mut ReaderLink| StoredReplica::all(&link.query(LOOK, &vec![]).await?);
         let mut rows = self.lists.reader()?.read(read).await?;
         rows.retain(|one| one.row.name == name);
         Ok(rows)
     }
 
-    async fn held_by(&self, lives: &[Incarnation]) -> Result<usize, StoreError> {
-        let lives: Vec<i64> = lives.iter().map(|life| holder_column(*life)).collect();
+    async fn held_by(&self, incarnations: &[Incarnation]) -> Result<usize, StoreError> {
+        let incarnations: Vec<i64> = incarnations.iter().map(|incarnation| holder_column(*incarnation)).collect();
         let read = async |link: &mut ReaderLink| -> Result<i64, Error> {
-            link.query(HELD, &vec![&lives]).await?.first().map_or(Ok(0), |row| row.try_get(0))
+            link.query(HELD, &vec![&incarnations]).await?.first().map_or(Ok(0), |row| row.try_get(0))
         };
         self.lists.reader()?.read(read).await.map(count)
     }

@@ -132,8 +132,8 @@ pub(super) async fn referred(
 }
 
 /// The unsettled rows of one incarnation. Uses the index of holders only.
-pub(super) async fn held(link: &mut ReaderLink, life: Incarnation) -> Result<Vec<TaskKey>, Error> {
-    keys(link, "holder = $1 AND NOT coalesce(settled, false)", &vec![&holder_column(life)]).await
+pub(super) async fn held(link: &mut ReaderLink, incarnation: Incarnation) -> Result<Vec<TaskKey>, Error> {
+    keys(link, "holder = $1 AND NOT coalesce(settled, false)", &vec![&holder_column(incarnation)]).await
 }
 
 pub(super) async fn overdue(link: &mut ReaderLink, now: Timestamp, limit: usize) -> Result<Vec<TaskKey>, Error> {

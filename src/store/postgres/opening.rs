@@ -15,7 +15,7 @@ use super::replica_rows::{
 };
 use super::schema;
 use super::session::{DatabaseConnector, Session, in_time};
-use super::settings::{KEY_PRINT_LEN, PostgresSettings, PriorLife, ReplicaDescription};
+use super::settings::{KEY_PRINT_LEN, PostgresSettings, PriorIncarnation, ReplicaDescription};
 use super::shared_clock::{SharedClock, boot_time};
 use super::state::StoreState;
 use super::sums::SumChange;
@@ -97,7 +97,7 @@ async fn join(session: &Session, settings: &Arc<PostgresSettings>) -> Result<Beg
         && prior.generation == generation
         && declare_dead(session, former.incarnation, None).await.map_err(unmade)?
     {
-        tracing::info!(life = %prior.holder, "the life before this one had not ended in order; its tasks are taken over");
+        tracing::info!(incarnation = %prior.holder, "the incarnation before this one did not end in order; its tasks are taken over");
     }
     let living = living(session, settings).await?;
     if living.iter().any(|one| one.row.name == settings.replica.name) {
@@ -136,7 +136,7 @@ async fn check_identity(
     let knows_prior: bool = row.try_get(1).map_err(away)?;
     let generation =
         generation_of(&text).ok_or_else(|| PostgresOpenError::Refused("it has no generation".to_owned()))?;
-    let is_same = |prior: &PriorLife| {
+    let is_same = |prior: &PriorIncarnation| {
         prior.generation == generation && knows_prior && former.is_none_or(|former| former.beat >= prior.beat)
     };
     let is_lost = settings.prior.is_some_and(|prior| !is_same(&prior));
@@ -191,10 +191,10 @@ async fn living(session: &Session, settings: &PostgresSettings) -> Result<Vec<St
             );
         }
         for one in unlike {
-            let life = one.row.incarnation;
-            let since = seen.get(&life).map_or(Duration::ZERO, |seen| now - seen.at);
+            let incarnation = one.row.incarnation;
+            let since = seen.get(&incarnation).map_or(Duration::ZERO, |seen| now - seen.at);
             if since >= settings.terms.lease() {
-                declare_dead(session, life, Some(one.row.beat)).await.map_err(unmade)?;
+                declare_dead(session, incarnation, Some(one.row.beat)).await.map_err(unmade)?;
             }
         }
         for one in &silent {

@@ -124,8 +124,8 @@ impl ReplicaView {
         }
     }
 
-    pub(super) fn declared_dead(&mut self, life: Incarnation) {
-        for one in self.rows.iter_mut().filter(|one| one.row.incarnation == life) {
+    pub(super) fn declared_dead(&mut self, incarnation: Incarnation) {
+        for one in self.rows.iter_mut().filter(|one| one.row.incarnation == incarnation) {
             one.row.is_dead = true;
         }
     }
@@ -158,19 +158,20 @@ pub(super) fn generation_text(generation: StoreGeneration) -> String {
 /// See [`CommitFailure`].
 pub(super) async fn declare_dead(
     session: &Session,
-    life: Incarnation,
+    incarnation: Incarnation,
     beat: Option<u64>,
 ) -> Result<bool, CommitFailure> {
     let sql = "UPDATE tg_replica SET dead = true, died = now() WHERE incarnation = $1 AND (beat = $2 OR $2 IS NULL) AND NOT dead RETURNING 1";
     let statement = session.client.prepare(sql).await.map_err(CommitFailure::NotMade)?;
-    let (life_column, beat) = (holder_column(life), beat.map(|beat| i64::try_from(beat).unwrap_or(i64::MAX)));
-    let made = transact(session, &[(&statement, vec![&life_column, &beat])]).await;
+    let (incarnation_column, beat) =
+        (holder_column(incarnation), beat.map(|beat| i64::try_from(beat).unwrap_or(i64::MAX)));
+    let made = transact(session, &[(&statement, vec![&incarnation_column, &beat])]).await;
     if made.as_ref().is_err_and(CommitFailure::wrote_nothing) {
         return Ok(false);
     }
     made?;
     if beat.is_some() {
-        tracing::warn!(%life, "a gateway is silent, and was declared dead; its tasks are taken over");
+        tracing::warn!(%incarnation, "a gateway is silent, and was declared dead; its tasks are taken over");
     }
     Ok(true)
 }
@@ -181,9 +182,9 @@ mod tests {
 
     use super::*;
 
-    fn row(life: u64, is_dead: bool) -> StoredReplica {
+    fn row(incarnation: u64, is_dead: bool) -> StoredReplica {
         let row = ReplicaRow {
-            incarnation: Incarnation(life),
+            incarnation: Incarnation(incarnation),
             name: String::new(),
             address: None,
             record_reads: 1,
@@ -202,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_life_adds_no_rows_once_its_beats_are_unanswered() {
+    fn an_incarnation_adds_no_rows_once_its_beats_are_unanswered() {
         let after = |millis| BootTime(Duration::from_millis(millis));
         let view = ReplicaView::of(Vec::new(), after(2_000));
         assert!(view.may_begin(LeaseTerms::default(), after(8_999)).is_ok());

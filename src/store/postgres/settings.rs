@@ -48,7 +48,7 @@ pub struct ReplicaDescription {
 
 /// The incarnation of this replica's process before this one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PriorLife {
+pub struct PriorIncarnation {
     /// The generation of its store.
     pub generation: StoreGeneration,
     pub holder: Incarnation,
@@ -84,7 +84,7 @@ pub struct PostgresSettings {
     pub stored_bytes_max: usize,
     pub replica: ReplicaDescription,
     /// An incarnation of this replica that has certainly ended.
-    pub prior: Option<PriorLife>,
+    pub prior: Option<PriorIncarnation>,
     /// The gateway's folder, where the operator may request a clock reset.
     pub folder: Option<PathBuf>,
 }

@@ -219,18 +219,18 @@ fn retire() -> String {
     let long_dead = long_dead("$5", "$6");
     format!(
         "WITH {GUARD},
-        lives AS (
+        ended AS (
             {long_dead} AND l.epoch = -1 AND r.incarnation <> $1 AND EXISTS (SELECT FROM guard)
                 AND NOT EXISTS (SELECT FROM tg_task t WHERE t.holder = r.incarnation)
             ORDER BY r.incarnation LIMIT $3),
         picked AS (
-            SELECT u.incarnation, u.owner FROM lives JOIN tg_usage u USING (incarnation) ORDER BY 1, 2 LIMIT $4
+            SELECT u.incarnation, u.owner FROM ended JOIN tg_usage u USING (incarnation) ORDER BY 1, 2 LIMIT $4
             FOR UPDATE OF u SKIP LOCKED),
         changed AS (
             DELETE FROM tg_usage u USING picked p WHERE u.incarnation = p.incarnation AND u.owner = p.owner
             RETURNING NULL::bytea AS id, u.owner, NULL::bigint AS rev, NULL::bigint AS holder, u.tasks, u.unsettled, u.bytes),
         bare AS (
-            SELECT incarnation FROM lives WHERE NOT EXISTS (SELECT FROM tg_usage u WHERE u.incarnation = lives.incarnation)),
+            SELECT incarnation FROM ended WHERE NOT EXISTS (SELECT FROM tg_usage u WHERE u.incarnation = ended.incarnation)),
         removed AS (
             SELECT incarnation FROM bare UNION SELECT l.incarnation FROM tg_lane l
             WHERE EXISTS (SELECT FROM guard) AND NOT EXISTS (SELECT FROM tg_replica r WHERE r.incarnation = l.incarnation)),

@@ -36,7 +36,7 @@ pub(super) enum TaskWrite {
     },
     /// Removes remains of long-dead incarnations; or of one dead incarnation, regardless of its age.
     Retire {
-        life: Option<Incarnation>,
+        incarnation: Option<Incarnation>,
     },
     /// Reassigns this replica's sums of these owners to incarnation 0.
     Merge {

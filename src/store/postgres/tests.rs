@@ -4,7 +4,7 @@ mod bad_input;
 mod bloat;
 mod clock;
 mod doubts;
-mod lives;
+mod incarnations;
 mod metrics_page;
 mod plan;
 mod pooled;
@@ -97,12 +97,12 @@ impl StoreOpener for Postgres {
         open_with(settings).await.unwrap()
     }
 
-    async fn next_life(&self, ended: Arc<PostgresStore>) -> Arc<PostgresStore> {
+    async fn next_incarnation(&self, ended: Arc<PostgresStore>) -> Arc<PostgresStore> {
         ended.close().await;
         open_with((*ended.state.settings).clone()).await.unwrap()
     }
 
-    async fn next_life_ahead(&self, ended: Arc<PostgresStore>) -> Option<(Arc<PostgresStore>, Timestamp)> {
+    async fn next_incarnation_ahead(&self, ended: Arc<PostgresStore>) -> Option<(Arc<PostgresStore>, Timestamp)> {
         let schema = ended.state.settings.access.schema.clone();
         ended.close().await;
         // Long before the server's own clock.

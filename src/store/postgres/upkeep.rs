@@ -45,15 +45,18 @@ pub(super) async fn run(
             () = end.cancelled() => return,
         };
         if let Err(error) = made {
-            tracing::debug!(%error, "what is left of dead lives, and of owners without tasks, stays for now");
+            tracing::debug!(%error, "what is left of dead incarnations, and of owners without tasks, stays for now");
         }
     }
 }
 
 /// Removes portions until one is not full: of all long-dead incarnations, or of one dead incarnation.
-pub(super) async fn pass(queue: &mpsc::Sender<PendingWrite>, life: Option<Incarnation>) -> Result<(), StoreError> {
+pub(super) async fn pass(
+    queue: &mpsc::Sender<PendingWrite>,
+    incarnation: Option<Incarnation>,
+) -> Result<(), StoreError> {
     for _ in 0..PORTIONS_MAX {
-        if write(queue, TaskWrite::Retire { life }).await? < count(RETIRED_SUMS_MAX) {
+        if write(queue, TaskWrite::Retire { incarnation }).await? < count(RETIRED_SUMS_MAX) {
             return Ok(());
         }
     }

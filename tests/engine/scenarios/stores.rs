@@ -95,7 +95,7 @@ impl GatedStore {
     pub(crate) fn next_life(&self) {
         let Some(memory) = &self.memory else { return };
         let ended = std::mem::replace(&mut *self.inner.lock(), Arc::new(memory.join()));
-        memory.end_life(ended.holder());
+        memory.end_incarnation(ended.holder());
     }
 
     /// The same rows for another gateway beside this one.
@@ -110,7 +110,7 @@ impl GatedStore {
 
     /// Declares the life that has this store open ended. It goes on, and does not know.
     pub(crate) fn is_declared_ended(&self) {
-        self.memory.as_ref().expect("a store in memory").end_life(self.holder());
+        self.memory.as_ref().expect("a store in memory").end_incarnation(self.holder());
     }
 
     /// The tasks that have not settled, in the order of their keys.

@@ -233,10 +233,10 @@ async fn f56_a_damaged_row_reads_as_failed_and_stays_so() {
     flip(&database(&folder), "result nobody else has");
     flip(&database(&folder), "words nobody else has");
     let corrupt = GatewayFault::new(Reason::StoreCorrupt, Executed::Unknown);
-    for life in 0..2 {
+    for incarnation in 0..2 {
         let store = open(&folder).await;
         let page = store.page(&done.key.owner, None, 9, START).await.unwrap();
-        assert_eq!(page.tasks.len(), 3, "life {life}");
+        assert_eq!(page.tasks.len(), 3, "incarnation {incarnation}");
         for key in [&done.key, &live.key] {
             let row = store.load(key, START).await.unwrap().unwrap();
             let Phase::Settled(Outcome::Faulted(Failure::Gateway(fault))) = &row.task.phase else {

@@ -113,7 +113,7 @@ fn named(mut one: Task, name: u8) -> Task {
 
 /// F54: a refused insert is undone in the log too, before its caller is answered.
 #[tokio::test]
-async fn f54_a_refused_insert_is_in_no_later_life() {
+async fn f54_a_refused_insert_is_in_no_later_incarnation() {
     let folder = tempfile::tempdir().unwrap();
     let faults = InjectedFaults::default();
     let hooks = faults.hooks(&folder, 1);
@@ -146,7 +146,7 @@ async fn f54_an_insert_that_could_not_be_undone_is_unknown_and_undone_later() {
     faults.set(100, 0, 100);
     let refused = store.insert(&one).await.unwrap_err();
     assert!(matches!(refused, StoreError::Unsure(_)), "{refused:?}");
-    assert_eq!(faults.after_a_kill().await.len(), 1, "a later life would find it");
+    assert_eq!(faults.after_a_kill().await.len(), 1, "a later incarnation would find it");
     let name = one.idempotency.unwrap().key;
     assert!(store.find_idempotent(&one.key.owner, &name, START).await.unwrap().is_none());
     assert!(store.load(&one.key, START).await.unwrap().is_none());
@@ -228,7 +228,7 @@ async fn write(store: &DiskStore, dice: &mut SeededRandom, next: &mut u128, told
 /// L1, L4 with faults everywhere: at opening, before a commit, and after it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn acknowledged_is_there_refused_is_not_and_unknown_is_either() {
-    let lives = (0..6_u64).map(|seed| async move {
+    let incarnations = (0..6_u64).map(|seed| async move {
         let folder = tempfile::tempdir().unwrap();
         let faults = InjectedFaults::default();
         let store = DiskStore::open_with(quick(&folder), faults.hooks(&folder, seed)).await.unwrap();
@@ -253,5 +253,5 @@ async fn acknowledged_is_there_refused_is_not_and_unknown_is_either() {
         }
         store.close().await;
     });
-    futures_util::future::join_all(lives).await;
+    futures_util::future::join_all(incarnations).await;
 }

@@ -3,7 +3,7 @@
 use support::fault_proxy::{Fault, Verb};
 
 use super::doubts::Deafened;
-use super::lives::two;
+use super::incarnations::two;
 use super::rules::pair;
 use super::*;
 use crate::replica::ReadBelief;

@@ -1,6 +1,6 @@
 //! Tests how a start treats earlier incarnations, and what a failed try leaves behind.
 
-use super::lives::two;
+use super::incarnations::two;
 use super::*;
 
 /// The server logs the sequence this far ahead, so a restored one continues behind these numbers.
@@ -101,21 +101,21 @@ async fn a_row_that_is_silent_for_a_lease_keeps_no_gateway_with_another_key_from
 
 /// Restored to a moment in between: incarnations numbered since are missing.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_database_that_lacks_the_life_before_is_older_however_far_its_numbers_are() {
+async fn a_database_that_lacks_the_incarnation_before_is_older_however_far_its_numbers_are() {
     let Some(server) = shared() else { return };
     let schema = new_schema();
     let store = open_with(settings(server, &schema)).await.unwrap();
-    let life = store.life();
+    let incarnation = store.as_prior();
     store.close().await;
-    let ahead = life.holder.0 + LOGGED_AHEAD;
+    let ahead = incarnation.holder.0 + LOGGED_AHEAD;
     server.psql(&format!(
         "SET search_path = {schema}; DELETE FROM tg_replica; DELETE FROM tg_lane;
         SELECT setval('tg_replica_incarnation_seq', {ahead})"
     ));
-    let next = PostgresSettings { prior: Some(life), ..settings(server, &schema) };
+    let next = PostgresSettings { prior: Some(incarnation), ..settings(server, &schema) };
     let refused = open_with(next.clone()).await;
     assert!(matches!(refused, Err(PostgresOpenError::Lost { .. })), "{refused:?}");
-    let accepted = with(next, |access| access.accept_loss = Some(life.generation));
+    let accepted = with(next, |access| access.accept_loss = Some(incarnation.generation));
     let store = open_with(accepted).await.unwrap();
     assert!(store.holder().0 > ahead);
     store.close().await;
@@ -123,20 +123,20 @@ async fn a_database_that_lacks_the_life_before_is_older_however_far_its_numbers_
 
 /// As if it was restored while its gateway could not reach it.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_database_that_has_fewer_beats_than_it_acknowledged_to_the_life_before_is_older() {
+async fn a_database_that_has_fewer_beats_than_it_acknowledged_to_the_incarnation_before_is_older() {
     let Some(server) = shared() else { return };
     let schema = new_schema();
     let store = open_with(settings(server, &schema)).await.unwrap();
-    until("beats are acknowledged", || store.life().beat > 1).await;
-    let life = store.life();
+    until("beats are acknowledged", || store.as_prior().beat > 1).await;
+    let incarnation = store.as_prior();
     store.close().await;
-    let next = PostgresSettings { prior: Some(life), ..settings(server, &schema) };
+    let next = PostgresSettings { prior: Some(incarnation), ..settings(server, &schema) };
     open_with(next.clone()).await.unwrap().close().await;
     let loses = |set: &str| server.psql(&format!("UPDATE {schema}.{set}"));
-    loses(&format!("tg_replica SET beat = {} WHERE incarnation = {}", life.beat - 1, life.holder));
+    loses(&format!("tg_replica SET beat = {} WHERE incarnation = {}", incarnation.beat - 1, incarnation.holder));
     let refused = open_with(next.clone()).await;
     assert!(matches!(refused, Err(PostgresOpenError::Lost { .. })), "{refused:?}");
-    let accepted = with(next, |access| access.accept_loss = Some(life.generation));
+    let accepted = with(next, |access| access.accept_loss = Some(incarnation.generation));
     open_with(accepted.clone()).await.unwrap().close().await;
     loses("tg_meta SET generation = gen_random_uuid()");
     let refused = open_with(accepted).await;
@@ -145,22 +145,22 @@ async fn a_database_that_has_fewer_beats_than_it_acknowledged_to_the_life_before
 
 /// A replica that existed at that moment may be the first to start: it has lost nothing.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_gateway_whose_life_is_there_hides_from_no_other_that_its_own_is_not() {
+async fn a_gateway_whose_incarnation_is_there_hides_from_no_other_that_its_own_is_not() {
     let Some(server) = shared() else { return };
     let schema = new_schema();
     let [early, late] = two(server, &schema).await;
     let [first, next] = [&early, &late].map(|store| {
         let settings = (*store.state.settings).clone();
-        PostgresSettings { prior: Some(store.life()), ..settings }
+        PostgresSettings { prior: Some(store.as_prior()), ..settings }
     });
-    let life = late.holder().0;
+    let incarnation = late.holder().0;
     for store in [early, late] {
         store.close().await;
     }
     server.psql(&format!(
-        "SET search_path = {schema}; DELETE FROM tg_replica WHERE incarnation = {life};
-        DELETE FROM tg_lane WHERE incarnation = {life}; SELECT setval('tg_replica_incarnation_seq', {})",
-        life + LOGGED_AHEAD
+        "SET search_path = {schema}; DELETE FROM tg_replica WHERE incarnation = {incarnation};
+        DELETE FROM tg_lane WHERE incarnation = {incarnation}; SELECT setval('tg_replica_incarnation_seq', {})",
+        incarnation + LOGGED_AHEAD
     ));
     let first = open_with(first).await.expect("nothing is lost to it");
     let refused = open_with(next).await;
@@ -170,12 +170,12 @@ async fn a_gateway_whose_life_is_there_hides_from_no_other_that_its_own_is_not()
 
 /// The last removed incarnation is known to have been removed, and so are all earlier ones.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_life_that_was_forgotten_is_no_sign_of_a_database_that_is_older() {
+async fn an_incarnation_that_was_forgotten_is_no_sign_of_a_database_that_is_older() {
     let Some(server) = shared() else { return };
     let schema = new_schema();
     let asked = open_with(settings(server, &schema)).await.unwrap();
     let gone = open_with(named(settings(server, &schema), "gone")).await.unwrap();
-    let prior = gone.life();
+    let prior = gone.as_prior();
     gone.close().await;
     assert_eq!(asked.forget("gone").await.unwrap(), ReplicaForgetting::Forgotten(1));
     let lanes = || {

@@ -20,28 +20,28 @@ use crate::task::TaskKey;
 const HINTS_MAX: usize = 1_024;
 
 #[derive(Debug)]
-pub(super) struct MemoryLives {
-    state: Mutex<LivesState>,
+pub(super) struct MemoryIncarnations {
+    state: Mutex<IncarnationsState>,
     /// Whether any incarnation has ended: a fast check for the usual case.
     has_ended: AtomicBool,
     hints: broadcast::Sender<(Incarnation, TaskKey)>,
 }
 
 #[derive(Debug, Default)]
-struct LivesState {
+struct IncarnationsState {
     last: u64,
     ended: BTreeSet<Incarnation>,
     /// Keys of rows that ended incarnations held, or inserted since. Some may be removed or settled by now.
     left: VecDeque<TaskKey>,
 }
 
-impl Default for MemoryLives {
+impl Default for MemoryIncarnations {
     fn default() -> Self {
         Self { state: Mutex::default(), has_ended: AtomicBool::new(false), hints: broadcast::Sender::new(HINTS_MAX) }
     }
 }
 
-impl MemoryLives {
+impl MemoryIncarnations {
     pub(super) fn begin(&self) -> Incarnation {
         let mut state = self.state.lock();
         state.last += 1;

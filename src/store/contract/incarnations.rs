@@ -21,14 +21,14 @@ pub(crate) trait StoreOpener {
     async fn open(&self, stored_bytes_max: usize) -> Arc<Self::Store>;
 
     /// Ends an incarnation, and opens its rows as the next one.
-    async fn next_life(&self, ended: Arc<Self::Store>) -> Arc<Self::Store>;
+    async fn next_incarnation(&self, ended: Arc<Self::Store>) -> Arc<Self::Store>;
 
     /// Opens its rows as a concurrent incarnation; `None` if the store allows only one.
     async fn beside(&self, store: &Arc<Self::Store>) -> Option<Arc<Self::Store>>;
 
     /// Ends an incarnation last used at [`START`], and opens its rows under a clock with the returned time, ahead by more than
     /// any task lives. `None` if nothing outlives a process.
-    async fn next_life_ahead(&self, ended: Arc<Self::Store>) -> Option<(Arc<Self::Store>, Timestamp)>;
+    async fn next_incarnation_ahead(&self, ended: Arc<Self::Store>) -> Option<(Arc<Self::Store>, Timestamp)>;
 
     /// A new store that can lose acknowledgements; `None` if a write cannot succeed without one.
     async fn open_unheard(&self) -> Option<(Arc<Self::Store>, AcknowledgementLoss)>;
@@ -68,7 +68,7 @@ pub(super) async fn a_clock_that_leapt_ahead_frees_nothing<K: StoreOpener>(kind:
     store.insert(&kept).await.unwrap();
     store.insert(&live).await.unwrap();
     row(&*store, &kept.key).await;
-    let Some((mut store, mut shown)) = kind.next_life_ahead(store).await else { return };
+    let Some((mut store, mut shown)) = kind.next_incarnation_ahead(store).await else { return };
     for id in [3, 4] {
         assert!(store.is_time_distrusted(), "no task ends by such a clock");
         assert_eq!(store.sweep(shown, 9).await.unwrap(), 0);
@@ -76,7 +76,7 @@ pub(super) async fn a_clock_that_leapt_ahead_frees_nothing<K: StoreOpener>(kind:
         assert!(store.overdue(shown, 9).await.unwrap().is_empty());
         let made = Task { created_at: shown, updated_at: shown, ..settled(task("b", id), "r") };
         store.insert(&made).await.unwrap();
-        (store, shown) = kind.next_life_ahead(store).await.unwrap();
+        (store, shown) = kind.next_incarnation_ahead(store).await.unwrap();
     }
     assert_eq!(store.sweep(shown, 9).await.unwrap(), 0);
     assert_eq!(*row(&*store, &kept.key).await.task, kept);
@@ -85,13 +85,13 @@ pub(super) async fn a_clock_that_leapt_ahead_frees_nothing<K: StoreOpener>(kind:
 }
 
 /// Only commands change a row before it is claimed; afterwards its former holder is fenced.
-pub(super) async fn what_a_life_left_is_claimed_once<K: StoreOpener>(kind: &K, store: Arc<K::Store>) {
+pub(super) async fn what_an_incarnation_left_is_claimed_once<K: StoreOpener>(kind: &K, store: Arc<K::Store>) {
     let rows: Vec<Task> = (1..6_u8).map(|id| task(["a", "b"][usize::from(id % 2)], id.into())).collect();
     for one in &rows {
         store.insert(one).await.unwrap();
     }
     store.insert(&settled(task("a", 9), "r")).await.unwrap();
-    let later = kind.next_life(store).await;
+    let later = kind.next_incarnation(store).await;
     let left = row(&*later, &rows[0].key).await;
     assert!(left.holder.is_some_and(|holder| holder != later.holder()), "{left:?}");
     let changed = Task { status_message: Some(Arc::from("half")), ..rows[0].clone() };
@@ -128,12 +128,12 @@ pub(super) async fn a_settled_row_is_claimed_until_its_upstream_was_told<K: Stor
     let first = store.insert(&one).await.unwrap();
     let cancelled = transition(one, Event::CancelRequested, START).0;
     store.replace(first, WriteRole::Command, &cancelled).await.unwrap();
-    let store = kind.next_life(store).await;
+    let store = kind.next_incarnation(store).await;
     assert_eq!(store.claim(9, &known()).await.unwrap(), std::slice::from_ref(&cancelled.key));
     let revision = row(&*store, &cancelled.key).await.revision;
     assert!(store.overdue(START.after(TTL), 9).await.unwrap().is_empty());
     store.replace(revision, WriteRole::Holder, &transition(cancelled, Event::Told, START).0).await.unwrap();
-    let store = kind.next_life(store).await;
+    let store = kind.next_incarnation(store).await;
     assert!(store.claim(9, &known()).await.unwrap().is_empty());
 }
 
@@ -146,7 +146,7 @@ pub(super) async fn a_subtask_is_claimed_with_its_parent<K: StoreOpener>(kind: &
         let tree = TreeLinks { children: [child_id].into(), ..TreeLinks::default() };
         store.insert(&Task { tree, ..task("a", parent) }.exact()).await.unwrap();
     }
-    let store = kind.next_life(store).await;
+    let store = kind.next_incarnation(store).await;
     let first = store.claim(1, &known()).await.unwrap();
     for (parent, child) in [(1, 2), (4, 3)] {
         let holder = async |id| row(&*store, &task("a", id).key).await.holder;
@@ -161,7 +161,7 @@ pub(super) async fn a_subtask_is_claimed_with_its_parent<K: StoreOpener>(kind: &
 }
 
 /// L9: rows without a runner are searched for among these.
-pub(super) async fn a_life_holds_what_it_made_or_took_over<K: StoreOpener>(kind: &K, store: Arc<K::Store>) {
+pub(super) async fn an_incarnation_holds_what_it_made_or_took_over<K: StoreOpener>(kind: &K, store: Arc<K::Store>) {
     let rows: Vec<Task> = (1..7_u8).map(|id| task("a", id.into())).collect();
     for one in &rows {
         store.insert(one).await.unwrap();
@@ -174,7 +174,7 @@ pub(super) async fn a_life_holds_what_it_made_or_took_over<K: StoreOpener>(kind:
     store.replace(revision, WriteRole::Command, &cancelled).await.unwrap();
     unsettled.remove(&cancelled.key);
     assert_eq!(held(&*store).await, unsettled, "its upstream is to be told, and it has settled");
-    let later = kind.next_life(store).await;
+    let later = kind.next_incarnation(store).await;
     assert_eq!(held(&*later).await, BTreeSet::new(), "nobody has taken them over");
     let claimed: BTreeSet<_> = later.claim(2, &known()).await.unwrap().into_iter().collect();
     let mut own: BTreeSet<_> = claimed.intersection(&unsettled).cloned().collect();
@@ -210,7 +210,7 @@ pub(super) async fn a_lost_acknowledgement_leaves_no_doubt<K: StoreOpener>(kind:
     loses(false);
     assert!(decided(&*store, &two.key).await.is_none(), "nobody was told of it");
     store.insert(&two).await.expect("neither its id nor its name is taken");
-    let later = kind.next_life(store).await;
+    let later = kind.next_incarnation(store).await;
     let again = row(&*later, &cancelled.key).await;
     assert_eq!((&again.task, again.revision), (&found.task, found.revision));
     assert_eq!(*row(&*later, &two.key).await.task, two);
@@ -244,7 +244,10 @@ pub(super) async fn without_a_doubt_a_row_is_what_it_was(store: &impl TaskStore)
     assert!(store.settle_doubt(&task("a", 2).key, START).await.unwrap().is_none());
 }
 
-pub(super) async fn lives_beside_each_other_see_what_the_other_writes(one: &impl TaskStore, other: &impl TaskStore) {
+pub(super) async fn incarnations_beside_each_other_see_what_the_other_writes(
+    one: &impl TaskStore,
+    other: &impl TaskStore,
+) {
     assert_ne!(one.holder(), other.holder());
     let made = task("a", 1);
     let first = one.insert(&made).await.unwrap();
@@ -267,7 +270,7 @@ pub(super) async fn lives_beside_each_other_see_what_the_other_writes(one: &impl
     assert!(one.load(&made.key, START).await.unwrap().is_none());
 }
 
-pub(super) async fn what_a_life_beside_holds_and_has_not_settled_is_not_removed(
+pub(super) async fn what_an_incarnation_beside_holds_and_has_not_settled_is_not_removed(
     one: &impl TaskStore,
     other: &impl TaskStore,
 ) {
@@ -290,7 +293,7 @@ pub(super) async fn one_name_is_one_task_whoever_inserts(one: &impl TaskStore, o
     assert_eq!(found.map(|row| row.task.key.id.bits()), Some(1));
 }
 
-pub(super) async fn a_life_hears_of_what_others_write(one: &impl TaskStore, other: &impl TaskStore) {
+pub(super) async fn an_incarnation_hears_of_what_others_write(one: &impl TaskStore, other: &impl TaskStore) {
     let mut hints = one.changes();
     one.insert(&task("a", 1)).await.unwrap();
     let made = task("a", 2);
@@ -310,7 +313,7 @@ pub(super) async fn a_life_hears_of_what_others_write(one: &impl TaskStore, othe
 
 /// F78, F79: an incarnation that was declared dead without noticing can no longer write as a holder, and other replicas claim the
 /// rows that it inserts.
-pub(super) async fn a_life_that_was_declared_ended_is_fenced<K: StoreOpener>(
+pub(super) async fn an_incarnation_that_was_declared_ended_is_fenced<K: StoreOpener>(
     kind: &K,
     (one, other): (&K::Store, &K::Store),
 ) {

@@ -19,7 +19,7 @@ pub(super) async fn two(server: &PostgresServer, schema: &str) -> [Arc<PostgresS
 
 /// As when several gateways start on a new database.
 #[tokio::test(flavor = "multi_thread")]
-async fn lives_that_begin_at_the_same_time_make_one_schema() {
+async fn incarnations_that_begin_at_the_same_time_make_one_schema() {
     let Some(server) = shared() else { return };
     for _ in 0..4 {
         let schema = new_schema();
@@ -41,7 +41,7 @@ fn wait_a_day(server: &PostgresServer, schema: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_life_leaves_is_removed_once_it_is_long_dead_and_nobody_needs_it() {
+async fn what_an_incarnation_leaves_is_removed_once_it_is_long_dead_and_nobody_needs_it() {
     let Some(server) = shared() else { return };
     let schema = new_schema();
     let [old, store] = &two(server, &schema).await;
@@ -125,7 +125,7 @@ async fn a_row_that_is_inserted_after_its_holders_death_is_claimed_and_none_once
 
 /// Only dead incarnations can be forgotten early.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_dead_life_is_forgotten_once_no_row_names_it_and_its_sums_are_kept() {
+async fn a_dead_incarnation_is_forgotten_once_no_row_names_it_and_its_sums_are_kept() {
     let Some(server) = shared() else { return };
     let schema = new_schema();
     let [asked, gone] = &two(server, &schema).await;
@@ -162,7 +162,7 @@ async fn a_dead_life_is_forgotten_once_no_row_names_it_and_its_sums_are_kept() {
 
 /// The row of a dead incarnation, beside a living one with the same name.
 #[tokio::test(flavor = "multi_thread")]
-async fn lives_that_died_are_forgotten_beside_one_of_their_name_that_lives() {
+async fn incarnations_that_died_are_forgotten_beside_one_of_their_name_that_lives() {
     let Some(server) = shared() else { return };
     let schema = new_schema();
     for _ in 0..2 {
@@ -179,7 +179,7 @@ async fn lives_that_died_are_forgotten_beside_one_of_their_name_that_lives() {
 
 /// N06.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_row_of_an_upstream_that_a_life_lacks_is_left_to_others_for_as_long_as_calls_go_on_alone() {
+async fn a_row_of_an_upstream_that_an_incarnation_lacks_is_left_to_others_for_as_long_as_calls_go_on_alone() {
     let Some(server) = shared() else { return };
     let schema = new_schema();
     let terms = LeaseTerms::new(Duration::from_secs(4), Duration::from_secs(5)).unwrap();
@@ -200,7 +200,7 @@ async fn a_row_of_an_upstream_that_a_life_lacks_is_left_to_others_for_as_long_as
 
 /// It would soon release them, and no other replica could claim them earlier.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_life_that_is_about_to_end_leaves_the_rows_of_the_dead_to_others() {
+async fn an_incarnation_that_is_about_to_end_leaves_the_rows_of_the_dead_to_others() {
     let Some(server) = shared() else { return };
     let schema = new_schema();
     let [dead, leaving] = two(server, &schema).await;
@@ -283,13 +283,13 @@ async fn f68_a_schema_of_another_version_is_refused() {
 
 /// A store restored from a backup reuses numbers.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_number_of_a_prior_life_that_another_gateway_has_by_now_says_nothing() {
+async fn the_number_of_a_prior_incarnation_that_another_gateway_has_by_now_says_nothing() {
     let Some(server) = shared() else { return };
     let schema = new_schema();
     let one = open_with(settings(server, &schema)).await.unwrap();
     let mut other = settings(server, &schema);
     other.replica.name.push('+');
-    other.prior = Some(one.life());
+    other.prior = Some(one.as_prior());
     let other = open_with(other).await.unwrap();
     assert!(!other.view.now().has_dead());
     one.insert(&task("a", 1)).await.unwrap();
@@ -353,7 +353,7 @@ async fn sums_that_say_nothing_are_neither_kept_nor_taken_over() {
 
 /// As if one replica inserts tasks of principals that never return, and another one sweeps them.
 #[tokio::test(flavor = "multi_thread")]
-async fn sums_that_come_to_nothing_with_those_of_another_life_go() {
+async fn sums_that_come_to_nothing_with_those_of_another_incarnation_go() {
     let Some(server) = shared() else { return };
     let schema = new_schema();
     let [one, other] = two(server, &schema).await;

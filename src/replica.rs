@@ -21,7 +21,7 @@ pub mod read_trust;
 pub mod task_clock;
 
 pub use boot_time::BootTime;
-pub use commit_trust::{CommitEnd, Durability, DurabilitySettings, SqlNotice, WriteDoubt, WriteFate};
+pub use commit_trust::{CommitEnd, Durability, DurabilitySettings, SqlNotice, UnknownCommitCause, WriteFate};
 pub use directory::{OwnerReplica, OwnerRequest, ReplicaDirectory, ReplicaMember, ReplicaPeer};
 pub use fencing::{GuardedRow, GuardedWrite, WriteVerdict};
 pub use forwarded_numbers::{ForwardedNumberRefusal, ForwardedNumbers};

@@ -46,7 +46,7 @@ impl TaskError {
             Self::Store(StoreError::OwnerFull) => Reason::TooMuchStored,
             Self::Store(
                 StoreError::Io(_)
-                | StoreError::Unsure(_)
+                | StoreError::UnknownCommit(_)
                 | StoreError::Conflict
                 | StoreError::Fenced
                 | StoreError::Exists,
@@ -59,7 +59,9 @@ impl TaskError {
     /// Whether a retry of the same change may succeed. The insert of a new task is refused nevertheless.
     pub(super) const fn is_passing(&self) -> bool {
         match self {
-            Self::Contended | Self::Store(StoreError::NoRoom | StoreError::Io(_) | StoreError::Unsure(_)) => true,
+            Self::Contended | Self::Store(StoreError::NoRoom | StoreError::Io(_) | StoreError::UnknownCommit(_)) => {
+                true
+            }
             Self::Unknown
             | Self::Store(
                 StoreError::Conflict
@@ -170,8 +172,8 @@ impl Engine {
                         None => events = last.into_iter().collect(),
                     }
                 }
-                Err(error @ (StoreError::NoRoom | StoreError::Io(_) | StoreError::Unsure(_))) => {
-                    if matches!(error, StoreError::Unsure(_)) {
+                Err(error @ (StoreError::NoRoom | StoreError::Io(_) | StoreError::UnknownCommit(_))) => {
+                    if matches!(error, StoreError::UnknownCommit(_)) {
                         self.add_unknown_commit(
                             key,
                             UnknownCommit { before, upon: revision, written: task.clone(), effects },

@@ -32,7 +32,7 @@ impl Engine {
     async fn found_refused(&self, key: &TaskKey, pauses: &mut RetryDelays) -> Option<StoredTask> {
         loop {
             pauses.wait().await;
-            match self.store.settle_doubt(key, self.clock.now()).await {
+            match self.store.resolve_write(key, self.clock.now()).await {
                 Ok(found) => return found,
                 Err(error) => {
                     tracing::debug!(error = %CauseChain(&error), "whether a task was stored is not known yet");

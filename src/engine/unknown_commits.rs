@@ -134,7 +134,7 @@ impl Engine {
     /// `is_confirmed`, the store confirms the row's state, and all writes to it are resolved.
     ///
     /// # Errors
-    /// As [`crate::store::TaskStore::load`], or [`crate::store::TaskStore::settle_doubt`].
+    /// As [`crate::store::TaskStore::load`], or [`crate::store::TaskStore::resolve_write`].
     pub(super) async fn read_decided(
         &self,
         key: &TaskKey,
@@ -142,7 +142,7 @@ impl Engine {
         is_confirmed: bool,
     ) -> Result<Option<(StoredTask, bool)>, StoreError> {
         let row = match is_confirmed {
-            true => self.store.settle_doubt(key, now).await?,
+            true => self.store.resolve_write(key, now).await?,
             false => self.store.load(key, now).await?,
         };
         Ok(row.map(|row| {

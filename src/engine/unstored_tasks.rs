@@ -28,7 +28,7 @@ impl UnstoredTaskLog {
     pub(super) fn refused(&self, error: &StoreError) {
         let is_news = match error {
             StoreError::Full { .. } | StoreError::NoRoom => !self.is_full.swap(true, Ordering::Relaxed),
-            StoreError::Io(_) | StoreError::Unsure(_) => !self.is_away.swap(true, Ordering::Relaxed),
+            StoreError::Io(_) | StoreError::UnknownCommit(_) => !self.is_away.swap(true, Ordering::Relaxed),
             StoreError::OwnerFull => false,
             StoreError::Conflict | StoreError::Fenced | StoreError::Exists => true,
         };
@@ -65,7 +65,7 @@ mod tests {
                 log.refused(error);
                 assert_eq!(logged(), [true, false]);
             }
-            for error in [StoreError::Io(away()), StoreError::Unsure(away())] {
+            for error in [StoreError::Io(away()), StoreError::UnknownCommit(away())] {
                 log.refused(&error);
                 assert_eq!(logged(), [true, true]);
             }

@@ -62,12 +62,12 @@ pub enum WriteFate {
     NotDone,
     /// It may be committed, now or later, and a failover may roll it back. The caller gets no result until a barrier has passed
     /// and the rows have been read.
-    Unsure(WriteDoubt),
+    Unknown(UnknownCommitCause),
 }
 
 /// Why a transaction's outcome is unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WriteDoubt {
+pub enum UnknownCommitCause {
     /// The acknowledgement came with a warning.
     Warned,
     /// The settings do not guarantee the declared durability.
@@ -83,28 +83,28 @@ pub enum WriteDoubt {
 #[must_use]
 pub fn fate(durability: Durability, end: CommitEnd<'_>) -> WriteFate {
     match end {
-        CommitEnd::Acknowledged { notices, .. } if notices.iter().any(is_doubtful) => {
-            WriteFate::Unsure(WriteDoubt::Warned)
+        CommitEnd::Acknowledged { notices, .. } if notices.iter().any(voids_acknowledgement) => {
+            WriteFate::Unknown(UnknownCommitCause::Warned)
         }
         CommitEnd::Acknowledged { settings, .. } if !is_promised_by(durability, settings) => {
-            WriteFate::Unsure(WriteDoubt::Unreplicated)
+            WriteFate::Unknown(UnknownCommitCause::Unreplicated)
         }
         CommitEnd::Acknowledged { rows_written, .. } if promises_nothing(rows_written) => {
-            WriteFate::Unsure(WriteDoubt::WroteNothing)
+            WriteFate::Unknown(UnknownCommitCause::WroteNothing)
         }
         CommitEnd::Acknowledged { .. } => WriteFate::Done,
-        CommitEnd::Refused { error } if ends_the_connection(&error) => WriteFate::Unsure(WriteDoubt::Lost),
+        CommitEnd::Refused { error } if ends_the_connection(&error) => WriteFate::Unknown(UnknownCommitCause::Lost),
         CommitEnd::Refused { .. } => WriteFate::NotDone,
-        CommitEnd::Lost => WriteFate::Unsure(WriteDoubt::Lost),
+        CommitEnd::Lost => WriteFate::Unknown(UnknownCommitCause::Lost),
         // None of a server's time-outs ends a commit that waits for its standby.
-        CommitEnd::TimedOut => WriteFate::Unsure(WriteDoubt::TimedOut),
+        CommitEnd::TimedOut => WriteFate::Unknown(UnknownCommitCause::TimedOut),
     }
 }
 
 /// Whether this notice voids an acknowledgement. A commit with a cancelled wait for its standby is acknowledged with a warning of
 /// class 01, one in a terminated session with a warning of class 57. No harmless warning on a commit is known.
 #[must_use]
-pub fn is_doubtful(notice: &SqlNotice<'_>) -> bool {
+pub fn voids_acknowledgement(notice: &SqlNotice<'_>) -> bool {
     notice.severity == "WARNING" || matches!(notice.sqlstate.get(..2), Some("01" | "57") | None)
 }
 
@@ -154,25 +154,25 @@ mod tests {
     }
 
     #[test]
-    fn an_own_time_out_is_unsure() {
-        assert_eq!(fate(Durability::Replicated, CommitEnd::TimedOut), WriteFate::Unsure(WriteDoubt::TimedOut));
+    fn an_own_time_out_is_unknown() {
+        assert_eq!(fate(Durability::Replicated, CommitEnd::TimedOut), WriteFate::Unknown(UnknownCommitCause::TimedOut));
     }
 
     #[test]
-    fn a_commit_with_any_warning_is_unsure() {
+    fn a_commit_with_any_warning_is_unknown() {
         for (severity, sqlstate) in
             [("WARNING", "01000"), ("WARNING", "57P01"), ("WARNING", "25P01"), ("NOTICE", "01004"), ("NOTICE", "")]
         {
             let harmless = SqlNotice { severity: "LOG", sqlstate: "00000" };
             let fate = acknowledged(&[harmless, SqlNotice { severity, sqlstate }]);
-            assert_eq!(fate, WriteFate::Unsure(WriteDoubt::Warned), "{severity} {sqlstate}");
+            assert_eq!(fate, WriteFate::Unknown(UnknownCommitCause::Warned), "{severity} {sqlstate}");
         }
     }
 
     #[test]
     fn a_batch_that_changed_nothing_promises_nothing() {
         let end = |rows_written| CommitEnd::Acknowledged { notices: &[], settings: REPLICATING, rows_written };
-        assert_eq!(fate(Durability::Replicated, end(0)), WriteFate::Unsure(WriteDoubt::WroteNothing));
+        assert_eq!(fate(Durability::Replicated, end(0)), WriteFate::Unknown(UnknownCommitCause::WroteNothing));
         assert_eq!(fate(Durability::Replicated, end(1)), WriteFate::Done);
     }
 
@@ -192,15 +192,16 @@ mod tests {
             let settings = DurabilitySettings { standby_names, commit_mode };
             for (durability, is_done) in [Replicated, Vouched, Single].into_iter().zip(expected) {
                 let end = CommitEnd::Acknowledged { notices: &[], settings, rows_written: 1 };
-                let expected = if is_done { WriteFate::Done } else { WriteFate::Unsure(WriteDoubt::Unreplicated) };
+                let expected =
+                    if is_done { WriteFate::Done } else { WriteFate::Unknown(UnknownCommitCause::Unreplicated) };
                 assert_eq!(fate(durability, end), expected, "{durability:?} with {settings:?}");
             }
         }
     }
 
     #[test]
-    fn a_lost_connection_is_unsure() {
-        assert_eq!(fate(Durability::Single, CommitEnd::Lost), WriteFate::Unsure(WriteDoubt::Lost));
+    fn a_lost_connection_is_unknown() {
+        assert_eq!(fate(Durability::Single, CommitEnd::Lost), WriteFate::Unknown(UnknownCommitCause::Lost));
     }
 
     #[test]
@@ -211,7 +212,11 @@ mod tests {
         for (severity, sqlstate) in
             [("FATAL", "57P01"), ("ERROR", "57P01"), ("PANIC", "53100"), ("ERROR", "08006"), ("ERROR", "40003")]
         {
-            assert_eq!(refused(severity, sqlstate), WriteFate::Unsure(WriteDoubt::Lost), "{severity} {sqlstate}");
+            assert_eq!(
+                refused(severity, sqlstate),
+                WriteFate::Unknown(UnknownCommitCause::Lost),
+                "{severity} {sqlstate}"
+            );
         }
     }
 }

@@ -41,7 +41,7 @@ pub enum ReadBelief {
 pub struct ReadTrust {
     age_max: Duration,
     /// When a connection was last made or a write's outcome last became unknown. Earlier barriers do not cover the consequences.
-    doubted: BootTime,
+    distrusted: BootTime,
     proof: Option<BarrierProof>,
     /// The last barrier that waited for every earlier batch.
     settling: Option<BarrierProof>,
@@ -58,29 +58,29 @@ impl ReadTrust {
     /// every read needs a later barrier.
     #[must_use]
     pub const fn new(age_max: Duration, at: BootTime) -> Self {
-        Self { age_max, doubted: at, proof: None, settling: None }
+        Self { age_max, distrusted: at, proof: None, settling: None }
     }
 
     /// Records a new connection, which requires a new barrier: the last one may have ended within a commit, and the server may
     /// differ.
     pub fn connected(&mut self, at: BootTime) {
-        self.doubt(at);
+        self.distrust(at);
     }
 
     /// Records a write with an unknown outcome: to resolve it, make a barrier, then read the rows.
-    pub fn write_unsure(&mut self, at: BootTime) {
-        self.doubt(at);
+    pub fn write_unknown(&mut self, at: BootTime) {
+        self.distrust(at);
     }
 
-    fn doubt(&mut self, at: BootTime) {
-        self.doubted = self.doubted.max(at);
+    fn distrust(&mut self, at: BootTime) {
+        self.distrusted = self.distrusted.max(at);
         (self.proof, self.settling) = (None, None);
     }
 
     /// Records a committed transaction that wrote a row. It proves the changes visible on that server, but did not wait for this
     /// replica's batches.
     pub fn write_passed(&mut self, server: ServerMark, sent: BootTime) {
-        if sent >= self.doubted {
+        if sent >= self.distrusted {
             BarrierProof { server, sent }.replace(&mut self.proof);
         }
     }
@@ -88,7 +88,7 @@ impl ReadTrust {
     /// Records a committed barrier that waited for every earlier batch of this replica.
     pub fn lane_write_passed(&mut self, server: ServerMark, sent: BootTime) {
         self.write_passed(server, sent);
-        if sent >= self.doubted {
+        if sent >= self.distrusted {
             BarrierProof { server, sent }.replace(&mut self.settling);
         }
     }
@@ -163,10 +163,10 @@ mod tests {
     }
 
     #[test]
-    fn an_unsure_write_is_settled_behind_a_barrier_that_was_sent_after_it() {
+    fn an_unknown_write_is_settled_behind_a_barrier_that_was_sent_after_it() {
         let mut trust = trust(1);
         trust.lane_write_passed(SERVER, at(1));
-        trust.write_unsure(at(3));
+        trust.write_unknown(at(3));
         trust.lane_write_passed(SERVER, at(2));
         assert!(!trust.may_settle(SERVER));
         trust.lane_write_passed(SERVER, at(4));

@@ -75,8 +75,8 @@ pub(crate) async fn check_all<K: StoreOpener>(kind: &K) {
     incarnations::a_clock_that_leapt_ahead_frees_nothing(kind, roomy().await).await;
     incarnations::a_settled_row_is_claimed_until_its_upstream_was_told(kind, roomy().await).await;
     incarnations::a_subtask_is_claimed_with_its_parent(kind, roomy().await).await;
-    incarnations::without_a_doubt_a_row_is_what_it_was(&*roomy().await).await;
-    incarnations::a_lost_acknowledgement_leaves_no_doubt(kind).await;
+    incarnations::without_an_unknown_commit_a_row_is_what_it_was(&*roomy().await).await;
+    incarnations::a_lost_acknowledgement_leaves_no_unknown_commit(kind).await;
     incarnations::an_incarnation_holds_what_it_made_or_took_over(kind, roomy().await).await;
     let pair = async || {
         let one = roomy().await;

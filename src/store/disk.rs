@@ -9,7 +9,6 @@ mod batch;
 mod check;
 mod clock;
 mod columns;
-mod doubtful_rows;
 mod earlier_rows;
 mod folder;
 mod health;
@@ -26,6 +25,7 @@ mod settings;
 mod starting;
 #[cfg(test)]
 mod tests;
+mod unresolved_inserts;
 mod upkeep;
 mod writer;
 
@@ -45,7 +45,6 @@ use tokio::time::Instant;
 
 use self::batch::{RowWrite, WriteResult};
 use self::check::FileCheck;
-use self::doubtful_rows::DoubtfulRows;
 use self::earlier_rows::{EarlierRows, OWN};
 use self::folder::FolderLock;
 pub use self::health::StoreHealth;
@@ -55,6 +54,7 @@ use self::reads::ReadRow;
 use self::resident::ResidentRows;
 pub use self::settings::DiskSettings;
 use self::settings::{DiskTuning, FaultHooks};
+use self::unresolved_inserts::UnresolvedInserts;
 use self::writer::WriterRequest;
 use super::clock_trust::ClockTrust;
 use super::tasks::{
@@ -77,7 +77,7 @@ pub struct DiskStore {
     monitor: Arc<StoreHealthMonitor>,
     seen: Arc<AtomicU64>,
     commits: Arc<AtomicU64>,
-    doubt: Arc<DoubtfulRows>,
+    unresolved: Arc<UnresolvedInserts>,
     earlier: EarlierRows,
     bytes_max: usize,
     writer: Mutex<Option<JoinHandle<()>>>,
@@ -188,7 +188,7 @@ impl DiskStore {
         match outcome.await {
             Ok(outcome) => outcome,
             // The writer ended during this write.
-            Err(_) if is_lost => Err(StoreError::Unsure(io::Error::other("the store's writer ended"))),
+            Err(_) if is_lost => Err(StoreError::UnknownCommit(io::Error::other("the store's writer ended"))),
             Err(_) => Err(closed()),
         }
     }
@@ -204,7 +204,7 @@ impl DiskStore {
         let wanted = key.clone();
         let Some(read) = self.readers.read(move |conn| reads::read(conn, &wanted)).await? else { return Ok(None) };
         if let ReadRow::Whole(row) = &read
-            && !self.doubt.hides(key)
+            && !self.unresolved.hides(key)
         {
             self.resident.keep(ticket, row, now);
         }
@@ -277,8 +277,8 @@ impl TaskStore for DiskStore {
         written
     }
 
-    async fn settle_doubt(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
-        self.write(RowWrite::Barrier).await.map_err(StoreError::without_doubt)?;
+    async fn resolve_write(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
+        self.write(RowWrite::Barrier).await.map_err(StoreError::as_failed)?;
         // Memory holds no unresolved row: the file was reopened before the barrier.
         self.load(key, now).await
     }
@@ -377,7 +377,7 @@ impl TaskStore for DiskStore {
 
     async fn find_reference(&self, reference: ShortReference, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
         let mut found = self.readers.read(move |conn| reads::referred(conn, reference, limit)).await?;
-        found.retain(|key| !self.doubt.hides(key));
+        found.retain(|key| !self.unresolved.hides(key));
         Ok(found)
     }
 

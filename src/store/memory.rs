@@ -151,7 +151,7 @@ impl TaskStore for MemoryStore {
         Ok(revision)
     }
 
-    async fn settle_doubt(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
+    async fn resolve_write(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
         // Every write's outcome is known here.
         self.load(key, now).await
     }

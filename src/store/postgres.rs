@@ -263,7 +263,7 @@ impl PostgresStore {
     async fn write(&self, write: TaskWrite) -> Result<WriteOutcome, StoreError> {
         let (reply, outcome) = oneshot::channel();
         self.queue.send((write, reply)).await.map_err(|_| closed())?;
-        outcome.await.unwrap_or_else(|_| Err(StoreError::Unsure(io::Error::other("the store's writer ended"))))
+        outcome.await.unwrap_or_else(|_| Err(StoreError::UnknownCommit(io::Error::other("the store's writer ended"))))
     }
 
     async fn put(&self, write: TaskWrite) -> Result<Revision, StoreError> {
@@ -315,7 +315,7 @@ impl TaskStore for PostgresStore {
         if let Some(row) = self.state.settled.get(key, judge) {
             return Ok(is_there(&row, now).then_some(row));
         }
-        if self.state.doubt.hides(key) {
+        if self.state.unresolved.hides(key) {
             return Ok(None);
         }
         let ticket = self.state.settled.ticket(key);
@@ -342,10 +342,10 @@ impl TaskStore for PostgresStore {
         self.put(TaskWrite::Replace { expected, role, row: Box::new(EncodedRow::of(task)) }).await
     }
 
-    async fn settle_doubt(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
+    async fn resolve_write(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
         let reader = self.lists.reader()?;
         for _ in 0..readers::SETTLE_TRIES_MAX {
-            self.write(TaskWrite::Barrier).await.map_err(StoreError::without_doubt)?;
+            self.write(TaskWrite::Barrier).await.map_err(StoreError::as_failed)?;
             let Some(found) = reader.read_settled(async |link| readers::read_rows(link, &[key]).await).await? else {
                 continue;
             };
@@ -423,7 +423,7 @@ impl TaskStore for PostgresStore {
     }
 
     async fn claim(&self, limit: usize, upstreams: &[Arc<str>]) -> Result<Vec<TaskKey>, StoreError> {
-        let held = self.state.doubt.take_held(limit);
+        let held = self.state.unresolved.take_held(limit);
         if !held.is_empty() {
             return Ok(held);
         }
@@ -444,7 +444,7 @@ impl TaskStore for PostgresStore {
     async fn held(&self) -> Result<Vec<TaskKey>, StoreError> {
         let holder = self.state.holder;
         let mut held = self.lists.reader()?.read(async |link| lists::held(link, holder).await).await?;
-        held.retain(|key| !self.state.doubt.hides(key));
+        held.retain(|key| !self.state.unresolved.hides(key));
         Ok(held)
     }
 
@@ -466,7 +466,7 @@ impl TaskStore for PostgresStore {
     async fn find_reference(&self, reference: ShortReference, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
         let reader = self.lists.reader()?;
         let mut found = reader.read(async |link| lists::referred(link, reference, limit).await).await?;
-        found.retain(|key| !self.state.doubt.hides(key));
+        found.retain(|key| !self.state.unresolved.hides(key));
         Ok(found)
     }
 

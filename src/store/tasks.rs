@@ -147,18 +147,18 @@ pub enum StoreError {
     /// Nothing was read or written, and the write will not happen later.
     #[error("the store failed")]
     Io(#[from] std::io::Error),
-    /// Only for a write with an unknown commit, which [`TaskStore::settle_doubt`] resolves. The row of such an insert may exist:
+    /// Only for a write with an unknown commit, which [`TaskStore::resolve_write`] resolves. The row of such an insert may exist:
     /// this replica hides it, and the store removes it as soon as possible, unless another replica has written it meanwhile. A
     /// process that ends earlier may leave it to the next one.
     #[error("the store failed, and whether it did what was asked is not known")]
-    Unsure(#[source] std::io::Error),
+    UnknownCommit(#[source] std::io::Error),
 }
 
 impl StoreError {
     /// Treats a write as failed if no caller needs its outcome.
     #[must_use]
-    pub fn without_doubt(self) -> Self {
-        if let Self::Unsure(cause) = self { Self::Io(cause) } else { self }
+    pub fn as_failed(self) -> Self {
+        if let Self::UnknownCommit(cause) = self { Self::Io(cause) } else { self }
     }
 }
 
@@ -276,7 +276,7 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
     ///
     /// # Errors
     /// `Exists` if the key is taken, or if [`TaskStore::load`] would find a task of the same owner and idempotency key at this
-    /// task's creation time. `Full`, `NoRoom`. `Io`, after which no later process finds the row; `Unsure`, after which one may.
+    /// task's creation time. `Full`, `NoRoom`. `Io`, after which no later process finds the row; `UnknownCommit`, after which one may.
     async fn insert(&self, task: &Task) -> Result<Revision, StoreError>;
 
     /// Returns `None` for unknown tasks, tasks of other owners, and settled tasks past their `ttl`. Returns an unsettled task
@@ -305,7 +305,7 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// `Fenced` if the role is the holder's and another replica holds the row, at any revision. `Conflict` if another write came
     /// first, the row is gone, or the role is the holder's and the row needs no holder any more: load it again and decide again.
-    /// `Full` if the row would exceed the maximum size, or in memory the limit of growth. `NoRoom`, `Io`, `Unsure`.
+    /// `Full` if the row would exceed the maximum size, or in memory the limit of growth. `NoRoom`, `Io`, `UnknownCommit`.
     async fn replace(&self, expected: Revision, role: WriteRole, task: &Task) -> Result<Revision, StoreError>;
 
     /// Returns a row's final state after a write with an unknown commit: no earlier write can appear or disappear after this.
@@ -313,13 +313,13 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
     ///
     /// # Errors
     /// `Io` if the state cannot be known yet.
-    async fn settle_doubt(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError>;
+    async fn resolve_write(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError>;
 
     /// Removes a row: a settled one, or one that no client was told about (T-27). Keeps an unsettled row that another replica
     /// holds. Unknown keys are no error.
     ///
     /// # Errors
-    /// `Io`, `Unsure`.
+    /// `Io`, `UnknownCommit`.
     async fn remove(&self, key: &TaskKey) -> Result<(), StoreError>;
 
     /// Removes settled tasks past their `ttl`, at most `limit` and about [`SWEEP_BYTES_MAX`]; returns how many. Zero means that
@@ -333,7 +333,7 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
     /// that stays is no error, nor is an unknown key.
     ///
     /// # Errors
-    /// `Io`, `Unsure`.
+    /// `Io`, `UnknownCommit`.
     async fn sweep_one(&self, key: &TaskKey, now: Timestamp) -> Result<(), StoreError>;
 
     /// Returns at most `limit` unsettled tasks past their `ttl`.

@@ -14,7 +14,7 @@ impl Runner {
     /// for its elements.
     ///
     /// # Errors
-    /// As [`crate::store::TaskStore::insert`], and never `Unsure`.
+    /// As [`crate::store::TaskStore::insert`], and never `UnknownCommit`.
     pub(super) async fn insert_elements(
         &mut self,
         parent: &TaskKey,

@@ -85,7 +85,7 @@ impl Family {
         if let Err(error) = stored {
             self.remove_elements().await;
             // A row that was stored nevertheless has no parent: its call is certainly not sent.
-            return Err(error.without_doubt());
+            return Err(error.as_failed());
         }
         Ok(())
     }

@@ -265,7 +265,7 @@ impl Runner {
             self.engine.live.remove(key);
             drop(claim);
             // Whether the row was removed or not, this call is not sent.
-            if !freed.map_err(StoreError::without_doubt)? {
+            if !freed.map_err(StoreError::as_failed)? {
                 return Ok(None);
             }
         }

@@ -108,7 +108,7 @@ impl Runner {
         let task = match self.store_tree(task, now).await {
             Ok(task) => task,
             Err(error) => {
-                if matches!(error, StoreError::Unsure(_)) {
+                if matches!(error, StoreError::UnknownCommit(_)) {
                     // A call with its row written first is not sent before the row exists.
                     let is_unsent = self.spec.plan == Plan::Task || self.spec.is_held_by_key() || self.call.is_queued();
                     self.engine.end_refused(key, if is_unsent { Executed::No } else { Executed::Unknown });
@@ -144,7 +144,7 @@ impl Runner {
             false => Err(StoreError::OwnerFull),
         };
         let stored = match stored {
-            Err(StoreError::Unsure(cause)) => found_out(&self.engine, &task.key, cause).await,
+            Err(StoreError::UnknownCommit(cause)) => found_out(&self.engine, &task.key, cause).await,
             stored => stored.map(|()| task),
         };
         if stored.is_err() {
@@ -314,25 +314,25 @@ impl Runner {
 }
 
 /// The task of an unknown insert, if it exists and this process still holds it. If the store cannot confirm it now, the error
-/// stays `Unsure`, because a later process could find the row and send the call.
+/// stays `UnknownCommit`, because a later process could find the row and send the call.
 async fn found_out(engine: &Engine, key: &TaskKey, cause: io::Error) -> Result<Task, StoreError> {
-    match engine.store.settle_doubt(key, engine.clock.now()).await {
+    match engine.store.resolve_write(key, engine.clock.now()).await {
         // Other replicas may have seen it, so it remains.
         Ok(Some(row)) if row.holder == Some(engine.store.holder()) && !row.task.is_settled() => {
             Ok(Arc::unwrap_or_clone(row.task))
         }
-        Ok(Some(_)) => Err(StoreError::Unsure(cause)),
+        Ok(Some(_)) => Err(StoreError::UnknownCommit(cause)),
         Ok(None) => Err(StoreError::Io(cause)),
         Err(failed) => {
             tracing::warn!(error = %CauseChain(&failed), "whether a task was stored is not known");
-            Err(StoreError::Unsure(cause))
+            Err(StoreError::UnknownCommit(cause))
         }
     }
 }
 
 /// The fault of a task that could not be created. Only if the row certainly does not exist is the call certainly not sent.
 pub(super) fn not_stored(error: StoreError) -> GatewayFault {
-    let executed = if matches!(error, StoreError::Unsure(_)) { Executed::Unknown } else { Executed::No };
+    let executed = if matches!(error, StoreError::UnknownCommit(_)) { Executed::Unknown } else { Executed::No };
     GatewayFault::new(TaskError::from(error).reason(), executed)
 }
 

@@ -75,7 +75,7 @@ impl Runner {
     /// The task in its row's confirmed state; `None` if it has no row.
     ///
     /// # Errors
-    /// `Fenced` if another process holds it; else as [`crate::store::TaskStore::settle_doubt`].
+    /// `Fenced` if another process holds it; else as [`crate::store::TaskStore::resolve_write`].
     async fn certain_task(&mut self) -> Result<Option<Arc<Task>>, StoreError> {
         let Some(key) = self.recorder.key() else { return Ok(None) };
         match self.engine.read_decided(&key, self.engine.clock.now(), true).await? {

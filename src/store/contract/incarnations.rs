@@ -192,21 +192,21 @@ async fn held(store: &impl TaskStore) -> BTreeSet<TaskKey> {
 
 /// After a lost acknowledgement, the row's resolved state is the one that every later process finds. An insert leaves no row,
 /// since no client was told about it.
-pub(super) async fn a_lost_acknowledgement_leaves_no_doubt<K: StoreOpener>(kind: &K) {
+pub(super) async fn a_lost_acknowledgement_leaves_no_unknown_commit<K: StoreOpener>(kind: &K) {
     let Some((store, loses)) = kind.open_unheard().await else { return };
     let (one, two) = (task("a", 1), named("a", 2));
     let first = store.insert(&one).await.unwrap();
     let cancelled = transition(one, Event::CancelRequested, START).0;
     loses(true);
-    let unsure = store.replace(first, WriteRole::Command, &cancelled).await;
-    assert!(matches!(unsure, Err(StoreError::Unsure(_))), "{unsure:?}");
+    let unknown = store.replace(first, WriteRole::Command, &cancelled).await;
+    assert!(matches!(unknown, Err(StoreError::UnknownCommit(_))), "{unknown:?}");
     loses(false);
     let found = decided(&*store, &cancelled.key).await.expect("the row is there");
     assert_eq!(*found.task, cancelled);
     assert!(found.revision > first);
     loses(true);
-    let unsure = store.insert(&two).await;
-    assert!(matches!(unsure, Err(StoreError::Unsure(_))), "{unsure:?}");
+    let unknown = store.insert(&two).await;
+    assert!(matches!(unknown, Err(StoreError::UnknownCommit(_))), "{unknown:?}");
     loses(false);
     assert!(decided(&*store, &two.key).await.is_none(), "nobody was told of it");
     store.insert(&two).await.expect("neither its id nor its name is taken");
@@ -221,7 +221,7 @@ pub(super) async fn a_lost_acknowledgement_leaves_no_doubt<K: StoreOpener>(kind:
 async fn decided(store: &impl TaskStore, key: &TaskKey) -> Option<StoredTask> {
     let deciding = async {
         loop {
-            match store.settle_doubt(key, START).await {
+            match store.resolve_write(key, START).await {
                 Ok(found) => return found,
                 Err(StoreError::Io(_)) => tokio::time::sleep(Duration::from_millis(20)).await,
                 Err(error) => panic!("{error:?}"),
@@ -231,17 +231,17 @@ async fn decided(store: &impl TaskStore, key: &TaskKey) -> Option<StoredTask> {
     tokio::time::timeout(DECISION_MAX, deciding).await.expect("it is known in time")
 }
 
-pub(super) async fn without_a_doubt_a_row_is_what_it_was(store: &impl TaskStore) {
+pub(super) async fn without_an_unknown_commit_a_row_is_what_it_was(store: &impl TaskStore) {
     let one = task("a", 1);
     let first = store.insert(&one).await.unwrap();
-    let found = store.settle_doubt(&one.key, START).await.unwrap().unwrap();
+    let found = store.resolve_write(&one.key, START).await.unwrap().unwrap();
     assert_eq!((&*found.task, found.revision, found.holder), (&one, first, Some(store.holder())));
     let done = settled(one, "r");
     let second = store.replace(first, WriteRole::Holder, &done).await.unwrap();
-    let found = store.settle_doubt(&done.key, START).await.unwrap().unwrap();
+    let found = store.resolve_write(&done.key, START).await.unwrap().unwrap();
     assert_eq!((&*found.task, found.revision, found.holder), (&done, second, None));
-    assert!(store.settle_doubt(&done.key, START.after(TTL)).await.unwrap().is_none());
-    assert!(store.settle_doubt(&task("a", 2).key, START).await.unwrap().is_none());
+    assert!(store.resolve_write(&done.key, START.after(TTL)).await.unwrap().is_none());
+    assert!(store.resolve_write(&task("a", 2).key, START).await.unwrap().is_none());
 }
 
 pub(super) async fn incarnations_beside_each_other_see_what_the_other_writes(

@@ -20,7 +20,7 @@ const TOLD_MAX: usize = 1_024;
 impl DiskStore {
     /// The task of a row; `None` if it has expired.
     pub(super) async fn present(&self, read: ReadRow, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
-        if self.doubt.hides(read.key()) {
+        if self.unresolved.hides(read.key()) {
             return Ok(None);
         }
         let row = match read {
@@ -72,7 +72,7 @@ impl DiskStore {
         let mut tasks = Vec::with_capacity(rows.len());
         for row in rows {
             match row {
-                ListedRow::Whole(summary) if self.doubt.hides(&summary.key) => (),
+                ListedRow::Whole(summary) if self.unresolved.hides(&summary.key) => (),
                 ListedRow::Whole(summary) => {
                     let live = self.resident.live(&summary.key);
                     tasks.push(live.map_or(*summary, |row| Summary::of(&row.task)));

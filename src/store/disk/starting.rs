@@ -13,7 +13,6 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::check::FileCheck;
-use super::doubtful_rows::DoubtfulRows;
 use super::earlier_rows::EarlierRows;
 use super::folder::Ballast;
 use super::health::StoreHealthMonitor;
@@ -21,6 +20,7 @@ use super::opening::{OpenedDatabase, read_in_at_last};
 use super::readers::ReaderPool;
 use super::resident::ResidentRows;
 use super::settings::{DiskTuning, FaultHooks};
+use super::unresolved_inserts::UnresolvedInserts;
 use super::writer::{self, DiskWriter, WriterRequest};
 use super::{DiskSettings, DiskStore, OpenError, QUEUE_MAX, SharedFolderLock, examine, folder, schema};
 use crate::store::clock_trust::ClockTrust;
@@ -60,7 +60,7 @@ impl DiskStore {
         let earlier = EarlierRows::new(sums.open().clone());
         let (resident, monitor) = (Arc::new(ResidentRows::new(sums)), StoreHealthMonitor::new());
         let (seen, commits) = (Arc::new(AtomicU64::new(seen.as_millis())), Arc::new(AtomicU64::new(0)));
-        let doubt = Arc::<DoubtfulRows>::default();
+        let unresolved = Arc::<UnresolvedInserts>::default();
         let writer = DiskWriter {
             ballast,
             folder,
@@ -75,7 +75,7 @@ impl DiskStore {
             seen: Arc::clone(&seen),
             commits: Arc::clone(&commits),
             failures: VecDeque::new(),
-            doubt: Arc::clone(&doubt),
+            unresolved: Arc::clone(&unresolved),
             check: Arc::clone(&check),
             owes_checkpoint: false,
             clock,
@@ -93,7 +93,7 @@ impl DiskStore {
             monitor,
             seen,
             commits,
-            doubt,
+            unresolved,
             earlier,
             bytes_max: settings.stored_bytes_max,
             writer: Mutex::new(Some(thread)),

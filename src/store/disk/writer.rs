@@ -17,10 +17,10 @@ use tokio::time::Instant;
 use super::batch::{InsertRefusal, RowWrite, WriteBatch, WriteResult};
 use super::check::FileCheck;
 use super::columns::is_corrupt;
-use super::doubtful_rows::DoubtfulRows;
 use super::folder::{Ballast, DiskSpace};
 use super::health::{StoreHealth, StoreHealthMonitor};
 use super::resident::ResidentRows;
+use super::unresolved_inserts::UnresolvedInserts;
 use super::{DiskTuning, FaultHooks, OpenError, failed, opening, rows, schema};
 use crate::failpoint;
 use crate::metric;
@@ -65,7 +65,7 @@ pub(super) struct DiskWriter {
     /// `None` if the folder is in memory, where a full disk is full memory.
     pub(super) ballast: Option<Ballast>,
     pub(super) failures: VecDeque<Instant>,
-    pub(super) doubt: Arc<DoubtfulRows>,
+    pub(super) unresolved: Arc<UnresolvedInserts>,
     pub(super) check: Arc<FileCheck>,
     /// A checkpoint that readers prevented.
     pub(super) owes_checkpoint: bool,
@@ -167,8 +167,12 @@ impl DiskWriter {
                 self.failed(&error);
                 for (write, reply) in waiting {
                     let cause = std::io::Error::other(text.clone());
-                    let is_unsure = self.is_in_doubt(&write);
-                    let _ = reply.send(Err(if is_unsure { StoreError::Unsure(cause) } else { StoreError::Io(cause) }));
+                    let is_unknown = self.has_unknown_commit(&write);
+                    let _ = reply.send(Err(if is_unknown {
+                        StoreError::UnknownCommit(cause)
+                    } else {
+                        StoreError::Io(cause)
+                    }));
                 }
             }
         }
@@ -177,9 +181,9 @@ impl DiskWriter {
 
     /// Whether a write may have been made although its transaction failed. An inserted row that has been removed since is
     /// certainly absent.
-    fn is_in_doubt(&self, write: &RowWrite) -> bool {
+    fn has_unknown_commit(&self, write: &RowWrite) -> bool {
         match write {
-            RowWrite::Insert(task) => self.doubt.is_open(&task.key),
+            RowWrite::Insert(task) => self.unresolved.is_open(&task.key),
             RowWrite::Replace { .. } | RowWrite::Condemn { .. } | RowWrite::Remove(_) | RowWrite::SweepOne { .. } => {
                 self.failed_at_commit
             }
@@ -225,13 +229,13 @@ impl DiskWriter {
             return Ok(outcomes);
         }
         self.resident.begin(&changes);
-        let new = self.doubt.begin(&changes);
+        let new = self.unresolved.begin(&changes);
         failpoint::hit("intent-written");
         let committed = self.hooks.before_commit().and_then(|()| conn.execute_batch("COMMIT"));
         match committed.and_then(|()| self.hooks.after_commit()) {
             Ok(()) => {
                 self.resident.follow(changes, self.seen());
-                self.doubt.made(&new);
+                self.unresolved.made(&new);
             }
             Err(error) => {
                 self.resident.abandon(&changes);
@@ -319,9 +323,9 @@ impl DiskWriter {
                 } else {
                     self.failed(&error);
                 }
-                let is_unsure = single.first().is_some_and(|(write, _)| self.is_in_doubt(write));
-                Err(match (is_unsure, is_full) {
-                    (true, _) => StoreError::Unsure(std::io::Error::other(error)),
+                let is_unknown = single.first().is_some_and(|(write, _)| self.has_unknown_commit(write));
+                Err(match (is_unknown, is_full) {
+                    (true, _) => StoreError::UnknownCommit(std::io::Error::other(error)),
                     (false, true) => InsertRefusal::Full.error(),
                     (false, false) => failed(error),
                 })
@@ -332,7 +336,7 @@ impl DiskWriter {
     /// Reopens the file if rows are unresolved, which resolves them.
     pub(super) fn settle(&mut self) {
         if self.conn.is_none()
-            && !self.doubt.is_over()
+            && !self.unresolved.is_over()
             && let Err(error) = self.reopen()
         {
             tracing::debug!(%error, "whether some tasks were stored is not known yet");
@@ -375,7 +379,7 @@ impl DiskWriter {
         let wrong = |error| schema::open_error(&self.path, error);
         self.hooks.before_open().map_err(wrong)?;
         let conn = schema::reopen(&self.path, self.tuning)?;
-        if let Err(error) = self.remove_doubtful(&conn) {
+        if let Err(error) = self.remove_unresolved(&conn) {
             // Another failed commit: it is reported to the waiting caller, and retried later.
             tracing::warn!(%error, "rows whose insert was reported as failed are not removed yet");
             return Ok(());
@@ -388,8 +392,8 @@ impl DiskWriter {
 
     /// Removes rows with a refused insert. Writes a value even if none exists, because a later durable commit supersedes the rest
     /// of an earlier log.
-    fn remove_doubtful(&self, conn: &Connection) -> rusqlite::Result<()> {
-        let keys = self.doubt.open();
+    fn remove_unresolved(&self, conn: &Connection) -> rusqlite::Result<()> {
+        let keys = self.unresolved.open();
         if keys.is_empty() {
             return Ok(());
         }
@@ -405,7 +409,7 @@ impl DiskWriter {
         self.hooks.before_commit()?;
         conn.execute_batch("COMMIT")?;
         self.hooks.after_commit()?;
-        self.doubt.removed();
+        self.unresolved.removed();
         tracing::warn!(refused = keys.len(), found, "rows whose insert was reported as failed were removed");
         Ok(())
     }

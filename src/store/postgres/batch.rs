@@ -12,7 +12,7 @@ use super::sums::SumChange;
 use super::task_write::{ClaimableRows, ROW_BYTES_MAX, TaskWrite};
 use super::transaction::{CommitFailure, MadeTransaction, Parameters, transact};
 use crate::replica::membership::DEAD_ROWS_KEPT;
-use crate::replica::{BootTime, GuardedRow, GuardedWrite, Incarnation, WriteDoubt, WriteVerdict};
+use crate::replica::{BootTime, GuardedRow, GuardedWrite, Incarnation, UnknownCommitCause, WriteVerdict};
 use crate::store::tasks::{Revision, StoreError, WriteRole};
 use crate::task::{Principal, TaskKey};
 
@@ -272,7 +272,7 @@ fn unread(error: tokio_postgres::Error) -> CommitFailure {
 }
 
 const fn lost(why: String) -> CommitFailure {
-    CommitFailure::Unsure { doubt: WriteDoubt::Lost, why, is_answered: false }
+    CommitFailure::Unknown { cause: UnknownCommitCause::Lost, why, is_answered: false }
 }
 
 /// Reads the rows of the last statement, with their changes to sums if it returns those.

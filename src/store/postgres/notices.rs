@@ -99,7 +99,7 @@ fn severity(said: &DbError) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::replica::commit_trust::is_doubtful;
+    use crate::replica::commit_trust::voids_acknowledgement;
 
     fn notice(sqlstate: &str) -> ReceivedNotice {
         ReceivedNotice { severity: "NOTICE", sqlstate: sqlstate.to_owned() }
@@ -117,16 +117,16 @@ mod tests {
     }
 
     #[test]
-    fn notices_are_bounded_and_those_that_were_not_kept_are_doubtful() {
+    fn notices_are_bounded_and_those_that_were_not_kept_void_acknowledgements() {
         let notices = SessionNotices::default();
         let offset = notices.offset();
         for _ in 0..KEPT_MAX {
             notices.keep(notice("00000"));
         }
-        assert!(!notices.since(offset).iter().any(|notice| is_doubtful(&notice.as_sql())));
+        assert!(!notices.since(offset).iter().any(|notice| voids_acknowledgement(&notice.as_sql())));
         notices.keep(notice("00000"));
         let since = notices.since(offset);
         assert_eq!(since.len(), KEPT_MAX + 1);
-        assert!(since.iter().any(|notice| is_doubtful(&notice.as_sql())));
+        assert!(since.iter().any(|notice| voids_acknowledgement(&notice.as_sql())));
     }
 }

@@ -14,7 +14,7 @@ use crate::task::{ShortReference, Summary, Timestamp};
 impl PostgresStore {
     /// The task of a row; `None` if it has expired.
     pub(super) async fn present(&self, read: FetchedRow, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
-        if self.state.doubt.hides(read.key()) {
+        if self.state.unresolved.hides(read.key()) {
             return Ok(None);
         }
         let row = match read {
@@ -45,7 +45,7 @@ impl PostgresStore {
     pub(super) async fn listed(&self, rows: Vec<SummaryRow>, now: Timestamp) -> Vec<Summary> {
         let mut tasks = Vec::with_capacity(rows.len());
         for SummaryRow { key, summary, .. } in rows {
-            if self.state.doubt.hides(&key) {
+            if self.state.unresolved.hides(&key) {
                 continue;
             }
             match summary {

@@ -26,7 +26,7 @@ use super::notices::SessionNotices;
 use super::open_error::{PostgresOpenError, Retry, away};
 use super::settings::PostgresSettings;
 use super::shared_clock::boot_time;
-use crate::replica::commit_trust::is_doubtful;
+use crate::replica::commit_trust::voids_acknowledgement;
 use crate::replica::{ReadTrust, ServerMark};
 use crate::tls;
 
@@ -81,7 +81,7 @@ pub(super) struct Session {
     pub(super) name: String,
     pub(super) server: ServerMark,
     pub(super) notices: SessionNotices,
-    /// The proofs and doubts about reads, shared by all connections.
+    /// The proofs of reads and the reasons to distrust them, shared by all connections.
     pub(super) trust: SharedReadTrust,
     _driver: SessionDriver,
 }
@@ -239,7 +239,7 @@ where
     loop {
         match poll_fn(|cx| connection.poll_message(cx)).await {
             Some(Ok(AsyncMessage::Notice(notice))) => {
-                if is_doubtful(&notices.add(&notice).as_sql()) {
+                if voids_acknowledgement(&notices.add(&notice).as_sql()) {
                     tracing::warn!(code = notice.code().code(), "the database warns: {}", notice.message());
                 }
             }

@@ -41,7 +41,7 @@ impl PostgresStore {
             Ok(revision) => Ok(Some(StoredTask { revision, ..row })),
             Err(StoreError::Conflict) => Ok(None),
             // No row is shown, so it does not matter whether the mark was written.
-            Err(error @ (StoreError::Unsure(_) | StoreError::Io(_))) => Err(error.without_doubt()),
+            Err(error @ (StoreError::UnknownCommit(_) | StoreError::Io(_))) => Err(error.as_failed()),
             // The caller did not ask for this write.
             Err(error) => Err(StoreError::Io(io::Error::other(error))),
         }

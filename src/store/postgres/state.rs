@@ -24,7 +24,7 @@ pub(super) struct StoreState {
     pub(super) holder: Incarnation,
     pub(super) sums: StoreSums,
     pub(super) settled: SettledRows,
-    pub(super) doubt: StoreDoubts,
+    pub(super) unresolved: UnresolvedWrites,
     pub(super) hints: broadcast::Sender<StoreHint>,
     parts: Mutex<PartsHealth>,
     health: watch::Sender<PostgresHealth>,
@@ -58,7 +58,7 @@ impl StoreState {
             holder,
             sums: StoreSums::default(),
             settled: SettledRows::new(),
-            doubt: StoreDoubts::default(),
+            unresolved: UnresolvedWrites::default(),
             hints: broadcast::Sender::new(HINTS_MAX),
             parts: Mutex::new(PartsHealth {
                 control: PostgresHealth::Good,
@@ -134,10 +134,10 @@ impl StoreState {
 
 /// The remains of writes with an unknown commit. Excludes rows that their writers look up by key.
 #[derive(Debug, Default)]
-pub(super) struct StoreDoubts(Mutex<OpenDoubts>);
+pub(super) struct UnresolvedWrites(Mutex<UnresolvedWritesState>);
 
 #[derive(Debug, Default)]
-struct OpenDoubts {
+struct UnresolvedWritesState {
     /// Rows with an unknown insert. Their callers got an error, so these rows are invisible here, and the first transaction of
     /// the next connection removes them, unless another replica has shown them meanwhile. At most one batch at a time.
     inserts: BTreeSet<TaskKey>,
@@ -147,7 +147,7 @@ struct OpenDoubts {
     held: BTreeSet<TaskKey>,
 }
 
-impl StoreDoubts {
+impl UnresolvedWrites {
     pub(super) fn add(&self, writes: &[TaskWrite]) {
         let mut open = self.0.lock();
         open.inserts.extend(writes.iter().filter_map(TaskWrite::new_row).map(|row| row.key.clone()));

@@ -18,7 +18,7 @@ use super::session::Session;
 use super::shared_clock::boot_time;
 use super::transaction_end::{ServerPromise, TransactionEnd};
 use crate::metric;
-use crate::replica::{BootTime, WriteDoubt, WriteFate};
+use crate::replica::{BootTime, UnknownCommitCause, WriteFate};
 
 /// Writes only to the log, so it waits for no other writer. Its acknowledgement proves that earlier reads from the same server
 /// are durable (rules 4 and 6).
@@ -44,8 +44,8 @@ pub(super) enum CommitFailure {
     /// Nothing was written, and nothing will be.
     NotMade(Error),
     /// It may have been committed, may not have been, or may be rolled back.
-    Unsure {
-        doubt: WriteDoubt,
+    Unknown {
+        cause: UnknownCommitCause,
         why: String,
         /// Whether the server answered every statement except the commit.
         is_answered: bool,
@@ -57,27 +57,29 @@ impl CommitFailure {
     pub(super) fn code(&self) -> Option<&str> {
         match self {
             Self::NotMade(error) => error.code().map(|code| code.code()),
-            Self::Unsure { .. } => None,
+            Self::Unknown { .. } => None,
         }
     }
 
     /// Whether it was committed, but with settings that do not wait for a standby.
     const fn is_unreplicated(&self) -> bool {
-        matches!(self, Self::Unsure { doubt: WriteDoubt::Unreplicated, .. })
+        matches!(self, Self::Unknown { cause: UnknownCommitCause::Unreplicated, .. })
     }
 
     pub(super) const fn wrote_nothing(&self) -> bool {
-        matches!(self, Self::Unsure { doubt: WriteDoubt::WroteNothing, .. })
+        matches!(self, Self::Unknown { cause: UnknownCommitCause::WroteNothing, .. })
     }
 
     pub(super) fn health(&self) -> PostgresHealth {
         match self {
             Self::NotMade(error) => PostgresHealth::of(error),
-            Self::Unsure { doubt: WriteDoubt::Unreplicated, .. } => PostgresHealth::NoStandby,
+            Self::Unknown { cause: UnknownCommitCause::Unreplicated, .. } => PostgresHealth::NoStandby,
             // The commit was cancelled while it waited for a standby.
-            Self::Unsure { doubt: WriteDoubt::Warned, why, .. } => PostgresHealth::Behind(why.clone()),
-            Self::Unsure { doubt: WriteDoubt::TimedOut, why, is_answered: true } => PostgresHealth::Behind(why.clone()),
-            Self::Unsure { why, .. } => PostgresHealth::Away(why.clone()),
+            Self::Unknown { cause: UnknownCommitCause::Warned, why, .. } => PostgresHealth::Behind(why.clone()),
+            Self::Unknown { cause: UnknownCommitCause::TimedOut, why, is_answered: true } => {
+                PostgresHealth::Behind(why.clone())
+            }
+            Self::Unknown { why, .. } => PostgresHealth::Away(why.clone()),
         }
     }
 
@@ -91,7 +93,7 @@ impl std::fmt::Display for CommitFailure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::NotMade(error) => f.write_str(&in_words(error)),
-            Self::Unsure { why, .. } => f.write_str(why),
+            Self::Unknown { why, .. } => f.write_str(why),
         }
     }
 }
@@ -118,7 +120,7 @@ pub(super) async fn transact(
     let mut trust = session.trust.lock();
     match &made {
         Ok(_) => trust.write_passed(session.server, sent),
-        Err(CommitFailure::Unsure { .. }) => trust.write_unsure(boot_time()),
+        Err(CommitFailure::Unknown { .. }) => trust.write_unknown(boot_time()),
         Err(CommitFailure::NotMade(_)) => (),
     }
     drop(trust);
@@ -164,29 +166,29 @@ fn judge(
     match (fate, ended) {
         (WriteFate::Done, TransactionEnd::Acknowledged { rows, .. }) => Ok(rows),
         (WriteFate::NotDone, TransactionEnd::Failed(error)) => Err(CommitFailure::NotMade(error)),
-        (fate, ended) => Err(unsure(fate, ended)),
+        (fate, ended) => Err(unknown(fate, ended)),
     }
 }
 
-fn unsure(fate: WriteFate, ended: TransactionEnd<Row, Error>) -> CommitFailure {
-    let doubt = if let WriteFate::Unsure(doubt) = fate { doubt } else { WriteDoubt::Lost };
+fn unknown(fate: WriteFate, ended: TransactionEnd<Row, Error>) -> CommitFailure {
+    let cause = if let WriteFate::Unknown(cause) = fate { cause } else { UnknownCommitCause::Lost };
     let (why, is_answered) = match ended {
         TransactionEnd::Failed(error) | TransactionEnd::Unbegun(error) => (in_words(&error), false),
         TransactionEnd::Elsewhere => (PostgresOpenError::Pooled.to_string(), false),
         TransactionEnd::TimedOut { is_answered: true } => ("commits wait, as if for a standby".to_owned(), true),
         TransactionEnd::TimedOut { is_answered: false } | TransactionEnd::Acknowledged { .. } => {
-            (doubt_in_words(doubt).to_owned(), false)
+            (cause_in_words(cause).to_owned(), false)
         }
     };
-    CommitFailure::Unsure { doubt, why, is_answered }
+    CommitFailure::Unknown { cause, why, is_answered }
 }
 
-const fn doubt_in_words(doubt: WriteDoubt) -> &'static str {
-    match doubt {
-        WriteDoubt::Warned => "the commit was acknowledged with a warning",
-        WriteDoubt::Unreplicated => "the database's server names no synchronous standby",
-        WriteDoubt::WroteNothing => "the transaction wrote nothing",
-        WriteDoubt::Lost => "the connection ended",
-        WriteDoubt::TimedOut => "the database takes too long",
+const fn cause_in_words(cause: UnknownCommitCause) -> &'static str {
+    match cause {
+        UnknownCommitCause::Warned => "the commit was acknowledged with a warning",
+        UnknownCommitCause::Unreplicated => "the database's server names no synchronous standby",
+        UnknownCommitCause::WroteNothing => "the transaction wrote nothing",
+        UnknownCommitCause::Lost => "the connection ended",
+        UnknownCommitCause::TimedOut => "the database takes too long",
     }
 }

@@ -86,14 +86,14 @@ impl<R, E> TransactionEnd<R, E> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::replica::WriteDoubt;
+    use crate::replica::UnknownCommitCause;
 
     /// The server's notice in an error; `None` if the connection ended.
     type Said = Option<SqlNotice<'static>>;
     type Made = Result<(Vec<Vec<()>>, ServerPromise), Said>;
 
     const LOST: Said = None;
-    const IN_DOUBT: WriteFate = WriteFate::Unsure(WriteDoubt::Lost);
+    const UNKNOWN: WriteFate = WriteFate::Unknown(UnknownCommitCause::Lost);
 
     const fn refused(sqlstate: &'static str) -> Said {
         Some(SqlNotice { severity: "ERROR", sqlstate })
@@ -115,25 +115,25 @@ mod tests {
     fn n5_a_commit_is_believed_in_the_session_alone_that_was_set_up() {
         check(Ok(()), made_in(Some("own")), Ok(()), WriteFate::Done);
         for session in [Some("another's"), Some("own "), Some(""), None] {
-            check(Ok(()), made_in(session), Ok(()), IN_DOUBT);
+            check(Ok(()), made_in(session), Ok(()), UNKNOWN);
         }
     }
 
     /// Each later statement may have been its own transaction.
     #[test]
-    fn n5_what_came_behind_a_begin_that_failed_is_in_doubt_whatever_was_answered() {
+    fn n5_what_came_behind_a_begin_that_failed_has_an_unknown_commit_whatever_was_answered() {
         for error in [refused("08P01"), refused("42601"), refused("53300"), LOST] {
-            check(Err(error), made_in(Some("own")), Ok(()), IN_DOUBT);
-            check(Err(error), Err(refused("23505")), Ok(()), IN_DOUBT);
-            check(Err(error), made_in(Some("own")), Err(refused("25P01")), IN_DOUBT);
-            check(Err(error), Err(error), Err(error), IN_DOUBT);
+            check(Err(error), made_in(Some("own")), Ok(()), UNKNOWN);
+            check(Err(error), Err(refused("23505")), Ok(()), UNKNOWN);
+            check(Err(error), made_in(Some("own")), Err(refused("25P01")), UNKNOWN);
+            check(Err(error), Err(error), Err(error), UNKNOWN);
         }
     }
 
     #[test]
     fn the_first_answer_that_is_an_error_says_what_became_of_it() {
         let fatal = Some(SqlNotice { severity: "FATAL", sqlstate: "57P01" });
-        for (error, expected) in [(refused("23505"), WriteFate::NotDone), (fatal, IN_DOUBT), (LOST, IN_DOUBT)] {
+        for (error, expected) in [(refused("23505"), WriteFate::NotDone), (fatal, UNKNOWN), (LOST, UNKNOWN)] {
             check(Ok(()), Err(error), Ok(()), expected);
             check(Ok(()), made_in(Some("own")), Err(error), expected);
             check(Ok(()), made_in(None), Err(error), expected);

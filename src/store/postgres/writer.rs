@@ -173,7 +173,7 @@ impl PostgresWriter {
                 if matches!(trouble, PostgresHealth::NoStandby | PostgresHealth::Behind(_)) {
                     self.state.writer_is(trouble);
                 }
-                self.state.doubt.add(&writes);
+                self.state.unresolved.add(&writes);
                 drop(link);
                 let why = failure.to_string();
                 tracing::warn!(%why, writes = writes.len(), "whether a batch was written is not known");
@@ -192,7 +192,7 @@ impl PostgresWriter {
                         | TaskWrite::Withdraw(_)
                         | TaskWrite::SweepOne { .. } => {
                             metrics::counter!(metric::DATABASE_UNSURE).increment(1);
-                            StoreError::Unsure(cause)
+                            StoreError::UnknownCommit(cause)
                         }
                     }));
                 }
@@ -337,7 +337,7 @@ impl WriterLink {
         count_barrier();
         let epoch = made.row().map_or(Ok(0), |row| row.try_get(0)).map_err(away)?;
         // From here on no write of an earlier connection can appear.
-        Self::end_doubts(session, &statements, WriterIdentity { holder: state.holder, epoch }, state).await?;
+        Self::resolve_writes(session, &statements, WriterIdentity { holder: state.holder, epoch }, state).await?;
         let rows = session.client.query(OWN_SUMS, &[&me]).await.map_err(away)?;
         state.sums.reset_own(SumChange::all(&rows).map_err(away)?);
         state.settled.forget_all();
@@ -345,28 +345,32 @@ impl WriterLink {
     }
 
     /// Removes rows with a refused insert, and finds rows that an unknown claim may have claimed.
-    async fn end_doubts(
+    async fn resolve_writes(
         session: &Session,
         statements: &WriterStatements,
         identity: WriterIdentity,
         state: &StoreState,
     ) -> Result<(), PostgresOpenError> {
-        let doubtful = state.doubt.inserts();
-        if !doubtful.is_empty() {
+        let unresolved = state.unresolved.inserts();
+        if !unresolved.is_empty() {
             let batch = GroupedWrites { session, statements, identity, room: 0 };
-            let writes: Vec<_> = doubtful.iter().cloned().map(TaskWrite::Withdraw).collect();
+            let writes: Vec<_> = unresolved.iter().cloned().map(TaskWrite::Withdraw).collect();
             let removed = batch.run(&writes).await.map_err(|failure| failure.open_error())?;
-            tracing::warn!(refused = doubtful.len(), found = removed.changed.len(), "rows in doubt were removed");
-            state.doubt.decided(&doubtful);
+            tracing::warn!(
+                refused = unresolved.len(),
+                found = removed.changed.len(),
+                "rows with an unknown commit were removed"
+            );
+            state.unresolved.decided(&unresolved);
         }
-        if state.doubt.is_claim() {
+        if state.unresolved.is_claim() {
             let held = session.client.query(HELD, &[&holder_column(state.holder)]).await.map_err(away)?;
             let held = held.iter().map(|row| columns::key(row, 0)).collect::<Result<Vec<_>, _>>().map_err(away)?;
             tracing::warn!(
                 held = held.len(),
                 "whether tasks were taken over was not known; all that are held here are looked at"
             );
-            state.doubt.holds(held);
+            state.unresolved.holds(held);
         }
         Ok(())
     }

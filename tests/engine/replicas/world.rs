@@ -9,7 +9,7 @@ use taskgate::replica::commit_trust::fate;
 use taskgate::replica::fencing::{claimed, may_claim};
 use taskgate::replica::{
     BootTime, CommitEnd, DeathClaim, Durability, DurabilitySettings, GuardedRow, GuardedWrite, Incarnation, ReadBelief,
-    ServerMark, SqlNotice, WriteDoubt, WriteFate, WriteVerdict,
+    ServerMark, SqlNotice, UnknownCommitCause, WriteFate, WriteVerdict,
 };
 
 use super::judge::Judge;

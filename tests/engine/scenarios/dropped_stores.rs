@@ -68,8 +68,8 @@ const METHODS: &[(&str, Holds, Holds, Run)] = &[
     }),
     ("claim", Holds::Live, Holds::Live, |store| Box::pin(async { store.claim(10, &[]).await.map(drop) })),
     ("held", Holds::Live, Holds::Live, |store| Box::pin(async { store.held().await.map(drop) })),
-    ("settle_doubt", Holds::Live, Holds::Live, |store| {
-        Box::pin(async { store.settle_doubt(&task().key, NOW).await.map(drop) })
+    ("resolve_write", Holds::Live, Holds::Live, |store| {
+        Box::pin(async { store.resolve_write(&task().key, NOW).await.map(drop) })
     }),
     ("survey", Holds::Settled, Holds::Settled, |store| Box::pin(async { store.survey(None, 10, NOW).await.map(drop) })),
     ("holders", Holds::Live, Holds::Live, |store| Box::pin(async { store.holders(&[task().key]).await.map(drop) })),

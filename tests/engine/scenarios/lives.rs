@@ -137,8 +137,8 @@ impl TaskStore for Mortal<GatedStore> {
         self.life.living(self.inner.select(owner, filter, after, limit, now)).await
     }
 
-    async fn settle_doubt(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
-        self.life.living(self.inner.settle_doubt(key, now)).await
+    async fn resolve_write(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
+        self.life.living(self.inner.resolve_write(key, now)).await
     }
 
     async fn claim(&self, limit: usize, upstreams: &[Arc<str>]) -> Result<Vec<TaskKey>, StoreError> {

@@ -187,7 +187,7 @@ impl TaskStore for GatedStore {
         self.inserted.fetch_add(1, Ordering::Relaxed);
         self.inserts.acquire().await.unwrap().forget();
         let inserted = self.with(Method::Insert, self.inner().insert(task)).await;
-        if matches!(inserted, Err(StoreError::Unsure(_))) {
+        if matches!(inserted, Err(StoreError::UnknownCommit(_))) {
             self.doubtful.lock().insert(task.key.clone());
         }
         let revision = inserted?;
@@ -289,11 +289,11 @@ impl TaskStore for GatedStore {
         self.with(Method::Page, self.inner().select(owner, filter, after, limit, now)).await
     }
 
-    async fn settle_doubt(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
+    async fn resolve_write(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
         // Whoever cannot read cannot do this either.
         let settled = async {
             let settle = async {
-                let found = self.inner().settle_doubt(key, now).await?;
+                let found = self.inner().resolve_write(key, now).await?;
                 let is_new = found.as_ref().is_some_and(|row| row.revision == FIRST);
                 if self.doubtful.lock().remove(key) && is_new {
                     self.inner().remove(key).await?;

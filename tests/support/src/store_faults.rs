@@ -92,7 +92,7 @@ impl StoreFaults {
 fn unsure(method: Method, error: StoreError) -> StoreError {
     match (method, error) {
         (Method::Insert | Method::Replace | Method::Remove | Method::SweepOne, StoreError::Io(cause)) => {
-            StoreError::Unsure(cause)
+            StoreError::UnknownCommit(cause)
         }
         (_, error) => error,
     }

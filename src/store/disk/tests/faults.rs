@@ -33,7 +33,7 @@ async fn f54_a_failed_commit_fails_its_writes_alone() {
     let usage = store.usage();
     fails.store(true, Ordering::SeqCst);
     // Undoing it fails as well, so it may exist.
-    assert!(matches!(store.insert(&lost).await, Err(StoreError::Unsure(_))));
+    assert!(matches!(store.insert(&lost).await, Err(StoreError::UnknownCommit(_))));
     assert!(matches!(
         store.replace(revision, WriteRole::Holder, &settled(kept.clone(), "r")).await,
         Err(StoreError::Io(_))
@@ -60,7 +60,7 @@ async fn a_commit_that_happened_though_it_failed_is_seen_everywhere() {
     fails.store(true, Ordering::SeqCst);
     assert!(matches!(
         store.replace(row.revision, WriteRole::Holder, &cancelled(one.clone())).await,
-        Err(StoreError::Unsure(_))
+        Err(StoreError::UnknownCommit(_))
     ));
     until("memory begins anew", || store.usage().unsettled == 0).await;
     assert!(store.load(&one.key, START).await.unwrap().unwrap().task.is_settled());
@@ -268,7 +268,7 @@ async fn a_writer_that_ended_is_known_and_keeps_others_out() {
     let mut health = store.watch_health();
     strikes.store(true, Ordering::SeqCst);
     // The commit may have been made.
-    assert!(matches!(store.insert(&task("a", 2)).await, Err(StoreError::Unsure(_))));
+    assert!(matches!(store.insert(&task("a", 2)).await, Err(StoreError::UnknownCommit(_))));
     let bounded = Duration::from_secs(20);
     tokio::time::timeout(bounded, health.wait_for(|now| *now == StoreHealth::Ended)).await.unwrap().unwrap();
     assert!(matches!(store.insert(&task("a", 3)).await, Err(StoreError::Io(_))));
@@ -305,7 +305,7 @@ async fn f63_the_oldest_write_that_waits_has_an_age() {
 /// After a failed commit that was not made, the row's resolved state is the one that every later process finds. The contract
 /// tests a commit that was made.
 #[tokio::test]
-async fn a_doubt_is_settled_for_good() {
+async fn an_unknown_commit_is_resolved_for_good() {
     let folder = tempfile::tempdir().unwrap();
     let fails = Arc::new(AtomicBool::new(false));
     let hooks = FaultHooks { before_commit: Some(failing_while(&fails)), ..roomy() };
@@ -314,10 +314,10 @@ async fn a_doubt_is_settled_for_good() {
     let first = store.insert(&one).await.unwrap();
     fails.store(true, Ordering::SeqCst);
     let unsure = store.replace(first, WriteRole::Command, &cancelled(one.clone())).await;
-    assert!(matches!(unsure, Err(StoreError::Unsure(_))));
-    assert!(matches!(store.settle_doubt(&one.key, START).await, Err(StoreError::Io(_))), "not yet");
+    assert!(matches!(unsure, Err(StoreError::UnknownCommit(_))));
+    assert!(matches!(store.resolve_write(&one.key, START).await, Err(StoreError::Io(_))), "not yet");
     fails.store(false, Ordering::SeqCst);
-    assert_eq!(*store.settle_doubt(&one.key, START).await.unwrap().unwrap().task, one);
+    assert_eq!(*store.resolve_write(&one.key, START).await.unwrap().unwrap().task, one);
     store.close().await;
     assert_eq!(*open(&folder).await.load(&one.key, START).await.unwrap().unwrap().task, one);
 }

@@ -145,7 +145,7 @@ async fn f54_an_insert_that_could_not_be_undone_is_unknown_and_undone_later() {
     let one = named(task("a", 1), 1);
     faults.set(100, 0, 100);
     let refused = store.insert(&one).await.unwrap_err();
-    assert!(matches!(refused, StoreError::Unsure(_)), "{refused:?}");
+    assert!(matches!(refused, StoreError::UnknownCommit(_)), "{refused:?}");
     assert_eq!(faults.after_a_kill().await.len(), 1, "a later incarnation would find it");
     let name = one.idempotency.unwrap().key;
     assert!(store.find_idempotent(&one.key.owner, &name, START).await.unwrap().is_none());
@@ -153,7 +153,7 @@ async fn f54_an_insert_that_could_not_be_undone_is_unknown_and_undone_later() {
     assert!(everything(&store).await.is_empty());
     assert!(store.remove(&one.key).await.is_err(), "it is not removed either");
     faults.set(0, 0, 0);
-    until("the store is well", || store.health() == StoreHealth::Good && store.doubt.is_over()).await;
+    until("the store is well", || store.health() == StoreHealth::Good && store.unresolved.is_over()).await;
     assert!(faults.after_a_kill().await.is_empty());
     // A repeated insert may store it after all.
     store.insert(&one).await.unwrap();
@@ -199,7 +199,7 @@ async fn write(store: &DiskStore, dice: &mut SeededRandom, next: &mut u128, told
             }
             match store.insert(&one).await {
                 Ok(_) => told.is(&one.key.clone(), Some(one)),
-                Err(StoreError::Unsure(_)) => told.may_be(&one.key.clone(), Some(one)),
+                Err(StoreError::UnknownCommit(_)) => told.may_be(&one.key.clone(), Some(one)),
                 Err(_) => told.is(&one.key, None),
             }
         }
@@ -212,14 +212,14 @@ async fn write(store: &DiskStore, dice: &mut SeededRandom, next: &mut u128, told
             };
             match store.replace(row.revision, WriteRole::Command, &changed).await {
                 Ok(_) => told.is(&key, Some(changed)),
-                Err(StoreError::Unsure(_)) => told.may_be(&key, Some(changed)),
+                Err(StoreError::UnknownCommit(_)) => told.may_be(&key, Some(changed)),
                 // Any other error means that it was not made.
                 Err(_) => (),
             }
         }
         (_, Some(key)) => match store.remove(&key).await {
             Ok(()) => told.is(&key, None),
-            Err(StoreError::Unsure(_)) => told.may_be(&key, None),
+            Err(StoreError::UnknownCommit(_)) => told.may_be(&key, None),
             Err(_) => (),
         },
     }
@@ -241,7 +241,7 @@ async fn acknowledged_is_there_refused_is_not_and_unknown_is_either() {
             told.check(&faults.after_a_kill().await, &format!("seed {seed}, round {round}, killed"));
             if round % 3 == 2 {
                 faults.set(0, 0, 0);
-                until("the store is well", || store.health() == StoreHealth::Good && store.doubt.is_over()).await;
+                until("the store is well", || store.health() == StoreHealth::Good && store.unresolved.is_over()).await;
                 let found = everything(&store).await;
                 told.check(&found, &format!("seed {seed}, round {round}, healed"));
                 assert_eq!(found, faults.after_a_kill().await, "seed {seed}: what is shown is what is there");

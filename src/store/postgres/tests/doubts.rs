@@ -26,7 +26,7 @@ impl Deafened {
     async fn insert_in_doubt(&self, task: &Task) {
         self.proxy.set(Some(Fault::down("", 0, Verb::Hold)));
         let unsure = self.deaf.insert(task).await;
-        assert!(matches!(unsure, Err(StoreError::Unsure(_))), "{unsure:?}");
+        assert!(matches!(unsure, Err(StoreError::UnknownCommit(_))), "{unsure:?}");
     }
 
     /// The row's final state, once answers arrive again.
@@ -34,7 +34,7 @@ impl Deafened {
         self.proxy.set(None);
         let begin = Instant::now();
         loop {
-            match self.deaf.settle_doubt(key, START).await {
+            match self.deaf.resolve_write(key, START).await {
                 Ok(found) => return found,
                 Err(error) => assert!(begin.elapsed() < Duration::from_secs(30), "{error:?}"),
             }
@@ -51,7 +51,7 @@ impl Deafened {
 
 /// L1: a client with a refused call repeats it at another replica, and gets the first call's handle.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_row_in_doubt_whose_handle_another_gateway_gave_out_stays_and_is_its_makers() {
+async fn a_row_with_an_unknown_commit_whose_handle_another_gateway_gave_out_stays_and_is_its_makers() {
     let Some(server) = shared() else { return };
     let at = Deafened::begin(server).await;
     let one = named("a", 1);
@@ -69,7 +69,7 @@ async fn a_row_in_doubt_whose_handle_another_gateway_gave_out_stays_and_is_its_m
 
 /// A row without a later write is removed, since no client was told about it.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_row_in_doubt_that_nobody_was_told_of_is_removed() {
+async fn a_row_with_an_unknown_commit_that_nobody_was_told_of_is_removed() {
     let Some(server) = shared() else { return };
     let at = Deafened::begin(server).await;
     let one = named("a", 1);
@@ -82,7 +82,7 @@ async fn a_row_in_doubt_that_nobody_was_told_of_is_removed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_insert_in_doubt_takes_no_row_away_that_others_made_or_hold() {
+async fn an_insert_with_an_unknown_commit_takes_no_row_away_that_others_made_or_hold() {
     let Some(server) = shared() else { return };
     let at = Deafened::begin(server).await;
     let (own, done, taken) = (task("a", 1), settled(task("a", 2), "r"), task("a", 3));
@@ -92,7 +92,7 @@ async fn an_insert_in_doubt_takes_no_row_away_that_others_made_or_hold() {
     at.proxy.set(Some(Fault::down("", 0, Verb::Hold)));
     // The first is sent whether or not the others join its batch.
     let all = tokio::join!(biased; at.deaf.insert(&taken), at.deaf.insert(&own), at.deaf.insert(&done));
-    assert!(matches!(all, (Err(StoreError::Unsure(_)), Err(_), Err(_))), "{all:?}");
+    assert!(matches!(all, (Err(StoreError::UnknownCommit(_)), Err(_), Err(_))), "{all:?}");
     assert!(at.other.declare_dead(at.deaf.holder()).await.unwrap());
     assert_eq!(at.other.claim(9, &known()).await.unwrap(), std::slice::from_ref(&taken.key));
     for row in [&own, &done, &taken] {
@@ -106,7 +106,7 @@ async fn an_insert_in_doubt_takes_no_row_away_that_others_made_or_hold() {
 
 /// No other replica claims such rows: their holder is alive.
 #[tokio::test(flavor = "multi_thread")]
-async fn rows_of_a_claim_in_doubt_are_handed_out_by_the_next_claims() {
+async fn rows_of_a_claim_with_an_unknown_commit_are_handed_out_by_the_next_claims() {
     let Some(at) = Waiting::begin(READ_EACH).await else { return };
     let mut beside = (*at.store.state.settings).clone();
     beside.replica.name.push('+');

@@ -113,7 +113,7 @@ async fn a_row_that_is_inserted_after_its_holders_death_is_claimed_and_none_once
     wait_a_day(server, &schema);
     upkeep::pass(&store.queue, None).await.unwrap();
     let refused = dead.insert(&task("a", 2)).await;
-    assert!(matches!(refused, Err(StoreError::Unsure(_))), "its writer is shut out: {refused:?}");
+    assert!(matches!(refused, Err(StoreError::UnknownCommit(_))), "its writer is shut out: {refused:?}");
     upkeep::pass(&store.queue, None).await.unwrap();
     let refused = dead.insert(&task("a", 3)).await;
     assert!(matches!(refused, Err(StoreError::Io(_))), "{refused:?}");

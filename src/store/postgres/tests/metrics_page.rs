@@ -62,7 +62,7 @@ async fn course(server: &PostgresServer, page: &PrometheusHandle) {
     assert_eq!(value(page, metric::DATABASE_UNSURE), 0.0);
     name_standbys(server, "nobody").await;
     let unsure = store.insert(&task("a", 2)).await;
-    assert!(matches!(unsure, Err(StoreError::Unsure(_) | StoreError::Io(_))), "{unsure:?}");
+    assert!(matches!(unsure, Err(StoreError::UnknownCommit(_) | StoreError::Io(_))), "{unsure:?}");
     until_some(page, metric::DATABASE_UNSURE).await;
     name_standbys(server, "").await;
     drop(other);

@@ -39,7 +39,7 @@ async fn settled_counts(server: &PostgresServer, (schema, table): (&str, &str), 
     for _ in 0..2 {
         tokio::time::sleep(Duration::from_millis(1_200)).await;
         for _ in 0..4 {
-            assert!(store.settle_doubt(&absent, START).await.unwrap().is_none());
+            assert!(store.resolve_write(&absent, START).await.unwrap().is_none());
             assert!(store.load(&absent, START).await.unwrap().is_none());
         }
     }

@@ -60,10 +60,10 @@ async fn a_pooler_that_keeps_a_session_for_its_client_changes_nothing() {
     };
     let two = task("a", 2);
     let (written, ()) = tokio::join!(store.insert(&two), cancelled);
-    assert!(matches!(written, Err(StoreError::Unsure(_))), "{written:?}");
+    assert!(matches!(written, Err(StoreError::UnknownCommit(_))), "{written:?}");
     name_standbys(&server, "").await;
     let begin = Instant::now();
-    while !matches!(store.settle_doubt(&two.key, START).await, Ok(None)) {
+    while !matches!(store.resolve_write(&two.key, START).await, Ok(None)) {
         assert!(begin.elapsed() < PATIENCE, "{:?}", store.health());
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
@@ -92,7 +92,7 @@ async fn n5_a_pooler_that_lends_sessions_by_the_transaction_is_refused() {
 
 /// Each commit checks the session that runs it.
 #[tokio::test(flavor = "multi_thread")]
-async fn n5_a_commit_in_a_session_that_another_connection_set_up_is_unsure() {
+async fn n5_a_commit_in_a_session_that_another_connection_set_up_is_unknown() {
     let Some(server) = PostgresServer::start(&[]) else { return };
     let Some(pooler) = Pooler::start(&server, &["pool_mode = session"]) else { return };
     let store = open_with(through(&server, pooler.url())).await.unwrap();

@@ -83,7 +83,7 @@ async fn rule_1_the_gateways_own_time_out_drops_the_connection_and_leaves_a_writ
     let begin = Instant::now();
     let two = task("a", 2);
     let unsure = at.store.insert(&two).await;
-    assert!(matches!(unsure, Err(StoreError::Unsure(_))), "{unsure:?}");
+    assert!(matches!(unsure, Err(StoreError::UnknownCommit(_))), "{unsure:?}");
     assert!(begin.elapsed() < Duration::from_secs(3), "{:?}", begin.elapsed());
     for _ in 0..8 {
         let refused = at.store.insert(&task("a", 3)).await;
@@ -93,26 +93,26 @@ async fn rule_1_the_gateways_own_time_out_drops_the_connection_and_leaves_a_writ
     assert!(at.backends_that_wait() <= 2, "{} commits wait", at.backends_that_wait());
     assert_eq!(at.rows(), 1, "a commit that waits was cancelled");
     assert!(at.store.load(&two.key, START).await.is_ok_and(|row| row.is_none()), "nobody is shown a row in doubt");
-    assert!(matches!(at.store.settle_doubt(&two.key, START).await, Err(StoreError::Io(_))));
+    assert!(matches!(at.store.resolve_write(&two.key, START).await, Err(StoreError::Io(_))));
     at.names("").await;
     at.recovers().await;
-    assert!(at.store.settle_doubt(&two.key, START).await.unwrap().is_none());
+    assert!(at.store.resolve_write(&two.key, START).await.unwrap().is_none());
     assert_eq!((at.rows(), at.store.usage().tasks), (2, 2), "the row in doubt was removed");
     at.store.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rule_2_a_commit_that_is_acknowledged_with_a_warning_is_unsure() {
+async fn rule_2_a_commit_that_is_acknowledged_with_a_warning_is_unknown() {
     let Some(at) = Waiting::begin(PATIENT).await else { return };
     at.names("nobody").await;
     let (store, two) = (Arc::clone(&at.store), task("a", 2));
     let (written, ()) = tokio::join!(store.insert(&two), at.strike("pg_cancel_backend"));
-    assert!(matches!(written, Err(StoreError::Unsure(_))), "{written:?}");
+    assert!(matches!(written, Err(StoreError::UnknownCommit(_))), "{written:?}");
     assert_eq!(at.rows(), 2, "everybody else sees the row");
     assert!(at.store.load(&two.key, START).await.unwrap().is_none());
     at.names("").await;
     at.recovers().await;
-    assert!(at.store.settle_doubt(&two.key, START).await.unwrap().is_none());
+    assert!(at.store.resolve_write(&two.key, START).await.unwrap().is_none());
     assert_eq!(at.rows(), 2);
     at.store.close().await;
 }
@@ -128,7 +128,7 @@ async fn rule_3_what_changed_nothing_is_answered_only_after_a_write_of_ones_own(
             0 => at.store.insert(&one).await,
             _ => at.store.replace(Revision(7), WriteRole::Command, &one).await,
         };
-        assert!(matches!(answer, Err(StoreError::Unsure(_))), "{answer:?}");
+        assert!(matches!(answer, Err(StoreError::UnknownCommit(_))), "{answer:?}");
         at.names("").await;
         at.recovers().await;
         assert!(at.store.load(&one.key, START).await.unwrap().is_some(), "a row that was there before was removed");
@@ -157,7 +157,7 @@ async fn rule_5_a_write_whose_connection_ended_is_unsure_until_a_barrier_of_the_
     at.names("nobody").await;
     let (store, two) = (Arc::clone(&at.store), task("a", 2));
     let (written, ()) = tokio::join!(store.insert(&two), at.strike("pg_terminate_backend"));
-    assert!(matches!(written, Err(StoreError::Unsure(_))), "{written:?}");
+    assert!(matches!(written, Err(StoreError::UnknownCommit(_))), "{written:?}");
     assert_eq!(at.rows(), 2, "everybody else sees the row");
     assert!(at.store.load(&two.key, START).await.unwrap().is_none());
     at.names("").await;
@@ -169,7 +169,7 @@ async fn rule_5_a_write_whose_connection_ended_is_unsure_until_a_barrier_of_the_
     for how in [ServerStop::Fast, ServerStop::Immediate] {
         at.server.stop(how);
         let refused = at.store.insert(&task("a", 4)).await;
-        assert!(matches!(refused, Err(StoreError::Io(_) | StoreError::Unsure(_))), "{refused:?}");
+        assert!(matches!(refused, Err(StoreError::Io(_) | StoreError::UnknownCommit(_))), "{refused:?}");
         at.server.restart();
         at.recovers().await;
         let begin = Instant::now();
@@ -198,7 +198,7 @@ async fn rule_5_no_barrier_of_before_proves_what_is_read_after_a_write_in_doubt(
     at.names("nobody").await;
     let half = Task { status_message: Some("half".into()), ..one };
     let unsure = at.store.replace(Revision(1), WriteRole::Command, &half).await;
-    assert!(matches!(unsure, Err(StoreError::Unsure(_))), "{unsure:?}");
+    assert!(matches!(unsure, Err(StoreError::UnknownCommit(_))), "{unsure:?}");
     let read = at.store.load(&half.key, START).await;
     assert!(read.is_err(), "{read:?}");
     at.names("").await;
@@ -208,7 +208,7 @@ async fn rule_5_no_barrier_of_before_proves_what_is_read_after_a_write_in_doubt(
 
 /// A server that has not read a batch yet does not report its statement as unfinished.
 #[tokio::test(flavor = "multi_thread")]
-async fn rule_5_a_batch_in_doubt_that_comes_after_the_next_barrier_changes_nothing() {
+async fn rule_5_a_batch_with_an_unknown_commit_that_comes_after_the_next_barrier_changes_nothing() {
     let Some(server) = PostgresServer::start(&[]) else { return };
     let (schema, proxy) = (new_schema(), FaultProxy::start(([127, 0, 0, 1], server.port()).into()).await);
     let settings = with(settings(&server, &schema), |access| {
@@ -220,9 +220,9 @@ async fn rule_5_a_batch_in_doubt_that_comes_after_the_next_barrier_changes_nothi
     proxy.set_present(Fault::up("", 0, Verb::Hold));
     let two = task("a", 2);
     let unsure = store.insert(&two).await;
-    assert!(matches!(unsure, Err(StoreError::Unsure(_))), "{unsure:?}");
+    assert!(matches!(unsure, Err(StoreError::UnknownCommit(_))), "{unsure:?}");
     let begin = Instant::now();
-    while !matches!(store.settle_doubt(&two.key, START).await, Ok(None)) {
+    while !matches!(store.resolve_write(&two.key, START).await, Ok(None)) {
         assert!(begin.elapsed() < Duration::from_secs(30), "{:?}", store.health());
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
@@ -236,7 +236,7 @@ async fn rule_5_a_batch_in_doubt_that_comes_after_the_next_barrier_changes_nothi
 
 /// The rule for emptied standby names (section 5), and the guarantee of a pair of servers.
 #[tokio::test(flavor = "multi_thread")]
-async fn rule_6_a_commit_of_a_server_that_names_no_standby_is_unsure() {
+async fn rule_6_a_commit_of_a_server_that_names_no_standby_is_unknown() {
     let Some(server) = PostgresServer::start(&[]) else { return };
     let settings = with(settings(&server, &new_schema()), |access| access.durability = Durability::Replicated);
     let refused = open_with(settings.clone()).await;
@@ -249,12 +249,12 @@ async fn rule_6_a_commit_of_a_server_that_names_no_standby_is_unsure() {
     store.insert(&task("a", 1)).await.unwrap();
     name_standbys(&server, "").await;
     let unsure = store.insert(&task("a", 2)).await;
-    assert!(matches!(unsure, Err(StoreError::Unsure(_))), "{unsure:?}");
+    assert!(matches!(unsure, Err(StoreError::UnknownCommit(_))), "{unsure:?}");
     until("readiness says why", || store.health() == PostgresHealth::NoStandby).await;
     assert!(matches!(store.insert(&task("a", 3)).await, Err(StoreError::Io(_))));
     name_standbys(&server, "one").await;
     until("all is well again", || store.health() == PostgresHealth::Good).await;
-    assert!(store.settle_doubt(&task("a", 2).key, START).await.unwrap().is_none());
+    assert!(store.resolve_write(&task("a", 2).key, START).await.unwrap().is_none());
     store.insert(&task("a", 3)).await.unwrap();
     assert_eq!(store.usage().tasks, 2);
     store.close().await;
@@ -285,14 +285,14 @@ async fn n3_a_commit_that_a_person_released_is_not_shown_by_another_gateway() {
         at.names("nobody").await;
         let (store, two) = (Arc::clone(&at.store), task("a", 2));
         let (written, ()) = tokio::join!(store.insert(&two), at.strike(released_by));
-        assert!(matches!(written, Err(StoreError::Unsure(_))), "{written:?}");
+        assert!(matches!(written, Err(StoreError::UnknownCommit(_))), "{written:?}");
         assert_eq!(at.rows(), 2, "it is there to be seen");
         let shown = other.load(&two.key, START).await;
         assert!(shown.is_err(), "{shown:?}");
         at.names("").await;
         at.recovers().await;
         let begin = Instant::now();
-        while !matches!(other.settle_doubt(&two.key, START).await, Ok(None)) {
+        while !matches!(other.resolve_write(&two.key, START).await, Ok(None)) {
             assert!(begin.elapsed() < Duration::from_secs(30), "{:?}", other.health());
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
@@ -349,8 +349,8 @@ async fn n4_what_an_old_primary_shows_is_believed_no_longer_than_reads_are_trust
         }
         assert_eq!(believed > 0, !read_trust.is_zero(), "{believed} reads");
         let unsure = store.insert(&task("a", 2)).await;
-        assert!(matches!(unsure, Err(StoreError::Unsure(_) | StoreError::Io(_))), "{unsure:?}");
-        assert!(store.settle_doubt(&one.key, START).await.is_err());
+        assert!(matches!(unsure, Err(StoreError::UnknownCommit(_) | StoreError::Io(_))), "{unsure:?}");
+        assert!(store.resolve_write(&one.key, START).await.is_err());
         store.close().await;
     }
 }
@@ -412,6 +412,6 @@ async fn n4_a_barrier_on_the_new_primary_proves_nothing_of_the_old_one() {
         tries += 1;
     };
     assert!(found.is_some(), "the old primary is believed");
-    assert!(store.settle_doubt(&two.key, START).await.unwrap().is_some());
+    assert!(store.resolve_write(&two.key, START).await.unwrap().is_some());
     store.close().await;
 }

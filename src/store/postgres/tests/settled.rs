@@ -59,7 +59,7 @@ async fn others_hear_of_what_a_connection_wrote_that_was_lost() {
     assert!(is_shown(&at.other, &key).await);
     at.proxy.set(Some(Fault::down("", 0, Verb::Hold)));
     let unsure = at.deaf.remove(&key).await;
-    assert!(matches!(unsure, Err(StoreError::Unsure(_))), "{unsure:?}");
+    assert!(matches!(unsure, Err(StoreError::UnknownCommit(_))), "{unsure:?}");
     assert!(is_shown(&at.other, &key).await, "it is in memory");
     assert!(at.found_out(&key).await.is_none(), "it was removed");
     let begin = Instant::now();

@@ -60,7 +60,7 @@ impl RoleStore {
         // The first write finds the connection gone.
         for _ in 0..2 {
             let refused = self.store.insert(&task("a", 2)).await;
-            assert!(matches!(refused, Err(StoreError::Io(_) | StoreError::Unsure(_))), "{refused:?}");
+            assert!(matches!(refused, Err(StoreError::Io(_) | StoreError::UnknownCommit(_))), "{refused:?}");
         }
     }
 

@@ -282,11 +282,11 @@ impl World {
                 self.done(at, waiting);
             }
             WriteFate::NotDone => (),
-            WriteFate::Unsure(doubt) => {
+            WriteFate::Unknown(doubt) => {
                 let now = self.at();
-                self.replicas[at].trust.write_unsure(now);
+                self.replicas[at].trust.write_unknown(now);
                 self.replicas[at].epoch = self.replicas[at].epoch.next();
-                if !matches!(doubt, WriteDoubt::Unreplicated | WriteDoubt::WroteNothing) {
+                if !matches!(doubt, UnknownCommitCause::Unreplicated | UnknownCommitCause::WroteNothing) {
                     self.connect(at);
                 }
                 self.in_doubt(at, waiting);
@@ -297,8 +297,10 @@ impl World {
     fn fate(&self, end: CommitEnd<'_>) -> WriteFate {
         let durability = if self.keeps(Rule::NamesAreChecked) { Durability::Replicated } else { Durability::Single };
         match (fate(durability, end), end) {
-            (WriteFate::Unsure(WriteDoubt::Warned), _) if !self.keeps(Rule::WarningIsDoubt) => WriteFate::Done,
-            (WriteFate::Unsure(WriteDoubt::WroteNothing), _) if !self.keeps(Rule::EmptyBatchWrites) => WriteFate::Done,
+            (WriteFate::Unknown(UnknownCommitCause::Warned), _) if !self.keeps(Rule::WarningIsDoubt) => WriteFate::Done,
+            (WriteFate::Unknown(UnknownCommitCause::WroteNothing), _) if !self.keeps(Rule::EmptyBatchWrites) => {
+                WriteFate::Done
+            }
             (fate, _) => fate,
         }
     }

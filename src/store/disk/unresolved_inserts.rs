@@ -16,15 +16,15 @@ const REMOVED_MAX: usize = 1_024;
 
 /// Unresolved rows of at most one transaction: the next one starts by removing them.
 #[derive(Debug, Default)]
-pub(super) struct DoubtfulRows(Mutex<DoubtfulRowsState>);
+pub(super) struct UnresolvedInserts(Mutex<UnresolvedInsertsState>);
 
 #[derive(Debug, Default)]
-struct DoubtfulRowsState {
+struct UnresolvedInsertsState {
     open: BTreeSet<TaskKey>,
     removed: VecDeque<TaskKey>,
 }
 
-impl DoubtfulRows {
+impl UnresolvedInserts {
     /// Before a commit: records the new rows as unresolved, and returns them.
     pub(super) fn begin(&self, changes: &[RowChange]) -> Vec<TaskKey> {
         let is_new = |change: &&RowChange| change.before.is_none() && change.after.is_some();

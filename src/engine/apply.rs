@@ -243,7 +243,7 @@ impl Engine {
         self.record(before, after);
         visit_stored(before, after);
         self.perform(key, effects);
-        if before.recovery.is_untold && !after.recovery.is_untold {
+        if before.recovery.is_unnotified && !after.recovery.is_unnotified {
             self.notified.wake(key);
         }
     }
@@ -332,9 +332,9 @@ fn without_payload(event: &Event) -> Option<Event> {
         | Event::Alive { .. }
         | Event::Checkpointed { .. }
         | Event::Delivering { .. }
-        | Event::Told
+        | Event::Notified
         | Event::Progressed { .. }
-        | Event::Asked { .. }
+        | Event::QuestionReceived { .. }
         | Event::Withdrawn { .. }
         | Event::Answered { .. }
         | Event::ChildrenAdded { .. }

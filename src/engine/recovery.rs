@@ -391,7 +391,7 @@ async fn finish(
         }
         RecoveryDecision::Notify => {
             notify_upstream(reach, task).await;
-            settle(engine, key, Event::Told).await
+            settle(engine, key, Event::Notified).await
         }
     }
 }

@@ -162,7 +162,7 @@ impl Engine {
     /// Performs the effects that follow from the state alone.
     pub(super) fn follow_state(&self, key: &TaskKey, task: &Task) {
         self.watchers.wake(key);
-        if task.recovery.is_untold {
+        if task.recovery.is_unnotified {
             self.live.abandon(key);
         } else if task.is_settled() {
             self.notified.wake(key);

@@ -73,7 +73,7 @@ pub(crate) async fn check_all<K: StoreOpener>(kind: &K) {
     incarnations::a_row_names_its_holder_while_somebody_has_to_do_something(&*roomy().await).await;
     incarnations::what_an_incarnation_left_is_claimed_once(kind, roomy().await).await;
     incarnations::a_clock_that_leapt_ahead_frees_nothing(kind, roomy().await).await;
-    incarnations::a_settled_row_is_claimed_until_its_upstream_was_told(kind, roomy().await).await;
+    incarnations::a_settled_row_is_claimed_until_its_upstream_was_notified(kind, roomy().await).await;
     incarnations::a_subtask_is_claimed_with_its_parent(kind, roomy().await).await;
     incarnations::without_an_unknown_commit_a_row_is_what_it_was(&*roomy().await).await;
     incarnations::a_lost_acknowledgement_leaves_no_unknown_commit(kind).await;
@@ -492,8 +492,8 @@ async fn revisions_rise_with_every_write(store: &impl TaskStore) {
     let one = task("a", 1);
     let mut last = store.insert(&one).await.unwrap();
     let cancelled = transition(one.clone(), Event::CancelRequested, START).0;
-    let told = transition(cancelled.clone(), Event::Told, START).0;
-    for next in [one.clone(), cancelled.clone(), told] {
+    let notified = transition(cancelled.clone(), Event::Notified, START).0;
+    for next in [one.clone(), cancelled.clone(), notified] {
         let before = store.load(&one.key, START).await.unwrap().unwrap();
         assert_eq!(before.revision, last);
         let revision = store.replace(last, WriteRole::Holder, &next).await.unwrap();

@@ -86,7 +86,7 @@ pub struct DiskStore {
     /// Held while the writer's thread may have the file open; permanently after a bug ended that thread.
     _lock: SharedFolderLock,
     /// Unreadable tasks that the log already names.
-    told: Mutex<BTreeSet<ShortReference>>,
+    logged: Mutex<BTreeSet<ShortReference>>,
 }
 
 impl std::fmt::Debug for DiskStore {

@@ -344,7 +344,7 @@ mod tests {
             Some(Arc::new(store.join()))
         }
 
-        async fn open_unheard(&self) -> Option<(Arc<MemoryStore>, contract::AcknowledgementLoss)> {
+        async fn open_losing_acknowledgements(&self) -> Option<(Arc<MemoryStore>, contract::AcknowledgementLoss)> {
             None
         }
 

@@ -279,7 +279,7 @@ fn take_phase(body: &mut RecordReader) -> Option<Phase> {
 }
 
 fn put_recovery(out: &mut RecordWriter, recovery: &Recovery) {
-    let Recovery { call, resume, dispatched_at, crashes, undelivered, is_untold } = recovery;
+    let Recovery { call, resume, dispatched_at, crashes, undelivered, is_unnotified } = recovery;
     out.maybe(call.as_ref(), put_call);
     out.maybe(resume.as_ref(), RecordWriter::payload);
     out.maybe(*dispatched_at, RecordWriter::time);
@@ -298,7 +298,7 @@ fn put_recovery(out: &mut RecordWriter, recovery: &Recovery) {
             }
         }
     }
-    out.flag(*is_untold);
+    out.flag(*is_unnotified);
 }
 
 fn take_recovery(body: &mut RecordReader) -> Option<Recovery> {
@@ -320,7 +320,7 @@ fn take_recovery(body: &mut RecordReader) -> Option<Recovery> {
             }
             undelivered
         },
-        is_untold: body.flag()?,
+        is_unnotified: body.flag()?,
     })
 }
 

@@ -73,7 +73,7 @@ pub(super) fn written_over(
 /// Whether a task needs a holder: until it is settled, and then until its upstream is notified.
 #[must_use]
 pub fn needs_holder(task: &Task) -> bool {
-    !task.is_settled() || task.recovery.is_untold
+    !task.is_settled() || task.recovery.is_unnotified
 }
 
 /// Which other processes see the store's contents.

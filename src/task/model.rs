@@ -147,7 +147,7 @@ pub struct Recovery {
     /// so an absent one may have arrived and is never sent again.
     pub undelivered: Vec<(Payload, Answer)>,
     /// The task settled without its upstream, which is not yet notified that the result is unwanted.
-    pub is_untold: bool,
+    pub is_unnotified: bool,
 }
 
 impl Recovery {

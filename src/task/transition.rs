@@ -41,14 +41,14 @@ pub enum Event {
         ask: Payload,
     },
     /// The upstream of a settled task was notified that the result is unwanted, or cannot be.
-    Told,
+    Notified,
     /// The upstream reported progress.
     Progressed {
         attempt: Attempt,
         message: Arc<str>,
     },
     /// The upstream asks the client a question.
-    Asked {
+    QuestionReceived {
         attempt: Attempt,
         question: Question,
     },
@@ -91,7 +91,7 @@ impl Event {
             | Self::Checkpointed { attempt, .. }
             | Self::Delivering { attempt, .. }
             | Self::Progressed { attempt, .. }
-            | Self::Asked { attempt, .. }
+            | Self::QuestionReceived { attempt, .. }
             | Self::Withdrawn { attempt, .. }
             | Self::Returned { attempt, .. }
             | Self::Faulted { attempt, .. } => *attempt != current,
@@ -100,7 +100,7 @@ impl Event {
             | Self::Revealed
             | Self::CancelRequested
             | Self::TtlElapsed
-            | Self::Told => false,
+            | Self::Notified => false,
         }
     }
 }
@@ -125,7 +125,7 @@ pub enum Effect {
 /// recorded.
 #[must_use]
 pub fn transition(mut task: Task, event: Event, now: Timestamp) -> (Task, Vec<Effect>) {
-    if (task.is_settled() && !matches!(event, Event::Told)) || event.is_stale(task.attempt) {
+    if (task.is_settled() && !matches!(event, Event::Notified)) || event.is_stale(task.attempt) {
         return (task, Vec::new());
     }
     let mut effects = vec![Effect::NotifyWatchers];
@@ -151,7 +151,7 @@ pub fn transition(mut task: Task, event: Event, now: Timestamp) -> (Task, Vec<Ef
             resend(&mut task, now);
         }
         Event::Progressed { message, .. } => task.status_message = Some(message),
-        Event::Asked { question, .. } => {
+        Event::QuestionReceived { question, .. } => {
             let mut open = take_open(&mut task.phase);
             open.insert(task.next_key, question);
             task.next_key.0 += 1; // Keys are never reused (ext-tasks, "Task Update Requests").
@@ -190,7 +190,7 @@ pub fn transition(mut task: Task, event: Event, now: Timestamp) -> (Task, Vec<Ef
             abandon(&mut task, outcome, now);
             effects.push(Effect::Abandon);
         }
-        Event::Told => return told(task),
+        Event::Notified => return notified(task),
     }
     task.updated_at = task.updated_at.max(now);
     (task, effects)
@@ -220,7 +220,7 @@ fn note(task: &mut Task, event: Event) -> bool {
         Event::Dispatched { .. }
         | Event::Resent { .. }
         | Event::Progressed { .. }
-        | Event::Asked { .. }
+        | Event::QuestionReceived { .. }
         | Event::Withdrawn { .. }
         | Event::Answered { .. }
         | Event::Returned { .. }
@@ -229,7 +229,7 @@ fn note(task: &mut Task, event: Event) -> bool {
         | Event::Revealed
         | Event::CancelRequested
         | Event::TtlElapsed
-        | Event::Told => return false,
+        | Event::Notified => return false,
     }
     true
 }
@@ -265,8 +265,8 @@ fn resend(task: &mut Task, now: Timestamp) {
     recovery.undelivered.clear();
 }
 
-fn told(mut task: Task) -> (Task, Vec<Effect>) {
-    if !task.recovery.is_untold {
+fn notified(mut task: Task) -> (Task, Vec<Effect>) {
+    if !task.recovery.is_unnotified {
         return (task, Vec::new());
     }
     task.recovery = done_with(&task.recovery);
@@ -284,7 +284,7 @@ fn abandon(task: &mut Task, outcome: Outcome, now: Timestamp) {
     let was_sent = !matches!(task.phase, Phase::Queued);
     settle(task, outcome, now);
     if was_sent {
-        (task.recovery.resume, task.recovery.is_untold) = (resume, true);
+        (task.recovery.resume, task.recovery.is_unnotified) = (resume, true);
     }
 }
 

@@ -105,7 +105,7 @@ impl Runner {
     /// Adds a question to the task, once the store succeeds.
     async fn store_question(&mut self, unasked: UnaskedQuestion) -> Result<RunnerFlow, QuestionError> {
         let Some(key) = self.recorder.key() else { return self.put_first(unasked).await };
-        let event = Event::Asked { attempt: self.recorder.attempt(), question: unasked.question.clone() };
+        let event = Event::QuestionReceived { attempt: self.recorder.attempt(), question: unasked.question.clone() };
         match self.apply(&key, event).await {
             Ok(applied) if applied.changed => {
                 self.is_put(unasked);

@@ -96,7 +96,7 @@ impl Runner {
             ..self.spec.new_task(key.clone(), shown, now)
         };
         if let Some(question) = first {
-            task = transition(task, Event::Asked { attempt: self.recorder.attempt(), question }, now).0;
+            task = transition(task, Event::QuestionReceived { attempt: self.recorder.attempt(), question }, now).0;
         }
         // Commands may arrive as soon as the row exists. The second of two calls under one id stops here: after this claim no
         // other runner creates, runs or removes a row with this key.
@@ -220,7 +220,7 @@ impl Runner {
     /// it again; nothing waits for it.
     pub(super) async fn mark_notified(&mut self) {
         if let Some(key) = self.recorder.key()
-            && let Err(error) = self.write(&key, vec![Event::Told]).await
+            && let Err(error) = self.write(&key, vec![Event::Notified]).await
         {
             tracing::warn!(error = %CauseChain(&error), "that an upstream was notified was not stored");
         }

@@ -31,7 +31,7 @@ pub(crate) trait StoreOpener {
     async fn next_incarnation_ahead(&self, ended: Arc<Self::Store>) -> Option<(Arc<Self::Store>, Timestamp)>;
 
     /// A new store that can lose acknowledgements; `None` if a write cannot succeed without one.
-    async fn open_unheard(&self) -> Option<(Arc<Self::Store>, AcknowledgementLoss)>;
+    async fn open_losing_acknowledgements(&self) -> Option<(Arc<Self::Store>, AcknowledgementLoss)>;
 
     /// Makes one incarnation declare another dead, which may continue without noticing.
     async fn declare_ended(&self, by: &Self::Store, ended: Incarnation);
@@ -51,12 +51,12 @@ pub(super) async fn a_row_names_its_holder_while_somebody_has_to_do_something(st
     assert_eq!(row(store, &one.key).await.holder, own);
     let cancelled = transition(one, Event::CancelRequested, START).0;
     let second = store.replace(first, WriteRole::Command, &cancelled).await.unwrap();
-    assert_eq!(row(store, &cancelled.key).await.holder, own, "its upstream is to be told");
-    let told = transition(cancelled, Event::Told, START).0;
-    let third = store.replace(second, WriteRole::Holder, &told).await.unwrap();
-    assert_eq!(row(store, &told.key).await.holder, None);
-    assert!(matches!(store.replace(third, WriteRole::Holder, &told).await, Err(StoreError::Conflict)), "nobody's");
-    store.replace(third, WriteRole::Command, &told).await.unwrap();
+    assert_eq!(row(store, &cancelled.key).await.holder, own, "its upstream is to be notified");
+    let notified = transition(cancelled, Event::Notified, START).0;
+    let third = store.replace(second, WriteRole::Holder, &notified).await.unwrap();
+    assert_eq!(row(store, &notified.key).await.holder, None);
+    assert!(matches!(store.replace(third, WriteRole::Holder, &notified).await, Err(StoreError::Conflict)), "nobody's");
+    store.replace(third, WriteRole::Command, &notified).await.unwrap();
     let first = store.insert(&other).await.unwrap();
     store.replace(first, WriteRole::Holder, &settled(other.clone(), "r")).await.unwrap();
     assert_eq!(row(store, &other.key).await.holder, None);
@@ -120,7 +120,7 @@ pub(super) async fn what_an_incarnation_left_is_claimed_once<K: StoreOpener>(kin
 }
 
 /// F20.
-pub(super) async fn a_settled_row_is_claimed_until_its_upstream_was_told<K: StoreOpener>(
+pub(super) async fn a_settled_row_is_claimed_until_its_upstream_was_notified<K: StoreOpener>(
     kind: &K,
     store: Arc<K::Store>,
 ) {
@@ -132,7 +132,7 @@ pub(super) async fn a_settled_row_is_claimed_until_its_upstream_was_told<K: Stor
     assert_eq!(store.claim(9, &known()).await.unwrap(), std::slice::from_ref(&cancelled.key));
     let revision = row(&*store, &cancelled.key).await.revision;
     assert!(store.overdue(START.after(TTL), 9).await.unwrap().is_empty());
-    store.replace(revision, WriteRole::Holder, &transition(cancelled, Event::Told, START).0).await.unwrap();
+    store.replace(revision, WriteRole::Holder, &transition(cancelled, Event::Notified, START).0).await.unwrap();
     let store = kind.next_incarnation(store).await;
     assert!(store.claim(9, &known()).await.unwrap().is_empty());
 }
@@ -173,7 +173,7 @@ pub(super) async fn an_incarnation_holds_what_it_made_or_took_over<K: StoreOpene
     let cancelled = transition(rows[0].clone(), Event::CancelRequested, START).0;
     store.replace(revision, WriteRole::Command, &cancelled).await.unwrap();
     unsettled.remove(&cancelled.key);
-    assert_eq!(held(&*store).await, unsettled, "its upstream is to be told, and it has settled");
+    assert_eq!(held(&*store).await, unsettled, "its upstream is to be notified, and it has settled");
     let later = kind.next_incarnation(store).await;
     assert_eq!(held(&*later).await, BTreeSet::new(), "nobody has taken them over");
     let claimed: BTreeSet<_> = later.claim(2, &known()).await.unwrap().into_iter().collect();
@@ -193,7 +193,7 @@ async fn held(store: &impl TaskStore) -> BTreeSet<TaskKey> {
 /// After a lost acknowledgement, the row's resolved state is the one that every later process finds. An insert leaves no row,
 /// since no client was told about it.
 pub(super) async fn a_lost_acknowledgement_leaves_no_unknown_commit<K: StoreOpener>(kind: &K) {
-    let Some((store, loses)) = kind.open_unheard().await else { return };
+    let Some((store, loses)) = kind.open_losing_acknowledgements().await else { return };
     let (one, two) = (task("a", 1), named("a", 2));
     let first = store.insert(&one).await.unwrap();
     let cancelled = transition(one, Event::CancelRequested, START).0;

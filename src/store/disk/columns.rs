@@ -11,7 +11,7 @@ use crate::task::{Digest, Principal, ShortReference, Summary, Task, TaskId, Task
 pub(super) struct RowOutline {
     pub(super) is_settled: bool,
     /// Settled, with an upstream that is not yet notified.
-    pub(super) is_untold: bool,
+    pub(super) is_unnotified: bool,
     pub(super) created_at: Timestamp,
     pub(super) expires_at: Timestamp,
     pub(super) bytes: usize,
@@ -22,7 +22,7 @@ impl RowOutline {
     pub(super) fn of(task: &Task) -> Self {
         Self {
             is_settled: task.is_settled(),
-            is_untold: task.recovery.is_untold,
+            is_unnotified: task.recovery.is_unnotified,
             created_at: time(at(task.created_at)),
             expires_at: time(at(task.expires_at())),
             bytes: task.stored_bytes(),
@@ -101,8 +101,8 @@ impl RowColumns {
         bytes.extend_from_slice(owner.as_bytes());
         bytes.extend_from_slice(&id(&self.key));
         bytes.extend_from_slice(&self.reference.0);
-        let RowOutline { is_settled, is_untold, created_at, expires_at, bytes: size } = self.outline;
-        bytes.extend_from_slice(&[u8::from(is_settled), u8::from(is_untold), u8::from(self.name.is_some())]);
+        let RowOutline { is_settled, is_unnotified, created_at, expires_at, bytes: size } = self.outline;
+        bytes.extend_from_slice(&[u8::from(is_settled), u8::from(is_unnotified), u8::from(self.name.is_some())]);
         let times = [at(created_at), at(expires_at), at(self.updated_at)];
         for value in [column(self.revision), number(size), self.record].into_iter().chain(times) {
             bytes.extend_from_slice(&value.to_be_bytes());
@@ -122,7 +122,7 @@ impl RowColumns {
             id(&self.key),
             column(self.revision),
             self.outline.is_settled,
-            self.outline.is_untold,
+            self.outline.is_unnotified,
             at(self.outline.created_at),
             at(self.outline.expires_at),
             number(self.outline.bytes),
@@ -170,7 +170,7 @@ pub(super) fn key(row: &Row<'_>, from: usize) -> rusqlite::Result<TaskKey> {
 pub(super) fn outline(row: &Row<'_>, from: usize) -> rusqlite::Result<RowOutline> {
     Ok(RowOutline {
         is_settled: row.get(from)?,
-        is_untold: row.get(from + 1)?,
+        is_unnotified: row.get(from + 1)?,
         created_at: time(row.get(from + 2)?),
         expires_at: time(row.get(from + 3)?),
         bytes: usize::try_from(row.get::<_, i64>(from + 4)?).unwrap_or(0),

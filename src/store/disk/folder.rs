@@ -130,11 +130,11 @@ pub(super) async fn lock(folder: &Path, patience: Duration) -> Result<FolderLock
     let wrong = |source| OpenError::Folder { path: path.clone(), source };
     let file = OpenOptions::new().write(true).create(true).truncate(false).mode(FILE_MODE).open(&path);
     let files = [file.map_err(wrong)?, File::open(folder).map_err(wrong)?];
-    let mut is_told = false;
+    let mut is_logged = false;
     let taken = async {
         for file in &files {
             while !try_lock(file).map_err(wrong)? {
-                if !std::mem::replace(&mut is_told, true) {
+                if !std::mem::replace(&mut is_logged, true) {
                     let (folder, seconds) = (folder.display(), patience.as_secs());
                     tracing::info!(%folder, seconds, "another gateway has the store; waiting for it to end");
                 }

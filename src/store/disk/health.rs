@@ -102,13 +102,13 @@ impl StoreHealthMonitor {
     }
 
     /// Records when the next write was requested; `None` once it is done.
-    pub(super) fn serves(&self, asked: Option<Instant>) {
-        *self.serves.lock() = asked;
+    pub(super) fn serves(&self, queued_at: Option<Instant>) {
+        *self.serves.lock() = queued_at;
     }
 
     /// The waiting time of the oldest unfinished write; zero without one.
     pub(super) fn waited(&self) -> Duration {
-        self.serves.lock().map_or(Duration::ZERO, |asked| asked.elapsed())
+        self.serves.lock().map_or(Duration::ZERO, |queued_at| queued_at.elapsed())
     }
 
     pub(super) fn now(&self) -> StoreHealth {

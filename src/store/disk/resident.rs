@@ -71,7 +71,7 @@ impl RowTotals {
             usage.unsettled += live;
             usage.bytes += row.bytes;
         }
-        if !row.is_settled || row.is_untold {
+        if !row.is_settled || row.is_unnotified {
             self.open.insert(key.clone());
         }
         if !row.is_settled {

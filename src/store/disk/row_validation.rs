@@ -15,7 +15,7 @@ use crate::store::tasks::{Revision, StoreError, StoredTask, TaskStore as _};
 use crate::task::{ShortReference, Summary, TaskKey, Timestamp};
 
 /// Maximum number of unreadable tasks that the log names.
-const TOLD_MAX: usize = 1_024;
+const LOGGED_MAX: usize = 1_024;
 
 impl DiskStore {
     /// The task of a row; `None` if it has expired.
@@ -28,7 +28,7 @@ impl DiskStore {
             ReadRow::Whole(row) => self.resident.live(&row.task.key).unwrap_or(row),
             ReadRow::Damaged { key, outline, error: error @ RecordError::OtherVersion(_), .. } => {
                 self.resident.set_aside(&key, &outline);
-                self.tell(&key, "a task cannot be read, and is left as it is", &error);
+                self.log_once(&key, "a task cannot be read, and is left as it is", &error);
                 return Err(StoreError::Io(io::Error::other(error)));
             }
             // The row in memory is intact, and its next write repairs the disk.
@@ -44,7 +44,7 @@ impl DiskStore {
 
     /// Replaces a damaged row by a failed task (F56), for readers and on the disk.
     async fn condemn(&self, key: TaskKey, revision: Revision, outline: RowOutline, now: Timestamp) -> StoredTask {
-        self.tell(&key, "what was stored of a task is damaged", &RecordError::Damaged);
+        self.log_once(&key, "what was stored of a task is damaged", &RecordError::Damaged);
         metrics::counter!(metric::STORE_DAMAGED).increment(1);
         let RowOutline { is_settled, created_at, expires_at, .. } = outline;
         let task = Arc::new(condemned(key, LostRow { is_settled, created_at, expires_at }, now));
@@ -59,10 +59,10 @@ impl DiskStore {
         row
     }
 
-    fn tell(&self, key: &TaskKey, what: &'static str, error: &RecordError) {
+    fn log_once(&self, key: &TaskKey, what: &'static str, error: &RecordError) {
         let reference = ShortReference::of(key);
-        let mut told = self.told.lock();
-        if told.len() < TOLD_MAX && told.insert(reference) {
+        let mut logged = self.logged.lock();
+        if logged.len() < LOGGED_MAX && logged.insert(reference) {
             tracing::error!(task = %reference, %error, "{what}");
         }
     }

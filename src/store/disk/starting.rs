@@ -100,7 +100,7 @@ impl DiskStore {
             check,
             clock,
             _lock: lock,
-            told: Mutex::default(),
+            logged: Mutex::default(),
         };
         store.check_in_background(tuning);
         Ok(Arc::new(store))

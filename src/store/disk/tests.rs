@@ -116,7 +116,7 @@ impl contract::StoreOpener for OnDisk {
         None
     }
 
-    async fn open_unheard(&self) -> Option<(Arc<DiskStore>, contract::AcknowledgementLoss)> {
+    async fn open_losing_acknowledgements(&self) -> Option<(Arc<DiskStore>, contract::AcknowledgementLoss)> {
         let fails = Arc::new(AtomicBool::new(false));
         let hooks = FaultHooks { after_commit: Some(failing_while(&fails)), ..roomy() };
         let store = self.open_with(ROOMY, hooks).await;

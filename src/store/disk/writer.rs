@@ -92,9 +92,9 @@ impl DiskWriter {
         let mut ticked = Instant::now();
         let closing = loop {
             match runtime.block_on(async { tokio::time::timeout(self.tuning.tick, queue.recv()).await }) {
-                Ok(Some(WriterRequest::Write(write, asked, reply))) => {
+                Ok(Some(WriterRequest::Write(write, queued_at, reply))) => {
                     // First come, first served: no waiting write is older.
-                    self.monitor.serves(Some(asked));
+                    self.monitor.serves(Some(queued_at));
                     let closing = self.serve((write, reply), &mut queue);
                     self.monitor.serves(None);
                     if let Some(reply) = closing {

@@ -101,7 +101,7 @@ impl ReplicaControl {
         loop {
             let beating = async {
                 let mut link = self.connect().await?;
-                self.state.heard(StoreHint::Missed);
+                self.state.publish(StoreHint::Missed);
                 self.beats(&mut link, &mut failures).await
             };
             let trouble = tokio::select! {
@@ -181,13 +181,13 @@ impl ReplicaControl {
                 Ok(()) = self.content.changed() => beats.reset_immediately(),
                 _ = looks.tick() => {
                     tokio::time::timeout(within, self.look(link)).await.map_err(slow)??;
-                    self.keep_nothing_unheard(link);
+                    self.keep_nothing_unnotified(link);
                 }
                 _ = measures.tick() => tokio::time::timeout(within, self.measure_growth(link)).await.map_err(slow)??,
-                heard = link.notifications.recv() => {
+                received = link.notifications.recv() => {
                     link.hears = true;
-                    let Some(heard) = heard else { return Err(PostgresHealth::Away("the connection ended".to_owned())) };
-                    self.hear(link, &heard);
+                    let Some(received) = received else { return Err(PostgresHealth::Away("the connection ended".to_owned())) };
+                    self.receive(link, &received);
                 }
             }
             self.goes_on()?;
@@ -212,7 +212,7 @@ impl ReplicaControl {
 
     /// Empties the cache of settled rows at each look if hints do not arrive, as through some poolers, because removals by other
     /// replicas would go unnoticed. Rows with waiting clients are read every second in any case.
-    fn keep_nothing_unheard(&mut self, link: &ControlLink) {
+    fn keep_nothing_unnotified(&mut self, link: &ControlLink) {
         if link.hears || link.hinted.is_none_or(|at| at.elapsed() < HINT_WITHIN) {
             return;
         }
@@ -225,12 +225,12 @@ impl ReplicaControl {
     }
 
     /// Publishes a received hint, or a missed one if the channel was full.
-    fn hear(&self, link: &ControlLink, heard: &Notification) {
+    fn receive(&self, link: &ControlLink, received: &Notification) {
         if link.notifications.len() + 1 >= NOTIFICATIONS_MAX {
-            self.state.heard(StoreHint::Missed);
+            self.state.publish(StoreHint::Missed);
         }
-        if let Some(hint) = hints::read(heard.payload(), self.state.holder) {
-            self.state.heard(hint);
+        if let Some(hint) = hints::read(received.payload(), self.state.holder) {
+            self.state.publish(hint);
         }
     }
 
@@ -289,7 +289,7 @@ impl ReplicaControl {
         let dead = rows.iter().filter(|one| one.row.is_dead).map(|one| one.row.incarnation).collect();
         if !BTreeSet::is_subset(&dead, &self.dead) {
             // They may have sent no hints for their last writes.
-            self.state.heard(StoreHint::Missed);
+            self.state.publish(StoreHint::Missed);
         }
         self.dead = dead;
         let living = rows.iter().filter(|one| !one.row.is_dead).count();

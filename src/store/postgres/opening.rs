@@ -167,7 +167,7 @@ struct SeenHeartbeat {
 async fn living(session: &Session, settings: &PostgresSettings) -> Result<Vec<StoredReplica>, PostgresOpenError> {
     let until = Instant::now() + BEAT_EVERY_MAX + BEAT_MAX;
     let mut seen: HashMap<Incarnation, SeenHeartbeat> = HashMap::new();
-    let mut is_told = false;
+    let mut is_logged = false;
     loop {
         let mut others = read_replicas(session).await.map_err(away)?;
         others.retain(|one| !one.row.is_dead);
@@ -184,7 +184,7 @@ async fn living(session: &Session, settings: &PostgresSettings) -> Result<Vec<St
         if silent.is_empty() || (now >= until && unlike.is_empty()) {
             return Ok(living);
         }
-        if let Some(one) = unlike.first().filter(|_| now >= until && !std::mem::replace(&mut is_told, true)) {
+        if let Some(one) = unlike.first().filter(|_| now >= until && !std::mem::replace(&mut is_logged, true)) {
             tracing::warn!(
                 replica = one.row.name,
                 "a gateway that seals with another key is silent; it is declared dead once it was for the lease"

@@ -123,7 +123,7 @@ impl StoreState {
     }
 
     /// Publishes a change by another replica.
-    pub(super) fn heard(&self, hint: StoreHint) {
+    pub(super) fn publish(&self, hint: StoreHint) {
         match &hint {
             StoreHint::Changed(key) => self.settled.forget(key),
             StoreHint::Missed => self.settled.forget_all(),

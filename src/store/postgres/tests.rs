@@ -118,7 +118,7 @@ impl StoreOpener for Postgres {
         Some(open_with(settings).await.unwrap())
     }
 
-    async fn open_unheard(&self) -> Option<(Arc<PostgresStore>, contract::AcknowledgementLoss)> {
+    async fn open_losing_acknowledgements(&self) -> Option<(Arc<PostgresStore>, contract::AcknowledgementLoss)> {
         let proxy = FaultProxy::start(([127, 0, 0, 1], self.server.port()).into()).await;
         let store = open_with(behind(&proxy, settings(self.server, &new_schema()))).await.unwrap();
         Some((store, Box::new(move |loses| proxy.set(loses.then(|| Fault::down("", 0, Verb::Hold))))))

@@ -48,7 +48,7 @@ fn samples() -> Vec<(&'static str, Task)> {
             (payload("q1"), Answer::Result(payload("yes"))),
             (payload("q2"), Answer::Error(error.clone())),
         ],
-        is_untold: true,
+        is_unnotified: true,
     };
     let named = Idempotency { key: Digest([1; 32]), call: Digest([2; 32]) };
     let open = [(InputKey(1), question("a")), (InputKey(4), question("b"))].into();
@@ -183,7 +183,7 @@ proptest! {
         phase in any_phase(),
         words in proptest::option::of(any_text()),
         named in any::<Option<([u8; 32], [u8; 32])>>(),
-        (crashes, is_untold) in any::<(u8, bool)>(),
+        (crashes, is_unnotified) in any::<(u8, bool)>(),
     ) {
         let span = Duration::from_millis;
         let whole = Task {
@@ -196,7 +196,7 @@ proptest! {
             next_key: InputKey(numbers[1]),
             phase,
             status_message: words.as_deref().map(Arc::from),
-            recovery: Recovery { crashes, is_untold, resume: words.map(|text| payload(&text)), ..Recovery::default() },
+            recovery: Recovery { crashes, is_unnotified, resume: words.map(|text| payload(&text)), ..Recovery::default() },
             idempotency: named.map(|(key, call)| Idempotency { key: Digest(key), call: Digest(call) }),
             ..task(&owner, id)
         };

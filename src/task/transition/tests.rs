@@ -69,9 +69,9 @@ fn events(attempt: Attempt) -> Vec<(&'static str, Event)> {
         ("same position", Event::Checkpointed { attempt, resume: Some(Payload::of("here")) }),
         ("delivering", Event::Delivering { attempt, ask: Payload::of(&9) }),
         ("unknown ask", Event::Delivering { attempt, ask: Payload::of(&8) }),
-        ("told", Event::Told),
+        ("notified", Event::Notified),
         ("progressed", Event::Progressed { attempt, message: Arc::from("half") }),
-        ("asked", Event::Asked { attempt, question: question(7) }),
+        ("question received", Event::QuestionReceived { attempt, question: question(7) }),
         ("withdrawn", Event::Withdrawn { attempt, ask: Payload::of(&0) }),
         (
             "answered",
@@ -109,9 +109,9 @@ const TABLE: &[(&str, [&str; 4])] = &[
     ("same position", ["-", "-", "-", "-"]),
     ("delivering", ["queued k", "working k", "asking 1 k", "asking 2 k"]),
     ("unknown ask", ["-", "-", "-", "-"]),
-    ("told", ["-", "-", "-", "-"]),
+    ("notified", ["-", "-", "-", "-"]),
     ("progressed", ["queued n", "working n", "asking 1 n", "asking 2 n"]),
-    ("asked", ["asking 1 n", "asking 1 n", "asking 2 n", "asking 3 n"]),
+    ("question received", ["asking 1 n", "asking 1 n", "asking 2 n", "asking 3 n"]),
     ("withdrawn", ["-", "-", "working n", "asking 1 n"]),
     ("answered", ["-", "-", "working nd", "asking 1 nd"]),
     ("children", ["queued n", "working n", "asking 1 n", "asking 2 n"]),
@@ -214,7 +214,7 @@ fn sub_03_sub_12_children_are_appended_while_a_task_is_unsettled() {
 
 #[test]
 fn events_of_an_older_attempt_are_stale() {
-    for (event_name, event) in events(Attempt(1)).into_iter().filter(|(_, event)| !matches!(event, Event::Told)) {
+    for (event_name, event) in events(Attempt(1)).into_iter().filter(|(_, event)| !matches!(event, Event::Notified)) {
         let unbound = matches!(
             event,
             Event::Answered { .. } | Event::ChildrenAdded { .. } | Event::CancelRequested | Event::TtlElapsed
@@ -260,9 +260,9 @@ fn any_event() -> impl Strategy<Value = Event> {
         1 => attempt.clone().prop_map(|attempt| Event::Alive { attempt }),
         2 => (attempt.clone(), 0_u32..4).prop_map(|(attempt, n)| Event::Checkpointed { attempt, resume: Some(Payload::of(&n)) }),
         2 => (attempt.clone(), 0_u32..8).prop_map(|(attempt, n)| Event::Delivering { attempt, ask: Payload::of(&n) }),
-        1 => Just(Event::Told),
+        1 => Just(Event::Notified),
         1 => attempt.clone().prop_map(|attempt| Event::Progressed { attempt, message: Arc::from("m") }),
-        4 => (attempt.clone(), 0_u32..8).prop_map(|(attempt, n)| Event::Asked { attempt, question: question(n) }),
+        4 => (attempt.clone(), 0_u32..8).prop_map(|(attempt, n)| Event::QuestionReceived { attempt, question: question(n) }),
         2 => (attempt.clone(), 0_u32..8).prop_map(|(attempt, n)| Event::Withdrawn { attempt, ask: Payload::of(&n) }),
         4 => answers.prop_map(|answers| Event::Answered { answers }),
         1 => attempt.clone().prop_map(|attempt| Event::Returned { attempt, result: Payload::of("r"), is_error: false }),
@@ -299,7 +299,7 @@ proptest! {
             prop_assert!(answered || after.recovery.undelivered.len() <= before.recovery.undelivered.len());
             if after.is_settled() {
                 prop_assert!(after.recovery.call.is_none() && after.recovery.undelivered.is_empty());
-                prop_assert!(after.recovery.resume.is_none() || after.recovery.is_untold);
+                prop_assert!(after.recovery.resume.is_none() || after.recovery.is_unnotified);
                 // A settling event never enlarges the row, except with an outcome.
                 let is_outcome = matches!(&after.phase, Phase::Settled(Outcome::Returned { .. } | Outcome::Faulted(Failure::Upstream(_))));
                 prop_assert!(is_outcome || after.stored_bytes() <= before.stored_bytes());
@@ -314,7 +314,7 @@ proptest! {
             prop_assert_eq!(children.len(), after.tree.children.len(), "named twice");
             if before.is_settled() {
                 let same = Task { recovery: before.recovery.clone(), ..after.clone() };
-                prop_assert_eq!(&same, &before, "only that its upstream was told may be noted");
+                prop_assert_eq!(&same, &before, "only that its upstream was notified may be noted");
             }
             if let Phase::AwaitingInput(open) = &after.phase {
                 prop_assert!(!open.is_empty());
@@ -354,16 +354,16 @@ fn f14_f15_an_answer_is_kept_until_it_is_about_to_be_sent() {
 
 /// F20: the settled row keeps the data for notifying the upstream until that is done.
 #[test]
-fn f20_a_cancelled_call_stays_untold_until_its_upstream_was_told() {
+fn f20_a_cancelled_call_stays_unnotified_until_its_upstream_was_notified() {
     for event in [Event::CancelRequested, Event::TtlElapsed] {
         let (queued, _) = transition(in_phase(Phase::Queued), event.clone(), NOW);
         assert_eq!(queued.recovery, Recovery::default(), "nothing was sent, so nobody is to be told");
         let (settled, _) = transition(in_phase(Phase::Working), event, NOW);
-        let untold = Recovery { resume: Some(Payload::of("here")), is_untold: true, ..Recovery::default() };
-        assert_eq!(settled.recovery, untold);
-        let (told, effects) = transition(settled.clone(), Event::Told, NOW);
+        let unnotified = Recovery { resume: Some(Payload::of("here")), is_unnotified: true, ..Recovery::default() };
+        assert_eq!(settled.recovery, unnotified);
+        let (notified, effects) = transition(settled.clone(), Event::Notified, NOW);
         assert_eq!(effects, [Effect::Keep]);
-        assert_eq!(told, Task { recovery: Recovery::default(), ..settled });
+        assert_eq!(notified, Task { recovery: Recovery::default(), ..settled });
     }
 }
 

@@ -279,7 +279,7 @@ impl SplitExchange {
         let questions = running.iter().flat_map(|part| &part.open);
         questions
             .fold(task, |task, question| {
-                let question = Event::Asked { attempt: Attempt::FIRST, question: question.clone() };
+                let question = Event::QuestionReceived { attempt: Attempt::FIRST, question: question.clone() };
                 transition(task, question, now).0
             })
             .exact()

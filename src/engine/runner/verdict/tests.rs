@@ -153,7 +153,7 @@ fn what_nobody_can_go_on_with_is_settled_or_told() {
     assert_eq!(verdict(&row(), Some(&policy), (overdue, Reason::GatewayRestart)), RecoveryDecision::Expire);
     let mut cancelled = Task { phase: Phase::Settled(Outcome::Cancelled), ..row() };
     assert_eq!(verdict(&cancelled, Some(&policy), AT), RecoveryDecision::Leave);
-    cancelled.recovery.is_untold = true;
+    cancelled.recovery.is_unnotified = true;
     assert_eq!(verdict(&cancelled, None, AT), RecoveryDecision::Notify);
 }
 

@@ -230,7 +230,7 @@ async fn no_list_reads_a_record() {
     let expected: Vec<_> = tasks.iter().map(Summary::of).collect();
     assert_eq!(store.page(&Principal::new("a"), None, 9, START).await.unwrap().tasks, expected);
     assert_eq!(store.survey(None, 9, START).await.unwrap().tasks.len(), 5);
-    assert!(store.told.lock().is_empty(), "nothing was found damaged");
+    assert!(store.logged.lock().is_empty(), "nothing was found damaged");
     for one in &tasks {
         assert!(is_condemned(&store.load(&one.key, START).await.unwrap().unwrap().task));
     }
@@ -273,8 +273,8 @@ async fn an_older_revision_of_a_settled_row_takes_no_newer_ones_place() {
     let second = store.replace(first, WriteRole::Holder, &cancelled).await.unwrap();
     let ticket = store.resident.ticket(&one.key);
     let before = store.load(&one.key, START).await.unwrap().unwrap();
-    let told = transition(cancelled, Event::Told, START).0;
-    let third = store.replace(second, WriteRole::Holder, &told).await.unwrap();
+    let notified = transition(cancelled, Event::Notified, START).0;
+    let third = store.replace(second, WriteRole::Holder, &notified).await.unwrap();
     store.resident.keep_settled(&before, START);
     assert_eq!(store.load(&one.key, START).await.unwrap().unwrap().revision, third);
     // Without a cached row to compare, the ticket reveals that it is old.
@@ -283,7 +283,7 @@ async fn an_older_revision_of_a_settled_row_takes_no_newer_ones_place() {
     assert!(store.resident.settled(&one.key).is_none());
     // An old row that is cached nevertheless is evicted when a write finds it out.
     store.resident.keep_settled(&before, START);
-    assert!(matches!(store.replace(before.revision, WriteRole::Holder, &told).await, Err(StoreError::Conflict)));
+    assert!(matches!(store.replace(before.revision, WriteRole::Holder, &notified).await, Err(StoreError::Conflict)));
     assert_eq!(store.load(&one.key, START).await.unwrap().unwrap().revision, third);
 }
 

@@ -105,9 +105,9 @@ async fn a_store_that_is_opened_again_knows_the_same_sums_and_the_same_open_rows
         store.insert(&settled(task(owner, id), "r")).await.unwrap();
     }
     // Its upstream is not yet notified.
-    let mut untold = settled(task("b", 9), "r");
-    untold.recovery.is_untold = true;
-    store.insert(&untold).await.unwrap();
+    let mut unnotified = settled(task("b", 9), "r");
+    unnotified.recovery.is_unnotified = true;
+    store.insert(&unnotified).await.unwrap();
     let of_owners = |store: &DiskStore| ["a", "b", "c", "d"].map(|owner| store.usage_of(&Principal::new(owner)));
     let (all, of_each) = (store.usage(), of_owners(&store));
     assert_eq!((all.tasks, all.unsettled), (9, 5));

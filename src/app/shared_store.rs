@@ -339,7 +339,7 @@ pub(super) async fn watch(store: &PostgresStore, readiness: &Readiness, replaced
 const fn reason(health: &PostgresHealth) -> Option<(&'static str, ReasonWeight)> {
     match health {
         PostgresHealth::Good => None,
-        PostgresHealth::Away(_) => Some((STORE_AWAY, ReasonWeight::Blocks)),
+        PostgresHealth::Unavailable(_) => Some((STORE_AWAY, ReasonWeight::Blocks)),
         PostgresHealth::Refusing(_) => Some((STORE_REFUSES, ReasonWeight::Blocks)),
         PostgresHealth::ReadOnly(_) => Some((STORE_READ_ONLY, ReasonWeight::Blocks)),
         PostgresHealth::Behind(_) => Some((STORE_BEHIND, ReasonWeight::Blocks)),

@@ -343,7 +343,7 @@ pub const fn reason_key(reason: Reason) -> &'static str {
         Reason::QueueFull => "queue_full",
         Reason::QueueDeadline => "queue_deadline",
         Reason::Draining => "draining",
-        Reason::ReplicaAway => "replica_away",
+        Reason::ReplicaUnavailable => "replica_away",
         Reason::StoreLost => "store_lost",
         Reason::Internal => "internal",
     }
@@ -407,7 +407,7 @@ const fn sentence(reason: Reason) -> &'static str {
         Reason::QueueDeadline => "The call waited too long for a place at the upstream server (`queue_deadline`)",
         Reason::Draining => "The gateway is shutting down",
         Reason::StoreLost => "The task store lost what it had acknowledged; the tool may or may not have completed",
-        Reason::ReplicaAway => "The gateway that has this session or call did not answer",
+        Reason::ReplicaUnavailable => "The gateway that has this session or call did not answer",
         Reason::Internal => "The gateway failed",
     }
 }
@@ -469,7 +469,7 @@ mod tests {
 
     #[test]
     fn a_call_that_a_lost_replica_may_have_run_is_not_asked_for_again() {
-        let lost = gateway_error(&GatewayFault::new(Reason::ReplicaAway, Executed::Unknown));
+        let lost = gateway_error(&GatewayFault::new(Reason::ReplicaUnavailable, Executed::Unknown));
         assert_eq!(
             Payload::of(&lost).as_str(),
             r#"{"code":-32603,"message":"The gateway that has this session or call did not answer","data":{"source":"gateway","reason":"replica_away","executed":"unknown"}}"#

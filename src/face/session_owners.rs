@@ -179,7 +179,7 @@ impl SessionOwners {
         metrics::counter!(metric::FORWARDED, "reason" => reason, "outcome" => outcome).increment(1);
         sent.map_err(|failure| match failure {
             ForwardFailure::Unreachable => unreachable(),
-            ForwardFailure::Lost => GatewayFault::new(Reason::ReplicaAway, Executed::Unknown),
+            ForwardFailure::Lost => GatewayFault::new(Reason::ReplicaUnavailable, Executed::Unknown),
         })
     }
 
@@ -224,7 +224,7 @@ pub(super) fn may_forward(inbound: &Inbound) -> bool {
 
 /// Nothing was done, as the owner is unreachable, which does not make it dead.
 pub(super) fn unreachable() -> GatewayFault {
-    GatewayFault { retry_after: Some(UNREACHABLE_RETRY), ..GatewayFault::new(Reason::ReplicaAway, Executed::No) }
+    GatewayFault { retry_after: Some(UNREACHABLE_RETRY), ..GatewayFault::new(Reason::ReplicaUnavailable, Executed::No) }
 }
 
 /// The headers for the next hop.

@@ -342,10 +342,10 @@ impl Membership {
 
     /// Dead incarnations that have been silent for as long as calls continue without the store: any replica may claim all of
     /// their rows.
-    pub fn given_up(&self, now: BootTime) -> impl Iterator<Item = Incarnation> {
-        let is_given_up =
+    pub fn abandoned(&self, now: BootTime) -> impl Iterator<Item = Incarnation> {
+        let is_abandoned =
             move |other: &&WatchedReplica| other.row.is_dead && now.since(other.since) >= self.terms.alone_max;
-        self.others.values().filter(is_given_up).map(|other| other.row.incarnation)
+        self.others.values().filter(is_abandoned).map(|other| other.row.incarnation)
     }
 
     /// The highest task time of another living replica, for [`TaskClock::steer`](crate::replica::TaskClock::steer).

@@ -431,7 +431,7 @@ impl TaskStore for PostgresStore {
         if !view.has_dead() || self.content.borrow().is_leaving {
             return Ok(Vec::new());
         }
-        let rows = ClaimableRows::of(upstreams, &view.given_up);
+        let rows = ClaimableRows::of(upstreams, &view.abandoned);
         // Rows of dead replicas are rare, while their `tg_replica` rows remain for long. This check needs no proof, and saves a
         // commit.
         if !self.lists.reader()?.read_unproven(async |link| lists::has_claimable(link, &rows).await).await? {

@@ -467,7 +467,7 @@ pub enum Reason {
     QueueDeadline,
     Draining,
     /// The session's owner cannot be reached, or ended before it answered.
-    ReplicaAway,
+    ReplicaUnavailable,
     /// The shared store lost acknowledged writes.
     StoreLost,
     /// A bug in the gateway ended the call.

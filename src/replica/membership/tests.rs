@@ -212,8 +212,8 @@ fn the_living_are_told_from_the_dead() {
     assert_eq!(membership.looked(look(10, &rows)), []);
     assert_eq!(membership.highest_now(), Some(Timestamp::from_millis(1_000_009)));
     assert_eq!(membership.living_others().count(), 3);
-    assert_eq!(membership.given_up(at(10)).count(), 0);
-    assert_eq!(membership.given_up(at(10 + 300_000)).collect::<Vec<_>>(), [Incarnation(5)]);
+    assert_eq!(membership.abandoned(at(10)).count(), 0);
+    assert_eq!(membership.abandoned(at(10 + 300_000)).collect::<Vec<_>>(), [Incarnation(5)]);
 }
 
 const STEP: u64 = 50;

@@ -38,7 +38,7 @@ pub(super) fn read_in_at_last(
             let has_room = hooks.space(&folder_of(path)).is_ok_and(|space| !space.is_low());
             match ballast.filter(|_| !has_room).map(Ballast::drop_it) {
                 Some(Ok(true)) => {
-                    tracing::warn!(%error, "the disk is full: the ballast is given up, so that the task store can be opened");
+                    tracing::warn!(%error, "the disk is full: the ballast is released, so that the task store can be opened");
                     open()
                 }
                 Some(Ok(false) | Err(_)) | None => Err(error),

@@ -260,9 +260,9 @@ impl DiskWriter {
         self.conn = None;
         if let Some(ballast) = &self.ballast {
             match ballast.drop_it() {
-                Ok(true) => tracing::warn!("the disk is full: the ballast is given up, so that tasks can be finished"),
+                Ok(true) => tracing::warn!("the disk is full: the ballast is released, so that tasks can be finished"),
                 Ok(false) => (),
-                Err(error) => tracing::error!(%error, "the ballast cannot be given up"),
+                Err(error) => tracing::error!(%error, "the ballast cannot be released"),
             }
         }
         match self.attempt(waiting, 0, &mut || None) {

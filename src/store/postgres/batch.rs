@@ -139,9 +139,9 @@ impl GroupedWrites<'_> {
                 let values: Parameters<'_> = vec![&me.0, &me.1, &now, &limit];
                 self.take((&self.statements.sweep, values), true, |freed| WriteOutcome::Freed(freed.len())).await
             }
-            [TaskWrite::Claim { limit, rows: ClaimableRows { upstreams, given_up } }] => {
+            [TaskWrite::Claim { limit, rows: ClaimableRows { upstreams, abandoned } }] => {
                 let limit = number(*limit);
-                let values: Parameters<'_> = vec![&me.0, &me.1, upstreams, given_up, &limit];
+                let values: Parameters<'_> = vec![&me.0, &me.1, upstreams, abandoned, &limit];
                 let claimed = |keys: &[TaskKey]| WriteOutcome::Claimed(keys.to_vec());
                 self.take((&self.statements.claim, values), false, claimed).await
             }

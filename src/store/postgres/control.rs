@@ -147,12 +147,12 @@ impl ReplicaControl {
     ) -> Result<ControlLink, PostgresHealth> {
         let client = &session.client;
         let channel = hints::channel(&self.state.settings.access.schema);
-        client.batch_execute(&format!("LISTEN {channel}")).await.map_err(away)?;
-        let beat = client.prepare(BEAT).await.map_err(away)?;
-        let look = client.prepare(LOOK).await.map_err(away)?;
-        let others = client.prepare(OTHERS_SUMS).await.map_err(away)?;
-        let proof = client.prepare(DURABILITY_PROOF).await.map_err(away)?;
-        let growth = client.prepare(GROWTH).await.map_err(away)?;
+        client.batch_execute(&format!("LISTEN {channel}")).await.map_err(unavailable)?;
+        let beat = client.prepare(BEAT).await.map_err(unavailable)?;
+        let look = client.prepare(LOOK).await.map_err(unavailable)?;
+        let others = client.prepare(OTHERS_SUMS).await.map_err(unavailable)?;
+        let proof = client.prepare(DURABILITY_PROOF).await.map_err(unavailable)?;
+        let growth = client.prepare(GROWTH).await.map_err(unavailable)?;
         Ok(ControlLink { session, notifications, hinted: None, hears: false, beat, proof, look, others, growth })
     }
 
@@ -186,7 +186,7 @@ impl ReplicaControl {
                 _ = measures.tick() => tokio::time::timeout(within, self.measure_growth(link)).await.map_err(slow)??,
                 received = link.notifications.recv() => {
                     link.hears = true;
-                    let Some(received) = received else { return Err(PostgresHealth::Away("the connection ended".to_owned())) };
+                    let Some(received) = received else { return Err(PostgresHealth::Unavailable("the connection ended".to_owned())) };
                     self.receive(link, &received);
                 }
             }
@@ -205,7 +205,7 @@ impl ReplicaControl {
     /// heartbeat goes first.
     async fn hint_at_itself(&self, link: &mut ControlLink) -> Result<(), PostgresHealth> {
         let (channel, text) = (hints::channel(&self.state.settings.access.schema), hints::keyless(self.state.holder));
-        link.session.client.batch_execute(&format!("NOTIFY {channel}, '{text}'")).await.map_err(away)?;
+        link.session.client.batch_execute(&format!("NOTIFY {channel}, '{text}'")).await.map_err(unavailable)?;
         link.hinted = Some(Instant::now());
         Ok(())
     }
@@ -245,8 +245,9 @@ impl ReplicaControl {
         self.state.settled.write_passed(link.session.server, made.sent);
         let answer = match made.rows.first().and_then(|rows| rows.first()) {
             Some(row) => {
-                let (beat, generation): (i64, String) = (row.try_get(0).map_err(away)?, row.try_get(1).map_err(away)?);
-                let unreadable = || PostgresHealth::Away("its generation cannot be read".to_owned());
+                let (beat, generation): (i64, String) =
+                    (row.try_get(0).map_err(unavailable)?, row.try_get(1).map_err(unavailable)?);
+                let unreadable = || PostgresHealth::Unavailable("its generation cannot be read".to_owned());
                 BeatAnswer::Acknowledged {
                     beat: u64::try_from(beat).unwrap_or(0),
                     generation: generation_of(&generation).ok_or_else(unreadable)?,
@@ -265,23 +266,23 @@ impl ReplicaControl {
     }
 
     async fn unwritten(&self, link: &ControlLink, me: i64) -> Result<BeatAnswer, PostgresHealth> {
-        let row = link.session.client.query_opt(OWN_ROW, &[&me]).await.map_err(away)?;
+        let row = link.session.client.query_opt(OWN_ROW, &[&me]).await.map_err(unavailable)?;
         let Some(row) = row else { return Ok(BeatAnswer::Missing) };
-        let (is_dead, beat): (bool, i64) = (row.try_get(0).map_err(away)?, row.try_get(1).map_err(away)?);
+        let (is_dead, beat): (bool, i64) = (row.try_get(0).map_err(unavailable)?, row.try_get(1).map_err(unavailable)?);
         if is_dead {
             return Ok(BeatAnswer::Dead { beat: u64::try_from(beat).unwrap_or(0) });
         }
-        Err(PostgresHealth::Away("a beat was not written".to_owned()))
+        Err(PostgresHealth::Unavailable("a beat was not written".to_owned()))
     }
 
     async fn look(&mut self, link: &ControlLink) -> Result<(), PostgresHealth> {
         let (client, sent) = (&link.session.client, boot_time());
-        let rows = client.query(&link.look, &[]).await.map_err(away)?;
+        let rows = client.query(&link.look, &[]).await.map_err(unavailable)?;
         let received = boot_time();
-        let rows = StoredReplica::all(&rows).map_err(away)?;
+        let rows = StoredReplica::all(&rows).map_err(unavailable)?;
         // Also without other replicas: the sums read last may have been reassigned to this one.
-        let sums = client.query(&link.others, &[&holder_column(self.state.holder)]).await.map_err(away)?;
-        self.state.sums.reset_others(SumChange::all(&sums).map_err(away)?);
+        let sums = client.query(&link.others, &[&holder_column(self.state.holder)]).await.map_err(unavailable)?;
+        self.state.sums.reset_others(SumChange::all(&sums).map_err(unavailable)?);
         let silent = self.membership.looked(look_of(&rows, (sent, received)));
         if let Some(highest) = self.membership.highest_now() {
             self.clock.steer(highest, received);
@@ -298,10 +299,10 @@ impl ReplicaControl {
         let beats = incarnations
             .filter_map(|incarnation| Some((incarnation, self.membership.beat_since(incarnation)?)))
             .collect();
-        let given_up = self.membership.given_up(received).collect();
+        let abandoned = self.membership.abandoned(received).collect();
         self.view.change(|view| {
             view.looked(rows);
-            (view.beats, view.given_up) = (beats, given_up);
+            (view.beats, view.abandoned) = (beats, abandoned);
         });
         for claim in silent {
             let declared = declare_dead(&link.session, claim.incarnation, Some(claim.beat)).await;
@@ -319,14 +320,14 @@ impl ReplicaControl {
             Ok(row) => row,
             // Without the right to read these views there are no values.
             Err(error) if error.as_db_error().is_some() && !link.session.client.is_closed() => return Ok(()),
-            Err(error) => return Err(away(error)),
+            Err(error) => return Err(unavailable(error)),
         };
-        metrics::gauge!(metric::DATABASE_OLDEST_TRANSACTION).set(row.try_get::<_, f64>(0).map_err(away)?);
-        metrics::gauge!(metric::DATABASE_DEAD_ROWS).set(row.try_get::<_, f64>(1).map_err(away)?);
+        metrics::gauge!(metric::DATABASE_OLDEST_TRANSACTION).set(row.try_get::<_, f64>(0).map_err(unavailable)?);
+        metrics::gauge!(metric::DATABASE_DEAD_ROWS).set(row.try_get::<_, f64>(1).map_err(unavailable)?);
         Ok(())
     }
 }
 
-fn away(error: Error) -> PostgresHealth {
+fn unavailable(error: Error) -> PostgresHealth {
     PostgresHealth::of(&error)
 }

@@ -13,7 +13,7 @@ const REFUSALS: [&str; 5] = ["53300", "28000", "28P01", "3D000", "57P03"];
 pub enum PostgresHealth {
     Good,
     /// No trustworthy connection is open; with the reason.
-    Away(String),
+    Unavailable(String),
     /// The server can be reached, but refuses connections for now; with the reason.
     Refusing(String),
     /// The server is not the primary and refuses writes; with the reason.
@@ -40,18 +40,18 @@ impl PostgresHealth {
         } else if code_of(error).is_some_and(|code| REFUSALS.contains(&code)) {
             Self::Refusing(why)
         } else {
-            Self::Away(why)
+            Self::Unavailable(why)
         }
     }
 
     /// For a server that does not answer in time.
     pub(super) fn silent() -> Self {
-        Self::Away("it does not answer".to_owned())
+        Self::Unavailable("it does not answer".to_owned())
     }
 
     /// For an operation that takes too long.
     pub(super) fn slow() -> Self {
-        Self::Away("the database takes too long".to_owned())
+        Self::Unavailable("the database takes too long".to_owned())
     }
 }
 
@@ -59,7 +59,7 @@ impl std::fmt::Display for PostgresHealth {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Good => "it can be used",
-            Self::Away(why) | Self::Refusing(why) | Self::ReadOnly(why) | Self::Behind(why) => why,
+            Self::Unavailable(why) | Self::Refusing(why) | Self::ReadOnly(why) | Self::Behind(why) => why,
             Self::NoStandby => "the database's server names no synchronous standby",
             Self::Full => "the disk of the database's server is full",
             Self::Fenced => "others declared this gateway dead, or it was without the database for too long",

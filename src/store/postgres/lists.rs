@@ -85,7 +85,7 @@ pub(super) async fn survey(
 }
 
 pub(super) async fn has_claimable(link: &mut ReaderLink, rows: &ClaimableRows) -> Result<bool, Error> {
-    let found = link.query(&statements::has_claimable(), &vec![&rows.upstreams, &rows.given_up]).await?;
+    let found = link.query(&statements::has_claimable(), &vec![&rows.upstreams, &rows.abandoned]).await?;
     found.first().map_or(Ok(false), |row| row.try_get(0))
 }
 

@@ -29,7 +29,7 @@ pub enum PostgresOpenError {
     Tls(String),
     /// The server is unreachable, refuses connections, refuses writes, or delays commits: never `Good`.
     #[error("the database cannot be used yet: {0}")]
-    Away(PostgresHealth),
+    Unavailable(PostgresHealth),
     #[error("the database runs PostgreSQL {found}; 14 or newer is needed")]
     OldServer { found: String },
     #[error(
@@ -86,13 +86,13 @@ pub enum Retry {
 
 impl PostgresOpenError {
     /// The server may recover; with the reason.
-    pub(super) fn away(why: &str) -> Self {
-        Self::Away(PostgresHealth::Away(why.to_owned()))
+    pub(super) fn unavailable(why: &str) -> Self {
+        Self::Unavailable(PostgresHealth::Unavailable(why.to_owned()))
     }
 
     /// The same, while commits wait.
     pub(super) fn behind(why: &str) -> Self {
-        Self::Away(PostgresHealth::Behind(why.to_owned()))
+        Self::Unavailable(PostgresHealth::Behind(why.to_owned()))
     }
 
     /// The configuration key that the fault concerns.
@@ -110,7 +110,7 @@ impl PostgresOpenError {
             | Self::NoTls { .. }
             | Self::MixedHosts { .. }
             | Self::Secret { .. }
-            | Self::Away(_)
+            | Self::Unavailable(_)
             | Self::OldServer { .. }
             | Self::Unsafe { .. }
             | Self::Pooled
@@ -124,7 +124,7 @@ impl PostgresOpenError {
     #[must_use]
     pub const fn retry(&self) -> Retry {
         match self {
-            Self::Away(_) | Self::NameTaken { .. } => Retry::Always,
+            Self::Unavailable(_) | Self::NameTaken { .. } => Retry::Always,
             Self::Url
             | Self::NoHost
             | Self::NoTls { .. }
@@ -150,14 +150,18 @@ impl PostgresOpenError {
     /// The health of a store that was open before.
     #[must_use]
     pub fn health(&self) -> PostgresHealth {
-        if let Self::Away(trouble) = self {
+        if let Self::Unavailable(trouble) = self {
             return trouble.clone();
         }
-        if matches!(self, Self::NoStandby) { PostgresHealth::NoStandby } else { PostgresHealth::Away(self.to_string()) }
+        if matches!(self, Self::NoStandby) {
+            PostgresHealth::NoStandby
+        } else {
+            PostgresHealth::Unavailable(self.to_string())
+        }
     }
 }
 
 /// The server is unreachable, or refuses.
-pub(super) fn away(error: tokio_postgres::Error) -> PostgresOpenError {
-    PostgresOpenError::Away(PostgresHealth::of(&error))
+pub(super) fn unavailable(error: tokio_postgres::Error) -> PostgresOpenError {
+    PostgresOpenError::Unavailable(PostgresHealth::of(&error))
 }

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::columns::{holder, holder_column, time};
 use super::control::OTHERS_SUMS;
-use super::open_error::{PostgresOpenError, away};
+use super::open_error::{PostgresOpenError, unavailable};
 use super::pooling;
 use super::replica_rows::{
     ReplicaView, StoredReplica, declare_dead, generation_of, generation_text, read_replicas, row_time,
@@ -89,7 +89,7 @@ pub(super) async fn begin(
 /// Reads the other replicas' rows, and inserts this incarnation's.
 async fn join(session: &Session, settings: &Arc<PostgresSettings>) -> Result<Beginning, PostgresOpenError> {
     // Reads of a fresh connection may be rolled back by a failover.
-    let proof = session.client.prepare(DURABILITY_PROOF).await.map_err(away)?;
+    let proof = session.client.prepare(DURABILITY_PROOF).await.map_err(unavailable)?;
     transact(session, &[(&proof, vec![])]).await.map_err(unmade)?;
     let former = former_row(session, settings).await?;
     let generation = check_identity(session, settings, former.as_ref()).await?;
@@ -110,9 +110,9 @@ async fn join(session: &Session, settings: &Arc<PostgresSettings>) -> Result<Beg
     let own = register(session, settings, row_time(clock.now(), trust)).await?;
     let membership = Membership::registered(settings.terms, own, generation, sent, boot_time());
     let state = StoreState::new(Arc::clone(settings), own);
-    let view = ReplicaView::of(read_replicas(session).await.map_err(away)?, boot_time());
-    let sums = session.client.query(OTHERS_SUMS, &[&holder_column(own)]).await.map_err(away)?;
-    state.sums.reset_others(SumChange::all(&sums).map_err(away)?);
+    let view = ReplicaView::of(read_replicas(session).await.map_err(unavailable)?, boot_time());
+    let sums = session.client.query(OTHERS_SUMS, &[&holder_column(own)]).await.map_err(unavailable)?;
+    state.sums.reset_others(SumChange::all(&sums).map_err(unavailable)?);
     Ok(Beginning { membership, generation, clock, trust, state, view })
 }
 
@@ -120,7 +120,7 @@ async fn join(session: &Session, settings: &Arc<PostgresSettings>) -> Result<Beg
 /// have this one.
 async fn former_row(session: &Session, settings: &PostgresSettings) -> Result<Option<ReplicaRow>, PostgresOpenError> {
     let Some(prior) = settings.prior else { return Ok(None) };
-    let rows = read_replicas(session).await.map_err(away)?.into_iter().map(|one| one.row);
+    let rows = read_replicas(session).await.map_err(unavailable)?.into_iter().map(|one| one.row);
     Ok(rows.into_iter().find(|row| row.incarnation == prior.holder && row.name == settings.replica.name))
 }
 
@@ -131,9 +131,9 @@ async fn check_identity(
     former: Option<&ReplicaRow>,
 ) -> Result<StoreGeneration, PostgresOpenError> {
     let prior = settings.prior.map(|prior| holder_column(prior.holder));
-    let row = session.client.query_one(IDENTITY, &[&prior]).await.map_err(away)?;
-    let text: String = row.try_get(0).map_err(away)?;
-    let knows_prior: bool = row.try_get(1).map_err(away)?;
+    let row = session.client.query_one(IDENTITY, &[&prior]).await.map_err(unavailable)?;
+    let text: String = row.try_get(0).map_err(unavailable)?;
+    let knows_prior: bool = row.try_get(1).map_err(unavailable)?;
     let generation =
         generation_of(&text).ok_or_else(|| PostgresOpenError::Refused("it has no generation".to_owned()))?;
     let is_same = |prior: &PriorIncarnation| {
@@ -163,13 +163,13 @@ struct SeenHeartbeat {
 /// declared dead.
 ///
 /// # Errors
-/// `SealKeys` if a replica with keys that do not fit sends a heartbeat; `Away`.
+/// `SealKeys` if a replica with keys that do not fit sends a heartbeat; `Unavailable`.
 async fn living(session: &Session, settings: &PostgresSettings) -> Result<Vec<StoredReplica>, PostgresOpenError> {
     let until = Instant::now() + BEAT_EVERY_MAX + BEAT_MAX;
     let mut seen: HashMap<Incarnation, SeenHeartbeat> = HashMap::new();
     let mut is_logged = false;
     loop {
-        let mut others = read_replicas(session).await.map_err(away)?;
+        let mut others = read_replicas(session).await.map_err(unavailable)?;
         others.retain(|one| !one.row.is_dead);
         let (own, now) = (&settings.replica.key_prints, Instant::now());
         let has_beaten = |one: &StoredReplica| {
@@ -227,7 +227,7 @@ async fn reset_clock(
         );
         return Ok(());
     }
-    let reset = session.client.prepare(RESET_TIMES).await.map_err(away)?;
+    let reset = session.client.prepare(RESET_TIMES).await.map_err(unavailable)?;
     transact(session, &[(&reset, vec![])]).await.map_err(unmade)?;
     tracing::warn!("the time that the task store was last used at is forgotten, as `{RESET}` says");
     // In this order a second run repeats both steps harmlessly.
@@ -242,10 +242,10 @@ async fn clock_start(
     session: &Session,
     living: &[StoredReplica],
 ) -> Result<(ClockStart, ClockTrust), PostgresOpenError> {
-    let row = session.client.query_one(TIMES, &[]).await.map_err(away)?;
-    let server = time(row.try_get(0).map_err(away)?);
+    let row = session.client.query_one(TIMES, &[]).await.map_err(unavailable)?;
+    let server = time(row.try_get(0).map_err(unavailable)?);
     let [stored, gone] = [row.try_get::<_, Option<i64>>(1), row.try_get(2)];
-    let (stored, gone) = (stored.map_err(away)?.map(time), gone.map_err(away)?.map(time));
+    let (stored, gone) = (stored.map_err(unavailable)?.map(time), gone.map_err(unavailable)?.map(time));
     let trust = match (living, stored) {
         ([], Some(seen)) => {
             let longest = gone.map_or(Duration::ZERO, |gone| gone.since(seen));
@@ -259,13 +259,13 @@ async fn clock_start(
 }
 
 async fn register(session: &Session, settings: &PostgresSettings, now: i64) -> Result<Incarnation, PostgresOpenError> {
-    let register = session.client.prepare(REGISTER).await.map_err(away)?;
+    let register = session.client.prepare(REGISTER).await.map_err(unavailable)?;
     let ReplicaDescription { name, address, version, config_digest, key_prints } = &settings.replica;
     let (reads, prints) = (i32::from(record::VERSION), key_prints.concat());
     let values: Parameters<'_> = vec![name, address, version, &reads, config_digest, &prints, &now];
     let made = transact(session, &[(&register, values)]).await.map_err(unmade)?;
-    let row = made.row().ok_or_else(|| PostgresOpenError::away("no row was written"))?;
-    Ok(holder(row.try_get(0).map_err(away)?))
+    let row = made.row().ok_or_else(|| PostgresOpenError::unavailable("no row was written"))?;
+    Ok(holder(row.try_get(0).map_err(unavailable)?))
 }
 
 fn unmade(failure: CommitFailure) -> PostgresOpenError {

@@ -197,7 +197,7 @@ impl ReaderConnection {
             Ok(Ok(found)) => return Ok(found),
             Ok(Err(trouble)) => {
                 slot.link = None;
-                if matches!(trouble, PostgresHealth::Away(_)) {
+                if matches!(trouble, PostgresHealth::Unavailable(_)) {
                     // An ended connection proves nothing about the server; a reconnect does.
                     let _ = self.link(slot).await;
                 } else {

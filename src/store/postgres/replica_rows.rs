@@ -76,14 +76,14 @@ pub struct ReplicaView {
     /// What this replica may do.
     pub standing: OwnStanding,
     /// Dead incarnations with rows that any replica may claim.
-    pub(super) given_up: Vec<Incarnation>,
+    pub(super) abandoned: Vec<Incarnation>,
 }
 
 impl ReplicaView {
     /// The view of a new incarnation with a row that was inserted at `beaten`.
     pub(super) fn of(rows: Vec<StoredReplica>, beaten: BootTime) -> Self {
-        let (beats, given_up) = (BTreeMap::new(), Vec::new());
-        Self { rows, beats, beat: 0, beaten, standing: OwnStanding::Member, given_up }
+        let (beats, abandoned) = (BTreeMap::new(), Vec::new());
+        Self { rows, beats, beat: 0, beaten, standing: OwnStanding::Member, abandoned }
     }
 
     /// Whether this replica may insert rows. It may not after seven eighths of the lease without an acknowledged heartbeat,

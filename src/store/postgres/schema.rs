@@ -64,7 +64,7 @@ CREATE TABLE tg_usage (
 /// Checks that the server meets the store's requirements.
 ///
 /// # Errors
-/// `OldServer`, `Unsafe`, `NoStandby`, `Away`.
+/// `OldServer`, `Unsafe`, `NoStandby`, `Unavailable`.
 pub(super) async fn judge_server(session: &Session, durability: Durability) -> Result<(), PostgresOpenError> {
     let sql = "SELECT current_setting('server_version_num')::int, current_setting('server_version'), \
                current_setting('fsync'), current_setting('full_page_writes'), current_setting('synchronous_standby_names')";
@@ -89,7 +89,7 @@ pub(super) async fn judge_server(session: &Session, durability: Durability) -> R
 /// must be dropped.
 ///
 /// # Errors
-/// `Newer`, `Older`, `Foreign`, `Refused`; `Away`, also while another replica changes the schema.
+/// `Newer`, `Older`, `Foreign`, `Refused`; `Unavailable`, also while another replica changes the schema.
 pub(super) async fn prepare(
     session: &Session,
     settings: &PostgresSettings,
@@ -156,6 +156,6 @@ fn refused(error: &tokio_postgres::Error) -> PostgresOpenError {
     let passing = |code: &str| ["08", "53", "55", "57", "40", "25"].iter().any(|class| code.starts_with(class));
     match error.code() {
         Some(code) if !passing(code.code()) => PostgresOpenError::Refused(in_words(error)),
-        _ => PostgresOpenError::Away(PostgresHealth::of(error)),
+        _ => PostgresOpenError::Unavailable(PostgresHealth::of(error)),
     }
 }

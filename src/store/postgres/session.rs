@@ -23,7 +23,7 @@ use tokio_util::task::TaskTracker;
 use super::health::PostgresHealth;
 use super::hosts::{each_address, each_host};
 use super::notices::SessionNotices;
-use super::open_error::{PostgresOpenError, Retry, away};
+use super::open_error::{PostgresOpenError, Retry, unavailable};
 use super::settings::PostgresSettings;
 use super::shared_clock::boot_time;
 use crate::replica::commit_trust::voids_acknowledgement;
@@ -118,10 +118,10 @@ impl DatabaseConnector {
     /// secrets again.
     ///
     /// # Errors
-    /// `Away` for faults that may pass: even a wrong password may be changed soon. The others as [`super::PostgresStore::open`].
+    /// `Unavailable` for faults that may pass: even a wrong password may be changed soon. The others as [`super::PostgresStore::open`].
     pub(super) async fn connect(&self, duty: &str, listener: Option<Listener>) -> Result<Session, PostgresOpenError> {
         let (config, tls, within) = (self.settings.access.read()?, self.tls()?, self.write_max());
-        let mut last = PostgresOpenError::Away(PostgresHealth::silent());
+        let mut last = PostgresOpenError::Unavailable(PostgresHealth::silent());
         for mut host in each_host(&config) {
             host.application_name(self.name_of_connections() + duty)
                 .keepalives_idle(KEEPALIVE.0)
@@ -133,7 +133,7 @@ impl DatabaseConnector {
                     Ok(session) => return Ok(session),
                     Err(error) if error.retry() != Retry::Always => return Err(error),
                     // A host with waiting commits is more important to report than one that is no primary.
-                    Err(_) if matches!(last, PostgresOpenError::Away(PostgresHealth::Behind(_))) => (),
+                    Err(_) if matches!(last, PostgresOpenError::Unavailable(PostgresHealth::Behind(_))) => (),
                     Err(error) => last = error,
                 }
             }
@@ -154,7 +154,7 @@ impl DatabaseConnector {
         listener: Option<Listener>,
     ) -> Result<Session, PostgresOpenError> {
         let within = self.write_max();
-        let connecting = async { address.connect(tls).await.map_err(away) };
+        let connecting = async { address.connect(tls).await.map_err(unavailable) };
         let (client, connection) = in_time(within, connecting).await?;
         in_time(within, self.arrive(client, connection, listener)).await
     }
@@ -222,13 +222,13 @@ impl DatabaseConnector {
 /// Limits a step of opening a connection.
 ///
 /// # Errors
-/// The errors of `step`; `Away` after `within`.
+/// The errors of `step`; `Unavailable` after `within`.
 pub(super) async fn in_time<T>(
     within: Duration,
     step: impl Future<Output = Result<T, PostgresOpenError>>,
 ) -> Result<T, PostgresOpenError> {
     let done = timeout(within, step).await;
-    done.unwrap_or_else(|_| Err(PostgresOpenError::Away(PostgresHealth::silent())))
+    done.unwrap_or_else(|_| Err(PostgresOpenError::Unavailable(PostgresHealth::silent())))
 }
 
 async fn drive<S, T>(mut connection: Connection<S, T>, notices: SessionNotices, listener: Option<Listener>)
@@ -266,7 +266,7 @@ fn mark(server: &str) -> ServerMark {
 /// Classifies an error of a fresh connection.
 pub(super) fn arrival_error(error: tokio_postgres::Error) -> PostgresOpenError {
     let is_of_pooler = error.code().is_some_and(|code| OF_POOLERS.contains(&code.code()));
-    if is_of_pooler { PostgresOpenError::Pooled } else { away(error) }
+    if is_of_pooler { PostgresOpenError::Pooled } else { unavailable(error) }
 }
 
 /// The delay before the next try: doubles with each failure, with jitter.

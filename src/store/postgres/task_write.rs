@@ -52,14 +52,14 @@ pub(super) struct ClaimableRows {
     /// Rows of calls at these upstreams.
     pub(super) upstreams: Vec<Vec<u8>>,
     /// All rows of these incarnations: replicas with their upstreams had time to claim them.
-    pub(super) given_up: Vec<i64>,
+    pub(super) abandoned: Vec<i64>,
 }
 
 impl ClaimableRows {
-    pub(super) fn of(upstreams: &[Arc<str>], given_up: &[Incarnation]) -> Self {
+    pub(super) fn of(upstreams: &[Arc<str>], abandoned: &[Incarnation]) -> Self {
         Self {
             upstreams: upstreams.iter().map(|name| name.as_bytes().to_vec()).collect(),
-            given_up: given_up.iter().copied().map(holder_column).collect(),
+            abandoned: abandoned.iter().copied().map(holder_column).collect(),
         }
     }
 }

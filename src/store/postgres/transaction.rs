@@ -79,13 +79,17 @@ impl CommitFailure {
             Self::Unknown { cause: UnknownCommitCause::TimedOut, why, is_answered: true } => {
                 PostgresHealth::Behind(why.clone())
             }
-            Self::Unknown { why, .. } => PostgresHealth::Away(why.clone()),
+            Self::Unknown { why, .. } => PostgresHealth::Unavailable(why.clone()),
         }
     }
 
     /// The failure as a reason not to open the store.
     pub(super) fn open_error(&self) -> PostgresOpenError {
-        if self.is_unreplicated() { PostgresOpenError::NoStandby } else { PostgresOpenError::Away(self.health()) }
+        if self.is_unreplicated() {
+            PostgresOpenError::NoStandby
+        } else {
+            PostgresOpenError::Unavailable(self.health())
+        }
     }
 }
 

@@ -18,7 +18,7 @@ use super::batch::{BatchOutcome, BatchPlan, GroupedWrites, WriteOutcome, WriterI
 use super::columns::{self, holder_column};
 use super::health::PostgresHealth;
 use super::hints;
-use super::open_error::{PostgresOpenError, away};
+use super::open_error::{PostgresOpenError, unavailable};
 use super::schema;
 use super::server_words::{in_words, is_full};
 use super::session::{DatabaseConnector, Session, back_off};
@@ -325,21 +325,21 @@ impl WriterLink {
     }
 
     async fn begin(session: &Session, state: &StoreState) -> Result<(WriterStatements, i64), PostgresOpenError> {
-        let statements = WriterStatements::prepare(session).await.map_err(away)?;
-        let take = session.client.prepare(TAKE_EPOCH).await.map_err(away)?;
+        let statements = WriterStatements::prepare(session).await.map_err(unavailable)?;
+        let take = session.client.prepare(TAKE_EPOCH).await.map_err(unavailable)?;
         let me = holder_column(state.holder);
         let made = transact(session, &[(&take, vec![&me])]).await;
         if made.as_ref().is_err_and(CommitFailure::wrote_nothing) {
-            return Err(PostgresOpenError::away("this gateway's row is gone from the database"));
+            return Err(PostgresOpenError::unavailable("this gateway's row is gone from the database"));
         }
         let made = made.map_err(|failure| failure.open_error())?;
         session.trust.lock().lane_write_passed(session.server, made.sent);
         count_barrier();
-        let epoch = made.row().map_or(Ok(0), |row| row.try_get(0)).map_err(away)?;
+        let epoch = made.row().map_or(Ok(0), |row| row.try_get(0)).map_err(unavailable)?;
         // From here on no write of an earlier connection can appear.
         Self::resolve_writes(session, &statements, WriterIdentity { holder: state.holder, epoch }, state).await?;
-        let rows = session.client.query(OWN_SUMS, &[&me]).await.map_err(away)?;
-        state.sums.reset_own(SumChange::all(&rows).map_err(away)?);
+        let rows = session.client.query(OWN_SUMS, &[&me]).await.map_err(unavailable)?;
+        state.sums.reset_own(SumChange::all(&rows).map_err(unavailable)?);
         state.settled.forget_all();
         Ok((statements, epoch))
     }
@@ -364,8 +364,9 @@ impl WriterLink {
             state.unresolved.decided(&unresolved);
         }
         if state.unresolved.is_claim() {
-            let held = session.client.query(HELD, &[&holder_column(state.holder)]).await.map_err(away)?;
-            let held = held.iter().map(|row| columns::key(row, 0)).collect::<Result<Vec<_>, _>>().map_err(away)?;
+            let held = session.client.query(HELD, &[&holder_column(state.holder)]).await.map_err(unavailable)?;
+            let held =
+                held.iter().map(|row| columns::key(row, 0)).collect::<Result<Vec<_>, _>>().map_err(unavailable)?;
             tracing::warn!(
                 held = held.len(),
                 "whether tasks were taken over was not known; all that are held here are looked at"

@@ -298,7 +298,7 @@ impl TaskFollower<'_> {
             | Reason::QueueFull
             | Reason::QueueDeadline
             | Reason::Draining
-            | Reason::ReplicaAway
+            | Reason::ReplicaUnavailable
             | Reason::Internal => false,
         };
         if is_final { Err(fault) } else { Ok(None) }

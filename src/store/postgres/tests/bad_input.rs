@@ -98,7 +98,7 @@ async fn a_url_file_is_read_again_at_each_connect() {
     until("all are connected", || server.psql(&count) == "t").await;
     write_url("postgres://postgres@%2Fnowhere/postgres");
     server.psql(&format!("SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE {own}"));
-    until("the other url is used", || matches!(store.health(), PostgresHealth::Away(_))).await;
+    until("the other url is used", || matches!(store.health(), PostgresHealth::Unavailable(_))).await;
     write_url(&server.url());
     until("the url is used again", || store.health() == PostgresHealth::Good).await;
     let begin = Instant::now();

@@ -191,7 +191,7 @@ async fn a_row_of_an_upstream_that_an_incarnation_lacks_is_left_to_others_for_as
     let store = open_with(other).await.unwrap();
     assert!(store.declare_dead(dead.holder()).await.unwrap());
     assert!(store.claim(9, &[Arc::from("else")]).await.unwrap().is_empty());
-    until("nobody else comes for it", || !store.view.now().given_up.is_empty()).await;
+    until("nobody else comes for it", || !store.view.now().abandoned.is_empty()).await;
     assert_eq!(store.claim(9, &[Arc::from("else")]).await.unwrap(), std::slice::from_ref(&made.key));
     for store in [dead, store] {
         store.close().await;

@@ -109,7 +109,7 @@ async fn what_is_in_the_way_of_a_server_that_cannot_be_used_for_now_is_told_apar
     at.goes_on().await;
 
     at.server.stop(ServerStop::Fast);
-    until("nobody is there", || matches!(at.store.health(), PostgresHealth::Away(_))).await;
+    until("nobody is there", || matches!(at.store.health(), PostgresHealth::Unavailable(_))).await;
     at.server.write_file("standby.signal", "");
     at.server.configure(&["hot_standby = off"]);
     at.server.launch();
@@ -175,7 +175,8 @@ async fn n1_a_server_whose_commits_wait_is_behind_until_they_do_not() {
     let mut beside = settings;
     beside.replica.name.push('+');
     let refused = open_with(beside).await;
-    let is_behind = |error: &PostgresOpenError| matches!(error, PostgresOpenError::Away(PostgresHealth::Behind(_)));
+    let is_behind =
+        |error: &PostgresOpenError| matches!(error, PostgresOpenError::Unavailable(PostgresHealth::Behind(_)));
     assert!(refused.as_ref().is_err_and(is_behind), "{refused:?}");
     let begin = Instant::now();
     while begin.elapsed() < Duration::from_secs(5) {

@@ -27,7 +27,8 @@ pub use fencing::{GuardedRow, GuardedWrite, WriteVerdict};
 pub use forwarded_numbers::{ForwardedNumberRefusal, ForwardedNumbers};
 pub use incarnation::Incarnation;
 pub use membership::{
-    BeatAnswer, DeathClaim, LeaseTerms, Membership, OwnStanding, ReplicaLook, ReplicaRow, StoreGeneration, StoreLoss,
+    DeathClaim, HeartbeatAnswer, LeaseTerms, Membership, OwnStanding, ReplicaLook, ReplicaRow, StoreGeneration,
+    StoreLoss,
 };
 pub use read_trust::{ReadBelief, ReadTrust, ServerMark};
 pub use task_clock::{ClockStart, TaskClock};

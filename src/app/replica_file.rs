@@ -88,7 +88,7 @@ impl ReplicaFile {
         if self.is_loss {
             return Ok(());
         }
-        let text = format!("{} {} {}\n", Uuid::from_u128(prior.generation.0), prior.holder, prior.beat);
+        let text = format!("{} {} {}\n", Uuid::from_u128(prior.generation.0), prior.holder, prior.heartbeat);
         let written = self.file.rewind().and_then(|()| self.file.write_all(text.as_bytes()));
         let written = written.and_then(|()| self.file.set_len(text.len() as u64));
         written.map_err(|source| ReplicaFileError::File { path: self.path.clone(), source })
@@ -108,8 +108,8 @@ fn read(text: &str) -> Option<PriorIncarnation> {
     let (generation, prior) = text.split_once(' ')?;
     let generation = StoreGeneration(Uuid::parse_str(generation).ok()?.as_u128());
     // Earlier versions wrote no heartbeat.
-    let (holder, beat) = prior.split_once(' ').unwrap_or((prior, "0"));
-    Some(PriorIncarnation { generation, holder: Incarnation(holder.parse().ok()?), beat: beat.parse().ok()? })
+    let (holder, heartbeat) = prior.split_once(' ').unwrap_or((prior, "0"));
+    Some(PriorIncarnation { generation, holder: Incarnation(holder.parse().ok()?), heartbeat: heartbeat.parse().ok()? })
 }
 
 #[cfg(test)]
@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     const PRIOR: PriorIncarnation =
-        PriorIncarnation { generation: StoreGeneration(7), holder: Incarnation(41), beat: 17 };
+        PriorIncarnation { generation: StoreGeneration(7), holder: Incarnation(41), heartbeat: 17 };
 
     #[test]
     fn the_next_process_finds_the_life_that_was_written_down() {
@@ -153,7 +153,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("a.replica"), "00000000-0000-0000-0000-000000000007 41\n").unwrap();
         let prior = ReplicaFile::lock(folder.path(), "a").unwrap().1;
-        assert_eq!(prior, Some(PriorIncarnation { beat: 0, ..PRIOR }));
+        assert_eq!(prior, Some(PriorIncarnation { heartbeat: 0, ..PRIOR }));
     }
 
     /// As a process leaves it that is killed between its write and the cut behind it.

@@ -374,8 +374,11 @@ mod tests {
 
     #[test]
     fn a_file_that_knows_an_older_life_does_not_hide_the_one_that_was_in_this_process() {
-        let incarnation =
-            |holder, beat| PriorIncarnation { generation: StoreGeneration(7), holder: Incarnation(holder), beat };
+        let incarnation = |holder, heartbeat| PriorIncarnation {
+            generation: StoreGeneration(7),
+            holder: Incarnation(holder),
+            heartbeat,
+        };
         let former = incarnation(41, 9);
         for (kept, newest) in [
             (None, former),

@@ -215,7 +215,7 @@ mod tests {
             incarnation: Incarnation(number),
             name: format!("r{number}"),
             address: (!address.is_empty()).then(|| address.to_owned()),
-            beat: 1,
+            heartbeat: 1,
             now: Timestamp::from_millis(1),
             is_leaving,
             is_dead,

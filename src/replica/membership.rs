@@ -52,7 +52,7 @@ impl LeaseTerms {
 
     /// The heartbeat interval: a quarter of the lease, at most [`BEAT_EVERY_MAX`].
     #[must_use]
-    pub fn beat_every(self) -> Duration {
+    pub fn heartbeat_interval(self) -> Duration {
         (self.lease / 4).min(BEAT_EVERY_MAX)
     }
 
@@ -93,7 +93,7 @@ pub struct ReplicaRow {
     /// Where others reach it; `None` if it does not listen for them.
     pub address: Option<String>,
     /// Its heartbeat number.
-    pub beat: u64,
+    pub heartbeat: u64,
     /// Its task clock at its last heartbeat.
     pub now: Timestamp,
     /// It accepts no new requests and will soon end.
@@ -115,11 +115,11 @@ pub struct ReplicaLook {
 
 /// The answer to a heartbeat. One with an unknown commit has no answer: the row may contain it or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BeatAnswer {
+pub enum HeartbeatAnswer {
     /// Durable; both values are as its own transaction saw them.
-    Acknowledged { beat: u64, generation: StoreGeneration },
+    Acknowledged { heartbeat: u64, generation: StoreGeneration },
     /// The row says that this replica is dead, with this heartbeat.
-    Dead { beat: u64 },
+    Dead { heartbeat: u64 },
     /// The row is missing, on a server that has acknowledged another write since. A replaced server may lack the row, which
     /// proves nothing about the store.
     Missing,
@@ -129,7 +129,7 @@ pub enum BeatAnswer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreLoss {
     /// A heartbeat was acknowledged under a number acknowledged before, or this replica's row is dead with an earlier heartbeat.
-    BeatWentBack {
+    HeartbeatWentBack {
         acknowledged: u64,
         found: u64,
     },
@@ -155,7 +155,7 @@ pub enum OwnStanding {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeathClaim {
     pub incarnation: Incarnation,
-    pub beat: u64,
+    pub heartbeat: u64,
 }
 
 /// One replica's knowledge about all replicas, since its registration. Fed with answers to its heartbeats and with looks, which
@@ -165,7 +165,7 @@ pub struct Membership {
     terms: LeaseTerms,
     own: Incarnation,
     generation: StoreGeneration,
-    acknowledged: AcknowledgedBeat,
+    acknowledged: AcknowledgedHeartbeat,
     /// Counts outages of the store; windows from before the last one are void.
     outages: u64,
     /// When the last outage ended.
@@ -179,8 +179,8 @@ pub struct Membership {
 }
 
 #[derive(Debug)]
-struct AcknowledgedBeat {
-    beat: u64,
+struct AcknowledgedHeartbeat {
+    heartbeat: u64,
     sent: BootTime,
     received: BootTime,
 }
@@ -209,7 +209,7 @@ impl Membership {
             terms,
             own,
             generation,
-            acknowledged: AcknowledgedBeat { beat: 0, sent, received },
+            acknowledged: AcknowledgedHeartbeat { heartbeat: 0, sent, received },
             outages: 0,
             back: received,
             window_after_outage: terms.lease,
@@ -221,12 +221,12 @@ impl Membership {
 
     /// This replica's last acknowledged heartbeat.
     #[must_use]
-    pub const fn acknowledged_beat(&self) -> u64 {
-        self.acknowledged.beat
+    pub const fn acknowledged_heartbeat(&self) -> u64 {
+        self.acknowledged.heartbeat
     }
 
     /// Records the answer to a heartbeat that was sent and answered at these instants.
-    pub fn beat_answered(&mut self, answer: BeatAnswer, sent: BootTime, received: BootTime) {
+    pub fn heartbeat_answered(&mut self, answer: HeartbeatAnswer, sent: BootTime, received: BootTime) {
         // A replica without the store for too long is fenced, even if it was paused and `standing` was not called meanwhile.
         let standing = self.standing(received);
         if matches!(standing, OwnStanding::Fenced | OwnStanding::StoreLost(_)) {
@@ -234,25 +234,25 @@ impl Membership {
             return;
         }
         match answer {
-            BeatAnswer::Acknowledged { generation, .. } if generation != self.generation => {
+            HeartbeatAnswer::Acknowledged { generation, .. } if generation != self.generation => {
                 self.end = Some(OwnStanding::StoreLost(StoreLoss::OtherGeneration(generation)));
             }
-            BeatAnswer::Acknowledged { beat, .. } if beat <= self.acknowledged.beat => {
-                let loss = StoreLoss::BeatWentBack { acknowledged: self.acknowledged.beat, found: beat };
+            HeartbeatAnswer::Acknowledged { heartbeat, .. } if heartbeat <= self.acknowledged.heartbeat => {
+                let loss = StoreLoss::HeartbeatWentBack { acknowledged: self.acknowledged.heartbeat, found: heartbeat };
                 self.end = Some(OwnStanding::StoreLost(loss));
             }
-            BeatAnswer::Acknowledged { beat, .. } => self.acknowledged(beat, sent, received),
+            HeartbeatAnswer::Acknowledged { heartbeat, .. } => self.acknowledged(heartbeat, sent, received),
             // The store that declared it dead has diverged from the one that acknowledged its heartbeats.
-            BeatAnswer::Dead { beat } if beat < self.acknowledged.beat => {
-                let loss = StoreLoss::BeatWentBack { acknowledged: self.acknowledged.beat, found: beat };
+            HeartbeatAnswer::Dead { heartbeat } if heartbeat < self.acknowledged.heartbeat => {
+                let loss = StoreLoss::HeartbeatWentBack { acknowledged: self.acknowledged.heartbeat, found: heartbeat };
                 self.end = Some(OwnStanding::StoreLost(loss));
             }
-            BeatAnswer::Dead { .. } => self.end = Some(OwnStanding::Fenced),
-            BeatAnswer::Missing => self.end = Some(OwnStanding::StoreLost(StoreLoss::RowMissing)),
+            HeartbeatAnswer::Dead { .. } => self.end = Some(OwnStanding::Fenced),
+            HeartbeatAnswer::Missing => self.end = Some(OwnStanding::StoreLost(StoreLoss::RowMissing)),
         }
     }
 
-    fn acknowledged(&mut self, beat: u64, sent: BootTime, received: BootTime) {
+    fn acknowledged(&mut self, heartbeat: u64, sent: BootTime, received: BootTime) {
         let gap = received.since(self.acknowledged.received);
         if gap > self.terms.gap_max() {
             // Windows of the previous outage may not have started.
@@ -261,7 +261,7 @@ impl Membership {
             self.back = received;
             self.window_after_outage = self.terms.window_after(gap).max(unbegun);
         }
-        self.acknowledged = AcknowledgedBeat { beat, sent, received };
+        self.acknowledged = AcknowledgedHeartbeat { heartbeat, sent, received };
     }
 
     /// Records a look, and returns the replicas to declare dead: those with an unchanged heartbeat for the lease, while this
@@ -277,7 +277,7 @@ impl Membership {
         for row in look.rows {
             if row.incarnation == self.own {
                 // A look may be rolled back; if its row is too old, the next heartbeat finds out.
-                if row.is_dead && row.beat >= self.acknowledged.beat && self.end.is_none() {
+                if row.is_dead && row.heartbeat >= self.acknowledged.heartbeat && self.end.is_none() {
                     self.end = Some(OwnStanding::Fenced);
                 }
                 continue;
@@ -293,11 +293,11 @@ impl Membership {
     fn watched(&self, known: Option<WatchedReplica>, row: ReplicaRow, received: BootTime) -> WatchedReplica {
         let (since, window) = match known {
             // A replica silent since a longer outage keeps its longer window.
-            Some(known) if known.outage != self.outages && known.row.beat == row.beat => {
+            Some(known) if known.outage != self.outages && known.row.heartbeat == row.heartbeat => {
                 (received, self.window_after_outage.max(known.window))
             }
             Some(known) if known.outage != self.outages => (received, self.window_after_outage),
-            Some(known) if known.row.beat == row.beat => (known.since, known.window),
+            Some(known) if known.row.heartbeat == row.heartbeat => (known.since, known.window),
             Some(_) => (received, self.terms.lease),
             None => (received, self.window_after_outage),
         };
@@ -331,7 +331,7 @@ impl Membership {
 
     /// Since when this replica has seen another one's current heartbeat.
     #[must_use]
-    pub fn beat_since(&self, incarnation: Incarnation) -> Option<BootTime> {
+    pub fn heartbeat_since(&self, incarnation: Incarnation) -> Option<BootTime> {
         self.others.get(&incarnation).map(|other| other.since)
     }
 
@@ -357,7 +357,7 @@ impl Membership {
 
 impl WatchedReplica {
     const fn death_claim(&self) -> DeathClaim {
-        DeathClaim { incarnation: self.row.incarnation, beat: self.row.beat }
+        DeathClaim { incarnation: self.row.incarnation, heartbeat: self.row.heartbeat }
     }
 }
 

@@ -124,11 +124,11 @@ mod tests {
     #[test]
     fn clocks_that_follow_each_other_do_not_run_away() {
         let mut clocks = [TaskClock::new(ms(1_000_000), at(0)), TaskClock::new(ms(1_000_400), at(0))];
-        for beat in 1..=1_000_u64 {
-            let now = at(beat * 2_000);
+        for heartbeat in 1..=1_000_u64 {
+            let now = at(heartbeat * 2_000);
             let shown = clocks.clone().map(|clock| clock.now(now));
             for (clock, other) in clocks.iter_mut().zip([shown[1], shown[0]]) {
-                clock.steer(other, at(beat * 2_000 + 300));
+                clock.steer(other, at(heartbeat * 2_000 + 300));
             }
         }
         let end = at(2_001_000);

@@ -210,7 +210,11 @@ impl PostgresStore {
     /// Describes this incarnation for the next process of this replica.
     #[must_use]
     pub fn as_prior(&self) -> PriorIncarnation {
-        PriorIncarnation { generation: self.generation, holder: self.state.holder, beat: self.view.now().beat }
+        PriorIncarnation {
+            generation: self.generation,
+            holder: self.state.holder,
+            heartbeat: self.view.now().heartbeat,
+        }
     }
 
     /// The store's health.
@@ -227,7 +231,7 @@ impl PostgresStore {
 
     /// Updates the metrics that depend on the current time.
     pub fn refresh_metrics(&self) {
-        let age = boot_time().since(self.view.now().beaten);
+        let age = boot_time().since(self.view.now().heartbeat_sent);
         metrics::gauge!(metric::REPLICA_BEAT_AGE).set(age.as_secs_f64());
     }
 

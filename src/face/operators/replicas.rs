@@ -52,7 +52,7 @@ impl OperatorReplica {
             (false, false, true) => "leaving",
             (false, false, false) => "living",
         };
-        let since = if is_own { Some(view.beaten) } else { view.beats.get(&row.incarnation).copied() };
+        let since = if is_own { Some(view.heartbeat_sent) } else { view.heartbeats.get(&row.incarnation).copied() };
         // A tenth of a second is precise enough.
         let tenths = |seconds: f64| (seconds * 10.0).round() / 10.0;
         Self {

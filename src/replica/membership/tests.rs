@@ -22,13 +22,13 @@ fn member() -> Membership {
     Membership::registered(terms(8, 300), OWN, GENERATION, at(0), at(0))
 }
 
-fn row(incarnation: Incarnation, beat: u64) -> ReplicaRow {
+fn row(incarnation: Incarnation, heartbeat: u64) -> ReplicaRow {
     ReplicaRow {
         incarnation,
         name: format!("replica {incarnation}"),
         address: None,
-        beat,
-        now: Timestamp::from_millis(1_000_000 + beat),
+        heartbeat,
+        now: Timestamp::from_millis(1_000_000 + heartbeat),
         is_leaving: false,
         is_dead: false,
         record_reads: 5,
@@ -40,15 +40,19 @@ fn look(millis: u64, rows: &[ReplicaRow]) -> ReplicaLook {
 }
 
 /// Sends a heartbeat every two seconds, all acknowledged, with looks that show the other's heartbeat as given.
-fn beat_and_look(membership: &mut Membership, seconds: std::ops::Range<u64>, beat_of_other: u64) -> Vec<DeathClaim> {
+fn beat_and_look(
+    membership: &mut Membership,
+    seconds: std::ops::Range<u64>,
+    heartbeat_of_other: u64,
+) -> Vec<DeathClaim> {
     let mut claims = Vec::new();
     for second in seconds {
         if second % 2 == 0 {
-            let beat = membership.acknowledged.beat + 1;
-            let answer = BeatAnswer::Acknowledged { beat, generation: GENERATION };
-            membership.beat_answered(answer, at(second * SECOND), at(second * SECOND));
+            let heartbeat = membership.acknowledged.heartbeat + 1;
+            let answer = HeartbeatAnswer::Acknowledged { heartbeat, generation: GENERATION };
+            membership.heartbeat_answered(answer, at(second * SECOND), at(second * SECOND));
         }
-        claims.extend(membership.looked(look(second * SECOND, &[row(OTHER, beat_of_other)])));
+        claims.extend(membership.looked(look(second * SECOND, &[row(OTHER, heartbeat_of_other)])));
     }
     claims
 }
@@ -60,37 +64,37 @@ fn the_lease_has_bounds_and_parts() {
         assert_eq!(LeaseTerms::new(of(lease), of(0)).is_some(), is_within, "{lease} ms");
     }
     let terms = terms(8, 300);
-    assert_eq!((terms.beat_every(), terms.gap_max(), terms.begin_max()), (of(2_000), of(4_000), of(7_000)));
+    assert_eq!((terms.heartbeat_interval(), terms.gap_max(), terms.begin_max()), (of(2_000), of(4_000), of(7_000)));
 }
 
 #[test]
 fn a_longer_lease_is_not_silent_for_those_with_the_usual_one() {
     let usual = LeaseTerms::default();
     let longest = terms(60, 300);
-    assert_eq!(terms(4, 300).beat_every(), Duration::from_secs(1));
-    assert!(longest.beat_every() * 2 + LOOK_EVERY < usual.lease(), "a beat that is lost is no silence");
+    assert_eq!(terms(4, 300).heartbeat_interval(), Duration::from_secs(1));
+    assert!(longest.heartbeat_interval() * 2 + LOOK_EVERY < usual.lease(), "a beat that is lost is no silence");
 }
 
 #[test]
-fn a_beat_that_stays_for_the_lease_is_claimed_with_that_beat() {
+fn a_heartbeat_that_stays_for_the_lease_is_claimed_with_that_beat() {
     let mut membership = member();
     assert_eq!(beat_and_look(&mut membership, 1..9, 5), []);
-    assert_eq!(beat_and_look(&mut membership, 9..10, 5), [DeathClaim { incarnation: OTHER, beat: 5 }]);
+    assert_eq!(beat_and_look(&mut membership, 9..10, 5), [DeathClaim { incarnation: OTHER, heartbeat: 5 }]);
     // A heartbeat arrived in between: no claim, and the window restarts.
     assert_eq!(beat_and_look(&mut membership, 10..18, 6), []);
-    assert_eq!(beat_and_look(&mut membership, 18..19, 6), [DeathClaim { incarnation: OTHER, beat: 6 }]);
+    assert_eq!(beat_and_look(&mut membership, 18..19, 6), [DeathClaim { incarnation: OTHER, heartbeat: 6 }]);
 }
 
 #[test]
-fn a_beat_that_went_back_is_a_new_one() {
+fn a_heartbeat_that_went_back_is_a_new_one() {
     let mut membership = member();
     assert_eq!(beat_and_look(&mut membership, 1..9, 5), []);
     assert_eq!(beat_and_look(&mut membership, 9..17, 4), []);
-    assert_eq!(beat_and_look(&mut membership, 17..18, 4), [DeathClaim { incarnation: OTHER, beat: 4 }]);
+    assert_eq!(beat_and_look(&mut membership, 17..18, 4), [DeathClaim { incarnation: OTHER, heartbeat: 4 }]);
 }
 
 #[test]
-fn an_observer_whose_own_beats_stay_unanswered_claims_nobody() {
+fn an_observer_whose_own_heartbeats_stay_unanswered_claims_nobody() {
     let mut membership = member();
     assert_eq!(beat_and_look(&mut membership, 1..5, 5), []);
     for second in 5..60 {
@@ -98,7 +102,7 @@ fn an_observer_whose_own_beats_stay_unanswered_claims_nobody() {
     }
     // Writes succeed after 56 s: the first window has its maximum length.
     assert_eq!(beat_and_look(&mut membership, 60..90, 5), []);
-    assert_eq!(beat_and_look(&mut membership, 90..91, 5), [DeathClaim { incarnation: OTHER, beat: 5 }]);
+    assert_eq!(beat_and_look(&mut membership, 90..91, 5), [DeathClaim { incarnation: OTHER, heartbeat: 5 }]);
 }
 
 #[test]
@@ -108,29 +112,29 @@ fn a_window_after_an_outage_is_as_long_as_that_once() {
     // An outage from 4 to 20. The other's heartbeat came just before, and is seen only now: it proves nothing about the time
     // after.
     assert_eq!(beat_and_look(&mut membership, 20..36, 6), []);
-    assert_eq!(beat_and_look(&mut membership, 36..37, 6), [DeathClaim { incarnation: OTHER, beat: 6 }]);
+    assert_eq!(beat_and_look(&mut membership, 36..37, 6), [DeathClaim { incarnation: OTHER, heartbeat: 6 }]);
     assert_eq!(beat_and_look(&mut membership, 37..45, 7), []);
-    assert_eq!(beat_and_look(&mut membership, 45..46, 7), [DeathClaim { incarnation: OTHER, beat: 7 }]);
+    assert_eq!(beat_and_look(&mut membership, 45..46, 7), [DeathClaim { incarnation: OTHER, heartbeat: 7 }]);
 }
 
 #[test]
 fn a_look_of_before_the_end_of_an_outage_begins_no_window() {
     let mut membership = member();
     assert_eq!(beat_and_look(&mut membership, 1..5, 5), []);
-    let answer = BeatAnswer::Acknowledged { beat: 9, generation: GENERATION };
-    membership.beat_answered(answer, at(20_000), at(20_000));
+    let answer = HeartbeatAnswer::Acknowledged { heartbeat: 9, generation: GENERATION };
+    membership.heartbeat_answered(answer, at(20_000), at(20_000));
     let earlier = ReplicaLook { sent: at(19_800), received: at(19_900), rows: vec![row(OTHER, 5)] };
     assert_eq!(membership.looked(earlier), []);
     assert_eq!(beat_and_look(&mut membership, 21..37, 5), []);
-    assert_eq!(beat_and_look(&mut membership, 37..38, 5), [DeathClaim { incarnation: OTHER, beat: 5 }]);
+    assert_eq!(beat_and_look(&mut membership, 37..38, 5), [DeathClaim { incarnation: OTHER, heartbeat: 5 }]);
 }
 
 #[test]
 fn a_look_that_was_answered_late_is_judged_by_when_it_was_sent() {
     let mut membership = member();
     assert_eq!(beat_and_look(&mut membership, 1..8, 5), []);
-    let answer = BeatAnswer::Acknowledged { beat: 9, generation: GENERATION };
-    membership.beat_answered(answer, at(9_000), at(9_000));
+    let answer = HeartbeatAnswer::Acknowledged { heartbeat: 9, generation: GENERATION };
+    membership.heartbeat_answered(answer, at(9_000), at(9_000));
     let late = ReplicaLook { sent: at(8_500), received: at(12_000), rows: vec![row(OTHER, 5)] };
     assert_eq!(membership.looked(late), []);
     // An older one that arrives even later has no effect.
@@ -140,51 +144,70 @@ fn a_look_that_was_answered_late_is_judged_by_when_it_was_sent() {
 }
 
 #[test]
-fn a_replica_ends_when_its_beats_are_unanswered_for_too_long() {
+fn a_replica_ends_when_its_heartbeats_are_unanswered_for_too_long() {
     let mut membership = member();
-    let answer = BeatAnswer::Acknowledged { beat: 1, generation: GENERATION };
+    let answer = HeartbeatAnswer::Acknowledged { heartbeat: 1, generation: GENERATION };
     // It counts from when the heartbeat was sent.
-    membership.beat_answered(answer, at(2_000), at(3_500));
+    membership.heartbeat_answered(answer, at(2_000), at(3_500));
     let rows = [(9_000, OwnStanding::Member), (301_999, OwnStanding::Member), (302_000, OwnStanding::Fenced)];
     for (millis, expected) in rows {
         assert_eq!(membership.standing(at(millis)), expected, "after {millis} ms");
     }
     assert_eq!(membership.alone_for(at(9_000)), Duration::from_secs(7));
     // The store is back within that time, and no replica has taken over.
-    membership.beat_answered(BeatAnswer::Acknowledged { beat: 2, generation: GENERATION }, at(200_000), at(200_001));
+    membership.heartbeat_answered(
+        HeartbeatAnswer::Acknowledged { heartbeat: 2, generation: GENERATION },
+        at(200_000),
+        at(200_001),
+    );
     assert_eq!(membership.standing(at(200_002)), OwnStanding::Member);
     // It was paused for longer, and its first heartbeat finds its row alive, as there was no other replica.
-    membership.beat_answered(BeatAnswer::Acknowledged { beat: 3, generation: GENERATION }, at(600_000), at(600_001));
+    membership.heartbeat_answered(
+        HeartbeatAnswer::Acknowledged { heartbeat: 3, generation: GENERATION },
+        at(600_000),
+        at(600_001),
+    );
     assert_eq!(membership.standing(at(600_002)), OwnStanding::Fenced);
 }
 
 #[test]
-fn a_beat_says_whether_the_replica_was_replaced_or_the_store_has_lost_something() {
+fn a_heartbeat_says_whether_the_replica_was_replaced_or_the_store_has_lost_something() {
     let other = StoreGeneration(8);
     let rows = [
-        (BeatAnswer::Acknowledged { beat: 3, generation: GENERATION }, OwnStanding::Member),
+        (HeartbeatAnswer::Acknowledged { heartbeat: 3, generation: GENERATION }, OwnStanding::Member),
         // One in between had an unknown commit, and was committed.
-        (BeatAnswer::Acknowledged { beat: 4, generation: GENERATION }, OwnStanding::Member),
-        (BeatAnswer::Dead { beat: 2 }, OwnStanding::Fenced),
+        (HeartbeatAnswer::Acknowledged { heartbeat: 4, generation: GENERATION }, OwnStanding::Member),
+        (HeartbeatAnswer::Dead { heartbeat: 2 }, OwnStanding::Fenced),
         // One with an unknown commit is in the row.
-        (BeatAnswer::Dead { beat: 3 }, OwnStanding::Fenced),
-        (BeatAnswer::Dead { beat: 1 }, OwnStanding::StoreLost(StoreLoss::BeatWentBack { acknowledged: 2, found: 1 })),
-        (BeatAnswer::Missing, OwnStanding::StoreLost(StoreLoss::RowMissing)),
+        (HeartbeatAnswer::Dead { heartbeat: 3 }, OwnStanding::Fenced),
         (
-            BeatAnswer::Acknowledged { beat: 2, generation: GENERATION },
-            OwnStanding::StoreLost(StoreLoss::BeatWentBack { acknowledged: 2, found: 2 }),
+            HeartbeatAnswer::Dead { heartbeat: 1 },
+            OwnStanding::StoreLost(StoreLoss::HeartbeatWentBack { acknowledged: 2, found: 1 }),
+        ),
+        (HeartbeatAnswer::Missing, OwnStanding::StoreLost(StoreLoss::RowMissing)),
+        (
+            HeartbeatAnswer::Acknowledged { heartbeat: 2, generation: GENERATION },
+            OwnStanding::StoreLost(StoreLoss::HeartbeatWentBack { acknowledged: 2, found: 2 }),
         ),
         (
-            BeatAnswer::Acknowledged { beat: 3, generation: other },
+            HeartbeatAnswer::Acknowledged { heartbeat: 3, generation: other },
             OwnStanding::StoreLost(StoreLoss::OtherGeneration(other)),
         ),
     ];
     for (answer, expected) in rows {
         let mut membership = member();
-        membership.beat_answered(BeatAnswer::Acknowledged { beat: 2, generation: GENERATION }, at(1), at(1));
-        membership.beat_answered(answer, at(2_000), at(2_000));
+        membership.heartbeat_answered(
+            HeartbeatAnswer::Acknowledged { heartbeat: 2, generation: GENERATION },
+            at(1),
+            at(1),
+        );
+        membership.heartbeat_answered(answer, at(2_000), at(2_000));
         assert_eq!(membership.standing(at(2_000)), expected, "{answer:?}");
-        membership.beat_answered(BeatAnswer::Acknowledged { beat: 9, generation: GENERATION }, at(3_000), at(3_000));
+        membership.heartbeat_answered(
+            HeartbeatAnswer::Acknowledged { heartbeat: 9, generation: GENERATION },
+            at(3_000),
+            at(3_000),
+        );
         assert_eq!(membership.standing(at(3_000)), expected, "{answer:?}");
     }
 }
@@ -197,7 +220,7 @@ fn a_look_shows_a_replica_that_it_is_dead() {
     assert_eq!(membership.standing(at(10)), OwnStanding::Fenced);
     // A row without an acknowledged heartbeat is left to the next heartbeat.
     let mut membership = member();
-    membership.beat_answered(BeatAnswer::Acknowledged { beat: 1, generation: GENERATION }, at(1), at(1));
+    membership.heartbeat_answered(HeartbeatAnswer::Acknowledged { heartbeat: 1, generation: GENERATION }, at(1), at(1));
     membership.looked(look(10, &[own, row(OTHER, 1)]));
     assert_eq!(membership.standing(at(10)), OwnStanding::Member);
 }
@@ -287,7 +310,7 @@ impl Run {
                     continue;
                 }
                 if now >= self.members[n].next_beat {
-                    self.beat(n, now);
+                    self.heartbeat(n, now);
                 }
                 if now >= self.members[n].next_look {
                     self.look(n, now);
@@ -297,17 +320,17 @@ impl Run {
         self
     }
 
-    fn beat(&mut self, n: usize, now: u64) {
+    fn heartbeat(&mut self, n: usize, now: u64) {
         if self.is_cut_off(n, now) {
             self.members[n].next_beat = now + 100 + self.delay(RETRY_MAX - 100);
             return;
         }
         let (took, late) = (self.delay(DELAY_MAX), self.delay(DELAY_MAX));
-        self.rows[n].beat += 1;
-        let answer = BeatAnswer::Acknowledged { beat: self.rows[n].beat, generation: GENERATION };
+        self.rows[n].heartbeat += 1;
+        let answer = HeartbeatAnswer::Acknowledged { heartbeat: self.rows[n].heartbeat, generation: GENERATION };
         let member = &mut self.members[n];
-        member.membership.beat_answered(answer, at(now), at(now + took));
-        member.next_beat = now + self.terms.beat_every().as_millis() as u64 + late;
+        member.membership.heartbeat_answered(answer, at(now), at(now + took));
+        member.next_beat = now + self.terms.heartbeat_interval().as_millis() as u64 + late;
         member.last_beat = now;
     }
 
@@ -320,7 +343,7 @@ impl Run {
         let look = ReplicaLook { sent: at(now), received: at(now + took), rows: self.rows.clone() };
         for claim in self.members[n].membership.looked(look) {
             let claimed = claim.incarnation.0 as usize;
-            assert_eq!(claim.beat, self.rows[claimed].beat, "it is made under the beat that was seen");
+            assert_eq!(claim.heartbeat, self.rows[claimed].heartbeat, "it is made under the beat that was seen");
             self.claims.push((n, claimed, now));
         }
     }
@@ -351,7 +374,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
     #[test]
-    fn whoever_beats_is_never_claimed_and_a_killed_one_within_the_lease(
+    fn a_replica_that_sends_heartbeats_is_never_claimed_and_a_killed_one_within_the_lease(
         lease in 4_u64..=60, killed in 10_000_u64..60_000, delays in delays(),
     ) {
         let run = Run::new(lease, vec![], Some(killed), delays).run(200_000);
@@ -362,8 +385,8 @@ proptest! {
             let first = run.claims.iter().find(|(by, ..)| *by == observer).map(|(.., when)| *when);
             let first = first.expect("it is claimed by each");
             let most = last_beat + lease * SECOND + 2 * look + DELAY_MAX;
-            let beat = run.terms.beat_every().as_millis() as u64;
-            prop_assert!(first <= most && first <= killed + lease * SECOND + beat.max(look) + look + DELAY_MAX);
+            let heartbeat = run.terms.heartbeat_interval().as_millis() as u64;
+            prop_assert!(first <= most && first <= killed + lease * SECOND + heartbeat.max(look) + look + DELAY_MAX);
             prop_assert!(first >= last_beat + lease * SECOND);
         }
     }
@@ -385,8 +408,8 @@ proptest! {
                 let end = outage.begin + outage.length;
                 prop_assert!(*when < outage.begin || *when >= end + lease * SECOND, "{by} claimed {claimed} at {when}");
                 // The long window applies to a replica without a heartbeat since.
-                let has_beaten = run.members[*claimed].last_beat >= end;
-                prop_assert!(*when < outage.begin || has_beaten || *when >= end + window, "{by} claimed {claimed} at {when}");
+                let has_heartbeat = run.members[*claimed].last_beat >= end;
+                prop_assert!(*when < outage.begin || has_heartbeat || *when >= end + window, "{by} claimed {claimed} at {when}");
             }
             // A replica without an outage, or with the observer's outages only, is not claimed.
             let was_away = run.outages.iter().any(|outage| outage.of == Some(*claimed));

@@ -26,7 +26,7 @@ use super::sums::SumChange;
 use super::transaction::{CommitFailure, DURABILITY_PROOF, Parameters, transact};
 use crate::metric;
 use crate::replica::membership::LOOK_EVERY;
-use crate::replica::{BeatAnswer, Incarnation, Membership, OwnStanding};
+use crate::replica::{HeartbeatAnswer, Incarnation, Membership, OwnStanding};
 use crate::store::clock_trust::ClockTrust;
 use crate::store::tasks::StoreHint;
 use crate::task::Clock as _;
@@ -46,7 +46,7 @@ const HINT_WITHIN: Duration = Duration::from_secs(2);
 /// Capacity for unread notifications. Further ones are dropped, and the loss is detected.
 const NOTIFICATIONS_MAX: usize = 4_096;
 
-const BEAT: &str = "UPDATE tg_replica SET beat = beat + 1, now_ms = $2, leaving = $3, config_digest = $4
+const HEARTBEAT: &str = "UPDATE tg_replica SET beat = beat + 1, now_ms = $2, leaving = $3, config_digest = $4
     WHERE incarnation = $1 AND NOT dead
     RETURNING beat, (SELECT generation::text FROM tg_meta)";
 /// Reads this replica's row, after a heartbeat updated none.
@@ -86,7 +86,7 @@ struct ControlLink {
     hinted: Option<Instant>,
     /// Whether any hint has arrived.
     hears: bool,
-    beat: Statement,
+    heartbeat: Statement,
     proof: Statement,
     look: Statement,
     others: Statement,
@@ -102,7 +102,7 @@ impl ReplicaControl {
             let beating = async {
                 let mut link = self.connect().await?;
                 self.state.publish(StoreHint::Missed);
-                self.beats(&mut link, &mut failures).await
+                self.heartbeats(&mut link, &mut failures).await
             };
             let trouble = tokio::select! {
                 Err(trouble) = beating => trouble,
@@ -148,28 +148,28 @@ impl ReplicaControl {
         let client = &session.client;
         let channel = hints::channel(&self.state.settings.access.schema);
         client.batch_execute(&format!("LISTEN {channel}")).await.map_err(unavailable)?;
-        let beat = client.prepare(BEAT).await.map_err(unavailable)?;
+        let heartbeat = client.prepare(HEARTBEAT).await.map_err(unavailable)?;
         let look = client.prepare(LOOK).await.map_err(unavailable)?;
         let others = client.prepare(OTHERS_SUMS).await.map_err(unavailable)?;
         let proof = client.prepare(DURABILITY_PROOF).await.map_err(unavailable)?;
         let growth = client.prepare(GROWTH).await.map_err(unavailable)?;
-        Ok(ControlLink { session, notifications, hinted: None, hears: false, beat, proof, look, others, growth })
+        Ok(ControlLink { session, notifications, hinted: None, hears: false, heartbeat, proof, look, others, growth })
     }
 
     /// Sends heartbeats and reads the other rows until a failure or until this replica is fenced. Never returns `Ok`.
-    async fn beats(&mut self, link: &mut ControlLink, failures: &mut u32) -> Result<(), PostgresHealth> {
+    async fn heartbeats(&mut self, link: &mut ControlLink, failures: &mut u32) -> Result<(), PostgresHealth> {
         let within = self.state.settings.access.write_max;
         let slow = |_| PostgresHealth::slow();
-        let mut beats = tokio::time::interval(self.state.settings.terms.beat_every());
+        let mut heartbeats = tokio::time::interval(self.state.settings.terms.heartbeat_interval());
         let mut looks = tokio::time::interval(LOOK_EVERY);
         let mut measures = tokio::time::interval(MEASURE_EVERY);
-        for timer in [&mut beats, &mut looks, &mut measures] {
+        for timer in [&mut heartbeats, &mut looks, &mut measures] {
             timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
         }
         loop {
             tokio::select! {
-                _ = beats.tick() => {
-                    tokio::time::timeout(within * 2, self.beat(link)).await.map_err(slow)??;
+                _ = heartbeats.tick() => {
+                    tokio::time::timeout(within * 2, self.heartbeat(link)).await.map_err(slow)??;
                     // A store that answers is of no use to a fenced replica.
                     self.goes_on()?;
                     *failures = 0;
@@ -178,7 +178,7 @@ impl ReplicaControl {
                         tokio::time::timeout(within, self.hint_at_itself(link)).await.map_err(slow)??;
                     }
                 }
-                Ok(()) = self.content.changed() => beats.reset_immediately(),
+                Ok(()) = self.content.changed() => heartbeats.reset_immediately(),
                 _ = looks.tick() => {
                     tokio::time::timeout(within, self.look(link)).await.map_err(slow)??;
                     self.keep_nothing_unnotified(link);
@@ -234,43 +234,44 @@ impl ReplicaControl {
         }
     }
 
-    async fn beat(&mut self, link: &ControlLink) -> Result<(), PostgresHealth> {
+    async fn heartbeat(&mut self, link: &ControlLink) -> Result<(), PostgresHealth> {
         let sent = boot_time();
         let (me, now) = (holder_column(self.state.holder), row_time(self.clock.now(), self.trust));
         let BeatContent { is_leaving, config_digest } = self.content.borrow().clone();
         let values: Parameters<'_> = vec![&me, &now, &is_leaving, &config_digest];
         // The reason for a heartbeat that updated no row is read after a barrier.
-        let made = transact(&link.session, &[(&link.beat, values), (&link.proof, vec![])]).await;
+        let made = transact(&link.session, &[(&link.heartbeat, values), (&link.proof, vec![])]).await;
         let made = made.map_err(|failure: CommitFailure| failure.health())?;
         self.state.settled.write_passed(link.session.server, made.sent);
         let answer = match made.rows.first().and_then(|rows| rows.first()) {
             Some(row) => {
-                let (beat, generation): (i64, String) =
+                let (heartbeat, generation): (i64, String) =
                     (row.try_get(0).map_err(unavailable)?, row.try_get(1).map_err(unavailable)?);
                 let unreadable = || PostgresHealth::Unavailable("its generation cannot be read".to_owned());
-                BeatAnswer::Acknowledged {
-                    beat: u64::try_from(beat).unwrap_or(0),
+                HeartbeatAnswer::Acknowledged {
+                    heartbeat: u64::try_from(heartbeat).unwrap_or(0),
                     generation: generation_of(&generation).ok_or_else(unreadable)?,
                 }
             }
             None => self.unwritten(link, me).await?,
         };
-        let was_acknowledged = matches!(answer, BeatAnswer::Acknowledged { .. });
-        self.membership.beat_answered(answer, sent, boot_time());
+        let was_acknowledged = matches!(answer, HeartbeatAnswer::Acknowledged { .. });
+        self.membership.heartbeat_answered(answer, sent, boot_time());
         if was_acknowledged {
             metrics::counter!(metric::REPLICA_BEATS).increment(1);
-            let beat = self.membership.acknowledged_beat();
-            self.view.change(|view| (view.beat, view.beaten) = (beat, sent));
+            let heartbeat = self.membership.acknowledged_heartbeat();
+            self.view.change(|view| (view.heartbeat, view.heartbeat_sent) = (heartbeat, sent));
         }
         Ok(())
     }
 
-    async fn unwritten(&self, link: &ControlLink, me: i64) -> Result<BeatAnswer, PostgresHealth> {
+    async fn unwritten(&self, link: &ControlLink, me: i64) -> Result<HeartbeatAnswer, PostgresHealth> {
         let row = link.session.client.query_opt(OWN_ROW, &[&me]).await.map_err(unavailable)?;
-        let Some(row) = row else { return Ok(BeatAnswer::Missing) };
-        let (is_dead, beat): (bool, i64) = (row.try_get(0).map_err(unavailable)?, row.try_get(1).map_err(unavailable)?);
+        let Some(row) = row else { return Ok(HeartbeatAnswer::Missing) };
+        let (is_dead, heartbeat): (bool, i64) =
+            (row.try_get(0).map_err(unavailable)?, row.try_get(1).map_err(unavailable)?);
         if is_dead {
-            return Ok(BeatAnswer::Dead { beat: u64::try_from(beat).unwrap_or(0) });
+            return Ok(HeartbeatAnswer::Dead { heartbeat: u64::try_from(heartbeat).unwrap_or(0) });
         }
         Err(PostgresHealth::Unavailable("a beat was not written".to_owned()))
     }
@@ -296,16 +297,16 @@ impl ReplicaControl {
         let living = rows.iter().filter(|one| !one.row.is_dead).count();
         metrics::gauge!(metric::REPLICAS_LIVING).set(f64::from(u32::try_from(living).unwrap_or(u32::MAX)));
         let incarnations = rows.iter().map(|one| one.row.incarnation);
-        let beats = incarnations
-            .filter_map(|incarnation| Some((incarnation, self.membership.beat_since(incarnation)?)))
+        let heartbeats = incarnations
+            .filter_map(|incarnation| Some((incarnation, self.membership.heartbeat_since(incarnation)?)))
             .collect();
         let abandoned = self.membership.abandoned(received).collect();
         self.view.change(|view| {
             view.looked(rows);
-            (view.beats, view.abandoned) = (beats, abandoned);
+            (view.heartbeats, view.abandoned) = (heartbeats, abandoned);
         });
         for claim in silent {
-            let declared = declare_dead(&link.session, claim.incarnation, Some(claim.beat)).await;
+            let declared = declare_dead(&link.session, claim.incarnation, Some(claim.heartbeat)).await;
             if declared.map_err(|failure| failure.health())? {
                 self.view.change(|view| view.declared_dead(claim.incarnation));
             }

@@ -137,7 +137,7 @@ async fn check_identity(
     let generation =
         generation_of(&text).ok_or_else(|| PostgresOpenError::Refused("it has no generation".to_owned()))?;
     let is_same = |prior: &PriorIncarnation| {
-        prior.generation == generation && knows_prior && former.is_none_or(|former| former.beat >= prior.beat)
+        prior.generation == generation && knows_prior && former.is_none_or(|former| former.heartbeat >= prior.heartbeat)
     };
     let is_lost = settings.prior.is_some_and(|prior| !is_same(&prior));
     match (is_lost, settings.access.accept_loss == Some(generation)) {
@@ -154,7 +154,7 @@ async fn check_identity(
 
 /// A replica's heartbeat when it was first seen.
 struct SeenHeartbeat {
-    beat: u64,
+    heartbeat: u64,
     at: Instant,
 }
 
@@ -172,10 +172,10 @@ async fn living(session: &Session, settings: &PostgresSettings) -> Result<Vec<St
         let mut others = read_replicas(session).await.map_err(unavailable)?;
         others.retain(|one| !one.row.is_dead);
         let (own, now) = (&settings.replica.key_prints, Instant::now());
-        let has_beaten = |one: &StoredReplica| {
-            seen.get(&one.row.incarnation).is_some_and(|seen: &SeenHeartbeat| seen.beat != one.row.beat)
+        let has_heartbeat = |one: &StoredReplica| {
+            seen.get(&one.row.incarnation).is_some_and(|seen: &SeenHeartbeat| seen.heartbeat != one.row.heartbeat)
         };
-        let (living, silent): (Vec<_>, Vec<_>) = others.into_iter().partition(has_beaten);
+        let (living, silent): (Vec<_>, Vec<_>) = others.into_iter().partition(has_heartbeat);
         let is_unlike = |one: &&StoredReplica| !open_each_other(own, &one.key_print);
         if let Some(unlike) = living.iter().find(is_unlike) {
             return Err(PostgresOpenError::SealKeys { name: unlike.row.name.clone() });
@@ -194,11 +194,11 @@ async fn living(session: &Session, settings: &PostgresSettings) -> Result<Vec<St
             let incarnation = one.row.incarnation;
             let since = seen.get(&incarnation).map_or(Duration::ZERO, |seen| now - seen.at);
             if since >= settings.terms.lease() {
-                declare_dead(session, incarnation, Some(one.row.beat)).await.map_err(unmade)?;
+                declare_dead(session, incarnation, Some(one.row.heartbeat)).await.map_err(unmade)?;
             }
         }
         for one in &silent {
-            seen.entry(one.row.incarnation).or_insert(SeenHeartbeat { beat: one.row.beat, at: now });
+            seen.entry(one.row.incarnation).or_insert(SeenHeartbeat { heartbeat: one.row.heartbeat, at: now });
         }
         tokio::time::sleep(LOOK_EVERY).await;
     }

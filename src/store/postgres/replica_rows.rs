@@ -43,7 +43,7 @@ impl StoredReplica {
             name: columns.try_get(1)?,
             address: (!address.is_empty()).then_some(address),
             record_reads: u32::try_from(columns.try_get::<_, i32>(4)?).unwrap_or(0),
-            beat: u64::try_from(columns.try_get::<_, i64>(5)?).unwrap_or(0),
+            heartbeat: u64::try_from(columns.try_get::<_, i64>(5)?).unwrap_or(0),
             now: time(now.saturating_abs()),
             is_leaving: columns.try_get(7)?,
             is_dead: columns.try_get(8)?,
@@ -68,11 +68,11 @@ pub struct ReplicaView {
     /// Includes this replica's row.
     pub rows: Vec<StoredReplica>,
     /// When each other replica's current heartbeat number was first seen.
-    pub beats: BTreeMap<Incarnation, BootTime>,
+    pub heartbeats: BTreeMap<Incarnation, BootTime>,
     /// This replica's last acknowledged heartbeat.
-    pub(super) beat: u64,
+    pub(super) heartbeat: u64,
     /// When that heartbeat was sent, or this replica's row was inserted.
-    pub beaten: BootTime,
+    pub heartbeat_sent: BootTime,
     /// What this replica may do.
     pub standing: OwnStanding,
     /// Dead incarnations with rows that any replica may claim.
@@ -80,10 +80,10 @@ pub struct ReplicaView {
 }
 
 impl ReplicaView {
-    /// The view of a new incarnation with a row that was inserted at `beaten`.
-    pub(super) fn of(rows: Vec<StoredReplica>, beaten: BootTime) -> Self {
-        let (beats, abandoned) = (BTreeMap::new(), Vec::new());
-        Self { rows, beats, beat: 0, beaten, standing: OwnStanding::Member, abandoned }
+    /// The view of a new incarnation with a row that was inserted at `heartbeat_sent`.
+    pub(super) fn of(rows: Vec<StoredReplica>, heartbeat_sent: BootTime) -> Self {
+        let (heartbeats, abandoned) = (BTreeMap::new(), Vec::new());
+        Self { rows, heartbeats, heartbeat: 0, heartbeat_sent, standing: OwnStanding::Member, abandoned }
     }
 
     /// Whether this replica may insert rows. It may not after seven eighths of the lease without an acknowledged heartbeat,
@@ -93,7 +93,7 @@ impl ReplicaView {
     /// # Errors
     /// `Io` if no heartbeat was acknowledged for too long.
     pub(super) fn may_begin(&self, terms: LeaseTerms, now: BootTime) -> Result<(), StoreError> {
-        if now.since(self.beaten) < terms.begin_max() {
+        if now.since(self.heartbeat_sent) < terms.begin_max() {
             return Ok(());
         }
         Err(StoreError::Io(io::Error::other("no beat of this gateway's was acknowledged for too long")))
@@ -150,7 +150,7 @@ pub(super) fn generation_text(generation: StoreGeneration) -> String {
     uuid::Uuid::from_u128(generation.0).to_string()
 }
 
-/// Declares an incarnation dead: only if its heartbeat is still `beat` (7.3), or unconditionally without a `beat`. The
+/// Declares an incarnation dead: only if its heartbeat is still `heartbeat` (7.3), or unconditionally without a `heartbeat`. The
 /// declaration outweighs the incarnation's own view. Returns whether this call declared it; `false` means that it was already
 /// dead or still sends heartbeats, and no caller depends on which.
 ///
@@ -159,18 +159,18 @@ pub(super) fn generation_text(generation: StoreGeneration) -> String {
 pub(super) async fn declare_dead(
     session: &Session,
     incarnation: Incarnation,
-    beat: Option<u64>,
+    heartbeat: Option<u64>,
 ) -> Result<bool, CommitFailure> {
     let sql = "UPDATE tg_replica SET dead = true, died = now() WHERE incarnation = $1 AND (beat = $2 OR $2 IS NULL) AND NOT dead RETURNING 1";
     let statement = session.client.prepare(sql).await.map_err(CommitFailure::NotMade)?;
-    let (incarnation_column, beat) =
-        (holder_column(incarnation), beat.map(|beat| i64::try_from(beat).unwrap_or(i64::MAX)));
-    let made = transact(session, &[(&statement, vec![&incarnation_column, &beat])]).await;
+    let (incarnation_column, heartbeat) =
+        (holder_column(incarnation), heartbeat.map(|heartbeat| i64::try_from(heartbeat).unwrap_or(i64::MAX)));
+    let made = transact(session, &[(&statement, vec![&incarnation_column, &heartbeat])]).await;
     if made.as_ref().is_err_and(CommitFailure::wrote_nothing) {
         return Ok(false);
     }
     made?;
-    if beat.is_some() {
+    if heartbeat.is_some() {
         tracing::warn!(%incarnation, "a gateway is silent, and was declared dead; its tasks are taken over");
     }
     Ok(true)
@@ -188,7 +188,7 @@ mod tests {
             name: String::new(),
             address: None,
             record_reads: 1,
-            beat: 1,
+            heartbeat: 1,
             now: Timestamp::from_millis(0),
             is_leaving: false,
             is_dead,
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn an_incarnation_adds_no_rows_once_its_beats_are_unanswered() {
+    fn an_incarnation_adds_no_rows_once_its_heartbeats_are_unanswered() {
         let after = |millis| BootTime(Duration::from_millis(millis));
         let view = ReplicaView::of(Vec::new(), after(2_000));
         assert!(view.may_begin(LeaseTerms::default(), after(8_999)).is_ok());

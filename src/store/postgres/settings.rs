@@ -53,7 +53,7 @@ pub struct PriorIncarnation {
     pub generation: StoreGeneration,
     pub holder: Incarnation,
     /// Its last heartbeat that is known to be acknowledged.
-    pub beat: u64,
+    pub heartbeat: u64,
 }
 
 /// Access to the shared database, and the guarantees expected from it.

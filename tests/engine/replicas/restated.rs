@@ -54,7 +54,7 @@ impl BatchEpoch {
 
 /// Whether a replica may still be declared dead, by its line as it is when that is written.
 pub(super) const fn holds(claim: DeathClaim, line: LineRow) -> bool {
-    !line.is_dead && line.beat == claim.beat
+    !line.is_dead && line.beat == claim.heartbeat
 }
 
 #[test]

@@ -37,7 +37,7 @@ async fn f88_a_right_clock_counts_again_after_a_wrong_one() {
     assert!(one.since(other) + other.since(one) < DAY, "{one} and {other}");
     let wrong = SystemClock.now().after(DAY * 400);
     both[0].insert(&Task { created_at: wrong, updated_at: wrong, ..task("a", 2) }).await.unwrap();
-    until("both beat", || both.iter().all(|store| store.as_prior().beat > 1)).await;
+    until("both beat", || both.iter().all(|store| store.as_prior().heartbeat > 1)).await;
     for store in both {
         store.close().await;
     }

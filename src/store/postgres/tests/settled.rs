@@ -22,7 +22,7 @@ async fn is_shown(store: &PostgresStore, key: &TaskKey) -> bool {
 /// Waits until it listens, which empties the cache.
 async fn listens(store: &PostgresStore) {
     let begun = boot_time();
-    until("it beats", || store.view.now().beaten > begun).await;
+    until("it beats", || store.view.now().heartbeat_sent > begun).await;
 }
 
 /// Its client was told that it is gone.

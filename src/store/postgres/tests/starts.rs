@@ -123,17 +123,17 @@ async fn a_database_that_lacks_the_incarnation_before_is_older_however_far_its_n
 
 /// As if it was restored while its gateway could not reach it.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_database_that_has_fewer_beats_than_it_acknowledged_to_the_incarnation_before_is_older() {
+async fn a_database_that_has_fewer_heartbeats_than_it_acknowledged_to_the_incarnation_before_is_older() {
     let Some(server) = shared() else { return };
     let schema = new_schema();
     let store = open_with(settings(server, &schema)).await.unwrap();
-    until("beats are acknowledged", || store.as_prior().beat > 1).await;
+    until("beats are acknowledged", || store.as_prior().heartbeat > 1).await;
     let incarnation = store.as_prior();
     store.close().await;
     let next = PostgresSettings { prior: Some(incarnation), ..settings(server, &schema) };
     open_with(next.clone()).await.unwrap().close().await;
     let loses = |set: &str| server.psql(&format!("UPDATE {schema}.{set}"));
-    loses(&format!("tg_replica SET beat = {} WHERE incarnation = {}", incarnation.beat - 1, incarnation.holder));
+    loses(&format!("tg_replica SET beat = {} WHERE incarnation = {}", incarnation.heartbeat - 1, incarnation.holder));
     let refused = open_with(next.clone()).await;
     assert!(matches!(refused, Err(PostgresOpenError::Lost { .. })), "{refused:?}");
     let accepted = with(next, |access| access.accept_loss = Some(incarnation.generation));

@@ -225,7 +225,7 @@ async fn a_password_that_was_changed_is_read_anew_at_the_next_connect() {
 
 /// The other replicas declare such a gateway dead, and would claim a row that it inserts (7.5).
 #[tokio::test(flavor = "multi_thread")]
-async fn a_gateway_whose_beats_are_not_acknowledged_begins_nothing_and_goes_on_with_what_it_has() {
+async fn a_gateway_whose_heartbeats_are_not_acknowledged_begins_nothing_and_goes_on_with_what_it_has() {
     let Some(at) = RoleStore::begin().await else { return };
     at.server.psql(&format!("ALTER ROLE {ROLE} CONNECTION LIMIT 0"));
     let control =
@@ -261,7 +261,7 @@ async fn a_batch_of_which_the_rest_does_not_come_is_undone_by_the_server() {
 
 /// A server that falls silent between the connect and the first heartbeat.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_gateway_that_connects_anew_to_beat_does_not_wait_for_ever() {
+async fn a_gateway_that_connects_anew_to_send_heartbeats_does_not_wait_for_ever() {
     let Some(server) = shared() else { return };
     let (schema, proxy) = (new_schema(), FaultProxy::start(([127, 0, 0, 1], server.port()).into()).await);
     let settings = with(settings(server, &schema), |access| {
@@ -276,9 +276,9 @@ async fn a_gateway_that_connects_anew_to_beat_does_not_wait_for_ever() {
     );
     until("the one that beats is there", || server.psql(&control) == "1").await;
     tokio::time::timeout(Duration::from_secs(30), proxy.strikes()).await.expect("it connects anew");
-    let beat = || server.psql(&format!("SELECT beat FROM {schema}.tg_replica")).parse::<u64>().unwrap();
-    let before = beat();
-    until("it beats again", || beat() > before).await;
+    let heartbeat = || server.psql(&format!("SELECT beat FROM {schema}.tg_replica")).parse::<u64>().unwrap();
+    let before = heartbeat();
+    until("it beats again", || heartbeat() > before).await;
     store.close().await;
 }
 

@@ -58,7 +58,7 @@ impl World {
         if self.choices.per_mille(250)
             && let Some((incarnation, line)) = self.choices.one_of(&living)
         {
-            return self.transact(at, 0, Action::DeclareDead(DeathClaim { incarnation, beat: line.beat }));
+            return self.transact(at, 0, Action::DeclareDead(DeathClaim { incarnation, heartbeat: line.beat }));
         }
         if let Some((task, row)) = self.choices.one_of(&rows) {
             if self.keeps(Rule::ClaimEndsRunner) {

@@ -150,7 +150,7 @@ pub enum StoreError {
     /// Only for a write with an unknown commit, which [`TaskStore::resolve_write`] resolves. The row of such an insert may exist:
     /// this replica hides it, and the store removes it as soon as possible, unless another replica has written it meanwhile. A
     /// process that ends earlier may leave it to the next one.
-    #[error("the store failed, and whether it did what was asked is not known")]
+    #[error("the store failed, and the result of the commit is unknown")]
     UnknownCommit(#[source] std::io::Error),
 }
 
@@ -315,7 +315,7 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
     /// `Io` if the state cannot be known yet.
     async fn resolve_write(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError>;
 
-    /// Removes a row: a settled one, or one that no client was told about (T-27). Keeps an unsettled row that another replica
+    /// Removes a row: a settled one, or one that no client was notified of (T-27). Keeps an unsettled row that another replica
     /// holds. Unknown keys are no error.
     ///
     /// # Errors

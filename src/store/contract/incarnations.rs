@@ -191,7 +191,7 @@ async fn held(store: &impl TaskStore) -> BTreeSet<TaskKey> {
 }
 
 /// After a lost acknowledgement, the row's resolved state is the one that every later process finds. An insert leaves no row,
-/// since no client was told about it.
+/// since no client was notified of it.
 pub(super) async fn a_lost_acknowledgement_leaves_no_unknown_commit<K: StoreOpener>(kind: &K) {
     let Some((store, loses)) = kind.open_losing_acknowledgements().await else { return };
     let (one, two) = (task("a", 1), named("a", 2));

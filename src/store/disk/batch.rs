@@ -224,7 +224,7 @@ impl<'a> WriteBatch<'a> {
                 if is_damage(&error) && self.stuck.lock().records.len() == records {
                     self.stuck.lock().rows.insert(row);
                     metrics::counter!(metric::STORE_DAMAGED).increment(1);
-                    tracing::error!(row, "a row of the task store cannot be freed: its place in the file is damaged");
+                    tracing::error!(row, "a row of the task store cannot be freed: its page in the file is damaged");
                 }
                 return Err(error);
             }

@@ -44,7 +44,7 @@ impl DiskStore {
 
     /// Replaces a damaged row by a failed task (F56), for readers and on the disk.
     async fn condemn(&self, key: TaskKey, revision: Revision, outline: RowOutline, now: Timestamp) -> StoredTask {
-        self.log_once(&key, "what was stored of a task is damaged", &RecordError::Damaged);
+        self.log_once(&key, "the stored row of a task is damaged", &RecordError::Damaged);
         metrics::counter!(metric::STORE_DAMAGED).increment(1);
         let RowOutline { is_settled, created_at, expires_at, .. } = outline;
         let task = Arc::new(condemned(key, LostRow { is_settled, created_at, expires_at }, now));

@@ -1,7 +1,7 @@
 //! Tracks rows with an unknown insert: their commit failed, but the log may contain them.
 //!
 //! The caller of such an insert got an error. So the row is invisible, and the first transaction after the file is reopened
-//! removes it. Only a process that ends before that transaction leaves such a row behind, so no client is told that the insert
+//! removes it. Only a process that ends before that transaction leaves such a row behind, so no client is notified that the insert
 //! failed before the removal.
 
 use std::collections::{BTreeSet, VecDeque};

@@ -81,7 +81,7 @@ type PendingWrite = (RowWrite, oneshot::Sender<Result<WriteResult, StoreError>>)
 type WriteResults = Vec<Result<WriteResult, StoreError>>;
 
 impl DiskWriter {
-    /// Runs until it is told to close or its queue is dropped. Returns the channel of the close request, once everything is
+    /// Runs until a request to close or its queue is dropped. Returns the channel of the close request, once everything is
     /// closed.
     pub(super) fn run(mut self, mut queue: mpsc::Receiver<WriterRequest>) -> Option<oneshot::Sender<()>> {
         let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_time().build() else {

@@ -273,7 +273,7 @@ impl ReplicaControl {
         if is_dead {
             return Ok(HeartbeatAnswer::Dead { heartbeat: u64::try_from(heartbeat).unwrap_or(0) });
         }
-        Err(PostgresHealth::Unavailable("a beat was not written".to_owned()))
+        Err(PostgresHealth::Unavailable("a heartbeat was not written".to_owned()))
     }
 
     async fn look(&mut self, link: &ControlLink) -> Result<(), PostgresHealth> {

@@ -54,7 +54,7 @@ pub enum PostgresOpenError {
          its tasks, and name another schema for this one"
     )]
     Older { found: i32, known: i32 },
-    #[error("the schema {schema:?} has tables of another program's")]
+    #[error("the schema {schema:?} has tables of another program; name another one as `store.schema`")]
     Foreign { schema: String },
     /// The other gateway may still end.
     #[error("another gateway named {name:?} uses the database; give each `replica.name` to one")]
@@ -64,7 +64,7 @@ pub enum PostgresOpenError {
     )]
     SealKeys { name: String },
     #[error(
-        "the database is another one than before, or was brought back from a backup: what was acknowledged since is lost. \
+        "the database is another one than before, or was restored from a backup: writes that it acknowledged since are lost. \
          To go on with it write `accept_loss = \"{generation}\"` in [store]"
     )]
     Lost { generation: String },

@@ -96,7 +96,7 @@ impl ReplicaView {
         if now.since(self.heartbeat_sent) < terms.begin_max() {
             return Ok(());
         }
-        Err(StoreError::Io(io::Error::other("no beat of this gateway's was acknowledged for too long")))
+        Err(StoreError::Io(io::Error::other("no heartbeat of this gateway was acknowledged for too long")))
     }
 
     /// The number of other replicas that accept new requests, and therefore share the limits with this one.

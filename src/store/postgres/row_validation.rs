@@ -32,7 +32,7 @@ impl PostgresStore {
     /// Replaces a damaged row by a failed task (F56), for readers and in the store.
     async fn condemn(&self, row: DamagedRow, now: Timestamp) -> StoredTask {
         metrics::counter!(metric::STORE_DAMAGED).increment(1);
-        tracing::error!(task = %ShortReference::of(&row.key), "what was stored of a task is damaged");
+        tracing::error!(task = %ShortReference::of(&row.key), "the stored row of a task is damaged");
         let DamagedRow { key, revision, is_settled, created_at, expires_at, .. } = row;
         let task = condemned(key, LostRow { is_settled, created_at, expires_at }, now);
         let encoded = Box::new(EncodedRow::of(&task));

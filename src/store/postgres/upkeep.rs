@@ -45,7 +45,7 @@ pub(super) async fn run(
             () = end.cancelled() => return,
         };
         if let Err(error) = made {
-            tracing::debug!(%error, "what is left of dead incarnations, and of owners without tasks, stays for now");
+            tracing::debug!(%error, "the rows of dead incarnations, and the sums of owners without tasks, stay for now");
         }
     }
 }

@@ -67,7 +67,7 @@ async fn a_row_with_an_unknown_commit_whose_handle_another_gateway_gave_out_stay
     at.close().await;
 }
 
-/// A row without a later write is removed, since no client was told about it.
+/// A row without a later write is removed, since no client was notified of it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_row_with_an_unknown_commit_that_nobody_was_told_of_is_removed() {
     let Some(server) = shared() else { return };

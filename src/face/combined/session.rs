@@ -389,10 +389,11 @@ impl CombinedUpstreams {
     pub(super) async fn post_batch_in_session(self: &Arc<Self>, inbound: &Inbound, items: ArrayItems) -> FaceResponse {
         let bounds = ArrayBounds { result_bytes_max: self.result_bytes_max, parallel: BATCH_PARALLEL };
         let (served, shared) = (&self.members[0].served, Arc::clone(self));
-        array_answer::respond(served, inbound, items, bounds, move |item, message| {
+        // Boxed: arrays are rare, and every request's future would be as large.
+        Box::pin(array_answer::respond(served, inbound, items, bounds, move |item, message| {
             let shared = Arc::clone(&shared);
             async move { shared.post_in_session(item, message).await }
-        })
+        }))
         .await
     }
 

@@ -117,7 +117,7 @@ async fn f80_a_database_that_is_older_than_what_it_acknowledged_ends_the_gateway
         let said = refused(replica, 74).await;
         let generation = tables.sql("SELECT generation FROM tg_meta");
         let accepted = format!("accept_loss = \"{generation}\"");
-        assert!(said.contains("the database is another one than before, or was brought back from a backup"), "{said}");
+        assert!(said.contains("the database is another one than before, or was restored from a backup"), "{said}");
         assert!(said.contains(&accepted), "{said}");
         replica.keeper.add_keys(&format!("{accepted}\n"));
         let upstreams = site.upstreams().to_owned();
@@ -150,7 +150,7 @@ async fn f80_a_database_that_was_put_back_while_its_gateway_was_stopped_ends_the
     assert_eq!(replica.keeper.ends().await, Some(0), "{}", replica.keeper.said());
     tables.sql("UPDATE tg_replica r SET beat = d.beat, dead = d.dead, died = d.died FROM dump d WHERE r.incarnation = d.incarnation");
     let said = refused(replica, 74).await;
-    assert!(said.contains("the database is another one than before, or was brought back from a backup"), "{said}");
+    assert!(said.contains("the database is another one than before, or was restored from a backup"), "{said}");
     tables.sql("UPDATE tg_replica SET beat = beat + 1000");
     replica.start().await;
     until("it is ready", async || replica.is_ready().await).await;
@@ -341,7 +341,7 @@ async fn f80_a_gateway_that_begins_anew_on_a_database_that_is_older_ends_with_74
         replica.heal();
         assert_eq!(replica.keeper.ends().await, Some(74), "{schema}: {}", replica.keeper.said());
         let said = refused(replica, 74).await;
-        assert!(said.contains("the database is another one than before, or was brought back from a backup"), "{said}");
+        assert!(said.contains("the database is another one than before, or was restored from a backup"), "{said}");
         replica.keeper.forget_log();
     }
 }

@@ -309,7 +309,7 @@ impl Runner {
     }
 
     async fn exchange_event(&mut self, event: ExchangeEvent) -> RunnerFlow {
-        self.call.has_event();
+        self.call.record_event();
         failpoint::hit("event-heard");
         if let ExchangeEvent::Lost(ExchangeError(fault)) = &event
             && self.is_failed_resume(fault)

@@ -75,7 +75,7 @@ impl UpstreamCall {
         Self::new(CallExchanges::One(exchange), CallState::Queued { until: None })
     }
 
-    /// A split call, none of whose elements has begun.
+    /// A split call before its elements begin.
     pub(super) fn split(plan: SplitPlan) -> Self {
         let exchanges = CallExchanges::Split(Box::new(SplitExchange::new(plan)));
         Self::new(exchanges, CallState::Queued { until: None })
@@ -147,6 +147,11 @@ impl UpstreamCall {
         matches!(self.state, CallState::Queued { .. } | CallState::Permitted { .. })
     }
 
+    /// Whether the exchange is over.
+    pub(super) const fn is_over(&self) -> bool {
+        matches!(self.state, CallState::Settling { .. })
+    }
+
     /// When a queued call ends because it lost its expected handle.
     pub(super) const fn queue_end(&self) -> Option<Instant> {
         match self.state {
@@ -186,12 +191,12 @@ impl UpstreamCall {
     }
 
     /// Records that the call is sent now, and may run for `runtime`.
-    pub(super) fn is_sent(&mut self, runtime: Duration) {
+    pub(super) fn mark_sent(&mut self, runtime: Duration) {
         let since = Instant::now();
         self.state = CallState::InExchange(SentCall { since, deadline: since + runtime, repeats: 0 });
     }
 
-    /// Queues a call again whose exchange is lost.
+    /// Queues a call again after its exchange was lost.
     pub(super) fn requeue(&mut self, exchange: ExchangeStage) {
         self.exchanges = CallExchanges::One(exchange);
         self.state = CallState::Queued { until: None };
@@ -247,14 +252,16 @@ impl UpstreamCall {
         }
     }
 
-    /// Keeps the exchange's last event until the subtasks have settled, as they may go on after it; else returns the event. A
+    /// Keeps the exchange's last event until the subtasks, which may outlive the exchange, have settled; else returns the event. A
     /// split call ends after all of its elements, or ends them.
     pub(super) fn end_after_subtasks(&mut self, event: ExchangeEvent) -> Option<ExchangeEvent> {
         let is_end = matches!(event, ExchangeEvent::Returned(_) | ExchangeEvent::Faulted(_) | ExchangeEvent::Cancelled);
         if !is_end || self.elements().is_some() {
             return Some(event);
         }
-        self.state = CallState::Settling { sent: self.sent_call(), end: Some(Box::new(event)) };
+        // Without it the event would never be taken.
+        let Some(sent) = self.sent_call() else { return Some(event) };
+        self.state = CallState::Settling { sent: Some(sent), end: Some(Box::new(event)) };
         None
     }
 
@@ -312,7 +319,7 @@ impl UpstreamCall {
     }
 
     /// Records that the user accepted this question; whether no other one is open.
-    pub(super) fn is_accepted(&mut self, ask: &Payload) -> bool {
+    pub(super) fn accept(&mut self, ask: &Payload) -> bool {
         let Some(elicitation) = self.elicitation_mut() else { return false };
         elicitation.open.retain(|open| open != ask);
         elicitation.open.is_empty()
@@ -362,7 +369,7 @@ impl UpstreamCall {
     }
 
     /// Records an event of the upstream.
-    pub(super) fn has_event(&self) {
+    pub(super) fn record_event(&self) {
         self.in_progress.iter().for_each(CallInProgress::heard);
     }
 

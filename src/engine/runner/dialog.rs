@@ -22,14 +22,14 @@ pub(super) struct Dialog {
 }
 
 impl Dialog {
-    /// The dialog of a call whose client waits.
+    /// The dialog of a call with a waiting client.
     pub(super) fn new(clients: AttachedClients, grace_end: Option<Instant>) -> Self {
         Self { clients, questions: CallQuestions::default(), grace_end, grace_status: None }
     }
 
     /// The dialog of a call that has a row and no client.
     pub(super) const fn of_row(questions: CallQuestions) -> Self {
-        Self { clients: AttachedClients::nobody(), questions, grace_end: None, grace_status: None }
+        Self { clients: AttachedClients::none(), questions, grace_end: None, grace_status: None }
     }
 
     pub(super) const fn clients(&self) -> &AttachedClients {
@@ -42,7 +42,7 @@ impl Dialog {
 
     /// Goes on without a client.
     pub(super) fn detach(&mut self) {
-        self.clients = AttachedClients::nobody();
+        self.clients = AttachedClients::none();
     }
 
     pub(super) const fn questions(&self) -> &CallQuestions {

@@ -50,6 +50,6 @@ impl Runner {
     }
 
     pub(super) fn call_sent(&mut self) {
-        self.call.is_sent(self.spec.policy.deadline);
+        self.call.mark_sent(self.spec.policy.deadline);
     }
 }

@@ -10,8 +10,8 @@ use crate::store::StoreError;
 use crate::task::{TaskId, TaskKey, Timestamp};
 
 impl Runner {
-    /// Inserts rows for the elements of a split call; returns their ids in order. Empty for a call that is not split, or has rows
-    /// for its elements.
+    /// Inserts rows for the elements of a split call; returns their ids in order. Empty for a call that is not split, is over,
+    /// or has rows for its elements.
     ///
     /// # Errors
     /// As [`crate::store::TaskStore::insert`], and never `UnknownCommit`.
@@ -20,7 +20,7 @@ impl Runner {
         parent: &TaskKey,
         now: Timestamp,
     ) -> Result<Arc<[TaskId]>, StoreError> {
-        let Some(split) = self.call.elements().filter(|_| !self.family.has_elements()) else {
+        let Some(split) = self.call.elements().filter(|_| !self.call.is_over() && !self.family.has_elements()) else {
             return Ok(Arc::default());
         };
         let tasks = split.tasks(parent, || self.engine.mint_key(&parent.owner), now, self.is_kept());

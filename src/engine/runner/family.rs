@@ -70,7 +70,7 @@ impl Family {
     /// Inserts rows for the elements of a split call.
     ///
     /// # Errors
-    /// As [`crate::store::TaskStore::insert`], and never `Unsure`.
+    /// As [`crate::store::TaskStore::insert`], and never `UnknownCommit`.
     pub(super) async fn insert_elements(
         &mut self,
         engine: &Arc<Engine>,
@@ -97,7 +97,7 @@ impl Family {
         }
     }
 
-    /// Takes over the elements in progress, once their parent has a handle. `permit` is the parent's, with those of the elements.
+    /// Takes over the elements in progress, once their parent has a handle. `permit` covers the parent and its elements.
     pub(super) fn adopt_elements(
         &mut self,
         engine: &Arc<Engine>,
@@ -118,7 +118,7 @@ impl Family {
     /// Records that an element has settled.
     pub(super) fn element_settled(&mut self) {
         if let Some(elements) = &mut self.elements {
-            elements.is_done();
+            elements.element_settled();
         }
     }
 
@@ -152,7 +152,7 @@ impl Family {
     }
 
     /// Records that this many subtasks need no row any more.
-    pub(super) fn are_stored(&mut self, count: usize) {
+    pub(super) fn remove_stored(&mut self, count: usize) {
         self.waiting.drain(..count);
         self.unresolved.clear();
     }
@@ -177,7 +177,7 @@ impl Family {
         self.unresolved.insert(id);
     }
 
-    pub(super) fn is_resolved(&mut self, id: TaskId) {
+    pub(super) fn resolve(&mut self, id: TaskId) {
         self.unresolved.remove(&id);
     }
 

@@ -67,7 +67,7 @@ impl Recorder {
         }
     }
 
-    /// A call whose row is stored.
+    /// A call with a stored row.
     pub(super) fn of_row(
         task: &Task,
         commands: RunnerCommands,
@@ -75,14 +75,14 @@ impl Recorder {
         panic_target: SharedBugRecipient,
     ) -> Self {
         let mut recorder = Self { attempt: task.attempt, ..Self::new(permit, panic_target) };
-        recorder.checkpoint.is_written(task.recovery.resume.clone());
+        recorder.checkpoint.record_position(task.recovery.resume.clone());
         recorder.checkpoint.check_soon();
         recorder.row = Some(RunnerRow::new(task.key.clone(), task.shown, true, commands));
         recorder
     }
 
     /// Records that the row is stored.
-    pub(super) fn is_inserted(&mut self, key: TaskKey, shown: TaskVisibility, commands: RunnerCommands) {
+    pub(super) fn record_inserted(&mut self, key: TaskKey, shown: TaskVisibility, commands: RunnerCommands) {
         *self.panic_target.lock() = BugRecipient::Task(key.clone());
         self.row = Some(RunnerRow::new(key, shown, false, commands));
     }
@@ -100,7 +100,7 @@ impl Recorder {
         self.row.as_ref().map(|row| row.key.clone())
     }
 
-    /// The key of a task whose client has the handle.
+    /// The key of the task, if its client has the handle.
     pub(super) fn handle(&self) -> Option<&TaskKey> {
         self.row.as_ref().filter(|row| row.shown.outlives_client()).map(|row| &row.key)
     }
@@ -118,7 +118,7 @@ impl Recorder {
     }
 
     /// Records that the metrics include the row; whether that is new.
-    pub(super) fn is_newly_counted(&mut self) -> bool {
+    pub(super) fn mark_counted(&mut self) -> bool {
         self.row.as_mut().is_some_and(|row| !std::mem::replace(&mut row.is_counted, true))
     }
 
@@ -212,7 +212,7 @@ impl Recorder {
 
     /// Records the position that the row has.
     pub(super) fn position_written(&mut self, position: Option<Payload>) {
-        self.checkpoint.is_written(position);
+        self.checkpoint.record_position(position);
     }
 
     pub(super) const fn check_due(&self) -> Option<Instant> {
@@ -303,12 +303,12 @@ impl Recorder {
     }
 
     /// Records that the row says that the call is about to be sent; the new attempt if it is sent again.
-    pub(super) fn is_sending(&mut self) -> Option<Attempt> {
+    pub(super) fn record_sending(&mut self) -> Option<Attempt> {
         let next = self.send_attempt().number(self.attempt);
         let unconfirmed = self.unconfirmed.as_mut()?;
         *unconfirmed = UnconfirmedCall::new(ResumeMethod::Again, true);
         self.attempt = next;
-        self.checkpoint.is_written(None);
+        self.checkpoint.record_position(None);
         Some(next)
     }
 
@@ -317,7 +317,7 @@ impl Recorder {
         self.unconfirmed.take().is_some()
     }
 
-    /// Whether an unconfirmed call is up for long enough.
+    /// Whether an unconfirmed call has run long enough.
     pub(super) fn is_steady(&self) -> bool {
         self.unconfirmed.as_ref().is_some_and(UnconfirmedCall::is_steady)
     }

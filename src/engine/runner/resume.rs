@@ -166,7 +166,7 @@ impl Runner {
     fn continue_deadline(&mut self, task: &Task) {
         let since = task.recovery.dispatched_at.unwrap_or(task.created_at);
         let ran = self.engine.time_of(task, self.engine.clock.now()).since(since);
-        self.call.is_sent(self.spec.policy.deadline.saturating_sub(ran));
+        self.call.mark_sent(self.spec.policy.deadline.saturating_sub(ran));
     }
 
     /// Whether this loss means that the exchange could not be resumed.
@@ -188,7 +188,7 @@ impl Runner {
 
     /// Records that the row says that the call is about to be sent.
     pub(super) fn record_resend(&mut self) {
-        if let Some(attempt) = self.recorder.is_sending() {
+        if let Some(attempt) = self.recorder.record_sending() {
             self.dialog.forget_questions();
             tracing::warn!(attempt = attempt.0, "a call is sent again");
         }

@@ -44,7 +44,7 @@ impl Runner {
 
     /// Records that the row is a task's from now on.
     pub(super) fn becomes_task(&mut self) {
-        if self.recorder.is_newly_counted() {
+        if self.recorder.mark_counted() {
             self.adopt_elements();
             self.engine.metrics.created(self.spec.upstream.name());
         }
@@ -121,7 +121,7 @@ impl Runner {
         self.engine.unstored.stored();
         failpoint::hit("handle-durable");
         tracing::Span::current().record("task", tracing::field::display(LoggedTask(&key)));
-        self.recorder.is_inserted(key, shown, commands);
+        self.recorder.record_inserted(key, shown, commands);
         if self.is_kept() {
             self.recorder.position_written(position);
             self.recorder.check_soon();

@@ -79,7 +79,7 @@ impl Runner {
             let some = self.family.next_waiting(AT_ONCE);
             let count = some.len();
             match self.mirror(&key, some).await {
-                Ok(()) => self.family.are_stored(count),
+                Ok(()) => self.family.remove_stored(count),
                 Err(error) if error.is_passing() => {
                     self.wait_for_store(UnstoredStep::Subtasks, &error);
                     return;
@@ -157,7 +157,7 @@ impl Runner {
                 (None, Ok(_)) => (),
                 (_, Err(why)) => self.family.leave_out(why),
             }
-            self.family.is_resolved(id);
+            self.family.resolve(id);
         }
         Ok(())
     }

@@ -62,7 +62,7 @@ impl Runner {
         if !self.spec.peer.is_consent(answer) {
             return self.elicitation_declined().await;
         }
-        if self.call.is_accepted(ask) { self.repeat_call().await } else { RunnerFlow::Continue }
+        if self.call.accept(ask) { self.repeat_call().await } else { RunnerFlow::Continue }
     }
 
     /// Repeats the call, once the row says so.

@@ -108,6 +108,19 @@ async fn elements_that_ran_before_the_handle_go_on_after_it() {
     world.is_idle().await;
 }
 
+/// A later process sends waiting elements: so a call that is over when it gets its handle has none.
+#[tokio::test(start_paused = true)]
+async fn a_split_call_that_ends_before_its_handle_leaves_no_element_to_send() {
+    let world = slow(Rules { early_input: EarlyInput::AskFirst, ..SPLIT });
+    let client = json!({ "elicitation": {}, "extensions": { super::rounds::EXTENSION: {} } });
+    let id = world.handle(&ask(&json!([1, 1])).declaring(client)).await;
+    let task = world.settled(&id).await;
+    assert_eq!(texts(&task["result"]), ["1", "1"]);
+    assert_eq!(words(&world, &id).await, [""; 0]);
+    assert_eq!(world.upstream.begins(), 2);
+    world.is_idle().await;
+}
+
 /// SUB-02 to SUB-06, SUB-13, SUB-16 and SUB-17 as a client that knows subtasks sees them.
 #[tokio::test(start_paused = true)]
 async fn a_client_that_knows_subtasks_reads_each_by_its_id_as_long_as_the_parent() {

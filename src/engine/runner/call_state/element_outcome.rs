@@ -9,12 +9,14 @@ use crate::task::reference::LoggedTask;
 use crate::task::{Executed, GatewayFault, Outcome, Reason, Task, TaskKey};
 
 /// The outcome of one element.
+#[derive(Clone)]
 pub(super) enum ElementOutcome {
     Held(Outcome),
     /// A result in the element's row. It is read again once all elements have ended, so that memory holds none meanwhile.
     InRow(ResultInRow),
 }
 
+#[derive(Clone)]
 pub(super) struct ResultInRow {
     engine: Arc<Engine>,
     key: TaskKey,
@@ -30,7 +32,7 @@ impl ElementOutcome {
                 Self::InRow(ResultInRow { engine: Arc::clone(engine), key: task.key.clone(), bytes: result.len() })
             }
             Some((_, outcome @ (Outcome::Faulted(_) | Outcome::Cancelled))) => Self::Held(outcome.clone()),
-            None => Self::Held(row_removed()),
+            None => Self::Held(row_removed(Executed::Unknown)),
         }
     }
 
@@ -39,6 +41,14 @@ impl ElementOutcome {
         match self {
             Self::Held(Outcome::Returned { result, .. }) => result.len(),
             Self::Held(Outcome::Faulted(_) | Outcome::Cancelled) => 0,
+            Self::InRow(row) => row.bytes,
+        }
+    }
+
+    /// The size of a result that is still to be read from its row.
+    pub(super) const fn bytes_in_row(&self) -> usize {
+        match self {
+            Self::Held(_) => 0,
             Self::InRow(row) => row.bytes,
         }
     }
@@ -65,8 +75,8 @@ impl ResultInRow {
         let mut pauses = RetryDelays::of_writers();
         loop {
             match self.engine.held(&self.key).await {
-                Ok(task) => return task.outcome().cloned().unwrap_or_else(row_removed),
-                Err(TaskError::Unknown) => return row_removed(),
+                Ok(task) => return task.outcome().cloned().unwrap_or_else(|| row_removed(Executed::Yes)),
+                Err(TaskError::Unknown) => return row_removed(Executed::Yes),
                 Err(error) => {
                     tracing::warn!(task = %LoggedTask(&self.key), error = %CauseChain(&error), "a subtask's result could not be read yet");
                     pauses.wait().await;
@@ -76,6 +86,6 @@ impl ResultInRow {
     }
 }
 
-fn row_removed() -> Outcome {
-    Outcome::lost(GatewayFault::new(Reason::GatewayRestart, Executed::Unknown))
+fn row_removed(executed: Executed) -> Outcome {
+    Outcome::lost(GatewayFault::new(Reason::GatewayRestart, executed))
 }

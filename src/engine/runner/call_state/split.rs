@@ -10,13 +10,13 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use futures_util::future::{join_all, select_all};
+use futures_util::future::{BoxFuture, join_all, select_all};
 use tokio::time::Instant;
 
 use super::element_outcome::ElementOutcome;
 use super::exchange_stage::{ExchangeStage, StageEvent};
 use super::split_plan::SplitPlan;
-use crate::answer_budget::AnswerPermit;
+use crate::answer_budget::{AnswerPermit, AnswerShare};
 use crate::dialect::faults::failure_error;
 use crate::dialect::split_call::{SplitResult, combined, question_named, question_of};
 use crate::dialect::upstream_dialect::CanonicalResult;
@@ -43,6 +43,8 @@ pub(in crate::engine::runner) struct SplitExchange {
     /// Events that were not taken yet.
     events: VecDeque<ExchangeEvent>,
     message: Option<Arc<str>>,
+    /// Set once all elements have ended.
+    combining: Option<BoxFuture<'static, ExchangeEvent>>,
 }
 
 /// The call of one element that has no row.
@@ -58,7 +60,7 @@ impl SplitExchange {
     pub(super) fn new(plan: SplitPlan) -> Self {
         let outcomes = (0..plan.total()).map(|_| None).collect();
         let (running, events) = (Vec::new(), VecDeque::new());
-        Self { plan, next: 0, running, outcomes, ended: 0, bytes: 0, events, message: None }
+        Self { plan, next: 0, running, outcomes, ended: 0, bytes: 0, events, message: None, combining: None }
     }
 
     pub(in crate::engine::runner) const fn plan(&self) -> &SplitPlan {
@@ -192,25 +194,19 @@ impl SplitExchange {
         self.events.extend(self.status().map(ExchangeEvent::Status));
     }
 
-    /// Combines the results. Cancel safe: they are kept until the answer budget has bytes for their copy, and all are read.
+    /// Combines the results. Cancel safe: a dropped wait goes on at the next call.
     async fn combined(&mut self) -> ExchangeEvent {
-        let mut permit = AnswerPermit::default();
-        if let Some(share) = &self.plan.part().context.share
-            && let Err(fault) = share.grow(&mut permit, self.bytes).await
-        {
-            return ExchangeEvent::Lost(ExchangeError(fault));
-        }
-        let mut results = Vec::with_capacity(self.outcomes.len());
-        for outcome in &self.outcomes {
-            results.push(match outcome {
-                Some(outcome) => result_of(outcome.outcome().await),
-                None => cancelled(),
-            });
-        }
-        let result = combined(self.plan.argument(), &results);
+        let combining = match &mut self.combining {
+            Some(combining) => combining,
+            combining @ None => {
+                let share = self.plan.part().context.share.clone();
+                combining.insert(Box::pin(combine(share, Arc::clone(self.plan.argument()), self.outcomes.clone())))
+            }
+        };
+        let event = combining.await;
+        self.combining = None;
         self.outcomes.clear();
-        let text = permit.attach(result.bytes().clone());
-        ExchangeEvent::Returned(result.in_buffer(text))
+        event
     }
 
     /// Answers an element that has no row.
@@ -300,6 +296,32 @@ impl SplitExchange {
     pub(in crate::engine::runner) fn is_open(&self, index: usize) -> bool {
         self.outcomes.get(index).is_some_and(Option::is_none)
     }
+}
+
+/// The combined result of a call whose elements have all ended. It waits for bytes of the answer budget: for the copy, and for
+/// the results that are read from rows meanwhile. `Lost` if a held call's client is out of bytes for too long.
+async fn combine(
+    share: Option<AnswerShare>,
+    argument: Arc<str>,
+    outcomes: Vec<Option<ElementOutcome>>,
+) -> ExchangeEvent {
+    let mut permit = AnswerPermit::default();
+    let bytes = outcomes.iter().flatten().map(|outcome| outcome.bytes() + outcome.bytes_in_row()).sum();
+    if let Some(share) = &share
+        && let Err(fault) = share.grow(&mut permit, bytes).await
+    {
+        return ExchangeEvent::Lost(ExchangeError(fault));
+    }
+    let mut results = Vec::with_capacity(outcomes.len());
+    for outcome in outcomes {
+        results.push(match outcome {
+            Some(outcome) => result_of(outcome.outcome().await),
+            None => cancelled(),
+        });
+    }
+    let result = combined(&argument, &results);
+    let text = permit.attach(result.bytes().clone());
+    ExchangeEvent::Returned(result.in_buffer(text))
 }
 
 fn result_of(outcome: Outcome) -> SplitResult {

@@ -17,7 +17,7 @@ impl AttachedClients {
     }
 
     /// No client: the call was made to an earlier process.
-    pub(in crate::engine::runner) const fn nobody() -> Self {
+    pub(in crate::engine::runner) const fn none() -> Self {
         Self { senders: Vec::new() }
     }
 

@@ -109,7 +109,7 @@ impl ElementRows {
         self.keys.get(index)
     }
 
-    /// Takes over the elements in progress, once their parent has a handle. `permit` is the parent's, with those of the elements.
+    /// Takes over the elements in progress, once their parent has a handle. `permit` covers the parent and its elements.
     pub(super) fn adopt(
         &mut self,
         split: &mut SplitExchange,
@@ -156,7 +156,7 @@ impl ElementRows {
     }
 
     /// An element has settled.
-    pub(super) const fn is_done(&mut self) {
+    pub(super) const fn element_settled(&mut self) {
         self.at_work = self.at_work.saturating_sub(1);
     }
 

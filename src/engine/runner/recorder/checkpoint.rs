@@ -37,7 +37,7 @@ impl Checkpoint {
     }
 
     /// Records the position that the row has.
-    pub(super) fn is_written(&mut self, position: Option<Payload>) {
+    pub(super) fn record_position(&mut self, position: Option<Payload>) {
         self.written = position;
     }
 

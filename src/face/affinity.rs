@@ -2,7 +2,7 @@
 //!
 //! A session's id names the owner of its in-memory state (streams, held calls, upstream session), an event's id the replica of its
 //! stream, a question's id the one that asked, and a `requestState` the one that holds the call. A request is forwarded at most
-//! once: a forwarded one is answered where it arrives, as after a restart if that replica does not own the session either.
+//! once: the replica that receives it answers it, even if it does not own the session, as after a restart.
 
 use std::sync::Arc;
 
@@ -149,9 +149,8 @@ fn streamed_by(sealer: &Sealer, owners: &SessionOwners, last_event: Option<&Head
     owners.named(&sealer.open(IdKind::EventStream, None, sealed)?.id)
 }
 
-/// The destination of a notification about a request in progress whose replica is unknown: a cancel, progress, or the answer to a
-/// server's question. It is broadcast while the session's owner drains; a replica that does not know its request opens nothing for
-/// it.
+/// The destination of a cancel, a progress notification, or an answer to a server's question, if no id names the replica of its
+/// request. It is broadcast while the session's owner drains; a replica that does not know the request opens nothing for it.
 fn of_unknown_request(owners: &SessionOwners, session: &GatewayId) -> Destination {
     owners.only_owner(session).map_or(Destination::All, Destination::from)
 }
@@ -232,7 +231,10 @@ async fn route_batch(
         return intake::serve(faces, AdmittedRequest::Batch(inbound, items)).await;
     };
     if items.iter().all(|(read, _)| array_answer::is_one_way(read)) {
-        return route_one_way(faces, owners, &inbound, items).await;
+        let route_alone = |inbound, message| {
+            route_message(faces, owners, AdmittedMessage { inbound, message, face: Face::Session, refusable: None })
+        };
+        return array_answer::serve_one_way(&inbound, items, route_alone).await;
     }
     match owners.owner(&session, OwnerRequest::Begin) {
         OwnerReplica::There(peer) => {
@@ -243,31 +245,8 @@ async fn route_batch(
     }
 }
 
-/// Routes messages without responses one by one. Returns the first failure, if there is one.
-async fn route_one_way(
-    faces: &impl PathFaces,
-    owners: &Arc<SessionOwners>,
-    inbound: &Inbound,
-    items: ArrayItems,
-) -> FaceResponse {
-    let mut refused = None;
-    for (read, text) in items {
-        let Ok(message) = read else { continue };
-        let (inbound, message) = (array_answer::alone(inbound, text), Box::new(message));
-        let alone = AdmittedMessage { inbound, message, face: Face::Session, refusable: None };
-        let answer = route_message(faces, owners, alone).await;
-        match answer.status() {
-            StatusCode::ACCEPTED => (),
-            // The client may send the whole array again.
-            StatusCode::SERVICE_UNAVAILABLE => return answer,
-            _ => refused = refused.or(Some(answer)),
-        }
-    }
-    refused.unwrap_or_else(accepted)
-}
-
-/// Responds to messages without ids whose owner gave no response: 503 if nothing was done, so that they are sent again; 202 if
-/// they may have been processed, as a repetition could process them twice.
+/// Responds to a message without an id after the session's owner gave no response: 503 if nothing was done, so that the client
+/// sends it again; 202 if the owner may have processed it, as a repetition could process it twice.
 pub(super) fn unanswered(fault: &GatewayFault) -> FaceResponse {
     if fault.executed == Executed::No { unreachable_owner() } else { accepted() }
 }

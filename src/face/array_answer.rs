@@ -10,12 +10,16 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use futures_util::stream::{self, StreamExt as _};
+use futures_util::stream::{self, BoxStream, StreamExt as _};
 use http::StatusCode;
 use http_body_util::{BodyExt as _, StreamBody};
 use hyper::body::Frame;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+use tokio_util::task::TaskTracker;
 
 use super::answer::{UnknownTaskMarker, accepted, event_stream, json, unreadable};
+use super::arrival::ALONE_MAX;
 use super::http::{AcceptedTypes, FaceResponse, Inbound, ResponseBody};
 use super::served::Served;
 use crate::answer_budget::as_one_request;
@@ -39,8 +43,8 @@ pub(super) struct ArrayBounds {
     pub(super) parallel: usize,
 }
 
-/// One item of an array as a request of its own: its client accepts no stream.
-pub(super) fn alone(inbound: &Inbound, body: Bytes) -> Box<Inbound> {
+/// One item of an array as a separate request, from a client that accepts no stream.
+fn alone(inbound: &Inbound, body: Bytes) -> Box<Inbound> {
     Box::new(Inbound { body, message: None, accepted: AcceptedTypes::Json, ..inbound.clone() })
 }
 
@@ -49,8 +53,9 @@ pub(super) const fn is_one_way(read: &Result<Message, EnvelopeError>) -> bool {
     matches!(read, Ok(Message::Notification(_) | Message::Response(_)))
 }
 
-/// Serves an array without requests. Returns the first failure, if there is one.
-async fn serve_one_way<P: Future<Output = FaceResponse>>(
+/// Serves an array without requests, one message after the other. Returns the first failure, if there is one. Ends at a 503: the
+/// client may send the whole array again.
+pub(super) async fn serve_one_way<P: Future<Output = FaceResponse>>(
     inbound: &Inbound,
     items: ArrayItems,
     post: impl Fn(Box<Inbound>, Box<Message>) -> P,
@@ -59,8 +64,10 @@ async fn serve_one_way<P: Future<Output = FaceResponse>>(
     for (read, text) in items {
         let Ok(message) = read else { continue };
         let answer = post(alone(inbound, text), Box::new(message)).await;
-        if answer.status() != StatusCode::ACCEPTED {
-            refused = refused.or(Some(answer));
+        match answer.status() {
+            StatusCode::ACCEPTED => (),
+            StatusCode::SERVICE_UNAVAILABLE => return answer,
+            _ => refused = refused.or(Some(answer)),
         }
     }
     refused.unwrap_or_else(accepted)
@@ -83,7 +90,9 @@ where
         return Box::pin(serve_one_way(inbound, items, post)).await;
     }
     let (one_way, requests): (ArrayItems, ArrayItems) = items.into_iter().partition(|(read, _)| is_one_way(read));
-    let (accepted_types, inbound, served) = (inbound.accepted, inbound.clone(), Arc::clone(served));
+    let (accepted_types, inbound_arrival, tracker) =
+        (inbound.accepted, inbound.arrival.clone(), served.scope.tracker.clone());
+    let (inbound, served) = (inbound.clone(), Arc::clone(served));
     let serve = move |(read, text): (Result<Message, EnvelopeError>, Bytes)| {
         let id = match &read {
             Ok(Message::Request(request)) => Some(request.id.clone()),
@@ -110,9 +119,11 @@ where
     for item in one_way {
         refusals.extend(serve(item).await);
     }
-    // Started as it is needed: an item that waits for its turn takes no memory but its text.
+    // Started as it is needed: an item that waits for its turn holds its text and its parsed message alone.
+    let outlives_client = inbound_arrival.outlives_client();
     let answers = stream::iter(requests).map(serve).buffer_unordered(bounds.parallel);
-    let mut answers = Box::pin(stream::iter(refusals).chain(answers.filter_map(ready)));
+    let answers = stream::iter(refusals).chain(answers.filter_map(ready)).boxed();
+    let mut answers = if outlives_client { finished_alone(&tracker, answers) } else { answers };
     let Some(first) = answers.next().await else { return accepted() };
     let answers = stream::once(ready(first)).chain(answers);
     match accepted_types {
@@ -124,6 +135,20 @@ where
             json(body(pieces.chain(stream::once(ready(Bytes::from_static(b"]")))).map(BodyPart::Bytes)))
         }
     }
+}
+
+/// The same responses. If the client leaves, the rest of the requests is still processed, for at most [`ALONE_MAX`].
+fn finished_alone(tracker: &TaskTracker, mut answers: BoxStream<'static, Bytes>) -> BoxStream<'static, Bytes> {
+    let (sender, mut receiver) = mpsc::channel(1);
+    tracker.spawn(async move {
+        while let Some(answer) = answers.next().await {
+            if sender.send(answer).await.is_err() {
+                drop(timeout(ALONE_MAX, answers.for_each(|_| ready(()))).await);
+                return;
+            }
+        }
+    });
+    stream::poll_fn(move |cx| receiver.poll_recv(cx)).boxed()
 }
 
 fn error_text(id: Option<&RequestId>, complaint: &RequestError) -> Bytes {
@@ -156,5 +181,28 @@ async fn response_text(
     match read_whole(answer.into_body(), &limits).await {
         Ok(text) => Some(text).filter(|text| !text.is_empty()),
         Err(fault) => Some(envelope::error(id.as_ref(), &gateway_error(&fault))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn requests_of_an_array_whose_client_leaves_are_still_processed() {
+        let tracker = TaskTracker::new();
+        let (leaves, left) = tokio::sync::oneshot::channel::<()>();
+        let (processed, is_processed) = tokio::sync::oneshot::channel();
+        let late = stream::once(async move {
+            let _ = left.await;
+            processed.send(()).unwrap();
+            Bytes::from_static(b"2")
+        });
+        let answers = stream::once(ready(Bytes::from_static(b"1"))).chain(late).boxed();
+        let mut answers = finished_alone(&tracker, answers);
+        assert_eq!(answers.next().await.unwrap(), "1");
+        drop(answers);
+        drop(leaves);
+        is_processed.await.unwrap();
     }
 }

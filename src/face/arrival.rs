@@ -4,12 +4,16 @@
 //! cancel or the end of a session is processed regardless; a call ends with its client, unless it has an idempotency key.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::{HeaderMap, Method};
 use parking_lot::Mutex;
 
 use super::idempotency_key;
 use crate::wire::{Message, method};
+
+/// How long a request may run without its client.
+pub const ALONE_MAX: Duration = Duration::from_secs(30);
 
 /// Whether a request's client is connected, and whether the request needs it. Clones share state.
 #[derive(Clone, Debug, Default)]
@@ -66,6 +70,11 @@ impl Arrival {
     #[must_use]
     pub fn has_left(&self) -> bool {
         matches!(*self.0.lock(), ArrivalState::Left)
+    }
+
+    /// Whether the request is processed to its end even if its client disconnects.
+    pub(super) fn outlives_client(&self) -> bool {
+        matches!(*self.0.lock(), ArrivalState::OutlivesClient | ArrivalState::HasKey)
     }
 
     /// Records the disconnect. Returns whether the request continues.

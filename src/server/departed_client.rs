@@ -1,17 +1,13 @@
 //! Completes requests that their client abandoned after sending them: see [`Arrival`].
 
 use std::pin::Pin;
-use std::task::{Context, Poll};
-use std::time::Duration;
+use std::task::{Context, Poll, ready};
 
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 use tokio_util::task::TaskTracker;
 
-use crate::face::arrival::Arrival;
-
-/// How long a request may run without its client.
-const ALONE_MAX: Duration = Duration::from_secs(30);
+use crate::face::arrival::{ALONE_MAX, Arrival};
 
 /// The future of a request. If it is dropped early and the request outlives its client, it continues in a task of the listener.
 pub(super) struct KeptWork<F: Future<Output: Send> + Send + 'static> {
@@ -33,11 +29,9 @@ impl<F: Future<Output: Send> + Send + 'static> Future for KeptWork<F> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
         let work = self.work.as_mut().expect("it is not polled after its end");
-        let response = work.as_mut().poll(context);
-        if response.is_ready() {
-            self.work = None;
-        }
-        response
+        let response = ready!(work.as_mut().poll(context));
+        self.work = None;
+        Poll::Ready(response)
     }
 }
 

@@ -10,6 +10,7 @@ use super::admission::{AnswerScope, ServerVoice, progress_token};
 use super::member_answer::{MemberRefusal, read_result};
 use super::member_session::{ClientWords, CombinedSession, OpenedMember};
 use super::messages::metadata_alone;
+use crate::answer_budget::as_one_request;
 use crate::face::headers;
 use crate::face::http::{AcceptedTypes, Endpoint as _, FaceResponse, Inbound};
 use crate::face::idempotency_key;
@@ -139,8 +140,12 @@ impl EndpointClient {
             let name = headers::naming_member(method).and_then(|member| Object::of(&params)?.get_string(member));
             named(&mut inbound.headers, method, name.and_then(|name| header_annotations::encode(&name)));
         }
-        let answer = served(self.session.as_ref(), upstreams, at, inbound).await;
-        read_result(answer, &upstreams.read_limits(at, self.principal())).await
+        // The member's response and its copy here are one request's: neither waits for the other's bytes.
+        as_one_request(async {
+            let answer = served(self.session.as_ref(), upstreams, at, inbound).await;
+            read_result(answer, &upstreams.read_limits(at, self.principal())).await
+        })
+        .await
     }
 
     /// Forwards the client's request to the upstream at `at`, with `params` if these are edited.

@@ -82,7 +82,7 @@ pub(in crate::face) trait ResponseEdits: Send + Sync {
     fn events(self, source: RawBody, limits: &ReadLimits) -> RawBody;
 }
 
-/// A JSON response whose beginning was read.
+/// A JSON response, read as far as its edits need.
 pub(in crate::face) enum OpenedAnswer {
     Whole(RequestAnswer),
     /// Forwarded as it arrives.

@@ -67,7 +67,7 @@ impl IdKind {
 
     /// Whether there may be more ids of this kind than one key may seal.
     const fn is_frequent(self) -> bool {
-        matches!(self, Self::EventStream | Self::Forward)
+        matches!(self, Self::Question | Self::EventStream | Self::Forward)
     }
 
     fn associated(self, owner: Option<&Principal>) -> Aad<Vec<u8>> {

@@ -31,7 +31,7 @@ use crate::wire::envelope::{Notification, Request};
 use crate::wire::{RequestId, RpcError, method};
 
 /// How long a call waits for its tool's task support; after that it is forwarded as usual.
-pub(super) const LOOK_MAX: Duration = Duration::from_secs(10);
+const LOOK_MAX: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
 pub(super) struct UpstreamTaskTools {

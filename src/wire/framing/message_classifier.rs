@@ -281,9 +281,6 @@ impl MessageClassifier {
     }
 
     fn ended(&mut self, text: StringRole) {
-        if matches!(text, StringRole::Other | StringRole::Id) {
-            return;
-        }
         let name = self.name;
         let name = name.0.get(..self.length).unwrap_or_default();
         match text {

@@ -80,7 +80,8 @@ async fn a_call_of_an_array_that_is_cancelled_has_no_answer_among_the_others() {
         let items = [call(2), (*rest).to_owned()];
         let items = items.iter().filter(|item| !item.is_empty()).map(String::as_str).collect::<Vec<_>>().join(",");
         let (came, text) = cancelled(&client, format!("[{items}]")).await;
-        assert_eq!((came, &serde_json::from_str(&text).unwrap_or(Value::Null)), (*status, answers), "{accept} {rest}");
+        let read = if text.is_empty() { Value::Null } else { serde_json::from_str(&text).unwrap() };
+        assert_eq!((came, &read), (*status, answers), "{accept} {rest}");
         drop((events, held));
     }
 }

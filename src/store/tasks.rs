@@ -231,7 +231,10 @@ impl<'a> FilteredPage<'a> {
             return PageStep::End;
         }
         self.read += 1;
-        self.last = Some(position);
+        // The position of an unreadable key may lie anywhere: the page never goes back.
+        if self.last.is_none_or(|last| self.filter.compare(&last, &position).is_lt()) {
+            self.last = Some(position);
+        }
         if task.is_some_and(|task| task.is_gone(self.now) || !self.filter.fits(task)) {
             return PageStep::Skip;
         }

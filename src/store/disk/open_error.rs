@@ -26,7 +26,7 @@ pub enum OpenError {
     Newer { path: PathBuf, found: i32, known: i32 },
     #[error(
         "{}: was written by an older taskgate (version {found}; this one reads {known} only); let that one finish its \
-         tasks, then move the file away, and a new one is made in its place. The file is left as it is", .path.display()
+         tasks, then move it away together with the files beside it, and a new one is made in its place. The file is left as it is", .path.display()
     )]
     Older { path: PathBuf, found: i32, known: i32 },
     #[error(

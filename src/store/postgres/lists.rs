@@ -218,8 +218,9 @@ pub(super) async fn select(
                 OrderedBy::LastUpdate => row.updated_at,
             };
             match page.step((time, row.key.id), row.summary.as_ref()) {
-                PageStep::Show => shown.push(row),
-                PageStep::Skip => (),
+                // A row that moved between the two queries is shown once.
+                PageStep::Show if shown.iter().all(|one: &SummaryRow| one.key != row.key) => shown.push(row),
+                PageStep::Show | PageStep::Skip => (),
                 PageStep::End => return Ok((shown, page.last())),
             }
         }

@@ -47,7 +47,9 @@ pub enum PostgresOpenError {
          (pgbouncer: pool_mode = session), or connect to the database directly"
     )]
     Pooled,
-    #[error("the schema has version {found}, which a newer program made; this one knows {known}")]
+    #[error(
+        "the schema has version {found}, which a newer program made; this one knows {known}. Run the newer one, or name another schema for this one"
+    )]
     Newer { found: i32, known: i32 },
     #[error(
         "the schema has version {found}, which an older program made; this one reads {known} only. Let the older one finish \
@@ -99,7 +101,7 @@ impl PostgresOpenError {
     #[must_use]
     pub const fn key(&self) -> &'static str {
         match self {
-            Self::SchemaName { .. } | Self::Older { .. } => "store.schema",
+            Self::SchemaName { .. } | Self::Newer { .. } | Self::Older { .. } | Self::Foreign { .. } => "store.schema",
             Self::Ca(_) | Self::Tls(_) => "store.ca",
             Self::NoStandby => "store.durability",
             Self::NameTaken { .. } => "replica.name",
@@ -114,8 +116,6 @@ impl PostgresOpenError {
             | Self::OldServer { .. }
             | Self::Unsafe { .. }
             | Self::Pooled
-            | Self::Newer { .. }
-            | Self::Foreign { .. }
             | Self::Refused(_) => "store.url",
         }
     }

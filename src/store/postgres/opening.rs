@@ -143,10 +143,12 @@ async fn check_identity(
     match (is_lost, settings.access.accept_loss == Some(generation)) {
         (true, false) => return Err(PostgresOpenError::Lost { generation: generation_text(generation) }),
         (true, true) => tracing::warn!(
-            "the database is another one than before, or was brought back from a backup, and is gone on with as `accept_loss` in \
-             [store] says; take that out again: the next such loss passes, too"
+            "the database is another one than before, or was restored from a backup; it is used because `accept_loss` in [store] \
+             allows it. Remove `accept_loss`: it also allows the next loss"
         ),
-        (false, true) => tracing::warn!("take `accept_loss` out of [store]: the next loss of this database passes"),
+        (false, true) => {
+            tracing::warn!("remove `accept_loss` from [store]: it also allows the next loss of this database")
+        }
         (false, false) => (),
     }
     Ok(generation)

@@ -13,7 +13,7 @@ use super::server_words::in_words;
 use super::session::{Session, in_time};
 use super::settings::{Durability, PostgresSettings};
 
-/// The schema version of this program. Others are refused.
+/// The schema version of this program; others are refused. A change of the tables, or of the format of records or summaries, raises it.
 pub(super) const VERSION: i32 = 2;
 
 /// Oldest supported server, as `server_version_num`.

@@ -95,7 +95,7 @@ async fn n07_a_gateway_that_cannot_be_one_of_them_does_not_start() {
     site.judge().await;
 }
 
-/// F80: a database that was brought back from a backup ends whoever runs, and whoever starts, until somebody writes that it is known.
+/// F80: a database that was restored from a backup ends each running gateway and each start, until the operator accepts the loss.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f80_a_database_that_is_older_than_what_it_acknowledged_ends_the_gateway_with_74() {
     let Some(server) = postgres::shared() else { return };
@@ -125,11 +125,11 @@ async fn f80_a_database_that_is_older_than_what_it_acknowledged_ends_the_gateway
         replica.keeper.configure(&upstreams);
         replica.start().await;
         until("it is ready", async || replica.is_ready().await).await;
-        replica.says("the next such loss passes, too", 1).await;
+        replica.says("it is used because `accept_loss` in [store] allows it", 1).await;
         replica.kill().await;
         // It stays in force for as long as it is written there, and each start says so.
         replica.start().await;
-        replica.says("take `accept_loss` out of [store]", 1).await;
+        replica.says("remove `accept_loss` from [store]", 1).await;
         replica.kill().await;
         replica.keeper.forget_log();
     }

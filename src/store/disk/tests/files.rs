@@ -169,7 +169,7 @@ async fn f68_another_version_that_the_log_alone_tells_of_is_left_to_the_byte() {
         let said = if version < SCHEMA {
             format!(
                 "was written by an older taskgate (version {version}; this one reads {SCHEMA} only); let that one finish \
-                 its tasks, then move the file away, and a new one is made in its place. The file is left as it is"
+                 its tasks, then move it away together with the files beside it, and a new one is made in its place. The file is left as it is"
             )
         } else {
             format!(

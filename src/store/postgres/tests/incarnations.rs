@@ -272,12 +272,20 @@ async fn f68_a_schema_of_another_version_is_refused() {
                            and name another schema for this one"
             ),
         ),
-        (own + 1, format!("which a newer program made; this one knows {own}")),
+        (
+            own + 1,
+            format!(
+                "which a newer program made; this one knows {own}. Run the newer one, or name another schema for this one"
+            ),
+        ),
     ] {
         server.psql(&format!("UPDATE {schema}.tg_meta SET schema_version = {version}"));
         let refused = open_with(settings(server, &schema)).await.unwrap_err();
         assert_eq!(refused.retry(), Retry::Never);
         assert_eq!(refused.to_string(), format!("the schema has version {version}, {said}"));
+        assert_eq!(refused.key(), "store.schema");
+        let left = server.psql(&format!("SELECT schema_version FROM {schema}.tg_meta"));
+        assert_eq!(left, version.to_string(), "it is left as it is");
     }
 }
 

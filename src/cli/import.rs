@@ -35,8 +35,8 @@ pub(super) struct ImportArguments {
     /// The JSON in which a host names its servers; comments may stand in it. `-` reads standard input.
     #[arg(value_name = "HOST.json")]
     file: PathBuf,
-    /// The configuration to write. The values of `env` and headers go into a file beside it, with `.env` for `.toml`. Neither
-    /// may exist.
+    /// The configuration to write. The values of `env` and headers, if there are any, go into a file beside it, with `.env`
+    /// for `.toml`. No existing file is overwritten.
     #[arg(long, value_name = "FILE.toml", default_value = "taskgate.toml")]
     out: PathBuf,
 }
@@ -101,12 +101,11 @@ fn write_files(imported: &Imported, toml_file: &Path, env_file: &Path) -> Result
             file.write_all(text.as_bytes())
         });
         if let Err(error) = written {
-            for path in created {
-                let _ = fs::remove_file(path);
-            }
+            let left: Vec<_> = created.into_iter().filter(|path| fs::remove_file(path).is_err()).collect();
             let exists = error.kind() == io::ErrorKind::AlreadyExists;
             let advice = if exists { "; name another by --out, or remove it" } else { "" };
-            return Err(format!("{}: {error}{advice}", path.display()));
+            let left: String = left.iter().map(|path| format!("; {} is left behind", path.display())).collect();
+            return Err(format!("{}: {error}{advice}{left}", path.display()));
         }
     }
     Ok(())

@@ -37,11 +37,13 @@ pub(super) struct FileVariables {
 pub(super) fn read(root: &mut Section<'_, '_>, folder: &Path) -> FileVariables {
     let named = RawVariables::read(root).env_files.value;
     let report = root.report();
-    let mut is_faulty = report.blames("env_files");
+    let mut is_faulty = report.blames_in("env_files");
     let mut variables = FileVariables::default();
     for file in named_files::read(&named, folder, "values", report) {
         is_faulty |= file.text.is_none();
-        for (line, text) in (1..).zip(file.text.as_deref().unwrap_or_default().lines()) {
+        // Editors may write a byte order mark.
+        let text = file.text.as_deref().unwrap_or_default();
+        for (line, text) in (1..).zip(text.strip_prefix('\u{feff}').unwrap_or(text).lines()) {
             let read = variable(text).and_then(|variable| match variable {
                 Some((name, _)) if variables.values.contains_key(name) => {
                     Err("sets a variable that an earlier line or file sets; leave one of them out")
@@ -77,6 +79,9 @@ fn variable(line: &str) -> Result<Option<(&str, String)>, &'static str> {
     let (name, value) = line.split_once('=').ok_or("is no NAME=VALUE; write one, or a comment that begins with #")?;
     if !is_variable_name(name) {
         return Err("has no name of a variable before the =; write letters, digits and _, and no digit first");
+    }
+    if value.starts_with(char::is_whitespace) {
+        return Err("has a blank after the =; remove it, or write a JSON string");
     }
     let value = match value.chars().next() {
         Some('"') => serde_json::from_str(value)
@@ -123,6 +128,8 @@ mod tests {
             ("1TOKEN=1", Err("has no name of a variable")),
             ("=1", Err("has no name of a variable")),
             ("TOKEN='1'", Err("begins with '")),
+            ("TOKEN= 1", Err("has a blank after the =")),
+            (r#"TOKEN= "1""#, Err("has a blank after the =")),
             (r#"TOKEN="1"#, Err("is no JSON string")),
             (r#"TOKEN="1" # one"#, Err("is no JSON string")),
             (r#"TOKEN="\u0000""#, Err("has a NUL character")),

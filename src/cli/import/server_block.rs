@@ -100,7 +100,7 @@ fn why_not(key: &str) -> &'static str {
             "it is the host's own waiting time; the bound of a call is `deadline`, 1h by default"
         }
         "trust" | "alwaysAllow" | "autoApprove" | "autoApproved" => "the host decides which calls its user confirms",
-        "envFile" => "name its variables in `env`, or set them where the gateway starts",
+        "envFile" => "list the file in `env_files`, or set its variables in the environment of the gateway",
         "oauth" | "auth" | "authProviderType" | "headersHelper" | "CLIENT_ID" | "CLIENT_SECRET" => {
             "the gateway does not log in; with `forward_authorization = true` the server gets its clients' tokens"
         }

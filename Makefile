@@ -36,8 +36,8 @@ TEST_THREADS ?= 4
 # Their number is bounded by `Peers` itself; what waits for its turn takes a thread.
 PEERS_THREADS ?= 24
 
-# Binaries in lanes: those of one lane run one after the other, beside the other lanes. What a lane prints is shown once all have
-# ended. Interrupting the run ends the lanes too.
+# Binaries in lanes: those of one lane run one after the other, beside the other lanes. The output of a lane is printed
+# after all lanes end. Interrupting the run ends the lanes too.
 define lanes
 	@mkdir -p "$(TARGET)/reports"
 	run() { cargo test --locked --workspace $(TIMED) $$1 -- $(TIMES) --test-threads $(TEST_THREADS) $${@:2}; }
@@ -58,7 +58,10 @@ endef
 
 .PHONY: begun prepared installable built peers memory restarted-servers test check setup fmt lint unit rules doc seconds bench instructions sessions audit fuzz soak
 
-test: begun fmt prepared unit rules seconds
+# Its steps follow one another; what runs side by side does so within them.
+.NOTPARALLEL:
+
+test: begun installable fmt prepared unit rules seconds
 	$(call step,minutes of each phase)
 	@tests/phases.sh "$(PHASES)" "$(BESIDE)"
 	printf '\n==== all checks passed\n'
@@ -80,10 +83,12 @@ check: begun fmt
 	} 2>&1 | tee "$(CHECK_LOG)" || { tests/failures.sh "$(CHECK_LOG)"; exit 1; }
 	tests/seconds.sh "$(CHECK_LOG)"
 
-# What other programs need is installed while ours are compiled.
+# Installs the peers while the tests are compiled; on a machine without a linker, first that.
 prepared: installable
-	@$(MAKE) setup PHASES="$(BESIDE)" > "$(TARGET)/reports/setup.log" 2>&1 & installing=$$!
-	trap 'kill "$$installing" 2> /dev/null || :' EXIT
+	@command -v cc > /dev/null || $(MAKE) setup PHASES="$(BESIDE)"
+	$(MAKE) setup PHASES="$(BESIDE)" > "$(TARGET)/reports/setup.log" 2>&1 & installing=$$!
+	# An installation is not interrupted half-way.
+	trap 'wait "$$installing" || :' EXIT
 	$(MAKE) lint built
 	$(call step,setup: the rest)
 	wait "$$installing" || { cat "$(TARGET)/reports/setup.log"; exit 1; }
@@ -137,15 +142,16 @@ built:
 	@cargo test --locked --workspace --no-run
 
 # Tests that meet real peers fail, and are not skipped, once TASKGATE_PEERS is set. What works all the time goes first; the lanes
-# mostly wait, for timers, sockets and processes. On PostgreSQL 18 run the store's contract and the rules for unknown commits.
+# mostly wait, for timers, sockets and processes. On PostgreSQL 18 run the store's contract, its rules, plans and poolers. The program
+# is also checked as users build it, without features that only the tests turn on.
 unit:
 	$(call step,tests: the library$(comma) complexity engine files tidy)
 	$(call lanes)
 	export TASKGATE_PEERS="$(PEERS)"
 	stores() {
 		run "--test durability" && run "--test upstreams" &&
-		TASKGATE_POSTGRES="$(PEERS)/postgres-18" run --lib store::postgres::tests::keeps store::postgres::tests::rules &&
-		$(MAKE) doc PHASES=/dev/null && cargo test --locked --doc
+		TASKGATE_POSTGRES="$(PEERS)/postgres-18" run --lib store::postgres::tests::keeps store::postgres::tests::rules store::postgres::tests::plan store::postgres::tests::pooled &&
+		cargo check --quiet --locked --bin taskgate && $(MAKE) doc PHASES=/dev/null && cargo test --locked --doc
 	}
 	processes() { run "--test gateway --test programs"; }
 	real() { run "--test faces" && cargo test --locked --workspace $(TIMED) --test real_peers -- $(TIMES) --test-threads $(PEERS_THREADS); }

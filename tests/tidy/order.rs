@@ -13,12 +13,12 @@ fn listed(page: &str) -> Vec<&str> {
     list.split("```").nth(1).unwrap_or_default().split_whitespace().skip(1).collect()
 }
 
-/// The place of a file in the order: that of the outermost module that is listed, below `engine` and `runner`.
-fn place(order: &[&str], path: &[String]) -> usize {
+/// A file's position in the order: the position of its outermost listed module, below `engine` and `runner`.
+fn position(order: &[&str], path: &[String]) -> usize {
     let names = if path.len() == 1 { path } else { &path[1..] };
     let names = if names.len() == 1 { names } else { &names[usize::from(names[0] == "runner")..] };
-    let place = names.first().and_then(|name| order.iter().position(|listed| listed == name));
-    place.unwrap_or_else(|| panic!("{} has no place in the order", path.join("::")))
+    let position = names.first().and_then(|name| order.iter().position(|listed| listed == name));
+    position.unwrap_or_else(|| panic!("{} has no position in the order", path.join("::")))
 }
 
 #[test]
@@ -29,11 +29,11 @@ fn the_engines_files_use_those_before_them() {
     let engine = sources.iter().filter(|source| source.module[0] == "engine");
     let uses = cycles::file_uses(engine.clone().map(|source| (source.module.as_slice(), source.code())));
     assert!(uses.len() >= 100, "only {} uses were seen", uses.len());
-    let seen: BTreeSet<usize> = engine.map(|source| place(&order, &source.module)).collect();
+    let seen: BTreeSet<usize> = engine.map(|source| position(&order, &source.module)).collect();
     assert_eq!(seen.len(), order.len(), "a module of the order is not there, or is there twice");
     let against: Vec<_> = uses
         .iter()
-        .filter(|(user, used)| place(&order, user) < place(&order, used))
+        .filter(|(user, used)| position(&order, user) < position(&order, used))
         .map(|(user, used)| format!("{} uses {}", user.join("::"), used.join("::")))
         .collect();
     println!("{} uses between files of engine, {} against their order: {against:?}", uses.len(), against.len());

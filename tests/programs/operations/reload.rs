@@ -413,11 +413,7 @@ async fn a_changed_file_of_keys_is_put_in_force_and_a_bad_one_changes_nothing() 
     keys(block_of(OLD, ""));
     folder.write(&block("up", &worker.server));
     let program = Program::serve(&folder).await;
-    let asked = async |key: &str| {
-        let mut ask = Call::new("tools/list", &json!({}));
-        ask.headers.push(("x-taskgate-key", key.to_owned()));
-        ask.send(program.clients, "/up/mcp").await.status
-    };
+    let asked = async |key: &str| status_for(&program, key).await;
     assert_eq!((asked(OLD).await, asked(NEW).await), (200, 401));
     keys(block_of(OLD, "") + &block_of(NEW, ""));
     program.says(READ, 1).await;
@@ -431,6 +427,13 @@ async fn a_changed_file_of_keys_is_put_in_force_and_a_bad_one_changes_nothing() 
     program.says(READ, 2).await;
     assert_eq!((asked(OLD).await, asked(NEW).await), (401, 200));
     assert!(!program.log().contains("tg_team"), "no key is logged");
+}
+
+/// The status of a request with this key.
+async fn status_for(program: &Program, key: &str) -> u16 {
+    let mut ask = Call::new("tools/list", &json!({}));
+    ask.headers.push(("x-taskgate-key", key.to_owned()));
+    ask.send(program.clients, "/up/mcp").await.status
 }
 
 #[tokio::test]
@@ -450,11 +453,7 @@ async fn a_changed_file_of_variables_is_put_in_force() {
     let text = fs::read_to_string(folder.path().join("taskgate.toml")).unwrap();
     folder.write_whole(&format!("env_files = [\"taskgate.env\"]\n{text}"));
     let program = Program::serve(&folder).await;
-    let asked = async |key: &str| {
-        let mut ask = Call::new("tools/list", &json!({}));
-        ask.headers.push(("x-taskgate-key", key.to_owned()));
-        ask.send(program.clients, "/up/mcp").await.status
-    };
+    let asked = async |key: &str| status_for(&program, key).await;
     assert_eq!((asked(OLD).await, asked(NEW).await), (200, 401));
     variables(NEW);
     program.says(READ, 1).await;

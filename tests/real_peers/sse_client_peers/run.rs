@@ -62,6 +62,8 @@ const UPSTREAMS: [Upstream; 5] = [
 
 /// Longer than the gateway is silent, and shorter than the call.
 const PATIENCE_MS: u64 = 17_000;
+/// Cases that each client has with each server, at least.
+const CASES_MIN: usize = 5;
 
 /// One client's cases with one upstream.
 #[derive(Debug)]
@@ -113,6 +115,12 @@ fn given(client: &str, upstream: Upstream, case: &str) -> Option<Value> {
 /// The cells that run.
 fn coverage() -> Coverage {
     let sizes = Sizes { clients: CLIENTS.len(), servers: UPSTREAMS.len(), cases: CASES.len() };
+    for (client, upstream) in
+        CLIENTS.iter().flat_map(|client| UPSTREAMS.iter().map(move |upstream| (*client, *upstream)))
+    {
+        let possible = CASES.iter().filter(|case| given(client, upstream, case).is_some()).count();
+        assert!(possible >= CASES_MIN, "{client} has {possible} cases with {}", upstream.name);
+    }
     Coverage::of(sizes, |cell| given(CLIENTS[cell.client], UPSTREAMS[cell.server], CASES[cell.case]).is_some())
 }
 

@@ -18,9 +18,4 @@ use support::scripted as upstream;
 use support::session_client as client;
 use support::speaker;
 
-use std::time::Duration;
-
-/// Nothing here takes long; what takes this long hangs.
-async fn in_time<T>(future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(Duration::from_secs(20), future).await.expect("it happens in time")
-}
+use support::scripted::in_time;

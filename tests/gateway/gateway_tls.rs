@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use support::certificates;
+use support::scripted::WAIT_MAX;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -27,8 +28,6 @@ use tokio::time::timeout;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
-
-const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The demo server behind TLS.
 struct Upstream {
@@ -96,9 +95,9 @@ async fn greet(gateway: &Gateway, authority: &Authority, tracker: &TaskTracker) 
         .header("mcp-name", "greet")
         .body(Full::new(Bytes::from(body)))
         .unwrap();
-    let response = timeout(PATIENCE, requests.send_request(request)).await.unwrap().unwrap();
+    let response = timeout(WAIT_MAX, requests.send_request(request)).await.unwrap().unwrap();
     let status = response.status();
-    let body = timeout(PATIENCE, response.into_body().collect()).await.unwrap().unwrap().to_bytes();
+    let body = timeout(WAIT_MAX, response.into_body().collect()).await.unwrap().unwrap().to_bytes();
     (status, serde_json::from_slice(&body).unwrap())
 }
 
@@ -116,7 +115,7 @@ async fn outcome(folder: &Path, authority: &Authority, upstream: &Upstream, tls:
     assert_eq!(gateway.base_url(), format!("https://{}", gateway.address()));
     let answer = greet(&gateway, authority, &upstream.tracker).await;
     assert!(folder.join("data/seal.key").exists());
-    timeout(PATIENCE, gateway.drain(Some(Duration::ZERO))).await.unwrap();
+    timeout(WAIT_MAX, gateway.drain(Some(Duration::ZERO))).await.unwrap();
     answer
 }
 
@@ -179,7 +178,7 @@ async fn a_caller_trusts_the_authorities_that_it_names_and_no_others() {
             let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_taskgate"));
             command.args(["call", &upstream.url, "greet", r#"{"name":"Ada"}"#]).kill_on_drop(true);
             command.args(ca.iter().flat_map(|ca| [Path::new("--ca"), ca.as_path()]));
-            let output = timeout(PATIENCE, command.output()).await.unwrap().unwrap();
+            let output = timeout(WAIT_MAX, command.output()).await.unwrap().unwrap();
             let stderr = String::from_utf8(output.stderr).unwrap();
             assert_eq!(output.status.code(), Some(code), "{alpn} {ca:?}: {stderr}");
             assert_eq!(output.stdout == b"Hello, Ada!\n", code == 0);
@@ -294,7 +293,7 @@ async fn f65_a_reload_shows_the_new_certificate_and_b170_keeps_the_old_one_where
     // Without being told, the listener looks only after five seconds.
     timeout(Duration::from_secs(4), shown).await.unwrap();
     assert_eq!(greet(&gateway, &other, &upstream.tracker).await.0, StatusCode::OK);
-    timeout(PATIENCE, gateway.drain(Some(Duration::ZERO))).await.unwrap();
+    timeout(WAIT_MAX, gateway.drain(Some(Duration::ZERO))).await.unwrap();
 }
 
 /// Whether a client that trusts this authority alone gets through the handshake.

@@ -11,11 +11,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
+use support::scripted::WAIT_MAX;
 use tempfile::TempDir;
 use tokio::time::Instant;
 
-/// Nothing here takes long; what takes this long hangs.
-const PATIENCE: Duration = Duration::from_secs(20);
 /// What the kernel counts time in for `/proc`.
 const TICK: Duration = Duration::from_millis(10);
 
@@ -37,7 +36,7 @@ impl Drop for Program {
 
 /// Repeats `look` until it sees something.
 fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + WAIT_MAX;
     loop {
         if let Some(seen) = look() {
             return seen;
@@ -98,8 +97,8 @@ impl Program {
 }
 
 fn connect(address: SocketAddr) -> TcpStream {
-    let stream = TcpStream::connect_timeout(&address, PATIENCE).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let stream = TcpStream::connect_timeout(&address, WAIT_MAX).unwrap();
+    stream.set_read_timeout(Some(WAIT_MAX)).unwrap();
     stream
 }
 

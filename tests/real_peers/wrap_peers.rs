@@ -75,7 +75,7 @@ async fn is_clean(mark: &TempDir) {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     };
-    timeout(Duration::from_secs(20), gone).await.expect("a process is left");
+    timeout(WAIT_MAX, gone).await.expect("a process is left");
 }
 
 /// One host in front of each server.

@@ -4,6 +4,7 @@ use bytes::Bytes;
 use http::StatusCode;
 use http_body_util::Full;
 use serde_json::{Value, json};
+use support::scripted::in_time;
 
 use super::{combined, names, servers};
 use crate::combined_wire::client::{Reply, TestGateway};
@@ -113,7 +114,7 @@ async fn a_handle_is_found_at_the_endpoint_and_at_the_upstreams_path() {
                 }
             }
         };
-        found.push(tokio::time::timeout(std::time::Duration::from_secs(20), settled).await.unwrap()["n"].clone());
+        found.push(in_time(settled).await["n"].clone());
     }
     assert_eq!(found, [1, 1, 1]);
     let unknown = "0123456789abcdef0123456789abcdef";

@@ -1,13 +1,12 @@
 //! A gateway in front of the demo server and of an odd one, and a client that speaks in bytes.
 
 use std::net::{Ipv4Addr, SocketAddr};
-use std::time::Duration;
 
 use metrics_exporter_prometheus::PrometheusBuilder;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use support::hostile_twin;
-use support::scripted::ScriptedServer;
+use support::scripted::{ScriptedServer, WAIT_MAX};
 use taskgate::app::Gateway;
 use taskgate::config;
 use taskgate::demo::DemoServer;
@@ -17,9 +16,6 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
 use super::odd::Odd;
-
-/// Nothing here takes long; what takes this long hangs.
-const PATIENCE: Duration = Duration::from_secs(20);
 
 pub(crate) struct Gate {
     pub(crate) odd: Odd,
@@ -67,7 +63,7 @@ impl Gate {
             stream.read_to_end(&mut answer).await.unwrap();
             answer
         };
-        Answer::of(&tokio::time::timeout(PATIENCE, read).await.expect("an answer"))
+        Answer::of(&tokio::time::timeout(WAIT_MAX, read).await.expect("an answer"))
     }
 
     pub(crate) async fn send(&self, ask: &Ask) -> Answer {

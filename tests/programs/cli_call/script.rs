@@ -20,6 +20,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
+use support::scripted::WAIT_MAX;
 use taskgate::cli::call::{CallCommand, CallExit, Flavour, FollowPolicy, QuestionPolicy, RetryPolicy, Wait};
 use taskgate::cli::flavour;
 use taskgate::cli::server_address::ServerAddress;
@@ -30,9 +31,8 @@ use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
-/// Nothing here takes long; what takes this long hangs.
 pub(crate) async fn bounded<F: Future>(what: F) -> F::Output {
-    tokio::time::timeout(Duration::from_secs(20), what).await.expect("the call ends in time")
+    tokio::time::timeout(WAIT_MAX, what).await.expect("the call ends in time")
 }
 
 /// What the scripted server does with one request.

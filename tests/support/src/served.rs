@@ -2,14 +2,12 @@
 
 use std::fs;
 use std::process::Stdio;
-use std::time::Duration;
 
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 
-/// How long it may take until it serves; machines are busy.
-const READY_MAX: Duration = Duration::from_secs(30);
+use crate::scripted::WAIT_MAX;
 
 /// Killed when dropped.
 pub struct Served {
@@ -37,7 +35,7 @@ impl Served {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).kill_on_drop(true);
         let mut child = command.spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let ready = tokio::time::timeout(READY_MAX, lines.next_line()).await.expect("it starts in time");
+        let ready = tokio::time::timeout(WAIT_MAX, lines.next_line()).await.expect("it starts in time");
         let line = ready.unwrap().expect("it starts");
         let url = line.strip_prefix("serving ").unwrap_or_else(|| panic!("{line}")).trim().to_owned();
         Self { url, _child: child, _lines: lines, _folder: folder }

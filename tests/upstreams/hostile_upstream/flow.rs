@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use support::scripted::in_time;
 use tokio::io::AsyncReadExt;
 
-use super::gate::{Ask, Gate, in_time};
+use super::gate::{Ask, Gate};
 use super::server::Act;
 
 const MIB: usize = 1 << 20;

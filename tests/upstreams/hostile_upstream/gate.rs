@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use metrics_exporter_prometheus::PrometheusBuilder;
 use serde_json::{Value, json};
+use support::scripted::{WAIT_MAX, in_time};
 use taskgate::app::Gateway;
 use taskgate::config;
 use tempfile::TempDir;
@@ -13,14 +14,8 @@ use tokio::net::TcpStream;
 
 use super::server::{Act, Server};
 
-/// Nothing here takes long; what takes this long hangs.
-const PATIENCE: Duration = Duration::from_secs(30);
 /// The most of a result that is kept.
 pub(crate) const RESULT_BYTES_MAX: usize = 64 << 10;
-
-pub(crate) async fn in_time<T>(future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, future).await.expect("it happens in time")
-}
 
 pub(crate) struct Gate {
     pub(crate) server: Server,
@@ -90,7 +85,7 @@ impl Gate {
 
     /// How the task of such a client stands in the end.
     pub(crate) async fn task(&self, row: usize) -> String {
-        self.task_within(row, PATIENCE).await
+        self.task_within(row, WAIT_MAX).await
     }
 
     pub(crate) async fn task_within(&self, row: usize, patience: Duration) -> String {

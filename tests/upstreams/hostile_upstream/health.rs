@@ -1,10 +1,11 @@
 //! An upstream that is ill: new calls are refused at once, those that run are left alone, and it is found out when it
 //! is well again.
 
+use support::scripted::in_time;
 use tokio::net::TcpListener;
 use tokio::time::Instant;
 
-use super::gate::{Gate, in_time};
+use super::gate::Gate;
 use super::server::{Act, Server};
 
 const OPEN: &str = "503 -32603 upstream_circuit_open no";

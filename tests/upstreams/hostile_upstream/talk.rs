@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use support::scripted::in_time;
 
-use super::gate::{Ask, Gate, in_time};
+use super::gate::{Ask, Gate};
 use super::server::Act;
 
 const TASKS: &str = "io.modelcontextprotocol/tasks";

@@ -1,7 +1,6 @@
 //! The gateway as a user runs it: the program with a configuration file.
 
 use std::net::SocketAddr;
-use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Empty};
@@ -11,10 +10,9 @@ use tempfile::TempDir;
 use tokio::process::Command;
 use tokio::time::timeout;
 
+use super::WAIT_MAX;
 use super::process::Child;
 use crate::ports::reserved_address;
-
-const METRICS_MAX: Duration = Duration::from_secs(10);
 
 /// A gateway in front of some upstreams.
 #[derive(Debug)]
@@ -95,7 +93,7 @@ impl Gateway {
             let response = client.get(uri).await.map_err(|error| error.to_string())?;
             response.into_body().collect().await.map_err(|error| error.to_string())
         };
-        let page = timeout(METRICS_MAX, page).await.map_err(|_| "no metrics in time".to_owned())??;
+        let page = timeout(WAIT_MAX, page).await.map_err(|_| "no metrics in time".to_owned())??;
         String::from_utf8(page.to_bytes().to_vec()).map_err(|error| error.to_string())
     }
 }

@@ -1,7 +1,7 @@
 //! Implements streamable HTTP: in sessions, 2025-03-26 to 2025-11-25, and `stateless` for 2026-07-28.
 //!
-//! Knows nothing of the gateway's tasks; `task_follower` follows the upstream's own, and no status text leaves it. Read
-//! `exchange` for one call in a session, `drive` for its course, then `upstream::session` for the state that calls share.
+//! Read `exchange` for one call in a session, `drive` for its course, then `upstream::session` for the state that calls
+//! share. `task_follower` follows the upstream's own tasks; no status text leaves it.
 
 mod client_session;
 mod drive;
@@ -78,7 +78,6 @@ pub struct HttpUpstreamSettings {
     pub headers: Vec<(HeaderName, HeaderValue)>,
 }
 
-/// The transport of messages over HTTP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HttpTransport {
     /// Streamable HTTP, or HTTP+SSE if the server refuses that.
@@ -89,13 +88,11 @@ pub enum HttpTransport {
     Sse,
 }
 
-/// The TLS files for one upstream, in PEM, besides the system's trusted roots.
+/// TLS files for one upstream, in PEM.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UpstreamTlsFiles {
-    /// The authorities that may certify the upstream, instead of the system's: otherwise any public authority could certify an
-    /// impostor of a private server.
+    /// Trusted instead of the system's authorities, any of which could certify an impostor of a private server.
     pub ca: Option<PathBuf>,
-    /// The gateway's own certificate, for upstreams that require one.
     pub identity: Option<IdentityFiles>,
 }
 
@@ -106,18 +103,17 @@ impl UpstreamTlsFiles {
     }
 }
 
-/// A streamable HTTP server, in sessions.
 #[derive(Debug)]
 pub struct SessionUpstream {
     link: Arc<UpstreamLink>,
     pool: Arc<SessionPool>,
     era: Option<Era>,
-    /// The server's protected resource metadata, if it is reached over HTTP.
+    /// Absent for a program.
     metadata: Option<Arc<ResourceMetadata>>,
 }
 
 impl SessionUpstream {
-    /// An upstream without any requests yet. Must be called within a tokio runtime.
+    /// Sends no request yet. Must be called within a tokio runtime.
     ///
     /// # Errors
     /// If the address, the system's trusted roots or the configured files are unusable.
@@ -125,7 +121,7 @@ impl SessionUpstream {
         Self::within(settings, life, &SharedLimits::default())
     }
 
-    /// The same within these limits of principals.
+    /// As [`SessionUpstream::new`], within these limits of principals.
     ///
     /// # Errors
     /// As [`SessionUpstream::new`].
@@ -164,32 +160,30 @@ impl SessionUpstream {
         Ok(Self { metadata: Some(Arc::new(metadata)), ..upstream })
     }
 
-    /// The server's protected resource metadata, if it is reached over HTTP.
     #[must_use]
     pub const fn metadata(&self) -> Option<&Arc<ResourceMetadata>> {
         self.metadata.as_ref()
     }
 
-    /// The server's health, for operators.
     #[must_use]
     pub fn health(&self) -> Arc<UpstreamHealth> {
         Arc::clone(&self.link.health)
     }
 
-    /// A program with MCP over its standard input and output. It is not started yet. Must be called within a tokio runtime.
+    /// A program with MCP over standard input and output, not started yet. Must be called within a tokio runtime.
     #[must_use]
     pub fn stdio(settings: StdioUpstreamSettings, life: TaskScope) -> Self {
         let processes = CallPermitsByName::default().unmetered_of(&settings.name, settings.process_permits());
         Self::of_program(settings, life, processes, None)
     }
 
-    /// As [`Self::stdio`], with process permits that may be shared.
+    /// As [`Self::stdio`], with permits that may be shared.
     #[must_use]
     pub fn stdio_within(settings: StdioUpstreamSettings, life: TaskScope, processes: CallPermits) -> Self {
         Self::of_program(settings, life, processes, None)
     }
 
-    /// As [`Self::stdio`], keeping the program's standard error for display.
+    /// As [`Self::stdio`]; `output` keeps the program's standard error for display.
     #[must_use]
     pub fn stdio_with_output(settings: StdioUpstreamSettings, life: TaskScope, output: Arc<LastLines>) -> Self {
         let processes = CallPermitsByName::default().unmetered_of(&settings.name, settings.process_permits());
@@ -204,7 +198,7 @@ impl SessionUpstream {
     ) -> Self {
         let (name, protocol) = (Arc::clone(&settings.name), settings.protocol);
         let apart = settings.apart.clone();
-        // Without its arguments, which may hold secrets.
+        // Not the arguments, which may hold secrets.
         let health = Arc::new(UpstreamHealth::new(&name, &settings.program));
         let wire = Box::new(StdioTransport::new(settings, Arc::clone(&health), life.clone(), output));
         let stand =
@@ -232,7 +226,7 @@ impl SessionUpstream {
         Self { pool: SessionPool::new(Arc::clone(&link)), link, era, metadata: None }
     }
 
-    /// The same server for stateless clients, in their era if possible.
+    /// The same server for stateless clients, in their era if the server supports it.
     #[must_use]
     pub fn for_stateless_clients(self: &Arc<Self>) -> EraUpstream {
         let eras =
@@ -242,14 +236,14 @@ impl SessionUpstream {
         EraUpstream::new(Arc::<Self>::clone(self), stateless, eras, self.link.tracker.clone())
     }
 
-    /// Raw access to the server, in clients' own sessions or without one.
+    /// Raw access, in clients' own sessions or without one.
     #[must_use]
     pub fn channel(&self) -> Arc<dyn OwnSessionChannel> {
         Arc::new(Arc::clone(&self.link))
     }
 
-    /// Opens this client's session, and waits until its own stream is open, if it has one: some servers lose earlier messages.
-    /// For `max` at most, since some send no head before the first event. Cancel safe.
+    /// Opens this client's session, and waits for its stream up to `max`: some servers lose messages sent before it is
+    /// open, others send no response head before the first event. Cancel safe.
     ///
     /// # Errors
     /// If no handshake succeeds.
@@ -259,7 +253,7 @@ impl SessionUpstream {
         Ok(())
     }
 
-    /// The token to follow a server's task by its handle, which another program received, in this client's session.
+    /// A token to follow a server's task in this client's session, from a handle that another program received.
     ///
     /// # Errors
     /// If no handshake succeeds.
@@ -275,7 +269,6 @@ impl SessionUpstream {
     }
 }
 
-/// An HTTP+SSE server, adapted to streamable HTTP.
 fn sse_stand(
     settings: &HttpUpstreamSettings,
     client: HttpClient,
@@ -324,7 +317,7 @@ impl Upstream for SessionUpstream {
         wishes: &SubscriptionFilter,
     ) -> Result<NotificationSubscription, BeginError> {
         let session = self.pool.session(&SessionKey::of(context), &context.forwarded).await?;
-        // Subscribed before the first subscription request, so that no notification is missed.
+        // Before the first subscription request, so that no notification is missed.
         let news = session.subscribe();
         let over = session.over().clone();
         let held = session.hold(wishes.resources.iter().flatten().cloned().collect()).await;

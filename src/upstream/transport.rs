@@ -1,8 +1,8 @@
 //! Takes a request to a server and returns the head of its response.
 //!
-//! The layers above use streamable HTTP: one POST per message, GET for a stream, DELETE at the end of a session. A server with
-//! another transport is put behind a `StreamableAdapter`, which behaves like a streamable HTTP server, so that sessions, routing,
-//! exchanges and the pipe are the same for all.
+//! The layers above use streamable HTTP: POST for a message, GET for a stream, DELETE for a session's end. A
+//! `StreamableAdapter` gives a server with another transport the same interface, so that sessions, exchanges and the
+//! pipe need not differ.
 
 pub mod adapter;
 pub mod credential;
@@ -27,22 +27,20 @@ use http_client::HttpClient;
 #[expect(clippy::large_enum_variant, reason = "there is one for each upstream")]
 pub(crate) enum Transport {
     Http(HttpClient),
-    /// HTTP, with a transport to be detected.
+    /// The transport is yet to be detected.
     Either(Box<TransportDetection>),
     Adapted(Box<dyn StreamableAdapter>),
 }
 
-/// Adapts a server with another transport to streamable HTTP.
 #[async_trait]
 pub(crate) trait StreamableAdapter: Send + Sync + fmt::Debug {
-    /// Responds to a request as a streamable HTTP server of the session era: to a request with an event stream or JSON, to a
-    /// notification or an answer with 202, to GET with the session's own stream, to DELETE with the session's end, and for an
-    /// unknown session with 404. `handed_over` is set before the first byte of a message can reach the server. Dropping the
-    /// future, or the response's body, sends the server nothing. A request of 2026-07-28, which has no session, gets the response
-    /// of a server of that version: there dropping cancels the request.
+    /// Responds as a streamable HTTP server of the session era: to a request with an event stream or JSON, to a
+    /// notification or an answer with 202, to GET with the session's own stream, to DELETE by ending the session, and
+    /// for an unknown session with 404. Dropping the future, or the response's body, sends the server nothing. A
+    /// request of 2026-07-28 gets the response of a server of that version; there dropping cancels the request.
     ///
-    /// # Errors
-    /// If there is no response; the fault says whether the server may have run the request.
+    /// `handed_over` is set before a message's first byte can reach the server. A fault says whether the server may
+    /// have run the request.
     async fn send(
         &self,
         outgoing: &OutgoingRequest,
@@ -51,15 +49,13 @@ pub(crate) trait StreamableAdapter: Send + Sync + fmt::Debug {
 
     fn end_idle(&self);
 
-    /// Ends every session; bounded in time.
+    /// Bounded in time.
     async fn close(&self);
 }
 
 impl Transport {
-    /// Sends a request and waits for the response's head, without a time limit. Dropping the future drops the request.
-    ///
-    /// # Errors
-    /// If there is no response; the fault says whether the request may have arrived. A refusing status is a response.
+    /// Returns with the response's head; has no time limit. Dropping the future drops the request. A refusing status is
+    /// a response; a fault says whether the request may have arrived.
     pub(crate) async fn send(
         &self,
         outgoing: &OutgoingRequest,
@@ -75,12 +71,11 @@ impl Transport {
         }
     }
 
-    /// Whether the server is behind an adapter.
     pub(crate) const fn is_adapted(&self) -> bool {
         matches!(self, Self::Adapted(_))
     }
 
-    /// Ends idle sessions that hold a permit of the server: a connection, a process.
+    /// Ends idle sessions that hold a permit for a connection or process.
     pub(crate) fn end_idle(&self) {
         match self {
             Self::Http(_) | Self::Either(_) => (),
@@ -88,7 +83,7 @@ impl Transport {
         }
     }
 
-    /// Ends connections that outlive single requests; bounded in time.
+    /// Ends connections that outlive requests; bounded in time.
     pub(crate) async fn close(&self) {
         match self {
             Self::Http(_) => (),

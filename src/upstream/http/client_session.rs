@@ -1,6 +1,4 @@
-//! Runs calls in one client's own session, without a pool.
-//!
-//! Read [`own`](crate::upstream::session::own) for how such a session is opened, renewed and ended.
+//! Runs calls in one client's own session (see [`own`](crate::upstream::session::own)), without a pool.
 
 use std::sync::Arc;
 
@@ -31,7 +29,7 @@ impl ClientSessionUpstream {
     }
 }
 
-/// The handshake's result went to the client alone.
+/// The client alone received the handshake's result and the notifications.
 const fn not_known_here() -> BeginError {
     BeginError::Gateway(GatewayFault::new(Reason::Internal, Executed::No))
 }
@@ -42,8 +40,6 @@ impl Upstream for ClientSessionUpstream {
         &self.link.name
     }
 
-    /// # Errors
-    /// Always: the handshake was the client's.
     async fn facts(&self, _: &CallContext) -> Result<Arc<ServerFacts>, BeginError> {
         Err(not_known_here())
     }
@@ -56,8 +52,6 @@ impl Upstream for ClientSessionUpstream {
         Ok(Box::new(HttpExchange::resume(&self.link, self.home(), &token, &context)?))
     }
 
-    /// # Errors
-    /// Always: they go to the client.
     async fn notifications(
         &self,
         _: &CallContext,

@@ -1,8 +1,8 @@
 //! Drives one call over HTTP: the POST, its response, and the streams that resume it.
 //!
-//! Read `response_reader` for reading a response, and `task_follower` for the course of a call that the upstream makes a task.
-//! One future runs the whole course; the exchange's owner polls it. All events but the last go through the call's queue, which
-//! the session's own stream feeds too.
+//! Read `response_reader` for one response, and `task_follower` for a call that became the upstream's task. The
+//! exchange's owner polls one future. All events but the last go through the call's queue, which the session's own
+//! stream feeds too.
 
 pub(super) mod response_reader;
 
@@ -31,31 +31,28 @@ use crate::upstream::session::{SessionKey, UpstreamLink, UpstreamSession};
 use crate::upstream::{BeginError, CallContext, ExchangeError, ExchangeEvent, ForwardedHeaders, Timeouts};
 use response_reader::{AwaitedRequest, RpcResult, StreamEnd, drain};
 
-/// How long a call may be without a stream before it is abandoned (U24).
+/// How long a call may lack a stream before it is lost (U24).
 const RESUME_WINDOW: Duration = Duration::from_secs(30);
 
 pub(super) enum CallStart {
-    /// It is sent.
     Post { message: Bytes, handed_over: HandedOver },
-    /// Another process sent it: its stream is resumed.
+    /// Another process sent it; its stream is resumed.
     Resume,
-    /// The upstream made a task of it for another process: the task is polled.
+    /// The upstream made a task of it for another process; the task is polled.
     Task,
 }
 
-/// The source of a call's session, and of its replacement if that is lost.
+/// The source of a call's session, and of a replacement.
 #[derive(Debug)]
 pub(super) enum SessionSource {
     Pool {
         pool: Arc<SessionPool>,
         key: SessionKey,
     },
-    /// A client's own session.
     Own(Arc<SessionLease>),
 }
 
 impl SessionSource {
-    /// The session for the call of these forwarded headers.
     pub(super) async fn session(
         &self,
         link: &Arc<UpstreamLink>,
@@ -67,7 +64,7 @@ impl SessionSource {
         }
     }
 
-    /// A session that another process opened, for a call that became the upstream's task.
+    /// A session that another process opened.
     pub(super) fn adopt(
         &self,
         link: &Arc<UpstreamLink>,
@@ -98,9 +95,7 @@ impl SessionSource {
     }
 }
 
-/// One call, shared by the exchange that owns it and the future that runs it.
-///
-/// Dropping the last reference removes the call from its session.
+/// One call, shared by its exchange and the future that runs it. The last drop removes it from its session.
 #[derive(Debug)]
 pub(super) struct HttpCall {
     pub(super) call: Arc<SessionCall>,
@@ -109,17 +104,16 @@ pub(super) struct HttpCall {
     timeouts: Timeouts,
     forwarded: ForwardedHeaders,
     pub(super) limits: ReadLimits,
-    /// When the call began, and its deadline if known.
     pub(super) began: Instant,
     pub(super) deadline: Option<Instant>,
     /// Whether the owner receives events of the upstream's task.
     pub(super) is_watched: bool,
-    /// Whether the owner receives events of that task's subtasks.
+    /// Likewise, of that task's subtasks.
     pub(super) hears_subtasks: bool,
     /// The upstream's tasks above this one, nearest first.
     pub(super) above: Arc<[Arc<str>]>,
     pub(super) places: Mutex<StreamPlaces>,
-    /// Set once the response's head has come: the upstream knows the call.
+    /// Set with the response's head: the upstream knows the call.
     pub(super) head: SetOnce<()>,
 }
 
@@ -167,7 +161,7 @@ impl HttpCall {
         }
     }
 
-    /// Removes the call from its session: nothing is routed to it afterwards.
+    /// Nothing is routed to the call afterwards.
     pub(super) fn leave(&self) {
         self.session.lock().calls.leave(&self.call);
     }
@@ -188,7 +182,7 @@ impl HttpCall {
     async fn post(&self, message: Bytes, handed_over: &HandedOver) -> Result<RpcResult, GatewayFault> {
         let session = self.session();
         let response = self.head(&session, message.clone(), handed_over).await?;
-        // Boxed: everything after the long wait for the head is larger than the wait.
+        // Boxed: the code after the long wait needs more memory than the wait.
         let mut opened = Box::pin(session.open(response, &self.call.id, &self.limits)).await;
         if matches!(opened, Err(ResponseRefusal::SessionLost)) {
             opened = Box::pin(self.post_anew(&session, message)).await?;
@@ -199,12 +193,11 @@ impl HttpCall {
             Ok(AcceptedResponse::Events(events)) => Box::pin(self.follow(events)).await,
             Err(ResponseRefusal::Rpc(error)) => Ok(Err(error)),
             Err(ResponseRefusal::Gateway(fault)) => Err(fault),
-            // It was sent twice.
             Err(ResponseRefusal::SessionLost) => Err(GatewayFault::new(Reason::UpstreamSessionLost, Executed::Unknown)),
         }
     }
 
-    /// The upstream refused the call with its session, so it is sent once more (U04).
+    /// Sends the call once more: the upstream refused it with its session (U04).
     async fn post_anew(
         &self,
         lost: &Arc<UpstreamSession>,
@@ -215,8 +208,7 @@ impl HttpCall {
         Ok(session.open(response, &self.call.id, &self.limits).await)
     }
 
-    /// Sends the call; returns with the response's head, which a server that responds in JSON sends only after its tool has
-    /// ended.
+    /// Returns the response's head. A server that responds in JSON sends it only after its tool has ended.
     async fn head(
         &self,
         session: &UpstreamSession,
@@ -232,7 +224,6 @@ impl HttpCall {
         })
     }
 
-    /// Moves the call into a session that the upstream knows.
     pub(super) async fn renew(&self, lost: &Arc<UpstreamSession>) -> Result<Arc<UpstreamSession>, GatewayFault> {
         let session = self.home.renew(lost, &self.forwarded).await?;
         self.leave();
@@ -244,7 +235,7 @@ impl HttpCall {
         Ok(session)
     }
 
-    /// Follows the call's stream, and the streams that resume it, until the response.
+    /// Reads the call's stream, and the streams that resume it, until the response.
     async fn follow(&self, mut events: EventStream) -> Result<RpcResult, GatewayFault> {
         let awaited = self.awaited();
         let mut malformed = 0;
@@ -255,7 +246,7 @@ impl HttpCall {
                     drain(&self.session().link, events);
                     return Ok(answer);
                 }
-                // A server that ends streams on purpose (SEP-1699) and a broken connection look the same.
+                // The server may have ended the stream on purpose (SEP-1699), or the connection broke.
                 StreamEnd::Broke { any } => {
                     if any {
                         patience = RESUME_WINDOW;
@@ -281,15 +272,14 @@ impl HttpCall {
     }
 
     async fn resume(&self) -> Result<RpcResult, GatewayFault> {
-        // The upstream knows the call, so a cancel need not wait.
         let _ = self.head.set(());
-        // The stream broke with an earlier process: only the server's `retry` is waited for.
+        // The stream broke with an earlier process, so wait only for the server's `retry`.
         let first = self.places.lock().read.retry.unwrap_or_default();
         let events = Box::pin(self.reopen(&self.awaited(), RESUME_WINDOW, first)).await?;
         self.follow(events).await
     }
 
-    /// Reopens a stream after its last event, first after `pause`, then repeatedly within `patience` (T-29).
+    /// Resumes a stream after its last event: after `pause`, then repeatedly within `patience` (T-29).
     pub(super) async fn reopen(
         &self,
         awaited: &AwaitedRequest<'_>,
@@ -310,7 +300,6 @@ impl HttpCall {
             let Ok(Ok(response)) = head.await else { continue };
             match reply::open(response, ErrorAddressee::Request(awaited.id), &awaited.limits).await {
                 Ok(AcceptedResponse::Events(events)) => return Ok(events),
-                // An expired credential stays expired.
                 Err(ResponseRefusal::Gateway(fault)) if fault.reason == Reason::UpstreamAuth => return Err(fault),
                 Ok(AcceptedResponse::Json(_)) | Err(_) => (),
             }

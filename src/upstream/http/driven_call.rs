@@ -1,6 +1,4 @@
-//! Runs one call's future as its owner polls it, and yields its events in order.
-//!
-//! Used by calls in sessions and without; exchanges drive, answer and cancel them.
+//! Polls one call's future for its owner, and yields its events in order.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -15,7 +13,7 @@ use crate::upstream::session::UpstreamLink;
 use crate::upstream::upstream_health::HealthMark;
 use crate::upstream::{BeginError, ExchangeError, ExchangeEvent};
 
-/// The future of a call; returns the last event.
+/// Returns the last event.
 pub(super) type CallFuture = Pin<Box<dyn Future<Output = ExchangeEvent> + Send>>;
 
 pub(super) struct DrivenCall {
@@ -29,12 +27,11 @@ pub(super) struct DrivenCall {
 
 enum DrivenCallState {
     Running(CallFuture),
-    /// The last event; it comes after the events in the queue.
+    /// The last event, after the events in the queue.
     Ended(ExchangeEvent),
 }
 
 impl DrivenCall {
-    /// A call that began at `began`; nothing was sent yet.
     pub(super) fn new(
         link: &Arc<UpstreamLink>,
         class: ExchangeClass,
@@ -50,10 +47,7 @@ impl DrivenCall {
         matches!(self.state, DrivenCallState::Running(_))
     }
 
-    /// Runs the call until a connection has taken it.
-    ///
-    /// # Errors
-    /// If the call ends first: nothing was sent.
+    /// Runs the call until a connection has taken it. On an error the call ended and nothing was sent.
     pub(super) async fn hand_over(&mut self, handed_over: &HandedOver) -> Result<(), BeginError> {
         let DrivenCallState::Running(call) = &mut self.state else { return Ok(()) };
         let last = tokio::select! {
@@ -71,7 +65,7 @@ impl DrivenCall {
         Ok(())
     }
 
-    /// Keeps running a call that is to be cancelled, until `then` or its end. Events stay in the queue.
+    /// Runs a call that is to be cancelled, until `then` or its end. Events stay in the queue.
     pub(super) async fn run_until<T>(&mut self, then: impl Future<Output = T>) {
         let DrivenCallState::Running(call) = &mut self.state else { return };
         let last = tokio::select! {
@@ -101,12 +95,10 @@ impl DrivenCall {
         }
     }
 
-    /// Drops the call; its owner wants no response.
     pub(super) fn abandon(&mut self) {
         self.end(ExchangeEvent::Lost(ExchangeError(GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown))));
     }
 
-    /// Drops the call; its last event is known.
     pub(super) fn end(&mut self, last: ExchangeEvent) {
         self.link.latencies.record(self.class, self.began.elapsed());
         self.state = DrivenCallState::Ended(last);

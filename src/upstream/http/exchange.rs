@@ -1,4 +1,4 @@
-//! Implements the exchange of a call over HTTP: events in order, answers, cancel.
+//! Implements the exchange of a call over HTTP: events, answers, cancel.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,21 +27,19 @@ use crate::wire::envelope::Params;
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, RequestId, envelope, meta, method};
 
-/// How long a cancel waits for a sign that the upstream knows the call. It travels on another connection and may overtake the
-/// call; a server that responds in JSON gives no sign before its tool ends.
+/// How long a cancel waits until the upstream knows the call, which the cancel's connection may overtake. A server that
+/// responds in JSON gives no sign before its tool ends.
 const CANCEL_AFTER: Duration = Duration::from_secs(1);
-/// How long it waits for the handle of a call that asked for a task: servers send handles at once.
+/// How long a cancel waits for a task handle; servers send handles at once.
 const CANCEL_TASK_AFTER: Duration = Duration::from_secs(3);
-/// How long a cancel may take in all.
 const CANCEL_MAX: Duration = Duration::from_secs(5);
 
 pub(super) struct HttpExchange {
     http_call: Arc<HttpCall>,
     driven: DrivenCall,
-    /// How many events the owner received. The stream is read ahead: a later process must resume before the events that are still
+    /// Events that the owner received. The stream is read ahead: a later process resumes before the events still
     /// queued.
     heard: u64,
-    /// When a connection took the call.
     sent: Instant,
 }
 
@@ -56,10 +54,7 @@ impl Drop for HttpExchange {
 }
 
 impl HttpExchange {
-    /// Sends a call and returns once a connection has taken it, without waiting for a response.
-    ///
-    /// # Errors
-    /// If there is no session or no connection: nothing was sent.
+    /// Sends a call and returns once a connection has taken it. On an error nothing was sent.
     pub(super) async fn begin(
         link: &Arc<UpstreamLink>,
         home: SessionSource,
@@ -92,10 +87,8 @@ impl HttpExchange {
         Ok(exchange)
     }
 
-    /// Resumes a call that another process began. Its events show whether the upstream still has it.
-    ///
-    /// # Errors
-    /// If the token is not this transport's.
+    /// Resumes a call of another process; its events show whether the upstream still knows it. Fails for a foreign
+    /// token.
     pub(super) fn resume(
         link: &Arc<UpstreamLink>,
         home: SessionSource,
@@ -133,8 +126,7 @@ impl HttpExchange {
         Ok(Self { http_call, driven, heard: 0, sent: now })
     }
 
-    /// Runs the call until the upstream knows it or is assumed to, and until its task is known if it asked for one. Events stay
-    /// in the queue.
+    /// Runs the call until the upstream knows it (and its task, if asked for), or should. Events stay in the queue.
     async fn known_upstream(&mut self) {
         let call = &self.http_call.call;
         let known = async {
@@ -156,7 +148,7 @@ impl HttpExchange {
         if let Some(task) = self.http_call.call.task.get() {
             self.http_call.cancel_task(task).await;
         } else {
-            // A call without a handle after all this time counts as a plain one, even if it asked for a task.
+            // Still no handle: the call counts as a plain one.
             let params = json!({ "requestId": self.http_call.call.id, "reason": reason });
             let message = envelope::notification(method::CANCELLED, Some(&Payload::of(&params)));
             if self.http_call.session().tell(message).await.is_err() {
@@ -173,7 +165,7 @@ fn located(params: Option<Payload>) -> Params {
     }
 }
 
-/// Asks for a task with a time to live of the call's run time, if that is known.
+/// The requested time to live is the call's run time, if known.
 fn with_task(params: Option<Payload>, deadline: Option<Duration>) -> Option<Payload> {
     let params = params.unwrap_or_else(Payload::empty_object);
     Some(Object::of(&params).map_or_else(|| params.clone(), |params| peer::augmented(&params, deadline)))
@@ -202,7 +194,7 @@ fn with_token(params: Params, token: Option<&RequestId>) -> Option<Payload> {
 impl Exchange for HttpExchange {
     async fn next(&mut self) -> ExchangeEvent {
         let event = self.driven.next().await;
-        // The last event is in no queue, and no event follows it.
+        // The last event is in no queue; no event follows it.
         self.heard += 1;
         self.http_call.places.lock().heard(self.heard);
         self.http_call.call.heard(&event);
@@ -210,7 +202,7 @@ impl Exchange for HttpExchange {
     }
 
     async fn answer(&mut self, ask: &Payload, answer: Answer) -> Result<(), ExchangeError> {
-        // An answer to a withdrawn or answered question has no recipient.
+        // The question was withdrawn or answered.
         let Some(id) = RequestId::from_payload(ask).filter(|_| self.http_call.call.is_open(ask)) else { return Ok(()) };
         let named = self.http_call.call.related(ask);
         let answer = match named.as_ref().or_else(|| self.http_call.call.task.get()) {
@@ -244,7 +236,7 @@ impl Exchange for HttpExchange {
             .aside(method::TASKS_CANCEL, &peer::params_of(task), AnswerWait::Short)
             .await
             .map_err(ExchangeError)?;
-        // Any other outcome of the task is polled; soon, since it may have changed.
+        // Any other outcome is polled, soon.
         self.http_call.call.hint.notify_one();
         let stands = peer::polled(&answer.map_err(TaskRequestError::Refused)?);
         if stands.is_some_and(|task| task.status == UpstreamTaskStatus::Cancelled) {

@@ -1,4 +1,4 @@
-//! Schedules the polls of an upstream's own task. Pure, except for random jitter.
+//! Schedules the polls of an upstream's own task. Pure, except for jitter.
 
 use std::time::Duration;
 
@@ -6,23 +6,22 @@ use tokio::time::Instant;
 
 /// The poll interval if the upstream names none.
 const INTERVAL_DEFAULT: Duration = Duration::from_secs(1);
-/// Bounds on the upstream's interval: below, polls would flood it; above, it would seem forgotten.
+/// Bounds on the upstream's interval: below, polls flood it; above, it looks forgotten.
 const INTERVAL_MIN: Duration = Duration::from_millis(100);
 const INTERVAL_MAX: Duration = Duration::from_secs(5 * 60);
-/// Shortest time between two polls when the upstream hints that its task changed: some hint at every step.
+/// Shortest time between two polls caused by hints: some upstreams hint at every step.
 const HINTS_APART: Duration = Duration::from_millis(250);
-/// Shortest and longest pause after a failed poll.
 const BACKOFF_MIN: Duration = Duration::from_millis(250);
 const BACKOFF_MAX: Duration = Duration::from_secs(30);
-/// How long before the call's deadline its task is polled once more.
+/// How long before the call's deadline its task is polled a last time.
 const LAST_LOOK: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(super) struct PollSchedule {
-    /// When the call was sent, which is before its task was made.
+    /// The call's start, before its task was made.
     began: Instant,
     deadline: Option<Instant>,
-    /// When the upstream may forget the task, if that is before the deadline.
+    /// When the upstream may forget the task, if before the deadline.
     expires: Option<Instant>,
     interval: Duration,
     failures: u32,
@@ -34,7 +33,7 @@ impl PollSchedule {
         Self { began, deadline, expires: None, interval: INTERVAL_DEFAULT, failures: 0, last: began }
     }
 
-    /// Records the upstream's poll interval and the task's time to live from its creation.
+    /// `ttl` counts from the task's creation.
     pub(super) fn learn(&mut self, now: Instant, interval: Option<Duration>, ttl: Option<Duration>) {
         self.interval = interval.unwrap_or(INTERVAL_DEFAULT).clamp(INTERVAL_MIN, INTERVAL_MAX);
         let expires = ttl.and_then(|ttl| self.began.checked_add(ttl));
@@ -48,8 +47,8 @@ impl PollSchedule {
         self.last = now;
     }
 
-    /// The time of the next poll: after the interval (UPC-01) and up to a tenth of it, by `dice`. Sooner if the upstream may soon
-    /// forget the task, since its result must be copied before, and once more just before the call's deadline.
+    /// The next poll: after the interval and up to a tenth of it, by `dice` (UPC-01). Sooner if the upstream may soon
+    /// forget the task, and once just before the call's deadline.
     pub(super) fn next(&self, dice: u8) -> Instant {
         let base = match self.failures {
             0 => self.interval,
@@ -70,16 +69,16 @@ impl PollSchedule {
         next
     }
 
-    /// The earliest time to poll after a hint.
+    /// The earliest poll after a hint.
     pub(super) fn soonest(&self) -> Instant {
         self.last + HINTS_APART
     }
 }
 
-/// A random number, so that tasks made at one moment are not polled at one moment.
+/// Jitter, so that tasks of one moment are not polled at one moment.
 pub(super) fn dice() -> u8 {
     let mut byte = [0];
-    // Without randomness all tasks are polled together, which is only slower.
+    // Without randomness all tasks are polled together.
     let _ = getrandom::fill(&mut byte);
     byte[0]
 }

@@ -1,4 +1,4 @@
-//! Encodes the token with which another process resumes a call over HTTP.
+//! Encodes the token with which another process resumes a call.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::upstream::outgoing::SessionHeaders;
 use crate::upstream::reply::SseResumePoint;
 use crate::wire::{Payload, ProtocolVersion, RequestId};
 
-/// The token's content. Stored rows hold it, so its members keep their meaning. It has `last_event` or `task`.
+/// Stored rows hold the token, so members keep their meaning. It has `last_event` or `task`.
 #[derive(serde::Serialize, serde::Deserialize)]
 struct ResumeTokenContent {
     request: String,
@@ -25,31 +25,26 @@ struct ResumeTokenContent {
     /// The upstream's own task (UPC-13).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     task: Option<String>,
-    /// Whether the upstream can cancel it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     task_cancel: bool,
-    /// The upstream's tasks above that one, nearest first (SEP-2268).
+    /// The upstream's tasks above `task`, nearest first (SEP-2268).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     above: Vec<String>,
-    /// Questions that are not known to be answered: a replay of them is no new question.
+    /// Questions that may be unanswered: their replay is no new question.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     open: Vec<Box<RawValue>>,
 }
 
-/// The position at which a call can be resumed.
 #[derive(Clone, Debug)]
 pub(super) enum CallPosition {
     Stream(SseResumePoint),
-    /// The upstream made a task of it.
     Task {
         id: Arc<str>,
         tasks: UpstreamTaskSupport,
-        /// The tasks above it, nearest first.
         above: Arc<[Arc<str>]>,
     },
 }
 
-/// A call that another process began.
 #[derive(Debug)]
 pub(super) struct ResumedCall {
     pub(super) request: RequestId,
@@ -58,7 +53,7 @@ pub(super) struct ResumedCall {
     pub(super) open: Vec<Payload>,
 }
 
-/// The token of a call with these open questions; `None` while its stream gave no event id and it has no task.
+/// `None` while the stream gave no event id and the call has no task.
 pub(super) fn token(
     request: &RequestId,
     credentials: &SessionHeaders,
@@ -91,7 +86,7 @@ pub(super) fn token(
     Some(ResumeToken(Payload::of(&token)))
 }
 
-/// Reads a token; `None` if it is not one of ours.
+/// `None` for a foreign token.
 pub(super) fn read(token: &ResumeToken) -> Option<ResumedCall> {
     let token: ResumeTokenContent = token.0.read().ok()?;
     let session = match &token.session {

@@ -1,6 +1,5 @@
-//! Sends the gateway's own requests beside a call, in the call's session.
-//!
-//! Other messages on their streams go to the call. A stream that breaks off is resumed.
+//! Sends the gateway's own requests beside a call, in its session. Other messages on their streams go to the call;
+//! broken streams are resumed.
 
 use std::time::Duration;
 
@@ -15,18 +14,17 @@ use crate::upstream::reply::{AcceptedResponse, BodyReadError, ReadLimits, Respon
 use crate::upstream::session::UpstreamSession;
 use crate::wire::{Payload, envelope};
 
-/// How long an upstream may be silent when the result is ready.
+/// How long an upstream may be silent if the result is ready.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 
-/// How long resuming a stream is tried when the result is ready: the request can be repeated instead.
+/// How long resuming a stream is tried then; the request can be repeated instead.
 const TAKE_UP_MAX: Duration = Duration::from_secs(2);
 
-/// How long a response may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AnswerWait {
-    /// Its result is ready.
+    /// The result is ready.
     Short,
-    /// It comes when the task has news.
+    /// The response comes once the task has news.
     Endless,
 }
 
@@ -42,11 +40,8 @@ impl From<GatewayFault> for SideRequestError {
 }
 
 impl HttpCall {
-    /// Sends a request that is safe to repeat. If the upstream has forgotten the session, moves the call to another one and sends
-    /// the request once more there.
-    ///
-    /// # Errors
-    /// If there is no response. The fault is about this request, not about the call.
+    /// Sends a request that is safe to repeat. If the upstream lost the session, moves the call to another and repeats
+    /// the request there. A fault concerns this request, not the call.
     pub(super) async fn aside(
         &self,
         method: &str,

@@ -1,8 +1,8 @@
 //! Implements requests to servers of 2026-07-28, without sessions.
 //!
-//! Read `stateless_sender` for one request and its response, `stateless_call` for a call that comes back with questions, and
-//! `task_poller` for one that the upstream made its own task; [`relay_ext_tasks`](crate::dialect::relay_ext_tasks) reads the
-//! messages of both. `exchange` owns them. `listen` subscribes to notifications that belong to no call.
+//! Read `stateless_sender` for one request and its response, `stateless_call` for a call with questions, and
+//! `task_poller` for a call that became the upstream's task ([`relay_ext_tasks`](crate::dialect::relay_ext_tasks) reads
+//! their messages). `exchange` owns them; `listen` subscribes to notifications.
 
 mod exchange;
 mod input_requests;
@@ -39,7 +39,7 @@ pub(crate) struct StatelessUpstream {
     link: Arc<UpstreamLink>,
     eras: Arc<EraCache>,
     annotated: Arc<AnnotatedTools>,
-    /// The server's last known facts. They may depend on the client, so only the name is trusted.
+    /// They may depend on the client, so only the name is trusted.
     facts: parking_lot::Mutex<Option<Arc<ServerFacts>>>,
     listens: Arc<ListenSources>,
 }
@@ -66,7 +66,7 @@ impl StatelessUpstream {
 
 const MALFORMED: GatewayFault = GatewayFault::new(Reason::UpstreamMalformed, Executed::No);
 
-/// A server's facts; `None` if it serves none of our versions.
+/// `None` if the server supports none of the gateway's versions.
 fn facts_in(result: &Payload) -> Option<ServerFacts> {
     let result = Object::of(result)?;
     let versions: Vec<String> = result.get("supportedVersions")?.read().ok()?;
@@ -81,8 +81,8 @@ fn facts_in(result: &Payload) -> Option<ServerFacts> {
     })
 }
 
-/// Probes anonymously and without capabilities: a stateless server answers that for any client. Only a server that authenticates
-/// clients itself gets a client's credential.
+/// Probes anonymously and without capabilities, as a stateless server allows any client. Only a server that
+/// authenticates clients itself receives a client's credential.
 #[async_trait]
 impl EraDiscovery for StatelessUpstream {
     async fn discover(&self, credential: &ClientCredential) -> EraAnswer {
@@ -94,14 +94,14 @@ impl EraDiscovery for StatelessUpstream {
         match self.ask_facts(&context).await {
             Ok(_) => EraAnswer::Verdict(Era::Stateless),
             Err(RequestFailure::Faulted(error)) => EraAnswer::Verdict(era_of_refusal(&error)),
-            // A missing credential and a failing server say nothing about the era.
+            // A missing credential or a failing server does not show the era.
             Err(RequestFailure::Lost(fault)) => match (fault.reason, fault.http_status) {
                 (Reason::UpstreamAuth, _) if credential.is_clients() => EraAnswer::NotLetIn,
                 (Reason::UpstreamMalformed, _) => EraAnswer::Verdict(Era::Session),
                 (Reason::UpstreamHttpStatus, Some(400..=499)) if fault.http_status != Some(429) => {
                     EraAnswer::Verdict(Era::Session)
                 }
-                // Some servers exit at a request before `initialize`.
+                // Some servers exit on a request before `initialize`.
                 (Reason::UpstreamClosed, _) if self.link.transport.is_adapted() => EraAnswer::Verdict(Era::Session),
                 _ => EraAnswer::NoVerdict,
             },
@@ -143,7 +143,7 @@ impl Upstream for StatelessUpstream {
         Ok(Box::new(StatelessExchange::resume(self.line(&context), task, open)))
     }
 
-    /// The server sends changes only to subscribers. Reports that tools changed, as long as any client listens.
+    /// Reports only that tools changed, as long as any client listens.
     async fn notifications(&self, _: &CallContext) -> Result<broadcast::Receiver<ServerNotification>, BeginError> {
         Ok(self.listens.tool_changes())
     }
@@ -156,6 +156,5 @@ impl Upstream for StatelessUpstream {
         self.listens.listen(SessionKey::of(context), self.line(context), wishes.of_the_upstream()).await
     }
 
-    /// There is nothing to end.
     async fn close(&self) {}
 }

@@ -1,30 +1,28 @@
-//! Tracks the positions at which a call's stream can be resumed.
-//!
-//! This process resumes after all read events, a later one after the events that the call's owner has received.
+//! Tracks the positions at which a call's stream can be resumed. This process resumes after all read events, a later
+//! one after the events that the call's owner has received.
 
 use std::collections::VecDeque;
 
 use crate::upstream::reply::SseResumePoint;
 use crate::wire::framing::SseEvent;
 
-/// The positions in one stream. It is read ahead of the call's owner, by at most the queue's length.
+/// The stream is read ahead of the owner, by at most the queue's length.
 #[derive(Debug, Default)]
 pub(super) struct StreamPlaces {
-    /// The position after all read events.
+    /// After all read events.
     pub(super) read: SseResumePoint,
-    /// Positions ahead of the owner, each with the number of events queued by then. Oldest first; the number rises.
+    /// Positions ahead of the owner, oldest first, each with the number of events queued by then.
     ahead: VecDeque<(u64, SseResumePoint)>,
-    /// The position after the owner's last event.
+    /// After the owner's last event.
     at: SseResumePoint,
 }
 
 impl StreamPlaces {
-    /// The position of a stream from another process.
     pub(super) fn resumed(place: SseResumePoint) -> Self {
         Self { read: place.clone(), ahead: VecDeque::new(), at: place }
     }
 
-    /// Records an event that was read. All its events are among the first `told` of the queue.
+    /// Records a read event, the messages of which are among the first `told` of the queue.
     pub(super) fn note(&mut self, event: &SseEvent, told: u64) {
         self.read.note(event);
         match self.ahead.back_mut() {
@@ -34,8 +32,8 @@ impl StreamPlaces {
         }
     }
 
-    /// Records that the owner has received the first `heard` events of the queue; call it for each. Returns the position after
-    /// them: a later process that resumes there gets all others.
+    /// Call it for each event that the owner receives. A later process that resumes at the returned position gets all
+    /// others.
     pub(super) fn heard(&mut self, heard: u64) -> &SseResumePoint {
         let count = self.ahead.iter().take_while(|(told, _)| *told <= heard).count();
         if let Some((_, place)) = self.ahead.drain(..count).next_back() {

@@ -1,7 +1,7 @@
 //! Follows a call's task at the upstream: polls it, then fetches its outcome (UPC-01).
 //!
-//! The call's owner sees the events of an ordinary call. Polls decide. Notifications only cause an earlier poll (UPC-02), and a
-//! stream of `tasks/result` is held open while the upstream has questions, because some send them nowhere else (UPC-07).
+//! The owner receives the events of an ordinary call. Polls decide; notifications only cause an earlier poll (UPC-02).
+//! A `tasks/result` stream is held open during questions, because some servers send them nowhere else (UPC-07).
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -24,17 +24,16 @@ use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::{ExchangeError, ExchangeEvent, TaskRequestError, UpstreamSubtask, UpstreamTaskEvent, own_ids};
 use crate::wire::{Object, Payload, RpcError, method};
 
-/// Consecutive invalid responses after which the task is abandoned.
+/// Consecutive invalid responses before the task is lost.
 const MALFORMED_MAX: u32 = 5;
-/// How long an existing outcome may take to come on its open stream.
+/// How long an existing outcome may take on its open stream.
 const HELD_MAX: Duration = Duration::from_secs(5);
 
-/// The stream that is held open while the upstream has questions.
+/// The stream held open during questions.
 type HeldResult<'a> = Option<Pin<Box<dyn Future<Output = Result<RpcResult, GatewayFault>> + Send + 'a>>>;
 
 type TaskPollResult = Result<Result<UpstreamTask, RpcError>, GatewayFault>;
 
-/// The first of two events.
 enum TaskFollowEvent {
     Held(Result<RpcResult, GatewayFault>),
     Polled(TaskPollResult),
@@ -43,13 +42,12 @@ enum TaskFollowEvent {
 struct TaskFollower<'a> {
     http_call: &'a HttpCall,
     id: Arc<str>,
-    /// The params of every request about it.
     params: Payload,
     pace: PollSchedule,
     message: Option<Arc<str>>,
-    /// The last reported status and message, unless a poll failed since.
+    /// The last reported status and message; `None` after a failed poll.
     shown: Option<(Cow<'static, str>, Option<Arc<str>>)>,
-    /// Hashes of the reported subtasks: a server may name thousands by long ids.
+    /// Hashes of reported subtasks: a server may name thousands by long ids.
     children: HashSet<u64>,
     hashing: RandomState,
     /// Consecutive invalid responses to polls, and to requests for the outcome.
@@ -71,13 +69,12 @@ impl HttpCall {
                 self.relay(Some(task)).await
             }
             Ok(TaskCallResult::Malformed) => Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown)),
-            // A server may ignore the wish for a task (T-46).
+            // A server may ignore the request for a task (T-46).
             Ok(TaskCallResult::Plain) | Err(_) => Ok(last(answer)),
         }
     }
 
-    /// Follows the call's task to its end. `made` is its description if the upstream has just made it; without one the task is
-    /// polled at once.
+    /// Follows the task to its end; polls it at once without a description `made`.
     pub(super) async fn relay(&self, made: Option<UpstreamTask>) -> Result<ExchangeEvent, GatewayFault> {
         if let Some(made) = &made {
             let _ = self.call.task.set(Arc::clone(&made.id));
@@ -101,7 +98,7 @@ impl HttpCall {
         .await
     }
 
-    /// Asks the upstream to cancel the call's task, if it supports that (UPC-06). Best effort.
+    /// Best effort, if the upstream supports it (UPC-06).
     pub(super) async fn cancel_task(&self, task: &str) {
         if self.session().tasks.cancel
             && self.aside(method::TASKS_CANCEL, &peer::params_of(task), AnswerWait::Short).await.is_err()
@@ -140,8 +137,7 @@ impl TaskFollower<'_> {
             };
             status = match news {
                 TaskFollowEvent::Held(Ok(Ok(result))) => return Ok(ExchangeEvent::Returned(result)),
-                // Not certain: it may be the call's own error, or the error of a server with a `tasks/result` that does not wait
-                // (T-45). The next poll decides.
+                // Either the call's own error, or a `tasks/result` that does not wait (T-45): the next poll decides.
                 TaskFollowEvent::Held(Ok(Err(_)) | Err(_)) => {
                     held = None;
                     None
@@ -170,7 +166,6 @@ impl TaskFollower<'_> {
 
     async fn get(&self) -> TaskPollResult {
         let link = Arc::clone(&self.http_call.session().link);
-        // It is never closed.
         let _turn = link.polls.acquire().await;
         let answer = self.http_call.aside(method::TASKS_GET, &self.params, AnswerWait::Short).await?;
         let malformed = GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown);
@@ -180,10 +175,8 @@ impl TaskFollower<'_> {
         }
     }
 
-    /// The task's status by a poll; `None` if it is not known for now.
-    ///
-    /// # Errors
-    /// If it will not be known: the upstream forgot the task, or further polls are pointless.
+    /// The polled status; `None` if unknown for now. An error if further polls are pointless: the upstream forgot the
+    /// task, say.
     async fn judge(&mut self, polled: TaskPollResult) -> Result<Option<UpstreamTaskStatus>, GatewayFault> {
         match polled {
             Ok(Ok(task)) => Ok(self.learn(&task).await),
@@ -197,7 +190,7 @@ impl TaskFollower<'_> {
             }
             Err(fault) => {
                 self.odd_polls += u32::from(fault.reason == Reason::UpstreamMalformed);
-                // The task was made, even if the request about it failed.
+                // The request failed; the task was made all the same.
                 self.survive(GatewayFault { executed: Executed::Unknown, ..fault }, self.odd_polls).await
             }
         }
@@ -229,7 +222,7 @@ impl TaskFollower<'_> {
         Some(task.status)
     }
 
-    /// Reports new subtasks. Some servers may omit a subtask later (SUB-03): that is not reported.
+    /// Reports new subtasks, not missing ones: servers may omit a subtask later (SUB-03).
     async fn learn_children(&mut self, named: &[Arc<str>]) {
         let room = CHILDREN_MAX.saturating_sub(self.children.len());
         let mut fresh: Vec<Arc<str>> =
@@ -263,13 +256,13 @@ impl TaskFollower<'_> {
         }
     }
 
-    /// Tolerates a failed request about the task, unless a repetition would fail too; `odd` counts invalid responses.
+    /// Tolerates a failure unless a repetition would fail too; `odd` counts invalid responses.
     async fn survive<T>(&mut self, fault: GatewayFault, odd: u32) -> Result<Option<T>, GatewayFault> {
         self.failed(TaskRequestError::Lost(ExchangeError(fault))).await;
         let is_final = match fault.reason {
             Reason::UpstreamAuth | Reason::ResultTooLarge => true,
             Reason::UpstreamMalformed => odd >= MALFORMED_MAX,
-            // The gateway's own reasons never come from here; all others may pass before the call's deadline.
+            // The gateway's own reasons never occur here; the others may pass before the deadline.
             Reason::UpstreamUnreachable
             | Reason::UpstreamTls
             | Reason::UpstreamHttpStatus
@@ -304,9 +297,8 @@ impl TaskFollower<'_> {
         if is_final { Err(fault) } else { Ok(None) }
     }
 
-    /// Fetches the outcome of a task that has ended (T-03); `None` if it must be tried again.
-    ///
-    /// An open stream for it is waited for first: some upstreams return an outcome only once.
+    /// The outcome of an ended task (T-03); `None` if it must be fetched again. Waits for an open stream first: some
+    /// upstreams return an outcome only once.
     async fn fetch(&mut self, held: HeldResult<'_>) -> Result<Option<ExchangeEvent>, GatewayFault> {
         if let Some(held) = held
             && let Ok(Ok(Ok(result))) = timeout(HELD_MAX, held).await
@@ -314,7 +306,7 @@ impl TaskFollower<'_> {
             return Ok(Some(ExchangeEvent::Returned(result)));
         }
         match self.http_call.aside(method::TASKS_RESULT, &self.params, AnswerWait::Short).await {
-            // Either the call's own error, or the task is gone, or it has not ended after all (T-45).
+            // The call's own error, or the task is gone, or it has not ended after all (T-45).
             Ok(Err(error)) if peer::is_about_the_task(&error) => match self.look().await? {
                 Some(UpstreamTaskStatus::Done) => Ok(Some(ExchangeEvent::Faulted(error))),
                 Some(
@@ -334,7 +326,7 @@ impl TaskFollower<'_> {
     }
 }
 
-/// The response on the held stream; pends if there is none.
+/// Pends without a held stream.
 async fn heard(held: &mut HeldResult<'_>) -> Result<RpcResult, GatewayFault> {
     match held {
         Some(held) => held.await,
@@ -342,7 +334,6 @@ async fn heard(held: &mut HeldResult<'_>) -> Result<RpcResult, GatewayFault> {
     }
 }
 
-/// The upstream does not know the task that it made.
 const fn lost() -> GatewayFault {
     GatewayFault::new(Reason::UpstreamSessionLost, Executed::Unknown)
 }

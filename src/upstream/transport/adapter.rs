@@ -1,9 +1,8 @@
 //! Adapts servers with another transport to streamable HTTP.
 //!
-//! A `MessageTransport` connects to such a server: one connection carries messages both ways, and is one session of the server.
-//! `TransportAdapter` serves POST, GET and DELETE from it. Read `connection` for one connection from begin to end, `call_table`
-//! for the call of a message, `stateless` for servers without sessions, and `dedicated_process` for calls with their own
-//! connection.
+//! A `MessageTransport` connects to such a server: one connection carries messages both ways, and is one session of the
+//! server. Read `connection` for its course, `call_table` for the call of a message, `stateless` for servers without
+//! sessions, and `dedicated_process` for calls with their own connection.
 
 mod backoff;
 mod call_table;
@@ -46,20 +45,15 @@ pub use connection_permits::WAITING_MAX;
 use dedicated_process::DedicatedProcessRules;
 pub(crate) use message_room::MessageRoom;
 
-/// How long [`StreamableAdapter::close`] waits for the servers to end.
 const CLOSE_MAX: Duration = Duration::from_secs(2);
 
-/// A transport that carries messages both ways.
 #[async_trait]
 pub(crate) trait MessageTransport: Send + Sync + fmt::Debug {
-    /// Opens a fresh connection, without any messages yet, with these headers if it has headers. Bounded in time; dropping the
-    /// future leaves nothing behind.
-    ///
-    /// # Errors
-    /// If there is no connection; nothing was sent.
+    /// Opens a connection, with these headers if it has headers. Bounded in time; after a fault nothing was sent, and
+    /// dropping the future leaves nothing behind.
     async fn open(&self, forwarded: &ForwardedHeaders) -> Result<ConnectionEnds, GatewayFault>;
 
-    /// The longest pause before a server that fails repeatedly is tried again.
+    /// Longest pause before a repeatedly failing server is tried again.
     fn pause_max(&self) -> Duration {
         Duration::from_secs(30)
     }
@@ -70,37 +64,32 @@ pub(crate) struct ConnectionEnds {
     pub(crate) receiver: Box<dyn MessageReceiver>,
 }
 
-/// Sends messages to the server.
 #[async_trait]
 pub(crate) trait MessageSender: Send + Sync + fmt::Debug {
-    /// Sends the message of a POST. `handed_over` is set before its first byte can reach the server. Returns once the server has
-    /// accepted it, if the transport shows that; its response may come before. Dropping the future sends the message whole or not
-    /// at all.
+    /// Sends the message of a POST, whole or (if the future is dropped early) not at all. `handed_over` is set before
+    /// its first byte can reach the server. Returns once the server has accepted it, if the transport shows that; the
+    /// response may come earlier.
     ///
-    /// # Errors
-    /// If this message cannot be sent; the receiver reports the end of the connection, unless the fault has the status 404: then
-    /// the server no longer knows the session.
+    /// A fault concerns this message: the receiver reports the connection's end, unless the fault has status 404, which
+    /// means that the server lost the session.
     async fn send(&self, outgoing: &OutgoingRequest, handed_over: &HandedOver) -> Result<(), GatewayFault>;
 
-    /// Ends the connection, and the server if it is only this connection's. Returns once that is done; bounded in time.
+    /// Ends the connection, and the server if no other connection uses it. Bounded in time.
     async fn close(&self);
 }
 
 #[async_trait]
 pub(crate) trait MessageReceiver: Send {
-    /// The next text: a message or a batch. Reads on as `room` lets it. Cancel safe.
-    ///
-    /// # Errors
-    /// Once the connection is over, for good; the fault is the one for calls in progress.
+    /// The next text: a message or a batch. Reads as `room` allows. Cancel safe. Fails once the connection is over,
+    /// with the fault for its calls.
     async fn next(&mut self, room: &mut MessageRoom) -> Result<Bytes, GatewayFault>;
 }
 
-/// Serves streamable HTTP for a server with one connection per session.
 pub(crate) struct TransportAdapter {
     shared: Arc<AdapterShared>,
     wire: Box<dyn MessageTransport>,
     apart: DedicatedProcessRules,
-    /// The connections for stateless clients.
+    /// For stateless clients.
     connections: Mutex<stateless::StatelessConnections>,
 }
 
@@ -110,17 +99,15 @@ impl fmt::Debug for TransportAdapter {
     }
 }
 
-/// The state that all sessions of one server share.
 struct AdapterShared {
     name: Arc<str>,
     health: Arc<UpstreamHealth>,
     life: TaskScope,
-    /// All connections by id; clients know only the id of their own session.
+    /// By connection id; clients know only the id of their own session.
     sessions: Mutex<HashMap<HeaderValue, Arc<AdapterConnection>>>,
-    /// Permits for connections, kept until a connection has ended or its permit was transferred.
+    /// Permits are held until a connection has ended, or passes its permit on.
     places: CallPermits,
     backoff: RestartBackoff,
-    /// Connections that were opened for a call.
     processes: AtomicU64,
 }
 
@@ -131,9 +118,7 @@ impl AdapterShared {
 }
 
 impl TransportAdapter {
-    /// An adapter for a server without any requests yet.
-    ///
-    /// Connections that end by themselves are reported to `upstream_health`; the transport reports why one cannot be opened.
+    /// Connections that end by themselves are reported to `health`; the transport reports why one cannot be opened.
     pub(crate) fn new(
         health: Arc<UpstreamHealth>,
         wire: Box<dyn MessageTransport>,
@@ -163,7 +148,6 @@ impl TransportAdapter {
         Self { shared: Arc::new(shared), wire, apart: DedicatedProcessRules::default(), connections: Mutex::default() }
     }
 
-    /// The same adapter, with own connections for these calls.
     pub(crate) fn with_calls_apart(self, apart: DedicatedProcessRules) -> Self {
         Self { apart, ..self }
     }
@@ -217,7 +201,7 @@ impl TransportAdapter {
         }
     }
 
-    /// Opens a session. There is none unless the server responds with a result.
+    /// The session is discarded unless the server responds with a result.
     async fn initialize(
         &self,
         request: &Request,
@@ -237,7 +221,7 @@ impl TransportAdapter {
         Ok(response)
     }
 
-    /// Opens a connection, which ends when the returned guard is dropped.
+    /// Opens a connection; dropping the guard ends it.
     async fn open(
         &self,
         kind: ConnectionPurpose,
@@ -246,7 +230,7 @@ impl TransportAdapter {
     ) -> Result<(Arc<AdapterConnection>, UnopenedConnectionGuard), GatewayFault> {
         self.shared.backoff.wait().await?;
         let id = new_id()?;
-        // Taken before any wait, so that never too many are opened.
+        // Before any wait, so that never too many are opened.
         let place = self.place(owner, patience).await?;
         let session = AdapterConnection::new(Arc::clone(&self.shared), id.clone(), kind, place);
         self.shared.sessions.lock().insert(id, Arc::clone(&session));
@@ -303,7 +287,7 @@ fn owner_of(outgoing: &OutgoingRequest) -> Principal {
     outgoing.principal().cloned().unwrap_or_else(Principal::anonymous)
 }
 
-/// An unguessable id for a new session.
+/// Unguessable.
 fn new_id() -> Result<HeaderValue, GatewayFault> {
     let internal = GatewayFault::new(Reason::Internal, Executed::No);
     let mut bytes = [0; 16];
@@ -330,7 +314,7 @@ fn events(messages: AnswerMessages) -> Response<AnswerBody> {
     response
 }
 
-/// As [`events`], with a guard that is dropped with the response.
+/// As [`events`]; `kept` is dropped with the response.
 fn events_with(messages: AnswerMessages, kept: Box<dyn Any + Send + Sync>) -> Response<AnswerBody> {
     events(messages).map(|body| AnswerBody::Kept { body: Box::new(body), _kept: kept })
 }

@@ -8,10 +8,10 @@ use crate::secret_file::{self, SecretFileError};
 
 /// Longest value; servers refuse heads that are much longer.
 pub const CREDENTIAL_LEN_MAX: usize = 8 * 1024;
-/// Room for surrounding whitespace and line ends.
+/// Surrounding whitespace and line ends.
 const LINE_ENDS_MAX: usize = 16;
 
-/// One header and the source of its value. `Debug` prints no value.
+/// `Debug` prints no value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Credential {
     pub header: HeaderName,
@@ -20,13 +20,13 @@ pub struct Credential {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CredentialSource {
-    /// Marked as sensitive, so that it is neither printed nor put into HTTP/2's shared header table.
+    /// Marked as sensitive: neither printed nor put into HTTP/2's shared header table.
     Known(HeaderValue),
-    /// A file that holds only the value, relative to the folder in which the program was started.
+    /// Holds only the value; relative to the program's working folder.
     File(PathBuf),
 }
 
-/// Why a file holds no credential. Never prints its content.
+/// Never prints the file's content.
 #[derive(Debug, thiserror::Error)]
 pub enum CredentialError {
     #[error("{}: {source}", .path.display())]
@@ -35,7 +35,7 @@ pub enum CredentialError {
     Content { path: PathBuf },
 }
 
-/// A secret as a header's value; `None` for an invalid text. Surrounding whitespace is removed.
+/// `None` for an invalid text. Surrounding whitespace is removed.
 #[must_use]
 pub fn secret_value(text: &str) -> Option<HeaderValue> {
     let text = text.trim();
@@ -46,7 +46,6 @@ pub fn secret_value(text: &str) -> Option<HeaderValue> {
 }
 
 impl Credential {
-    /// Its file, if it is in one.
     #[must_use]
     pub fn file(&self) -> Option<&Path> {
         match &self.source {
@@ -55,7 +54,7 @@ impl Credential {
         }
     }
 
-    /// The header, read from its file if it is in one.
+    /// The header, from its file if it is in one.
     ///
     /// # Errors
     /// If other users than the owner may read the file, or its content is invalid (B168).

@@ -1,7 +1,7 @@
 //! Detects which of the two HTTP transports a server has.
 //!
-//! As the specification has it: after a refusal of `initialize` with 400, 404 or 405, a GET asks for an event stream that begins
-//! with an `endpoint` event. The result is kept, and detected again once it proves wrong: servers are replaced.
+//! As specified: after `initialize` was refused with 400, 404 or 405, a GET requests an event stream that begins with
+//! an `endpoint` event. The result is kept until it proves wrong, since servers are replaced.
 
 use std::sync::Arc;
 
@@ -16,32 +16,28 @@ use crate::task::GatewayFault;
 use crate::upstream::answer_body::AnswerBody;
 use crate::upstream::outgoing::{HandedOver, OutgoingRequest};
 
-/// Both transports to one server.
 #[derive(Debug)]
 pub(crate) struct TransportDetection {
     name: Arc<str>,
     http: HttpClient,
     sse: TransportAdapter,
-    /// The transport that worked last; set by the adapter `sse`.
+    /// Set by the adapter `sse`.
     seen: SseDetected,
 }
 
 impl TransportDetection {
-    /// Both transports; the one below `sse` must share `seen`.
+    /// The transport below `sse` must share `seen`.
     pub(crate) const fn new(name: Arc<str>, http: HttpClient, sse: TransportAdapter, seen: SseDetected) -> Self {
         Self { name, http, sse, seen }
     }
 
-    /// As [`Transport::send`](super::Transport::send).
-    ///
-    /// # Errors
     /// As [`Transport::send`](super::Transport::send).
     pub(crate) async fn send(
         &self,
         outgoing: &OutgoingRequest,
         handed_over: &HandedOver,
     ) -> Result<Response<AnswerBody>, GatewayFault> {
-        // Boxed: most servers do not need it, so requests in progress must not hold its memory.
+        // Boxed: most servers do not need it, so requests must not hold its memory.
         if self.seen.is() {
             return Box::pin(self.over_sse(outgoing, handed_over)).await;
         }
@@ -54,7 +50,7 @@ impl TransportDetection {
         let mut response = self.http.answer_of(outgoing, response);
         let is_in_session = outgoing.session().is_some() && outgoing.method() == Method::POST;
         if is_in_session && response.status() == StatusCode::METHOD_NOT_ALLOWED {
-            // A server that takes no POST has no sessions any more, and did not process the message.
+            // A server that takes no POST has no sessions, and did not process the message.
             *response.status_mut() = StatusCode::NOT_FOUND;
         } else if is_another {
             return Box::pin(self.instead_of(response, outgoing, handed_over)).await;
@@ -80,7 +76,7 @@ impl TransportDetection {
         Ok(self.http.answer_of(outgoing, response))
     }
 
-    /// Tries the other transport after `initialize` was refused. If that fails, the refusal stands.
+    /// After `initialize` was refused. If the other transport fails too, the refusal stands.
     async fn instead_of(
         &self,
         refused: Response<AnswerBody>,

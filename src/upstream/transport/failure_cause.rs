@@ -17,7 +17,7 @@ use crate::upstream::reply;
 use crate::upstream::upstream_health::UpstreamFailure;
 use crate::wire::{Message, ScanLimits, envelope, method};
 
-/// An error and all its causes. An I/O error hides its inner error from `source`, so it is unwrapped.
+/// An error and its causes. An I/O error hides its inner error from `source`.
 pub(crate) fn causes<'a>(failure: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
     std::iter::successors(Some(failure), |&error| {
         let wrapped = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
@@ -31,7 +31,7 @@ pub(crate) fn cause(failure: &(dyn Error + 'static)) -> String {
         if let Some(tls) = cause.downcast_ref::<rustls::Error>() {
             return tls::in_words(tls);
         }
-        // Recognised by its text: of all parse errors, only this one says that the peer does not speak HTTP.
+        // By its text: of all parse errors, only this one means that the peer does not speak HTTP.
         let garbled = cause.downcast_ref::<hyper::Error>().filter(|error| error.is_parse());
         if garbled.is_some_and(|error| error.to_string().contains("HTTP version")) {
             return "it does not speak HTTP here; over TLS an address begins with https://".to_owned();
@@ -58,12 +58,12 @@ pub(crate) fn cause(failure: &(dyn Error + 'static)) -> String {
     last
 }
 
-/// Statuses that may only mean an unsupported transport or version, or a forgotten session.
+/// Statuses that may mean an unsupported transport or version, or a lost session.
 pub(crate) const fn is_unlike_http(status: StatusCode) -> bool {
     matches!(status, StatusCode::BAD_REQUEST | StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED)
 }
 
-/// The fault in a response's head, if the upstream is to blame and not one request.
+/// The fault in a response's head, if the upstream is to blame, not one request.
 pub(crate) fn of_head<B: Body>(
     url: &http::Uri,
     outgoing: &OutgoingRequest,
@@ -93,7 +93,7 @@ pub(crate) fn of_head<B: Body>(
     }
     let is_json = reply::is_json(headers);
     let is_ill = matches!(AnswerHealth::of_head(response, is_json, None), AnswerHealth::Ill(_));
-    // Streams are optional, and so is the end of a session.
+    // Streams, and the end of a session, are optional.
     let is_of_use = outgoing.method() == Method::POST;
     let is_in_session = outgoing.session().is_some();
     let is_refused = is_of_use
@@ -117,7 +117,6 @@ fn is_request(outgoing: &OutgoingRequest) -> bool {
     matches!(message, Some(Message::Request(_)))
 }
 
-/// Whether a request opens a session.
 pub(crate) fn is_initialize(outgoing: &OutgoingRequest) -> bool {
     let message = outgoing.body().and_then(|text| envelope::read(text, ScanLimits::UPSTREAM).ok());
     matches!(message, Some(Message::Request(request)) if request.method == method::INITIALIZE)
@@ -132,7 +131,7 @@ fn media<B: Body>(response: &Response<B>) -> String {
     }
 }
 
-/// The address of its protected resource metadata, if the server sends one (RFC 9728).
+/// The address of the server's protected resource metadata (RFC 9728).
 fn credential_metadata<B>(from: &http::Uri, response: &Response<B>) -> Option<Url> {
     const PARAMETER: &str = "resource_metadata=";
     let said = response.headers().get_all(WWW_AUTHENTICATE).iter().filter_map(|value| value.to_str().ok());
@@ -144,7 +143,7 @@ fn credential_metadata<B>(from: &http::Uri, response: &Response<B>) -> Option<Ur
     Url::parse(&from.to_string()).ok()?.join(text).ok().filter(|_| !text.is_empty())
 }
 
-/// The target of a redirect, without possible secrets.
+/// Leaves possible secrets of the target out.
 fn redirect<B>(from: &http::Uri, response: &Response<B>) -> UpstreamFailure {
     let status = response.status().as_u16();
     let said = response.headers().get(LOCATION).and_then(|value| value.to_str().ok());

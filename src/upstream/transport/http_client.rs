@@ -1,6 +1,6 @@
 //! Sends HTTP requests to one upstream: connections, TLS, and the faults of failures.
 //!
-//! Knows no JSON. Follows no redirect, accepts no encoding, sends no header that it was not given.
+//! Knows no JSON. Follows no redirect, accepts no encoding, adds no header of its own.
 
 mod connector;
 mod pool;
@@ -40,18 +40,18 @@ use proxy::Proxy;
 pub use proxy::{ProxyError, ProxySettings};
 use session_cookies::SessionCookies;
 
-/// Largest header block of a response (U13). It has 100 fields at most, hyper's default: with another limit, hyper fills its
-/// table of fields before it reads them.
+/// Largest header block of a response (U13). It has at most hyper's default of 100 fields: with another limit, hyper
+/// fills its table of fields before it reads them.
 const HEAD_BYTES_MAX: usize = 64 * 1024;
-/// Field syntax counted beside name and value: colon, blank, line end.
+/// Counted beside name and value: colon, blank, line end.
 const FIELD_OVERHEAD: usize = 4;
-/// How often a request is sent again that certainly never left (F26).
+/// How often a request that certainly never left is sent again (F26).
 const RESENDS_MAX: u32 = 2;
-/// The budget of all such retries: a share of sent requests, and some beside it. Counted second by second.
+/// The retry budget: a share of sent requests, and some beside it.
 const RESENDS_SHARE: f32 = 0.2;
 const RESENDS_PER_SECOND: u32 = 10;
 const RESENDS_SPAN: Duration = Duration::from_secs(1);
-/// Pause before such a retry, times its number.
+/// Times the number of the retry.
 const RESEND_PAUSE: Duration = Duration::from_millis(50);
 
 /// TLS alerts about a client's certificate.
@@ -68,7 +68,6 @@ const REFUSALS: [AlertDescription; 8] = [
 
 type BoxError = Box<dyn Error + Send + Sync>;
 
-/// Why a client cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     #[error("the address is no URI")]
@@ -86,9 +85,9 @@ pub enum ClientError {
 #[derive(Clone, Debug)]
 pub(crate) struct HttpClient {
     uri: Uri,
-    /// Its path, which is all that a request of HTTP/1.1 names.
+    /// The request target of HTTP/1.1.
     path: Uri,
-    /// The headers of every HTTP/1.1 request.
+    /// For HTTP/1.1.
     headers: HeaderMap,
     /// The gateway's credential, and the operator's other headers.
     own: Arc<[(HeaderName, HeaderValue)]>,
@@ -98,14 +97,12 @@ pub(crate) struct HttpClient {
     pool: ConnectionPool,
     breaker: Arc<Breaker>,
     health: Arc<UpstreamHealth>,
-    /// The budget of retries, relative to sent requests.
+    /// The retry budget.
     resends: Arc<TpsBudget>,
     resent: Counter,
 }
 
 impl HttpClient {
-    /// A client for one address.
-    ///
     /// The metrics recorder must be installed before.
     pub(crate) fn new(
         name: &Arc<str>,
@@ -139,21 +136,17 @@ impl HttpClient {
         Self { own: own.into(), ..self }
     }
 
-    /// The same client with the same connections, for another address of the same origin.
-    ///
-    /// # Errors
-    /// If the address is no URI.
+    /// The same connections, for another address of the same origin.
     pub(crate) fn at(&self, url: &url::Url) -> Result<Self, ClientError> {
         let uri = url.as_str().parse()?;
         Ok(Self { path: path(&uri), uri, ..self.clone() })
     }
 
-    /// The health to which this client reports.
     pub(crate) const fn health(&self) -> &Arc<UpstreamHealth> {
         &self.health
     }
 
-    /// A response with a body that updates the upstream's health: by a break, or by an MCP message. A stream that responds to no
+    /// A response with a body that updates the health: by a break, or by an MCP message. A stream that answers no
     /// request may end at any time.
     pub(crate) fn answer_of(&self, outgoing: &OutgoingRequest, response: Response<PooledBody>) -> Response<AnswerBody> {
         let (is_answer, is_success) = (outgoing.method() == Method::POST, response.status().is_success());
@@ -161,7 +154,7 @@ impl HttpClient {
         response.map(|body| body.reporting_to(reporter))
     }
 
-    /// Records a failure by a response's head. A good head is no response yet.
+    /// Records only a failure: a good head is no response yet.
     pub(crate) fn note_failure<B: Body>(&self, outgoing: &OutgoingRequest, response: &Response<B>) {
         let trouble = failure_cause::of_head(&self.uri, outgoing, response)
             // It asks a client to log in, as it should.
@@ -169,10 +162,7 @@ impl HttpClient {
         trouble.into_iter().for_each(|trouble| self.health.failed(trouble));
     }
 
-    /// As [`HttpClient::try_send`], and records the health by the response's head.
-    ///
-    /// # Errors
-    /// As [`HttpClient::try_send`].
+    /// As [`HttpClient::try_send`], and records a failure by the response's head.
     pub(crate) async fn send(
         &self,
         outgoing: &OutgoingRequest,
@@ -183,13 +173,11 @@ impl HttpClient {
         Ok(response)
     }
 
-    /// Sends a request and waits for the response's head, without a time limit. Records a missing response.
+    /// Returns with the response's head, without a time limit; records a missing response. Fails at once if the
+    /// upstream is failing and the request is new.
     ///
-    /// A request that certainly never left is sent again, at most twice, within the connect limit and the retry budget. Dropping
-    /// the future drops the request.
-    ///
-    /// # Errors
-    /// If there is no response; at once if the upstream is failing and the request is new.
+    /// A request that certainly never left is sent again, at most twice, within the connect limit and the retry budget.
+    /// Dropping the future drops the request.
     pub(crate) async fn try_send(
         &self,
         outgoing: &OutgoingRequest,
@@ -219,7 +207,7 @@ impl HttpClient {
         answer
     }
 
-    /// Keeps the cookies of a session, from the response that opens it on.
+    /// Keeps a session's cookies, from the response that opens it on.
     fn note_cookies<B>(&self, outgoing: &OutgoingRequest, response: &Response<B>) {
         let headers = response.headers();
         if let Some(session) = outgoing.session().or_else(|| headers.get(SESSION_ID)) {
@@ -312,17 +300,17 @@ fn head_bytes(headers: &HeaderMap) -> usize {
     headers.iter().map(|(name, value)| name.as_str().len() + value.len() + FIELD_OVERHEAD).sum()
 }
 
-/// The fault of a failure before any byte of the request has left.
+/// Before any byte of the request has left.
 fn fault_before(failure: &(dyn Error + 'static)) -> GatewayFault {
     let tls = causes(failure).any(|cause| cause.is::<rustls::Error>());
     let reason = if tls { Reason::UpstreamTls } else { Reason::UpstreamUnreachable };
     GatewayFault::new(reason, Executed::No)
 }
 
-/// The fault of a failure after the request may have arrived.
+/// After the request may have arrived.
 ///
-/// With TLS 1.3 a client may send before the upstream has judged its certificate. An upstream that refuses the certificate has
-/// read nothing else (RFC 8446, 4.4.2.4), so nothing was run.
+/// With TLS 1.3 a client may send before the upstream has checked its certificate. An upstream that refuses it has read
+/// nothing else (RFC 8446, 4.4.2.4), so nothing was run.
 fn fault_after(failure: &(dyn Error + 'static)) -> GatewayFault {
     if causes(failure).any(refuses_us) {
         return GatewayFault::new(Reason::UpstreamTls, Executed::No);
@@ -332,9 +320,8 @@ fn fault_after(failure: &(dyn Error + 'static)) -> GatewayFault {
     GatewayFault::new(reason, Executed::Unknown)
 }
 
-/// Whether the upstream ended the handshake because of the client's certificate, or its absence.
-///
-/// Recognised by its text: HTTP/2 keeps nothing else of the socket's error.
+/// Whether the upstream refused the client's certificate, or its absence. Recognised by its text, as HTTP/2 keeps
+/// nothing else of the socket's error.
 fn refuses_us(cause: &(dyn Error + 'static)) -> bool {
     let words = cause.to_string();
     REFUSALS.into_iter().any(|alert| rustls::Error::AlertReceived(alert).to_string() == words)
@@ -354,7 +341,7 @@ impl Body for SinglePieceBody {
     fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
         let data = self.data.take();
         if data.is_some() {
-            // It may be set already, if another connection took an earlier copy.
+            // Set already if another connection took an earlier copy.
             let _ = self.handed_over.set(());
         }
         Poll::Ready(data.map(|data| Ok(Frame::data(data))))

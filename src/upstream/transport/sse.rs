@@ -1,9 +1,8 @@
 //! Implements HTTP+SSE, the transport of 2024-11-05: an event stream and POSTs beside it.
 //!
-//! The GET's event stream is the session. Its first event names the address for the POSTs: a path or a whole URL, which must be
-//! of the configured origin, so that a server cannot send credentials elsewhere (U41). The server's messages come over the stream
-//! only; the response to a POST only says whether the message was accepted. Nothing can be resumed: the session ends with the
-//! stream.
+//! The GET's event stream is the session, and ends with it: nothing can be resumed. Its first event names the address
+//! for POSTs, which must be of the configured origin, so that a server cannot send credentials elsewhere (U41). The
+//! server's messages come over the stream; a POST's response only says whether the message was accepted.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -26,20 +25,19 @@ use crate::upstream::reply::{self, BodyReadError, EventStream, ReadLimits};
 use crate::upstream::{ForwardedHeaders, TaskScope};
 use crate::wire::framing::SseEvent;
 
-/// Most streams at one server; each is a session.
+/// Most streams at one server.
 pub(crate) const SESSIONS_MAX: NonZeroUsize = NonZeroUsize::new(4_096).unwrap();
-/// How long a server may take to name the address for POSTs, connecting included.
+/// How long a server may take to name the address, connecting included.
 const ENDPOINT_WAIT: Duration = Duration::from_secs(10);
-/// Longest accepted address.
 const ENDPOINT_BYTES_MAX: usize = 8 * 1024;
-/// Most bytes read from the response to a POST, so that its connection can be reused, and for how long.
+/// Limits on reading a POST's response, so that its connection can be reused.
 const REST_BYTES_MAX: usize = 64 * 1024;
 const REST_WAIT: Duration = Duration::from_secs(5);
-/// An unreachable server is tried again as soon as over streamable HTTP.
+/// As soon as over streamable HTTP.
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 
-/// Whether a server was last seen to speak HTTP+SSE. Set by the first event of a stream, reset when opening one fails. Shared
-/// with other transports to the same server.
+/// Whether a server was last seen to speak HTTP+SSE: set by the first event of a stream, reset when opening one fails.
+/// Shared with the other transport to the server.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SseDetected(Arc<AtomicBool>);
 
@@ -53,7 +51,6 @@ impl SseDetected {
     }
 }
 
-/// Opens a stream for each connection.
 #[derive(Debug)]
 pub(crate) struct SseTransport {
     name: Arc<str>,
@@ -65,7 +62,7 @@ pub(crate) struct SseTransport {
 }
 
 impl SseTransport {
-    /// The transport to the server at `url`, for which `client` was made.
+    /// `client` was made for `url`.
     pub(crate) const fn new(
         name: Arc<str>,
         url: Url,
@@ -77,7 +74,7 @@ impl SseTransport {
         Self { name, url, client, event_bytes_max, seen, life }
     }
 
-    /// Opens the stream and reads its first event.
+    /// Returns after the first event.
     async fn stream(&self, forwarded: &ForwardedHeaders) -> Result<(EventStream, Url), GatewayFault> {
         let get = SessionHeaders::default().get(None).forwarding(forwarded.clone());
         let response = self.client.send(&get, &HandedOver::default()).await?;
@@ -114,7 +111,7 @@ impl SseTransport {
         endpoint_of(&self.url, &event.data).map_err(|refusal| {
             let upstream = &self.name;
             match &refusal {
-                // Without path and query, which may hold a secret.
+                // Not path and query, which may hold a secret.
                 EndpointError::Elsewhere(origin) => {
                     tracing::warn!(%upstream, origin, "the server's `endpoint` event names another origin; nothing is sent there");
                 }
@@ -160,7 +157,7 @@ impl EndpointError {
     }
 }
 
-/// The address for POSTs in an event, resolved against the stream's own.
+/// Resolves the address against the stream's own.
 fn endpoint_of(stream: &Url, data: &[u8]) -> Result<Url, EndpointError> {
     let text = std::str::from_utf8(data).ok().filter(|text| (1..=ENDPOINT_BYTES_MAX).contains(&text.len()));
     let mut endpoint = text.and_then(|text| stream.join(text).ok()).ok_or(EndpointError::NoAddress)?;
@@ -176,7 +173,6 @@ fn endpoint_of(stream: &Url, data: &[u8]) -> Result<Url, EndpointError> {
 struct SsePosts {
     client: Arc<HttpClient>,
     life: TaskScope,
-    /// Ends the POSTs in progress.
     closing: CancellationToken,
 }
 
@@ -189,8 +185,8 @@ impl MessageSender for SsePosts {
             outgoing: outgoing.clone().without_session(),
             handed_over: Arc::clone(handed_over),
         };
-        // In its own task, since a server may abort the work for a POST with a closed connection: the caller here may have
-        // received the response over the stream, and be gone.
+        // In its own task: the caller may have the response from the stream and be gone, but a server may abort a
+        // POST's work when its connection closes.
         self.life.tracker.spawn(self.closing.clone().run_until_cancelled_owned(Box::pin(post.run(judge))));
         let closed = || {
             let executed = if handed_over.initialized() { Executed::Unknown } else { Executed::No };
@@ -225,7 +221,6 @@ impl SsePost {
             Ok(response) => (Err(refused(&response)), None),
             Err(fault) => (Err(fault), None),
         };
-        // The caller may be gone.
         let _ = judge.send(verdict);
         if let Some(body) = rest {
             let limits = ReadLimits { idle: Some(REST_WAIT), ..ReadLimits::of_bytes(REST_BYTES_MAX) };
@@ -233,7 +228,7 @@ impl SsePost {
         }
     }
 
-    /// Returns once the caller is gone and no byte of the message has left.
+    /// Returns if the caller leaves before any byte of the message.
     async fn unwanted(&self, judge: &mut oneshot::Sender<Result<(), GatewayFault>>) {
         judge.closed().await;
         if self.handed_over.initialized() {
@@ -242,7 +237,7 @@ impl SsePost {
     }
 }
 
-/// The fault of a refused message. With a status that blames the message the server did not process it.
+/// With a status that blames the message, the server did not process it.
 fn refused(response: &Response<PooledBody>) -> GatewayFault {
     let fault = reply::status_fault(response);
     let is_blamed = response.status().is_client_error() && response.status() != StatusCode::REQUEST_TIMEOUT;

@@ -1,7 +1,7 @@
 //! Starts servers that are programs, and exchanges messages over standard input and output.
 //!
-//! The program runs under a [`supervisor`], which detects by its own standard input that the gateway has ended, for any cause,
-//! and then stops the program's whole process group. So stopping is the same in all cases: close the standard input and wait.
+//! The program runs under a [`supervisor`], which stops the program's whole process group once its own standard input
+//! ends, as it does when the gateway ends for any cause. So stopping always means: close the input and wait.
 
 mod program;
 mod program_output;
@@ -35,23 +35,19 @@ pub use program::ProgramError;
 pub use program_output::LastLines;
 use program_output::ProgramOutputLog;
 
-/// The gateway's own variables that every program gets.
 const INHERITED: [&str; 3] = ["PATH", "HOME", "LANG"];
-/// Largest file with a variable's value.
 const SECRET_BYTES_MAX: usize = 64 * 1024;
-/// Messages that wait until the program reads them.
+/// Messages that the program has yet to read.
 const OUTGOING_MAX: usize = 64;
-/// Most bytes of one read.
 const READ_BYTES: usize = 64 * 1024;
-/// How long the exit status may take once the program's input or output has ended: the supervisor first kills orphans, and may
-/// have to wait for a processor. Only a program that closes its output and keeps running makes callers wait so long.
+/// How long the exit status may take after the end of the program's input or output: the supervisor first kills
+/// orphans, and may lack a processor. Callers wait so long only for a program that closes its output and keeps running.
 const STATUS_MAX: Duration = Duration::from_secs(3);
-/// How long the end of the output may take once the status is known: orphans may hold it open.
+/// How long the output may continue once the status is known: orphans may hold it open.
 const OUTPUT_MAX: Duration = Duration::from_millis(500);
-/// How long a supervisor may take in all to stop its program.
+/// How long a supervisor may take to stop its program.
 const STOP_MAX: Duration = supervisor::STOP_MAX.saturating_add(Duration::from_secs(2));
 
-/// The resolved settings of one program as an upstream.
 #[derive(Clone, PartialEq, Eq)]
 pub struct StdioUpstreamSettings {
     pub name: Arc<str>,
@@ -60,27 +56,24 @@ pub struct StdioUpstreamSettings {
     pub arguments: Vec<String>,
     /// Besides the gateway's own `PATH`, `HOME` and `LANG`. May hold secrets.
     pub env: Vec<(String, String)>,
-    /// Variables with values from files, without a final line break; read at each start of a process.
+    /// Variables from files, read at each start of a process.
     pub env_files: Vec<(String, PathBuf)>,
-    /// Its working folder; the gateway's own by default.
+    /// The gateway's own by default.
     pub folder: Option<PathBuf>,
-    /// Most processes at one time.
     pub processes_max: u32,
-    /// Limits of each process; the gateway's own by default.
+    /// Of each process; the gateway's own by default.
     pub descriptors_max: Option<u32>,
     pub memory_bytes_max: Option<usize>,
-    /// Longest line, which is the largest message.
+    /// Longest line, hence the largest message.
     pub line_bytes_max: usize,
-    /// A fixed version for this upstream; `None` negotiates.
+    /// `None` negotiates.
     pub protocol: Option<ProtocolVersion>,
-    /// Calls with their own process.
     pub apart: DedicatedProcessRules,
-    /// Why the configuration does not define how the program is started.
+    /// Why the configuration cannot start the program.
     pub unusable: Option<Arc<str>>,
 }
 
 impl StdioUpstreamSettings {
-    /// The permits of its processes.
     #[must_use]
     pub fn process_permits(&self) -> CallPermitSettings {
         let max = usize::try_from(self.processes_max).unwrap_or(usize::MAX);
@@ -92,7 +85,7 @@ impl StdioUpstreamSettings {
 }
 
 impl std::fmt::Debug for StdioUpstreamSettings {
-    /// Prints the variables' names, neither their values nor the arguments.
+    /// Prints the variables' names, neither values nor arguments.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let names: Vec<_> = self.env.iter().map(|(name, _)| name).collect();
         f.debug_struct("StdioUpstreamSettings")
@@ -103,7 +96,6 @@ impl std::fmt::Debug for StdioUpstreamSettings {
     }
 }
 
-/// Starts a process for each connection.
 #[derive(Debug)]
 pub(crate) struct StdioTransport {
     settings: StdioUpstreamSettings,
@@ -113,7 +105,7 @@ pub(crate) struct StdioTransport {
 }
 
 impl StdioTransport {
-    /// `output` keeps the processes' standard error, if it is wanted.
+    /// `output` keeps the processes' standard error.
     pub(crate) const fn new(
         settings: StdioUpstreamSettings,
         health: Arc<UpstreamHealth>,
@@ -123,7 +115,7 @@ impl StdioTransport {
         Self { settings, health, life, output }
     }
 
-    /// The variables with values from files, read without blocking the runtime.
+    /// Reads the files without blocking the runtime.
     async fn secrets(&self) -> std::io::Result<Vec<(String, String)>> {
         let files = self.settings.env_files.clone();
         if files.is_empty() {
@@ -158,13 +150,13 @@ impl StdioTransport {
             command.current_dir(folder);
         }
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // Its own group: signals of the gateway's terminal are for the gateway.
+        // Signals of the gateway's terminal are for the gateway.
         command.process_group(0);
         Ok(command)
     }
 }
 
-/// The value of a variable from a file, without a final line break.
+/// The value without a final line break.
 ///
 /// # Errors
 /// If other users than the owner may read the file, or it is no text, or larger than 64 KiB (B168).
@@ -174,7 +166,7 @@ pub fn read_secret(file: &Path) -> Result<String, VariableFileError> {
     Ok(text.trim_end_matches(['\n', '\r']).to_owned())
 }
 
-/// Why a file is unusable as a variable's value. Never prints its content.
+/// Never prints the file's content.
 #[derive(Debug, thiserror::Error)]
 pub enum VariableFileError {
     #[error(transparent)]
@@ -222,17 +214,16 @@ impl MessageTransport for StdioTransport {
     }
 }
 
-/// The gateway's side of one process.
 #[derive(Debug)]
 struct ServerProcess {
     outgoing: mpsc::Sender<QueuedMessage>,
     /// Closes the standard input, and with that all the rest.
     closing: CancellationToken,
-    /// Set once the process is reaped; `None` inside if its status is unknown.
+    /// Set once the process is reaped; `None` inside for an unknown status.
     exit: SetOnce<Option<ProcessExit>>,
-    /// The time limit for that wait, once its input or its output has ended.
+    /// When to stop waiting for the status; set at the end of input or output.
     given_up: OnceLock<Instant>,
-    /// Further output is not the program's any more.
+    /// Ends the reading: later output is not the program's.
     silent: CancellationToken,
 }
 
@@ -244,8 +235,8 @@ struct QueuedMessage {
 }
 
 impl ServerProcess {
-    /// The fault for calls after the end of its input or output: with its exit status, once that is known. Bounded in time from
-    /// the first call; cancel safe.
+    /// The fault for calls after the end of input or output, with the exit status once known. Bounded in time from the
+    /// first call; cancel safe.
     async fn ended(&self) -> GatewayFault {
         let until = *self.given_up.get_or_init(|| Instant::now() + STATUS_MAX);
         let exit = tokio::time::timeout_at(until, self.exit.wait()).await;
@@ -276,13 +267,12 @@ impl MessageSender for ServerProcess {
 }
 
 impl Drop for StdoutReceiver {
-    /// The process has no reader any more.
     fn drop(&mut self) {
         self.process.closing.cancel();
     }
 }
 
-/// Writes messages, one line each, until the process takes no more.
+/// One line each, until the process takes no more.
 async fn write(mut stdin: ChildStdin, mut queue: mpsc::Receiver<QueuedMessage>, closing: CancellationToken) {
     let writing = async {
         while let Some(QueuedMessage { message, handed_over, written }) = queue.recv().await {
@@ -290,7 +280,7 @@ async fn write(mut stdin: ChildStdin, mut queue: mpsc::Receiver<QueuedMessage>, 
             if written.is_closed() {
                 continue;
             }
-            // May be set already, by an earlier attempt.
+            // Set already by an earlier attempt.
             let _ = handed_over.set(());
             if stdin.write_all(&line_of(&message)).await.is_err() || stdin.flush().await.is_err() {
                 return;
@@ -302,7 +292,7 @@ async fn write(mut stdin: ChildStdin, mut queue: mpsc::Receiver<QueuedMessage>, 
     closing.cancel();
 }
 
-/// A message as one line. Line breaks in JSON are whitespace, so a blank is equivalent.
+/// Line breaks in JSON are whitespace, so a blank is equivalent.
 fn line_of(message: &Bytes) -> Vec<u8> {
     let mut line = Vec::with_capacity(message.len() + 1);
     line.extend(message.iter().map(|&byte| if matches!(byte, b'\n' | b'\r') { b' ' } else { byte }));
@@ -310,7 +300,7 @@ fn line_of(message: &Bytes) -> Vec<u8> {
     line
 }
 
-/// Waits for the end of a process, for any cause, and reaps it.
+/// Reaps a process that ends for any cause.
 async fn keep(mut child: Child, process: Arc<ServerProcess>) {
     let by_itself = tokio::select! {
         status = child.wait() => Some(status),
@@ -321,7 +311,7 @@ async fn keep(mut child: Child, process: Arc<ServerProcess>) {
         None => match tokio::time::timeout(STOP_MAX, child.wait()).await {
             Ok(status) => status,
             Err(_) => {
-                // The supervisor hangs, so it is killed.
+                // The supervisor hangs.
                 let _ = child.start_kill();
                 child.wait().await
             }
@@ -351,7 +341,7 @@ impl MessageReceiver for StdoutReceiver {
     async fn next(&mut self, room: &mut MessageRoom) -> Result<Bytes, GatewayFault> {
         loop {
             for line in self.ready.by_ref() {
-                // A message with a byte order mark is unreadable, but a response to some request.
+                // A message with a byte order mark is unreadable, but answers a request.
                 let text = line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&line);
                 match text.trim_ascii_start().first() {
                     Some(b'{' | b'[') => return Ok(line),
@@ -366,7 +356,7 @@ impl MessageReceiver for StdoutReceiver {
             }
             match self.decoder.feed(&self.buffer) {
                 Ok(lines) => self.ready = lines.into_iter(),
-                // Its request is unknown, and other calls end with it.
+                // Its request is unknown, so other calls end with it.
                 Err(_) => return Err(GatewayFault::new(Reason::ResultTooLarge, Executed::Unknown)),
             }
         }

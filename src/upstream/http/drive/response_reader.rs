@@ -17,25 +17,22 @@ use crate::wire::{Message, MessageText, Payload, RequestId, RpcError, ScanLimits
 
 /// Malformed events that one request tolerates (U19).
 pub(in crate::upstream::http) const MALFORMED_MAX: u32 = 10;
-/// How long a stream is read after the response.
 const DRAIN_MAX: Duration = Duration::from_secs(1);
 
 pub(in crate::upstream::http) type RpcResult = Result<Payload, RpcError>;
 
 pub(in crate::upstream::http) enum StreamEnd {
     Answered(RpcResult),
-    /// It ended before the response, in order or not.
+    /// It ended without the response, in order or not.
     Broke {
         any: bool,
     },
 }
 
-/// The request of the awaited response.
 #[derive(Debug)]
 pub(in crate::upstream::http) struct AwaitedRequest<'a> {
     pub(in crate::upstream::http) id: &'a RequestId,
     pub(in crate::upstream::http) limits: ReadLimits,
-    /// The positions at which its stream can be resumed.
     pub(in crate::upstream::http) places: &'a Mutex<StreamPlaces>,
     /// The call that receives the stream's events; `None` if no later process resumes the stream.
     pub(in crate::upstream::http) call: Option<&'a SessionCall>,
@@ -52,7 +49,7 @@ impl HttpCall {
         let answer = self.answer_in(&text.into(), awaited.id).await;
         match answer {
             Some(_) => self.session().took(),
-            // Some servers refuse a session with an error without a request id.
+            // Some servers refuse a session by an error without a request id.
             None => Box::pin(self.session().refused()).await,
         }
         answer.ok_or(GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes))
@@ -67,7 +64,7 @@ impl HttpCall {
         answer
     }
 
-    /// Reads a stream until the response, or until it breaks off. `malformed` keeps counting across streams.
+    /// Reads a stream until the response or a break. `malformed` counts across streams.
     pub(in crate::upstream::http) async fn hear(
         &self,
         events: &mut EventStream,
@@ -79,7 +76,7 @@ impl HttpCall {
             match events.next().await {
                 Ok(Some(event)) => {
                     any = true;
-                    // Boxed: a stream may be silent for hours, and must not hold this future's memory meanwhile.
+                    // Boxed: a stream may be silent for hours, and must not hold this future's memory.
                     if let Some(text) = reply::message_in(&event)
                         && let Some(answer) = Box::pin(self.take_event(text, awaited.id, malformed)).await?
                     {
@@ -96,7 +93,7 @@ impl HttpCall {
         }
     }
 
-    /// Takes one event. An unreadable one is dropped, unless it is the response or there are too many.
+    /// An unreadable event is dropped, unless it is the response or there are too many.
     async fn take_event(
         &self,
         text: &MessageText,
@@ -132,27 +129,26 @@ impl HttpCall {
         Ok(answer)
     }
 
-    /// Takes one message; returns its outcome if it is the response.
+    /// Returns the outcome if the message is the response.
     async fn take(&self, message: Message, id: &RequestId) -> Option<RpcResult> {
         let session = self.session();
         match message {
             Message::Notification(notification) => session.note_to(&self.call, notification).await,
             Message::Request(request) => session.ask_on(&self.call, request).await,
             Message::Response(response) if response.id.as_ref() == Some(id) => return Some(response.into_outcome()),
-            // Of another call, of no call, or of a stream that the upstream mixed up (U09, U23).
+            // Of another call, or of none (U09, U23).
             Message::Response(_) => session.link.dropped("foreign_response"),
         }
         None
     }
 
     fn messages(&self, text: &MessageText) -> Result<Vec<Result<Message, EnvelopeError>>, EnvelopeError> {
-        // Only 2025-03-26 has batches, but a response in one counts in every version.
+        // Only 2025-03-26 has batches; a response in one counts in every version.
         text.read_all(ScanLimits::UPSTREAM, envelope::BATCH_READ_MAX)
     }
 }
 
-/// Reads a stream to its end in the background, for a second at most: a connection that is dropped within a stream cannot be
-/// reused.
+/// Reads a stream to its end in the background, for at most a second: a connection dropped earlier cannot be reused.
 pub(in crate::upstream::http) fn drain(link: &Arc<UpstreamLink>, mut events: EventStream) {
     let upstream = Arc::clone(link);
     link.tracker.spawn(async move {
@@ -167,7 +163,6 @@ pub(in crate::upstream::http) fn drain(link: &Arc<UpstreamLink>, mut events: Eve
     });
 }
 
-/// Whether an unreadable event has the request's id.
 fn is_answer(error: &EnvelopeError, awaited: &RequestId) -> bool {
     match error {
         EnvelopeError::Scan { id, .. } | EnvelopeError::Shape { id, .. } => id.as_ref() == Some(awaited),
@@ -175,7 +170,7 @@ fn is_answer(error: &EnvelopeError, awaited: &RequestId) -> bool {
     }
 }
 
-/// Whether an unreadable text was meant as the response: on the stream of one request, any response without another id.
+/// Whether an unreadable text is the response: on a request's stream, any response without another id.
 pub(in crate::upstream::http) fn is_unreadable_answer(text: &[u8], awaited: &RequestId) -> bool {
     let is_meant = |seen: &MalformedMessage| seen.is_answer && seen.id.as_ref().is_none_or(|id| id.says(awaited));
     envelope::glimpse(text).iter().any(is_meant)

@@ -1,4 +1,4 @@
-//! Implements the exchange of a stateless request: events in order, answers, cancel.
+//! Implements the exchange of a stateless request: events, answers, cancel.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,12 +21,11 @@ use crate::upstream::{
 };
 use crate::wire::{Payload, method};
 
-/// Events that wait for the exchange's owner.
+/// Queued events.
 const EVENTS_MAX: usize = 64;
-/// How long a cancel waits for the handle of a call that may be a task: servers make the task at once, and dropping the request
-/// does not end a task with its handle on the way.
+/// How long a cancel waits for a task handle: servers make tasks at once, and dropping the request does not end one.
 const HANDLE_MAX: Duration = Duration::from_secs(1);
-/// Answers that wait for the call to send them; more than may be asked at a time.
+/// Queued answers; more than the open questions of a call.
 const ANSWERS_MAX: usize = 64;
 
 pub(super) struct StatelessExchange {
@@ -34,16 +33,13 @@ pub(super) struct StatelessExchange {
     driven: DrivenCall,
     answers: mpsc::Sender<Box<(Payload, Answer)>>,
     task: UpstreamTaskCell,
-    /// The questions that the owner received, and that are neither answered nor withdrawn.
+    /// Questions that the owner received, neither answered nor withdrawn.
     open: Vec<Payload>,
     untaken: Arc<AtomicBool>,
 }
 
 impl StatelessExchange {
-    /// Sends a request and returns once a connection has taken it, without waiting for a response.
-    ///
-    /// # Errors
-    /// If there is no connection: nothing was sent.
+    /// Sends a request and returns once a connection has taken it. On an error nothing was sent.
     pub(super) async fn begin(
         line: StatelessSender,
         request: UpstreamRequest,
@@ -57,7 +53,7 @@ impl StatelessExchange {
         Ok(exchange)
     }
 
-    /// Resumes a task that another process began, with these open questions. Its events show whether the upstream still has it.
+    /// Resumes a task of another process; its events show whether the upstream still has it.
     pub(super) fn resume(line: StatelessSender, id: Arc<str>, open: Vec<Payload>) -> Self {
         let (task, known) = (Arc::clone(&id), open.clone());
         let exchange = Self::start(line, ExchangeClass::Resumed, |mut course| {
@@ -104,7 +100,7 @@ impl Exchange for StatelessExchange {
         event
     }
 
-    /// Queues the answer for the call, which sends it at its next update.
+    /// The call sends the queued answer at its next update.
     async fn answer(&mut self, ask: &Payload, answer: Answer) -> Result<(), ExchangeError> {
         if !self.driven.is_running() {
             return Ok(());
@@ -115,7 +111,7 @@ impl Exchange for StatelessExchange {
         Ok(())
     }
 
-    /// Drops the request, which cancels it at a stateless server; a task is cancelled by its id.
+    /// Dropping a request cancels it at a stateless server; a task is cancelled by its id.
     async fn cancel(&mut self, _: &str) {
         if self.line.takes_tasks {
             self.driven.run_until(tokio::time::timeout(HANDLE_MAX, self.task.wait())).await;
@@ -136,10 +132,9 @@ impl Exchange for StatelessExchange {
     }
 
     fn resume_token(&self) -> Option<ResumeToken> {
-        // The token does not hold an answer that is on its way.
+        // A token does not hold answers that are not yet sent.
         let is_answered = self.untaken.load(Ordering::Relaxed) || self.answers.capacity() < ANSWERS_MAX;
         let task = self.task.get().filter(|_| self.driven.is_running() && !is_answered)?;
-        // Questions of rounds before the task are closed.
         Some(task_poller::token(&task, &self.open))
     }
 }

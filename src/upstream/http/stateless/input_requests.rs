@@ -12,19 +12,19 @@ use crate::wire::{Object, Payload, RpcError};
 /// Most open questions of one call, and most in all (U29).
 const OPEN_MAX: usize = 32;
 const ASKED_MAX: usize = 1_000;
-/// The first part of an `ask` of the upstream's task: the round, which is zero.
+/// Prefix of an `ask` of the upstream's task: round zero.
 const OF_TASK: &str = "0/";
 
-/// The questions of one call, by the upstream's keys; `round` counts the rounds.
+/// The questions of one call, by the upstream's keys.
 #[derive(Debug, Default)]
 pub(super) struct InputRequests {
-    /// Zero is the upstream's task, after any rounds: its questions have the same names in every process.
+    /// Counts the rounds. Zero means the upstream's task: its questions have the same names in every process.
     round: u32,
     asked: usize,
     entries: BTreeMap<String, InputRequest>,
-    /// Questions from an earlier process, until the task shows whether it still asks them.
+    /// Questions from an earlier process, until the task shows whether they are still open.
     earlier: Vec<String>,
-    /// Answers that came before that: sent if it does.
+    /// Answers to these, sent if the question is still open.
     early: BTreeMap<String, Answer>,
 }
 
@@ -37,38 +37,35 @@ struct InputRequest {
 #[derive(Debug)]
 enum InputRequestState {
     Open,
-    /// Answered, and not yet accepted by the upstream.
+    /// Not yet accepted by the upstream.
     Answered(Payload),
     Closed,
 }
 
 impl InputRequests {
-    /// Begins the next round: keys have a new meaning from here on.
+    /// Keys have a new meaning in each round.
     pub(super) fn next_round(&mut self) {
         self.round += 1;
         self.entries.clear();
     }
 
-    /// Ends the rounds: from here on the upstream's task asks.
     pub(super) fn of_task(&mut self) {
         self.round = 0;
         self.entries.clear();
     }
 
-    /// Records the open questions of a task that an earlier process followed, by their `ask`.
+    /// Records the open questions of a task that an earlier process followed.
     pub(super) fn reopen(&mut self, asks: &[Payload]) {
         let names = asks.iter().filter_map(|ask| ask.read::<String>().ok());
         self.earlier.extend(names.filter_map(|name| name.strip_prefix(OF_TASK).map(str::to_owned)));
     }
 
-    /// Records the present questions; returns events for new ones (UPC-11) and for withdrawn ones.
-    ///
-    /// # Errors
-    /// If one entry is no question, or there are too many.
+    /// Records the present questions; returns events for new (UPC-11) and withdrawn ones. Fails if an entry is no
+    /// question, or there are too many.
     pub(super) fn take(&mut self, requests: &Object) -> Result<Vec<ExchangeEvent>, RequestFailure> {
         let mut events = self.withdraw_all_but(Some(requests));
         for (key, entry) in requests.entries() {
-            // The event is sent once more: a process that resumes the call knows the question by its name.
+            // The event is sent once more: a resuming process knows the question by its name.
             self.earlier.retain(|earlier| *earlier != *key);
             if self.entries.contains_key(&*key) {
                 continue;
@@ -91,7 +88,6 @@ impl InputRequests {
         Ok(events)
     }
 
-    /// Closes questions that the upstream no longer asks; returns their events.
     pub(super) fn withdraw_all_but(&mut self, requests: Option<&Object>) -> Vec<ExchangeEvent> {
         let asked: HashSet<_> = requests.into_iter().flat_map(Object::keys).collect();
         let gone = self.earlier.extract_if(.., |key| !asked.contains(key.as_str()));
@@ -108,10 +104,7 @@ impl InputRequests {
         withdrawn.iter().map(|key| ExchangeEvent::Withdrawn { ask: self.ask(key) }).collect()
     }
 
-    /// Records an answer; an answer to a question that is not open is ignored.
-    ///
-    /// # Errors
-    /// An error that cannot be expressed as an answer: it ends the call (T-48).
+    /// Ignores an answer to a question that is not open. An error that no answer can express ends the call (T-48).
     pub(super) fn answer(&mut self, ask: &Payload, answer: Answer) -> Result<(), RpcError> {
         let prefix = format!("{}/", self.round);
         let named: Option<String> = ask.read().ok();
@@ -132,7 +125,7 @@ impl InputRequests {
         self.entries.values().all(|entry| !matches!(entry.state, InputRequestState::Open))
     }
 
-    /// The answers that the upstream has not accepted yet, by its keys; `None` without any.
+    /// Answers that the upstream has not accepted yet, by its keys.
     pub(super) fn responses(&self) -> Option<Payload> {
         peer::responses(self.entries.iter().filter_map(|(key, entry)| match &entry.state {
             InputRequestState::Answered(answer) => Some((key.as_str(), answer)),
@@ -140,13 +133,12 @@ impl InputRequests {
         }))
     }
 
-    /// Whether it has answers that the upstream has not accepted yet.
     pub(super) fn has_untaken(&self) -> bool {
         let is_answered = |entry: &InputRequest| matches!(entry.state, InputRequestState::Answered(_));
         !self.early.is_empty() || self.entries.values().any(is_answered)
     }
 
-    /// Records that the upstream accepted all of [`InputRequests::responses`].
+    /// The upstream accepted all of [`InputRequests::responses`].
     pub(super) fn taken(&mut self) {
         for entry in self.entries.values_mut() {
             if matches!(entry.state, InputRequestState::Answered(_)) {

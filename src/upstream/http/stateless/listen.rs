@@ -1,9 +1,9 @@
 //! Subscribes to a stateless server's notifications: one `subscriptions/listen` for clients with equal access.
 //!
-//! It asks for the union of their wishes. A subscription cannot be changed (MOD-24). If a client wants more, another stream
-//! replaces it, and the old one is read until the new one is acknowledged, and for a moment longer: a duplicate notification does
-//! no harm, a missed one does. A lost stream ends the [`ListenSource`]: its listeners subscribe again, which makes another
-//! source, and know that anything may have changed meanwhile.
+//! It requests the union of their filters. As a subscription cannot change (MOD-24), a larger filter needs another
+//! stream; the old one is read until shortly after the acknowledgement of the new one, since a duplicate notification
+//! is harmless and a missed one is not. A lost stream ends the [`ListenSource`]: its listeners subscribe again, and
+//! know that anything may have changed.
 
 mod listen_stream;
 
@@ -28,28 +28,24 @@ use crate::wire::method;
 use listen_stream::{ListenError, UpstreamListenStream};
 
 const SOURCES_MAX: usize = 1_024;
-/// Most resources on one stream; further ones are not granted.
+/// Most resources on one stream; more are not granted.
 const RESOURCES_MAX: usize = 4_096;
-/// Notifications buffered for a slow receiver.
 const NEWS_MAX: usize = 256;
-/// How long a replaced stream is read.
 const OVERLAP: Duration = Duration::from_secs(1);
-/// How long an unneeded subscription is kept before a smaller one replaces it: other clients may leave as well.
+/// How long a filter stays too large before a smaller one replaces it: more clients may leave.
 const SETTLE: Duration = Duration::from_secs(1);
-/// How long a failure is returned for the same wishes without another attempt.
+/// How long a failure is repeated for the same filter without another attempt.
 const FAILED_FOR: Duration = Duration::from_secs(1);
 
-/// The streams at one upstream: one for each key, shared like sessions are.
+/// The streams at one upstream, one for each key.
 #[derive(Debug)]
 pub(super) struct ListenSources {
     link: Arc<UpstreamLink>,
     sources: Mutex<HashMap<SessionKey, Arc<ListenSource>>>,
-    /// Signals that tools may have changed, for any client: caches are stale then. A receiver that misses one is notified of the
-    /// gap, so a small buffer is enough.
+    /// Signals that cached tool lists are stale. A receiver that misses a signal sees the gap, so the buffer is small.
     tool_changes: broadcast::Sender<ServerNotification>,
 }
 
-/// One stream, its successor, and their listeners.
 #[derive(Debug)]
 struct ListenSource {
     line: StatelessSender,
@@ -62,7 +58,6 @@ struct ListenSource {
     over: CancellationToken,
 }
 
-/// How many listeners want each notification.
 #[derive(Debug, Default)]
 struct ListenDemand {
     holders: usize,
@@ -72,16 +67,15 @@ struct ListenDemand {
 
 #[derive(Clone, Debug, Default)]
 struct ListenState {
-    /// The filter that the current stream asked for, and the granted part.
+    /// The current stream's filter, and the granted part.
     asked: SubscriptionFilter,
     granted: SubscriptionFilter,
     refused: SubscriptionFilter,
-    /// How many attempts failed, and the last failure.
     failures: u64,
     failed: Option<(Instant, SubscriptionFilter, GatewayFault)>,
 }
 
-/// One listener's lease. Dropping it releases it; the last one ends the stream.
+/// Dropping the last lease ends the stream.
 #[derive(Debug)]
 struct ListenLease {
     source: Arc<ListenSource>,
@@ -105,15 +99,12 @@ impl ListenSources {
         Arc::new(Self { link, sources: Mutex::default(), tool_changes: broadcast::Sender::new(1) })
     }
 
-    /// Receives signals that tools may have changed, as long as any client listens.
     pub(super) fn tool_changes(&self) -> broadcast::Receiver<ServerNotification> {
         self.tool_changes.subscribe()
     }
 
-    /// Subscribes for one client. `line` sends to the server for all clients of this key.
-    ///
-    /// # Errors
-    /// If there is no stream within [`SUBSCRIBE_MAX`], or too many are open.
+    /// Subscribes for one client; `line` sends for all clients of this key. Fails without a stream within
+    /// [`SUBSCRIBE_MAX`], or if too many are open.
     pub(super) async fn listen(
         &self,
         key: SessionKey,
@@ -121,7 +112,7 @@ impl ListenSources {
         wishes: SubscriptionFilter,
     ) -> Result<NotificationSubscription, BeginError> {
         let held = self.enter(key, line, wishes).map_err(BeginError::Gateway)?;
-        // Subscribed before the stream is open, so that no notification is missed.
+        // Before the stream is open, so that no notification is missed.
         let news = held.source.news.subscribe();
         let late = Err(GatewayFault::new(Reason::UpstreamTimeout, Executed::No));
         let granted = timeout(SUBSCRIBE_MAX, held.source.granted(&held.wishes)).await.unwrap_or(late);
@@ -129,7 +120,6 @@ impl ListenSources {
         Ok(NotificationSubscription { news, granted, over: held.source.over.clone(), kept: Box::new(held) })
     }
 
-    /// Takes a lease on the stream of this key, which is opened if there is none.
     fn enter(
         &self,
         key: SessionKey,
@@ -190,7 +180,6 @@ impl ListenDemand {
 }
 
 impl ListenState {
-    /// Whether the server has granted or refused all of `wishes`.
     fn decides(&self, wishes: &SubscriptionFilter) -> bool {
         let mut decided = self.asked.clone();
         decided.extend(&self.refused);
@@ -198,7 +187,6 @@ impl ListenState {
     }
 }
 
-/// A stream that is being opened, and its filter.
 type ListenOpening = Fuse<BoxFuture<'static, (SubscriptionFilter, Result<UpstreamListenStream, ListenError>)>>;
 
 impl ListenSource {
@@ -219,7 +207,7 @@ impl ListenSource {
         }
     }
 
-    /// Takes a lease, unless the source is over. Resources beyond the limit are removed from the wishes.
+    /// `None` if the source is over. Removes resources beyond the limit from the wishes.
     fn enter(self: &Arc<Self>, wishes: &mut SubscriptionFilter) -> Option<ListenLease> {
         let mut wanted = self.wanted.lock();
         if self.over.is_cancelled() {
@@ -242,14 +230,13 @@ impl ListenSource {
         Some(ListenLease { source: Arc::clone(self), wishes: wishes.clone() })
     }
 
-    /// The recent failure of a stream with these wishes, if there is one.
     fn failed_lately(&self, wishes: &SubscriptionFilter) -> Option<GatewayFault> {
         let state = self.state.borrow();
         let (when, asked, fault) = state.failed.as_ref()?;
         (when.elapsed() < FAILED_FOR && asked.cover(wishes)).then_some(*fault)
     }
 
-    /// The granted part of these wishes, once the server has decided.
+    /// The granted part of the wishes, once the server has decided.
     async fn granted(&self, wishes: &SubscriptionFilter) -> Result<SubscriptionFilter, GatewayFault> {
         let mut state = self.state.subscribe();
         let failures = state.borrow().failures;
@@ -284,7 +271,6 @@ impl ListenSource {
         over.cancel();
     }
 
-    /// Opens a stream with all present wishes.
     fn open(&self) -> ListenOpening {
         let (line, wishes) = (self.line.clone(), self.wanted.lock().wishes());
         let opening = async move {
@@ -295,7 +281,6 @@ impl ListenSource {
         opening.boxed().fuse()
     }
 
-    /// Keeps a stream until it is lost, or cannot be opened.
     async fn follow(&self) {
         let mut current: Option<UpstreamListenStream> = None;
         let mut before: Option<(UpstreamListenStream, Instant)> = None;
@@ -337,7 +322,7 @@ impl ListenSource {
         }
     }
 
-    /// Records the result of opening a stream: a stream, a failure, or a refusal (`None`).
+    /// Returns `None` for a refusal.
     fn opened(
         &self,
         asked: SubscriptionFilter,
@@ -352,7 +337,7 @@ impl ListenSource {
                 self.state.send_modify(|state| {
                     (state.asked, state.granted, state.refused) = (asked, granted, SubscriptionFilter::default());
                 });
-                // Caches from before this stream may have become stale unnoticed.
+                // Caches from before this stream may be stale.
                 self.tools_changed();
                 Some(Ok(spoken))
             }
@@ -376,19 +361,18 @@ impl ListenSource {
         if *news.0 == *method::TOOLS_CHANGED {
             self.tools_changed();
         }
-        // The listeners may be leaving.
         let _ = self.news.send(news);
     }
 
     fn tools_changed(&self) {
-        // The notification itself is only for authorised clients.
+        // Without params, which are for authorised clients only.
         let _ = self.tool_changes.send((Arc::from(method::TOOLS_CHANGED), None));
     }
 }
 
 const CLOSED: GatewayFault = GatewayFault::new(Reason::UpstreamClosed, Executed::No);
 
-/// The next notification of a stream, if there is a stream. Cancel safe.
+/// Pends without a stream. Cancel safe.
 async fn next_of(spoken: Option<&mut UpstreamListenStream>) -> Option<ServerNotification> {
     match spoken {
         Some(spoken) => spoken.next().await,

@@ -1,6 +1,6 @@
-//! Drives one stateless request: sent, questioned, sent again with answers, until a result.
+//! Drives one stateless request: sent, and sent again with answers, until a result.
 //!
-//! One future runs the whole course; the exchange's owner polls it. Events go into a queue; answers come from another.
+//! The exchange's owner polls one future. Events go into a queue; answers come from another.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,7 +17,7 @@ use crate::upstream::outgoing::HandedOver;
 use crate::upstream::{Answer, ExchangeEvent};
 use crate::wire::{Object, Payload};
 
-/// Most rounds without a question, and the pause before the first of them. Each pause doubles.
+/// Most rounds without a question, and the pause before the first, which doubles.
 const SILENT_ROUNDS_MAX: u32 = 8;
 const SILENT_PAUSE: Duration = Duration::from_millis(250);
 
@@ -28,9 +28,8 @@ pub(super) struct StatelessCall {
     pub(super) events: ExchangeEventSender,
     pub(super) answers: AnswerReceiver,
     pub(super) questions: InputRequests,
-    /// Holds the upstream's task once there is one.
     pub(super) task: UpstreamTaskCell,
-    /// Whether it has answers that the upstream has not accepted yet.
+    /// Whether the upstream has yet to accept answers.
     pub(super) untaken: Arc<AtomicBool>,
 }
 
@@ -81,8 +80,8 @@ impl StatelessCall {
         }
     }
 
-    /// Sends the questions of a round to the owner, and waits until all are answered: a retry with some would be asked for the
-    /// rest (UPC-14).
+    /// Sends a round's questions to the owner and waits for all answers: after a partial retry the upstream would ask
+    /// again (UPC-14).
     async fn put(&mut self, asked: &Object) -> Result<Option<Payload>, RequestFailure> {
         self.questions.next_round();
         self.tell_all(asked).await?;
@@ -92,7 +91,6 @@ impl StatelessCall {
         Ok(self.questions.responses())
     }
 
-    /// Sends the owner the new questions.
     pub(super) async fn tell_all(&mut self, asked: &Object) -> Result<(), RequestFailure> {
         for event in self.questions.take(asked)? {
             self.tell(event).await;
@@ -100,15 +98,15 @@ impl StatelessCall {
         Ok(())
     }
 
-    /// Queues an event for the owner. Without an owner it is dropped.
+    /// Drops the event without an owner.
     pub(super) async fn tell(&self, event: ExchangeEvent) {
         let _ = self.events.send(Box::new(event)).await;
     }
 
-    /// Waits for one answer. Cancel safe.
+    /// Cancel safe.
     pub(super) async fn hear_answer(&mut self) -> Result<(), RequestFailure> {
         let Some(answered) = self.answers.recv().await else {
-            // The exchange is gone, and this future goes with it.
+            // The exchange is gone; this future goes with it.
             return std::future::pending().await;
         };
         let (ask, answer) = *answered;
@@ -122,7 +120,6 @@ impl StatelessCall {
     }
 }
 
-/// A request that may be sent several times.
 #[derive(Clone, Debug)]
 pub(super) struct RepeatableRequest {
     pub(super) method: Arc<str>,
@@ -135,7 +132,6 @@ impl RepeatableRequest {
         DraftRequest::new(&self.method, self.params.clone()).with_progress(self.progress)
     }
 
-    /// The same request with the requested input.
     fn again(&self, responses: Option<Payload>, state: Option<Payload>) -> DraftRequest {
         let params = peer::repeated(self.params.as_ref(), responses, state);
         DraftRequest::new(&self.method, params).with_progress(self.progress)
@@ -155,7 +151,6 @@ impl UpstreamTaskCell {
     }
 
     pub(super) fn put(&self, id: &Arc<str>) {
-        // A call becomes a task once.
         let _ = self.0.set(Arc::clone(id));
     }
 }

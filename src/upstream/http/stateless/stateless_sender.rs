@@ -1,4 +1,4 @@
-//! Sends one request with all its metadata to a stateless server, and reads the response.
+//! Sends one request with its metadata to a stateless server, and reads the response.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -32,12 +32,11 @@ use crate::wire::{
 const METHOD: HeaderName = HeaderName::from_static("mcp-method");
 const NAME: HeaderName = HeaderName::from_static("mcp-name");
 
-/// Most pages of a tool list that are read for header annotations (U35).
+/// Most pages of a tool list read for header annotations (U35).
 const PAGES_MAX: usize = 200;
-/// Most tools with remembered annotations.
 const ANNOTATED_MAX: usize = 10_000;
 
-/// The known tools with header annotations. Other tools are not in it.
+/// The tools with header annotations.
 #[derive(Debug, Default)]
 pub(super) struct AnnotatedTools(Mutex<HashMap<String, Arc<[HeaderArgument]>>>);
 
@@ -79,12 +78,12 @@ impl From<RequestFailure> for ExchangeEvent {
     }
 }
 
-/// A request before it has an id and metadata.
+/// A request without id and metadata.
 #[derive(Clone, Debug)]
 pub(super) struct DraftRequest {
     method: Arc<str>,
     params: Option<Payload>,
-    /// Whether earlier messages have a recipient; otherwise progress is not requested.
+    /// Whether progress is requested: only if it has a recipient.
     progress: bool,
 }
 
@@ -97,7 +96,7 @@ impl DraftRequest {
         &*self.method == method::TASKS_GET
     }
 
-    /// Whether it continues a call that the server knows: an answered question, or a task.
+    /// Whether the server knows the call already, by a task or a question.
     fn is_under_way(&self) -> bool {
         let answers =
             || self.params.as_ref().and_then(Object::of).is_some_and(|params| params.contains("inputResponses"));
@@ -110,20 +109,19 @@ impl DraftRequest {
     }
 }
 
-/// Sends events to the exchange's owner. The queue holds pointers: it has dozens of slots, and most requests send no event.
+/// The queue holds pointers: it has dozens of slots, and most requests send no event.
 pub(super) type ExchangeEventSender = mpsc::Sender<Box<ExchangeEvent>>;
 
-/// Sends one client's requests to the server.
 #[derive(Clone, Debug)]
 pub(super) struct StatelessSender {
     pub(super) link: Arc<UpstreamLink>,
     eras: Arc<EraCache>,
     annotated: Arc<AnnotatedTools>,
-    /// The client's capabilities plus the extension, which the gateway itself has (UPC-21).
+    /// The client's capabilities plus the tasks extension, which the gateway supports (UPC-21).
     capabilities: Payload,
-    /// Whether the extension is declared, without which the server may make no task.
+    /// Whether the tasks extension is declared; without it the server may make no task.
     pub(super) takes_tasks: bool,
-    /// Whether the exchange's owner receives events of the server's task.
+    /// Whether the owner receives events of the server's task.
     pub(super) is_watched: bool,
     log_level: Option<Arc<str>>,
     first_byte: Option<Duration>,
@@ -160,21 +158,16 @@ impl StatelessSender {
         }
     }
 
-    /// Records that the server asks its clients by results.
     pub(super) fn asked_in_result(&self) {
         self.eras.asked_in_result();
     }
 
-    /// Whether a request failed because the client's credential is no longer valid: that is permanent, and the gateway has no
-    /// other.
+    /// Whether the client's credential is no longer valid, which is permanent: the gateway has no other.
     pub(super) fn outlives_credential(&self, fault: &GatewayFault) -> bool {
         fault.reason == Reason::UpstreamAuth && self.forwarded.credential().is_clients()
     }
 
-    /// Sends a request and reads its response. Dropping the future ends the request at the upstream, which cancels it.
-    ///
-    /// # Errors
-    /// If the response is an error, or does not come.
+    /// Sends a request and reads its response. Dropping the future cancels the request at the upstream.
     pub(super) async fn answer(
         &self,
         draft: &DraftRequest,
@@ -183,8 +176,8 @@ impl StatelessSender {
         self.call(draft, hear, &HandedOver::default()).await
     }
 
-    /// As [`Self::answer`]; `handed_over` is set once a connection has taken the request. A header mismatch means that the tool
-    /// has changed: the list is read again and the refused call is sent once more (UPC-16).
+    /// As [`Self::answer`]; `handed_over` is set once a connection has taken the request. After a header mismatch the
+    /// tool list is read again and the refused call sent once more (UPC-16).
     pub(super) async fn call(
         &self,
         draft: &DraftRequest,
@@ -202,7 +195,6 @@ impl StatelessSender {
         }
     }
 
-    /// Reads the tool list again for header annotations.
     async fn refresh(&self) -> Result<(), RequestFailure> {
         let mut pages = ListPages::new(PagedList::Tools, PAGES_MAX);
         while pages.end().is_none() {
@@ -272,7 +264,6 @@ impl StatelessSender {
         }
     }
 
-    /// The request under this id, with all metadata.
     pub(super) fn post(&self, draft: &DraftRequest, id: &RequestId) -> OutgoingRequest {
         let params = self.params(draft, id);
         let headers = self.headers(&draft.method, &params);
@@ -283,7 +274,7 @@ impl StatelessSender {
         post.kept_if(self.limits.is_kept())
     }
 
-    /// The params with the metadata that every request carries. The other hop's metadata is removed already.
+    /// The params with the gateway's metadata; metadata of the client's hop is removed already.
     fn params(&self, draft: &DraftRequest, id: &RequestId) -> Object {
         let own = draft.params.as_ref().and_then(Object::of);
         let kept = own.as_ref().and_then(|params| params.get_object(META));
@@ -306,7 +297,7 @@ impl StatelessSender {
         Object::of(&params).unwrap_or_else(empty)
     }
 
-    /// The headers that mirror the body (UPC-10, UPC-15).
+    /// Headers that mirror the body (UPC-10, UPC-15).
     fn headers(&self, name: &str, params: &Object) -> HeaderMap {
         let mut headers = HeaderMap::new();
         if let Ok(method) = HeaderValue::from_str(name) {
@@ -330,8 +321,7 @@ impl StatelessSender {
         headers
     }
 
-    /// Follows the request's stream to its response. A stream that ends before is lost: it is not resumed, and nothing is sent
-    /// again (T-30, UPC-18).
+    /// Reads the stream to the response. A broken stream is lost: neither resumed nor requested again (T-30, UPC-18).
     async fn follow(
         &self,
         mut events: EventStream,
@@ -355,12 +345,10 @@ impl StatelessSender {
                     return Ok(response.outcome);
                 }
                 Ok(Message::Notification(notification)) => match (route::about_call(&notification, id), hear) {
-                    // The event is dropped if its receiver is gone.
                     (Some(event), Some(hear)) => drop(hear.send(Box::new(event)).await),
                     (Some(_), None) => (),
                     (None, _) => self.link.dropped("stray_notification"),
                 },
-                // Servers of this version send no requests.
                 Ok(Message::Request(_)) => self.link.dropped("stray_request"),
                 Ok(Message::Response(_)) => self.link.dropped("foreign_response"),
                 Err(EnvelopeError::Batch) if reply::answer_in(text, id).is_some() => {

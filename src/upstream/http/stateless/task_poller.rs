@@ -16,30 +16,28 @@ use crate::wire::object::ObjectWriter;
 use crate::wire::one_line::status_text;
 use crate::wire::{Object, Payload, method};
 
-/// The poll interval if the upstream names none, and the bounds on its own.
+/// The poll interval if the upstream names none, and its bounds.
 const POLL_DEFAULT: Duration = Duration::from_secs(1);
 const POLL_MIN: Duration = Duration::from_millis(50);
 const POLL_MAX: Duration = Duration::from_secs(60);
-/// How long one request about a task may take.
 const REQUEST_MAX: Duration = Duration::from_secs(30);
 const CANCEL_MAX: Duration = Duration::from_secs(5);
 
-/// The token with which another process, or another program with the handle, polls the task. `open` are its known questions.
+/// The token with which another process, or a program with the handle, polls the task.
 pub(crate) fn token(id: &str, open: &[Payload]) -> ResumeToken {
     let token = ObjectWriter::new().text("task", id);
     let open: Vec<String> = open.iter().filter_map(|ask| ask.read().ok()).collect();
     ResumeToken(if open.is_empty() { token } else { token.member("open", &Payload::of(&open)) }.finish())
 }
 
-/// The task in a token, and its open questions; `None` if it is not ours. Tokens of sessions name their request, and may name a
-/// task too.
+/// `None` for a foreign token. Tokens of sessions name their request, and may name a task too.
 pub(super) fn resumed(token: &ResumeToken) -> Option<(Arc<str>, Vec<Payload>)> {
     let token = Object::of(&token.0).filter(|token| !token.contains("request"))?;
     let open: Vec<String> = token.get("open").and_then(|open| open.read().ok()).unwrap_or_default();
     Some((Arc::from(token.get_string("task")?), open.iter().map(Payload::of).collect()))
 }
 
-/// Asks the upstream to cancel a task. Best effort, within five seconds (UPC-06).
+/// Best effort, within five seconds (UPC-06).
 pub(super) async fn cancel(line: &StatelessSender, id: &str) {
     let cancelled = tokio::time::timeout(CANCEL_MAX, ask_to_cancel(line, id)).await;
     if !matches!(cancelled, Ok(Ok(()))) {
@@ -47,7 +45,7 @@ pub(super) async fn cancel(line: &StatelessSender, id: &str) {
     }
 }
 
-/// As [`cancel`], and returns the outcome.
+/// As [`cancel`], with the outcome.
 pub(super) async fn ask_to_cancel(line: &StatelessSender, id: &str) -> Result<(), TaskRequestError> {
     let draft = DraftRequest::new(method::TASKS_CANCEL, Some(peer::params_of(id)));
     asked(line, &draft).await.map(drop)
@@ -72,14 +70,13 @@ struct TaskPoller {
     interval: Duration,
     failures: u32,
     message: Option<String>,
-    /// The last reported status and message, unless a request failed since.
+    /// The last reported status and message; `None` after a failed request.
     shown: Option<(String, Option<String>)>,
 }
 
 impl StatelessCall {
-    /// Polls the task that the upstream made of a call.
     pub(super) async fn follow(&mut self, made: ExtensionTaskHandle) -> Result<Payload, ExchangeEvent> {
-        // A task's keys are unrelated to the keys of earlier rounds, and the upstream has accepted their answers.
+        // A task's keys are unrelated to earlier rounds, whose answers the upstream has accepted.
         self.questions.of_task();
         self.note_untaken();
         let mut watch = TaskPoller::new(&made.id);
@@ -91,7 +88,7 @@ impl StatelessCall {
         self.watch(watch, made.has_news).await
     }
 
-    /// Polls a task that an earlier process began, with these open questions.
+    /// Polls a task that an earlier process began.
     pub(super) async fn take_up(&mut self, id: Arc<str>, open: &[Payload]) -> Result<Payload, ExchangeEvent> {
         self.questions.of_task();
         self.questions.reopen(open);
@@ -102,10 +99,10 @@ impl StatelessCall {
         let mut due = Instant::now() + if at_once { Duration::ZERO } else { watch.pause() };
         loop {
             self.wait(due).await?;
-            // Answers are sent first: the next questions depend on them.
+            // The next questions depend on the answers.
             if let Some(responses) = self.questions.responses() {
                 match watch.ask(self, method::TASKS_UPDATE, peer::update_of(&watch.id, &responses)).await {
-                    // A refused answer is of no use any more, or the task is gone: the poll shows which.
+                    // A refused answer is useless, or the task is gone: the poll shows which.
                     Ok(Some(_)) | Err(_) => {
                         self.questions.taken();
                         self.note_untaken();
@@ -126,7 +123,6 @@ impl StatelessCall {
         }
     }
 
-    /// Waits until `due`, or until there is an answer to send.
     async fn wait(&mut self, due: Instant) -> Result<(), RequestFailure> {
         loop {
             tokio::select! {
@@ -142,14 +138,14 @@ impl StatelessCall {
         }
     }
 
-    /// Reads a task's state; returns its result if it is settled.
+    /// Returns the result of a settled task.
     async fn look(&mut self, watch: &mut TaskPoller, result: &Payload) -> Result<Option<Payload>, ExchangeEvent> {
         let (task, state) = peer::polled(result).ok_or(malformed(Executed::Unknown))?;
         watch.note(&task, self).await;
         match state {
             ExtensionTaskState::Returned(result) => return Ok(Some(result)),
             ExtensionTaskState::Faulted(error) => return Err(RequestFailure::Faulted(error).into()),
-            // The upstream cancelled it: the gateway would have stopped polling.
+            // By the upstream: the gateway stops polling a task that it cancels.
             ExtensionTaskState::Cancelled => return Err(ExchangeEvent::Cancelled),
             ExtensionTaskState::Malformed(executed) => return Err(malformed(executed).into()),
             ExtensionTaskState::Asking(asked) => {
@@ -194,17 +190,14 @@ impl TaskPoller {
         }
     }
 
-    /// The time to the next poll: slightly more than the upstream's interval, so that polls spread, doubled for each failure
-    /// (UPC-01).
+    /// Slightly more than the upstream's interval, so that polls spread; doubled for each failure (UPC-01).
     fn pause(&self) -> Duration {
         let pause = self.interval.saturating_mul(2_u32.saturating_pow(self.failures.min(16))).min(POLL_MAX);
         pause + pause / 10 * u32::from(dice()) / u32::from(u8::MAX)
     }
 
-    /// Makes a request about the task; `None` if it failed in a way that may pass.
-    ///
-    /// # Errors
-    /// If the upstream does not know the task, or rejects the client's credential: its outcome is then lost.
+    /// `None` if the failure may pass. An error if the upstream does not know the task or rejects the client's
+    /// credential: the outcome is lost.
     async fn ask(
         &mut self,
         course: &StatelessCall,

@@ -7,14 +7,14 @@ use tokio::time::Instant;
 
 use crate::task::{Executed, GatewayFault, Reason};
 
-/// A connection that lasted so long was useful: the failures before it no longer count.
+/// Duration after which a connection was useful, so that failures before it no longer count.
 const USEFUL_AFTER: Duration = Duration::from_secs(10);
-/// The pause after the second consecutive failure; each further one doubles it.
+/// Pause after the second consecutive failure; each further one doubles it.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
-/// Longest pause that a request waits for; a longer one is returned as a fault.
+/// Longest pause that a request waits for; a longer one is a fault.
 const WAIT_MAX: Duration = Duration::from_secs(2);
 
-/// Consecutive failures of one server. The first has no pause: servers that crash on one input are common.
+/// Consecutive failures of one server. The first has no pause: many servers crash on one input.
 #[derive(Debug)]
 pub(super) struct RestartBackoff {
     state: Mutex<BackoffState>,
@@ -28,15 +28,11 @@ struct BackoffState {
 }
 
 impl RestartBackoff {
-    /// `pause_max` is the longest pause.
     pub(super) fn new(pause_max: Duration) -> Self {
         Self { state: Mutex::default(), pause_max }
     }
 
-    /// Waits until the server may be started.
-    ///
-    /// # Errors
-    /// If that takes too long; the fault says when to retry.
+    /// Waits until the server may be started, or fails with the time to retry.
     pub(super) async fn wait(&self) -> Result<(), GatewayFault> {
         let until = self.state.lock().until;
         let Some(until) = until else { return Ok(()) };
@@ -53,7 +49,7 @@ impl RestartBackoff {
         self.note_end(Duration::ZERO, false);
     }
 
-    /// Records that a connection ended by itself. One that lasted, or over which a tool returned a result, was useful.
+    /// Records a connection's end. A long connection, or a tool's result, resets the count.
     pub(super) fn note_end(&self, lasted: Duration, has_served: bool) {
         let mut state = self.state.lock();
         state.failures = if has_served || lasted >= USEFUL_AFTER { 1 } else { state.failures.saturating_add(1) };

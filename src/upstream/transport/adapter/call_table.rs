@@ -1,7 +1,7 @@
 //! Finds the call of a connection's message, and fills bounded queues without waiting.
 //!
-//! A slow reader delays no other call: its progress is dropped, its question refused; room for the response is reserved when the
-//! call begins.
+//! A slow reader delays no other call: its progress is dropped and its question refused. Room for the response is
+//! reserved when the call begins.
 
 mod stateless;
 
@@ -22,21 +22,19 @@ use crate::upstream::answer_body::{AnswerMessages, BodyBreakError};
 use crate::upstream::outgoing::StreamPurpose;
 use crate::wire::{MessageText, Notification, Object, Payload, Request, RequestId, meta, method};
 
-/// Messages that wait for the reader of one stream, without the response, and their bytes: a single message may be larger, as
-/// large as the connection allows.
+/// Messages for the reader of one stream, and their bytes, without the response. A single message may be as large as
+/// the connection allows.
 const QUEUE_MAX: usize = 256;
 const QUEUE_BYTES_MAX: usize = 4 * 1024 * 1024;
-/// Requests in progress over one connection.
 const CALLS_MAX: usize = 4_096;
-/// Remembered question ids of one call.
 const QUESTIONS_MAX: usize = 64;
-/// Notifications that are kept until the first listener.
+/// Notifications kept for the first listener.
 const EARLY_MAX: usize = 16;
 
 #[derive(Clone, Debug)]
 pub(super) struct MessageQueue {
     sender: mpsc::Sender<io::Result<MessageText>>,
-    /// Bytes that wait, without the response's.
+    /// Queued bytes, without the response's.
     waiting: Arc<AtomicUsize>,
 }
 
@@ -51,7 +49,7 @@ impl MessageQueue {
         self.sender.is_closed()
     }
 
-    /// Queues a message. Only the table does, under its lock, so the check and the send are atomic.
+    /// Called under the table's lock, so the check and the send are atomic.
     fn put(&self, text: &MessageText) -> Result<(), DeliveryError> {
         let waiting = self.waiting.load(Ordering::Relaxed);
         if waiting > 0 && waiting.saturating_add(text.len()) > QUEUE_BYTES_MAX {
@@ -68,41 +66,39 @@ impl MessageQueue {
     }
 }
 
-/// Requests in progress, and the stream for messages without a request.
 #[derive(Debug)]
 pub(super) struct CallTable {
     calls: HashMap<RequestId, CallEntry>,
     own: UnsolicitedStream,
-    /// Since when the connection has had no use and no listener, as of the last check.
+    /// Since when, by the last check, the connection has had neither use nor listener.
     idle_since: Instant,
-    /// When it was used last, regardless of listeners.
+    /// The last use, regardless of listeners.
     used: Instant,
-    /// The server has made a task of a call: it may run while no request is in progress here.
+    /// Whether the server has made a task of a call, which may run without a request here.
     has_task: bool,
 }
 
 #[derive(Debug)]
 enum UnsolicitedStream {
-    /// No listener yet; messages are kept.
+    /// No listener yet.
     Early(Vec<MessageText>),
     Heard(MessageQueue, Option<StreamPurpose>),
 }
 
-/// How long a connection without requests in progress has been idle.
+/// How idle a connection without requests is.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ConnectionIdleness {
-    /// How long it was not used.
+    /// Time without use.
     pub(super) quiet: Duration,
-    /// How long it also had no listener.
+    /// Time without use and without listener.
     pub(super) unused: Duration,
-    /// The server has made a task of a call.
     pub(super) has_task: bool,
 }
 
 #[derive(Debug)]
 pub(super) struct EnteredRequest {
     pub(super) messages: AnswerMessages,
-    /// Notified of the first of them.
+    /// Notified of the first message.
     pub(super) heard: Arc<Notify>,
 }
 
@@ -113,10 +109,10 @@ struct CallEntry {
     /// Room for the response.
     last: mpsc::OwnedPermit<io::Result<MessageText>>,
     is_tool: bool,
-    /// It opens the session: other messages before its response do not belong to it.
+    /// It opens the session: earlier messages do not belong to it.
     is_first: bool,
     token: Option<Payload>,
-    /// The server's task that it waits for.
+    /// The server's task that a `tasks/result` names.
     task: Option<String>,
     questions: Vec<RequestId>,
     terms: RequestTerms,
@@ -124,11 +120,11 @@ struct CallEntry {
 
 #[derive(Debug, Default)]
 pub(super) struct RequestTerms {
-    /// The client's names for the request, if the server has others.
+    /// The client's names, if the server has others.
     pub(super) outer: Option<OriginalRequest>,
-    /// Whether an owner keeps the outcome that the response is.
+    /// Whether an owner keeps the outcome.
     pub(super) is_kept: bool,
-    /// Dropped when nothing more comes for the request, after its response was queued.
+    /// Dropped after the request's last message was queued.
     pub(super) _done: Option<DropGuard>,
 }
 
@@ -139,7 +135,6 @@ pub(super) enum RequestStartError {
     Over,
 }
 
-/// Why a message was not delivered: no reader, or a slow one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DeliveryError {
     Nobody,
@@ -152,7 +147,6 @@ impl CallTable {
         Self { calls: HashMap::new(), own: UnsolicitedStream::Early(Vec::new()), idle_since, used, has_task: false }
     }
 
-    /// Registers a request on these terms.
     pub(super) fn begin_on(
         &mut self,
         request: &Request,
@@ -190,7 +184,7 @@ impl CallTable {
         Ok(EnteredRequest { messages, heard })
     }
 
-    /// Delivers a response to its request; `false` if there is none.
+    /// Whether the response has a request.
     pub(super) fn answer(&mut self, id: Option<&RequestId>, text: &MessageText) -> bool {
         let Some(call) = id.and_then(|id| self.remove(id)) else { return false };
         call.last.send(Ok(text.clone()));
@@ -205,14 +199,14 @@ impl CallTable {
         true
     }
 
-    /// Breaks the only request off; `false` if there is none, or more than one.
+    /// Breaks the only request off, if it is the only one.
     pub(super) fn break_off_only(&mut self, fault: GatewayFault) -> bool {
         let mut all = self.calls.keys();
         let (Some(only), None) = (all.next().cloned(), all.next()) else { return false };
         self.break_off(&only, fault)
     }
 
-    /// Breaks all requests off, and ends the other stream.
+    /// Breaks all requests off, and ends the stream of unsolicited messages.
     pub(super) fn end(&mut self, fault: GatewayFault) {
         let fault = self.for_each_call(fault);
         for (_, call) in self.calls.drain() {
@@ -221,14 +215,13 @@ impl CallTable {
         self.own = UnsolicitedStream::Early(Vec::new());
     }
 
-    /// The fault of every call at a fault of the connection: of an oversized response, the call is unknown.
+    /// An oversized response may be any call's: then it is unknown whether a call was executed.
     fn for_each_call(&self, fault: GatewayFault) -> GatewayFault {
         let whose = fault.reason == Reason::ResultTooLarge && self.calls.len() > 1;
         let executed = if whose { Executed::Unknown } else { fault.executed };
         GatewayFault { executed, ..fault }
     }
 
-    /// Ends the stream of a cancelled request; `false` if there is none.
     pub(super) fn cancel(&mut self, id: &RequestId) -> bool {
         self.remove(id).is_some()
     }
@@ -237,12 +230,11 @@ impl CallTable {
         self.calls.contains_key(id)
     }
 
-    /// Whether a store keeps the answer to the request, so that no client has to read it.
+    /// Whether a store keeps the response, so that no client must read it.
     pub(super) fn is_kept(&self, id: &RequestId) -> bool {
         self.calls.get(id).is_some_and(|call| call.terms.is_kept)
     }
 
-    /// Whether the request in progress is a call of a tool.
     pub(super) fn is_tool(&self, id: &RequestId) -> bool {
         self.calls.get(id).is_some_and(|call| call.is_tool)
     }
@@ -255,8 +247,8 @@ impl CallTable {
         self.calls.values_mut().for_each(|call| call.questions.retain(|open| open != question));
     }
 
-    /// Delivers a notification to the call that it names, else to the only possible one, else to the stream for messages without
-    /// a request (T-20).
+    /// Delivers to the call that the notification names, else to the only possible one, else to the unsolicited stream
+    /// (T-20).
     pub(super) fn note(&mut self, notification: &Notification, text: &MessageText) -> Result<(), DeliveryError> {
         let params = notification.params.object();
         let call = match notification.method.as_str() {
@@ -279,7 +271,7 @@ impl CallTable {
         }
     }
 
-    /// Delivers a question to the call that it names, else to the only one, else to the stream for messages without a request.
+    /// Delivers to the call that the question names, else to the only one, else to the unsolicited stream.
     pub(super) fn ask(&mut self, request: &Request, text: &MessageText) -> Result<(), DeliveryError> {
         let names_a_task = request.params.object().and_then(related_task).is_some();
         let id = match self.related(request.params.object()) {
@@ -304,21 +296,20 @@ impl CallTable {
         Ok(())
     }
 
-    /// Opens the stream for messages without a request; an older one ends.
+    /// Opens the unsolicited stream; an older one ends.
     pub(super) fn listen(&mut self, purpose: Option<StreamPurpose>) -> AnswerMessages {
         let (queue, messages) = MessageQueue::new(QUEUE_MAX);
         if let UnsolicitedStream::Early(early) =
             std::mem::replace(&mut self.own, UnsolicitedStream::Heard(queue.clone(), purpose))
         {
             for text in early {
-                // There is room for all of them.
                 let _ = queue.put(&text);
             }
         }
         messages
     }
 
-    /// How idle the connection is; `None` while a request is in progress.
+    /// `None` while a request is in progress.
     pub(super) fn idle(&mut self) -> Option<ConnectionIdleness> {
         if !self.calls.is_empty() {
             return None;
@@ -329,7 +320,7 @@ impl CallTable {
         Some(ConnectionIdleness { quiet: self.used.elapsed(), unused, has_task: self.has_task || is_served })
     }
 
-    /// How long no reader has waited. A call without a reader may still run meanwhile.
+    /// Time without a waiting reader; a call without one may still run.
     pub(super) fn left_for(&mut self) -> Duration {
         let listens = match &self.own {
             UnsolicitedStream::Early(_) => false,
@@ -347,7 +338,6 @@ impl CallTable {
         (self.idle_since, self.used) = (Instant::now(), Instant::now());
     }
 
-    /// Records that a call became the server's task.
     pub(super) const fn note_task(&mut self) {
         self.has_task = true;
     }
@@ -357,7 +347,7 @@ impl CallTable {
         if let Some(call) = self.calls.remove(id) {
             return Some(call);
         }
-        // Servers may write ids back in another spelling.
+        // Servers may spell an id differently.
         let same = self.calls.keys().find(|own| own.says(id)).cloned()?;
         self.calls.remove(&same)
     }
@@ -376,13 +366,12 @@ impl CallTable {
         }
     }
 
-    /// The request that waits for the named task.
     fn related(&self, params: Option<&Object>) -> Option<&CallEntry> {
         let task = related_task(params?)?;
         self.calls.values().find(|call| call.task.as_ref() == Some(&task))
     }
 
-    /// The only tool call in progress; without any, the only request.
+    /// The only tool call; without any, the only request.
     fn only(&self) -> Option<&CallEntry> {
         let sole = |tools: bool| {
             let mut all = self.calls.values().filter(|call| call.is_tool || !(tools || call.is_first));

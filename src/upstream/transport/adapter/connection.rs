@@ -24,20 +24,17 @@ use crate::upstream::outgoing::{HandedOver, OutgoingRequest, SessionHeaders, Str
 use crate::upstream::upstream_health::UpstreamFailure;
 use crate::wire::{Message, Request, RequestId, ScanLimits};
 
-/// Concurrent refusals of the adapter's own.
+/// Concurrent replies of the adapter itself.
 const REPLIES_MAX: usize = 32;
-/// A session that was unused for so long is ended: its client has left without notice.
+/// An unused session is ended after this: its client left without notice.
 const IDLE_MAX: Duration = Duration::from_secs(30 * 60);
-/// How often its use is checked.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ConnectionPurpose {
-    /// One session.
     Session,
-    /// One call of a session that has another connection; `process` distinguishes the questions of several such.
+    /// One call of a session that has another connection. `process` distinguishes the questions of several.
     Apart { process: String },
-    /// Requests of stateless clients.
     Stateless,
 }
 
@@ -47,29 +44,28 @@ pub(super) struct AdapterConnection {
     id: HeaderValue,
     kind: ConnectionPurpose,
     sender: OnceLock<Arc<dyn MessageSender>>,
-    /// Headers of the client that opened the session, for the adapter's own messages.
+    /// Of the client that opened the session, for the adapter's own messages.
     forwarded: OnceLock<ForwardedHeaders>,
     pub(super) table: Mutex<CallTable>,
-    /// Its permit, until it has ended or the permit was transferred.
+    /// Until the connection has ended or passed its permit on.
     place: Mutex<Option<CallPermit>>,
-    /// Requests that are opening it, or another beside it: it is not idle, even if the table is.
+    /// Requests that open this connection, or another for the session: it is not idle, even with an empty table.
     openers: AtomicUsize,
-    /// The handshake of the session.
     pub(super) origin: OnceLock<SessionTemplate>,
-    /// Connections for single calls of this session.
+    /// For single calls of this session.
     pub(super) apart: Mutex<Vec<Arc<Self>>>,
-    /// Requests that were numbered here.
+    /// Requests that got an id of the adapter.
     pub(super) numbered: AtomicI64,
-    /// The server has responded with a result.
+    /// Whether the server has responded with a result.
     pub(super) is_proven: AtomicBool,
-    /// A tool has returned a result.
+    /// Whether a tool has returned a result.
     has_served: AtomicBool,
     replies: Arc<Semaphore>,
-    /// Nothing more is sent or received.
+    /// Cancelled when nothing more is sent or received.
     over: CancellationToken,
-    /// The server has ended.
+    /// Cancelled once the server has ended.
     ended: CancellationToken,
-    /// The cause, unless the gateway ended it.
+    /// The fault that ended it, unless the gateway did.
     why: OnceLock<GatewayFault>,
 }
 
@@ -102,18 +98,17 @@ impl AdapterConnection {
         })
     }
 
-    /// Ends the session when it is dropped, unless it is disarmed.
+    /// The guard ends the session when dropped, unless disarmed.
     pub(super) fn ends_unless_kept(self: &Arc<Self>) -> UnopenedConnectionGuard {
         UnopenedConnectionGuard { session: Some(Arc::clone(self)), _opener: self.opener() }
     }
 
-    /// Protects the session from eviction until it is dropped.
+    /// The guard protects the session from eviction.
     pub(super) fn opener(self: &Arc<Self>) -> ConnectionUseGuard {
         self.openers.fetch_add(1, Ordering::Relaxed);
         ConnectionUseGuard(Arc::clone(self))
     }
 
-    /// Starts receiving from the server.
     pub(super) fn start(self: &Arc<Self>, opened: ConnectionEnds, forwarded: ForwardedHeaders) {
         let _ = self.forwarded.set(forwarded);
         let _ = self.sender.set(opened.sender);
@@ -124,7 +119,7 @@ impl AdapterConnection {
         self.over.is_cancelled()
     }
 
-    /// Ends the session; the server is stopped in the background.
+    /// Ends the session; the server stops in the background.
     pub(super) fn end(&self) {
         self.over.cancel();
     }
@@ -133,37 +128,35 @@ impl AdapterConnection {
         self.ended.cancelled().await;
     }
 
-    /// The connection's principal; `None` once its permit was transferred.
+    /// `None` once the permit was passed on.
     pub(super) fn owner(&self) -> Option<Principal> {
         self.place.lock().as_ref().map(|place| place.owner().clone())
     }
 
-    /// What messages over it may hold.
     pub(super) fn share(&self) -> AnswerShare {
         let owner = self.owner().unwrap_or_else(Principal::anonymous);
         self.shared.places.answers_to(&owner)
     }
 
-    /// Transfers the connection to another principal.
     pub(super) fn pass_to(&self, owner: &Principal) {
         if let Some(place) = &mut *self.place.lock() {
             place.pass_to(owner);
         }
     }
 
-    /// How idle the session is; `None` while a request is in progress.
+    /// `None` while a request is in progress.
     pub(super) fn idle(&self) -> Option<ConnectionIdleness> {
         if self.is_over() { None } else { self.idle_table()?.idle() }
     }
 
-    /// The table, if no connection is being opened or runs beside it.
+    /// The table, unless a connection is being opened or runs beside this one.
     fn idle_table(&self) -> Option<MutexGuard<'_, CallTable>> {
         let is_opening = self.openers.load(Ordering::Relaxed) > 0;
         let has_calls = self.apart.lock().iter().any(|other| !other.is_over());
         (!is_opening && !has_calls).then(|| self.table.lock())
     }
 
-    /// How long it has had no waiting reader.
+    /// Time without a waiting reader.
     fn left_for(&self) -> Duration {
         self.looked_at().left_for()
     }
@@ -178,23 +171,22 @@ impl AdapterConnection {
         table
     }
 
-    /// Ends the session unless a request is in progress, and returns its permit at once.
+    /// Ends the session unless a request is in progress; returns its permit at once.
     pub(super) fn give_way(&self) -> Option<CallPermit> {
         let mut table = self.idle_table()?;
         table.idle()?;
-        // While the table is locked: nothing begins in it from now on.
+        // Under the table's lock, so that no request begins.
         self.end();
         drop(table);
         self.place.lock().take()
     }
 
-    /// Ends the session unless a request is in progress, or the server runs a task in it. Its permit is released once the server
-    /// has ended.
+    /// Ends the session unless a request or a task is in progress. The permit is released once the server has ended.
     pub(super) fn end_if_idle(&self) {
         if let Some(mut table) = self.idle_table()
             && table.idle().is_some_and(|idle| !idle.has_task)
         {
-            // While the table is locked: nothing begins in it from now on.
+            // Under the table's lock, so that no request begins.
             self.end();
         }
     }
@@ -207,20 +199,16 @@ impl AdapterConnection {
         &self.kind
     }
 
-    /// Ends the session when it is dropped.
     pub(super) fn end_guard(&self) -> DropGuard {
         self.over.clone().drop_guard()
     }
 
-    /// Opens the stream for messages without a request.
+    /// Opens the unsolicited stream.
     pub(super) fn listen(&self, purpose: Option<StreamPurpose>) -> AnswerMessages {
         self.table.lock().listen(purpose)
     }
 
-    /// Sends `initialize` and waits for its response; returns whether that is a result.
-    ///
-    /// # Errors
-    /// If there is no response.
+    /// Sends `initialize`; returns the response, and whether it is a result.
     pub(super) async fn first(
         &self,
         request: &Request,
@@ -240,9 +228,6 @@ impl AdapterConnection {
     }
 
     /// Sends a request; the response is a stream.
-    ///
-    /// # Errors
-    /// If it could not be sent.
     pub(super) async fn request(
         &self,
         request: &Request,
@@ -252,7 +237,6 @@ impl AdapterConnection {
         self.request_on(request, outgoing, RequestTerms::default(), handed_over).await
     }
 
-    /// As [`Self::request`], on these terms.
     pub(super) async fn request_on(
         &self,
         request: &Request,
@@ -277,10 +261,7 @@ impl AdapterConnection {
         Ok(events(begun.messages))
     }
 
-    /// Sends a message without a response.
-    ///
-    /// # Errors
-    /// If it could not be sent.
+    /// Sends a notification or an answer.
     pub(super) async fn tell(
         &self,
         message: &Message,
@@ -303,7 +284,6 @@ impl AdapterConnection {
         Ok(())
     }
 
-    /// Registers a request, unless the session is over.
     pub(super) fn enter(&self, request: &Request, terms: RequestTerms) -> Result<EnteredRequest, RequestStartError> {
         let mut table = self.table.lock();
         if self.is_over() { Err(RequestStartError::Over) } else { table.begin_on(request, terms) }
@@ -313,7 +293,6 @@ impl AdapterConnection {
         self.enter(request, RequestTerms::default()).map_err(|_| GatewayFault::new(Reason::Internal, Executed::No))
     }
 
-    /// A message of the adapter itself.
     pub(super) fn own(&self, text: Bytes) -> OutgoingRequest {
         let forwarded = self.forwarded.get().cloned().unwrap_or_default();
         SessionHeaders::default().post(text).under_way().forwarding(forwarded)
@@ -323,7 +302,7 @@ impl AdapterConnection {
         let Some(sender) = self.sender.get() else { return Err(GatewayFault::new(Reason::Internal, Executed::No)) };
         tokio::select! {
             biased;
-            // If the gateway ends the connection, an unsent message is not the server's fault.
+            // If the gateway ends the connection, the server is not to blame.
             sent = sender.send(outgoing, handed_over) => sent.map_err(|fault| match self.is_over() {
                 true => self.unsent(handed_over),
                 false => fault,
@@ -332,13 +311,12 @@ impl AdapterConnection {
         }
     }
 
-    /// The fault of a message at the end of the connection.
     fn unsent(&self, handed_over: &HandedOver) -> GatewayFault {
         let fault = self.fault();
         GatewayFault { executed: if handed_over.initialized() { fault.executed } else { Executed::No }, ..fault }
     }
 
-    /// Why there is no response. A shutdown of the gateway is not the server's fault.
+    /// The gateway's shutdown is not the server's fault.
     fn fault(&self) -> GatewayFault {
         let is_stopping = self.shared.life.stop.is_cancelled();
         let reason = if is_stopping { Reason::GatewayRestart } else { Reason::UpstreamClosed };
@@ -351,11 +329,10 @@ impl AdapterConnection {
         self.end();
     }
 
-    /// Receives until the connection is over, then cleans up.
     async fn run(self: Arc<Self>, mut receiver: Box<dyn MessageReceiver>) {
         let began = Instant::now();
         let fault = self.hear(&mut *receiver).await;
-        // A connection that was ended here has nothing to report.
+        // The gateway may have ended the connection: then there is no failure to report.
         if let Some(fault) = fault.filter(|_| !self.is_over()) {
             let _ = self.why.set(fault);
             self.shared.backoff.note_end(began.elapsed(), self.has_served.load(Ordering::Relaxed));
@@ -376,7 +353,7 @@ impl AdapterConnection {
         let mut room = MessageRoom::new(move || connection.share());
         let mut look = tokio::time::interval(LOOK_EVERY);
         loop {
-            // Kept while it is looked at whether anybody uses the connection: it may wait for bytes, and that has an end.
+            // Polled across checks for idleness: it may wait for bytes of the budget, for a limited time.
             let next = room.next(receiver);
             tokio::pin!(next);
             let received = loop {
@@ -410,13 +387,12 @@ impl AdapterConnection {
     }
 }
 
-/// The fault of a request after its session had ended: nothing of it was sent.
+/// The session had ended before the request: nothing was sent.
 fn lost() -> GatewayFault {
     let lost = GatewayFault::new(Reason::UpstreamSessionLost, Executed::No);
     GatewayFault { http_status: Some(http::StatusCode::NOT_FOUND.as_u16()), ..lost }
 }
 
-/// Protects a session from eviction.
 pub(super) struct ConnectionUseGuard(Arc<AdapterConnection>);
 
 impl Drop for ConnectionUseGuard {
@@ -425,7 +401,7 @@ impl Drop for ConnectionUseGuard {
     }
 }
 
-/// A session that is not yet known to a client. Dropping it ends that session.
+/// A session that no client knows yet; dropping it ends the session.
 pub(super) struct UnopenedConnectionGuard {
     session: Option<Arc<AdapterConnection>>,
     _opener: ConnectionUseGuard,
@@ -442,13 +418,13 @@ impl Drop for UnopenedConnectionGuard {
         let Some(session) = self.session.take() else { return };
         session.end();
         if session.sender.get().is_none() {
-            // Without a runtime no task would.
+            // Without a runtime no tokio task would.
             session.leave();
         }
     }
 }
 
-/// A request that is not sent yet. Dropping it removes the request.
+/// Dropping it removes the unsent request.
 struct UnsentRequestGuard<'a> {
     session: &'a AdapterConnection,
     id: Option<&'a RequestId>,
@@ -468,11 +444,11 @@ impl Drop for UnsentRequestGuard<'_> {
     }
 }
 
-/// The handshake of a session, to open others in the same way.
+/// A session's handshake, to open more connections in the same way.
 pub(super) struct SessionTemplate {
     pub(super) initialize: Request,
     pub(super) outgoing: OutgoingRequest,
-    /// The log level that was requested last.
+    /// The last requested log level.
     pub(super) level: Mutex<Option<Request>>,
 }
 

@@ -1,8 +1,8 @@
-//! Decides who may open one more connection, and which connection is evicted for it.
+//! Decides which principal may open a connection, and which connection is evicted for it.
 //!
-//! With several principals, each has at most its share of the permits, so that no other waits for one. If none is left, an idle
-//! connection of the principal with the most is evicted, even if it was used recently or has listeners: its session is renewed at
-//! the next use. A call in progress is never ended for another, nor is a connection on which the server runs a task.
+//! With several principals each has at most its share of the permits, so that no other waits for one. If none is left,
+//! an idle connection of the principal with the most is evicted, even if recently used or with listeners: its session
+//! is renewed at the next use. Connections with a call or a task of the server are never evicted for another principal.
 
 use std::num::NonZeroUsize;
 use std::time::Duration;
@@ -13,22 +13,20 @@ use crate::shared_limits::SharedLimits;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::limits::{CallPermit, CallPermitSettings, CallPermits};
 
-/// After this an unused connection is evicted even for a principal with as many.
+/// An unused connection is evicted after this even for a principal with as many.
 const YIELDS_AFTER: Duration = Duration::from_secs(10);
-/// How long a call with its own connection waits for a permit; how long a principal without a connection waits for its first; and
+/// How long a call with its own connection waits for a permit, and a principal without a connection for its first; and
 /// how often eviction is tried meanwhile.
 const PLACE_WAIT: Duration = Duration::from_secs(30);
 const FIRST_WAIT: Duration = Duration::from_secs(25);
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// How long a server may take to end, including all time limits for programs.
+/// How long a server may take to end, including all limits for programs.
 const ENDING_MAX: Duration = Duration::from_secs(8);
-/// Most requests that wait for a permit.
 pub const WAITING_MAX: usize = 4_096;
 
-/// Whether to wait for a permit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PermitWait {
-    /// Only for a connection that is ending already, and for the principal's first.
+    /// Only for a connection that is ending, or for the principal's first.
     First,
     Waits,
 }
@@ -40,25 +38,23 @@ pub(super) fn new(max: NonZeroUsize, limits: SharedLimits) -> CallPermits {
 /// Why a connection may be evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum EvictionReason {
-    /// Its owner has at least two more: only calls protect it.
+    /// Its owner has at least two more: only calls and tasks protect it.
     AtOnce,
-    /// Its owner has one more: use every few seconds protects it.
+    /// Its owner has one more: recent use protects it too.
     Quiet,
-    /// Use and listeners protect it.
+    /// Listeners protect it as well.
     Unused,
 }
 
 impl TransportAdapter {
-    /// A permit for one more connection of `owner`.
-    ///
-    /// # Errors
-    /// `QueueFull` if there is none and none is waited for; `QueueDeadline` if the wait was too long.
+    /// A permit for one more connection of `owner`. Fails with `QueueFull` if it does not wait, else with
+    /// `QueueDeadline`.
     pub(super) async fn place(&self, owner: &Principal, patience: PermitWait) -> Result<CallPermit, GatewayFault> {
         let places = &self.shared.places;
         if let Some(place) = places.try_acquire(owner).or_else(|| self.make_room(owner)) {
             return Ok(place);
         }
-        // A connection that is ending already is waited for: a program that was only probed, say.
+        // A program that was only probed may be ending.
         let is_ending = || self.shared.sessions.lock().values().any(|session| session.is_over());
         let longest = match patience {
             PermitWait::Waits => PLACE_WAIT,
@@ -81,7 +77,7 @@ impl TransportAdapter {
         }
     }
 
-    /// Evicts a connection for `owner`, who gets its permit.
+    /// Evicts a connection; its permit passes to `owner`.
     fn make_room(&self, owner: &Principal) -> Option<CallPermit> {
         let places = &self.shared.places;
         let (own, has_share) = (places.held_by(owner), places.has_share(owner));
@@ -107,7 +103,7 @@ impl TransportAdapter {
     }
 }
 
-/// How long a connection was not used, if it may be evicted by now.
+/// Time without use; `None` if the connection may not be evicted yet.
 fn quiet_for(session: &AdapterConnection, yields: EvictionReason) -> Option<Duration> {
     let idle = session.idle()?;
     let unused = || (idle.unused >= YIELDS_AFTER).then_some(idle.unused);

@@ -1,7 +1,7 @@
-//! Runs calls on their own connections (`process_per_call`), opened and ended for each.
+//! Runs calls on their own connections (`process_per_call`), one for each call.
 //!
-//! Such a connection begins with the session's own `initialize`, so that the call runs as in that session. Its messages go to the
-//! call; its questions have ids that lead back to it.
+//! Such a connection repeats the session's `initialize`, so that the call runs as in that session. Its messages go to
+//! the call; the ids of its questions lead back to it.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -20,10 +20,10 @@ use crate::upstream::answer_body::AnswerBody;
 use crate::upstream::outgoing::{HandedOver, OutgoingRequest};
 use crate::wire::{Message, Request, RequestId, envelope, method};
 
-/// How long opening such a connection may take, waiting for a permit included.
+/// Includes the wait for a permit.
 const OPENING_MAX: Duration = Duration::from_secs(60);
 
-/// The tools with calls on their own connections. The first rule that matches the clients' name of a tool decides.
+/// The tools with such calls. The first rule that matches the name that clients see decides.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DedicatedProcessRules {
     rules: Vec<(WildMatch, bool)>,
@@ -42,8 +42,7 @@ impl DedicatedProcessRules {
         }
     }
 
-    /// Whether a request is such a call. A call that the server makes a task is none: the task outlives the response, and would
-    /// end with its process.
+    /// Not for a call that the server makes a task: the task outlives the response, and would end with its process.
     pub(super) fn include(&self, request: &Request) -> bool {
         if self.rules.is_empty() || request.method != method::TOOLS_CALL {
             return false;
@@ -56,10 +55,7 @@ impl DedicatedProcessRules {
 }
 
 impl TransportAdapter {
-    /// Runs a call of a session on its own connection.
-    ///
-    /// # Errors
-    /// If no connection is ready in time, or the call could not be sent.
+    /// Runs a call of a session on its own connection, which must be ready in time.
     pub(super) async fn call_apart(
         &self,
         session: &Arc<AdapterConnection>,
@@ -73,7 +69,7 @@ impl TransportAdapter {
         let _stays = session.opener();
         let ready = tokio::time::timeout(OPENING_MAX, self.open_like(session)).await;
         let ready = ready.unwrap_or(Err(GatewayFault::new(Reason::UpstreamTimeout, Executed::No)));
-        // Nothing of the call was sent, only messages before it.
+        // Only messages before the call were sent.
         let (other, unless_called) = ready.map_err(|fault| GatewayFault { executed: Executed::No, ..fault })?;
         session.keep(&other)?;
         let terms = RequestTerms { _done: Some(other.end_guard()), ..RequestTerms::default() };
@@ -103,7 +99,6 @@ impl TransportAdapter {
         other.send(&other.own(envelope::notification(method::INITIALIZED, None)), &HandedOver::default()).await?;
         let level = origin.level.lock().clone();
         if let Some(level) = level {
-            // Its response is ignored.
             drop(other.begin(&level)?);
             other.send(&other.own(request_ids::text_of(&level)), &HandedOver::default()).await?;
         }
@@ -112,7 +107,7 @@ impl TransportAdapter {
 }
 
 impl AdapterConnection {
-    /// Records a log level for further connections of this session.
+    /// Records a log level for the session's further connections.
     pub(super) fn note_level(&self, request: &Request) {
         if request.method == method::SET_LEVEL
             && let Some(origin) = self.origin.get()
@@ -124,7 +119,7 @@ impl AdapterConnection {
     fn keep(&self, other: &Arc<Self>) -> Result<(), GatewayFault> {
         let mut apart = self.apart.lock();
         apart.retain(|other| !other.is_over());
-        // The end of the session ends the connections that are in the list by then.
+        // The session's end ends the connections listed by then.
         if self.is_over() {
             return Err(GatewayFault::new(Reason::UpstreamSessionLost, Executed::No));
         }
@@ -137,7 +132,7 @@ impl AdapterConnection {
         has(self) || self.apart.lock().iter().any(|other| has(other))
     }
 
-    /// The connection of a notification or an answer about such a call, and the message's text there.
+    /// The connection of a notification or answer about such a call, and the text to send there.
     pub(super) fn place_of(&self, message: &Message) -> Option<(Arc<Self>, Option<Bytes>)> {
         let apart = self.apart.lock();
         match message {

@@ -1,7 +1,7 @@
-//! Counts the incoming message of a connection as an answer to the connection's principal, from its first byte on.
+//! Charges a connection's incoming message to its principal's answer budget, from the first byte on.
 //!
-//! If the budget is exhausted, the connection is not read for at most a minute. After that the message is read to its end and dropped,
-//! so that the other calls of the connection continue.
+//! If the budget is exhausted, the connection is not read for up to a minute. Then the message is read and dropped, so
+//! that the connection's other calls continue.
 
 use bytes::Bytes;
 
@@ -9,14 +9,13 @@ use super::MessageReceiver;
 use crate::answer_budget::{AnswerPermit, AnswerShare, FREE_BYTES};
 use crate::task::GatewayFault;
 
-/// The reserved bytes of the incoming message.
 pub(crate) struct MessageRoom {
-    /// What messages over the connection may hold now.
+    /// The present share of the connection's principal.
     current: Box<dyn Fn() -> AnswerShare + Send + Sync>,
-    /// The principal's share, taken when the message grew above [`FREE_BYTES`].
+    /// The share of the message, taken when it grew above [`FREE_BYTES`].
     share: Option<AnswerShare>,
     held: AnswerPermit,
-    /// The refusal of bytes for the message, if there is one.
+    /// Why the budget refused bytes for the message.
     refused: Option<GatewayFault>,
 }
 
@@ -25,7 +24,7 @@ impl MessageRoom {
         Self { current: Box::new(current), share: None, held: AnswerPermit::default(), refused: None }
     }
 
-    /// Waits until a message with `bytes` so far may be read further. Cancel safe.
+    /// Waits until a message with `bytes` so far may grow. Cancel safe.
     pub(crate) async fn grow(&mut self, bytes: usize) {
         if bytes <= FREE_BYTES {
             // The incomplete message was dropped.
@@ -36,10 +35,8 @@ impl MessageRoom {
         }
     }
 
-    /// The next message that `receiver` has, with the bytes that it holds; or the message and why there are none.
-    ///
-    /// # Errors
-    /// As [`MessageReceiver::next`].
+    /// The next message, holding its bytes; or the message and why the budget refused them. Fails as
+    /// [`MessageReceiver::next`].
     pub(super) async fn next(
         &mut self,
         receiver: &mut dyn MessageReceiver,

@@ -1,14 +1,14 @@
-//! Maps request ids between both sides of the adapter, if they differ. Pure.
+//! Maps request ids between both sides of the adapter. Pure.
 
 use bytes::Bytes;
 
 use crate::wire::envelope::{Notification, Params, Request, Response};
 use crate::wire::{Object, Payload, RequestId, ScanLimits, envelope, meta, method};
 
-/// The prefix of question ids from other processes than the session's own.
+/// Prefix of question ids from processes for one call.
 const APART: &str = "process:";
 
-/// A request under the adapter's own id, which is its progress token too, and its original names.
+/// A request under the adapter's own id, which is its progress token too.
 pub(super) fn renumbered(request: &Request, id: &RequestId) -> (Request, Bytes, OriginalRequest) {
     let metadata = request.params.object().and_then(|params| params.get_object(meta::META));
     let token = metadata.as_ref().and_then(|metadata| metadata.get(meta::PROGRESS_TOKEN));
@@ -24,7 +24,6 @@ pub(super) fn renumbered(request: &Request, id: &RequestId) -> (Request, Bytes, 
     (request, text, outer)
 }
 
-/// A response under the client's id.
 pub(super) fn answer(response: &Response, id: &RequestId) -> Bytes {
     match &response.outcome {
         Ok(result) => envelope::result(id, result),
@@ -32,7 +31,7 @@ pub(super) fn answer(response: &Response, id: &RequestId) -> Bytes {
     }
 }
 
-/// A notification on a subscription, under the listener's id.
+/// A subscription's notification, under the listener's id.
 pub(super) fn told_of(notification: &Notification, id: &RequestId) -> Bytes {
     let edited = notification.params.object().and_then(|params| {
         let metadata = params.get_object(meta::META)?;
@@ -45,7 +44,6 @@ pub(super) fn told_of(notification: &Notification, id: &RequestId) -> Bytes {
     }
 }
 
-/// Progress under the requested token.
 pub(super) fn progress_of(notification: &Notification, token: &Payload) -> Bytes {
     let params = notification.params.object();
     let params = params.map(|params| params.edit().set(meta::PROGRESS_TOKEN, token.clone()).finish());
@@ -61,7 +59,7 @@ pub(super) fn cancelled(id: &RequestId) -> Bytes {
     envelope::notification(method::CANCELLED, Some(&params))
 }
 
-/// A call without the tasks extension: its process ends with the response, so the server must make no task.
+/// Without the tasks extension: the process ends with the response, so the server must make no task.
 pub(super) fn without_tasks(request: &Request) -> Request {
     let edited = request.params.object().and_then(|params| {
         let metadata = params.get_object(meta::META)?;
@@ -78,12 +76,12 @@ pub(super) fn without_tasks(request: &Request) -> Request {
     }
 }
 
-/// The id of a question for the session's client; `process` distinguishes several processes.
+/// A question's id for the session's client.
 pub(super) fn outward(process: &str, id: &RequestId) -> RequestId {
     RequestId::text(&format!("{APART}{process}:{}", id.as_json()))
 }
 
-/// The process that asked, and the question's id there; `None` for the session's own process.
+/// The asking process and the question's id there; `None` for the session's own process.
 pub(super) fn inward(id: &RequestId) -> Option<(String, RequestId)> {
     let text = id.as_text()?;
     let (process, own) = text.strip_prefix(APART)?.split_once(':')?;
@@ -91,14 +89,12 @@ pub(super) fn inward(id: &RequestId) -> Option<(String, RequestId)> {
     Some((process.to_owned(), RequestId::from_payload(&own)?))
 }
 
-/// A question under another id.
 pub(super) fn question(request: &Request, id: RequestId) -> (Request, Bytes) {
     let request = Request { id, ..request.clone() };
     let text = text_of(&request);
     (request, text)
 }
 
-/// A withdrawal of a question, under another id.
 pub(super) fn withdrawal(notification: &Notification, id: &RequestId) -> (Notification, Bytes) {
     let params = notification.params.object();
     let params = params.map(|params| params.edit().set("requestId", id.payload().clone()).finish());
@@ -121,9 +117,7 @@ fn params_of(params: &Payload) -> Params {
 pub(super) struct OriginalRequest {
     pub(super) id: RequestId,
     pub(super) token: Option<Payload>,
-    /// Whether it wants the server's log messages.
     pub(super) wants_logs: bool,
-    /// Whether it only probes the server.
     pub(super) is_probe: bool,
 }
 

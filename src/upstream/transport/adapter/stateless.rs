@@ -1,8 +1,8 @@
 //! Serves stateless clients from a server of 2026-07-28 behind the adapter.
 //!
-//! A connection there has no handshake and carries any request. All requests of one principal share one, since no message on it
-//! is ambiguous: questions are results. Principals never share one, as a server may keep state in its process. An abandoned
-//! request is cancelled by its id.
+//! A connection there has no handshake and carries any request. A principal's requests share one connection, on which
+//! no message is ambiguous, as questions are results. Principals share none: a server may keep state in its process. An
+//! abandoned request is cancelled by its id.
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
@@ -20,19 +20,18 @@ use crate::upstream::answer_body::AnswerBody;
 use crate::upstream::outgoing::{HandedOver, OutgoingRequest};
 use crate::wire::{Message, Request, RequestId, method};
 
-/// The connections in use, and those being opened.
 #[derive(Default)]
 pub(super) struct StatelessConnections {
-    /// A connection that was only probed.
+    /// Only probed so far.
     spare: Option<Arc<AdapterConnection>>,
     of: HashMap<Principal, Arc<AdapterConnection>>,
-    /// Held while a connection for a principal is opened; other requests of that principal wait for it.
+    /// Held while a principal's connection is opened; its other requests wait.
     openings: HashMap<Principal, Weak<tokio::sync::Mutex<()>>>,
 }
 
 impl StatelessConnections {
-    /// The connection for a principal's requests, if there is one. A spare one is taken unless `has_share`: then the principal
-    /// has all its connections.
+    /// The principal's connection. The spare one is taken unless `has_share`, as then the principal has all its
+    /// connections.
     fn find(&mut self, principal: &Principal, is_probe: bool, has_share: bool) -> Option<Arc<AdapterConnection>> {
         if let Some(session) = self.of.get(principal).filter(|session| !session.is_over()) {
             return Some(Arc::clone(session));
@@ -50,7 +49,6 @@ impl StatelessConnections {
         Some(spare)
     }
 
-    /// Ensures that only one connection is opened for a principal.
     fn opening(&mut self, principal: &Principal) -> Arc<tokio::sync::Mutex<()>> {
         if let Some(opening) = self.openings.get(principal).and_then(Weak::upgrade) {
             return opening;
@@ -61,7 +59,7 @@ impl StatelessConnections {
         opening
     }
 
-    /// Keeps an opened connection; `false` if there is another by now, which is used instead.
+    /// `false` if there is another connection by now.
     fn put(&mut self, principal: &Principal, is_probe: bool, session: &Arc<AdapterConnection>) -> bool {
         if is_probe && self.spare.as_ref().is_some_and(|spare| !spare.is_over()) {
             return false;
@@ -77,10 +75,6 @@ impl StatelessConnections {
 }
 
 impl TransportAdapter {
-    /// Handles a message of a stateless client.
-    ///
-    /// # Errors
-    /// If there is no connection, or the message could not be sent.
     pub(super) async fn post_stateless(
         &self,
         outgoing: &OutgoingRequest,
@@ -88,7 +82,7 @@ impl TransportAdapter {
         handed_over: &HandedOver,
     ) -> Result<Response<AnswerBody>, GatewayFault> {
         let Message::Request(request) = message else {
-            // Such clients only send requests; to cancel one they stop reading.
+            // To cancel a request, these clients stop reading.
             return Ok(answered(StatusCode::ACCEPTED));
         };
         let terms = || RequestTerms { is_kept: outgoing.is_kept(), ..RequestTerms::default() };
@@ -107,13 +101,12 @@ impl TransportAdapter {
         if first.is_ok() || handed_over.initialized() || !session.is_over() {
             return first;
         }
-        // It ended just now, and nothing was sent.
+        // The connection has just ended, and nothing was sent.
         let session = self.connection(&principal, request).await?;
         session.request_named(request, terms(), handed_over).await
     }
 
-    /// The connection for a request of a principal, opened if there is none: one request opens it, and only the principal's
-    /// others wait.
+    /// The principal's connection. One request opens it; only that principal's other requests wait.
     async fn connection(
         &self,
         principal: &Principal,
@@ -146,10 +139,7 @@ impl TransportAdapter {
 }
 
 impl AdapterConnection {
-    /// Sends a request under an id of the adapter; the response is a stream, which cancels the request when it is dropped.
-    ///
-    /// # Errors
-    /// If it could not be sent.
+    /// Sends a request under an id of the adapter. Dropping the response cancels the request.
     async fn request_named(
         self: &Arc<Self>,
         request: &Request,
@@ -162,7 +152,7 @@ impl AdapterConnection {
         let messages = match self.enter(&renumbered, RequestTerms { outer: Some(outer), ..terms }) {
             Ok(begun) => begun.messages,
             Err(RequestStartError::IdInUse) => return Ok(refusal(Some(&request.id), "this request id is in use")),
-            // The caller tries again, on another one.
+            // The caller tries another connection.
             Err(RequestStartError::Over) => return Err(GatewayFault::new(Reason::UpstreamClosed, Executed::No)),
             Err(RequestStartError::TooMany) => return Err(GatewayFault::new(Reason::QueueFull, Executed::No)),
         };
@@ -172,7 +162,7 @@ impl AdapterConnection {
         Ok(events_with(messages, Box::new(waits)))
     }
 
-    /// Ends a connection after a probe that failed: the next message goes to a server that has received nothing.
+    /// After a failed probe, the next message goes to a server that has received nothing.
     pub(super) fn end_after_probe(&self) {
         if !self.is_proven.load(Ordering::Relaxed) && self.table.lock().is_empty() {
             self.end();
@@ -189,7 +179,7 @@ impl AdapterConnection {
     }
 }
 
-/// Cancels a request when its response is no longer awaited.
+/// Cancels a request when its response is dropped.
 struct PendingAnswerGuard {
     session: Arc<AdapterConnection>,
     id: RequestId,

@@ -18,19 +18,16 @@ use super::BoxError;
 use super::proxy::{Proxy, RouteConnector};
 use crate::tls::provider;
 
-/// TCP and HTTP/2 find dead peers by this, since silence is normal for a running call.
+/// Detects dead peers over TCP and HTTP/2, since silence is normal for a running call.
 pub(super) const KEEP_ALIVE: Duration = Duration::from_secs(30);
 
-/// A connection, with TLS if the address says so. Boxed: TLS is large, and over HTTP/2 hyper gives each request a future with
-/// room for the connection.
+/// Boxed: TLS is large, and over HTTP/2 hyper gives each request a future with room for the connection.
 pub(super) type Stream = Box<MaybeHttpsStream<TokioIo<TcpStream>>>;
 
-/// The trusted roots and the client certificate of `https`. By default the system's roots and no certificate.
+/// By default the system's roots and no certificate.
 #[derive(Debug, Default)]
 pub(crate) struct ClientTls {
-    /// Trusted instead of the system's roots.
     pub(crate) roots: Option<RootCertStore>,
-    /// Sent to upstreams that ask for a certificate.
     pub(crate) identity: Option<Arc<CertifiedKey>>,
 }
 
@@ -41,10 +38,7 @@ pub(super) struct Connector {
 }
 
 impl Connector {
-    /// A connector to an address, through a proxy if there is one.
-    ///
-    /// # Errors
-    /// If the system's trusted roots cannot be used.
+    /// Fails if the system's trusted roots cannot be used.
     pub(super) fn new(to: Uri, tls: ClientTls, proxy: Option<Proxy>) -> Result<Self, rustls::Error> {
         let mut plain = HttpConnector::new();
         plain.enforce_http(false);
@@ -58,13 +52,13 @@ impl Connector {
         Ok(Self { inner, to })
     }
 
-    /// A new connection. Dropping the future abandons it.
+    /// Dropping the future abandons the connection.
     pub(super) async fn connect(&self) -> Result<Stream, BoxError> {
         self.inner.clone().oneshot(self.to.clone()).await.map(Box::new)
     }
 }
 
-/// TLS for one address. Plain `http` needs no trusted roots, so that a machine without certificates can serve it.
+/// Plain `http` needs no trusted roots, so a machine without certificates can serve it.
 fn tls_config(to: &Uri, tls: ClientTls) -> Result<rustls::ClientConfig, rustls::Error> {
     let builder = rustls::ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions()?;
     let builder = match tls.roots {

@@ -1,7 +1,7 @@
 //! Pools connections to one upstream: HTTP/1.1 for one request each, one HTTP/2 for all.
 //!
-//! Knows nothing of the requests' contents. A request waits both for a new connection and for one that is returned, and takes the
-//! first. A new connection that is no longer needed is kept.
+//! A request waits both for a new connection and for a returned one, and takes the first. A new connection that is no
+//! longer needed is kept.
 
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -26,11 +26,11 @@ use crate::upstream::answer_body::{AnswerBody, AnswerReporter};
 
 /// Most interim responses to one request (U13).
 const INTERIM_MAX: usize = 16;
-/// Largest read from a connection: fewer reads, and fewer wake-ups, for large responses. A connection begins with 8 KiB and grows
-/// as needed. hyper bounds heads by the same number, so heads are checked again.
+/// Largest read: fewer reads and wake-ups for large responses. A connection begins with 8 KiB and grows as needed.
+/// hyper bounds heads by the same number, so heads are checked again.
 const READ_BYTES_MAX: usize = 256 * 1024;
-/// How long an idle connection is kept. Node closes idle ones after five seconds, and it is unknowable whether a call that meets
-/// such a close has run.
+/// Node closes idle connections after five seconds, and it is unknowable whether a call that meets such a close has
+/// run.
 pub(super) const IDLE_MAX: Duration = Duration::from_secs(4);
 
 /// Boxed: a connection has a queue with room for 32 requests, although few are used.
@@ -54,23 +54,22 @@ pub(super) struct ConnectionPool(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     connector: Connector,
-    /// How long opening a connection may take.
     connect_max: Duration,
     http1: http1::Builder,
     http2: http2::Builder<TokioExecutor>,
     kept: Mutex<Kept>,
-    /// Signals that a connection was returned.
+    /// Signals a returned connection.
     came: Notify,
-    /// Whether the upstream last agreed on HTTP/2. Then the holder of `turn` opens its next connection for all waiting requests.
+    /// Whether the upstream last negotiated HTTP/2. Then the holder of `turn` opens its next connection for all waiting
+    /// requests.
     is_http2: AtomicBool,
     turn: tokio::sync::Mutex<()>,
 }
 
 #[derive(Debug, Default)]
 struct Kept {
-    /// The idle ones, least recently used first.
+    /// Least recently used first.
     idle: Vec<Idle>,
-    /// The connection that all requests share.
     http2: Option<Http2Connection>,
     /// Whether a tokio task closes expired connections.
     is_swept: bool,
@@ -83,7 +82,7 @@ struct Idle {
 }
 
 enum Leased {
-    /// With its driver if that has not started: it starts with a request, so that the request always learns its outcome.
+    /// With its unstarted driver, which starts with a request, so that the request always learns its outcome.
     Http1(Http1Connection, Option<Box<Http1Driver>>),
     /// The shared one, and whether it was used before.
     Http2(Http2Sender, Http2Lease, bool),
@@ -120,7 +119,6 @@ impl Http2Connection {
         Leased::Http2(self.sender.clone(), Http2Lease::new(&self.usage), is_reused)
     }
 
-    /// Since when it has been idle.
     fn idle_since(&self) -> Instant {
         let usage = self.usage.lock();
         if usage.requests == 0 { usage.since } else { Instant::now() }
@@ -146,7 +144,7 @@ impl Drop for Http2Lease {
     }
 }
 
-/// A response's body as it comes. Over HTTP/2 it keeps its connection in use.
+/// A response's body. Over HTTP/2 it keeps its connection in use.
 #[derive(Debug)]
 pub(crate) struct PooledBody {
     incoming: Incoming,
@@ -154,7 +152,6 @@ pub(crate) struct PooledBody {
 }
 
 impl PooledBody {
-    /// The body as a response's body, which updates the upstream's health.
     pub(crate) fn reporting_to(self, reporter: Option<AnswerReporter>) -> AnswerBody {
         let body = AnswerBody::Http(self.incoming, reporter);
         match self.lease {
@@ -187,10 +184,10 @@ struct Http1Connection {
     state: Arc<Http1State>,
 }
 
-/// State shared by a connection's driver and its user.
+/// Shared by a connection's driver and its user.
 #[derive(Debug, Default)]
 struct Http1State {
-    /// The sender while the rest of a response comes.
+    /// While the rest of a response comes.
     parked: Mutex<Option<Http1Sender>>,
     /// Interim responses (1xx) to the current request.
     interim: AtomicUsize,
@@ -203,7 +200,7 @@ impl Http1State {
 }
 
 impl ConnectionPool {
-    /// A pool without connections. `head_bytes_max` limits a header block of HTTP/2.
+    /// `head_bytes_max` limits header blocks of HTTP/2.
     pub(super) fn new(connector: Connector, connect_max: Duration, head_bytes_max: usize) -> Self {
         let mut http1 = http1::Builder::new();
         http1.max_buf_size(READ_BYTES_MAX);
@@ -225,11 +222,8 @@ impl ConnectionPool {
         }))
     }
 
-    /// Sends the request that `request` builds for a connection's version, and waits for the response's head. A request that a
-    /// kept connection had not begun goes to another one. Dropping the future drops the request.
-    ///
-    /// # Errors
-    /// If there is no connection, or no response.
+    /// Sends the request that `request` builds for a connection's version; returns with the response's head. A request
+    /// that a kept connection had not begun goes to another. Dropping the future drops the request.
     pub(super) async fn send(
         &self,
         request: impl Fn(Version) -> Request<RequestBody>,
@@ -270,7 +264,7 @@ impl ConnectionPool {
 }
 
 impl Http1State {
-    /// The same request, with its interim responses counted.
+    /// Counts the request's interim responses.
     fn counting(self: &Arc<Self>, mut request: Request<RequestBody>) -> Request<RequestBody> {
         self.interim.store(0, Ordering::Relaxed);
         let state = Arc::clone(self);
@@ -282,7 +276,6 @@ impl Http1State {
 }
 
 impl Shared {
-    /// A kept connection that is ready.
     fn take(&self) -> Option<Leased> {
         let mut kept = self.kept.lock();
         if let Some(connection) = &kept.http2 {
@@ -299,7 +292,6 @@ impl Shared {
         None
     }
 
-    /// Waits for a returned connection, or for a new one.
     async fn come_or_made(self: &Arc<Self>) -> Result<Leased, BoxError> {
         let mut making = Box::pin(Arc::clone(self).make());
         loop {
@@ -313,7 +305,6 @@ impl Shared {
             if matches!(leased, Leased::Http1(..)) {
                 TokioExecutor::new().execute(async move {
                     if let Ok(Leased::Http1(connection, Some(driver))) = making.await {
-                        // It is kept as soon as it is ready.
                         *connection.state.parked.lock() = Some(connection.sender);
                         TokioExecutor::new().execute(driver);
                     }
@@ -323,7 +314,7 @@ impl Shared {
         }
     }
 
-    /// Opens a connection, within its time limit.
+    /// Bounded in time.
     async fn make(self: Arc<Self>) -> Result<Leased, BoxError> {
         let making = async {
             let mut turn = None;
@@ -357,7 +348,7 @@ impl Shared {
         let leased;
         {
             let mut kept = self.kept.lock();
-            // If another request was first, all share its connection.
+            // Another request was first: all share its connection.
             if let Some(first) = kept.http2.as_ref().filter(|first| first.sender.is_ready()) {
                 return Ok(first.lease(true));
             }
@@ -403,7 +394,7 @@ impl Shared {
     }
 }
 
-/// Closes expired connections, until none is kept.
+/// Ends when no connection is kept.
 async fn sweep(shared: Weak<Shared>) {
     let mut until = Instant::now() + IDLE_MAX;
     loop {
@@ -424,7 +415,7 @@ async fn sweep(shared: Weak<Shared>) {
     }
 }
 
-/// Runs an HTTP/1.1 connection until it ends, and keeps it after a complete response.
+/// Runs an HTTP/1.1 connection to its end, and keeps it after a complete response.
 struct Http1Driver {
     connection: http1::Connection<Stream, RequestBody>,
     state: Arc<Http1State>,

@@ -1,7 +1,7 @@
 //! Chooses the proxy for requests to one server, and connects through it.
 //!
-//! A request to an `https` server goes through a tunnel (CONNECT), of which the proxy sees the host alone. A request to an `http`
-//! server names its whole address to the proxy.
+//! Requests to an `https` server go through a tunnel (CONNECT) that shows the proxy the host alone; requests to an
+//! `http` server show it their whole address.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -28,14 +28,13 @@ use crate::secret_file::{self, SecretFileError};
 
 const CREDENTIALS_BYTES_MAX: usize = 8 * 1024;
 
-/// The configured proxy of one server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ProxySettings {
-    /// The environment decides: `HTTPS_PROXY` or `HTTP_PROXY`, and `NO_PROXY`.
+    /// `HTTPS_PROXY` or `HTTP_PROXY`, and `NO_PROXY`.
     #[default]
     Environment,
     Direct,
-    /// An `http` address without credentials; the file holds them as `user:password`.
+    /// An `http` address; the file holds `user:password`.
     At {
         url: Url,
         credentials_file: Option<PathBuf>,
@@ -43,7 +42,7 @@ pub enum ProxySettings {
 }
 
 impl ProxySettings {
-    /// Reads their credentials file, if they have one.
+    /// Reads the credentials file, if there is one.
     ///
     /// # Errors
     /// If it holds no credentials, or other users than its owner may read it.
@@ -55,7 +54,7 @@ impl ProxySettings {
     }
 }
 
-/// Why the proxy is unknown. Prints no credential.
+/// Prints no credential.
 #[derive(Debug, thiserror::Error)]
 pub enum ProxyError {
     #[error("{variable} is no proxy that can be used; write http://HOST:PORT, or `proxy = \"none\"` for this server")]
@@ -78,7 +77,6 @@ enum TunnelError {
     NotATunnel,
 }
 
-/// The environment's proxy variables, as they are written.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ProxyVariables {
     http: Option<String>,
@@ -87,7 +85,7 @@ pub(super) struct ProxyVariables {
 }
 
 impl ProxyVariables {
-    /// Reads them by `variable`; of two spellings the lower-case one counts. In a CGI program `HTTP_PROXY` is a client's header.
+    /// The lower-case spelling wins. In a CGI program `HTTP_PROXY` is a client's header.
     fn read(variable: impl Fn(&str) -> Option<String>) -> Self {
         let variable = |name: &str| variable(name).filter(|value| !value.trim().is_empty());
         let either = |small: &str, large: &str| variable(small).or_else(|| variable(large));
@@ -98,7 +96,7 @@ impl ProxyVariables {
         Self { http, https: either("https_proxy", "HTTPS_PROXY"), no: either("no_proxy", "NO_PROXY") }
     }
 
-    /// The proxy for an address. A server on this machine has none: a remote proxy would look for it on its own machine.
+    /// None for a server on this machine: a remote proxy would look for it on its own machine.
     fn proxy_for(&self, to: &Url) -> Result<Option<Proxy>, ProxyError> {
         let (variable, written) = match to.scheme() {
             "https" => ("HTTPS_PROXY", &self.https),
@@ -114,7 +112,6 @@ impl ProxyVariables {
     }
 }
 
-/// A proxy and the credentials for it.
 #[derive(Clone, Debug)]
 pub(super) struct Proxy {
     address: Uri,
@@ -140,7 +137,7 @@ impl Proxy {
         (url.scheme() == "http").then_some(Self { address, authorization })
     }
 
-    /// Its host and port, for people.
+    /// For people.
     pub(super) fn name(&self) -> &str {
         self.address.authority().map_or("", |authority| authority.as_str())
     }
@@ -152,7 +149,6 @@ fn basic(credentials: &[u8]) -> Option<HeaderValue> {
     Some(value)
 }
 
-/// The credentials that are part of an address.
 fn own_credentials(url: &Url) -> Option<HeaderValue> {
     let decoded = |text: &str| {
         // Forms write two characters differently from addresses.
@@ -187,7 +183,8 @@ fn is_this_machine(to: &Url) -> bool {
     }
 }
 
-/// Whether `NO_PROXY` names an address: by `*`, a host, a parent domain, an IP address, a network, each with a port or not.
+/// Whether `NO_PROXY` names an address: by `*`, a host, a parent domain, an IP address, a network; each may have a
+/// port.
 fn is_excepted(no: &str, to: &Url) -> bool {
     let Some(host) = to.host() else { return false };
     let port = to.port_or_known_default();
@@ -237,7 +234,6 @@ fn is_in(entry: &str, address: IpAddr) -> bool {
     first.to_canonical().is_ipv4() == address.is_ipv4() && differ.checked_shr(bits - length).unwrap_or(0) == 0
 }
 
-/// Opens connections to a server, or to the proxy before it.
 #[derive(Clone, Debug)]
 pub(super) struct RouteConnector {
     pub(super) direct: HttpConnector,
@@ -264,7 +260,6 @@ impl Service<Uri> for RouteConnector {
     }
 }
 
-/// Opens a tunnel to the server through the proxy.
 async fn tunnel(stream: TokioIo<TcpStream>, to: &Uri, proxy: &Proxy) -> Result<TokioIo<TcpStream>, BoxError> {
     let (mut sender, connection) = http1::handshake(stream).await?;
     let authority = format!("{}:{}", to.host().unwrap_or_default(), to.port_u16().unwrap_or(443));
@@ -285,7 +280,7 @@ async fn tunnel(stream: TokioIo<TcpStream>, to: &Uri, proxy: &Proxy) -> Result<T
     });
     let upgraded = match select(asking, connection.with_upgrades()).await {
         Either::Left((upgraded, _)) => upgraded?,
-        // The connection's future ends once its stream is handed over, or with an error that the request has, too.
+        // This future ends once its stream is handed over, or with an error that the request has, too.
         Either::Right((_, asking)) => asking.await?,
     };
     let parts = upgraded.downcast::<TokioIo<TcpStream>>().map_err(|_| TunnelError::NotATunnel)?;

@@ -1,8 +1,8 @@
 //! Keeps a server's cookies for each gateway session, and sends them only there (RFC 6265).
 //!
-//! A load balancer before a server names a session's node by a cookie, and only the gateway receives it: clients' cookies are not
-//! forwarded (B75). Cookies are kept in memory by session id, so no session or principal shares them, and by the HTTP client of
-//! one origin, so none is sent to another.
+//! A load balancer names a session's node by a cookie that only the gateway receives: clients' cookies are not
+//! forwarded (B75). Cookies are kept in memory by session id, so no session or principal shares them, and by the HTTP
+//! client of one origin, so none is sent to another.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,22 +13,20 @@ use http::{HeaderMap, HeaderValue, Uri};
 use moka::policy::EvictionPolicy;
 use tokio::time::Instant;
 
-/// Most cookies of one session; further ones are dropped.
+/// More are dropped.
 const COOKIES_MAX: usize = 16;
-/// Largest cookie, name and value.
+/// Name and value.
 const COOKIE_BYTES_MAX: usize = 4 * 1024;
-/// All cookies of all sessions at one server; the least recently used are evicted.
+/// All cookies at one server; the least recently used are evicted.
 const BYTES_MAX: u64 = 4 << 20;
-/// The memory of a cookie beside its text.
+/// Memory of a cookie beside its text.
 const OVERHEAD_BYTES: usize = 128;
-/// How long the cookies of an idle session are kept.
 const KEPT_FOR: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// The cookies of all sessions at one origin.
 #[derive(Clone, Debug)]
 pub(super) struct SessionCookies {
     by_session: moka::sync::Cache<HeaderValue, Arc<[SessionCookie]>>,
-    /// Whether there was any: most servers send none, and their requests need no lookup.
+    /// Most servers send none, and their requests need no lookup.
     are_given: Arc<AtomicBool>,
 }
 
@@ -48,8 +46,8 @@ impl std::fmt::Debug for SessionCookie {
 }
 
 impl SessionCookie {
-    /// Reads a `Set-Cookie` field of a response from `from`; `None` for a cookie that is not to be kept. An expired one removes
-    /// the cookie of its name.
+    /// Reads a `Set-Cookie` field of a response from `from`; `None` for an invalid one. An expired cookie removes the
+    /// one of its name.
     fn read(text: &str, from: &Uri) -> Option<Self> {
         let mut parts = text.split(';');
         let (name, value) = parts.next()?.split_once('=')?;
@@ -70,7 +68,7 @@ impl SessionCookie {
                 "domain" if !is_domain_of(value, from.host()?) => return None,
                 "secure" => cookie.is_secure = true,
                 "max-age" => max_age = value.parse::<i64>().ok().or(max_age),
-                // A server that removes a cookie by a date uses the epoch.
+                // Servers remove a cookie by the date of the epoch.
                 "expires" => is_over = value.contains("1970"),
                 _ => (),
             }
@@ -90,7 +88,6 @@ impl SessionCookie {
         self.expires.is_none_or(|expires| expires > Instant::now())
     }
 
-    /// Whether it is sent with a request to an address of its origin.
     fn goes_to(&self, to: &Uri) -> bool {
         let below = to.path().strip_prefix(&*self.path);
         let is_below = below.is_some_and(|rest| rest.is_empty() || self.path.ends_with('/') || rest.starts_with('/'));
@@ -110,7 +107,7 @@ impl SessionCookies {
             let all = cookies.iter().map(|cookie| bytes(cookie) + OVERHEAD_BYTES).sum::<usize>();
             u32::try_from(all + session.len()).unwrap_or(u32::MAX)
         };
-        // By use alone: a new session must be admitted, however often the others are looked up.
+        // LRU: a new session must be admitted, however often the others are looked up.
         let by_session = moka::sync::Cache::builder().max_capacity(BYTES_MAX).eviction_policy(EvictionPolicy::lru());
         let by_session = by_session.weigher(weigh).time_to_idle(KEPT_FOR).build();
         Self { by_session, are_given: Arc::default() }
@@ -128,7 +125,6 @@ impl SessionCookies {
         Some(field)
     }
 
-    /// Keeps the cookies of a response in a session.
     pub(super) fn note(&self, session: &HeaderValue, from: &Uri, headers: &HeaderMap) {
         let fields = headers.get_all(SET_COOKIE).iter().filter_map(|field| field.to_str().ok());
         let told: Vec<_> = fields.take(COOKIES_MAX).filter_map(|field| SessionCookie::read(field, from)).collect();
@@ -146,7 +142,6 @@ impl SessionCookies {
         self.are_given.store(true, Ordering::Relaxed);
     }
 
-    /// Deletes the cookies of a session that ends.
     pub(super) fn forget(&self, session: &HeaderValue) {
         self.by_session.invalidate(session);
     }

@@ -1,4 +1,4 @@
-//! Checks whether a program exists and may be started, without starting it.
+//! Checks whether a program may be started, without starting it.
 
 use std::env;
 use std::ffi::OsString;
@@ -9,11 +9,9 @@ use std::sync::Arc;
 
 use super::StdioUpstreamSettings;
 
-/// The permission bits to execute a file.
 const MAY_RUN: u32 = 0o111;
 const PATH: &str = "PATH";
 
-/// Why a program would not be started.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProgramError {
     #[error("{}: is no folder to run in", .folder.display())]
@@ -29,11 +27,11 @@ pub enum ProgramError {
 }
 
 impl StdioUpstreamSettings {
-    /// Finds the program as a start would: in `PATH`, which may be among the variables, unless it is a path, and then from its
-    /// working folder.
+    /// Finds the program as a start would: from its working folder if it is a path, else in `PATH`, which `env` may
+    /// set.
     ///
     /// # Errors
-    /// If a start would fail because it, or its folder, is missing. A start may fail for other reasons.
+    /// If a start would fail because the program or its folder is missing. A start may fail for other reasons.
     pub fn find_program(&self) -> Result<PathBuf, ProgramError> {
         if let Some(why) = &self.unusable {
             return Err(ProgramError::Unusable { why: Arc::clone(why) });

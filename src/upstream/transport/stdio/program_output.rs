@@ -1,6 +1,6 @@
 //! Logs a program's standard error, and lines of its standard output that are no messages.
 //!
-//! Lines per second and bytes per line are limited. Lines beyond are counted.
+//! Lines per second and bytes per line are limited; further lines are counted.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,16 +12,17 @@ use tokio::time::Instant;
 
 use crate::metric;
 
-/// Longest line that is logged; the rest of it is cut off.
+/// The rest of a line is cut off.
 const LINE_BYTES_MAX: usize = 1024;
-/// Lines at once, and lines a second after that.
+/// Lines at once, then lines per second.
 const LINES_BURST: f64 = 100.0;
 const LINES_PER_SECOND: f64 = 20.0;
 const READ_BYTES: usize = 8 * 1024;
-/// Lines of standard error that are kept for a program started by hand.
+/// Lines of standard error kept for a program started by hand.
 const LAST_MAX: usize = 10;
 
-/// The last lines of a program's standard error. For the person who runs it, never for a log, since they may hold its arguments.
+/// The last lines of standard error: for the person who runs the program, never for a log, since they may hold its
+/// arguments.
 #[derive(Debug, Default)]
 pub struct LastLines(Mutex<VecDeque<String>>);
 
@@ -34,14 +35,13 @@ impl LastLines {
         lines.push_back(line);
     }
 
-    /// The lines, without control characters and of limited length.
+    /// Without control characters, and of limited length.
     #[must_use]
     pub fn all(&self) -> Vec<String> {
         self.0.lock().iter().cloned().collect()
     }
 }
 
-/// Logs the stray output of one process.
 #[derive(Debug)]
 pub(super) struct ProgramOutputLog {
     upstream: Arc<str>,
@@ -62,7 +62,6 @@ impl ProgramOutputLog {
         Self { upstream, budget: Mutex::new(budget), last }
     }
 
-    /// Takes a line of standard output that is no message.
     pub(super) fn stray(&self, line: &[u8]) {
         self.count("stray_line");
         if let Some(left_out) = self.admit() {
@@ -70,7 +69,7 @@ impl ProgramOutputLog {
         }
     }
 
-    /// Takes a line of standard error. Programs may write their arguments there, so it is logged at a lower level.
+    /// Programs may write their arguments there, so the level is lower.
     fn said(&self, line: &[u8]) {
         if let Some(last) = &self.last {
             last.keep(shown(line));
@@ -87,7 +86,7 @@ impl ProgramOutputLog {
         metric::count_dropped(&self.upstream, reason);
     }
 
-    /// Whether a line may be logged, and how many before it were not.
+    /// How many lines were left out before this one; `None` if it is left out too.
     fn admit(&self) -> Option<u64> {
         let mut budget = self.budget.lock();
         let now = Instant::now();
@@ -103,13 +102,13 @@ impl ProgramOutputLog {
     }
 }
 
-/// The beginning of a line, without control characters, for a log.
+/// Without control characters, and of limited length.
 fn shown(line: &[u8]) -> String {
     let text = String::from_utf8_lossy(&line[..line.len().min(LINE_BYTES_MAX)]);
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
-/// Reads a standard error to its end: a program without a reader would block on a full pipe.
+/// Reads to the end: a program without a reader would block on a full pipe.
 pub(super) async fn log(mut stderr: ChildStderr, noise: Arc<ProgramOutputLog>) {
     let mut buffer = vec![0; READ_BYTES];
     let mut line = Vec::new();

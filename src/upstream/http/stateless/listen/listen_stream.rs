@@ -1,4 +1,4 @@
-//! Runs one `subscriptions/listen` of the gateway, from acknowledgement to end.
+//! Runs one `subscriptions/listen` from acknowledgement to end.
 
 use std::sync::Arc;
 
@@ -21,13 +21,12 @@ const MALFORMED_MAX: u32 = 10;
 
 #[derive(Debug)]
 pub(super) enum ListenError {
-    /// The server does not support it, and would refuse again.
+    /// The server does not support it, so another attempt is pointless.
     Refused(String),
-    /// A later attempt may succeed.
     Failed(GatewayFault),
 }
 
-/// An open stream. Dropping it ends it at the upstream.
+/// Dropping it ends the stream at the upstream.
 #[derive(Debug)]
 pub(super) struct UpstreamListenStream {
     link: Arc<UpstreamLink>,
@@ -38,17 +37,13 @@ pub(super) struct UpstreamListenStream {
 }
 
 enum ListenEvent {
-    /// Nothing for a listener.
     Nothing,
     Notified(Notification),
     End,
 }
 
 impl UpstreamListenStream {
-    /// Subscribes, and waits for the acknowledgement: without it nothing is promised.
-    ///
-    /// # Errors
-    /// If no acknowledgement comes. Not bounded in time.
+    /// Subscribes and waits for the acknowledgement, without a time limit: before it the server promises nothing.
     pub(super) async fn open(line: &StatelessSender, wishes: &SubscriptionFilter) -> Result<Self, ListenError> {
         let id = own_ids::mint();
         let params = ObjectWriter::new().member("notifications", &wishes.written()).finish();
@@ -78,7 +73,7 @@ impl UpstreamListenStream {
         Ok(spoken)
     }
 
-    /// The acknowledgement is the subscription's first message (MOD-24); earlier ones are dropped.
+    /// The acknowledgement comes first (MOD-24); earlier messages are dropped.
     async fn acknowledged(&mut self, wishes: &SubscriptionFilter) -> Result<SubscriptionFilter, ListenError> {
         loop {
             let event = match self.events.next().await {
@@ -87,7 +82,6 @@ impl UpstreamListenStream {
                 Err(broken) => return Err(ListenError::Failed(broken.into_fault())),
             };
             let Some(text) = reply::message_in(&event) else { continue };
-            // A refusal may come as an event too.
             if let Some(Message::Response(response)) = text.read(ScanLimits::UPSTREAM).ok().as_deref()
                 && response.id.as_ref() == Some(&self.id)
             {
@@ -104,7 +98,7 @@ impl UpstreamListenStream {
         }
     }
 
-    /// The next granted notification, without this subscription's id; `None` at the end. Cancel safe.
+    /// The next granted notification, without the subscription's id; `None` at the end. Cancel safe.
     pub(super) async fn next(&mut self) -> Option<ServerNotification> {
         loop {
             let event = self.events.next().await.ok()??;
@@ -138,7 +132,7 @@ impl UpstreamListenStream {
         ListenEvent::Nothing
     }
 
-    /// A notification, if its kind was granted and it belongs to this subscription.
+    /// The notification, if granted and of this subscription.
     fn news(&self, notification: &Notification) -> Option<ServerNotification> {
         let params = notification.params.object();
         if !self.granted.want(&notification.method, params) {
@@ -159,7 +153,7 @@ impl Drop for UpstreamListenStream {
 const MALFORMED: ListenError = ListenError::Failed(GatewayFault::new(Reason::UpstreamMalformed, Executed::No));
 const CLOSED: ListenError = ListenError::Failed(GatewayFault::new(Reason::UpstreamClosed, Executed::No));
 
-/// Classifies an error: one about the request is permanent, any other may pass.
+/// An error about the request is permanent, any other may pass.
 fn refused(error: RpcError) -> ListenError {
     let is_for_good = matches!(
         error.code,

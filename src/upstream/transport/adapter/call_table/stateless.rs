@@ -1,7 +1,5 @@
-//! Finds the call of a stateless server's message, on a connection shared by clients.
-//!
-//! Every request has an id of the adapter there, so that clients' ids and tokens never collide. A message that names no request
-//! is dropped: no client owns the connection.
+//! Finds the call of a stateless server's message on a connection that clients share. Requests have ids of the adapter,
+//! so clients' ids and tokens never collide. A message that names no request is dropped.
 
 use bytes::Bytes;
 
@@ -10,13 +8,12 @@ use crate::upstream::transport::adapter::request_ids::{self, OriginalRequest};
 use crate::wire::{MessageText, Notification, RequestId, meta, method};
 
 impl CallTable {
-    /// A request's names at its client.
     pub(in crate::upstream::transport::adapter) fn outer(&self, id: &RequestId) -> Option<OriginalRequest> {
         self.call(id)?.1.terms.outer.clone()
     }
 
-    /// Delivers a notification to the request that it names. A server's log messages name none: they go to the only request that
-    /// wants them, and with several to none (MOD-23).
+    /// Delivers to the request that the notification names. Log messages name none: they go to the only request that
+    /// wants them, else to none (MOD-23).
     pub(in crate::upstream::transport::adapter) fn note_named(
         &mut self,
         notification: &Notification,
@@ -53,7 +50,6 @@ impl CallTable {
     }
 
     fn call(&self, id: &RequestId) -> Option<(&RequestId, &CallEntry)> {
-        // Servers may write ids back in another spelling.
         self.calls
             .get_key_value(id)
             .or_else(|| self.calls.iter().find(|(own, _): &(&RequestId, &CallEntry)| own.says(id)))

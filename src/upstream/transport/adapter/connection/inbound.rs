@@ -20,9 +20,8 @@ use crate::wire::{
     method,
 };
 
-/// Dropped messages beyond this size are logged.
+/// Larger dropped messages are logged.
 const LARGE_BYTES: usize = 256 * 1024;
-/// The fault that ends a call after an unreadable answer.
 const MALFORMED: GatewayFault = GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes);
 
 impl AdapterConnection {
@@ -36,8 +35,8 @@ impl AdapterConnection {
         }
     }
 
-    /// Takes a message that found no room for so long. An outcome that is kept goes to its owner all the same; everything else is
-    /// dropped, and the calls that it was to answer end.
+    /// Takes a message that the budget refused. A kept outcome goes to its owner all the same; any other message is
+    /// dropped, and ends the calls that it answers.
     pub(super) fn take_unaffordable(self: &Arc<Self>, text: Bytes, fault: GatewayFault) {
         let is_kept = |seen: &MalformedMessage| {
             seen.is_answer && seen.id.as_ref().is_some_and(|id| self.table.lock().is_kept(id))
@@ -72,7 +71,7 @@ impl AdapterConnection {
         }
     }
 
-    /// Handles a response without a request. One with a malformed id may still show the intended call; one without any id may be
+    /// Handles a response without a request. A malformed id may still show the call; without an id the response may be
     /// about a notification, and ends nothing.
     fn take_foreign(&self, response: &wire::Response, text: &[u8]) {
         let meant = envelope::glimpse(text).into_iter().find_map(|seen| seen.id).filter(|_| response.id.is_none());
@@ -81,9 +80,9 @@ impl AdapterConnection {
         }
     }
 
-    /// Ends the calls that a text was meant for which cannot be read or found no room, as far as they can be recognised: nothing else
-    /// will come for them. A response without a recognisable id is the only call's, if there is just one. A text that is no
-    /// response, such as a log line, ends nothing.
+    /// Ends the recognisable calls of an unreadable or refused text, as nothing else will come for them. A response
+    /// without a recognisable id belongs to the only call, if there is one. Other text, such as a log line, ends
+    /// nothing.
     pub(super) fn take_for_lost(&self, text: &[u8], fault: GatewayFault) {
         let (mut is_ended, mut is_call) = (false, false);
         for seen in envelope::glimpse(text) {
@@ -117,7 +116,7 @@ impl AdapterConnection {
         let taken = {
             let mut table = self.table.lock();
             if is_tool && is_result && response.result.as_ref().is_some_and(is_task) {
-                // Before the call is over: a connection without calls may be evicted, unless its server runs a task.
+                // Before the call is over: a connection without calls and tasks may be evicted.
                 table.note_task();
             }
             table.answer(response.id.as_ref(), &text)
@@ -135,7 +134,6 @@ impl AdapterConnection {
         }
     }
 
-    /// A copy of a message, which holds its own bytes.
     fn counted(&self, copy: Bytes) -> MessageText {
         if copy.len() <= FREE_BYTES { copy.into() } else { self.share().rehold(copy).into() }
     }
@@ -159,7 +157,7 @@ impl AdapterConnection {
     fn ask(self: &Arc<Self>, request: &Request, text: &MessageText) {
         let asked = match &self.kind {
             ConnectionPurpose::Session => self.table.lock().ask(request, text),
-            // Such a server asks nothing during a request, and its client answers nothing.
+            // Such servers ask in results only.
             ConnectionPurpose::Stateless => return self.shared.dropped("stray_request"),
             ConnectionPurpose::Apart { process } => {
                 let (request, text) = request_ids::question(request, request_ids::outward(process, &request.id));
@@ -178,7 +176,7 @@ impl AdapterConnection {
         self.reply(refused(&request.id, why));
     }
 
-    /// Sends the adapter's own reply in the background. Under a flood it is dropped and counted.
+    /// In the background; a flood of replies is dropped and counted.
     fn reply(self: &Arc<Self>, text: Bytes) {
         let Ok(permit) = Arc::clone(&self.replies).try_acquire_owned() else {
             return self.shared.dropped("reply_flood");
@@ -194,7 +192,7 @@ impl AdapterConnection {
     }
 }
 
-/// Whether a result is only the handle of a server's task, in either era.
+/// Whether a result is only a task handle, in either era.
 fn is_task(result: &Object) -> bool {
     result.has_object("task") || result.get_str("resultType").as_deref() == Some("task")
 }

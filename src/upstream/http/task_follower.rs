@@ -234,7 +234,7 @@ impl TaskFollower<'_> {
         let session = self.http_call.session();
         if fresh.len() < named {
             session.link.dropped("subtask_cycle");
-            tracing::warn!(upstream = %session.link.name, "a task of the server is named as a subtask of itself; that is passed over");
+            tracing::warn!(upstream = %session.link.name, "a task of the server names itself or a parent as its subtask; the entry is ignored");
         }
         if fresh.is_empty() {
             return;

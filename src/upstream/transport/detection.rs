@@ -71,7 +71,7 @@ impl TransportDetection {
         if answer.is_ok() || self.seen.is() || !is_initialize(outgoing) {
             return answer;
         }
-        tracing::info!(upstream = %self.name, "the server speaks HTTP+SSE no more; streamable HTTP is tried");
+        tracing::info!(upstream = %self.name, "the server no longer speaks HTTP+SSE; trying streamable HTTP");
         let response = self.http.send(outgoing, handed_over).await?;
         Ok(self.http.answer_of(outgoing, response))
     }

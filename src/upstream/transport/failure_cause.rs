@@ -47,7 +47,7 @@ pub(crate) fn cause(failure: &(dyn Error + 'static)) -> String {
         let words = match kind {
             Some(io::ErrorKind::ConnectionRefused) => "connection refused",
             Some(io::ErrorKind::TimedOut) => "no connection in time",
-            Some(io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable) => "no way to the host",
+            Some(io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable) => "no route to the host",
             Some(io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe | io::ErrorKind::UnexpectedEof) => {
                 "the connection was closed"
             }

@@ -1,6 +1,6 @@
 //! Sends HTTP requests to one upstream: connections, TLS, and the faults of failures.
 //!
-//! Knows no JSON. Follows no redirect, accepts no encoding, adds no header of its own.
+//! Knows no JSON. Follows no redirect, accepts no encoding, adds no header by itself.
 
 mod connector;
 mod pool;

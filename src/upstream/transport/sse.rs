@@ -283,7 +283,7 @@ mod tests {
             ("//evil.example/m", Err("http://evil.example")),
             ("\\\\evil.example/m", Err("http://evil.example")),
             ("http://mcp.example:9000@evil.example/m", Err("http://evil.example")),
-            ("http://somebody:secret@mcp.example:9000/m", Err("http://mcp.example:9000")),
+            ("http://user:secret@mcp.example:9000/m", Err("http://mcp.example:9000")),
             ("file:///etc/passwd", Err("null")),
             ("javascript:alert(1)", Err("null")),
         ] {

@@ -231,7 +231,7 @@ mod tests {
         questions.answer(&ask("0/a"), Answer::Result(Payload::empty_object())).unwrap();
         assert!(questions.has_untaken(), "until the task shows whether it wants it");
         assert_eq!(lines(questions.withdraw_all_but(None)), ["withdrawn \"0/a\"", "withdrawn \"0/b\""]);
-        assert!(!questions.has_untaken(), "nobody asks");
+        assert!(!questions.has_untaken(), "the question was withdrawn");
         let mut questions = earlier();
         questions.answer(&ask("0/b"), Answer::Result(Payload::empty_object())).unwrap();
         assert_eq!(lines(questions.take(&still).unwrap()), ["withdrawn \"0/a\""]);

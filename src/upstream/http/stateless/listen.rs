@@ -332,7 +332,7 @@ impl ListenSource {
             Ok(spoken) => {
                 let granted = spoken.granted.clone();
                 if !granted.cover(&asked) {
-                    tracing::debug!(upstream = %self.line.link.name, "the upstream tells less than it was asked for");
+                    tracing::debug!(upstream = %self.line.link.name, "the upstream granted fewer notifications than requested");
                 }
                 self.state.send_modify(|state| {
                     (state.asked, state.granted, state.refused) = (asked, granted, SubscriptionFilter::default());
@@ -342,12 +342,12 @@ impl ListenSource {
                 Some(Ok(spoken))
             }
             Err(ListenError::Refused(reason)) => {
-                tracing::warn!(upstream = %self.line.link.name, %reason, "the upstream cannot be listened to");
+                tracing::warn!(upstream = %self.line.link.name, %reason, "the upstream refused a subscription");
                 self.state.send_modify(|state| state.refused.extend(&asked));
                 None
             }
             Err(ListenError::Failed(fault)) => {
-                tracing::debug!(upstream = %self.line.link.name, reason = reason_key(fault.reason), "the upstream was not heard");
+                tracing::debug!(upstream = %self.line.link.name, reason = reason_key(fault.reason), "a subscription failed");
                 self.state.send_modify(|state| {
                     state.failures += 1;
                     state.failed = Some((Instant::now(), asked, GatewayFault { executed: Executed::No, ..fault }));

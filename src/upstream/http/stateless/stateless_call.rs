@@ -57,7 +57,7 @@ impl StatelessCall {
                 }
                 StatelessResult::Misplaced => {
                     let (method, reason) = (&*request.method, reason_key(Reason::UpstreamMalformed));
-                    tracing::warn!(method, reason, "a result is of a type that it may not have");
+                    tracing::warn!(method, reason, "invalid type of a result for its method");
                     return Err(malformed(Executed::Yes).into());
                 }
                 StatelessResult::Malformed => return Err(malformed(Executed::Yes).into()),

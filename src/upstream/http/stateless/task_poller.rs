@@ -76,7 +76,7 @@ struct TaskPoller {
 
 impl StatelessCall {
     pub(super) async fn follow(&mut self, made: ExtensionTaskHandle) -> Result<Payload, ExchangeEvent> {
-        // A task's keys are unrelated to earlier rounds, whose answers the upstream has accepted.
+        // A task's keys are unrelated to earlier rounds; the upstream has accepted their answers.
         self.questions.of_task();
         self.note_untaken();
         let mut watch = TaskPoller::new(&made.id);
@@ -154,7 +154,7 @@ impl StatelessCall {
             }
             ExtensionTaskState::Working => (),
             ExtensionTaskState::Unknown => {
-                tracing::warn!(status = task.word.as_str(), "an upstream task has a status that nobody knows");
+                tracing::warn!(status = task.word.as_str(), "unknown status of an upstream task; it counts as working");
             }
         }
         for event in self.questions.withdraw_all_but(None) {
@@ -216,7 +216,7 @@ impl TaskPoller {
             TaskRequestError::Lost(_) | TaskRequestError::Refused(_) => None,
         };
         let is_unknown = matches!(&why, TaskRequestError::Refused(error) if peer::is_of_an_unknown_task(error));
-        tracing::debug!(%why, method = name, "an upstream task cannot be looked at");
+        tracing::debug!(%why, method = name, "a request about an upstream task failed");
         self.failures += 1;
         if course.line.is_watched {
             self.shown = None;

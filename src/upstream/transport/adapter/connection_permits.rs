@@ -97,7 +97,7 @@ impl TransportAdapter {
         let mut place = session.give_way()?;
         sessions.remove(&id);
         drop(sessions);
-        tracing::debug!(upstream = %self.shared.name, "an idle connection gave way to another client's");
+        tracing::debug!(upstream = %self.shared.name, "evicted an idle connection for another client");
         place.pass_to(owner);
         Some(place)
     }

@@ -55,7 +55,7 @@ pub(super) fn verbatim(notification: &Notification) -> Bytes {
 }
 
 pub(super) fn cancelled(id: &RequestId) -> Bytes {
-    let params = Payload::of(&serde_json::json!({ "requestId": id, "reason": "nobody waits for it any more" }));
+    let params = Payload::of(&serde_json::json!({ "requestId": id, "reason": "the response is no longer awaited" }));
     envelope::notification(method::CANCELLED, Some(&params))
 }
 

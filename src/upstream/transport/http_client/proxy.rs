@@ -57,9 +57,9 @@ impl ProxySettings {
 /// Prints no credential.
 #[derive(Debug, thiserror::Error)]
 pub enum ProxyError {
-    #[error("{variable} is no proxy that can be used; write http://HOST:PORT, or `proxy = \"none\"` for this server")]
+    #[error("{variable} names no usable proxy; write http://HOST:PORT, or `proxy = \"none\"` for this server")]
     Variable { variable: &'static str },
-    #[error("proxy {url}: is no proxy that can be used; write http://HOST:PORT")]
+    #[error("proxy {url}: is not usable; write http://HOST:PORT")]
     Address { url: Url },
     #[error("{}: {source}", .path.display())]
     File { path: PathBuf, source: SecretFileError },
@@ -73,7 +73,7 @@ enum TunnelError {
     Credentials,
     #[error("it refused to connect to the server (HTTP {})", .0.as_u16())]
     Refused(StatusCode),
-    #[error("it speaks no HTTP that is understood")]
+    #[error("its response to CONNECT is not understood")]
     NotATunnel,
 }
 
@@ -334,7 +334,7 @@ mod tests {
         assert_eq!(found(&[("HTTPS_PROXY", "http://a"), ("ALL_PROXY", "socks5://b")]), "direct");
         for wrong in ["socks5://s3cr3t@a", "https://u:s3cr3t@a", "http://"] {
             let refused = found(&[("HTTP_PROXY", wrong)]);
-            assert!(refused.starts_with("HTTP_PROXY is no proxy that can be used") && !refused.contains("s3cr3t"));
+            assert!(refused.starts_with("HTTP_PROXY names no usable proxy") && !refused.contains("s3cr3t"));
         }
         for (no, to, is_direct) in [
             ("*", "http://up.example", true),

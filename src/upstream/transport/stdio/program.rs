@@ -20,7 +20,7 @@ pub enum ProgramError {
     NotInPath { program: String },
     #[error("{}: is not found", .file.display())]
     NotFound { file: PathBuf },
-    #[error("{}: is no file that may be run", .file.display())]
+    #[error("{}: is not executable", .file.display())]
     NotRunnable { file: PathBuf },
     #[error("{why}")]
     Unusable { why: Arc<str> },
@@ -88,11 +88,11 @@ mod tests {
         };
         for (program, path, cwd, expected) in [
             (absolute("runs"), None, None, absolute("runs")),
-            (absolute("text"), None, None, format!("{}: is no file that may be run", absolute("text"))),
+            (absolute("text"), None, None, format!("{}: is not executable", absolute("text"))),
             (absolute("none"), None, None, format!("{}: is not found", absolute("none"))),
             ("./runs".to_owned(), None, Some(at("")), absolute("./runs")),
             ("runs".to_owned(), Some(&text), None, absolute("runs")),
-            ("text".to_owned(), Some(&text), None, format!("{}: is no file that may be run", absolute("text"))),
+            ("text".to_owned(), Some(&text), None, format!("{}: is not executable", absolute("text"))),
             (
                 "runs".to_owned(),
                 Some(&none),

@@ -65,7 +65,7 @@ impl ProgramOutputLog {
     pub(super) fn stray(&self, line: &[u8]) {
         self.count("stray_line");
         if let Some(left_out) = self.admit() {
-            tracing::warn!(upstream = %self.upstream, left_out, line = shown(line), "a program wrote what is no message");
+            tracing::warn!(upstream = %self.upstream, left_out, line = shown(line), "a program wrote a line to standard output that is no message");
         }
     }
 
@@ -76,7 +76,7 @@ impl ProgramOutputLog {
         }
         match self.admit() {
             Some(left_out) => {
-                tracing::debug!(upstream = %self.upstream, left_out, line = shown(line), "a program says")
+                tracing::debug!(upstream = %self.upstream, left_out, line = shown(line), "a program wrote to standard error")
             }
             None => self.count("stderr_line"),
         }

@@ -73,7 +73,7 @@ async fn t_20_a_message_goes_to_the_call_it_names_else_to_the_only_one_else_to_t
     assert_eq!(ask(&mut table, 9, json!({})), Ok(()), "the only tool call");
     assert_eq!(drained(&mut one), (1, false));
     let mut two = table.begin(&call(2)).unwrap().messages;
-    assert_eq!(ask(&mut table, 10, json!({})), Err(DeliveryError::Nobody), "two calls, and nobody listens");
+    assert_eq!(ask(&mut table, 10, json!({})), Err(DeliveryError::Nobody), "two calls and no listener");
     assert_eq!(progress(&mut table, 2), Ok(()));
     assert_eq!((drained(&mut one), drained(&mut two)), ((0, false), (1, false)));
     let mut own = table.listen(None);
@@ -142,9 +142,9 @@ async fn a_connection_is_not_idle_while_somebody_listens_or_a_call_runs() {
     assert_eq!(unused(&mut table), Some(ten));
     let own = table.listen(None);
     tokio::time::advance(ten).await;
-    assert_eq!(unused(&mut table), Some(Duration::ZERO), "somebody listens");
+    assert_eq!(unused(&mut table), Some(Duration::ZERO), "there is a listener");
     drop(own);
-    assert_eq!(unused(&mut table), Some(Duration::ZERO), "somebody did just now");
+    assert_eq!(unused(&mut table), Some(Duration::ZERO), "there was a listener just now");
     tokio::time::advance(ten).await;
     assert_eq!(unused(&mut table), Some(ten));
     let one = table.begin(&call(1)).unwrap();
@@ -152,7 +152,7 @@ async fn a_connection_is_not_idle_while_somebody_listens_or_a_call_runs() {
     assert_eq!((unused(&mut table), table.left_for()), (None, Duration::ZERO));
     drop(one);
     tokio::time::advance(ten).await;
-    assert_eq!((unused(&mut table), table.left_for()), (None, ten), "it goes on, and nobody waits for it");
+    assert_eq!((unused(&mut table), table.left_for()), (None, ten), "it continues without a reader");
     assert!(table.answer(Some(&RequestId::number(1)), &MessageText::default()));
     assert_eq!((unused(&mut table), table.left_for()), (Some(Duration::ZERO), Duration::ZERO));
 }
@@ -180,7 +180,7 @@ async fn what_is_said_before_the_session_is_open_is_not_the_handshakes() {
     assert_eq!(ask(&mut table, 9, json!({})), Err(DeliveryError::Nobody), "answered by the stand, if it is a ping");
     assert_eq!(note(&mut table, "notifications/message", json!({ "level": "info", "data": 1 })), Ok(()));
     assert_eq!(drained(&mut first), (0, false));
-    assert_eq!(drained(&mut table.listen(None)), (1, false), "kept until somebody listens");
+    assert_eq!(drained(&mut table.listen(None)), (1, false), "kept for the first listener");
 }
 
 /// Listening gives no more right to a connection than waiting to call.

@@ -169,7 +169,7 @@ impl AdapterConnection {
             Err(DeliveryError::Nobody) if request.method == method::PING => {
                 return self.reply(envelope::result(&request.id, &Payload::empty_object()));
             }
-            Err(DeliveryError::Nobody) => "no single call that this can belong to",
+            Err(DeliveryError::Nobody) => "the request cannot be assigned to a single call",
             Err(DeliveryError::Slow) => "the client does not keep up",
         };
         self.shared.dropped("stray_request");

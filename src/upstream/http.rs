@@ -5,14 +5,9 @@
 
 mod client_session;
 mod drive;
-mod driven_call;
 pub(crate) mod exchange;
-mod passthrough;
-mod poll_schedule;
 mod resume_token;
-mod side_request;
 pub(crate) mod stateless;
-mod stream_places;
 mod task_follower;
 
 use std::path::PathBuf;
@@ -30,15 +25,14 @@ use super::resource_metadata::ResourceMetadata;
 use super::session::own::OwnSessionChannel;
 use super::session::pool::SessionPool;
 use super::session::{POLLS_MAX, SessionKey, UpstreamLink};
-use super::transport::Transport;
 use super::transport::adapter::TransportAdapter;
 use super::transport::credential::Credential;
-use super::transport::detection::TransportDetection;
 pub use super::transport::http_client::ClientError;
 use super::transport::http_client::{ClientTls, HttpClient};
 pub use super::transport::http_client::{ProxyError, ProxySettings};
 use super::transport::sse::{self, SseDetected, SseTransport};
 use super::transport::stdio::{LastLines, StdioTransport, StdioUpstreamSettings};
+use super::transport::{Transport, TransportDetection};
 use super::upstream_health::UpstreamHealth;
 use super::version_choice::VersionChoice;
 use super::{

@@ -1,26 +1,30 @@
-//! Runs calls in one client's own session (see [`own`](crate::upstream::session::own)), without a pool.
+//! Runs calls in one client's own session (see [`own`](crate::upstream::session::own)), and gives raw access to it.
 
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use http_body_util::BodyExt;
 use tokio::sync::broadcast;
 
 use super::drive::SessionSource;
 use super::exchange::HttpExchange;
 use crate::task::{Executed, GatewayFault, Reason};
+use crate::upstream::outgoing::{HandedOver, OutgoingRequest, SessionHeaders};
+use crate::upstream::raw_channel::{RawChannel, RawMethod, RawRequest, RawResponse, SessionBinding};
 use crate::upstream::session::UpstreamLink;
-use crate::upstream::session::own::SessionLease;
+use crate::upstream::session::own::{OwnSessionChannel, SessionLease};
+use crate::upstream::upstream_health::UpstreamHealth;
 use crate::upstream::{BeginError, CallContext, Exchange, ResumeToken, ServerFacts, Upstream, UpstreamRequest};
-use crate::wire::Payload;
+use crate::wire::{Payload, ProtocolVersion};
 
 #[derive(Debug)]
-pub(super) struct ClientSessionUpstream {
+struct ClientSessionUpstream {
     link: Arc<UpstreamLink>,
     lease: Arc<SessionLease>,
 }
 
 impl ClientSessionUpstream {
-    pub(super) fn new(link: Arc<UpstreamLink>, lease: Arc<SessionLease>) -> Self {
+    fn new(link: Arc<UpstreamLink>, lease: Arc<SessionLease>) -> Self {
         Self { link, lease }
     }
 
@@ -60,4 +64,53 @@ impl Upstream for ClientSessionUpstream {
     }
 
     async fn close(&self) {}
+}
+
+#[async_trait]
+impl RawChannel for Arc<UpstreamLink> {
+    fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    fn version_for(&self, client: ProtocolVersion) -> ProtocolVersion {
+        self.versions.fixed().unwrap_or(client)
+    }
+
+    fn version_after(&self, asked: ProtocolVersion, refusal: &BeginError) -> Option<ProtocolVersion> {
+        self.versions.older(asked, refusal)
+    }
+
+    async fn send(&self, request: RawRequest) -> Result<RawResponse, GatewayFault> {
+        let response = self.transport.send(&outgoing(request), &HandedOver::default()).await?;
+        Ok(response.map(|body| body.boxed_unsync()).into())
+    }
+
+    fn health(&self) -> Option<&UpstreamHealth> {
+        Some(&self.health)
+    }
+
+    fn makes_streams(&self) -> bool {
+        self.transport.is_adapted()
+    }
+}
+
+impl OwnSessionChannel for Arc<UpstreamLink> {
+    fn calls_in(&self, lease: SessionLease) -> Arc<dyn Upstream> {
+        Arc::new(ClientSessionUpstream::new(Self::clone(self), Arc::new(lease)))
+    }
+}
+
+fn outgoing(request: RawRequest) -> OutgoingRequest {
+    let SessionBinding { session, version, tasks: _ } = request.binding;
+    let credentials = SessionHeaders { session, version, ..SessionHeaders::default() };
+    let outgoing = match request.verb {
+        RawMethod::Post(message) => credentials.post(message),
+        RawMethod::Note(message) => credentials.post(message).under_way(),
+        RawMethod::PostWith { message, headers, principal } => {
+            credentials.post_with(message, headers).on_behalf_of(principal)
+        }
+        RawMethod::Get { last_event } => credentials.get(last_event.as_ref()),
+        RawMethod::Delete => credentials.delete(),
+    };
+    outgoing.forwarding(request.forwarded)
 }

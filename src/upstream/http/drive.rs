@@ -3,6 +3,8 @@
 //! Read `response_reader` for one response, and `task_follower` for a call that became the upstream's task. The
 //! exchange's owner polls one future. All events but the last go through the call's queue, which the session's own
 //! stream feeds too.
+//!
+//! Also sends the gateway's own requests beside a call, in its session. Other messages on their streams go to the call.
 
 pub(super) mod response_reader;
 
@@ -15,11 +17,12 @@ use parking_lot::Mutex;
 use tokio::sync::SetOnce;
 use tokio::time::Instant;
 
+use super::resume_token::StreamPlaces;
 use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::answer_body::AnswerBody;
-use crate::upstream::http::stream_places::StreamPlaces;
 use crate::upstream::outgoing::{HandedOver, OutgoingRequest, SessionHeaders};
+use crate::upstream::own_ids;
 use crate::upstream::raw_channel::SessionBinding;
 use crate::upstream::reply::{
     self, AcceptedResponse, BodyReadError, ErrorAddressee, EventStream, ReadLimits, ResponseRefusal,
@@ -29,13 +32,21 @@ use crate::upstream::session::own::SessionLease;
 use crate::upstream::session::pool::SessionPool;
 use crate::upstream::session::{SessionKey, UpstreamLink, UpstreamSession};
 use crate::upstream::{BeginError, CallContext, ExchangeError, ExchangeEvent, ForwardedHeaders, Timeouts};
+use crate::wire::{Payload, envelope};
 use response_reader::{AwaitedRequest, RpcResult, StreamEnd, drain};
 
 /// How long a call may lack a stream before it is lost (U24).
 const RESUME_WINDOW: Duration = Duration::from_secs(30);
+/// How long an upstream may be silent if the result is ready.
+const SILENCE_MAX: Duration = Duration::from_secs(30);
+/// How long resuming a stream is tried then; the request can be repeated instead.
+const TAKE_UP_MAX: Duration = Duration::from_secs(2);
 
 pub(super) enum CallStart {
-    Post { message: Bytes, handed_over: HandedOver },
+    Post {
+        message: Bytes,
+        handed_over: HandedOver,
+    },
     /// Another process sent it; its stream is resumed.
     Resume,
     /// The upstream made a task of it for another process; the task is polled.
@@ -45,10 +56,7 @@ pub(super) enum CallStart {
 /// The source of a call's session, and of a replacement.
 #[derive(Debug)]
 pub(super) enum SessionSource {
-    Pool {
-        pool: Arc<SessionPool>,
-        key: SessionKey,
-    },
+    Pool { pool: Arc<SessionPool>, key: SessionKey },
     Own(Arc<SessionLease>),
 }
 
@@ -309,6 +317,90 @@ impl HttpCall {
 
 pub(super) fn last(answer: RpcResult) -> ExchangeEvent {
     answer.map_or_else(ExchangeEvent::Faulted, ExchangeEvent::Returned)
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AnswerWait {
+    /// The result is ready.
+    Short,
+    /// The response comes once the task has news.
+    Endless,
+}
+
+enum SideRequestError {
+    SessionLost,
+    Gateway(GatewayFault),
+}
+
+impl From<GatewayFault> for SideRequestError {
+    fn from(fault: GatewayFault) -> Self {
+        Self::Gateway(fault)
+    }
+}
+
+impl HttpCall {
+    /// Sends a request that is safe to repeat. If the upstream lost the session, moves the call to another and repeats
+    /// the request there. A fault concerns this request, not the call.
+    pub(super) async fn aside(
+        &self,
+        method: &str,
+        params: &Payload,
+        patience: AnswerWait,
+    ) -> Result<RpcResult, GatewayFault> {
+        let session = self.session();
+        let asked = match self.ask_in(&session, method, params, patience).await {
+            Err(SideRequestError::SessionLost) => {
+                let session = self.renew(&session).await?;
+                self.ask_in(&session, method, params, patience).await
+            }
+            asked => asked,
+        };
+        asked.map_err(|trouble| match trouble {
+            SideRequestError::Gateway(fault) => fault,
+            SideRequestError::SessionLost => GatewayFault::new(Reason::UpstreamSessionLost, Executed::Unknown),
+        })
+    }
+
+    async fn ask_in(
+        &self,
+        session: &UpstreamSession,
+        method: &str,
+        params: &Payload,
+        patience: AnswerWait,
+    ) -> Result<RpcResult, SideRequestError> {
+        let id = own_ids::mint();
+        let message = envelope::request(&id, method, Some(params));
+        let handed_over = HandedOver::default();
+        let head = session.post_beside(message, &handed_over);
+        let (response, idle, take_up_max) = match patience {
+            AnswerWait::Endless => (head.await?, None, SILENCE_MAX),
+            AnswerWait::Short => {
+                let head = tokio::time::timeout(SILENCE_MAX, head).await;
+                (head.map_err(|_| BodyReadError::Idle.into_fault())??, Some(SILENCE_MAX), TAKE_UP_MAX)
+            }
+        };
+        let limits = ReadLimits { idle, ..self.limits.clone() };
+        let places = Mutex::default();
+        let awaited = AwaitedRequest { id: &id, limits: limits.clone(), places: &places, call: None };
+        match session.open(response, &id, &limits).await {
+            Ok(AcceptedResponse::Json(body)) => Ok(self.read(body, &awaited).await?),
+            Ok(AcceptedResponse::Events(mut events)) => loop {
+                match self.hear(&mut events, &awaited, &mut 0).await? {
+                    StreamEnd::Answered(answer) => {
+                        drain(&session.link, events);
+                        return Ok(answer);
+                    }
+                    StreamEnd::Broke { .. } => {
+                        let pause = places.lock().read.pause();
+                        events = Box::pin(self.reopen(&awaited, take_up_max, pause)).await?;
+                    }
+                }
+            },
+            Err(ResponseRefusal::Rpc(error)) => Ok(Err(error)),
+            Err(ResponseRefusal::Gateway(fault)) => Err(fault.into()),
+            Err(ResponseRefusal::SessionLost) => Err(SideRequestError::SessionLost),
+        }
+    }
 }
 
 #[cfg(test)]

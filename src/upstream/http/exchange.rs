@@ -1,24 +1,24 @@
-//! Implements the exchange of a call over HTTP: events, answers, cancel.
+//! Implements the exchange of a call over HTTP: events, answers, cancel; and polls the futures of calls of both eras.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use serde_json::json;
+use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::drive::{CallStart, HttpCall, SessionSource};
-use super::driven_call::DrivenCall;
-use super::resume_token::{self, CallPosition};
-use super::side_request::AnswerWait;
+use super::drive::{AnswerWait, CallStart, HttpCall, SessionSource};
+use super::resume_token::{self, CallPosition, StreamPlaces};
 use crate::dialect::relay_core_2025_11_25::{self as peer, UpstreamTaskStatus, UpstreamTaskSupport};
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::upstream::http::stream_places::StreamPlaces;
 use crate::upstream::latencies::ExchangeClass;
-use crate::upstream::outgoing::SessionHeaders;
+use crate::upstream::outgoing::{HandedOver, SessionHeaders};
 use crate::upstream::own_ids;
 use crate::upstream::session::calls::{SessionCall, UpstreamTaskState};
 use crate::upstream::session::{UpstreamLink, UpstreamSession};
+use crate::upstream::upstream_health::HealthMark;
 use crate::upstream::{
     Answer, BeginError, CallContext, Exchange, ExchangeError, ExchangeEvent, ResumeToken, TaskRequestError,
     UpstreamRequest,
@@ -260,5 +260,98 @@ impl Exchange for HttpExchange {
             None => CallPosition::Stream(self.http_call.places.lock().heard(self.heard).clone()),
         };
         resume_token::token(&self.http_call.call.id, &session.credentials, &at, &self.http_call.call.shown())
+    }
+}
+
+/// Returns the last event.
+pub(super) type CallFuture = Pin<Box<dyn Future<Output = ExchangeEvent> + Send>>;
+
+/// Polls one call's future for its owner, and yields its events in order.
+pub(super) struct DrivenCall {
+    link: Arc<UpstreamLink>,
+    queue: mpsc::Receiver<Box<ExchangeEvent>>,
+    state: DrivenCallState,
+    began: Instant,
+    class: ExchangeClass,
+    mark: HealthMark,
+}
+
+enum DrivenCallState {
+    Running(CallFuture),
+    /// The last event, after the events in the queue.
+    Ended(ExchangeEvent),
+}
+
+impl DrivenCall {
+    pub(super) fn new(
+        link: &Arc<UpstreamLink>,
+        class: ExchangeClass,
+        began: Instant,
+        queue: mpsc::Receiver<Box<ExchangeEvent>>,
+        call: CallFuture,
+    ) -> Self {
+        let (link, mark) = (Arc::clone(link), link.health.mark());
+        Self { link, queue, state: DrivenCallState::Running(call), began, class, mark }
+    }
+
+    pub(super) const fn is_running(&self) -> bool {
+        matches!(self.state, DrivenCallState::Running(_))
+    }
+
+    /// Runs the call until a connection has taken it. On an error the call ended and nothing was sent.
+    pub(super) async fn hand_over(&mut self, handed_over: &HandedOver) -> Result<(), BeginError> {
+        let DrivenCallState::Running(call) = &mut self.state else { return Ok(()) };
+        let last = tokio::select! {
+            biased;
+            _ = handed_over.wait() => return Ok(()),
+            last = call => last,
+        };
+        self.link.ended(self.class, self.mark, &last);
+        if let ExchangeEvent::Lost(ExchangeError(fault)) = last
+            && !handed_over.initialized()
+        {
+            return Err(BeginError::Gateway(fault));
+        }
+        self.end(last);
+        Ok(())
+    }
+
+    /// Runs a call that is to be cancelled, until `then` or its end. Events stay in the queue.
+    pub(super) async fn run_until<T>(&mut self, then: impl Future<Output = T>) {
+        let DrivenCallState::Running(call) = &mut self.state else { return };
+        let last = tokio::select! {
+            biased;
+            last = call => last,
+            _ = then => return,
+        };
+        self.end(last);
+    }
+
+    /// The next event; after the end, the last one repeatedly. Cancel safe.
+    pub(super) async fn next(&mut self) -> ExchangeEvent {
+        loop {
+            if let Ok(event) = self.queue.try_recv() {
+                return *event;
+            }
+            let last = match &mut self.state {
+                DrivenCallState::Ended(last) => return last.clone(),
+                DrivenCallState::Running(call) => tokio::select! {
+                    biased;
+                    Some(event) = self.queue.recv() => return *event,
+                    last = call => last,
+                },
+            };
+            self.link.ended(self.class, self.mark, &last);
+            self.end(last);
+        }
+    }
+
+    pub(super) fn abandon(&mut self) {
+        self.end(ExchangeEvent::Lost(ExchangeError(GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown))));
+    }
+
+    pub(super) fn end(&mut self, last: ExchangeEvent) {
+        self.link.latencies.record(self.class, self.began.elapsed());
+        self.state = DrivenCallState::Ended(last);
     }
 }

@@ -1,15 +1,14 @@
 //! Implements requests to servers of 2026-07-28, without sessions.
 //!
-//! Read `stateless_sender` for one request and its response, `stateless_call` for a call with questions, and
-//! `task_poller` for a call that became the upstream's task ([`relay_ext_tasks`](crate::dialect::relay_ext_tasks) reads
-//! their messages). `exchange` owns them; `listen` subscribes to notifications.
+//! Read `stateless_sender` for one request and its response, and `stateless_call` for a call with questions or a task
+//! of the upstream ([`relay_ext_tasks`](crate::dialect::relay_ext_tasks) reads their messages). `exchange` owns it;
+//! `listen` subscribes to notifications.
 
 mod exchange;
 mod input_requests;
 mod listen;
 mod stateless_call;
 mod stateless_sender;
-mod task_poller;
 
 use std::sync::Arc;
 
@@ -18,8 +17,8 @@ use tokio::sync::broadcast;
 
 use self::exchange::StatelessExchange;
 use self::listen::ListenSources;
+pub(crate) use self::stateless_call::token as task_token;
 use self::stateless_sender::{AnnotatedTools, DraftRequest, RequestFailure, StatelessSender};
-pub(crate) use self::task_poller::token as task_token;
 use crate::dialect::subscriptions::SubscriptionFilter;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::era::{EraAnswer, EraCache, EraDiscovery, era_of_refusal, is_served};
@@ -139,7 +138,7 @@ impl Upstream for StatelessUpstream {
 
     async fn resume(&self, token: ResumeToken, context: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
         let broken = GatewayFault::new(Reason::UpstreamSessionLost, Executed::Unknown);
-        let (task, open) = task_poller::resumed(&token).ok_or(BeginError::Gateway(broken))?;
+        let (task, open) = stateless_call::resumed(&token).ok_or(BeginError::Gateway(broken))?;
         Ok(Box::new(StatelessExchange::resume(self.line(&context), task, open)))
     }
 

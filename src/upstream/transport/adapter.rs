@@ -4,12 +4,10 @@
 //! server. Read `connection` for its course, `call_table` for the call of a message, `stateless` for servers without
 //! sessions, and `dedicated_process` for calls with their own connection.
 
-mod backoff;
 mod call_table;
 mod connection;
 mod connection_permits;
 pub mod dedicated_process;
-mod message_room;
 mod request_ids;
 mod stateless;
 
@@ -28,6 +26,7 @@ use http::{HeaderValue, Method, Response, StatusCode};
 use parking_lot::Mutex;
 
 use super::StreamableAdapter;
+use crate::answer_budget::{AnswerPermit, AnswerShare, FREE_BYTES};
 use crate::metric;
 use crate::shared_limits::SharedLimits;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
@@ -38,12 +37,10 @@ use crate::upstream::upstream_health::UpstreamHealth;
 use crate::upstream::{ForwardedHeaders, TaskScope};
 use crate::wire::rpc_error::INVALID_REQUEST;
 use crate::wire::{Message, Request, RequestId, RpcError, ScanLimits, envelope, method};
-use backoff::RestartBackoff;
 use connection::{AdapterConnection, ConnectionPurpose, SessionTemplate, UnopenedConnectionGuard};
-use connection_permits::PermitWait;
 pub use connection_permits::WAITING_MAX;
+use connection_permits::{PermitWait, RestartBackoff};
 use dedicated_process::DedicatedProcessRules;
-pub(crate) use message_room::MessageRoom;
 
 const CLOSE_MAX: Duration = Duration::from_secs(2);
 
@@ -280,6 +277,53 @@ impl StreamableAdapter for TransportAdapter {
         all.iter().for_each(|session| session.end_with_gateway());
         let ended = futures_util::future::join_all(all.iter().map(|session| session.ended()));
         let _ = tokio::time::timeout(CLOSE_MAX, ended).await;
+    }
+}
+
+/// Charges a connection's incoming message to its principal's answer budget, from the first byte on.
+///
+/// If the budget is exhausted, the connection is not read for up to a minute. Then the message is read and dropped, so
+/// that the connection's other calls continue.
+pub(crate) struct MessageRoom {
+    /// The present share of the connection's principal.
+    current: Box<dyn Fn() -> AnswerShare + Send + Sync>,
+    /// The share of the message, taken when it grew above [`FREE_BYTES`].
+    share: Option<AnswerShare>,
+    held: AnswerPermit,
+    /// Why the budget refused bytes for the message.
+    refused: Option<GatewayFault>,
+}
+
+impl MessageRoom {
+    fn new(current: impl Fn() -> AnswerShare + Send + Sync + 'static) -> Self {
+        Self { current: Box::new(current), share: None, held: AnswerPermit::default(), refused: None }
+    }
+
+    /// Waits until a message with `bytes` so far may grow. Cancel safe.
+    pub(crate) async fn grow(&mut self, bytes: usize) {
+        if bytes <= FREE_BYTES {
+            // The incomplete message was dropped.
+            (self.share, self.held, self.refused) = (None, AnswerPermit::default(), None);
+        } else if self.refused.is_none() {
+            let share = self.share.get_or_insert_with(&self.current);
+            self.refused = share.grow(&mut self.held, bytes).await.err();
+        }
+    }
+
+    /// The next message, holding its bytes; or the message and why the budget refused them. Fails as
+    /// [`MessageReceiver::next`].
+    async fn next(
+        &mut self,
+        receiver: &mut dyn MessageReceiver,
+    ) -> Result<Result<Bytes, (Bytes, GatewayFault)>, GatewayFault> {
+        let text = receiver.next(self).await?;
+        self.grow(text.len()).await;
+        let held = std::mem::take(&mut self.held);
+        self.share = None;
+        Ok(match self.refused.take() {
+            Some(fault) => Err((text, fault)),
+            None => Ok(held.attach(text)),
+        })
     }
 }
 

@@ -4,7 +4,6 @@
 
 mod connector;
 mod pool;
-mod proxy;
 mod session_cookies;
 
 use std::error::Error;
@@ -33,11 +32,10 @@ use crate::upstream::outgoing::{HandedOver, OutgoingRequest, RequestScope, SESSI
 use crate::upstream::reply;
 use crate::upstream::upstream_health::{UpstreamFailure, UpstreamHealth};
 pub(crate) use connector::ClientTls;
-use connector::Connector;
+use connector::{Connector, Proxy};
+pub use connector::{ProxyError, ProxySettings};
 pub(crate) use pool::PooledBody;
 use pool::{ConnectionPool, SendError};
-use proxy::Proxy;
-pub use proxy::{ProxyError, ProxySettings};
 use session_cookies::SessionCookies;
 
 /// Largest header block of a response (U13). It has at most hyper's default of 100 fields: with another limit, hyper

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use super::HttpCall;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::answer_body::AnswerBody;
-use crate::upstream::http::stream_places::StreamPlaces;
+use crate::upstream::http::resume_token::StreamPlaces;
 use crate::upstream::reply::{self, BodyReadError, EventStream, ReadLimits};
 use crate::upstream::session::UpstreamLink;
 use crate::upstream::session::calls::SessionCall;

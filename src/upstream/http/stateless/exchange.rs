@@ -9,11 +9,10 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::input_requests::InputRequests;
-use super::stateless_call::{RepeatableRequest, StatelessCall, UpstreamTaskCell};
+use super::stateless_call::{self, RepeatableRequest, StatelessCall, UpstreamTaskCell};
 use super::stateless_sender::StatelessSender;
-use super::task_poller;
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::upstream::http::driven_call::{CallFuture, DrivenCall};
+use crate::upstream::http::exchange::{CallFuture, DrivenCall};
 use crate::upstream::latencies::ExchangeClass;
 use crate::upstream::{
     Answer, BeginError, CallContext, Exchange, ExchangeError, ExchangeEvent, ResumeToken, TaskRequestError,
@@ -119,14 +118,14 @@ impl Exchange for StatelessExchange {
         if self.driven.is_running() {
             self.driven.abandon();
             if let Some(id) = self.task.get() {
-                task_poller::cancel(&self.line, &id).await;
+                stateless_call::cancel(&self.line, &id).await;
             }
         }
     }
 
     async fn cancel_task(&mut self) -> Result<(), TaskRequestError> {
         match self.task.get().filter(|_| self.driven.is_running()) {
-            Some(id) => task_poller::ask_to_cancel(&self.line, &id).await,
+            Some(id) => stateless_call::ask_to_cancel(&self.line, &id).await,
             None => Ok(()),
         }
     }
@@ -135,6 +134,6 @@ impl Exchange for StatelessExchange {
         // A token does not hold answers that are not yet sent.
         let is_answered = self.untaken.load(Ordering::Relaxed) || self.answers.capacity() < ANSWERS_MAX;
         let task = self.task.get().filter(|_| self.driven.is_running() && !is_answered)?;
-        Some(task_poller::token(&task, &self.open))
+        Some(stateless_call::token(&task, &self.open))
     }
 }

@@ -1,25 +1,38 @@
-//! Drives one stateless request: sent, and sent again with answers, until a result.
+//! Drives one stateless request to its result: sends it again with answers, or polls the task that it became (UPC-01).
 //!
 //! The exchange's owner polls one future. Events go into a queue; answers come from another.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{SetOnce, mpsc};
+use tokio::time::Instant;
 
 use super::input_requests::InputRequests;
 use super::stateless_sender::{DraftRequest, ExchangeEventSender, RequestFailure, StatelessSender, malformed};
 use crate::dialect::faults::reason_key;
-use crate::dialect::relay_ext_tasks::{self as peer, StatelessResult};
-use crate::task::{Executed, Reason};
+use crate::dialect::relay_ext_tasks::{
+    self as peer, ExtensionTask, ExtensionTaskHandle, ExtensionTaskState, StatelessResult,
+};
+use crate::task::{Executed, GatewayFault, Reason};
+use crate::upstream::http::task_follower::dice;
 use crate::upstream::outgoing::HandedOver;
-use crate::upstream::{Answer, ExchangeEvent};
-use crate::wire::{Object, Payload};
+use crate::upstream::{Answer, ExchangeError, ExchangeEvent, ResumeToken, TaskRequestError, UpstreamTaskEvent};
+use crate::wire::object::ObjectWriter;
+use crate::wire::one_line::status_text;
+use crate::wire::{Object, Payload, method};
 
 /// Most rounds without a question, and the pause before the first, which doubles.
 const SILENT_ROUNDS_MAX: u32 = 8;
 const SILENT_PAUSE: Duration = Duration::from_millis(250);
+/// The poll interval if the upstream names none, and its bounds.
+const POLL_DEFAULT: Duration = Duration::from_secs(1);
+const POLL_MIN: Duration = Duration::from_millis(50);
+const POLL_MAX: Duration = Duration::from_secs(60);
+const REQUEST_MAX: Duration = Duration::from_secs(30);
+const CANCEL_MAX: Duration = Duration::from_secs(5);
 
 pub(super) type AnswerReceiver = mpsc::Receiver<Box<(Payload, Answer)>>;
 
@@ -91,7 +104,7 @@ impl StatelessCall {
         Ok(self.questions.responses())
     }
 
-    pub(super) async fn tell_all(&mut self, asked: &Object) -> Result<(), RequestFailure> {
+    async fn tell_all(&mut self, asked: &Object) -> Result<(), RequestFailure> {
         for event in self.questions.take(asked)? {
             self.tell(event).await;
         }
@@ -99,12 +112,12 @@ impl StatelessCall {
     }
 
     /// Drops the event without an owner.
-    pub(super) async fn tell(&self, event: ExchangeEvent) {
+    async fn tell(&self, event: ExchangeEvent) {
         let _ = self.events.send(Box::new(event)).await;
     }
 
     /// Cancel safe.
-    pub(super) async fn hear_answer(&mut self) -> Result<(), RequestFailure> {
+    async fn hear_answer(&mut self) -> Result<(), RequestFailure> {
         let Some(answered) = self.answers.recv().await else {
             // The exchange is gone; this future goes with it.
             return std::future::pending().await;
@@ -115,7 +128,7 @@ impl StatelessCall {
         taken
     }
 
-    pub(super) fn note_untaken(&self) {
+    fn note_untaken(&self) {
         self.untaken.store(self.questions.has_untaken(), Ordering::Relaxed);
     }
 }
@@ -152,5 +165,229 @@ impl UpstreamTaskCell {
 
     pub(super) fn put(&self, id: &Arc<str>) {
         let _ = self.0.set(Arc::clone(id));
+    }
+}
+
+/// The token with which another process, or a program with the handle, polls the task.
+pub(crate) fn token(id: &str, open: &[Payload]) -> ResumeToken {
+    let token = ObjectWriter::new().text("task", id);
+    let open: Vec<String> = open.iter().filter_map(|ask| ask.read().ok()).collect();
+    ResumeToken(if open.is_empty() { token } else { token.member("open", &Payload::of(&open)) }.finish())
+}
+
+/// `None` for a foreign token. Tokens of sessions name their request, and may name a task too.
+pub(super) fn resumed(token: &ResumeToken) -> Option<(Arc<str>, Vec<Payload>)> {
+    let token = Object::of(&token.0).filter(|token| !token.contains("request"))?;
+    let open: Vec<String> = token.get("open").and_then(|open| open.read().ok()).unwrap_or_default();
+    Some((Arc::from(token.get_string("task")?), open.iter().map(Payload::of).collect()))
+}
+
+/// Best effort, within five seconds (UPC-06).
+pub(super) async fn cancel(line: &StatelessSender, id: &str) {
+    let cancelled = tokio::time::timeout(CANCEL_MAX, ask_to_cancel(line, id)).await;
+    if !matches!(cancelled, Ok(Ok(()))) {
+        line.link.dropped("cancel_failed");
+    }
+}
+
+/// As [`cancel`], with the outcome.
+pub(super) async fn ask_to_cancel(line: &StatelessSender, id: &str) -> Result<(), TaskRequestError> {
+    let draft = DraftRequest::new(method::TASKS_CANCEL, Some(peer::params_of(id)));
+    asked(line, &draft).await.map(drop)
+}
+
+async fn asked(line: &StatelessSender, draft: &DraftRequest) -> Result<Payload, TaskRequestError> {
+    let late = Err(RequestFailure::Lost(GatewayFault::new(Reason::UpstreamTimeout, Executed::Unknown)));
+    let asking = async {
+        // Only polls take permits. The semaphore is never closed.
+        let _turn = if draft.is_poll() { line.link.polls.acquire().await.ok() } else { None };
+        line.answer(draft, None).await
+    };
+    let answer = tokio::time::timeout(REQUEST_MAX, asking).await.unwrap_or(late);
+    answer.map_err(|ending| match ending {
+        RequestFailure::Faulted(error) => TaskRequestError::Refused(error),
+        RequestFailure::Lost(fault) => TaskRequestError::Lost(ExchangeError(fault)),
+    })
+}
+
+struct TaskPoller {
+    id: Arc<str>,
+    interval: Duration,
+    failures: u32,
+    message: Option<String>,
+    /// The last reported status and message; `None` after a failed request.
+    shown: Option<(String, Option<String>)>,
+}
+
+impl StatelessCall {
+    async fn follow(&mut self, made: ExtensionTaskHandle) -> Result<Payload, ExchangeEvent> {
+        // A task's keys are unrelated to earlier rounds; the upstream has accepted their answers.
+        self.questions.of_task();
+        self.note_untaken();
+        let mut watch = TaskPoller::new(&made.id);
+        self.task.put(&made.id);
+        if self.line.is_watched {
+            self.tell(ExchangeEvent::Task(UpstreamTaskEvent::Made(made.payload))).await;
+        }
+        watch.note(&made.task, self).await;
+        self.watch(watch, made.has_news).await
+    }
+
+    /// Polls a task that an earlier process began.
+    pub(super) async fn take_up(&mut self, id: Arc<str>, open: &[Payload]) -> Result<Payload, ExchangeEvent> {
+        self.questions.of_task();
+        self.questions.reopen(open);
+        self.watch(TaskPoller::new(&id), true).await
+    }
+
+    async fn watch(&mut self, mut watch: TaskPoller, at_once: bool) -> Result<Payload, ExchangeEvent> {
+        let mut due = Instant::now() + if at_once { Duration::ZERO } else { watch.pause() };
+        loop {
+            self.wait(due).await?;
+            // The next questions depend on the answers.
+            if let Some(responses) = self.questions.responses() {
+                match watch.ask(self, method::TASKS_UPDATE, peer::update_of(&watch.id, &responses)).await {
+                    // A refused answer is useless, or the task is gone: the poll shows which.
+                    Ok(Some(_)) | Err(_) => {
+                        self.questions.taken();
+                        self.note_untaken();
+                    }
+                    Ok(None) => {
+                        due = Instant::now() + watch.pause();
+                        continue;
+                    }
+                }
+            }
+            if let Some(result) = watch.ask(self, method::TASKS_GET, peer::params_of(&watch.id)).await?
+                && let Some(settled) = self.look(&mut watch, &result).await?
+            {
+                return Ok(settled);
+            }
+            self.note_untaken();
+            due = Instant::now() + watch.pause();
+        }
+    }
+
+    async fn wait(&mut self, due: Instant) -> Result<(), RequestFailure> {
+        loop {
+            tokio::select! {
+                biased;
+                heard = self.hear_answer() => {
+                    heard?;
+                    if self.questions.responses().is_some() {
+                        return Ok(());
+                    }
+                }
+                () = tokio::time::sleep_until(due) => return Ok(()),
+            }
+        }
+    }
+
+    /// Returns the result of a settled task.
+    async fn look(&mut self, watch: &mut TaskPoller, result: &Payload) -> Result<Option<Payload>, ExchangeEvent> {
+        let (task, state) = peer::polled(result).ok_or(malformed(Executed::Unknown))?;
+        watch.note(&task, self).await;
+        match state {
+            ExtensionTaskState::Returned(result) => return Ok(Some(result)),
+            ExtensionTaskState::Faulted(error) => return Err(RequestFailure::Faulted(error).into()),
+            // By the upstream: the gateway stops polling a task that it cancels.
+            ExtensionTaskState::Cancelled => return Err(ExchangeEvent::Cancelled),
+            ExtensionTaskState::Malformed(executed) => return Err(malformed(executed).into()),
+            ExtensionTaskState::Asking(asked) => {
+                self.tell_all(&asked).await?;
+                return Ok(None);
+            }
+            ExtensionTaskState::Working => (),
+            ExtensionTaskState::Unknown => {
+                tracing::warn!(status = task.word.as_str(), "unknown status of an upstream task; it counts as working");
+            }
+        }
+        for event in self.questions.withdraw_all_but(None) {
+            self.tell(event).await;
+        }
+        Ok(None)
+    }
+}
+
+impl TaskPoller {
+    fn new(id: &Arc<str>) -> Self {
+        Self { id: Arc::clone(id), interval: POLL_DEFAULT, failures: 0, message: None, shown: None }
+    }
+
+    async fn note(&mut self, task: &ExtensionTask, course: &StatelessCall) {
+        if let Some(interval) = task.poll_interval {
+            self.interval = interval.clamp(POLL_MIN, POLL_MAX);
+        }
+        let shown_message = || task.message.as_deref().and_then(status_text);
+        if course.line.is_watched {
+            let shown = (task.word.clone(), task.message.clone());
+            if self.shown.as_ref() != Some(&shown) {
+                let (word, message) = (Cow::Owned(task.word.clone()), shown_message());
+                self.shown = Some(shown);
+                course.tell(ExchangeEvent::Task(UpstreamTaskEvent::Stands { word, message })).await;
+            }
+        }
+        if task.message.is_some() && task.message != self.message {
+            self.message.clone_from(&task.message);
+            if let Some(text) = shown_message() {
+                course.tell(ExchangeEvent::Status(text)).await;
+            }
+        }
+    }
+
+    /// Slightly more than the upstream's interval, so that polls spread; doubled for each failure (UPC-01).
+    fn pause(&self) -> Duration {
+        let pause = self.interval.saturating_mul(2_u32.saturating_pow(self.failures.min(16))).min(POLL_MAX);
+        pause + pause / 10 * u32::from(dice()) / u32::from(u8::MAX)
+    }
+
+    /// `None` if the failure may pass. An error if the upstream does not know the task or rejects the client's
+    /// credential: the outcome is lost.
+    async fn ask(
+        &mut self,
+        course: &StatelessCall,
+        name: &str,
+        params: Payload,
+    ) -> Result<Option<Payload>, RequestFailure> {
+        let why = match asked(&course.line, &DraftRequest::new(name, Some(params))).await {
+            Ok(result) => {
+                self.failures = 0;
+                return Ok(Some(result));
+            }
+            Err(why) => why,
+        };
+        let refused = match &why {
+            TaskRequestError::Lost(ExchangeError(fault)) if course.line.outlives_credential(fault) => Some(*fault),
+            TaskRequestError::Lost(_) | TaskRequestError::Refused(_) => None,
+        };
+        let is_unknown = matches!(&why, TaskRequestError::Refused(error) if peer::is_of_an_unknown_task(error));
+        tracing::debug!(%why, method = name, "a request about an upstream task failed");
+        self.failures += 1;
+        if course.line.is_watched {
+            self.shown = None;
+            course.tell(ExchangeEvent::Task(UpstreamTaskEvent::Unanswered(why))).await;
+        }
+        let lost = GatewayFault::new(Reason::UpstreamSessionLost, Executed::Unknown);
+        match refused.or_else(|| is_unknown.then_some(lost)) {
+            Some(fault) => Err(RequestFailure::Lost(fault)),
+            None => Ok(None),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// Both halves of an upstream are offered a token.
+    #[test]
+    fn a_token_of_a_task_in_a_session_is_none_of_ours() {
+        for open in [vec![], vec![Payload::of("0/a"), Payload::of("0/b")]] {
+            assert_eq!(resumed(&token("up", &open)), Some((Arc::from("up"), open)));
+        }
+        let in_session = json!({ "request": "tg:1", "session": "s-1", "version": null, "task": "up" });
+        assert_eq!(resumed(&ResumeToken(Payload::of(&in_session))), None);
     }
 }

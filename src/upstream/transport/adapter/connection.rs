@@ -34,7 +34,9 @@ const LOOK_EVERY: Duration = Duration::from_secs(5);
 pub(super) enum ConnectionPurpose {
     Session,
     /// One call of a session that has another connection. `process` distinguishes the questions of several.
-    Apart { process: String },
+    Apart {
+        process: String,
+    },
     Stateless,
 }
 

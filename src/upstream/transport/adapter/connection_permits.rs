@@ -3,9 +3,14 @@
 //! With several principals each has at most its share of the permits, so that no other waits for one. If none is left,
 //! an idle connection of the principal with the most is evicted, even if recently used or with listeners: its session
 //! is renewed at the next use. Connections with a call or a task of the server are never evicted for another principal.
+//!
+//! Also delays the next start of a server that ended by itself.
 
 use std::num::NonZeroUsize;
 use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
 
 use super::TransportAdapter;
 use super::connection::AdapterConnection;
@@ -23,6 +28,12 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How long a server may take to end, including all limits for programs.
 const ENDING_MAX: Duration = Duration::from_secs(8);
 pub const WAITING_MAX: usize = 4_096;
+/// Duration after which a connection was useful, so that failures before it no longer count.
+const USEFUL_AFTER: Duration = Duration::from_secs(10);
+/// Pause after the second consecutive failure; each further one doubles it.
+const PAUSE_MIN: Duration = Duration::from_millis(100);
+/// Longest pause that a request waits for; a longer one is a fault.
+const WAIT_MAX: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PermitWait {
@@ -111,5 +122,81 @@ fn quiet_for(session: &AdapterConnection, yields: EvictionReason) -> Option<Dura
         EvictionReason::AtOnce if !idle.has_task => Some(idle.quiet),
         EvictionReason::Quiet if !idle.has_task && idle.quiet >= YIELDS_AFTER => Some(idle.quiet),
         EvictionReason::AtOnce | EvictionReason::Quiet | EvictionReason::Unused => unused(),
+    }
+}
+
+/// Consecutive failures of one server. The first has no pause: many servers crash on one input.
+#[derive(Debug)]
+pub(super) struct RestartBackoff {
+    state: Mutex<BackoffState>,
+    pause_max: Duration,
+}
+
+#[derive(Debug, Default)]
+struct BackoffState {
+    failures: u32,
+    until: Option<Instant>,
+}
+
+impl RestartBackoff {
+    pub(super) fn new(pause_max: Duration) -> Self {
+        Self { state: Mutex::default(), pause_max }
+    }
+
+    /// Waits until the server may be started, or fails with the time to retry.
+    pub(super) async fn wait(&self) -> Result<(), GatewayFault> {
+        let until = self.state.lock().until;
+        let Some(until) = until else { return Ok(()) };
+        let left = until.saturating_duration_since(Instant::now());
+        if left > WAIT_MAX {
+            let fault = GatewayFault::new(Reason::UpstreamUnreachable, Executed::No);
+            return Err(GatewayFault { retry_after: Some(left), ..fault });
+        }
+        tokio::time::sleep(left).await;
+        Ok(())
+    }
+
+    pub(super) fn note_failure(&self) {
+        self.note_end(Duration::ZERO, false);
+    }
+
+    /// Records a connection's end. A long connection, or a tool's result, resets the count.
+    pub(super) fn note_end(&self, lasted: Duration, has_served: bool) {
+        let mut state = self.state.lock();
+        state.failures = if has_served || lasted >= USEFUL_AFTER { 1 } else { state.failures.saturating_add(1) };
+        state.until = state.failures.checked_sub(2).map(|repeated| {
+            Instant::now() + PAUSE_MIN.saturating_mul(2_u32.saturating_pow(repeated)).min(self.pause_max)
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// F45.
+    #[tokio::test(start_paused = true)]
+    async fn f45_pauses_begin_with_the_second_failure_and_have_a_cap() {
+        let backoff = RestartBackoff::new(Duration::from_secs(30));
+        let mut waited = Vec::new();
+        for _ in 0..6 {
+            backoff.note_failure();
+            let began = Instant::now();
+            backoff.wait().await.unwrap();
+            waited.push(began.elapsed().as_millis());
+        }
+        assert_eq!(waited, [0, 100, 200, 400, 800, 1600]);
+        for _ in 0..100 {
+            backoff.note_failure();
+        }
+        let refused = backoff.wait().await.unwrap_err();
+        assert_eq!((refused.executed, refused.retry_after), (Executed::No, Some(Duration::from_secs(30))));
+        for (lasted, has_served) in [(USEFUL_AFTER, false), (Duration::ZERO, true)] {
+            (0..10).for_each(|_| backoff.note_failure());
+            backoff.note_end(lasted, has_served);
+            let began = Instant::now();
+            backoff.wait().await.unwrap();
+            assert_eq!(began.elapsed(), Duration::ZERO, "it was of use");
+        }
     }
 }

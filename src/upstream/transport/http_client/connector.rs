@@ -1,10 +1,24 @@
-//! Connects to one server: name, TCP, a proxy's tunnel, and TLS.
+//! Connects to one server: name, TCP, a proxy's tunnel, and TLS; chooses the proxy.
+//!
+//! Requests to an `https` server go through a tunnel (CONNECT) that shows the proxy the host alone; requests to an
+//! `http` server show it their whole address.
 
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
-use http::Uri;
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use bytes::Bytes;
+use futures_util::future::{BoxFuture, Either, FutureExt as _, select};
+use http::header::{HOST, PROXY_AUTHORIZATION};
 use http::uri::Scheme;
+use http::{HeaderValue, Method, Request, StatusCode, Uri};
+use http_body_util::Empty;
+use hyper::client::conn::http1;
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder, MaybeHttpsStream};
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioIo;
@@ -12,14 +26,16 @@ use rustls::RootCertStore;
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls_platform_verifier::Verifier;
 use tokio::net::TcpStream;
-use tower::ServiceExt as _;
+use tower::{Service, ServiceExt as _};
+use url::{Host, Url, form_urlencoded};
 
 use super::BoxError;
-use super::proxy::{Proxy, RouteConnector};
+use crate::secret_file::{self, SecretFileError};
 use crate::tls::provider;
 
 /// Detects dead peers over TCP and HTTP/2, since silence is normal for a running call.
 pub(super) const KEEP_ALIVE: Duration = Duration::from_secs(30);
+const CREDENTIALS_BYTES_MAX: usize = 8 * 1024;
 
 /// Boxed: TLS is large, and over HTTP/2 hyper gives each request a future with room for the connection.
 pub(super) type Stream = Box<MaybeHttpsStream<TokioIo<TcpStream>>>;
@@ -70,4 +86,358 @@ fn tls_config(to: &Uri, tls: ClientTls) -> Result<rustls::ClientConfig, rustls::
         Some(identity) => builder.with_client_cert_resolver(Arc::new(SingleCertAndKey::from(identity))),
         None => builder.with_no_client_auth(),
     })
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum ProxySettings {
+    /// `HTTPS_PROXY` or `HTTP_PROXY`, and `NO_PROXY`.
+    #[default]
+    Environment,
+    Direct,
+    /// An `http` address; the file holds `user:password`.
+    At {
+        url: Url,
+        credentials_file: Option<PathBuf>,
+    },
+}
+
+impl ProxySettings {
+    /// Reads the credentials file, if there is one.
+    ///
+    /// # Errors
+    /// If it holds no credentials, or other users than its owner may read it.
+    pub fn check(&self) -> Result<(), ProxyError> {
+        match self {
+            Self::At { credentials_file: Some(file), .. } => read_credentials(file.clone()).map(drop),
+            Self::At { credentials_file: None, .. } | Self::Environment | Self::Direct => Ok(()),
+        }
+    }
+}
+
+/// Prints no credential.
+#[derive(Debug, thiserror::Error)]
+pub enum ProxyError {
+    #[error("{variable} names no usable proxy; write http://HOST:PORT, or `proxy = \"none\"` for this server")]
+    Variable { variable: &'static str },
+    #[error("proxy {url}: is not usable; write http://HOST:PORT")]
+    Address { url: Url },
+    #[error("{}: {source}", .path.display())]
+    File { path: PathBuf, source: SecretFileError },
+    #[error("{}: holds no credentials of a proxy; write one line such as user:password", .path.display())]
+    Content { path: PathBuf },
+}
+
+#[derive(Debug, thiserror::Error)]
+enum TunnelError {
+    #[error("it asks for other credentials (HTTP 407); see `proxy_credentials_file`")]
+    Credentials,
+    #[error("it refused to connect to the server (HTTP {})", .0.as_u16())]
+    Refused(StatusCode),
+    #[error("its response to CONNECT is not understood")]
+    NotATunnel,
+}
+
+#[derive(Clone, Debug, Default)]
+struct ProxyVariables {
+    http: Option<String>,
+    https: Option<String>,
+    no: Option<String>,
+}
+
+impl ProxyVariables {
+    /// The lower-case spelling wins. In a CGI program `HTTP_PROXY` is a client's header.
+    fn read(variable: impl Fn(&str) -> Option<String>) -> Self {
+        let variable = |name: &str| variable(name).filter(|value| !value.trim().is_empty());
+        let either = |small: &str, large: &str| variable(small).or_else(|| variable(large));
+        let http = match variable("REQUEST_METHOD") {
+            Some(_) => variable("http_proxy"),
+            None => either("http_proxy", "HTTP_PROXY"),
+        };
+        Self { http, https: either("https_proxy", "HTTPS_PROXY"), no: either("no_proxy", "NO_PROXY") }
+    }
+
+    /// None for a server on this machine: a remote proxy would look for it on its own machine.
+    fn proxy_for(&self, to: &Url) -> Result<Option<Proxy>, ProxyError> {
+        let (variable, written) = match to.scheme() {
+            "https" => ("HTTPS_PROXY", &self.https),
+            _ => ("HTTP_PROXY", &self.http),
+        };
+        let Some(written) = written.as_deref().map(str::trim) else { return Ok(None) };
+        if is_this_machine(to) || self.no.as_deref().is_some_and(|no| is_excepted(no, to)) {
+            return Ok(None);
+        }
+        let with_scheme = if written.contains("://") { written.to_owned() } else { format!("http://{written}") };
+        let proxy = Url::parse(&with_scheme).ok().and_then(|url| Proxy::at(&url, own_credentials(&url)));
+        proxy.map(Some).ok_or(ProxyError::Variable { variable })
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Proxy {
+    address: Uri,
+    /// Marked as sensitive.
+    pub(super) authorization: Option<HeaderValue>,
+}
+
+impl Proxy {
+    pub(super) fn of(settings: &ProxySettings, to: &Url) -> Result<Option<Self>, ProxyError> {
+        match settings {
+            ProxySettings::Direct => Ok(None),
+            ProxySettings::Environment => ProxyVariables::read(|name| std::env::var(name).ok()).proxy_for(to),
+            ProxySettings::At { url, credentials_file } => {
+                let authorization = credentials_file.clone().map(read_credentials).transpose()?;
+                Self::at(url, authorization).map(Some).ok_or_else(|| ProxyError::Address { url: url.clone() })
+            }
+        }
+    }
+
+    fn at(url: &Url, authorization: Option<HeaderValue>) -> Option<Self> {
+        let (host, port) = (url.host_str().filter(|host| !host.is_empty())?, url.port_or_known_default()?);
+        let address = format!("http://{host}:{port}/").parse().ok()?;
+        (url.scheme() == "http").then_some(Self { address, authorization })
+    }
+
+    /// For people.
+    pub(super) fn name(&self) -> &str {
+        self.address.authority().map_or("", |authority| authority.as_str())
+    }
+}
+
+fn basic(credentials: &[u8]) -> Option<HeaderValue> {
+    let mut value = HeaderValue::from_str(&format!("Basic {}", BASE64_STANDARD.encode(credentials))).ok()?;
+    value.set_sensitive(true);
+    Some(value)
+}
+
+fn own_credentials(url: &Url) -> Option<HeaderValue> {
+    let decoded = |text: &str| {
+        // Forms write two characters differently from addresses.
+        let text = text.replace('+', "%2B").replace('&', "%26");
+        form_urlencoded::parse(format!("={text}").as_bytes()).map(|(_, value)| value.into_owned()).collect::<String>()
+    };
+    let is_there = !url.username().is_empty() || url.password().is_some();
+    let password = url.password().unwrap_or_default();
+    is_there.then(|| basic(format!("{}:{}", decoded(url.username()), decoded(password)).as_bytes())).flatten()
+}
+
+fn read_credentials(path: PathBuf) -> Result<HeaderValue, ProxyError> {
+    let held = match secret_file::read(&path, "credentials", CREDENTIALS_BYTES_MAX) {
+        Ok(held) => held,
+        Err(source) => return Err(ProxyError::File { path, source }),
+    };
+    let line = held.trim_ascii();
+    let is_line = line.contains(&b':') && !line.iter().any(u8::is_ascii_control);
+    basic(line).filter(|_| is_line).ok_or(ProxyError::Content { path })
+}
+
+fn is_this_machine(to: &Url) -> bool {
+    let is_own = |address: IpAddr| address.is_loopback() || address.is_unspecified();
+    match to.host() {
+        Some(Host::Domain(name)) => {
+            let name = name.strip_suffix('.').unwrap_or(name);
+            name == "localhost" || name.ends_with(".localhost")
+        }
+        Some(Host::Ipv4(address)) => is_own(IpAddr::V4(address)),
+        Some(Host::Ipv6(address)) => is_own(address.to_canonical()),
+        None => false,
+    }
+}
+
+/// Whether `NO_PROXY` names an address: by `*`, a host, a parent domain, an IP address, a network; each may have a
+/// port.
+fn is_excepted(no: &str, to: &Url) -> bool {
+    let Some(host) = to.host() else { return false };
+    let port = to.port_or_known_default();
+    no.split([',', ' ', '\t']).filter(|entry| !entry.is_empty()).any(|entry| {
+        if entry == "*" {
+            return true;
+        }
+        let (address, name) = match &host {
+            Host::Domain(name) => (None, *name),
+            Host::Ipv4(address) => (Some(IpAddr::V4(*address)), ""),
+            Host::Ipv6(address) => (Some(address.to_canonical()), ""),
+        };
+        if let Some(address) = address {
+            let (entry, is_port) = without_port(entry, port);
+            return is_port && is_in(entry.trim_matches(['[', ']']), address);
+        }
+        let (entry, is_port) = without_port(entry, port);
+        let domain = entry.trim_start_matches("*.").trim_start_matches('.').to_ascii_lowercase();
+        let above = name.strip_suffix(domain.as_str());
+        is_port && !domain.is_empty() && above.is_some_and(|above| above.is_empty() || above.ends_with('.'))
+    })
+}
+
+/// An entry without its port, and whether that port matches.
+fn without_port(entry: &str, port: Option<u16>) -> (&str, bool) {
+    match entry.rsplit_once(':') {
+        // An IPv6 address has its port after a bracket.
+        Some((host, digits)) if !host.contains(':') || host.ends_with(']') => (host, digits.parse().ok() == port),
+        Some(_) | None => (entry, true),
+    }
+}
+
+/// Whether an entry is this address, or a network that contains it.
+fn is_in(entry: &str, address: IpAddr) -> bool {
+    let (first, length) = entry.split_once('/').map_or((entry, None), |(first, length)| (first, Some(length)));
+    let (Ok(first), bits) = (first.parse::<IpAddr>(), if address.is_ipv4() { 32 } else { 128 }) else { return false };
+    let length: u32 = match length.map(str::parse) {
+        None => bits,
+        Some(Ok(length)) if length <= bits => length,
+        Some(_) => return false,
+    };
+    let number = |address: IpAddr| match address {
+        IpAddr::V4(address) => u128::from(address.to_bits()),
+        IpAddr::V6(address) => address.to_bits(),
+    };
+    let differ = number(first.to_canonical()) ^ number(address);
+    first.to_canonical().is_ipv4() == address.is_ipv4() && differ.checked_shr(bits - length).unwrap_or(0) == 0
+}
+
+#[derive(Clone, Debug)]
+struct RouteConnector {
+    direct: HttpConnector,
+    proxy: Option<Proxy>,
+}
+
+impl Service<Uri> for RouteConnector {
+    type Response = TokioIo<TcpStream>;
+    type Error = BoxError;
+    type Future = BoxFuture<'static, Result<Self::Response, BoxError>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.direct.poll_ready(cx).map_err(BoxError::from)
+    }
+
+    fn call(&mut self, to: Uri) -> Self::Future {
+        let Some(proxy) = self.proxy.clone() else { return self.direct.call(to).map(|made| Ok(made?)).boxed() };
+        let connecting = self.direct.call(proxy.address.clone());
+        let connecting = async move {
+            let stream = connecting.await?;
+            if to.scheme() == Some(&Scheme::HTTPS) { tunnel(stream, &to, &proxy).await } else { Ok(stream) }
+        };
+        connecting.boxed()
+    }
+}
+
+async fn tunnel(stream: TokioIo<TcpStream>, to: &Uri, proxy: &Proxy) -> Result<TokioIo<TcpStream>, BoxError> {
+    let (mut sender, connection) = http1::handshake(stream).await?;
+    let authority = format!("{}:{}", to.host().unwrap_or_default(), to.port_u16().unwrap_or(443));
+    let mut request = Request::new(Empty::<Bytes>::new());
+    *request.method_mut() = Method::CONNECT;
+    *request.uri_mut() = authority.parse()?;
+    request.headers_mut().insert(HOST, HeaderValue::from_str(&authority)?);
+    if let Some(authorization) = &proxy.authorization {
+        request.headers_mut().insert(PROXY_AUTHORIZATION, authorization.clone());
+    }
+    let asking = pin!(async {
+        let response = sender.send_request(request).await?;
+        match response.status() {
+            status if status.is_success() => Ok(hyper::upgrade::on(response).await?),
+            StatusCode::PROXY_AUTHENTICATION_REQUIRED => Err(BoxError::from(TunnelError::Credentials)),
+            status => Err(TunnelError::Refused(status).into()),
+        }
+    });
+    let upgraded = match select(asking, connection.with_upgrades()).await {
+        Either::Left((upgraded, _)) => upgraded?,
+        // This future ends once its stream is handed over, or with an error that the request has, too.
+        Either::Right((_, asking)) => asking.await?,
+    };
+    let parts = upgraded.downcast::<TokioIo<TcpStream>>().map_err(|_| TunnelError::NotATunnel)?;
+    // In TLS the client sends first.
+    if parts.read_buf.is_empty() { Ok(parts.io) } else { Err(TunnelError::NotATunnel.into()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    fn proxy_of(variables: &[(&str, &str)], to: &str) -> String {
+        let read = |name: &str| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
+        match ProxyVariables::read(read).proxy_for(&to.parse().unwrap()) {
+            Ok(Some(proxy)) => {
+                let authorization = proxy.authorization.as_ref().map(|value| format!(" {}", value.to_str().unwrap()));
+                format!("{}{}", proxy.name(), authorization.unwrap_or_default())
+            }
+            Ok(None) => "direct".to_owned(),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    #[test]
+    fn the_environment_names_the_proxy_by_scheme_and_except_for_some() {
+        let both = [("HTTP_PROXY", "http://a:3128"), ("https_proxy", "b:8080"), ("HTTPS_PROXY", "http://c:1")];
+        for (to, expected) in [
+            ("http://up.example/mcp", "a:3128"),
+            ("https://up.example/mcp", "b:8080"),
+            ("http://localhost:9000/mcp", "direct"),
+            ("http://127.0.0.7/mcp", "direct"),
+            ("https://[::1]/mcp", "direct"),
+            ("http://localhost.:9000/mcp", "direct"),
+            ("http://0.0.0.0:9000/mcp", "direct"),
+            ("http://[::]:9000/mcp", "direct"),
+            ("http://10.1.2.3/mcp", "a:3128"),
+        ] {
+            assert_eq!(proxy_of(&both, to), expected, "{to}");
+        }
+        let to = "http://up.example/mcp";
+        let found = |variables: &[(&str, &str)]| proxy_of(variables, to);
+        assert_eq!(
+            found(&[("HTTP_PROXY", "http://us%40er:p%2B+w@a")]),
+            format!("a:80 Basic {}", BASE64_STANDARD.encode("us@er:p++w"))
+        );
+        assert_eq!(found(&[("HTTP_PROXY", "http://a"), ("REQUEST_METHOD", "GET")]), "direct", "a client's header");
+        assert_eq!(found(&[("HTTP_PROXY", " "), ("http_proxy", "")]), "direct");
+        assert_eq!(found(&[("HTTPS_PROXY", "http://a"), ("ALL_PROXY", "socks5://b")]), "direct");
+        for wrong in ["socks5://s3cr3t@a", "https://u:s3cr3t@a", "http://"] {
+            let refused = found(&[("HTTP_PROXY", wrong)]);
+            assert!(refused.starts_with("HTTP_PROXY names no usable proxy") && !refused.contains("s3cr3t"));
+        }
+        for (no, to, is_direct) in [
+            ("*", "http://up.example", true),
+            ("other, example", "http://up.example", true),
+            (".up.example", "http://up.example", true),
+            ("*.example", "http://UP.example", true),
+            ("ample", "http://up.example", false),
+            ("up.example:8080", "http://up.example", false),
+            ("up.example:80 x", "http://up.example", true),
+            ("10.0.0.0/8", "http://10.1.2.3", true),
+            ("10.0.0.0/8", "http://11.1.2.3", false),
+            ("10.1.2.3:80", "http://10.1.2.3", true),
+            ("0.0.0.0/0", "http://10.1.2.3", true),
+            ("2001:db8::/32", "http://[2001:db8::7]", true),
+            ("[2001:db8::7]:81", "http://[2001:db8::7]", false),
+            ("10.0.0.0/40", "http://10.1.2.3", false),
+        ] {
+            let found = proxy_of(&[("http_proxy", "http://a"), ("NO_PROXY", no)], to);
+            assert_eq!(found == "direct", is_direct, "{no} {to}: {found}");
+        }
+    }
+
+    #[test]
+    fn credentials_of_a_proxy_are_in_a_file_of_one_line_and_never_shown() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("proxy");
+        for (content, expected) in [
+            ("user:s3cr3t\n", None),
+            ("s3cr3t", Some("holds no credentials of a proxy")),
+            ("a:s3cr3t\nb:c", Some("holds no credentials of a proxy")),
+        ] {
+            fs::write(&path, content).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+            let url = "http://proxy:1".parse().unwrap();
+            let settings = ProxySettings::At { url, credentials_file: Some(path.clone()) };
+            // Even a server on this machine: the operator configured it.
+            let found = Proxy::of(&settings, &"http://localhost/".parse().unwrap());
+            let shown = format!("{found:?}");
+            assert!(!shown.contains("s3cr3t") && !shown.contains(&BASE64_STANDARD.encode("user:s3cr3t")), "{shown}");
+            assert_eq!(found.as_ref().ok().is_some(), expected.is_none(), "{shown}");
+            if let (Err(error), Some(expected)) = (found, expected) {
+                assert!(error.to_string().contains(expected), "{error}");
+            }
+        }
+    }
 }

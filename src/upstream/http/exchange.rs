@@ -1,4 +1,4 @@
-//! Implements the exchange of a call over HTTP: events, answers, cancel; and polls the futures of calls of both eras.
+//! Implements the exchange of a call over HTTP; polls the calls of both eras.
 
 use std::pin::Pin;
 use std::sync::Arc;

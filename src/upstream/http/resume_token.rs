@@ -1,4 +1,4 @@
-//! Encodes the token with which another process resumes a call, and tracks the positions in a call's stream.
+//! Encodes tokens to resume calls in another process, and tracks positions in their streams.
 //!
 //! This process resumes after all read events, a later one after the events that the call's owner has received.
 

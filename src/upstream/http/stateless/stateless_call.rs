@@ -1,4 +1,4 @@
-//! Drives one stateless request to its result: sends it again with answers, or polls the task that it became (UPC-01).
+//! Drives one stateless request to its result: answered rounds, or a polled task (UPC-01).
 //!
 //! The exchange's owner polls one future. Events go into a queue; answers come from another.
 

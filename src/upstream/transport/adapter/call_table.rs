@@ -387,8 +387,8 @@ impl CallTable {
     }
 }
 
-/// Of a connection that stateless clients share: requests have ids of the adapter, so clients' ids and tokens never collide.
-/// A message that names no request is dropped.
+/// For a connection that stateless clients share: requests have ids of the adapter, so clients' ids and tokens never
+/// collide. A message that names no request is dropped.
 impl CallTable {
     pub(super) fn outer(&self, id: &RequestId) -> Option<OriginalRequest> {
         self.call(id)?.1.terms.outer.clone()

@@ -33,7 +33,7 @@ const ENDPOINT_BYTES_MAX: usize = 8 * 1024;
 /// Limits on reading a POST's response, so that its connection can be reused.
 const REST_BYTES_MAX: usize = 64 * 1024;
 const REST_WAIT: Duration = Duration::from_secs(5);
-/// As soon as over streamable HTTP.
+/// An unreachable server is tried again as soon as over streamable HTTP.
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 
 /// Whether a server was last seen to speak HTTP+SSE: set by the first event of a stream, reset when opening one fails.

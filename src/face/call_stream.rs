@@ -1,7 +1,7 @@
 //! Responds with a call's messages, life signs and result.
 //!
-//! A module that follows a call, or another source of messages for a client, implements `CallMessages`. `respond` sends one
-//! response if the result comes first, and an event stream from the first message or life sign on.
+//! Each source of messages for a client implements `CallMessages`. `respond` sends one response if the result comes
+//! first, and an event stream from the first message or life sign on.
 
 pub mod engine_call;
 pub mod progress;
@@ -23,7 +23,6 @@ use crate::wire::framing::BodyPart;
 use request_answer::{RequestAnswer, unanswered};
 use silence::Silence;
 
-/// The next item for a client.
 pub(super) enum CallMessage {
     /// Progress, a log message, a question or the like; a stream treats them alike.
     Event(BodyPart),
@@ -32,7 +31,6 @@ pub(super) enum CallMessage {
 }
 
 impl CallMessage {
-    /// A message before the result.
     pub(super) fn event(message: Bytes) -> Self {
         Self::Event(BodyPart::message(message))
     }
@@ -46,7 +44,6 @@ pub(super) trait CallMessages: Send + 'static {
     /// The next message; `None` if nothing follows, not even a result. Cancel safe.
     fn next(&mut self) -> impl Future<Output = Option<CallMessage>> + Send;
 
-    /// The next life sign.
     fn sign(&mut self) -> impl Future<Output = BodyPart> + Send {
         std::future::ready(BodyPart::comment())
     }
@@ -72,7 +69,7 @@ pub(super) async fn respond(mut messages: impl CallMessages, addressee: Addresse
     event_stream(stream(messages, addressee, Some(first)))
 }
 
-/// The body of a stream with a sent head: `first`, if any, the following messages, and the result.
+/// The body of a stream with a sent head; `first` precedes the other messages.
 pub(super) fn stream(messages: impl CallMessages, addressee: Addressee, first: Option<BodyPart>) -> ResponseBody {
     let stream =
         MessageStream { left: StreamRemainder::Messages(messages), addressee, first, silence: Silence::begin() };
@@ -87,7 +84,6 @@ struct MessageStream<M> {
     silence: Silence,
 }
 
-/// The rest of a stream.
 enum StreamRemainder<M> {
     Messages(M),
     Answer(ResponseBody),

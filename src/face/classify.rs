@@ -14,14 +14,13 @@ pub enum Face {
     Session,
 }
 
-/// A version in `_meta` makes any request stateless; without one the header decides, so that a proxy that strips a header never
-/// changes the era (T-16).
+/// A version in `_meta` makes a request stateless; else the header decides. A proxy that strips a header never changes
+/// the era (T-16).
 #[must_use]
 pub fn face_of(params: Option<&Object>, all: &HeaderMap) -> Face {
     if names_version(params) || header_is_stateless(all) { Face::Stateless } else { Face::Session }
 }
 
-/// Whether the header names a version without sessions.
 #[must_use]
 pub fn header_is_stateless(all: &HeaderMap) -> bool {
     headers::single(all, &headers::PROTOCOL_VERSION)

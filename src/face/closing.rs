@@ -1,6 +1,4 @@
-//! Serves the path of a removed upstream: its tasks remain readable, nothing new begins.
-//!
-//! Clients may read, answer and cancel tasks; other requests get 404.
+//! Serves the path of a removed upstream: clients may read, answer and cancel its tasks.
 
 use std::sync::Arc;
 
@@ -14,7 +12,7 @@ use crate::task::Principal;
 use crate::wire::envelope;
 use crate::wire::{Message, ScanLimits, method};
 
-/// The rest of an upstream's endpoint.
+/// Requests that are not about tasks get 404.
 #[derive(Debug)]
 pub struct ClosingEndpoint(Arc<UpstreamEndpoint>);
 

@@ -19,9 +19,8 @@ use crate::wire::{ProtocolVersion, RequestId, envelope};
 /// The client's end of a call. Dropping it does not affect the call.
 pub(in crate::face) struct ReplayStream {
     reader: ReplayReader,
-    /// The sealed id of the stream, if its events have ids.
+    /// Absent if the events have no ids.
     sealed: Option<String>,
-    /// The request that the stream answers.
     request: Option<RequestId>,
 }
 
@@ -30,7 +29,7 @@ impl ReplayStream {
         Self { reader, sealed: None, request: None }
     }
 
-    /// The whole response: JSON if no event precedes it in time.
+    /// JSON if no event precedes the result in time.
     pub(in crate::face) async fn respond(
         mut self,
         replays: &ReplayBuffers,
@@ -46,7 +45,7 @@ impl ReplayStream {
         }
     }
 
-    /// Starts the stream with its first event. From now on it can be resumed, if events have ids.
+    /// From now on the stream can be resumed, if events have ids.
     pub(in crate::face) fn begin(
         mut self,
         replays: &ReplayBuffers,
@@ -72,7 +71,6 @@ impl ReplayStream {
         event_stream(call_stream::stream(self, addressee, Some(first)))
     }
 
-    /// An event with its id, if it has one.
     fn named(&self, part: BodyPart, number: Option<u64>) -> BodyPart {
         let (Some(number), Some(sealed)) = (number, &self.sealed) else { return part };
         let id = event_id(sealed, number);
@@ -84,7 +82,7 @@ impl ReplayStream {
 }
 
 impl CallMessages for ReplayStream {
-    /// The buffer contains life signs, too.
+    /// The buffer contains life signs.
     const IS_SIGNED: bool = false;
 
     async fn next(&mut self) -> Option<CallMessage> {
@@ -106,12 +104,11 @@ impl CallMessages for ReplayStream {
     }
 }
 
-/// Whether streams of this version have event ids; earlier versions cannot resume.
 pub(in crate::face) fn can_resume(version: ProtocolVersion) -> bool {
     version.traits().has_event_ids
 }
 
-/// Resumes the stream of a call after this event (LEG-09); `None` if it is unknown or no longer buffered.
+/// Resumes a call's stream after this event (LEG-09); `None` if it is unknown or no longer buffered.
 pub(in crate::face) fn take_up(
     replays: &ReplayBuffers,
     sealer: &Sealer,

@@ -24,7 +24,6 @@ use crate::task::Principal;
 use crate::wire::envelope::{Request, Response};
 use crate::wire::{Message, RequestId};
 
-/// The endpoint of one upstream.
 #[derive(Debug)]
 pub struct UpstreamEndpoint {
     stateless: StatelessFace,
@@ -43,31 +42,28 @@ impl UpstreamEndpoint {
         Self { stateless, session, served, outcomes, login: None }
     }
 
-    /// Lets clients log in at the server themselves.
     #[must_use]
     pub fn with_login(self, login: Option<ClientLogin>) -> Self {
         Self { login, ..self }
     }
 
-    /// How clients log in at the server, if they do so themselves.
     #[must_use]
     pub const fn login(&self) -> Option<&ClientLogin> {
         self.login.as_ref()
     }
 
-    /// Whether a task asked the question with this id.
     pub(super) fn is_asked_by_a_task(&self, id: &RequestId) -> bool {
         self.session.is_asked_by_a_task(id)
     }
 
-    /// Accepts the answer to a task's question in any session of the principal.
+    /// In any session of the principal.
     pub(super) async fn take_answer(&self, principal: &Principal, response: Response) -> FaceResponse {
         let response = self.session.take_answer(principal, response).await;
         self.outcomes.count(&response);
         response
     }
 
-    /// Cleans up the caches, until stopped.
+    /// Until stopped.
     pub async fn keep_tidy(&self, stop: &CancellationToken) {
         tokio::join!(self.stateless.keep_tidy(stop), self.session.keep_tidy(stop));
     }
@@ -84,7 +80,7 @@ impl Endpoint for UpstreamEndpoint {
         let (forwarded, carriage) = (self.served.settings.forwarding.of(&inbound.headers), inbound.carriage);
         inbound.forwarded = forwarded.clone();
         let response = affinity::answer(self, inbound).await;
-        // The replica that answered has counted it: an endpoint of several upstreams learns only then which of them is asked.
+        // Else the replica that answered has counted it.
         if response.extensions().get::<ForwardedMarker>().is_none() {
             self.outcomes.count(&response);
         }
@@ -94,7 +90,7 @@ impl Endpoint for UpstreamEndpoint {
         };
         match holder {
             Some(holder) => ending_with(response, || self.withheld_from(&holder)),
-            // A response without a holder cannot be withheld.
+            // No key can be withdrawn.
             None => response,
         }
     }

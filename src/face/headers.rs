@@ -1,6 +1,5 @@
-//! Compares a stateless request's headers with its body (MOD-04 to MOD-07).
-//!
-//! A header that differs from the body is refused: the routed request must be the executed one.
+//! Compares a stateless request's headers with its body (MOD-04 to MOD-07): the routed request must be the executed
+//! one.
 
 use std::borrow::Cow;
 
@@ -17,10 +16,8 @@ pub const NAME: HeaderName = HeaderName::from_static("mcp-name");
 pub const SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
 pub const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
-/// The text of a header that may occur once.
-///
 /// # Errors
-/// [`RequestError::Header`] if it occurs twice (B113) or contains other characters than visible ASCII, spaces and tabs.
+/// [`RequestError::Header`] if it occurs twice (B113), or has characters beside visible ASCII, spaces and tabs.
 pub fn single<'a>(all: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a str>, RequestError> {
     let mut values = all.get_all(name).iter();
     let (first, second) = (values.next(), values.next());
@@ -38,10 +35,7 @@ fn complaint(name: &HeaderName, what: &str) -> RequestError {
     RequestError::Header(Cow::Owned(format!("{name} {what}")))
 }
 
-/// Compares `MCP-Protocol-Version` and `Mcp-Method` with the body (MOD-04, MOD-05, T-16).
-///
-/// # Errors
-/// [`RequestError::Header`] that names the header.
+/// Rules: MOD-04, MOD-05, T-16.
 pub fn check_request(all: &HeaderMap, version: &str, method: &str) -> Result<(), RequestError> {
     require(single(all, &PROTOCOL_VERSION)?, version, &PROTOCOL_VERSION)?;
     require(single(all, &METHOD)?, method, &METHOD)
@@ -55,11 +49,7 @@ fn require(header: Option<&str>, body: &str, name: &HeaderName) -> Result<(), Re
     }
 }
 
-/// Compares `Mcp-Name` with the member of `params` for the method (MOD-06). On task methods a missing header is accepted: FastMCP
-/// 4.1 never sends it there (T-15, EXT-53).
-///
-/// # Errors
-/// [`RequestError::Header`].
+/// Rule MOD-06. On task methods a missing header is accepted: FastMCP 4.1 never sends it there (T-15, EXT-53).
 pub fn check_name(all: &HeaderMap, method: &str, params: Option<&Object>) -> Result<(), RequestError> {
     let Some(member) = naming_member(method) else { return Ok(()) };
     let header = single(all, &NAME)?;
@@ -69,13 +59,12 @@ pub fn check_name(all: &HeaderMap, method: &str, params: Option<&Object>) -> Res
     let header = decode(header).ok_or_else(|| complaint(&NAME, "is not validly encoded"))?;
     match params.and_then(|params| params.get_str(member)) {
         Some(body) if body == header => Ok(()),
-        // A missing member is a fault of the params, which are checked later.
+        // A fault of the params, which are checked later.
         None => Ok(()),
         Some(_) => Err(complaint(&NAME, "differs from the body")),
     }
 }
 
-/// The member of `params` that names a method's object, if there is one.
 #[must_use]
 pub fn naming_member(method: &str) -> Option<&'static str> {
     match method {
@@ -86,8 +75,7 @@ pub fn naming_member(method: &str) -> Option<&'static str> {
     }
 }
 
-/// Decodes `=?base64?…?=` in a header's value; another value is literal. `None` if the content is not canonical Base64 of UTF-8
-/// (B114).
+/// A value without `=?base64?…?=` is literal. `None` unless the content is canonical Base64 of UTF-8 (B114).
 #[must_use]
 pub fn decode(value: &str) -> Option<Cow<'_, str>> {
     let Some(inside) = value.strip_prefix("=?base64?").and_then(|rest| rest.strip_suffix("?=")) else {

@@ -22,31 +22,27 @@ use crate::upstream::ForwardedHeaders;
 use crate::wire::framing::BodyPart;
 use crate::wire::{Message, MessageText};
 
-/// The body of a response: complete, or an event stream. An error aborts the connection.
+/// Complete, or an event stream. An error aborts the connection.
 pub type ResponseBody = UnsyncBoxBody<BodyPart, io::Error>;
 
-/// A response to a client.
 pub type FaceResponse = http::Response<ResponseBody>;
 
-/// An empty body.
 #[must_use]
 pub fn empty_body() -> ResponseBody {
     Empty::new().map_err(|never| match never {}).boxed_unsync()
 }
 
-/// A complete body.
 #[must_use]
 pub fn full_body(part: impl Into<BodyPart>) -> ResponseBody {
     Full::new(part.into()).map_err(|never| match never {}).boxed_unsync()
 }
 
-/// An event stream of available messages.
 #[must_use]
 pub fn events_body<T: Into<MessageText>>(messages: impl IntoIterator<Item = T>) -> ResponseBody {
     PartsBody(messages.into_iter().map(BodyPart::message).collect()).boxed_unsync()
 }
 
-/// A complete body in pieces: a large text need not be copied together with short ones.
+/// Avoids a copy of a large text together with short ones.
 #[must_use]
 pub fn joined_body(pieces: impl IntoIterator<Item = Bytes>) -> ResponseBody {
     PartsBody(pieces.into_iter().map(BodyPart::Bytes).collect()).boxed_unsync()
@@ -73,56 +69,52 @@ impl Body for PartsBody {
 
 /// A request that has passed the HTTP guards: path, host and origin are valid.
 ///
-/// A POST has a body of `application/json` that is unencoded, complete, within limits and not empty. GET and DELETE have an empty
-/// body, as does HEAD if the endpoint accepts it. Other methods never arrive.
+/// A POST's body is whole, unencoded `application/json` within limits, not empty; other methods have none. Only GET,
+/// DELETE and, if the endpoint accepts it, HEAD arrive beside POST.
 #[derive(Clone, Debug)]
 pub struct Inbound {
     pub method: Method,
     pub path: String,
-    /// The undecoded query of the target. It selects no path (B57); with HTTP+SSE it selects the stream of a message.
+    /// Undecoded. It selects no path (B57); with HTTP+SSE it selects a message's stream.
     pub query: Option<String>,
-    /// As received, hop-by-hop fields included: an allow-list selects the forwarded ones.
+    /// Hop-by-hop fields included: an allow-list selects the forwarded ones.
     pub headers: http::HeaderMap,
     pub body: Bytes,
-    /// The message in the body, if the caller has read it.
+    /// If the caller has parsed the body.
     pub message: Option<Message>,
     pub principal: Principal,
-    /// The client's address, if known: an IPv4 address, or a /64 of IPv6.
+    /// An IPv4 address, or a /64 of IPv6, if known.
     pub client: Option<IpAddr>,
     pub accepted: AcceptedTypes,
-    /// The headers to forward, once the endpoint has selected them.
+    /// Once the endpoint has selected them.
     pub forwarded: ForwardedHeaders,
     /// The time at which the head had been read.
     pub received_at: Instant,
     pub carriage: MessageChannel,
-    /// Whether the caller has counted the request: then it takes no rate and no stream permit.
+    /// Then it takes no rate and no stream permit.
     pub is_counted: bool,
-    /// The nonce of the client's session at an endpoint of several upstreams. The session that an `initialize` opens at one of
-    /// them has the same, so that all state by nonce belongs to the client's session.
+    /// The nonce of the client's session at an endpoint of several upstreams. Its session at each of them has the same.
     pub endpoint_session: Option<u128>,
-    /// Whether its client is still connected.
     pub arrival: Arrival,
 }
 
 impl Inbound {
-    /// The principal by which it is counted.
     #[must_use]
     pub fn counted_as(&self) -> Principal {
         self.principal.counted_at(self.client)
     }
 }
 
-/// The channel of a message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MessageChannel {
-    /// A separate HTTP request. The headers that repeat parts of the body are required and must agree with it.
+    /// An HTTP request: headers that repeat parts of the body are required and must agree.
     #[default]
     Request,
-    /// One of many on a stream, without headers of its own: only the body counts (T-70). An HTTP request is never read as such a message.
+    /// One of many on a stream: only the body counts (T-70). An HTTP request is never read as such a message.
     Stream,
 }
 
-/// The response types that `Accept` admits (B69). For a POST never [`AcceptedTypes::Neither`].
+/// By `Accept` (B69). For a POST never [`AcceptedTypes::Neither`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AcceptedTypes {
     Json,
@@ -132,40 +124,36 @@ pub enum AcceptedTypes {
 }
 
 impl AcceptedTypes {
-    /// Whether the response may be an event stream.
     #[must_use]
     pub const fn takes_stream(self) -> bool {
         matches!(self, Self::EventStream | Self::Both)
     }
 }
 
-/// The handler of one path.
 #[async_trait]
 pub trait Endpoint: Send + Sync {
-    /// Answers one request. Dropped when the client disconnects: work that must continue runs in another task.
+    /// Dropped when the client disconnects: work that must continue runs in another task.
     async fn serve(&self, request: Inbound) -> FaceResponse;
 
-    /// Whether a header is forwarded to the upstream, which identifies clients by a credential.
+    /// The upstream identifies clients by such a header.
     fn forwards(&self, _header: &HeaderName) -> bool {
         false
     }
 
-    /// Whether a principal may use the path; for others it looks like an unknown one.
+    /// Others see an unknown path.
     fn is_for(&self, _principal: &Principal) -> bool {
         true
     }
 
-    /// Returns once a principal may no longer use the path, which ends its streams.
+    /// Returns once the principal loses its right, which ends its streams.
     fn withheld_from(&self, _principal: &Principal) -> BoxFuture<'static, ()> {
         std::future::pending().boxed()
     }
 
-    /// Whether the path needs no authentication.
     fn is_public(&self) -> bool {
         false
     }
 
-    /// Whether the path accepts this method.
     fn takes(&self, method: &Method) -> bool {
         [Method::POST, Method::GET, Method::DELETE].contains(method)
     }

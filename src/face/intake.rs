@@ -16,7 +16,6 @@ use crate::dialect::RequestError;
 use crate::wire::envelope::Request;
 use crate::wire::{Message, RequestId, method};
 
-/// The faces of one path, for clients of either era.
 pub(super) trait PathFaces: Send + Sync {
     fn path(&self) -> PathContext<'_>;
 
@@ -26,27 +25,25 @@ pub(super) trait PathFaces: Send + Sync {
 
     fn post_batch(&self, inbound: &Inbound, batch: ArrayItems) -> impl Future<Output = FaceResponse> + Send;
 
-    /// Opens or resumes a stream of a session.
+    /// Or resumes a session's stream.
     fn get(&self, inbound: &Inbound) -> impl Future<Output = FaceResponse> + Send;
 
     fn delete(&self, inbound: &Inbound) -> impl Future<Output = FaceResponse> + Send;
 
-    /// Whether a request of this session is registered in this process.
+    /// Whether this process has a request of this session.
     fn has_under_way(&self, nonce: u128, id: &RequestId) -> bool;
 }
 
-/// The state of one path that its requests need in front of the faces.
 #[derive(Clone, Copy)]
 pub(super) struct PathContext<'a> {
-    /// The settings and counters.
     pub(super) served: &'a Served,
     /// The name by which the path's streams are counted.
     pub(super) name: &'a Arc<str>,
-    /// Ends streams without another end.
+    /// Ends streams that have no other end.
     pub(super) leaving: &'a CancellationToken,
 }
 
-/// Serves a request in this process. The rare ones are boxed, so that a message's future is not as large.
+/// Rare requests are boxed, so that a message's future is not as large.
 pub(super) async fn serve(faces: &impl PathFaces, admitted: AdmittedRequest) -> FaceResponse {
     match admitted {
         AdmittedRequest::Message(AdmittedMessage { inbound, message, face, refusable }) => {
@@ -92,7 +89,7 @@ fn is_handshake_without_metadata(request: &Request) -> bool {
     request.method == method::INITIALIZE && !crate::dialect::negotiate::names_version(request.params.object())
 }
 
-/// Whether a method requires a response (B104).
+/// By rule B104.
 fn is_request(name: &str) -> bool {
     !name.starts_with("notifications/")
 }

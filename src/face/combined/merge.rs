@@ -8,19 +8,17 @@ use super::routed::{is_routed, is_routed_extension};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload};
 
-/// The limit of one server's instructions in bytes; the rest is cut off.
+/// In bytes, for one server; the rest is cut off.
 const INSTRUCTIONS_BYTES_MAX: usize = 16 << 10;
 
-/// The introduction of one server.
 #[derive(Clone, Debug)]
 pub(super) struct ServerSummary {
     pub(super) capabilities: Payload,
-    /// The text for models as the endpoint shows it: the server's text is quoted.
+    /// For models, quoted.
     pub(super) instructions: Option<String>,
 }
 
 impl ServerSummary {
-    /// Reads the result of `initialize` or `server/discover`.
     pub(super) fn of(result: &Object) -> Self {
         let capabilities = result.get("capabilities").filter(|all| Object::of(all).is_some());
         Self {
@@ -32,19 +30,19 @@ impl ServerSummary {
         }
     }
 
-    /// Instructions in place of those from an unavailable server.
+    /// In place of the instructions of an unavailable server.
     pub(super) fn absent(cause: &str) -> Self {
         let text = format!("This server is not available, so its tools are missing here: {cause}");
         Self { capabilities: Payload::empty_object(), instructions: Some(text) }
     }
 
-    /// Whether the server declares a capability: `tools`, `prompts`, `resources`.
+    /// Whether the server declares `tools`, `prompts` or `resources`.
     pub(super) fn has(&self, capability: &str) -> bool {
         Object::of(&self.capabilities).is_some_and(|all| all.contains(capability))
     }
 }
 
-/// The capabilities of all servers, without those that the endpoint does not route.
+/// Without the capabilities that the endpoint does not route.
 pub(super) fn advertised<'a>(capabilities: impl Iterator<Item = &'a Payload>) -> Payload {
     let joined = union(capabilities);
     let all = Object::of(&joined);
@@ -65,12 +63,12 @@ pub(super) fn advertised<'a>(capabilities: impl Iterator<Item = &'a Payload>) ->
 
 const EXTENSIONS: &str = "extensions";
 
-/// The union of all servers' capabilities; members of the same name are merged.
+/// Members of the same name are merged.
 fn union<'a>(capabilities: impl Iterator<Item = &'a Payload>) -> Payload {
     joined(capabilities.filter_map(Object::of), LEVELS)
 }
 
-/// The depth to which capabilities are merged: a capability, its options, and their options.
+/// A capability, its options, and their options.
 const LEVELS: usize = 3;
 
 fn joined(objects: impl Iterator<Item = Object>, levels: usize) -> Payload {
@@ -101,7 +99,6 @@ fn joined(objects: impl Iterator<Item = Object>, levels: usize) -> Payload {
     writer.finish()
 }
 
-/// The part of a server's text that is shown.
 fn beginning(text: &str) -> &str {
     let mut end = text.len().min(INSTRUCTIONS_BYTES_MAX);
     while !text.is_char_boundary(end) {
@@ -110,7 +107,7 @@ fn beginning(text: &str) -> &str {
     &text[..end]
 }
 
-/// Quotes each line of a server's text, so that no line looks like a heading of the gateway.
+/// Quoted, so that no line looks like a heading of the gateway.
 fn quoted(text: &str) -> String {
     const BREAKS: [char; 6] = ['\n', '\u{b}', '\u{c}', '\u{85}', '\u{2028}', '\u{2029}'];
     let text = text.replace("\r\n", "\n").replace('\r', "\n");
@@ -118,7 +115,7 @@ fn quoted(text: &str) -> String {
     lines.join("\n")
 }
 
-/// All servers' instructions for models, each under its server's name; `None` if there are none.
+/// Each under its server's name; `None` if there are none.
 pub(super) fn instructions<'a>(servers: impl Iterator<Item = (&'a str, &'a ServerSummary)>) -> Option<Payload> {
     let texts: Vec<String> =
         servers.filter_map(|(name, server)| Some(format!("# {name}\n\n{}", server.instructions.as_deref()?))).collect();

@@ -1,12 +1,9 @@
-//! Lists the capabilities that an endpoint routes and advertises.
-//!
-//! Pure. One table serves both, so that each advertised capability works.
+//! Lists the capabilities that an endpoint routes and advertises. Pure.
 
 use crate::wire::meta::TASKS_EXTENSION;
 use crate::wire::method;
 
-/// The advertised capabilities, each with the methods that the endpoint routes. A name that ends with a slash is a prefix. A
-/// capability that is missing here is neither advertised nor routed.
+/// One table for both, so that each advertised capability works. A name that ends with a slash is a prefix.
 const ROUTED: [(&str, &[&str]); 6] = [
     ("tools", &[method::TOOLS_LIST, method::TOOLS_CALL]),
     ("prompts", &[method::PROMPTS_LIST, method::PROMPTS_GET]),
@@ -25,15 +22,13 @@ const ROUTED: [(&str, &[&str]); 6] = [
     ("tasks", &["tasks/"]),
 ];
 
-/// The extensions that need no further methods.
+/// Extensions that need no further methods.
 const ROUTED_EXTENSIONS: [&str; 2] = [TASKS_EXTENSION, "io.modelcontextprotocol/ui"];
 
-/// Whether an endpoint advertises a capability of its servers.
 pub(super) fn is_routed(capability: &str) -> bool {
     ROUTED.iter().any(|(name, _)| *name == capability)
 }
 
-/// Whether an endpoint advertises an extension of its servers.
 pub(super) fn is_routed_extension(name: &str) -> bool {
     ROUTED_EXTENSIONS.contains(&name)
 }

@@ -33,27 +33,25 @@ pub use held_calls::{HeldCallReport, HeldCalls};
 pub use replicas::OperatorReplica;
 use replicas::{ForgottenReplica, OperatorReplicaList};
 
-/// The default and the largest number of tasks on one page.
+/// Tasks on one page: by default, and at most.
 const PAGE: usize = 100;
 const PAGE_MAX: usize = 1_000;
 
-/// The most subtasks shown with one task.
+/// Shown with one task, at most.
 const SUBTASKS_MAX: usize = 200;
 
-/// The names of task states.
 const STATES: [&str; 6] = ["queued", "working", "input_required", "completed", "failed", "cancelled"];
 
-/// The refusal of an action with a read-only token.
+/// For an action with a read-only token.
 const MAY_NOT_ACT: &str = "this token may look and not act; `may = \"act\"` lets one cancel and forget";
 const NOT_SHARED: &str = "this gateway shares its store with no other";
 
-/// The requested resource or action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum OperatorRoute<'a> {
     Status,
     Tasks,
     Calls,
-    /// Looks a task up by its id.
+    /// By its id.
     Find,
     Show(&'a str),
     Cancel(&'a str),
@@ -80,28 +78,24 @@ impl<'a> OperatorRoute<'a> {
         matches!(self, Self::Find | Self::Cancel(_) | Self::Forget(_))
     }
 
-    /// Whether it changes state.
     const fn acts(self) -> bool {
         matches!(self, Self::Cancel(_) | Self::Forget(_))
     }
 }
 
-/// The state of the process.
 #[derive(Clone, Debug, Serialize)]
 pub struct ProcessStatus {
     pub version: &'static str,
     pub ready: bool,
-    /// Why it is not ready.
     pub reasons: Vec<&'static str>,
     pub tasks: TaskTotals,
     pub held_calls: HeldCalls,
-    /// The replicas that share the store; empty for a single gateway.
+    /// Empty for a single gateway.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub replicas: Vec<OperatorReplica>,
     pub upstreams: Vec<HealthReport>,
 }
 
-/// Totals of stored tasks.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct TaskTotals {
     pub kept: usize,
@@ -112,7 +106,6 @@ pub struct TaskTotals {
 }
 
 impl std::fmt::Display for ProcessStatus {
-    /// Text in lines.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { version, reasons, tasks, replicas, upstreams, held_calls, .. } = self;
         writeln!(f, "taskgate {version}")?;
@@ -134,18 +127,17 @@ impl std::fmt::Display for ProcessStatus {
     }
 }
 
-/// Returns the state of the process.
 pub type StatusSource = Box<dyn Fn() -> ProcessStatus + Send + Sync>;
 
-/// The operators' endpoint, for `/`, `/tasks`, `/replicas` and all paths below.
+/// For `/`, `/tasks`, `/replicas` and all paths below.
 pub struct Operators {
     engine: Arc<Engine>,
     status: StatusSource,
-    /// The store, if it is shared.
+    /// If the store is shared.
     shared: Option<Arc<PostgresStore>>,
 }
 
-/// Takes the place of [`Operators`] while the store is not open: responds to each path with the reasons against readiness.
+/// Takes the place of [`Operators`] while the store is not open: responds with the reasons against readiness.
 pub struct UnopenedOperators(Box<dyn Fn() -> Vec<&'static str> + Send + Sync>);
 
 impl UnopenedOperators {
@@ -182,13 +174,12 @@ impl std::fmt::Debug for Operators {
 #[derive(Debug, Serialize)]
 struct OperatorTaskPage {
     tasks: Vec<OperatorTaskEntry>,
-    /// The `after` of the next page, if there is one. One request examines a limited number of tasks, so a page may be short or
-    /// empty and not be the last.
+    /// The `after` of the next page. A request examines a limited number of tasks: a short or empty page may have a
+    /// next one.
     #[serde(skip_serializing_if = "Option::is_none")]
     next: Option<String>,
 }
 
-/// The response to a lookup by id.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 enum OperatorTaskFinding {
@@ -230,7 +221,6 @@ impl From<TaskError> for OperatorError {
     }
 }
 
-/// The filters of a list.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct OperatorTaskQuery {
     upstream: Option<String>,
@@ -264,7 +254,7 @@ impl OperatorTaskQuery {
 
     fn fits(&self, task: &Summary) -> bool {
         let (state, reason) = state(task.phase);
-        // Without a filter by state, subtasks appear only as a number beside their parent.
+        // Without a filter by state or reason, subtasks appear only as a number beside their parent.
         let is_listed = task.tree.parent.is_none() || self.state.is_some() || self.reason.is_some();
         is_listed
             && self.upstream.as_deref().is_none_or(|upstream| *upstream == *task.origin.upstream)
@@ -274,7 +264,7 @@ impl OperatorTaskQuery {
     }
 }
 
-/// The cursor of a task, which sorts as the list does: the complement of its creation time, then its reference.
+/// Sorts as the list does: the complement of the creation time, then the reference.
 fn position_text((time, reference): NewestCursor) -> String {
     format!("{}-{reference}", u64::MAX - time.as_millis())
 }
@@ -291,7 +281,6 @@ impl Operators {
         Self { engine, status, shared: None }
     }
 
-    /// Adds a shared store.
     #[must_use]
     pub fn sharing(self, store: Arc<PostgresStore>) -> Self {
         Self { shared: Some(store), ..self }
@@ -306,7 +295,7 @@ impl Operators {
         ForgottenReplica::of(name, outcome).map_err(|(status, why)| OperatorError::Other(status, why))
     }
 
-    /// Adds the holder of each task, if the store is shared.
+    /// If the store is shared.
     async fn with_holders(&self, tasks: &mut [(TaskKey, OperatorTaskEntry)]) -> Result<(), TaskError> {
         let Some(store) = &self.shared else { return Ok(()) };
         let keys: Vec<TaskKey> = tasks.iter().map(|(key, _)| key.clone()).collect();
@@ -331,7 +320,7 @@ impl Operators {
             if !wanted.fits(task) {
                 return ControlFlow::Continue(());
             }
-            // One more than is shown, to detect a next page.
+            // One more than is shown tells that there is a next page.
             if page.len() == limit {
                 has_more = true;
                 return ControlFlow::Break(());
@@ -346,7 +335,6 @@ impl Operators {
         Ok(OperatorTaskPage { tasks, next: goes_on.or_else(|| last.filter(|_| has_more)).map(position_text) })
     }
 
-    /// The only task with this reference.
     async fn find(&self, reference: &str) -> Result<Arc<Task>, OperatorError> {
         let reference = ShortReference::parse(reference).ok_or(OperatorError::Unknown)?;
         let mut found = self.engine.named_by(reference).await?;
@@ -357,8 +345,8 @@ impl Operators {
         }
     }
 
-    /// Finds the task with the id in `body`, of any principal. The id may be a secret, so it is in no URL and no log. No index
-    /// has it: one request examines some tasks, and returns a cursor for the next.
+    /// Of any principal. The id may be a secret, so it is in no URL and no log. There is no index: one request examines
+    /// some tasks, and returns a cursor for the next.
     async fn find_by_id(&self, body: &[u8]) -> Result<OperatorTaskFinding, OperatorError> {
         #[derive(serde::Deserialize)]
         struct OperatorTaskLookup {
@@ -477,7 +465,7 @@ fn refusal(status: StatusCode, error: &'static str) -> FaceResponse {
 }
 
 fn json(status: StatusCode, answer: &impl Serialize) -> FaceResponse {
-    // Plain structs with text keys, which always serialize.
+    // Plain structs with text keys always serialize.
     let mut body = serde_json::to_string(answer).unwrap_or_default();
     body.push('\n');
     whole(status, "application/json", body)

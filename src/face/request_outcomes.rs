@@ -11,7 +11,6 @@ use super::answer::ErrorAnswerMarker;
 use super::http::FaceResponse;
 use crate::metric;
 
-/// The counters, looked up once.
 pub(super) struct RequestOutcomes {
     answered: Counter,
     stream: Counter,
@@ -33,7 +32,7 @@ impl RequestOutcomes {
         }
     }
 
-    /// Counts one request by its response head.
+    /// By its response head.
     pub(super) fn count(&self, response: &FaceResponse) {
         let status = response.status();
         let counter = if status.is_client_error() || status.is_server_error() {

@@ -14,7 +14,7 @@ use hyper::body::{Body, Frame, SizeHint};
 use super::http::{FaceResponse, ResponseBody, empty_body};
 use crate::wire::framing::BodyPart;
 
-/// Ends an event stream once the future of `ended` returns. A response in one piece is unchanged.
+/// A response in one piece is unchanged.
 pub(crate) fn ending_with<E>(response: FaceResponse, ended: impl FnOnce() -> E) -> FaceResponse
 where
     E: Future<Output = ()> + Send + 'static,
@@ -27,7 +27,6 @@ where
     }
 }
 
-/// A body that ends with a future.
 struct RevocableBody {
     body: ResponseBody,
     ended: BoxFuture<'static, ()>,
@@ -46,7 +45,7 @@ impl Body for RevocableBody {
     fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<io::Result<Frame<BodyPart>>>> {
         let this = self.get_mut();
         if this.ended.as_mut().poll(context).is_ready() {
-            // Not polled again; the stream's resources are released now, not when its client has read the end.
+            // Released now, not when the client has read the end; `ended` is not polled again.
             this.ended = std::future::pending().boxed();
             this.body = empty_body();
         }

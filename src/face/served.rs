@@ -21,49 +21,47 @@ pub struct Served {
     /// Compares each tool list, in clients' names, with the rules.
     pub unmatched_rules: Arc<UnmatchedRules>,
     pub engine: Arc<Engine>,
-    /// The server, of either era.
+    /// Of either era.
     pub upstream: Arc<dyn Upstream>,
-    /// The server, for forwarded messages.
+    /// For forwarded messages.
     pub channel: Arc<dyn OwnSessionChannel>,
-    /// The server, only in the gateway's own sessions: used for tool lists.
+    /// In the gateway's own sessions only: for tool lists.
     pub pool: Arc<dyn Upstream>,
-    /// The server, without sessions.
+    /// Without sessions.
     pub stateless: Arc<dyn Upstream>,
-    /// Whether the operator declares the server stateless: then it is never asked for a session.
+    /// By the operator's declaration: then the server is never asked for a session.
     pub is_stateless: bool,
     pub permits: Arc<CallPermits>,
-    /// The request rates of principals, for all upstreams.
+    /// For all upstreams.
     pub rates: Arc<Rates>,
-    /// Permits of long-lived streams, for all upstreams together.
+    /// Of long-lived streams, for all upstreams together.
     pub listeners: Arc<ListenPermits>,
-    /// Seals the state that clients keep.
     pub sealer: Arc<Sealer>,
-    /// The owners of sessions, if several replicas share the store.
+    /// If several replicas share the store.
     pub owners: Option<Arc<SessionOwners>>,
-    /// The clock of tasks, the same on all replicas: a token may be sealed at one and opened at another.
+    /// Of tasks, the same on all replicas: a token may be sealed at one and opened at another.
     pub clock: Arc<dyn Clock>,
     /// 128 random bits, new at each call.
     pub random: fn() -> u128,
     pub scope: TaskScope,
-    /// Ends streams that would delay a shutdown because nothing else ends them: sessions' streams and subscriptions.
+    /// Ends sessions' streams and subscriptions, which would delay a shutdown.
     pub leaving: CancellationToken,
 }
 
 impl Served {
-    /// This replica, if there are several: the owner of a session that begins now.
+    /// If there are several replicas: the owner of a session that begins now.
     #[must_use]
     pub fn own_replica(&self) -> Option<Incarnation> {
         self.owners.as_ref().map(|owners| owners.own())
     }
 
-    /// Seals the id of an object in this process's memory, so that requests with it reach this replica.
+    /// For an object in this process's memory: requests with the id reach this replica.
     #[must_use]
     pub(super) fn seal_own(&self, kind: IdKind, random: u128) -> String {
         let id = GatewayId::in_memory(kind, self.own_replica(), random);
         self.sealer.seal(&id, None, &[]).expect("an id without a payload has one length")
     }
 
-    /// The target of the engine's calls.
     #[must_use]
     pub fn target(&self) -> CallTarget {
         CallTarget {

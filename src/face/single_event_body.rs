@@ -13,8 +13,7 @@ use crate::wire::framing::BodyPart;
 /// The longest part with line ends that is rewritten at once.
 const LINES_MAX: usize = 64 << 10;
 
-/// A JSON body as one event. Its line ends, which occur only in whitespace, become several data lines, which read as the same
-/// JSON.
+/// Line ends, which occur only in whitespace, become data lines, which read as the same JSON.
 pub(super) struct SingleEventBody {
     source: ResponseBody,
     at: SingleEventPart,
@@ -34,16 +33,14 @@ impl SingleEventBody {
         Self { source, at: SingleEventPart::Head, left: Bytes::from_static(b"event: message\ndata: ") }
     }
 
-    /// Adds an id, if there is one.
     pub(super) fn named(self, id: Option<String>) -> Self {
         let Some(id) = id else { return self };
         Self { left: [format!("id: {id}\n").as_bytes(), &self.left].concat().into(), ..self }
     }
 
-    /// The next part of `left`, which is not empty.
+    /// `left` is not empty.
     fn next_part(&mut self) -> Bytes {
         let Some(first) = memchr::memchr2(b'\r', b'\n', &self.left) else { return std::mem::take(&mut self.left) };
-        // Text without a line end is unchanged.
         if first > LINES_MAX {
             return self.left.split_to(first);
         }

@@ -8,7 +8,6 @@ use crate::task::{Executed, GatewayFault, Reason};
 
 const FAULT: GatewayFault = GatewayFault::new(Reason::StoreFailed, Executed::No);
 
-/// Responds 503 to every request.
 #[derive(Debug)]
 pub struct StoreAwayEndpoint;
 

@@ -1,12 +1,11 @@
-//! Serves one client over one bidirectional stream of messages.
+//! Serves one client over one bidirectional stream of messages: stdio, or an event stream with POSTs.
 //!
-//! The stream is standard input and output, or an event stream with its POSTs. Each message is handed in this process to the same
-//! [`Endpoint`] that serves HTTP, and its response is sent to the client as messages. The message itself says whether it belongs
-//! to a session or is stateless (GW-02); one stream may carry both kinds. Read [`serve`] first, then `client_link` (messages to
-//! requests), `answer_relay` (responses to messages), and `stream_requests` (streams opened on the client's behalf).
+//! Each message is handed to the [`Endpoint`] that serves HTTP, and its response is sent as messages. The message
+//! itself says whether it belongs to a session or is stateless (GW-02). Read [`serve`] first, then `client_link`
+//! (messages to requests), `answer_relay` (responses to messages), and `stream_requests` (streams opened on the
+//! client's behalf).
 //!
-//! All work for one client runs in one task, in order of arrival: a message is handled only after all earlier ones have begun. So
-//! a cancellation finds its request.
+//! All work for one client runs in one task, in order of arrival, so a cancellation finds its request.
 
 mod answer_relay;
 mod client_link;
@@ -49,34 +48,31 @@ use client_link::{ClientDisconnected, ClientLink};
 pub use input_end::InputEnd;
 use input_end::RequestKind;
 
-/// Limit of concurrent requests; further ones are refused.
+/// Concurrent requests; further ones are refused.
 const REQUESTS_MAX: usize = 1_024;
-/// Limit of refusals and other small messages that wait for the client to read. Above it, the client's input is not read.
+/// Refusals and other small messages that wait for the client to read. Above it, its input is not read.
 const SENDING_MAX: usize = 64;
-/// Limit of messages that wait for the handshake, and of ordered notifications that wait.
+/// Messages that wait for the handshake, and ordered notifications that wait.
 const WAITING_MAX: usize = 64;
-/// Limit of responses and unordered notifications in progress.
+/// Responses and unordered notifications in progress.
 const NOTES_MAX: usize = 32;
-/// How long pending requests may be cancelled at the server, at the end.
+/// For cancels of pending requests at the server, at the end.
 const CANCEL_MAX: Duration = Duration::from_millis(500);
-/// How long the first requests wait for the head of the session's own stream; some servers send none before its first event.
+/// The first requests' wait for the head of the session's own stream; some servers send none before its first event.
 const OPENING_MAX: Duration = Duration::from_millis(500);
 
-/// A client, and the endpoint that serves it.
 #[derive(Clone)]
 pub struct StreamClient {
     pub endpoint: Arc<dyn Endpoint>,
-    /// The name of its server, for metrics.
+    /// For metrics.
     pub upstream: Arc<str>,
-    /// The endpoint's HTTP path.
     pub path: String,
-    /// The owner of the calls and tasks.
     pub principal: Principal,
-    /// The client's address, if it is remote.
+    /// If the client is remote.
     pub address: Option<IpAddr>,
-    /// The limits on the bytes of its responses.
+    /// On the bytes of its responses.
     pub limits: SharedLimits,
-    /// The largest message to the client; a call with a larger response gets an error.
+    /// A call with a larger response gets an error.
     pub message_bytes_max: usize,
 }
 
@@ -89,28 +85,27 @@ impl fmt::Debug for StreamClient {
     }
 }
 
-/// One message of a client, as received.
 #[derive(Clone, Debug, Default)]
 pub struct ClientMessage {
     /// Bounded by its reader.
     pub text: Bytes,
-    /// Its headers, to be forwarded to the upstream. HTTP's session and version headers are ignored.
+    /// To be forwarded to the upstream. HTTP's session and version headers are ignored.
     pub headers: HeaderMap,
 }
 
-/// Serves one client until it disconnects: until `received` ends, or the receiver of `outgoing` is dropped.
+/// Serves one client until `received` ends, or the receiver of `outgoing` is dropped.
 ///
-/// Each item of `outgoing` is one whole JSON text: a message, or an array of messages for a client of 2025-03-26 that sent one.
-/// It may contain line breaks. While a client does not read and the queues are full, its input is not read. Large responses take
-/// bytes of the principal's share (see `answer_budget`). Drop an item once it is written: until then its bytes are counted.
+/// Each item of `outgoing` is one JSON text: a message, or an array if a client of 2025-03-26 sent one. It may contain
+/// line breaks. While a client does not read and the queues are full, its input is not read. Drop an item once it is
+/// written: until then its bytes count as the principal's (see `answer_budget`).
 ///
-/// At the end, plain calls are cancelled and the session is ended, which takes at most two seconds; tasks continue. Dropping the
+/// At the end, plain calls are cancelled and the session is ended, within two seconds; tasks continue. Dropping the
 /// future leaves a session open.
 pub async fn serve(client: StreamClient, received: mpsc::Receiver<ClientMessage>, outgoing: mpsc::Sender<Bytes>) {
     serve_until(client, received, outgoing, CancellationToken::new()).await;
 }
 
-/// Like [`serve`]; once `leaving` is cancelled, only until all requests are answered.
+/// As [`serve`]; once `leaving` is cancelled, only until all requests are answered.
 pub async fn serve_until(
     client: StreamClient,
     received: mpsc::Receiver<ClientMessage>,
@@ -120,7 +115,7 @@ pub async fn serve_until(
     serve_to_input_end(client, received, outgoing, leaving, InputEnd::ClientLeft).await;
 }
 
-/// Like [`serve_until`]; with [`InputEnd::ClientReads`], requests are still answered after `received` has ended.
+/// As [`serve_until`]; with [`InputEnd::ClientReads`], requests are still answered after `received` has ended.
 pub async fn serve_to_input_end(
     client: StreamClient,
     mut received: mpsc::Receiver<ClientMessage>,
@@ -145,7 +140,7 @@ pub async fn serve_to_input_end(
                     break;
                 }
             },
-            // Last, so that received messages are handled first.
+            // Last: received messages are handled first.
             () = leaving.cancelled(), if client_loop.is_answered() => break,
         }
     }
@@ -153,7 +148,6 @@ pub async fn serve_to_input_end(
 }
 
 struct ParsedMessage {
-    /// `None` for an array.
     message: Option<Message>,
     received: ClientMessage,
     arrived: Instant,
@@ -165,19 +159,18 @@ struct UnansweredRequest {
     ids: SmallVec<[RequestId; 1]>,
     kind: RequestKind,
     face: Face,
-    /// Cancelled if the client cancels the request.
+    /// By the client's cancel.
     withdrawn: CancellationToken,
 }
 
-/// A completed future of the client's work.
 enum CompletedWork {
-    /// A handshake message: waiting messages can continue.
+    /// Waiting messages can continue.
     Handshake {
         serial: Option<u64>,
         listens: bool,
     },
     Answered(u64),
-    /// A notification; `in_order` if others wait for it.
+    /// `in_order` if other notifications wait for it.
     Noted {
         in_order: bool,
     },
@@ -189,13 +182,13 @@ struct StreamClientLoop {
     work: FuturesUnordered<BoxFuture<'static, CompletedWork>>,
     unanswered: Vec<UnansweredRequest>,
     serials: u64,
-    /// Whether a handshake message is in progress. Other messages of the session wait for it.
+    /// Then other messages of the session wait.
     shakes_hands: bool,
     held: VecDeque<ParsedMessage>,
-    /// Ordered notifications, sent one after the other.
+    /// Sent one after the other.
     notes: VecDeque<ParsedMessage>,
     is_noting: bool,
-    /// The number of unordered notifications in progress.
+    /// Unordered notifications in progress.
     noting: usize,
 }
 
@@ -214,7 +207,7 @@ impl StreamClientLoop {
         }
     }
 
-    /// Whether another message can be read. Responses and cancellations are read even while all requests are in progress.
+    /// Responses and cancellations are read even while all requests are in progress.
     fn listens(&self) -> bool {
         self.work.len() < self.unanswered.len() + self.noting + SENDING_MAX
             && self.held.len() < WAITING_MAX
@@ -245,8 +238,7 @@ impl StreamClientLoop {
         }
     }
 
-    /// Opens the session's own stream. Some servers drop messages that belong to no request while there is none, so requests wait
-    /// for it briefly.
+    /// Requests wait for it briefly: without it, some servers drop messages that belong to no request.
     fn open_stream(&mut self) {
         self.shakes_hands = true;
         let opened = CancellationToken::new();
@@ -280,14 +272,13 @@ impl StreamClientLoop {
                 let parsed = ParsedMessage { message: Some(message), received, arrived };
                 self.ask(id, Face::Stateless, self.link.outside(parsed));
             }
-            // Other messages of a stateless client have no effect.
+            // Without effect.
             (Face::Stateless, Message::Notification(_) | Message::Response(_)) => (),
             (Face::Session, _) => self.receive_in_session(ParsedMessage { message: Some(message), received, arrived }),
         }
     }
 
-    /// Cancels a stateless client's request, as a disconnect would over HTTP. Returns false for a request in a session: then the
-    /// caller has to forward the cancellation.
+    /// As a disconnect over HTTP. False for a request in a session: the caller forwards the cancellation.
     fn withdraw(&mut self, notification: &Notification) -> bool {
         let Some(id) = cancelled(notification) else { return false };
         let says = |own: &RequestId| own.says(&id);
@@ -307,7 +298,7 @@ impl StreamClientLoop {
         if self.shakes_hands { self.held.push_back(parsed) } else { self.take(parsed) }
     }
 
-    /// Handles a message of a session, or the one that opens it.
+    /// In a session, or to open one.
     fn take(&mut self, parsed: ParsedMessage) {
         match &parsed.message {
             Some(Message::Request(request)) if request.method == method::INITIALIZE => {
@@ -318,7 +309,7 @@ impl StreamClientLoop {
                 }
                 self.shake_hands(id, parsed);
             }
-            // Allowed before the handshake, and no session exists that could answer it.
+            // Allowed before the handshake, without a session to answer it.
             Some(Message::Request(request)) if request.method == method::PING && !self.link.is_open() => {
                 self.send(envelope::result(&request.id, &Payload::empty_object()));
             }
@@ -335,7 +326,7 @@ impl StreamClientLoop {
                 self.refuse(None, &RequestError::NotARequest(Cow::Borrowed(what)));
             }
             None => self.ask_all(parsed),
-            // Without a session they have no effect.
+            // Without effect before the handshake.
             Some(Message::Notification(_) | Message::Response(_)) if !self.link.is_open() => (),
             Some(Message::Notification(notification)) if notification.method == method::INITIALIZED => {
                 self.shakes_hands = true;
@@ -378,7 +369,7 @@ impl StreamClientLoop {
                     Some(_) => (),
                     None => {
                         let fault = GatewayFault::new(Reason::Internal, Executed::Unknown);
-                        // Fails if the client has disconnected: then no reader is left.
+                        // No reader is left if this fails.
                         let _ = link.send_fault(Some(&id), &fault).await;
                     }
                 }
@@ -414,12 +405,12 @@ impl StreamClientLoop {
         self.work.push(caught(asking).map(move |_| CompletedWork::Answered(serial)).boxed());
     }
 
-    /// Whether further requests are refused. An array counts as its requests, and as one at least.
+    /// An array counts as its requests, and as one at least.
     fn is_full(&self) -> bool {
         self.unanswered.iter().map(|request| request.ids.len().max(1)).sum::<usize>() >= REQUESTS_MAX
     }
 
-    /// Registers a request; `None` if it was refused.
+    /// `None` if the request was refused.
     fn enter(&mut self, id: &RequestId, kind: RequestKind, face: Face) -> Option<(u64, CancellationToken)> {
         if self.is_full() {
             self.refuse_with(Some(id.clone()), full());
@@ -457,7 +448,7 @@ impl StreamClientLoop {
         );
     }
 
-    /// Disconnects as an orderly client would: cancels calls, and ends the session.
+    /// As an orderly client would: cancels calls, and ends the session.
     async fn end(mut self) {
         let plain =
             self.unanswered.iter().filter(|request| request.face == Face::Session && !request.withdrawn.is_cancelled());
@@ -482,7 +473,7 @@ fn cancelled(notification: &Notification) -> Option<RequestId> {
     params.get("requestId").and_then(|id| RequestId::from_payload(&id))
 }
 
-/// `None` in place of a panic: a bug costs one response, not the client's stream (F64).
+/// `None` in place of a panic: a bug costs one response, not the stream (F64).
 async fn caught<T>(doing: impl Future<Output = T>) -> Option<T> {
     let done = AssertUnwindSafe(doing).catch_unwind().await.ok();
     if done.is_none() {

@@ -5,7 +5,6 @@ use crate::engine::TaskError;
 use crate::task::GatewayFault;
 use crate::wire::RpcError;
 
-/// Each face encodes it itself.
 pub(super) enum TaskMethodError {
     Complaint(RequestError),
     Error(RpcError),

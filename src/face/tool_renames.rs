@@ -1,8 +1,8 @@
 //! Translates tool names between clients and an upstream, and edits listed tools.
 //!
-//! It sits between all faces and the upstream: above it a tool has its client-facing name, in lists, policies, tasks and tokens;
-//! below it the upstream's. A tool with split calls is listed without its output schema, which cannot describe both kinds of
-//! results. Absent if no tool is hidden, renamed or split.
+//! Faces, policies, tasks and tokens have a tool's client-facing name, the upstream its own. A tool with split calls is
+//! listed without its output schema, which cannot describe both kinds of results. Absent if no tool is hidden, renamed
+//! or split.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,27 +37,23 @@ use crate::wire::{
 
 const OUTPUT_SCHEMA: &str = "outputSchema";
 
-/// The names of one upstream's tools, in both directions.
 #[derive(Debug)]
 pub struct ToolRenamer {
     names: ToolNames,
     /// By the client-facing names.
     rules: ToolRules,
     upstream: Arc<str>,
-    /// Compares each list, by the server's names, with the rules.
+    /// By the server's names.
     unmatched_rules: UnmatchedRules,
-    /// The largest list that is edited.
     bytes_max: usize,
-    /// Whether a name conflict of two tools has been logged.
+    /// Of a name conflict of two tools.
     has_warned: AtomicBool,
 }
 
 enum RenamedCall {
-    /// Its params with the upstream's name.
     As(String, Payload),
-    /// There is no tool with this name.
     Unknown,
-    /// Its params unchanged: the name is the upstream's, or missing, which the upstream reports.
+    /// The name is the upstream's, or missing, which the upstream reports.
     AsItIs,
 }
 
@@ -73,7 +69,7 @@ impl ToolRenamer {
         })
     }
 
-    /// The upstream as clients see it.
+    /// As clients see it.
     #[must_use]
     pub fn upstream(namer: Option<&Arc<Self>>, inner: Arc<dyn Upstream>) -> Arc<dyn Upstream> {
         match namer {
@@ -82,7 +78,7 @@ impl ToolRenamer {
         }
     }
 
-    /// The channel for forwarded messages as clients see it.
+    /// As clients see it, for forwarded messages.
     #[must_use]
     pub fn channel(namer: Option<&Arc<Self>>, inner: Arc<dyn OwnSessionChannel>) -> Arc<dyn OwnSessionChannel> {
         match namer {
@@ -105,7 +101,7 @@ impl ToolRenamer {
         }
     }
 
-    /// The result of `tools/list` for clients; `None` if nothing changes.
+    /// `None` if nothing changes.
     fn listed(&self, result: &Object) -> Option<Payload> {
         self.unmatched_rules.look_at(result);
         let tools = result.get("tools")?;
@@ -134,7 +130,6 @@ impl ToolRenamer {
         changed.then(|| result.edit().set("tools", Payload::of(&shown)).finish())
     }
 
-    /// Whether a tool is listed without its output schema.
     fn loses_schema(&self, tool: &Object, name: &str) -> bool {
         self.rules.split_of(name).is_some() && tool.contains(OUTPUT_SCHEMA)
     }
@@ -146,7 +141,7 @@ impl ToolRenamer {
         }
     }
 
-    /// A message for clients, edited if it is a tool list.
+    /// Edited if it is a tool list.
     fn message(&self, text: Bytes) -> Bytes {
         if is_batch(&text) {
             let Ok(messages) = split_batch(&text, ScanLimits::UPSTREAM, envelope::BATCH_READ_MAX) else { return text };
@@ -160,7 +155,6 @@ impl ToolRenamer {
         }
     }
 
-    /// A response with a tool list, or a stream that may contain one.
     async fn answer(self: Arc<Self>, response: RawResponse) -> Result<RawResponse, GatewayFault> {
         if !response.status.is_success() {
             return Ok(response);
@@ -227,7 +221,7 @@ impl Upstream for RenamingUpstream {
         self.inner.resume(token, context).await
     }
 
-    /// With the upstream's name of the tool, which remains the called one if the rules change.
+    /// With the upstream's name, which remains the called one if the rules change.
     fn stored(&self, params: &Payload) -> Payload {
         match self.namer.called(Object::of(params).as_ref()) {
             RenamedCall::As(_, own) => own.detached(),
@@ -282,7 +276,7 @@ impl Upstream for RenamingUpstream {
     }
 }
 
-/// The call of a tool that clients do not know: nothing is sent.
+/// Sends nothing.
 struct UnknownToolExchange(RpcError);
 
 #[async_trait]
@@ -329,7 +323,6 @@ impl Exchange for ToolListExchange {
     }
 }
 
-/// Raw access to an upstream with renamed tools.
 #[derive(Debug)]
 struct RenamingChannel {
     inner: Arc<dyn OwnSessionChannel>,
@@ -337,11 +330,9 @@ struct RenamingChannel {
 }
 
 enum RenamedMessage {
-    /// Unchanged.
     On(MessageText),
-    /// With another name.
     Renamed(String, Bytes),
-    /// The call of an unknown tool.
+    /// Of an unknown tool.
     Nowhere(RequestId, RpcError),
     ForList(MessageText),
 }
@@ -388,7 +379,7 @@ impl RawChannel for RenamingChannel {
         let (message, mut all) = match request.verb {
             RawMethod::Post(message) => (message, None),
             RawMethod::PostWith { message, headers, principal } => (message, Some((headers, principal))),
-            // The rest of a stream may contain a list.
+            // May contain a list.
             RawMethod::Get { last_event: Some(event) } => {
                 let verb = RawMethod::Get { last_event: Some(event) };
                 let response = self.inner.send(RawRequest { verb, ..request }).await?;

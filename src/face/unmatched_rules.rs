@@ -1,8 +1,8 @@
 //! Warns operators of tool rules that match no tool of a server's list.
 //!
-//! A misspelt name would hide nothing, or leave a call its defaults, unnoticed. Each reader of a list passes its pages here,
-//! until one list was complete. By then a rule has matched or is logged, once per upstream: a server may list other tools later,
-//! or to other clients.
+//! A misspelt name would hide nothing, unnoticed. Each reader of a list passes its pages here; once one list is
+//! complete, a rule has matched or is logged, once per upstream: a server may list other tools later, or to other
+//! clients.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,10 +14,10 @@ use wildmatch::WildMatch;
 use crate::wire::list_pages::next_cursor;
 use crate::wire::{Message, Object, ScanLimits, envelope};
 
-/// The most rules with a log line each; one line counts the rest.
+/// Rules with a log line each; one line counts the rest.
 const TOLD_MAX: usize = 32;
 
-/// The rules of one upstream that have matched no tool yet.
+/// Those that have matched no tool yet.
 #[derive(Debug)]
 pub struct UnmatchedRules {
     upstream: Arc<str>,
@@ -26,7 +26,7 @@ pub struct UnmatchedRules {
 }
 
 impl UnmatchedRules {
-    /// Rules by their patterns, which are compared with the names in the lists.
+    /// Compared with the names in the lists.
     #[must_use]
     pub fn new<'p>(upstream: &Arc<str>, patterns: impl Iterator<Item = &'p WildMatch>) -> Self {
         let patterns: Vec<WildMatch> = patterns.cloned().collect();
@@ -40,7 +40,7 @@ impl UnmatchedRules {
         Self::new(upstream, std::iter::empty())
     }
 
-    /// Reads a result of `tools/list`, which may be one page of several.
+    /// A page may be one of several.
     pub(super) fn look_at(&self, page: &Object) {
         let unmatched = self.after(page);
         for pattern in unmatched.iter().take(TOLD_MAX) {
@@ -54,7 +54,6 @@ impl UnmatchedRules {
         }
     }
 
-    /// Reads a message that answers `tools/list`.
     pub(super) fn look_at_answer(&self, message: &Bytes) {
         if self.is_told.load(Ordering::Relaxed) {
             return;

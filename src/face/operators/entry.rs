@@ -10,7 +10,6 @@ use crate::replica::Incarnation;
 use crate::task::reference::principal_reference;
 use crate::task::{ClientKind, Draft, Failure, Outcome, ShortReference, Summary, SummaryPhase, Task, TaskKey};
 
-/// One task.
 #[derive(Debug, Serialize)]
 pub(super) struct OperatorTaskEntry {
     #[serde(rename = "ref")]
@@ -24,16 +23,14 @@ pub(super) struct OperatorTaskEntry {
     created_at: String,
     updated_at: String,
     expires_at: String,
-    /// The draft extension that created it, if rows store it.
+    /// If rows store the draft extension that created it.
     #[serde(skip_serializing_if = "Option::is_none")]
     flavour: Option<&'static str>,
-    /// The reference of its parent task.
     #[serde(skip_serializing_if = "Option::is_none")]
     parent: Option<String>,
-    /// The number of its subtasks.
     #[serde(skip_serializing_if = "Option::is_none")]
     children: Option<usize>,
-    /// The name and the incarnation of the replica that holds it, if several share the store.
+    /// The replica that holds it, if several share the store.
     #[serde(skip_serializing_if = "Option::is_none")]
     holder: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -64,13 +61,12 @@ impl OperatorTaskEntry {
         }
     }
 
-    /// Sets the task's holder. An incarnation without a known row has no name.
+    /// An incarnation without a known row has no name.
     pub(super) fn held_by(&mut self, name: Option<String>, life: Incarnation) {
         (self.holder, self.holder_life) = (name, Some(life.0));
     }
 }
 
-/// One task in detail: with its client's kind and its subtasks.
 #[derive(Debug, Serialize)]
 pub(super) struct OperatorTaskDetails {
     #[serde(flatten)]
@@ -78,15 +74,15 @@ pub(super) struct OperatorTaskDetails {
     client: &'static str,
     /// The start of its call, which may precede its creation as a task.
     began_at: String,
-    /// The gateway's fault, with the text that its client gets.
+    /// The gateway's fault, with the text that the client gets.
     #[serde(skip_serializing_if = "Option::is_none")]
     why: Option<String>,
     /// The upstream's last progress message.
     #[serde(skip_serializing_if = "Option::is_none")]
     progress: Option<Arc<str>>,
-    /// The bytes that it takes in the store.
+    /// In the store.
     bytes: usize,
-    /// The number of attempts, including a pending one.
+    /// Includes a pending attempt.
     attempt: u32,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     subtasks: Vec<OperatorSubtask>,
@@ -117,7 +113,7 @@ impl OperatorTaskDetails {
     }
 }
 
-/// A subtask; `subtasks` has fewer than `children` if there were too many.
+/// Has fewer `subtasks` than `children` if there were too many.
 #[derive(Debug, Serialize)]
 struct OperatorSubtask {
     #[serde(flatten)]
@@ -132,7 +128,7 @@ impl OperatorSubtask {
     }
 }
 
-/// The name of the state, and the reason of a gateway's fault.
+/// And the reason of a gateway's fault.
 pub(super) const fn state(phase: SummaryPhase) -> (&'static str, Option<&'static str>) {
     match phase {
         SummaryPhase::Queued => ("queued", None),

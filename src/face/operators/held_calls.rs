@@ -8,11 +8,10 @@ use tokio::time::Instant;
 use crate::task::reference::principal_reference;
 use crate::upstream::limits::CallPermitsByName;
 
-/// The most calls in the list, and on the page: the oldest.
+/// In the list, and on the page: the oldest.
 const LISTED_MAX: usize = 1_000;
 const SHOWN_MAX: usize = 20;
 
-/// The number of held calls, and some of them.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct HeldCalls {
     pub count: usize,
@@ -20,20 +19,17 @@ pub struct HeldCalls {
     pub calls: Vec<HeldCallReport>,
 }
 
-/// A held call.
 #[derive(Clone, Debug, Serialize)]
 pub struct HeldCallReport {
     pub upstream: String,
     pub tool: String,
     pub principal: String,
     pub age_seconds: u64,
-    /// Seconds since its upstream's last sign of life.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_sign_seconds: Option<u64>,
 }
 
 impl HeldCalls {
-    /// The calls that are held now.
     #[must_use]
     pub fn of(permits: &CallPermitsByName) -> Self {
         let (held, now) = (permits.held_calls(), Instant::now());
@@ -51,7 +47,6 @@ impl HeldCalls {
 }
 
 impl fmt::Display for HeldCalls {
-    /// Text in lines.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "calls: {} held for clients without tasks", self.count)?;
         self.calls.iter().take(SHOWN_MAX).try_for_each(|call| writeln!(f, "  {call}"))?;

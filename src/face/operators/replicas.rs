@@ -8,7 +8,7 @@ use crate::replica::{BootTime, Incarnation};
 use crate::store::TaskStore as _;
 use crate::store::postgres::{PostgresStore, ReplicaForgetting, ReplicaView, StoredReplica};
 
-/// One incarnation of a replica, as this one sees it.
+/// An incarnation, as this replica sees it.
 #[derive(Clone, Debug, Serialize)]
 pub struct OperatorReplica {
     pub name: String,
@@ -16,14 +16,13 @@ pub struct OperatorReplica {
     pub life: u64,
     /// `this one`, `living`, `leaving` or `dead`.
     pub state: &'static str,
-    /// Its address for other replicas.
+    /// For other replicas.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
     pub version: String,
-    /// Seconds since its heartbeat changed; for this replica, since its last acknowledged heartbeat.
+    /// Since its heartbeat changed; for this replica, since its last acknowledged heartbeat.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub beat_age_seconds: Option<f64>,
-    /// The newest record format that it reads.
     pub record_format: u32,
 }
 
@@ -33,7 +32,7 @@ pub(super) struct OperatorReplicaList {
 }
 
 impl OperatorReplica {
-    /// All incarnations in the store, in the order in which they began.
+    /// In the order in which they began.
     #[must_use]
     pub fn all(store: &PostgresStore) -> Vec<Self> {
         Self::all_in(&store.replicas(), store.holder(), BootTime(since_boot()))
@@ -53,7 +52,6 @@ impl OperatorReplica {
             (false, false, false) => "living",
         };
         let since = if is_own { Some(view.heartbeat_sent) } else { view.heartbeats.get(&row.incarnation).copied() };
-        // A tenth of a second is precise enough.
         let tenths = |seconds: f64| (seconds * 10.0).round() / 10.0;
         Self {
             name: row.name.clone(),
@@ -68,7 +66,6 @@ impl OperatorReplica {
 }
 
 impl std::fmt::Display for OperatorReplica {
-    /// A line of text.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { name, life, state, address, version, beat_age_seconds, record_format } = self;
         write!(f, "replica {name} (life {life}): {state}, version {version}, records {record_format}")?;
@@ -79,11 +76,9 @@ impl std::fmt::Display for OperatorReplica {
     }
 }
 
-/// The response for a forgotten replica.
 #[derive(Debug, Serialize)]
 pub(super) struct ForgottenReplica {
     forgotten: String,
-    /// The number of its incarnations.
     lives: usize,
 }
 

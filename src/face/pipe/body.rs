@@ -23,7 +23,6 @@ use crate::wire::{RequestId, envelope};
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::face) struct PipeTimeouts {
-    /// The longest silence of the upstream.
     pub(in crate::face) idle: Option<Duration>,
     pub(in crate::face) deadline: Option<Instant>,
 }
@@ -34,29 +33,28 @@ pub(in crate::face) enum BodyForm {
     Events,
 }
 
-/// The request that a body answers. Dropping it releases its permit.
+/// Dropping it releases its permit.
 pub(in crate::face) trait AnsweredRequest: Send + Unpin {
     fn id(&self) -> &RequestId;
 
-    /// Records that the request ends with this fault instead of a response.
+    /// Records the fault that takes the response's place.
     fn ended(&self, fault: &GatewayFault);
 
-    /// Cancels the request upstream, if dropping its body does not.
+    /// Upstream, if dropping the body does not.
     fn cancel(&self, reason: Reason);
 
-    /// Whether the client may resume its stream if an event had an id (T-29).
+    /// If an event had an id (T-29).
     fn is_resumable(&self) -> bool;
 
     /// Cancelled once the gateway ends and waits for no more calls; `None` for a short request.
     fn calls_end(&self) -> Option<&CallsEnd>;
 
-    /// Records whether its client can resume, also in a later process.
+    /// Whether its client can resume, also in a later process.
     fn note_position(&mut self, _has_position: bool) {}
 
     /// Records a sign of life of the upstream.
     fn record_activity(&self) {}
 
-    /// The fault that the client gets in place of the response.
     fn fault_for_client(&self, fault: &GatewayFault) -> GatewayFault {
         *fault
     }
@@ -74,26 +72,24 @@ pub(in crate::face) trait AnsweredRequest: Send + Unpin {
     }
 }
 
-/// A forwarded body. Dropping it closes the upstream's stream without a cancel (T-81).
+/// Dropping it closes the upstream's stream without a cancel (T-81).
 pub(in crate::face) struct PipeBody<C> {
     source: RawBody,
-    /// The position in an event stream, and its events; `None` for JSON.
+    /// The position in an event stream; `None` for JSON.
     events: Option<SseDecoder>,
     pace: PipeTimeouts,
     last_frame: Instant,
-    /// The time since the client last received a sign of life.
+    /// Since the client's last sign of life.
     silence: Silence,
     /// Created at the first wait: most responses are complete at once.
     timer: Option<Pin<Box<Sleep>>>,
-    /// Created likewise, for the end of all calls.
     calls_end: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
-    /// The answered call; `None` for a client's own stream.
+    /// `None` for a client's own stream.
     call: Option<C>,
-    /// Sends progress instead of comments.
+    /// Progress in place of comments.
     signs: Option<LifeSigns>,
-    /// Tells whether the call is over when its stream ends.
+    /// Whether the call is over when its stream ends.
     tail: Option<StreamTail>,
-    /// Whether the stream may continue after the call.
     is_resumed: bool,
     /// Whether the call has its response and holds nothing any more.
     is_settled: bool,
@@ -101,7 +97,7 @@ pub(in crate::face) struct PipeBody<C> {
 }
 
 impl<C: AnsweredRequest> PipeBody<C> {
-    /// The rest of a call's stream. Some servers continue such a stream as the session's own after the response.
+    /// The rest of a call's stream, which some servers continue as the session's own after the response.
     pub(in crate::face) fn resumed(source: RawBody, call: C, pace: PipeTimeouts) -> Self {
         Self { is_resumed: true, ..Self::new(source, BodyForm::Events, pace, Some(call)) }
     }
@@ -132,21 +128,18 @@ impl<C: AnsweredRequest> PipeBody<C> {
         }
     }
 
-    /// Sends progress instead of comments.
     pub(in crate::face) fn with_signs(self, signs: Option<LifeSigns>) -> Self {
         Self { signs, ..self }
     }
 
-    /// The time of the next timer event.
     fn next_time(&self) -> Instant {
         let life_sign = self.events.as_ref().map(|_| self.silence.ends_at());
         let idle = self.pace.idle.map(|idle| self.last_frame + idle);
-        // Far enough to never fire, near enough for a timer.
+        // A timer needs a near time.
         let never = || Instant::now() + Duration::from_secs(24 * 60 * 60);
         [life_sign, idle, self.pace.deadline].into_iter().flatten().min().unwrap_or_else(never)
     }
 
-    /// The effect of the current time, if any.
     fn timed(&mut self) -> Option<Result<Frame<BodyPart>, io::Error>> {
         let now = Instant::now();
         let late = GatewayFault::new(Reason::DeadlineExceeded, Executed::Unknown);
@@ -164,7 +157,6 @@ impl<C: AnsweredRequest> PipeBody<C> {
         (is_due && self.is_between_events()).then(|| Ok(Frame::data(self.sign())))
     }
 
-    /// Whether an event may be inserted here.
     fn is_between_events(&self) -> bool {
         self.events.as_ref().is_some_and(SseDecoder::is_between_events)
     }
@@ -173,7 +165,6 @@ impl<C: AnsweredRequest> PipeBody<C> {
         self.signs.as_ref().map_or_else(BodyPart::comment, LifeSigns::sign)
     }
 
-    /// Observes a forwarded frame.
     fn watched(&mut self, frame: Frame<BodyPart>) -> Frame<BodyPart> {
         let Some(decoder) = &mut self.events else { return frame };
         let part = match frame.into_data() {
@@ -201,7 +192,7 @@ impl<C: AnsweredRequest> PipeBody<C> {
         Frame::data(part)
     }
 
-    /// Ends the call and cancels it upstream.
+    /// Also cancels the call upstream.
     fn give_up(&mut self, fault: &GatewayFault) -> Result<Frame<BodyPart>, io::Error> {
         if let Some(call) = &self.call {
             call.cancel(fault.reason);
@@ -209,7 +200,7 @@ impl<C: AnsweredRequest> PipeBody<C> {
         self.end_with(fault)
     }
 
-    /// The client's last frame: an error as an event, or an abort in the middle of an incomplete event.
+    /// An error as an event, or an abort in the middle of one.
     fn end_with(&mut self, fault: &GatewayFault) -> Result<Frame<BodyPart>, io::Error> {
         self.is_over = true;
         if let Some(call) = &self.call {
@@ -224,7 +215,7 @@ impl<C: AnsweredRequest> PipeBody<C> {
         }
     }
 
-    /// The call's fault if the gateway ends and no longer waits for it.
+    /// If the gateway ends and no longer waits for the call.
     fn ends_with_gateway(&mut self, cx: &mut Context<'_>) -> Option<GatewayFault> {
         let end = self.call.as_ref().and_then(AnsweredRequest::calls_end)?;
         let wait = self.calls_end.get_or_insert_with(|| Box::pin(end.token().clone().cancelled_owned()));
@@ -240,7 +231,7 @@ impl<C: AnsweredRequest> PipeBody<C> {
         Err(error)
     }
 
-    /// Whether the client resumes by itself: its events had ids, here or on the resumed stream.
+    /// Whether events had ids, here or on the resumed stream.
     fn can_be_taken_up(&self) -> bool {
         let gave_ids = || self.events.as_ref().is_some_and(SseDecoder::gave_ids);
         let gave_id = self.tail.as_ref().and_then(StreamTail::gave_id).unwrap_or_else(gave_ids);
@@ -255,8 +246,8 @@ impl<C: AnsweredRequest> PipeBody<C> {
         }
     }
 
-    /// Releases the permit of an answered call although its server keeps the stream open. Checked only in silence: most streams
-    /// end after their response.
+    /// Releases an answered call's permit although the stream stays open. Checked only in silence: most streams end
+    /// soon.
     fn settle(&mut self) {
         let is_answered =
             !self.is_resumed && self.is_between_events() && self.tail.as_mut().is_some_and(StreamTail::brought_answer);
@@ -268,7 +259,7 @@ impl<C: AnsweredRequest> PipeBody<C> {
         }
     }
 
-    /// Whether a stream has continued long enough after its response: until its call's deadline or the gateway's end.
+    /// Whether a stream has continued long enough after its response: to the call's deadline or the gateway's end.
     fn is_done(&mut self, cx: &mut Context<'_>) -> bool {
         if !self.is_settled {
             return false;
@@ -279,7 +270,7 @@ impl<C: AnsweredRequest> PipeBody<C> {
         is_late || self.calls_end.as_mut().is_some_and(|end| end.as_mut().poll(cx).is_ready())
     }
 
-    /// The stream has ended properly. A client without a response that cannot resume would wait forever (U22).
+    /// A client without a response that cannot resume would wait forever (U22).
     fn end(&mut self) -> Option<Result<Frame<BodyPart>, io::Error>> {
         let is_open = self.call.is_some() && self.tail.as_mut().is_some_and(|tail| !tail.is_answered());
         if is_open && !self.can_be_taken_up() {
@@ -289,7 +280,7 @@ impl<C: AnsweredRequest> PipeBody<C> {
         None
     }
 
-    /// The stream is over. If the call is not, its client resumes (T-29).
+    /// If the call is not over, its client resumes (T-29).
     fn rest(&mut self) {
         self.is_over = true;
         if let (Some(call), Some(tail)) = (self.call.take(), self.tail.take())
@@ -300,8 +291,8 @@ impl<C: AnsweredRequest> PipeBody<C> {
     }
 }
 
-/// Waits for the upstream within the limits; after them the request is cancelled. Records a failure as the end of the request.
-/// The caller pins the future: one that is moved into another takes its space twice.
+/// Waits within the limits, else cancels the request. Records a failure as the request's end. The caller pins the
+/// future: one that is moved into another takes its space twice.
 pub(in crate::face) async fn in_time<T>(
     call: &impl AnsweredRequest,
     waiting: Pin<&mut impl Future<Output = Result<T, GatewayFault>>>,
@@ -346,7 +337,7 @@ impl<C: AnsweredRequest> Body for PipeBody<C> {
             Poll::Pending => this.settle(),
         }
         if let Some(ended) = this.ends_with_gateway(cx) {
-            // As if the server had disconnected: a client that can resume does so at the next process.
+            // A client that can resume does so at the next process.
             return Poll::Ready(Some(this.broke(io::Error::other(BodyBreakError(ended)))));
         }
         if this.is_done(cx) {

@@ -1,4 +1,6 @@
-//! Forwards the response to one request, for clients of either era: its permit, metrics and time limits, and the three kinds of body.
+//! Forwards the response to one request, for clients of either era.
+//!
+//! Here are its permit, metrics and time limits, and the three kinds of body.
 
 use std::pin::pin;
 
@@ -28,11 +30,11 @@ use crate::wire::meta::{META, SUBSCRIPTION_ID};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{MessageText, RequestId, envelope};
 
-/// What an era does differently with a request at the upstream.
+/// The differences of an era.
 pub(in crate::face) trait PipeEra: Send + Unpin + Sized + 'static {
-    /// Whether the client may resume its stream if an event had an id (T-29).
+    /// If an event had an id (T-29).
     const IS_RESUMABLE: bool;
-    /// Whether the beginning of a JSON body must arrive within the longest silence of the upstream.
+    /// Whether the upstream's longest silence also limits the wait for a JSON body's beginning.
     const OPENS_WITHIN_IDLE: bool;
 
     fn id(&self) -> &RequestId;
@@ -46,24 +48,22 @@ pub(in crate::face) trait PipeEra: Send + Unpin + Sized + 'static {
         true
     }
 
-    /// Whether it is a subscription: its client subscribes again if it ends without a result.
+    /// A client subscribes again if it ends without a result.
     fn is_subscription(&self) -> bool {
         false
     }
 
-    /// Records that a request ends with this fault.
     fn note_end(&self, _fault: &GatewayFault) {}
 
-    /// Cancels the request upstream, if dropping its body does not.
+    /// Upstream, if dropping the body does not.
     fn cancel(&self, _reason: Reason) {}
 
     /// Keeps a call, which continues upstream, until its stream is resumed.
     fn pause(_call: PipedCall<Self>, _pace: PipeTimeouts, _at: &StreamPause) {}
 }
 
-/// The edits that an era makes in one response.
 pub(in crate::face) trait ResponseEdits: Send + Sync {
-    /// Reads a JSON body until it is known whether it can be forwarded as it arrives.
+    /// Reads JSON until it is known whether the rest can be forwarded as it arrives.
     fn open(
         &self,
         id: &RequestId,
@@ -72,29 +72,25 @@ pub(in crate::face) trait ResponseEdits: Send + Sync {
         accepted: AcceptedTypes,
     ) -> impl Future<Output = Result<OpenedAnswer, GatewayFault>> + Send;
 
-    /// Edits a response that was read whole.
     fn whole(&self, id: &RequestId, text: Bytes, accepted: AcceptedTypes) -> Result<RequestAnswer, GatewayFault>;
 
-    /// Sees a message of a stream that the client does not get.
+    /// For a message that the client does not get.
     fn skip(&self, _text: &MessageText) {}
 
-    /// Edits an event stream.
     fn events(self, source: RawBody, limits: &ReadLimits) -> RawBody;
 }
 
-/// A JSON response, read as far as its edits need.
 pub(in crate::face) enum OpenedAnswer {
     Whole(RequestAnswer),
-    /// Forwarded as it arrives.
+    /// As it arrives.
     Through(RawBody),
 }
 
-/// A request at the upstream, with its permit.
 #[derive(Debug)]
 pub(in crate::face) struct PipedCall<E: PipeEra> {
     pub(in crate::face) era: E,
     began: Instant,
-    /// The permit of a `tools/call`.
+    /// Of a `tools/call`.
     permit: Option<HeldCall>,
     mark: HealthMark,
 }
@@ -108,7 +104,6 @@ impl<E: PipeEra> PipedCall<E> {
         Self { era, began: Instant::now(), permit, mark }
     }
 
-    /// The response for the client.
     pub(in crate::face) async fn answer(
         self,
         response: RawResponse,
@@ -149,7 +144,7 @@ impl<E: PipeEra> PipedCall<E> {
         }
     }
 
-    /// The response in a stream, for a client that accepts none: messages before it are dropped.
+    /// Drops earlier messages, for a client that accepts no stream.
     async fn last_of(
         &self,
         response: RawResponse,
@@ -167,7 +162,7 @@ impl<E: PipeEra> PipedCall<E> {
     }
 }
 
-/// A subscription that ends with its result when the gateway shuts down (MOD-25).
+/// Ends with its result when the gateway shuts down (MOD-25).
 fn until_leaving<E: PipeEra>(body: PipeBody<PipedCall<E>>, id: &RequestId, leaving: CancellationToken) -> ResponseBody {
     let meta = ObjectWriter::new().member(SUBSCRIPTION_ID, id.payload()).finish();
     let result = ObjectWriter::new().text("resultType", "complete").member(META, &meta).finish();
@@ -208,7 +203,6 @@ impl<E: PipeEra> AnsweredRequest for PipedCall<E> {
         }
     }
 
-    /// A request without a permit need not be kept.
     fn pause(self, pace: PipeTimeouts, at: &StreamPause) {
         if self.permit.is_some() {
             E::pause(self, pace, at);

@@ -7,7 +7,6 @@ use crate::face::served::Served;
 use crate::task::{Executed, GatewayFault, Principal};
 use crate::upstream::limits::{CallInProgress, CallPermit};
 
-/// A call at its upstream.
 #[derive(Debug)]
 pub(in crate::face) struct HeldCall {
     _permit: CallPermit,
@@ -16,9 +15,7 @@ pub(in crate::face) struct HeldCall {
 }
 
 impl HeldCall {
-    /// Takes a permit, or waits for one within the queue's deadline.
-    ///
-    /// Cancel safe: a dropped wait gives its turn to the next.
+    /// Waits for a permit within the queue's deadline. Cancel safe: a dropped wait gives its turn to the next.
     ///
     /// # Errors
     /// As [`crate::upstream::limits::CallPermits::acquire`]; and if the gateway ends meanwhile.
@@ -39,7 +36,7 @@ impl HeldCall {
         Ok(Self { _permit: permit, in_progress, calls_end: calls_end.clone() })
     }
 
-    /// Updates its count: whether its client can resume, also in a later process.
+    /// Whether its client can resume, also in a later process.
     pub(in crate::face) fn note_position(&mut self, has_position: bool) {
         self.in_progress.now_held(has_position);
     }
@@ -55,10 +52,8 @@ impl HeldCall {
     }
 }
 
-/// Awaits a future, unless the gateway ends and waits for no more calls: then the call ended with the gateway.
-///
 /// # Errors
-/// As `waiting`; and in that case.
+/// As `waiting`; and if the gateway ends and waits for no more calls.
 pub(super) async fn until_calls_end<T>(
     calls_end: Option<&CallsEnd>,
     executed: Executed,

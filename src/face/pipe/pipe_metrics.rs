@@ -7,14 +7,13 @@ use metrics::{Counter, Histogram};
 
 use crate::metric;
 
-/// The counters of one upstream.
 pub(in crate::face) struct PipeMetrics {
     pub(in crate::face) calls: Counter,
     pub(in crate::face) requests: Counter,
     pub(in crate::face) notifications: Counter,
     pub(in crate::face) responses: Counter,
     pub(in crate::face) streams: Counter,
-    /// The time until the last byte of a response, for calls and for other requests.
+    /// Until the last byte of a response.
     pub(in crate::face) call_time: Histogram,
     pub(in crate::face) request_time: Histogram,
 }

@@ -6,18 +6,16 @@ use crate::face::call_stream::request_answer::brings_answer;
 use crate::wire::framing::SseEvent;
 use crate::wire::{MessageText, RequestId};
 
-/// The largest event that is parsed. A larger one counts as the response.
+/// A larger event counts as the response, unparsed.
 pub(super) const EVENT_BYTES_MAX: usize = 64 * 1024;
 
-/// The position of a resumable stream.
 #[derive(Debug)]
 pub(in crate::face) struct StreamPause {
     pub(in crate::face) event: String,
-    /// The `retry` interval for the client.
     pub(in crate::face) retry: Duration,
 }
 
-/// Observes the events of a call's stream, and holds the last one.
+/// Holds the last event of a call's stream.
 #[derive(Debug)]
 pub(super) struct StreamTail {
     id: RequestId,
@@ -25,19 +23,17 @@ pub(super) struct StreamTail {
     is_lost: bool,
     event: Option<String>,
     retry: Duration,
-    /// The data of the last event with any, until it is parsed.
+    /// Of the last event with any, until it is parsed.
     data: Option<MessageText>,
-    /// Whether a parsed event is the response.
     was_answered: bool,
 }
 
 impl StreamTail {
-    /// For the stream of the request `id`.
     pub(super) fn new(id: &RequestId) -> Self {
         Self { id: id.clone(), is_lost: false, event: None, retry: Duration::ZERO, data: None, was_answered: false }
     }
 
-    /// Records the next events; `None` once one is too large.
+    /// `None` once an event is too large.
     pub(super) fn pass(&mut self, events: Option<Vec<SseEvent>>) {
         self.is_lost |= events.is_none();
         for event in events.into_iter().flatten() {
@@ -51,7 +47,7 @@ impl StreamTail {
         }
     }
 
-    /// Whether the response has arrived. An event that is too large counts as the response.
+    /// Also if an event was too large.
     pub(super) fn is_answered(&mut self) -> bool {
         if let Some(data) = self.data.take().filter(|_| !self.was_answered && !self.is_lost) {
             self.was_answered = brings_answer(&data, &self.id);
@@ -59,18 +55,17 @@ impl StreamTail {
         self.was_answered || self.is_lost
     }
 
-    /// Whether the response has certainly arrived.
+    /// Only if the response was parsed.
     pub(super) fn brought_answer(&mut self) -> bool {
         self.is_answered() && self.was_answered
     }
 
-    /// Whether an event had a usable id; `None` once that is unknown. An id that an event-stream decoder ignores does not count
-    /// (U21).
+    /// `None` once that is unknown. An id that an event-stream decoder ignores does not count (U21).
     pub(super) fn gave_id(&self) -> Option<bool> {
         (!self.is_lost).then(|| self.event.as_ref().is_some_and(|event| !event.is_empty()))
     }
 
-    /// The position of the stream if it ends here: `None` if the response has arrived, or the stream cannot be resumed.
+    /// `None` if the response has arrived, or the stream cannot be resumed.
     pub(super) fn pause(mut self) -> Option<StreamPause> {
         let event = self.event.take().filter(|event| !event.is_empty())?;
         (!self.is_answered()).then_some(StreamPause { event, retry: self.retry })

@@ -1,6 +1,4 @@
-//! Converts an endpoint's response into messages for its client.
-//!
-//! A JSON body becomes one message, an event stream any number, an HTTP error a JSON-RPC error.
+//! Converts an endpoint's response into messages for its client: an HTTP error becomes a JSON-RPC error.
 
 use std::time::Duration;
 
@@ -17,11 +15,10 @@ use crate::upstream::reply::{BodyReadError, EventStream, read_whole};
 use crate::wire::envelope::{EnvelopeError, is_batch, split_batch};
 use crate::wire::{Message, MessageText, RequestId, ScanLimits, envelope};
 
-/// How a response ended.
 #[derive(Debug)]
 pub(super) enum RelayOutcome {
     Whole,
-    /// A stream ended without the awaited response; with the point to resume it from.
+    /// Without the awaited response.
     Short(RelayResumePoint),
     Nothing,
 }
@@ -30,14 +27,14 @@ pub(super) enum RelayOutcome {
 #[derive(Clone, Debug, Default)]
 pub(super) struct RelayResumePoint {
     pub(super) event: Option<String>,
-    /// The delay before a reconnect that the server requests.
+    /// Requested by the server before a reconnect.
     pub(super) retry: Option<Duration>,
-    /// Whether a message was received on it.
+    /// Whether a message was received.
     pub(super) moved: bool,
 }
 
 impl ClientLink {
-    /// Sends the messages of a response to the request `id`, or of a stream without a request.
+    /// For the request `id`, or for a stream without a request.
     pub(super) async fn relay(
         &self,
         response: FaceResponse,
@@ -90,13 +87,13 @@ impl ClientLink {
                     self.send_fault(id, &fault).await?;
                     return Ok(RelayOutcome::Whole);
                 }
-                // Any other error counts as the stream's end.
+                // As at the stream's end.
                 Ok(None) | Err(_) => break,
             };
             let says = event.is_message() && !event.data.is_empty();
             resume_point.event = event.id.or_else(|| resume_point.event.take());
             resume_point.retry = event.retry_ms.map(Duration::from_millis).or(resume_point.retry);
-            // An event without data only sets a position; an event with a name is no message.
+            // Without data it only sets a position; with a name it is no message.
             if !says {
                 continue;
             }
@@ -112,8 +109,8 @@ impl ClientLink {
         Ok(if is_answered { RelayOutcome::Whole } else { RelayOutcome::Short(resume_point) })
     }
 
-    /// Filters a text: keeps only messages, and only the response to `id`, if there is one. Also returns whether that response is
-    /// in it.
+    /// Keeps only messages, and only the response to `id`, if there is one. Also returns whether that response is
+    /// there.
     fn vetted(&self, text: MessageText, id: Option<&RequestId>) -> (Option<Bytes>, bool) {
         if text.message().is_some() || !is_batch(&text) {
             let kind = kind_of(&text, id);
@@ -164,12 +161,11 @@ impl ClientLink {
     }
 }
 
-/// Whether a response ended because it was too large, or because no bytes were left for it.
 const fn has_no_room(reason: Reason) -> bool {
     matches!(reason, Reason::ResultTooLarge | Reason::TooMuchUnread | Reason::AnswersFull)
 }
 
-/// A refusal in the form that the client that sent `id` expects.
+/// In the form that the client that sent `id` expects.
 fn refusal(text: &Bytes, id: Option<&RequestId>, status: StatusCode, retry_after: Option<Duration>) -> Bytes {
     let Some(id) = id else { return text.clone() };
     if let Ok(Message::Response(response)) = envelope::read(text, ScanLimits::UPSTREAM) {
@@ -188,11 +184,10 @@ fn refusal(text: &Bytes, id: Option<&RequestId>, status: StatusCode, retry_after
     envelope::error(Some(id), &gateway_error(&fault))
 }
 
-/// The kind of a text for a client that awaits one response, or any message.
+/// For a client that awaits one response, or any message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RelayedKind {
-    /// The awaited response. Clients differ in the texts that they accept, so a text with the id counts even if the gateway
-    /// cannot parse it.
+    /// The awaited response: clients differ, so a text with the id counts even if the gateway cannot parse it.
     Answer,
     Message,
     /// No message, or a response to another request.
@@ -203,7 +198,7 @@ fn kind_of(text: &MessageText, id: Option<&RequestId>) -> RelayedKind {
     let named = match text.read(ScanLimits::UPSTREAM) {
         Ok(message) => match &*message {
             Message::Request(_) | Message::Notification(_) => return RelayedKind::Message,
-            // A response in an array, or on a stream without a request.
+            // In an array, or on a stream without a request.
             Message::Response(_) if id.is_none() => return RelayedKind::Message,
             Message::Response(response) => response.id.clone(),
         },

@@ -8,21 +8,19 @@ use super::StreamClientLoop;
 use crate::face::http::Inbound;
 use crate::wire::{Message, method};
 
-/// The meaning of the end of a client's input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InputEnd {
-    /// The client has left: its requests are cancelled.
+    /// Its requests are cancelled.
     ClientLeft,
     /// The client sends no more requests, and still reads the answers.
     ClientReads,
 }
 
-/// The kind of response to a request.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum RequestKind {
     Single,
     Array,
-    /// Has no response as long as its client listens.
+    /// No response as long as the client listens.
     Subscription,
 }
 
@@ -36,8 +34,8 @@ impl RequestKind {
 }
 
 impl StreamClientLoop {
-    /// Returns once every request except subscriptions is answered, or the client has disconnected. Requests have their own time
-    /// limits.
+    /// Until every request except subscriptions is answered, within its own time limits, or the client has
+    /// disconnected.
     pub(super) async fn answer_what_was_read(&mut self) {
         let link = Arc::clone(&self.link);
         while !self.is_answered_but_for_subscriptions() && !self.work.is_empty() {
@@ -53,12 +51,10 @@ impl StreamClientLoop {
         self.unanswered.iter().all(|request| request.kind == RequestKind::Subscription) && self.is_idle()
     }
 
-    /// Whether every request is answered, and no message waits.
     pub(super) fn is_answered(&self) -> bool {
         self.unanswered.is_empty() && self.is_idle()
     }
 
-    /// Whether no message waits or is in progress.
     fn is_idle(&self) -> bool {
         self.held.is_empty() && self.notes.is_empty() && !self.is_noting && self.noting == 0
     }

@@ -1,6 +1,4 @@
 //! Runs a request until its response is complete, and reads the session's own stream.
-//!
-//! Performs the GETs of a streamable HTTP client on the client's behalf.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,16 +13,16 @@ use crate::face::http::Inbound;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::RequestId;
 
-/// Delay before a stream is resumed, if the server names none.
+/// If the server names no delay.
 const RETRY: Duration = Duration::from_secs(1);
-/// The longest delay that a server may request, and the longest after failures.
+/// Requested by a server, or after failures.
 const RETRY_MAX: Duration = Duration::from_secs(60);
-/// Limit of attempts in a row without a new event.
+/// In a row without a new event.
 const ATTEMPTS_MAX: u32 = 10;
 
 impl ClientLink {
-    /// Sends a request, and relays its response. If the stream ends early, it is resumed if possible; else the client receives an
-    /// error, unless it has `withdrawn` its request meanwhile.
+    /// A stream that ends early is resumed if possible; else the client gets an error, unless it has `withdrawn` the
+    /// request.
     pub(super) async fn ask(
         &self,
         inbound: Inbound,
@@ -36,7 +34,6 @@ impl ClientLink {
         self.see_through(relayed, id, withdrawn).await
     }
 
-    /// Resumes a response until it is complete.
     pub(super) async fn see_through(
         &self,
         mut relayed: RelayOutcome,
@@ -59,7 +56,7 @@ impl ClientLink {
             let response = self.serve(rest).await;
             relayed = match response.status() {
                 StatusCode::OK => match self.relay(response, Some(id)).await? {
-                    // No new event: the position remains.
+                    // The position remains.
                     RelayOutcome::Short(RelayResumePoint { event: None, retry, moved }) => {
                         RelayOutcome::Short(RelayResumePoint {
                             event: resume_point.event,
@@ -81,8 +78,7 @@ impl ClientLink {
         self.send_fault(Some(id), &GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown)).await
     }
 
-    /// Keeps the session's own stream open, and relays its messages. Ends if the server has no such stream. `opening` is dropped
-    /// once the first response has arrived.
+    /// Ends if the server has no such stream. `opening` is dropped at the first response.
     pub(super) async fn listen(self: Arc<Self>, opening: DropGuard) -> Result<(), ClientDisconnected> {
         let (mut event, mut pause, mut opening) = (None::<String>, RETRY, Some(opening));
         loop {
@@ -97,7 +93,7 @@ impl ClientLink {
                     }
                     RelayOutcome::Whole | RelayOutcome::Nothing => pause = RETRY,
                 },
-                // The server has no such stream, or the session has ended.
+                // No such stream, or the session has ended.
                 StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_FOUND => return Ok(()),
                 // The position may be invalid: start again, at growing intervals.
                 _ => {

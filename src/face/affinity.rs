@@ -188,7 +188,7 @@ async fn route_operation(faces: &impl PathFaces, owners: &Arc<SessionOwners>, in
     }
 }
 
-/// It takes a permit here, and ends with the gateway's other streams: its client resumes elsewhere.
+/// A forwarded stream takes a permit here, and ends with the gateway's other streams: its client resumes elsewhere.
 async fn forward_stream(
     faces: &impl PathFaces,
     owners: &Arc<SessionOwners>,
@@ -196,7 +196,7 @@ async fn forward_stream(
     peer: ReplicaPeer,
 ) -> FaceResponse {
     let PathContext { served, name, leaving } = faces.path();
-    // Before the owner replaces the stream's current reader.
+    // Taken before the owner replaces the stream's current reader.
     let permit = match served.listeners.take(&inbound.counted_as(), name) {
         Ok(permit) => permit,
         Err(fault) if fault.reason == Reason::Draining => return bare(StatusCode::SERVICE_UNAVAILABLE),
@@ -204,7 +204,7 @@ async fn forward_stream(
     };
     match owners.forward(inbound, peer, ForwardReason::Session).await {
         Ok(answer) => ending_with(answer, || leaving.clone().cancelled_owned()).map(|body| permit.keep(body)),
-        // Even if the owner may have opened it: a second attempt has no further effect.
+        // A second attempt has no further effect, even if the owner has opened the stream.
         Err(_) => unreachable_owner(),
     }
 }

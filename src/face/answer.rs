@@ -19,7 +19,7 @@ use crate::wire::{JsonPieces, ProtocolVersion, RequestId, RpcError, ScanError, r
 
 const RETRY_AFTER_SECONDS: u64 = 1;
 
-/// Bytes from which results are not copied into their envelope.
+/// The size in bytes from which a result is not copied into its envelope.
 pub(super) const LARGE: usize = 8 * 1024;
 
 /// Marks the response about a task that is missing or another principal's, so that it is counted.
@@ -152,7 +152,7 @@ pub(super) fn missed(mut response: FaceResponse) -> FaceResponse {
     response
 }
 
-/// In whole seconds, rounded up, so that the retry succeeds.
+/// Whole seconds, rounded up, so that the retry succeeds.
 fn retry_after(wait: Option<Duration>) -> HeaderValue {
     let seconds = wait.map_or(RETRY_AFTER_SECONDS, |wait| wait.as_secs() + u64::from(wait.subsec_nanos() > 0));
     HeaderValue::from(seconds.max(1))

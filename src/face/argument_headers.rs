@@ -9,7 +9,7 @@ use crate::dialect::RequestError;
 use crate::upstream::header_annotations::HeaderArgument;
 use crate::wire::Object;
 
-/// Headers without an annotation are ignored (B76). Rules: MOD-06, MOD-07, B116.
+/// Headers without an annotation are ignored (B76; MOD-06, MOD-07, B116).
 ///
 /// # Errors
 /// [`RequestError::Header`] or [`RequestError::Params`] that names the header.

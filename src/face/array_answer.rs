@@ -48,8 +48,7 @@ pub(super) const fn is_one_way(read: &Result<Message, EnvelopeError>) -> bool {
     matches!(read, Ok(Message::Notification(_) | Message::Response(_)))
 }
 
-/// One message after the other. Returns the first failure; ends at a 503, so that the client may send the whole array
-/// again.
+/// Serves one message after the other. Returns the first failure; ends at a 503: the client may send the array again.
 pub(super) async fn serve_one_way<P: Future<Output = FaceResponse>>(
     inbound: &Inbound,
     items: ArrayItems,
@@ -68,8 +67,7 @@ pub(super) async fn serve_one_way<P: Future<Output = FaceResponse>>(
     refused.unwrap_or_else(accepted)
 }
 
-/// Responds with the array of `post`'s responses, or 202 if there are none; with an event each if only streams are
-/// accepted.
+/// Responds with the array of `post`'s responses, as an event each if only streams are accepted; 202 if there are none.
 pub(super) async fn respond<P>(
     served: &Arc<Served>,
     inbound: &Inbound,

@@ -23,7 +23,7 @@ pub struct Arrival(Arc<Mutex<ArrivalState>>);
 enum ArrivalState {
     #[default]
     Unread,
-    /// Unread, and the client has disconnected.
+    /// The message was not read before the client disconnected.
     Left,
     EndsWithClient,
     OutlivesClient,
@@ -43,7 +43,7 @@ impl Arrival {
         Self(Arc::new(Mutex::new(state)))
     }
 
-    /// Returns whether to process the messages.
+    /// Records the messages of a request. Returns whether to process it.
     #[must_use]
     pub fn is_wanted<'m>(&self, messages: impl IntoIterator<Item = &'m Message>) -> bool {
         let state = &mut *self.0.lock();

@@ -49,7 +49,7 @@ pub(super) const BYTES_MAX: usize = 32 << 20;
 
 const LISTS_MAX: u64 = 1_000;
 
-/// How long a complete list replaces a truncated one, since its last use.
+/// The time since its last use during which a complete list replaces a truncated one.
 const WHOLE_KEPT_FOR: Duration = Duration::from_secs(60 * 60);
 
 #[derive(Debug)]
@@ -88,7 +88,7 @@ struct PublishedTools {
 pub struct ListedTool {
     pub mirrored: Vec<HeaderArgument>,
     pub task_support: ToolTaskSupport,
-    /// From its annotations, which are hints.
+    /// Whether its annotations, which are hints, declare the tool safe to repeat.
     pub is_repeatable: bool,
 }
 
@@ -97,7 +97,7 @@ static UNLISTED: ListedTool =
     ListedTool { mirrored: Vec::new(), task_support: ToolTaskSupport::Forbidden, is_repeatable: false };
 
 impl ToolList {
-    /// All pages in one.
+    /// The result of `tools/list`, with all pages in one.
     #[must_use]
     pub fn result(&self) -> &Payload {
         &self.published.result
@@ -162,7 +162,7 @@ impl Catalog {
         Self { unmatched_rules: Some(Arc::clone(rules)), ..self }
     }
 
-    /// Until stopped, drops unused lists, which the cache does only when used: a cached list keeps an upstream session
+    /// Drops unused lists until stopped. The cache does so only when used, and a cached list keeps an upstream session
     /// busy.
     pub async fn keep_tidy(&self, stop: &CancellationToken) {
         while stop.run_until_cancelled(tokio::time::sleep(KEPT_FOR)).await.is_some() {

@@ -18,10 +18,10 @@ use crate::upstream::ForwardedHeaders;
 use crate::upstream::resource_metadata::{MetadataError, ResourceMetadata, WELL_KNOWN};
 use crate::wire::{Object, Payload, rpc_error};
 
-/// As long as the gateway itself caches metadata.
+/// Clients may cache metadata as long as the gateway does.
 const KEPT_FOR: HeaderValue = HeaderValue::from_static("max-age=60");
 
-/// The base of clients' URLs: scheme, host, port. Never from a request's `Host`. Clones share it.
+/// The base of clients' URLs: scheme, host and port. Never taken from a request's `Host`. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct PublicAddress(Arc<RwLock<Arc<str>>>);
 
@@ -91,7 +91,7 @@ impl ClientLogin {
     }
 }
 
-/// Without authentication: its clients have no credential yet.
+/// Needs no authentication: its clients have no credential yet.
 pub struct MetadataEndpoint {
     login: ClientLogin,
     rates: Arc<Rates>,

@@ -60,11 +60,11 @@ const LOG_EVERY: Duration = Duration::from_secs(60);
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 /// The time for an introduction: clients wait 10 s for `server/discover`, then assume an endpoint with sessions.
 const INTRODUCTION_MAX: Duration = Duration::from_secs(5);
-/// The time for an upstream that was late this often in a row, so that it does not delay every list. Once is not
-/// enough: programs need time to start.
+/// The time for an upstream that was late this often in a row, so that it does not delay every list. Programs may be
+/// late once, when they start.
 const LATE_ANSWER_MAX: Duration = Duration::from_secs(1);
 const LATE_TIMES_MIN: u32 = 2;
-/// Then one request waits longer again.
+/// After this time one request waits longer again.
 const LATE_FOR: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,7 +72,7 @@ pub struct CombinedSettings {
     pub path: Arc<str>,
     /// The path of the 2024-11-05 transport.
     pub sse_path: String,
-    /// By name; the first wins if two offer the same item. Never empty, no duplicates.
+    /// The upstreams' names; the first wins if two offer the same item. Never empty, and without duplicates.
     pub upstreams: Vec<Arc<str>>,
     pub prefix: PrefixPolicy,
 }
@@ -171,7 +171,7 @@ impl CombinedEndpoint {
         self.0.settings == *settings && known.len() == members.len() && known.iter().zip(members).all(is_same)
     }
 
-    /// For clients of the 2024-11-05 transport.
+    /// The `Served` for clients of the 2024-11-05 transport.
     #[must_use]
     pub fn any_served(&self) -> &Arc<Served> {
         &self.0.members[0].served
@@ -184,7 +184,7 @@ impl CombinedEndpoint {
 }
 
 impl CombinedUpstreams {
-    /// Clock, keys, rates and engine are the same for all upstreams.
+    /// The upstreams have the same clock, keys, rates and engine.
     fn common(&self) -> &Served {
         &self.members[0].served
     }
@@ -227,6 +227,9 @@ impl CombinedUpstreams {
     }
 
     /// Asks an upstream that failed last whether it is available again, before a call.
+    ///
+    /// # Errors
+    /// The refusal for the client, if it is not.
     async fn check_available(self: &Arc<Self>, client: &EndpointClient, at: usize) -> Result<(), MemberRefusal> {
         if self.members[at].summary.read().is_some() || self.cause_for(client, at).is_none() {
             return Ok(());
@@ -259,7 +262,7 @@ impl CombinedUpstreams {
         answer
     }
 
-    /// Unless the introduction may differ between users.
+    /// Stores an upstream's introduction, unless it may differ between users.
     fn learn(&self, at: usize, summary: &Arc<ServerSummary>) {
         let member = &self.members[at];
         if !member.served.settings.forwarding.has(&http::header::AUTHORIZATION) {

@@ -56,14 +56,14 @@ impl UpstreamEndpoint {
         self.session.is_asked_by_a_task(id)
     }
 
-    /// In any session of the principal.
+    /// Accepts the answer to a task's question in any session of the principal.
     pub(super) async fn take_answer(&self, principal: &Principal, response: Response) -> FaceResponse {
         let response = self.session.take_answer(principal, response).await;
         self.outcomes.count(&response);
         response
     }
 
-    /// Until stopped.
+    /// Cleans up the caches, until stopped.
     pub async fn keep_tidy(&self, stop: &CancellationToken) {
         tokio::join!(self.stateless.keep_tidy(stop), self.session.keep_tidy(stop));
     }
@@ -72,7 +72,7 @@ impl UpstreamEndpoint {
 #[async_trait]
 impl Endpoint for UpstreamEndpoint {
     async fn serve(&self, mut inbound: Inbound) -> FaceResponse {
-        // Checked before for every path, but not for each message of an HTTP+SSE stream.
+        // The path was checked before, but not for each message of an HTTP+SSE stream.
         if !self.is_for(&inbound.principal) {
             return bare(StatusCode::NOT_FOUND);
         }
@@ -80,7 +80,7 @@ impl Endpoint for UpstreamEndpoint {
         let (forwarded, carriage) = (self.served.settings.forwarding.of(&inbound.headers), inbound.carriage);
         inbound.forwarded = forwarded.clone();
         let response = affinity::answer(self, inbound).await;
-        // Else the replica that answered has counted it.
+        // A forwarded request was counted by the replica that answered it.
         if response.extensions().get::<ForwardedMarker>().is_none() {
             self.outcomes.count(&response);
         }
@@ -90,7 +90,7 @@ impl Endpoint for UpstreamEndpoint {
         };
         match holder {
             Some(holder) => ending_with(response, || self.withheld_from(&holder)),
-            // No key can be withdrawn.
+            // A client without a key has no right that could be withdrawn.
             None => response,
         }
     }

@@ -66,7 +66,7 @@ impl FallbackToolService {
         self.has_learned.load(Ordering::Relaxed)
     }
 
-    /// Of a list or a page.
+    /// Records the names in a list or a page.
     pub(super) fn learn(&self, list: &Object) {
         let Some(tools) = list.get("tools") else { return };
         for tool in tools.items().filter_map(|tool| Object::of(&tool)) {
@@ -79,7 +79,7 @@ impl FallbackToolService {
         }
     }
 
-    /// For a client without tasks, and the `sent` cursor.
+    /// The edits of a list for a client without tasks, which sent this cursor.
     pub(super) fn listing(self: &Arc<Self>, sent: Option<Payload>) -> FallbackListing {
         FallbackListing { service: Arc::clone(self), sent }
     }
@@ -118,7 +118,7 @@ impl FallbackListing {
         }
         let mut shown: Vec<Payload> = tools.items().map(|tool| service.shown(&tool)).collect();
         let is_last = next.is_none() || is_circular || next == Some(EMPTY_CURSOR);
-        // The page before had them.
+        // The page before the empty cursor had the tools.
         if is_last && sent != Some(EMPTY_CURSOR) {
             let level = service.level();
             shown.extend(FallbackTool::ALL.map(|tool| tool.definition(level)));
@@ -193,7 +193,7 @@ pub(super) async fn answer(
     call_stream::respond(LateAnswer { answering: Box::pin(answering), signs }, addressee).await
 }
 
-/// For the owner's tasks only, as `tasks/*`. Only a cancel reaches the upstream.
+/// Serves the owner's tasks only, as `tasks/*` does. Only a cancel reaches the upstream.
 async fn run(
     engine: &Arc<Engine>,
     TaskAsker { owner, misses }: TaskAsker<'_>,

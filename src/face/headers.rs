@@ -35,7 +35,7 @@ fn complaint(name: &HeaderName, what: &str) -> RequestError {
     RequestError::Header(Cow::Owned(format!("{name} {what}")))
 }
 
-/// Rules: MOD-04, MOD-05, T-16.
+/// Compares `MCP-Protocol-Version` and `Mcp-Method` with the body (MOD-04, MOD-05, T-16).
 pub fn check_request(all: &HeaderMap, version: &str, method: &str) -> Result<(), RequestError> {
     require(single(all, &PROTOCOL_VERSION)?, version, &PROTOCOL_VERSION)?;
     require(single(all, &METHOD)?, method, &METHOD)
@@ -49,7 +49,7 @@ fn require(header: Option<&str>, body: &str, name: &HeaderName) -> Result<(), Re
     }
 }
 
-/// Rule MOD-06. On task methods a missing header is accepted: FastMCP 4.1 never sends it there (T-15, EXT-53).
+/// Compares `Mcp-Name` (MOD-06). On task methods it may be missing: FastMCP 4.1 never sends it there (T-15, EXT-53).
 pub fn check_name(all: &HeaderMap, method: &str, params: Option<&Object>) -> Result<(), RequestError> {
     let Some(member) = naming_member(method) else { return Ok(()) };
     let header = single(all, &NAME)?;
@@ -59,7 +59,7 @@ pub fn check_name(all: &HeaderMap, method: &str, params: Option<&Object>) -> Res
     let header = decode(header).ok_or_else(|| complaint(&NAME, "is not validly encoded"))?;
     match params.and_then(|params| params.get_str(member)) {
         Some(body) if body == header => Ok(()),
-        // A fault of the params, which are checked later.
+        // A missing member is a fault of the params, which are checked later.
         None => Ok(()),
         Some(_) => Err(complaint(&NAME, "differs from the body")),
     }

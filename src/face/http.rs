@@ -22,7 +22,7 @@ use crate::upstream::ForwardedHeaders;
 use crate::wire::framing::BodyPart;
 use crate::wire::{Message, MessageText};
 
-/// Complete, or an event stream. An error aborts the connection.
+/// A complete body, or an event stream. An error aborts the connection.
 pub type ResponseBody = UnsyncBoxBody<BodyPart, io::Error>;
 
 pub type FaceResponse = http::Response<ResponseBody>;
@@ -69,31 +69,32 @@ impl Body for PartsBody {
 
 /// A request that has passed the HTTP guards: path, host and origin are valid.
 ///
-/// A POST's body is whole, unencoded `application/json` within limits, not empty; other methods have none. Only GET,
-/// DELETE and, if the endpoint accepts it, HEAD arrive beside POST.
+/// A POST's body is complete, unencoded `application/json` within limits, and not empty; other methods have none. HEAD
+/// arrives only if the endpoint accepts it; methods beside POST, GET, DELETE and HEAD never do.
 #[derive(Clone, Debug)]
 pub struct Inbound {
     pub method: Method,
     pub path: String,
-    /// Undecoded. It selects no path (B57); with HTTP+SSE it selects a message's stream.
+    /// The undecoded query. It selects no path (B57); with HTTP+SSE it selects a message's stream.
     pub query: Option<String>,
-    /// Hop-by-hop fields included: an allow-list selects the forwarded ones.
+    /// Contains hop-by-hop fields: an allow-list selects the forwarded ones.
     pub headers: http::HeaderMap,
     pub body: Bytes,
-    /// If the caller has parsed the body.
+    /// The message in the body, if the caller has parsed it.
     pub message: Option<Message>,
     pub principal: Principal,
     /// An IPv4 address, or a /64 of IPv6, if known.
     pub client: Option<IpAddr>,
     pub accepted: AcceptedTypes,
-    /// Once the endpoint has selected them.
+    /// The headers to forward, once the endpoint has selected them.
     pub forwarded: ForwardedHeaders,
     /// The time at which the head had been read.
     pub received_at: Instant,
     pub carriage: MessageChannel,
-    /// Then it takes no rate and no stream permit.
+    /// A counted request takes no rate and no stream permit.
     pub is_counted: bool,
-    /// The nonce of the client's session at an endpoint of several upstreams. Its session at each of them has the same.
+    /// The nonce of the client's session at an endpoint of several upstreams; its sessions at each of them have the
+    /// same.
     pub endpoint_session: Option<u128>,
     pub arrival: Arrival,
 }
@@ -114,7 +115,7 @@ pub enum MessageChannel {
     Stream,
 }
 
-/// By `Accept` (B69). For a POST never [`AcceptedTypes::Neither`].
+/// The response types of `Accept` (B69). For a POST never [`AcceptedTypes::Neither`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AcceptedTypes {
     Json,
@@ -135,12 +136,12 @@ pub trait Endpoint: Send + Sync {
     /// Dropped when the client disconnects: work that must continue runs in another task.
     async fn serve(&self, request: Inbound) -> FaceResponse;
 
-    /// The upstream identifies clients by such a header.
+    /// Whether a header is forwarded to the upstream, which identifies clients by it.
     fn forwards(&self, _header: &HeaderName) -> bool {
         false
     }
 
-    /// Others see an unknown path.
+    /// Whether a principal may use the path; others see an unknown path.
     fn is_for(&self, _principal: &Principal) -> bool {
         true
     }

@@ -22,11 +22,11 @@ pub const KEY_BYTES_MAX: usize = 256;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IdempotencyScope {
-    /// In any session.
+    /// A key is unique for its principal in any session.
     Principals,
-    /// By nonce: an anonymous client has only its session to itself.
+    /// A key is unique in one session, by its nonce: an anonymous client shares all else with others.
     Sessions(u128),
-    /// The client cannot be told from others.
+    /// The client cannot be told from others, so it may have no key.
     Nobodys,
 }
 

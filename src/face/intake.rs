@@ -25,7 +25,7 @@ pub(super) trait PathFaces: Send + Sync {
 
     fn post_batch(&self, inbound: &Inbound, batch: ArrayItems) -> impl Future<Output = FaceResponse> + Send;
 
-    /// Or resumes a session's stream.
+    /// Opens or resumes a session's stream.
     fn get(&self, inbound: &Inbound) -> impl Future<Output = FaceResponse> + Send;
 
     fn delete(&self, inbound: &Inbound) -> impl Future<Output = FaceResponse> + Send;
@@ -89,7 +89,7 @@ fn is_handshake_without_metadata(request: &Request) -> bool {
     request.method == method::INITIALIZE && !crate::dialect::negotiate::names_version(request.params.object())
 }
 
-/// By rule B104.
+/// Whether a method requires a response (B104).
 fn is_request(name: &str) -> bool {
     !name.starts_with("notifications/")
 }

@@ -16,10 +16,10 @@ use crate::shared_limits::SharedLimits;
 use crate::task::{Executed, GatewayFault, Principal, PrincipalCounts, Reason};
 use crate::wire::framing::BodyPart;
 
-/// In total.
+/// The most open streams in total.
 pub const LISTENERS_MAX: usize = 4_096;
 
-/// Of any upstream.
+/// The permits of all streams, of any upstream.
 #[derive(Debug)]
 pub struct ListenPermits {
     taken: Mutex<PrincipalCounts>,

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use crate::dialect::subscriptions::SubscriptionFilter;
 use crate::upstream::{BeginError, CallContext, NotificationSubscription, ServerNotification, Upstream};
 
-/// After a failed subscription.
+/// The pauses after failed subscriptions.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 /// A subscription that lasted this long counts as successful.
@@ -19,7 +19,7 @@ const USEFUL_AFTER: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(in crate::face) enum SubscriberEvent {
     News(ServerNotification),
-    /// Anything may have changed.
+    /// Notifications were missed: anything may have changed.
     TooMuch,
 }
 
@@ -55,7 +55,7 @@ pub(in crate::face) struct NotificationSubscriber {
     /// Read even while its replacement is opened.
     listening: Option<NotificationSubscription>,
     opening: Option<BoxFuture<'static, Result<NotificationSubscription, BeginError>>>,
-    /// Confirmed, but not yet covered by the current subscription; always among the wishes.
+    /// Failed subscriptions in a row.
     agreed: AgreedResources,
     opened: Instant,
     /// In a row.

@@ -33,16 +33,16 @@ pub use held_calls::{HeldCallReport, HeldCalls};
 pub use replicas::OperatorReplica;
 use replicas::{ForgottenReplica, OperatorReplicaList};
 
-/// Tasks on one page: by default, and at most.
+/// The default and the largest number of tasks on one page.
 const PAGE: usize = 100;
 const PAGE_MAX: usize = 1_000;
 
-/// Shown with one task, at most.
+/// The most subtasks shown with one task.
 const SUBTASKS_MAX: usize = 200;
 
 const STATES: [&str; 6] = ["queued", "working", "input_required", "completed", "failed", "cancelled"];
 
-/// For an action with a read-only token.
+/// Refuses an action with a read-only token.
 const MAY_NOT_ACT: &str = "this token may look and not act; `may = \"act\"` lets one cancel and forget";
 const NOT_SHARED: &str = "this gateway shares its store with no other";
 
@@ -51,7 +51,7 @@ enum OperatorRoute<'a> {
     Status,
     Tasks,
     Calls,
-    /// By its id.
+    /// Looks a task up by its id.
     Find,
     Show(&'a str),
     Cancel(&'a str),
@@ -129,11 +129,11 @@ impl std::fmt::Display for ProcessStatus {
 
 pub type StatusSource = Box<dyn Fn() -> ProcessStatus + Send + Sync>;
 
-/// For `/`, `/tasks`, `/replicas` and all paths below.
+/// The operators' endpoint, for `/`, `/tasks`, `/replicas` and all paths below.
 pub struct Operators {
     engine: Arc<Engine>,
     status: StatusSource,
-    /// If the store is shared.
+    /// The store, if it is shared.
     shared: Option<Arc<PostgresStore>>,
 }
 
@@ -295,7 +295,7 @@ impl Operators {
         ForgottenReplica::of(name, outcome).map_err(|(status, why)| OperatorError::Other(status, why))
     }
 
-    /// If the store is shared.
+    /// Adds the holder of each task, if the store is shared.
     async fn with_holders(&self, tasks: &mut [(TaskKey, OperatorTaskEntry)]) -> Result<(), TaskError> {
         let Some(store) = &self.shared else { return Ok(()) };
         let keys: Vec<TaskKey> = tasks.iter().map(|(key, _)| key.clone()).collect();
@@ -345,8 +345,8 @@ impl Operators {
         }
     }
 
-    /// Of any principal. The id may be a secret, so it is in no URL and no log. There is no index: one request examines
-    /// some tasks, and returns a cursor for the next.
+    /// Finds a task of any principal. The id may be a secret, so it is in no URL and no log. There is no index: one
+    /// request examines some tasks, and returns a cursor for the next.
     async fn find_by_id(&self, body: &[u8]) -> Result<OperatorTaskFinding, OperatorError> {
         #[derive(serde::Deserialize)]
         struct OperatorTaskLookup {

@@ -23,19 +23,19 @@ use crate::shared_limits::SharedLimits;
 use crate::task::reference::LoggedPrincipal;
 use crate::task::{Principal, PrincipalLimits, RateBound, RateRefusal};
 
-/// All polls of a second; the cost of one depends on how many are allowed.
+/// The cost of all polls of a second; the cost of one depends on how many are allowed.
 const POLL_UNITS: NonZeroU32 = NonZeroU32::new(1_000_000).unwrap();
 /// A settled task is polled once more: it counts as unfinished for up to twice this time.
 const POLLED_ON: Duration = Duration::from_secs(10);
-/// Per principal (B124).
+/// Requests for unknown tasks, per principal (B124).
 const MISSES_PER_MINUTE: NonZeroU32 = NonZeroU32::new(20).unwrap();
 /// Further principals are refused until one has been idle.
 const PRINCIPALS_MAX: usize = 10_000;
-/// Those with unverified credentials: they leave room for others. Further ones share the rate of one principal.
+/// The limit for unverified credentials, which leave room for others. Further ones share the rate of one principal.
 const UNCHECKED_MAX: usize = PRINCIPALS_MAX - PRINCIPALS_MAX / 4;
 /// After this time both counts are zero again.
 const IDLE: Duration = Duration::from_secs(60);
-/// A search for idle principals visits all.
+/// The interval of searches for idle principals, each of which visits all.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// A principal's misses that are logged, once a window.
@@ -68,7 +68,7 @@ struct RateCounts {
     unfinished: Mutex<RecentPeak>,
 }
 
-/// This replica's share.
+/// This replica's share of a principal's limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct RateLimits {
     requests_per_second: NonZeroU32,
@@ -93,7 +93,7 @@ impl RateLimits {
         }
     }
 
-    /// `unfinished` on any replica.
+    /// The polls allowed with this many unfinished tasks on any replica.
     fn polls_per_second(&self, unfinished: usize) -> u32 {
         let of_tasks = u32::try_from(unfinished).unwrap_or(u32::MAX).saturating_mul(self.polls_per_task.get());
         of_tasks.saturating_add(self.polls_besides)
@@ -133,7 +133,7 @@ impl RateCounts {
     }
 }
 
-/// In the current window of [`POLLED_ON`], and in the one before.
+/// The recent maximum: in the current window of [`POLLED_ON`], and in the one before.
 #[derive(Debug, Default)]
 struct RecentPeak {
     since: Duration,
@@ -163,7 +163,7 @@ struct PrincipalRates {
 struct WatchedPrincipals {
     all: HashMap<Principal, PrincipalRates>,
     unchecked: usize,
-    /// Shared by further principals with unverified credentials.
+    /// The counters of further principals with unverified credentials.
     beyond: Option<Arc<RateCounts>>,
     looked: Option<Duration>,
 }
@@ -183,7 +183,7 @@ impl WatchedPrincipals {
     }
 }
 
-/// For all upstreams.
+/// The counters of all principals, for all upstreams.
 pub struct Rates {
     clock: TokioClock,
     limits: SharedLimits,
@@ -216,7 +216,7 @@ impl Rates {
     }
 
     /// # Errors
-    /// With the time after which the requests will pass. Nothing is counted then.
+    /// The time after which the requests will pass. Nothing is counted then.
     pub(super) fn admit(&self, principal: &Principal, requests: usize) -> Result<(), RateRefusal> {
         let many = u32::try_from(requests).ok().and_then(NonZeroU32::new).unwrap_or(NonZeroU32::MIN);
         self.count(principal, |counts, now| {
@@ -225,14 +225,14 @@ impl Rates {
         })
     }
 
-    /// As [`Rates::admit`].
+    /// Counts a poll; fails as [`Rates::admit`].
     pub(super) fn poll(&self, principal: &Principal, unfinished: usize) -> Result<(), RateRefusal> {
         self.count(principal, |counts, now| {
             counts.poll(unfinished, now).map_err(|(per_second, wait)| (RateBound::Polls { per_second }, wait))
         })
     }
 
-    /// For a task that is unknown, or another principal's. As [`Rates::admit`].
+    /// Counts a request for a task that is unknown, or another principal's; fails as [`Rates::admit`].
     pub(super) fn missed(&self, principal: &Principal) -> Result<(), RateRefusal> {
         self.count(principal, |counts, now| {
             let early = |early: governor::NotUntil<Duration>| early.wait_time_from(now);

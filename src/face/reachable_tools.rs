@@ -28,7 +28,7 @@ impl ReachableTools {
         self.access.has(tool) || self.own.as_ref().is_some_and(|own| own.named(tool).is_some())
     }
 
-    /// Without unreachable tools and tools without a name; `None` if nothing changes.
+    /// The list without unreachable tools and tools without a name; `None` if nothing changes.
     pub(super) fn listed(&self, result: &Object) -> Option<Payload> {
         if !self.are_narrowed() {
             return None;
@@ -41,7 +41,7 @@ impl ReachableTools {
         (!hidden.is_empty()).then(|| result.edit().set("tools", Payload::of(&shown)).finish())
     }
 
-    /// For a message that may answer any request: a request of another stream may be resumed on this one.
+    /// Edits a message that may answer any request: a request of another stream may be resumed on this one.
     pub(super) fn listed_in(&self, message: &Bytes) -> Option<Bytes> {
         if !self.are_narrowed() {
             return None;

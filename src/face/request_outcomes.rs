@@ -32,7 +32,7 @@ impl RequestOutcomes {
         }
     }
 
-    /// By its response head.
+    /// Counts a request by its response head.
     pub(super) fn count(&self, response: &FaceResponse) {
         let status = response.status();
         let counter = if status.is_client_error() || status.is_server_error() {

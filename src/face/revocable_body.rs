@@ -14,7 +14,7 @@ use hyper::body::{Body, Frame, SizeHint};
 use super::http::{FaceResponse, ResponseBody, empty_body};
 use crate::wire::framing::BodyPart;
 
-/// A response in one piece is unchanged.
+/// Ends an event stream once `ended` returns; a response in one piece is unchanged.
 pub(crate) fn ending_with<E>(response: FaceResponse, ended: impl FnOnce() -> E) -> FaceResponse
 where
     E: Future<Output = ()> + Send + 'static,
@@ -45,7 +45,7 @@ impl Body for RevocableBody {
     fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<io::Result<Frame<BodyPart>>>> {
         let this = self.get_mut();
         if this.ended.as_mut().poll(context).is_ready() {
-            // Released now, not when the client has read the end; `ended` is not polled again.
+            // The body is released now, not when the client has read the end; `ended` is not polled again.
             this.ended = std::future::pending().boxed();
             this.body = empty_body();
         }

@@ -36,7 +36,8 @@ impl ClientInitialize {
         Some(Self { version, capabilities, client_info, declares_tasks, params: params.clone() })
     }
 
-    /// With another version, and without capabilities that the gateway handles; the original bytes if nothing changes.
+    /// The client's message with another version, and without capabilities that the gateway handles. Unchanged bytes if
+    /// both agree.
     #[must_use]
     pub fn message(&self, id: &RequestId, version: ProtocolVersion, original: &Bytes) -> Bytes {
         let requested = self.params.get_string("protocolVersion");
@@ -64,7 +65,7 @@ pub fn session_version(requested: &str) -> ProtocolVersion {
         .unwrap_or(ProtocolVersion::NEWEST_SESSION)
 }
 
-/// For each result: without icons, which may be larger than the rest. The response of `server/discover` has them.
+/// A server's name for each result: without icons, which may be large. The response of `server/discover` has them.
 #[must_use]
 pub fn short_identity(info: &Payload) -> Payload {
     match Object::of(info) {
@@ -140,8 +141,8 @@ fn with_support(tool: &Object, support: &str) -> Payload {
     tool.edit().set("execution", execution).finish()
 }
 
-/// The gateway's extension replaces the older flavour's tasks and the server's extension, and unsupported versions are
-/// not offered (GW-12). Cache settings are kept.
+/// A stateless server's description: the gateway's extension replaces tasks of either flavour, and unsupported versions
+/// are not offered (GW-12). Cache settings are kept.
 #[must_use]
 pub fn discovery(message: &Bytes, id: &RequestId) -> Option<Bytes> {
     let Ok(Message::Response(response)) = envelope::read(message, ScanLimits::UPSTREAM) else { return None };
@@ -180,7 +181,7 @@ pub fn plain_call(request: &Request, drafts: Drafts) -> Option<Bytes> {
     Some(envelope::request(&request.id, &request.method, Some(&edit.finish())))
 }
 
-/// By the tool's name.
+/// The task support of a tool, by its name.
 pub(in crate::face) type TaskSupportLookup = Arc<dyn Fn(&str) -> &'static str + Send + Sync>;
 
 #[cfg(test)]

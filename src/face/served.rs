@@ -21,25 +21,25 @@ pub struct Served {
     /// Compares each tool list, in clients' names, with the rules.
     pub unmatched_rules: Arc<UnmatchedRules>,
     pub engine: Arc<Engine>,
-    /// Of either era.
+    /// The server, of either era.
     pub upstream: Arc<dyn Upstream>,
-    /// For forwarded messages.
+    /// The server, for forwarded messages.
     pub channel: Arc<dyn OwnSessionChannel>,
-    /// In the gateway's own sessions only: for tool lists.
+    /// The server, only in the gateway's own sessions: used for tool lists.
     pub pool: Arc<dyn Upstream>,
-    /// Without sessions.
+    /// The server, without sessions.
     pub stateless: Arc<dyn Upstream>,
-    /// By the operator's declaration: then the server is never asked for a session.
+    /// Whether the operator declares the server stateless: then it is never asked for a session.
     pub is_stateless: bool,
     pub permits: Arc<CallPermits>,
-    /// For all upstreams.
+    /// The request rates of principals, for all upstreams.
     pub rates: Arc<Rates>,
-    /// Of long-lived streams, for all upstreams together.
+    /// Permits of long-lived streams, for all upstreams together.
     pub listeners: Arc<ListenPermits>,
     pub sealer: Arc<Sealer>,
-    /// If several replicas share the store.
+    /// The owners of sessions, if several replicas share the store.
     pub owners: Option<Arc<SessionOwners>>,
-    /// Of tasks, the same on all replicas: a token may be sealed at one and opened at another.
+    /// The clock of tasks, the same on all replicas: a token may be sealed at one and opened at another.
     pub clock: Arc<dyn Clock>,
     /// 128 random bits, new at each call.
     pub random: fn() -> u128,
@@ -49,13 +49,13 @@ pub struct Served {
 }
 
 impl Served {
-    /// If there are several replicas: the owner of a session that begins now.
+    /// This replica, if there are several: the owner of a session that begins now.
     #[must_use]
     pub fn own_replica(&self) -> Option<Incarnation> {
         self.owners.as_ref().map(|owners| owners.own())
     }
 
-    /// For an object in this process's memory: requests with the id reach this replica.
+    /// Seals the id of an object in this process's memory: requests with the id reach this replica.
     #[must_use]
     pub(super) fn seal_own(&self, kind: IdKind, random: u128) -> String {
         let id = GatewayId::in_memory(kind, self.own_replica(), random);

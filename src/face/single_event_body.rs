@@ -13,7 +13,7 @@ use crate::wire::framing::BodyPart;
 /// The longest part with line ends that is rewritten at once.
 const LINES_MAX: usize = 64 << 10;
 
-/// Line ends, which occur only in whitespace, become data lines, which read as the same JSON.
+/// The body's line ends, which occur only in whitespace, become data lines, which read as the same JSON.
 pub(super) struct SingleEventBody {
     source: ResponseBody,
     at: SingleEventPart,

@@ -48,29 +48,30 @@ use client_link::{ClientDisconnected, ClientLink};
 pub use input_end::InputEnd;
 use input_end::RequestKind;
 
-/// Concurrent requests; further ones are refused.
+/// The limit of concurrent requests; further ones are refused.
 const REQUESTS_MAX: usize = 1_024;
-/// Refusals and other small messages that wait for the client to read. Above it, its input is not read.
+/// The limit of small messages that wait for the client to read. Above it, the client's input is not read.
 const SENDING_MAX: usize = 64;
-/// Messages that wait for the handshake, and ordered notifications that wait.
+/// The limit of messages that wait for the handshake, and of ordered notifications that wait.
 const WAITING_MAX: usize = 64;
-/// Responses and unordered notifications in progress.
+/// The limit of responses and unordered notifications in progress.
 const NOTES_MAX: usize = 32;
-/// For cancels of pending requests at the server, at the end.
+/// The time for cancels of pending requests at the server, at the end.
 const CANCEL_MAX: Duration = Duration::from_millis(500);
-/// The first requests' wait for the head of the session's own stream; some servers send none before its first event.
+/// The first requests wait this long for the head of the session's own stream; some servers delay it to the first
+/// event.
 const OPENING_MAX: Duration = Duration::from_millis(500);
 
 #[derive(Clone)]
 pub struct StreamClient {
     pub endpoint: Arc<dyn Endpoint>,
-    /// For metrics.
+    /// The name of the server, for metrics.
     pub upstream: Arc<str>,
     pub path: String,
     pub principal: Principal,
-    /// If the client is remote.
+    /// The client's address, if it is remote.
     pub address: Option<IpAddr>,
-    /// On the bytes of its responses.
+    /// The limits on the bytes of its responses.
     pub limits: SharedLimits,
     /// A call with a larger response gets an error.
     pub message_bytes_max: usize,
@@ -89,7 +90,7 @@ impl fmt::Debug for StreamClient {
 pub struct ClientMessage {
     /// Bounded by its reader.
     pub text: Bytes,
-    /// To be forwarded to the upstream. HTTP's session and version headers are ignored.
+    /// Its headers, to be forwarded to the upstream. HTTP's session and version headers are ignored.
     pub headers: HeaderMap,
 }
 
@@ -140,7 +141,7 @@ pub async fn serve_to_input_end(
                     break;
                 }
             },
-            // Last: received messages are handled first.
+            // Polled last, so that received messages are handled first.
             () = leaving.cancelled(), if client_loop.is_answered() => break,
         }
     }
@@ -159,18 +160,18 @@ struct UnansweredRequest {
     ids: SmallVec<[RequestId; 1]>,
     kind: RequestKind,
     face: Face,
-    /// By the client's cancel.
+    /// Cancelled if the client cancels the request.
     withdrawn: CancellationToken,
 }
 
 enum CompletedWork {
-    /// Waiting messages can continue.
+    /// A handshake message: waiting messages can continue.
     Handshake {
         serial: Option<u64>,
         listens: bool,
     },
     Answered(u64),
-    /// `in_order` if other notifications wait for it.
+    /// A notification; `in_order` if others wait for it.
     Noted {
         in_order: bool,
     },
@@ -182,13 +183,13 @@ struct StreamClientLoop {
     work: FuturesUnordered<BoxFuture<'static, CompletedWork>>,
     unanswered: Vec<UnansweredRequest>,
     serials: u64,
-    /// Then other messages of the session wait.
+    /// Whether a handshake message is in progress. Other messages of the session wait for it.
     shakes_hands: bool,
     held: VecDeque<ParsedMessage>,
-    /// Sent one after the other.
+    /// Ordered notifications, sent one after the other.
     notes: VecDeque<ParsedMessage>,
     is_noting: bool,
-    /// Unordered notifications in progress.
+    /// The number of unordered notifications in progress.
     noting: usize,
 }
 
@@ -238,7 +239,7 @@ impl StreamClientLoop {
         }
     }
 
-    /// Requests wait for it briefly: without it, some servers drop messages that belong to no request.
+    /// Opens the session's own stream. Requests wait for it briefly: without it, some servers drop unrelated messages.
     fn open_stream(&mut self) {
         self.shakes_hands = true;
         let opened = CancellationToken::new();
@@ -272,13 +273,13 @@ impl StreamClientLoop {
                 let parsed = ParsedMessage { message: Some(message), received, arrived };
                 self.ask(id, Face::Stateless, self.link.outside(parsed));
             }
-            // Without effect.
+            // Other messages of a stateless client have no effect.
             (Face::Stateless, Message::Notification(_) | Message::Response(_)) => (),
             (Face::Session, _) => self.receive_in_session(ParsedMessage { message: Some(message), received, arrived }),
         }
     }
 
-    /// As a disconnect over HTTP. False for a request in a session: the caller forwards the cancellation.
+    /// Cancels a stateless request. Returns false for a request in a session: the caller forwards the cancellation.
     fn withdraw(&mut self, notification: &Notification) -> bool {
         let Some(id) = cancelled(notification) else { return false };
         let says = |own: &RequestId| own.says(&id);
@@ -298,7 +299,7 @@ impl StreamClientLoop {
         if self.shakes_hands { self.held.push_back(parsed) } else { self.take(parsed) }
     }
 
-    /// In a session, or to open one.
+    /// Handles a message of a session, or the message that opens it.
     fn take(&mut self, parsed: ParsedMessage) {
         match &parsed.message {
             Some(Message::Request(request)) if request.method == method::INITIALIZE => {
@@ -326,7 +327,7 @@ impl StreamClientLoop {
                 self.refuse(None, &RequestError::NotARequest(Cow::Borrowed(what)));
             }
             None => self.ask_all(parsed),
-            // Without effect before the handshake.
+            // Without a session these have no effect.
             Some(Message::Notification(_) | Message::Response(_)) if !self.link.is_open() => (),
             Some(Message::Notification(notification)) if notification.method == method::INITIALIZED => {
                 self.shakes_hands = true;
@@ -369,7 +370,7 @@ impl StreamClientLoop {
                     Some(_) => (),
                     None => {
                         let fault = GatewayFault::new(Reason::Internal, Executed::Unknown);
-                        // No reader is left if this fails.
+                        // Fails if the client has disconnected: then no reader is left.
                         let _ = link.send_fault(Some(&id), &fault).await;
                     }
                 }
@@ -398,7 +399,7 @@ impl StreamClientLoop {
         let (serial, _) = self.entered(ids.collect(), RequestKind::Array, Face::Session);
         let link = Arc::clone(&self.link);
         let asking = as_one_request(async move {
-            // Each response as an event: no client of a stream reads the array as a whole.
+            // One event for each response: no client of a stream reads the array as a whole.
             let inbound = Inbound { accepted: AcceptedTypes::EventStream, ..link.inside(parsed) };
             link.relay(link.serve(inbound).await, None).await
         });
@@ -448,7 +449,7 @@ impl StreamClientLoop {
         );
     }
 
-    /// As an orderly client would: cancels calls, and ends the session.
+    /// Disconnects as an orderly client would: cancels calls, and ends the session.
     async fn end(mut self) {
         let plain =
             self.unanswered.iter().filter(|request| request.face == Face::Session && !request.withdrawn.is_cancelled());

@@ -40,13 +40,13 @@ const OUTPUT_SCHEMA: &str = "outputSchema";
 #[derive(Debug)]
 pub struct ToolRenamer {
     names: ToolNames,
-    /// By the client-facing names.
+    /// Rules by the client-facing names.
     rules: ToolRules,
     upstream: Arc<str>,
-    /// By the server's names.
+    /// Rules by the server's names.
     unmatched_rules: UnmatchedRules,
     bytes_max: usize,
-    /// Of a name conflict of two tools.
+    /// Whether a name conflict of two tools was logged.
     has_warned: AtomicBool,
 }
 
@@ -69,7 +69,7 @@ impl ToolRenamer {
         })
     }
 
-    /// As clients see it.
+    /// The upstream as clients see it.
     #[must_use]
     pub fn upstream(namer: Option<&Arc<Self>>, inner: Arc<dyn Upstream>) -> Arc<dyn Upstream> {
         match namer {
@@ -78,7 +78,7 @@ impl ToolRenamer {
         }
     }
 
-    /// As clients see it, for forwarded messages.
+    /// The channel for forwarded messages as clients see it.
     #[must_use]
     pub fn channel(namer: Option<&Arc<Self>>, inner: Arc<dyn OwnSessionChannel>) -> Arc<dyn OwnSessionChannel> {
         match namer {
@@ -101,7 +101,7 @@ impl ToolRenamer {
         }
     }
 
-    /// `None` if nothing changes.
+    /// The list for clients; `None` if nothing changes.
     fn listed(&self, result: &Object) -> Option<Payload> {
         self.unmatched_rules.look_at(result);
         let tools = result.get("tools")?;
@@ -134,14 +134,14 @@ impl ToolRenamer {
         self.rules.split_of(name).is_some() && tool.contains(OUTPUT_SCHEMA)
     }
 
-    /// Once per upstream: lists are read often.
+    /// Warns once per upstream: lists are read often.
     fn warn(&self, tool: &str, name: &str) {
         if !self.has_warned.swap(true, Ordering::Relaxed) {
             tracing::warn!(upstream = %self.upstream, tool, name, "a tool is hidden, as its name stands for another tool");
         }
     }
 
-    /// Edited if it is a tool list.
+    /// A message for clients, edited if it is a tool list.
     fn message(&self, text: Bytes) -> Bytes {
         if is_batch(&text) {
             let Ok(messages) = split_batch(&text, ScanLimits::UPSTREAM, envelope::BATCH_READ_MAX) else { return text };
@@ -221,7 +221,7 @@ impl Upstream for RenamingUpstream {
         self.inner.resume(token, context).await
     }
 
-    /// With the upstream's name, which remains the called one if the rules change.
+    /// Stores the upstream's name of the tool, which remains the called one if the rules change.
     fn stored(&self, params: &Payload) -> Payload {
         match self.namer.called(Object::of(params).as_ref()) {
             RenamedCall::As(_, own) => own.detached(),
@@ -276,7 +276,7 @@ impl Upstream for RenamingUpstream {
     }
 }
 
-/// Sends nothing.
+/// The call of a tool that clients do not know: nothing is sent.
 struct UnknownToolExchange(RpcError);
 
 #[async_trait]
@@ -332,7 +332,7 @@ struct RenamingChannel {
 enum RenamedMessage {
     On(MessageText),
     Renamed(String, Bytes),
-    /// Of an unknown tool.
+    /// The call of an unknown tool.
     Nowhere(RequestId, RpcError),
     ForList(MessageText),
 }
@@ -379,7 +379,7 @@ impl RawChannel for RenamingChannel {
         let (message, mut all) = match request.verb {
             RawMethod::Post(message) => (message, None),
             RawMethod::PostWith { message, headers, principal } => (message, Some((headers, principal))),
-            // May contain a list.
+            // The rest of a stream may contain a list.
             RawMethod::Get { last_event: Some(event) } => {
                 let verb = RawMethod::Get { last_event: Some(event) };
                 let response = self.inner.send(RawRequest { verb, ..request }).await?;

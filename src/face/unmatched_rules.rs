@@ -14,10 +14,10 @@ use wildmatch::WildMatch;
 use crate::wire::list_pages::next_cursor;
 use crate::wire::{Message, Object, ScanLimits, envelope};
 
-/// Rules with a log line each; one line counts the rest.
+/// The most rules with a log line each; one line counts the rest.
 const TOLD_MAX: usize = 32;
 
-/// Those that have matched no tool yet.
+/// The rules of one upstream that have matched no tool yet.
 #[derive(Debug)]
 pub struct UnmatchedRules {
     upstream: Arc<str>,
@@ -26,7 +26,7 @@ pub struct UnmatchedRules {
 }
 
 impl UnmatchedRules {
-    /// Compared with the names in the lists.
+    /// Patterns are compared with the names in the lists.
     #[must_use]
     pub fn new<'p>(upstream: &Arc<str>, patterns: impl Iterator<Item = &'p WildMatch>) -> Self {
         let patterns: Vec<WildMatch> = patterns.cloned().collect();
@@ -40,7 +40,7 @@ impl UnmatchedRules {
         Self::new(upstream, std::iter::empty())
     }
 
-    /// A page may be one of several.
+    /// Reads a result of `tools/list`, which may be one page of several.
     pub(super) fn look_at(&self, page: &Object) {
         let unmatched = self.after(page);
         for pattern in unmatched.iter().take(TOLD_MAX) {

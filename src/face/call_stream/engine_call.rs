@@ -53,7 +53,7 @@ impl fmt::Debug for RoundSeal {
 }
 
 impl RoundSeal {
-    /// `None` if the request's scope alone exceeds the limit, which no checked request does.
+    /// `None` if the request's scope alone exceeds the limit of a `requestState`, which no checked request does.
     fn seal(&self, task: &Task, round: u32) -> Option<String> {
         let content = StateContent::Task { id: task.key.id, round, replica: self.replica };
         let token = StateToken { scope: LazyLock::force(&self.scope).clone(), issued_at: self.clock.now(), content };

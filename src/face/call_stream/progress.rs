@@ -17,9 +17,9 @@ use crate::wire::{Message, Notification, Object, Payload, RequestId, ScanLimits,
 
 #[derive(Debug)]
 pub struct CallNotices {
-    /// Absent if the client requested none.
+    /// Absent if the client requested no progress.
     pub progress: Option<MonotonicProgress>,
-    /// Whether life signs are progress, if requested, and not comments.
+    /// Whether life signs are progress, if the client requested any, and not comments.
     pub life_signs: bool,
     pub logs: LogFilter,
 }
@@ -62,7 +62,7 @@ impl CallNotices {
     }
 }
 
-/// Far below any real progress, even at 240 life signs an hour.
+/// The increment is far below any real progress, even at 240 life signs an hour.
 const STEP: f64 = 1e-9;
 
 #[derive(Clone, Debug)]
@@ -144,14 +144,15 @@ impl LifeSigns {
         Self(Arc::new(Mutex::new(ProgressWatch { rising: MonotonicProgress::new(token), id, is_over: false })))
     }
 
-    /// To be written between two events.
+    /// Must be written between two events.
     pub(in crate::face) fn sign(&self) -> BodyPart {
         let mut watch = self.0.lock();
         if watch.is_over { BodyPart::comment() } else { BodyPart::message(watch.rising.sign(None)) }
     }
 
-    /// Reads a forwarded part with the `events` that end in it, `None` once one was too large; `is_whole` if it begins
-    /// and ends between events. Returns whether they carry a message: clients do not see comments.
+    /// Reads a forwarded part with the `events` that end in it, `None` once one was too large; `is_whole` tells whether
+    /// it begins and ends between events. Returns whether they carry a message: comments stay unseen by a client that
+    /// waits for progress.
     pub(in crate::face) fn pass(
         &self,
         part: BodyPart,

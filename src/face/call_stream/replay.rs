@@ -29,7 +29,7 @@ impl ReplayStream {
         Self { reader, sealed: None, request: None }
     }
 
-    /// JSON if no event precedes the result in time.
+    /// Responds with JSON if no event precedes the result in time.
     pub(in crate::face) async fn respond(
         mut self,
         replays: &ReplayBuffers,

@@ -17,14 +17,14 @@ use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::framing::BodyPart;
 use crate::wire::{JsonPieces, RequestId, RpcError};
 
-/// Unread events of a slow client beyond which the upstream is not read. One event may exceed the bytes.
+/// Unread events of a slow client; above that the upstream is not read. One event may exceed the limit in bytes.
 const UNREAD_MAX: usize = 16;
 const UNREAD_BYTES_MAX: usize = 256 * 1024;
 /// Events kept for a resumption of one stream.
 const EVENTS_MAX: usize = 64;
 /// Bytes of all kept streams of one face, responses included; beyond them the oldest is dropped.
 const BYTES_MAX: usize = 64 * 1024 * 1024;
-/// Finished streams of all sessions: a small response takes less than its bookkeeping.
+/// Finished streams of all sessions; a small response takes less than its bookkeeping.
 const ANSWERED_MAX: usize = 16_384;
 /// Streams that one session can resume; beyond them the oldest is dropped.
 const PER_SESSION_MAX: usize = 16;
@@ -64,7 +64,7 @@ struct ReplayState {
     /// There is no response, and none is expected.
     is_unwanted: bool,
     size: usize,
-    /// The unbuffered rest, which ends with its first reader.
+    /// The unbuffered rest of the stream, which ends with its first reader.
     rest: Mutex<Option<ResponseBody>>,
 }
 
@@ -85,7 +85,7 @@ pub(in crate::face) enum UnreadPolicy {
 
 #[derive(Debug)]
 pub(in crate::face) enum ReplayItem {
-    /// With its number, unless it is a comment or has the upstream's id.
+    /// An event, with its number unless it is a comment or has the upstream's id.
     Event(BodyPart, Option<u64>),
     Last(CallResult, u64),
     Rest(ResponseBody),
@@ -97,7 +97,7 @@ impl ReplayBuffer {
         Arc::new(Self { stream, state: watch::Sender::new(ReplayState { next: 1, ..ReplayState::default() }), bytes })
     }
 
-    /// Earlier readers end.
+    /// Ends earlier readers.
     fn read_after(self: &Arc<Self>, number: u64) -> ReplayReader {
         let mut own = 0;
         self.state.send_modify(|state| {
@@ -282,7 +282,7 @@ impl ReplayReader {
                         word = Some(ReplayItem::Rest(rest));
                         return;
                     }
-                    // Its number follows all others; a client that has received it has received everything.
+                    // The result's number follows all others; a client that has received it has received everything.
                     let number = state.next;
                     let is_new = state.read <= number;
                     word = match state.last.take() {
@@ -328,9 +328,9 @@ pub(in crate::face) struct ReplayBuffers {
 
 #[derive(Debug, Default)]
 struct ReplayIndex {
-    /// In the order in which they began.
+    /// Streams in the order in which they began.
     by_session: HashMap<u128, VecDeque<ReplayEntry>>,
-    /// In the order of their responses.
+    /// Finished streams in the order of their responses.
     answered: VecDeque<(Instant, u128, u128)>,
 }
 
@@ -392,7 +392,7 @@ impl ReplayBuffers {
         }
     }
 
-    /// Drops the oldest responses: after their time, or while there are too many bytes.
+    /// Drops the oldest responses after their time, or while there are too many bytes.
     fn tidy(&self, kept: &mut ReplayIndex) {
         while let Some((when, nonce, id)) = kept.answered.front().copied() {
             let is_too_much = self.bytes.load(Ordering::Relaxed) > BYTES_MAX || kept.answered.len() > ANSWERED_MAX;

@@ -26,7 +26,7 @@ pub(in crate::face) enum RequestAnswer {
     Refused(StatusCode, RpcError),
     Complaint(RequestError),
     Fault(GatewayFault),
-    /// For a stream that does not exist.
+    /// A status without a body, for a stream that does not exist.
     Status(FaceResponse),
 }
 
@@ -81,7 +81,7 @@ impl RequestAnswer {
 
 pub(in crate::face) enum AnswerContent {
     Message(Bytes),
-    /// As it arrives.
+    /// One message, forwarded as it arrives.
     Json(ResponseBody),
     Events(ResponseBody),
     Nothing,

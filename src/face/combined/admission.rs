@@ -33,7 +33,7 @@ use crate::wire::framing::{BodyPart, MessageClassifier};
 use crate::wire::meta::{META, PROGRESS_TOKEN, RELATED_TASK};
 use crate::wire::{MessageText, Object, RequestId, RpcError, rpc_error};
 
-/// Concurrent error responses to the servers of one endpoint.
+/// The limit of concurrent error responses to the servers of one endpoint.
 pub(super) const REFUSALS_MAX: usize = 64;
 
 const NOT_GIVEN: &str = "not_given";
@@ -119,8 +119,8 @@ impl ServerVoice {
         }
     }
 
-    /// Whether progress is for a running task of the gateway: its token outlives its call's response. No server knows
-    /// such ids.
+    /// Whether progress is for a running task of the gateway: its token outlives its call. No server knows such task
+    /// ids.
     fn is_of_running_task(&self, owner: &Principal, params: &Object) -> bool {
         let related = params.get_object(META).and_then(|meta| meta.get_object(RELATED_TASK));
         let id = related.and_then(|related| TaskId::parse(&related.get_string("taskId")?));
@@ -152,7 +152,7 @@ impl ServerVoice {
         }
     }
 
-    /// In the background, best effort.
+    /// Refuses a server's request in the background, best effort.
     fn refuse(&self, id: &RequestId) {
         let upstream = self.upstream();
         metric::count_dropped(upstream, "long_id");

@@ -11,10 +11,10 @@ use parking_lot::Mutex;
 
 use crate::task::Principal;
 
-/// The sessions of all principals. Beyond them, the principal with most loses its least recently used one.
+/// The limit for all principals. Above it, the principal with most sessions loses its least recently used one.
 const REMEMBERED_MAX: usize = 20_000;
 
-/// By nonce.
+/// Sessions by nonce; `S` is a session's state.
 #[derive(Debug)]
 pub(super) struct KnownSessions<S> {
     sessions_max: usize,
@@ -39,7 +39,7 @@ struct KnownSession<S> {
 #[derive(Clone, Debug)]
 pub(super) struct SessionOwner {
     pub(super) principal: Principal,
-    /// Distinguishes anonymous clients by address.
+    /// The principal that the session counts for: anonymous clients are distinguished by address.
     pub(super) counted_as: Principal,
 }
 

@@ -188,7 +188,7 @@ impl CombinedUpstreams {
                     granted.tasks = granted.tasks.take().or(acknowledged.tasks);
                     waiting.push(member.next().boxed());
                 }
-                // Tasks do not depend on a server.
+                // Task subscriptions do not depend on a server.
                 Err(response) if part.tasks.is_some() => return *response,
                 Err(response) => {
                     self.note_absence(client, at, &format!("HTTP {}", response.status().as_u16()));

@@ -22,9 +22,9 @@ use crate::task::Principal;
 use crate::wire::object::ObjectWriter;
 use crate::wire::{ListPages, Object, PagedList, Payload};
 
-/// Many clients read only the first page.
+/// Items on one page. Many clients read only the first.
 const PAGE_ITEMS_MAX: usize = 5_000;
-/// Remembered names, of all clients together.
+/// The limit of remembered names, of all clients together.
 const NAMES_MAX: u64 = 200_000;
 const KEPT_FOR: Duration = Duration::from_secs(300);
 
@@ -39,7 +39,7 @@ const fn capability(list: MergedList) -> &'static str {
     }
 }
 
-/// URIs are never changed.
+/// Only names are changed, never URIs.
 const fn has_names(list: MergedList) -> bool {
     matches!(list, MergedList::Tools | MergedList::Prompts)
 }
@@ -48,7 +48,7 @@ pub(super) type ItemOwner = (usize, Arc<str>);
 
 #[derive(Debug, Default)]
 pub(super) struct GatheredList {
-    /// Each with its upstream and its index in that upstream's list.
+    /// Items, each with its upstream and its index in that upstream's list.
     items: Vec<(usize, usize, Payload)>,
     owners: HashMap<Arc<str>, ItemOwner>,
     answered: usize,
@@ -101,7 +101,7 @@ impl CombinedUpstreams {
         let items: Vec<&Payload> = gathered.items[from..until].iter().map(|(.., item)| item).collect();
         let writer = ObjectWriter::new().member(list.items(), &Payload::of(&items));
         let writer = match gathered.items.get(until) {
-            // The name remains valid if another upstream is removed.
+            // Upstreams are named, so that the cursor stays valid if another one is removed.
             Some((at, index, _)) => writer.text("nextCursor", &format!("{}:{index}", self.settings.upstreams[*at])),
             None => writer,
         };
@@ -116,7 +116,7 @@ impl CombinedUpstreams {
         Some((self.position(upstream, client.principal())?, index.parse().ok()?))
     }
 
-    /// From the last list, else from a new one.
+    /// Looks in the last list, then in a new one.
     pub(super) async fn owner(
         self: &Arc<Self>,
         client: &EndpointClient,
@@ -133,7 +133,7 @@ impl CombinedUpstreams {
         self.gather(client, list).await.owners.get(name).cloned()
     }
 
-    /// Of several matching templates, the one with most literal text; of equals, the first.
+    /// The upstream with a matching template: the one with most literal text, and of equals the first.
     pub(super) async fn template_owner(self: &Arc<Self>, client: &EndpointClient, uri: &str) -> Option<usize> {
         let known = self.known_owners(client, MergedList::Templates).await;
         let owners = known.owners.iter().filter(|(template, _)| may_be_of(template, uri));

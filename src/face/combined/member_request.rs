@@ -30,7 +30,7 @@ pub(super) struct EndpointClient {
     pub(super) session: Option<Arc<CombinedSession>>,
     /// Its introduction at the start of that session.
     token: Option<Arc<SessionToken>>,
-    /// For requests that the gateway sends on its behalf.
+    /// Params of requests that the gateway sends on the client's behalf.
     metadata: Payload,
 }
 
@@ -73,7 +73,7 @@ impl EndpointClient {
         ServerVoice { upstreams: Arc::clone(upstreams), at, request, session, given: None }
     }
 
-    /// A message of this client for an upstream, in its session there.
+    /// Builds a message of this client for an upstream, in its session there.
     ///
     /// # Errors
     /// If no session can be opened.
@@ -106,7 +106,7 @@ impl EndpointClient {
         Ok(inbound)
     }
 
-    /// The client's metadata, and `member`.
+    /// Params of the client's metadata and `member`.
     pub(super) fn params(&self, member: Option<(&str, Payload)>) -> Payload {
         match (Object::of(&self.metadata), member) {
             (Some(own), Some((key, value))) => own.edit().set(key, value).finish(),
@@ -118,7 +118,7 @@ impl EndpointClient {
     /// Sends a request, and reads the whole result.
     ///
     /// # Errors
-    /// If there is none.
+    /// If there is no result.
     pub(super) async fn ask(
         &self,
         upstreams: &Arc<CombinedUpstreams>,
@@ -158,7 +158,7 @@ impl EndpointClient {
         Ok(served(session.as_ref(), upstreams, at, inbound).await)
     }
 
-    /// The forwarded request for that upstream's endpoint. Fails as [`EndpointClient::inbound`].
+    /// Builds the forwarded request for that upstream's endpoint. Fails as [`EndpointClient::inbound`].
     pub(super) async fn prepared(
         mut self,
         upstreams: &Arc<CombinedUpstreams>,
@@ -216,7 +216,7 @@ fn named(all: &mut HeaderMap, method: &str, name: Option<HeaderValue>) {
     }
 }
 
-/// The name header, which matched the body before its params were edited.
+/// Updates the name header, which matched the body before its params were edited.
 fn renamed(all: &mut HeaderMap, method: &str, edited: &Object) {
     let Some(member) = headers::naming_member(method).filter(|_| all.contains_key(headers::NAME)) else { return };
     if let Some(name) = edited.get_string(member).and_then(|name| header_annotations::encode(&name)) {

@@ -27,7 +27,7 @@ use crate::face::session::session_cache::ClientSessionCache;
 use crate::upstream::reply::ReadLimits;
 use crate::wire::{Object, Payload, RequestId, envelope, method};
 
-/// They outlive a reload.
+/// The sessions at all endpoints outlive a reload.
 #[derive(Debug)]
 pub struct CombinedSessions {
     pub(super) tokens: ClientSessionCache,
@@ -47,7 +47,7 @@ impl CombinedSessions {
 #[derive(Debug, Default)]
 pub(super) struct CombinedSession {
     state: Mutex<CombinedSessionState>,
-    /// Notified of each opened session.
+    /// Notified when a session at an upstream was opened.
     opened: watch::Sender<()>,
     pub(super) ended: CancellationToken,
     /// A random key per session: no server can construct colliding tokens.
@@ -57,12 +57,12 @@ pub(super) struct CombinedSession {
 #[derive(Debug, Default)]
 struct CombinedSessionState {
     level: Option<Payload>,
-    /// By the upstreams' names.
+    /// Sessions by the upstreams' names.
     members: HashMap<Arc<str>, MemberSession>,
     missing: HashSet<Arc<str>>,
     /// Whether a missing upstream is available now, and the client is not notified yet.
     has_come: bool,
-    /// Of requests in progress, each with the number of requests.
+    /// Hashes of progress tokens, with the number of requests in progress for each.
     tokens: HashMap<u64, usize>,
 }
 
@@ -141,7 +141,7 @@ impl CombinedSession {
         self.state.lock().missing.insert(Arc::clone(upstream));
     }
 
-    /// Since the last call of this method.
+    /// Whether a missing upstream became available since the last call of this method.
     pub(super) fn take_has_come(&self) -> bool {
         std::mem::take(&mut self.state.lock().has_come)
     }
@@ -154,12 +154,12 @@ impl CombinedSession {
         self.state.lock().level.clone()
     }
 
-    /// For sessions that are opened later.
+    /// Stores the params for sessions that are opened later.
     pub(super) fn set_level(&self, params: &Payload) {
         self.state.lock().level = Some(params.detached());
     }
 
-    /// If it is still the session that has `ended`: the next request opens a new one.
+    /// Removes the session that has `ended`: the next request opens a new one.
     pub(super) fn forget_member(&self, upstream: &Arc<str>, ended: &HeaderValue) {
         let mut state = self.state.lock();
         if matches!(state.members.get(upstream), Some(MemberSession::Open(opened)) if opened.id == *ended) {

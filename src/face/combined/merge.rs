@@ -8,13 +8,13 @@ use super::routed::{is_routed, is_routed_extension};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload};
 
-/// In bytes, for one server; the rest is cut off.
+/// The limit of one server's instructions; the rest is cut off.
 const INSTRUCTIONS_BYTES_MAX: usize = 16 << 10;
 
 #[derive(Clone, Debug)]
 pub(super) struct ServerSummary {
     pub(super) capabilities: Payload,
-    /// For models, quoted.
+    /// The text for models, quoted.
     pub(super) instructions: Option<String>,
 }
 
@@ -30,7 +30,7 @@ impl ServerSummary {
         }
     }
 
-    /// In place of the instructions of an unavailable server.
+    /// Replaces the instructions of an unavailable server.
     pub(super) fn absent(cause: &str) -> Self {
         let text = format!("This server is not available, so its tools are missing here: {cause}");
         Self { capabilities: Payload::empty_object(), instructions: Some(text) }
@@ -42,7 +42,7 @@ impl ServerSummary {
     }
 }
 
-/// Without the capabilities that the endpoint does not route.
+/// Capabilities of all servers that the endpoint routes.
 pub(super) fn advertised<'a>(capabilities: impl Iterator<Item = &'a Payload>) -> Payload {
     let joined = union(capabilities);
     let all = Object::of(&joined);
@@ -68,7 +68,7 @@ fn union<'a>(capabilities: impl Iterator<Item = &'a Payload>) -> Payload {
     joined(capabilities.filter_map(Object::of), LEVELS)
 }
 
-/// A capability, its options, and their options.
+/// The merged levels are a capability, its options, and their options.
 const LEVELS: usize = 3;
 
 fn joined(objects: impl Iterator<Item = Object>, levels: usize) -> Payload {
@@ -107,7 +107,7 @@ fn beginning(text: &str) -> &str {
     &text[..end]
 }
 
-/// Quoted, so that no line looks like a heading of the gateway.
+/// Quotes each line, so that no line looks like a heading of the gateway.
 fn quoted(text: &str) -> String {
     const BREAKS: [char; 6] = ['\n', '\u{b}', '\u{c}', '\u{85}', '\u{2028}', '\u{2029}'];
     let text = text.replace("\r\n", "\n").replace('\r', "\n");
@@ -115,7 +115,7 @@ fn quoted(text: &str) -> String {
     lines.join("\n")
 }
 
-/// Each under its server's name; `None` if there are none.
+/// Each text stands under its server's name; `None` if there are none.
 pub(super) fn instructions<'a>(servers: impl Iterator<Item = (&'a str, &'a ServerSummary)>) -> Option<Payload> {
     let texts: Vec<String> =
         servers.filter_map(|(name, server)| Some(format!("# {name}\n\n{}", server.instructions.as_deref()?))).collect();

@@ -18,7 +18,7 @@ use crate::wire::meta::{META, PROGRESS_TOKEN};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Message, MessageText, Object, Payload, RequestId, ScanLimits, method};
 
-/// No upstream's name contains it.
+/// Ends the upstream's name, which never contains it.
 const MARK_END: char = ':';
 /// Whether the id was a string or a number.
 const TEXT: char = 's';
@@ -90,7 +90,7 @@ pub(super) fn admitted(
     }
 }
 
-/// As at the server's own path.
+/// The response is the same at the server's own path.
 fn unreadable_answer(why: &RefusedMessage) -> Option<Bytes> {
     let RefusedMessage::Unreadable(Some(id)) = why else { return None };
     let fault = GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes);
@@ -120,7 +120,7 @@ fn judged(upstream: &str, given: &impl GivenRequests, text: &MessageText) -> Res
         RefusedMessage::Unreadable(is_answer.then(|| given.asked().cloned().or_else(named)).flatten())
     };
     match &*text.read(ScanLimits::UPSTREAM).map_err(unreadable)? {
-        // Some clients check only the method, and would handle it as the notification.
+        // Some clients check only the method, and would handle the request as a notification.
         Message::Request(request) if request.method.starts_with("notifications/") => Err(RefusedMessage::NotGiven),
         Message::Request(request) => {
             let marked = shown_request(upstream, request);
@@ -138,7 +138,7 @@ fn judged(upstream: &str, given: &impl GivenRequests, text: &MessageText) -> Res
             shown_cancellation(upstream, notification).map(Some).ok_or(RefusedMessage::NotGiven)
         }
         Message::Notification(_) => Ok(None),
-        // Its members are spelled so that readers may disagree.
+        // Readers may disagree about such a spelling of its members.
         Message::Response(response) => match &response.id {
             Some(id) if given.may_answer(id) => Ok(None),
             Some(_) | None => Err(RefusedMessage::NotGiven),
@@ -190,7 +190,7 @@ fn shown_cancellation(upstream: &str, notification: &Notification) -> Option<Byt
     Some(envelope::notification(&notification.method, Some(&params)))
 }
 
-/// Without the mark, and with its upstream; `None` without a mark.
+/// A client's response without the mark, and its upstream; `None` without a mark.
 pub(super) fn answer(response: &Response) -> Option<(String, Bytes)> {
     let (upstream, id) = unmarked(response.id.as_ref()?)?;
     let text = match &response.outcome {
@@ -200,7 +200,7 @@ pub(super) fn answer(response: &Response) -> Option<(String, Bytes)> {
     Some((upstream, text))
 }
 
-/// A client's progress, without the mark; `None` for other notifications.
+/// A client's progress without the mark; `None` for other notifications.
 pub(super) fn progress(notification: &Notification) -> Option<(String, Bytes)> {
     let params = notification.params.object().filter(|_| notification.method == method::PROGRESS)?;
     let (upstream, token) = unmarked(&RequestId::from_payload(&params.get(PROGRESS_TOKEN)?)?)?;
@@ -208,10 +208,8 @@ pub(super) fn progress(notification: &Notification) -> Option<(String, Bytes)> {
     Some((upstream, envelope::notification(method::PROGRESS, Some(&params))))
 }
 
-/// Digests of a stream's request and its progress token, for the ids of its events: a resumed stream admits the same
-/// messages.
-///
-/// An id may contain any characters, hence digests.
+/// Digests of a stream's request and progress token, for its event ids: a resumed stream admits the same messages.
+/// Digests, since an id may contain any characters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RequestMark(String);
 
@@ -248,9 +246,9 @@ pub(super) fn plain(id: &RequestId) -> Cow<'_, str> {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum MarkedEvent<'t> {
-    /// Of a response, which belongs to one upstream.
+    /// The stream of a response, which belongs to one upstream.
     Answer(RequestMark, &'t str),
-    /// The session's own, which all upstreams share.
+    /// The session's own stream, which all upstreams share.
     Own(&'t str),
 }
 
@@ -258,7 +256,7 @@ const ANSWER: char = ':';
 const OWN: char = '!';
 
 impl<'t> MarkedEvent<'t> {
-    /// The id for the client.
+    /// The event id for the client.
     pub(super) fn event_id(&self, upstream: &str) -> String {
         match self {
             // An empty id resets the position.

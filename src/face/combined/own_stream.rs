@@ -34,7 +34,7 @@ use crate::wire::framing::{BodyPart, SseDecoder, StreamEvent};
 /// The first and the longest pause before an ended stream is reopened.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(30);
-/// Interval of attempts at upstreams that refused a session, while a client listens.
+/// The interval of attempts at upstreams that refused a session, while a client listens.
 const RETRY_EVERY: Duration = Duration::from_secs(30);
 
 pub(super) async fn shown(
@@ -53,7 +53,7 @@ pub(super) fn is_event_stream(answer: &FaceResponse) -> bool {
     answer.headers().get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"))
 }
 
-/// Marks ids and questions with the upstream's name.
+/// Marks event ids and questions with the upstream's name.
 struct ShownEvents {
     source: ResponseBody,
     decoder: SseDecoder,
@@ -188,7 +188,7 @@ async fn reopened(
 struct MemberStream {
     at: usize,
     voice: ServerVoice,
-    /// In the upstream's form.
+    /// The upstream's id of the last event.
     last_event: Option<String>,
     pause: Duration,
     body: ResponseBody,
@@ -203,7 +203,7 @@ enum MemberNews {
         last_event: Option<String>,
         pause: Option<Duration>,
     },
-    /// The session `asked` has ended at this upstream: its successor's stream is read once it is open.
+    /// The session `asked` has ended at this upstream: the stream of the next one is read once that is open.
     SessionOver {
         at: usize,
         asked: Option<HeaderValue>,
@@ -304,12 +304,12 @@ impl MergedStream {
             MemberNews::SessionOver { at, asked } => {
                 self.read.remove(&at);
                 let open = self.session.open_member(&self.upstreams.settings.upstreams[at]);
-                // Possibly opened since the request.
+                // A new session may have been opened since the request.
                 if open.is_some() && open != asked {
                     self.read(at, None, Duration::ZERO, PAUSE_MIN);
                 }
             }
-            // Stays in `read`, so it is not requested again.
+            // The upstream stays in `read`, so it is not requested again.
             MemberNews::Over { pause: None, .. } | MemberNews::Retried => (),
         }
     }

@@ -3,7 +3,7 @@
 use crate::wire::meta::TASKS_EXTENSION;
 use crate::wire::method;
 
-/// One table for both, so that each advertised capability works. A name that ends with a slash is a prefix.
+/// One table, so that each advertised capability is routed. A method that ends with a slash is a prefix.
 const ROUTED: [(&str, &[&str]); 6] = [
     ("tools", &[method::TOOLS_LIST, method::TOOLS_CALL]),
     ("prompts", &[method::PROMPTS_LIST, method::PROMPTS_GET]),

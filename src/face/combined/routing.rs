@@ -20,11 +20,11 @@ use crate::wire::{Object, Payload, method};
 
 #[derive(Debug)]
 pub(super) enum RequestTarget {
-    /// All upstreams contribute.
+    /// All upstreams contribute to the response.
     List(MergedList),
-    /// With params in place of the client's, if names in them are the endpoint's.
+    /// One upstream, with params in place of the client's if names in them are the endpoint's.
     Member(usize, Option<Payload>),
-    /// Any of these: they are tried in turn until one knows the item.
+    /// One of these: they are tried in turn until one knows the item.
     Unlisted(Vec<usize>),
     OwnTool(FallbackTool),
 }
@@ -63,7 +63,7 @@ impl CombinedUpstreams {
         }
     }
 
-    /// For a tool call or a prompt request.
+    /// The target of a tool call or a prompt request.
     async fn named(
         self: &Arc<Self>,
         client: &EndpointClient,
@@ -79,7 +79,7 @@ impl CombinedUpstreams {
             return Ok(RequestTarget::OwnTool(tool));
         }
         match self.owner_of_name(client, list, &name).await {
-            // Here the error contains the name that the client used.
+            // Refused here, the error contains the name that the client used.
             Some((at, own)) if list == MergedList::Tools && !self.may_call(client, at, &own) => {
                 Err(RequestError::unknown_tool(Some(params)))
             }
@@ -92,14 +92,14 @@ impl CombinedUpstreams {
         }
     }
 
-    /// These names are the gateway's, unprefixed, if an upstream has `fallback`: then upstreams' tools of the same
-    /// names have a prefix.
+    /// Unprefixed, these names are the gateway's if an upstream has `fallback`: upstreams' tools of the same names have
+    /// a prefix.
     pub(super) fn reserved(&self, list: MergedList, name: &str) -> Option<FallbackTool> {
         let named = FallbackTool::named(name).filter(|_| list == MergedList::Tools)?;
         self.members.iter().any(|member| member.offers_fallback).then_some(named.tool)
     }
 
-    /// Without any upstream.
+    /// Answers a call of a gateway tool without any upstream.
     pub(super) async fn own_tool(
         &self,
         principal: &Principal,
@@ -151,7 +151,7 @@ impl CombinedUpstreams {
         }
     }
 
-    /// By the prompt or template that the completion refers to.
+    /// The target follows from the prompt or template that the completion refers to.
     async fn completion(
         self: &Arc<Self>,
         client: &EndpointClient,

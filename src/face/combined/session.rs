@@ -44,7 +44,7 @@ const BATCH_PARALLEL: usize = 16;
 
 enum AskedMember {
     Answered(FaceResponse),
-    /// This upstream must receive the request.
+    /// The upstream at this index must receive the request.
     Asked(usize, Box<Inbound>),
 }
 
@@ -59,7 +59,7 @@ impl CombinedUpstreams {
         Ok((found.token, known))
     }
 
-    /// Closes the session that made room at its upstreams.
+    /// Closes the upstream sessions of a session that made room.
     fn known_session(self: &Arc<Self>, nonce: u128, inbound: &Inbound) -> Arc<CombinedSession> {
         let owner = || SessionOwner { principal: inbound.principal.clone(), counted_as: inbound.counted_as() };
         let (session, forgotten) = self.sessions.known.get_or_default(nonce, owner);
@@ -100,7 +100,7 @@ impl CombinedUpstreams {
         let (text, arrived) = (inbound.body.clone(), inbound.received_at);
         let client = EndpointClient::in_session(inbound, &token, &session);
         match *message {
-            // Reaches all open sessions even if the request is cancelled.
+            // Reaches all open sessions even if the client cancels the request.
             Message::Request(request) if request.method == method::SET_LEVEL => {
                 let sent = self.set_level(&client, &request, &addressee).await;
                 sent.unwrap_or_else(|refusal| refusal.into_response(&addressee))
@@ -109,7 +109,7 @@ impl CombinedUpstreams {
                 let id = request.id.clone();
                 let mut voice = client.voice(self, 0, AnswerScope::of(&request));
                 let asked = pin!(self.asked(client, (request, text), &addressee));
-                // A cancel drops requests on the client's behalf: its own is not sent yet.
+                // The request is not sent yet: a cancel drops the requests on the client's behalf.
                 match self.sessions.in_flight.before_it_is_sent((token.nonce, &id, arrived), asked).await {
                     Some(Ok(AskedMember::Answered(answer))) => answer,
                     Some(Ok(AskedMember::Asked(at, inbound))) => {
@@ -130,7 +130,7 @@ impl CombinedUpstreams {
     fn is_cancelled_unsent(&self, token: &SessionToken, notification: &Notification) -> bool {
         let in_flight = &self.sessions.in_flight;
         notification.cancelled().is_some_and(|id| {
-            // For a request that begins to wait meanwhile.
+            // A request that begins to wait meanwhile sees this.
             in_flight.withdraw(token.nonce, &id);
             in_flight.cancel(token.nonce, &id, RequestStage::Queued)
         })
@@ -199,7 +199,7 @@ impl CombinedUpstreams {
         Err(unknown.or(away).unwrap_or_else(MemberRefusal::late))
     }
 
-    /// Reaches all open sessions; those opened later receive the level then.
+    /// Sends the level to all open sessions; those opened later receive it then.
     async fn set_level(
         self: &Arc<Self>,
         client: &EndpointClient,
@@ -219,7 +219,7 @@ impl CombinedUpstreams {
         refusal.map_or_else(|| Ok(addressee.result(Payload::empty_object())), Err)
     }
 
-    /// To the upstream that it concerns, or to all open sessions.
+    /// Forwards a notification to the upstream that it concerns, or to all open sessions.
     async fn noted(
         self: &Arc<Self>,
         client: &EndpointClient,
@@ -237,7 +237,8 @@ impl CombinedUpstreams {
         self.tell(client, session, (only.as_deref(), &text)).await
     }
 
-    /// To the upstream that sent the request. A task's question needs no session there: the task is in the store.
+    /// Forwards a response to the upstream that asked. A task's question needs no session there: the task is in the
+    /// store.
     async fn answered(
         self: &Arc<Self>,
         client: &EndpointClient,
@@ -260,7 +261,7 @@ impl CombinedUpstreams {
         self.tell(client, session, (only, text)).await
     }
 
-    /// At one upstream, or at all.
+    /// Sends a message to the session at one upstream, or at all.
     async fn tell(
         self: &Arc<Self>,
         client: &EndpointClient,
@@ -345,7 +346,7 @@ impl CombinedUpstreams {
         Ok(summary)
     }
 
-    /// Those that are known or arrive in time. Opens a session at an upstream without a known introduction.
+    /// Introductions that are known or arrive in time. Opens a session at an upstream without a known introduction.
     pub(super) async fn summaries(
         self: &Arc<Self>,
         client: &EndpointClient,

@@ -23,7 +23,7 @@ pub(super) struct OperatorTaskEntry {
     created_at: String,
     updated_at: String,
     expires_at: String,
-    /// If rows store the draft extension that created it.
+    /// The draft extension that created the task, if rows store it.
     #[serde(skip_serializing_if = "Option::is_none")]
     flavour: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -74,15 +74,15 @@ pub(super) struct OperatorTaskDetails {
     client: &'static str,
     /// The start of its call, which may precede its creation as a task.
     began_at: String,
-    /// The gateway's fault, with the text that the client gets.
+    /// The text of a gateway's fault that the client gets.
     #[serde(skip_serializing_if = "Option::is_none")]
     why: Option<String>,
     /// The upstream's last progress message.
     #[serde(skip_serializing_if = "Option::is_none")]
     progress: Option<Arc<str>>,
-    /// In the store.
+    /// The bytes that the task takes in the store.
     bytes: usize,
-    /// Includes a pending attempt.
+    /// The number of attempts, including a pending one.
     attempt: u32,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     subtasks: Vec<OperatorSubtask>,
@@ -128,7 +128,7 @@ impl OperatorSubtask {
     }
 }
 
-/// And the reason of a gateway's fault.
+/// The name of the state, and the reason of a gateway's fault.
 pub(super) const fn state(phase: SummaryPhase) -> (&'static str, Option<&'static str>) {
     match phase {
         SummaryPhase::Queued => ("queued", None),

@@ -8,14 +8,14 @@ use tokio::time::Instant;
 use crate::task::reference::principal_reference;
 use crate::upstream::limits::CallPermitsByName;
 
-/// In the list, and on the page: the oldest.
+/// The most calls in the list, and on the page: the oldest.
 const LISTED_MAX: usize = 1_000;
 const SHOWN_MAX: usize = 20;
 
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct HeldCalls {
     pub count: usize,
-    /// The oldest first; possibly not all.
+    /// The oldest calls first; possibly not all.
     pub calls: Vec<HeldCallReport>,
 }
 

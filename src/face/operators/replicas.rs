@@ -16,11 +16,11 @@ pub struct OperatorReplica {
     pub life: u64,
     /// `this one`, `living`, `leaving` or `dead`.
     pub state: &'static str,
-    /// For other replicas.
+    /// The address for other replicas.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
     pub version: String,
-    /// Since its heartbeat changed; for this replica, since its last acknowledged heartbeat.
+    /// The time since its heartbeat changed; for this replica, since its last acknowledged heartbeat.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub beat_age_seconds: Option<f64>,
     pub record_format: u32,
@@ -32,7 +32,7 @@ pub(super) struct OperatorReplicaList {
 }
 
 impl OperatorReplica {
-    /// In the order in which they began.
+    /// All incarnations in the store, in the order in which they began.
     #[must_use]
     pub fn all(store: &PostgresStore) -> Vec<Self> {
         Self::all_in(&store.replicas(), store.holder(), BootTime(since_boot()))
@@ -84,7 +84,7 @@ pub(super) struct ForgottenReplica {
 
 impl ForgottenReplica {
     /// # Errors
-    /// Why it was not forgotten.
+    /// The status and the reason if the replica was not forgotten.
     pub(super) fn of(name: &str, outcome: ReplicaForgetting) -> Result<Self, (StatusCode, String)> {
         let because = |why: String| Err((StatusCode::CONFLICT, why));
         match outcome {

@@ -33,17 +33,17 @@ pub(in crate::face) enum BodyForm {
     Events,
 }
 
-/// Dropping it releases its permit.
+/// The request that a body answers. Dropping it releases its permit.
 pub(in crate::face) trait AnsweredRequest: Send + Unpin {
     fn id(&self) -> &RequestId;
 
     /// Records the fault that takes the response's place.
     fn ended(&self, fault: &GatewayFault);
 
-    /// Upstream, if dropping the body does not.
+    /// Cancels the request upstream, if dropping its body does not.
     fn cancel(&self, reason: Reason);
 
-    /// If an event had an id (T-29).
+    /// Whether the client may resume its stream if an event had an id (T-29).
     fn is_resumable(&self) -> bool;
 
     /// Cancelled once the gateway ends and waits for no more calls; `None` for a short request.
@@ -79,14 +79,14 @@ pub(in crate::face) struct PipeBody<C> {
     events: Option<SseDecoder>,
     pace: PipeTimeouts,
     last_frame: Instant,
-    /// Since the client's last sign of life.
+    /// The time since the client's last sign of life.
     silence: Silence,
     /// Created at the first wait: most responses are complete at once.
     timer: Option<Pin<Box<Sleep>>>,
     calls_end: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
     /// `None` for a client's own stream.
     call: Option<C>,
-    /// Progress in place of comments.
+    /// Sends progress in place of comments.
     signs: Option<LifeSigns>,
     /// Whether the call is over when its stream ends.
     tail: Option<StreamTail>,
@@ -135,7 +135,7 @@ impl<C: AnsweredRequest> PipeBody<C> {
     fn next_time(&self) -> Instant {
         let life_sign = self.events.as_ref().map(|_| self.silence.ends_at());
         let idle = self.pace.idle.map(|idle| self.last_frame + idle);
-        // A timer needs a near time.
+        // Never fires, and is near enough for a timer.
         let never = || Instant::now() + Duration::from_secs(24 * 60 * 60);
         [life_sign, idle, self.pace.deadline].into_iter().flatten().min().unwrap_or_else(never)
     }
@@ -192,7 +192,7 @@ impl<C: AnsweredRequest> PipeBody<C> {
         Frame::data(part)
     }
 
-    /// Also cancels the call upstream.
+    /// Ends the call, and cancels it upstream.
     fn give_up(&mut self, fault: &GatewayFault) -> Result<Frame<BodyPart>, io::Error> {
         if let Some(call) = &self.call {
             call.cancel(fault.reason);
@@ -200,7 +200,7 @@ impl<C: AnsweredRequest> PipeBody<C> {
         self.end_with(fault)
     }
 
-    /// An error as an event, or an abort in the middle of one.
+    /// Ends the client's body: with an error event, or with an abort in the middle of an event.
     fn end_with(&mut self, fault: &GatewayFault) -> Result<Frame<BodyPart>, io::Error> {
         self.is_over = true;
         if let Some(call) = &self.call {
@@ -215,7 +215,7 @@ impl<C: AnsweredRequest> PipeBody<C> {
         }
     }
 
-    /// If the gateway ends and no longer waits for the call.
+    /// The call's fault if the gateway ends and no longer waits for it.
     fn ends_with_gateway(&mut self, cx: &mut Context<'_>) -> Option<GatewayFault> {
         let end = self.call.as_ref().and_then(AnsweredRequest::calls_end)?;
         let wait = self.calls_end.get_or_insert_with(|| Box::pin(end.token().clone().cancelled_owned()));
@@ -246,8 +246,7 @@ impl<C: AnsweredRequest> PipeBody<C> {
         }
     }
 
-    /// Releases an answered call's permit although the stream stays open. Checked only in silence: most streams end
-    /// soon.
+    /// Releases an answered call's permit while its stream stays open. Checked only in silence: most streams end soon.
     fn settle(&mut self) {
         let is_answered =
             !self.is_resumed && self.is_between_events() && self.tail.as_mut().is_some_and(StreamTail::brought_answer);

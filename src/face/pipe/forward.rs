@@ -30,9 +30,9 @@ use crate::wire::meta::{META, SUBSCRIPTION_ID};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{MessageText, RequestId, envelope};
 
-/// The differences of an era.
+/// The differences between the eras for a request at the upstream.
 pub(in crate::face) trait PipeEra: Send + Unpin + Sized + 'static {
-    /// If an event had an id (T-29).
+    /// Whether the client may resume its stream if an event had an id (T-29).
     const IS_RESUMABLE: bool;
     /// Whether the upstream's longest silence also limits the wait for a JSON body's beginning.
     const OPENS_WITHIN_IDLE: bool;
@@ -48,14 +48,14 @@ pub(in crate::face) trait PipeEra: Send + Unpin + Sized + 'static {
         true
     }
 
-    /// A client subscribes again if it ends without a result.
+    /// Whether the client subscribes again if the request ends without a result.
     fn is_subscription(&self) -> bool {
         false
     }
 
     fn note_end(&self, _fault: &GatewayFault) {}
 
-    /// Upstream, if dropping the body does not.
+    /// Cancels the request upstream, if dropping its body does not.
     fn cancel(&self, _reason: Reason) {}
 
     /// Keeps a call, which continues upstream, until its stream is resumed.
@@ -74,7 +74,7 @@ pub(in crate::face) trait ResponseEdits: Send + Sync {
 
     fn whole(&self, id: &RequestId, text: Bytes, accepted: AcceptedTypes) -> Result<RequestAnswer, GatewayFault>;
 
-    /// For a message that the client does not get.
+    /// Observes a message that the client does not get.
     fn skip(&self, _text: &MessageText) {}
 
     fn events(self, source: RawBody, limits: &ReadLimits) -> RawBody;
@@ -82,7 +82,7 @@ pub(in crate::face) trait ResponseEdits: Send + Sync {
 
 pub(in crate::face) enum OpenedAnswer {
     Whole(RequestAnswer),
-    /// As it arrives.
+    /// Forwarded as it arrives.
     Through(RawBody),
 }
 
@@ -90,7 +90,7 @@ pub(in crate::face) enum OpenedAnswer {
 pub(in crate::face) struct PipedCall<E: PipeEra> {
     pub(in crate::face) era: E,
     began: Instant,
-    /// Of a `tools/call`.
+    /// The permit of a `tools/call`.
     permit: Option<HeldCall>,
     mark: HealthMark,
 }
@@ -144,7 +144,7 @@ impl<E: PipeEra> PipedCall<E> {
         }
     }
 
-    /// Drops earlier messages, for a client that accepts no stream.
+    /// Reads the response in a stream for a client that accepts none: earlier messages are dropped.
     async fn last_of(
         &self,
         response: RawResponse,
@@ -162,7 +162,7 @@ impl<E: PipeEra> PipedCall<E> {
     }
 }
 
-/// Ends with its result when the gateway shuts down (MOD-25).
+/// Ends a subscription with its result when the gateway shuts down (MOD-25).
 fn until_leaving<E: PipeEra>(body: PipeBody<PipedCall<E>>, id: &RequestId, leaving: CancellationToken) -> ResponseBody {
     let meta = ObjectWriter::new().member(SUBSCRIPTION_ID, id.payload()).finish();
     let result = ObjectWriter::new().text("resultType", "complete").member(META, &meta).finish();

@@ -36,7 +36,7 @@ impl HeldCall {
         Ok(Self { _permit: permit, in_progress, calls_end: calls_end.clone() })
     }
 
-    /// Whether its client can resume, also in a later process.
+    /// Records whether the client can resume, also in a later process.
     pub(in crate::face) fn note_position(&mut self, has_position: bool) {
         self.in_progress.now_held(has_position);
     }
@@ -52,8 +52,7 @@ impl HeldCall {
     }
 }
 
-/// # Errors
-/// As `waiting`; and if the gateway ends and waits for no more calls.
+/// Awaits a future, unless the gateway ends and waits for no more calls: then the call ends with a fault.
 pub(super) async fn until_calls_end<T>(
     calls_end: Option<&CallsEnd>,
     executed: Executed,

@@ -13,7 +13,7 @@ pub(in crate::face) struct PipeMetrics {
     pub(in crate::face) notifications: Counter,
     pub(in crate::face) responses: Counter,
     pub(in crate::face) streams: Counter,
-    /// Until the last byte of a response.
+    /// The time until the last byte of a response.
     pub(in crate::face) call_time: Histogram,
     pub(in crate::face) request_time: Histogram,
 }

@@ -23,7 +23,7 @@ pub(super) struct StreamTail {
     is_lost: bool,
     event: Option<String>,
     retry: Duration,
-    /// Of the last event with any, until it is parsed.
+    /// The data of the last event with any, until it is parsed.
     data: Option<MessageText>,
     was_answered: bool,
 }
@@ -33,7 +33,7 @@ impl StreamTail {
         Self { id: id.clone(), is_lost: false, event: None, retry: Duration::ZERO, data: None, was_answered: false }
     }
 
-    /// `None` once an event is too large.
+    /// Records the next events; `None` once one is too large.
     pub(super) fn pass(&mut self, events: Option<Vec<SseEvent>>) {
         self.is_lost |= events.is_none();
         for event in events.into_iter().flatten() {
@@ -47,7 +47,7 @@ impl StreamTail {
         }
     }
 
-    /// Also if an event was too large.
+    /// Whether the response has arrived; an event that is too large counts as the response.
     pub(super) fn is_answered(&mut self) -> bool {
         if let Some(data) = self.data.take().filter(|_| !self.was_answered && !self.is_lost) {
             self.was_answered = brings_answer(&data, &self.id);
@@ -55,12 +55,13 @@ impl StreamTail {
         self.was_answered || self.is_lost
     }
 
-    /// Only if the response was parsed.
+    /// Whether the response has certainly arrived.
     pub(super) fn brought_answer(&mut self) -> bool {
         self.is_answered() && self.was_answered
     }
 
-    /// `None` once that is unknown. An id that an event-stream decoder ignores does not count (U21).
+    /// Whether an event had a usable id; `None` once that is unknown. An id that SSE decoders ignore does not count
+    /// (U21).
     pub(super) fn gave_id(&self) -> Option<bool> {
         (!self.is_lost).then(|| self.event.as_ref().is_some_and(|event| !event.is_empty()))
     }

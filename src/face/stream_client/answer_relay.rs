@@ -18,7 +18,7 @@ use crate::wire::{Message, MessageText, RequestId, ScanLimits, envelope};
 #[derive(Debug)]
 pub(super) enum RelayOutcome {
     Whole,
-    /// Without the awaited response.
+    /// A stream ended without the awaited response.
     Short(RelayResumePoint),
     Nothing,
 }
@@ -27,14 +27,14 @@ pub(super) enum RelayOutcome {
 #[derive(Clone, Debug, Default)]
 pub(super) struct RelayResumePoint {
     pub(super) event: Option<String>,
-    /// Requested by the server before a reconnect.
+    /// The delay before a reconnect that the server requests.
     pub(super) retry: Option<Duration>,
     /// Whether a message was received.
     pub(super) moved: bool,
 }
 
 impl ClientLink {
-    /// For the request `id`, or for a stream without a request.
+    /// Sends the messages of a response to the request `id`, or of a stream without a request.
     pub(super) async fn relay(
         &self,
         response: FaceResponse,
@@ -87,13 +87,13 @@ impl ClientLink {
                     self.send_fault(id, &fault).await?;
                     return Ok(RelayOutcome::Whole);
                 }
-                // As at the stream's end.
+                // Any other error counts as the stream's end.
                 Ok(None) | Err(_) => break,
             };
             let says = event.is_message() && !event.data.is_empty();
             resume_point.event = event.id.or_else(|| resume_point.event.take());
             resume_point.retry = event.retry_ms.map(Duration::from_millis).or(resume_point.retry);
-            // Without data it only sets a position; with a name it is no message.
+            // An event without data only sets a position; an event with a name is no message.
             if !says {
                 continue;
             }
@@ -109,8 +109,7 @@ impl ClientLink {
         Ok(if is_answered { RelayOutcome::Whole } else { RelayOutcome::Short(resume_point) })
     }
 
-    /// Keeps only messages, and only the response to `id`, if there is one. Also returns whether that response is
-    /// there.
+    /// Keeps only messages, and only the response to `id`, if any. Also returns whether that response is in the text.
     fn vetted(&self, text: MessageText, id: Option<&RequestId>) -> (Option<Bytes>, bool) {
         if text.message().is_some() || !is_batch(&text) {
             let kind = kind_of(&text, id);
@@ -165,7 +164,7 @@ const fn has_no_room(reason: Reason) -> bool {
     matches!(reason, Reason::ResultTooLarge | Reason::TooMuchUnread | Reason::AnswersFull)
 }
 
-/// In the form that the client that sent `id` expects.
+/// The refusal in the form that the client that sent `id` expects.
 fn refusal(text: &Bytes, id: Option<&RequestId>, status: StatusCode, retry_after: Option<Duration>) -> Bytes {
     let Some(id) = id else { return text.clone() };
     if let Ok(Message::Response(response)) = envelope::read(text, ScanLimits::UPSTREAM) {
@@ -184,7 +183,7 @@ fn refusal(text: &Bytes, id: Option<&RequestId>, status: StatusCode, retry_after
     envelope::error(Some(id), &gateway_error(&fault))
 }
 
-/// For a client that awaits one response, or any message.
+/// The kind of a text for a client that awaits one response, or any message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RelayedKind {
     /// The awaited response: clients differ, so a text with the id counts even if the gateway cannot parse it.
@@ -198,7 +197,7 @@ fn kind_of(text: &MessageText, id: Option<&RequestId>) -> RelayedKind {
     let named = match text.read(ScanLimits::UPSTREAM) {
         Ok(message) => match &*message {
             Message::Request(_) | Message::Notification(_) => return RelayedKind::Message,
-            // In an array, or on a stream without a request.
+            // This response is in an array, or on a stream without a request.
             Message::Response(_) if id.is_none() => return RelayedKind::Message,
             Message::Response(response) => response.id.clone(),
         },

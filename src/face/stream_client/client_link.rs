@@ -25,11 +25,11 @@ pub(super) struct ClientDisconnected;
 #[derive(Clone, Debug)]
 pub(super) struct StreamClientSession {
     id: HeaderValue,
-    /// Of the message that opened it, for the gateway's own requests.
+    /// The headers of the message that opened the session, for the gateway's own requests in it.
     with: HeaderMap,
 }
 
-/// Shared by all work for one client.
+/// The state that all work for one client shares.
 pub(super) struct ClientLink {
     client: StreamClient,
     outgoing: mpsc::Sender<Bytes>,
@@ -54,7 +54,7 @@ impl ClientLink {
         self.session.lock().is_some()
     }
 
-    /// For later messages of session versions.
+    /// Sets the session of later messages of session versions.
     pub(super) fn open(&self, id: HeaderValue, with: HeaderMap) {
         *self.session.lock() = Some(StreamClientSession { id, with });
     }
@@ -63,7 +63,7 @@ impl ClientLink {
         self.outgoing.closed().await;
     }
 
-    /// A dropped future has sent the message completely or not at all.
+    /// If the future is dropped, the message is sent completely or not at all.
     pub(super) async fn send(&self, message: Bytes) -> Result<(), ClientDisconnected> {
         self.outgoing.send(message).await.map_err(|_| ClientDisconnected)
     }
@@ -72,7 +72,7 @@ impl ClientLink {
         self.send(envelope::error(id, error)).await
     }
 
-    /// For a stateless client, or to open a session.
+    /// A message of a stateless client, or the one that opens a session.
     pub(super) fn outside(&self, received: ParsedMessage) -> Inbound {
         let ParsedMessage { message, received: ClientMessage { text, headers }, arrived } = received;
         Inbound { message, ..self.inbound(Method::POST, text, cleaned(headers), arrived) }
@@ -90,7 +90,7 @@ impl ClientLink {
         Some(self.inbound(Method::POST, text, self.session_headers()?, Instant::now()))
     }
 
-    /// Of the session's own stream, or of the rest of a stream.
+    /// The GET of the session's own stream, or of the rest of a stream.
     pub(super) fn get(&self, last_event: Option<&str>) -> Option<Inbound> {
         let mut headers = self.session_headers()?;
         if let Some(event) = last_event {
@@ -104,7 +104,7 @@ impl ClientLink {
         self.client.endpoint.serve(inbound).await
     }
 
-    /// Takes a second at most.
+    /// Ends the session, within a second.
     pub(super) async fn end(&self) {
         let Some(headers) = self.session_headers() else { return };
         let delete = self.inbound(Method::DELETE, Bytes::new(), headers, Instant::now());

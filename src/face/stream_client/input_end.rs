@@ -10,7 +10,7 @@ use crate::wire::{Message, method};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InputEnd {
-    /// Its requests are cancelled.
+    /// The client has left: its requests are cancelled.
     ClientLeft,
     /// The client sends no more requests, and still reads the answers.
     ClientReads,
@@ -20,7 +20,7 @@ pub enum InputEnd {
 pub(super) enum RequestKind {
     Single,
     Array,
-    /// No response as long as the client listens.
+    /// Has no response as long as its client listens.
     Subscription,
 }
 
@@ -34,8 +34,7 @@ impl RequestKind {
 }
 
 impl StreamClientLoop {
-    /// Until every request except subscriptions is answered, within its own time limits, or the client has
-    /// disconnected.
+    /// Returns once all requests except subscriptions are answered, or the client has disconnected.
     pub(super) async fn answer_what_was_read(&mut self) {
         let link = Arc::clone(&self.link);
         while !self.is_answered_but_for_subscriptions() && !self.work.is_empty() {

@@ -8,12 +8,12 @@ use super::{CompletedWork, ParsedMessage, StreamClientLoop, WAITING_MAX, caught}
 use crate::metric;
 use crate::wire::{Message, method};
 
-/// Harmless if repeated or reordered.
+/// Harmless if it is repeated or reordered.
 const ROOTS_CHANGED: &str = "notifications/roots/list_changed";
 
 impl StreamClientLoop {
-    /// A slow server delays neither requests nor responses: only ordered notifications wait, and are dropped above a
-    /// limit.
+    /// A slow server delays neither requests nor responses: only ordered notifications wait; above a limit they are
+    /// dropped.
     pub(super) fn note(&mut self, parsed: ParsedMessage) {
         let is_free = match &parsed.message {
             Some(Message::Notification(notification)) => {
@@ -46,7 +46,7 @@ impl StreamClientLoop {
         self.work.push(noting.map(|()| CompletedWork::Noted { in_order: true }).boxed());
     }
 
-    /// These messages get no response.
+    /// Only logs a refusal: these messages get no response.
     fn noted(&self, parsed: ParsedMessage) -> impl Future<Output = ()> + Send + use<> {
         let link = Arc::clone(&self.link);
         let noting = async move {

@@ -13,16 +13,15 @@ use crate::face::http::Inbound;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::RequestId;
 
-/// If the server names no delay.
+/// The delay before a stream is resumed, if the server names none.
 const RETRY: Duration = Duration::from_secs(1);
-/// Requested by a server, or after failures.
+/// The longest delay that a server may request, and the longest after failures.
 const RETRY_MAX: Duration = Duration::from_secs(60);
-/// In a row without a new event.
+/// The limit of attempts in a row without a new event.
 const ATTEMPTS_MAX: u32 = 10;
 
 impl ClientLink {
-    /// A stream that ends early is resumed if possible; else the client gets an error, unless it has `withdrawn` the
-    /// request.
+    /// Resumes a stream that ends early, else sends an error, unless the client has `withdrawn` the request.
     pub(super) async fn ask(
         &self,
         inbound: Inbound,
@@ -56,7 +55,7 @@ impl ClientLink {
             let response = self.serve(rest).await;
             relayed = match response.status() {
                 StatusCode::OK => match self.relay(response, Some(id)).await? {
-                    // The position remains.
+                    // There is no new event: the position remains.
                     RelayOutcome::Short(RelayResumePoint { event: None, retry, moved }) => {
                         RelayOutcome::Short(RelayResumePoint {
                             event: resume_point.event,
@@ -78,7 +77,7 @@ impl ClientLink {
         self.send_fault(Some(id), &GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown)).await
     }
 
-    /// Ends if the server has no such stream. `opening` is dropped at the first response.
+    /// Relays the session's own stream. Ends if the server has none. `opening` is dropped at the first response.
     pub(super) async fn listen(self: Arc<Self>, opening: DropGuard) -> Result<(), ClientDisconnected> {
         let (mut event, mut pause, mut opening) = (None::<String>, RETRY, Some(opening));
         loop {
@@ -93,7 +92,7 @@ impl ClientLink {
                     }
                     RelayOutcome::Whole | RelayOutcome::Nothing => pause = RETRY,
                 },
-                // No such stream, or the session has ended.
+                // The server has no such stream, or the session has ended.
                 StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_FOUND => return Ok(()),
                 // The position may be invalid: start again, at growing intervals.
                 _ => {

@@ -138,7 +138,7 @@ fn refusal_of_batch(served: &Served, inbound: &Inbound, batch: &ArrayItems) -> O
         return Some(addressee.fault_in_words(&full.fault, &bound_error(&full.fault, full.bytes_max)));
     }
     if messages().any(|message| era_of(message, &inbound.headers) == Face::Stateless) {
-        let complaint = RequestError::NotARequest(Cow::Borrowed("stateless requests come one by one"));
+        let complaint = RequestError::NotARequest(Cow::Borrowed("stateless requests cannot be in a batch"));
         return Some(refuse(&addressee, &complaint));
     }
     let has_key = inbound.headers.contains_key(idempotency_key::HEADER);

@@ -210,7 +210,7 @@ pub fn refused(status: StatusCode, code: i64, sentence: &str) -> FaceResponse {
 /// 405 for a path that accepts only POST (MOD-01, B53).
 #[must_use]
 pub fn only_post() -> FaceResponse {
-    const SENTENCE: &str = "This address is for MCP clients, which send POST requests; a browser sees nothing here";
+    const SENTENCE: &str = "This address is for MCP clients, which send POST requests; browsers see nothing here";
     let mut response = refused(StatusCode::METHOD_NOT_ALLOWED, rpc_error::INVALID_REQUEST, SENTENCE);
     response.headers_mut().insert(ALLOW, HeaderValue::from_static("POST"));
     response

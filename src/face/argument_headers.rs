@@ -20,7 +20,7 @@ pub fn check(mirrored: &[HeaderArgument], all: &HeaderMap, arguments: Option<&Ob
         match (header, one.argument(arguments)) {
             (None, None) => (),
             (None, Some(_)) => return Err(complain("is missing")),
-            (Some(_), None) => return Err(complain("is there, but its argument is not")),
+            (Some(_), None) => return Err(complain("is present, but its argument is missing")),
             (Some(header), Some(argument)) => {
                 let header = headers::decode(header).ok_or_else(|| complain("is not validly encoded"))?;
                 if !one.agrees(&header, &argument) {

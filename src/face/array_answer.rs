@@ -93,7 +93,7 @@ where
         };
         let posted = match read {
             Ok(Message::Request(request)) if request.method == method::INITIALIZE => {
-                let what = Cow::Borrowed("initialize stands alone, not in a batch");
+                let what = Cow::Borrowed("initialize must not be in a batch");
                 Err(error_text(id.as_ref(), &RequestError::NotARequest(what)))
             }
             Ok(message) => Ok(post(alone(&inbound, text), Box::new(message))),

@@ -269,9 +269,9 @@ impl Catalog {
         }
         let upstream = self.upstream.name();
         if is_cut_off {
-            tracing::warn!(%upstream, tools, "the tool list is too long and is cut off, or the last whole one served");
+            tracing::warn!(%upstream, tools, "the tool list is too long: clients get its beginning, or the last complete list");
         } else {
-            tracing::info!(%upstream, tools, "the tool list is whole again");
+            tracing::info!(%upstream, tools, "the tool list is complete again");
         }
     }
 
@@ -354,7 +354,7 @@ fn publish(first: &Object, tools: &[Payload]) -> PublishedTools {
         let mirrored = match tool.get("inputSchema").as_ref().map(header_annotations::read) {
             Some(HeaderAnnotations::Valid(mirrored)) => mirrored,
             Some(HeaderAnnotations::Stripped { schema, kept }) => {
-                tracing::warn!(tool = %name, "x-mcp-header annotations break the rules and are taken out");
+                tracing::warn!(tool = %name, "invalid x-mcp-header annotations were removed from a tool");
                 edit = edit.set("inputSchema", schema);
                 kept
             }
@@ -388,5 +388,5 @@ impl CatalogError {
 /// A list always has one page, so the gateway issues no cursors.
 #[must_use]
 pub const fn no_such_cursor() -> crate::dialect::RequestError {
-    crate::dialect::RequestError::Params(Cow::Borrowed("cursor is not one that this list gave out"))
+    crate::dialect::RequestError::Params(Cow::Borrowed("cursor is unknown: this list has one page"))
 }

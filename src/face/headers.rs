@@ -27,7 +27,7 @@ pub fn single<'a>(all: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a st
             .to_str()
             .map(|text| Some(text.trim_matches([' ', '\t'])))
             .map_err(|_| complaint(name, "is not plain text")),
-        (Some(_), Some(_)) => Err(complaint(name, "stands more than once")),
+        (Some(_), Some(_)) => Err(complaint(name, "is present more than once")),
     }
 }
 

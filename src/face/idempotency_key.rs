@@ -61,7 +61,7 @@ pub fn read(
         IdempotencyScope::Principals => digest([key.as_bytes()]),
         IdempotencyScope::Sessions(nonce) => digest([key.as_bytes(), &nonce.to_be_bytes()]),
         IdempotencyScope::Nobodys => {
-            return Err(wrong("needs a client that can be told from others: by a credential or a session"));
+            return Err(wrong("is not accepted from an unidentified client; use a credential or a session"));
         }
     };
     let arguments = params.get("arguments").unwrap_or_else(Payload::empty_object);
@@ -98,16 +98,16 @@ pub(super) fn header_alone(headers: &HeaderMap) -> HeaderMap {
 }
 
 pub(super) fn not_from_the_first_request() -> RequestError {
-    wrong("has to stand in the first request of a call, not in that which answers its questions alone")
+    wrong("is missing in the call's first request; send it there, not only with the answers to its questions")
 }
 
 pub(super) fn of_an_array() -> RequestError {
-    wrong("of an array stands in each call's _meta, as io.taskgate/idempotency-key: the header names one call")
+    wrong("in the header cannot apply to an array; write io.taskgate/idempotency-key in each call's _meta")
 }
 
 /// The endpoint would ask several servers in turn.
 pub(super) fn of_an_unlisted_tool() -> RequestError {
-    wrong("is taken for a tool that is listed")
+    wrong("is not accepted for an unlisted tool")
 }
 
 fn key(headers: &HeaderMap, params: &Object) -> Result<Option<String>, RequestError> {
@@ -115,7 +115,7 @@ fn key(headers: &HeaderMap, params: &Object) -> Result<Option<String>, RequestEr
     let field = match (fields.next(), fields.next()) {
         (None, _) => None,
         (Some(field), None) => Some(check(field.as_bytes())?),
-        (Some(_), Some(_)) => return Err(wrong("stands more than once")),
+        (Some(_), Some(_)) => return Err(wrong("is present more than once")),
     };
     let member = params.get_object(META).and_then(|meta| meta.get(IDEMPOTENCY_KEY));
     let member = match member {

@@ -78,7 +78,7 @@ async fn serve_stateless(faces: &impl PathFaces, inbound: &Inbound, message: Box
         }
     };
     if is_handshake_without_metadata(&request) {
-        let what = Cow::Borrowed("initialize is not sent with the header of a stateless version");
+        let what = Cow::Borrowed("initialize cannot have the header of a stateless version");
         return stateless_addressee(inbound, Some(request.id)).complaint(&RequestError::Header(what));
     }
     // Boxed, so that a session's request, which needs less, is not as large.

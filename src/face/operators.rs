@@ -43,7 +43,7 @@ const SUBTASKS_MAX: usize = 200;
 const STATES: [&str; 6] = ["queued", "working", "input_required", "completed", "failed", "cancelled"];
 
 /// Refuses an action with a read-only token.
-const MAY_NOT_ACT: &str = "this token may look and not act; `may = \"act\"` lets one cancel and forget";
+const MAY_NOT_ACT: &str = "this token is read-only; a token with `may = \"act\"` may cancel and forget";
 const NOT_SHARED: &str = "this gateway shares its store with no other";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -239,14 +239,20 @@ impl OperatorTaskQuery {
                 "upstream" => wanted.upstream = Some(value.into_owned()),
                 "principal" => wanted.principal = Some(value.into_owned()),
                 "state" if STATES.contains(&value.as_ref()) => wanted.state = Some(value.into_owned()),
-                "state" => return Err("state is one of queued, working, input_required, completed, failed, cancelled"),
+                "state" => {
+                    return Err(
+                        "state is unknown: send queued, working, input_required, completed, failed or cancelled",
+                    );
+                }
                 "reason" => wanted.reason = Some(value.into_owned()),
-                "after" => wanted.after = Some(position(&value).ok_or("after is the next of an earlier page")?),
+                "after" => {
+                    wanted.after = Some(position(&value).ok_or("after is invalid: send the next of an earlier page")?)
+                }
                 "limit" => {
                     let limit = value.parse().ok().filter(|limit| (1..=PAGE_MAX).contains(limit));
-                    wanted.limit = Some(limit.ok_or("limit is a number from 1 to 1000")?);
+                    wanted.limit = Some(limit.ok_or("limit is invalid: send a number from 1 to 1000")?);
                 }
-                _ => return Err("a list takes upstream, principal, state, reason, after and limit"),
+                _ => return Err("unknown filter; a list takes upstream, principal, state, reason, after and limit"),
             }
         }
         Ok(wanted)
@@ -354,10 +360,10 @@ impl Operators {
             after: Option<String>,
         }
         let wanted: OperatorTaskLookup = serde_json::from_slice(body).map_err(|_| {
-            OperatorError::Query("write {\"id\": \"...\"}, and as \"after\" the next of an earlier answer")
+            OperatorError::Query("write {\"id\": \"...\"}, and as \"after\" the next of an earlier response")
         })?;
         let id = TaskId::parse(&wanted.id).ok_or(OperatorError::Unknown)?;
-        let wrong = OperatorError::Query("after is the next of an earlier answer");
+        let wrong = OperatorError::Query("after is invalid: send the next of an earlier response");
         let after = wanted.after.map(|after| position(&after).ok_or(wrong)).transpose()?;
         let mut found = None;
         let look = |task: &Summary| {
@@ -426,7 +432,7 @@ impl Endpoint for Operators {
             OperatorRoute::Calls => json(StatusCode::OK, &(self.status)().held_calls),
             OperatorRoute::Status if wants_json(&request) => json(StatusCode::OK, &(self.status)()),
             OperatorRoute::Status => whole(StatusCode::OK, "text/plain; charset=utf-8", (self.status)().to_string()),
-            OperatorRoute::Nowhere => refusal(StatusCode::NOT_FOUND, "there is nothing here"),
+            OperatorRoute::Nowhere => refusal(StatusCode::NOT_FOUND, "this path is unknown"),
         }
     }
 
@@ -452,7 +458,7 @@ fn answer(answer: Result<impl Serialize, OperatorError>) -> FaceResponse {
         Err(OperatorError::Ambiguous) => (StatusCode::CONFLICT, "more than one task has this reference".into(), None),
         Err(OperatorError::Ended(task)) => (StatusCode::CONFLICT, "the task has ended".into(), Some(*task)),
         Err(OperatorError::Failed(error)) => {
-            tracing::error!(error = %CauseChain(&error), "an operator could not be served");
+            tracing::error!(error = %CauseChain(&error), "an operator's request failed at the store");
             (StatusCode::SERVICE_UNAVAILABLE, "the store failed".into(), None)
         }
         Err(OperatorError::Other(status, why)) => (status, why.into(), None),

@@ -305,7 +305,7 @@ impl StreamClientLoop {
             Some(Message::Request(request)) if request.method == method::INITIALIZE => {
                 let id = request.id.clone();
                 if self.link.is_open() {
-                    let what = "the session is open already, and there is one for each stream";
+                    let what = "the session is open already; a stream has only one";
                     return self.refuse(Some(id), &RequestError::NotARequest(Cow::Borrowed(what)));
                 }
                 self.shake_hands(id, parsed);
@@ -315,7 +315,7 @@ impl StreamClientLoop {
                 self.send(envelope::result(&request.id, &Payload::empty_object()));
             }
             Some(Message::Request(request)) if !self.link.is_open() => {
-                let what = "a session begins with initialize, and a request without one names its version in _meta";
+                let what = "the session is not open; send initialize first, or name the protocol version in _meta";
                 self.refuse(Some(request.id.clone()), &RequestError::NotARequest(Cow::Borrowed(what)));
             }
             Some(Message::Request(request)) => {
@@ -323,7 +323,7 @@ impl StreamClientLoop {
                 self.ask(id, Face::Session, self.link.inside(parsed));
             }
             None if !self.link.is_open() => {
-                let what = "a session begins with initialize, which stands alone";
+                let what = "the session is not open; send initialize first, not in an array";
                 self.refuse(None, &RequestError::NotARequest(Cow::Borrowed(what)));
             }
             None => self.ask_all(parsed),

@@ -137,7 +137,7 @@ impl ToolRenamer {
     /// Warns once per upstream: lists are read often.
     fn warn(&self, tool: &str, name: &str) {
         if !self.has_warned.swap(true, Ordering::Relaxed) {
-            tracing::warn!(upstream = %self.upstream, tool, name, "a tool is hidden, as its name stands for another tool");
+            tracing::warn!(upstream = %self.upstream, tool, name, "a tool is hidden: another tool has its name");
         }
     }
 

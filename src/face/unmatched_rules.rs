@@ -46,11 +46,11 @@ impl UnmatchedRules {
         for pattern in unmatched.iter().take(TOLD_MAX) {
             tracing::warn!(
                 upstream = %self.upstream, pattern = pattern.pattern(),
-                "a rule for tools fits no tool that the server lists; compare its `match` with the names of the tools"
+                "a tool rule matches no tool of the server; compare its `match` with the names of the tools"
             );
         }
         if let Some(more) = unmatched.len().checked_sub(TOLD_MAX).filter(|more| *more > 0) {
-            tracing::warn!(upstream = %self.upstream, more, "further rules fit no tool that the server lists");
+            tracing::warn!(upstream = %self.upstream, more, "further tool rules match no tool of the server");
         }
     }
 

@@ -256,7 +256,7 @@ impl Body for JsonAnswer {
         if this.held.is_none() && !is_given_answer(&this.voice, &this.look) {
             let is_odd = this.look.may_be_request() || this.look.has_odd_id();
             this.voice.note_dropped(if is_odd { UNREADABLE } else { NOT_GIVEN });
-            return Poll::Ready(Some(Err(io::Error::other("the answer is to another request"))));
+            return Poll::Ready(Some(Err(io::Error::other("the response is for another request"))));
         }
         Poll::Ready(Some(Ok(Frame::data(held))))
     }

@@ -47,11 +47,7 @@ struct MemberListen {
 enum ListenNews {
     Said(MemberListen, Bytes),
     Back(MemberListen),
-    Over {
-        at: usize,
-        part: SubscriptionFilter,
-        pause: Duration,
-    },
+    Over { at: usize, part: SubscriptionFilter, pause: Duration },
 }
 
 #[derive(Clone)]

@@ -88,7 +88,7 @@ impl CombinedUpstreams {
                 Ok(RequestTarget::Member(at, Some(params.edit().set("name", Payload::text(&own)).finish())))
             }
             None if list == MergedList::Tools => Err(RequestError::unknown_tool(Some(params))),
-            None => Err(RequestError::Params(Cow::Borrowed("name is that of no prompt"))),
+            None => Err(RequestError::Params(Cow::Borrowed("no prompt has this name"))),
         }
     }
 

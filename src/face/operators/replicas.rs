@@ -90,12 +90,14 @@ impl ForgottenReplica {
         match outcome {
             ReplicaForgetting::Forgotten(lives) => Ok(Self { forgotten: name.to_owned(), lives }),
             ReplicaForgetting::Unknown => Err((StatusCode::NOT_FOUND, "no replica has this name".to_owned())),
-            ReplicaForgetting::Alive => because("the replica is alive; one that is dead can be forgotten".to_owned()),
+            ReplicaForgetting::Alive => {
+                because("the replica is alive; only a dead replica can be forgotten".to_owned())
+            }
             ReplicaForgetting::Holding(count) => {
                 let tasks = if count == 1 { "task" } else { "tasks" };
-                because(format!("the replica still has {count} {tasks}; others take them over"))
+                because(format!("the replica still has {count} {tasks}; wait until other replicas have taken over"))
             }
-            ReplicaForgetting::Unfinished => because("what the replica wrote last has not ended; try again".to_owned()),
+            ReplicaForgetting::Unfinished => because("the replica's last write is unresolved; try again".to_owned()),
         }
     }
 }

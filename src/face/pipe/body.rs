@@ -211,7 +211,7 @@ impl<C: AnsweredRequest> PipeBody<C> {
                 let error = envelope::error(Some(call.id()), &gateway_error(&call.fault_for_client(fault)));
                 Ok(Frame::data(BodyPart::message(error)))
             }
-            None => Err(io::Error::other("the answer cannot be completed")),
+            None => Err(io::Error::other("the response cannot be completed")),
         }
     }
 

@@ -140,7 +140,7 @@ impl ClientLink {
 
     fn dropped(&self) {
         let upstream = self.upstream();
-        tracing::debug!(%upstream, "a server's message was dropped: it is no message for this client");
+        tracing::debug!(%upstream, "a server's message was dropped: it is invalid, or a response to another request");
         metric::count_dropped(upstream, "no_message");
     }
 

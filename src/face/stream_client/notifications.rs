@@ -28,7 +28,7 @@ impl StreamClientLoop {
         }
         if self.notes.len() >= WAITING_MAX {
             let upstream = self.link.upstream();
-            tracing::debug!(%upstream, "the server is slow to take notifications; one was dropped");
+            tracing::debug!(%upstream, "a notification was dropped: the server accepts them too slowly");
             metric::count_dropped(upstream, "note_flood");
             return;
         }

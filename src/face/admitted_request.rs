@@ -6,8 +6,7 @@ use http::{HeaderMap, Method, StatusCode};
 
 use super::answer::{Addressee, UnknownTaskMarker, addressee, only_post, stateless_addressee, too_often, unreadable};
 use super::array_answer::ArrayItems;
-use super::classify::{Face, face_of, header_is_stateless};
-use super::headers;
+use super::headers::{self, Face, face_of, header_is_stateless};
 use super::http::{FaceResponse, Inbound, empty_body};
 use super::idempotency_key;
 use super::served::Served;

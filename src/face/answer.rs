@@ -8,10 +8,12 @@ use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderValue, StatusCode};
 use http_body_util::BodyExt as _;
 
-use super::http::{AcceptedTypes, FaceResponse, Inbound, ResponseBody, empty_body, full_body, joined_body};
-use super::single_event_body::SingleEventBody;
+use super::http::{
+    AcceptedTypes, FaceResponse, Inbound, ResponseBody, SingleEventBody, empty_body, full_body, joined_body,
+};
 use crate::dialect::RequestError;
 use crate::dialect::faults::{gateway_error, rate_error};
+use crate::engine::TaskError;
 use crate::task::{Executed, GatewayFault, RateRefusal, Reason};
 use crate::wire::envelope::{self, EnvelopeError};
 use crate::wire::framing::BodyPart;
@@ -244,4 +246,37 @@ pub(super) fn stateless_addressee(inbound: &Inbound, id: Option<RequestId>) -> A
 
 pub(super) fn addressee(id: Option<&RequestId>, accepted: AcceptedTypes) -> Addressee {
     Addressee { id: id.cloned(), version: ProtocolVersion::NEWEST_SESSION, accepted }
+}
+
+/// The reason why a task method has no result, for all flavours; each face encodes it.
+pub(super) enum TaskMethodError {
+    Complaint(RequestError),
+    Error(RpcError),
+    Task(TaskError),
+    /// Nothing was done.
+    Fault(GatewayFault),
+}
+
+impl From<GatewayFault> for TaskMethodError {
+    fn from(fault: GatewayFault) -> Self {
+        Self::Fault(fault)
+    }
+}
+
+impl From<RequestError> for TaskMethodError {
+    fn from(complaint: RequestError) -> Self {
+        Self::Complaint(complaint)
+    }
+}
+
+impl From<RpcError> for TaskMethodError {
+    fn from(error: RpcError) -> Self {
+        Self::Error(error)
+    }
+}
+
+impl From<TaskError> for TaskMethodError {
+    fn from(error: TaskError) -> Self {
+        Self::Task(error)
+    }
 }

@@ -8,20 +8,20 @@ pub mod progress;
 pub(super) mod replay;
 pub(super) mod replay_buffer;
 pub(super) mod request_answer;
-pub mod silence;
 
 use std::io;
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::stream;
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
+use tokio::time::{Instant, timeout_at};
 
 use super::answer::{Addressee, event_stream};
 use super::http::{FaceResponse, ResponseBody};
 use crate::wire::framing::BodyPart;
 use request_answer::{RequestAnswer, unanswered};
-use silence::Silence;
 
 pub(super) enum CallMessage {
     /// Progress, a log message, a question or the like; a stream treats them alike.
@@ -119,5 +119,40 @@ impl<M: CallMessages> MessageStream<M> {
             StreamRemainder::Answer(body) => body.frame().await,
             StreamRemainder::Messages(_) | StreamRemainder::Nothing => None,
         }
+    }
+}
+
+/// Proxies and clients give up on a longer silence.
+pub const LIFE_SIGN: Duration = Duration::from_secs(15);
+
+/// The time since the last write to a stream: a life sign is due after [`LIFE_SIGN`].
+#[derive(Clone, Copy, Debug)]
+pub struct Silence {
+    since: Instant,
+}
+
+impl Silence {
+    #[must_use]
+    pub fn begin() -> Self {
+        Self::since(Instant::now())
+    }
+
+    #[must_use]
+    pub const fn since(since: Instant) -> Self {
+        Self { since }
+    }
+
+    pub fn broken(&mut self) {
+        self.since = Instant::now();
+    }
+
+    #[must_use]
+    pub fn ends_at(self) -> Instant {
+        self.since + LIFE_SIGN
+    }
+
+    /// `None` if a life sign is due first. Cancel safe if `next` is.
+    pub async fn wait<T>(self, next: impl Future<Output = T>) -> Option<T> {
+        timeout_at(self.ends_at(), next).await.ok()
     }
 }

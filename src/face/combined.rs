@@ -15,7 +15,6 @@ mod merge;
 mod messages;
 mod names;
 mod own_stream;
-mod routed;
 mod routing;
 mod session;
 mod stateless;

@@ -1,4 +1,6 @@
-//! Compares a stateless request's headers with its body (MOD-04 to MOD-07): the routed request must be the executed
+//! Reads the headers of requests: they choose the face, and must agree with the body.
+//!
+//! A stateless request's headers are compared with its body (MOD-04 to MOD-07): the routed request must be the executed
 //! one.
 
 use std::borrow::Cow;
@@ -8,7 +10,9 @@ use base64::engine::general_purpose::STANDARD;
 use http::header::{HeaderMap, HeaderName};
 
 use crate::dialect::RequestError;
-use crate::wire::{Object, method};
+use crate::dialect::negotiate::names_version;
+use crate::upstream::header_annotations::HeaderArgument;
+use crate::wire::{Object, ProtocolVersion, method};
 
 pub const PROTOCOL_VERSION: HeaderName = HeaderName::from_static("mcp-protocol-version");
 pub const METHOD: HeaderName = HeaderName::from_static("mcp-method");
@@ -85,9 +89,72 @@ pub fn decode(value: &str) -> Option<Cow<'_, str>> {
     String::from_utf8(bytes).ok().map(Cow::Owned)
 }
 
+/// Compares a call's headers with the arguments that they repeat (`x-mcp-header`, MOD-06, MOD-07, T-74, B116). Headers
+/// without an annotation are ignored (B76).
+///
+/// # Errors
+/// [`RequestError::Header`] or [`RequestError::Params`] that names the header.
+pub fn check_arguments(
+    mirrored: &[HeaderArgument],
+    all: &HeaderMap,
+    arguments: Option<&Object>,
+) -> Result<(), RequestError> {
+    for one in mirrored {
+        let complain = |what: &str| RequestError::Header(Cow::Owned(format!("{} {what}", one.header)));
+        let header = single(all, &one.header)?;
+        match (header, one.argument(arguments)) {
+            (None, None) => (),
+            (None, Some(_)) => return Err(complain("is missing")),
+            (Some(_), None) => return Err(complain("is present, but its argument is missing")),
+            (Some(header), Some(argument)) => {
+                let header = decode(header).ok_or_else(|| complain("is not validly encoded"))?;
+                if !one.agrees(&header, &argument) {
+                    return Err(complain("differs from its argument"));
+                }
+                // Another server may end the text there (B81).
+                if header.contains('\0') {
+                    let what = format!("the argument of {} holds a null character", one.header);
+                    return Err(RequestError::Params(Cow::Owned(what)));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The face for a message: chosen by the body first, then by the header (GW-02).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Face {
+    /// Per-request metadata, 2026-07-28.
+    Stateless,
+    /// An `initialize` handshake and a session, up to 2025-11-25.
+    Session,
+}
+
+/// A version in `_meta` makes a request stateless; else the header decides. A proxy that strips a header never changes
+/// the era (T-16).
+#[must_use]
+pub fn face_of(params: Option<&Object>, all: &HeaderMap) -> Face {
+    if names_version(params) || header_is_stateless(all) { Face::Stateless } else { Face::Session }
+}
+
+#[must_use]
+pub fn header_is_stateless(all: &HeaderMap) -> bool {
+    single(all, &PROTOCOL_VERSION)
+        .ok()
+        .flatten()
+        .and_then(ProtocolVersion::parse)
+        .is_some_and(ProtocolVersion::is_stateless)
+}
+
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
+    use http::HeaderValue;
+
     use super::*;
+    use crate::upstream::header_annotations::{HeaderAnnotations, read};
+    use crate::wire::{Payload, ScanLimits};
 
     /// B112, B114, B115, MOD-07.
     #[test]
@@ -106,5 +173,69 @@ mod tests {
         ] {
             assert_eq!(decode(value).as_deref(), decoded, "{value}");
         }
+    }
+
+    fn payload(text: &str) -> Payload {
+        Payload::parse(&Bytes::copy_from_slice(text.as_bytes()), ScanLimits::UPSTREAM).unwrap()
+    }
+
+    const SCHEMA: &str = r#"{"type":"object","properties":{
+        "region":{"type":"string","x-mcp-header":"Region"},
+        "deep":{"type":"object","properties":{"n":{"type":"integer","x-mcp-header":"Count"}}},
+        "dry":{"type":"boolean","x-mcp-header":"Dry"}}}"#;
+
+    #[track_caller]
+    fn check_call(header: &[(&'static str, &'static str)], arguments: &str, accepted: bool) {
+        let HeaderAnnotations::Valid(mirrored) = read(&payload(SCHEMA)) else { panic!("the schema is valid") };
+        let mut all = HeaderMap::new();
+        for (name, value) in header {
+            all.append(*name, HeaderValue::from_static(value));
+        }
+        let arguments = Object::of(&payload(arguments));
+        assert_eq!(check_arguments(&mirrored, &all, arguments.as_ref()).is_ok(), accepted, "{header:?} {arguments:?}");
+    }
+
+    /// MOD-06, MOD-07, B76, B116.
+    #[test]
+    fn headers_must_repeat_the_arguments_that_are_there() {
+        check_call(&[], "{}", true);
+        check_call(&[], r#"{"region":null}"#, true);
+        check_call(&[("mcp-param-region", "eu")], r#"{"region":"eu"}"#, true);
+        check_call(&[("mcp-param-region", "=?base64?ZXU=?=")], r#"{"region":"eu"}"#, true);
+        check_call(&[("mcp-param-region", "=?base64?ZXU?=")], r#"{"region":"eu"}"#, false);
+        check_call(&[("mcp-param-region", "EU")], r#"{"region":"eu"}"#, false);
+        check_call(&[], r#"{"region":"eu"}"#, false);
+        check_call(&[("mcp-param-region", "eu")], "{}", false);
+        check_call(&[("mcp-param-region", "eu"), ("mcp-param-region", "eu")], r#"{"region":"eu"}"#, false);
+        check_call(&[("mcp-param-count", "7")], r#"{"deep":{"n":7}}"#, true);
+        check_call(&[("mcp-param-count", "7")], r#"{"deep":{"n":7.0}}"#, true);
+        check_call(&[("mcp-param-count", "8")], r#"{"deep":{"n":7}}"#, false);
+        check_call(&[("mcp-param-dry", "true")], r#"{"dry":true}"#, true);
+        check_call(&[("mcp-param-dry", "True")], r#"{"dry":true}"#, false);
+        check_call(&[("mcp-param-other", "x")], "{}", true);
+    }
+
+    #[track_caller]
+    fn check_face(params: &str, header: Option<&'static str>, face: Face) {
+        let payload = payload(params);
+        let mut all = HeaderMap::new();
+        if let Some(value) = header {
+            all.insert(PROTOCOL_VERSION, HeaderValue::from_static(value));
+        }
+        assert_eq!(face_of(Object::of(&payload).as_ref(), &all), face, "{params} {header:?}");
+    }
+
+    /// T-16, T-17, GW-02.
+    #[test]
+    fn the_body_decides_and_the_header_speaks_only_where_it_is_silent() {
+        let stateless = r#"{"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28"}}"#;
+        check_face(stateless, None, Face::Stateless);
+        check_face(stateless, Some("2025-11-25"), Face::Stateless);
+        check_face(r#"{"_meta":{"io.modelcontextprotocol/protocolVersion":"v999"}}"#, None, Face::Stateless);
+        check_face(r#"{"_meta":{"io.modelcontextprotocol/protocolVersion":"2025-11-25"}}"#, None, Face::Stateless);
+        check_face("{}", Some("2026-07-28"), Face::Stateless);
+        check_face("{}", Some("2025-11-25"), Face::Session);
+        check_face(r#"{"_meta":{"progressToken":1}}"#, None, Face::Session);
+        check_face("{}", None, Face::Session);
     }
 }

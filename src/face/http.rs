@@ -1,15 +1,17 @@
 //! Defines the faces' HTTP types: checked requests, and responses with any body.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::io;
 use std::net::IpAddr;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use async_trait::async_trait;
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
+use http::header::CONTENT_TYPE;
 use http::{HeaderName, HeaderValue, Method};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Empty, Full};
@@ -162,6 +164,131 @@ pub trait Endpoint: Send + Sync {
     /// The methods in a 405 that is sent without this endpoint.
     fn allow(&self) -> HeaderValue {
         HeaderValue::from_static("POST")
+    }
+}
+
+/// Ends an event stream once `ended` returns, as when its credential or right is withdrawn. A response in one piece is
+/// unchanged.
+pub(crate) fn ending_with<E>(response: FaceResponse, ended: impl FnOnce() -> E) -> FaceResponse
+where
+    E: Future<Output = ()> + Send + 'static,
+{
+    let is_stream =
+        response.headers().get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));
+    match is_stream {
+        true => response.map(|body| RevocableBody { body, ended: ended().boxed() }.boxed_unsync()),
+        false => response,
+    }
+}
+
+struct RevocableBody {
+    body: ResponseBody,
+    ended: BoxFuture<'static, ()>,
+}
+
+impl fmt::Debug for RevocableBody {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RevocableBody").field("body", &self.body).finish_non_exhaustive()
+    }
+}
+
+impl Body for RevocableBody {
+    type Data = BodyPart;
+    type Error = io::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<io::Result<Frame<BodyPart>>>> {
+        let this = self.get_mut();
+        if this.ended.as_mut().poll(context).is_ready() {
+            // The body is released now, not when the client has read the end; `ended` is not polled again.
+            this.ended = std::future::pending().boxed();
+            this.body = empty_body();
+        }
+        Pin::new(&mut this.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// The longest part with line ends that is rewritten at once.
+const LINES_MAX: usize = 64 << 10;
+
+/// A JSON body as one event, without a copy of a large payload. Its line ends, which occur only in whitespace, become
+/// data lines, which read as the same JSON.
+pub(super) struct SingleEventBody {
+    source: ResponseBody,
+    at: SingleEventPart,
+    /// The rest of a frame, or the prefix of the event.
+    left: Bytes,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum SingleEventPart {
+    Head,
+    Data,
+    Over,
+}
+
+impl SingleEventBody {
+    pub(super) const fn new(source: ResponseBody) -> Self {
+        Self { source, at: SingleEventPart::Head, left: Bytes::from_static(b"event: message\ndata: ") }
+    }
+
+    pub(super) fn named(self, id: Option<String>) -> Self {
+        let Some(id) = id else { return self };
+        Self { left: [format!("id: {id}\n").as_bytes(), &self.left].concat().into(), ..self }
+    }
+
+    /// `left` is not empty.
+    fn next_part(&mut self) -> Bytes {
+        let Some(first) = memchr::memchr2(b'\r', b'\n', &self.left) else { return std::mem::take(&mut self.left) };
+        if first > LINES_MAX {
+            return self.left.split_to(first);
+        }
+        let part = self.left.split_to(self.left.len().min(LINES_MAX));
+        let mut out = BytesMut::with_capacity(part.len() + 32);
+        for (at, line) in part.split(|byte| matches!(byte, b'\r' | b'\n')).enumerate() {
+            if at > 0 {
+                out.extend_from_slice(b"\ndata: ");
+            }
+            out.extend_from_slice(line);
+        }
+        out.freeze()
+    }
+}
+
+impl Body for SingleEventBody {
+    type Data = BodyPart;
+    type Error = io::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<BodyPart>, io::Error>>> {
+        let this = self.get_mut();
+        let part = |bytes: Bytes| Poll::Ready(Some(Ok(Frame::data(BodyPart::Bytes(bytes)))));
+        match this.at {
+            SingleEventPart::Over => return Poll::Ready(None),
+            SingleEventPart::Head => {
+                this.at = SingleEventPart::Data;
+                return part(std::mem::take(&mut this.left));
+            }
+            SingleEventPart::Data if !this.left.is_empty() => return part(this.next_part()),
+            SingleEventPart::Data => (),
+        }
+        match ready!(Pin::new(&mut this.source).poll_frame(cx)) {
+            Some(Ok(frame)) => {
+                this.left = frame.into_data().unwrap_or_default().into_bytes();
+                part(if this.left.is_empty() { Bytes::new() } else { this.next_part() })
+            }
+            Some(Err(error)) => Poll::Ready(Some(Err(error))),
+            None => {
+                this.at = SingleEventPart::Over;
+                part(Bytes::from_static(b"\n\n"))
+            }
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use super::admitted_request::{AdmittedMessage, AdmittedRequest};
 use super::answer::{accepted, stateless_addressee};
 use super::array_answer::ArrayItems;
-use super::classify::Face;
+use super::headers::Face;
 use super::http::{FaceResponse, Inbound};
 use super::served::Served;
 use crate::dialect::RequestError;

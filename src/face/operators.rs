@@ -3,9 +3,7 @@
 //! Paths: `/`, `/tasks`, `/tasks/REF`, `/tasks/REF/cancel`; with a shared store also `/replicas`, `/replicas/NAME/forget`.
 //! Responses contain digests, names, states and times; never an id, an argument, a question or a result (B165).
 
-mod entry;
-mod held_calls;
-mod replicas;
+mod reports;
 #[cfg(test)]
 mod tests;
 
@@ -28,10 +26,8 @@ use crate::store::{NewestCursor, StoreError};
 use crate::task::reference::principal_reference;
 use crate::task::{ShortReference, Summary, Task, TaskId, TaskKey, Timestamp};
 use crate::upstream::upstream_health::HealthReport;
-use entry::{OperatorTaskDetails, OperatorTaskEntry, state};
-pub use held_calls::{HeldCallReport, HeldCalls};
-pub use replicas::OperatorReplica;
-use replicas::{ForgottenReplica, OperatorReplicaList};
+use reports::{ForgottenReplica, OperatorReplicaList, OperatorTaskDetails, OperatorTaskEntry, state};
+pub use reports::{HeldCallReport, HeldCalls, OperatorReplica};
 
 /// The default and the largest number of tasks on one page.
 const PAGE: usize = 100;

@@ -2,16 +2,12 @@
 //!
 //! Each message is handed to the [`Endpoint`] that serves HTTP, and its response is sent as messages. The message
 //! itself says whether it belongs to a session or is stateless (GW-02). Read [`serve`] first, then `client_link`
-//! (messages to requests), `answer_relay` (responses to messages), and `stream_requests` (streams opened on the
-//! client's behalf).
+//! (messages to requests), and `answer_relay` (responses to messages, and streams opened on the client's behalf).
 //!
 //! All work for one client runs in one task, in order of arrival, so a cancellation finds its request.
 
 mod answer_relay;
 mod client_link;
-mod input_end;
-mod notifications;
-mod stream_requests;
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -33,8 +29,7 @@ use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::answer::unreadable;
-use super::classify::{Face, face_of};
-use super::headers;
+use super::headers::{self, Face, face_of};
 use super::http::{AcceptedTypes, Endpoint, Inbound};
 use crate::answer_budget::as_one_request;
 use crate::dialect::RequestError;
@@ -45,8 +40,6 @@ use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::wire::envelope::{self, Notification, is_batch};
 use crate::wire::{Message, Payload, ProtocolVersion, RequestId, RpcError, ScanLimits, method};
 use client_link::{ClientDisconnected, ClientLink};
-pub use input_end::InputEnd;
-use input_end::RequestKind;
 
 /// The limit of concurrent requests; further ones are refused.
 const REQUESTS_MAX: usize = 1_024;
@@ -61,6 +54,9 @@ const CANCEL_MAX: Duration = Duration::from_millis(500);
 /// The first requests wait this long for the head of the session's own stream; some servers delay it to the first
 /// event.
 const OPENING_MAX: Duration = Duration::from_millis(500);
+
+/// Harmless if it is repeated or reordered.
+const ROOTS_CHANGED: &str = "notifications/roots/list_changed";
 
 #[derive(Clone)]
 pub struct StreamClient {
@@ -92,6 +88,15 @@ pub struct ClientMessage {
     pub text: Bytes,
     /// Its headers, to be forwarded to the upstream. HTTP's session and version headers are ignored.
     pub headers: HeaderMap,
+}
+
+/// The meaning of the end of a client's input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InputEnd {
+    /// The client has left: its requests are cancelled.
+    ClientLeft,
+    /// The client sends no more requests, and still reads the answers.
+    ClientReads,
 }
 
 /// Serves one client until `received` ends, or the receiver of `outgoing` is dropped.
@@ -162,6 +167,24 @@ struct UnansweredRequest {
     face: Face,
     /// Cancelled if the client cancels the request.
     withdrawn: CancellationToken,
+}
+
+/// The kind of response to a request.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum RequestKind {
+    Single,
+    Array,
+    /// Has no response as long as its client listens.
+    Subscription,
+}
+
+impl RequestKind {
+    fn of(inbound: &Inbound) -> Self {
+        match &inbound.message {
+            Some(Message::Request(request)) if request.method == method::LISTEN => Self::Subscription,
+            Some(_) | None => Self::Single,
+        }
+    }
 }
 
 enum CompletedWork {
@@ -447,6 +470,76 @@ impl StreamClientLoop {
                 .map(|_: Result<(), ClientDisconnected>| CompletedWork::Sent)
                 .boxed(),
         );
+    }
+
+    /// A slow server delays neither requests nor responses: only ordered notifications wait; above a limit they are
+    /// dropped.
+    fn note(&mut self, parsed: ParsedMessage) {
+        let is_free = match &parsed.message {
+            Some(Message::Notification(notification)) => {
+                matches!(notification.method.as_str(), method::CANCELLED | ROOTS_CHANGED)
+            }
+            Some(Message::Request(_) | Message::Response(_)) | None => true,
+        };
+        if is_free {
+            self.noting += 1;
+            let noting = self.noted(parsed);
+            return self.work.push(noting.map(|()| CompletedWork::Noted { in_order: false }).boxed());
+        }
+        if self.notes.len() >= WAITING_MAX {
+            let upstream = self.link.upstream();
+            tracing::debug!(%upstream, "a notification was dropped: the server accepts them too slowly");
+            metric::count_dropped(upstream, "note_flood");
+            return;
+        }
+        self.notes.push_back(parsed);
+        self.note_next();
+    }
+
+    fn note_next(&mut self) {
+        if self.is_noting {
+            return;
+        }
+        let Some(parsed) = self.notes.pop_front() else { return };
+        self.is_noting = true;
+        let noting = self.noted(parsed);
+        self.work.push(noting.map(|()| CompletedWork::Noted { in_order: true }).boxed());
+    }
+
+    /// Only logs a refusal: these messages get no response.
+    fn noted(&self, parsed: ParsedMessage) -> impl Future<Output = ()> + Send + use<> {
+        let link = Arc::clone(&self.link);
+        let noting = async move {
+            let response = link.serve(link.inside(parsed)).await;
+            if !response.status().is_success() {
+                tracing::debug!(status = response.status().as_u16(), "a notification or an answer was refused");
+            }
+        };
+        caught(noting).map(|_| ())
+    }
+
+    /// Returns once all requests except subscriptions are answered, or the client has disconnected.
+    async fn answer_what_was_read(&mut self) {
+        let link = Arc::clone(&self.link);
+        while !self.is_answered_but_for_subscriptions() && !self.work.is_empty() {
+            tokio::select! {
+                biased;
+                Some(done) = self.work.next() => self.done(done),
+                () = link.gone() => return,
+            }
+        }
+    }
+
+    fn is_answered_but_for_subscriptions(&self) -> bool {
+        self.unanswered.iter().all(|request| request.kind == RequestKind::Subscription) && self.is_idle()
+    }
+
+    fn is_answered(&self) -> bool {
+        self.unanswered.is_empty() && self.is_idle()
+    }
+
+    fn is_idle(&self) -> bool {
+        self.held.is_empty() && self.notes.is_empty() && !self.is_noting && self.noting == 0
     }
 
     /// Disconnects as an orderly client would: cancels calls, and ends the session.

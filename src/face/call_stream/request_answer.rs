@@ -11,8 +11,9 @@ use crate::dialect::RequestError;
 use crate::dialect::faults::gateway_error;
 use crate::face::answer::{Addressee, bare, event_stream};
 use crate::face::call_stream::progress::LifeSigns;
-use crate::face::http::{AcceptedTypes, FaceResponse, ResponseBody, empty_body, full_body, joined_body};
-use crate::face::single_event_body::SingleEventBody;
+use crate::face::http::{
+    AcceptedTypes, FaceResponse, ResponseBody, SingleEventBody, empty_body, full_body, joined_body,
+};
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::envelope::EnvelopeError;
 use crate::wire::framing::BodyPart;

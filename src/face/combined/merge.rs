@@ -1,12 +1,12 @@
-//! Merges the introductions of several servers.
+//! Merges the introductions of several servers, and lists the capabilities that an endpoint routes.
 //!
 //! Pure. If two servers have different values for one member, the first one wins.
 
 use std::collections::BTreeMap;
 
-use super::routed::{is_routed, is_routed_extension};
+use crate::wire::meta::TASKS_EXTENSION;
 use crate::wire::object::ObjectWriter;
-use crate::wire::{Object, Payload};
+use crate::wire::{Object, Payload, method};
 
 /// The limit of one server's instructions; the rest is cut off.
 const INSTRUCTIONS_BYTES_MAX: usize = 16 << 10;
@@ -122,6 +122,41 @@ pub(super) fn instructions<'a>(servers: impl Iterator<Item = (&'a str, &'a Serve
     (!texts.is_empty()).then(|| Payload::text(&texts.join("\n\n")))
 }
 
+/// The advertised capabilities with their methods: one table, so that each advertised capability is routed. A method that ends with a slash is a prefix.
+const ROUTED: [(&str, &[&str]); 6] = [
+    ("tools", &[method::TOOLS_LIST, method::TOOLS_CALL]),
+    ("prompts", &[method::PROMPTS_LIST, method::PROMPTS_GET]),
+    (
+        "resources",
+        &[
+            method::RESOURCES_LIST,
+            method::RESOURCES_TEMPLATES_LIST,
+            method::RESOURCES_READ,
+            method::RESOURCES_SUBSCRIBE,
+            method::RESOURCES_UNSUBSCRIBE,
+        ],
+    ),
+    ("completions", &[method::COMPLETE]),
+    ("logging", &[method::SET_LEVEL]),
+    ("tasks", &["tasks/"]),
+];
+
+/// Extensions that need no further methods.
+const ROUTED_EXTENSIONS: [&str; 2] = [TASKS_EXTENSION, "io.modelcontextprotocol/ui"];
+
+fn is_routed(capability: &str) -> bool {
+    ROUTED.iter().any(|(name, _)| *name == capability)
+}
+
+fn is_routed_extension(name: &str) -> bool {
+    ROUTED_EXTENSIONS.contains(&name)
+}
+
+pub(super) fn is_routed_method(name: &str) -> bool {
+    let is_meant = |method: &&str| if method.ends_with('/') { name.starts_with(*method) } else { name == *method };
+    ROUTED.iter().any(|(_, methods)| methods.iter().any(is_meant))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -181,5 +216,17 @@ mod tests {
         let long = server(&format!(r#"{{"instructions":"{}"}}"#, "é".repeat(INSTRUCTIONS_BYTES_MAX)));
         let texts = instructions([("a", &long)].into_iter()).unwrap();
         assert!(texts.len() < INSTRUCTIONS_BYTES_MAX + 64, "{}", texts.len());
+    }
+
+    #[test]
+    fn what_is_advertised_has_methods_and_they_are_routed() {
+        for (capability, methods) in ROUTED {
+            assert!(is_routed(capability) && !methods.is_empty(), "{capability}");
+            assert!(methods.iter().all(|method| is_routed_method(method)), "{capability}");
+        }
+        assert!(is_routed_method(method::TASKS_LIST));
+        for (capability, method) in [("events", "events/list"), ("experimental", "x/y"), ("", ""), ("tool", "tools")] {
+            assert!(!is_routed(capability) && !is_routed_method(method), "{capability} {method}");
+        }
     }
 }

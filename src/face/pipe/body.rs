@@ -9,17 +9,16 @@ use hyper::body::{Body, Frame, SizeHint};
 use tokio::time::{Instant, Sleep};
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
-use super::held_call::until_calls_end;
-use super::stream_tail::{EVENT_BYTES_MAX, StreamPause, StreamTail};
 use crate::dialect::faults::gateway_error;
 use crate::engine::CallsEnd;
+use crate::face::call_stream::Silence;
 use crate::face::call_stream::progress::LifeSigns;
-use crate::face::call_stream::silence::Silence;
+use crate::face::call_stream::request_answer::brings_answer;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::answer_body::{BodyBreakError, fault_in};
 use crate::upstream::raw_channel::RawBody;
-use crate::wire::framing::{BodyPart, SseDecoder};
-use crate::wire::{RequestId, envelope};
+use crate::wire::framing::{BodyPart, SseDecoder, SseEvent};
+use crate::wire::{MessageText, RequestId, envelope};
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::face) struct PipeTimeouts {
@@ -370,5 +369,87 @@ impl<C: AnsweredRequest> Body for PipeBody<C> {
 
     fn size_hint(&self) -> SizeHint {
         if self.events.is_none() { self.source.size_hint() } else { SizeHint::default() }
+    }
+}
+
+/// Awaits a future, unless the gateway ends and waits for no more calls: then the call ends with a fault.
+pub(super) async fn until_calls_end<T>(
+    calls_end: Option<&CallsEnd>,
+    executed: Executed,
+    waiting: impl Future<Output = Result<T, GatewayFault>>,
+) -> Result<T, GatewayFault> {
+    let Some(calls_end) = calls_end else { return waiting.await };
+    tokio::select! {
+        // First: the permit of an ended call must not start the next one.
+        biased;
+        () = calls_end.token().cancelled() => Err(calls_end.fault(executed)),
+        done = waiting => done,
+    }
+}
+
+/// A larger event counts as the response, unparsed.
+const EVENT_BYTES_MAX: usize = 64 * 1024;
+
+#[derive(Debug)]
+pub(in crate::face) struct StreamPause {
+    pub(in crate::face) event: String,
+    pub(in crate::face) retry: Duration,
+}
+
+/// The progress of a response's event stream: holds the last event, and the position to resume the stream.
+#[derive(Debug)]
+struct StreamTail {
+    id: RequestId,
+    /// Whether an event was too large to parse.
+    is_lost: bool,
+    event: Option<String>,
+    retry: Duration,
+    /// The data of the last event with any, until it is parsed.
+    data: Option<MessageText>,
+    was_answered: bool,
+}
+
+impl StreamTail {
+    fn new(id: &RequestId) -> Self {
+        Self { id: id.clone(), is_lost: false, event: None, retry: Duration::ZERO, data: None, was_answered: false }
+    }
+
+    /// Records the next events; `None` once one is too large.
+    fn pass(&mut self, events: Option<Vec<SseEvent>>) {
+        self.is_lost |= events.is_none();
+        for event in events.into_iter().flatten() {
+            self.event = event.id.or_else(|| self.event.take());
+            self.retry = event.retry_ms.map_or(self.retry, Duration::from_millis);
+            if !event.data.is_empty() {
+                // Most streams have one event, which is parsed at the end.
+                self.is_answered();
+                self.data = Some(event.data);
+            }
+        }
+    }
+
+    /// Whether the response has arrived; an event that is too large counts as the response.
+    fn is_answered(&mut self) -> bool {
+        if let Some(data) = self.data.take().filter(|_| !self.was_answered && !self.is_lost) {
+            self.was_answered = brings_answer(&data, &self.id);
+        }
+        self.was_answered || self.is_lost
+    }
+
+    /// Whether the response has certainly arrived.
+    fn brought_answer(&mut self) -> bool {
+        self.is_answered() && self.was_answered
+    }
+
+    /// Whether an event had a usable id; `None` once that is unknown. An id that SSE decoders ignore does not count
+    /// (U21).
+    fn gave_id(&self) -> Option<bool> {
+        (!self.is_lost).then(|| self.event.as_ref().is_some_and(|event| !event.is_empty()))
+    }
+
+    /// `None` if the response has arrived, or the stream cannot be resumed.
+    fn pause(mut self) -> Option<StreamPause> {
+        let event = self.event.take().filter(|event| !event.is_empty())?;
+        (!self.is_answered()).then_some(StreamPause { event, retry: self.retry })
     }
 }

@@ -2,26 +2,28 @@
 //!
 //! Here are its permit, metrics and time limits, and the three kinds of body.
 
+use std::fmt;
 use std::pin::pin;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::{StreamExt as _, stream};
 use http_body_util::{BodyExt as _, BodyStream, StreamBody};
 use hyper::body::Frame;
+use metrics::{Counter, Histogram};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::body::{AnsweredRequest, BodyForm, PipeBody, PipeTimeouts, in_time};
-use super::held_call::HeldCall;
-use super::pipe_metrics::PipeMetrics;
-use super::stream_tail::StreamPause;
+use super::body::{AnsweredRequest, BodyForm, PipeBody, PipeTimeouts, StreamPause, in_time, until_calls_end};
 use crate::engine::CallsEnd;
 use crate::face::call_stream::progress::LifeSigns;
 use crate::face::call_stream::request_answer::RequestAnswer;
 use crate::face::http::{AcceptedTypes, ResponseBody};
 use crate::face::served::Served;
-use crate::task::{Executed, GatewayFault, Reason};
+use crate::metric;
+use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::answer_body::BodyKind;
+use crate::upstream::limits::{CallInProgress, CallPermit};
 use crate::upstream::raw_channel::{RawBody, RawResponse};
 use crate::upstream::reply::{self, ReadLimits};
 use crate::upstream::upstream_health::{HealthMark, UpstreamHealth};
@@ -223,5 +225,87 @@ impl<E: PipeEra> Drop for PipedCall<E> {
         let metrics = self.era.metrics();
         let histogram = if self.permit.is_some() { &metrics.call_time } else { &metrics.request_time };
         histogram.record(self.began.elapsed());
+    }
+}
+
+/// The permit and the count of a forwarded `tools/call`.
+#[derive(Debug)]
+pub(in crate::face) struct HeldCall {
+    _permit: CallPermit,
+    in_progress: CallInProgress,
+    calls_end: CallsEnd,
+}
+
+impl HeldCall {
+    /// Waits for a permit within the queue's deadline. Cancel safe: a dropped wait gives its turn to the next.
+    ///
+    /// # Errors
+    /// As [`crate::upstream::limits::CallPermits::acquire`]; and if the gateway ends meanwhile.
+    pub(in crate::face) async fn begin(
+        served: &Served,
+        owner: &Principal,
+        tool: Arc<str>,
+    ) -> Result<Self, GatewayFault> {
+        let in_progress = served.permits.call_begins(tool, owner.clone());
+        let calls_end = served.engine.calls_end();
+        let permit = match served.permits.try_acquire(owner) {
+            Some(permit) => permit,
+            None => {
+                let waiting = served.permits.acquire(owner, Some(served.settings.queue_deadline));
+                until_calls_end(Some(calls_end), Executed::No, waiting).await?
+            }
+        };
+        Ok(Self { _permit: permit, in_progress, calls_end: calls_end.clone() })
+    }
+
+    /// Records whether the client can resume, also in a later process.
+    pub(in crate::face) fn note_position(&mut self, has_position: bool) {
+        self.in_progress.now_held(has_position);
+    }
+
+    /// Records a sign of life of the upstream.
+    pub(in crate::face) fn record_activity(&self) {
+        self.in_progress.heard();
+    }
+
+    /// The end of the wait for calls in progress.
+    pub(in crate::face) const fn calls_end(&self) -> &CallsEnd {
+        &self.calls_end
+    }
+}
+
+/// The metrics of one upstream's forwarded messages, looked up once.
+pub(in crate::face) struct PipeMetrics {
+    pub(in crate::face) calls: Counter,
+    pub(in crate::face) requests: Counter,
+    pub(in crate::face) notifications: Counter,
+    pub(in crate::face) responses: Counter,
+    pub(in crate::face) streams: Counter,
+    /// The time until the last byte of a response.
+    pub(in crate::face) call_time: Histogram,
+    pub(in crate::face) request_time: Histogram,
+}
+
+impl PipeMetrics {
+    /// The metrics recorder must be installed before.
+    pub(in crate::face) fn of(upstream: &Arc<str>) -> Self {
+        let counter =
+            |kind: &'static str| metrics::counter!(metric::PIPED, "upstream" => Arc::clone(upstream), "kind" => kind);
+        let histogram = |class: &'static str| metrics::histogram!(metric::UPSTREAM_REQUEST, "upstream" => Arc::clone(upstream), "class" => class);
+        Self {
+            calls: counter("call"),
+            requests: counter("request"),
+            notifications: counter("notification"),
+            responses: counter("response"),
+            streams: counter("stream"),
+            call_time: histogram("call"),
+            request_time: histogram("other"),
+        }
+    }
+}
+
+impl fmt::Debug for PipeMetrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PipeMetrics").finish_non_exhaustive()
     }
 }

@@ -6,8 +6,7 @@ use http::{HeaderMap, Method, StatusCode};
 
 use super::answer::{Addressee, UnknownTaskMarker, addressee, only_post, stateless_addressee, too_often, unreadable};
 use super::array_answer::ArrayItems;
-use super::classify::{Face, face_of, header_is_stateless};
-use super::headers;
+use super::headers::{self, Face, face_of, header_is_stateless};
 use super::http::{FaceResponse, Inbound, empty_body};
 use super::idempotency_key;
 use super::served::Served;
@@ -20,13 +19,10 @@ use crate::task::{Executed, GatewayFault, Principal, RateRefusal, Reason};
 use crate::wire::envelope::{self, EnvelopeError, is_batch, split_batch};
 use crate::wire::{Message, RpcError, ScanLimits, method};
 
-/// Why no call begins while the gateway drains.
 const LATE: GatewayFault = GatewayFault::new(Reason::Draining, Executed::No);
 
-/// A request that has been read and counted.
 pub(super) enum AdmittedRequest {
     Message(AdmittedMessage),
-    /// An array of messages.
     Batch(Box<Inbound>, ArrayItems),
     /// GET or DELETE in a session.
     Operation(Box<Inbound>),
@@ -141,14 +137,13 @@ fn refusal_of_batch(served: &Served, inbound: &Inbound, batch: &ArrayItems) -> O
         return Some(addressee.fault_in_words(&full.fault, &bound_error(&full.fault, full.bytes_max)));
     }
     if messages().any(|message| era_of(message, &inbound.headers) == Face::Stateless) {
-        let complaint = RequestError::NotARequest(Cow::Borrowed("stateless requests come one by one"));
+        let complaint = RequestError::NotARequest(Cow::Borrowed("stateless requests cannot be in a batch"));
         return Some(refuse(&addressee, &complaint));
     }
     let has_key = inbound.headers.contains_key(idempotency_key::HEADER);
     has_key.then(|| refuse(&addressee, &idempotency_key::of_an_array()))
 }
 
-/// Counts requests that arrive together, unless they have been counted.
 fn count_many(served: &Served, inbound: &Inbound, many: usize) -> Result<(), RateRefusal> {
     if inbound.is_counted { Ok(()) } else { served.rates.admit(&inbound.counted_as(), many) }
 }
@@ -187,7 +182,7 @@ fn begins_late(served: &Served, message: &Message) -> bool {
     !goes_on && params.get_string("name").is_none_or(|name| FallbackTool::named(&name).is_none())
 }
 
-/// The parts of a request that a refusal needs, once its face or another replica has the rest.
+/// The parts of a request that a refusal needs after its face or another replica took the rest.
 pub(super) struct RefusableRequest {
     principal: Principal,
     addressee: Addressee,
@@ -255,7 +250,6 @@ pub(super) fn refuse_all(inbound: &Inbound, fault: &GatewayFault) -> FaceRespons
     }
 }
 
-/// The era of a message's client.
 fn era_of(message: &Message, all: &HeaderMap) -> Face {
     let params = match message {
         Message::Request(request) => request.params.object(),

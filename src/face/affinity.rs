@@ -1,8 +1,8 @@
 //! Forwards each request to the replica that it names; others are served here.
 //!
-//! A session's id names the owner of its in-memory state (streams, held calls, upstream session), an event's id the replica of its
-//! stream, a question's id the one that asked, and a `requestState` the one that holds the call. A request is forwarded at most
-//! once: the replica that receives it answers it, even if it does not own the session, as after a restart.
+//! A session's id names its owner, an event's id the replica of its stream, a question's id the one that asked, a
+//! `requestState` the one that holds the call. A request is forwarded once at most: the receiver answers it even if it
+//! does not own the session.
 
 use std::sync::Arc;
 
@@ -11,11 +11,9 @@ use http::{HeaderValue, Method, StatusCode};
 use super::admitted_request::{AdmittedMessage, AdmittedRequest, admit};
 use super::answer::{accepted, addressee, bare, too_many};
 use super::array_answer::{self, ArrayItems};
-use super::classify::Face;
-use super::headers;
-use super::http::{AcceptedTypes, FaceResponse, Inbound};
+use super::headers::{self, Face};
+use super::http::{AcceptedTypes, FaceResponse, Inbound, ending_with};
 use super::intake::{self, PathContext, PathFaces};
-use super::revocable_body::ending_with;
 use super::sealed::{GatewayId, IdKind, Sealer, read_event_id, sealed_in};
 use super::session_owners::{self, ForwardReason, SessionOwners, may_forward};
 use crate::replica::{OwnerReplica, OwnerRequest, ReplicaPeer};
@@ -23,7 +21,6 @@ use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::envelope::Response;
 use crate::wire::{Message, method};
 
-/// The replicas that a request goes to.
 enum Destination {
     Here,
     There(ReplicaPeer),
@@ -40,7 +37,6 @@ impl From<OwnerReplica> for Destination {
     }
 }
 
-/// Answers a request of a path: admitted here, and served here or by another replica.
 pub(super) fn answer(faces: &impl PathFaces, inbound: Inbound) -> impl Future<Output = FaceResponse> + Send {
     let served = faces.path().served;
     let admitted = admit(served, inbound);
@@ -138,7 +134,6 @@ fn session(sealer: &Sealer, inbound: &Inbound) -> Option<GatewayId> {
     Some(sealer.open(IdKind::Session, Some(&inbound.principal), sealed)?.id)
 }
 
-/// The gateway's question that a response answers, if it is of this kind.
 fn question(sealer: &Sealer, kind: IdKind, response: &Response) -> Option<GatewayId> {
     Some(sealer.open(kind, None, sealed_in(&response.id.as_ref()?.as_text()?))?.id)
 }
@@ -149,16 +144,13 @@ fn streamed_by(sealer: &Sealer, owners: &SessionOwners, last_event: Option<&Head
     owners.named(&sealer.open(IdKind::EventStream, None, sealed)?.id)
 }
 
-/// The destination of a cancel, a progress notification, or an answer to a server's question, if no id names the replica of its
-/// request. It is broadcast while the session's owner drains; a replica that does not know the request opens nothing for it.
+/// The destination of a message if no id names its request's replica: broadcast while the session's owner drains.
 fn of_unknown_request(owners: &SessionOwners, session: &GatewayId) -> Destination {
     owners.only_owner(session).map_or(Destination::All, Destination::from)
 }
 
-/// Whether any replica may serve a message about a task after the session's owner gave no response.
-///
-/// The owner is asked first, because it has the stream for the client's notifications. A change is made here only if the owner
-/// did nothing, except for an answer, which takes effect once however often it arrives (EXT-39).
+/// Whether any replica may serve a message about a task after the session's owner gave no response: a change only if
+/// the owner did nothing; an answer always, because it takes effect once (EXT-39).
 fn is_served_by_the_store(sealer: &Sealer, message: &Message, done_by_owner: Executed) -> bool {
     let request = match message {
         Message::Request(request) => request,
@@ -174,8 +166,8 @@ fn is_served_by_the_store(sealer: &Sealer, message: &Message, done_by_owner: Exe
     }
 }
 
-/// Routes a GET to the replica of its stream if a gateway made it, else to the session's owner, as a DELETE: the owner knows the
-/// calls that began there, which their session must outlive (T-31).
+/// A GET goes to the replica of its stream, if a gateway made it; else it goes to the session's owner, as a DELETE
+/// does. The owner knows the calls that began there, which their session must outlive (T-31).
 async fn route_operation(faces: &impl PathFaces, owners: &Arc<SessionOwners>, inbound: Box<Inbound>) -> FaceResponse {
     let is_get = inbound.method == Method::GET;
     let sealer = &faces.path().served.sealer;
@@ -194,8 +186,7 @@ async fn route_operation(faces: &impl PathFaces, owners: &Arc<SessionOwners>, in
     }
 }
 
-/// Forwards the GET of a stream, which takes a permit here and ends with the gateway's other streams, so that it delays no
-/// shutdown: its client resumes elsewhere.
+/// A forwarded stream takes a permit here, and ends with the gateway's other streams: its client resumes elsewhere.
 async fn forward_stream(
     faces: &impl PathFaces,
     owners: &Arc<SessionOwners>,
@@ -203,7 +194,7 @@ async fn forward_stream(
     peer: ReplicaPeer,
 ) -> FaceResponse {
     let PathContext { served, name, leaving } = faces.path();
-    // Before the owner replaces the stream's current reader.
+    // Taken before the owner replaces the stream's current reader.
     let permit = match served.listeners.take(&inbound.counted_as(), name) {
         Ok(permit) => permit,
         Err(fault) if fault.reason == Reason::Draining => return bare(StatusCode::SERVICE_UNAVAILABLE),
@@ -211,12 +202,12 @@ async fn forward_stream(
     };
     match owners.forward(inbound, peer, ForwardReason::Session).await {
         Ok(answer) => ending_with(answer, || leaving.clone().cancelled_owned()).map(|body| permit.keep(body)),
-        // Even if the owner may have opened it: a second attempt has no further effect.
+        // A second attempt has no further effect, even if the owner has opened the stream.
         Err(_) => unreachable_owner(),
     }
 }
 
-/// Forwards an array with requests to the owner of its session, and each message of one without to its own destination.
+/// An array with requests goes to its session's owner; of one without, each message has its own destination.
 async fn route_batch(
     faces: &impl PathFaces,
     owners: &Arc<SessionOwners>,
@@ -245,13 +236,11 @@ async fn route_batch(
     }
 }
 
-/// Responds to a message without an id after the session's owner gave no response: 503 if nothing was done, so that the client
-/// sends it again; 202 if the owner may have processed it, as a repetition could process it twice.
+/// 503 if nothing was done, so that the client sends it again; 202 if a repetition could process it twice.
 pub(super) fn unanswered(fault: &GatewayFault) -> FaceResponse {
     if fault.executed == Executed::No { unreachable_owner() } else { accepted() }
 }
 
-/// 503 for a message without id: its session's owner is unreachable, and it may be sent again.
 fn unreachable_owner() -> FaceResponse {
     addressee(None, AcceptedTypes::Json).fault(&session_owners::unreachable())
 }

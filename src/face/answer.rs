@@ -8,19 +8,20 @@ use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderValue, StatusCode};
 use http_body_util::BodyExt as _;
 
-use super::http::{AcceptedTypes, FaceResponse, Inbound, ResponseBody, empty_body, full_body, joined_body};
-use super::single_event_body::SingleEventBody;
+use super::http::{
+    AcceptedTypes, FaceResponse, Inbound, ResponseBody, SingleEventBody, empty_body, full_body, joined_body,
+};
 use crate::dialect::RequestError;
 use crate::dialect::faults::{gateway_error, rate_error};
+use crate::engine::TaskError;
 use crate::task::{Executed, GatewayFault, RateRefusal, Reason};
 use crate::wire::envelope::{self, EnvelopeError};
 use crate::wire::framing::BodyPart;
 use crate::wire::{JsonPieces, ProtocolVersion, RequestId, RpcError, ScanError, rpc_error};
 
-/// The default `Retry-After` of a refused call, in seconds.
 const RETRY_AFTER_SECONDS: u64 = 1;
 
-/// Results from this size on are not copied into their envelope.
+/// The size in bytes from which a result is not copied into its envelope.
 pub(super) const LARGE: usize = 8 * 1024;
 
 /// Marks the response about a task that is missing or another principal's, so that it is counted.
@@ -31,7 +32,6 @@ pub struct UnknownTaskMarker;
 #[derive(Clone, Copy, Debug)]
 pub struct ErrorAnswerMarker;
 
-/// The properties that all responses to one request share.
 #[derive(Clone, Debug)]
 pub struct Addressee {
     pub id: Option<RequestId>,
@@ -40,7 +40,6 @@ pub struct Addressee {
 }
 
 impl Addressee {
-    /// A successful result, in the response type that the client accepts.
     #[must_use]
     pub fn result(&self, result: impl Into<JsonPieces>) -> FaceResponse {
         let Some(id) = &self.id else { return accepted() };
@@ -60,7 +59,6 @@ impl Addressee {
         self.message(StatusCode::OK, envelope::result(id, &result))
     }
 
-    /// The refusal of an invalid request.
     #[must_use]
     pub fn complaint(&self, complaint: &RequestError) -> FaceResponse {
         let status = match complaint {
@@ -83,13 +81,12 @@ impl Addressee {
         mark(self.error(status, &complaint.to_error(self.version)), complaint)
     }
 
-    /// A fault of the gateway. Only if nothing was sent upstream has it a status that intermediaries retry by themselves (GW-38).
+    /// A fault of the gateway. Intermediaries retry by themselves only if nothing was sent upstream (GW-38).
     #[must_use]
     pub fn fault(&self, fault: &GatewayFault) -> FaceResponse {
         self.fault_in_words(fault, &gateway_error(fault))
     }
 
-    /// As [`Self::fault`], with its own texts.
     pub(super) fn fault_in_words(&self, fault: &GatewayFault, error: &RpcError) -> FaceResponse {
         if fault.executed != Executed::No {
             return self.error(StatusCode::OK, error);
@@ -110,7 +107,6 @@ impl Addressee {
         response
     }
 
-    /// 429 for a request above its rate.
     #[must_use]
     pub(super) fn too_often(&self, refusal: &RateRefusal) -> FaceResponse {
         let mut response = self.error(StatusCode::TOO_MANY_REQUESTS, &rate_error(refusal));
@@ -118,7 +114,6 @@ impl Addressee {
         response
     }
 
-    /// An error object under a given status.
     #[must_use]
     pub fn error(&self, status: StatusCode, error: &RpcError) -> FaceResponse {
         let mut response = self.message(status, envelope::error(self.id.as_ref(), error));
@@ -147,26 +142,24 @@ fn may_pass(fault: &GatewayFault) -> bool {
     !matches!(fault.reason, Reason::UpstreamAuth | Reason::UpstreamRedirect)
 }
 
-/// Marks a response about a missing task.
 #[must_use]
 pub(super) fn mark(response: FaceResponse, complaint: &RequestError) -> FaceResponse {
     if *complaint == RequestError::UnknownTask { missed(response) } else { response }
 }
 
-/// Marks a response that does not show the missing task itself.
+/// Marks a response that does not show by itself that its task is missing.
 #[must_use]
 pub(super) fn missed(mut response: FaceResponse) -> FaceResponse {
     response.extensions_mut().insert(UnknownTaskMarker);
     response
 }
 
-/// In whole seconds, rounded up, so that the retry succeeds.
+/// Whole seconds, rounded up, so that the retry succeeds.
 fn retry_after(wait: Option<Duration>) -> HeaderValue {
     let seconds = wait.map_or(RETRY_AFTER_SECONDS, |wait| wait.as_secs() + u64::from(wait.subsec_nanos() > 0));
     HeaderValue::from(seconds.max(1))
 }
 
-/// 429 for a request without id that would hold too much.
 #[must_use]
 pub fn too_many(fault: &GatewayFault) -> FaceResponse {
     let mut response = bare(StatusCode::TOO_MANY_REQUESTS);
@@ -174,7 +167,6 @@ pub fn too_many(fault: &GatewayFault) -> FaceResponse {
     response
 }
 
-/// 429 for a message without id above its rate.
 #[must_use]
 pub(super) fn too_often(refusal: &RateRefusal) -> FaceResponse {
     Addressee { id: None, version: ProtocolVersion::NEWEST_SESSION, accepted: AcceptedTypes::Json }.too_often(refusal)
@@ -186,7 +178,7 @@ pub(super) fn json(body: ResponseBody) -> FaceResponse {
     response
 }
 
-/// The response head of an event stream: never buffered, never cached.
+/// An event stream is never buffered, never cached.
 #[must_use]
 pub fn event_stream(body: ResponseBody) -> FaceResponse {
     let mut response = FaceResponse::new(body);
@@ -197,13 +189,11 @@ pub fn event_stream(body: ResponseBody) -> FaceResponse {
     response
 }
 
-/// 202 without a body, for a notification.
 #[must_use]
 pub fn accepted() -> FaceResponse {
     bare(StatusCode::ACCEPTED)
 }
 
-/// A response with a status only.
 #[must_use]
 pub fn bare(status: StatusCode) -> FaceResponse {
     let mut response = FaceResponse::new(empty_body());
@@ -222,7 +212,7 @@ pub fn refused(status: StatusCode, code: i64, sentence: &str) -> FaceResponse {
 /// 405 for a path that accepts only POST (MOD-01, B53).
 #[must_use]
 pub fn only_post() -> FaceResponse {
-    const SENTENCE: &str = "This address is for MCP clients, which send POST requests; a browser sees nothing here";
+    const SENTENCE: &str = "This address is for MCP clients, which send POST requests; browsers see nothing here";
     let mut response = refused(StatusCode::METHOD_NOT_ALLOWED, rpc_error::INVALID_REQUEST, SENTENCE);
     response.headers_mut().insert(ALLOW, HeaderValue::from_static("POST"));
     response
@@ -250,12 +240,43 @@ pub(super) fn unreadable(error: EnvelopeError) -> (Option<RequestId>, RequestErr
     }
 }
 
-/// The addressee of the gateway's response to a stateless client.
 pub(super) fn stateless_addressee(inbound: &Inbound, id: Option<RequestId>) -> Addressee {
     Addressee { id, version: ProtocolVersion::STATELESS, accepted: inbound.accepted }
 }
 
-/// The addressee of the gateway's response to a session client.
 pub(super) fn addressee(id: Option<&RequestId>, accepted: AcceptedTypes) -> Addressee {
     Addressee { id: id.cloned(), version: ProtocolVersion::NEWEST_SESSION, accepted }
+}
+
+/// The reason why a task method has no result, for all flavours; each face encodes it.
+pub(super) enum TaskMethodError {
+    Complaint(RequestError),
+    Error(RpcError),
+    Task(TaskError),
+    /// Nothing was done.
+    Fault(GatewayFault),
+}
+
+impl From<GatewayFault> for TaskMethodError {
+    fn from(fault: GatewayFault) -> Self {
+        Self::Fault(fault)
+    }
+}
+
+impl From<RequestError> for TaskMethodError {
+    fn from(complaint: RequestError) -> Self {
+        Self::Complaint(complaint)
+    }
+}
+
+impl From<RpcError> for TaskMethodError {
+    fn from(error: RpcError) -> Self {
+        Self::Error(error)
+    }
+}
+
+impl From<TaskError> for TaskMethodError {
+    fn from(error: TaskError) -> Self {
+        Self::Task(error)
+    }
 }

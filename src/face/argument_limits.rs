@@ -8,11 +8,7 @@ use crate::task::ToolRules;
 use crate::wire::envelope::Request;
 use crate::wire::{Object, method};
 
-/// Compares the size of the arguments' text with the tool's limit, and the length of the list by whose elements the call is
-/// split.
-///
-/// # Errors
-/// [`RequestError::Params`] that names the member.
+/// Compares the arguments' text with its limit in bytes, and the list by which the call is split with its maximum.
 pub(super) fn check(rules: &ToolRules, tool: &str, params: &Object) -> Result<(), RequestError> {
     let policy = rules.rule(tool);
     if let Some(rule) = &policy.split
@@ -32,10 +28,7 @@ pub(super) fn check(rules: &ToolRules, tool: &str, params: &Object) -> Result<()
     }
 }
 
-/// As [`check`], for any request. A call without a tool's name is refused elsewhere.
-///
-/// # Errors
-/// As [`check`].
+/// A call without a tool's name is refused elsewhere.
 pub(super) fn check_call(rules: &ToolRules, request: &Request) -> Result<(), RequestError> {
     let params = request.params.object().filter(|_| request.method == method::TOOLS_CALL);
     match params.and_then(|params| Some((params.get_str("name")?, params))) {

@@ -1,7 +1,7 @@
 //! Serves the messages of an array, each as if it came alone, and responds with one JSON array (LEG-12).
 //!
-//! Messages without response go first, in their order; requests run concurrently, and each response is written as soon as it is
-//! complete. A call in an array has no stream: its progress and log messages are dropped, and its server's questions refused.
+//! Messages without response go first, in order; requests run concurrently, and each response is written once it is
+//! complete. A call in an array has no stream: its progress and logs are dropped, its server's questions refused.
 
 use std::borrow::Cow;
 use std::future::ready;
@@ -31,15 +31,11 @@ use crate::wire::envelope::{self, EnvelopeError};
 use crate::wire::framing::BodyPart;
 use crate::wire::{Message, ProtocolVersion, RequestId, method};
 
-/// The items of an array, each parsed and as received.
 pub(super) type ArrayItems = Vec<(Result<Message, EnvelopeError>, Bytes)>;
 
-/// The bounds of an array's requests.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ArrayBounds {
-    /// The largest result of one request.
     pub(super) result_bytes_max: usize,
-    /// How many requests run concurrently.
     pub(super) parallel: usize,
 }
 
@@ -48,13 +44,11 @@ fn alone(inbound: &Inbound, body: Bytes) -> Box<Inbound> {
     Box::new(Inbound { body, message: None, accepted: AcceptedTypes::Json, ..inbound.clone() })
 }
 
-/// Whether a message has no response.
 pub(super) const fn is_one_way(read: &Result<Message, EnvelopeError>) -> bool {
     matches!(read, Ok(Message::Notification(_) | Message::Response(_)))
 }
 
-/// Serves an array without requests, one message after the other. Returns the first failure, if there is one. Ends at a 503: the
-/// client may send the whole array again.
+/// Serves one message after the other. Returns the first failure; ends at a 503: the client may send the array again.
 pub(super) async fn serve_one_way<P: Future<Output = FaceResponse>>(
     inbound: &Inbound,
     items: ArrayItems,
@@ -73,8 +67,7 @@ pub(super) async fn serve_one_way<P: Future<Output = FaceResponse>>(
     refused.unwrap_or_else(accepted)
 }
 
-/// Serves each item by `post`, and responds with the array of their responses: 202 if there are none. For a client that accepts
-/// event streams alone, each response is an event.
+/// Responds with the array of `post`'s responses, as an event each if only streams are accepted; 202 if there are none.
 pub(super) async fn respond<P>(
     served: &Arc<Served>,
     inbound: &Inbound,
@@ -100,7 +93,7 @@ where
         };
         let posted = match read {
             Ok(Message::Request(request)) if request.method == method::INITIALIZE => {
-                let what = Cow::Borrowed("initialize stands alone, not in a batch");
+                let what = Cow::Borrowed("initialize must not be in a batch");
                 Err(error_text(id.as_ref(), &RequestError::NotARequest(what)))
             }
             Ok(message) => Ok(post(alone(&inbound, text), Box::new(message))),
@@ -159,7 +152,7 @@ fn body(parts: impl stream::Stream<Item = BodyPart> + Send + 'static) -> Respons
     StreamBody::new(parts.map(|part| Ok::<_, io::Error>(Frame::data(part)))).boxed_unsync()
 }
 
-/// The whole response to one item; `None` for a message without response, and for a cancelled request.
+/// `None` for a message without response, and for a cancelled request.
 async fn response_text(
     posted: Result<impl Future<Output = FaceResponse>, Bytes>,
     id: Option<RequestId>,

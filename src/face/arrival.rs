@@ -15,27 +15,23 @@ use crate::wire::{Message, method};
 /// How long a request may run without its client.
 pub const ALONE_MAX: Duration = Duration::from_secs(30);
 
-/// Whether a request's client is connected, and whether the request needs it. Clones share state.
 #[derive(Clone, Debug, Default)]
 pub struct Arrival(Arc<Mutex<ArrivalState>>);
 
 /// A later state prevails over an earlier one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 enum ArrivalState {
-    /// The message has not been read.
     #[default]
     Unread,
-    /// The message has not been read, and the client has disconnected.
+    /// The message was not read before the client disconnected.
     Left,
     EndsWithClient,
-    /// The request is processed to its end.
     OutlivesClient,
     /// As `OutlivesClient`, because of an idempotency key.
     HasKey,
 }
 
 impl Arrival {
-    /// The initial state of a request with this head.
     #[must_use]
     pub fn of(method: &Method, headers: &HeaderMap) -> Self {
         let state = match *method {
@@ -66,7 +62,6 @@ impl Arrival {
         matches!(*self.0.lock(), ArrivalState::HasKey)
     }
 
-    /// Whether the client disconnected before its message was read.
     #[must_use]
     pub fn has_left(&self) -> bool {
         matches!(*self.0.lock(), ArrivalState::Left)
@@ -92,7 +87,6 @@ impl Arrival {
     }
 }
 
-/// The state of a request without the header of a key.
 fn state_of(message: &Message) -> ArrivalState {
     let request = match message {
         Message::Notification(_) | Message::Response(_) => return ArrivalState::OutlivesClient,

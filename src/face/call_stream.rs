@@ -1,29 +1,28 @@
 //! Responds with a call's messages, life signs and result.
 //!
-//! A module that follows a call, or another source of messages for a client, implements `CallMessages`. `respond` sends one
-//! response if the result comes first, and an event stream from the first message or life sign on.
+//! Each source of messages for a client implements `CallMessages`. `respond` sends one response if the result comes
+//! first, and an event stream from the first message or life sign on.
 
 pub mod engine_call;
 pub mod progress;
 pub(super) mod replay;
 pub(super) mod replay_buffer;
 pub(super) mod request_answer;
-pub mod silence;
 
 use std::io;
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::stream;
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
+use tokio::time::{Instant, timeout_at};
 
 use super::answer::{Addressee, event_stream};
 use super::http::{FaceResponse, ResponseBody};
 use crate::wire::framing::BodyPart;
 use request_answer::{RequestAnswer, unanswered};
-use silence::Silence;
 
-/// The next item for a client.
 pub(super) enum CallMessage {
     /// Progress, a log message, a question or the like; a stream treats them alike.
     Event(BodyPart),
@@ -32,7 +31,6 @@ pub(super) enum CallMessage {
 }
 
 impl CallMessage {
-    /// A message before the result.
     pub(super) fn event(message: Bytes) -> Self {
         Self::Event(BodyPart::message(message))
     }
@@ -46,7 +44,6 @@ pub(super) trait CallMessages: Send + 'static {
     /// The next message; `None` if nothing follows, not even a result. Cancel safe.
     fn next(&mut self) -> impl Future<Output = Option<CallMessage>> + Send;
 
-    /// The next life sign.
     fn sign(&mut self) -> impl Future<Output = BodyPart> + Send {
         std::future::ready(BodyPart::comment())
     }
@@ -72,7 +69,7 @@ pub(super) async fn respond(mut messages: impl CallMessages, addressee: Addresse
     event_stream(stream(messages, addressee, Some(first)))
 }
 
-/// The body of a stream with a sent head: `first`, if any, the following messages, and the result.
+/// The body of a stream with a sent head; `first` precedes the other messages.
 pub(super) fn stream(messages: impl CallMessages, addressee: Addressee, first: Option<BodyPart>) -> ResponseBody {
     let stream =
         MessageStream { left: StreamRemainder::Messages(messages), addressee, first, silence: Silence::begin() };
@@ -87,7 +84,6 @@ struct MessageStream<M> {
     silence: Silence,
 }
 
-/// The rest of a stream.
 enum StreamRemainder<M> {
     Messages(M),
     Answer(ResponseBody),
@@ -123,5 +119,40 @@ impl<M: CallMessages> MessageStream<M> {
             StreamRemainder::Answer(body) => body.frame().await,
             StreamRemainder::Messages(_) | StreamRemainder::Nothing => None,
         }
+    }
+}
+
+/// Proxies and clients give up on a longer silence.
+pub const LIFE_SIGN: Duration = Duration::from_secs(15);
+
+/// The time since the last write to a stream: a life sign is due after [`LIFE_SIGN`].
+#[derive(Clone, Copy, Debug)]
+pub struct Silence {
+    since: Instant,
+}
+
+impl Silence {
+    #[must_use]
+    pub fn begin() -> Self {
+        Self::since(Instant::now())
+    }
+
+    #[must_use]
+    pub const fn since(since: Instant) -> Self {
+        Self { since }
+    }
+
+    pub fn broken(&mut self) {
+        self.since = Instant::now();
+    }
+
+    #[must_use]
+    pub fn ends_at(self) -> Instant {
+        self.since + LIFE_SIGN
+    }
+
+    /// `None` if a life sign is due first. Cancel safe if `next` is.
+    pub async fn wait<T>(self, next: impl Future<Output = T>) -> Option<T> {
+        timeout_at(self.ends_at(), next).await.ok()
     }
 }

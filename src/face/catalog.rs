@@ -1,7 +1,7 @@
 //! Fetches, rewrites and caches the tool lists of one upstream.
 //!
-//! Clients list tools before every other call, and each `tools/call` is checked against its list (T-72), so this must be cheap.
-//! Lists are cached per principal and client capabilities, and never shown to another principal (MOD-15, UPC-23).
+//! Clients list tools often, and each `tools/call` is checked against its list (T-72). Lists are cached per principal
+//! and capabilities, and never shown to another principal (MOD-15, UPC-23).
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -37,30 +37,28 @@ const FRESH_FOR: Duration = Duration::from_secs(5);
 /// A list that was unused for this long is dropped, with its subscription to the upstream's session.
 const KEPT_FOR: Duration = Duration::from_secs(60);
 
-/// A list younger than this is not fetched again for a missing name.
+/// A younger list is not fetched again for a missing name.
 pub(super) const MISS_AFTER: Duration = Duration::from_secs(1);
 
-/// The time limit for fetching all pages.
 const FETCH_MAX: Duration = Duration::from_secs(60);
 
-/// Limits of one list (U35): beyond them it is truncated. A page has the limit of any result.
+/// A longer list is truncated (U35). A page has the limit of any result.
 pub(super) const PAGES_MAX: usize = 200;
 pub(super) const TOOLS_MAX: usize = 10_000;
 pub(super) const BYTES_MAX: usize = 32 << 20;
 
 const LISTS_MAX: u64 = 1_000;
 
-/// After this time without use, a complete list no longer replaces a truncated one.
+/// The time since its last use during which a complete list replaces a truncated one.
 const WHOLE_KEPT_FOR: Duration = Duration::from_secs(60 * 60);
 
 #[derive(Debug)]
 pub struct Catalog {
     upstream: Arc<dyn Upstream>,
     peer: Arc<dyn UpstreamDialect>,
-    /// Receives each page.
     unmatched_rules: Option<Arc<UnmatchedRules>>,
     lists: moka::future::Cache<ListKey, Arc<ToolList>>,
-    /// The last complete list of each key. It holds no session.
+    /// The last complete lists; they hold no session.
     whole: moka::future::Cache<ListKey, Arc<PublishedTools>>,
     cut_off: GaugeShare,
     circular: CircularLists,
@@ -73,7 +71,6 @@ fn list_key(context: &CallContext) -> ListKey {
     (context.principal.clone(), context.forwarded.credential(), context.client.capabilities.clone())
 }
 
-/// One published list.
 #[derive(Debug)]
 pub struct ToolList {
     published: Arc<PublishedTools>,
@@ -81,21 +78,17 @@ pub struct ToolList {
     changes: Mutex<broadcast::Receiver<(Arc<str>, Option<Payload>)>>,
 }
 
-/// The list for clients, and the data to check their calls.
 #[derive(Debug)]
 struct PublishedTools {
     result: Payload,
     tools: HashMap<String, ListedTool>,
 }
 
-/// The data to check the calls of one tool.
 #[derive(Debug)]
 pub struct ListedTool {
-    /// The arguments to repeat in headers.
     pub mirrored: Vec<HeaderArgument>,
-    /// Whether the upstream makes its own tasks of its calls.
     pub task_support: ToolTaskSupport,
-    /// Whether its annotations, which are hints, declare it safe to repeat.
+    /// Whether its annotations, which are hints, declare the tool safe to repeat.
     pub is_repeatable: bool,
 }
 
@@ -104,20 +97,18 @@ static UNLISTED: ListedTool =
     ListedTool { mirrored: Vec::new(), task_support: ToolTaskSupport::Forbidden, is_repeatable: false };
 
 impl ToolList {
-    /// The result of `tools/list`, all pages in one.
+    /// The result of `tools/list`, with all pages in one.
     #[must_use]
     pub fn result(&self) -> &Payload {
         &self.published.result
     }
 
-    /// The data to check calls of a tool; `None` for an unknown one.
     #[must_use]
     pub fn tool(&self, name: &str) -> Option<&ListedTool> {
         self.published.tools.get(name)
     }
 
-    /// As [`Self::tool`], for a call. An unlisted tool is left to the server, unless that could reach a hidden tool by another
-    /// spelling.
+    /// An unlisted tool is left to the server, unless it could be a hidden tool in another spelling.
     #[must_use]
     pub fn tool_to_call(&self, name: &str, hides_some: bool) -> Option<&ListedTool> {
         self.tool(name).or_else(|| (!hides_some).then_some(&UNLISTED))
@@ -127,14 +118,13 @@ impl ToolList {
         self.fetched_at.elapsed() < FRESH_FOR && !self.heard_of_change()
     }
 
-    /// Whether the upstream has reported a change of its tools since, or the receiver lagged.
     fn heard_of_change(&self) -> bool {
         let mut changes = self.changes.lock();
         loop {
             match changes.try_recv() {
                 Ok((notification, _)) if &*notification == method::TOOLS_CHANGED => return true,
                 Ok(_) => (),
-                // Messages were lost, or their session is gone: the tools may have changed.
+                // Lost messages may include a change.
                 Err(broadcast::error::TryRecvError::Lagged(_) | broadcast::error::TryRecvError::Closed) => return true,
                 Err(broadcast::error::TryRecvError::Empty) => return false,
             }
@@ -167,14 +157,13 @@ impl Catalog {
         }
     }
 
-    /// Compares these rules with every list.
     #[must_use]
     pub fn compared_with(self, rules: &Arc<UnmatchedRules>) -> Self {
         Self { unmatched_rules: Some(Arc::clone(rules)), ..self }
     }
 
-    /// Drops unused lists, until stopped. The cache does that only when it is used, and a cached list keeps an upstream session
-    /// from becoming idle.
+    /// Drops unused lists until stopped. The cache does so only when used, and a cached list keeps an upstream session
+    /// busy.
     pub async fn keep_tidy(&self, stop: &CancellationToken) {
         while stop.run_until_cancelled(tokio::time::sleep(KEPT_FOR)).await.is_some() {
             self.lists.run_pending_tasks().await;
@@ -182,7 +171,7 @@ impl Catalog {
         }
     }
 
-    /// The list for one client. Concurrent requests share one fetch.
+    /// Concurrent requests share one fetch.
     ///
     /// # Errors
     /// If the upstream returns none; nothing else was sent by then.
@@ -237,7 +226,6 @@ impl Catalog {
         Ok(Arc::new(ToolList { published, fetched_at: Instant::now(), changes: Mutex::new(changes) }))
     }
 
-    /// Reads page after page, within the limits.
     async fn pages(&self, context: &CallContext) -> Result<ToolListPages, CatalogError> {
         let (mut tools, mut bytes, mut first) = (Vec::new(), 0, None);
         let mut pages = ListPages::new(PagedList::Tools, PAGES_MAX);
@@ -265,7 +253,7 @@ impl Catalog {
         Ok(ToolListPages { first, tools, is_whole, end: pages.end() })
     }
 
-    /// Fetches the names of all tools, and whether the list is complete. Nothing is cached.
+    /// Fetches the names of all tools, uncached, and whether the list is complete.
     ///
     /// # Errors
     /// If the upstream returns no list.
@@ -275,20 +263,19 @@ impl Catalog {
         Ok((names, is_whole))
     }
 
-    /// Reports to operators when the upstream's list begins or ceases to exceed the limits.
     fn mark(&self, is_cut_off: bool, tools: usize) {
         if !self.cut_off.set(u32::from(is_cut_off)) {
             return;
         }
         let upstream = self.upstream.name();
         if is_cut_off {
-            tracing::warn!(%upstream, tools, "the tool list is too long and is cut off, or the last whole one served");
+            tracing::warn!(%upstream, tools, "the tool list is too long: clients get its beginning, or the last complete list");
         } else {
-            tracing::info!(%upstream, tools, "the tool list is whole again");
+            tracing::info!(%upstream, tools, "the tool list is complete again");
         }
     }
 
-    /// One page. A server without tools has an empty list.
+    /// A server without tools has an empty list.
     async fn page(&self, params: Option<Payload>, context: &CallContext) -> Result<Object, CatalogError> {
         let request = UpstreamRequest { method: Arc::from(method::TOOLS_LIST), params };
         let context =
@@ -307,7 +294,6 @@ impl Catalog {
                     return empty_list();
                 }
                 ExchangeEvent::Faulted(error) => return Err(CatalogError::Upstream(error)),
-                // No task, so an upstream cannot send this.
                 ExchangeEvent::Cancelled => return Err(CatalogError::Gateway(MALFORMED)),
                 // Listing tools has no side effect, so repeating it is always safe.
                 ExchangeEvent::Lost(ExchangeError(fault)) => {
@@ -333,7 +319,6 @@ impl Catalog {
 }
 
 struct ToolListPages {
-    /// Its other members are used for the whole list.
     first: Object,
     tools: Vec<Payload>,
     is_whole: bool,
@@ -354,13 +339,11 @@ fn from_begin(error: BeginError) -> CatalogError {
     }
 }
 
-/// The items of a JSON array, verbatim.
 fn items(array: &Payload) -> Option<Vec<Payload>> {
     let raw: Vec<&serde_json::value::RawValue> = array.read().ok()?;
     Some(raw.into_iter().map(Payload::of).collect())
 }
 
-/// Rewrites all tools for clients, and extracts the data to check their calls.
 fn publish(first: &Object, tools: &[Payload]) -> PublishedTools {
     let mut published = Vec::with_capacity(tools.len());
     let mut by_name = HashMap::with_capacity(tools.len());
@@ -371,7 +354,7 @@ fn publish(first: &Object, tools: &[Payload]) -> PublishedTools {
         let mirrored = match tool.get("inputSchema").as_ref().map(header_annotations::read) {
             Some(HeaderAnnotations::Valid(mirrored)) => mirrored,
             Some(HeaderAnnotations::Stripped { schema, kept }) => {
-                tracing::warn!(tool = %name, "x-mcp-header annotations break the rules and are taken out");
+                tracing::warn!(tool = %name, "invalid x-mcp-header annotations were removed from a tool");
                 edit = edit.set("inputSchema", schema);
                 kept
             }
@@ -382,7 +365,7 @@ fn publish(first: &Object, tools: &[Payload]) -> PublishedTools {
         by_name.insert(name, ListedTool { mirrored, task_support: ToolTaskSupport::of(&tool), is_repeatable });
     }
     let result = first.edit().remove("nextCursor").set("tools", Payload::of(&published)).finish();
-    // The list is cached, and must not retain the page's buffer.
+    // Detached: the cached list must not retain the page's buffer.
     PublishedTools { result: result.detached(), tools: by_name }
 }
 
@@ -394,7 +377,6 @@ fn says_repeatable(tool: &Object) -> bool {
 }
 
 impl CatalogError {
-    /// The response for a client that requested the list.
     pub(super) fn answer(&self, addressee: &Addressee) -> FaceResponse {
         match self {
             Self::Gateway(fault) => addressee.fault(fault),
@@ -403,8 +385,8 @@ impl CatalogError {
     }
 }
 
-/// The error for a cursor: a list always has one page, so the gateway issues no cursors.
+/// A list always has one page, so the gateway issues no cursors.
 #[must_use]
 pub const fn no_such_cursor() -> crate::dialect::RequestError {
-    crate::dialect::RequestError::Params(Cow::Borrowed("cursor is not one that this list gave out"))
+    crate::dialect::RequestError::Params(Cow::Borrowed("cursor is unknown: this list has one page"))
 }

@@ -18,15 +18,14 @@ use crate::upstream::ForwardedHeaders;
 use crate::upstream::resource_metadata::{MetadataError, ResourceMetadata, WELL_KNOWN};
 use crate::wire::{Object, Payload, rpc_error};
 
-/// Metadata may be cached for as long as the gateway caches it.
+/// Clients may cache metadata as long as the gateway does.
 const KEPT_FOR: HeaderValue = HeaderValue::from_static("max-age=60");
 
-/// The base of the URLs that clients use: scheme, host and port. Never taken from a request's `Host`. Clones share it.
+/// The base of clients' URLs: scheme, host and port. Never taken from a request's `Host`. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct PublicAddress(Arc<RwLock<Arc<str>>>);
 
 impl PublicAddress {
-    /// Applies from now on.
     pub fn set(&self, address: &str) {
         *self.0.write() = Arc::from(address);
     }
@@ -36,13 +35,11 @@ impl PublicAddress {
     }
 }
 
-/// The path of the metadata of the resource at `path`.
 #[must_use]
 pub fn metadata_path(path: &str) -> String {
     format!("{WELL_KNOWN}{}", if path == "/" { "" } else { path })
 }
 
-/// The resource name in an upstream's metadata.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ResourceName {
     /// The gateway's URL, which clients know.
@@ -52,19 +49,17 @@ pub enum ResourceName {
     Upstream,
 }
 
-/// How clients of one upstream log in.
 #[derive(Clone, Debug)]
 pub struct ClientLogin {
     pub address: PublicAddress,
-    /// The upstream's path.
     pub path: Arc<str>,
     pub metadata: Arc<ResourceMetadata>,
     pub resource: ResourceName,
 }
 
 impl ClientLogin {
-    /// Relays a server's refusal of a client's credential with its status and challenge, which start the login in every version
-    /// (U03). Every other response is unchanged, and so is the response to a message on a stream, which has no status.
+    /// Relays a server's refusal of a client's credential with its status and challenge, which start the login (U03).
+    /// Other responses, and those on a stream, are unchanged.
     pub(super) fn relay(
         &self,
         mut response: FaceResponse,
@@ -85,19 +80,18 @@ impl ClientLogin {
         response
     }
 
-    /// The metadata for clients.
     async fn shown(&self) -> Result<Payload, MetadataError> {
         let own = self.metadata.get().await?;
         let Some(metadata) = Object::of(&own).filter(|_| self.resource == ResourceName::Gateway) else {
             return Ok(own);
         };
-        // Signed metadata names the server's own address, and overrides the members beside it.
+        // Signed metadata has the server's address, and overrides other members.
         let ours = Payload::text(&self.address.of(&self.path));
         Ok(metadata.edit().set("resource", ours).remove("signed_metadata").finish())
     }
 }
 
-/// Serves the metadata of one upstream without authentication, since its clients have no credential yet.
+/// Needs no authentication: its clients have no credential yet.
 pub struct MetadataEndpoint {
     login: ClientLogin,
     rates: Arc<Rates>,

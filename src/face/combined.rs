@@ -1,9 +1,8 @@
 //! Serves several upstreams at one path as one server.
 //!
-//! This module never connects to a server. It forwards each message in this process to the endpoint that serves the upstream at
-//! its own path, in the client's protocol version; so rules, limits, tasks, questions and translation are that upstream's, under
-//! its own names. The modules here select a message's upstream (`routing`), edit names (`names`, `messages`), and merge the
-//! responses of all upstreams (`lists`, `merge`, `listen`, `own_stream`).
+//! It never connects to a server: each message goes to the endpoint of its upstream in this process, with that
+//! upstream's rules, limits and names. The modules here select the upstream (`routing`), edit names (`names`,
+//! `messages`), and merge responses (`lists`, `merge`, `listen`, `own_stream`).
 
 mod admission;
 mod known_sessions;
@@ -16,7 +15,6 @@ mod merge;
 mod messages;
 mod names;
 mod own_stream;
-mod routed;
 mod routing;
 mod session;
 mod stateless;
@@ -55,56 +53,47 @@ pub use member_session::CombinedSessions;
 use merge::ServerSummary;
 pub use names::{PrefixPolicy, prefixes_clash};
 
-/// Interval between log entries about one upstream's absence, or about its dropped messages.
+/// The least time between log lines about one upstream's absence, or about its dropped messages.
 const LOG_EVERY: Duration = Duration::from_secs(60);
-/// How long an upstream may take to return a list before it counts as unavailable.
+/// The time for a list; then the upstream counts as unavailable.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
-/// The same limit for its introduction. Clients wait ten seconds for `server/discover`, and then assume an endpoint with
-/// sessions.
+/// The time for an introduction: clients wait 10 s for `server/discover`, then assume an endpoint with sessions.
 const INTRODUCTION_MAX: Duration = Duration::from_secs(5);
-/// The limit for an upstream that exceeded its limit this often in a row, so that it does not delay every list. Once is not
-/// enough: programs may need time to start.
+/// The time for an upstream that was late this often in a row, so that it does not delay every list. Programs may be
+/// late once, when they start.
 const LATE_ANSWER_MAX: Duration = Duration::from_secs(1);
 const LATE_TIMES_MIN: u32 = 2;
-/// How long that lasts. Then one request waits longer again, to give a slow server another chance.
+/// After this time one request waits longer again.
 const LATE_FOR: Duration = Duration::from_secs(30);
 
-/// The upstreams served at one path, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CombinedSettings {
     pub path: Arc<str>,
     /// The path of the 2024-11-05 transport.
     pub sse_path: String,
-    /// The upstreams' names; the first one wins if two offer the same name. Never empty, and without duplicates.
+    /// The upstreams' names; the first wins if two offer the same item. Never empty, and without duplicates.
     pub upstreams: Vec<Arc<str>>,
     pub prefix: PrefixPolicy,
 }
 
-/// An upstream of a combined endpoint.
 #[derive(Clone, Debug)]
 pub struct EndpointMember {
     pub served: Arc<Served>,
-    /// The endpoint that serves it at its own path.
     pub endpoint: Arc<UpstreamEndpoint>,
 }
 
-/// The endpoint's state about one of its upstreams.
 struct KnownMember {
     served: Arc<Served>,
     endpoint: Arc<UpstreamEndpoint>,
-    /// Whether it has the tools that replace task methods.
     offers_fallback: bool,
-    /// Its last introduction, if that is the same for all clients.
+    /// Its last introduction, unless clients get different ones.
     summary: RwLock<Option<Arc<ServerSummary>>>,
     circular: CircularLists,
-    /// Limits of the logs about its absence, and about its dropped messages.
     away_logged: LogLimit,
     dropped_logged: LogLimit,
-    /// Set if it exceeded its time limit at the last request.
     late: Mutex<Option<LateAnswers>>,
 }
 
-/// Limits how often a line is logged.
 #[derive(Default)]
 struct LogLimit(Mutex<Option<Instant>>);
 
@@ -119,34 +108,29 @@ impl LogLimit {
     }
 }
 
-/// How often in a row an upstream exceeded its limit, and when last.
 #[derive(Clone, Copy)]
 struct LateAnswers {
     times: u32,
     last: Instant,
 }
 
-/// Serves several upstreams at one path.
 pub struct CombinedEndpoint(Arc<CombinedUpstreams>);
 
 struct CombinedUpstreams {
     settings: CombinedSettings,
-    /// In the order of the settings.
     members: Vec<KnownMember>,
     sessions: Arc<CombinedSessions>,
     owners: ListOwners,
-    /// Failed lookups of tasks.
     misses: UnknownTaskWatch,
-    /// Limits the gateway's error responses to servers.
+    /// Bounds the gateway's error responses to servers.
     refusals: Arc<Semaphore>,
     result_bytes_max: usize,
-    /// Ends the listeners' streams once another endpoint serves the path.
+    /// Ends streams once another endpoint serves the path.
     leaving: CancellationToken,
 }
 
 impl CombinedEndpoint {
-    /// Creates an endpoint of these upstreams: at least one, in the order of the settings. `sessions` may hold sessions of an
-    /// earlier endpoint of the path.
+    /// `members`: at least one, in the order of the settings. `sessions` may come from an earlier endpoint of the path.
     #[must_use]
     pub fn new(
         settings: CombinedSettings,
@@ -179,7 +163,6 @@ impl CombinedEndpoint {
         }))
     }
 
-    /// Whether it has exactly these settings and upstreams.
     #[must_use]
     pub fn is_made_of(&self, settings: &CombinedSettings, members: &[EndpointMember]) -> bool {
         let known = &self.0.members;
@@ -187,13 +170,12 @@ impl CombinedEndpoint {
         self.0.settings == *settings && known.len() == members.len() && known.iter().zip(members).all(is_same)
     }
 
-    /// The `Served` for clients of the 2024-11-05 transport of this endpoint.
+    /// The `Served` for clients of the 2024-11-05 transport.
     #[must_use]
     pub fn any_served(&self) -> &Arc<Served> {
         &self.0.members[0].served
     }
 
-    /// The largest result that any of the upstreams may return.
     #[must_use]
     pub fn result_bytes_max(&self) -> usize {
         self.0.result_bytes_max
@@ -201,18 +183,16 @@ impl CombinedEndpoint {
 }
 
 impl CombinedUpstreams {
-    /// The parts that all upstreams share: clock, keys, rates, the engine.
+    /// The upstreams have the same clock, keys, rates and engine.
     fn common(&self) -> &Served {
         &self.members[0].served
     }
 
-    /// The limits for reading a response of the upstream at `at`, within the principal's share of response bytes.
     fn read_limits(&self, at: usize, principal: &Principal) -> ReadLimits {
         let served = &self.members[at].served;
         ReadLimits::within(served.settings.result_bytes_max, served.engine.limits().answers_to(principal))
     }
 
-    /// Whether a principal may use the upstream at `at`; other principals do not see it.
     fn is_for(&self, at: usize, principal: &Principal) -> bool {
         self.members[at].endpoint.is_for(principal)
     }
@@ -221,13 +201,13 @@ impl CombinedUpstreams {
         (0..self.members.len()).filter(|at| self.is_for(*at, principal))
     }
 
-    /// The upstream of this name, if a principal may use it; otherwise as if no upstream had the name.
+    /// `None` also for an upstream that the principal may not use.
     fn position(&self, upstream: &str, principal: &Principal) -> Option<usize> {
         let at = self.settings.upstreams.iter().position(|name| **name == *upstream);
         at.filter(|at| self.is_for(*at, principal))
     }
 
-    /// Logs that an upstream is missing in a client's response, and marks it so that the client is notified once it returns.
+    /// Logs the absence, and marks it so that the client is notified once the upstream returns.
     fn note_absence(&self, client: &EndpointClient, at: usize, why: &str) {
         let (path, upstream) = (&self.settings.path, &self.settings.upstreams[at]);
         if let Some(session) = &client.session {
@@ -239,17 +219,16 @@ impl CombinedUpstreams {
         }
     }
 
-    /// The cause of the last failure of the upstream at `at`. `None` if it responds, and for remote clients: the cause may
-    /// contain file names of this machine.
+    /// The last failure's cause, for local clients only: it may contain file names of this machine.
     fn cause_for(&self, client: &EndpointClient, at: usize) -> Option<String> {
         let health = self.members[at].served.channel.health().filter(|_| *client.principal() == Principal::local())?;
         health.look().is_failing().then(|| health.last()).flatten().map(|failure| one_line::name(&failure.cause))
     }
 
-    /// Checks whether an upstream that failed last is available again, before a call.
+    /// Asks an upstream that failed last whether it is available again, before a call.
     ///
     /// # Errors
-    /// The refusal for the client, if the upstream is not available.
+    /// The refusal for the client, if it is not.
     async fn check_available(self: &Arc<Self>, client: &EndpointClient, at: usize) -> Result<(), MemberRefusal> {
         if self.members[at].summary.read().is_some() || self.cause_for(client, at).is_none() {
             return Ok(());
@@ -265,7 +244,7 @@ impl CombinedUpstreams {
         })
     }
 
-    /// Waits for a response of the upstream at `at`, at most `limit`, or less if it was late before; `None` on a timeout.
+    /// `None` after `limit`, or sooner if the upstream was late before.
     async fn in_time<T>(&self, at: usize, limit: Duration, asking: impl Future<Output = T>) -> Option<T> {
         let late = &self.members[at].late;
         let before = *late.lock();

@@ -1,30 +1,32 @@
 //! Serves one upstream: each message goes to the face of its era.
 
+use std::fmt;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
-use http::{HeaderName, HeaderValue, StatusCode};
+use http::header::CONTENT_TYPE;
+use http::{HeaderName, HeaderValue, Method, StatusCode};
+use metrics::Counter;
 use tokio_util::sync::CancellationToken;
 
+use super::admitted_request::refuse_all;
 use super::affinity;
-use super::answer::bare;
+use super::answer::{ErrorAnswerMarker, bare};
 use super::array_answer::ArrayItems;
 use super::client_login::ClientLogin;
-use super::http::{Endpoint, FaceResponse, Inbound};
+use super::http::{Endpoint, FaceResponse, Inbound, ending_with};
 use super::intake::{PathContext, PathFaces};
-use super::request_outcomes::RequestOutcomes;
-use super::revocable_body::ending_with;
 use super::served::Served;
 use super::session::{self, SessionFace};
 use super::session_owners::ForwardedMarker;
 use super::stateless::{MessageContext, StatelessFace};
-use crate::task::Principal;
-use crate::wire::envelope::{Request, Response};
-use crate::wire::{Message, RequestId};
+use crate::metric;
+use crate::task::{Executed, GatewayFault, Principal, Reason};
+use crate::wire::envelope::{self, Request, Response};
+use crate::wire::{Message, RequestId, ScanLimits, method};
 
-/// The endpoint of one upstream.
 #[derive(Debug)]
 pub struct UpstreamEndpoint {
     stateless: StatelessFace,
@@ -43,19 +45,16 @@ impl UpstreamEndpoint {
         Self { stateless, session, served, outcomes, login: None }
     }
 
-    /// Lets clients log in at the server themselves.
     #[must_use]
     pub fn with_login(self, login: Option<ClientLogin>) -> Self {
         Self { login, ..self }
     }
 
-    /// How clients log in at the server, if they do so themselves.
     #[must_use]
     pub const fn login(&self) -> Option<&ClientLogin> {
         self.login.as_ref()
     }
 
-    /// Whether a task asked the question with this id.
     pub(super) fn is_asked_by_a_task(&self, id: &RequestId) -> bool {
         self.session.is_asked_by_a_task(id)
     }
@@ -76,7 +75,7 @@ impl UpstreamEndpoint {
 #[async_trait]
 impl Endpoint for UpstreamEndpoint {
     async fn serve(&self, mut inbound: Inbound) -> FaceResponse {
-        // Checked before for every path, but not for each message of an HTTP+SSE stream.
+        // The path was checked before, but not for each message of an HTTP+SSE stream.
         if !self.is_for(&inbound.principal) {
             return bare(StatusCode::NOT_FOUND);
         }
@@ -84,7 +83,7 @@ impl Endpoint for UpstreamEndpoint {
         let (forwarded, carriage) = (self.served.settings.forwarding.of(&inbound.headers), inbound.carriage);
         inbound.forwarded = forwarded.clone();
         let response = affinity::answer(self, inbound).await;
-        // The replica that answered has counted it: an endpoint of several upstreams learns only then which of them is asked.
+        // A forwarded request was counted by the replica that answered it.
         if response.extensions().get::<ForwardedMarker>().is_none() {
             self.outcomes.count(&response);
         }
@@ -94,7 +93,7 @@ impl Endpoint for UpstreamEndpoint {
         };
         match holder {
             Some(holder) => ending_with(response, || self.withheld_from(&holder)),
-            // A response without a holder cannot be withheld.
+            // A client without a key has no right that could be withdrawn.
             None => response,
         }
     }
@@ -158,5 +157,110 @@ impl PathFaces for UpstreamEndpoint {
 
     fn has_under_way(&self, nonce: u128, id: &RequestId) -> bool {
         self.session.has_under_way(nonce, id)
+    }
+}
+
+/// Serves the path of a removed upstream: clients may read, answer and cancel its tasks. Other requests get 404.
+#[derive(Debug)]
+pub struct ClosingEndpoint(Arc<UpstreamEndpoint>);
+
+impl ClosingEndpoint {
+    #[must_use]
+    pub const fn new(endpoint: Arc<UpstreamEndpoint>) -> Self {
+        Self(endpoint)
+    }
+}
+
+/// Whether a request is about existing tasks.
+fn is_kept(request: &Inbound) -> bool {
+    if request.method != Method::POST {
+        return true;
+    }
+    match envelope::read(&request.body, ScanLimits::CLIENT) {
+        Ok(Message::Request(request)) => request.method.starts_with("tasks/") || request.method == method::LISTEN,
+        Ok(Message::Notification(_) | Message::Response(_)) => true,
+        Err(_) => false,
+    }
+}
+
+#[async_trait]
+impl Endpoint for ClosingEndpoint {
+    async fn serve(&self, request: Inbound) -> FaceResponse {
+        if is_kept(&request) { self.0.serve(request).await } else { bare(StatusCode::NOT_FOUND) }
+    }
+
+    fn is_for(&self, principal: &Principal) -> bool {
+        self.0.is_for(principal)
+    }
+
+    fn forwards(&self, header: &HeaderName) -> bool {
+        self.0.forwards(header)
+    }
+
+    fn allow(&self) -> HeaderValue {
+        self.0.allow()
+    }
+}
+
+const STORE_AWAY: GatewayFault = GatewayFault::new(Reason::StoreFailed, Executed::No);
+
+/// Responds to clients while the store is unavailable at the start.
+#[derive(Debug)]
+pub struct StoreAwayEndpoint;
+
+#[async_trait]
+impl Endpoint for StoreAwayEndpoint {
+    async fn serve(&self, request: Inbound) -> FaceResponse {
+        refuse_all(&request, &STORE_AWAY)
+    }
+}
+
+/// Counts the requests of one upstream's clients by outcome.
+struct RequestOutcomes {
+    answered: Counter,
+    stream: Counter,
+    accepted: Counter,
+    error: Counter,
+    refused: Counter,
+}
+
+impl RequestOutcomes {
+    /// The metrics recorder must be installed before.
+    fn of(upstream: &Arc<str>) -> Self {
+        let counter = |outcome: &'static str| metrics::counter!(metric::REQUESTS, "upstream" => Arc::clone(upstream), "outcome" => outcome);
+        Self {
+            answered: counter("answered"),
+            stream: counter("stream"),
+            accepted: counter("accepted"),
+            error: counter("error"),
+            refused: counter("refused"),
+        }
+    }
+
+    /// Counts a request by its response head.
+    fn count(&self, response: &FaceResponse) {
+        let status = response.status();
+        let counter = if status.is_client_error() || status.is_server_error() {
+            &self.refused
+        } else if status == StatusCode::ACCEPTED {
+            &self.accepted
+        } else if response.extensions().get::<ErrorAnswerMarker>().is_some() {
+            &self.error
+        } else if response
+            .headers()
+            .get(CONTENT_TYPE)
+            .is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"))
+        {
+            &self.stream
+        } else {
+            &self.answered
+        };
+        counter.increment(1);
+    }
+}
+
+impl fmt::Debug for RequestOutcomes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RequestOutcomes").finish_non_exhaustive()
     }
 }

@@ -1,4 +1,4 @@
-//! Serves the three tools that give clients without tasks access to theirs. Both faces use it; the dialect has the texts.
+//! Serves the three tools that give clients without tasks access to theirs.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -29,14 +29,11 @@ use crate::wire::{JsonPieces, Message, Object, Payload, RequestId, RpcError, Sca
 
 const EMPTY_CURSOR: &str = "\"\"";
 
-/// The state of the three tools in one face of an upstream.
 #[derive(Debug)]
 pub(super) struct FallbackToolService {
     rules: ToolRules,
-    /// The names that the upstream's own tools have, a bit for each. A name that was seen once remains the upstream's until
-    /// restart, for all clients.
+    /// A bit for each name that the upstream has. A name seen once stays the upstream's until restart, for all clients.
     taken: AtomicU16,
-    /// Whether the upstream's complete list was seen.
     has_learned: AtomicBool,
 }
 
@@ -48,25 +45,23 @@ impl FallbackToolService {
         is_wanted.then(|| Arc::new(Self { rules: rules.clone(), taken, has_learned }))
     }
 
-    /// Whether a call of this tool may be answered with a task id.
     pub(super) fn covers(&self, tool: &str) -> bool {
         self.rules.falls_back_to_tools(tool)
     }
 
-    /// The first level without a name of the upstream's: all three tools share it.
+    /// The first level at which the upstream has none of the names: all three tools share it.
     pub(super) fn level(&self) -> usize {
         let taken = self.taken.load(Ordering::Relaxed);
         (0..LEVELS).find(|level| taken & (0b111 << (3 * level)) == 0).unwrap_or(LEVELS - 1)
     }
 
-    /// The fallback tool of a name; `None` for an upstream's tool. Names of other levels are accepted, too, because clients cache
-    /// them.
+    /// `None` for an upstream's tool. Other levels' names are accepted, too, because clients cache them.
     pub(super) fn named(&self, name: &str) -> Option<FallbackTool> {
         let named = FallbackTool::named(name)?;
         (self.taken.load(Ordering::Relaxed) & bit(named.tool, named.level) == 0).then_some(named.tool)
     }
 
-    /// Whether all of the upstream's names are known.
+    /// Whether the upstream's complete list was seen.
     pub(super) fn has_learned(&self) -> bool {
         self.has_learned.load(Ordering::Relaxed)
     }
@@ -84,7 +79,7 @@ impl FallbackToolService {
         }
     }
 
-    /// The edits to the response of a `tools/list` with this cursor, for a client without tasks.
+    /// The edits of a list for a client without tasks, which sent this cursor.
     pub(super) fn listing(self: &Arc<Self>, sent: Option<Payload>) -> FallbackListing {
         FallbackListing { service: Arc::clone(self), sent }
     }
@@ -98,7 +93,6 @@ impl FallbackToolService {
     }
 }
 
-/// One page of a tool list, for a client that gets the three tools.
 #[derive(Clone, Debug)]
 pub(super) struct FallbackListing {
     service: Arc<FallbackToolService>,
@@ -108,11 +102,10 @@ pub(super) struct FallbackListing {
 impl FallbackListing {
     /// The result of `tools/list` for a client without tasks.
     ///
-    /// The tools are at the end of the last page, when all of the upstream's names are known. Many clients take an empty cursor
-    /// for the end, so a page with an empty cursor has them, too; a cursor that repeats the request's ends the list.
+    /// The tools end the last page, when all of the upstream's names are known, and a page with an empty cursor, which
+    /// many clients take for the end. A cursor that repeats the request's ends the list.
     ///
-    /// A tool loses its output schema if its calls may be answered with a task id: clients validate results against the schema,
-    /// which that text does not match.
+    /// A tool loses its output schema if its calls may be answered with a task id: a client would validate that text.
     pub(super) fn listed(&self, list: &Object) -> Option<Payload> {
         let service = &self.service;
         service.learn(list);
@@ -125,7 +118,7 @@ impl FallbackListing {
         }
         let mut shown: Vec<Payload> = tools.items().map(|tool| service.shown(&tool)).collect();
         let is_last = next.is_none() || is_circular || next == Some(EMPTY_CURSOR);
-        // The page before the empty cursor had them.
+        // The page before the empty cursor had the tools.
         if is_last && sent != Some(EMPTY_CURSOR) {
             let level = service.level();
             shown.extend(FallbackTool::ALL.map(|tool| tool.definition(level)));
@@ -134,7 +127,7 @@ impl FallbackListing {
         Some(if is_circular { edit.remove("nextCursor") } else { edit }.finish())
     }
 
-    /// As [`Self::listed`], for the response to the request `id`; `None` for any other message.
+    /// For the response to the request `id`; `None` for any other message.
     pub(super) fn listed_in(&self, message: &Bytes, id: &RequestId) -> Option<Bytes> {
         let Ok(Message::Response(response)) = envelope::read(message, ScanLimits::UPSTREAM) else { return None };
         let result = response.result.filter(|_| response.id.as_ref().is_some_and(|named| named.says(id)))?;
@@ -151,14 +144,13 @@ const fn bit(tool: FallbackTool, level: usize) -> u16 {
     1 << (3 * level + position)
 }
 
-/// The result of a call of one of the tools.
 type FallbackResult = Result<JsonPieces, RpcError>;
 
 enum FallbackAnswer {
     Now(FallbackResult),
     /// The owner has no such task.
     Missed(Payload),
-    /// Pending. Dropping the future only ends the wait.
+    /// Dropping the future only ends the wait.
     Later(BoxFuture<'static, FallbackResult>),
 }
 
@@ -170,15 +162,13 @@ pub(super) struct FallbackCall<'a> {
     pub(super) life_signs: bool,
 }
 
-/// The client that requests a task.
 #[derive(Clone, Copy)]
 pub(super) struct TaskAsker<'a> {
     pub(super) owner: &'a Principal,
-    /// Counts its requests for unknown tasks.
     pub(super) misses: &'a UnknownTaskWatch,
 }
 
-/// Answers a call of one of the tools. Dropping the future does not affect the task.
+/// Dropping the future does not affect the task.
 pub(super) async fn answer(
     engine: &Arc<Engine>,
     asker: TaskAsker<'_>,
@@ -203,7 +193,7 @@ pub(super) async fn answer(
     call_stream::respond(LateAnswer { answering: Box::pin(answering), signs }, addressee).await
 }
 
-/// Runs a call of one of the tools, for the owner's tasks only (as `tasks/*`). Only a cancel reaches the upstream.
+/// Serves the owner's tasks only, as `tasks/*` does. Only a cancel reaches the upstream.
 async fn run(
     engine: &Arc<Engine>,
     TaskAsker { owner, misses }: TaskAsker<'_>,
@@ -245,7 +235,7 @@ async fn run(
     FallbackAnswer::Later(Box::pin(wait(Arc::clone(engine), key, arguments.wait, dialect)))
 }
 
-/// Waits for a task to settle; returns its outcome, or its status after `patience`.
+/// Returns the outcome, or the status after `patience`.
 async fn wait(engine: Arc<Engine>, key: TaskKey, patience: Duration, dialect: FallbackTools) -> FallbackResult {
     let end = Instant::now() + patience;
     let Ok(mut watcher) = engine.watchers().watch(&key) else {
@@ -266,7 +256,6 @@ async fn wait(engine: Arc<Engine>, key: TaskKey, patience: Duration, dialect: Fa
     }
 }
 
-/// The outcome of a task, or its current status.
 fn outcome(engine: &Engine, task: Arc<Task>, dialect: &FallbackTools) -> FallbackResult {
     let refused = |fault: GatewayFault| gateway_error(&fault);
     let task = engine.share(task).map_err(refused)?;

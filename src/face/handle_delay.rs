@@ -1,7 +1,7 @@
 //! Delays a task handle by up to 100 ms, for calls that settle first (T-79).
 //!
-//! A client polls as soon as it has its handle, and again after the poll interval. Without the delay, the client of a tool that
-//! takes a few milliseconds waits a whole interval.
+//! A client polls at once, then after the poll interval: without the delay it waits a whole interval for a tool that
+//! takes milliseconds.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,11 +12,10 @@ use crate::engine::{CallEvent, CallStream, Engine};
 use crate::task::{Failure, GatewayFault, Outcome, Phase, Reason, TaskKey};
 use crate::upstream::ForwardedHeaders;
 
-/// The longest delay of a handle.
 const MOMENT: Duration = Duration::from_millis(100);
 
-/// Returns once the task has settled or asks a question, and that is stored; at the latest after the delay. If the client
-/// disconnects before, it has no handle, and the task is cancelled (T-27), unless the client can find it by an idempotency key.
+/// Returns once a settled task or its question is stored, at the latest after the delay. If the client disconnects
+/// before, the task is cancelled (T-27), unless an idempotency key finds it.
 pub(in crate::face) async fn pass(engine: &Arc<Engine>, key: &TaskKey, is_named: bool) {
     let unsent = UnsentHandle { engine, key: Some(key).filter(|_| !is_named) };
     let news = async {
@@ -33,8 +32,8 @@ pub(in crate::face) async fn pass(engine: &Arc<Engine>, key: &TaskKey, is_named:
     unsent.sent();
 }
 
-/// The fault of a task that its server refused for its client's credential within the delay: the client gets the challenge in
-/// place of a handle, logs in and calls again. The stored row has the same fault.
+/// The fault of a task that its server refused for the client's credential: the client gets the challenge in place of a
+/// handle, logs in and calls again. The row has the same fault.
 pub(in crate::face) async fn refusal(
     engine: &Arc<Engine>,
     key: &TaskKey,
@@ -47,8 +46,8 @@ pub(in crate::face) async fn refusal(
     }
 }
 
-/// The first event of a call that is a task from its beginning, after the delay: a handle would be issued before the server is
-/// asked, and a client with a handle never receives the challenge. `None` for any other call.
+/// The first event of a call that is a task from its beginning, after the delay: a client with a handle never receives
+/// the challenge.
 ///
 /// # Errors
 /// If the server refused the client's credential.

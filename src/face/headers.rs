@@ -1,6 +1,7 @@
-//! Compares a stateless request's headers with its body (MOD-04 to MOD-07).
+//! Reads the headers of requests: they choose the face, and must agree with the body.
 //!
-//! A header that differs from the body is refused: the routed request must be the executed one.
+//! A stateless request's headers are compared with its body (MOD-04 to MOD-07): the routed request must be the executed
+//! one.
 
 use std::borrow::Cow;
 
@@ -9,7 +10,9 @@ use base64::engine::general_purpose::STANDARD;
 use http::header::{HeaderMap, HeaderName};
 
 use crate::dialect::RequestError;
-use crate::wire::{Object, method};
+use crate::dialect::negotiate::names_version;
+use crate::upstream::header_annotations::HeaderArgument;
+use crate::wire::{Object, ProtocolVersion, method};
 
 pub const PROTOCOL_VERSION: HeaderName = HeaderName::from_static("mcp-protocol-version");
 pub const METHOD: HeaderName = HeaderName::from_static("mcp-method");
@@ -17,10 +20,8 @@ pub const NAME: HeaderName = HeaderName::from_static("mcp-name");
 pub const SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
 pub const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
-/// The text of a header that may occur once.
-///
 /// # Errors
-/// [`RequestError::Header`] if it occurs twice (B113) or contains other characters than visible ASCII, spaces and tabs.
+/// [`RequestError::Header`] if it occurs twice (B113), or has characters beside visible ASCII, spaces and tabs.
 pub fn single<'a>(all: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a str>, RequestError> {
     let mut values = all.get_all(name).iter();
     let (first, second) = (values.next(), values.next());
@@ -30,7 +31,7 @@ pub fn single<'a>(all: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a st
             .to_str()
             .map(|text| Some(text.trim_matches([' ', '\t'])))
             .map_err(|_| complaint(name, "is not plain text")),
-        (Some(_), Some(_)) => Err(complaint(name, "stands more than once")),
+        (Some(_), Some(_)) => Err(complaint(name, "is present more than once")),
     }
 }
 
@@ -39,9 +40,6 @@ fn complaint(name: &HeaderName, what: &str) -> RequestError {
 }
 
 /// Compares `MCP-Protocol-Version` and `Mcp-Method` with the body (MOD-04, MOD-05, T-16).
-///
-/// # Errors
-/// [`RequestError::Header`] that names the header.
 pub fn check_request(all: &HeaderMap, version: &str, method: &str) -> Result<(), RequestError> {
     require(single(all, &PROTOCOL_VERSION)?, version, &PROTOCOL_VERSION)?;
     require(single(all, &METHOD)?, method, &METHOD)
@@ -55,11 +53,7 @@ fn require(header: Option<&str>, body: &str, name: &HeaderName) -> Result<(), Re
     }
 }
 
-/// Compares `Mcp-Name` with the member of `params` for the method (MOD-06). On task methods a missing header is accepted: FastMCP
-/// 4.1 never sends it there (T-15, EXT-53).
-///
-/// # Errors
-/// [`RequestError::Header`].
+/// Compares `Mcp-Name` (MOD-06). On task methods it may be missing: FastMCP 4.1 never sends it there (T-15, EXT-53).
 pub fn check_name(all: &HeaderMap, method: &str, params: Option<&Object>) -> Result<(), RequestError> {
     let Some(member) = naming_member(method) else { return Ok(()) };
     let header = single(all, &NAME)?;
@@ -75,7 +69,6 @@ pub fn check_name(all: &HeaderMap, method: &str, params: Option<&Object>) -> Res
     }
 }
 
-/// The member of `params` that names a method's object, if there is one.
 #[must_use]
 pub fn naming_member(method: &str) -> Option<&'static str> {
     match method {
@@ -86,8 +79,7 @@ pub fn naming_member(method: &str) -> Option<&'static str> {
     }
 }
 
-/// Decodes `=?base64?…?=` in a header's value; another value is literal. `None` if the content is not canonical Base64 of UTF-8
-/// (B114).
+/// A value without `=?base64?…?=` is literal. `None` unless the content is canonical Base64 of UTF-8 (B114).
 #[must_use]
 pub fn decode(value: &str) -> Option<Cow<'_, str>> {
     let Some(inside) = value.strip_prefix("=?base64?").and_then(|rest| rest.strip_suffix("?=")) else {
@@ -97,9 +89,72 @@ pub fn decode(value: &str) -> Option<Cow<'_, str>> {
     String::from_utf8(bytes).ok().map(Cow::Owned)
 }
 
+/// Compares a call's headers with the arguments that they repeat (`x-mcp-header`, MOD-06, MOD-07, T-74, B116). Headers
+/// without an annotation are ignored (B76).
+///
+/// # Errors
+/// [`RequestError::Header`] or [`RequestError::Params`] that names the header.
+pub fn check_arguments(
+    mirrored: &[HeaderArgument],
+    all: &HeaderMap,
+    arguments: Option<&Object>,
+) -> Result<(), RequestError> {
+    for one in mirrored {
+        let complain = |what: &str| RequestError::Header(Cow::Owned(format!("{} {what}", one.header)));
+        let header = single(all, &one.header)?;
+        match (header, one.argument(arguments)) {
+            (None, None) => (),
+            (None, Some(_)) => return Err(complain("is missing")),
+            (Some(_), None) => return Err(complain("is present, but its argument is missing")),
+            (Some(header), Some(argument)) => {
+                let header = decode(header).ok_or_else(|| complain("is not validly encoded"))?;
+                if !one.agrees(&header, &argument) {
+                    return Err(complain("differs from its argument"));
+                }
+                // Another server may end the text there (B81).
+                if header.contains('\0') {
+                    let what = format!("the argument of {} holds a null character", one.header);
+                    return Err(RequestError::Params(Cow::Owned(what)));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The face for a message: chosen by the body first, then by the header (GW-02).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Face {
+    /// Per-request metadata, 2026-07-28.
+    Stateless,
+    /// An `initialize` handshake and a session, up to 2025-11-25.
+    Session,
+}
+
+/// A version in `_meta` makes a request stateless; else the header decides. A proxy that strips a header never changes
+/// the era (T-16).
+#[must_use]
+pub fn face_of(params: Option<&Object>, all: &HeaderMap) -> Face {
+    if names_version(params) || header_is_stateless(all) { Face::Stateless } else { Face::Session }
+}
+
+#[must_use]
+pub fn header_is_stateless(all: &HeaderMap) -> bool {
+    single(all, &PROTOCOL_VERSION)
+        .ok()
+        .flatten()
+        .and_then(ProtocolVersion::parse)
+        .is_some_and(ProtocolVersion::is_stateless)
+}
+
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
+    use http::HeaderValue;
+
     use super::*;
+    use crate::upstream::header_annotations::{HeaderAnnotations, read};
+    use crate::wire::{Payload, ScanLimits};
 
     /// B112, B114, B115, MOD-07.
     #[test]
@@ -118,5 +173,69 @@ mod tests {
         ] {
             assert_eq!(decode(value).as_deref(), decoded, "{value}");
         }
+    }
+
+    fn payload(text: &str) -> Payload {
+        Payload::parse(&Bytes::copy_from_slice(text.as_bytes()), ScanLimits::UPSTREAM).unwrap()
+    }
+
+    const SCHEMA: &str = r#"{"type":"object","properties":{
+        "region":{"type":"string","x-mcp-header":"Region"},
+        "deep":{"type":"object","properties":{"n":{"type":"integer","x-mcp-header":"Count"}}},
+        "dry":{"type":"boolean","x-mcp-header":"Dry"}}}"#;
+
+    #[track_caller]
+    fn check_call(header: &[(&'static str, &'static str)], arguments: &str, accepted: bool) {
+        let HeaderAnnotations::Valid(mirrored) = read(&payload(SCHEMA)) else { panic!("the schema is valid") };
+        let mut all = HeaderMap::new();
+        for (name, value) in header {
+            all.append(*name, HeaderValue::from_static(value));
+        }
+        let arguments = Object::of(&payload(arguments));
+        assert_eq!(check_arguments(&mirrored, &all, arguments.as_ref()).is_ok(), accepted, "{header:?} {arguments:?}");
+    }
+
+    /// MOD-06, MOD-07, B76, B116.
+    #[test]
+    fn headers_must_repeat_the_arguments_that_are_there() {
+        check_call(&[], "{}", true);
+        check_call(&[], r#"{"region":null}"#, true);
+        check_call(&[("mcp-param-region", "eu")], r#"{"region":"eu"}"#, true);
+        check_call(&[("mcp-param-region", "=?base64?ZXU=?=")], r#"{"region":"eu"}"#, true);
+        check_call(&[("mcp-param-region", "=?base64?ZXU?=")], r#"{"region":"eu"}"#, false);
+        check_call(&[("mcp-param-region", "EU")], r#"{"region":"eu"}"#, false);
+        check_call(&[], r#"{"region":"eu"}"#, false);
+        check_call(&[("mcp-param-region", "eu")], "{}", false);
+        check_call(&[("mcp-param-region", "eu"), ("mcp-param-region", "eu")], r#"{"region":"eu"}"#, false);
+        check_call(&[("mcp-param-count", "7")], r#"{"deep":{"n":7}}"#, true);
+        check_call(&[("mcp-param-count", "7")], r#"{"deep":{"n":7.0}}"#, true);
+        check_call(&[("mcp-param-count", "8")], r#"{"deep":{"n":7}}"#, false);
+        check_call(&[("mcp-param-dry", "true")], r#"{"dry":true}"#, true);
+        check_call(&[("mcp-param-dry", "True")], r#"{"dry":true}"#, false);
+        check_call(&[("mcp-param-other", "x")], "{}", true);
+    }
+
+    #[track_caller]
+    fn check_face(params: &str, header: Option<&'static str>, face: Face) {
+        let payload = payload(params);
+        let mut all = HeaderMap::new();
+        if let Some(value) = header {
+            all.insert(PROTOCOL_VERSION, HeaderValue::from_static(value));
+        }
+        assert_eq!(face_of(Object::of(&payload).as_ref(), &all), face, "{params} {header:?}");
+    }
+
+    /// T-16, T-17, GW-02.
+    #[test]
+    fn the_body_decides_and_the_header_speaks_only_where_it_is_silent() {
+        let stateless = r#"{"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28"}}"#;
+        check_face(stateless, None, Face::Stateless);
+        check_face(stateless, Some("2025-11-25"), Face::Stateless);
+        check_face(r#"{"_meta":{"io.modelcontextprotocol/protocolVersion":"v999"}}"#, None, Face::Stateless);
+        check_face(r#"{"_meta":{"io.modelcontextprotocol/protocolVersion":"2025-11-25"}}"#, None, Face::Stateless);
+        check_face("{}", Some("2026-07-28"), Face::Stateless);
+        check_face("{}", Some("2025-11-25"), Face::Session);
+        check_face(r#"{"_meta":{"progressToken":1}}"#, None, Face::Session);
+        check_face("{}", None, Face::Session);
     }
 }

@@ -1,15 +1,17 @@
 //! Defines the faces' HTTP types: checked requests, and responses with any body.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::io;
 use std::net::IpAddr;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use async_trait::async_trait;
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
+use http::header::CONTENT_TYPE;
 use http::{HeaderName, HeaderValue, Method};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Empty, Full};
@@ -22,31 +24,27 @@ use crate::upstream::ForwardedHeaders;
 use crate::wire::framing::BodyPart;
 use crate::wire::{Message, MessageText};
 
-/// The body of a response: complete, or an event stream. An error aborts the connection.
+/// A complete body, or an event stream. An error aborts the connection.
 pub type ResponseBody = UnsyncBoxBody<BodyPart, io::Error>;
 
-/// A response to a client.
 pub type FaceResponse = http::Response<ResponseBody>;
 
-/// An empty body.
 #[must_use]
 pub fn empty_body() -> ResponseBody {
     Empty::new().map_err(|never| match never {}).boxed_unsync()
 }
 
-/// A complete body.
 #[must_use]
 pub fn full_body(part: impl Into<BodyPart>) -> ResponseBody {
     Full::new(part.into()).map_err(|never| match never {}).boxed_unsync()
 }
 
-/// An event stream of available messages.
 #[must_use]
 pub fn events_body<T: Into<MessageText>>(messages: impl IntoIterator<Item = T>) -> ResponseBody {
     PartsBody(messages.into_iter().map(BodyPart::message).collect()).boxed_unsync()
 }
 
-/// A complete body in pieces: a large text need not be copied together with short ones.
+/// Avoids a copy of a large text together with short ones.
 #[must_use]
 pub fn joined_body(pieces: impl IntoIterator<Item = Bytes>) -> ResponseBody {
     PartsBody(pieces.into_iter().map(BodyPart::Bytes).collect()).boxed_unsync()
@@ -73,21 +71,21 @@ impl Body for PartsBody {
 
 /// A request that has passed the HTTP guards: path, host and origin are valid.
 ///
-/// A POST has a body of `application/json` that is unencoded, complete, within limits and not empty. GET and DELETE have an empty
-/// body, as does HEAD if the endpoint accepts it. Other methods never arrive.
+/// A POST's body is complete, unencoded `application/json` within limits, and not empty; other methods have none. HEAD
+/// arrives only if the endpoint accepts it; methods beside POST, GET, DELETE and HEAD never do.
 #[derive(Clone, Debug)]
 pub struct Inbound {
     pub method: Method,
     pub path: String,
-    /// The undecoded query of the target. It selects no path (B57); with HTTP+SSE it selects the stream of a message.
+    /// The undecoded query. It selects no path (B57); with HTTP+SSE it selects a message's stream.
     pub query: Option<String>,
-    /// As received, hop-by-hop fields included: an allow-list selects the forwarded ones.
+    /// Contains hop-by-hop fields: an allow-list selects the forwarded ones.
     pub headers: http::HeaderMap,
     pub body: Bytes,
-    /// The message in the body, if the caller has read it.
+    /// The message in the body, if the caller has parsed it.
     pub message: Option<Message>,
     pub principal: Principal,
-    /// The client's address, if known: an IPv4 address, or a /64 of IPv6.
+    /// An IPv4 address, or a /64 of IPv6, if known.
     pub client: Option<IpAddr>,
     pub accepted: AcceptedTypes,
     /// The headers to forward, once the endpoint has selected them.
@@ -95,34 +93,31 @@ pub struct Inbound {
     /// The time at which the head had been read.
     pub received_at: Instant,
     pub carriage: MessageChannel,
-    /// Whether the caller has counted the request: then it takes no rate and no stream permit.
+    /// A counted request takes no rate and no stream permit.
     pub is_counted: bool,
-    /// The nonce of the client's session at an endpoint of several upstreams. The session that an `initialize` opens at one of
-    /// them has the same, so that all state by nonce belongs to the client's session.
+    /// The nonce of the client's session at an endpoint of several upstreams; its sessions at each of them have the
+    /// same.
     pub endpoint_session: Option<u128>,
-    /// Whether its client is still connected.
     pub arrival: Arrival,
 }
 
 impl Inbound {
-    /// The principal by which it is counted.
     #[must_use]
     pub fn counted_as(&self) -> Principal {
         self.principal.counted_at(self.client)
     }
 }
 
-/// The channel of a message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MessageChannel {
-    /// A separate HTTP request. The headers that repeat parts of the body are required and must agree with it.
+    /// An HTTP request: headers that repeat parts of the body are required and must agree.
     #[default]
     Request,
-    /// One of many on a stream, without headers of its own: only the body counts (T-70). An HTTP request is never read as such a message.
+    /// One of many on a stream: only the body counts (T-70). An HTTP request is never read as such a message.
     Stream,
 }
 
-/// The response types that `Accept` admits (B69). For a POST never [`AcceptedTypes::Neither`].
+/// The response types of `Accept` (B69). For a POST never [`AcceptedTypes::Neither`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AcceptedTypes {
     Json,
@@ -132,40 +127,36 @@ pub enum AcceptedTypes {
 }
 
 impl AcceptedTypes {
-    /// Whether the response may be an event stream.
     #[must_use]
     pub const fn takes_stream(self) -> bool {
         matches!(self, Self::EventStream | Self::Both)
     }
 }
 
-/// The handler of one path.
 #[async_trait]
 pub trait Endpoint: Send + Sync {
-    /// Answers one request. Dropped when the client disconnects: work that must continue runs in another task.
+    /// Dropped when the client disconnects: work that must continue runs in another task.
     async fn serve(&self, request: Inbound) -> FaceResponse;
 
-    /// Whether a header is forwarded to the upstream, which identifies clients by a credential.
+    /// Whether a header is forwarded to the upstream, which identifies clients by it.
     fn forwards(&self, _header: &HeaderName) -> bool {
         false
     }
 
-    /// Whether a principal may use the path; for others it looks like an unknown one.
+    /// Whether a principal may use the path; others see an unknown path.
     fn is_for(&self, _principal: &Principal) -> bool {
         true
     }
 
-    /// Returns once a principal may no longer use the path, which ends its streams.
+    /// Returns once the principal loses its right, which ends its streams.
     fn withheld_from(&self, _principal: &Principal) -> BoxFuture<'static, ()> {
         std::future::pending().boxed()
     }
 
-    /// Whether the path needs no authentication.
     fn is_public(&self) -> bool {
         false
     }
 
-    /// Whether the path accepts this method.
     fn takes(&self, method: &Method) -> bool {
         [Method::POST, Method::GET, Method::DELETE].contains(method)
     }
@@ -173,6 +164,131 @@ pub trait Endpoint: Send + Sync {
     /// The methods in a 405 that is sent without this endpoint.
     fn allow(&self) -> HeaderValue {
         HeaderValue::from_static("POST")
+    }
+}
+
+/// Ends an event stream once `ended` returns, as when its credential or right is withdrawn. A response in one piece is
+/// unchanged.
+pub(crate) fn ending_with<E>(response: FaceResponse, ended: impl FnOnce() -> E) -> FaceResponse
+where
+    E: Future<Output = ()> + Send + 'static,
+{
+    let is_stream =
+        response.headers().get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));
+    match is_stream {
+        true => response.map(|body| RevocableBody { body, ended: ended().boxed() }.boxed_unsync()),
+        false => response,
+    }
+}
+
+struct RevocableBody {
+    body: ResponseBody,
+    ended: BoxFuture<'static, ()>,
+}
+
+impl fmt::Debug for RevocableBody {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RevocableBody").field("body", &self.body).finish_non_exhaustive()
+    }
+}
+
+impl Body for RevocableBody {
+    type Data = BodyPart;
+    type Error = io::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<io::Result<Frame<BodyPart>>>> {
+        let this = self.get_mut();
+        if this.ended.as_mut().poll(context).is_ready() {
+            // The body is released now, not when the client has read the end; `ended` is not polled again.
+            this.ended = std::future::pending().boxed();
+            this.body = empty_body();
+        }
+        Pin::new(&mut this.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// The longest part with line ends that is rewritten at once.
+const LINES_MAX: usize = 64 << 10;
+
+/// A JSON body as one event, without a copy of a large payload. Its line ends, which occur only in whitespace, become
+/// data lines, which read as the same JSON.
+pub(super) struct SingleEventBody {
+    source: ResponseBody,
+    at: SingleEventPart,
+    /// The rest of a frame, or the prefix of the event.
+    left: Bytes,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum SingleEventPart {
+    Head,
+    Data,
+    Over,
+}
+
+impl SingleEventBody {
+    pub(super) const fn new(source: ResponseBody) -> Self {
+        Self { source, at: SingleEventPart::Head, left: Bytes::from_static(b"event: message\ndata: ") }
+    }
+
+    pub(super) fn named(self, id: Option<String>) -> Self {
+        let Some(id) = id else { return self };
+        Self { left: [format!("id: {id}\n").as_bytes(), &self.left].concat().into(), ..self }
+    }
+
+    /// `left` is not empty.
+    fn next_part(&mut self) -> Bytes {
+        let Some(first) = memchr::memchr2(b'\r', b'\n', &self.left) else { return std::mem::take(&mut self.left) };
+        if first > LINES_MAX {
+            return self.left.split_to(first);
+        }
+        let part = self.left.split_to(self.left.len().min(LINES_MAX));
+        let mut out = BytesMut::with_capacity(part.len() + 32);
+        for (at, line) in part.split(|byte| matches!(byte, b'\r' | b'\n')).enumerate() {
+            if at > 0 {
+                out.extend_from_slice(b"\ndata: ");
+            }
+            out.extend_from_slice(line);
+        }
+        out.freeze()
+    }
+}
+
+impl Body for SingleEventBody {
+    type Data = BodyPart;
+    type Error = io::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<BodyPart>, io::Error>>> {
+        let this = self.get_mut();
+        let part = |bytes: Bytes| Poll::Ready(Some(Ok(Frame::data(BodyPart::Bytes(bytes)))));
+        match this.at {
+            SingleEventPart::Over => return Poll::Ready(None),
+            SingleEventPart::Head => {
+                this.at = SingleEventPart::Data;
+                return part(std::mem::take(&mut this.left));
+            }
+            SingleEventPart::Data if !this.left.is_empty() => return part(this.next_part()),
+            SingleEventPart::Data => (),
+        }
+        match ready!(Pin::new(&mut this.source).poll_frame(cx)) {
+            Some(Ok(frame)) => {
+                this.left = frame.into_data().unwrap_or_default().into_bytes();
+                part(if this.left.is_empty() { Bytes::new() } else { this.next_part() })
+            }
+            Some(Err(error)) => Poll::Ready(Some(Err(error))),
+            None => {
+                this.at = SingleEventPart::Over;
+                part(Bytes::from_static(b"\n\n"))
+            }
+        }
     }
 }
 

@@ -16,25 +16,21 @@ use crate::wire::envelope::Request;
 use crate::wire::meta::{IDEMPOTENCY_KEY, META};
 use crate::wire::{Object, Payload};
 
-/// The header of an idempotency key.
 pub const HEADER: HeaderName = HeaderName::from_static("idempotency-key");
 
-/// The longest key, in bytes.
 pub const KEY_BYTES_MAX: usize = 256;
 
-/// The scope in which a key is unique.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IdempotencyScope {
-    /// The principal, in any session.
+    /// A key is unique for its principal in any session.
     Principals,
-    /// One session, by its nonce: an anonymous client has nothing else of which it is the only user.
+    /// A key is unique in one session, by its nonce: an anonymous client shares all else with others.
     Sessions(u128),
-    /// None: the client cannot be told from others.
+    /// The client cannot be told from others, so it may have no key.
     Nobodys,
 }
 
 impl IdempotencyScope {
-    /// The scope of `principal`'s keys, in a session or without one.
     #[must_use]
     pub fn of(principal: &Principal, session: Option<u128>) -> Self {
         match session {
@@ -45,13 +41,11 @@ impl IdempotencyScope {
     }
 }
 
-/// The key of a `tools/call` with these `params`, and the digest of the call; `None` for a call without. Absent arguments equal
-/// empty ones.
+/// The key's digest and the call's; `None` without a key. Absent arguments equal empty ones.
 ///
 /// # Errors
-/// [`RequestError::Params`] for a key that is not 1 to [`KEY_BYTES_MAX`] bytes of visible ASCII, or differs between header and
-/// `_meta`; and for any key of a client that cannot be told from others: the key could return another client's task, or conflict
-/// with it.
+/// For a key that is not 1 to [`KEY_BYTES_MAX`] bytes of visible ASCII, or differs between header and `_meta`; and for
+/// a client that cannot be told from others: its key could return another client's task.
 pub fn read(
     headers: &HeaderMap,
     params: &Object,
@@ -67,7 +61,7 @@ pub fn read(
         IdempotencyScope::Principals => digest([key.as_bytes()]),
         IdempotencyScope::Sessions(nonce) => digest([key.as_bytes(), &nonce.to_be_bytes()]),
         IdempotencyScope::Nobodys => {
-            return Err(wrong("needs a client that can be told from others: by a credential or a session"));
+            return Err(wrong("is not accepted from an unidentified client; use a credential or a session"));
         }
     };
     let arguments = params.get("arguments").unwrap_or_else(Payload::empty_object);
@@ -75,7 +69,7 @@ pub fn read(
     Ok(Some(Idempotency { key, call }))
 }
 
-/// Whether a call has an idempotency key. Cheap without one: then its `_meta` is not parsed.
+/// Cheap without a key: `_meta` is not parsed.
 pub(super) fn is_given(headers: &HeaderMap, params: &Object) -> bool {
     headers.contains_key(HEADER) || is_in_params(params)
 }
@@ -91,34 +85,29 @@ fn is_in_params(params: &Object) -> bool {
     params.get(META).is_some_and(is_in)
 }
 
-/// Whether a request's own parameters or the headers have an idempotency key.
 pub(super) fn is_in_request(headers: &HeaderMap, request: &Request) -> bool {
     request.params.object().is_some_and(|params| is_given(headers, params))
 }
 
-/// As [`is_in_request`], without the headers.
 pub(super) fn is_in_message(request: &Request) -> bool {
     request.params.object().is_some_and(is_in_params)
 }
 
-/// The header alone, for a request that continues without the others.
 pub(super) fn header_alone(headers: &HeaderMap) -> HeaderMap {
     headers.get_all(HEADER).iter().map(|value| (HEADER, value.clone())).collect()
 }
 
-/// The refusal of a key that a call's first request did not have.
 pub(super) fn not_from_the_first_request() -> RequestError {
-    wrong("has to stand in the first request of a call, not in that which answers its questions alone")
+    wrong("is missing in the call's first request; send it there, not only with the answers to its questions")
 }
 
-/// The refusal of a header for a batch.
 pub(super) fn of_an_array() -> RequestError {
-    wrong("of an array stands in each call's _meta, as io.taskgate/idempotency-key: the header names one call")
+    wrong("in the header cannot apply to an array; write io.taskgate/idempotency-key in each call's _meta")
 }
 
-/// The refusal of a key for a tool that no server of an endpoint lists: several servers would be asked in turn.
+/// The endpoint would ask several servers in turn.
 pub(super) fn of_an_unlisted_tool() -> RequestError {
-    wrong("is taken for a tool that is listed")
+    wrong("is not accepted for an unlisted tool")
 }
 
 fn key(headers: &HeaderMap, params: &Object) -> Result<Option<String>, RequestError> {
@@ -126,7 +115,7 @@ fn key(headers: &HeaderMap, params: &Object) -> Result<Option<String>, RequestEr
     let field = match (fields.next(), fields.next()) {
         (None, _) => None,
         (Some(field), None) => Some(check(field.as_bytes())?),
-        (Some(_), Some(_)) => return Err(wrong("stands more than once")),
+        (Some(_), Some(_)) => return Err(wrong("is present more than once")),
     };
     let member = params.get_object(META).and_then(|meta| meta.get(IDEMPOTENCY_KEY));
     let member = match member {

@@ -9,14 +9,13 @@ use tokio_util::sync::CancellationToken;
 use super::admitted_request::{AdmittedMessage, AdmittedRequest};
 use super::answer::{accepted, stateless_addressee};
 use super::array_answer::ArrayItems;
-use super::classify::Face;
+use super::headers::Face;
 use super::http::{FaceResponse, Inbound};
 use super::served::Served;
 use crate::dialect::RequestError;
 use crate::wire::envelope::Request;
 use crate::wire::{Message, RequestId, method};
 
-/// The faces of one path, for clients of either era.
 pub(super) trait PathFaces: Send + Sync {
     fn path(&self) -> PathContext<'_>;
 
@@ -26,27 +25,25 @@ pub(super) trait PathFaces: Send + Sync {
 
     fn post_batch(&self, inbound: &Inbound, batch: ArrayItems) -> impl Future<Output = FaceResponse> + Send;
 
-    /// Opens or resumes a stream of a session.
+    /// Opens or resumes a session's stream.
     fn get(&self, inbound: &Inbound) -> impl Future<Output = FaceResponse> + Send;
 
     fn delete(&self, inbound: &Inbound) -> impl Future<Output = FaceResponse> + Send;
 
-    /// Whether a request of this session is registered in this process.
+    /// Whether this process has a request of this session.
     fn has_under_way(&self, nonce: u128, id: &RequestId) -> bool;
 }
 
-/// The state of one path that its requests need in front of the faces.
 #[derive(Clone, Copy)]
 pub(super) struct PathContext<'a> {
-    /// The settings and counters.
     pub(super) served: &'a Served,
     /// The name by which the path's streams are counted.
     pub(super) name: &'a Arc<str>,
-    /// Ends streams without another end.
+    /// Ends streams that have no other end.
     pub(super) leaving: &'a CancellationToken,
 }
 
-/// Serves a request in this process. The rare ones are boxed, so that a message's future is not as large.
+/// Rare requests are boxed, so that a message's future is not as large.
 pub(super) async fn serve(faces: &impl PathFaces, admitted: AdmittedRequest) -> FaceResponse {
     match admitted {
         AdmittedRequest::Message(AdmittedMessage { inbound, message, face, refusable }) => {
@@ -81,7 +78,7 @@ async fn serve_stateless(faces: &impl PathFaces, inbound: &Inbound, message: Box
         }
     };
     if is_handshake_without_metadata(&request) {
-        let what = Cow::Borrowed("initialize is not sent with the header of a stateless version");
+        let what = Cow::Borrowed("initialize cannot have the header of a stateless version");
         return stateless_addressee(inbound, Some(request.id)).complaint(&RequestError::Header(what));
     }
     // Boxed, so that a session's request, which needs less, is not as large.

@@ -28,7 +28,7 @@ pub struct ListenPermits {
 }
 
 impl ListenPermits {
-    /// No streams yet. Cancelling `ending` ends every stream with its result, and prevents new ones.
+    /// Cancelling `ending` ends every stream with its result, and prevents new ones.
     #[must_use]
     pub fn new(ending: CancellationToken, limits: SharedLimits) -> Arc<Self> {
         Arc::new(Self { taken: Mutex::default(), limits, ending })
@@ -38,8 +38,7 @@ impl ListenPermits {
         &self.ending
     }
 
-    /// Takes a permit for `owner`, the principal by which its requests are counted. The principal's limit is checked before the
-    /// total (B159).
+    /// `owner` is the principal by which its requests are counted. Its limit is checked before the total (B159).
     ///
     /// # Errors
     /// `Draining` or `TooManyListeners`.
@@ -66,7 +65,6 @@ impl ListenPermits {
     }
 }
 
-/// The permit of one stream; released when dropped.
 #[derive(Debug)]
 pub(in crate::face) struct ListenPermit {
     listeners: Arc<ListenPermits>,
@@ -75,7 +73,7 @@ pub(in crate::face) struct ListenPermit {
 }
 
 impl ListenPermit {
-    /// A response body that holds the permit until it ends or is dropped.
+    /// Holds the permit until the body ends or is dropped.
     pub(in crate::face) fn keep(self, body: ResponseBody) -> ResponseBody {
         PermittedBody { body, _place: self }.boxed_unsync()
     }

@@ -10,10 +10,10 @@ use tokio::time::Instant;
 use crate::dialect::subscriptions::SubscriptionFilter;
 use crate::upstream::{BeginError, CallContext, NotificationSubscription, ServerNotification, Upstream};
 
-/// The shortest and longest pause after a failed subscription.
+/// The pauses after failed subscriptions.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
-/// A subscription that lasted this long counts as successful even if it is lost.
+/// A subscription that lasted this long counts as successful.
 const USEFUL_AFTER: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
@@ -23,12 +23,10 @@ pub(in crate::face) enum SubscriberEvent {
     TooMuch,
 }
 
-/// Subscriptions to single resources that an upstream has confirmed: at most one per resource, in the order of confirmation.
-/// Dropping this ends them.
+/// Subscriptions to single resources that an upstream has confirmed, one each, in order. Dropping this ends them.
 #[derive(Debug, Default)]
 pub(in crate::face) struct AgreedResources {
     kept: Vec<(String, NotificationSubscription)>,
-    /// Whether one of them ended unread.
     has_missed: bool,
 }
 
@@ -50,24 +48,22 @@ impl AgreedResources {
     }
 }
 
-/// A subscriber to the notifications of an upstream.
 pub(in crate::face) struct NotificationSubscriber {
     upstream: Arc<dyn Upstream>,
     context: CallContext,
     wishes: SubscriptionFilter,
-    /// Read while it lasts, even while its replacement is opened.
+    /// Read even while its replacement is opened.
     listening: Option<NotificationSubscription>,
     opening: Option<BoxFuture<'static, Result<NotificationSubscription, BeginError>>>,
-    /// Confirmed resources that the current subscription does not cover yet; always among the wishes.
+    /// Failed subscriptions in a row.
     agreed: AgreedResources,
     opened: Instant,
-    /// Failed subscriptions in a row.
+    /// In a row.
     vain: u32,
     has_missed: bool,
 }
 
 impl NotificationSubscriber {
-    /// A subscriber without wishes.
     pub(in crate::face) fn deaf(upstream: &Arc<dyn Upstream>, context: CallContext) -> Self {
         Self {
             upstream: Arc::clone(upstream),
@@ -82,7 +78,7 @@ impl NotificationSubscriber {
         }
     }
 
-    /// A subscriber with an open subscription. `wishes` are used to renew it.
+    /// `wishes` are used to renew it.
     pub(in crate::face) fn open(
         upstream: &Arc<dyn Upstream>,
         context: CallContext,
@@ -92,15 +88,14 @@ impl NotificationSubscriber {
         Self { wishes, listening: Some(listening), ..Self::deaf(upstream, context) }
     }
 
-    /// As [`NotificationSubscriber::change`], for wishes that the upstream has partly confirmed: their notifications arrive
-    /// without a gap.
+    /// As [`NotificationSubscriber::change`], for partly confirmed wishes: their notifications arrive without a gap.
     pub(in crate::face) fn change_to_agreed(&mut self, wishes: SubscriptionFilter, agreed: AgreedResources) {
         self.agreed.has_missed |= agreed.has_missed;
         agreed.kept.into_iter().for_each(|(uri, agreed)| self.agreed.add(uri, agreed));
         self.change(wishes);
     }
 
-    /// Changes the wishes. The current subscription is read until the upstream has confirmed the new one.
+    /// The current subscription is read until the upstream has confirmed the new one.
     pub(in crate::face) fn change(&mut self, wishes: SubscriptionFilter) {
         self.agreed.kept.retain(|(uri, _)| wishes.resources.as_ref().is_some_and(|uris| uris.contains(uri)));
         if self.wishes == wishes {
@@ -117,7 +112,7 @@ impl NotificationSubscriber {
         }
     }
 
-    /// The next event. A lost session is replaced with the same wishes; notifications in between are lost. Cancel safe.
+    /// A lost session is replaced with the same wishes; notifications in between are lost. Cancel safe.
     pub(in crate::face) async fn next(&mut self) -> SubscriberEvent {
         loop {
             tokio::select! {
@@ -153,7 +148,7 @@ impl NotificationSubscriber {
         let agreed = std::mem::take(&mut self.agreed);
         self.has_missed |= agreed.has_missed || agreed.has_ended();
         let agreed = agreed.kept.into_iter().map(|(_, agreed)| agreed);
-        // Both receive the same notifications: those still queued in the earlier one are delivered once, and in order.
+        // Both receive the same: queued notifications of the earlier one are delivered once, and in order.
         if let Some(before) = self.listening.take().into_iter().chain(agreed).find(|one| one.over == listening.over) {
             listening.news = before.news;
         }
@@ -185,7 +180,7 @@ impl NotificationSubscriber {
     }
 }
 
-/// The next notification of the subscription, if there is one. Cancel safe.
+/// Cancel safe.
 async fn receive(listening: Option<&mut NotificationSubscription>) -> Result<ServerNotification, RecvError> {
     let Some(listening) = listening else { return std::future::pending().await };
     let event = tokio::select! {
@@ -194,7 +189,7 @@ async fn receive(listening: Option<&mut NotificationSubscription>) -> Result<Ser
         () = listening.over.cancelled() => Err(RecvError::Closed),
     };
     if matches!(event, Err(RecvError::Lagged(_))) {
-        // Everything may have changed, so the queued notifications add nothing.
+        // Everything may have changed: queued notifications add nothing.
         listening.news = listening.news.resubscribe();
     }
     event

@@ -3,9 +3,7 @@
 //! Paths: `/`, `/tasks`, `/tasks/REF`, `/tasks/REF/cancel`; with a shared store also `/replicas`, `/replicas/NAME/forget`.
 //! Responses contain digests, names, states and times; never an id, an argument, a question or a result (B165).
 
-mod entry;
-mod held_calls;
-mod replicas;
+mod reports;
 #[cfg(test)]
 mod tests;
 
@@ -28,10 +26,8 @@ use crate::store::{NewestCursor, StoreError};
 use crate::task::reference::principal_reference;
 use crate::task::{ShortReference, Summary, Task, TaskId, TaskKey, Timestamp};
 use crate::upstream::upstream_health::HealthReport;
-use entry::{OperatorTaskDetails, OperatorTaskEntry, state};
-pub use held_calls::{HeldCallReport, HeldCalls};
-pub use replicas::OperatorReplica;
-use replicas::{ForgottenReplica, OperatorReplicaList};
+use reports::{ForgottenReplica, OperatorReplicaList, OperatorTaskDetails, OperatorTaskEntry, state};
+pub use reports::{HeldCallReport, HeldCalls, OperatorReplica};
 
 /// The default and the largest number of tasks on one page.
 const PAGE: usize = 100;
@@ -40,14 +36,12 @@ const PAGE_MAX: usize = 1_000;
 /// The most subtasks shown with one task.
 const SUBTASKS_MAX: usize = 200;
 
-/// The names of task states.
 const STATES: [&str; 6] = ["queued", "working", "input_required", "completed", "failed", "cancelled"];
 
-/// The refusal of an action with a read-only token.
-const MAY_NOT_ACT: &str = "this token may look and not act; `may = \"act\"` lets one cancel and forget";
+/// Refuses an action with a read-only token.
+const MAY_NOT_ACT: &str = "this token is read-only; a token with `may = \"act\"` may cancel and forget";
 const NOT_SHARED: &str = "this gateway shares its store with no other";
 
-/// The requested resource or action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum OperatorRoute<'a> {
     Status,
@@ -80,28 +74,24 @@ impl<'a> OperatorRoute<'a> {
         matches!(self, Self::Find | Self::Cancel(_) | Self::Forget(_))
     }
 
-    /// Whether it changes state.
     const fn acts(self) -> bool {
         matches!(self, Self::Cancel(_) | Self::Forget(_))
     }
 }
 
-/// The state of the process.
 #[derive(Clone, Debug, Serialize)]
 pub struct ProcessStatus {
     pub version: &'static str,
     pub ready: bool,
-    /// Why it is not ready.
     pub reasons: Vec<&'static str>,
     pub tasks: TaskTotals,
     pub held_calls: HeldCalls,
-    /// The replicas that share the store; empty for a single gateway.
+    /// Empty for a single gateway.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub replicas: Vec<OperatorReplica>,
     pub upstreams: Vec<HealthReport>,
 }
 
-/// Totals of stored tasks.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct TaskTotals {
     pub kept: usize,
@@ -112,7 +102,6 @@ pub struct TaskTotals {
 }
 
 impl std::fmt::Display for ProcessStatus {
-    /// Text in lines.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { version, reasons, tasks, replicas, upstreams, held_calls, .. } = self;
         writeln!(f, "taskgate {version}")?;
@@ -134,7 +123,6 @@ impl std::fmt::Display for ProcessStatus {
     }
 }
 
-/// Returns the state of the process.
 pub type StatusSource = Box<dyn Fn() -> ProcessStatus + Send + Sync>;
 
 /// The operators' endpoint, for `/`, `/tasks`, `/replicas` and all paths below.
@@ -145,7 +133,7 @@ pub struct Operators {
     shared: Option<Arc<PostgresStore>>,
 }
 
-/// Takes the place of [`Operators`] while the store is not open: responds to each path with the reasons against readiness.
+/// Takes the place of [`Operators`] while the store is not open: responds with the reasons against readiness.
 pub struct UnopenedOperators(Box<dyn Fn() -> Vec<&'static str> + Send + Sync>);
 
 impl UnopenedOperators {
@@ -182,13 +170,12 @@ impl std::fmt::Debug for Operators {
 #[derive(Debug, Serialize)]
 struct OperatorTaskPage {
     tasks: Vec<OperatorTaskEntry>,
-    /// The `after` of the next page, if there is one. One request examines a limited number of tasks, so a page may be short or
-    /// empty and not be the last.
+    /// The `after` of the next page. A request examines a limited number of tasks: a short or empty page may have a
+    /// next one.
     #[serde(skip_serializing_if = "Option::is_none")]
     next: Option<String>,
 }
 
-/// The response to a lookup by id.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 enum OperatorTaskFinding {
@@ -230,7 +217,6 @@ impl From<TaskError> for OperatorError {
     }
 }
 
-/// The filters of a list.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct OperatorTaskQuery {
     upstream: Option<String>,
@@ -249,14 +235,20 @@ impl OperatorTaskQuery {
                 "upstream" => wanted.upstream = Some(value.into_owned()),
                 "principal" => wanted.principal = Some(value.into_owned()),
                 "state" if STATES.contains(&value.as_ref()) => wanted.state = Some(value.into_owned()),
-                "state" => return Err("state is one of queued, working, input_required, completed, failed, cancelled"),
+                "state" => {
+                    return Err(
+                        "state is unknown: send queued, working, input_required, completed, failed or cancelled",
+                    );
+                }
                 "reason" => wanted.reason = Some(value.into_owned()),
-                "after" => wanted.after = Some(position(&value).ok_or("after is the next of an earlier page")?),
+                "after" => {
+                    wanted.after = Some(position(&value).ok_or("after is invalid: send the next of an earlier page")?)
+                }
                 "limit" => {
                     let limit = value.parse().ok().filter(|limit| (1..=PAGE_MAX).contains(limit));
-                    wanted.limit = Some(limit.ok_or("limit is a number from 1 to 1000")?);
+                    wanted.limit = Some(limit.ok_or("limit is invalid: send a number from 1 to 1000")?);
                 }
-                _ => return Err("a list takes upstream, principal, state, reason, after and limit"),
+                _ => return Err("unknown filter; a list takes upstream, principal, state, reason, after and limit"),
             }
         }
         Ok(wanted)
@@ -264,7 +256,7 @@ impl OperatorTaskQuery {
 
     fn fits(&self, task: &Summary) -> bool {
         let (state, reason) = state(task.phase);
-        // Without a filter by state, subtasks appear only as a number beside their parent.
+        // Without a filter by state or reason, subtasks appear only as a number beside their parent.
         let is_listed = task.tree.parent.is_none() || self.state.is_some() || self.reason.is_some();
         is_listed
             && self.upstream.as_deref().is_none_or(|upstream| *upstream == *task.origin.upstream)
@@ -274,7 +266,7 @@ impl OperatorTaskQuery {
     }
 }
 
-/// The cursor of a task, which sorts as the list does: the complement of its creation time, then its reference.
+/// Sorts as the list does: the complement of the creation time, then the reference.
 fn position_text((time, reference): NewestCursor) -> String {
     format!("{}-{reference}", u64::MAX - time.as_millis())
 }
@@ -291,7 +283,6 @@ impl Operators {
         Self { engine, status, shared: None }
     }
 
-    /// Adds a shared store.
     #[must_use]
     pub fn sharing(self, store: Arc<PostgresStore>) -> Self {
         Self { shared: Some(store), ..self }
@@ -331,7 +322,7 @@ impl Operators {
             if !wanted.fits(task) {
                 return ControlFlow::Continue(());
             }
-            // One more than is shown, to detect a next page.
+            // One more than is shown tells that there is a next page.
             if page.len() == limit {
                 has_more = true;
                 return ControlFlow::Break(());
@@ -346,7 +337,6 @@ impl Operators {
         Ok(OperatorTaskPage { tasks, next: goes_on.or_else(|| last.filter(|_| has_more)).map(position_text) })
     }
 
-    /// The only task with this reference.
     async fn find(&self, reference: &str) -> Result<Arc<Task>, OperatorError> {
         let reference = ShortReference::parse(reference).ok_or(OperatorError::Unknown)?;
         let mut found = self.engine.named_by(reference).await?;
@@ -357,8 +347,8 @@ impl Operators {
         }
     }
 
-    /// Finds the task with the id in `body`, of any principal. The id may be a secret, so it is in no URL and no log. No index
-    /// has it: one request examines some tasks, and returns a cursor for the next.
+    /// Finds a task of any principal. The id may be a secret, so it is in no URL and no log. There is no index: one
+    /// request examines some tasks, and returns a cursor for the next.
     async fn find_by_id(&self, body: &[u8]) -> Result<OperatorTaskFinding, OperatorError> {
         #[derive(serde::Deserialize)]
         struct OperatorTaskLookup {
@@ -366,10 +356,10 @@ impl Operators {
             after: Option<String>,
         }
         let wanted: OperatorTaskLookup = serde_json::from_slice(body).map_err(|_| {
-            OperatorError::Query("write {\"id\": \"...\"}, and as \"after\" the next of an earlier answer")
+            OperatorError::Query("write {\"id\": \"...\"}, and as \"after\" the next of an earlier response")
         })?;
         let id = TaskId::parse(&wanted.id).ok_or(OperatorError::Unknown)?;
-        let wrong = OperatorError::Query("after is the next of an earlier answer");
+        let wrong = OperatorError::Query("after is invalid: send the next of an earlier response");
         let after = wanted.after.map(|after| position(&after).ok_or(wrong)).transpose()?;
         let mut found = None;
         let look = |task: &Summary| {
@@ -438,7 +428,7 @@ impl Endpoint for Operators {
             OperatorRoute::Calls => json(StatusCode::OK, &(self.status)().held_calls),
             OperatorRoute::Status if wants_json(&request) => json(StatusCode::OK, &(self.status)()),
             OperatorRoute::Status => whole(StatusCode::OK, "text/plain; charset=utf-8", (self.status)().to_string()),
-            OperatorRoute::Nowhere => refusal(StatusCode::NOT_FOUND, "there is nothing here"),
+            OperatorRoute::Nowhere => refusal(StatusCode::NOT_FOUND, "this path is unknown"),
         }
     }
 
@@ -464,7 +454,7 @@ fn answer(answer: Result<impl Serialize, OperatorError>) -> FaceResponse {
         Err(OperatorError::Ambiguous) => (StatusCode::CONFLICT, "more than one task has this reference".into(), None),
         Err(OperatorError::Ended(task)) => (StatusCode::CONFLICT, "the task has ended".into(), Some(*task)),
         Err(OperatorError::Failed(error)) => {
-            tracing::error!(error = %CauseChain(&error), "an operator could not be served");
+            tracing::error!(error = %CauseChain(&error), "an operator's request failed at the store");
             (StatusCode::SERVICE_UNAVAILABLE, "the store failed".into(), None)
         }
         Err(OperatorError::Other(status, why)) => (status, why.into(), None),
@@ -477,7 +467,7 @@ fn refusal(status: StatusCode, error: &'static str) -> FaceResponse {
 }
 
 fn json(status: StatusCode, answer: &impl Serialize) -> FaceResponse {
-    // Plain structs with text keys, which always serialize.
+    // Plain structs with text keys always serialize.
     let mut body = serde_json::to_string(answer).unwrap_or_default();
     body.push('\n');
     whole(status, "application/json", body)

@@ -2,6 +2,3 @@
 
 pub(super) mod body;
 pub(super) mod forward;
-pub(super) mod held_call;
-pub(super) mod pipe_metrics;
-pub(super) mod stream_tail;

@@ -1,10 +1,9 @@
 //! Limits the requests, polls and unknown-task requests of each principal (GW-40).
 //!
-//! Logs refused principals, and principals with many requests for unknown tasks (L25-62): one or two come from a late client,
-//! many in a short time from guessing.
+//! Logs refused principals, and likely guessing: many requests for unknown tasks (L25-62).
 //!
-//! Polls are counted separately: a client with many tasks polls often, legitimately. The one user of a loopback listener has no
-//! limits. An idle principal is forgotten, which gains it no more than its burst.
+//! Polls have their own count: a client with many tasks polls often. A loopback listener's one user has no limits. An
+//! idle principal is forgotten, which gains it no more than its burst.
 
 use std::collections::HashMap;
 use std::num::{NonZeroU32, NonZeroUsize};
@@ -24,26 +23,25 @@ use crate::shared_limits::SharedLimits;
 use crate::task::reference::LoggedPrincipal;
 use crate::task::{Principal, PrincipalLimits, RateBound, RateRefusal};
 
-/// The cost of all polls of a second. The cost of one depends on how many are allowed.
+/// The cost of all polls of a second; the cost of one depends on how many are allowed.
 const POLL_UNITS: NonZeroU32 = NonZeroU32::new(1_000_000).unwrap();
-/// A task that has just settled is polled once more: it counts as unfinished for up to twice this time.
+/// A settled task is polled once more: it counts as unfinished for up to twice this time.
 const POLLED_ON: Duration = Duration::from_secs(10);
 /// Requests for unknown tasks, per principal (B124).
 const MISSES_PER_MINUTE: NonZeroU32 = NonZeroU32::new(20).unwrap();
-/// The most principals that are tracked; further ones are refused until one has been idle.
+/// Further principals are refused until one has been idle.
 const PRINCIPALS_MAX: usize = 10_000;
-/// The most tracked principals with unverified credentials: a client that sends many of them leaves room for others. Further ones
-/// share the rate of one principal.
+/// The limit for unverified credentials, which leave room for others. Further ones share the rate of one principal.
 const UNCHECKED_MAX: usize = PRINCIPALS_MAX - PRINCIPALS_MAX / 4;
 /// After this time both counts are zero again.
 const IDLE: Duration = Duration::from_secs(60);
-/// The interval of searches for idle principals, as a search visits all.
+/// The interval of searches for idle principals, each of which visits all.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// The misses of one principal within a window that are logged, once a window.
+/// A principal's misses that are logged, once a window.
 const MANY: u32 = 20;
 const WINDOW: Duration = Duration::from_secs(60);
-/// The most principals tracked for misses; further misses are only counted in the metric.
+/// Further misses are only counted in the metric.
 const WATCHED_MAX: usize = 1_024;
 
 /// tokio's clock for governor; tests can pause it.
@@ -64,7 +62,7 @@ type Limiter = RateLimiter<NotKeyed, InMemoryState, TokioClock, NoOpMiddleware<D
 struct RateCounts {
     limits: RateLimits,
     requests: Limiter,
-    /// In units; a poll costs its share of a second's units.
+    /// A poll costs its share of a second's units.
     polls: Limiter,
     misses: Limiter,
     unfinished: Mutex<RecentPeak>,
@@ -95,7 +93,7 @@ impl RateLimits {
         }
     }
 
-    /// The polls allowed with this many unfinished tasks, on any replica.
+    /// The polls allowed with this many unfinished tasks on any replica.
     fn polls_per_second(&self, unfinished: usize) -> u32 {
         let of_tasks = u32::try_from(unfinished).unwrap_or(u32::MAX).saturating_mul(self.polls_per_task.get());
         of_tasks.saturating_add(self.polls_besides)
@@ -114,7 +112,7 @@ impl RateCounts {
         }
     }
 
-    /// Counts requests that arrive together; a batch counts as at most the burst, so that it passes eventually.
+    /// A batch counts as the burst at most, so that it passes eventually.
     fn ask(&self, many: NonZeroU32, now: Duration) -> Result<(), Duration> {
         match self.requests.check_n(many.min(self.limits.requests_burst)) {
             Ok(Ok(())) => Ok(()),
@@ -123,7 +121,6 @@ impl RateCounts {
         }
     }
 
-    /// Counts a poll with this many unfinished tasks.
     fn poll(&self, unfinished: usize, now: Duration) -> Result<(), (u32, Duration)> {
         let unfinished = self.unfinished.lock().note(unfinished, now);
         let per_second = self.limits.polls_per_second(unfinished);
@@ -166,9 +163,8 @@ struct PrincipalRates {
 struct WatchedPrincipals {
     all: HashMap<Principal, PrincipalRates>,
     unchecked: usize,
-    /// The shared counters of untracked principals with unverified credentials.
+    /// The counters of further principals with unverified credentials.
     beyond: Option<Arc<RateCounts>>,
-    /// The time of the last search for idle principals.
     looked: Option<Duration>,
 }
 
@@ -219,10 +215,8 @@ impl Rates {
         }
     }
 
-    /// Counts `requests` that arrive together.
-    ///
     /// # Errors
-    /// With the time after which they will pass. Nothing is counted then.
+    /// The time after which the requests will pass. Nothing is counted then.
     pub(super) fn admit(&self, principal: &Principal, requests: usize) -> Result<(), RateRefusal> {
         let many = u32::try_from(requests).ok().and_then(NonZeroU32::new).unwrap_or(NonZeroU32::MIN);
         self.count(principal, |counts, now| {
@@ -231,20 +225,14 @@ impl Rates {
         })
     }
 
-    /// Counts a poll of a principal with this many unfinished tasks.
-    ///
-    /// # Errors
-    /// As [`Rates::admit`].
+    /// Counts a poll; fails as [`Rates::admit`].
     pub(super) fn poll(&self, principal: &Principal, unfinished: usize) -> Result<(), RateRefusal> {
         self.count(principal, |counts, now| {
             counts.poll(unfinished, now).map_err(|(per_second, wait)| (RateBound::Polls { per_second }, wait))
         })
     }
 
-    /// Counts a request for a task that is unknown, or another principal's.
-    ///
-    /// # Errors
-    /// As [`Rates::admit`].
+    /// Counts a request for a task that is unknown, or another principal's; fails as [`Rates::admit`].
     pub(super) fn missed(&self, principal: &Principal) -> Result<(), RateRefusal> {
         self.count(principal, |counts, now| {
             let early = |early: governor::NotUntil<Duration>| early.wait_time_from(now);
@@ -308,7 +296,6 @@ impl Rates {
     }
 }
 
-/// The recent misses, by principal.
 #[derive(Debug, Default)]
 pub(super) struct UnknownTaskWatch(Mutex<HashMap<Principal, UnknownTaskCount>>);
 
@@ -319,7 +306,6 @@ struct UnknownTaskCount {
 }
 
 impl UnknownTaskWatch {
-    /// Records that a lookup of `owner` found no task.
     pub(super) fn note(&self, owner: &Principal) {
         metrics::counter!(metric::TASK_MISSES).increment(1);
         if self.are_many(owner) {
@@ -328,7 +314,7 @@ impl UnknownTaskWatch {
         }
     }
 
-    /// Counts a miss; returns true for the one that reaches the threshold.
+    /// True for the miss that reaches the threshold.
     fn are_many(&self, owner: &Principal) -> bool {
         let now = Instant::now();
         let is_over = |seen: &UnknownTaskCount| now.duration_since(seen.since) >= WINDOW;

@@ -1,6 +1,4 @@
-//! Removes tools that a client may not use from its tool lists, without a trace.
-//!
-//! Applied last, so that earlier steps see the whole list.
+//! Removes tools that a client may not use from its lists, after all other edits.
 
 use std::sync::Arc;
 
@@ -10,7 +8,6 @@ use super::fallback::FallbackToolService;
 use crate::task::ToolAccess;
 use crate::wire::{Message, Object, Payload, ScanLimits, envelope};
 
-/// The tools of one upstream that one client may use.
 #[derive(Clone)]
 pub(super) struct ReachableTools {
     access: ToolAccess,
@@ -23,7 +20,6 @@ impl ReachableTools {
         Self { access, own }
     }
 
-    /// Whether any tool may be out of reach.
     pub(super) const fn are_narrowed(&self) -> bool {
         self.access.is_narrowed()
     }
@@ -32,7 +28,7 @@ impl ReachableTools {
         self.access.has(tool) || self.own.as_ref().is_some_and(|own| own.named(tool).is_some())
     }
 
-    /// The result of `tools/list` without unreachable tools and tools without a name; `None` if nothing changes.
+    /// The list without unreachable tools and tools without a name; `None` if nothing changes.
     pub(super) fn listed(&self, result: &Object) -> Option<Payload> {
         if !self.are_narrowed() {
             return None;
@@ -45,8 +41,7 @@ impl ReachableTools {
         (!hidden.is_empty()).then(|| result.edit().set("tools", Payload::of(&shown)).finish())
     }
 
-    /// As [`Self::listed`], for a message that may be a response with such a result to any request: a request of another stream
-    /// may be resumed on this one.
+    /// Edits a message that may answer any request: a request of another stream may be resumed on this one.
     pub(super) fn listed_in(&self, message: &Bytes) -> Option<Bytes> {
         if !self.are_narrowed() {
             return None;

@@ -13,7 +13,6 @@ use crate::wire::meta::{DRAFT_TASK, META, TASKS_EXTENSION};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Message, Object, Payload, ProtocolVersion, RequestId, ScanLimits, envelope, method};
 
-/// The client's params of `initialize`.
 #[derive(Clone, Debug)]
 pub struct ClientInitialize {
     /// The version to respond with: the requested one, at most 2025-11-25.
@@ -21,13 +20,12 @@ pub struct ClientInitialize {
     /// Without tasks of either flavour.
     pub capabilities: Payload,
     pub client_info: Option<Payload>,
-    /// Whether the client declared session tasks.
     pub declares_tasks: bool,
     params: Object,
 }
 
 impl ClientInitialize {
-    /// Reads the params of `initialize`; `None` if they are not an object with the required members.
+    /// `None` if the params are no object with the required members.
     #[must_use]
     pub fn read(request: &Request) -> Option<Self> {
         let params = request.params.object()?;
@@ -38,8 +36,8 @@ impl ClientInitialize {
         Some(Self { version, capabilities, client_info, declares_tasks, params: params.clone() })
     }
 
-    /// The client's message with another version, and without capabilities that the gateway handles itself; the original bytes if
-    /// nothing changes.
+    /// The client's message with another version, and without capabilities that the gateway handles. Unchanged bytes if
+    /// both agree.
     #[must_use]
     pub fn message(&self, id: &RequestId, version: ProtocolVersion, original: &Bytes) -> Bytes {
         let requested = self.params.get_string("protocolVersion");
@@ -59,7 +57,7 @@ impl ClientInitialize {
     }
 }
 
-/// The version for a session client. For an unknown or stateless one it is the newest with sessions (LEG-02).
+/// For an unknown or stateless version, the newest with sessions (LEG-02).
 #[must_use]
 pub fn session_version(requested: &str) -> ProtocolVersion {
     ProtocolVersion::parse(requested)
@@ -67,8 +65,7 @@ pub fn session_version(requested: &str) -> ProtocolVersion {
         .unwrap_or(ProtocolVersion::NEWEST_SESSION)
 }
 
-/// A server's name for each result: without its icons, which may be larger than the rest of a poll. The response of
-/// `server/discover` has them.
+/// A server's name for each result: without icons, which may be large. The response of `server/discover` has them.
 #[must_use]
 pub fn short_identity(info: &Payload) -> Payload {
     match Object::of(info) {
@@ -77,7 +74,7 @@ pub fn short_identity(info: &Payload) -> Payload {
     }
 }
 
-/// The result of `initialize` for the client (GW-12): the gateway's tasks replace the server's.
+/// The gateway's tasks replace the server's (GW-12).
 #[must_use]
 pub fn introduction_result(result: &Object, version: ProtocolVersion, tasks: Option<Payload>) -> Payload {
     let edit = result.edit().set("protocolVersion", Payload::of(version.as_str()));
@@ -91,7 +88,7 @@ pub fn introduction_result(result: &Object, version: ProtocolVersion, tasks: Opt
     }
 }
 
-/// Capabilities of either side without tasks of either flavour.
+/// Removes tasks of either flavour.
 fn without_tasks(capabilities: &Object) -> Payload {
     let edit = capabilities.edit().remove("tasks");
     match capabilities.get_object("extensions") {
@@ -105,10 +102,10 @@ fn without_tasks(capabilities: &Object) -> Payload {
     .finish()
 }
 
-/// A tool list with the gateway's task support by tool name; without `support` it has none (GW-13). `None` if nothing changes.
+/// Sets each tool's task support; without `support` there is none (GW-13). `None` if nothing changes.
 #[must_use]
 pub fn tool_list(message: &Bytes, id: &RequestId, support: Option<&dyn Fn(&str) -> &'static str>) -> Option<Bytes> {
-    // Most servers have no tasks, and without additions their lists need not be parsed.
+    // Most lists have no tasks, and need not be parsed without additions.
     if support.is_none() {
         memchr::memmem::find(message, b"execution")?;
     }
@@ -117,7 +114,6 @@ pub fn tool_list(message: &Bytes, id: &RequestId, support: Option<&dyn Fn(&str) 
     tools(&result, support).map(|edited| envelope::result(id, &edited))
 }
 
-/// As [`tool_list`], for the result alone.
 #[must_use]
 pub fn tools(result: &Object, support: Option<&dyn Fn(&str) -> &'static str>) -> Option<Payload> {
     let mut changed = false;
@@ -145,8 +141,8 @@ fn with_support(tool: &Object, support: &str) -> Payload {
     tool.edit().set("execution", execution).finish()
 }
 
-/// A stateless server's description with the gateway's changes (GW-12): the extension is the gateway's, the older flavour's tasks
-/// are removed, and unsupported versions are not offered. The server's cache settings are kept.
+/// A stateless server's description: the gateway's extension replaces tasks of either flavour, and unsupported versions
+/// are not offered (GW-12). Cache settings are kept.
 #[must_use]
 pub fn discovery(message: &Bytes, id: &RequestId) -> Option<Bytes> {
     let Ok(Message::Response(response)) = envelope::read(message, ScanLimits::UPSTREAM) else { return None };
@@ -165,11 +161,10 @@ pub fn discovery(message: &Bytes, id: &RequestId) -> Option<Bytes> {
     Some(envelope::result(id, &edit.finish()))
 }
 
-/// A call without its request for a task, which is not granted: a receiver that declared no tasks runs the call as any other.
-/// `None` if it has none.
+/// A call without its request for a task, which is not granted: a receiver that declared no tasks runs the call as any
+/// other. `None` if it has none.
 ///
-/// With SEP-1686 enabled its key is removed, too: a server that knows the draft would create its own task, which the gateway does
-/// not serve.
+/// With SEP-1686, its key is removed, too: else a server with the draft creates a task that the gateway does not serve.
 #[must_use]
 pub fn plain_call(request: &Request, drafts: Drafts) -> Option<Bytes> {
     let params = request.params.object()?;

@@ -36,7 +36,6 @@ pub struct Served {
     pub rates: Arc<Rates>,
     /// Permits of long-lived streams, for all upstreams together.
     pub listeners: Arc<ListenPermits>,
-    /// Seals the state that clients keep.
     pub sealer: Arc<Sealer>,
     /// The owners of sessions, if several replicas share the store.
     pub owners: Option<Arc<SessionOwners>>,
@@ -45,7 +44,7 @@ pub struct Served {
     /// 128 random bits, new at each call.
     pub random: fn() -> u128,
     pub scope: TaskScope,
-    /// Ends streams that would delay a shutdown because nothing else ends them: sessions' streams and subscriptions.
+    /// Ends sessions' streams and subscriptions, which would delay a shutdown.
     pub leaving: CancellationToken,
 }
 
@@ -56,14 +55,13 @@ impl Served {
         self.owners.as_ref().map(|owners| owners.own())
     }
 
-    /// Seals the id of an object in this process's memory, so that requests with it reach this replica.
+    /// Seals the id of an object in this process's memory: requests with the id reach this replica.
     #[must_use]
     pub(super) fn seal_own(&self, kind: IdKind, random: u128) -> String {
         let id = GatewayId::in_memory(kind, self.own_replica(), random);
         self.sealer.seal(&id, None, &[]).expect("an id without a payload has one length")
     }
 
-    /// The target of the engine's calls.
     #[must_use]
     pub fn target(&self) -> CallTarget {
         CallTarget {

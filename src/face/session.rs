@@ -35,7 +35,7 @@ use super::argument_limits;
 use super::array_answer::{self, ArrayBounds, ArrayItems};
 use super::headers;
 use super::http::{AcceptedTypes, FaceResponse, Inbound, MessageChannel};
-use super::pipe::pipe_metrics::PipeMetrics;
+use super::pipe::forward::PipeMetrics;
 use super::sealed::Sealer;
 use super::served::Served;
 use crate::dialect::RequestError;

@@ -26,12 +26,12 @@ use super::call_stream::progress::{CallNotices, LogFilter, MonotonicProgress};
 use super::catalog::{Catalog, no_such_cursor};
 use super::fallback::FallbackToolService;
 use super::http::{AcceptedTypes, FaceResponse, MessageChannel};
-use super::pipe::pipe_metrics::PipeMetrics;
+use super::pipe::forward::PipeMetrics;
 use super::rates::UnknownTaskWatch;
 use super::reachable_tools::ReachableTools;
 use super::rewrite::short_identity;
 use super::served::Served;
-use super::{argument_headers, argument_limits, handle_delay, headers, idempotency_key};
+use super::{argument_limits, handle_delay, headers, idempotency_key};
 use crate::dialect::ext_tasks::ExtTasks;
 use crate::dialect::initialize::own_identity;
 use crate::dialect::lifecycle::{SessionServerDescription, completed_result, discover_result, server_meta};
@@ -326,7 +326,7 @@ impl StatelessFace {
         // Few tools have mirrored arguments; other arguments, which may be large, are not parsed.
         if inquiry.carriage == MessageChannel::Request && !listed.mirrored.is_empty() {
             let arguments = inquiry.params.get_object("arguments");
-            argument_headers::check(&listed.mirrored, inquiry.headers, arguments.as_ref())
+            headers::check_arguments(&listed.mirrored, inquiry.headers, arguments.as_ref())
                 .map_err(|complaint| refuse(&complaint))?;
         }
         argument_limits::check(&self.served.settings.rules, &tool, inquiry.params)

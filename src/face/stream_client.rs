@@ -1,18 +1,13 @@
-//! Serves one client over one bidirectional stream of messages.
+//! Serves one client over one bidirectional stream of messages: stdio, or an event stream with POSTs.
 //!
-//! The stream is standard input and output, or an event stream with its POSTs. Each message is handed in this process to the same
-//! [`Endpoint`] that serves HTTP, and its response is sent to the client as messages. The message itself says whether it belongs
-//! to a session or is stateless (GW-02); one stream may carry both kinds. Read [`serve`] first, then `client_link` (messages to
-//! requests), `answer_relay` (responses to messages), and `stream_requests` (streams opened on the client's behalf).
+//! Each message is handed to the [`Endpoint`] that serves HTTP, and its response is sent as messages. The message
+//! itself says whether it belongs to a session or is stateless (GW-02). Read [`serve`] first, then `client_link`
+//! (messages to requests), and `answer_relay` (responses to messages, and streams opened on the client's behalf).
 //!
-//! All work for one client runs in one task, in order of arrival: a message is handled only after all earlier ones have begun. So
-//! a cancellation finds its request.
+//! All work for one client runs in one task, in order of arrival, so a cancellation finds its request.
 
 mod answer_relay;
 mod client_link;
-mod input_end;
-mod notifications;
-mod stream_requests;
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -34,8 +29,7 @@ use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::answer::unreadable;
-use super::classify::{Face, face_of};
-use super::headers;
+use super::headers::{self, Face, face_of};
 use super::http::{AcceptedTypes, Endpoint, Inbound};
 use crate::answer_budget::as_one_request;
 use crate::dialect::RequestError;
@@ -46,37 +40,36 @@ use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::wire::envelope::{self, Notification, is_batch};
 use crate::wire::{Message, Payload, ProtocolVersion, RequestId, RpcError, ScanLimits, method};
 use client_link::{ClientDisconnected, ClientLink};
-pub use input_end::InputEnd;
-use input_end::RequestKind;
 
-/// Limit of concurrent requests; further ones are refused.
+/// The limit of concurrent requests; further ones are refused.
 const REQUESTS_MAX: usize = 1_024;
-/// Limit of refusals and other small messages that wait for the client to read. Above it, the client's input is not read.
+/// The limit of small messages that wait for the client to read. Above it, the client's input is not read.
 const SENDING_MAX: usize = 64;
-/// Limit of messages that wait for the handshake, and of ordered notifications that wait.
+/// The limit of messages that wait for the handshake, and of ordered notifications that wait.
 const WAITING_MAX: usize = 64;
-/// Limit of responses and unordered notifications in progress.
+/// The limit of responses and unordered notifications in progress.
 const NOTES_MAX: usize = 32;
-/// How long pending requests may be cancelled at the server, at the end.
+/// The time for cancels of pending requests at the server, at the end.
 const CANCEL_MAX: Duration = Duration::from_millis(500);
-/// How long the first requests wait for the head of the session's own stream; some servers send none before its first event.
+/// The first requests wait this long for the head of the session's own stream; some servers delay it to the first
+/// event.
 const OPENING_MAX: Duration = Duration::from_millis(500);
 
-/// A client, and the endpoint that serves it.
+/// Harmless if it is repeated or reordered.
+const ROOTS_CHANGED: &str = "notifications/roots/list_changed";
+
 #[derive(Clone)]
 pub struct StreamClient {
     pub endpoint: Arc<dyn Endpoint>,
-    /// The name of its server, for metrics.
+    /// The name of the server, for metrics.
     pub upstream: Arc<str>,
-    /// The endpoint's HTTP path.
     pub path: String,
-    /// The owner of the calls and tasks.
     pub principal: Principal,
     /// The client's address, if it is remote.
     pub address: Option<IpAddr>,
     /// The limits on the bytes of its responses.
     pub limits: SharedLimits,
-    /// The largest message to the client; a call with a larger response gets an error.
+    /// A call with a larger response gets an error.
     pub message_bytes_max: usize,
 }
 
@@ -89,7 +82,6 @@ impl fmt::Debug for StreamClient {
     }
 }
 
-/// One message of a client, as received.
 #[derive(Clone, Debug, Default)]
 pub struct ClientMessage {
     /// Bounded by its reader.
@@ -98,19 +90,28 @@ pub struct ClientMessage {
     pub headers: HeaderMap,
 }
 
-/// Serves one client until it disconnects: until `received` ends, or the receiver of `outgoing` is dropped.
+/// The meaning of the end of a client's input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InputEnd {
+    /// The client has left: its requests are cancelled.
+    ClientLeft,
+    /// The client sends no more requests, and still reads the answers.
+    ClientReads,
+}
+
+/// Serves one client until `received` ends, or the receiver of `outgoing` is dropped.
 ///
-/// Each item of `outgoing` is one whole JSON text: a message, or an array of messages for a client of 2025-03-26 that sent one.
-/// It may contain line breaks. While a client does not read and the queues are full, its input is not read. Large responses take
-/// bytes of the principal's share (see `answer_budget`). Drop an item once it is written: until then its bytes are counted.
+/// Each item of `outgoing` is one JSON text: a message, or an array if a client of 2025-03-26 sent one. It may contain
+/// line breaks. While a client does not read and the queues are full, its input is not read. Drop an item once it is
+/// written: until then its bytes count as the principal's (see `answer_budget`).
 ///
-/// At the end, plain calls are cancelled and the session is ended, which takes at most two seconds; tasks continue. Dropping the
+/// At the end, plain calls are cancelled and the session is ended, within two seconds; tasks continue. Dropping the
 /// future leaves a session open.
 pub async fn serve(client: StreamClient, received: mpsc::Receiver<ClientMessage>, outgoing: mpsc::Sender<Bytes>) {
     serve_until(client, received, outgoing, CancellationToken::new()).await;
 }
 
-/// Like [`serve`]; once `leaving` is cancelled, only until all requests are answered.
+/// As [`serve`]; once `leaving` is cancelled, only until all requests are answered.
 pub async fn serve_until(
     client: StreamClient,
     received: mpsc::Receiver<ClientMessage>,
@@ -120,7 +121,7 @@ pub async fn serve_until(
     serve_to_input_end(client, received, outgoing, leaving, InputEnd::ClientLeft).await;
 }
 
-/// Like [`serve_until`]; with [`InputEnd::ClientReads`], requests are still answered after `received` has ended.
+/// As [`serve_until`]; with [`InputEnd::ClientReads`], requests are still answered after `received` has ended.
 pub async fn serve_to_input_end(
     client: StreamClient,
     mut received: mpsc::Receiver<ClientMessage>,
@@ -145,7 +146,7 @@ pub async fn serve_to_input_end(
                     break;
                 }
             },
-            // Last, so that received messages are handled first.
+            // Polled last, so that received messages are handled first.
             () = leaving.cancelled(), if client_loop.is_answered() => break,
         }
     }
@@ -153,7 +154,6 @@ pub async fn serve_to_input_end(
 }
 
 struct ParsedMessage {
-    /// `None` for an array.
     message: Option<Message>,
     received: ClientMessage,
     arrived: Instant,
@@ -169,7 +169,24 @@ struct UnansweredRequest {
     withdrawn: CancellationToken,
 }
 
-/// A completed future of the client's work.
+/// The kind of response to a request.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum RequestKind {
+    Single,
+    Array,
+    /// Has no response as long as its client listens.
+    Subscription,
+}
+
+impl RequestKind {
+    fn of(inbound: &Inbound) -> Self {
+        match &inbound.message {
+            Some(Message::Request(request)) if request.method == method::LISTEN => Self::Subscription,
+            Some(_) | None => Self::Single,
+        }
+    }
+}
+
 enum CompletedWork {
     /// A handshake message: waiting messages can continue.
     Handshake {
@@ -214,7 +231,7 @@ impl StreamClientLoop {
         }
     }
 
-    /// Whether another message can be read. Responses and cancellations are read even while all requests are in progress.
+    /// Responses and cancellations are read even while all requests are in progress.
     fn listens(&self) -> bool {
         self.work.len() < self.unanswered.len() + self.noting + SENDING_MAX
             && self.held.len() < WAITING_MAX
@@ -245,8 +262,7 @@ impl StreamClientLoop {
         }
     }
 
-    /// Opens the session's own stream. Some servers drop messages that belong to no request while there is none, so requests wait
-    /// for it briefly.
+    /// Opens the session's own stream. Requests wait for it briefly: without it, some servers drop unrelated messages.
     fn open_stream(&mut self) {
         self.shakes_hands = true;
         let opened = CancellationToken::new();
@@ -286,8 +302,7 @@ impl StreamClientLoop {
         }
     }
 
-    /// Cancels a stateless client's request, as a disconnect would over HTTP. Returns false for a request in a session: then the
-    /// caller has to forward the cancellation.
+    /// Cancels a stateless request. Returns false for a request in a session: the caller forwards the cancellation.
     fn withdraw(&mut self, notification: &Notification) -> bool {
         let Some(id) = cancelled(notification) else { return false };
         let says = |own: &RequestId| own.says(&id);
@@ -307,23 +322,23 @@ impl StreamClientLoop {
         if self.shakes_hands { self.held.push_back(parsed) } else { self.take(parsed) }
     }
 
-    /// Handles a message of a session, or the one that opens it.
+    /// Handles a message of a session, or the message that opens it.
     fn take(&mut self, parsed: ParsedMessage) {
         match &parsed.message {
             Some(Message::Request(request)) if request.method == method::INITIALIZE => {
                 let id = request.id.clone();
                 if self.link.is_open() {
-                    let what = "the session is open already, and there is one for each stream";
+                    let what = "the session is open already; a stream has only one";
                     return self.refuse(Some(id), &RequestError::NotARequest(Cow::Borrowed(what)));
                 }
                 self.shake_hands(id, parsed);
             }
-            // Allowed before the handshake, and no session exists that could answer it.
+            // Allowed before the handshake, without a session to answer it.
             Some(Message::Request(request)) if request.method == method::PING && !self.link.is_open() => {
                 self.send(envelope::result(&request.id, &Payload::empty_object()));
             }
             Some(Message::Request(request)) if !self.link.is_open() => {
-                let what = "a session begins with initialize, and a request without one names its version in _meta";
+                let what = "the session is not open; send initialize first, or name the protocol version in _meta";
                 self.refuse(Some(request.id.clone()), &RequestError::NotARequest(Cow::Borrowed(what)));
             }
             Some(Message::Request(request)) => {
@@ -331,11 +346,11 @@ impl StreamClientLoop {
                 self.ask(id, Face::Session, self.link.inside(parsed));
             }
             None if !self.link.is_open() => {
-                let what = "a session begins with initialize, which stands alone";
+                let what = "the session is not open; send initialize first, not in an array";
                 self.refuse(None, &RequestError::NotARequest(Cow::Borrowed(what)));
             }
             None => self.ask_all(parsed),
-            // Without a session they have no effect.
+            // Without a session these have no effect.
             Some(Message::Notification(_) | Message::Response(_)) if !self.link.is_open() => (),
             Some(Message::Notification(notification)) if notification.method == method::INITIALIZED => {
                 self.shakes_hands = true;
@@ -407,19 +422,19 @@ impl StreamClientLoop {
         let (serial, _) = self.entered(ids.collect(), RequestKind::Array, Face::Session);
         let link = Arc::clone(&self.link);
         let asking = as_one_request(async move {
-            // Each response as an event: no client of a stream reads the array as a whole.
+            // One event for each response: no client of a stream reads the array as a whole.
             let inbound = Inbound { accepted: AcceptedTypes::EventStream, ..link.inside(parsed) };
             link.relay(link.serve(inbound).await, None).await
         });
         self.work.push(caught(asking).map(move |_| CompletedWork::Answered(serial)).boxed());
     }
 
-    /// Whether further requests are refused. An array counts as its requests, and as one at least.
+    /// An array counts as its requests, and as one at least.
     fn is_full(&self) -> bool {
         self.unanswered.iter().map(|request| request.ids.len().max(1)).sum::<usize>() >= REQUESTS_MAX
     }
 
-    /// Registers a request; `None` if it was refused.
+    /// `None` if the request was refused.
     fn enter(&mut self, id: &RequestId, kind: RequestKind, face: Face) -> Option<(u64, CancellationToken)> {
         if self.is_full() {
             self.refuse_with(Some(id.clone()), full());
@@ -457,6 +472,76 @@ impl StreamClientLoop {
         );
     }
 
+    /// A slow server delays neither requests nor responses: only ordered notifications wait; above a limit they are
+    /// dropped.
+    fn note(&mut self, parsed: ParsedMessage) {
+        let is_free = match &parsed.message {
+            Some(Message::Notification(notification)) => {
+                matches!(notification.method.as_str(), method::CANCELLED | ROOTS_CHANGED)
+            }
+            Some(Message::Request(_) | Message::Response(_)) | None => true,
+        };
+        if is_free {
+            self.noting += 1;
+            let noting = self.noted(parsed);
+            return self.work.push(noting.map(|()| CompletedWork::Noted { in_order: false }).boxed());
+        }
+        if self.notes.len() >= WAITING_MAX {
+            let upstream = self.link.upstream();
+            tracing::debug!(%upstream, "a notification was dropped: the server accepts them too slowly");
+            metric::count_dropped(upstream, "note_flood");
+            return;
+        }
+        self.notes.push_back(parsed);
+        self.note_next();
+    }
+
+    fn note_next(&mut self) {
+        if self.is_noting {
+            return;
+        }
+        let Some(parsed) = self.notes.pop_front() else { return };
+        self.is_noting = true;
+        let noting = self.noted(parsed);
+        self.work.push(noting.map(|()| CompletedWork::Noted { in_order: true }).boxed());
+    }
+
+    /// Only logs a refusal: these messages get no response.
+    fn noted(&self, parsed: ParsedMessage) -> impl Future<Output = ()> + Send + use<> {
+        let link = Arc::clone(&self.link);
+        let noting = async move {
+            let response = link.serve(link.inside(parsed)).await;
+            if !response.status().is_success() {
+                tracing::debug!(status = response.status().as_u16(), "a notification or an answer was refused");
+            }
+        };
+        caught(noting).map(|_| ())
+    }
+
+    /// Returns once all requests except subscriptions are answered, or the client has disconnected.
+    async fn answer_what_was_read(&mut self) {
+        let link = Arc::clone(&self.link);
+        while !self.is_answered_but_for_subscriptions() && !self.work.is_empty() {
+            tokio::select! {
+                biased;
+                Some(done) = self.work.next() => self.done(done),
+                () = link.gone() => return,
+            }
+        }
+    }
+
+    fn is_answered_but_for_subscriptions(&self) -> bool {
+        self.unanswered.iter().all(|request| request.kind == RequestKind::Subscription) && self.is_idle()
+    }
+
+    fn is_answered(&self) -> bool {
+        self.unanswered.is_empty() && self.is_idle()
+    }
+
+    fn is_idle(&self) -> bool {
+        self.held.is_empty() && self.notes.is_empty() && !self.is_noting && self.noting == 0
+    }
+
     /// Disconnects as an orderly client would: cancels calls, and ends the session.
     async fn end(mut self) {
         let plain =
@@ -482,7 +567,7 @@ fn cancelled(notification: &Notification) -> Option<RequestId> {
     params.get("requestId").and_then(|id| RequestId::from_payload(&id))
 }
 
-/// `None` in place of a panic: a bug costs one response, not the client's stream (F64).
+/// `None` in place of a panic: a bug costs one response, not the stream (F64).
 async fn caught<T>(doing: impl Future<Output = T>) -> Option<T> {
     let done = AssertUnwindSafe(doing).catch_unwind().await.ok();
     if done.is_none() {

@@ -1,8 +1,8 @@
 //! Translates tool names between clients and an upstream, and edits listed tools.
 //!
-//! It sits between all faces and the upstream: above it a tool has its client-facing name, in lists, policies, tasks and tokens;
-//! below it the upstream's. A tool with split calls is listed without its output schema, which cannot describe both kinds of
-//! results. Absent if no tool is hidden, renamed or split.
+//! Faces, policies, tasks and tokens have a tool's client-facing name, the upstream its own. A tool with split calls is
+//! listed without its output schema, which cannot describe both kinds of results. Absent if no tool is hidden, renamed
+//! or split.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,27 +37,23 @@ use crate::wire::{
 
 const OUTPUT_SCHEMA: &str = "outputSchema";
 
-/// The names of one upstream's tools, in both directions.
 #[derive(Debug)]
 pub struct ToolRenamer {
     names: ToolNames,
-    /// By the client-facing names.
+    /// Rules by the client-facing names.
     rules: ToolRules,
     upstream: Arc<str>,
-    /// Compares each list, by the server's names, with the rules.
+    /// Rules by the server's names.
     unmatched_rules: UnmatchedRules,
-    /// The largest list that is edited.
     bytes_max: usize,
-    /// Whether a name conflict of two tools has been logged.
+    /// Whether a name conflict of two tools was logged.
     has_warned: AtomicBool,
 }
 
 enum RenamedCall {
-    /// Its params with the upstream's name.
     As(String, Payload),
-    /// There is no tool with this name.
     Unknown,
-    /// Its params unchanged: the name is the upstream's, or missing, which the upstream reports.
+    /// The name is the upstream's, or missing, which the upstream reports.
     AsItIs,
 }
 
@@ -105,7 +101,7 @@ impl ToolRenamer {
         }
     }
 
-    /// The result of `tools/list` for clients; `None` if nothing changes.
+    /// The list for clients; `None` if nothing changes.
     fn listed(&self, result: &Object) -> Option<Payload> {
         self.unmatched_rules.look_at(result);
         let tools = result.get("tools")?;
@@ -134,15 +130,14 @@ impl ToolRenamer {
         changed.then(|| result.edit().set("tools", Payload::of(&shown)).finish())
     }
 
-    /// Whether a tool is listed without its output schema.
     fn loses_schema(&self, tool: &Object, name: &str) -> bool {
         self.rules.split_of(name).is_some() && tool.contains(OUTPUT_SCHEMA)
     }
 
-    /// Once per upstream: lists are read often.
+    /// Warns once per upstream: lists are read often.
     fn warn(&self, tool: &str, name: &str) {
         if !self.has_warned.swap(true, Ordering::Relaxed) {
-            tracing::warn!(upstream = %self.upstream, tool, name, "a tool is hidden, as its name stands for another tool");
+            tracing::warn!(upstream = %self.upstream, tool, name, "a tool is hidden: another tool has its name");
         }
     }
 
@@ -160,7 +155,6 @@ impl ToolRenamer {
         }
     }
 
-    /// A response with a tool list, or a stream that may contain one.
     async fn answer(self: Arc<Self>, response: RawResponse) -> Result<RawResponse, GatewayFault> {
         if !response.status.is_success() {
             return Ok(response);
@@ -227,7 +221,7 @@ impl Upstream for RenamingUpstream {
         self.inner.resume(token, context).await
     }
 
-    /// With the upstream's name of the tool, which remains the called one if the rules change.
+    /// Stores the upstream's name of the tool, which remains the called one if the rules change.
     fn stored(&self, params: &Payload) -> Payload {
         match self.namer.called(Object::of(params).as_ref()) {
             RenamedCall::As(_, own) => own.detached(),
@@ -329,7 +323,6 @@ impl Exchange for ToolListExchange {
     }
 }
 
-/// Raw access to an upstream with renamed tools.
 #[derive(Debug)]
 struct RenamingChannel {
     inner: Arc<dyn OwnSessionChannel>,
@@ -337,9 +330,7 @@ struct RenamingChannel {
 }
 
 enum RenamedMessage {
-    /// Unchanged.
     On(MessageText),
-    /// With another name.
     Renamed(String, Bytes),
     /// The call of an unknown tool.
     Nowhere(RequestId, RpcError),

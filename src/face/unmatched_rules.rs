@@ -1,8 +1,8 @@
 //! Warns operators of tool rules that match no tool of a server's list.
 //!
-//! A misspelt name would hide nothing, or leave a call its defaults, unnoticed. Each reader of a list passes its pages here,
-//! until one list was complete. By then a rule has matched or is logged, once per upstream: a server may list other tools later,
-//! or to other clients.
+//! A misspelt name would hide nothing, unnoticed. Each reader of a list passes its pages here; once one list is
+//! complete, a rule has matched or is logged, once per upstream: a server may list other tools later, or to other
+//! clients.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,7 +26,7 @@ pub struct UnmatchedRules {
 }
 
 impl UnmatchedRules {
-    /// Rules by their patterns, which are compared with the names in the lists.
+    /// Patterns are compared with the names in the lists.
     #[must_use]
     pub fn new<'p>(upstream: &Arc<str>, patterns: impl Iterator<Item = &'p WildMatch>) -> Self {
         let patterns: Vec<WildMatch> = patterns.cloned().collect();
@@ -46,15 +46,14 @@ impl UnmatchedRules {
         for pattern in unmatched.iter().take(TOLD_MAX) {
             tracing::warn!(
                 upstream = %self.upstream, pattern = pattern.pattern(),
-                "a rule for tools fits no tool that the server lists; compare its `match` with the names of the tools"
+                "a tool rule matches no tool of the server; compare its `match` with the names of the tools"
             );
         }
         if let Some(more) = unmatched.len().checked_sub(TOLD_MAX).filter(|more| *more > 0) {
-            tracing::warn!(upstream = %self.upstream, more, "further rules fit no tool that the server lists");
+            tracing::warn!(upstream = %self.upstream, more, "further tool rules match no tool of the server");
         }
     }
 
-    /// Reads a message that answers `tools/list`.
     pub(super) fn look_at_answer(&self, message: &Bytes) {
         if self.is_told.load(Ordering::Relaxed) {
             return;

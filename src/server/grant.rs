@@ -7,8 +7,7 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use crate::face::http::FaceResponse;
-use crate::face::revocable_body::ending_with;
+use crate::face::http::{FaceResponse, ending_with};
 
 /// The validity of one credential. Clones share it.
 #[derive(Clone, Debug)]

@@ -1,7 +1,6 @@
 //! Shows a running call to a stateless client: one JSON response, or an event stream.
 //!
-//! During a grace period that may end in a task handle nothing is sent (T-55); other calls stream from their first event, or from
-//! their first life sign.
+//! During a grace period that may end in a task handle nothing is sent (T-55).
 
 use std::fmt;
 use std::sync::{Arc, LazyLock};
@@ -25,7 +24,6 @@ use crate::wire::{Payload, RpcError, envelope, method, rpc_error};
 
 const INTERNAL: GatewayFault = GatewayFault::new(Reason::Internal, Executed::Unknown);
 
-/// How a call's events are sent to its client.
 #[derive(Debug)]
 pub struct CallView<D> {
     pub addressee: Addressee,
@@ -34,20 +32,17 @@ pub struct CallView<D> {
     pub uri: Option<String>,
     pub server_info: Payload,
     pub notices: CallNotices,
-    /// Whether the call may still become a task.
     pub promotable: Promotable,
     pub dialect: D,
-    /// Seals the reference to this call, if its response may contain questions.
     pub rounds: Option<RoundSeal>,
 }
 
-/// Seals references to a held call for its request.
 pub struct RoundSeal {
     pub sealer: Arc<Sealer>,
     pub clock: Arc<dyn Clock>,
     /// The replica that holds the call, if there are several.
     pub replica: Option<Incarnation>,
-    /// A digest of the whole request, computed only for a call that asks a question, or whose response outlives its request.
+    /// A digest of the whole request, computed only if the call asks a question or its response outlives the request.
     pub scope: LazyLock<StateScope, Box<dyn FnOnce() -> StateScope + Send>>,
 }
 
@@ -58,7 +53,7 @@ impl fmt::Debug for RoundSeal {
 }
 
 impl RoundSeal {
-    /// A `requestState`; `None` if the request's scope alone exceeds its limit, which no checked request does.
+    /// `None` if the request's scope alone exceeds the limit of a `requestState`, which no checked request does.
     fn seal(&self, task: &Task, round: u32) -> Option<String> {
         let content = StateContent::Task { id: task.key.id, round, replica: self.replica };
         let token = StateToken { scope: LazyLock::force(&self.scope).clone(), issued_at: self.clock.now(), content };
@@ -66,7 +61,7 @@ impl RoundSeal {
     }
 }
 
-/// Whether the response head must wait.
+/// Whether the call may still become a task: then the response head must wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Promotable {
     Yes,
@@ -101,12 +96,11 @@ impl<D: FaceDialect + 'static> CallMessages for EngineCallMessages<D> {
 }
 
 impl<D: FaceDialect + 'static> CallView<D> {
-    /// Responds with the call's events. Dropping the response or this future means that the client disconnected.
+    /// Dropping the response or this future means that the client disconnected.
     pub async fn respond(self, call: CallStream) -> FaceResponse {
         self.respond_from(None, call).await
     }
 
-    /// As [`Self::respond`], with an event that was received already.
     pub async fn respond_from(mut self, first: Option<CallEvent>, mut call: CallStream) -> FaceResponse {
         let mut next = first.and_then(|first| self.show(Some(first)));
         while self.promotable == Promotable::Yes && next.is_none() {
@@ -116,7 +110,6 @@ impl<D: FaceDialect + 'static> CallView<D> {
         respond(EngineCallMessages { view: self, call, next }, addressee).await
     }
 
-    /// Responds with the last event of a finished call.
     #[must_use]
     pub fn answer(mut self, event: CallEvent) -> FaceResponse {
         match self.show(Some(event)) {
@@ -125,14 +118,14 @@ impl<D: FaceDialect + 'static> CallView<D> {
         }
     }
 
-    /// Releases the request, which a stream may outlive by hours.
+    /// Frees the request, which a stream may outlive by hours.
     fn release_request(&self) {
         if let Some(rounds) = &self.rounds {
             LazyLock::force(&rounds.scope);
         }
     }
 
-    /// Encodes an event for this client; `None` if it is not for it.
+    /// `None` if the event is not for this client.
     fn show(&mut self, event: Option<CallEvent>) -> Option<CallMessage> {
         Some(CallMessage::Answer(match event {
             Some(CallEvent::Progress(progress)) => {

@@ -1,8 +1,8 @@
 //! Writes a call's progress, life signs and log messages.
 //!
-//! A life sign is the last progress value plus almost nothing, so that the upstream's next value still exceeds it. Forwarded
-//! bytes are unchanged; they are parsed to know the last value that the client received, and upstream progress is changed only
-//! where it would not exceed earlier life signs.
+//! A life sign is the last progress value plus almost nothing, so that the upstream's next value still exceeds it.
+//! Forwarded bytes are parsed to know the last value; progress is changed only where it would not exceed earlier life
+//! signs.
 
 use std::sync::Arc;
 
@@ -15,27 +15,24 @@ use crate::wire::framing::{BodyPart, SseEvent};
 use crate::wire::progress::{self, ProgressView};
 use crate::wire::{Message, Notification, Object, Payload, RequestId, ScanLimits, envelope, meta, method};
 
-/// The notifications of one call, except questions.
 #[derive(Debug)]
 pub struct CallNotices {
-    /// The progress to send, if the client requested any.
+    /// Absent if the client requested no progress.
     pub progress: Option<MonotonicProgress>,
-    /// Whether a life sign is progress, if the client requested any, and not a comment.
+    /// Whether life signs are progress, if the client requested any, and not comments.
     pub life_signs: bool,
     pub logs: LogFilter,
 }
 
-/// The log messages that a client receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogFilter {
     None,
-    /// Messages of this level and above.
     From(LogLevel),
     All,
 }
 
 impl CallNotices {
-    /// A life sign: progress for clients that reset their timeouts by it, otherwise a comment, which also serves proxies.
+    /// Progress resets the timeouts of clients; a comment serves proxies.
     #[must_use]
     pub fn sign(&mut self) -> BodyPart {
         match &mut self.progress {
@@ -65,10 +62,9 @@ impl CallNotices {
     }
 }
 
-/// The increment of a life sign: far below any real progress, even at 240 an hour.
+/// The increment is far below any real progress, even at 240 life signs an hour.
 const STEP: f64 = 1e-9;
 
-/// The progress that was sent under one token.
 #[derive(Clone, Debug)]
 pub struct MonotonicProgress {
     token: Payload,
@@ -79,15 +75,14 @@ pub struct MonotonicProgress {
 }
 
 impl MonotonicProgress {
-    /// Nothing was sent yet under this token, which is repeated exactly as it is spelt.
+    /// Writes the token exactly as it is spelt.
     #[must_use]
     pub const fn new(token: Payload) -> Self {
         Self { token, total: None, real: None, shown: None }
     }
 
-    /// Records the upstream's progress and returns the value to send: the upstream's text if it exceeds the last value sent,
-    /// slightly more than that if only life signs exceed it. `None` if the upstream's progress does not increase (MOD-22, T-73),
-    /// or is no number.
+    /// The value to send: the upstream's text if it exceeds the last value sent, slightly more than that if only life
+    /// signs exceed it; `None` for progress that does not increase (MOD-22, T-73) or is no number.
     pub fn real(&mut self, value: &Payload, total: Option<&Payload>) -> Option<Payload> {
         let number = value.as_str().parse::<f64>().ok().filter(|number| number.is_finite())?;
         if self.real.is_some_and(|real| number <= real) {
@@ -108,21 +103,19 @@ impl MonotonicProgress {
         self.shown > self.real
     }
 
-    /// A life sign as a message. `related` is its `_meta`, which names the task if the client needs it.
+    /// `related` is the `_meta` that names the task, if the client needs it.
     #[must_use]
     pub fn sign(&mut self, related: Option<&Payload>) -> Bytes {
         let value = self.raise();
         self.notification(&value, None, related)
     }
 
-    /// `notifications/progress` with a value from this type.
     #[must_use]
     pub fn notification(&self, value: &Payload, message: Option<&str>, related: Option<&Payload>) -> Bytes {
         let step = ProgressView { progress: value, total: self.total.as_ref(), message };
         progress::notification(&self.token, step, related)
     }
 
-    /// The value of a life sign: slightly above the last value sent.
     fn raise(&mut self) -> Payload {
         let last = self.shown.unwrap_or(0.0);
         // Adding the step to a large number may not change it.
@@ -135,7 +128,7 @@ impl MonotonicProgress {
 /// The largest event that is parsed. A larger one is a response, after which nothing is sent.
 const EVENT_BYTES_MAX: usize = 16 * 1024;
 
-/// The life signs of one call, shared by all writers of its response.
+/// Shared by all writers of one call's response.
 #[derive(Clone)]
 pub(in crate::face) struct LifeSigns(Arc<Mutex<ProgressWatch>>);
 
@@ -147,20 +140,19 @@ struct ProgressWatch {
 }
 
 impl LifeSigns {
-    /// For the call `id` with progress under `token`.
     pub(in crate::face) fn new(id: RequestId, token: Payload) -> Self {
         Self(Arc::new(Mutex::new(ProgressWatch { rising: MonotonicProgress::new(token), id, is_over: false })))
     }
 
-    /// The next life sign, to be written between two events.
+    /// Must be written between two events.
     pub(in crate::face) fn sign(&self) -> BodyPart {
         let mut watch = self.0.lock();
         if watch.is_over { BodyPart::comment() } else { BodyPart::message(watch.rising.sign(None)) }
     }
 
-    /// Reads a forwarded part with the `events` that end in it, `None` once one was too large. Returns whether they carry a
-    /// message: a comment shows that the connection is alive, but a client that waits for progress does not see it. `is_whole`
-    /// tells whether the part begins and ends between events.
+    /// Reads a forwarded part with the `events` that end in it, `None` once one was too large; `is_whole` tells whether
+    /// it begins and ends between events. Returns whether they carry a message: comments stay unseen by a client that
+    /// waits for progress.
     pub(in crate::face) fn pass(
         &self,
         part: BodyPart,

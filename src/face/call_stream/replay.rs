@@ -8,10 +8,9 @@ use crate::dialect::faults::gateway_error;
 use crate::face::answer::{Addressee, addressee, event_stream};
 use crate::face::call_stream::request_answer::{RequestAnswer, unanswered};
 use crate::face::call_stream::{self, CallMessage, CallMessages};
-use crate::face::http::{AcceptedTypes, FaceResponse, joined_body};
+use crate::face::http::{AcceptedTypes, FaceResponse, SingleEventBody, joined_body};
 use crate::face::sealed::{IdKind, Sealer, SessionToken, event_id, read_event_id};
 use crate::face::served::Served;
-use crate::face::single_event_body::SingleEventBody;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::framing::BodyPart;
 use crate::wire::{ProtocolVersion, RequestId, envelope};
@@ -19,9 +18,8 @@ use crate::wire::{ProtocolVersion, RequestId, envelope};
 /// The client's end of a call. Dropping it does not affect the call.
 pub(in crate::face) struct ReplayStream {
     reader: ReplayReader,
-    /// The sealed id of the stream, if its events have ids.
+    /// Absent if the events have no ids.
     sealed: Option<String>,
-    /// The request that the stream answers.
     request: Option<RequestId>,
 }
 
@@ -30,7 +28,7 @@ impl ReplayStream {
         Self { reader, sealed: None, request: None }
     }
 
-    /// The whole response: JSON if no event precedes it in time.
+    /// Responds with JSON if no event precedes the result in time.
     pub(in crate::face) async fn respond(
         mut self,
         replays: &ReplayBuffers,
@@ -46,7 +44,7 @@ impl ReplayStream {
         }
     }
 
-    /// Starts the stream with its first event. From now on it can be resumed, if events have ids.
+    /// From now on the stream can be resumed, if events have ids.
     pub(in crate::face) fn begin(
         mut self,
         replays: &ReplayBuffers,
@@ -72,7 +70,6 @@ impl ReplayStream {
         event_stream(call_stream::stream(self, addressee, Some(first)))
     }
 
-    /// An event with its id, if it has one.
     fn named(&self, part: BodyPart, number: Option<u64>) -> BodyPart {
         let (Some(number), Some(sealed)) = (number, &self.sealed) else { return part };
         let id = event_id(sealed, number);
@@ -84,7 +81,7 @@ impl ReplayStream {
 }
 
 impl CallMessages for ReplayStream {
-    /// The buffer contains life signs, too.
+    /// The buffer contains life signs.
     const IS_SIGNED: bool = false;
 
     async fn next(&mut self) -> Option<CallMessage> {
@@ -106,12 +103,11 @@ impl CallMessages for ReplayStream {
     }
 }
 
-/// Whether streams of this version have event ids; earlier versions cannot resume.
 pub(in crate::face) fn can_resume(version: ProtocolVersion) -> bool {
     version.traits().has_event_ids
 }
 
-/// Resumes the stream of a call after this event (LEG-09); `None` if it is unknown or no longer buffered.
+/// Resumes a call's stream after this event (LEG-09); `None` if it is unknown or no longer buffered.
 pub(in crate::face) fn take_up(
     replays: &ReplayBuffers,
     sealer: &Sealer,

@@ -17,40 +17,35 @@ use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::framing::BodyPart;
 use crate::wire::{JsonPieces, RequestId, RpcError};
 
-/// Unread events of a slow client; above that the upstream is not read.
+/// Unread events of a slow client; above that the upstream is not read. One event may exceed the limit in bytes.
 const UNREAD_MAX: usize = 16;
-/// The same in bytes: one event may be larger.
 const UNREAD_BYTES_MAX: usize = 256 * 1024;
-/// Events that one stream keeps for a resumption.
+/// Events kept for a resumption of one stream.
 const EVENTS_MAX: usize = 64;
-/// Bytes of all kept streams of one face, their responses included. Beyond them the oldest is dropped.
+/// Bytes of all kept streams of one face, responses included; beyond them the oldest is dropped.
 const BYTES_MAX: usize = 64 * 1024 * 1024;
-/// Finished streams of all sessions: a small response takes less than its bookkeeping.
+/// Finished streams of all sessions; a small response takes less than its bookkeeping.
 const ANSWERED_MAX: usize = 16_384;
 /// Streams that one session can resume; beyond them the oldest is dropped.
 const PER_SESSION_MAX: usize = 16;
-/// How long a response is kept.
 const ANSWERED_FOR: Duration = Duration::from_secs(5 * 60);
 
 pub(in crate::face) type CallResult = Result<JsonPieces, RpcError>;
 
-/// The result of a call that ended with a fault of the gateway.
 pub(in crate::face) fn fault(reason: Reason) -> CallResult {
     Err(gateway_error(&GatewayFault::new(reason, Executed::Unknown)))
 }
 
-/// Copies the response into a separate buffer; the original returns its bytes to the budget when its reader drops it.
+/// A copy in its own buffer: the original returns its bytes to the budget once its reader drops it.
 fn detached(ending: &CallResult) -> CallResult {
     ending.as_ref().map(JsonPieces::detached).map_err(RpcError::clone)
 }
 
-/// The messages of one call.
 #[derive(Debug)]
 struct ReplayBuffer {
     /// The prefix of its event ids.
     stream: u128,
     state: watch::Sender<ReplayState>,
-    /// Shared by all buffers of one face.
     bytes: Arc<AtomicUsize>,
 }
 
@@ -59,19 +54,17 @@ struct ReplayState {
     events: VecDeque<ReplayEvent>,
     /// The number of the next event. Comments have numbers, too, which are never sent.
     next: u64,
-    /// The number of the client's next event.
     read: u64,
     /// The newest reader, while it exists.
     reader: Option<u64>,
     readers: u64,
     last: Option<CallResult>,
-    /// Whether its client may resume it.
     is_kept: bool,
     is_closed: bool,
     /// There is no response, and none is expected.
     is_unwanted: bool,
     size: usize,
-    /// The unbuffered rest of the stream, for the first reader; it ends with that reader.
+    /// The unbuffered rest of the stream, which ends with its first reader.
     rest: Mutex<Option<ResponseBody>>,
 }
 
@@ -83,7 +76,6 @@ struct ReplayEvent {
     bears_id: bool,
 }
 
-/// The treatment of events without a reader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::face) enum UnreadPolicy {
     /// Kept for a resumption, unless it is a comment.
@@ -93,11 +85,9 @@ pub(in crate::face) enum UnreadPolicy {
 
 #[derive(Debug)]
 pub(in crate::face) enum ReplayItem {
-    /// An event or a comment; the number of an event that can have an id.
+    /// An event, with its number unless it is a comment or has the upstream's id.
     Event(BodyPart, Option<u64>),
-    /// The response. Nothing follows.
     Last(CallResult, u64),
-    /// The unbuffered rest of the stream.
     Rest(ResponseBody),
 }
 
@@ -107,7 +97,7 @@ impl ReplayBuffer {
         Arc::new(Self { stream, state: watch::Sender::new(ReplayState { next: 1, ..ReplayState::default() }), bytes })
     }
 
-    /// Reads from the event after `number` on. Earlier readers end.
+    /// Ends earlier readers.
     fn read_after(self: &Arc<Self>, number: u64) -> ReplayReader {
         let mut own = 0;
         self.state.send_modify(|state| {
@@ -120,7 +110,7 @@ impl ReplayBuffer {
         ReplayReader { log: Arc::clone(self), own, state: self.state.subscribe() }
     }
 
-    /// Appends an event once the reader has room. Returns whether there is a reader.
+    /// Waits until the reader has room. Returns whether there is a reader.
     async fn write(&self, part: BodyPart, unread: UnreadPolicy) -> bool {
         let has_room = |state: &ReplayState| {
             state.reader.is_none() || (state.unread() < UNREAD_MAX && state.unread_bytes() < UNREAD_BYTES_MAX)
@@ -145,7 +135,7 @@ impl ReplayBuffer {
         is_read
     }
 
-    /// Appends the result. Returns whether there is a reader.
+    /// Returns whether there is a reader.
     fn finish(&self, ending: CallResult) -> bool {
         let mut is_read = false;
         self.state.send_modify(|state| {
@@ -158,7 +148,7 @@ impl ReplayBuffer {
         is_read
     }
 
-    /// Drops events that were read, or that have no reader, beyond the limits.
+    /// Drops events beyond the limits that were read, or have no reader.
     fn trim(&self, state: &mut ReplayState) {
         while let Some(first) = state.events.front() {
             let is_unread = state.reader.is_some() && first.number >= state.read;
@@ -193,34 +183,30 @@ impl ReplayState {
     }
 }
 
-/// The driver's end. Dropping it ends the stream.
+/// Dropping it ends the stream.
 #[derive(Debug)]
 pub(in crate::face) struct ReplayWriter(Arc<ReplayBuffer>);
 
 impl ReplayWriter {
-    /// The prefix of the stream's event ids.
     pub(in crate::face) fn stream(&self) -> u128 {
         self.0.stream
     }
 
-    /// Appends an event once the reader has room. Returns whether there is a reader. Cancel safe.
+    /// As [`ReplayBuffer::write`]. Cancel safe.
     pub(in crate::face) async fn write(&self, part: BodyPart, unread: UnreadPolicy) -> bool {
         self.0.write(part, unread).await
     }
 
-    /// Appends the result. Returns whether there is a reader.
     pub(in crate::face) fn finish(&self, ending: CallResult) -> bool {
         self.0.finish(ending)
     }
 
-    /// Appends the rest of the stream. Returns once a reader takes it. Cancel safe, except for [`ReplayWriter::close`], which
-    /// withdraws it.
+    /// Returns once a reader has taken the rest of the stream. Cancel safe; [`ReplayWriter::close`] withdraws the rest.
     pub(in crate::face) async fn hand_over(&self, rest: ResponseBody) {
         self.0.state.send_modify(|state| {
             *state.rest.get_mut() = Some(rest);
             (state.is_closed, state.is_unwanted) = (true, true);
         });
-        // Cannot fail: this holds the sender.
         let _ = self.0.state.subscribe().wait_for(|state| state.rest.lock().is_none()).await;
     }
 
@@ -228,7 +214,6 @@ impl ReplayWriter {
     pub(in crate::face) async fn deserted(&self, patience: Duration) {
         let mut state = self.0.state.subscribe();
         loop {
-            // Cannot fail: this holds the sender.
             let _ = state.wait_for(|state| state.reader.is_none()).await.map(|_| ());
             let back = state.wait_for(|state| state.reader.is_some());
             if tokio::time::timeout(patience, back).await.is_err() {
@@ -237,7 +222,6 @@ impl ReplayWriter {
         }
     }
 
-    /// Ends the stream, because its client wants no more or has everything.
     pub(in crate::face) fn close(&self) {
         self.0.state.send_modify(|state| {
             *state.rest.get_mut() = None;
@@ -252,7 +236,7 @@ impl Drop for ReplayWriter {
     }
 }
 
-/// The client's end. Dropping it means that the client disconnected or lost its stream.
+/// Dropping it means that the client disconnected or lost its stream.
 #[derive(Debug)]
 pub(in crate::face) struct ReplayReader {
     log: Arc<ReplayBuffer>,
@@ -261,7 +245,6 @@ pub(in crate::face) struct ReplayReader {
 }
 
 impl ReplayReader {
-    /// The prefix of the stream's event ids.
     pub(in crate::face) fn stream(&self) -> u128 {
         self.log.stream
     }
@@ -299,7 +282,7 @@ impl ReplayReader {
                         word = Some(ReplayItem::Rest(rest));
                         return;
                     }
-                    // Its number follows all others; a client that has received it has received everything.
+                    // The result's number follows all others; a client that has received it has received everything.
                     let number = state.next;
                     let is_new = state.read <= number;
                     word = match state.last.take() {
@@ -309,8 +292,8 @@ impl ReplayReader {
                             is_new.then(|| ReplayItem::Last(last, number))
                         }
                         None if state.is_unwanted => None,
-                        // The writer was dropped without a result, by a panic or at the end of the process. Numbered after all
-                        // events, however many there were.
+                        // The writer was dropped without a result: by a panic or at the process's end. Its number
+                        // follows all events.
                         None => Some(ReplayItem::Last(fault(Reason::Internal), u64::MAX)),
                     };
                 }
@@ -345,23 +328,21 @@ pub(in crate::face) struct ReplayBuffers {
 
 #[derive(Debug, Default)]
 struct ReplayIndex {
-    /// By session, in the order in which they began.
+    /// Streams in the order in which they began.
     by_session: HashMap<u128, VecDeque<ReplayEntry>>,
-    /// Finished streams, in the order of their responses.
+    /// Finished streams in the order of their responses.
     answered: VecDeque<(Instant, u128, u128)>,
 }
 
 #[derive(Debug)]
 struct ReplayEntry {
     id: u128,
-    /// The request that the stream answers.
     request: RequestId,
     log: Arc<ReplayBuffer>,
     is_answered: bool,
 }
 
 impl ReplayBuffers {
-    /// A call's buffer, which cannot be resumed before [`ReplayBuffers::keep`].
     pub(in crate::face) fn begin(&self, stream: u128) -> (ReplayWriter, ReplayReader) {
         let log = ReplayBuffer::new(stream, Arc::clone(&self.bytes));
         let reader = log.read_after(0);
@@ -382,14 +363,12 @@ impl ReplayBuffers {
         self.tidy(&mut kept);
     }
 
-    /// Records that a call may have its response.
     pub(in crate::face) fn answered(&self, (nonce, id): (u128, u128)) {
         let mut kept = self.kept.lock();
         self.settle(&mut kept, (nonce, id));
         self.tidy(&mut kept);
     }
 
-    /// The stream of a client's `Last-Event-ID`, from the event after `number` on.
     pub(in crate::face) fn take_up(&self, (nonce, id): (u128, u128), number: u64) -> Option<(RequestId, ReplayReader)> {
         let mut kept = self.kept.lock();
         self.tidy(&mut kept);
@@ -397,7 +376,6 @@ impl ReplayBuffers {
         Some((stream.request.clone(), stream.log.read_after(number)))
     }
 
-    /// Drops the streams of an ended session.
     pub(in crate::face) fn forget(&self, nonce: u128) {
         self.kept.lock().by_session.remove(&nonce);
     }
@@ -414,7 +392,7 @@ impl ReplayBuffers {
         }
     }
 
-    /// Drops responses that have been kept long enough, and the oldest while there are too many bytes.
+    /// Drops the oldest responses after their time, or while there are too many bytes.
     fn tidy(&self, kept: &mut ReplayIndex) {
         while let Some((when, nonce, id)) = kept.answered.front().copied() {
             let is_too_much = self.bytes.load(Ordering::Relaxed) > BYTES_MAX || kept.answered.len() > ANSWERED_MAX;

@@ -11,8 +11,9 @@ use crate::dialect::RequestError;
 use crate::dialect::faults::gateway_error;
 use crate::face::answer::{Addressee, bare, event_stream};
 use crate::face::call_stream::progress::LifeSigns;
-use crate::face::http::{AcceptedTypes, FaceResponse, ResponseBody, empty_body, full_body, joined_body};
-use crate::face::single_event_body::SingleEventBody;
+use crate::face::http::{
+    AcceptedTypes, FaceResponse, ResponseBody, SingleEventBody, empty_body, full_body, joined_body,
+};
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::envelope::EnvelopeError;
 use crate::wire::framing::BodyPart;
@@ -23,13 +24,10 @@ pub(in crate::face) enum RequestAnswer {
     Events(ResponseBody),
     Result(JsonPieces),
     Error(RpcError),
-    /// An error with the upstream's status.
     Refused(StatusCode, RpcError),
-    /// The refusal of an invalid request.
     Complaint(RequestError),
-    /// A fault of the gateway, for clients that understand a retryable status.
     Fault(GatewayFault),
-    /// A status only, for a stream that does not exist.
+    /// A status without a body, for a stream that does not exist.
     Status(FaceResponse),
 }
 
@@ -54,7 +52,6 @@ impl RequestAnswer {
         }
     }
 
-    /// The outcome as the rest of an event stream with a sent head.
     pub(in crate::face) fn into_events(self, addressee: &Addressee) -> Option<ResponseBody> {
         match self.written(addressee) {
             AnswerContent::Message(message) => Some(full_body(BodyPart::message(message))),
@@ -64,7 +61,6 @@ impl RequestAnswer {
         }
     }
 
-    /// The response without its own head.
     pub(in crate::face) fn written(self, addressee: &Addressee) -> AnswerContent {
         let error = match (self, &addressee.id) {
             (Self::Json(body), _) => return AnswerContent::Json(body),
@@ -84,10 +80,9 @@ impl RequestAnswer {
     }
 }
 
-/// A response without a head.
 pub(in crate::face) enum AnswerContent {
     Message(Bytes),
-    /// One message as it arrives.
+    /// One message, forwarded as it arrives.
     Json(ResponseBody),
     Events(ResponseBody),
     Nothing,
@@ -99,7 +94,6 @@ impl<T: Into<JsonPieces>> From<Result<T, RpcError>> for RequestAnswer {
     }
 }
 
-/// A pending response, and the life signs until then.
 pub(in crate::face) struct LateAnswer {
     pub(in crate::face) answering: BoxFuture<'static, RequestAnswer>,
     pub(in crate::face) signs: Option<LifeSigns>,
@@ -125,13 +119,11 @@ pub(in crate::face) fn unanswered(accepted: AcceptedTypes) -> RequestAnswer {
     }
 }
 
-/// A response with a status only.
 pub(in crate::face) fn status(status: StatusCode) -> RequestAnswer {
     RequestAnswer::Status(bare(status))
 }
 
-/// Whether a client would take a message for the response to `id`. Clients differ in the messages that they accept, so an id
-/// counts even in a message that the gateway would not keep.
+/// Whether a client would take a message for the response to `id`: clients differ, so any message with the id counts.
 pub(in crate::face) fn brings_answer(text: &MessageText, id: &RequestId) -> bool {
     let is_answer = |message: &Message| match message {
         Message::Response(response) => response.id.as_ref().is_some_and(|named| named.says(id)),

@@ -1,7 +1,7 @@
 //! Admits the messages of one upstream to a client of its endpoint.
 //!
-//! The client has one session with several servers, and assigns each message by its id alone. So a message is forwarded only if
-//! it refers to a request that was sent to its server: see [`admitted`].
+//! The client has one session with several servers, and assigns messages by id alone: only messages about requests that
+//! their server received are forwarded ([`admitted`]).
 
 use std::io;
 use std::pin::Pin;
@@ -33,23 +33,20 @@ use crate::wire::framing::{BodyPart, MessageClassifier};
 use crate::wire::meta::{META, PROGRESS_TOKEN, RELATED_TASK};
 use crate::wire::{MessageText, Object, RequestId, RpcError, rpc_error};
 
-/// Limit of error responses in progress to the servers of one endpoint.
+/// The limit of concurrent error responses to the servers of one endpoint.
 pub(super) const REFUSALS_MAX: usize = 64;
 
-/// Label values of the metric of dropped messages.
 const NOT_GIVEN: &str = "not_given";
 const UNREADABLE: &str = "unreadable";
 
-/// The requests that a stream may answer.
 #[derive(Clone, Debug)]
 pub(super) enum AnswerScope {
-    /// The session's own stream, on which servers send no responses.
+    /// The session's own stream: servers send no responses there.
     None,
     Asked {
         id: RequestId,
         token: Option<RequestId>,
     },
-    /// The stream was resumed, from an event's id.
     Resumed(RequestMark),
 }
 
@@ -71,7 +68,6 @@ pub(super) fn progress_token(params: &Object) -> Option<RequestId> {
     RequestId::from_payload(&params.get_object(META)?.get(PROGRESS_TOKEN)?)
 }
 
-/// Admits the messages of one upstream on one stream, or in one response.
 pub(super) struct ServerVoice {
     pub(super) upstreams: Arc<CombinedUpstreams>,
     pub(super) at: usize,
@@ -115,7 +111,7 @@ impl ServerVoice {
         &self.upstreams.settings.upstreams[self.at]
     }
 
-    /// Selects the upstream at `at`, which is about to receive the request.
+    /// Selects the upstream that is about to receive the request.
     pub(super) fn give(&mut self, at: usize) {
         self.at = at;
         if let (AnswerScope::Asked { token: Some(token), .. }, Some((session, _))) = (&self.request, &self.session) {
@@ -123,15 +119,14 @@ impl ServerVoice {
         }
     }
 
-    /// Whether progress belongs to a running task of the gateway: its token outlives the response to its call. Servers never
-    /// learn the ids of such tasks.
+    /// Whether progress is for a running task of the gateway: its token outlives its call. No server knows such task
+    /// ids.
     fn is_of_running_task(&self, owner: &Principal, params: &Object) -> bool {
         let related = params.get_object(META).and_then(|meta| meta.get_object(RELATED_TASK));
         let id = related.and_then(|related| TaskId::parse(&related.get_string("taskId")?));
         id.is_some_and(|id| self.upstreams.common().engine.is_running(&TaskKey { owner: owner.clone(), id }))
     }
 
-    /// Returns a message as the client receives it; `None` if nothing of it is forwarded.
     pub(super) fn admit(&self, text: MessageText) -> Option<MessageText> {
         let mut refused = Vec::new();
         let shown = admitted(self.upstream(), self, text, &mut refused);
@@ -145,7 +140,6 @@ impl ServerVoice {
         shown
     }
 
-    /// Counts and logs a dropped message.
     fn note_dropped(&self, reason: &'static str) {
         let upstream = self.upstream();
         metric::count_dropped(upstream, reason);
@@ -158,7 +152,7 @@ impl ServerVoice {
         }
     }
 
-    /// Refuses a server's request that cannot be forwarded to the client. In the background, best effort.
+    /// Refuses a server's request in the background, best effort.
     fn refuse(&self, id: &RequestId) {
         let upstream = self.upstream();
         metric::count_dropped(upstream, "long_id");
@@ -181,8 +175,7 @@ impl ServerVoice {
         scope.tracker.spawn(scope.stop.clone().run_until_cancelled_owned(refusing));
     }
 
-    /// Returns a JSON response as the client receives it. A response in several parts is aborted if it turns out not to be
-    /// admitted.
+    /// A response in several parts is aborted if it turns out not to be admitted.
     pub(super) async fn admit_answer(self, answer: FaceResponse, addressee: &Addressee) -> FaceResponse {
         if !answer.headers().get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"application/json")) {
             return answer;
@@ -215,7 +208,6 @@ impl ServerVoice {
 }
 
 impl CombinedUpstreams {
-    /// A message of the gateway itself in a client's session at an upstream.
     pub(super) fn gateways_message(
         &self,
         principal: Principal,
@@ -243,8 +235,7 @@ impl CombinedUpstreams {
     }
 }
 
-/// A JSON response in several parts. Each part is held until the next has arrived, so the last one is sent only after the id was
-/// checked.
+/// Holds each part until the next arrives: the last one is sent only after the id was checked.
 struct JsonAnswer {
     voice: ServerVoice,
     look: MessageClassifier,
@@ -265,7 +256,7 @@ impl Body for JsonAnswer {
         if this.held.is_none() && !is_given_answer(&this.voice, &this.look) {
             let is_odd = this.look.may_be_request() || this.look.has_odd_id();
             this.voice.note_dropped(if is_odd { UNREADABLE } else { NOT_GIVEN });
-            return Poll::Ready(Some(Err(io::Error::other("the answer is to another request"))));
+            return Poll::Ready(Some(Err(io::Error::other("the response is for another request"))));
         }
         Poll::Ready(Some(Ok(Frame::data(held))))
     }

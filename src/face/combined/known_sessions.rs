@@ -1,7 +1,7 @@
 //! Stores clients' sessions at endpoints, with a share for each principal.
 //!
-//! A forgotten session loses its sessions at upstreams. So the principal with the most sessions makes room first; a session in
-//! use is not forgotten; and an idle session of another principal goes only if all sessions of the larger principals are in use.
+//! A forgotten session loses its sessions at upstreams. So the principal with most sessions makes room first, and a
+//! session in use stays.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
@@ -11,11 +11,10 @@ use parking_lot::Mutex;
 
 use crate::task::Principal;
 
-/// The limit of stored sessions of all principals. Above it, the principal with the most sessions loses its least recently used
-/// one.
+/// The limit for all principals. Above it, the principal with most sessions loses its least recently used one.
 const REMEMBERED_MAX: usize = 20_000;
 
-/// The sessions at endpoints, by nonce; `S` is a session's state.
+/// Sessions by nonce; `S` is a session's state.
 #[derive(Debug)]
 pub(super) struct KnownSessions<S> {
     sessions_max: usize,
@@ -25,7 +24,7 @@ pub(super) struct KnownSessions<S> {
 #[derive(Debug)]
 struct SessionIndex<S> {
     by_nonce: HashMap<u128, KnownSession<S>>,
-    /// The nonces of each owner's sessions, least recently used first.
+    /// The nonces of each owner, least recently used first.
     by_owner: HashMap<Principal, BTreeMap<u64, u128>>,
     uses: u64,
 }
@@ -40,11 +39,10 @@ struct KnownSession<S> {
 #[derive(Clone, Debug)]
 pub(super) struct SessionOwner {
     pub(super) principal: Principal,
-    /// The client that the session counts for: anonymous clients are distinguished by address.
+    /// The principal that the session counts for: anonymous clients are distinguished by address.
     pub(super) counted_as: Principal,
 }
 
-/// A session that made room for another.
 #[derive(Debug)]
 pub(super) struct ForgottenSession<S> {
     pub(super) session: Arc<S>,
@@ -63,7 +61,7 @@ impl<S: Default> KnownSessions<S> {
         Self { sessions_max, index: Mutex::new(index) }
     }
 
-    /// Returns the session of this nonce, created if necessary; and a session that made room for it.
+    /// Also returns a session that made room.
     pub(super) fn get_or_default(
         &self,
         nonce: u128,
@@ -102,9 +100,8 @@ impl<S: Default> SessionIndex<S> {
         session
     }
 
-    /// Removes the least recently used idle session of the owner with the most sessions. If all of these are in use, the owner
-    /// with the next most sessions loses one. If all sessions are in use, the limit is exceeded: the calls and streams in them
-    /// bound their number.
+    /// Takes the largest owner's least recently used idle session, else one of the next largest. If all are in use, the
+    /// limit is exceeded: the calls and streams in them bound their number.
     fn forget_one(&mut self) -> Option<ForgottenSession<S>> {
         let largest = self.by_owner.values().max_by_key(|uses| uses.len())?;
         let is_idle =

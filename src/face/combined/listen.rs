@@ -1,8 +1,7 @@
 //! Serves `subscriptions/listen` for several upstreams: merges their streams into one.
 //!
-//! Each upstream receives the request under the client's own id, so its notifications already carry the right id. If an upstream
-//! is unavailable or ends its stream, the request is repeated; since notifications may have been missed by then, the client is
-//! told that all its subscriptions changed.
+//! Each upstream gets the request under the client's id. If one is unavailable or ends its stream, the request is
+//! repeated, and the client is told that all its subscriptions changed: notifications may have been missed.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -32,30 +31,23 @@ use crate::wire::envelope::Request;
 use crate::wire::framing::{BodyPart, SseDecoder};
 use crate::wire::{Message, MessageText, Object, ScanLimits, method};
 
-/// How long an ended stream waits before it is reopened, at first and at most.
+/// The first and the longest pause before an ended stream is reopened.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(30);
 
 struct MemberListen {
     at: usize,
     voice: ServerVoice,
-    /// The notifications to request from it.
     part: SubscriptionFilter,
     body: ResponseBody,
     decoder: SseDecoder,
-    /// Decoded messages that were not taken yet.
     ready: VecDeque<Bytes>,
 }
 
 enum ListenNews {
     Said(MemberListen, Bytes),
-    /// The stream was reopened.
     Back(MemberListen),
-    Over {
-        at: usize,
-        part: SubscriptionFilter,
-        pause: Duration,
-    },
+    Over { at: usize, part: SubscriptionFilter, pause: Duration },
 }
 
 #[derive(Clone)]
@@ -66,7 +58,7 @@ struct ListenRequest {
 }
 
 impl ListenRequest {
-    /// Opens the stream of one upstream, and reads its acknowledgement.
+    /// Returns with the upstream's acknowledgement.
     async fn begin(
         &self,
         at: usize,
@@ -112,7 +104,6 @@ impl ListenRequest {
 }
 
 impl MemberListen {
-    /// The next message; `None` at the end.
     async fn text(&mut self) -> Option<Bytes> {
         loop {
             if let Some(text) = self.ready.pop_front() {
@@ -130,7 +121,7 @@ impl MemberListen {
         loop {
             match self.text().await {
                 Some(text) if is_news(&text) => return ListenNews::Said(self, text),
-                // The response to the request: it ends the upstream's stream, but not the client's.
+                // The response ends the upstream's stream, not the client's.
                 Some(_) => (),
                 None => return ListenNews::Over { at: self.at, part: self.part, pause: PAUSE_MIN },
             }
@@ -138,7 +129,6 @@ impl MemberListen {
     }
 }
 
-/// The filter of an acknowledgement; `None` for any other message.
 fn acknowledged(text: &Bytes) -> Option<SubscriptionFilter> {
     let Ok(Message::Notification(notification)) = crate::wire::envelope::read(text, ScanLimits::UPSTREAM) else {
         return None;
@@ -194,7 +184,7 @@ impl CombinedUpstreams {
                     granted.tasks = granted.tasks.take().or(acknowledged.tasks);
                     waiting.push(member.next().boxed());
                 }
-                // Task subscriptions do not depend on a server: return the response of the single endpoint.
+                // Task subscriptions do not depend on a server.
                 Err(response) if part.tasks.is_some() => return *response,
                 Err(response) => {
                     self.note_absence(client, at, &format!("HTTP {}", response.status().as_u16()));
@@ -211,8 +201,8 @@ impl CombinedUpstreams {
         event_stream(stream(merged, addressee.clone(), None))
     }
 
-    /// Splits a client's filter among the upstreams. Tasks are the gateway's own: any upstream's endpoint can report them, in a
-    /// separate stream, since its server may be unavailable.
+    /// Tasks are the gateway's: any upstream's endpoint reports them, in a separate stream, as its server may be
+    /// unavailable.
     async fn parts(
         self: &Arc<Self>,
         client: &EndpointClient,
@@ -223,7 +213,7 @@ impl CombinedUpstreams {
         for uri in requested.resources.into_iter().flatten() {
             let asked = match self.at_address(client, &uri).await {
                 RequestTarget::Member(at, _) => vec![at],
-                // The resource's owner is unknown, and each of these may report it.
+                // The owner is unknown; each of these may report the resource.
                 RequestTarget::Unlisted(some) => some,
                 RequestTarget::List(_) | RequestTarget::OwnTool(_) => vec![self.any_open(client)],
             };
@@ -238,7 +228,7 @@ impl CombinedUpstreams {
     }
 }
 
-/// One open stream. It polls the upstreams only while its client reads.
+/// Polls the upstreams only while its client reads.
 struct MergedListen {
     asked: ListenRequest,
     subscription: Subscription,

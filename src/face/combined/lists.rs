@@ -22,17 +22,14 @@ use crate::task::Principal;
 use crate::wire::object::ObjectWriter;
 use crate::wire::{ListPages, Object, PagedList, Payload};
 
-/// Items on one page. Many clients read only the first page.
+/// Items on one page. Many clients read only the first.
 const PAGE_ITEMS_MAX: usize = 5_000;
 /// The limit of remembered names, of all clients together.
 const NAMES_MAX: u64 = 200_000;
-/// How long unused names are remembered.
 const KEPT_FOR: Duration = Duration::from_secs(300);
 
-/// The lists that are merged from all upstreams.
 pub(super) type MergedList = PagedList;
 
-/// The capability of a server that has such a list.
 const fn capability(list: MergedList) -> &'static str {
     match list {
         MergedList::Tools => "tools",
@@ -42,25 +39,22 @@ const fn capability(list: MergedList) -> &'static str {
     }
 }
 
-/// Whether the endpoint renames the items of a list; URIs are never changed.
+/// Only names are changed, never URIs.
 const fn has_names(list: MergedList) -> bool {
     matches!(list, MergedList::Tools | MergedList::Prompts)
 }
 
-/// The upstream of an item, and its name there.
 pub(super) type ItemOwner = (usize, Arc<str>);
 
-/// One list of all upstreams, in their order.
 #[derive(Debug, Default)]
 pub(super) struct GatheredList {
-    /// The items for the client, each with its upstream and its index in that upstream's list.
+    /// Items, each with its upstream and its index in that upstream's list.
     items: Vec<(usize, usize, Payload)>,
     owners: HashMap<Arc<str>, ItemOwner>,
     answered: usize,
     refusal: Option<MemberRefusal>,
 }
 
-/// The owners of list items, as last sent to clients.
 pub(super) struct ListOwners(moka::sync::Cache<(Principal, MergedList), Arc<KnownOwners>>);
 
 struct KnownOwners {
@@ -84,10 +78,8 @@ impl fmt::Debug for ListOwners {
 }
 
 impl CombinedUpstreams {
-    /// Returns a page of a list for the client, starting at `cursor`.
-    ///
     /// # Errors
-    /// If the cursor is not of this list, or if all upstreams refuse: then the first refusal.
+    /// If all upstreams refuse: the first refusal. The inner error is for a cursor that is not of this list.
     pub(super) async fn page(
         self: &Arc<Self>,
         client: &EndpointClient,
@@ -109,7 +101,7 @@ impl CombinedUpstreams {
         let items: Vec<&Payload> = gathered.items[from..until].iter().map(|(.., item)| item).collect();
         let writer = ObjectWriter::new().member(list.items(), &Payload::of(&items));
         let writer = match gathered.items.get(until) {
-            // The cursor contains the upstream's name, so it remains valid if another upstream is removed.
+            // Upstreams are named, so that the cursor stays valid if another one is removed.
             Some((at, index, _)) => writer.text("nextCursor", &format!("{}:{index}", self.settings.upstreams[*at])),
             None => writer,
         };
@@ -124,7 +116,7 @@ impl CombinedUpstreams {
         Some((self.position(upstream, client.principal())?, index.parse().ok()?))
     }
 
-    /// The owner of an item with this public name: from the last list, else from a new one.
+    /// Looks in the last list, then in a new one.
     pub(super) async fn owner(
         self: &Arc<Self>,
         client: &EndpointClient,
@@ -141,8 +133,7 @@ impl CombinedUpstreams {
         self.gather(client, list).await.owners.get(name).cloned()
     }
 
-    /// The upstream with a template that matches a URI: of several, the one with the longest literal text, and of equals the
-    /// first.
+    /// The upstream with a matching template: the one with most literal text, and of equals the first.
     pub(super) async fn template_owner(self: &Arc<Self>, client: &EndpointClient, uri: &str) -> Option<usize> {
         let known = self.known_owners(client, MergedList::Templates).await;
         let owners = known.owners.iter().filter(|(template, _)| may_be_of(template, uri));
@@ -162,7 +153,7 @@ impl CombinedUpstreams {
             .unwrap_or_else(|| Arc::new(KnownOwners { owners: gathered.owners, fetched_at: Instant::now() }))
     }
 
-    /// Requests a list from all upstreams in parallel, and remembers the owners. An unavailable upstream contributes nothing.
+    /// An unavailable upstream contributes nothing.
     async fn gather(self: &Arc<Self>, client: &EndpointClient, list: MergedList) -> GatheredList {
         let asked = self.members_for(client.principal());
         let asked = asked.map(|at| async move { (at, self.items_of(client, list, at).await) });
@@ -187,7 +178,6 @@ impl CombinedUpstreams {
         gathered
     }
 
-    /// All pages of one upstream's list; empty for a server without such a list.
     async fn items_of(
         self: &Arc<Self>,
         client: &EndpointClient,
@@ -195,8 +185,7 @@ impl CombinedUpstreams {
         at: usize,
     ) -> Result<Vec<Object>, MemberRefusal> {
         let lacks = |summary: &Arc<super::ServerSummary>| !summary.has(capability(list));
-        // Lists without a declared capability are not requested, except tools: some servers have them without declaring any
-        // capability.
+        // Some servers have tools without declaring a capability.
         if list != MergedList::Tools && self.members[at].summary.read().as_ref().is_some_and(lacks) {
             return Ok(Vec::new());
         }
@@ -230,8 +219,8 @@ impl CombinedUpstreams {
         Ok(items)
     }
 
-    /// Names the items for clients. Of two with the same URI, the first upstream's is shown; the gateway's own tools, which each
-    /// upstream has, are shown once.
+    /// Of two items with one URI, the first upstream's is shown. The gateway's own tools, which each upstream has, are
+    /// shown once.
     fn put_together(&self, list: MergedList, lists: &[(usize, Vec<Object>)], gathered: &mut GatheredList) {
         let read = lists.iter().map(|(at, items)| {
             let mut seen = HashSet::new();
@@ -273,8 +262,7 @@ impl CombinedUpstreams {
     }
 }
 
-/// Whether a URI may result from a template (RFC 6570): it contains the literal parts in order. The text between them is not
-/// checked.
+/// Whether a URI contains a template's literal parts in order (RFC 6570). The text between them is not checked.
 fn may_be_of(template: &str, uri: &str) -> bool {
     let mut literals = Vec::new();
     let mut rest = template;
@@ -293,7 +281,6 @@ fn may_be_of(template: &str, uri: &str) -> bool {
     })
 }
 
-/// The length of a template's literal text.
 fn literal_bytes(template: &str) -> usize {
     let (mut bytes, mut rest) = (0, template);
     while let Some((literal, behind)) = rest.split_once('{') {

@@ -13,7 +13,6 @@ use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::reply::{ReadLimits, read_whole};
 use crate::wire::{Message, Object, RpcError, ScanLimits, envelope, one_line, rpc_error};
 
-/// The reason why an upstream returned no result.
 #[derive(Clone, Debug)]
 pub(super) struct MemberRefusal(Arc<RefusedAnswer>);
 
@@ -29,7 +28,6 @@ impl MemberRefusal {
         Self(Arc::new(RefusedAnswer { status, headers, error }))
     }
 
-    /// The same refusal with another message.
     pub(super) fn saying(&self, words: &str) -> Self {
         let error = self.0.error.as_ref().map(|error| RpcError { message: words.into(), ..error.clone() });
         Self::of(self.0.status, self.0.headers.clone(), error)
@@ -40,7 +38,6 @@ impl MemberRefusal {
         Self::of(StatusCode::OK, HeaderMap::new(), Some(error))
     }
 
-    /// The refusal of an upstream that did not respond in time.
     pub(super) fn late() -> Self {
         Self::fault(Reason::UpstreamTimeout)
     }
@@ -49,24 +46,20 @@ impl MemberRefusal {
         Self::fault(Reason::UpstreamMalformed)
     }
 
-    /// Whether the server does not know the method.
     pub(super) fn is_unknown_method(&self) -> bool {
         self.0.error.as_ref().is_some_and(|error| error.code == rpc_error::METHOD_NOT_FOUND)
     }
 
-    /// Whether another upstream may know the requested item.
     pub(super) fn may_be_known_elsewhere(&self) -> bool {
         const RESOURCE_NOT_FOUND: i64 = -32002;
         let codes = [RESOURCE_NOT_FOUND, rpc_error::INVALID_PARAMS, rpc_error::METHOD_NOT_FOUND];
         self.0.error.as_ref().is_some_and(|error| codes.contains(&error.code))
     }
 
-    /// Whether the client's params are invalid.
     pub(super) fn is_about_params(&self) -> bool {
         self.0.error.as_ref().is_some_and(|error| error.code == rpc_error::INVALID_PARAMS)
     }
 
-    /// A text for the log.
     pub(super) fn message(&self) -> String {
         match &self.0.error {
             Some(error) => one_line::name(&error.message),
@@ -74,7 +67,6 @@ impl MemberRefusal {
         }
     }
 
-    /// Converts it into a response for a client of the endpoint.
     pub(super) fn into_response(self, addressee: &Addressee) -> FaceResponse {
         let error = self
             .0
@@ -91,10 +83,8 @@ impl MemberRefusal {
     }
 }
 
-/// Reads the result of a whole response.
-///
 /// # Errors
-/// If it holds none.
+/// If the response holds no result.
 pub(super) async fn read_result(answer: FaceResponse, limits: &ReadLimits) -> Result<Object, MemberRefusal> {
     let (head, body) = answer.into_parts();
     let Some(text) = whole(body, limits).await else { return Err(MemberRefusal::malformed()) };
@@ -113,7 +103,6 @@ pub(super) async fn read_result(answer: FaceResponse, limits: &ReadLimits) -> Re
     }
 }
 
-/// A whole body of at most `bytes_max` bytes plus its envelope.
 pub(super) async fn whole(body: ResponseBody, limits: &ReadLimits) -> Option<Bytes> {
     read_whole(body, &limits.clone().with_envelope()).await.ok()
 }

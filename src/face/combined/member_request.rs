@@ -22,21 +22,19 @@ use crate::wire::envelope::{self, Params, Request};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Message, Object, Payload, RequestId, method};
 
-/// A client of an endpoint, as of its current request.
 #[derive(Clone)]
 pub(super) struct EndpointClient {
     /// The request without its message.
     head: Box<Inbound>,
-    /// Its session at the endpoint; `None` for a stateless request.
+    /// `None` for a stateless request.
     pub(super) session: Option<Arc<CombinedSession>>,
     /// Its introduction at the start of that session.
     token: Option<Arc<SessionToken>>,
-    /// Params of requests that the gateway sends on its behalf.
+    /// Params of requests that the gateway sends on the client's behalf.
     metadata: Payload,
 }
 
 impl EndpointClient {
-    /// The client of a stateless request with these params.
     pub(super) fn stateless(inbound: &Inbound, params: Option<&Object>) -> Self {
         Self { head: head_of(Box::new(inbound.clone())), session: None, token: None, metadata: metadata_alone(params) }
     }
@@ -56,10 +54,10 @@ impl EndpointClient {
         request.method == method::TOOLS_CALL && request.params.object().is_some_and(is_given)
     }
 
-    /// The client's session at the upstream at `at`, opened if there is none.
+    /// Opens a session at the upstream if there is none.
     ///
     /// # Errors
-    /// If the upstream refuses a session.
+    /// If the upstream refuses one.
     pub(super) async fn opened(
         &self,
         upstreams: &Arc<CombinedUpstreams>,
@@ -70,13 +68,12 @@ impl EndpointClient {
         upstreams.member_session(session, at, ClientWords { head: &self.head, token }).await
     }
 
-    /// An admission of messages from the upstream at `at` that concern a request of this client.
     pub(super) fn voice(&self, upstreams: &Arc<CombinedUpstreams>, at: usize, request: AnswerScope) -> ServerVoice {
         let session = self.session.as_ref().map(|session| (Arc::clone(session), self.head.principal.clone()));
         ServerVoice { upstreams: Arc::clone(upstreams), at, request, session, given: None }
     }
 
-    /// Builds a message of this client for the upstream at `at`, in its session there.
+    /// Builds a message of this client for an upstream, in its session there.
     ///
     /// # Errors
     /// If no session can be opened.
@@ -89,7 +86,7 @@ impl EndpointClient {
         self.clone().into_inbound(upstreams, at, (text, message)).await
     }
 
-    /// Like [`EndpointClient::inbound`], for the last message of the current request, which takes its headers.
+    /// As [`EndpointClient::inbound`], for the last message of the current request, which takes its headers.
     async fn into_inbound(
         self,
         upstreams: &Arc<CombinedUpstreams>,
@@ -109,7 +106,7 @@ impl EndpointClient {
         Ok(inbound)
     }
 
-    /// Params for the gateway's own requests: the client's metadata, and `member`.
+    /// Params of the client's metadata and `member`.
     pub(super) fn params(&self, member: Option<(&str, Payload)>) -> Payload {
         match (Object::of(&self.metadata), member) {
             (Some(own), Some((key, value))) => own.edit().set(key, value).finish(),
@@ -118,10 +115,10 @@ impl EndpointClient {
         }
     }
 
-    /// Sends a request to the upstream at `at`, and reads the whole result.
+    /// Sends a request, and reads the whole result.
     ///
     /// # Errors
-    /// If it returns none.
+    /// If there is no result.
     pub(super) async fn ask(
         &self,
         upstreams: &Arc<CombinedUpstreams>,
@@ -148,10 +145,7 @@ impl EndpointClient {
         .await
     }
 
-    /// Forwards the client's request to the upstream at `at`, with `params` if these are edited.
-    ///
-    /// # Errors
-    /// As [`EndpointClient::inbound`].
+    /// Forwards the client's request, with `params` if these are edited. Fails as [`EndpointClient::inbound`].
     pub(super) async fn pass(
         self,
         upstreams: &Arc<CombinedUpstreams>,
@@ -164,10 +158,7 @@ impl EndpointClient {
         Ok(served(session.as_ref(), upstreams, at, inbound).await)
     }
 
-    /// Builds the forwarded request for that upstream's endpoint.
-    ///
-    /// # Errors
-    /// As [`EndpointClient::inbound`].
+    /// Builds the forwarded request for that upstream's endpoint. Fails as [`EndpointClient::inbound`].
     pub(super) async fn prepared(
         mut self,
         upstreams: &Arc<CombinedUpstreams>,
@@ -189,7 +180,7 @@ impl EndpointClient {
     }
 }
 
-/// The response of the upstream at `at`. If its session has ended, the next request opens a new one.
+/// If the session has ended, the next request opens a new one.
 pub(super) async fn served(
     session: Option<&Arc<CombinedSession>>,
     upstreams: &Arc<CombinedUpstreams>,
@@ -204,7 +195,7 @@ pub(super) async fn served(
     answer
 }
 
-/// A request without its message, which is already counted.
+/// The request without its message, marked as counted.
 fn head_of(mut inbound: Box<Inbound>) -> Box<Inbound> {
     inbound.method = Method::POST;
     inbound.query = None;
@@ -215,7 +206,6 @@ fn head_of(mut inbound: Box<Inbound>) -> Box<Inbound> {
     inbound
 }
 
-/// Sets the headers of a stateless request to its body's method and name.
 fn named(all: &mut HeaderMap, method: &str, name: Option<HeaderValue>) {
     if let Ok(value) = HeaderValue::from_str(method) {
         all.insert(headers::METHOD, value);
@@ -226,7 +216,7 @@ fn named(all: &mut HeaderMap, method: &str, name: Option<HeaderValue>) {
     }
 }
 
-/// Updates the name header of a request with edited params. Its headers matched its body before.
+/// Updates the name header, which matched the body before its params were edited.
 fn renamed(all: &mut HeaderMap, method: &str, edited: &Object) {
     let Some(member) = headers::naming_member(method).filter(|_| all.contains_key(headers::NAME)) else { return };
     if let Some(name) = edited.get_string(member).and_then(|name| header_annotations::encode(&name)) {

@@ -1,6 +1,4 @@
-//! Opens a client's sessions at the upstreams of an endpoint on demand.
-//!
-//! The handshake uses the client's own introduction. Sessions are stored while there is room.
+//! Opens a client's sessions at the upstreams of an endpoint on demand, with the client's own introduction.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -29,12 +27,12 @@ use crate::face::session::session_cache::ClientSessionCache;
 use crate::upstream::reply::ReadLimits;
 use crate::wire::{Object, Payload, RequestId, envelope, method};
 
-/// The sessions at all endpoints; they outlive a reload.
+/// The sessions at all endpoints outlive a reload.
 #[derive(Debug)]
 pub struct CombinedSessions {
     pub(super) tokens: ClientSessionCache,
     pub(super) known: KnownSessions<CombinedSession>,
-    /// Requests that wait for an upstream's session or for their routing, by the nonce of the endpoint's session.
+    /// Requests that wait for an upstream's session or their routing, by the nonce of the endpoint's session.
     pub(super) in_flight: Arc<InFlight>,
 }
 
@@ -46,28 +44,25 @@ impl CombinedSessions {
     }
 }
 
-/// The stored state of one client's session at an endpoint.
 #[derive(Debug, Default)]
 pub(super) struct CombinedSession {
     state: Mutex<CombinedSessionState>,
-    /// Notified whenever a session at an upstream was opened.
+    /// Notified when a session at an upstream was opened.
     opened: watch::Sender<()>,
     pub(super) ended: CancellationToken,
-    /// With a random key per session, so that no server can construct colliding tokens.
+    /// A random key per session: no server can construct colliding tokens.
     hasher: RandomState,
 }
 
 #[derive(Debug, Default)]
 struct CombinedSessionState {
-    /// The params of `logging/setLevel`.
     level: Option<Payload>,
-    /// Sessions at upstreams, by the upstreams' names.
+    /// Sessions by the upstreams' names.
     members: HashMap<Arc<str>, MemberSession>,
-    /// Upstreams that were missing in responses to the client.
     missing: HashSet<Arc<str>>,
-    /// Whether such an upstream is available now and the client is not notified yet.
+    /// Whether a missing upstream is available now, and the client is not notified yet.
     has_come: bool,
-    /// The progress tokens of requests in progress at upstreams, with the number of requests for each.
+    /// Hashes of progress tokens, with the number of requests in progress for each.
     tokens: HashMap<u64, usize>,
 }
 
@@ -79,14 +74,13 @@ enum MemberSession {
     Refused,
 }
 
-/// A session at an upstream: its id, and the upstream's introduction.
 #[derive(Clone, Debug)]
 pub(super) struct OpenedMember {
     pub(super) id: HeaderValue,
     pub(super) summary: Arc<ServerSummary>,
 }
 
-/// A progress token that an upstream may use until this is dropped.
+/// A progress token, which the upstream may use until this is dropped.
 #[derive(Debug)]
 pub(super) struct GivenToken {
     session: Arc<CombinedSession>,
@@ -108,7 +102,6 @@ impl Drop for GivenToken {
 type MemberOpening = Shared<BoxFuture<'static, Result<OpenedMember, MemberRefusal>>>;
 
 impl CombinedSession {
-    /// The names and session ids of upstreams with an open session.
     pub(super) fn open_members(&self) -> Vec<(Arc<str>, HeaderValue)> {
         let open = |(upstream, member): (&Arc<str>, &MemberSession)| match member {
             MemberSession::Open(opened) => Some((Arc::clone(upstream), opened.id.clone())),
@@ -124,14 +117,12 @@ impl CombinedSession {
         }
     }
 
-    /// Registers the progress token of a request to an upstream.
     pub(super) fn give(self: &Arc<Self>, upstream: &str, token: &RequestId) -> GivenToken {
         let given = self.hash(upstream, token);
         *self.state.lock().tokens.entry(given).or_default() += 1;
         GivenToken { session: Arc::clone(self), given }
     }
 
-    /// Whether a request with this progress token is in progress at an upstream.
     pub(super) fn is_given(&self, upstream: &str, token: &RequestId) -> bool {
         self.state.lock().tokens.contains_key(&self.hash(upstream, token))
     }
@@ -140,39 +131,35 @@ impl CombinedSession {
         self.hasher.hash_one((upstream, &*plain(token)))
     }
 
-    /// The upstreams that refused the last attempt to open a session.
     pub(super) fn refused_members(&self) -> Vec<Arc<str>> {
         let state = self.state.lock();
         let refused = state.members.iter().filter(|(_, member)| matches!(member, MemberSession::Refused));
         refused.map(|(upstream, _)| Arc::clone(upstream)).collect()
     }
 
-    /// Records that a response to the client lacked this upstream's part.
     pub(super) fn miss(&self, upstream: &Arc<str>) {
         self.state.lock().missing.insert(Arc::clone(upstream));
     }
 
-    /// Whether a missing upstream has become available since the last call of this method.
+    /// Whether a missing upstream became available since the last call of this method.
     pub(super) fn take_has_come(&self) -> bool {
         std::mem::take(&mut self.state.lock().has_come)
     }
 
-    /// Subscribes to the opening of sessions at upstreams.
     pub(super) fn openings(&self) -> watch::Receiver<()> {
         self.opened.subscribe()
     }
 
-    /// The params of the client's last `logging/setLevel`.
     fn level(&self) -> Option<Payload> {
         self.state.lock().level.clone()
     }
 
-    /// Stores these params for sessions that are opened later.
+    /// Stores the params for sessions that are opened later.
     pub(super) fn set_level(&self, params: &Payload) {
         self.state.lock().level = Some(params.detached());
     }
 
-    /// Removes a session that the upstream's endpoint has ended: the next request opens a new one.
+    /// Removes the session that has `ended`: the next request opens a new one.
     pub(super) fn forget_member(&self, upstream: &Arc<str>, ended: &HeaderValue) {
         let mut state = self.state.lock();
         if matches!(state.members.get(upstream), Some(MemberSession::Open(opened)) if opened.id == *ended) {
@@ -191,7 +178,6 @@ impl CombinedSession {
     }
 }
 
-/// The messages that open a session at one upstream.
 struct MemberHandshake {
     upstream: Arc<str>,
     endpoint: Arc<UpstreamEndpoint>,
@@ -200,7 +186,7 @@ struct MemberHandshake {
 }
 
 impl MemberHandshake {
-    /// Opens the session, and sends it the client's present log level.
+    /// Opens the session, and sends it the client's log level.
     async fn run(self, session: Arc<CombinedSession>) -> Result<OpenedMember, MemberRefusal> {
         let answer = self.endpoint.serve(self.inbound.clone()).await;
         let id = answer.headers().get(headers::SESSION_ID).cloned();
@@ -221,7 +207,7 @@ impl MemberHandshake {
     }
 }
 
-/// The client that opens a session: the head of a request, and its introduction.
+/// The head of the opening request, and the client's introduction.
 #[derive(Clone, Copy)]
 pub(super) struct ClientWords<'a> {
     pub(super) head: &'a Inbound,
@@ -229,7 +215,6 @@ pub(super) struct ClientWords<'a> {
 }
 
 impl ClientWords<'_> {
-    /// The client's `initialize` request.
     fn introduction(self) -> Bytes {
         let token = self.token;
         let declared = Object::of(&token.capabilities).filter(|_| token.declares_tasks);
@@ -241,10 +226,10 @@ impl ClientWords<'_> {
 }
 
 impl CombinedUpstreams {
-    /// The client's session at the upstream at `at`, opened if there is none.
+    /// Opens a session if there is none.
     ///
     /// # Errors
-    /// If the upstream refuses a session.
+    /// If the upstream refuses one.
     pub(super) async fn member_session(
         self: &Arc<Self>,
         session: &Arc<CombinedSession>,
@@ -267,7 +252,7 @@ impl CombinedUpstreams {
         opening.await
     }
 
-    /// Starts to open a session; the handshake completes even if the client disconnects.
+    /// The handshake completes even if the client disconnects.
     fn opening(self: &Arc<Self>, session: &Arc<CombinedSession>, at: usize, client: ClientWords<'_>) -> MemberOpening {
         let member = &self.members[at];
         let mut inbound = client.head.clone();

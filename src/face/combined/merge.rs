@@ -1,26 +1,24 @@
-//! Merges the introductions of several servers.
+//! Merges the introductions of several servers, and lists the capabilities that an endpoint routes.
 //!
 //! Pure. If two servers have different values for one member, the first one wins.
 
 use std::collections::BTreeMap;
 
-use super::routed::{is_routed, is_routed_extension};
+use crate::wire::meta::TASKS_EXTENSION;
 use crate::wire::object::ObjectWriter;
-use crate::wire::{Object, Payload};
+use crate::wire::{Object, Payload, method};
 
-/// The limit of one server's instructions in bytes; the rest is cut off.
+/// The limit of one server's instructions; the rest is cut off.
 const INSTRUCTIONS_BYTES_MAX: usize = 16 << 10;
 
-/// The introduction of one server.
 #[derive(Clone, Debug)]
 pub(super) struct ServerSummary {
     pub(super) capabilities: Payload,
-    /// The text for models as the endpoint shows it: the server's text is quoted.
+    /// The text for models, quoted.
     pub(super) instructions: Option<String>,
 }
 
 impl ServerSummary {
-    /// Reads the result of `initialize` or `server/discover`.
     pub(super) fn of(result: &Object) -> Self {
         let capabilities = result.get("capabilities").filter(|all| Object::of(all).is_some());
         Self {
@@ -32,19 +30,19 @@ impl ServerSummary {
         }
     }
 
-    /// Instructions in place of those from an unavailable server.
+    /// Replaces the instructions of an unavailable server.
     pub(super) fn absent(cause: &str) -> Self {
         let text = format!("This server is not available, so its tools are missing here: {cause}");
         Self { capabilities: Payload::empty_object(), instructions: Some(text) }
     }
 
-    /// Whether the server declares a capability: `tools`, `prompts`, `resources`.
+    /// Whether the server declares `tools`, `prompts` or `resources`.
     pub(super) fn has(&self, capability: &str) -> bool {
         Object::of(&self.capabilities).is_some_and(|all| all.contains(capability))
     }
 }
 
-/// The capabilities of all servers, without those that the endpoint does not route.
+/// Capabilities of all servers that the endpoint routes.
 pub(super) fn advertised<'a>(capabilities: impl Iterator<Item = &'a Payload>) -> Payload {
     let joined = union(capabilities);
     let all = Object::of(&joined);
@@ -65,12 +63,12 @@ pub(super) fn advertised<'a>(capabilities: impl Iterator<Item = &'a Payload>) ->
 
 const EXTENSIONS: &str = "extensions";
 
-/// The union of all servers' capabilities; members of the same name are merged.
+/// Members of the same name are merged.
 fn union<'a>(capabilities: impl Iterator<Item = &'a Payload>) -> Payload {
     joined(capabilities.filter_map(Object::of), LEVELS)
 }
 
-/// The depth to which capabilities are merged: a capability, its options, and their options.
+/// The merged levels are a capability, its options, and their options.
 const LEVELS: usize = 3;
 
 fn joined(objects: impl Iterator<Item = Object>, levels: usize) -> Payload {
@@ -101,7 +99,6 @@ fn joined(objects: impl Iterator<Item = Object>, levels: usize) -> Payload {
     writer.finish()
 }
 
-/// The part of a server's text that is shown.
 fn beginning(text: &str) -> &str {
     let mut end = text.len().min(INSTRUCTIONS_BYTES_MAX);
     while !text.is_char_boundary(end) {
@@ -110,7 +107,7 @@ fn beginning(text: &str) -> &str {
     &text[..end]
 }
 
-/// Quotes each line of a server's text, so that no line looks like a heading of the gateway.
+/// Quotes each line, so that no line looks like a heading of the gateway.
 fn quoted(text: &str) -> String {
     const BREAKS: [char; 6] = ['\n', '\u{b}', '\u{c}', '\u{85}', '\u{2028}', '\u{2029}'];
     let text = text.replace("\r\n", "\n").replace('\r', "\n");
@@ -118,11 +115,46 @@ fn quoted(text: &str) -> String {
     lines.join("\n")
 }
 
-/// All servers' instructions for models, each under its server's name; `None` if there are none.
+/// Each text stands under its server's name; `None` if there are none.
 pub(super) fn instructions<'a>(servers: impl Iterator<Item = (&'a str, &'a ServerSummary)>) -> Option<Payload> {
     let texts: Vec<String> =
         servers.filter_map(|(name, server)| Some(format!("# {name}\n\n{}", server.instructions.as_deref()?))).collect();
     (!texts.is_empty()).then(|| Payload::text(&texts.join("\n\n")))
+}
+
+/// The advertised capabilities with their methods: one table, so that each advertised capability is routed. A method that ends with a slash is a prefix.
+const ROUTED: [(&str, &[&str]); 6] = [
+    ("tools", &[method::TOOLS_LIST, method::TOOLS_CALL]),
+    ("prompts", &[method::PROMPTS_LIST, method::PROMPTS_GET]),
+    (
+        "resources",
+        &[
+            method::RESOURCES_LIST,
+            method::RESOURCES_TEMPLATES_LIST,
+            method::RESOURCES_READ,
+            method::RESOURCES_SUBSCRIBE,
+            method::RESOURCES_UNSUBSCRIBE,
+        ],
+    ),
+    ("completions", &[method::COMPLETE]),
+    ("logging", &[method::SET_LEVEL]),
+    ("tasks", &["tasks/"]),
+];
+
+/// Extensions that need no further methods.
+const ROUTED_EXTENSIONS: [&str; 2] = [TASKS_EXTENSION, "io.modelcontextprotocol/ui"];
+
+fn is_routed(capability: &str) -> bool {
+    ROUTED.iter().any(|(name, _)| *name == capability)
+}
+
+fn is_routed_extension(name: &str) -> bool {
+    ROUTED_EXTENSIONS.contains(&name)
+}
+
+pub(super) fn is_routed_method(name: &str) -> bool {
+    let is_meant = |method: &&str| if method.ends_with('/') { name.starts_with(*method) } else { name == *method };
+    ROUTED.iter().any(|(_, methods)| methods.iter().any(is_meant))
 }
 
 #[cfg(test)]
@@ -184,5 +216,17 @@ mod tests {
         let long = server(&format!(r#"{{"instructions":"{}"}}"#, "é".repeat(INSTRUCTIONS_BYTES_MAX)));
         let texts = instructions([("a", &long)].into_iter()).unwrap();
         assert!(texts.len() < INSTRUCTIONS_BYTES_MAX + 64, "{}", texts.len());
+    }
+
+    #[test]
+    fn what_is_advertised_has_methods_and_they_are_routed() {
+        for (capability, methods) in ROUTED {
+            assert!(is_routed(capability) && !methods.is_empty(), "{capability}");
+            assert!(methods.iter().all(|method| is_routed_method(method)), "{capability}");
+        }
+        assert!(is_routed_method(method::TASKS_LIST));
+        for (capability, method) in [("events", "events/list"), ("experimental", "x/y"), ("", ""), ("tool", "tools")] {
+            assert!(!is_routed(capability) && !is_routed_method(method), "{capability} {method}");
+        }
     }
 }

@@ -1,9 +1,8 @@
 //! Marks ids in servers' messages with the upstream's name, and removes the marks again.
 //!
-//! Request ids, progress tokens and event ids carry marks. Two servers may use the same id for their requests; a mark
-//! distinguishes them, and names the server that sent the request. The client returns the mark, so nothing is stored here.
-//! [`admitted`] is the only path of a server's message to the client: a response to, or progress on, a request that was not sent
-//! to this server is dropped, and a request with an id too long for a mark is refused. Pure.
+//! Request ids, progress tokens and event ids carry marks: servers may use equal ids, and the client returns the mark,
+//! so nothing is stored. [`admitted`] is a server's only path to the client: it drops responses to, and progress on,
+//! requests that this server did not receive. Pure.
 
 use std::borrow::Cow;
 
@@ -19,13 +18,13 @@ use crate::wire::meta::{META, PROGRESS_TOKEN};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Message, MessageText, Object, Payload, RequestId, ScanLimits, method};
 
-/// Follows the name of an upstream, which never contains it.
+/// Ends the upstream's name, which never contains it.
 const MARK_END: char = ':';
-/// Tells whether the id was a string or a number.
+/// Whether the id was a string or a number.
 const TEXT: char = 's';
 const NUMBER: char = 'n';
 
-/// A server's id with its upstream's name; `None` if that is too long for an id.
+/// `None` if the mark makes the id too long.
 fn marked(upstream: &str, id: &RequestId) -> Option<RequestId> {
     let text = match id.as_text() {
         Some(text) => format!("{upstream}{MARK_END}{TEXT}{text}"),
@@ -34,7 +33,7 @@ fn marked(upstream: &str, id: &RequestId) -> Option<RequestId> {
     RequestId::from_payload(&Payload::text(&text))
 }
 
-/// The upstream in an id's mark, and the id without the mark.
+/// The upstream of the mark, and the id without it.
 pub(super) fn unmarked(id: &RequestId) -> Option<(String, RequestId)> {
     let text = id.as_text()?;
     let (upstream, rest) = text.split_once(MARK_END)?;
@@ -46,36 +45,31 @@ pub(super) fn unmarked(id: &RequestId) -> Option<(String, RequestId)> {
     Some((upstream.to_owned(), own))
 }
 
-/// The length limit of a server's request id, as JSON text, that leaves room for the name of `upstream`.
+/// The longest id of a server, as JSON text, that leaves room for the mark.
 pub(super) const fn request_id_bytes_max(upstream: &str) -> usize {
     ID_BYTES_MAX - upstream.len() - MARK_END.len_utf8() - TEXT.len_utf8()
 }
 
-/// Tells which requests a server has received, for the messages of one stream.
+/// The requests that a server has received, for the messages of one stream.
 pub(super) trait GivenRequests {
-    /// Whether a response to this request is admitted.
     fn may_answer(&self, id: &RequestId) -> bool;
 
-    /// Whether progress with this token and these params is admitted.
     fn may_report(&self, token: &RequestId, params: &Object) -> bool;
 
     /// The request that the stream answers, if its id is known.
     fn asked(&self) -> Option<&RequestId>;
 }
 
-/// Why a server's message is not forwarded to the client.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum RefusedMessage {
-    /// It refers to a request that this server did not receive, or some readers may understand it so.
+    /// For a request that this server did not receive, at least as some clients read the message.
     NotGiven,
-    /// It is not one message for a strict reader. The request that it may have answered ends with an error.
+    /// Not one message for a strict reader. The request that it may have answered ends with an error.
     Unreadable(Option<RequestId>),
-    /// A request with an id too long for a mark.
     LongId(RequestId),
 }
 
-/// Admits a message of the server of `upstream` to a client of several servers, with the client's ids and names. Refused parts
-/// are added to `refused`; `None` if nothing is left.
+/// Admits a server's message with the client's ids and names; `None` if all of its parts are `refused`.
 pub(super) fn admitted(
     upstream: &str,
     given: &impl GivenRequests,
@@ -96,25 +90,25 @@ pub(super) fn admitted(
     }
 }
 
-/// The error response in place of an unreadable response, as at the server's own path.
+/// The response is the same at the server's own path.
 fn unreadable_answer(why: &RefusedMessage) -> Option<Bytes> {
     let RefusedMessage::Unreadable(Some(id)) = why else { return None };
     let fault = GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes);
     Some(envelope::error(Some(id), &gateway_error(&fault)))
 }
 
-/// Whether `look` has seen a response to a request that this server received. A message that may be a request is none.
+/// Whether `look` has seen a response to a request that this server received, and no request.
 pub(super) fn is_given_answer(given: &impl GivenRequests, look: &MessageClassifier) -> bool {
     !look.may_be_request()
         && !look.has_odd_id()
         && (!look.names_request() || look.id().is_some_and(|id| given.may_answer(&id)))
 }
 
-/// The edited message; `None` if it needs no change.
+/// `None` if the message needs no change.
 fn judged(upstream: &str, given: &impl GivenRequests, text: &MessageText) -> Result<Option<Bytes>, RefusedMessage> {
     let mut look = MessageClassifier::default();
     if !matches!(text.message(), Some(Message::Request(_) | Message::Notification(_))) {
-        // Most messages are responses: this avoids a full parse of a large result.
+        // Avoids a full parse of a large result: most messages are responses.
         look.feed(text);
         if is_given_answer(given, &look) {
             return Ok(None);
@@ -126,7 +120,7 @@ fn judged(upstream: &str, given: &impl GivenRequests, text: &MessageText) -> Res
         RefusedMessage::Unreadable(is_answer.then(|| given.asked().cloned().or_else(named)).flatten())
     };
     match &*text.read(ScanLimits::UPSTREAM).map_err(unreadable)? {
-        // Some clients check only the method, and would handle it as the notification.
+        // Some clients check only the method, and would handle the request as a notification.
         Message::Request(request) if request.method.starts_with("notifications/") => Err(RefusedMessage::NotGiven),
         Message::Request(request) => {
             let marked = shown_request(upstream, request);
@@ -144,7 +138,7 @@ fn judged(upstream: &str, given: &impl GivenRequests, text: &MessageText) -> Res
             shown_cancellation(upstream, notification).map(Some).ok_or(RefusedMessage::NotGiven)
         }
         Message::Notification(_) => Ok(None),
-        // Its members are spelled so that readers may disagree.
+        // Readers may disagree about such a spelling of its members.
         Message::Response(response) => match &response.id {
             Some(id) if given.may_answer(id) => Ok(None),
             Some(_) | None => Err(RefusedMessage::NotGiven),
@@ -181,7 +175,7 @@ fn shown_request(upstream: &str, request: &Request) -> Option<Bytes> {
     Some(envelope::request(&id, &request.method, written.as_ref()))
 }
 
-/// The params of a server's request with a marked progress token, if they have one.
+/// `None` without a progress token.
 fn marked_token(upstream: &str, params: &Object) -> Option<Payload> {
     let meta = params.get_object(META)?;
     let token = marked(upstream, &RequestId::from_payload(&meta.get(PROGRESS_TOKEN)?)?)?;
@@ -206,7 +200,7 @@ pub(super) fn answer(response: &Response) -> Option<(String, Bytes)> {
     Some((upstream, text))
 }
 
-/// A client's progress on a server's request, without the mark; `None` for every other notification.
+/// A client's progress without the mark; `None` for other notifications.
 pub(super) fn progress(notification: &Notification) -> Option<(String, Bytes)> {
     let params = notification.params.object().filter(|_| notification.method == method::PROGRESS)?;
     let (upstream, token) = unmarked(&RequestId::from_payload(&params.get(PROGRESS_TOKEN)?)?)?;
@@ -214,9 +208,8 @@ pub(super) fn progress(notification: &Notification) -> Option<(String, Bytes)> {
     Some((upstream, envelope::notification(method::PROGRESS, Some(&params))))
 }
 
-/// Identifies a stream's request and its progress token in the stream's event ids.
-///
-/// A client that resumes the stream thus tells which messages are admitted. Digests, since an id may contain any characters.
+/// Digests of a stream's request and progress token, for its event ids: a resumed stream admits the same messages.
+/// Digests, since an id may contain any characters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RequestMark(String);
 
@@ -241,18 +234,16 @@ impl RequestMark {
         self.0[..Self::DIGITS] == Self::digits(id)
     }
 
-    /// Whether this is the progress token.
     pub(super) fn names_token(&self, token: &RequestId) -> bool {
         self.0[Self::DIGITS..] == Self::digits(token)
     }
 }
 
-/// An id without quotes and escapes: some servers return a number as a string, and some clients accept that as the number.
+/// Without quotes and escapes: some servers return a number as a string, and some clients accept that.
 pub(super) fn plain(id: &RequestId) -> Cow<'_, str> {
     id.as_text().unwrap_or(Cow::Borrowed(id.as_json()))
 }
 
-/// The stream of an upstream's event, and the event's id there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum MarkedEvent<'t> {
     /// The stream of a response, which belongs to one upstream.
@@ -265,7 +256,7 @@ const ANSWER: char = ':';
 const OWN: char = '!';
 
 impl<'t> MarkedEvent<'t> {
-    /// The client's id of an upstream's event.
+    /// The event id for the client.
     pub(super) fn event_id(&self, upstream: &str) -> String {
         match self {
             // An empty id resets the position.
@@ -275,7 +266,6 @@ impl<'t> MarkedEvent<'t> {
         }
     }
 
-    /// The upstream and the stream of an event with this id.
     pub(super) fn read(text: &'t str) -> Option<(&'t str, Self)> {
         let at = text.find([ANSWER, OWN])?;
         let (upstream, rest) = (&text[..at], &text[at + 1..]);
@@ -287,7 +277,7 @@ impl<'t> MarkedEvent<'t> {
     }
 }
 
-/// Params with only the metadata of a request, without its progress token: for requests of the gateway itself.
+/// A request's metadata without its progress token, for requests of the gateway itself.
 pub(super) fn metadata_alone(params: Option<&Object>) -> Payload {
     let meta = params.and_then(|params| params.get_object(META));
     match meta {

@@ -1,19 +1,16 @@
 //! Names the items of several upstreams at one path.
 //!
-//! An upstream's name is the prefix of each item's name, or only of duplicates. A prefixed name is always valid, even if clients
-//! see another: so a call finds its tool although another upstream has since added one with the same name. Pure.
+//! An upstream's name is the prefix of all its items, or of duplicates. A prefixed name is always valid: a call finds
+//! its tool although another upstream has since added one with the same name. Pure.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Separates the upstream's name from the item's name.
 const SEPARATOR: &str = "__";
 
-/// The names that clients see with a prefix.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PrefixPolicy {
-    /// All names.
     #[default]
     Always,
     /// Names that two upstreams have, and names that look prefixed.
@@ -31,24 +28,22 @@ pub(super) fn prefixed(upstream: &str, name: &str) -> String {
     [upstream, SEPARATOR, name].concat()
 }
 
-/// The upstream of a name's prefix, as an index into `upstreams`, and the name without it.
+/// The upstream's index and the name without prefix.
 pub(super) fn split<'n>(upstreams: &[Arc<str>], name: &'n str) -> Option<(usize, &'n str)> {
     let own = |upstream: &Arc<str>| name.strip_prefix(&**upstream)?.strip_prefix(SEPARATOR);
     upstreams.iter().enumerate().find_map(|(at, upstream)| Some((at, own(upstream)?)))
 }
 
-/// Decides the public names in one list.
 pub(super) struct NamePublisher<'a> {
     policy: PrefixPolicy,
-    /// Whether an unprefixed name belongs to the gateway.
     is_reserved: &'a dyn Fn(&str) -> bool,
     upstreams: &'a [Arc<str>],
-    /// The number of upstreams that have each name.
+    /// The number of upstreams with each name.
     holders: HashMap<&'a str, usize>,
 }
 
 impl<'a> NamePublisher<'a> {
-    /// For a list with these names; no name appears twice for one upstream.
+    /// No name appears twice for one upstream.
     pub(super) fn new(
         policy: PrefixPolicy,
         is_reserved: &'a dyn Fn(&str) -> bool,
@@ -62,7 +57,6 @@ impl<'a> NamePublisher<'a> {
         Self { policy, is_reserved, upstreams, holders }
     }
 
-    /// The public name of an item of the upstream at `at`.
     pub(super) fn published<'n>(&self, at: usize, name: &'n str) -> Cow<'n, str> {
         let is_alone = || self.holders.get(name).is_none_or(|holders| *holders < 2) && !(self.is_reserved)(name);
         match self.policy {

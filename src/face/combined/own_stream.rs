@@ -31,13 +31,12 @@ use crate::face::http::{AcceptedTypes, Endpoint as _, FaceResponse, Inbound, Mes
 use crate::task::Reason;
 use crate::wire::framing::{BodyPart, SseDecoder, StreamEvent};
 
-/// How long an ended stream waits before it is reopened, at first and at most.
+/// The first and the longest pause before an ended stream is reopened.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(30);
-/// Interval at which sessions are requested again from upstreams that refused one, while a client listens.
+/// The interval of attempts at upstreams that refused a session, while a client listens.
 const RETRY_EVERY: Duration = Duration::from_secs(30);
 
-/// Converts an upstream's response for the client of its endpoint.
 pub(super) async fn shown(
     answer: FaceResponse,
     voice: ServerVoice,
@@ -54,7 +53,7 @@ pub(super) fn is_event_stream(answer: &FaceResponse) -> bool {
     answer.headers().get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"))
 }
 
-/// An event stream with ids and questions marked with the name of their upstream.
+/// Marks event ids and questions with the upstream's name.
 struct ShownEvents {
     source: ResponseBody,
     decoder: SseDecoder,
@@ -72,7 +71,7 @@ impl ShownEvents {
     }
 
     fn take(&mut self, part: BodyPart) -> io::Result<()> {
-        // A keep-alive comment between events.
+        // A keep-alive comment.
         if part.is_comment() && self.decoder.is_between_events() {
             self.ready.push_back(part);
             return Ok(());
@@ -123,8 +122,8 @@ impl Body for ShownEvents {
     }
 }
 
-/// Opens the session's own stream, which merges all upstreams that have an open session, now or later; or resumes a stream of one
-/// upstream after the client's last event.
+/// Opens the session's own stream, which merges all upstreams with an open session, now or later; or resumes one
+/// upstream's stream.
 pub(super) async fn open(
     upstreams: &Arc<CombinedUpstreams>,
     client: EndpointClient,
@@ -167,7 +166,6 @@ pub(super) async fn open(
     }
 }
 
-/// The response of one upstream to a GET in the client's session there.
 async fn reopened(
     upstreams: &Arc<CombinedUpstreams>,
     client: &EndpointClient,
@@ -192,7 +190,6 @@ struct MemberStream {
     voice: ServerVoice,
     /// The upstream's id of the last event.
     last_event: Option<String>,
-    /// The delay before the stream is reopened after its end.
     pause: Duration,
     body: ResponseBody,
     decoder: SseDecoder,
@@ -200,22 +197,21 @@ struct MemberStream {
 
 enum MemberNews {
     Said(Box<MemberStream>, Vec<BodyPart>),
-    /// The stream ended. `pause` is the delay before it is reopened, if it can be, after `last_event`.
+    /// `pause` is the delay before the stream is reopened, if it can be, after `last_event`.
     Over {
         at: usize,
         last_event: Option<String>,
         pause: Option<Duration>,
     },
-    /// The session at this upstream, which was `asked`, has ended: the next session's stream is read once it is open.
+    /// The session `asked` has ended at this upstream: the stream of the next one is read once that is open.
     SessionOver {
         at: usize,
         asked: Option<HeaderValue>,
     },
-    /// Sessions were requested again from the upstreams that had refused one.
     Retried,
 }
 
-/// The own stream of a session at an endpoint. It polls the upstreams only while its client reads.
+/// Polls the upstreams only while its client reads.
 struct MergedStream {
     upstreams: Arc<CombinedUpstreams>,
     client: EndpointClient,
@@ -252,7 +248,7 @@ impl MergedStream {
         stream(merged, addressee(None, AcceptedTypes::Both), None)
     }
 
-    /// Reads the streams of all open sessions, and notifies the client if a missing upstream has become available.
+    /// Also notifies the client if a missing upstream has become available.
     fn read_all_open(&mut self) {
         for (upstream, _) in self.session.open_members() {
             if let Some(at) = self.upstreams.position(&upstream, self.client.principal()) {
@@ -265,7 +261,6 @@ impl MergedStream {
         }
     }
 
-    /// Reads the stream of one upstream after `wait`, unless it is read already.
     fn read(&mut self, at: usize, last_event: Option<String>, wait: Duration, pause: Duration) {
         if !self.read.insert(at) {
             return;
@@ -284,7 +279,7 @@ impl MergedStream {
                 let stream = MemberStream { at, voice, last_event, pause, body: answer.into_body(), decoder };
                 return stream.next(&upstreams).await;
             }
-            // A server without such a stream will not get one later; an unavailable server may have one.
+            // An unavailable server may have such a stream; one without it never gets one.
             let status = answer.status();
             if status == StatusCode::NOT_FOUND {
                 return MemberNews::SessionOver { at, asked };
@@ -314,12 +309,12 @@ impl MergedStream {
                     self.read(at, None, Duration::ZERO, PAUSE_MIN);
                 }
             }
-            // It stays in `read`, so it is not requested again.
+            // The upstream stays in `read`, so it is not requested again.
             MemberNews::Over { pause: None, .. } | MemberNews::Retried => (),
         }
     }
 
-    /// Retries the upstreams that refused a session. A session that is opened now is announced like any other.
+    /// A session that is opened now is announced like any other.
     fn retry(&mut self) {
         let refused = self.session.refused_members();
         self.retry_at = Instant::now() + RETRY_EVERY;

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use super::CombinedUpstreams;
 use super::lists::MergedList;
 use super::member_request::EndpointClient;
+use super::merge::is_routed_method;
 use super::names::{PrefixPolicy, split};
-use super::routed::is_routed_method;
 use crate::dialect::RequestError;
 use crate::dialect::fallback_tools::{FallbackTool, FallbackTools};
 use crate::face::answer::Addressee;
@@ -18,24 +18,20 @@ use crate::task::{Principal, TaskId, TaskKey};
 use crate::wire::envelope::Request;
 use crate::wire::{Object, Payload, method};
 
-/// The target of a request.
 #[derive(Debug)]
 pub(super) enum RequestTarget {
     /// All upstreams contribute to the response.
     List(MergedList),
-    /// One upstream, which receives these params in place of the client's if names in them are the endpoint's.
+    /// One upstream, with params in place of the client's if names in them are the endpoint's.
     Member(usize, Option<Payload>),
-    /// One of these upstreams, but which one is unknown: they are tried in turn until one knows the item.
+    /// One of these: they are tried in turn until one knows the item.
     Unlisted(Vec<usize>),
-    /// The gateway itself: the call is for a tool that replaces a task method.
     OwnTool(FallbackTool),
 }
 
 impl CombinedUpstreams {
-    /// The target of a request.
-    ///
     /// # Errors
-    /// If the named item belongs to no upstream, or the name is missing.
+    /// If the item's name is missing, or belongs to no upstream.
     pub(super) async fn target(
         self: &Arc<Self>,
         client: &EndpointClient,
@@ -75,7 +71,7 @@ impl CombinedUpstreams {
         params: Option<&Object>,
     ) -> Result<RequestTarget, RequestError> {
         let name = params.and_then(|params| params.get_string("name"));
-        // Without a name, an upstream's endpoint returns the usual error.
+        // An upstream's endpoint returns the usual error.
         let (Some(params), Some(name)) = (params, name) else {
             return Ok(RequestTarget::Member(self.any_open(client), None));
         };
@@ -83,7 +79,7 @@ impl CombinedUpstreams {
             return Ok(RequestTarget::OwnTool(tool));
         }
         match self.owner_of_name(client, list, &name).await {
-            // Refused here, so that the error contains the name that the client used.
+            // Refused here, the error contains the name that the client used.
             Some((at, own)) if list == MergedList::Tools && !self.may_call(client, at, &own) => {
                 Err(RequestError::unknown_tool(Some(params)))
             }
@@ -92,18 +88,18 @@ impl CombinedUpstreams {
                 Ok(RequestTarget::Member(at, Some(params.edit().set("name", Payload::text(&own)).finish())))
             }
             None if list == MergedList::Tools => Err(RequestError::unknown_tool(Some(params))),
-            None => Err(RequestError::Params(Cow::Borrowed("name is that of no prompt"))),
+            None => Err(RequestError::Params(Cow::Borrowed("no prompt has this name"))),
         }
     }
 
-    /// The gateway's own tool of this name. Unprefixed, these names are the gateway's if an upstream has `fallback`: the
-    /// upstreams' tools of the same names are published and called only with their prefix.
+    /// Unprefixed, these names are the gateway's if an upstream has `fallback`: upstreams' tools of the same names have
+    /// a prefix.
     pub(super) fn reserved(&self, list: MergedList, name: &str) -> Option<FallbackTool> {
         let named = FallbackTool::named(name).filter(|_| list == MergedList::Tools)?;
         self.members.iter().any(|member| member.offers_fallback).then_some(named.tool)
     }
 
-    /// Answers a call of a gateway tool, without any upstream.
+    /// Answers a call of a gateway tool without any upstream.
     pub(super) async fn own_tool(
         &self,
         principal: &Principal,
@@ -139,7 +135,7 @@ impl CombinedUpstreams {
         }
     }
 
-    /// The target of a resource. An unlisted resource may exist nevertheless: then its upstream is found by trial.
+    /// An unlisted resource may exist: its upstream is found by trial.
     pub(super) async fn at_address(self: &Arc<Self>, client: &EndpointClient, uri: &str) -> RequestTarget {
         if let Some((at, _)) = self.owner(client, MergedList::Resources, uri).await {
             return RequestTarget::Member(at, None);
@@ -155,7 +151,7 @@ impl CombinedUpstreams {
         }
     }
 
-    /// The target of a completion, by the prompt or template that it refers to.
+    /// The target follows from the prompt or template that the completion refers to.
     async fn completion(
         self: &Arc<Self>,
         client: &EndpointClient,
@@ -182,7 +178,7 @@ impl CombinedUpstreams {
         }
     }
 
-    /// The upstream of a task. For an unknown task any upstream returns the right error.
+    /// For an unknown task any upstream returns the right error.
     async fn of_task(&self, client: &EndpointClient, params: Option<&Object>) -> usize {
         let id = params.and_then(|params| params.get_str("taskId")).and_then(|text| TaskId::parse(&text));
         let Some(id) = id else { return self.any_open(client) };
@@ -196,7 +192,7 @@ impl CombinedUpstreams {
         }
     }
 
-    /// An upstream with an open session of the client, so that none need be opened; else the first that it may use.
+    /// An upstream where the client has a session, so that none need be opened; else the first that it may use.
     pub(super) fn any_open(&self, client: &EndpointClient) -> usize {
         let principal = client.principal();
         let open = client.session.iter().flat_map(|session| session.open_members());

@@ -1,8 +1,7 @@
 //! Serves clients with sessions at an endpoint of several upstreams.
 //!
-//! The session id at the endpoint is sealed, like all session ids. The client's sessions at the upstreams are opened on demand,
-//! with the client's own introduction. Their ids are kept in memory, and lost with the process or under a flood of sessions: then
-//! new ones are opened.
+//! The endpoint's session id is sealed. Sessions at the upstreams are opened on demand, with the client's introduction;
+//! their ids are lost with the process or under a flood of sessions, then new ones are opened.
 
 use std::borrow::Cow;
 use std::pin::pin;
@@ -41,18 +40,15 @@ use crate::task::Drafts;
 use crate::wire::envelope::{Notification, Request, Response};
 use crate::wire::{Message, Object, Payload, ProtocolVersion, method};
 
-/// Messages of a batch that are served concurrently.
 const BATCH_PARALLEL: usize = 16;
 
-/// The state of a request after routing.
 enum AskedMember {
     Answered(FaceResponse),
-    /// The upstream at this index must receive this request.
+    /// The upstream at this index must receive the request.
     Asked(usize, Box<Inbound>),
 }
 
 impl CombinedUpstreams {
-    /// The session at the endpoint that a request names.
     fn session(
         self: &Arc<Self>,
         inbound: &Inbound,
@@ -63,7 +59,7 @@ impl CombinedUpstreams {
         Ok((found.token, known))
     }
 
-    /// The session of this nonce. A session that makes room for it is closed at the upstreams.
+    /// Closes the upstream sessions of a session that made room.
     fn known_session(self: &Arc<Self>, nonce: u128, inbound: &Inbound) -> Arc<CombinedSession> {
         let owner = || SessionOwner { principal: inbound.principal.clone(), counted_as: inbound.counted_as() };
         let (session, forgotten) = self.sessions.known.get_or_default(nonce, owner);
@@ -104,7 +100,7 @@ impl CombinedUpstreams {
         let (text, arrived) = (inbound.body.clone(), inbound.received_at);
         let client = EndpointClient::in_session(inbound, &token, &session);
         match *message {
-            // All open sessions are notified, even if the request is cancelled.
+            // Reaches all open sessions even if the client cancels the request.
             Message::Request(request) if request.method == method::SET_LEVEL => {
                 let sent = self.set_level(&client, &request, &addressee).await;
                 sent.unwrap_or_else(|refusal| refusal.into_response(&addressee))
@@ -113,7 +109,7 @@ impl CombinedUpstreams {
                 let id = request.id.clone();
                 let mut voice = client.voice(self, 0, AnswerScope::of(&request));
                 let asked = pin!(self.asked(client, (request, text), &addressee));
-                // The request itself is not sent yet. Requests on the client's behalf are dropped.
+                // The request is not sent yet: a cancel drops the requests on the client's behalf.
                 match self.sessions.in_flight.before_it_is_sent((token.nonce, &id, arrived), asked).await {
                     Some(Ok(AskedMember::Answered(answer))) => answer,
                     Some(Ok(AskedMember::Asked(at, inbound))) => {
@@ -131,17 +127,16 @@ impl CombinedUpstreams {
         }
     }
 
-    /// Whether a notification cancels a request that no server has received yet.
     fn is_cancelled_unsent(&self, token: &SessionToken, notification: &Notification) -> bool {
         let in_flight = &self.sessions.in_flight;
         notification.cancelled().is_some_and(|id| {
-            // A request that begins to wait meanwhile sees the cancellation.
+            // A request that begins to wait meanwhile sees this.
             in_flight.withdraw(token.nonce, &id);
             in_flight.cancel(token.nonce, &id, RequestStage::Queued)
         })
     }
 
-    /// Answers a request of a session, or prepares it for its upstream.
+    /// Answers the request, or prepares it for its upstream.
     async fn asked(
         self: &Arc<Self>,
         client: EndpointClient,
@@ -177,8 +172,8 @@ impl CombinedUpstreams {
         }))
     }
 
-    /// Tries upstreams in turn for an item that none of them lists, until one knows it. If none does, the client receives the
-    /// refusal of one that responded; an unavailable upstream does not stop the search.
+    /// Tries upstreams in turn for an item that none lists. If none knows it, the client gets the refusal of one that
+    /// responded; an unavailable upstream does not stop the search.
     pub(super) async fn first_that_knows(
         self: &Arc<Self>,
         client: &EndpointClient,
@@ -204,7 +199,7 @@ impl CombinedUpstreams {
         Err(unknown.or(away).unwrap_or_else(MemberRefusal::late))
     }
 
-    /// Sends the log level to all open sessions. Sessions that are opened later receive it then.
+    /// Sends the level to all open sessions; those opened later receive it then.
     async fn set_level(
         self: &Arc<Self>,
         client: &EndpointClient,
@@ -242,8 +237,8 @@ impl CombinedUpstreams {
         self.tell(client, session, (only.as_deref(), &text)).await
     }
 
-    /// Forwards a response to the upstream that sent the request. For a task's question no session is needed there: the task is
-    /// in the store.
+    /// Forwards a response to the upstream that asked. A task's question needs no session there: the task is in the
+    /// store.
     async fn answered(
         self: &Arc<Self>,
         client: &EndpointClient,
@@ -266,7 +261,7 @@ impl CombinedUpstreams {
         self.tell(client, session, (only, text)).await
     }
 
-    /// Sends a notification or response to open sessions: at one upstream, or at all.
+    /// Sends a message to the session at one upstream, or at all.
     async fn tell(
         self: &Arc<Self>,
         client: &EndpointClient,
@@ -282,13 +277,13 @@ impl CombinedUpstreams {
             });
         let mut answers: Vec<_> = join_all(telling).await.into_iter().flatten().collect();
         match answers.len() {
-            // The response of a single server is forwarded. Its 404 concerns its own session, not the endpoint's.
+            // A 404 concerns the server's session, not the endpoint's.
             1 if answers[0].status() != StatusCode::NOT_FOUND => answers.remove(0),
             _ => accepted(),
         }
     }
 
-    /// Answers `initialize` with the merged capabilities of all available upstreams.
+    /// Merges the capabilities of all available upstreams.
     async fn initialize(self: &Arc<Self>, inbound: &Inbound, request: &Request) -> FaceResponse {
         let addressee = addressee(Some(&request.id), inbound.accepted);
         let Some(introduction) = ClientInitialize::read(request) else {
@@ -337,7 +332,6 @@ impl CombinedUpstreams {
         response
     }
 
-    /// The introduction of the upstream at `at` for this client.
     pub(super) async fn introduced(
         self: &Arc<Self>,
         client: &EndpointClient,
@@ -352,8 +346,7 @@ impl CombinedUpstreams {
         Ok(summary)
     }
 
-    /// The introductions of all upstreams that are known or arrive in time. At an upstream without a known introduction, a
-    /// session is opened.
+    /// Introductions that are known or arrive in time. Opens a session at an upstream without a known introduction.
     pub(super) async fn summaries(
         self: &Arc<Self>,
         client: &EndpointClient,
@@ -397,7 +390,6 @@ impl CombinedUpstreams {
         .await
     }
 
-    /// The version of a client's session.
     pub(super) fn client_version(&self, inbound: &Inbound) -> Result<ProtocolVersion, SessionLookupError> {
         let found = session::session_of(inbound, &self.settings.path, &self.common().sealer, &self.sessions.tokens)?;
         Ok(found.token.client_version)

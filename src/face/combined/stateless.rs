@@ -87,7 +87,7 @@ impl CombinedUpstreams {
     }
 }
 
-/// Compares the headers with the body before names are edited (MOD-04 to MOD-06). The endpoint that answers checks the rest.
+/// Compares headers before names are edited (MOD-04 to MOD-06). The endpoint that answers checks the rest.
 fn check_headers(inbound: &Inbound, request: &Request) -> Result<(), RequestError> {
     let params = request.params.object();
     let (named, _) = StatelessRequest::check_shape(params)?;

@@ -9,21 +9,19 @@ use hyper::body::{Body, Frame, SizeHint};
 use tokio::time::{Instant, Sleep};
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
-use super::held_call::until_calls_end;
-use super::stream_tail::{EVENT_BYTES_MAX, StreamPause, StreamTail};
 use crate::dialect::faults::gateway_error;
 use crate::engine::CallsEnd;
+use crate::face::call_stream::Silence;
 use crate::face::call_stream::progress::LifeSigns;
-use crate::face::call_stream::silence::Silence;
+use crate::face::call_stream::request_answer::brings_answer;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::answer_body::{BodyBreakError, fault_in};
 use crate::upstream::raw_channel::RawBody;
-use crate::wire::framing::{BodyPart, SseDecoder};
-use crate::wire::{RequestId, envelope};
+use crate::wire::framing::{BodyPart, SseDecoder, SseEvent};
+use crate::wire::{MessageText, RequestId, envelope};
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::face) struct PipeTimeouts {
-    /// The longest silence of the upstream.
     pub(in crate::face) idle: Option<Duration>,
     pub(in crate::face) deadline: Option<Instant>,
 }
@@ -38,7 +36,7 @@ pub(in crate::face) enum BodyForm {
 pub(in crate::face) trait AnsweredRequest: Send + Unpin {
     fn id(&self) -> &RequestId;
 
-    /// Records that the request ends with this fault instead of a response.
+    /// Records the fault that takes the response's place.
     fn ended(&self, fault: &GatewayFault);
 
     /// Cancels the request upstream, if dropping its body does not.
@@ -50,13 +48,12 @@ pub(in crate::face) trait AnsweredRequest: Send + Unpin {
     /// Cancelled once the gateway ends and waits for no more calls; `None` for a short request.
     fn calls_end(&self) -> Option<&CallsEnd>;
 
-    /// Records whether its client can resume, also in a later process.
+    /// Whether its client can resume, also in a later process.
     fn note_position(&mut self, _has_position: bool) {}
 
     /// Records a sign of life of the upstream.
     fn record_activity(&self) {}
 
-    /// The fault that the client gets in place of the response.
     fn fault_for_client(&self, fault: &GatewayFault) -> GatewayFault {
         *fault
     }
@@ -74,26 +71,24 @@ pub(in crate::face) trait AnsweredRequest: Send + Unpin {
     }
 }
 
-/// A forwarded body. Dropping it closes the upstream's stream without a cancel (T-81).
+/// Dropping it closes the upstream's stream without a cancel (T-81).
 pub(in crate::face) struct PipeBody<C> {
     source: RawBody,
-    /// The position in an event stream, and its events; `None` for JSON.
+    /// The position in an event stream; `None` for JSON.
     events: Option<SseDecoder>,
     pace: PipeTimeouts,
     last_frame: Instant,
-    /// The time since the client last received a sign of life.
+    /// The time since the client's last sign of life.
     silence: Silence,
     /// Created at the first wait: most responses are complete at once.
     timer: Option<Pin<Box<Sleep>>>,
-    /// Created likewise, for the end of all calls.
     calls_end: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
-    /// The answered call; `None` for a client's own stream.
+    /// `None` for a client's own stream.
     call: Option<C>,
-    /// Sends progress instead of comments.
+    /// Sends progress in place of comments.
     signs: Option<LifeSigns>,
-    /// Tells whether the call is over when its stream ends.
+    /// Whether the call is over when its stream ends.
     tail: Option<StreamTail>,
-    /// Whether the stream may continue after the call.
     is_resumed: bool,
     /// Whether the call has its response and holds nothing any more.
     is_settled: bool,
@@ -101,7 +96,7 @@ pub(in crate::face) struct PipeBody<C> {
 }
 
 impl<C: AnsweredRequest> PipeBody<C> {
-    /// The rest of a call's stream. Some servers continue such a stream as the session's own after the response.
+    /// The rest of a call's stream, which some servers continue as the session's own after the response.
     pub(in crate::face) fn resumed(source: RawBody, call: C, pace: PipeTimeouts) -> Self {
         Self { is_resumed: true, ..Self::new(source, BodyForm::Events, pace, Some(call)) }
     }
@@ -132,21 +127,18 @@ impl<C: AnsweredRequest> PipeBody<C> {
         }
     }
 
-    /// Sends progress instead of comments.
     pub(in crate::face) fn with_signs(self, signs: Option<LifeSigns>) -> Self {
         Self { signs, ..self }
     }
 
-    /// The time of the next timer event.
     fn next_time(&self) -> Instant {
         let life_sign = self.events.as_ref().map(|_| self.silence.ends_at());
         let idle = self.pace.idle.map(|idle| self.last_frame + idle);
-        // Far enough to never fire, near enough for a timer.
+        // Never fires, and is near enough for a timer.
         let never = || Instant::now() + Duration::from_secs(24 * 60 * 60);
         [life_sign, idle, self.pace.deadline].into_iter().flatten().min().unwrap_or_else(never)
     }
 
-    /// The effect of the current time, if any.
     fn timed(&mut self) -> Option<Result<Frame<BodyPart>, io::Error>> {
         let now = Instant::now();
         let late = GatewayFault::new(Reason::DeadlineExceeded, Executed::Unknown);
@@ -164,7 +156,6 @@ impl<C: AnsweredRequest> PipeBody<C> {
         (is_due && self.is_between_events()).then(|| Ok(Frame::data(self.sign())))
     }
 
-    /// Whether an event may be inserted here.
     fn is_between_events(&self) -> bool {
         self.events.as_ref().is_some_and(SseDecoder::is_between_events)
     }
@@ -173,7 +164,6 @@ impl<C: AnsweredRequest> PipeBody<C> {
         self.signs.as_ref().map_or_else(BodyPart::comment, LifeSigns::sign)
     }
 
-    /// Observes a forwarded frame.
     fn watched(&mut self, frame: Frame<BodyPart>) -> Frame<BodyPart> {
         let Some(decoder) = &mut self.events else { return frame };
         let part = match frame.into_data() {
@@ -201,7 +191,7 @@ impl<C: AnsweredRequest> PipeBody<C> {
         Frame::data(part)
     }
 
-    /// Ends the call and cancels it upstream.
+    /// Ends the call, and cancels it upstream.
     fn give_up(&mut self, fault: &GatewayFault) -> Result<Frame<BodyPart>, io::Error> {
         if let Some(call) = &self.call {
             call.cancel(fault.reason);
@@ -209,7 +199,7 @@ impl<C: AnsweredRequest> PipeBody<C> {
         self.end_with(fault)
     }
 
-    /// The client's last frame: an error as an event, or an abort in the middle of an incomplete event.
+    /// Ends the client's body: with an error event, or with an abort in the middle of an event.
     fn end_with(&mut self, fault: &GatewayFault) -> Result<Frame<BodyPart>, io::Error> {
         self.is_over = true;
         if let Some(call) = &self.call {
@@ -220,7 +210,7 @@ impl<C: AnsweredRequest> PipeBody<C> {
                 let error = envelope::error(Some(call.id()), &gateway_error(&call.fault_for_client(fault)));
                 Ok(Frame::data(BodyPart::message(error)))
             }
-            None => Err(io::Error::other("the answer cannot be completed")),
+            None => Err(io::Error::other("the response cannot be completed")),
         }
     }
 
@@ -240,7 +230,7 @@ impl<C: AnsweredRequest> PipeBody<C> {
         Err(error)
     }
 
-    /// Whether the client resumes by itself: its events had ids, here or on the resumed stream.
+    /// Whether events had ids, here or on the resumed stream.
     fn can_be_taken_up(&self) -> bool {
         let gave_ids = || self.events.as_ref().is_some_and(SseDecoder::gave_ids);
         let gave_id = self.tail.as_ref().and_then(StreamTail::gave_id).unwrap_or_else(gave_ids);
@@ -255,8 +245,7 @@ impl<C: AnsweredRequest> PipeBody<C> {
         }
     }
 
-    /// Releases the permit of an answered call although its server keeps the stream open. Checked only in silence: most streams
-    /// end after their response.
+    /// Releases an answered call's permit while its stream stays open. Checked only in silence: most streams end soon.
     fn settle(&mut self) {
         let is_answered =
             !self.is_resumed && self.is_between_events() && self.tail.as_mut().is_some_and(StreamTail::brought_answer);
@@ -268,7 +257,7 @@ impl<C: AnsweredRequest> PipeBody<C> {
         }
     }
 
-    /// Whether a stream has continued long enough after its response: until its call's deadline or the gateway's end.
+    /// Whether a stream has continued long enough after its response: to the call's deadline or the gateway's end.
     fn is_done(&mut self, cx: &mut Context<'_>) -> bool {
         if !self.is_settled {
             return false;
@@ -279,7 +268,7 @@ impl<C: AnsweredRequest> PipeBody<C> {
         is_late || self.calls_end.as_mut().is_some_and(|end| end.as_mut().poll(cx).is_ready())
     }
 
-    /// The stream has ended properly. A client without a response that cannot resume would wait forever (U22).
+    /// A client without a response that cannot resume would wait forever (U22).
     fn end(&mut self) -> Option<Result<Frame<BodyPart>, io::Error>> {
         let is_open = self.call.is_some() && self.tail.as_mut().is_some_and(|tail| !tail.is_answered());
         if is_open && !self.can_be_taken_up() {
@@ -289,7 +278,7 @@ impl<C: AnsweredRequest> PipeBody<C> {
         None
     }
 
-    /// The stream is over. If the call is not, its client resumes (T-29).
+    /// If the call is not over, its client resumes (T-29).
     fn rest(&mut self) {
         self.is_over = true;
         if let (Some(call), Some(tail)) = (self.call.take(), self.tail.take())
@@ -300,8 +289,8 @@ impl<C: AnsweredRequest> PipeBody<C> {
     }
 }
 
-/// Waits for the upstream within the limits; after them the request is cancelled. Records a failure as the end of the request.
-/// The caller pins the future: one that is moved into another takes its space twice.
+/// Waits within the limits, else cancels the request. Records a failure as the request's end. The caller pins the
+/// future: one that is moved into another takes its space twice.
 pub(in crate::face) async fn in_time<T>(
     call: &impl AnsweredRequest,
     waiting: Pin<&mut impl Future<Output = Result<T, GatewayFault>>>,
@@ -346,7 +335,7 @@ impl<C: AnsweredRequest> Body for PipeBody<C> {
             Poll::Pending => this.settle(),
         }
         if let Some(ended) = this.ends_with_gateway(cx) {
-            // As if the server had disconnected: a client that can resume does so at the next process.
+            // A client that can resume does so at the next process.
             return Poll::Ready(Some(this.broke(io::Error::other(BodyBreakError(ended)))));
         }
         if this.is_done(cx) {
@@ -380,5 +369,87 @@ impl<C: AnsweredRequest> Body for PipeBody<C> {
 
     fn size_hint(&self) -> SizeHint {
         if self.events.is_none() { self.source.size_hint() } else { SizeHint::default() }
+    }
+}
+
+/// Awaits a future, unless the gateway ends and waits for no more calls: then the call ends with a fault.
+pub(super) async fn until_calls_end<T>(
+    calls_end: Option<&CallsEnd>,
+    executed: Executed,
+    waiting: impl Future<Output = Result<T, GatewayFault>>,
+) -> Result<T, GatewayFault> {
+    let Some(calls_end) = calls_end else { return waiting.await };
+    tokio::select! {
+        // First: the permit of an ended call must not start the next one.
+        biased;
+        () = calls_end.token().cancelled() => Err(calls_end.fault(executed)),
+        done = waiting => done,
+    }
+}
+
+/// A larger event counts as the response, unparsed.
+const EVENT_BYTES_MAX: usize = 64 * 1024;
+
+#[derive(Debug)]
+pub(in crate::face) struct StreamPause {
+    pub(in crate::face) event: String,
+    pub(in crate::face) retry: Duration,
+}
+
+/// The progress of a response's event stream: holds the last event, and the position to resume the stream.
+#[derive(Debug)]
+struct StreamTail {
+    id: RequestId,
+    /// Whether an event was too large to parse.
+    is_lost: bool,
+    event: Option<String>,
+    retry: Duration,
+    /// The data of the last event with any, until it is parsed.
+    data: Option<MessageText>,
+    was_answered: bool,
+}
+
+impl StreamTail {
+    fn new(id: &RequestId) -> Self {
+        Self { id: id.clone(), is_lost: false, event: None, retry: Duration::ZERO, data: None, was_answered: false }
+    }
+
+    /// Records the next events; `None` once one is too large.
+    fn pass(&mut self, events: Option<Vec<SseEvent>>) {
+        self.is_lost |= events.is_none();
+        for event in events.into_iter().flatten() {
+            self.event = event.id.or_else(|| self.event.take());
+            self.retry = event.retry_ms.map_or(self.retry, Duration::from_millis);
+            if !event.data.is_empty() {
+                // Most streams have one event, which is parsed at the end.
+                self.is_answered();
+                self.data = Some(event.data);
+            }
+        }
+    }
+
+    /// Whether the response has arrived; an event that is too large counts as the response.
+    fn is_answered(&mut self) -> bool {
+        if let Some(data) = self.data.take().filter(|_| !self.was_answered && !self.is_lost) {
+            self.was_answered = brings_answer(&data, &self.id);
+        }
+        self.was_answered || self.is_lost
+    }
+
+    /// Whether the response has certainly arrived.
+    fn brought_answer(&mut self) -> bool {
+        self.is_answered() && self.was_answered
+    }
+
+    /// Whether an event had a usable id; `None` once that is unknown. An id that SSE decoders ignore does not count
+    /// (U21).
+    fn gave_id(&self) -> Option<bool> {
+        (!self.is_lost).then(|| self.event.as_ref().is_some_and(|event| !event.is_empty()))
+    }
+
+    /// `None` if the response has arrived, or the stream cannot be resumed.
+    fn pause(mut self) -> Option<StreamPause> {
+        let event = self.event.take().filter(|event| !event.is_empty())?;
+        (!self.is_answered()).then_some(StreamPause { event, retry: self.retry })
     }
 }

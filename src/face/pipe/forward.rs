@@ -1,25 +1,29 @@
-//! Forwards the response to one request, for clients of either era: its permit, metrics and time limits, and the three kinds of body.
+//! Forwards the response to one request, for clients of either era.
+//!
+//! Here are its permit, metrics and time limits, and the three kinds of body.
 
+use std::fmt;
 use std::pin::pin;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::{StreamExt as _, stream};
 use http_body_util::{BodyExt as _, BodyStream, StreamBody};
 use hyper::body::Frame;
+use metrics::{Counter, Histogram};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::body::{AnsweredRequest, BodyForm, PipeBody, PipeTimeouts, in_time};
-use super::held_call::HeldCall;
-use super::pipe_metrics::PipeMetrics;
-use super::stream_tail::StreamPause;
+use super::body::{AnsweredRequest, BodyForm, PipeBody, PipeTimeouts, StreamPause, in_time, until_calls_end};
 use crate::engine::CallsEnd;
 use crate::face::call_stream::progress::LifeSigns;
 use crate::face::call_stream::request_answer::RequestAnswer;
 use crate::face::http::{AcceptedTypes, ResponseBody};
 use crate::face::served::Served;
-use crate::task::{Executed, GatewayFault, Reason};
+use crate::metric;
+use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::answer_body::BodyKind;
+use crate::upstream::limits::{CallInProgress, CallPermit};
 use crate::upstream::raw_channel::{RawBody, RawResponse};
 use crate::upstream::reply::{self, ReadLimits};
 use crate::upstream::upstream_health::{HealthMark, UpstreamHealth};
@@ -28,11 +32,11 @@ use crate::wire::meta::{META, SUBSCRIPTION_ID};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{MessageText, RequestId, envelope};
 
-/// What an era does differently with a request at the upstream.
+/// The differences between the eras for a request at the upstream.
 pub(in crate::face) trait PipeEra: Send + Unpin + Sized + 'static {
     /// Whether the client may resume its stream if an event had an id (T-29).
     const IS_RESUMABLE: bool;
-    /// Whether the beginning of a JSON body must arrive within the longest silence of the upstream.
+    /// Whether the upstream's longest silence also limits the wait for a JSON body's beginning.
     const OPENS_WITHIN_IDLE: bool;
 
     fn id(&self) -> &RequestId;
@@ -46,12 +50,11 @@ pub(in crate::face) trait PipeEra: Send + Unpin + Sized + 'static {
         true
     }
 
-    /// Whether it is a subscription: its client subscribes again if it ends without a result.
+    /// Whether the client subscribes again if the request ends without a result.
     fn is_subscription(&self) -> bool {
         false
     }
 
-    /// Records that a request ends with this fault.
     fn note_end(&self, _fault: &GatewayFault) {}
 
     /// Cancels the request upstream, if dropping its body does not.
@@ -61,9 +64,8 @@ pub(in crate::face) trait PipeEra: Send + Unpin + Sized + 'static {
     fn pause(_call: PipedCall<Self>, _pace: PipeTimeouts, _at: &StreamPause) {}
 }
 
-/// The edits that an era makes in one response.
 pub(in crate::face) trait ResponseEdits: Send + Sync {
-    /// Reads a JSON body until it is known whether it can be forwarded as it arrives.
+    /// Reads JSON until it is known whether the rest can be forwarded as it arrives.
     fn open(
         &self,
         id: &RequestId,
@@ -72,24 +74,20 @@ pub(in crate::face) trait ResponseEdits: Send + Sync {
         accepted: AcceptedTypes,
     ) -> impl Future<Output = Result<OpenedAnswer, GatewayFault>> + Send;
 
-    /// Edits a response that was read whole.
     fn whole(&self, id: &RequestId, text: Bytes, accepted: AcceptedTypes) -> Result<RequestAnswer, GatewayFault>;
 
-    /// Sees a message of a stream that the client does not get.
+    /// Observes a message that the client does not get.
     fn skip(&self, _text: &MessageText) {}
 
-    /// Edits an event stream.
     fn events(self, source: RawBody, limits: &ReadLimits) -> RawBody;
 }
 
-/// A JSON response, read as far as its edits need.
 pub(in crate::face) enum OpenedAnswer {
     Whole(RequestAnswer),
     /// Forwarded as it arrives.
     Through(RawBody),
 }
 
-/// A request at the upstream, with its permit.
 #[derive(Debug)]
 pub(in crate::face) struct PipedCall<E: PipeEra> {
     pub(in crate::face) era: E,
@@ -108,7 +106,6 @@ impl<E: PipeEra> PipedCall<E> {
         Self { era, began: Instant::now(), permit, mark }
     }
 
-    /// The response for the client.
     pub(in crate::face) async fn answer(
         self,
         response: RawResponse,
@@ -149,7 +146,7 @@ impl<E: PipeEra> PipedCall<E> {
         }
     }
 
-    /// The response in a stream, for a client that accepts none: messages before it are dropped.
+    /// Reads the response in a stream for a client that accepts none: earlier messages are dropped.
     async fn last_of(
         &self,
         response: RawResponse,
@@ -167,7 +164,7 @@ impl<E: PipeEra> PipedCall<E> {
     }
 }
 
-/// A subscription that ends with its result when the gateway shuts down (MOD-25).
+/// Ends a subscription with its result when the gateway shuts down (MOD-25).
 fn until_leaving<E: PipeEra>(body: PipeBody<PipedCall<E>>, id: &RequestId, leaving: CancellationToken) -> ResponseBody {
     let meta = ObjectWriter::new().member(SUBSCRIPTION_ID, id.payload()).finish();
     let result = ObjectWriter::new().text("resultType", "complete").member(META, &meta).finish();
@@ -208,7 +205,6 @@ impl<E: PipeEra> AnsweredRequest for PipedCall<E> {
         }
     }
 
-    /// A request without a permit need not be kept.
     fn pause(self, pace: PipeTimeouts, at: &StreamPause) {
         if self.permit.is_some() {
             E::pause(self, pace, at);
@@ -229,5 +225,87 @@ impl<E: PipeEra> Drop for PipedCall<E> {
         let metrics = self.era.metrics();
         let histogram = if self.permit.is_some() { &metrics.call_time } else { &metrics.request_time };
         histogram.record(self.began.elapsed());
+    }
+}
+
+/// The permit and the count of a forwarded `tools/call`.
+#[derive(Debug)]
+pub(in crate::face) struct HeldCall {
+    _permit: CallPermit,
+    in_progress: CallInProgress,
+    calls_end: CallsEnd,
+}
+
+impl HeldCall {
+    /// Waits for a permit within the queue's deadline. Cancel safe: a dropped wait gives its turn to the next.
+    ///
+    /// # Errors
+    /// As [`crate::upstream::limits::CallPermits::acquire`]; and if the gateway ends meanwhile.
+    pub(in crate::face) async fn begin(
+        served: &Served,
+        owner: &Principal,
+        tool: Arc<str>,
+    ) -> Result<Self, GatewayFault> {
+        let in_progress = served.permits.call_begins(tool, owner.clone());
+        let calls_end = served.engine.calls_end();
+        let permit = match served.permits.try_acquire(owner) {
+            Some(permit) => permit,
+            None => {
+                let waiting = served.permits.acquire(owner, Some(served.settings.queue_deadline));
+                until_calls_end(Some(calls_end), Executed::No, waiting).await?
+            }
+        };
+        Ok(Self { _permit: permit, in_progress, calls_end: calls_end.clone() })
+    }
+
+    /// Records whether the client can resume, also in a later process.
+    pub(in crate::face) fn note_position(&mut self, has_position: bool) {
+        self.in_progress.now_held(has_position);
+    }
+
+    /// Records a sign of life of the upstream.
+    pub(in crate::face) fn record_activity(&self) {
+        self.in_progress.heard();
+    }
+
+    /// The end of the wait for calls in progress.
+    pub(in crate::face) const fn calls_end(&self) -> &CallsEnd {
+        &self.calls_end
+    }
+}
+
+/// The metrics of one upstream's forwarded messages, looked up once.
+pub(in crate::face) struct PipeMetrics {
+    pub(in crate::face) calls: Counter,
+    pub(in crate::face) requests: Counter,
+    pub(in crate::face) notifications: Counter,
+    pub(in crate::face) responses: Counter,
+    pub(in crate::face) streams: Counter,
+    /// The time until the last byte of a response.
+    pub(in crate::face) call_time: Histogram,
+    pub(in crate::face) request_time: Histogram,
+}
+
+impl PipeMetrics {
+    /// The metrics recorder must be installed before.
+    pub(in crate::face) fn of(upstream: &Arc<str>) -> Self {
+        let counter =
+            |kind: &'static str| metrics::counter!(metric::PIPED, "upstream" => Arc::clone(upstream), "kind" => kind);
+        let histogram = |class: &'static str| metrics::histogram!(metric::UPSTREAM_REQUEST, "upstream" => Arc::clone(upstream), "class" => class);
+        Self {
+            calls: counter("call"),
+            requests: counter("request"),
+            notifications: counter("notification"),
+            responses: counter("response"),
+            streams: counter("stream"),
+            call_time: histogram("call"),
+            request_time: histogram("other"),
+        }
+    }
+}
+
+impl fmt::Debug for PipeMetrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PipeMetrics").finish_non_exhaustive()
     }
 }

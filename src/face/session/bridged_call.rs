@@ -24,10 +24,10 @@ use crate::engine::{
     CallEnd, CallEvent, CallMaker, CallSpec, CallStream, Engine, QuestionFilter, RoundSupport, plain_request,
 };
 use crate::face::argument_limits;
+use crate::face::call_stream::Silence;
 use crate::face::call_stream::progress::{CallNotices, LogFilter, MonotonicProgress, progress_token};
 use crate::face::call_stream::replay::ReplayStream;
 use crate::face::call_stream::replay_buffer::{CallResult, ReplayWriter, UnreadPolicy, fault};
-use crate::face::call_stream::silence::Silence;
 use crate::face::fallback::FallbackListing;
 use crate::face::http::{AcceptedTypes, Inbound};
 use crate::face::idempotency_key;

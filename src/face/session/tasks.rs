@@ -33,16 +33,14 @@ use crate::dialect::{FaceDialect, RequestError, TaskCommand, TaskReply, inputs};
 use crate::engine::{
     CallEnd, CallEvent, CallMaker, CallSpec, ServiceSettings, TaskError, TaskNotice, declared_questions, plain_request,
 };
-use crate::face::answer::{Addressee, addressee, bare};
-use crate::face::call_stream::progress::MonotonicProgress;
-use crate::face::call_stream::progress::progress_token;
+use crate::face::answer::{Addressee, TaskMethodError, addressee, bare};
+use crate::face::call_stream::progress::{MonotonicProgress, progress_token};
 use crate::face::call_stream::request_answer::unanswered;
 use crate::face::handle_delay;
 use crate::face::http::{AcceptedTypes, FaceResponse};
 use crate::face::idempotency_key;
 use crate::face::rates::UnknownTaskWatch;
 use crate::face::rewrite::TaskSupportLookup;
-use crate::face::task_method_error::TaskMethodError;
 use crate::task::{
     ChosenId, ClientKind, Draft, Drafts, Executed, Failure, GatewayFault, HandleSupport, InputKey, Outcome, Phase,
     Principal, Reason, SessionScope, Task, TaskKey,

@@ -38,7 +38,7 @@ mod tests {
     use super::super::streams::{SseStreamKey, SseStreamTable};
     use super::*;
     use crate::face::answer::addressee;
-    use crate::face::call_stream::silence::LIFE_SIGN as SIGN;
+    use crate::face::call_stream::LIFE_SIGN as SIGN;
     use crate::face::call_stream::stream;
     use crate::face::http::{AcceptedTypes, ResponseBody};
     use crate::shared_limits::SharedLimits;

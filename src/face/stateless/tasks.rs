@@ -9,8 +9,7 @@ use crate::dialect::lifecycle::stateless_result;
 use crate::dialect::negotiate::StatelessRequest;
 use crate::dialect::{FaceDialect, RequestError, TaskCommand, TaskReply, inputs};
 use crate::engine::TaskError;
-use crate::face::answer::missed;
-use crate::face::task_method_error::TaskMethodError;
+use crate::face::answer::{TaskMethodError, missed};
 use crate::task::{ClientKind, Executed, GatewayFault, HandleSupport, Phase, Task, TaskKey};
 use crate::wire::{JsonPieces, method};
 

@@ -1,27 +1,36 @@
-//! Converts an endpoint's response into messages for its client.
+//! Converts an endpoint's responses into messages for its client, and resumes streams until they are complete.
 //!
-//! A JSON body becomes one message, an event stream any number, an HTTP error a JSON-RPC error.
+//! An HTTP error becomes a JSON-RPC error.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::StatusCode;
 use http::header::{CONTENT_TYPE, RETRY_AFTER};
+use tokio::time::sleep;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::client_link::{ClientDisconnected, ClientLink};
 use crate::dialect::faults::{gateway_error, reason_key};
-use crate::face::http::{FaceResponse, ResponseBody};
+use crate::face::http::{FaceResponse, Inbound, ResponseBody};
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::reply::{BodyReadError, EventStream, read_whole};
 use crate::wire::envelope::{EnvelopeError, is_batch, split_batch};
 use crate::wire::{Message, MessageText, RequestId, ScanLimits, envelope};
 
-/// How a response ended.
+/// The delay before a stream is resumed, if the server names none.
+const RETRY: Duration = Duration::from_secs(1);
+/// The longest delay that a server may request, and the longest after failures.
+const RETRY_MAX: Duration = Duration::from_secs(60);
+/// The limit of attempts in a row without a new event.
+const ATTEMPTS_MAX: u32 = 10;
+
 #[derive(Debug)]
 pub(super) enum RelayOutcome {
     Whole,
-    /// A stream ended without the awaited response; with the point to resume it from.
+    /// A stream ended without the awaited response.
     Short(RelayResumePoint),
     Nothing,
 }
@@ -32,7 +41,7 @@ pub(super) struct RelayResumePoint {
     pub(super) event: Option<String>,
     /// The delay before a reconnect that the server requests.
     pub(super) retry: Option<Duration>,
-    /// Whether a message was received on it.
+    /// Whether a message was received.
     pub(super) moved: bool,
 }
 
@@ -112,8 +121,7 @@ impl ClientLink {
         Ok(if is_answered { RelayOutcome::Whole } else { RelayOutcome::Short(resume_point) })
     }
 
-    /// Filters a text: keeps only messages, and only the response to `id`, if there is one. Also returns whether that response is
-    /// in it.
+    /// Keeps only messages, and only the response to `id`, if any. Also returns whether that response is in the text.
     fn vetted(&self, text: MessageText, id: Option<&RequestId>) -> (Option<Bytes>, bool) {
         if text.message().is_some() || !is_batch(&text) {
             let kind = kind_of(&text, id);
@@ -144,7 +152,7 @@ impl ClientLink {
 
     fn dropped(&self) {
         let upstream = self.upstream();
-        tracing::debug!(%upstream, "a server's message was dropped: it is no message for this client");
+        tracing::debug!(%upstream, "a server's message was dropped: it is invalid, or a response to another request");
         metric::count_dropped(upstream, "no_message");
     }
 
@@ -164,12 +172,11 @@ impl ClientLink {
     }
 }
 
-/// Whether a response ended because it was too large, or because no bytes were left for it.
 const fn has_no_room(reason: Reason) -> bool {
     matches!(reason, Reason::ResultTooLarge | Reason::TooMuchUnread | Reason::AnswersFull)
 }
 
-/// A refusal in the form that the client that sent `id` expects.
+/// The refusal in the form that the client that sent `id` expects.
 fn refusal(text: &Bytes, id: Option<&RequestId>, status: StatusCode, retry_after: Option<Duration>) -> Bytes {
     let Some(id) = id else { return text.clone() };
     if let Ok(Message::Response(response)) = envelope::read(text, ScanLimits::UPSTREAM) {
@@ -191,8 +198,7 @@ fn refusal(text: &Bytes, id: Option<&RequestId>, status: StatusCode, retry_after
 /// The kind of a text for a client that awaits one response, or any message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RelayedKind {
-    /// The awaited response. Clients differ in the texts that they accept, so a text with the id counts even if the gateway
-    /// cannot parse it.
+    /// The awaited response: clients differ, so a text with the id counts even if the gateway cannot parse it.
     Answer,
     Message,
     /// No message, or a response to another request.
@@ -203,7 +209,7 @@ fn kind_of(text: &MessageText, id: Option<&RequestId>) -> RelayedKind {
     let named = match text.read(ScanLimits::UPSTREAM) {
         Ok(message) => match &*message {
             Message::Request(_) | Message::Notification(_) => return RelayedKind::Message,
-            // A response in an array, or on a stream without a request.
+            // This response is in an array, or on a stream without a request.
             Message::Response(_) if id.is_none() => return RelayedKind::Message,
             Message::Response(response) => response.id.clone(),
         },
@@ -213,5 +219,90 @@ fn kind_of(text: &MessageText, id: Option<&RequestId>) -> RelayedKind {
     match (named, id) {
         (Some(named), Some(id)) if named.says(id) => RelayedKind::Answer,
         (Some(_) | None, _) => RelayedKind::None,
+    }
+}
+
+impl ClientLink {
+    /// Resumes a stream that ends early, else sends an error, unless the client has `withdrawn` the request.
+    pub(super) async fn ask(
+        &self,
+        inbound: Inbound,
+        id: &RequestId,
+        withdrawn: &CancellationToken,
+    ) -> Result<(), ClientDisconnected> {
+        let response = self.serve(inbound).await;
+        let relayed = self.relay(response, Some(id)).await?;
+        self.see_through(relayed, id, withdrawn).await
+    }
+
+    pub(super) async fn see_through(
+        &self,
+        mut relayed: RelayOutcome,
+        id: &RequestId,
+        withdrawn: &CancellationToken,
+    ) -> Result<(), ClientDisconnected> {
+        let mut attempts = 0;
+        loop {
+            let resume_point = match relayed {
+                RelayOutcome::Whole => return Ok(()),
+                RelayOutcome::Nothing => break,
+                RelayOutcome::Short(resume_point) => resume_point,
+            };
+            attempts = if resume_point.moved { 1 } else { attempts + 1 };
+            if attempts > ATTEMPTS_MAX || withdrawn.is_cancelled() {
+                break;
+            }
+            let Some(rest) = resume_point.event.as_deref().and_then(|event| self.get(Some(event))) else { break };
+            sleep(resume_point.retry.unwrap_or(RETRY).min(RETRY_MAX)).await;
+            let response = self.serve(rest).await;
+            relayed = match response.status() {
+                StatusCode::OK => match self.relay(response, Some(id)).await? {
+                    // There is no new event: the position remains.
+                    RelayOutcome::Short(RelayResumePoint { event: None, retry, moved }) => {
+                        RelayOutcome::Short(RelayResumePoint {
+                            event: resume_point.event,
+                            retry: retry.or(resume_point.retry),
+                            moved,
+                        })
+                    }
+                    other @ (RelayOutcome::Whole | RelayOutcome::Nothing | RelayOutcome::Short(_)) => other,
+                },
+                StatusCode::SERVICE_UNAVAILABLE | StatusCode::BAD_GATEWAY => {
+                    RelayOutcome::Short(RelayResumePoint { moved: false, ..resume_point })
+                }
+                _ => break,
+            };
+        }
+        if withdrawn.is_cancelled() {
+            return Ok(());
+        }
+        self.send_fault(Some(id), &GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown)).await
+    }
+
+    /// Relays the session's own stream. Ends if the server has none. `opening` is dropped at the first response.
+    pub(super) async fn listen(self: Arc<Self>, opening: DropGuard) -> Result<(), ClientDisconnected> {
+        let (mut event, mut pause, mut opening) = (None::<String>, RETRY, Some(opening));
+        loop {
+            let Some(get) = self.get(event.as_deref()) else { return Ok(()) };
+            let response = self.serve(get).await;
+            drop(opening.take());
+            match response.status() {
+                StatusCode::OK => match self.relay(response, None).await? {
+                    RelayOutcome::Short(resume_point) => {
+                        pause = resume_point.retry.unwrap_or(RETRY).min(RETRY_MAX);
+                        event = resume_point.event.or(event);
+                    }
+                    RelayOutcome::Whole | RelayOutcome::Nothing => pause = RETRY,
+                },
+                // The server has no such stream, or the session has ended.
+                StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_FOUND => return Ok(()),
+                // The position may be invalid: start again, at growing intervals.
+                _ => {
+                    event = None;
+                    pause = (pause * 2).min(RETRY_MAX);
+                }
+            }
+            sleep(pause).await;
+        }
     }
 }

@@ -1,6 +1,4 @@
-//! Connects one client with its endpoint.
-//!
-//! Messages of the client become HTTP requests in memory; messages to the client are sent whole.
+//! Connects one client with its endpoint: its messages become HTTP requests in memory.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,17 +17,15 @@ use crate::upstream::ForwardedHeaders;
 use crate::upstream::reply::ReadLimits;
 use crate::wire::{RequestId, RpcError, envelope};
 
-/// How long the end of a session may take.
 const END_MAX: Duration = Duration::from_secs(1);
 
-/// The client has disconnected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ClientDisconnected;
 
 #[derive(Clone, Debug)]
 pub(super) struct StreamClientSession {
     id: HeaderValue,
-    /// The headers of the message that opened it, for the gateway's own requests in it.
+    /// The headers of the message that opened the session, for the gateway's own requests in it.
     with: HeaderMap,
 }
 
@@ -45,7 +41,6 @@ impl ClientLink {
         Arc::new(Self { client, outgoing, session: Mutex::default() })
     }
 
-    /// The limits for reading a response to the client.
     pub(super) fn read_limits(&self) -> ReadLimits {
         let StreamClient { limits, principal, message_bytes_max, .. } = &self.client;
         ReadLimits::within(*message_bytes_max, limits.answers_to(principal))
@@ -59,7 +54,7 @@ impl ClientLink {
         self.session.lock().is_some()
     }
 
-    /// Sets the session that later messages of session versions belong to.
+    /// Sets the session of later messages of session versions.
     pub(super) fn open(&self, id: HeaderValue, with: HeaderMap) {
         *self.session.lock() = Some(StreamClientSession { id, with });
     }
@@ -68,7 +63,7 @@ impl ClientLink {
         self.outgoing.closed().await;
     }
 
-    /// Sends one message to the client. If the future is dropped, the message is sent completely or not at all.
+    /// If the future is dropped, the message is sent completely or not at all.
     pub(super) async fn send(&self, message: Bytes) -> Result<(), ClientDisconnected> {
         self.outgoing.send(message).await.map_err(|_| ClientDisconnected)
     }
@@ -77,13 +72,12 @@ impl ClientLink {
         self.send(envelope::error(id, error)).await
     }
 
-    /// A message without a session: of a stateless client, or the one that opens a session.
+    /// A message of a stateless client, or the one that opens a session.
     pub(super) fn outside(&self, received: ParsedMessage) -> Inbound {
         let ParsedMessage { message, received: ClientMessage { text, headers }, arrived } = received;
         Inbound { message, ..self.inbound(Method::POST, text, cleaned(headers), arrived) }
     }
 
-    /// A message in the session, if one is open.
     pub(super) fn inside(&self, received: ParsedMessage) -> Inbound {
         let mut inbound = self.outside(received);
         if let Some(session) = self.session.lock().as_ref() {
@@ -92,7 +86,6 @@ impl ClientLink {
         inbound
     }
 
-    /// A message of the gateway itself in the session.
     pub(super) fn by_itself(&self, text: Bytes) -> Option<Inbound> {
         Some(self.inbound(Method::POST, text, self.session_headers()?, Instant::now()))
     }
@@ -111,7 +104,7 @@ impl ClientLink {
         self.client.endpoint.serve(inbound).await
     }
 
-    /// Ends the session, if there is one. Takes a second at most.
+    /// Ends the session, within a second.
     pub(super) async fn end(&self) {
         let Some(headers) = self.session_headers() else { return };
         let delete = self.inbound(Method::DELETE, Bytes::new(), headers, Instant::now());
@@ -147,7 +140,7 @@ impl ClientLink {
     }
 }
 
-/// Removes the headers that select a session or version: here the stream and the body do.
+/// Removes headers that select a session or version: here the stream and the body do.
 fn cleaned(mut headers: HeaderMap) -> HeaderMap {
     for name in [headers::SESSION_ID, headers::PROTOCOL_VERSION, headers::LAST_EVENT_ID, headers::METHOD, headers::NAME]
     {

@@ -72,7 +72,7 @@ async fn operators_come_with_a_token_from_anywhere_and_do_what_it_lets_them() {
     let (code, shown, _) = tasks(&["show", id.as_str().unwrap()], Some(&eyes)).await;
     assert!(code == Some(0) && shown.contains("working"), "to find by an id is to look: {shown}");
     let (code, _, why) = tasks(&["cancel", &reference], Some(&eyes)).await;
-    assert!(code == Some(1) && why.contains("may look and not act"), "{why}");
+    assert!(code == Some(1) && why.contains("this token is read-only"), "{why}");
     assert_eq!(program.status("/up/mcp", &id).await, "working");
     for wrong in [None, Some(""), Some("x"), Some(token("none").as_str()), Some(&ops[..ops.len() - 1])] {
         let (code, out, why) = tasks(&["list"], wrong).await;

@@ -105,7 +105,7 @@ async fn gateways_on_one_database_are_listed_with_whose_each_task_is_and_a_dead_
     );
 
     for (name, why) in [
-        ("b", "taskgate: the replica is alive; one that is dead can be forgotten"),
+        ("b", "taskgate: the replica is alive; only a dead replica can be forgotten"),
         ("c", "taskgate: no replica has this name"),
     ] {
         let (code, _, said) = one.operate(&["replicas", "forget", name]).await;

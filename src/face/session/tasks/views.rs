@@ -7,8 +7,8 @@ use crate::dialect::core_2025_11_25::list_filter;
 use crate::dialect::face_dialect::bad_cursor;
 use crate::dialect::{FaceDialect, RequestError, TaskReply};
 use crate::engine::TaskError;
+use crate::face::answer::TaskMethodError;
 use crate::face::session::SessionFaceState;
-use crate::face::task_method_error::TaskMethodError;
 use crate::task::{Draft, ListFilter, Principal, Task, TaskKey};
 use crate::wire::{Object, Payload, method};
 

@@ -1,8 +1,8 @@
 //! Reads a TOML file into the settings of every subsystem, or lists its mistakes.
 //!
-//! Reading has three steps: `section` walks the tables and parses single values (`value`), `raw` declares every key with its default
-//! and its sentence for the reference (`keys`), `resolve` checks values against each other. This module does not know the effect of a setting; each subsystem owns its resolved struct. Binds
-//! nothing, starts nothing.
+//! `section` walks the tables and parses single values (`value`), `raw` declares every key with its default and its
+//! sentence for the reference (`keys`), `resolve` checks values against each other. Each subsystem owns its resolved
+//! struct.
 
 mod command_line;
 mod env_files;
@@ -64,7 +64,6 @@ use wrapped::FilePurpose;
 /// Larger files are refused unread (B166).
 pub const FILE_BYTES_MAX: usize = 1 << 20;
 
-/// The resolved configuration of a gateway.
 #[derive(Clone, Debug)]
 pub struct Config {
     pub listen: ListenSettings,
@@ -74,13 +73,10 @@ pub struct Config {
     /// The gateway's state folder, relative to the working directory. It need not exist.
     pub folder: PathBuf,
     pub store: StoreSettings,
-    /// How clients are authenticated.
     pub auth: AuthSettings,
     /// The files of variables and of API keys that belong to the configuration, as paths to open.
     pub further_files: Vec<PathBuf>,
-    /// The limits of each principal.
     pub principals: Arc<PrincipalLimitTable>,
-    /// The upstreams and tools of each principal.
     pub access: Arc<PrincipalAccessTable>,
     /// In the order of the file; names and paths are unique. Never empty.
     pub upstreams: Vec<UpstreamConfig>,
@@ -88,7 +84,6 @@ pub struct Config {
     pub endpoints: Vec<CombinedSettings>,
 }
 
-/// The store of tasks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StoreSettings {
     Memory(StoreLimits),
@@ -102,7 +97,6 @@ pub enum StoreSettings {
     Postgres(Box<DatabaseSettings>),
 }
 
-/// The shared database, and this gateway's settings as a replica.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DatabaseSettings {
     pub limits: StoreLimits,
@@ -110,7 +104,6 @@ pub struct DatabaseSettings {
     pub replica: ReplicaSettings,
 }
 
-/// The settings of a replica.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplicaSettings {
     /// The replica's name; without it, the host's.
@@ -125,7 +118,6 @@ pub struct ReplicaSettings {
 }
 
 impl StoreSettings {
-    /// The limits on stored tasks.
     #[must_use]
     pub const fn limits(&self) -> StoreLimits {
         match self {
@@ -142,7 +134,6 @@ impl StoreSettings {
         }
     }
 
-    /// The same store with other limits.
     #[must_use]
     pub fn with_limits(self, limits: StoreLimits) -> Self {
         match self {
@@ -153,7 +144,6 @@ impl StoreSettings {
     }
 }
 
-/// One upstream, resolved.
 #[derive(Clone, Debug, PartialEq)]
 pub struct UpstreamConfig {
     /// 1 to 64 characters out of `a-z`, `0-9`, `_` and `-`.
@@ -164,24 +154,19 @@ pub struct UpstreamConfig {
     pub sse_path: String,
     pub server: ServerSettings,
     pub permits: CallPermitSettings,
-    /// The names of its tools as clients see them.
     pub names: ToolNames,
-    /// How its clients are served.
     pub service: ServiceSettings,
     /// The resource name in its OAuth metadata, where clients log in themselves.
     pub oauth_resource: ResourceName,
 }
 
-/// The transport to an upstream's server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ServerSettings {
     Http(HttpUpstreamSettings),
-    /// A program that the gateway starts.
     Stdio(StdioUpstreamSettings),
 }
 
 impl ServerSettings {
-    /// The settings of a server over HTTP.
     #[must_use]
     pub const fn http(&self) -> Option<&HttpUpstreamSettings> {
         match self {
@@ -190,7 +175,6 @@ impl ServerSettings {
         }
     }
 
-    /// The settings of a server that is a program.
     #[must_use]
     pub const fn stdio(&self) -> Option<&StdioUpstreamSettings> {
         match self {
@@ -209,7 +193,6 @@ impl ServerSettings {
     }
 }
 
-/// A configuration without mistakes.
 #[derive(Clone, Debug)]
 pub struct LoadedConfig {
     pub config: Config,
@@ -257,11 +240,9 @@ impl Config {
     }
 }
 
-/// Reads the file at `path`. `env` looks up `${VAR}`. `look` checks the files and programs that the configuration names, even if
-/// the file has mistakes: a faulty value is replaced by its default.
-///
-/// # Errors
-/// Every mistake in the file and in the files that it names; or that it cannot be read.
+/// Reads the file at `path`; lists every mistake in it and in the files that it names. `env` looks up `${VAR}`. `look`
+/// checks the files and programs that the configuration names, even if the file has mistakes: a faulty value is
+/// replaced by its default.
 pub fn load(
     path: &Path,
     env: &dyn Fn(&str) -> Option<String>,
@@ -270,11 +251,8 @@ pub fn load(
     load_as(FilePurpose::Listeners, path, env, look)
 }
 
-/// As [`load`], for `taskgate wrap`, which has one client and no listener: tables of listeners are mistakes, the store defaults
-/// to memory, and several upstreams become one endpoint, the first of [`Config::endpoints`].
-///
-/// # Errors
-/// As [`load`].
+/// As [`load`], for `taskgate wrap`, which has one client and no listener: tables of listeners are mistakes, the store
+/// defaults to memory, and several upstreams become one endpoint, the first of [`Config::endpoints`].
 pub fn load_wrapped(
     path: &Path,
     env: &dyn Fn(&str) -> Option<String>,
@@ -299,11 +277,8 @@ fn load_as(
     }
 }
 
-/// Reads a configuration from its text; `name` is the file's name in messages, and its folder is the base of files of keys and
-/// of variables.
-///
-/// # Errors
-/// Every mistake in the text. If it is not TOML, only that one.
+/// Reads a configuration from its text; `name` is the file's name in messages, and its folder is the base of files of
+/// keys and of variables.
 pub fn parse(name: &str, text: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<LoadedConfig, ConfigError> {
     parse_as(FilePurpose::Listeners, (name, text), env, &|_| Findings::default())
 }
@@ -417,7 +392,6 @@ fn advice(unknown: &UnknownKey, known: &[String]) -> String {
     }
 }
 
-/// The most similar key of the same table.
 fn near(unknown: &UnknownKey) -> Option<&'static str> {
     let near = unknown.siblings.iter().map(|known| (value::edit_distance(known, &unknown.key), *known)).min();
     near.filter(|(distance, known)| *distance <= 2 && *distance < known.len()).map(|(_, known)| known)
@@ -472,7 +446,6 @@ fn meant(unknown: &UnknownKey) -> Option<&'static str> {
     MEANT.iter().find(fits).map(|(.., meant)| *meant)
 }
 
-/// Reads at most one byte more than the limit.
 fn read_bounded(path: &Path) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let limit = u64::try_from(FILE_BYTES_MAX).unwrap_or(u64::MAX).saturating_add(1);

@@ -75,7 +75,6 @@ mod armed {
     use std::sync::OnceLock;
     use std::sync::atomic::{AtomicU32, Ordering};
 
-    /// The point that the environment names.
     #[derive(Debug)]
     pub(super) struct ArmedFailpoint {
         name: String,

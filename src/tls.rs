@@ -1,6 +1,4 @@
 //! Reads certificates and private keys from files, and explains why a file is unusable.
-//!
-//! Knows nothing of connections; [`crate::server`] and [`crate::upstream`] use the results. Both use the same crypto library.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -59,7 +57,6 @@ pub enum TlsFileError {
 }
 
 impl TlsFileError {
-    /// The faulty file.
     #[must_use]
     pub fn path(&self) -> &Path {
         match self {
@@ -76,17 +73,14 @@ impl TlsFileError {
     }
 }
 
-/// The crypto provider of all TLS.
 #[must_use]
 pub fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::aws_lc_rs::default_provider())
 }
 
 impl IdentityFiles {
-    /// Reads the identity, and checks that peers accept it at `now`.
-    ///
-    /// # Errors
-    /// Unless both files can be read and belong together, the key is its owner's alone, and the certificate is valid.
+    /// Reads the identity; checks that the files belong together, only their owner has the key, and the certificate is
+    /// valid.
     pub fn read(&self, now: Timestamp) -> Result<Arc<CertifiedKey>, TlsFileError> {
         let chain = read_certificates(&self.certificate)?;
         check_validity(&chain[0], now).map_err(|error| error.at(&self.certificate))?;
@@ -106,9 +100,6 @@ impl IdentityFiles {
 }
 
 /// All certificates of a PEM file; at least one, each of them readable.
-///
-/// # Errors
-/// If the file has none, or an unreadable one.
 pub fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsFileError> {
     let bad = || TlsFileError::BadCertificate { path: path.to_owned() };
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&read(path)?).collect();
@@ -122,10 +113,6 @@ pub fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Tl
     Ok(found)
 }
 
-/// The CA roots in a PEM file.
-///
-/// # Errors
-/// As [`read_certificates`].
 pub fn read_roots(path: &Path) -> Result<RootCertStore, TlsFileError> {
     let mut roots = RootCertStore::empty();
     for certificate in read_certificates(path)? {
@@ -176,7 +163,6 @@ pub fn in_words(error: &RustlsError) -> String {
     format!("its certificate {words}")
 }
 
-/// A certificate's own defect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CertificateDefect {
     Unreadable,

@@ -1,6 +1,4 @@
 //! Reaches a call's or task's server through the gateway's own upstream code.
-//!
-//! It asks for the server's version and lists, sends calls and resumes tasks.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -34,10 +32,8 @@ use crate::upstream::{
 use crate::wire::object::ObjectWriter;
 use crate::wire::{ListPages, Object, PagedList, Payload, RpcError, meta, method};
 
-/// The most pages of a list that are read.
 const PAGES_MAX: usize = 100;
 const CONNECT_MAX: Duration = Duration::from_secs(10);
-/// The largest response, or event of a stream.
 const ANSWER_BYTES_MAX: usize = 128 << 20;
 /// The time limit of a request that is no call.
 const REQUEST_MAX: Duration = Duration::from_secs(30);
@@ -64,10 +60,7 @@ impl Drop for CalledServer {
 }
 
 impl CalledServer {
-    /// Connects to nothing yet.
-    ///
-    /// # Errors
-    /// If the address is no HTTP URI, or there are no trusted roots.
+    /// Connects to nothing yet. Fails if the address is no HTTP URI, or there are no trusted roots.
     pub(super) fn new(address: &ServerAddress) -> Result<Self, NoResultError> {
         let address = address.clone();
         let credential = address.authorization.clone();
@@ -93,7 +86,6 @@ impl CalledServer {
         Ok(Self { sessions, stateless, life, address, tool: OnceCell::new() })
     }
 
-    /// The upstream with sessions or without.
     pub(super) fn upstream(&self, in_session: bool) -> &dyn Upstream {
         if in_session { &*self.sessions } else { &*self.stateless }
     }
@@ -119,7 +111,6 @@ impl CalledServer {
         self.sessions.facts(&context).await.map_err(|error| self.unbegun(error))
     }
 
-    /// Ends the session, if one is open.
     pub(super) async fn end_session(&self) {
         self.sessions.close().await;
     }
@@ -148,10 +139,7 @@ impl CalledServer {
         Ok(found)
     }
 
-    /// Reads a list, page by page.
-    ///
-    /// # Errors
-    /// If the server is unreachable or its response invalid; the inner result is the server's own error.
+    /// Reads a list, page by page; the inner result is the server's own error.
     pub(super) async fn pages(
         &self,
         way: CallMode,
@@ -172,10 +160,7 @@ impl CalledServer {
         Ok(Ok(()))
     }
 
-    /// Sends a request that is no call.
-    ///
-    /// # Errors
-    /// If the server is unreachable or its response invalid; the inner result is the server's own error.
+    /// Sends a request that is no call; the inner result is the server's own error.
     pub(super) async fn ask(
         &self,
         way: CallMode,
@@ -252,7 +237,6 @@ impl CalledServer {
         }
     }
 
-    /// The error text for a request without a response.
     pub(super) fn lost(&self, fault: &GatewayFault) -> NoResultError {
         let trouble = self.sessions.health().last().filter(|trouble| trouble.reason == fault.reason);
         let cause = trouble.map(|trouble| format!(": {}", trouble.cause)).unwrap_or_default();
@@ -276,7 +260,6 @@ impl CalledServer {
     }
 }
 
-/// The remedy for a status.
 fn advice(status: StatusCode) -> &'static str {
     match status {
         StatusCode::UNAUTHORIZED => "; it asks for a key: put one into TASKGATE_KEY",

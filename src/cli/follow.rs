@@ -32,9 +32,6 @@ pub(super) const UNKNOWN_TASK: &str =
 const LATER_MAX: usize = 256;
 
 /// Follows a started call. Its session ends with it, unless a task may still run in it.
-///
-/// # Errors
-/// If the server is unreachable or its response invalid.
 pub(super) async fn call(
     server: &CalledServer,
     way: CallMode,
@@ -53,9 +50,6 @@ pub(super) async fn call(
 }
 
 /// Resumes a task by its id and follows it. The task needs no session.
-///
-/// # Errors
-/// If the server is unreachable or its response invalid.
 pub(super) async fn task(
     server: &CalledServer,
     way: CallMode,
@@ -96,7 +90,6 @@ struct FollowedTask {
 
 const WORKING: Cow<'static, str> = Cow::Borrowed("working");
 
-/// A question that the user has not been asked yet.
 struct PendingQuestion {
     ask: Payload,
     method: Arc<str>,
@@ -463,7 +456,6 @@ impl<'t, 'a> Follower<'t, 'a> {
         ControlFlow::Break(CallConclusion::over(self.talk.cancelled("the task was cancelled")))
     }
 
-    /// Leaves the running task.
     fn left(&mut self) -> CallConclusion {
         let task_id = self.task.as_ref().map(|task| task.id.as_str()).unwrap_or_default();
         CallConclusion::left(self.talk.left(task_id))

@@ -1,7 +1,4 @@
 //! Converts a host's JSON into a configuration and a file of variables (`taskgate import`).
-//!
-//! Read `host_file` for the locations of servers, `server_block` for the conversion of one, `variables` for references and
-//! values.
 
 mod host_file;
 mod notes;
@@ -24,7 +21,6 @@ use crate::config::{fallback_name, fitting_name, quoted};
 use notes::ImportNotes;
 use variables::Variables;
 
-/// The largest file that is read.
 const BYTES_MAX: u64 = 4 << 20;
 const MISTAKES_MAX: usize = 20;
 /// Both files may contain secrets.
@@ -41,7 +37,6 @@ pub(super) struct ImportArguments {
     out: PathBuf,
 }
 
-/// Writes the configuration, and notes the settings that it lacks.
 pub(super) fn run(arguments: &ImportArguments) -> ExitCode {
     let is_stdin = arguments.file.as_os_str() == "-";
     let name = if is_stdin { "standard input".to_owned() } else { arguments.file.display().to_string() };
@@ -87,9 +82,6 @@ pub(super) fn run(arguments: &ImportArguments) -> ExitCode {
 }
 
 /// Creates the configuration, and the file of variables if there are any; neither is created without the other.
-///
-/// # Errors
-/// Why not, as text; for example that one exists.
 fn write_files(imported: &Imported, toml_file: &Path, env_file: &Path) -> Result<(), String> {
     let env = (env_file, &imported.env);
     let files = [Some(env).filter(|(_, lines)| !lines.is_empty()), Some((toml_file, &imported.toml))];
@@ -113,16 +105,12 @@ fn write_files(imported: &Imported, toml_file: &Path, env_file: &Path) -> Result
 
 struct Imported {
     toml: String,
-    /// The lines of the file of variables.
     env: String,
     /// Settings that are imported in another form, or not at all.
     notes: Vec<String>,
 }
 
-/// The configuration for a host's file; `env_name` is the name of its file of variables.
-///
-/// # Errors
-/// Every mistake in it, each preceded by its JSON pointer.
+/// Converts a host's file; each error starts with its JSON pointer. `env_name` names the file of variables.
 fn imported(text: &str, env_name: &str) -> Result<Imported, Vec<String>> {
     let json = relaxed_json::parse(text).map_err(|error| {
         let hint =
@@ -182,7 +170,6 @@ fn with_colons(lines: Vec<String>) -> Vec<String> {
     lines.into_iter().map(|line| format!(": {line}")).collect()
 }
 
-/// A valid name that no other server has.
 fn free_name(host_name: &str, taken: &[String]) -> String {
     let name = fitting_name(host_name).unwrap_or_else(fallback_name);
     let numbered = (2_usize..).map(|number| format!("{name}-{number}"));

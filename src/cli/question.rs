@@ -16,7 +16,6 @@ pub(super) fn capability() -> Value {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum UserQuestion {
     Form(ElicitationForm),
-    /// A URL to open in a browser.
     Link {
         message: String,
         url: url::Url,
@@ -27,9 +26,7 @@ pub(super) enum UserQuestion {
 pub(super) enum UserAnswer {
     /// With the form's content; `None` for a URL.
     Accept(Option<Value>),
-    /// The user, or a policy, declines.
     Decline,
-    /// The user dismisses the question.
     Cancel,
 }
 
@@ -38,7 +35,6 @@ impl UserAnswer {
         matches!(self, Self::Accept(_))
     }
 
-    /// The result of `elicitation/create`.
     pub(super) fn to_result(&self) -> Value {
         match self {
             Self::Accept(Some(content)) => json!({ "action": "accept", "content": content }),
@@ -51,9 +47,6 @@ impl UserAnswer {
 
 impl UserQuestion {
     /// Reads the parameters of `elicitation/create`.
-    ///
-    /// # Errors
-    /// Why the question cannot be asked.
     pub(super) fn read(params: &Object) -> Result<Self, String> {
         match params.get_string("mode").as_deref() {
             None | Some("form") => ElicitationForm::read(params).map(Self::Form).map_err(|error| error.to_string()),

@@ -41,10 +41,6 @@ struct ReplicaEntry {
     record_format: u32,
 }
 
-/// Sends the request to the gateway's admin listener.
-///
-/// # Errors
-/// If the request fails, or the response is no admin listener's.
 pub(super) async fn run(admin: &AdminClient, order: &ReplicasCommand) -> Result<AdminOutput, AdminRequestError> {
     #[derive(Deserialize)]
     struct ReplicaAnswer<'a> {

@@ -32,10 +32,6 @@ pub(super) struct ServeArguments {
 }
 
 impl ServeArguments {
-    /// The source of the configuration.
-    ///
-    /// # Errors
-    /// The mistake of the command line as text.
     pub(super) fn served(self) -> Result<ServedConfig, String> {
         self.check_one_source()?;
         let address = self.source.as_deref().and_then(OsStr::to_str).filter(|text| is_address(text));

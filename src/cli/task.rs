@@ -19,7 +19,6 @@ use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
 use crate::task::{Clock as _, SystemClock, Timestamp};
 use crate::wire::{Object, PagedList, Payload, RpcError, method, rpc_error};
 
-/// The longest task id of a server, in bytes.
 const ID_BYTES_MAX: usize = 1024;
 
 #[derive(Debug, clap::Subcommand)]
@@ -90,8 +89,6 @@ struct TaskHandle {
 }
 
 impl HandleArguments {
-    /// # Errors
-    /// The mistake as text.
     fn read(self) -> Result<TaskHandle, String> {
         let Self { server, id, flavour } = self;
         if id.is_empty() || id.len() > ID_BYTES_MAX || id.chars().any(char::is_control) {
@@ -112,7 +109,6 @@ fn with_tasks(flavour: Option<Flavour>) -> Result<(), String> {
     }
 }
 
-/// Performs the request, and returns the program's exit code.
 pub(super) async fn run(order: TaskSubcommand) -> ExitCode {
     let ended = match order {
         TaskSubcommand::Get { handle, json } => asked(handle, json, TaskInquiry::Get).await,
@@ -222,7 +218,6 @@ async fn at_server(
     Ok(shown(talk, &answer))
 }
 
-/// Finds the era and flavour for the server's tasks.
 async fn open(server: &CalledServer, flavour: Option<Flavour>) -> Result<CallMode, NoResultError> {
     match flavour {
         Some(Flavour::Extension) => return Ok(CallMode::EXTENSION),
@@ -242,7 +237,6 @@ async fn open(server: &CalledServer, flavour: Option<Flavour>) -> Result<CallMod
     Ok(CallMode::CORE)
 }
 
-/// The outcome of a request.
 enum TaskAnswer {
     Task(Object),
     /// It has not settled yet.

@@ -80,11 +80,8 @@ struct TaskEntry {
     /// The name and the incarnation of the replica that holds it.
     holder: Option<String>,
     holder_life: Option<u64>,
-    /// Why it failed, as text.
     why: Option<String>,
-    /// The last progress message of its server.
     progress: Option<String>,
-    /// The bytes that it takes in the store.
     bytes: Option<u64>,
     attempt: Option<u32>,
     /// Its subtasks, as many as the gateway shows.
@@ -98,10 +95,6 @@ struct TaskListPage {
     next: Option<String>,
 }
 
-/// Sends the request to the gateway's admin listener.
-///
-/// # Errors
-/// If the request fails, or the response is no admin listener's.
 pub async fn run(admin: &AdminClient, order: &TasksCommand) -> Result<AdminOutput, AdminRequestError> {
     match order {
         TasksCommand::List { upstream, principal, state, reason, limit, json } => {
@@ -135,7 +128,6 @@ pub async fn run(admin: &AdminClient, order: &TasksCommand) -> Result<AdminOutpu
     }
 }
 
-/// The outcome of a request about one task.
 fn shown((status, body): (StatusCode, Bytes)) -> Result<AdminOutput, AdminRequestError> {
     if status.is_success() { Ok(AdminOutput::Done(details(&read(&body)?, SystemClock.now()))) } else { refused(&body) }
 }

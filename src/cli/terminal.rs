@@ -12,7 +12,6 @@ use super::printable::printable;
 use super::ui::{CallStatus, Ui};
 use stdin_lines::StdinLines;
 
-/// The interval of the spinner.
 const TICK: Duration = Duration::from_millis(100);
 /// Neither is wider than the terminal: a wrapped line would be drawn again and again.
 const SPINNER: &str = "{spinner} {elapsed} {wide_msg}";

@@ -5,7 +5,6 @@ use crate::dialect::relay_core_2025_11_25::ToolTaskSupport;
 use crate::upstream::header_annotations::{self, HeaderAnnotations};
 use crate::wire::{Object, Payload};
 
-/// The properties of a tool that this client needs.
 #[derive(Debug)]
 pub(super) struct Tool {
     /// Whether it can be called: invalid annotations forbid it.
@@ -16,7 +15,6 @@ pub(super) struct Tool {
 }
 
 impl Tool {
-    /// The tool with this name, if this page of `tools/list` has it.
     pub(super) fn on_page(page: &Object, name: &str) -> Option<Self> {
         let tools = page.get("tools").filter(|tools| tools.as_str().starts_with('['));
         let mut tools = tools.iter().flat_map(Payload::items).filter_map(|tool| Object::of(&tool));

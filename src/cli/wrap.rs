@@ -37,7 +37,6 @@ fn fallback(text: &str) -> Result<FallbackPolicy, &'static str> {
     }
 }
 
-/// Serves the host that started this program.
 pub(super) async fn run(arguments: WrapArguments) -> anyhow::Result<ExitCode> {
     let WrapArguments { options, fallback, url, config, command } = arguments;
     if let Some(file) = config {

@@ -1,7 +1,6 @@
 //! Builds a configuration from a command line: its servers, common options, and defaults.
 //!
-//! `serve` without a file, the quick start and `wrap` share this code. Values are named after their options, so that a mistake
-//! names the user's option.
+//! Values are named after their options, so that a mistake names the user's option.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -25,7 +24,6 @@ const PATH: &str = "/mcp";
 /// Programs that run the package or script in an argument.
 const LAUNCHERS: [&str; 7] = ["npx", "bunx", "uvx", "node", "bun", "python", "python3"];
 
-/// The address of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ServerTarget {
     Url(Url),
@@ -35,9 +33,6 @@ pub enum ServerTarget {
 
 impl ServerTarget {
     /// Parses the address of a server, as a file's `url`. Errors do not repeat it.
-    ///
-    /// # Errors
-    /// The mistake as text.
     pub fn url(text: &str) -> Result<Self, String> {
         match (UPSTREAM_URL.read)(text) {
             Ok(url) => Ok(Self::Url(url)),
@@ -79,7 +74,6 @@ fn started(words: &[String]) -> &str {
     launched.map_or(program, |package| package.split('@').next().unwrap_or_default())
 }
 
-/// A server of a command line.
 #[derive(Clone, Debug)]
 pub struct CommandLineServer {
     name: String,
@@ -91,29 +85,23 @@ pub struct CommandLineServer {
 }
 
 impl CommandLineServer {
-    /// The only server, with a name from its address. `written` is its option or argument.
     #[must_use]
     pub fn only(address: ServerTarget, written: &'static str) -> Self {
         Self { name: address.name(), path: Some(PATH), address, written }
     }
 
-    /// The only server of `taskgate wrap`.
     #[must_use]
     pub fn wrapped(address: ServerTarget, written: &'static str) -> Self {
         // Stored tasks have this upstream name.
         Self { name: "wrapped".to_owned(), path: None, address, written }
     }
 
-    /// The server of the quick start.
     #[must_use]
     pub fn demo(url: Url) -> Self {
         Self { name: "demo".to_owned(), path: None, address: ServerTarget::Url(url), written: "the demo server" }
     }
 
-    /// Parses `NAME=URL`.
-    ///
-    /// # Errors
-    /// The mistake as text, without the URL.
+    /// Parses `NAME=URL`; errors do not repeat the URL.
     pub fn named(text: &str) -> Result<Self, String> {
         let (name, url) = text.split_once('=').ok_or("write NAME=URL, such as reports=http://127.0.0.1:9000/mcp")?;
         resolve::check_name(name)?;
@@ -121,7 +109,6 @@ impl CommandLineServer {
     }
 }
 
-/// The store option of a command line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum CommandLineStore {
     Memory,
@@ -131,11 +118,9 @@ pub enum CommandLineStore {
     Folder(PathBuf),
 }
 
-/// The options of a command line.
 #[derive(Clone, Debug, Default)]
 pub struct CommandLineConfig {
     pub servers: Vec<CommandLineServer>,
-    /// The task mode of every tool.
     pub mode: Option<TaskMode>,
     pub grace: Option<Duration>,
     pub fallback: Option<FallbackPolicy>,
@@ -146,15 +131,11 @@ pub struct CommandLineConfig {
     pub key_variable: Option<String>,
     /// `NAME: VALUE` for each header of requests to the server.
     pub headers: Vec<String>,
-    /// A CA to trust instead of the system's roots.
     pub ca: Option<PathBuf>,
 }
 
 impl CommandLineConfig {
     /// Resolves the configuration. Programs inherit the whole environment, as if the user had started them.
-    ///
-    /// # Errors
-    /// If the values contradict each other; the mistakes name the options.
     pub fn resolve(self, env: &dyn Fn(&str) -> Option<String>) -> Result<LoadedConfig, ConfigError> {
         let mut report = MistakeCollector::without_lines("the command line");
         let auth = self.key_variable.as_deref().and_then(|variable| self.credential(variable, env, &mut report));

@@ -25,15 +25,14 @@ keys! {
     }
 }
 
-/// The variables of all files.
 #[derive(Default)]
 pub(super) struct FileVariables {
     pub(super) files: Vec<PathBuf>,
     pub(super) values: BTreeMap<String, String>,
 }
 
-/// Reads `env_files` and the files that it names; relative paths start at `folder`. If a file has a mistake, unset variables are
-/// none.
+/// Reads `env_files` and the files that it names; relative paths start at `folder`. If a file has a mistake, unset
+/// variables are no further mistakes.
 pub(super) fn read(root: &mut Section<'_, '_>, folder: &Path) -> FileVariables {
     let named = RawVariables::read(root).env_files.value;
     let report = root.report();
@@ -67,10 +66,7 @@ pub(super) fn read(root: &mut Section<'_, '_>, folder: &Path) -> FileVariables {
     variables
 }
 
-/// The name and the value in a line; `None` for a blank line or a comment.
-///
-/// # Errors
-/// The mistake, without the text of the line.
+/// The name and the value in a line; `None` for a blank line or a comment. Errors omit the text of the line.
 fn variable(line: &str) -> Result<Option<(&str, String)>, &'static str> {
     let line = line.trim();
     if line.is_empty() || line.starts_with('#') {
@@ -92,7 +88,6 @@ fn variable(line: &str) -> Result<Option<(&str, String)>, &'static str> {
     if value.contains('\0') { Err("has a NUL character in its value") } else { Ok(Some((name, value))) }
 }
 
-/// The line for a variable.
 #[must_use]
 pub fn env_line(name: &str, value: &str) -> String {
     let is_plain = value.trim() == value && !value.starts_with(['"', '\'']) && !value.contains(char::is_control);

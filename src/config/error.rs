@@ -1,6 +1,4 @@
 //! Defines mistakes of a configuration and their locations.
-//!
-//! Knows no keys or values; [`super::section`] and [`super::resolve`] find the mistakes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -57,9 +55,7 @@ impl std::error::Error for ConfigError {}
 /// The findings in the files and programs that a configuration names, each with its key.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Findings {
-    /// Unusable ones.
     pub mistakes: Vec<(KeyPlace, String)>,
-    /// Doubtful ones.
     pub warnings: Vec<(KeyPlace, String)>,
 }
 
@@ -96,7 +92,6 @@ impl ConfigLocation {
     }
 }
 
-/// Collects the mistakes of reading and resolving a file.
 #[derive(Debug)]
 pub(super) struct MistakeCollector {
     file: Arc<str>,
@@ -124,7 +119,6 @@ impl MistakeCollector {
         }
     }
 
-    /// For a source with a single line.
     pub(super) fn without_lines(name: &str) -> Self {
         Self { has_lines: false, ..Self::new(name) }
     }
@@ -144,7 +138,6 @@ impl MistakeCollector {
         self.blamed.insert(location.key_place());
     }
 
-    /// From now on no unset variable is a mistake.
     pub(super) const fn expect_unset_variables(&mut self) {
         self.expects_unset = true;
     }
@@ -161,7 +154,6 @@ impl MistakeCollector {
         why
     }
 
-    /// Whether a variable below a table is not set.
     pub(super) fn has_unset(&self, table: &str) -> bool {
         let is_below = |key: &str| key.strip_prefix(table).is_some_and(|rest| rest.starts_with('.'));
         self.unset.iter().any(|one| one.key.as_deref().is_some_and(is_below))
@@ -184,7 +176,6 @@ impl MistakeCollector {
         self.warnings.push(found);
     }
 
-    /// The name of the main configuration file.
     pub(super) fn file(&self) -> Arc<str> {
         Arc::clone(&self.file)
     }
@@ -229,10 +220,7 @@ impl MistakeCollector {
         Mistake { file, line: line.filter(|_| self.has_lines), key: Some(location.key), message }
     }
 
-    /// The warnings, if there is no mistake.
-    ///
-    /// # Errors
-    /// The mistakes, if there are any.
+    /// The warnings, unless there are mistakes.
     pub(super) fn into_result(self) -> Result<Vec<Mistake>, ConfigError> {
         match self.mistakes.is_empty() && self.unset.is_empty() {
             true => Ok(in_order(&self.file, self.warnings)),

@@ -1,7 +1,6 @@
 //! Reads the further files of API keys that a configuration names.
 //!
-//! Only its owner may access such a file, as every file with secrets. It has `[[auth.api_keys]]` blocks only. Mistakes in it have
-//! its name and lines.
+//! Only its owner may access such a file, which has `[[auth.api_keys]]` blocks only.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

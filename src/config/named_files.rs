@@ -10,7 +10,6 @@ use crate::secret_file;
 
 const FILES_MAX: usize = 1_000;
 
-/// A file that the configuration names.
 pub(super) struct NamedFile {
     pub(super) path: PathBuf,
     /// The path in messages.

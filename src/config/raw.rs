@@ -34,7 +34,6 @@ pub(super) struct RawConfig {
     pub(super) store: RawStore,
     pub(super) database: RawDatabase,
     pub(super) replica: RawReplica,
-    /// The location of `[replica]`, if it is written.
     pub(super) replica_location: Option<ConfigLocation>,
     pub(super) limits: RawLimits,
     pub(super) principal_limits: RawPrincipalLimits,
@@ -52,17 +51,14 @@ pub(super) struct RawUpstream {
     pub(super) own: RawUpstreamValues,
     pub(super) url: RawUrlValues,
     pub(super) program: RawProgramValues,
-    /// `None` if the table is absent.
     pub(super) auth: Option<RawCredential>,
     pub(super) tls: RawUpstreamTls,
-    /// The location of its table, if it is written.
     pub(super) tls_location: Option<ConfigLocation>,
     pub(super) rules: RawRules,
     pub(super) drafts: RawDrafts,
     pub(super) tools: Vec<RawTool>,
 }
 
-/// The credential of an upstream.
 #[derive(Clone, Debug)]
 pub(super) struct RawCredential {
     pub(super) location: ConfigLocation,
@@ -83,7 +79,6 @@ pub(super) struct RawTool {
     pub(super) location: ConfigLocation,
     pub(super) own: RawToolValues,
     pub(super) rules: RawRules,
-    /// `None` if the table is absent.
     pub(super) split: Option<RawSplit>,
 }
 
@@ -93,7 +88,6 @@ pub(super) struct RawEndpoint {
     pub(super) values: RawEndpointValues,
 }
 
-/// The keys of each table in the order of the reference.
 pub(super) fn tables() -> Vec<(&'static str, Vec<KeyRow>)> {
     let of_key = "As in `[limits]`, for the principal of this key.";
     let upstream = [RawUpstreamValues::ROWS, RawUrlValues::ROWS, RawProgramValues::ROWS, RawCallRules::ROWS];
@@ -219,7 +213,6 @@ impl RawUpstream {
 }
 
 impl RawRules {
-    /// These rules, completed by `wider`.
     pub(super) fn over(&self, wider: &Self) -> Self {
         Self { tasks: self.tasks.over(&wider.tasks), calls: self.calls.over(&wider.calls) }
     }

@@ -101,7 +101,6 @@ fn check_not_own(
     }
 }
 
-/// Whether a URL leads to an address of this machine.
 pub(super) fn is_at(url: &Url, own: SocketAddr) -> bool {
     let is_mine = own.ip().is_loopback() || own.ip().is_unspecified();
     let is_here = match url.host() {
@@ -148,10 +147,6 @@ fn resolve_upstreams<'a>(
     upstreams
 }
 
-/// Checks an upstream's name.
-///
-/// # Errors
-/// The rule for names.
 pub(super) fn check_name(name: &str) -> Result<(), String> {
     let fits = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"_-".contains(&byte);
     if (1..=UPSTREAM_NAME_LENGTH_MAX).contains(&name.len()) && name.bytes().all(fits) {
@@ -252,13 +247,11 @@ fn resolve_upstream_tls(raw: &RawUpstream, report: &mut MistakeCollector) -> Ups
     UpstreamTlsFiles { ca: tls.ca.as_ref().map(|ca| ca.value.clone()), identity: identity(certificate, key) }
 }
 
-/// The address of an upstream and its paths.
 struct AddressSettings {
     paths: UpstreamPaths,
     server: ServerSettings,
 }
 
-/// The rules, names and processes of its tools.
 struct ToolSettings {
     rules: ToolRules,
     names: ToolNames,
@@ -437,7 +430,6 @@ fn count(written: u32) -> usize {
     usize::try_from(written).unwrap_or(usize::MAX)
 }
 
-/// Converts a count that was read as "not zero".
 fn not_zero(count: usize) -> NonZeroUsize {
     NonZeroUsize::new(count).unwrap_or(NonZeroUsize::MIN)
 }

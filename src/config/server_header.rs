@@ -5,14 +5,10 @@ use http::{HeaderName, HeaderValue};
 
 use super::value::{CREDENTIAL_HEADER, SECRET};
 
-/// The most headers of a command line.
 const HEADERS_MAX: usize = 32;
 
-/// Parses `NAME: VALUE` for each header of requests to a server; `has_key` tells whether a bearer token is sent, too. Values are
-/// treated as secrets.
-///
-/// # Errors
-/// The mistake as text, without the header.
+/// Parses `NAME: VALUE` for each header of requests to a server; `has_key` tells whether a bearer token is sent, too.
+/// Values are treated as secrets; errors do not repeat the header.
 pub fn server_headers(texts: &[String], has_key: bool) -> Result<Vec<(HeaderName, HeaderValue)>, &'static str> {
     if texts.len() > HEADERS_MAX {
         return Err("there are more than 32 headers");

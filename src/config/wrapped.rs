@@ -1,6 +1,4 @@
 //! Reads a file for `taskgate wrap`, which serves one user at its standard streams.
-//!
-//! Settings for listeners are mistakes, and several upstreams become one endpoint.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,7 +12,6 @@ use crate::server::api_keys::KeyPlace;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FilePurpose {
-    /// To serve clients at listeners.
     Listeners,
     /// To serve the host that started the program.
     Host,

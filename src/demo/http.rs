@@ -1,6 +1,4 @@
 //! Serves the demo over streamable HTTP with sessions.
-//!
-//! Chooses status codes, and JSON or a stream for the response; [`super::tools`] handles the messages.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,15 +23,12 @@ use crate::face::http::{FaceResponse, empty_body, full_body};
 use crate::wire::framing::BodyPart;
 use crate::wire::{ProtocolVersion, RpcError, method, rpc_error};
 
-/// The only path.
 pub(super) const PATH: &str = "/mcp";
 
 const SESSION: HeaderName = HeaderName::from_static("mcp-session-id");
 const VERSION: HeaderName = HeaderName::from_static("mcp-protocol-version");
 const BODY_BYTES_MAX: usize = 4 << 20;
-/// How long a client may take to send a body.
 const BODY_READ_MAX: Duration = Duration::from_secs(30);
-/// Messages that are queued for a client.
 const EVENTS_MAX: usize = 64;
 const BATCH_MAX: usize = 64;
 /// The interval of comments on a silent stream.
@@ -175,7 +170,6 @@ fn batch(
     Ok(if asked { event_stream(stream::empty(), answers, session) } else { plain(StatusCode::ACCEPTED) })
 }
 
-/// Processes a message that needs no response.
 pub(super) fn take(session: &DemoSession, message: Incoming) {
     match message {
         Incoming::Notification { method, params } if method == method::CANCELLED => {
@@ -186,10 +180,9 @@ pub(super) fn take(session: &DemoSession, message: Incoming) {
     }
 }
 
-/// Starts a request. Its messages go to `events`, its response last; none if it is cancelled.
-///
-/// The call is registered before this returns, so that an immediate cancellation finds it. It continues when the client
-/// disconnects: in these versions that is no cancellation.
+/// Starts a request. Its messages go to `events`, its response last; none if it is cancelled. It is registered before
+/// this returns, so that a cancellation finds it. It continues when the client disconnects: in these versions that is
+/// no cancellation.
 pub(super) fn start(
     tracker: &TaskTracker,
     session: &Arc<DemoSession>,

@@ -45,7 +45,6 @@ const STREAM_WINDOW: u32 = 256 << 10;
 const CONNECTION_WINDOW: u32 = 1 << 20;
 const SEND_BUFFER_MAX: usize = 1 << 20;
 
-/// The state that all connections of a listener share.
 #[derive(Debug)]
 pub(super) struct ListenerState {
     pub(super) limits: Arc<ListenerLimits>,
@@ -251,7 +250,6 @@ enum UnreadRequest {
     Possible,
 }
 
-/// Closes a socket that hyper has released.
 async fn finish<T: ResettableStream>(shared: &ListenerState, returned: ReleasedSocket<T>, unread: UnreadRequest) {
     let ReleasedSocket { mut socket, misconduct, between_frames } = returned;
     match misconduct {

@@ -45,7 +45,6 @@ impl ConnectionState {
         &self.leave
     }
 
-    /// The HTTP/2 responses that wait for their peer.
     pub(super) const fn unread(&self) -> &UnreadAnswers {
         &self.unread
     }
@@ -64,7 +63,6 @@ impl ConnectionState {
         self.begun.load(Ordering::Relaxed)
     }
 
-    /// Whether a request is being read, processed or answered.
     pub(super) fn is_busy(&self) -> bool {
         self.open.load(Ordering::Relaxed) > 0
     }
@@ -79,7 +77,6 @@ impl ConnectionState {
     }
 }
 
-/// Whether a peer may continue after a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PeerState {
     Good,
@@ -90,7 +87,6 @@ pub(super) enum PeerState {
 #[derive(Debug)]
 pub(super) struct OpenRequest {
     trail: Arc<ConnectionState>,
-    /// The number of the request within its connection.
     number: u32,
     _counted: GaugeGuard,
 }
@@ -117,7 +113,6 @@ pub(super) struct OpenRequestBody {
     carriage: BodyDelivery,
 }
 
-/// How the bytes of a response reach the peer.
 #[derive(Debug)]
 enum BodyDelivery {
     /// Over HTTP/1: only the socket shows whether the peer reads.

@@ -18,7 +18,6 @@ pub struct DrainPlan {
 }
 
 impl DrainPlan {
-    /// A plan without waiting.
     #[must_use]
     pub fn at_once() -> Self {
         let plan = Self::default();
@@ -28,10 +27,8 @@ impl DrainPlan {
     }
 }
 
-/// The outcome of a drain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Drained {
-    /// Connections that were aborted.
     pub aborted: usize,
 }
 

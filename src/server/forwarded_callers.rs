@@ -15,13 +15,11 @@ use crate::replica::{ForwardedNumberRefusal, ForwardedNumbers};
 /// How far a request's seal may be in the past or the future: allows for clock skew between replicas and for transit.
 const GOOD_FOR: Duration = Duration::from_secs(30);
 
-/// Authenticates forwarded requests. Clones share state.
 #[derive(Clone)]
 pub struct ForwardedCallers(Arc<ForwardedCallersState>);
 
 struct ForwardedCallersState {
     owners: Arc<SessionOwners>,
-    /// The numbers of the received requests.
     numbers: Mutex<ForwardedNumbers>,
 }
 
@@ -31,10 +29,8 @@ impl ForwardedCallers {
         Self(Arc::new(ForwardedCallersState { owners, numbers: Mutex::default() }))
     }
 
-    /// The principal of a forwarded request, and its client's address.
-    ///
-    /// # Errors
-    /// Unless a replica sealed exactly this request for this replica, recently, and it arrives for the first time.
+    /// The principal of a forwarded request, and its client's address. Fails unless a replica sealed exactly this
+    /// request for this replica, recently, and it arrives for the first time.
     pub(super) fn identify<B>(&self, request: &Request<B>) -> Result<ForwardToken, ForwardRefusal> {
         let ForwardedCallersState { owners, numbers } = &*self.0;
         let mut sealed = request.headers().get_all(FORWARD).iter();

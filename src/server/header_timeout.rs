@@ -45,9 +45,8 @@ impl HeaderTimeout {
         begins
     }
 
-    /// Ready with the stage that timed out.
-    ///
-    /// hyper may stop reading while it is idle, and then only the timer wakes it, so a timer is always set.
+    /// Ready with the stage that timed out. hyper may stop reading while it is idle, and then only the timer wakes it,
+    /// so a timer is always set.
     pub(super) fn poll(&mut self, context: &mut Context<'_>, limits: &ListenerLimits) -> Poll<HeaderTimeoutStage> {
         loop {
             if self.trail.is_busy() || self.trail.begun() != self.begun {

@@ -20,7 +20,6 @@ use super::frames::{ControlBudget, FrameCursor};
 use super::header_timeout::{HeaderTimeout, HeaderTimeoutStage};
 use super::{ListenerLimits, StallCost};
 
-/// A stream that a connection can use.
 pub(super) trait ResettableStream: AsyncRead + AsyncWrite + Send + Unpin + 'static {
     /// Makes the drop of this socket a reset instead of an orderly end.
     fn reset_on_drop(&self);
@@ -43,14 +42,12 @@ struct SlowReader {
     taken: usize,
 }
 
-/// The HTTP version that the first bytes show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Protocol {
     Http1,
     Http2,
 }
 
-/// The peer's misconduct, if any.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Misconduct {
     None,
@@ -62,7 +59,6 @@ pub(super) enum Misconduct {
     Late,
 }
 
-/// A socket that hyper has released.
 #[derive(Debug)]
 pub(super) struct ReleasedSocket<T> {
     pub(super) socket: T,

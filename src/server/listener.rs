@@ -39,20 +39,17 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Used where the local address of a connection is unknown; no host name matches it.
 const UNKNOWN: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
-/// The specification of one listener.
 #[derive(Clone, Debug)]
 pub struct ListenerSpec {
     pub role: ListenerRole,
     pub settings: ListenSettings,
     pub limits: ListenerLimits,
-    /// How clients are authenticated.
     pub callers: Authenticator,
     pub routes: Routes,
     /// The CA for client certificates, a PEM file; with it, a peer without a certificate gets no connection.
     pub peers_ca: Option<PathBuf>,
 }
 
-/// Why a listener did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     #[error("cannot listen on {address}")]
@@ -108,7 +105,6 @@ impl RunningListener {
         self.shared.reread.notify_one();
     }
 
-    /// The number of open connections.
     #[must_use]
     pub fn connections(&self) -> usize {
         self.connections_max - self.permits.all.available_permits()
@@ -133,11 +129,9 @@ impl RunningListener {
         }
     }
 
-    /// Drains the listener in the phases of `plan`, and returns once every connection has ended. It accepts connections until the
-    /// drain is over, because clients may poll a call that is still awaited; not if another process continues with the socket.
-    ///
-    /// HTTP/1 peers get `Connection: close`, HTTP/2 peers GOAWAY. Dropping the future ends everything at once. The caller
-    /// withdraws readiness first.
+    /// Drains the listener in the phases of `plan`, and returns once every connection has ended. It accepts connections
+    /// until then, because clients may poll a call that is still awaited; not if another process continues with the
+    /// socket. The caller withdraws readiness first. Dropping the future ends everything at once.
     pub async fn drain(self, plan: DrainPlan) -> Drained {
         let phases = &self.shared.phases;
         phases.notice.cancel();
@@ -169,17 +163,11 @@ impl Drop for RunningListener {
 }
 
 /// Binds the address and starts to accept. Needs a tokio runtime; returns once connections are accepted.
-///
-/// # Errors
-/// If the address cannot be bound, or the certificate cannot be used.
 pub async fn start(site: ListenerSpec) -> Result<RunningListener, StartError> {
     start_on(site, None).await
 }
 
-/// As [`start`], on a socket that listens already, such as a service manager's; then the address of the settings is not used.
-///
-/// # Errors
-/// As [`start`].
+/// As [`start`], on a socket that listens already, such as a service manager's, in place of the settings' address.
 pub async fn start_on(
     site: ListenerSpec,
     socket: Option<std::net::TcpListener>,
@@ -362,7 +350,6 @@ impl ConnectionPermits {
     }
 }
 
-/// The permit of one connection; released when dropped.
 #[derive(Debug)]
 struct ConnectionPermit {
     _permit: OwnedSemaphorePermit,

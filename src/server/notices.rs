@@ -34,11 +34,9 @@ struct RefusalNotice {
     since: u64,
 }
 
-/// The sender of a refused request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RefusedCaller<'a> {
     pub(super) client: IpAddr,
-    /// The principal of the request's credential, if known.
     pub(super) principal: Option<&'a Principal>,
 }
 

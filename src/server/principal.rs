@@ -20,10 +20,8 @@ use crate::task::principal::Principal;
 const ADDRESS_OF_ANOTHER: &str = "x-real-ip";
 const ADDED_BY_PROXIES: &str = "x-forwarded-";
 
-/// How a listener authenticates its clients.
-///
-/// Only [`KEY_HEADER`] and `Authorization` establish an identity. `X-Forwarded-For` and the like can only reduce a client's
-/// rights (B73).
+/// How a listener authenticates its clients. Only [`KEY_HEADER`] and `Authorization` establish an identity; headers
+/// such as `X-Forwarded-For` can only reduce a client's rights (B73).
 #[derive(Clone, Debug)]
 pub enum Authenticator {
     /// Serves every client as this principal: anonymous, where the operator serves everyone (T-22). Credentials are ignored.
@@ -36,10 +34,8 @@ pub enum Authenticator {
     Replicas(ForwardedCallers),
 }
 
-/// The one user of a loopback listener without authentication.
-///
-/// A client behind a proxy may be another person and is anonymous; a client whose credential is forwarded upstream is identified
-/// by it.
+/// The one user of a loopback listener without authentication. A client behind a proxy may be another person and is
+/// anonymous; a client is identified by a credential that is forwarded upstream.
 #[derive(Clone, Debug)]
 pub struct LocalUser {
     /// The operator serves a name that is not this machine's, or trusts a proxy: every request may be another person's.
@@ -111,7 +107,6 @@ fn came_through_a_proxy<B>(request: &Request<B>) -> bool {
         || headers.keys().any(|name| is_added(name.as_str()))
 }
 
-/// The authenticated client of a request.
 #[derive(Debug)]
 pub(super) struct AuthenticatedCaller {
     pub(super) principal: Principal,
@@ -160,7 +155,6 @@ impl PrincipalGuard {
         Self::new(callers)
     }
 
-    /// Whether every request needs a credential.
     pub(super) const fn asks_all(&self) -> bool {
         matches!(self.callers, Authenticator::KeyHolders(_))
     }
@@ -179,16 +173,13 @@ impl PrincipalGuard {
         }
     }
 
-    /// The client of a public endpoint.
     pub(super) fn anybody(&self) -> AuthenticatedCaller {
         AuthenticatedCaller::of_this_listener(Principal::anonymous(), self.open.clone())
     }
 
-    /// Authenticates a request. `forwards` tells whether a path's endpoint forwards credentials upstream.
-    ///
-    /// # Errors
-    /// `CredentialsUnclear` for two credentials (B150), `Unauthorized` without a known key, `NotForwarded` on the replica
-    /// listener for a request that no replica sealed.
+    /// Authenticates a request; `forwards` tells whether a path's endpoint forwards credentials upstream. Fails with
+    /// `CredentialsUnclear` for two credentials (B150), `Unauthorized` without a known key, `NotForwarded` on the
+    /// replica listener for a request that no replica sealed.
     pub(super) fn identify<B>(
         &self,
         request: &Request<B>,

@@ -35,15 +35,12 @@ use crate::task::{Clock as _, Principal, SystemClock};
 use crate::tls::provider;
 use crate::upstream::TaskScope;
 
-/// The default time limit for connecting to a replica.
 pub const REACH_MAX: Duration = Duration::from_secs(1);
 /// Concurrent requests to one replica: one for every permitted stream here, and more for calls.
 const REQUESTS_MAX: u32 = LISTENERS_MAX as u32 + 2_048;
 const _: () = assert!(REQUESTS_MAX < replicas::REQUESTS_MAX, "the other side takes them");
-/// The interval at which the log repeats that a replica is unreachable.
 const LOG_EVERY: Duration = Duration::from_secs(60);
 
-/// The connections to other replicas.
 pub struct Http2ReplicaLink {
     tls: Option<ReplicaTls>,
     scope: TaskScope,
@@ -52,7 +49,6 @@ pub struct Http2ReplicaLink {
     peers: Mutex<HashMap<Incarnation, Arc<PeerConnection>>>,
 }
 
-/// The connection to one replica.
 struct PeerConnection {
     peer: ReplicaPeer,
     /// Locked while one request connects; others wait for it.
@@ -62,7 +58,6 @@ struct PeerConnection {
     logged: Mutex<Option<Instant>>,
 }
 
-/// Why there is no connection.
 #[derive(Debug, thiserror::Error)]
 enum ConnectError {
     #[error("its certificates cannot be used: {0}")]
@@ -85,7 +80,6 @@ impl Http2ReplicaLink {
         Self { tls, scope, limits, reach_max: REACH_MAX, peers: Mutex::default() }
     }
 
-    /// Replaces [`REACH_MAX`].
     #[must_use]
     pub fn reaching_within(self, reach_max: Duration) -> Self {
         Self { reach_max, ..self }
@@ -101,7 +95,6 @@ impl Http2ReplicaLink {
         Arc::clone(known)
     }
 
-    /// A usable connection: the existing one, or a new one.
     async fn sender(&self, to: &PeerConnection) -> Result<ReplicaSender, ConnectError> {
         let mut kept = to.sender.lock().await;
         if let Some(sender) = kept.as_ref()

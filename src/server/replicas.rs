@@ -36,7 +36,6 @@ const GLITCHES_MAX: u32 = 10_000;
 /// Many clients may disconnect at once.
 const UNSEEN_RESETS_MAX: usize = 1_024;
 
-/// The certificates for connections between replicas.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplicaTls {
     /// The certificate of this replica, used as server and as client. It names the address at which others reach it.
@@ -46,10 +45,6 @@ pub struct ReplicaTls {
 }
 
 impl ReplicaTls {
-    /// Reads this replica's identity and the CA's roots.
-    ///
-    /// # Errors
-    /// As [`IdentityFiles::read`] and [`read_roots`].
     pub fn read(&self, now: Timestamp) -> Result<(Arc<CertifiedKey>, RootCertStore), TlsFileError> {
         Ok((self.identity.read(now)?, read_roots(&self.ca)?))
     }

@@ -33,13 +33,11 @@ pub(super) struct ConnectionAddresses {
 #[derive(Clone, Debug)]
 pub(super) struct Layers {
     pub(super) head: HeadGuard,
-    /// The proxies with trusted headers.
     pub(super) proxies: TrustedProxies,
     pub(super) host: HostGuard,
     pub(super) origin: OriginGuard,
     pub(super) principal: PrincipalGuard,
     pub(super) dispatch: Dispatch,
-    /// The log of refusals, shared with the dispatch.
     pub(super) notices: Arc<Notices>,
 }
 

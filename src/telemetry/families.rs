@@ -1,6 +1,4 @@
-//! Describes each metric family, and creates the series that are known in advance.
-//!
-//! An alert on a family thus finds it before its first event.
+//! Describes each metric family, and creates known series, so that alerts find them early.
 
 mod database;
 
@@ -454,7 +452,6 @@ pub(super) fn begin_upstream(upstream: &Arc<str>) {
     }
 }
 
-/// Creates the series of a store in a database.
 pub(super) fn begin_database() {
     for family in &DATABASE_FAMILIES {
         if let FirstSeries::Database = family.first {

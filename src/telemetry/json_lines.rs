@@ -14,7 +14,6 @@ use tracing_subscriber::fmt::time::{FormatTime as _, SystemTime};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, FormattedFields};
 use tracing_subscriber::registry::LookupSpan;
 
-/// The initial capacity of a line, so that few reallocate.
 const LINE_BYTES: usize = 512;
 
 /// Formats events as lines, and the fields of spans as members of an object, without its braces.

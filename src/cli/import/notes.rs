@@ -4,7 +4,6 @@ use std::fmt::Display;
 
 #[derive(Debug, Default)]
 pub(super) struct ImportNotes {
-    /// Settings that are imported in another form, or not at all.
     notes: Vec<String>,
     mistakes: Vec<String>,
 }
@@ -18,16 +17,11 @@ impl ImportNotes {
         self.mistakes.push(format!("{pointer}: {text}"));
     }
 
-    /// The notes.
-    ///
-    /// # Errors
-    /// The mistakes, if there are any.
     pub(super) fn into_result(self) -> Result<Vec<String>, Vec<String>> {
         if self.mistakes.is_empty() { Ok(self.notes) } else { Err(self.mistakes) }
     }
 }
 
-/// The JSON pointer of a member.
 pub(super) fn below(pointer: &str, key: &str) -> String {
     format!("{pointer}/{}", key.replace('~', "~0").replace('/', "~1"))
 }

@@ -34,20 +34,16 @@ use crate::wire::rpc_error::METHOD_NOT_FOUND;
 use crate::wire::{ListEnd, ListPages, Object, PagedList, Payload, ProtocolVersion, RpcError, method};
 
 const NAME: &str = "probed";
-/// The usual paths of servers.
 const USUAL: [&str; 3] = ["/mcp", "/sse", "/mcp/"];
 const CONNECT_MAX: Duration = Duration::from_secs(10);
 const BYTES_MAX: usize = 32 << 20;
-/// The most pages of the tool list.
 const PAGES_MAX: usize = 100;
-/// The most bytes of a list, all pages together.
 const LIST_BYTES_MAX: usize = BYTES_MAX;
 /// The time limit for ending sessions and programs.
 const END_MAX: Duration = Duration::from_secs(6);
 /// The time limit for sending a call's cancellation.
 const CANCEL_MAX: Duration = Duration::from_secs(1);
 
-/// Runs the whole probe; see [`super::run`].
 pub(super) async fn run(probe: &ProbeCommand) -> Result<ProbeReport, String> {
     let life = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
     let until = Instant::now() + probe.timeout;
@@ -112,7 +108,6 @@ async fn anywhere(
     Err(format!("{}{tried}", nowhere.text))
 }
 
-/// Why an address does not speak MCP.
 struct NotMcpError {
     text: String,
     /// The target of its redirect.
@@ -122,7 +117,6 @@ struct NotMcpError {
 }
 
 impl NotMcpError {
-    /// Other addresses to try.
     fn others(&self, target: &ServerTarget) -> Vec<Url> {
         let ServerTarget::Url(url) = target else { return Vec::new() };
         match &self.location {
@@ -147,7 +141,6 @@ struct ProbedServer {
     transport: ProbedTransport,
     /// With a session; the facts for the newest version that it agreed to.
     session: Result<(Arc<SessionUpstream>, Arc<ServerFacts>), ProbeError>,
-    /// Without a session.
     stateless: Result<(Arc<dyn Upstream>, Arc<ServerFacts>), ProbeError>,
 }
 
@@ -355,7 +348,6 @@ impl ProbeRun<'_> {
         ProbedTools { all, incomplete }
     }
 
-    /// The result of one request.
     async fn answer(
         &self,
         upstream: &dyn Upstream,
@@ -431,7 +423,6 @@ impl ProbeRun<'_> {
     }
 }
 
-/// Cancels the call.
 async fn give_up(exchange: &mut dyn Exchange) {
     let _ = tokio::time::timeout(CANCEL_MAX, exchange.cancel("the probe's time is over")).await;
 }

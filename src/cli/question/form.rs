@@ -17,7 +17,6 @@ use format::Format;
 
 /// The most fields of a form that a user can fill in line by line.
 const FIELDS_MAX: usize = 64;
-/// The most choices of a field.
 const CHOICES_MAX: usize = 512;
 
 /// A form's fields, in the server's order.
@@ -70,7 +69,6 @@ struct ValueBounds<T> {
     max: Option<T>,
 }
 
-/// The unsupported part of a form's schema.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub(in crate::cli) struct UnsupportedSchema(String);
@@ -82,10 +80,7 @@ impl UnsupportedSchema {
 }
 
 impl ElicitationForm {
-    /// Reads the parameters of `elicitation/create` in form mode.
-    ///
-    /// # Errors
-    /// If MCP does not allow a part of the schema.
+    /// Reads the parameters of `elicitation/create` in form mode; fails if MCP does not allow a part of the schema.
     pub(in crate::cli) fn read(params: &Object) -> Result<Self, UnsupportedSchema> {
         let message =
             params.get_string("message").ok_or_else(|| UnsupportedSchema::new("the question has no message"))?;
@@ -133,10 +128,7 @@ impl Field {
         Ok(Self { name: name.to_owned(), title, description, required, default, kind })
     }
 
-    /// The value of a typed line, or `None` for a skipped field.
-    ///
-    /// # Errors
-    /// Why the line is invalid; shown before the field is asked again.
+    /// The value of a typed line, or `None` for a skipped field. The error is shown before the field is asked again.
     pub(in crate::cli) fn value(&self, line: &str) -> Result<Option<Value>, String> {
         let line = line.trim();
         if !line.is_empty() {
@@ -248,7 +240,6 @@ impl FieldKind {
         }
     }
 
-    /// Whether the field accepts a default.
     fn takes(&self, value: &Value) -> bool {
         match (self, value) {
             (Self::Text { length, format, .. }, Value::String(text)) => {

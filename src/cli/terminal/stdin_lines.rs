@@ -6,7 +6,6 @@ use tokio::sync::mpsc;
 
 /// The longest line; a longer one is split.
 const LINE_BYTES_MAX: u64 = 64 << 10;
-/// The most lines typed ahead.
 const LINES_MAX: usize = 16;
 
 #[derive(Debug)]

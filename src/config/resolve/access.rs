@@ -9,7 +9,6 @@ use super::super::section::LocatedValue;
 use super::endpoints::unknown;
 use crate::task::{Principal, PrincipalAccess, PrincipalAccessTable, ToolPatterns};
 
-/// Resolves all keys; `known` has the names of all upstreams.
 pub(super) fn resolve(
     raw: &RawConfig,
     known: &BTreeSet<Arc<str>>,

@@ -10,7 +10,6 @@ use crate::face::client_login::ResourceName;
 use crate::upstream::ForwardingRules;
 use crate::upstream::transport::credential::{Credential, CredentialSource};
 
-/// The upstream's own credential, if it has one.
 pub(super) fn credential(raw: &RawUpstream, report: &mut MistakeCollector) -> Option<Credential> {
     let auth = raw.auth.as_ref()?;
     let values = &auth.values;
@@ -63,7 +62,6 @@ fn warn_of_plain(raw: &RawUpstream, location: &ConfigLocation, report: &mut Mist
     }
 }
 
-/// The forwarded headers of clients.
 pub(super) fn forwarding(raw: &RawUpstream, report: &mut MistakeCollector) -> ForwardingRules {
     let forwards = &raw.url.forward_authorization;
     let has_own = raw.auth.as_ref().map(|auth| &auth.values).is_some_and(|auth| {

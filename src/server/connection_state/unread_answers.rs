@@ -24,7 +24,6 @@ pub(super) const PIECE_MAX: usize = 16 << 10;
 /// than an idle connection.
 const REST_MAX: usize = 1 << 10;
 
-/// Cuts the next piece off `data`.
 pub(super) fn next_piece(data: &mut BodyPart) -> Bytes {
     let length = match data.len() {
         length if length > PIECE_MAX => PIECE_MAX,

@@ -7,7 +7,6 @@ use parking_lot::Mutex;
 use crate::shared_limits::SharedLimits;
 use crate::task::{Principal, PrincipalCounts};
 
-/// The permits of one replica.
 #[derive(Debug)]
 pub(super) struct LinkPermits {
     max: usize,
@@ -36,7 +35,6 @@ impl LinkPermits {
     }
 }
 
-/// The permit of one request; released when dropped.
 #[derive(Debug)]
 pub(super) struct LinkPermit {
     permits: Arc<LinkPermits>,

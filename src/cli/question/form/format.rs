@@ -1,6 +1,5 @@
 //! Checks the four formats of a form's texts. Refuses only clear violations, as the server decides.
 
-/// A format by its name in the schema.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Format {
     Email,
@@ -29,8 +28,7 @@ impl Format {
         }
     }
 
-    /// # Errors
-    /// The expected form.
+    /// The error is the expected form.
     pub(super) fn check(self, text: &str) -> Result<(), String> {
         let fits = match self {
             Self::Email => is_email(text),

@@ -335,7 +335,7 @@ async fn operate(
         }
         Ok(AdminOutput::Part(text)) => {
             console::stdout().write_all(text.as_bytes()).context("cannot print the answer")?;
-            say("there are more; --limit says how many are shown");
+            say("there are more; raise --limit to show them");
             Ok(ExitCode::SUCCESS)
         }
         Ok(AdminOutput::Refused(why)) => {

@@ -95,7 +95,7 @@ impl SharedLimits {
     pub fn refused(&self, principal: &Principal, key: &'static str, allowed: &dyn std::fmt::Display) {
         if let Some(refused) = self.to_be_told(principal, key) {
             let principal = LoggedPrincipal(principal);
-            tracing::warn!(%principal, key, bound = %allowed, refused, "requests of a principal are refused, as it has all that it may have");
+            tracing::warn!(%principal, key, bound = %allowed, refused, "a principal's requests are refused: it has reached a limit");
         }
     }
 

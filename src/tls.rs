@@ -145,7 +145,7 @@ pub fn in_words(error: &RustlsError) -> String {
     let text = certificate.to_string();
     let name = text.split_once(" {").map_or(&*text, |(name, _)| name);
     let words = if matches!(certificate, C::UnknownIssuer) {
-        "is vouched for by nobody that is trusted; name its authority (`ca`)"
+        "is not issued by a trusted authority; name its authority (`ca`)"
     } else if matches!(certificate, C::NotValidForName | C::NotValidForNameContext { .. }) {
         "is for another name"
     } else if matches!(certificate, C::Expired | C::ExpiredContext { .. }) {
@@ -154,7 +154,7 @@ pub fn in_words(error: &RustlsError) -> String {
         "is not valid yet"
     } else if matches!(certificate, C::BadSignature) || name.starts_with("UnsupportedSignatureAlgorithm") {
         // A trusted CA may have the issuer's name and another key.
-        "bears no signature of an authority that is trusted; name its authority (`ca`)"
+        "is not signed by a trusted authority; name its authority (`ca`)"
     } else if name.contains("CaUsedAsEndEntity") {
         "is an authority's, and not for a server; make one with basicConstraints=CA:FALSE"
     } else {

@@ -32,7 +32,7 @@ pub enum AdminRequestError {
     Late,
     #[error("{TOKEN_VARIABLE} has characters that no header can carry")]
     Token,
-    #[error("the gateway asks operators for a token, and does not know this one; put it into {TOKEN_VARIABLE}")]
+    #[error("the operator's token is missing or unknown; put it into {TOKEN_VARIABLE}")]
     Unauthorized,
     #[error("the response is not from taskgate's admin listener")]
     Unintelligible,

@@ -92,7 +92,7 @@ impl FollowArguments {
 
 fn timeout(text: &str) -> Result<Duration, &'static str> {
     let timeout = humantime::parse_duration(text).ok().filter(|timeout| !timeout.is_zero());
-    timeout.ok_or("write a span such as 90s or 5m, longer than nothing; without --timeout there is no end")
+    timeout.ok_or("write a duration above zero, such as 90s or 5m; without --timeout there is no limit")
 }
 
 pub(super) async fn run(arguments: CallArguments) -> ExitCode {

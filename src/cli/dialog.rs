@@ -97,7 +97,7 @@ impl<'a> CallDialog<'a> {
                 question::UserAnswer::Decline
             }
             (Err(why), _) => {
-                self.ui.note(&format!("the tool asks what this client cannot show ({why}); declined"));
+                self.ui.note(&format!("this client cannot show the tool's question ({why}); declined"));
                 question::UserAnswer::Decline
             }
         };

@@ -325,7 +325,7 @@ impl<'t, 'a> Follower<'t, 'a> {
     async fn put(&mut self, asked: PendingQuestion) -> Result<ControlFlow<CallConclusion>, NoResultError> {
         if *asked.method != *method::ELICIT {
             if !self.way.in_session {
-                return Err(NoResultError::unintelligible("it asks for what this client never offered"));
+                return Err(NoResultError::unintelligible("it sends a request that this client does not support"));
             }
             let unknown = RpcError::new(rpc_error::METHOD_NOT_FOUND, format!("unknown method: {}", asked.method));
             let answered = self.exchange.answer(&asked.ask, Answer::Error(unknown)).await;

@@ -16,10 +16,7 @@ pub(super) fn capability() -> Value {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum UserQuestion {
     Form(ElicitationForm),
-    Link {
-        message: String,
-        url: url::Url,
-    },
+    Link { message: String, url: url::Url },
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -53,7 +50,7 @@ impl UserQuestion {
             Some("url") => {
                 let message = params.get_string("message").ok_or("the question has no message")?;
                 let url = params.get_string("url").ok_or("the question has no address")?;
-                let url = url::Url::parse(&url).map_err(|error| format!("its address is of no use: {error}"))?;
+                let url = url::Url::parse(&url).map_err(|error| format!("its address is invalid: {error}"))?;
                 // Other schemes start programs on this machine.
                 if !matches!(url.scheme(), "http" | "https") {
                     return Err(format!("its address is of the scheme {}", url.scheme()));
@@ -124,7 +121,7 @@ async fn refusal(ui: &mut dyn Ui, prompt: &str, default: Option<&str>) -> Option
             "a" | "accept" | "y" | "yes" => return None,
             "d" | "decline" | "n" | "no" => return Some(UserAnswer::Decline),
             "c" | "cancel" => return Some(UserAnswer::Cancel),
-            _ => ui.note("  accept, decline or cancel is wanted"),
+            _ => ui.note("  answer accept, decline or cancel"),
         }
     }
 }

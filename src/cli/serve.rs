@@ -11,7 +11,7 @@ use crate::config::{CommandLineConfig, CommandLineServer, CommandLineStore, Serv
 
 #[derive(Debug, Default, clap::Args)]
 pub(super) struct ServeArguments {
-    /// A configuration, or the address of one server: what begins with http:// or https:// is an address. Without
+    /// A configuration, or the address of one server: a text that begins with http:// or https:// is an address. Without
     /// either, the built-in quick start is served.
     #[arg(value_name = "FILE|URL")]
     source: Option<OsString>,

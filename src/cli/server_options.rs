@@ -56,6 +56,6 @@ fn grace(text: &str) -> Result<Duration, String> {
     match humantime::parse_duration(text) {
         Ok(grace) if grace <= GRACE_MAX => Ok(grace),
         Ok(_) => Err("a call is held back for 30s at most".to_owned()),
-        Err(_) => Err("write a span such as 2s or 500ms".to_owned()),
+        Err(_) => Err("write a duration such as 2s or 500ms".to_owned()),
     }
 }

@@ -310,7 +310,7 @@ fn shown(talk: &mut CallDialog<'_>, answer: &TaskAnswer) -> CallExit {
                 talk.ui.output(table::lines(&rows(&tasks, now)).trim_end());
             }
             if *has_more {
-                talk.note("there are more; --limit says how many are shown");
+                talk.note("there are more; raise --limit to show them");
             }
         }
         TaskAnswer::Refused(error) => {

@@ -397,7 +397,7 @@ mod tests {
             ("a=mcp.example/mcp", "write a URL such as \"http://127.0.0.1:9000/mcp\""),
             ("a=ftp://mcp.example", "has another scheme than http and https"),
             ("a=http://ada:s3cr3t@mcp.example", "has a user name or password; credentials do not belong into a URL"),
-            ("a=http://mcp.example/#s3cr3t", "has a fragment; leave out what begins with #"),
+            ("a=http://mcp.example/#s3cr3t", "has a fragment; leave out the # and the rest"),
         ] {
             assert_eq!(CommandLineServer::named(text).unwrap_err(), expected, "{text}");
         }

@@ -380,7 +380,7 @@ fn resolve_policy(
         let (ttl, deadline) = (words(policy.ttl), words(policy.deadline));
         report.warning(
             location,
-            format!("a task lives {ttl}, but its call may run {deadline}; raise `ttl` or lower `deadline`"),
+            format!("a task is kept {ttl}, but its call may run {deadline}; raise `ttl` or lower `deadline`"),
         );
     }
     policy

@@ -17,10 +17,10 @@ pub fn server_headers(texts: &[String], has_key: bool) -> Result<Vec<(HeaderName
     for text in texts {
         let (name, value) = text.split_once(':').ok_or("write 'NAME: VALUE', such as 'X-Tenant: acme'")?;
         let name = (CREDENTIAL_HEADER.read)(name).map_err(|_| {
-            "the name is none that may be given: it is no name of a header, or means something to a connection or to MCP"
+            "the name is not allowed: it is no header name, or belongs to a connection or to MCP"
         })?;
         let value =
-            (SECRET.read)(value).map_err(|_| "the value is none; it is one line of visible ASCII, at most 8KiB")?;
+            (SECRET.read)(value).map_err(|_| "the value is invalid; write one line of visible ASCII, at most 8KiB")?;
         if has_key && name == AUTHORIZATION {
             return Err("Authorization is the header of the key, too; leave one of them out");
         }

@@ -106,7 +106,7 @@ fn new_name(text: &str) -> Result<String, ValueError> {
     match NamePattern::parse(text) {
         Some(_) => Ok(text.to_owned()),
         None if text.is_empty() => Err(ValueError::Form),
-        None => Err(ValueError::Because("has more than one *, or a ?; one * takes what the * of `match` stands for")),
+        None => Err(ValueError::Because("has more than one *, or a ?; one * takes the text of the * in `match`")),
     }
 }
 
@@ -258,7 +258,7 @@ fn upstream_url(text: &str) -> Result<Url, ValueError> {
         return Err(ValueError::Because("has a user name or password; credentials do not belong into a URL"));
     }
     if url.fragment().is_some() {
-        return Err(ValueError::Because("has a fragment; leave out what begins with #"));
+        return Err(ValueError::Because("has a fragment; leave out the # and the rest"));
     }
     Ok(url)
 }
@@ -532,7 +532,7 @@ mod tests {
                 "http://a:b@c/",
                 Some(ValueError::Because("has a user name or password; credentials do not belong into a URL")),
             ),
-            ("http://c/#d", Some(ValueError::Because("has a fragment; leave out what begins with #"))),
+            ("http://c/#d", Some(ValueError::Because("has a fragment; leave out the # and the rest"))),
         ] {
             assert_eq!((UPSTREAM_URL.read)(text).err(), wrong, "{text:?}");
         }

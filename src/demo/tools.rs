@@ -190,7 +190,7 @@ fn failure(message: impl Into<String>) -> Value {
 pub(super) fn list() -> Value {
     let string = |what: &str| json!({ "type": "string", "description": what });
     let read_only = json!({ "readOnlyHint": true, "idempotentHint": true, "openWorldHint": false });
-    let name = json!({ "name": string("Whom to greet") });
+    let name = json!({ "name": string("The name to greet") });
     let slow = json!({
         "seconds": { "type": "number", "minimum": 0, "maximum": SECONDS_MAX, "default": 10 },
         "steps": { "type": "integer", "minimum": 1, "maximum": STEPS_MAX, "default": 10 },
@@ -198,7 +198,7 @@ pub(super) fn list() -> Value {
     let bytes = json!({ "bytes": { "type": "integer", "minimum": 0, "maximum": FLOOD_BYTES_MAX } });
     let deletes = json!({ "readOnlyHint": false, "destructiveHint": true, "idempotentHint": true });
     json!({ "tools": [
-        tool("greet", "Greets somebody at once", name, &["name"], &read_only),
+        tool("greet", "Returns a greeting at once", name, &["name"], &read_only),
         tool("slow_report", "Takes its time and reports progress", slow, &[], &read_only),
         tool("confirm_delete", "Asks before it deletes (it only pretends to)",
             json!({ "path": string("What to delete") }), &["path"], &deletes),

@@ -47,7 +47,7 @@ impl ApiKeyError {
     pub const fn explanation(&self) -> &'static str {
         match self {
             Self::Form => "is no key; write tg_ID_SECRET, with an ID of at most 32 letters and digits",
-            Self::Weak => "is a key whose secret has less than 128 bits; take 32 random hex digits or more",
+            Self::Weak => "is a key with a secret of less than 128 bits; take 32 random hex digits or more",
             Self::Digest => "is no digest of a key; write ID:SHA256, the latter as 64 hex digits of the whole key",
         }
     }
@@ -390,7 +390,7 @@ mod tests {
         ] {
             assert_eq!(shows_key(value.as_bytes()), expected, "{value}");
         }
-        assert!(shows_key(b"Bearer \xff tg_a"), "whatever stands beside it");
+        assert!(shows_key(b"Bearer \xff tg_a"), "beside any other byte");
     }
 
     #[test]

@@ -33,7 +33,7 @@ impl FrameCursor {
         Self { head: [0; HEAD], held: 0, skip: preface }
     }
 
-    /// Advances over `bytes`, and reports the type of each frame whose header ends in them.
+    /// Advances over `bytes`, and reports the type of each frame with a header that ends in them.
     pub(super) fn advance(&mut self, mut bytes: &[u8], mut seen: impl FnMut(u8)) {
         while !bytes.is_empty() {
             if self.skip > 0 {

@@ -450,7 +450,7 @@ mod tests {
         }
     }
 
-    /// B56: whichever bytes come together.
+    /// B56: in any split of the bytes.
     #[test]
     fn b56_a_fragment_of_a_request_line_is_spoiled_and_nothing_else() {
         let sent = b"\r\nPOST /u/mcp#x HTTP/1.1\r\nx-note: a#b\r\n\r\n#";

@@ -91,7 +91,7 @@ impl RunningListener {
     }
 
     /// Replaces routes and authentication in one step: each request uses the old or the new ones (F24). A running request ends as
-    /// it began, except event streams whose credential is no longer valid. Of `settings` only the allowed names, the allowed
+    /// it began, except event streams of invalid credentials. Of `settings` only the allowed names, the allowed
     /// origins and the body limit apply; the rest needs a new listener. Reads the certificate again.
     pub fn replace(&self, settings: &ListenSettings, callers: Authenticator, routes: Routes) {
         let before = self.shared.layers.load_full();

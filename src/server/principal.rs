@@ -64,9 +64,9 @@ impl LocalUser {
         }
         if !self.is_logged.swap(true, Ordering::Relaxed) {
             tracing::warn!(
-                "requests come through a proxy and nobody is asked for credentials: they are served as nobody's in \
-                 particular, without a list of tasks and for an hour at most; write in [auth] `anonymous = true` if \
-                 that is meant, or `mode = \"api_keys\"`"
+                "requests come through a proxy and no credentials are required: they are served as anonymous, without a \
+                 list of tasks and for an hour at most; write in [auth] `anonymous = true` if that is intended, or \
+                 `mode = \"api_keys\"`"
             );
         }
         Ok(Principal::anonymous())

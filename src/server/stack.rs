@@ -177,7 +177,7 @@ fn is_metadata(path: &str) -> bool {
     memchr::memchr(b'.', path.as_bytes()).is_some_and(|_| path.contains("/.well-known/")) || path == "/register"
 }
 
-/// An empty 500 for a request whose handler panicked. It ends an HTTP/1 connection, since the unread part of the body is unknown.
+/// An empty 500 after a handler's panic. It ends an HTTP/1 connection, since the unread part of the body is unknown.
 fn rescue(version: Version) -> FaceResponse {
     metrics::counter!(metric::HTTP_PANICS).increment(1);
     let mut response = FaceResponse::new(empty_body());

@@ -66,7 +66,7 @@ pub(super) const FAMILIES: [MetricFamily; 52] = [
         kind: MetricKind::Counter,
         name: metric::HTTP_PANICS,
         unit: Unit::Count,
-        text: "Requests whose handler panicked",
+        text: "Requests with a panic in their handler",
         first: FirstSeries::Process(&[]),
     },
     MetricFamily {
@@ -148,7 +148,7 @@ pub(super) const FAMILIES: [MetricFamily; 52] = [
         kind: MetricKind::Counter,
         name: metric::GRACE,
         unit: Unit::Count,
-        text: "How calls left the grace period, by upstream and result",
+        text: "Outcomes of the grace period, by upstream and result",
         first: FirstSeries::Upstream(&[("result", "plain"), ("result", "task")]),
     },
     MetricFamily {
@@ -183,7 +183,7 @@ pub(super) const FAMILIES: [MetricFamily; 52] = [
         kind: MetricKind::Histogram,
         name: metric::UPSTREAM_REQUEST,
         unit: Unit::Seconds,
-        text: "Time an upstream call took",
+        text: "Duration of an upstream request",
         first: FirstSeries::Elsewhere,
     },
     MetricFamily {
@@ -245,7 +245,7 @@ pub(super) const FAMILIES: [MetricFamily; 52] = [
         kind: MetricKind::Counter,
         name: metric::UPSTREAM_RESENT,
         unit: Unit::Count,
-        text: "Requests sent again because no byte of them had been sent",
+        text: "Requests resent because no byte had been sent",
         first: FirstSeries::Upstream(&[]),
     },
     MetricFamily {
@@ -266,7 +266,7 @@ pub(super) const FAMILIES: [MetricFamily; 52] = [
         kind: MetricKind::Counter,
         name: metric::UPSTREAM_DROPPED,
         unit: Unit::Count,
-        text: "Upstream messages without a recipient or use, by reason",
+        text: "Unusable upstream messages, by reason",
         first: FirstSeries::Upstream(&[("reason", "client_gone")]),
     },
     MetricFamily {
@@ -287,7 +287,7 @@ pub(super) const FAMILIES: [MetricFamily; 52] = [
         kind: MetricKind::Counter,
         name: metric::ENDPOINT_ABSENCES,
         unit: Unit::Count,
-        text: "Times that an upstream was missing at an endpoint of several",
+        text: "Responses of a combined endpoint that lacked an upstream",
         first: FirstSeries::Upstream(&[]),
     },
     MetricFamily {
@@ -339,7 +339,7 @@ pub(super) const FAMILIES: [MetricFamily; 52] = [
         kind: MetricKind::Counter,
         name: metric::CONFIG_RELOADS,
         unit: Unit::Count,
-        text: "Readings of the configuration, by outcome",
+        text: "Reloads of the configuration, by outcome",
         first: FirstSeries::Process(&[("outcome", "applied"), ("outcome", "rejected")]),
     },
     MetricFamily {
@@ -360,21 +360,21 @@ pub(super) const FAMILIES: [MetricFamily; 52] = [
         kind: MetricKind::Gauge,
         name: metric::STORE_BYTES,
         unit: Unit::Bytes,
-        text: "Bytes that kept tasks take, of all gateways that share a store",
+        text: "Bytes of stored tasks, of all gateways that share a store",
         first: FirstSeries::Process(&[]),
     },
     MetricFamily {
         kind: MetricKind::Gauge,
         name: metric::STORE_BYTES_ABOVE,
         unit: Unit::Bytes,
-        text: "Bytes of these above stored_bytes_max: no new task is taken meanwhile",
+        text: "Stored bytes above stored_bytes_max: new tasks are refused meanwhile",
         first: FirstSeries::Process(&[]),
     },
     MetricFamily {
         kind: MetricKind::Gauge,
         name: metric::STORE_ROWS,
         unit: Unit::Count,
-        text: "Kept tasks, of all gateways that share a store",
+        text: "Stored tasks, of all gateways that share a store",
         first: FirstSeries::Process(&[]),
     },
     MetricFamily {
@@ -388,14 +388,14 @@ pub(super) const FAMILIES: [MetricFamily; 52] = [
         kind: MetricKind::Histogram,
         name: metric::STORE_COMMIT_TIME,
         unit: Unit::Seconds,
-        text: "Time that one transaction took until it was durable",
+        text: "Duration of one transaction until it was durable",
         first: FirstSeries::Process(&[]),
     },
     MetricFamily {
         kind: MetricKind::Histogram,
         name: metric::STORE_BATCH,
         unit: Unit::Count,
-        text: "Writes that one transaction held",
+        text: "Writes per transaction",
         first: FirstSeries::Process(&[]),
     },
     MetricFamily {
@@ -409,14 +409,14 @@ pub(super) const FAMILIES: [MetricFamily; 52] = [
         kind: MetricKind::Counter,
         name: metric::STORE_DAMAGED,
         unit: Unit::Count,
-        text: "Rows whose record was damaged",
+        text: "Rows with a damaged record",
         first: FirstSeries::Process(&[]),
     },
     MetricFamily {
         kind: MetricKind::Gauge,
         name: metric::STORE_FREE_BYTES,
         unit: Unit::Bytes,
-        text: "Free bytes of the disk that the store is on",
+        text: "Free bytes of the store's disk",
         first: FirstSeries::Process(&[]),
     },
     MetricFamily {

@@ -19,7 +19,7 @@ use crate::wire::{Object, Payload, ScanLimits};
 /// The time after which the user is told that the program is still awaited.
 const SLOW_START: Duration = Duration::from_secs(10);
 
-/// What can be said on the command line.
+/// The options of `taskgate probe`.
 #[derive(Debug, clap::Args)]
 pub struct ProbeArguments {
     /// The server's address, http or https.

@@ -75,7 +75,7 @@ impl ProgramOutput {
             return String::new();
         };
         let lines: Vec<_> = lines.iter().map(|line| format!("\n  {}", printable(line))).collect();
-        let hint = "It was given PATH, HOME and LANG, and what --env NAME names";
+        let hint = "It was given PATH, HOME, LANG and the variables of --env NAME";
         format!("\nIts standard error ends with:{}\n{hint}", lines.concat())
     }
 }

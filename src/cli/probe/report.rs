@@ -318,7 +318,7 @@ const fn routed(route: QuestionRoute) -> (&'static str, &'static str) {
     match route {
         QuestionRoute::Stateless(why) => (ProtocolVersion::STATELESS.as_str(), why.text()),
         QuestionRoute::Sessions | QuestionRoute::Handshake => {
-            ("session", "a call of this server can ask its client in mid-call there alone")
+            ("session", "only in a session can this server ask its client a question during a call")
         }
     }
 }

@@ -55,7 +55,7 @@ impl ReplicaSender {
             .enable_push(false)
             .handshake(io)
             .await?;
-        let mut pings = connection.ping_pong().expect("nobody else asked for it");
+        let mut pings = connection.ping_pong().expect("no other code took it");
         // Whether the replica accepts this side's certificate is known only after its first response, not at the end of this
         // side's handshake (RFC 8446, 4.4.2): a request sent earlier would be lost with the connection.
         tokio::select! {

@@ -1,7 +1,6 @@
 //! Defines the command line and its exit codes.
 
 mod admin_client;
-mod age;
 pub mod call;
 mod call_arguments;
 mod called_server;
@@ -11,6 +10,7 @@ mod follow;
 mod health;
 mod import;
 mod keys;
+mod listing;
 pub mod media;
 mod offers;
 mod printable;
@@ -19,13 +19,9 @@ mod question;
 mod replicas;
 mod serve;
 pub mod server_address;
-mod server_options;
-mod table;
 mod task;
 pub mod tasks;
 mod terminal;
-mod told_messages;
-mod tool;
 pub mod tool_arguments;
 mod tool_schema;
 pub mod ui;

@@ -5,16 +5,12 @@
 //! struct.
 
 mod command_line;
-mod env_files;
 mod error;
-mod key_files;
 mod keys;
-mod moved_files;
 mod named_files;
 mod raw;
 mod resolve;
 mod section;
-mod server_header;
 mod toml_writer;
 mod value;
 mod wrapped;
@@ -28,16 +24,14 @@ use std::sync::Arc;
 
 use toml::de::DeTable;
 
-pub use command_line::{CommandLineConfig, CommandLineServer, CommandLineStore, ServerTarget};
-use env_files::FileVariables;
-pub use env_files::env_line;
+pub use command_line::{CommandLineConfig, CommandLineServer, CommandLineStore, ServerTarget, server_headers};
 use error::MistakeCollector;
 pub use error::{ConfigError, Findings, Mistake};
-use key_files::KeyFileReader;
 pub use keys::KeyRow;
+pub use named_files::env_line;
+use named_files::{FileVariables, KeyFileReader};
 pub use section::KeyContent;
 use section::{ConfigSource, UnknownKey};
-pub use server_header::server_headers;
 
 use crate::engine::ServiceSettings;
 use crate::face::client_login::ResourceName;
@@ -46,7 +40,7 @@ use crate::replica::LeaseTerms;
 use crate::server::api_keys::AuthSettings;
 use crate::server::replicas::ReplicaTls;
 use crate::server::{AdminSettings, ListenSettings};
-use crate::store::{DatabaseAccess, StoreLimits};
+use crate::store::{DatabaseAccess, DatabaseUrl, StoreLimits};
 use crate::task::{PrincipalAccessTable, PrincipalLimitTable, ToolNames};
 use crate::upstream::http::HttpUpstreamSettings;
 use crate::upstream::limits::CallPermitSettings;
@@ -311,7 +305,7 @@ fn parse_as(
         return Err(source.report.into_error());
     }
     let mut root = source.root(tree.get_ref());
-    let FileVariables { files: mut further_files, values } = env_files::read(&mut root, folder);
+    let FileVariables { files: mut further_files, values } = named_files::read_variables(&mut root, folder);
     from_files.get_or_init(|| values);
     let mut raw = raw::read(root);
     let ConfigSource { mut report, unknown, lines, .. } = source;
@@ -357,7 +351,7 @@ pub fn known_keys() -> BTreeMap<String, KeyContent> {
     let (tree, _) = DeTable::parse_recoverable(every_table);
     let mut source = ConfigSource::new(every_table, &|_| None, MistakeCollector::new(""));
     let mut root = source.root(tree.get_ref());
-    env_files::read(&mut root, Path::new(""));
+    named_files::read_variables(&mut root, Path::new(""));
     raw::read(root);
     source.known.into_iter().map(|(key, takes)| (key.replace("[0]", ""), takes)).collect()
 }
@@ -365,7 +359,7 @@ pub fn known_keys() -> BTreeMap<String, KeyContent> {
 /// The keys of each table in the order of the reference; `.` has those outside of tables, and `NAME` is an upstream's name.
 #[must_use]
 pub fn key_tables() -> Vec<(&'static str, Vec<KeyRow>)> {
-    let outside = (".", <env_files::RawVariables as keys::KeyTable>::ROWS.to_vec());
+    let outside = (".", <named_files::RawVariables as keys::KeyTable>::ROWS.to_vec());
     std::iter::once(outside).chain(raw::tables()).collect()
 }
 
@@ -463,4 +457,67 @@ fn too_large(name: &str) -> ConfigError {
 
 fn refused(name: &str, line: Option<usize>, message: impl Into<String>) -> ConfigError {
     ConfigError { mistakes: vec![Mistake { file: Arc::from(name), line, key: None, message: message.into() }] }
+}
+
+impl Config {
+    /// Takes over another configuration's paths of the `listen.tls` certificates and of the `store` and `replica` files. A
+    /// setting without a file in either stays as it is.
+    pub fn take_moved_files(&mut self, newer: &Self) {
+        follow(&mut self.listen.tls, newer.listen.tls.as_ref());
+        if let (StoreSettings::Postgres(own), StoreSettings::Postgres(newer)) = (&mut self.store, &newer.store) {
+            own.take_moved_files(newer);
+        }
+    }
+}
+
+impl DatabaseSettings {
+    fn take_moved_files(&mut self, newer: &Self) {
+        if let (DatabaseUrl::File(own), DatabaseUrl::File(newer)) = (&mut self.access.url, &newer.access.url) {
+            PathBuf::clone_from(own, newer);
+        }
+        follow(&mut self.access.password_file, newer.access.password_file.as_ref());
+        follow(&mut self.access.ca, newer.access.ca.as_ref());
+        follow(&mut self.replica.tls, newer.replica.tls.as_ref());
+    }
+}
+
+fn follow<T: Clone>(own: &mut Option<T>, newer: Option<&T>) {
+    if let (Some(own), Some(newer)) = (own, newer) {
+        own.clone_from(newer);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(folder: &str, schema: &str) -> Config {
+        let text = format!(
+            "[listen]\ntls = {{ certificate = \"{folder}/l.pem\", key = \"{folder}/l.key\" }}\n\
+             [store]\nkind = \"postgres\"\ndurability = \"single\"\nschema = \"{schema}\"\nurl_file = \"{folder}/db.url\"\n\
+             password_file = \"{folder}/db.password\"\nca = \"{folder}/db.pem\"\n\
+             [replica]\naddress = \"10.0.0.5:9443\"\ncertificate = \"{folder}/r.pem\"\nkey = \"{folder}/r.key\"\n\
+             ca = \"{folder}/ca.pem\"\n[upstreams.up]\nurl = \"http://127.0.0.1:9000/mcp\"\n"
+        );
+        parse("test", &text, &|_| None).unwrap().config
+    }
+
+    #[test]
+    fn files_are_followed_and_nothing_else() {
+        let mut followed = config("/old", "s");
+        followed.take_moved_files(&config("/new", "t"));
+        assert_eq!(format!("{followed:?}"), format!("{:?}", config("/new", "s")));
+    }
+
+    /// Plaintext or TLS does not depend on the location of a file.
+    #[test]
+    fn a_file_that_was_not_named_at_the_start_changes_nothing() {
+        let in_memory = "[upstreams.up]\nurl = \"http://127.0.0.1:9000/mcp\"\n";
+        let in_memory = || parse("test", in_memory, &|_| None).unwrap().config;
+        for (mut started, newer) in [(in_memory(), config("/new", "s")), (config("/old", "s"), in_memory())] {
+            let before = format!("{started:?}");
+            started.take_moved_files(&newer);
+            assert_eq!(format!("{started:?}"), before);
+        }
+    }
 }

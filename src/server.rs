@@ -10,11 +10,8 @@ mod certificate;
 mod connection;
 mod connection_state;
 mod cors;
-mod departed_client;
 mod dispatch;
-pub mod drain;
 pub mod forwarded;
-mod forwarded_callers;
 mod frames;
 mod grant;
 mod head;
@@ -39,12 +36,10 @@ use std::time::Duration;
 use crate::tls::IdentityFiles;
 use api_keys::ApiKeySettings;
 pub use dispatch::Routes;
-pub use drain::{DrainPlan, Drained};
 use forwarded::AddressRange;
-pub use forwarded_callers::ForwardedCallers;
 pub(crate) use host::is_loopback;
-pub use listener::{ListenerSpec, RunningListener, StartError, start, start_on};
-pub use principal::{Authenticator, LocalUser};
+pub use listener::{DrainPlan, Drained, ListenerSpec, RunningListener, StartError, start, start_on};
+pub use principal::{Authenticator, ForwardedCallers, LocalUser};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ListenerRole {

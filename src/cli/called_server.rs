@@ -16,11 +16,13 @@ use super::call::CallMode;
 use super::dialog::NoResultError;
 use super::question;
 use super::server_address::ServerAddress;
-use super::tool::Tool;
+use super::tool_schema::ToolSchema;
 use crate::cause::CauseChain;
 use crate::dialect::faults::session_failure_error;
+use crate::dialect::relay_core_2025_11_25::ToolTaskSupport;
 use crate::task::{Failure, GatewayFault, Principal, Reason};
 use crate::upstream::TaskScope;
+use crate::upstream::header_annotations::{self, HeaderAnnotations};
 use crate::upstream::http::{
     HttpTransport, HttpUpstreamSettings, ProxySettings, SessionUpstream, UpstreamTlsFiles, stateless_task_token,
 };
@@ -284,4 +286,27 @@ fn context(native_task: UpstreamTaskMode, progress: bool) -> CallContext {
     let capabilities = Payload::of(&json!({ "elicitation": question::capability() }));
     let context = CallContext::new(Principal::local(), capabilities, Timeouts::default(), ANSWER_BYTES_MAX);
     CallContext { progress, native_task, ..context }
+}
+
+#[derive(Debug)]
+pub(super) struct Tool {
+    /// Whether it can be called: invalid annotations forbid it.
+    pub(super) is_callable: bool,
+    /// Whether a call may become a task of 2025-11-25, which both `optional` and `required` allow.
+    pub(super) takes_tasks: bool,
+    pub(super) schema: ToolSchema,
+}
+
+impl Tool {
+    pub(super) fn on_page(page: &Object, name: &str) -> Option<Self> {
+        let tools = page.get("tools").filter(|tools| tools.as_str().starts_with('['));
+        let mut tools = tools.iter().flat_map(Payload::items).filter_map(|tool| Object::of(&tool));
+        let tool = tools.find(|tool| tool.get_str("name").as_deref() == Some(name))?;
+        let annotations = tool.get("inputSchema").as_ref().map(header_annotations::read);
+        Some(Self {
+            is_callable: !matches!(annotations, Some(HeaderAnnotations::Stripped { .. })),
+            takes_tasks: ToolTaskSupport::of(&tool) != ToolTaskSupport::Forbidden,
+            schema: ToolSchema::of(&tool),
+        })
+    }
 }

@@ -13,7 +13,6 @@ use tokio::time::{Instant, sleep, sleep_until};
 use super::call::{CallExit, CallMode, Flavour, InterruptPolicy, Wait};
 use super::called_server::{CalledServer, may_pass, object};
 use super::dialog::{CallDialog, Interrupted, NoResultError, after, leave, reached, say_how_to_go_on, words};
-use super::told_messages::{MessageSource, ToldMessages};
 use super::ui::{self, CallStatus, StepCount};
 use crate::task::GatewayFault;
 use crate::upstream::{Answer, Exchange, ExchangeEvent, Progress, TaskRequestError, UpstreamTaskEvent};
@@ -480,5 +479,60 @@ impl<'t, 'a> Follower<'t, 'a> {
         };
         let (message, steps) = (progress.message.as_deref(), StepCount::of(&progress));
         self.talk.ui.status(&CallStatus { task_id, word, message, steps });
+    }
+}
+
+const MESSAGES_MAX: usize = 64;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum MessageSource {
+    Notification,
+    Poll,
+}
+
+/// Messages from one source that the other has not repeated yet, in order. Each source repeats the other's sooner or later.
+#[derive(Debug, Default)]
+struct ToldMessages(VecDeque<(MessageSource, Arc<str>)>);
+
+impl ToldMessages {
+    /// Whether the other source has reported something newer than this message.
+    fn is_late(&mut self, source: MessageSource, message: &Arc<str>) -> bool {
+        let known = self.0.iter().position(|(other, told)| *other != source && told == message);
+        if let Some(at) = known {
+            self.0.remove(at);
+            return at < self.0.len();
+        }
+        if self.0.len() == MESSAGES_MAX {
+            self.0.pop_front();
+        }
+        self.0.push_back((source, Arc::clone(message)));
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::MessageSource::{Notification, Poll};
+    use super::*;
+
+    #[test]
+    fn a_message_that_the_other_source_has_gone_beyond_is_late() {
+        let mut told = ToldMessages::default();
+        for (source, message, is_late) in [
+            (Poll, "5", false),
+            (Poll, "6", false),
+            (Notification, "5", true),
+            (Notification, "6", false),
+            (Notification, "7", false),
+            (Notification, "8", false),
+            (Poll, "7", true),
+            (Poll, "8", false),
+            // A source may repeat itself.
+            (Notification, "7", false),
+            (Notification, "9", false),
+            (Notification, "7", false),
+        ] {
+            assert_eq!(told.is_late(source, &Arc::from(message)), is_late, "{source:?} {message}");
+        }
     }
 }

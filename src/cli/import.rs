@@ -1,13 +1,13 @@
 //! Converts a host's JSON into a configuration and a file of variables (`taskgate import`).
 
 mod host_file;
-mod notes;
 mod references;
 mod relaxed_json;
 mod server_block;
 mod variables;
 
 use std::collections::BTreeSet;
+use std::fmt::Display;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, IsTerminal as _, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -18,7 +18,6 @@ use super::printable::printable;
 use super::tool_arguments::text_of;
 use super::{USAGE, refuse, write_line};
 use crate::config::{fallback_name, fitting_name, quoted};
-use notes::ImportNotes;
 use variables::Variables;
 
 const BYTES_MAX: u64 = 4 << 20;
@@ -174,4 +173,28 @@ fn free_name(host_name: &str, taken: &[String]) -> String {
     let name = fitting_name(host_name).unwrap_or_else(fallback_name);
     let numbered = (2_usize..).map(|number| format!("{name}-{number}"));
     std::iter::once(name.clone()).chain(numbered).find(|name| !taken.contains(name)).unwrap_or(name)
+}
+
+#[derive(Debug, Default)]
+struct ImportNotes {
+    notes: Vec<String>,
+    mistakes: Vec<String>,
+}
+
+impl ImportNotes {
+    fn note(&mut self, pointer: &str, text: impl Display) {
+        self.notes.push(format!("{pointer}: {text}"));
+    }
+
+    fn mistake(&mut self, pointer: &str, text: impl Display) {
+        self.mistakes.push(format!("{pointer}: {text}"));
+    }
+
+    fn into_result(self) -> Result<Vec<String>, Vec<String>> {
+        if self.mistakes.is_empty() { Ok(self.notes) } else { Err(self.mistakes) }
+    }
+}
+
+fn below(pointer: &str, key: &str) -> String {
+    format!("{pointer}/{}", key.replace('~', "~0").replace('/', "~1"))
 }

@@ -3,16 +3,15 @@
 use std::ops::ControlFlow;
 use std::process::ExitCode;
 
-use super::age::{ago, in_short};
 use super::call::{CallExit, CallMode, Flavour, FollowPolicy, InterruptPolicy, ResultForm, Wait};
 use super::call_arguments::{FollowArguments, ResultArguments, interrupts};
 use super::called_server::CalledServer;
 use super::dialog::{CallDialog, NoResultError, leave};
 use super::flavour::has_extension;
 use super::follow::{self, UNKNOWN_TASK};
+use super::listing::{self, ago, in_short};
 use super::printable::printable;
 use super::server_address::{ServerAddress, ServerArguments};
-use super::table;
 use super::terminal::Terminal;
 use crate::dialect::relay_core_2025_11_25 as core;
 use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
@@ -297,7 +296,7 @@ fn shown(talk: &mut CallDialog<'_>, answer: &TaskAnswer) -> CallExit {
             let text = if talk.policy.result.is_json {
                 whole(talk, task)
             } else {
-                table::lines(&details(task, now)).trim_end().to_owned()
+                listing::lines(&details(task, now)).trim_end().to_owned()
             };
             talk.ui.output(&text);
         }
@@ -307,7 +306,7 @@ fn shown(talk: &mut CallDialog<'_>, answer: &TaskAnswer) -> CallExit {
                 talk.ui.output(&format!("[{}]", tasks.join(",")));
             } else {
                 let tasks: Vec<_> = tasks.iter().filter_map(Object::of).collect();
-                talk.ui.output(table::lines(&rows(&tasks, now)).trim_end());
+                talk.ui.output(listing::lines(&rows(&tasks, now)).trim_end());
             }
             if *has_more {
                 talk.note("there are more; raise --limit to show them");

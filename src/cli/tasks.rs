@@ -8,9 +8,8 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::admin_client::{AdminClient, AdminOutput, AdminRequestError, read, refused};
-use super::age::{ago, in_short, since};
+use super::listing::{self, ago, in_short, since};
 use super::printable::{printable, printable_json};
-use super::table;
 use crate::task::{Clock as _, SystemClock, TaskId, Timestamp};
 
 const PAGE: usize = 1_000;
@@ -229,7 +228,7 @@ fn table(tasks: &[TaskEntry], now: Timestamp) -> String {
     let head: Vec<String> = columns.iter().map(|(name, _)| (*name).to_owned()).collect();
     let row = |task: &TaskEntry| columns.iter().map(|(_, cell)| cell(task, now)).collect();
     let rows: Vec<Vec<String>> = std::iter::once(head).chain(tasks.iter().map(row)).collect();
-    table::lines(&rows)
+    listing::lines(&rows)
 }
 
 fn details(task: &TaskEntry, now: Timestamp) -> String {

@@ -4,7 +4,7 @@ use std::env;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use super::server_options::ServerOptions;
+use super::serve::ServerOptions;
 use crate::app;
 use crate::config::{CommandLineConfig, CommandLineServer, CommandLineStore, ServerTarget};
 use crate::task::FallbackPolicy;

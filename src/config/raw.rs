@@ -5,17 +5,17 @@
 
 mod auth;
 pub(super) mod command;
-mod endpoints;
 mod limits;
 mod listeners;
 pub(super) mod store;
 mod upstream;
 
 use super::error::ConfigLocation;
-use super::keys::{KeyRow, KeyTable, inherited};
+use super::keys::{KeyRow, KeyTable, inherited, keys};
 use super::section::Section;
+use super::value::{SERVED_PATH, UPSTREAM_NAME, WordList};
+use crate::face::combined::PrefixPolicy;
 pub(super) use auth::{AuthMode, RawApiKey, RawApiKeyValues, RawAuth, read_keys};
-pub(super) use endpoints::RawEndpointValues;
 pub(super) use limits::{RawLimits, RawPrincipalLimits};
 pub(super) use listeners::{RawAdmin, RawAdminToken, RawListen, RawListenTls, RawMetrics};
 pub(super) use store::{RawDatabase, RawReplica, RawStore, StoreKind};
@@ -23,6 +23,8 @@ pub(super) use upstream::{
     RawCallRules, RawCredentialValues, RawDrafts, RawProgramValues, RawSplit, RawTaskRules, RawToolValues,
     RawTransport, RawUpstreamTls, RawUpstreamValues, RawUrlValues,
 };
+
+const PREFIXES: WordList<PrefixPolicy> = &[("always", Some(PrefixPolicy::Always)), ("auto", Some(PrefixPolicy::Auto))];
 
 #[derive(Debug, Default)]
 pub(super) struct RawConfig {
@@ -86,6 +88,21 @@ pub(super) struct RawTool {
 pub(super) struct RawEndpoint {
     pub(super) location: ConfigLocation,
     pub(super) values: RawEndpointValues,
+}
+
+keys! {
+    /// `[[endpoints]]`
+    struct RawEndpointValues {
+        /// Where the endpoint is served. No two upstreams or endpoints have the same path.
+        reload path: String = require(&SERVED_PATH);
+        /// Where the endpoint is served to clients of HTTP+SSE.
+        reload sse_path: String = read(&SERVED_PATH), shown "the path with sse for mcp at its end";
+        /// The served upstreams. If two list the same resource, it belongs to the first.
+        reload upstreams: Vec<String> = read_all(&UPSTREAM_NAME), bounds "1 to 64";
+        /// Which tools and prompts get their upstream's name as a prefix (`reports__generate`): all, or only names that
+        /// two upstreams have.
+        reload prefix: PrefixPolicy = word(PREFIXES), default "always";
+    }
 }
 
 pub(super) fn tables() -> Vec<(&'static str, Vec<KeyRow>)> {

@@ -2,13 +2,11 @@
 //!
 //! Total: a faulty value is noted and replaced by its default, so that one run finds all mistakes. Read [`super::raw`] first.
 
-mod access;
 mod auth;
 mod endpoints;
 mod exposure;
 pub(super) mod listeners;
 mod paths;
-mod principal_limits;
 mod store;
 mod tool_names;
 mod upstream_headers;
@@ -57,7 +55,7 @@ pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> Config 
     let anonymous = raw.auth.anonymous.value;
     let auth = auth::resolve(raw, report);
     let listeners::Listeners { listen, admin, metrics } = listeners::resolve(raw, report);
-    let principals = Arc::new(principal_limits::resolve(raw, report));
+    let principals = Arc::new(auth::resolve_limits(raw, report));
     let store = store::resolve(raw, &principals.others, report);
     let folder = raw.store.path.value.clone();
     let result_bytes_max = raw.limits.result_bytes_max.value;
@@ -66,7 +64,7 @@ pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> Config 
     let upstreams = resolve_upstreams(&raw.upstreams, &shared, &mut taken, report);
     let known: BTreeSet<Arc<str>> = raw.upstreams.iter().map(|raw| Arc::from(raw.name.as_str())).collect();
     let endpoints = endpoints::resolve(&raw.endpoints, &known, &mut taken, report);
-    let access = Arc::new(access::resolve(raw, &known, report));
+    let access = Arc::new(auth::resolve_access(raw, &known, report));
     let own = [
         ("listen.address", Some(listen.address)),
         ("admin.address", Some(admin.address)),

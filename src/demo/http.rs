@@ -152,10 +152,14 @@ fn batch(
     messages: Vec<Value>,
 ) -> Result<FaceResponse, DemoRefusal> {
     if !session.version.traits().has_batches || messages.is_empty() || messages.len() > BATCH_MAX {
-        return Err(bad(rpc_error::INVALID_REQUEST, "the batch is empty, too large or of another version than 2025-03-26"));
+        return Err(bad(
+            rpc_error::INVALID_REQUEST,
+            "the batch is empty, too large or of another version than 2025-03-26",
+        ));
     }
     let messages: Option<Vec<_>> = messages.into_iter().map(rpc::read).collect();
-    let messages = messages.ok_or_else(|| bad(rpc_error::INVALID_REQUEST, "the batch has an element that is no message"))?;
+    let messages =
+        messages.ok_or_else(|| bad(rpc_error::INVALID_REQUEST, "the batch has an element that is no message"))?;
     let (events, answers) = mpsc::channel(EVENTS_MAX);
     let mut asked = false;
     for message in messages {

@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, Sleep, sleep};
 
 use super::connection_state::ConnectionState;
-use super::connection_state::unread_answers::ReadWatch;
+use super::connection_state::ReadWatch;
 use super::frames::{ControlBudget, FrameCursor};
 use super::header_timeout::{HeaderTimeout, HeaderTimeoutStage};
 use super::{ListenerLimits, StallCost};

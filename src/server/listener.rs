@@ -11,12 +11,12 @@ use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::certificate::ListenerCertificate;
-use super::connection::{ListenerState, serve};
+use super::connection::{ListenerState, Phases, serve};
 use super::dispatch::{Dispatch, Routes};
-use super::drain::{DrainPlan, Drained, Phases};
 use super::forwarded::{TrustedProxies, network};
 use super::head::HeadGuard;
 use super::host::{HostGuard, OriginGuard};
@@ -372,6 +372,34 @@ impl Drop for AddressPermit {
             }
         }
     }
+}
+
+/// When each phase of a drain ends. The caller decides, since it informs clients before they are cut off.
+#[derive(Clone, Debug, Default)]
+pub struct DrainPlan {
+    /// How long new connections are still accepted, each for one response, until load balancers have noticed.
+    pub notice: Duration,
+    /// Cancelled once no call is awaited that a client might poll.
+    pub over: CancellationToken,
+    /// Cancelled once the wait for requests in progress ends.
+    pub late: CancellationToken,
+    /// Whether another process continues with the socket, and accepts the connections after the notice.
+    pub is_socket_kept: bool,
+}
+
+impl DrainPlan {
+    #[must_use]
+    pub fn at_once() -> Self {
+        let plan = Self::default();
+        plan.over.cancel();
+        plan.late.cancel();
+        plan
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Drained {
+    pub aborted: usize,
 }
 
 #[cfg(test)]

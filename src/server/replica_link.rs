@@ -1,7 +1,6 @@
 //! Forwards requests to other replicas over one HTTP/2 connection each, opened on demand.
 
 mod connection;
-mod link_permits;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -23,7 +22,6 @@ use tokio::time::{Instant, timeout};
 use tokio_rustls::TlsConnector;
 
 use self::connection::{ForwardedBody, ReplicaSender, Unanswered};
-use self::link_permits::LinkPermits;
 use super::replicas::{self, ReplicaTls};
 use crate::cause::CauseChain;
 use crate::face::http::FaceResponse;
@@ -31,7 +29,7 @@ use crate::face::listen_permits::LISTENERS_MAX;
 use crate::face::session_owners::{ForwardFailure, ReplicaLink};
 use crate::replica::{Incarnation, ReplicaDirectory, ReplicaPeer};
 use crate::shared_limits::SharedLimits;
-use crate::task::{Clock as _, Principal, SystemClock};
+use crate::task::{Clock as _, Principal, PrincipalCounts, SystemClock};
 use crate::tls::provider;
 use crate::upstream::TaskScope;
 
@@ -213,4 +211,63 @@ fn client_config(tls: &ReplicaTls) -> Result<ClientConfig, String> {
         .with_client_cert_resolver(Arc::new(SingleCertAndKey::from(own)));
     config.alpn_protocols = vec![b"h2".to_vec()];
     Ok(config)
+}
+
+#[derive(Debug)]
+struct LinkPermits {
+    max: usize,
+    taken: Mutex<PrincipalCounts>,
+    limits: SharedLimits,
+}
+
+impl LinkPermits {
+    fn new(max: usize, limits: SharedLimits) -> Arc<Self> {
+        Arc::new(Self { max, taken: Mutex::default(), limits })
+    }
+
+    /// Takes a permit for `owner`; `None` if all are taken, or its share of them.
+    fn take(self: &Arc<Self>, owner: &Principal) -> Option<LinkPermit> {
+        let share = self.limits.places(owner, self.max);
+        let mut taken = self.taken.lock();
+        if taken.of(owner) >= share {
+            self.limits.refused(owner, "places_percent_max", &share);
+            return None;
+        }
+        if taken.all() >= self.max {
+            return None;
+        }
+        taken.add(owner);
+        Some(LinkPermit { permits: Arc::clone(self), owner: owner.clone() })
+    }
+}
+
+#[derive(Debug)]
+struct LinkPermit {
+    permits: Arc<LinkPermits>,
+    owner: Principal,
+}
+
+impl Drop for LinkPermit {
+    fn drop(&mut self) {
+        self.permits.taken.lock().remove(&self.owner);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_principal_meets_its_share_and_all_meet_the_bound() {
+        let permits = LinkPermits::new(8, SharedLimits::default());
+        let [ada, bob] = ["ada", "bob"].map(Principal::holding);
+        let mut hers: Vec<_> = (0..6).map(|_| permits.take(&ada).unwrap()).collect();
+        assert!(permits.take(&ada).is_none(), "her share is three quarters");
+        let his: Vec<_> = (0..2).map(|_| permits.take(&bob).unwrap()).collect();
+        assert!(permits.take(&bob).is_none(), "there is no other");
+        hers.pop();
+        assert!(permits.take(&bob).is_some());
+        drop((hers, his));
+        assert!(permits.taken.lock().is_empty());
+    }
 }

@@ -12,9 +12,8 @@ use std::time::Duration;
 use rustls::RootCertStore;
 use rustls::sign::CertifiedKey;
 
-use super::forwarded_callers::ForwardedCallers;
 use super::listener::ListenerSpec;
-use super::principal::Authenticator;
+use super::principal::{Authenticator, ForwardedCallers};
 use super::{ListenSettings, ListenerLimits, ListenerRole, Routes, StallCost};
 use crate::task::Timestamp;
 use crate::tls::{IdentityFiles, TlsFileError, read_roots};

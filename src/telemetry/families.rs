@@ -1,13 +1,10 @@
 //! Describes each metric family, and creates known series, so that alerts find them early.
 
-mod database;
-
 use std::sync::Arc;
 
 use metrics::{Label, Unit, describe_counter, describe_gauge, describe_histogram};
 
 use crate::metric;
-pub(super) use database::DATABASE_FAMILIES;
 
 #[derive(Clone, Copy)]
 enum MetricKind {
@@ -487,3 +484,70 @@ impl MetricFamily {
         }
     }
 }
+
+/// The families of a shared database, which exist only with such a store; in the order of [`metric`].
+pub(super) const DATABASE_FAMILIES: [MetricFamily; 9] = [
+    MetricFamily {
+        kind: MetricKind::Counter,
+        name: metric::DATABASE_UNSURE,
+        unit: Unit::Count,
+        text: "Task writes with an unknown commit",
+        first: FirstSeries::Database,
+    },
+    MetricFamily {
+        kind: MetricKind::Counter,
+        name: metric::DATABASE_BARRIERS,
+        unit: Unit::Count,
+        text: "Transactions that confirmed earlier reads",
+        first: FirstSeries::Database,
+    },
+    MetricFamily {
+        kind: MetricKind::Gauge,
+        name: metric::DATABASE_OLDEST_TRANSACTION,
+        unit: Unit::Seconds,
+        text: "Age of the oldest foreign transaction in the database",
+        first: FirstSeries::Database,
+    },
+    MetricFamily {
+        kind: MetricKind::Gauge,
+        name: metric::DATABASE_DEAD_ROWS,
+        unit: Unit::Count,
+        text: "Dead row versions of tasks that are not freed yet",
+        first: FirstSeries::Database,
+    },
+    MetricFamily {
+        kind: MetricKind::Counter,
+        name: metric::REPLICA_BEATS,
+        unit: Unit::Count,
+        text: "Acknowledged heartbeats of this replica",
+        first: FirstSeries::Database,
+    },
+    MetricFamily {
+        kind: MetricKind::Gauge,
+        name: metric::REPLICA_BEAT_AGE,
+        unit: Unit::Seconds,
+        text: "Age of the last acknowledged heartbeat",
+        first: FirstSeries::Database,
+    },
+    MetricFamily {
+        kind: MetricKind::Gauge,
+        name: metric::REPLICAS_LIVING,
+        unit: Unit::Count,
+        text: "Live replicas, this one included",
+        first: FirstSeries::Database,
+    },
+    MetricFamily {
+        kind: MetricKind::Counter,
+        name: metric::REPLICA_CLAIMED,
+        unit: Unit::Count,
+        text: "Tasks taken over from replicas that ended",
+        first: FirstSeries::Database,
+    },
+    MetricFamily {
+        kind: MetricKind::Counter,
+        name: metric::REPLICA_FENCED,
+        unit: Unit::Count,
+        text: "Writes refused because another replica had taken the task over",
+        first: FirstSeries::Database,
+    },
+];

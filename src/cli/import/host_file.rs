@@ -1,6 +1,6 @@
 //! Finds the servers in the configuration file of any host.
 
-use super::notes::{ImportNotes, below};
+use super::{ImportNotes, below};
 use crate::wire::{Object, Payload};
 
 /// The paths of server lists: most hosts'; VS Code's, also in its settings; Zed's; OpenCode's.

@@ -6,8 +6,8 @@ use serde_json::Value;
 use url::Url;
 
 use super::host_file::HostServer;
-use super::notes::{ImportNotes, below};
 use super::variables::{TextLocation, Variables};
+use super::{ImportNotes, below};
 use crate::config::{ServerTarget, is_command_line, is_credential_header, key, quoted, string, usual_listener_at};
 use crate::wire::{Object, Payload};
 

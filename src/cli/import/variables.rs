@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::notes::ImportNotes;
+use super::ImportNotes;
 use super::references::{self, BareVariables, HostText};
 use crate::config::{env_line, escaped, is_variable_name, key_variable, variable_name};
 

@@ -35,7 +35,10 @@ pub(super) fn credential(raw: &RawUpstream, report: &mut MistakeCollector) -> Op
     if let Some(location) = values.header.location()
         && raw.url.forward_headers.value.contains(&header)
     {
-        report.mistake(location, "is in `forward_headers`, too: the credential would replace the clients' value; leave it out there");
+        report.mistake(
+            location,
+            "is in `forward_headers`, too: the credential would replace the clients' value; leave it out there",
+        );
     }
     Some(Credential { header, source })
 }

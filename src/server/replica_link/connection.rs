@@ -15,7 +15,7 @@ use hyper::body::{Body, Frame, SizeHint};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{sleep, timeout};
 
-use super::link_permits::LinkPermit;
+use super::LinkPermit;
 use crate::cause::CauseChain;
 use crate::upstream::TaskScope;
 use crate::wire::framing::BodyPart;

@@ -1,9 +1,8 @@
 //! Limits the bytes of responses in progress, per principal and in total.
 //!
-//! A response above [`FREE_BYTES`] takes bytes as it is read, and holds them until the last buffer with its text is dropped: the
-//! permit is attached to that buffer ([`AnswerPermit::attach`]). When no bytes are left the reader waits, and so the server does.
-//! One request per principal may exceed its share, and one in total may exceed the whole: of several half-read responses one can
-//! always finish, and a request that needs several large responses gets them all.
+//! A response above [`FREE_BYTES`] takes bytes as it is read, and holds them until the last buffer with its text is dropped
+//! ([`AnswerPermit::attach`]). When no bytes are left, the reader waits, and so does the server. One request per principal
+//! may exceed its share, and one in total may exceed the whole: of several half-read responses one can always finish.
 
 mod waiting;
 
@@ -296,8 +295,7 @@ impl AnswerShare {
         self.wait_max.is_none()
     }
 
-    /// Waits until a response may hold `bytes` in total. Cancel safe. Fails after a minute, unless its call has a
-    /// deadline.
+    /// Waits until a response may hold `bytes` in total. Cancel safe. Fails after a minute, unless its call has a deadline.
     pub async fn grow(&self, held: &mut AnswerPermit, bytes: usize) -> Result<(), GatewayFault> {
         let more = missing(held, bytes);
         if more == 0 || self.take_now(held, more).is_ok() {

@@ -1,8 +1,7 @@
 //! Reads a TOML file into the settings of every subsystem, or lists its mistakes.
 //!
 //! `section` walks the tables and parses single values (`value`), `raw` declares every key with its default and its
-//! sentence for the reference (`keys`), `resolve` checks values against each other. Each subsystem owns its resolved
-//! struct.
+//! sentence for the reference (`keys`), `resolve` checks values against each other.
 
 mod command_line;
 mod error;
@@ -234,9 +233,8 @@ impl Config {
     }
 }
 
-/// Reads the file at `path`; lists every mistake in it and in the files that it names. `env` looks up `${VAR}`. `look`
-/// checks the files and programs that the configuration names, even if the file has mistakes: a faulty value is
-/// replaced by its default.
+/// Reads the file at `path`; lists every mistake in it and in the files that it names. `env` looks up `${VAR}`; `look`
+/// checks the files and programs that the configuration names, even if it has mistakes.
 pub fn load(
     path: &Path,
     env: &dyn Fn(&str) -> Option<String>,
@@ -271,8 +269,7 @@ fn load_as(
     }
 }
 
-/// Reads a configuration from its text; `name` is the file's name in messages, and its folder is the base of files of
-/// keys and of variables.
+/// Reads a configuration from its text. `name` is the file's name; its folder is the base of files of keys and variables.
 pub fn parse(name: &str, text: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<LoadedConfig, ConfigError> {
     parse_as(FilePurpose::Listeners, (name, text), env, &|_| Findings::default())
 }
@@ -460,8 +457,7 @@ fn refused(name: &str, line: Option<usize>, message: impl Into<String>) -> Confi
 }
 
 impl Config {
-    /// Takes over another configuration's paths of the `listen.tls` certificates and of the `store` and `replica` files. A
-    /// setting without a file in either stays as it is.
+    /// Takes over another configuration's paths of the `listen.tls`, `store` and `replica` files, if both name one.
     pub fn take_moved_files(&mut self, newer: &Self) {
         follow(&mut self.listen.tls, newer.listen.tls.as_ref());
         if let (StoreSettings::Postgres(own), StoreSettings::Postgres(newer)) = (&mut self.store, &newer.store) {

@@ -1,7 +1,4 @@
-//! The stdout and stderr of the program's commands.
-//!
-//! In unit tests the output goes to the test harness: written directly, it could separate a test's name from its
-//! result.
+//! The stdout and stderr of the program's commands; in unit tests both go to the test harness.
 
 #[cfg(not(test))]
 pub(crate) use std::io::{stderr, stdout};

@@ -47,8 +47,8 @@ struct DemoState {
 }
 
 impl DemoServer {
-    /// Binds `address` (port 0 picks one) and serves on tokio tasks of `tracker` until `cancel`, which also ends all
-    /// sessions and stops all tools.
+    /// Binds `address` (port 0 picks one) and serves on tasks of `tracker` until `cancel`, which ends all sessions and
+    /// tools.
     pub async fn start(address: SocketAddr, tracker: &TaskTracker, cancel: CancellationToken) -> io::Result<Self> {
         let listener = TcpListener::bind(address).await?;
         let local_addr = listener.local_addr()?;

@@ -2,9 +2,8 @@
 
 /// Unpredictable bytes for ids and nonces, from the thread's generator and so without a system call.
 ///
-/// The generator is ChaCha12, keyed by the operating system and rekeyed after every 64 KiB. Known output reveals no
-/// other output. A forked process would repeat it, but this program never forks. Panics if the system provides no
-/// randomness.
+/// ChaCha12, keyed by the operating system and rekeyed after every 64 KiB; known output reveals no other output. This
+/// program never forks, which would repeat it. Panics if the system provides no randomness.
 #[must_use]
 pub fn bytes<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];

@@ -1,5 +1,4 @@
-//! Installs logs and metrics, once per process and before any listener starts. Every module records through the facades of
-//! `tracing` and `metrics`.
+//! Installs logs and metrics, once per process and before any listener starts.
 
 mod escaped_output;
 mod families;

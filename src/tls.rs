@@ -79,8 +79,7 @@ pub fn provider() -> Arc<CryptoProvider> {
 }
 
 impl IdentityFiles {
-    /// Reads the identity; checks that the files belong together, only their owner has the key, and the certificate is
-    /// valid.
+    /// Reads the identity: its files must belong together, the key be its owner's alone, the certificate be valid at `now`.
     pub fn read(&self, now: Timestamp) -> Result<Arc<CertifiedKey>, TlsFileError> {
         let chain = read_certificates(&self.certificate)?;
         check_validity(&chain[0], now).map_err(|error| error.at(&self.certificate))?;

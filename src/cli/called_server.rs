@@ -92,8 +92,8 @@ impl CalledServer {
         if in_session { &*self.sessions } else { &*self.stateless }
     }
 
-    /// The server's facts in 2026-07-28; `None` for a server with sessions only. The fallback depends on no particular error code
-    /// (UPC-22), only on a response or its absence.
+    /// The server's facts in 2026-07-28; `None` for a server with sessions only, as any error response or silence shows
+    /// (UPC-22).
     pub(super) async fn discover(&self) -> Result<Option<Arc<ServerFacts>>, NoResultError> {
         match timeout(DISCOVER_MAX, self.stateless.facts(&context(UpstreamTaskMode::Undeclared, false))).await {
             Ok(Ok(facts)) => Ok(Some(facts)),
@@ -117,8 +117,8 @@ impl CalledServer {
         self.sessions.close().await;
     }
 
-    /// Looks a tool up, once; `None` if the server does not list it. A server without a list may still have the tool, and checks
-    /// the call itself.
+    /// Looks a tool up, once; `None` if the server does not list it: it may still have the tool, and checks the call
+    /// itself.
     pub(super) async fn tool(&self, way: CallMode, name: &str) -> Result<Option<Arc<Tool>>, NoResultError> {
         if let Some((in_session, tool)) = self.tool.get()
             && *in_session == way.in_session

@@ -125,8 +125,7 @@ impl<'a> CallDialog<'a> {
         CallExit::Cancelled
     }
 
-    /// Prints a tool's result: text as text, anything else as JSON. Binary data goes to files if there is a folder, and never to
-    /// a terminal.
+    /// Prints a tool's result: text as text, anything else as JSON. Binary data goes to files, and never to a terminal.
     pub(super) fn print(&mut self, result: &Object) -> Result<CallExit, NoResultError> {
         let content = result.get("content");
         if content.as_ref().is_some_and(|content| !content.as_str().starts_with('[')) {

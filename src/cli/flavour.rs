@@ -65,8 +65,7 @@ async fn in_best_flavour(
     }
 }
 
-/// The tool's arguments; in the inner result, why they are invalid. Without a session the tool is looked up if it has arguments,
-/// since some are repeated in headers.
+/// The tool's arguments, or why they are invalid. Without a session the tool is looked up, as headers repeat arguments.
 async fn arguments(
     server: &CalledServer,
     way: CallMode,

@@ -1,6 +1,4 @@
 //! Follows a call or a resumed task: shows its status, asks questions, cancels it.
-//!
-//! All flavours share one loop over the events of an exchange; the exchange polls the task.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;

@@ -180,8 +180,7 @@ impl MistakeCollector {
         Arc::clone(&self.file)
     }
 
-    /// Adds the findings outside the file. If the file itself has mistakes, only findings about written keys count: a default may
-    /// change with the correction.
+    /// Adds the findings outside the file; if the file has mistakes, only for written keys: a default may still change.
     pub(super) fn seen(&mut self, seen: Findings, lines: &BTreeMap<KeyPlace, usize>) {
         let is_clean = self.mistakes.is_empty() && self.unset.is_empty();
         let is_of_store = |location: &KeyPlace| location.key.starts_with("store");
@@ -239,8 +238,7 @@ fn line_of(location: &KeyPlace, lines: &BTreeMap<KeyPlace, usize>) -> Option<usi
     std::iter::successors(Some(location.clone()), outer).find_map(|location| lines.get(&location).copied())
 }
 
-/// Sorts by file and line, the main file first, and drops repetitions: a value that several `[[tools]]` blocks inherit is checked
-/// with each of them.
+/// Sorts by file and line, the main file first, and drops repetitions, such as of a value that `[[tools]]` blocks inherit.
 fn in_order(own: &Arc<str>, mut found: Vec<Mistake>) -> Vec<Mistake> {
     let location = |one: &Mistake| (one.file != *own, Arc::clone(&one.file), one.line, one.key.clone());
     found.sort_by(|a, b| location(a).cmp(&location(b)).then_with(|| a.message.cmp(&b.message)));

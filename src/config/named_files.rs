@@ -39,8 +39,8 @@ pub(super) struct FileVariables {
     pub(super) values: BTreeMap<String, String>,
 }
 
-/// Reads `env_files` and the files that it names; relative paths start at `folder`. If a file has a mistake, unset
-/// variables are no further mistakes.
+/// Reads `env_files` and the files that it names, relative to `folder`. With a faulty file, unset variables are no
+/// mistakes.
 pub(super) fn read_variables(root: &mut Section<'_, '_>, folder: &Path) -> FileVariables {
     let named = RawVariables::read(root).env_files.value;
     let report = root.report();

@@ -85,8 +85,7 @@ impl<'a> ConfigSource<'a> {
     }
 }
 
-/// One table. An absent table is read like an empty one, so that its keys are known. [`Section::close`] it after all keys are
-/// read.
+/// One table. An absent table is read like an empty one, so that its keys are known. [`Section::close`] it at the end.
 pub(super) struct Section<'s, 'a> {
     source: &'s mut ConfigSource<'a>,
     table: Option<&'s DeTable<'a>>,

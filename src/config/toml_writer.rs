@@ -3,8 +3,7 @@
 const NAME_LEN_MAX: usize = 32;
 const FALLBACK_NAME: &str = "server";
 
-/// A valid upstream name from a text: only a to z, 0 to 9, underscores, and single hyphens between them. `None` if nothing
-/// remains.
+/// A valid upstream name from a text: a to z, 0 to 9, underscores, single hyphens between them. `None` if it is empty.
 #[must_use]
 pub fn fitting_name(text: &str) -> Option<String> {
     let mut name = String::new();

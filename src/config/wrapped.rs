@@ -39,8 +39,7 @@ pub(super) fn check(lines: &BTreeMap<KeyPlace, usize>, report: &mut MistakeColle
     }
 }
 
-/// Removes servers with unset variables, so that the others are served; returns the reasons by name. If no other server is left,
-/// they remain mistakes.
+/// Removes servers with unset variables, and returns the reasons by name. If no server is left, they remain mistakes.
 pub(super) fn set_aside(raw: &mut RawConfig, report: &mut MistakeCollector) -> BTreeMap<String, Arc<str>> {
     let mut aside = BTreeMap::new();
     if raw.upstreams.iter().all(|upstream| report.has_unset(&upstream.location.key)) {

@@ -59,8 +59,7 @@ pub(super) async fn answer(shared: &Arc<DemoState>, request: Request<Body>) -> F
     answered.unwrap_or_else(|refusal| *refusal)
 }
 
-/// Keeps web pages away from a server on this machine: refuses a foreign Origin always, and on loopback also a foreign Host,
-/// which shows DNS rebinding.
+/// Refuses a foreign Origin always, and on loopback also a foreign Host, which shows DNS rebinding.
 fn guard(shared: &DemoState, request: &Request<Body>) -> Result<(), DemoRefusal> {
     let origin = request.headers().get(ORIGIN).map(|origin| url_host(origin.to_str().unwrap_or_default()));
     let host = request.headers().get(HOST).and_then(|host| host.to_str().ok());
@@ -184,9 +183,8 @@ pub(super) fn take(session: &DemoSession, message: Incoming) {
     }
 }
 
-/// Starts a request. Its messages go to `events`, its response last; none if it is cancelled. It is registered before
-/// this returns, so that a cancellation finds it. It continues when the client disconnects: in these versions that is
-/// no cancellation.
+/// Starts a request. Its messages go to `events`, its response last; none if it is cancelled. It is registered before this
+/// returns, so that a cancellation finds it. A client that disconnects does not cancel it in these versions.
 pub(super) fn start(
     tracker: &TaskTracker,
     session: &Arc<DemoSession>,

@@ -45,8 +45,7 @@ impl DemoCaller {
     }
 }
 
-/// Runs the tool of a `tools/call`. Fails with −32602 for an unknown tool or bad arguments; `crash` throws another
-/// error.
+/// Runs the tool of a `tools/call`. Fails with −32602 for an unknown tool or bad arguments, or with the error of `crash`.
 pub(super) async fn call(mut params: Value, caller: &DemoCaller) -> Result<Value, RpcError> {
     let arguments = match params.get_mut("arguments").map(Value::take) {
         None | Some(Value::Null) => json!({}),

@@ -55,8 +55,7 @@ pub(super) struct ListenerState {
     pub(super) phases: Phases,
 }
 
-/// Serves one connection until either side ends it. Each protocol's future is boxed, so that a connection allocates only the one
-/// it uses.
+/// Serves one connection until either side ends it. Only the future of the connection's protocol is allocated.
 pub(super) async fn serve<T: ResettableStream>(shared: Arc<ListenerState>, mut socket: T, ends: ConnectionAddresses) {
     let _counted = shared.meter.connection();
     let deadline = Instant::now() + shared.limits.head_deadline;

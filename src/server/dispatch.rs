@@ -95,8 +95,7 @@ pub(super) struct AdmittedCaller {
     pub(super) arrival: Arrival,
 }
 
-/// The parts of an admitted request that an endpoint needs. The rest is dropped here, so that no buffer is retained while the
-/// response is awaited.
+/// The parts of an admitted request that an endpoint needs; the rest is dropped, so that no buffer is retained.
 fn inbound(
     path: String,
     request: Request<Incoming>,

@@ -77,8 +77,8 @@ impl RunningListener {
         self.local_addr
     }
 
-    /// A duplicate of its socket, for the listener that replaces it; `None` if it no longer listens, or the process is out of
-    /// descriptors.
+    /// A duplicate of its socket, for the listener that replaces it; `None` if it no longer listens, or descriptors ran
+    /// out.
     #[must_use]
     pub fn socket(&self) -> Option<std::net::TcpListener> {
         self.socket.upgrade()?.try_clone().ok()
@@ -110,8 +110,8 @@ impl RunningListener {
         self.connections_max - self.permits.all.available_permits()
     }
 
-    /// Completes once the notice of a drain is over and the connections accepted until then have sent their requests: when all
-    /// have ended, at the latest a second after the last could arrive.
+    /// Completes once the notice of a drain is over and the connections accepted until then have sent their requests or
+    /// ended, at the latest after a second.
     pub fn heard_out(&self) -> impl Future<Output = ()> + use<> {
         let (shared, permits, all) = (Arc::clone(&self.shared), Arc::clone(&self.permits), self.connections_max);
         async move {
@@ -129,9 +129,9 @@ impl RunningListener {
         }
     }
 
-    /// Drains the listener in the phases of `plan`, and returns once every connection has ended. It accepts connections
-    /// until then, because clients may poll a call that is still awaited; not if another process continues with the
-    /// socket. The caller withdraws readiness first. Dropping the future ends everything at once.
+    /// Drains the listener in the phases of `plan`, and returns once every connection has ended. Accepts connections until
+    /// the drain is over, because clients may poll a call that is still awaited; not if another process continues with the
+    /// socket. Withdraw readiness first. Dropping the future ends everything at once.
     pub async fn drain(self, plan: DrainPlan) -> Drained {
         let phases = &self.shared.phases;
         phases.notice.cancel();
@@ -331,8 +331,7 @@ impl ConnectionPermits {
     }
 
     /// Takes a permit for one connection, or returns the reason why there is none. The address is checked first, so that an
-    /// address with too many meets its own limit before everyone's. Without `peer` no address is counted: for this machine and
-    /// for proxies.
+    /// address with too many meets its own limit. Without `peer` no address is counted: for this machine and for proxies.
     fn take(self: &Arc<Self>, peer: Option<IpAddr>) -> Result<ConnectionPermit, &'static str> {
         let by_address = peer.map(|peer| self.take_of(network(peer))).transpose()?;
         let permit = Arc::clone(&self.all).try_acquire_owned().map_err(|_| "connections_max")?;

@@ -1,7 +1,6 @@
 //! Lists every reason to refuse a request or a connection, with its response.
 //!
-//! A response has its status and one sentence, as a JSON-RPC error without id, and contains no byte from the client (GW-43).
-//! [`Refusal::advice`] tells the operator in the log how to allow such requests.
+//! A response has its status and one sentence, as a JSON-RPC error without id, and no byte of the client's (GW-43).
 
 use std::borrow::Cow;
 

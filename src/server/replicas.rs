@@ -1,7 +1,6 @@
 //! Describes the replica listener, which serves requests that other replicas forward.
 //!
-//! It has the routes of the client listener, and serves replicas only: each request is sealed for this one. The forwarding
-//! replica has authenticated and counted the client.
+//! It has the client listener's routes; each request is sealed for this replica by the one that authenticated its client.
 
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
@@ -49,7 +48,7 @@ impl ReplicaTls {
     }
 }
 
-/// The replica listener at `address`: with TLS, or in the clear on loopback. `body_bytes_max` and the routes are the client
+/// The replica listener at `address`: with TLS, or in the clear on loopback. Routes and body limit are the client
 /// listener's.
 #[must_use]
 pub fn site(

@@ -42,8 +42,7 @@ pub(super) struct Layers {
 }
 
 impl Layers {
-    /// Answers one request. `connection` has admitted the connection and counts the responses. The request is boxed, because each
-    /// nested future would hold it twice.
+    /// Answers one request of an admitted connection. The request is boxed: each nested future would hold it twice.
     pub(super) async fn answer(
         &self,
         request: Box<Request<Incoming>>,

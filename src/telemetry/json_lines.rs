@@ -1,7 +1,7 @@
 //! Writes log lines as JSON: one object per event, with the fields of its span.
 //!
-//! Writes the same objects as `tracing-subscriber`'s formatter, except for events outside of all spans, in an eighth of the time:
-//! that one parses a span's fields into a sorted tree for each line. One line is written for each settled task.
+//! Writes the same objects as `tracing-subscriber`'s formatter, except for events outside of all spans, in an eighth of the
+//! time: that one parses a span's fields into a sorted tree for each line.
 
 use std::fmt::{self, Debug};
 

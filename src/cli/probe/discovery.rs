@@ -1,6 +1,4 @@
 //! Sends the requests of a probe: `server/discover`, `initialize`, the lists, and a call.
-//!
-//! Tries each transport until the server answers one; asks for versions from the newest on.
 
 use std::sync::Arc;
 use std::time::Duration;

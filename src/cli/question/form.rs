@@ -1,7 +1,7 @@
 //! Reads elicitation forms: the fields of a schema, and the value of a typed line.
 //!
-//! Pure. Supports the restricted schemas of `elicitation/create` (2025-11-25, "Elicitation", requested schema). A form with any
-//! other schema is refused as a whole, so that no answer violates an unread rule.
+//! Supports the restricted schemas of `elicitation/create` (2025-11-25). A form with any other schema is refused as a
+//! whole, so that no answer violates an unread rule.
 
 #[cfg(test)]
 mod tests;

@@ -100,8 +100,7 @@ impl ReplicaSender {
     }
 }
 
-/// Whether the replica reported that it did not process a request (RFC 9113, 8.7). h2 applies a GOAWAY error only to streams
-/// after the last one that the frame names.
+/// Whether the replica reported that it did not process a request (RFC 9113, 8.7). h2 applies GOAWAY to later streams only.
 fn is_unprocessed(error: &h2::Error) -> bool {
     error.is_remote() && (error.is_go_away() || error.reason() == Some(Reason::REFUSED_STREAM))
 }

@@ -1,9 +1,8 @@
 //! Limits the bytes of responses in progress, per principal and in total.
 //!
-//! A response above [`FREE_BYTES`] takes bytes as it is read, and holds them until the last buffer with its text is dropped: the
-//! permit is attached to that buffer ([`AnswerPermit::attach`]). When no bytes are left the reader waits, and so the server does.
-//! One request per principal may exceed its share, and one in total may exceed the whole: of several half-read responses one can
-//! always finish, and a request that needs several large responses gets them all.
+//! A response above [`FREE_BYTES`] takes bytes as it is read, and holds them until the last buffer with its text is dropped
+//! ([`AnswerPermit::attach`]). When no bytes are left, the reader waits, and so does the server. One request per principal
+//! may exceed its share, and one in total may exceed the whole: of several half-read responses one can always finish.
 
 mod waiting;
 
@@ -22,14 +21,12 @@ use waiting::{WaitingAnswer, WaitingAnswers};
 
 /// Bytes of a response without a permit: limited by the number of responses.
 pub const FREE_BYTES: usize = 64 << 10;
-/// The growth step of a large response.
 const STEP: usize = 1 << 20;
 /// How long a response waits for bytes if no store keeps it.
 const WAIT_MAX: Duration = Duration::from_secs(60);
 /// Once a response has waited this long, new requests are refused: its principal, or all together, read too slowly.
 const STALLED_AFTER: Duration = Duration::from_secs(1);
 
-/// The bytes of all principals. Clones share them.
 #[derive(Clone, Debug)]
 pub struct AnswerBudget(Arc<BudgetState>);
 
@@ -57,10 +54,7 @@ struct BytesInUse {
 }
 
 impl BytesInUse {
-    /// Whether a response exceeds the bound with `more` bytes.
-    ///
-    /// # Errors
-    /// If another request exceeds it already.
+    /// Whether a response exceeds the bound with `more` bytes; an error if another request exceeds it already.
     fn excess(self, more: usize, bytes_max: usize, request: AnswerRequest) -> Result<bool, ()> {
         let is_over = self.is_over(more, bytes_max);
         if is_over && self.exceeding_answers > 0 && self.exceeding != request { Err(()) } else { Ok(is_over) }
@@ -88,7 +82,6 @@ impl BytesInUse {
     }
 }
 
-/// Identifies a request, which may hold several responses at once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct AnswerRequest(u64);
 
@@ -109,7 +102,6 @@ pub async fn as_one_request<F: Future>(asking: F) -> F::Output {
     REQUEST.scope(AnswerRequest::next(), asking).await
 }
 
-/// The bounds that a response exceeds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Excess {
     share: bool,
@@ -123,18 +115,15 @@ impl Excess {
     }
 }
 
-/// The exhausted bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FullBound {
     Share,
     Whole,
 }
 
-/// Why a request is refused before any work.
 #[derive(Clone, Copy, Debug)]
 pub struct BudgetRefusal {
     pub fault: GatewayFault,
-    /// The exhausted bound.
     pub bytes_max: usize,
 }
 
@@ -180,21 +169,18 @@ impl Default for AnswerBudget {
 }
 
 impl AnswerBudget {
-    /// Sets the total bound.
     pub fn resize(&self, bytes_max: usize) {
         self.0.counts.lock().bytes_max = bytes_max;
         self.grant();
     }
 
-    /// The share of a principal: at most `bytes_max` bytes.
     #[must_use]
     pub fn share(&self, principal: &Principal, bytes_max: usize) -> AnswerShare {
         let request = REQUEST.try_with(|request| *request).ok();
         AnswerShare { budget: self.clone(), principal: principal.clone(), bytes_max, request, wait_max: Some(WAIT_MAX) }
     }
 
-    /// Why a new request of a principal is refused: a response waits for bytes, and none have been released for a moment.
-    /// `share_max` is the bound of the principal's share.
+    /// Why a new request of a principal is refused; `share_max` is the bound of the principal's share.
     #[must_use]
     pub fn refusal(&self, principal: &Principal, share_max: impl FnOnce() -> usize) -> Option<BudgetRefusal> {
         if self.0.waiting.load(Ordering::Relaxed) == 0 {
@@ -262,10 +248,7 @@ impl AnswerBudget {
     }
 }
 
-/// The bounds that a response of a request exceeds with `more` bytes.
-///
-/// # Errors
-/// The bound that another request exceeds already.
+/// The bounds that a response of a request exceeds with `more` bytes, or the bound that another request exceeds.
 fn excess(
     all: BytesInUse,
     share: BytesInUse,
@@ -312,10 +295,7 @@ impl AnswerShare {
         self.wait_max.is_none()
     }
 
-    /// Waits until a response may hold `bytes` in total. Cancel safe.
-    ///
-    /// # Errors
-    /// `TooMuchUnread` or `AnswersFull` after a minute, unless the response waits for its call's deadline.
+    /// Waits until a response may hold `bytes` in total. Cancel safe. Fails after a minute, unless its call has a deadline.
     pub async fn grow(&self, held: &mut AnswerPermit, bytes: usize) -> Result<(), GatewayFault> {
         let more = missing(held, bytes);
         if more == 0 || self.take_now(held, more).is_ok() {
@@ -356,10 +336,7 @@ impl AnswerShare {
         more == 0 || self.take_now(held, more).is_ok()
     }
 
-    /// Takes bytes for a text that is in memory already.
-    ///
-    /// # Errors
-    /// `TooMuchUnread` or `AnswersFull` if there are none.
+    /// Takes bytes for a text that is in memory already; fails if there are none.
     pub fn hold(&self, text: Bytes) -> Result<Bytes, GatewayFault> {
         let mut held = AnswerPermit::default();
         let more = missing(&held, text.len());

@@ -1,9 +1,6 @@
 //! Defines the command line and its exit codes.
-//!
-//! Each command calls the module that implements it. Unavailable commands are not offered.
 
 mod admin_client;
-mod age;
 pub mod call;
 mod call_arguments;
 mod called_server;
@@ -13,6 +10,7 @@ mod follow;
 mod health;
 mod import;
 mod keys;
+mod listing;
 pub mod media;
 mod offers;
 mod printable;
@@ -21,13 +19,9 @@ mod question;
 mod replicas;
 mod serve;
 pub mod server_address;
-mod server_options;
-mod table;
 mod task;
 pub mod tasks;
 mod terminal;
-mod told_messages;
-mod tool;
 pub mod tool_arguments;
 mod tool_schema;
 pub mod ui;
@@ -63,7 +57,6 @@ use wrap::WrapArguments;
 
 /// The exit code for a mistake in the command line or in a configuration file (`EX_USAGE`).
 const USAGE: u8 = 64;
-/// The exit code for an unreachable server.
 const UNAVAILABLE: u8 = app::EXIT_UNAVAILABLE;
 /// The exit code for any other failure (`EX_SOFTWARE`).
 const SOFTWARE: u8 = 70;
@@ -248,7 +241,6 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     })
 }
 
-/// The likely intention behind an invalid command line.
 fn hint(error: &clap::Error) -> Option<&'static str> {
     let said = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => text.clone(),
@@ -276,7 +268,6 @@ fn check(file: &Path) -> ExitCode {
                 let folder = folder.display();
                 write_line(format_args!("warning: key `store.path`: {folder}: a gateway has the store open now"));
             }
-            // A closed stdout cannot be reported.
             let _ = writeln!(console::stdout(), "{}", in_short(&loaded.config));
             ExitCode::SUCCESS
         }
@@ -289,7 +280,6 @@ fn refuse_file(mistakes: &config::ConfigError) -> ExitCode {
     ExitCode::from(USAGE)
 }
 
-/// A one-line summary of a configuration.
 fn in_short(config: &config::Config) -> String {
     let count = |number: usize, word: &str| format!("{number} {word}{}", if number == 1 { "" } else { "s" });
     let paths: Vec<_> = config.upstreams.iter().map(|upstream| upstream.path.as_str()).collect();
@@ -341,7 +331,7 @@ async fn operate(
         }
         Ok(AdminOutput::Part(text)) => {
             console::stdout().write_all(text.as_bytes()).context("cannot print the answer")?;
-            say("there are more; --limit says how many are shown");
+            say("there are more; raise --limit to show them");
             Ok(ExitCode::SUCCESS)
         }
         Ok(AdminOutput::Refused(why)) => {
@@ -356,7 +346,6 @@ async fn operate(
     }
 }
 
-/// Prints why the request is invalid.
 fn refuse(why: impl Display) -> ExitCode {
     say(why);
     ExitCode::from(USAGE)
@@ -367,7 +356,6 @@ fn say(text: impl Display) {
 }
 
 fn write_line(text: impl Display) {
-    // A closed stderr cannot be reported.
     let _ = writeln!(console::stderr(), "{}", printable_lines(&text.to_string()));
 }
 

@@ -1,20 +1,15 @@
 //! Reads a TOML file into the settings of every subsystem, or lists its mistakes.
 //!
-//! Reading has three steps: `section` walks the tables and parses single values (`value`), `raw` declares every key with its default
-//! and its sentence for the reference (`keys`), `resolve` checks values against each other. This module does not know the effect of a setting; each subsystem owns its resolved struct. Binds
-//! nothing, starts nothing.
+//! `section` walks the tables and parses single values (`value`), `raw` declares every key with its default and its
+//! sentence for the reference (`keys`), `resolve` checks values against each other.
 
 mod command_line;
-mod env_files;
 mod error;
-mod key_files;
 mod keys;
-mod moved_files;
 mod named_files;
 mod raw;
 mod resolve;
 mod section;
-mod server_header;
 mod toml_writer;
 mod value;
 mod wrapped;
@@ -28,16 +23,14 @@ use std::sync::Arc;
 
 use toml::de::DeTable;
 
-pub use command_line::{CommandLineConfig, CommandLineServer, CommandLineStore, ServerTarget};
-use env_files::FileVariables;
-pub use env_files::env_line;
+pub use command_line::{CommandLineConfig, CommandLineServer, CommandLineStore, ServerTarget, server_headers};
 use error::MistakeCollector;
 pub use error::{ConfigError, Findings, Mistake};
-use key_files::KeyFileReader;
 pub use keys::KeyRow;
+pub use named_files::env_line;
+use named_files::{FileVariables, KeyFileReader};
 pub use section::KeyContent;
 use section::{ConfigSource, UnknownKey};
-pub use server_header::server_headers;
 
 use crate::engine::ServiceSettings;
 use crate::face::client_login::ResourceName;
@@ -46,7 +39,7 @@ use crate::replica::LeaseTerms;
 use crate::server::api_keys::AuthSettings;
 use crate::server::replicas::ReplicaTls;
 use crate::server::{AdminSettings, ListenSettings};
-use crate::store::{DatabaseAccess, StoreLimits};
+use crate::store::{DatabaseAccess, DatabaseUrl, StoreLimits};
 use crate::task::{PrincipalAccessTable, PrincipalLimitTable, ToolNames};
 use crate::upstream::http::HttpUpstreamSettings;
 use crate::upstream::limits::CallPermitSettings;
@@ -64,7 +57,6 @@ use wrapped::FilePurpose;
 /// Larger files are refused unread (B166).
 pub const FILE_BYTES_MAX: usize = 1 << 20;
 
-/// The resolved configuration of a gateway.
 #[derive(Clone, Debug)]
 pub struct Config {
     pub listen: ListenSettings,
@@ -74,13 +66,10 @@ pub struct Config {
     /// The gateway's state folder, relative to the working directory. It need not exist.
     pub folder: PathBuf,
     pub store: StoreSettings,
-    /// How clients are authenticated.
     pub auth: AuthSettings,
     /// The files of variables and of API keys that belong to the configuration, as paths to open.
     pub further_files: Vec<PathBuf>,
-    /// The limits of each principal.
     pub principals: Arc<PrincipalLimitTable>,
-    /// The upstreams and tools of each principal.
     pub access: Arc<PrincipalAccessTable>,
     /// In the order of the file; names and paths are unique. Never empty.
     pub upstreams: Vec<UpstreamConfig>,
@@ -88,7 +77,6 @@ pub struct Config {
     pub endpoints: Vec<CombinedSettings>,
 }
 
-/// The store of tasks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StoreSettings {
     Memory(StoreLimits),
@@ -102,7 +90,6 @@ pub enum StoreSettings {
     Postgres(Box<DatabaseSettings>),
 }
 
-/// The shared database, and this gateway's settings as a replica.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DatabaseSettings {
     pub limits: StoreLimits,
@@ -110,7 +97,6 @@ pub struct DatabaseSettings {
     pub replica: ReplicaSettings,
 }
 
-/// The settings of a replica.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplicaSettings {
     /// The replica's name; without it, the host's.
@@ -125,7 +111,6 @@ pub struct ReplicaSettings {
 }
 
 impl StoreSettings {
-    /// The limits on stored tasks.
     #[must_use]
     pub const fn limits(&self) -> StoreLimits {
         match self {
@@ -142,7 +127,6 @@ impl StoreSettings {
         }
     }
 
-    /// The same store with other limits.
     #[must_use]
     pub fn with_limits(self, limits: StoreLimits) -> Self {
         match self {
@@ -153,7 +137,6 @@ impl StoreSettings {
     }
 }
 
-/// One upstream, resolved.
 #[derive(Clone, Debug, PartialEq)]
 pub struct UpstreamConfig {
     /// 1 to 64 characters out of `a-z`, `0-9`, `_` and `-`.
@@ -164,24 +147,19 @@ pub struct UpstreamConfig {
     pub sse_path: String,
     pub server: ServerSettings,
     pub permits: CallPermitSettings,
-    /// The names of its tools as clients see them.
     pub names: ToolNames,
-    /// How its clients are served.
     pub service: ServiceSettings,
     /// The resource name in its OAuth metadata, where clients log in themselves.
     pub oauth_resource: ResourceName,
 }
 
-/// The transport to an upstream's server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ServerSettings {
     Http(HttpUpstreamSettings),
-    /// A program that the gateway starts.
     Stdio(StdioUpstreamSettings),
 }
 
 impl ServerSettings {
-    /// The settings of a server over HTTP.
     #[must_use]
     pub const fn http(&self) -> Option<&HttpUpstreamSettings> {
         match self {
@@ -190,7 +168,6 @@ impl ServerSettings {
         }
     }
 
-    /// The settings of a server that is a program.
     #[must_use]
     pub const fn stdio(&self) -> Option<&StdioUpstreamSettings> {
         match self {
@@ -209,7 +186,6 @@ impl ServerSettings {
     }
 }
 
-/// A configuration without mistakes.
 #[derive(Clone, Debug)]
 pub struct LoadedConfig {
     pub config: Config,
@@ -257,11 +233,8 @@ impl Config {
     }
 }
 
-/// Reads the file at `path`. `env` looks up `${VAR}`. `look` checks the files and programs that the configuration names, even if
-/// the file has mistakes: a faulty value is replaced by its default.
-///
-/// # Errors
-/// Every mistake in the file and in the files that it names; or that it cannot be read.
+/// Reads the file at `path`; lists every mistake in it and in the files that it names. `env` looks up `${VAR}`; `look`
+/// checks the files and programs that the configuration names, even if it has mistakes.
 pub fn load(
     path: &Path,
     env: &dyn Fn(&str) -> Option<String>,
@@ -270,11 +243,8 @@ pub fn load(
     load_as(FilePurpose::Listeners, path, env, look)
 }
 
-/// As [`load`], for `taskgate wrap`, which has one client and no listener: tables of listeners are mistakes, the store defaults
-/// to memory, and several upstreams become one endpoint, the first of [`Config::endpoints`].
-///
-/// # Errors
-/// As [`load`].
+/// As [`load`], for `taskgate wrap`, which has one client and no listener: tables of listeners are mistakes, the store
+/// defaults to memory, and several upstreams become one endpoint, the first of [`Config::endpoints`].
 pub fn load_wrapped(
     path: &Path,
     env: &dyn Fn(&str) -> Option<String>,
@@ -299,11 +269,7 @@ fn load_as(
     }
 }
 
-/// Reads a configuration from its text; `name` is the file's name in messages, and its folder is the base of files of keys and
-/// of variables.
-///
-/// # Errors
-/// Every mistake in the text. If it is not TOML, only that one.
+/// Reads a configuration from its text. `name` is the file's name; its folder is the base of files of keys and variables.
 pub fn parse(name: &str, text: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<LoadedConfig, ConfigError> {
     parse_as(FilePurpose::Listeners, (name, text), env, &|_| Findings::default())
 }
@@ -336,7 +302,7 @@ fn parse_as(
         return Err(source.report.into_error());
     }
     let mut root = source.root(tree.get_ref());
-    let FileVariables { files: mut further_files, values } = env_files::read(&mut root, folder);
+    let FileVariables { files: mut further_files, values } = named_files::read_variables(&mut root, folder);
     from_files.get_or_init(|| values);
     let mut raw = raw::read(root);
     let ConfigSource { mut report, unknown, lines, .. } = source;
@@ -382,7 +348,7 @@ pub fn known_keys() -> BTreeMap<String, KeyContent> {
     let (tree, _) = DeTable::parse_recoverable(every_table);
     let mut source = ConfigSource::new(every_table, &|_| None, MistakeCollector::new(""));
     let mut root = source.root(tree.get_ref());
-    env_files::read(&mut root, Path::new(""));
+    named_files::read_variables(&mut root, Path::new(""));
     raw::read(root);
     source.known.into_iter().map(|(key, takes)| (key.replace("[0]", ""), takes)).collect()
 }
@@ -390,7 +356,7 @@ pub fn known_keys() -> BTreeMap<String, KeyContent> {
 /// The keys of each table in the order of the reference; `.` has those outside of tables, and `NAME` is an upstream's name.
 #[must_use]
 pub fn key_tables() -> Vec<(&'static str, Vec<KeyRow>)> {
-    let outside = (".", <env_files::RawVariables as keys::KeyTable>::ROWS.to_vec());
+    let outside = (".", <named_files::RawVariables as keys::KeyTable>::ROWS.to_vec());
     std::iter::once(outside).chain(raw::tables()).collect()
 }
 
@@ -417,7 +383,6 @@ fn advice(unknown: &UnknownKey, known: &[String]) -> String {
     }
 }
 
-/// The most similar key of the same table.
 fn near(unknown: &UnknownKey) -> Option<&'static str> {
     let near = unknown.siblings.iter().map(|known| (value::edit_distance(known, &unknown.key), *known)).min();
     near.filter(|(distance, known)| *distance <= 2 && *distance < known.len()).map(|(_, known)| known)
@@ -472,7 +437,6 @@ fn meant(unknown: &UnknownKey) -> Option<&'static str> {
     MEANT.iter().find(fits).map(|(.., meant)| *meant)
 }
 
-/// Reads at most one byte more than the limit.
 fn read_bounded(path: &Path) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let limit = u64::try_from(FILE_BYTES_MAX).unwrap_or(u64::MAX).saturating_add(1);
@@ -490,4 +454,66 @@ fn too_large(name: &str) -> ConfigError {
 
 fn refused(name: &str, line: Option<usize>, message: impl Into<String>) -> ConfigError {
     ConfigError { mistakes: vec![Mistake { file: Arc::from(name), line, key: None, message: message.into() }] }
+}
+
+impl Config {
+    /// Takes over another configuration's paths of the `listen.tls`, `store` and `replica` files, if both name one.
+    pub fn take_moved_files(&mut self, newer: &Self) {
+        follow(&mut self.listen.tls, newer.listen.tls.as_ref());
+        if let (StoreSettings::Postgres(own), StoreSettings::Postgres(newer)) = (&mut self.store, &newer.store) {
+            own.take_moved_files(newer);
+        }
+    }
+}
+
+impl DatabaseSettings {
+    fn take_moved_files(&mut self, newer: &Self) {
+        if let (DatabaseUrl::File(own), DatabaseUrl::File(newer)) = (&mut self.access.url, &newer.access.url) {
+            PathBuf::clone_from(own, newer);
+        }
+        follow(&mut self.access.password_file, newer.access.password_file.as_ref());
+        follow(&mut self.access.ca, newer.access.ca.as_ref());
+        follow(&mut self.replica.tls, newer.replica.tls.as_ref());
+    }
+}
+
+fn follow<T: Clone>(own: &mut Option<T>, newer: Option<&T>) {
+    if let (Some(own), Some(newer)) = (own, newer) {
+        own.clone_from(newer);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(folder: &str, schema: &str) -> Config {
+        let text = format!(
+            "[listen]\ntls = {{ certificate = \"{folder}/l.pem\", key = \"{folder}/l.key\" }}\n\
+             [store]\nkind = \"postgres\"\ndurability = \"single\"\nschema = \"{schema}\"\nurl_file = \"{folder}/db.url\"\n\
+             password_file = \"{folder}/db.password\"\nca = \"{folder}/db.pem\"\n\
+             [replica]\naddress = \"10.0.0.5:9443\"\ncertificate = \"{folder}/r.pem\"\nkey = \"{folder}/r.key\"\n\
+             ca = \"{folder}/ca.pem\"\n[upstreams.up]\nurl = \"http://127.0.0.1:9000/mcp\"\n"
+        );
+        parse("test", &text, &|_| None).unwrap().config
+    }
+
+    #[test]
+    fn files_are_followed_and_nothing_else() {
+        let mut followed = config("/old", "s");
+        followed.take_moved_files(&config("/new", "t"));
+        assert_eq!(format!("{followed:?}"), format!("{:?}", config("/new", "s")));
+    }
+
+    /// Plaintext or TLS does not depend on the location of a file.
+    #[test]
+    fn a_file_that_was_not_named_at_the_start_changes_nothing() {
+        let in_memory = "[upstreams.up]\nurl = \"http://127.0.0.1:9000/mcp\"\n";
+        let in_memory = || parse("test", in_memory, &|_| None).unwrap().config;
+        for (mut started, newer) in [(in_memory(), config("/new", "s")), (config("/old", "s"), in_memory())] {
+            let before = format!("{started:?}");
+            started.take_moved_files(&newer);
+            assert_eq!(format!("{started:?}"), before);
+        }
+    }
 }

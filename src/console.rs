@@ -1,7 +1,4 @@
-//! The stdout and stderr of the program's commands.
-//!
-//! In unit tests the output goes to the test harness, like output of `print!`. Written directly, it could separate a test's name
-//! from its result, and a reader of the log would miss a passed test.
+//! The stdout and stderr of the program's commands; in unit tests both go to the test harness.
 
 #[cfg(not(test))]
 pub(crate) use std::io::{stderr, stdout};
@@ -12,9 +9,6 @@ pub(crate) use captured::{stderr, stdout};
 use std::io;
 
 /// Prints a message of `clap`, in colour on a terminal.
-///
-/// # Errors
-/// If it cannot be written.
 pub(crate) fn print_usage(error: &clap::Error) -> io::Result<()> {
     #[cfg(not(test))]
     return error.print();

@@ -1,7 +1,6 @@
 //! Serves a small MCP server without tasks, to try the gateway with.
 //!
-//! It supports 2025-03-26 and 2025-06-18 with sessions, over streamable HTTP and over stdio. The code is meant to be read:
-//! `tools` has its tools, `session` its state, `http` and `stdio` its transports. It knows nothing of tasks, stores or upstreams.
+//! It supports 2025-03-26 and 2025-06-18 with sessions, over streamable HTTP and over stdio.
 
 mod http;
 mod rpc;
@@ -28,9 +27,7 @@ pub use stdio::serve as serve_stdio;
 
 /// The most open connections; more wait to be accepted.
 const CONNECTIONS_MAX: usize = 1024;
-/// How long a client may take to send the head of a request.
 const HEAD_READ_MAX: Duration = Duration::from_secs(10);
-/// How long a connection may take to finish when the server stops.
 const DRAIN_MAX: Duration = Duration::from_secs(2);
 /// Pause after an error of `accept`, which usually means that file descriptors have run out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -38,11 +35,9 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// A running demo server. Dropping it does not stop it; its token does.
 #[derive(Clone, Copy, Debug)]
 pub struct DemoServer {
-    /// The bound address with its port.
     pub local_addr: SocketAddr,
 }
 
-/// The state that all connections share.
 #[derive(Debug)]
 struct DemoState {
     local_addr: SocketAddr,
@@ -52,11 +47,8 @@ struct DemoState {
 }
 
 impl DemoServer {
-    /// Binds `address` (port 0 picks one) and serves on tokio tasks of `tracker` until `cancel`, which also ends all sessions and
-    /// stops all tools.
-    ///
-    /// # Errors
-    /// If the address cannot be bound.
+    /// Binds `address` (port 0 picks one) and serves on tasks of `tracker` until `cancel`, which ends all sessions and
+    /// tools.
     pub async fn start(address: SocketAddr, tracker: &TaskTracker, cancel: CancellationToken) -> io::Result<Self> {
         let listener = TcpListener::bind(address).await?;
         let local_addr = listener.local_addr()?;
@@ -66,7 +58,6 @@ impl DemoServer {
         Ok(Self { local_addr })
     }
 
-    /// The URL for clients.
     #[must_use]
     pub fn url(&self) -> String {
         format!("http://{}{}", self.local_addr, http::PATH)
@@ -108,7 +99,6 @@ async fn serve(stream: TcpStream, shared: Arc<DemoState>, _place: OwnedSemaphore
         }
     };
     if let Err(error) = ended {
-        // Clients often disconnect early.
         tracing::debug!(error = &*error, "a connection of the demo server ended early");
     }
 }

@@ -11,7 +11,7 @@
 //! | F01 | `accepted` | an accepted connection is read |
 //! | F02 | `admitted` | the row of a call with a permit is handed to the store |
 //! | F03 | `intent-written` | the store makes written rows durable |
-//! | F04 | `intent-durable` | the first byte of a call whose row is durable goes upstream |
+//! | F04 | `intent-durable` | the first byte of a call with a durable row goes upstream |
 //! | F07 | `handle-durable` | the answer with the handle is made |
 //! | F08 | `handle-half-written` | the second half of the answer with the handle is written |
 //! | F10 | `event-heard` | the position of an event in its stream is stored |
@@ -75,7 +75,6 @@ mod armed {
     use std::sync::OnceLock;
     use std::sync::atomic::{AtomicU32, Ordering};
 
-    /// The point that the environment names.
     #[derive(Debug)]
     pub(super) struct ArmedFailpoint {
         name: String,

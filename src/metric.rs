@@ -1,41 +1,30 @@
 //! Names every metric once, so that dashboards and the code agree.
 //!
-//! Any module may record them through the `metrics` facade. `telemetry` describes each.
+//! Any module may record them through the `metrics` facade. `telemetry::families` describes each, with its labels.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use metrics::Gauge;
 
-/// Always 1, by `version` of the program.
 pub const BUILD_INFO: &str = "taskgate_build_info";
 
-/// Responses, by `listener` and `status`.
 pub const HTTP_REQUESTS: &str = "taskgate_http_requests_total";
-/// Requests and connections refused before a face received them, by `reason`.
 pub const HTTP_REFUSED: &str = "taskgate_http_refused_total";
-/// Requests with a panic in their handler.
 pub const HTTP_PANICS: &str = "taskgate_http_panics_total";
-/// Requests in progress, by `listener`.
 pub const HTTP_IN_FLIGHT: &str = "taskgate_http_in_flight";
-/// Open connections, by `listener`.
 pub const CONNECTIONS: &str = "taskgate_connections";
-/// Failed accepts that made a listener pause, by `listener`.
 pub const ACCEPT_PAUSES: &str = "taskgate_accept_pauses_total";
 
 /// Requests of clients, by `upstream` and `outcome`: `answered`, `stream` (an event stream was begun, however it ended),
 /// `accepted` (a notification), `error` (a JSON-RPC error, unless it is in a stream or forwarded unchanged), `refused` (an HTTP
 /// status from 400 on).
 pub const REQUESTS: &str = "taskgate_requests_total";
-/// Bytes held by responses in progress: of servers, and of stored results.
 pub const ANSWER_BYTES: &str = "taskgate_answer_bytes";
-/// Responses and requests refused because responses in progress hold all permitted bytes, by `reason`.
 pub const ANSWERS_REFUSED: &str = "taskgate_answers_refused_total";
-/// Handles created, by `upstream`.
 pub const TASKS_CREATED: &str = "taskgate_tasks_created_total";
 /// Unsettled tasks, by `upstream`. Replicas on one database settle each other's tasks: only their sum is a count.
 pub const TASKS_IN_FLIGHT: &str = "taskgate_tasks_in_flight";
-/// Settled tasks, by `upstream` and `outcome`.
 pub const TASKS_SETTLED: &str = "taskgate_tasks_settled_total";
 /// Age of a task when it settled, in seconds, by `upstream`; from when its call was sent, where that was before it became a task.
 pub const TASK_AGE: &str = "taskgate_task_age_seconds";
@@ -46,48 +35,31 @@ pub const QUESTIONS: &str = "taskgate_questions_total";
 /// Tasks of earlier processes, by the `outcome` of their recovery (`dispatched`, `resumed`, `rerun`, `failed`, `poison`,
 /// `settled`, `told`).
 pub const RECOVERED: &str = "taskgate_recovered_total";
-/// Polls of tasks.
 pub const TASK_POLLS: &str = "taskgate_task_polls_total";
-/// Lookups of tasks that found none.
 pub const TASK_MISSES: &str = "taskgate_task_misses_total";
 /// Duration of an upstream request in seconds, by `upstream` and `class` (`call`, `other`, `resumed`).
 pub const UPSTREAM_REQUEST: &str = "taskgate_upstream_request_seconds";
-/// `tools/call` that hold a permit of an upstream, by `upstream`.
 pub const UPSTREAM_IN_FLIGHT: &str = "taskgate_upstream_in_flight";
-/// `tools/call` that wait for a permit, by `upstream`.
 pub const UPSTREAM_QUEUED: &str = "taskgate_upstream_queued";
-/// Calls refused because too many waited or one waited too long, by `upstream`.
 pub const UPSTREAM_SHED: &str = "taskgate_upstream_shed_total";
-/// Whether the circuit breaker refuses new requests to an upstream, by `upstream`.
 pub const BREAKER_OPEN: &str = "taskgate_upstream_breaker_open";
-/// How often the circuit breaker opened, by `upstream`.
 pub const BREAKER_OPENED: &str = "taskgate_upstream_breaker_opened_total";
-/// Above 0 while an upstream's tool list exceeds the limit, by `upstream`.
 pub const TOOLS_CUT_OFF: &str = "taskgate_upstream_tools_cut_off";
 /// Failures of an upstream, by `upstream` and `reason` (`upstream_unreachable`, `upstream_tls`, `upstream_auth`,
 /// `upstream_redirect`, `upstream_http_status`, `upstream_malformed`, `upstream_closed`, `upstream_timeout`).
 pub const UPSTREAM_FAILURES: &str = "taskgate_upstream_failures_total";
-/// Requests that were resent because no byte had been sent, by `upstream`.
 pub const UPSTREAM_RESENT: &str = "taskgate_upstream_resent_total";
-/// Open sessions at an upstream, by `upstream`.
 pub const UPSTREAM_SESSIONS: &str = "taskgate_upstream_sessions";
-/// Open `subscriptions/listen` streams from the gateway to an upstream, by `upstream`.
 pub const UPSTREAM_LISTENS: &str = "taskgate_upstream_listens";
-/// Unusable upstream messages, by `upstream` and `reason`.
 pub const UPSTREAM_DROPPED: &str = "taskgate_upstream_dropped_total";
 /// Forwarded messages of session clients, by `upstream` and `kind` (`call`, `request`, `notification`, `response`, `stream`).
 pub const PIPED: &str = "taskgate_piped_messages_total";
 /// Upstream sessions reopened without their clients' knowledge, by `upstream` and `outcome` (`renewed`, `failed`).
 pub const SESSION_RENEWALS: &str = "taskgate_session_renewals_total";
-/// Responses of a combined endpoint that lacked an upstream, by `upstream`.
 pub const ENDPOINT_ABSENCES: &str = "taskgate_endpoint_absences_total";
-/// Open `subscriptions/listen` streams, by `upstream`.
 pub const LISTENERS: &str = "taskgate_listen_streams";
-/// `subscriptions/listen` refused because too many are open, by `upstream`.
 pub const LISTENERS_REFUSED: &str = "taskgate_listen_refused_total";
-/// Open streams of HTTP+SSE, by `upstream`.
 pub const SSE_STREAMS: &str = "taskgate_sse_streams";
-/// Streams of HTTP+SSE refused because too many are open, by `upstream`.
 pub const SSE_STREAMS_REFUSED: &str = "taskgate_sse_refused_total";
 /// Requests forwarded to the replica that owns their session, stream or held call, by `reason` (`session`, `stream`, `held_call`)
 /// and `outcome` (`answered`, `away`, `lost`).
@@ -102,42 +74,26 @@ pub const QUOTA_REFUSED: &str = "taskgate_quota_refused_total";
 pub const STORE_BYTES: &str = "taskgate_store_bytes";
 /// Stored bytes above `stored_bytes_max`: outcomes of tasks that were admitted below it.
 pub const STORE_BYTES_ABOVE: &str = "taskgate_store_bytes_above_max";
-/// Stored tasks, counted as [`STORE_BYTES`].
 pub const STORE_ROWS: &str = "taskgate_store_rows";
-/// Transactions of a store on disk or in a database.
 pub const STORE_COMMITS: &str = "taskgate_store_commits_total";
-/// Duration of one transaction in seconds, its fsync included.
 pub const STORE_COMMIT_TIME: &str = "taskgate_store_commit_seconds";
-/// Writes per transaction.
 pub const STORE_BATCH: &str = "taskgate_store_batch_writes";
-/// Transactions that failed, by `reason` (`io`, `full`).
 pub const STORE_FAILURES: &str = "taskgate_store_failures_total";
-/// Rows with a damaged record.
 pub const STORE_DAMAGED: &str = "taskgate_store_damaged_total";
-/// Free bytes of the store's disk.
 pub const STORE_FREE_BYTES: &str = "taskgate_store_free_bytes";
-/// Bytes of the disk store's file and its log.
 pub const STORE_FILE_BYTES: &str = "taskgate_store_file_bytes";
 
 // Metrics of a shared database.
 
 /// Writes of tasks with an unknown commit.
 pub const DATABASE_UNSURE: &str = "taskgate_database_unsure_writes_total";
-/// Transactions that wrote no task, and confirmed earlier reads.
 pub const DATABASE_BARRIERS: &str = "taskgate_database_barriers_total";
-/// Age of the oldest foreign transaction in the database, in seconds; 0 without one.
 pub const DATABASE_OLDEST_TRANSACTION: &str = "taskgate_database_oldest_transaction_seconds";
-/// Dead row versions of tasks that the database has not freed yet, by its statistics.
 pub const DATABASE_DEAD_ROWS: &str = "taskgate_database_dead_rows";
-/// Acknowledged heartbeats of this replica.
 pub const REPLICA_BEATS: &str = "taskgate_replica_beats_total";
-/// Time since the last acknowledged heartbeat was sent, in seconds.
 pub const REPLICA_BEAT_AGE: &str = "taskgate_replica_beat_age_seconds";
-/// Live replicas, this one included.
 pub const REPLICAS_LIVING: &str = "taskgate_replicas_living";
-/// Tasks taken over from ended replicas.
 pub const REPLICA_CLAIMED: &str = "taskgate_replica_claimed_tasks_total";
-/// Refused writes because another replica had taken the task over.
 pub const REPLICA_FENCED: &str = "taskgate_replica_fenced_writes_total";
 
 /// Counts an unusable message of an upstream.
@@ -145,10 +101,8 @@ pub fn count_dropped(upstream: &Arc<str>, reason: &'static str) {
     metrics::counter!(UPSTREAM_DROPPED, "upstream" => Arc::clone(upstream), "reason" => reason).increment(1);
 }
 
-/// One owner's share of a process-wide gauge, which is the sum of all shares.
-///
-/// Several owners may add to one gauge: two incarnations of a gateway, or an upstream and its replacement. Dropping a share
-/// subtracts it.
+/// One owner's share of a process-wide gauge, which is the sum of all shares: two incarnations of a gateway, or an
+/// upstream and its replacement, may add to one gauge. Dropping a share subtracts it.
 #[derive(Debug)]
 pub(crate) struct GaugeShare {
     gauge: Gauge,

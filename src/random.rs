@@ -2,11 +2,8 @@
 
 /// Unpredictable bytes for ids and nonces, from the thread's generator and so without a system call.
 ///
-/// The generator is ChaCha12, keyed by the operating system and rekeyed after every 64 KiB. Known output reveals no other output.
-/// A forked process would repeat it, but this program never forks: it only starts programs.
-///
-/// # Panics
-/// If the operating system provides no randomness when a thread first generates: then no id, key or nonce may be used.
+/// ChaCha12, keyed by the operating system and rekeyed after every 64 KiB; known output reveals no other output. This
+/// program never forks, which would repeat it. Panics if the system provides no randomness.
 #[must_use]
 pub fn bytes<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
@@ -14,10 +11,7 @@ pub fn bytes<const N: usize>() -> [u8; N] {
     bytes
 }
 
-/// Unpredictable bytes for keys, which are rare and long-lived and so come from the operating system itself.
-///
-/// # Panics
-/// If the operating system provides none.
+/// Unpredictable bytes for keys, from the operating system itself. Panics if it provides none.
 #[must_use]
 pub fn key<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];

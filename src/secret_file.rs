@@ -30,14 +30,10 @@ pub enum SecretFileError {
     TooLarge { bytes_max: usize },
 }
 
-/// Reads a file that contains a `what`.
+/// Reads a file that contains a `what`, at most `bytes_max` bytes, and that only its owner may access.
 ///
-/// A group may read a credential from the service manager: it is in a folder of this process only, and its mode gives the process
-/// access. A group may also read root's file if the process is not root's: it has no other access, and orchestrators provide
-/// secrets so.
-///
-/// # Errors
-/// If it cannot be read, is no file, can be used by others than its owner, or is larger than `bytes_max`.
+/// A group may read a credential from the service manager, which is in a folder of this process only, and root's file
+/// if the process is not root's: it has no other access, and orchestrators provide secrets so.
 pub fn read(path: &Path, what: &'static str, bytes_max: usize) -> Result<Vec<u8>, SecretFileError> {
     read_beside(path, std::env::var_os(CREDENTIALS).map(PathBuf::from).as_deref(), what, bytes_max)
 }

@@ -10,11 +10,8 @@ mod certificate;
 mod connection;
 mod connection_state;
 mod cors;
-mod departed_client;
 mod dispatch;
-pub mod drain;
 pub mod forwarded;
-mod forwarded_callers;
 mod frames;
 mod grant;
 mod head;
@@ -39,14 +36,11 @@ use std::time::Duration;
 use crate::tls::IdentityFiles;
 use api_keys::ApiKeySettings;
 pub use dispatch::Routes;
-pub use drain::{DrainPlan, Drained};
 use forwarded::AddressRange;
-pub use forwarded_callers::ForwardedCallers;
 pub(crate) use host::is_loopback;
-pub use listener::{ListenerSpec, RunningListener, StartError, start, start_on};
-pub use principal::{Authenticator, LocalUser};
+pub use listener::{DrainPlan, Drained, ListenerSpec, RunningListener, StartError, start, start_on};
+pub use principal::{Authenticator, ForwardedCallers, LocalUser};
 
-/// The kind of peer that a listener serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ListenerRole {
     /// MCP clients. Pages of allowed origins may send requests and read responses.
@@ -60,7 +54,6 @@ pub enum ListenerRole {
 }
 
 impl ListenerRole {
-    /// The listener's name in metrics and logs.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -72,7 +65,6 @@ impl ListenerRole {
     }
 }
 
-/// The resolved settings of the client listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListenSettings {
     pub address: SocketAddr,
@@ -95,7 +87,6 @@ pub struct ListenSettings {
     pub drain_max: Duration,
 }
 
-/// The resolved settings of the admin listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AdminSettings {
     pub address: SocketAddr,
@@ -103,9 +94,7 @@ pub struct AdminSettings {
     pub tokens: Vec<ApiKeySettings>,
 }
 
-/// The limits of one connection and one request (SEC-11).
-///
-/// Not configurable: an operator has no reason to change them. Tests shorten them.
+/// The limits of one connection and one request (SEC-11). Not configurable; tests shorten them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ListenerLimits {
     /// From the accept to the end of the TLS handshake.

@@ -6,7 +6,6 @@ use tokio::sync::watch;
 
 use crate::task::{Principal, PrincipalAccessTable, ToolAccess};
 
-/// The current rights. Clones share them.
 #[derive(Clone, Debug)]
 pub struct SharedAccess(Arc<watch::Sender<Arc<PrincipalAccessTable>>>);
 

@@ -19,7 +19,6 @@ const LOG_EVERY: Duration = Duration::from_secs(60);
 /// The most principals and bounds that are remembered; further refusals are only counted in metrics.
 const TOLD_MAX: usize = 1_024;
 
-/// The current limits. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct SharedLimits(Arc<LimitState>);
 
@@ -64,25 +63,21 @@ impl SharedLimits {
         self.0.beside.swap(beside, Ordering::Relaxed) != beside
     }
 
-    /// The number of replicas that divide the limits.
     #[must_use]
     pub fn gateways(&self) -> NonZeroUsize {
         NonZeroUsize::MIN.saturating_add(self.0.beside.load(Ordering::Relaxed))
     }
 
-    /// The budget of all responses in progress.
     #[must_use]
     pub fn answers(&self) -> &AnswerBudget {
         &self.0.answers
     }
 
-    /// A principal's share of that budget.
     #[must_use]
     pub fn answers_to(&self, principal: &Principal) -> AnswerShare {
         self.0.answers.share(principal, self.of(principal).answer_bytes_max)
     }
 
-    /// Why a new request of a principal is refused: unread responses hold all bytes.
     #[must_use]
     pub fn refusal_of_answers(&self, principal: &Principal) -> Option<BudgetRefusal> {
         let refusal = self.0.answers.refusal(principal, || self.of(principal).answer_bytes_max)?;
@@ -96,12 +91,11 @@ impl SharedLimits {
         self.of(owner).permits.of(max)
     }
 
-    /// Records that a principal was refused because it reached a bound: logs once a minute for each principal and key. `allowed`
-    /// is the bound.
+    /// Records that a principal reached the bound `allowed`: logs once a minute for each principal and key.
     pub fn refused(&self, principal: &Principal, key: &'static str, allowed: &dyn std::fmt::Display) {
         if let Some(refused) = self.to_be_told(principal, key) {
             let principal = LoggedPrincipal(principal);
-            tracing::warn!(%principal, key, bound = %allowed, refused, "requests of a principal are refused, as it has all that it may have");
+            tracing::warn!(%principal, key, bound = %allowed, refused, "a principal's requests are refused: it has reached a limit");
         }
     }
 

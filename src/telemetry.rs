@@ -1,5 +1,4 @@
-//! Installs logs and metrics, once per process and before any listener starts. Every module records through the facades of
-//! `tracing` and `metrics`.
+//! Installs logs and metrics, once per process and before any listener starts.
 
 mod escaped_output;
 mod families;
@@ -44,7 +43,6 @@ pub enum LogFormat {
     Json,
 }
 
-/// Why telemetry was not installed.
 #[derive(Debug, thiserror::Error)]
 pub enum TelemetryError {
     #[error("{LOG_FILTER} is not a log filter")]
@@ -56,9 +54,6 @@ pub enum TelemetryError {
 }
 
 /// Installs the log and a panic hook that writes to it.
-///
-/// # Errors
-/// If the filter is invalid, or a log was installed before.
 pub fn install_logs(format: LogFormat) -> Result<(), TelemetryError> {
     use tracing_subscriber::util::SubscriberInitExt;
 
@@ -88,9 +83,6 @@ pub fn install_logs(format: LogFormat) -> Result<(), TelemetryError> {
 }
 
 /// Installs the metrics recorder and describes every metric. [`keep_metrics`] must run beside it.
-///
-/// # Errors
-/// If a recorder was installed before.
 pub fn install_metrics() -> Result<PrometheusHandle, TelemetryError> {
     let handle = PrometheusBuilder::new()
         .set_buckets_for_metric(Matcher::Suffix("_seconds".to_owned()), &SPANS)
@@ -105,12 +97,10 @@ pub fn install_metrics() -> Result<PrometheusHandle, TelemetryError> {
     Ok(handle)
 }
 
-/// Creates the series of one upstream, before its first event.
 pub fn begin_upstream(upstream: &Arc<str>) {
     families::begin_upstream(upstream);
 }
 
-/// Creates the series of a shared database.
 pub fn begin_database() {
     families::begin_database();
 }

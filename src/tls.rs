@@ -1,6 +1,4 @@
 //! Reads certificates and private keys from files, and explains why a file is unusable.
-//!
-//! Knows nothing of connections; [`crate::server`] and [`crate::upstream`] use the results. Both use the same crypto library.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -59,7 +57,6 @@ pub enum TlsFileError {
 }
 
 impl TlsFileError {
-    /// The faulty file.
     #[must_use]
     pub fn path(&self) -> &Path {
         match self {
@@ -76,17 +73,13 @@ impl TlsFileError {
     }
 }
 
-/// The crypto provider of all TLS.
 #[must_use]
 pub fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::aws_lc_rs::default_provider())
 }
 
 impl IdentityFiles {
-    /// Reads the identity, and checks that peers accept it at `now`.
-    ///
-    /// # Errors
-    /// Unless both files can be read and belong together, the key is its owner's alone, and the certificate is valid.
+    /// Reads the identity: its files must belong together, the key be its owner's alone, the certificate be valid at `now`.
     pub fn read(&self, now: Timestamp) -> Result<Arc<CertifiedKey>, TlsFileError> {
         let chain = read_certificates(&self.certificate)?;
         check_validity(&chain[0], now).map_err(|error| error.at(&self.certificate))?;
@@ -106,9 +99,6 @@ impl IdentityFiles {
 }
 
 /// All certificates of a PEM file; at least one, each of them readable.
-///
-/// # Errors
-/// If the file has none, or an unreadable one.
 pub fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsFileError> {
     let bad = || TlsFileError::BadCertificate { path: path.to_owned() };
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&read(path)?).collect();
@@ -122,10 +112,6 @@ pub fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Tl
     Ok(found)
 }
 
-/// The CA roots in a PEM file.
-///
-/// # Errors
-/// As [`read_certificates`].
 pub fn read_roots(path: &Path) -> Result<RootCertStore, TlsFileError> {
     let mut roots = RootCertStore::empty();
     for certificate in read_certificates(path)? {
@@ -158,7 +144,7 @@ pub fn in_words(error: &RustlsError) -> String {
     let text = certificate.to_string();
     let name = text.split_once(" {").map_or(&*text, |(name, _)| name);
     let words = if matches!(certificate, C::UnknownIssuer) {
-        "is vouched for by nobody that is trusted; name its authority (`ca`)"
+        "is not issued by a trusted authority; name its authority (`ca`)"
     } else if matches!(certificate, C::NotValidForName | C::NotValidForNameContext { .. }) {
         "is for another name"
     } else if matches!(certificate, C::Expired | C::ExpiredContext { .. }) {
@@ -167,7 +153,7 @@ pub fn in_words(error: &RustlsError) -> String {
         "is not valid yet"
     } else if matches!(certificate, C::BadSignature) || name.starts_with("UnsupportedSignatureAlgorithm") {
         // A trusted CA may have the issuer's name and another key.
-        "bears no signature of an authority that is trusted; name its authority (`ca`)"
+        "is not signed by a trusted authority; name its authority (`ca`)"
     } else if name.contains("CaUsedAsEndEntity") {
         "is an authority's, and not for a server; make one with basicConstraints=CA:FALSE"
     } else {
@@ -176,7 +162,6 @@ pub fn in_words(error: &RustlsError) -> String {
     format!("its certificate {words}")
 }
 
-/// A certificate's own defect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CertificateDefect {
     Unreadable,

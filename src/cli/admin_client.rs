@@ -15,13 +15,11 @@ use url::Url;
 use super::printable::printable;
 use crate::upstream::transport::credential::secret_value;
 
-/// The environment variable with the operator's token.
 pub(super) const TOKEN_VARIABLE: &str = "TASKGATE_ADMIN_TOKEN";
 /// The time limit of one request.
 const PATIENCE: Duration = Duration::from_secs(30);
 const ANSWER_BYTES_MAX: usize = 4 << 20;
 
-/// Why a request to the gateway failed.
 #[derive(Debug, thiserror::Error)]
 pub enum AdminRequestError {
     #[error("the admin address must be like http://127.0.0.1:9090")]
@@ -34,34 +32,26 @@ pub enum AdminRequestError {
     Late,
     #[error("{TOKEN_VARIABLE} has characters that no header can carry")]
     Token,
-    #[error("the gateway asks operators for a token, and does not know this one; put it into {TOKEN_VARIABLE}")]
+    #[error("the operator's token is missing or unknown; put it into {TOKEN_VARIABLE}")]
     Unauthorized,
     #[error("the response is not from taskgate's admin listener")]
     Unintelligible,
 }
 
-/// The outcome of an operator's command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AdminOutput {
     Done(String),
-    /// The first lines of more.
+    /// The first lines of a longer list.
     Part(String),
     /// Why the gateway refused: the object is missing, or its state does not allow the command.
     Refused(String),
 }
 
-/// Parses a response, or a part of one.
-///
-/// # Errors
-/// If taskgate's admin listener did not write it.
+/// Parses a response; fails if taskgate's admin listener did not write it.
 pub(super) fn read<T: for<'a> Deserialize<'a>>(body: &[u8]) -> Result<T, AdminRequestError> {
     serde_json::from_slice(body).map_err(|_| AdminRequestError::Unintelligible)
 }
 
-/// Reads the error text of a refusal.
-///
-/// # Errors
-/// If taskgate's admin listener did not write it.
 pub(super) fn refused(body: &[u8]) -> Result<AdminOutput, AdminRequestError> {
     #[derive(Deserialize)]
     struct AdminRefusal {
@@ -77,7 +67,6 @@ pub(super) fn refused(body: &[u8]) -> Result<AdminOutput, AdminRequestError> {
     Ok(AdminOutput::Refused(format!("{}{}", printable(&refusal.error), state.unwrap_or_default())))
 }
 
-/// An admin listener's address and this operator's credential.
 #[derive(Clone, Debug)]
 pub struct AdminClient {
     url: Url,
@@ -85,17 +74,13 @@ pub struct AdminClient {
 }
 
 impl AdminClient {
-    /// A client of the listener at `url`; an empty token counts as none.
-    ///
-    /// # Errors
-    /// If a header cannot carry the token.
+    /// An empty token counts as none. Fails if a header cannot carry the token.
     pub fn new(url: &Url, token: Option<&str>) -> Result<Self, AdminRequestError> {
         let token = token.map(str::trim).filter(|token| !token.is_empty());
         let authorization = token.map(|token| secret_value(&format!("Bearer {token}")).ok_or(AdminRequestError::Token));
         Ok(Self { url: url.clone(), authorization: authorization.transpose()? })
     }
 
-    /// Sends a request without a body.
     pub(super) async fn ask(
         &self,
         method: Method,

@@ -8,19 +8,16 @@ use super::media::MediaFolder;
 use super::tool_arguments::ToolArguments;
 use crate::upstream::UpstreamTaskMode;
 
-/// One call to make.
 #[derive(Debug)]
 pub struct CallCommand {
     pub tool: String,
     pub arguments: ToolArguments,
     /// `None`: the best that the server supports.
     pub flavour: Option<Flavour>,
-    /// The call's idempotency key, for gateways that support one.
     pub idempotency_key: Option<String>,
     pub following: FollowPolicy,
 }
 
-/// How to follow a call or a task.
 #[derive(Clone, Debug)]
 pub struct FollowPolicy {
     pub wait: Wait,
@@ -47,7 +44,6 @@ impl FollowPolicy {
     }
 }
 
-/// How long to follow a call that became a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
     ToTheEnd,
@@ -56,7 +52,6 @@ pub enum Wait {
     ForNothing,
 }
 
-/// How to answer a server's questions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QuestionPolicy {
     Asked,
@@ -64,7 +59,6 @@ pub enum QuestionPolicy {
     Declined,
 }
 
-/// The effect of Ctrl-C.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InterruptPolicy {
     Cancels,
@@ -72,12 +66,10 @@ pub enum InterruptPolicy {
     Leaves,
 }
 
-/// The output format of a result.
 #[derive(Clone, Debug, Default)]
 pub struct ResultForm {
     /// The whole result as JSON; otherwise text as text.
     pub is_json: bool,
-    /// The folder for images and sounds.
     pub out: Option<MediaFolder>,
 }
 
@@ -113,7 +105,6 @@ impl RetryPolicy {
     }
 }
 
-/// The outcome of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallExit {
     /// A result, or a handle if only that was requested.
@@ -133,7 +124,6 @@ pub enum CallExit {
 }
 
 impl CallExit {
-    /// The exit code of the process.
     #[must_use]
     pub const fn exit_code(self) -> u8 {
         match self {
@@ -149,7 +139,6 @@ impl CallExit {
     }
 }
 
-/// A flavour of tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Flavour {
     /// The tasks extension of 2026-07-28.
@@ -160,7 +149,6 @@ pub enum Flavour {
     None,
 }
 
-/// The era and flavour of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CallMode {
     pub(super) flavour: Flavour,
@@ -173,7 +161,6 @@ impl CallMode {
     pub(super) const CORE: Self = Self { flavour: Flavour::Core, in_session: true };
     pub(super) const SESSION: Self = Self { flavour: Flavour::None, in_session: true };
 
-    /// The task mode for the upstream.
     pub(super) const fn native_task(self) -> UpstreamTaskMode {
         match self.flavour {
             Flavour::Extension | Flavour::Core => UpstreamTaskMode::Watched,

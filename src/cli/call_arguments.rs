@@ -14,7 +14,6 @@ use super::server_address::ServerArguments;
 use super::terminal::Terminal;
 use super::tool_arguments::ToolArguments;
 
-/// The exit codes of a call or a task.
 pub(super) const EXIT_CODES: &str = "\
 Exit codes:
   0   a result, or a handle with --no-wait
@@ -77,8 +76,6 @@ pub(super) struct ResultArguments {
 }
 
 impl ResultArguments {
-    /// # Errors
-    /// The mistake as text.
     pub(super) fn read(self, stem: &str) -> Result<ResultForm, String> {
         let out = self.out.map(|path| MediaFolder::open(&path, stem)).transpose()?;
         Ok(ResultForm { is_json: self.json, out })
@@ -86,8 +83,6 @@ impl ResultArguments {
 }
 
 impl FollowArguments {
-    /// # Errors
-    /// The mistake as text.
     pub(super) fn read(self, stem: &str) -> Result<FollowPolicy, String> {
         let input = if self.no_input { QuestionPolicy::Declined } else { QuestionPolicy::Asked };
         let result = self.result.read(stem)?;
@@ -97,10 +92,9 @@ impl FollowArguments {
 
 fn timeout(text: &str) -> Result<Duration, &'static str> {
     let timeout = humantime::parse_duration(text).ok().filter(|timeout| !timeout.is_zero());
-    timeout.ok_or("write a span such as 90s or 5m, longer than nothing; without --timeout there is no end")
+    timeout.ok_or("write a duration above zero, such as 90s or 5m; without --timeout there is no limit")
 }
 
-/// Makes the call, and returns the program's exit code.
 pub(super) async fn run(arguments: CallArguments) -> ExitCode {
     let CallArguments { server, tool, arguments, flavour, no_wait, idempotency_key, following } = arguments;
     let read = || {
@@ -118,7 +112,6 @@ pub(super) async fn run(arguments: CallArguments) -> ExitCode {
     }
 }
 
-/// A message for each Ctrl-C.
 pub(super) fn interrupts() -> mpsc::Receiver<()> {
     // One message cancels and one leaves: further ones add nothing.
     let (sender, interrupts) = mpsc::channel(2);

@@ -1,6 +1,4 @@
 //! Reaches a call's or task's server through the gateway's own upstream code.
-//!
-//! It asks for the server's version and lists, sends calls and resumes tasks.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -18,11 +16,13 @@ use super::call::CallMode;
 use super::dialog::NoResultError;
 use super::question;
 use super::server_address::ServerAddress;
-use super::tool::Tool;
+use super::tool_schema::ToolSchema;
 use crate::cause::CauseChain;
 use crate::dialect::faults::session_failure_error;
+use crate::dialect::relay_core_2025_11_25::ToolTaskSupport;
 use crate::task::{Failure, GatewayFault, Principal, Reason};
 use crate::upstream::TaskScope;
+use crate::upstream::header_annotations::{self, HeaderAnnotations};
 use crate::upstream::http::{
     HttpTransport, HttpUpstreamSettings, ProxySettings, SessionUpstream, UpstreamTlsFiles, stateless_task_token,
 };
@@ -34,10 +34,8 @@ use crate::upstream::{
 use crate::wire::object::ObjectWriter;
 use crate::wire::{ListPages, Object, PagedList, Payload, RpcError, meta, method};
 
-/// The most pages of a list that are read.
 const PAGES_MAX: usize = 100;
 const CONNECT_MAX: Duration = Duration::from_secs(10);
-/// The largest response, or event of a stream.
 const ANSWER_BYTES_MAX: usize = 128 << 20;
 /// The time limit of a request that is no call.
 const REQUEST_MAX: Duration = Duration::from_secs(30);
@@ -64,10 +62,7 @@ impl Drop for CalledServer {
 }
 
 impl CalledServer {
-    /// Connects to nothing yet.
-    ///
-    /// # Errors
-    /// If the address is no HTTP URI, or there are no trusted roots.
+    /// Connects to nothing yet. Fails if the address is no HTTP URI, or there are no trusted roots.
     pub(super) fn new(address: &ServerAddress) -> Result<Self, NoResultError> {
         let address = address.clone();
         let credential = address.authorization.clone();
@@ -93,13 +88,12 @@ impl CalledServer {
         Ok(Self { sessions, stateless, life, address, tool: OnceCell::new() })
     }
 
-    /// The upstream with sessions or without.
     pub(super) fn upstream(&self, in_session: bool) -> &dyn Upstream {
         if in_session { &*self.sessions } else { &*self.stateless }
     }
 
-    /// The server's facts in 2026-07-28; `None` for a server with sessions only. The fallback depends on no particular error code
-    /// (UPC-22), only on a response or its absence.
+    /// The server's facts in 2026-07-28; `None` for a server with sessions only, as any error response or silence shows
+    /// (UPC-22).
     pub(super) async fn discover(&self) -> Result<Option<Arc<ServerFacts>>, NoResultError> {
         match timeout(DISCOVER_MAX, self.stateless.facts(&context(UpstreamTaskMode::Undeclared, false))).await {
             Ok(Ok(facts)) => Ok(Some(facts)),
@@ -119,13 +113,12 @@ impl CalledServer {
         self.sessions.facts(&context).await.map_err(|error| self.unbegun(error))
     }
 
-    /// Ends the session, if one is open.
     pub(super) async fn end_session(&self) {
         self.sessions.close().await;
     }
 
-    /// Looks a tool up, once; `None` if the server does not list it. A server without a list may still have the tool, and checks
-    /// the call itself.
+    /// Looks a tool up, once; `None` if the server does not list it: it may still have the tool, and checks the call
+    /// itself.
     pub(super) async fn tool(&self, way: CallMode, name: &str) -> Result<Option<Arc<Tool>>, NoResultError> {
         if let Some((in_session, tool)) = self.tool.get()
             && *in_session == way.in_session
@@ -148,10 +141,7 @@ impl CalledServer {
         Ok(found)
     }
 
-    /// Reads a list, page by page.
-    ///
-    /// # Errors
-    /// If the server is unreachable or its response invalid; the inner result is the server's own error.
+    /// Reads a list, page by page; the inner result is the server's own error.
     pub(super) async fn pages(
         &self,
         way: CallMode,
@@ -172,10 +162,7 @@ impl CalledServer {
         Ok(Ok(()))
     }
 
-    /// Sends a request that is no call.
-    ///
-    /// # Errors
-    /// If the server is unreachable or its response invalid; the inner result is the server's own error.
+    /// Sends a request that is no call; the inner result is the server's own error.
     pub(super) async fn ask(
         &self,
         way: CallMode,
@@ -252,7 +239,6 @@ impl CalledServer {
         }
     }
 
-    /// The error text for a request without a response.
     pub(super) fn lost(&self, fault: &GatewayFault) -> NoResultError {
         let trouble = self.sessions.health().last().filter(|trouble| trouble.reason == fault.reason);
         let cause = trouble.map(|trouble| format!(": {}", trouble.cause)).unwrap_or_default();
@@ -276,7 +262,6 @@ impl CalledServer {
     }
 }
 
-/// The remedy for a status.
 fn advice(status: StatusCode) -> &'static str {
     match status {
         StatusCode::UNAUTHORIZED => "; it asks for a key: put one into TASKGATE_KEY",
@@ -301,4 +286,27 @@ fn context(native_task: UpstreamTaskMode, progress: bool) -> CallContext {
     let capabilities = Payload::of(&json!({ "elicitation": question::capability() }));
     let context = CallContext::new(Principal::local(), capabilities, Timeouts::default(), ANSWER_BYTES_MAX);
     CallContext { progress, native_task, ..context }
+}
+
+#[derive(Debug)]
+pub(super) struct Tool {
+    /// Whether it can be called: invalid annotations forbid it.
+    pub(super) is_callable: bool,
+    /// Whether a call may become a task of 2025-11-25, which both `optional` and `required` allow.
+    pub(super) takes_tasks: bool,
+    pub(super) schema: ToolSchema,
+}
+
+impl Tool {
+    pub(super) fn on_page(page: &Object, name: &str) -> Option<Self> {
+        let tools = page.get("tools").filter(|tools| tools.as_str().starts_with('['));
+        let mut tools = tools.iter().flat_map(Payload::items).filter_map(|tool| Object::of(&tool));
+        let tool = tools.find(|tool| tool.get_str("name").as_deref() == Some(name))?;
+        let annotations = tool.get("inputSchema").as_ref().map(header_annotations::read);
+        Some(Self {
+            is_callable: !matches!(annotations, Some(HeaderAnnotations::Stripped { .. })),
+            takes_tasks: ToolTaskSupport::of(&tool) != ToolTaskSupport::Forbidden,
+            schema: ToolSchema::of(&tool),
+        })
+    }
 }

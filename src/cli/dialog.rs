@@ -22,7 +22,6 @@ impl NoResultError {
     }
 }
 
-/// The user's side of one call.
 pub(super) struct CallDialog<'a> {
     pub(super) policy: &'a FollowPolicy,
     pub(super) ui: &'a mut dyn Ui,
@@ -31,10 +30,8 @@ pub(super) struct CallDialog<'a> {
     pub(super) declined: bool,
 }
 
-/// Why a wait ended early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Interrupted {
-    /// The user pressed Ctrl-C.
     ByUser,
     /// The user's time limit has expired.
     Late,
@@ -55,17 +52,14 @@ impl<'a> CallDialog<'a> {
         self.ui.status(&CallStatus { task_id: None, word: "calling", message: None, steps: None });
     }
 
-    /// Waits for `what` unless the user interrupts it.
     pub(super) async fn or_interrupt<F: Future>(&mut self, what: F) -> Result<F::Output, Interrupted> {
         or_interrupt(what, self.interrupts, self.until).await
     }
 
-    /// Waits for Ctrl-C or the deadline.
     pub(super) async fn interrupted(&mut self) -> Interrupted {
         interrupted(self.interrupts, self.until).await
     }
 
-    /// Reports the end of a call without result.
     pub(super) fn given_up(&mut self, why: Interrupted) -> CallExit {
         match why {
             Interrupted::ByUser => self.cancelled("cancelled"),
@@ -76,7 +70,6 @@ impl<'a> CallDialog<'a> {
         }
     }
 
-    /// Reports the outcome of a call.
     pub(super) fn ended(&mut self, ended: Result<CallExit, NoResultError>) -> CallExit {
         match ended {
             Ok(CallExit::Returned | CallExit::ToolFailed) if self.declined => CallExit::Declined,
@@ -88,15 +81,11 @@ impl<'a> CallDialog<'a> {
         }
     }
 
-    /// The text for an expired time limit.
     pub(super) fn late(&self) -> String {
         format!("no result within {}", humantime::format_duration(self.policy.timeout.unwrap_or_default()))
     }
 
     /// Asks the user a question, and returns the result of `elicitation/create`.
-    ///
-    /// # Errors
-    /// If the user interrupts instead.
     pub(super) async fn ask(&mut self, params: Option<&Object>) -> Result<Value, Interrupted> {
         let read = params.map_or_else(|| Err("it has no parameters".to_owned()), UserQuestion::read);
         let answer = match (read, self.policy.input) {
@@ -108,7 +97,7 @@ impl<'a> CallDialog<'a> {
                 question::UserAnswer::Decline
             }
             (Err(why), _) => {
-                self.ui.note(&format!("the tool asks what this client cannot show ({why}); declined"));
+                self.ui.note(&format!("this client cannot show the tool's question ({why}); declined"));
                 question::UserAnswer::Decline
             }
         };
@@ -136,8 +125,7 @@ impl<'a> CallDialog<'a> {
         CallExit::Cancelled
     }
 
-    /// Prints a tool's result: text as text, anything else as JSON. Binary data goes to files if there is a folder, and never to
-    /// a terminal.
+    /// Prints a tool's result: text as text, anything else as JSON. Binary data goes to files, and never to a terminal.
     pub(super) fn print(&mut self, result: &Object) -> Result<CallExit, NoResultError> {
         let content = result.get("content");
         if content.as_ref().is_some_and(|content| !content.as_str().starts_with('[')) {
@@ -173,7 +161,6 @@ impl<'a> CallDialog<'a> {
         }
     }
 
-    /// A result as JSON, with its binary data replaced.
     pub(super) fn fit_to_print(&mut self, result: &Object) -> Payload {
         media::replaced(result, &mut |media| self.put_away(media))
     }
@@ -229,7 +216,6 @@ pub(super) fn leave(
     CallExit::Unfinished
 }
 
-/// Prints the command that continues with a task.
 pub(super) fn say_how_to_go_on(
     server: &ServerAddress,
     (id, flavour): (&str, Option<Flavour>),

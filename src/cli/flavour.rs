@@ -1,7 +1,4 @@
 //! Makes the call of `taskgate call` in the requested or the best supported task flavour.
-//!
-//! `follow` follows the call, `call` defines the command, and `called_server` reaches the server through the gateway's own
-//! upstream code.
 
 use tokio::sync::mpsc;
 
@@ -16,10 +13,8 @@ use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
 use crate::upstream::ServerFacts;
 use crate::wire::{Object, Payload, meta};
 
-/// Makes the call and follows it as `call` requires.
-///
-/// The first message of `interrupts` cancels the call, a second one leaves without waiting for the server. Errors go to `ui`.
-/// Dropping the future cancels a plain call of 2026-07-28 and leaves any other running.
+/// The first message of `interrupts` cancels the call, a second one leaves without waiting for the server. Errors go to
+/// `ui`. Dropping the future cancels a plain call of 2026-07-28 and leaves any other running.
 pub async fn run(
     server: &ServerAddress,
     call: &CallCommand,
@@ -34,11 +29,7 @@ pub async fn run(
     talk.ended(ended)
 }
 
-/// Makes the call in the requested flavour, or in the best that the server supports: the extension, then the tasks of 2025-11-25,
-/// then none.
-///
-/// # Errors
-/// If the server is unreachable or its response invalid.
+/// Tries the requested flavour, or the best that the server supports: the extension, the tasks of 2025-11-25, none.
 async fn in_best_flavour(
     server: &CalledServer,
     call: &CallCommand,
@@ -74,8 +65,7 @@ async fn in_best_flavour(
     }
 }
 
-/// The tool's arguments; in the inner result, why they are invalid. Without a session the tool is looked up if it has arguments,
-/// since some are repeated in headers.
+/// The tool's arguments, or why they are invalid. Without a session the tool is looked up, as headers repeat arguments.
 async fn arguments(
     server: &CalledServer,
     way: CallMode,
@@ -128,7 +118,6 @@ async fn open_session(server: &CalledServer, call: &CallCommand) -> Result<CallM
     Ok(if takes_tasks { CallMode::CORE } else { CallMode::SESSION })
 }
 
-/// Whether a server of 2026-07-28 offers the tasks extension.
 pub(super) fn has_extension(facts: &ServerFacts) -> bool {
     let extensions = Object::of(&facts.capabilities).and_then(|own| own.get_object("extensions"));
     extensions.is_some_and(|all| all.has_object(meta::TASKS_EXTENSION))

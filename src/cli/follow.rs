@@ -1,6 +1,4 @@
 //! Follows a call or a resumed task: shows its status, asks questions, cancels it.
-//!
-//! All flavours share one loop over the events of an exchange; the exchange polls the task.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -13,7 +11,6 @@ use tokio::time::{Instant, sleep, sleep_until};
 use super::call::{CallExit, CallMode, Flavour, InterruptPolicy, Wait};
 use super::called_server::{CalledServer, may_pass, object};
 use super::dialog::{CallDialog, Interrupted, NoResultError, after, leave, reached, say_how_to_go_on, words};
-use super::told_messages::{MessageSource, ToldMessages};
 use super::ui::{self, CallStatus, StepCount};
 use crate::task::GatewayFault;
 use crate::upstream::{Answer, Exchange, ExchangeEvent, Progress, TaskRequestError, UpstreamTaskEvent};
@@ -32,9 +29,6 @@ pub(super) const UNKNOWN_TASK: &str =
 const LATER_MAX: usize = 256;
 
 /// Follows a started call. Its session ends with it, unless a task may still run in it.
-///
-/// # Errors
-/// If the server is unreachable or its response invalid.
 pub(super) async fn call(
     server: &CalledServer,
     way: CallMode,
@@ -53,9 +47,6 @@ pub(super) async fn call(
 }
 
 /// Resumes a task by its id and follows it. The task needs no session.
-///
-/// # Errors
-/// If the server is unreachable or its response invalid.
 pub(super) async fn task(
     server: &CalledServer,
     way: CallMode,
@@ -96,7 +87,6 @@ struct FollowedTask {
 
 const WORKING: Cow<'static, str> = Cow::Borrowed("working");
 
-/// A question that the user has not been asked yet.
 struct PendingQuestion {
     ask: Payload,
     method: Arc<str>,
@@ -332,7 +322,7 @@ impl<'t, 'a> Follower<'t, 'a> {
     async fn put(&mut self, asked: PendingQuestion) -> Result<ControlFlow<CallConclusion>, NoResultError> {
         if *asked.method != *method::ELICIT {
             if !self.way.in_session {
-                return Err(NoResultError::unintelligible("it asks for what this client never offered"));
+                return Err(NoResultError::unintelligible("it sends a request that this client does not support"));
             }
             let unknown = RpcError::new(rpc_error::METHOD_NOT_FOUND, format!("unknown method: {}", asked.method));
             let answered = self.exchange.answer(&asked.ask, Answer::Error(unknown)).await;
@@ -463,7 +453,6 @@ impl<'t, 'a> Follower<'t, 'a> {
         ControlFlow::Break(CallConclusion::over(self.talk.cancelled("the task was cancelled")))
     }
 
-    /// Leaves the running task.
     fn left(&mut self) -> CallConclusion {
         let task_id = self.task.as_ref().map(|task| task.id.as_str()).unwrap_or_default();
         CallConclusion::left(self.talk.left(task_id))
@@ -488,5 +477,60 @@ impl<'t, 'a> Follower<'t, 'a> {
         };
         let (message, steps) = (progress.message.as_deref(), StepCount::of(&progress));
         self.talk.ui.status(&CallStatus { task_id, word, message, steps });
+    }
+}
+
+const MESSAGES_MAX: usize = 64;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum MessageSource {
+    Notification,
+    Poll,
+}
+
+/// Messages from one source that the other has not repeated yet, in order. Each source repeats the other's sooner or later.
+#[derive(Debug, Default)]
+struct ToldMessages(VecDeque<(MessageSource, Arc<str>)>);
+
+impl ToldMessages {
+    /// Whether the other source has reported something newer than this message.
+    fn is_late(&mut self, source: MessageSource, message: &Arc<str>) -> bool {
+        let known = self.0.iter().position(|(other, told)| *other != source && told == message);
+        if let Some(at) = known {
+            self.0.remove(at);
+            return at < self.0.len();
+        }
+        if self.0.len() == MESSAGES_MAX {
+            self.0.pop_front();
+        }
+        self.0.push_back((source, Arc::clone(message)));
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::MessageSource::{Notification, Poll};
+    use super::*;
+
+    #[test]
+    fn a_message_that_the_other_source_has_gone_beyond_is_late() {
+        let mut told = ToldMessages::default();
+        for (source, message, is_late) in [
+            (Poll, "5", false),
+            (Poll, "6", false),
+            (Notification, "5", true),
+            (Notification, "6", false),
+            (Notification, "7", false),
+            (Notification, "8", false),
+            (Poll, "7", true),
+            (Poll, "8", false),
+            // A source may repeat itself.
+            (Notification, "7", false),
+            (Notification, "9", false),
+            (Notification, "7", false),
+        ] {
+            assert_eq!(told.is_late(source, &Arc::from(message)), is_late, "{source:?} {message}");
+        }
     }
 }

@@ -16,7 +16,6 @@ pub(super) struct HealthArguments {
     url: url::Url,
 }
 
-/// Exits with 0 if the gateway is ready, else with 1 and the reason.
 pub(super) async fn run(arguments: &HealthArguments) -> ExitCode {
     let token = std::env::var(TOKEN_VARIABLE).ok();
     let answer = match AdminClient::new(&arguments.url, token.as_deref()) {

@@ -1,16 +1,13 @@
 //! Converts a host's JSON into a configuration and a file of variables (`taskgate import`).
-//!
-//! Read `host_file` for the locations of servers, `server_block` for the conversion of one, `variables` for references and
-//! values.
 
 mod host_file;
-mod notes;
 mod references;
 mod relaxed_json;
 mod server_block;
 mod variables;
 
 use std::collections::BTreeSet;
+use std::fmt::Display;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, IsTerminal as _, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -21,10 +18,8 @@ use super::printable::printable;
 use super::tool_arguments::text_of;
 use super::{USAGE, refuse, write_line};
 use crate::config::{fallback_name, fitting_name, quoted};
-use notes::ImportNotes;
 use variables::Variables;
 
-/// The largest file that is read.
 const BYTES_MAX: u64 = 4 << 20;
 const MISTAKES_MAX: usize = 20;
 /// Both files may contain secrets.
@@ -41,7 +36,6 @@ pub(super) struct ImportArguments {
     out: PathBuf,
 }
 
-/// Writes the configuration, and notes the settings that it lacks.
 pub(super) fn run(arguments: &ImportArguments) -> ExitCode {
     let is_stdin = arguments.file.as_os_str() == "-";
     let name = if is_stdin { "standard input".to_owned() } else { arguments.file.display().to_string() };
@@ -87,9 +81,6 @@ pub(super) fn run(arguments: &ImportArguments) -> ExitCode {
 }
 
 /// Creates the configuration, and the file of variables if there are any; neither is created without the other.
-///
-/// # Errors
-/// Why not, as text; for example that one exists.
 fn write_files(imported: &Imported, toml_file: &Path, env_file: &Path) -> Result<(), String> {
     let env = (env_file, &imported.env);
     let files = [Some(env).filter(|(_, lines)| !lines.is_empty()), Some((toml_file, &imported.toml))];
@@ -113,16 +104,12 @@ fn write_files(imported: &Imported, toml_file: &Path, env_file: &Path) -> Result
 
 struct Imported {
     toml: String,
-    /// The lines of the file of variables.
     env: String,
     /// Settings that are imported in another form, or not at all.
     notes: Vec<String>,
 }
 
-/// The configuration for a host's file; `env_name` is the name of its file of variables.
-///
-/// # Errors
-/// Every mistake in it, each preceded by its JSON pointer.
+/// Converts a host's file; each error starts with its JSON pointer. `env_name` names the file of variables.
 fn imported(text: &str, env_name: &str) -> Result<Imported, Vec<String>> {
     let json = relaxed_json::parse(text).map_err(|error| {
         let hint =
@@ -182,9 +169,32 @@ fn with_colons(lines: Vec<String>) -> Vec<String> {
     lines.into_iter().map(|line| format!(": {line}")).collect()
 }
 
-/// A valid name that no other server has.
 fn free_name(host_name: &str, taken: &[String]) -> String {
     let name = fitting_name(host_name).unwrap_or_else(fallback_name);
     let numbered = (2_usize..).map(|number| format!("{name}-{number}"));
     std::iter::once(name.clone()).chain(numbered).find(|name| !taken.contains(name)).unwrap_or(name)
+}
+
+#[derive(Debug, Default)]
+struct ImportNotes {
+    notes: Vec<String>,
+    mistakes: Vec<String>,
+}
+
+impl ImportNotes {
+    fn note(&mut self, pointer: &str, text: impl Display) {
+        self.notes.push(format!("{pointer}: {text}"));
+    }
+
+    fn mistake(&mut self, pointer: &str, text: impl Display) {
+        self.mistakes.push(format!("{pointer}: {text}"));
+    }
+
+    fn into_result(self) -> Result<Vec<String>, Vec<String>> {
+        if self.mistakes.is_empty() { Ok(self.notes) } else { Err(self.mistakes) }
+    }
+}
+
+fn below(pointer: &str, key: &str) -> String {
+    format!("{pointer}/{}", key.replace('~', "~0").replace('/', "~1"))
 }

@@ -20,8 +20,6 @@ pub(super) enum KeysCommand {
     },
 }
 
-/// # Errors
-/// If nothing can be printed.
 pub(super) fn run(order: &KeysCommand) -> anyhow::Result<ExitCode> {
     let KeysCommand::New { id } = order;
     if let Err(why) = check_principal_id(id) {

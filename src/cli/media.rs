@@ -16,10 +16,8 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
     &alphabet::STANDARD,
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
-/// The most files with the same name in a folder.
 const FILES_MAX: u32 = 100_000;
 
-/// The binary data of a content block.
 #[derive(Debug)]
 pub(super) struct Media {
     /// The type of the block.
@@ -30,7 +28,6 @@ pub(super) struct Media {
 }
 
 impl Media {
-    /// The binary data of a content block; `None` without any.
     pub(super) fn of(block: &Object) -> Option<Self> {
         let kind = block.get_string("type")?;
         let (holder, data) = match kind.as_str() {
@@ -88,19 +85,14 @@ pub(super) fn replaced(result: &Object, words: &mut dyn FnMut(&Media) -> Option<
     result.edit().set("content", Payload::of(&blocks)).finish()
 }
 
-/// The folder for binary data of results.
 #[derive(Clone, Debug)]
 pub struct MediaFolder {
     path: PathBuf,
-    /// The prefix of its file names.
     stem: String,
 }
 
 impl MediaFolder {
     /// Opens a writable folder; creates it if missing.
-    ///
-    /// # Errors
-    /// The reason as text.
     pub fn open(path: &Path, stem: &str) -> Result<Self, String> {
         let of = |what: &str| format!("--out {}: {what}", path.display());
         fs::create_dir_all(path).map_err(|error| {
@@ -117,10 +109,6 @@ impl MediaFolder {
         Ok(folder)
     }
 
-    /// Writes the data to a new file, and returns its path.
-    ///
-    /// # Errors
-    /// The reason as text.
     pub(super) fn save(&self, media: &Media) -> Result<PathBuf, String> {
         let bytes = BASE64.decode(&media.data).map_err(|_| "its data is not base64".to_owned())?;
         let (path, mut file) = self.create(media.extension()).map_err(|error| error.to_string())?;

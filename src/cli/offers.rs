@@ -14,7 +14,6 @@ use super::terminal::Terminal;
 use super::tool_schema::ToolSchema;
 use crate::wire::{Object, PagedList, Payload, RpcError, rpc_error};
 
-/// The most characters of a description that are shown.
 const SHOWN_MAX: usize = 200;
 
 #[derive(Debug, clap::Args)]
@@ -74,7 +73,6 @@ impl OfferKind {
     }
 }
 
-/// Prints the list, and returns the program's exit code.
 pub(super) async fn run(arguments: OfferArguments, kind: OfferKind) -> ExitCode {
     let OfferArguments { server, json } = arguments;
     let server = match server.read() {

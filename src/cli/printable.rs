@@ -12,7 +12,6 @@ pub(super) fn printable(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// As [`printable`], for several lines.
 pub(super) fn printable_lines(text: &str) -> String {
     text.split('\n').map(printable).collect::<Vec<_>>().join("\n")
 }

@@ -16,20 +16,14 @@ pub(super) fn capability() -> Value {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum UserQuestion {
     Form(ElicitationForm),
-    /// A URL to open in a browser.
-    Link {
-        message: String,
-        url: url::Url,
-    },
+    Link { message: String, url: url::Url },
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum UserAnswer {
     /// With the form's content; `None` for a URL.
     Accept(Option<Value>),
-    /// The user, or a policy, declines.
     Decline,
-    /// The user dismisses the question.
     Cancel,
 }
 
@@ -38,7 +32,6 @@ impl UserAnswer {
         matches!(self, Self::Accept(_))
     }
 
-    /// The result of `elicitation/create`.
     pub(super) fn to_result(&self) -> Value {
         match self {
             Self::Accept(Some(content)) => json!({ "action": "accept", "content": content }),
@@ -51,16 +44,13 @@ impl UserAnswer {
 
 impl UserQuestion {
     /// Reads the parameters of `elicitation/create`.
-    ///
-    /// # Errors
-    /// Why the question cannot be asked.
     pub(super) fn read(params: &Object) -> Result<Self, String> {
         match params.get_string("mode").as_deref() {
             None | Some("form") => ElicitationForm::read(params).map(Self::Form).map_err(|error| error.to_string()),
             Some("url") => {
                 let message = params.get_string("message").ok_or("the question has no message")?;
                 let url = params.get_string("url").ok_or("the question has no address")?;
-                let url = url::Url::parse(&url).map_err(|error| format!("its address is of no use: {error}"))?;
+                let url = url::Url::parse(&url).map_err(|error| format!("its address is invalid: {error}"))?;
                 // Other schemes start programs on this machine.
                 if !matches!(url.scheme(), "http" | "https") {
                     return Err(format!("its address is of the scheme {}", url.scheme()));
@@ -131,7 +121,7 @@ async fn refusal(ui: &mut dyn Ui, prompt: &str, default: Option<&str>) -> Option
             "a" | "accept" | "y" | "yes" => return None,
             "d" | "decline" | "n" | "no" => return Some(UserAnswer::Decline),
             "c" | "cancel" => return Some(UserAnswer::Cancel),
-            _ => ui.note("  accept, decline or cancel is wanted"),
+            _ => ui.note("  answer accept, decline or cancel"),
         }
     }
 }

@@ -6,9 +6,8 @@ use http::Method;
 use serde::Deserialize;
 
 use super::admin_client::{AdminClient, AdminOutput, AdminRequestError, read, refused};
-use super::age::in_short;
+use super::listing::{self, in_short};
 use super::printable::{printable, printable_json};
-use super::table;
 
 /// The request to the gateway.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Subcommand)]
@@ -41,10 +40,6 @@ struct ReplicaEntry {
     record_format: u32,
 }
 
-/// Sends the request to the gateway's admin listener.
-///
-/// # Errors
-/// If the request fails, or the response is no admin listener's.
 pub(super) async fn run(admin: &AdminClient, order: &ReplicasCommand) -> Result<AdminOutput, AdminRequestError> {
     #[derive(Deserialize)]
     struct ReplicaAnswer<'a> {
@@ -96,7 +91,7 @@ fn lines(replicas: &[ReplicaEntry]) -> String {
         ]
     };
     let rows: Vec<Vec<String>> = std::iter::once(head).chain(replicas.iter().map(row)).collect();
-    table::lines(&rows)
+    listing::lines(&rows)
 }
 
 #[cfg(test)]

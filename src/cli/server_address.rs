@@ -24,8 +24,6 @@ pub(super) struct ServerArguments {
 }
 
 impl ServerArguments {
-    /// # Errors
-    /// The mistake as text.
     pub(super) fn read(self) -> Result<ServerAddress, String> {
         if !matches!(self.url.scheme(), "http" | "https") {
             return Err("the server's address must begin with http:// or https://".to_owned());
@@ -34,29 +32,24 @@ impl ServerArguments {
             tls::read_roots(file).map_err(|error| CauseChain(&error).to_string())?;
         }
         let mut url = self.url;
-        // Servers get neither.
+        // Servers receive no fragment and no user info.
         url.set_fragment(None);
         let _ = url.set_username("").and_then(|()| url.set_password(None));
         Ok(ServerAddress { url, ca: self.ca, authorization: bearer(self.key)? })
     }
 }
 
-/// A key as a Bearer credential.
-///
-/// # Errors
-/// If no header can carry it.
+/// A key as a Bearer credential; fails if no header can carry it.
 pub(super) fn bearer(key: Option<String>) -> Result<Option<HeaderValue>, &'static str> {
     let Some(key) = key else { return Ok(None) };
     let value = secret_value(&format!("Bearer {}", key.trim()));
     value.map(Some).ok_or("the key has characters that no header can carry")
 }
 
-/// The address of a server, and how to reach it.
 #[derive(Clone, Debug)]
 pub struct ServerAddress {
     /// `http` or `https`, no user info, no fragment.
     pub url: Url,
-    /// A CA to trust instead of the system's roots.
     pub ca: Option<PathBuf>,
     /// The `Authorization` header; marked as sensitive.
     pub authorization: Option<HeaderValue>,
@@ -90,7 +83,6 @@ pub(super) fn shown(url: &Url) -> String {
     url.to_string()
 }
 
-/// A word quoted for a shell.
 fn quoted(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:@%+=,".contains(c);
     if !word.is_empty() && word.chars().all(is_plain) {

@@ -3,23 +3,21 @@
 use std::ops::ControlFlow;
 use std::process::ExitCode;
 
-use super::age::{ago, in_short};
 use super::call::{CallExit, CallMode, Flavour, FollowPolicy, InterruptPolicy, ResultForm, Wait};
 use super::call_arguments::{FollowArguments, ResultArguments, interrupts};
 use super::called_server::CalledServer;
 use super::dialog::{CallDialog, NoResultError, leave};
 use super::flavour::has_extension;
 use super::follow::{self, UNKNOWN_TASK};
+use super::listing::{self, ago, in_short};
 use super::printable::printable;
 use super::server_address::{ServerAddress, ServerArguments};
-use super::table;
 use super::terminal::Terminal;
 use crate::dialect::relay_core_2025_11_25 as core;
 use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
 use crate::task::{Clock as _, SystemClock, Timestamp};
 use crate::wire::{Object, PagedList, Payload, RpcError, method, rpc_error};
 
-/// The longest task id of a server, in bytes.
 const ID_BYTES_MAX: usize = 1024;
 
 #[derive(Debug, clap::Subcommand)]
@@ -90,8 +88,6 @@ struct TaskHandle {
 }
 
 impl HandleArguments {
-    /// # Errors
-    /// The mistake as text.
     fn read(self) -> Result<TaskHandle, String> {
         let Self { server, id, flavour } = self;
         if id.is_empty() || id.len() > ID_BYTES_MAX || id.chars().any(char::is_control) {
@@ -112,7 +108,6 @@ fn with_tasks(flavour: Option<Flavour>) -> Result<(), String> {
     }
 }
 
-/// Performs the request, and returns the program's exit code.
 pub(super) async fn run(order: TaskSubcommand) -> ExitCode {
     let ended = match order {
         TaskSubcommand::Get { handle, json } => asked(handle, json, TaskInquiry::Get).await,
@@ -222,7 +217,6 @@ async fn at_server(
     Ok(shown(talk, &answer))
 }
 
-/// Finds the era and flavour for the server's tasks.
 async fn open(server: &CalledServer, flavour: Option<Flavour>) -> Result<CallMode, NoResultError> {
     match flavour {
         Some(Flavour::Extension) => return Ok(CallMode::EXTENSION),
@@ -242,7 +236,6 @@ async fn open(server: &CalledServer, flavour: Option<Flavour>) -> Result<CallMod
     Ok(CallMode::CORE)
 }
 
-/// The outcome of a request.
 enum TaskAnswer {
     Task(Object),
     /// It has not settled yet.
@@ -303,7 +296,7 @@ fn shown(talk: &mut CallDialog<'_>, answer: &TaskAnswer) -> CallExit {
             let text = if talk.policy.result.is_json {
                 whole(talk, task)
             } else {
-                table::lines(&details(task, now)).trim_end().to_owned()
+                listing::lines(&details(task, now)).trim_end().to_owned()
             };
             talk.ui.output(&text);
         }
@@ -313,10 +306,10 @@ fn shown(talk: &mut CallDialog<'_>, answer: &TaskAnswer) -> CallExit {
                 talk.ui.output(&format!("[{}]", tasks.join(",")));
             } else {
                 let tasks: Vec<_> = tasks.iter().filter_map(Object::of).collect();
-                talk.ui.output(table::lines(&rows(&tasks, now)).trim_end());
+                talk.ui.output(listing::lines(&rows(&tasks, now)).trim_end());
             }
             if *has_more {
-                talk.note("there are more; --limit says how many are shown");
+                talk.note("there are more; raise --limit to show them");
             }
         }
         TaskAnswer::Refused(error) => {

@@ -8,9 +8,8 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::admin_client::{AdminClient, AdminOutput, AdminRequestError, read, refused};
-use super::age::{ago, in_short, since};
+use super::listing::{self, ago, in_short, since};
 use super::printable::{printable, printable_json};
-use super::table;
 use crate::task::{Clock as _, SystemClock, TaskId, Timestamp};
 
 const PAGE: usize = 1_000;
@@ -80,11 +79,8 @@ struct TaskEntry {
     /// The name and the incarnation of the replica that holds it.
     holder: Option<String>,
     holder_life: Option<u64>,
-    /// Why it failed, as text.
     why: Option<String>,
-    /// The last progress message of its server.
     progress: Option<String>,
-    /// The bytes that it takes in the store.
     bytes: Option<u64>,
     attempt: Option<u32>,
     /// Its subtasks, as many as the gateway shows.
@@ -98,10 +94,6 @@ struct TaskListPage {
     next: Option<String>,
 }
 
-/// Sends the request to the gateway's admin listener.
-///
-/// # Errors
-/// If the request fails, or the response is no admin listener's.
 pub async fn run(admin: &AdminClient, order: &TasksCommand) -> Result<AdminOutput, AdminRequestError> {
     match order {
         TasksCommand::List { upstream, principal, state, reason, limit, json } => {
@@ -135,7 +127,6 @@ pub async fn run(admin: &AdminClient, order: &TasksCommand) -> Result<AdminOutpu
     }
 }
 
-/// The outcome of a request about one task.
 fn shown((status, body): (StatusCode, Bytes)) -> Result<AdminOutput, AdminRequestError> {
     if status.is_success() { Ok(AdminOutput::Done(details(&read(&body)?, SystemClock.now()))) } else { refused(&body) }
 }
@@ -237,7 +228,7 @@ fn table(tasks: &[TaskEntry], now: Timestamp) -> String {
     let head: Vec<String> = columns.iter().map(|(name, _)| (*name).to_owned()).collect();
     let row = |task: &TaskEntry| columns.iter().map(|(_, cell)| cell(task, now)).collect();
     let rows: Vec<Vec<String>> = std::iter::once(head).chain(tasks.iter().map(row)).collect();
-    table::lines(&rows)
+    listing::lines(&rows)
 }
 
 fn details(task: &TaskEntry, now: Timestamp) -> String {

@@ -1,18 +1,15 @@
 //! Reads from and writes to the terminal: results on stdout, everything else on stderr.
 
-mod stdin_lines;
-
-use std::io::{self, IsTerminal as _, Write as _};
+use std::io::{self, BufRead, IsTerminal as _, Read as _, Write as _};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use tokio::sync::mpsc;
 
 use super::printable::printable;
 use super::ui::{CallStatus, Ui};
-use stdin_lines::StdinLines;
 
-/// The interval of the spinner.
 const TICK: Duration = Duration::from_millis(100);
 /// Neither is wider than the terminal: a wrapped line would be drawn again and again.
 const SPINNER: &str = "{spinner} {elapsed} {wide_msg}";
@@ -129,6 +126,43 @@ fn style(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template).expect("the templates are constants and well-formed").progress_chars("=> ")
 }
 
+/// The longest line; a longer one is split.
+const LINE_BYTES_MAX: u64 = 64 << 10;
+const LINES_MAX: usize = 16;
+
+#[derive(Debug)]
+struct StdinLines(mpsc::Receiver<String>);
+
+impl StdinLines {
+    /// Reads on a separate thread, which the program does not join at its end: a terminal may never return a line.
+    fn of_stdin() -> Self {
+        let (sender, lines) = mpsc::channel(LINES_MAX);
+        std::thread::spawn(move || read_lines(io::stdin().lock(), &sender));
+        Self(lines)
+    }
+
+    /// The next line without its end; `None` at the end of the input. Cancel safe.
+    async fn next(&mut self) -> Option<String> {
+        self.0.recv().await
+    }
+}
+
+fn read_lines(mut input: impl BufRead, lines: &mpsc::Sender<String>) {
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        match (&mut input).take(LINE_BYTES_MAX).read_until(b'\n', &mut line) {
+            Ok(0) | Err(_) => return,
+            Ok(_) => {
+                let text = String::from_utf8_lossy(&line);
+                if lines.blocking_send(text.trim_end_matches(['\n', '\r']).to_owned()).is_err() {
+                    return;
+                }
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -137,5 +171,16 @@ mod tests {
     fn the_templates_are_well_formed() {
         style(SPINNER);
         style(STEPS);
+    }
+
+    #[test]
+    fn lines_come_without_their_ends_up_to_the_end_of_the_input() {
+        let long = "x".repeat(usize::try_from(LINE_BYTES_MAX).unwrap());
+        let text = [b"one\r\n\ntwo\xff\n", long.as_bytes(), b"y\nlast"].concat();
+        let (sender, mut lines) = mpsc::channel(8);
+        read_lines(text.as_slice(), &sender);
+        drop(sender);
+        let found: Vec<_> = std::iter::from_fn(|| lines.blocking_recv()).collect();
+        assert_eq!(found, ["one", "", "two\u{fffd}", &long, "y", "last"]);
     }
 }

@@ -9,10 +9,8 @@ use super::tool_schema::{ArgumentSchema, ToolSchema};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, ScanLimits};
 
-/// The most bytes read from a file or standard input.
 const BYTES_MAX: u64 = 64 << 20;
 
-/// The arguments of a tool.
 #[derive(Clone, Debug)]
 pub enum ToolArguments {
     /// An object.
@@ -21,7 +19,6 @@ pub enum ToolArguments {
     Named(Vec<NamedArgument>),
 }
 
-/// One typed argument.
 #[derive(Clone, Debug)]
 pub struct NamedArgument {
     name: String,
@@ -35,16 +32,12 @@ enum TypedValue {
 }
 
 impl ToolArguments {
-    /// No arguments.
     #[must_use]
     pub fn none() -> Self {
         Self::Whole(Payload::empty_object())
     }
 
     /// Reads the words after the tool's name, and the files that they name.
-    ///
-    /// # Errors
-    /// The mistake and its remedy.
     pub fn read(words: &[String]) -> Result<Self, String> {
         let whole = |text: String| json(text).and_then(|payload| as_object(payload, "the tool's arguments"));
         match words {
@@ -73,9 +66,6 @@ impl ToolArguments {
     }
 
     /// The arguments as an object; `schema` is the tool's, if known.
-    ///
-    /// # Errors
-    /// The mistake and its remedy.
     pub(super) fn fitted(&self, tool: &str, schema: Option<&ToolSchema>) -> Result<Payload, String> {
         let named = match self {
             Self::Whole(payload) => return Ok(payload.clone()),
@@ -142,7 +132,6 @@ fn meant(text: &str, argument: &ArgumentSchema) -> Result<Payload, String> {
     })
 }
 
-/// Whether the schema accepts a JSON value's type.
 fn takes_json(takes: &impl Fn(&str) -> bool, json: &str) -> bool {
     match json.as_bytes()[0] {
         b'{' => takes("object"),

@@ -7,7 +7,6 @@ use serde_json::Value;
 use super::printable::printable;
 use crate::wire::{Object, Payload};
 
-/// The most enumeration values in a signature.
 const VALUES_MAX: usize = 6;
 
 #[derive(Debug)]
@@ -31,7 +30,6 @@ pub(super) struct ArgumentSchema {
 }
 
 impl ToolSchema {
-    /// Reads an entry of `tools/list`.
     pub(super) fn of(tool: &Object) -> Self {
         let nothing = Self { arguments: Vec::new(), is_open: true };
         let Some(schema) = tool.get_object("inputSchema") else { return nothing };
@@ -52,7 +50,6 @@ impl ToolSchema {
         self.arguments.iter().find(|argument| argument.name == name)
     }
 
-    /// The arguments as a function signature.
     pub(super) fn signature(&self) -> String {
         let arguments: Vec<String> = self.arguments.iter().map(ArgumentSchema::signature).collect();
         let more = if self.is_open && !arguments.is_empty() { ", ..." } else { "" };
@@ -99,7 +96,6 @@ impl ArgumentSchema {
         }
     }
 
-    /// The accepted values, as text.
     pub(super) fn words(&self) -> String {
         if !self.values.is_empty() {
             let shown: Vec<String> = self.values.iter().take(VALUES_MAX).map(Value::to_string).collect();

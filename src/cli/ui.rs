@@ -9,9 +9,7 @@ use crate::upstream;
 pub trait Ui: Send {
     /// The call's status; replaces the previous one.
     fn status(&mut self, status: &CallStatus<'_>);
-    /// A line for the user.
     fn note(&mut self, text: &str);
-    /// A part of the result.
     fn output(&mut self, text: &str);
     /// Whether a person reads the result, and not a program.
     fn is_for_people(&self) -> bool {
@@ -23,14 +21,12 @@ pub trait Ui: Send {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CallStatus<'a> {
-    /// The task, once there is one.
     pub task_id: Option<&'a str>,
     pub word: &'a str,
     pub message: Option<&'a str>,
     pub steps: Option<StepCount>,
 }
 
-/// Progress as a server reports it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProgressReport {
     pub progress: f64,
@@ -47,7 +43,6 @@ impl ProgressReport {
     }
 }
 
-/// A number of completed steps out of a total.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepCount {
     pub done: u64,

@@ -4,7 +4,7 @@ use std::env;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use super::server_options::ServerOptions;
+use super::serve::ServerOptions;
 use crate::app;
 use crate::config::{CommandLineConfig, CommandLineServer, CommandLineStore, ServerTarget};
 use crate::task::FallbackPolicy;
@@ -37,7 +37,6 @@ fn fallback(text: &str) -> Result<FallbackPolicy, &'static str> {
     }
 }
 
-/// Serves the host that started this program.
 pub(super) async fn run(arguments: WrapArguments) -> anyhow::Result<ExitCode> {
     let WrapArguments { options, fallback, url, config, command } = arguments;
     if let Some(file) = config {

@@ -1,12 +1,12 @@
 //! Builds a configuration from a command line: its servers, common options, and defaults.
 //!
-//! `serve` without a file, the quick start and `wrap` share this code. Values are named after their options, so that a mistake
-//! names the user's option.
+//! Values are named after their options, so that a mistake names the user's option.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use http::header::AUTHORIZATION;
 use http::{HeaderName, HeaderValue};
 use url::{Host, Url};
 
@@ -14,9 +14,8 @@ use super::error::{ConfigLocation, MistakeCollector};
 use super::raw::{RawConfig, RawCredential, RawCredentialValues, RawStore, RawUpstream, StoreKind};
 use super::resolve::listeners::{admin_address, listen_address};
 use super::section::LocatedValue;
-use super::server_header::server_headers;
 use super::toml_writer::{fallback_name, fitting_name};
-use super::value::{Environment, SECRET, UPSTREAM_URL, ValueError, is_variable_name};
+use super::value::{CREDENTIAL_HEADER, Environment, SECRET, UPSTREAM_URL, ValueError, is_variable_name};
 use super::{ConfigError, LoadedConfig, ServerSettings, resolve};
 use crate::task::{FallbackPolicy, TaskMode};
 
@@ -25,7 +24,6 @@ const PATH: &str = "/mcp";
 /// Programs that run the package or script in an argument.
 const LAUNCHERS: [&str; 7] = ["npx", "bunx", "uvx", "node", "bun", "python", "python3"];
 
-/// The address of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ServerTarget {
     Url(Url),
@@ -35,9 +33,6 @@ pub enum ServerTarget {
 
 impl ServerTarget {
     /// Parses the address of a server, as a file's `url`. Errors do not repeat it.
-    ///
-    /// # Errors
-    /// The mistake as text.
     pub fn url(text: &str) -> Result<Self, String> {
         match (UPSTREAM_URL.read)(text) {
             Ok(url) => Ok(Self::Url(url)),
@@ -79,7 +74,6 @@ fn started(words: &[String]) -> &str {
     launched.map_or(program, |package| package.split('@').next().unwrap_or_default())
 }
 
-/// A server of a command line.
 #[derive(Clone, Debug)]
 pub struct CommandLineServer {
     name: String,
@@ -91,29 +85,23 @@ pub struct CommandLineServer {
 }
 
 impl CommandLineServer {
-    /// The only server, with a name from its address. `written` is its option or argument.
     #[must_use]
     pub fn only(address: ServerTarget, written: &'static str) -> Self {
         Self { name: address.name(), path: Some(PATH), address, written }
     }
 
-    /// The only server of `taskgate wrap`.
     #[must_use]
     pub fn wrapped(address: ServerTarget, written: &'static str) -> Self {
         // Stored tasks have this upstream name.
         Self { name: "wrapped".to_owned(), path: None, address, written }
     }
 
-    /// The server of the quick start.
     #[must_use]
     pub fn demo(url: Url) -> Self {
         Self { name: "demo".to_owned(), path: None, address: ServerTarget::Url(url), written: "the demo server" }
     }
 
-    /// Parses `NAME=URL`.
-    ///
-    /// # Errors
-    /// The mistake as text, without the URL.
+    /// Parses `NAME=URL`; errors do not repeat the URL.
     pub fn named(text: &str) -> Result<Self, String> {
         let (name, url) = text.split_once('=').ok_or("write NAME=URL, such as reports=http://127.0.0.1:9000/mcp")?;
         resolve::check_name(name)?;
@@ -121,7 +109,6 @@ impl CommandLineServer {
     }
 }
 
-/// The store option of a command line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum CommandLineStore {
     Memory,
@@ -131,11 +118,9 @@ pub enum CommandLineStore {
     Folder(PathBuf),
 }
 
-/// The options of a command line.
 #[derive(Clone, Debug, Default)]
 pub struct CommandLineConfig {
     pub servers: Vec<CommandLineServer>,
-    /// The task mode of every tool.
     pub mode: Option<TaskMode>,
     pub grace: Option<Duration>,
     pub fallback: Option<FallbackPolicy>,
@@ -146,15 +131,11 @@ pub struct CommandLineConfig {
     pub key_variable: Option<String>,
     /// `NAME: VALUE` for each header of requests to the server.
     pub headers: Vec<String>,
-    /// A CA to trust instead of the system's roots.
     pub ca: Option<PathBuf>,
 }
 
 impl CommandLineConfig {
     /// Resolves the configuration. Programs inherit the whole environment, as if the user had started them.
-    ///
-    /// # Errors
-    /// If the values contradict each other; the mistakes name the options.
     pub fn resolve(self, env: &dyn Fn(&str) -> Option<String>) -> Result<LoadedConfig, ConfigError> {
         let mut report = MistakeCollector::without_lines("the command line");
         let auth = self.key_variable.as_deref().and_then(|variable| self.credential(variable, env, &mut report));
@@ -274,6 +255,32 @@ fn location(key: &str) -> ConfigLocation {
 
 fn located<T>(key: &str, value: T) -> LocatedValue<T> {
     LocatedValue { value, location: location(key) }
+}
+
+const HEADERS_MAX: usize = 32;
+
+/// Parses `NAME: VALUE` for each header of requests to a server; `has_key` tells whether a bearer token is sent, too.
+/// Values are treated as secrets; errors do not repeat the header.
+pub fn server_headers(texts: &[String], has_key: bool) -> Result<Vec<(HeaderName, HeaderValue)>, &'static str> {
+    if texts.len() > HEADERS_MAX {
+        return Err("there are more than 32 headers");
+    }
+    let mut headers: Vec<(HeaderName, HeaderValue)> = Vec::with_capacity(texts.len());
+    for text in texts {
+        let (name, value) = text.split_once(':').ok_or("write 'NAME: VALUE', such as 'X-Tenant: acme'")?;
+        let name = (CREDENTIAL_HEADER.read)(name)
+            .map_err(|_| "the name is not allowed: it is no header name, or belongs to a connection or to MCP")?;
+        let value =
+            (SECRET.read)(value).map_err(|_| "the value is invalid; write one line of visible ASCII, at most 8KiB")?;
+        if has_key && name == AUTHORIZATION {
+            return Err("Authorization is the header of the key, too; leave one of them out");
+        }
+        if headers.iter().any(|(other, _)| *other == name) {
+            return Err("one name is written twice; a server gets each header once");
+        }
+        headers.push((name, value));
+    }
+    Ok(headers)
 }
 
 #[cfg(test)]
@@ -416,7 +423,7 @@ mod tests {
             ("a=mcp.example/mcp", "write a URL such as \"http://127.0.0.1:9000/mcp\""),
             ("a=ftp://mcp.example", "has another scheme than http and https"),
             ("a=http://ada:s3cr3t@mcp.example", "has a user name or password; credentials do not belong into a URL"),
-            ("a=http://mcp.example/#s3cr3t", "has a fragment; leave out what begins with #"),
+            ("a=http://mcp.example/#s3cr3t", "has a fragment; leave out the # and the rest"),
         ] {
             assert_eq!(CommandLineServer::named(text).unwrap_err(), expected, "{text}");
         }
@@ -442,5 +449,49 @@ mod tests {
         ] {
             assert_eq!(address.name(), expected);
         }
+    }
+
+    #[test]
+    fn headers_of_a_command_line_are_names_with_values_and_none_that_means_something_else() {
+        let read = |texts: &[&str], has_key| {
+            let texts: Vec<_> = texts.iter().map(|text| (*text).to_owned()).collect();
+            server_headers(&texts, has_key)
+        };
+        let fine = read(&["X-Tenant: acme", "authorization:Bearer s3cr3t", "X-Url: http://a:1/b"], false).unwrap();
+        let shown: Vec<_> = fine.iter().map(|(name, value)| format!("{name}={}", value.to_str().unwrap())).collect();
+        assert_eq!(shown, ["x-tenant=acme", "authorization=Bearer s3cr3t", "x-url=http://a:1/b"]);
+        assert!(!format!("{fine:?}").contains("s3cr3t"));
+        let many: Vec<_> = (0..33).map(|n| format!("x-{n}: s3cr3t")).collect();
+        let many: Vec<_> = many.iter().map(String::as_str).collect();
+        for (texts, has_key, expected) in [
+            (&["X-Tenant"][..], false, "write 'NAME: VALUE'"),
+            (&[""], false, "write 'NAME: VALUE'"),
+            (&[": s3cr3t"], false, "the name"),
+            (&["a b: s3cr3t"], false, "the name"),
+            (&["n\u{e4}me: s3cr3t"], false, "the name"),
+            (&["X-A\r\nX-B: s3cr3t"], false, "the name"),
+            (&["X-A:"], false, "the value"),
+            (&["X-A: s3cr3t\r\nX-B: 1"], false, "the value"),
+            (&["X-A: s3cr3t\0"], false, "the value"),
+            (&["X-A: caf\u{e9}"], false, "the value"),
+            (&["Connection: close"], false, "the name"),
+            (&["Host: evil.example"], false, "the name"),
+            (&["Content-Length: 1"], false, "the name"),
+            (&["Transfer-Encoding: chunked"], false, "the name"),
+            (&["TE: trailers"], false, "the name"),
+            (&["Mcp-Session-Id: s3cr3t"], false, "the name"),
+            (&["MCP-Protocol-Version: 2025-11-25"], false, "the name"),
+            (&["Accept: text/html"], false, "the name"),
+            (&["Last-Event-ID: 1"], false, "the name"),
+            (&["X-A: 1", "x-a: 2"], false, "written twice"),
+            (&["Authorization: Bearer s3cr3t"], true, "the header of the key"),
+            (&many, false, "more than 32"),
+        ] {
+            let why = read(texts, has_key).unwrap_err();
+            assert!(why.contains(expected), "{texts:?}: {why}");
+            assert!(!why.contains("s3cr3t"), "{why}");
+        }
+        let long = format!("X-A: {}", "x".repeat(8 * 1024 + 1));
+        assert!(read(&[&long], false).unwrap_err().contains("the value"));
     }
 }

@@ -1,6 +1,4 @@
 //! Defines mistakes of a configuration and their locations.
-//!
-//! Knows no keys or values; [`super::section`] and [`super::resolve`] find the mistakes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -57,9 +55,7 @@ impl std::error::Error for ConfigError {}
 /// The findings in the files and programs that a configuration names, each with its key.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Findings {
-    /// Unusable ones.
     pub mistakes: Vec<(KeyPlace, String)>,
-    /// Doubtful ones.
     pub warnings: Vec<(KeyPlace, String)>,
 }
 
@@ -96,7 +92,6 @@ impl ConfigLocation {
     }
 }
 
-/// Collects the mistakes of reading and resolving a file.
 #[derive(Debug)]
 pub(super) struct MistakeCollector {
     file: Arc<str>,
@@ -124,7 +119,6 @@ impl MistakeCollector {
         }
     }
 
-    /// For a source with a single line.
     pub(super) fn without_lines(name: &str) -> Self {
         Self { has_lines: false, ..Self::new(name) }
     }
@@ -144,7 +138,6 @@ impl MistakeCollector {
         self.blamed.insert(location.key_place());
     }
 
-    /// From now on no unset variable is a mistake.
     pub(super) const fn expect_unset_variables(&mut self) {
         self.expects_unset = true;
     }
@@ -161,7 +154,6 @@ impl MistakeCollector {
         why
     }
 
-    /// Whether a variable below a table is not set.
     pub(super) fn has_unset(&self, table: &str) -> bool {
         let is_below = |key: &str| key.strip_prefix(table).is_some_and(|rest| rest.starts_with('.'));
         self.unset.iter().any(|one| one.key.as_deref().is_some_and(is_below))
@@ -184,13 +176,11 @@ impl MistakeCollector {
         self.warnings.push(found);
     }
 
-    /// The name of the main configuration file.
     pub(super) fn file(&self) -> Arc<str> {
         Arc::clone(&self.file)
     }
 
-    /// Adds the findings outside the file. If the file itself has mistakes, only findings about written keys count: a default may
-    /// change with the correction.
+    /// Adds the findings outside the file; if the file has mistakes, only for written keys: a default may still change.
     pub(super) fn seen(&mut self, seen: Findings, lines: &BTreeMap<KeyPlace, usize>) {
         let is_clean = self.mistakes.is_empty() && self.unset.is_empty();
         let is_of_store = |location: &KeyPlace| location.key.starts_with("store");
@@ -229,10 +219,7 @@ impl MistakeCollector {
         Mistake { file, line: line.filter(|_| self.has_lines), key: Some(location.key), message }
     }
 
-    /// The warnings, if there is no mistake.
-    ///
-    /// # Errors
-    /// The mistakes, if there are any.
+    /// The warnings, unless there are mistakes.
     pub(super) fn into_result(self) -> Result<Vec<Mistake>, ConfigError> {
         match self.mistakes.is_empty() && self.unset.is_empty() {
             true => Ok(in_order(&self.file, self.warnings)),
@@ -251,8 +238,7 @@ fn line_of(location: &KeyPlace, lines: &BTreeMap<KeyPlace, usize>) -> Option<usi
     std::iter::successors(Some(location.clone()), outer).find_map(|location| lines.get(&location).copied())
 }
 
-/// Sorts by file and line, the main file first, and drops repetitions: a value that several `[[tools]]` blocks inherit is checked
-/// with each of them.
+/// Sorts by file and line, the main file first, and drops repetitions, such as of a value that `[[tools]]` blocks inherit.
 fn in_order(own: &Arc<str>, mut found: Vec<Mistake>) -> Vec<Mistake> {
     let location = |one: &Mistake| (one.file != *own, Arc::clone(&one.file), one.line, one.key.clone());
     found.sort_by(|a, b| location(a).cmp(&location(b)).then_with(|| a.message.cmp(&b.message)));

@@ -14,7 +14,6 @@ pub(super) struct Setting<T> {
 }
 
 impl<T> Setting<T> {
-    /// Takes a written value, if there is one.
     pub(super) fn set(&mut self, written: Option<LocatedValue<T>>) {
         if let Some(written) = written {
             *self = written.into();
@@ -40,7 +39,6 @@ impl<T> From<LocatedValue<T>> for Setting<T> {
 
 /// A key of a table, as a field.
 pub(super) trait KeyField: Clone {
-    /// The location of its value, if it was written.
     fn location(&self) -> Option<&ConfigLocation>;
 
     /// This value, or `wider` if it was not written.
@@ -67,10 +65,8 @@ pub(super) trait KeyTable: Default {
 
     fn read(section: &mut Section<'_, '_>) -> Self;
 
-    /// The locations of the keys that were written.
     fn locations(&self) -> Vec<&ConfigLocation>;
 
-    /// These values, completed by `wider`.
     fn over(&self, wider: &Self) -> Self;
 }
 

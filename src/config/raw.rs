@@ -5,17 +5,17 @@
 
 mod auth;
 pub(super) mod command;
-mod endpoints;
 mod limits;
 mod listeners;
 pub(super) mod store;
 mod upstream;
 
 use super::error::ConfigLocation;
-use super::keys::{KeyRow, KeyTable, inherited};
+use super::keys::{KeyRow, KeyTable, inherited, keys};
 use super::section::Section;
+use super::value::{SERVED_PATH, UPSTREAM_NAME, WordList};
+use crate::face::combined::PrefixPolicy;
 pub(super) use auth::{AuthMode, RawApiKey, RawApiKeyValues, RawAuth, read_keys};
-pub(super) use endpoints::RawEndpointValues;
 pub(super) use limits::{RawLimits, RawPrincipalLimits};
 pub(super) use listeners::{RawAdmin, RawAdminToken, RawListen, RawListenTls, RawMetrics};
 pub(super) use store::{RawDatabase, RawReplica, RawStore, StoreKind};
@@ -23,6 +23,8 @@ pub(super) use upstream::{
     RawCallRules, RawCredentialValues, RawDrafts, RawProgramValues, RawSplit, RawTaskRules, RawToolValues,
     RawTransport, RawUpstreamTls, RawUpstreamValues, RawUrlValues,
 };
+
+const PREFIXES: WordList<PrefixPolicy> = &[("always", Some(PrefixPolicy::Always)), ("auto", Some(PrefixPolicy::Auto))];
 
 #[derive(Debug, Default)]
 pub(super) struct RawConfig {
@@ -34,7 +36,6 @@ pub(super) struct RawConfig {
     pub(super) store: RawStore,
     pub(super) database: RawDatabase,
     pub(super) replica: RawReplica,
-    /// The location of `[replica]`, if it is written.
     pub(super) replica_location: Option<ConfigLocation>,
     pub(super) limits: RawLimits,
     pub(super) principal_limits: RawPrincipalLimits,
@@ -52,17 +53,14 @@ pub(super) struct RawUpstream {
     pub(super) own: RawUpstreamValues,
     pub(super) url: RawUrlValues,
     pub(super) program: RawProgramValues,
-    /// `None` if the table is absent.
     pub(super) auth: Option<RawCredential>,
     pub(super) tls: RawUpstreamTls,
-    /// The location of its table, if it is written.
     pub(super) tls_location: Option<ConfigLocation>,
     pub(super) rules: RawRules,
     pub(super) drafts: RawDrafts,
     pub(super) tools: Vec<RawTool>,
 }
 
-/// The credential of an upstream.
 #[derive(Clone, Debug)]
 pub(super) struct RawCredential {
     pub(super) location: ConfigLocation,
@@ -83,7 +81,6 @@ pub(super) struct RawTool {
     pub(super) location: ConfigLocation,
     pub(super) own: RawToolValues,
     pub(super) rules: RawRules,
-    /// `None` if the table is absent.
     pub(super) split: Option<RawSplit>,
 }
 
@@ -93,7 +90,21 @@ pub(super) struct RawEndpoint {
     pub(super) values: RawEndpointValues,
 }
 
-/// The keys of each table in the order of the reference.
+keys! {
+    /// `[[endpoints]]`
+    struct RawEndpointValues {
+        /// Where the endpoint is served. No two upstreams or endpoints have the same path.
+        reload path: String = require(&SERVED_PATH);
+        /// Where the endpoint is served to clients of HTTP+SSE.
+        reload sse_path: String = read(&SERVED_PATH), shown "the path with sse for mcp at its end";
+        /// The served upstreams. If two list the same resource, it belongs to the first.
+        reload upstreams: Vec<String> = read_all(&UPSTREAM_NAME), bounds "1 to 64";
+        /// Which tools and prompts get their upstream's name as a prefix (`reports__generate`): all, or only names that
+        /// two upstreams have.
+        reload prefix: PrefixPolicy = word(PREFIXES), default "always";
+    }
+}
+
 pub(super) fn tables() -> Vec<(&'static str, Vec<KeyRow>)> {
     let of_key = "As in `[limits]`, for the principal of this key.";
     let upstream = [RawUpstreamValues::ROWS, RawUrlValues::ROWS, RawProgramValues::ROWS, RawCallRules::ROWS];
@@ -219,7 +230,6 @@ impl RawUpstream {
 }
 
 impl RawRules {
-    /// These rules, completed by `wider`.
     pub(super) fn over(&self, wider: &Self) -> Self {
         Self { tasks: self.tasks.over(&wider.tasks), calls: self.calls.over(&wider.calls) }
     }

@@ -2,13 +2,11 @@
 //!
 //! Total: a faulty value is noted and replaced by its default, so that one run finds all mistakes. Read [`super::raw`] first.
 
-mod access;
 mod auth;
 mod endpoints;
 mod exposure;
 pub(super) mod listeners;
 mod paths;
-mod principal_limits;
 mod store;
 mod tool_names;
 mod upstream_headers;
@@ -57,7 +55,7 @@ pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> Config 
     let anonymous = raw.auth.anonymous.value;
     let auth = auth::resolve(raw, report);
     let listeners::Listeners { listen, admin, metrics } = listeners::resolve(raw, report);
-    let principals = Arc::new(principal_limits::resolve(raw, report));
+    let principals = Arc::new(auth::resolve_limits(raw, report));
     let store = store::resolve(raw, &principals.others, report);
     let folder = raw.store.path.value.clone();
     let result_bytes_max = raw.limits.result_bytes_max.value;
@@ -66,7 +64,7 @@ pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> Config 
     let upstreams = resolve_upstreams(&raw.upstreams, &shared, &mut taken, report);
     let known: BTreeSet<Arc<str>> = raw.upstreams.iter().map(|raw| Arc::from(raw.name.as_str())).collect();
     let endpoints = endpoints::resolve(&raw.endpoints, &known, &mut taken, report);
-    let access = Arc::new(access::resolve(raw, &known, report));
+    let access = Arc::new(auth::resolve_access(raw, &known, report));
     let own = [
         ("listen.address", Some(listen.address)),
         ("admin.address", Some(admin.address)),
@@ -101,7 +99,6 @@ fn check_not_own(
     }
 }
 
-/// Whether a URL leads to an address of this machine.
 pub(super) fn is_at(url: &Url, own: SocketAddr) -> bool {
     let is_mine = own.ip().is_loopback() || own.ip().is_unspecified();
     let is_here = match url.host() {
@@ -148,10 +145,6 @@ fn resolve_upstreams<'a>(
     upstreams
 }
 
-/// Checks an upstream's name.
-///
-/// # Errors
-/// The rule for names.
 pub(super) fn check_name(name: &str) -> Result<(), String> {
     let fits = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"_-".contains(&byte);
     if (1..=UPSTREAM_NAME_LENGTH_MAX).contains(&name.len()) && name.bytes().all(fits) {
@@ -252,13 +245,11 @@ fn resolve_upstream_tls(raw: &RawUpstream, report: &mut MistakeCollector) -> Ups
     UpstreamTlsFiles { ca: tls.ca.as_ref().map(|ca| ca.value.clone()), identity: identity(certificate, key) }
 }
 
-/// The address of an upstream and its paths.
 struct AddressSettings {
     paths: UpstreamPaths,
     server: ServerSettings,
 }
 
-/// The rules, names and processes of its tools.
 struct ToolSettings {
     rules: ToolRules,
     names: ToolNames,
@@ -387,7 +378,7 @@ fn resolve_policy(
         let (ttl, deadline) = (words(policy.ttl), words(policy.deadline));
         report.warning(
             location,
-            format!("a task lives {ttl}, but its call may run {deadline}; raise `ttl` or lower `deadline`"),
+            format!("a task is kept {ttl}, but its call may run {deadline}; raise `ttl` or lower `deadline`"),
         );
     }
     policy
@@ -437,7 +428,6 @@ fn count(written: u32) -> usize {
     usize::try_from(written).unwrap_or(usize::MAX)
 }
 
-/// Converts a count that was read as "not zero".
 fn not_zero(count: usize) -> NonZeroUsize {
     NonZeroUsize::new(count).unwrap_or(NonZeroUsize::MIN)
 }

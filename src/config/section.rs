@@ -39,7 +39,6 @@ pub(super) struct ConfigSource<'a> {
     pub(super) unknown: Vec<UnknownKey>,
 }
 
-/// The content of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeyContent {
     /// A value, described as in a mistake.
@@ -49,12 +48,10 @@ pub enum KeyContent {
     Unbuilt,
 }
 
-/// A key that was not requested.
 pub(super) struct UnknownKey {
     pub(super) location: ConfigLocation,
     /// The key without the path of its table.
     pub(super) key: String,
-    /// The known keys of its table.
     pub(super) siblings: Vec<&'static str>,
 }
 
@@ -64,7 +61,6 @@ impl<'a> ConfigSource<'a> {
         Self { file: None, line_ends, env, report, known: BTreeMap::new(), lines: BTreeMap::new(), unknown: Vec::new() }
     }
 
-    /// Sets the file, which the configuration names.
     pub(super) fn of_file(self, file: Arc<str>) -> Self {
         Self { file: Some(file), ..self }
     }
@@ -89,8 +85,7 @@ impl<'a> ConfigSource<'a> {
     }
 }
 
-/// One table. An absent table is read like an empty one, so that its keys are known. [`Section::close`] it after all keys are
-/// read.
+/// One table. An absent table is read like an empty one, so that its keys are known. [`Section::close`] it at the end.
 pub(super) struct Section<'s, 'a> {
     source: &'s mut ConfigSource<'a>,
     table: Option<&'s DeTable<'a>>,
@@ -107,7 +102,6 @@ impl<'s, 'a> Section<'s, 'a> {
         &mut self.source.report
     }
 
-    /// The location of the table, if it is in the file.
     pub(super) fn written_location(&self) -> Option<ConfigLocation> {
         self.table.map(|_| self.location())
     }
@@ -251,7 +245,6 @@ impl<'s, 'a> Section<'s, 'a> {
         self.count_in(key, min..=u32::MAX)
     }
 
-    /// A whole number within these bounds.
     pub(super) fn count_in(&mut self, key: &'static str, bounds: RangeInclusive<u32>) -> Option<LocatedValue<u32>> {
         let wanted = format!("a whole number from {} to {}", bounds.start(), bounds.end());
         let (location, value) = self.value(key, &wanted)?;
@@ -295,7 +288,6 @@ impl<'s, 'a> Section<'s, 'a> {
         Section { source: self.source, table, location, known: Vec::new() }
     }
 
-    /// Reads each table of the array of tables `key`.
     pub(super) fn each<T>(&mut self, key: &'static str, read: impl Fn(Section<'_, 'a>) -> T) -> Vec<T> {
         let Some((location, value)) = self.get(key, KeyContent::Table) else { return Vec::new() };
         let DeValue::Array(items) = value.get_ref() else {

@@ -3,8 +3,7 @@
 const NAME_LEN_MAX: usize = 32;
 const FALLBACK_NAME: &str = "server";
 
-/// A valid upstream name from a text: only a to z, 0 to 9, underscores, and single hyphens between them. `None` if nothing
-/// remains.
+/// A valid upstream name from a text: a to z, 0 to 9, underscores, single hyphens between them. `None` if it is empty.
 #[must_use]
 pub fn fitting_name(text: &str) -> Option<String> {
     let mut name = String::new();
@@ -20,13 +19,11 @@ pub fn fitting_name(text: &str) -> Option<String> {
     (!name.is_empty()).then(|| name.to_owned())
 }
 
-/// The name where the text yields none.
 #[must_use]
 pub fn fallback_name() -> String {
     FALLBACK_NAME.to_owned()
 }
 
-/// The environment variable for an upstream's secret.
 #[must_use]
 pub fn key_variable(upstream: &str) -> String {
     variable_name(&format!("{upstream}_KEY"))
@@ -72,7 +69,6 @@ pub fn string(text: &str) -> String {
     toml::Value::String(text.to_owned()).to_string()
 }
 
-/// A TOML key, quoted if necessary.
 #[must_use]
 pub fn key(text: &str) -> String {
     let is_bare = |byte: u8| byte.is_ascii_alphanumeric() || b"_-".contains(&byte);

@@ -1,6 +1,4 @@
 //! Parses single values: durations, sizes, addresses, paths; replaces `${VAR}` in all of them.
-//!
-//! Pure functions of text. [`super::resolve`] checks values against each other.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -17,10 +15,8 @@ use crate::task::{Draft, NamePattern};
 use crate::upstream::forwarding::may_be_forwarded;
 use crate::upstream::transport::credential::secret_value;
 
-/// Looks up `${VAR}` in the environment.
 pub(super) type Environment<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// The format of one kind of string.
 pub(super) struct StringFormat<T> {
     /// The expected form, with an example; completes "write …" and "is not …".
     pub(super) wanted: &'static str,
@@ -30,7 +26,6 @@ pub(super) struct StringFormat<T> {
 /// The words of a closed list. `None` beside a word: known, but not implemented.
 pub(super) type WordList<T> = &'static [(&'static str, Option<T>)];
 
-/// Why a string does not match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ValueError {
     Form,
@@ -40,14 +35,11 @@ pub(super) enum ValueError {
 
 pub(super) const DURATION: StringFormat<Duration> =
     StringFormat { wanted: "a duration such as \"30s\" or \"1h 30m\"", read: duration };
-/// A duration above zero.
 pub(super) const DURATION_NOT_ZERO: StringFormat<Duration> =
     StringFormat { wanted: DURATION.wanted, read: duration_not_zero };
-/// A number of bytes above zero.
 pub(super) const SIZE: StringFormat<usize> = StringFormat { wanted: "a size such as \"4MiB\"", read: size };
 pub(super) const ADDRESS: StringFormat<SocketAddr> =
     StringFormat { wanted: "an IP address with a port, such as \"127.0.0.1:8080\"", read: address };
-/// An address or a network of peers.
 pub(super) const ADDRESS_RANGE: StringFormat<AddressRange> =
     StringFormat { wanted: "an address or a network such as \"10.0.0.0/8\"", read: address_range };
 /// A host as in a `Host` header, without port; converted to lower case.
@@ -56,7 +48,6 @@ pub(super) const HOST: StringFormat<String> =
 /// An origin; converted to `scheme://host[:port]`, without the scheme's default port.
 pub(super) const ORIGIN: StringFormat<String> =
     StringFormat { wanted: "an origin such as \"https://app.example\"", read: origin };
-/// The base of the URLs that clients use.
 pub(super) const PUBLIC_URL: StringFormat<Url> =
     StringFormat { wanted: "a URL such as \"https://mcp.example\", without a path", read: public_url };
 pub(super) const UPSTREAM_URL: StringFormat<Url> =
@@ -90,7 +81,6 @@ pub(super) const FOLDER: StringFormat<PathBuf> =
     StringFormat { wanted: "a folder such as \"taskgate-data\"", read: path };
 pub(super) const PEM_FILE: StringFormat<PathBuf> = StringFormat { wanted: "a file such as \"server.pem\"", read: path };
 
-/// A program or one of its arguments.
 pub(super) const WORD_OF_COMMAND: StringFormat<String> =
     StringFormat { wanted: "a program or an argument such as \"npx\"", read: word_of_command };
 pub(super) const ENV_VALUE: StringFormat<String> =
@@ -101,11 +91,9 @@ pub(super) const ENV_FILE: StringFormat<PathBuf> = StringFormat { wanted: "a fil
 pub(super) const API_KEY: StringFormat<ApiKey> = StringFormat { wanted: "a key such as \"${ADA_KEY}\"", read: api_key };
 pub(super) const API_KEY_DIGEST: StringFormat<ApiKey> =
     StringFormat { wanted: "the ID of a key, a colon, and the SHA-256 of the whole key in hex", read: api_key_digest };
-/// A file with one key.
 pub(super) const KEY_FILE: StringFormat<PathBuf> = StringFormat { wanted: "a file such as \"ada.key\"", read: path };
 pub(super) const KEYS_FILE: StringFormat<PathBuf> =
     StringFormat { wanted: "a file such as \"team-a.keys.toml\"", read: path };
-/// The name of a principal with keys.
 pub(super) const PRINCIPAL_ID: StringFormat<String> =
     StringFormat { wanted: "a name such as \"ada\"", read: principal_id };
 
@@ -118,7 +106,7 @@ fn new_name(text: &str) -> Result<String, ValueError> {
     match NamePattern::parse(text) {
         Some(_) => Ok(text.to_owned()),
         None if text.is_empty() => Err(ValueError::Form),
-        None => Err(ValueError::Because("has more than one *, or a ?; one * takes what the * of `match` stands for")),
+        None => Err(ValueError::Because("has more than one *, or a ?; one * takes the text of the * in `match`")),
     }
 }
 
@@ -150,7 +138,6 @@ fn credential_header(text: &str) -> Result<HeaderName, ValueError> {
     }
 }
 
-/// Whether a credential may be sent in this header.
 #[must_use]
 pub fn is_credential_header(name: &str) -> bool {
     credential_header(name).is_ok()
@@ -173,10 +160,6 @@ fn because(error: ApiKeyError) -> ValueError {
     ValueError::Because(error.explanation())
 }
 
-/// Checks the name of a principal with keys.
-///
-/// # Errors
-/// The mistake as text.
 pub fn check_principal_id(text: &str) -> Result<(), &'static str> {
     match principal_id(text) {
         Ok(_) => Ok(()),
@@ -275,7 +258,7 @@ fn upstream_url(text: &str) -> Result<Url, ValueError> {
         return Err(ValueError::Because("has a user name or password; credentials do not belong into a URL"));
     }
     if url.fragment().is_some() {
-        return Err(ValueError::Because("has a fragment; leave out what begins with #"));
+        return Err(ValueError::Because("has a fragment; leave out the # and the rest"));
     }
     Ok(url)
 }
@@ -357,18 +340,13 @@ pub(super) fn word_list<T>(words: &[(&str, Option<T>)]) -> String {
     }
 }
 
-/// The fault of a `${VAR}`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum VariableMistake {
     Form(String),
-    /// The variable is not set.
     Unset(String),
 }
 
-/// Replaces each `${VAR}` by its value in the environment; `$${` is an escaped `${`.
-///
-/// # Errors
-/// One message for each missing or misnamed variable. None shows a variable's value.
+/// Replaces each `${VAR}` by its value in the environment; `$${` is an escaped `${`. No error shows a variable's value.
 pub(super) fn fill_in(written: &str, env: Environment<'_>) -> Result<String, Vec<VariableMistake>> {
     let mut text = String::with_capacity(written.len());
     let mut wrong = Vec::new();
@@ -405,7 +383,6 @@ pub(super) fn fill_in(written: &str, env: Environment<'_>) -> Result<String, Vec
     if wrong.is_empty() { Ok(text) } else { Err(wrong) }
 }
 
-/// Whether a text is a valid name of an environment variable.
 #[must_use]
 pub fn is_variable_name(name: &str) -> bool {
     !name.starts_with(|first: char| first.is_ascii_digit())
@@ -555,7 +532,7 @@ mod tests {
                 "http://a:b@c/",
                 Some(ValueError::Because("has a user name or password; credentials do not belong into a URL")),
             ),
-            ("http://c/#d", Some(ValueError::Because("has a fragment; leave out what begins with #"))),
+            ("http://c/#d", Some(ValueError::Because("has a fragment; leave out the # and the rest"))),
         ] {
             assert_eq!((UPSTREAM_URL.read)(text).err(), wrong, "{text:?}");
         }

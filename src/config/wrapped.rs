@@ -1,6 +1,4 @@
 //! Reads a file for `taskgate wrap`, which serves one user at its standard streams.
-//!
-//! Settings for listeners are mistakes, and several upstreams become one endpoint.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,7 +12,6 @@ use crate::server::api_keys::KeyPlace;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FilePurpose {
-    /// To serve clients at listeners.
     Listeners,
     /// To serve the host that started the program.
     Host,
@@ -42,8 +39,7 @@ pub(super) fn check(lines: &BTreeMap<KeyPlace, usize>, report: &mut MistakeColle
     }
 }
 
-/// Removes servers with unset variables, so that the others are served; returns the reasons by name. If no other server is left,
-/// they remain mistakes.
+/// Removes servers with unset variables, and returns the reasons by name. If no server is left, they remain mistakes.
 pub(super) fn set_aside(raw: &mut RawConfig, report: &mut MistakeCollector) -> BTreeMap<String, Arc<str>> {
     let mut aside = BTreeMap::new();
     if raw.upstreams.iter().all(|upstream| report.has_unset(&upstream.location.key)) {

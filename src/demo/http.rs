@@ -1,6 +1,4 @@
 //! Serves the demo over streamable HTTP with sessions.
-//!
-//! Chooses status codes, and JSON or a stream for the response; [`super::tools`] handles the messages.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,15 +23,12 @@ use crate::face::http::{FaceResponse, empty_body, full_body};
 use crate::wire::framing::BodyPart;
 use crate::wire::{ProtocolVersion, RpcError, method, rpc_error};
 
-/// The only path.
 pub(super) const PATH: &str = "/mcp";
 
 const SESSION: HeaderName = HeaderName::from_static("mcp-session-id");
 const VERSION: HeaderName = HeaderName::from_static("mcp-protocol-version");
 const BODY_BYTES_MAX: usize = 4 << 20;
-/// How long a client may take to send a body.
 const BODY_READ_MAX: Duration = Duration::from_secs(30);
-/// Messages that are queued for a client.
 const EVENTS_MAX: usize = 64;
 const BATCH_MAX: usize = 64;
 /// The interval of comments on a silent stream.
@@ -64,8 +59,7 @@ pub(super) async fn answer(shared: &Arc<DemoState>, request: Request<Body>) -> F
     answered.unwrap_or_else(|refusal| *refusal)
 }
 
-/// Keeps web pages away from a server on this machine: refuses a foreign Origin always, and on loopback also a foreign Host,
-/// which shows DNS rebinding.
+/// Refuses a foreign Origin always, and on loopback also a foreign Host, which shows DNS rebinding.
 fn guard(shared: &DemoState, request: &Request<Body>) -> Result<(), DemoRefusal> {
     let origin = request.headers().get(ORIGIN).map(|origin| url_host(origin.to_str().unwrap_or_default()));
     let host = request.headers().get(HOST).and_then(|host| host.to_str().ok());
@@ -157,10 +151,14 @@ fn batch(
     messages: Vec<Value>,
 ) -> Result<FaceResponse, DemoRefusal> {
     if !session.version.traits().has_batches || messages.is_empty() || messages.len() > BATCH_MAX {
-        return Err(bad(rpc_error::INVALID_REQUEST, "no batch, an empty one or one that large is accepted here"));
+        return Err(bad(
+            rpc_error::INVALID_REQUEST,
+            "the batch is empty, too large or of another version than 2025-03-26",
+        ));
     }
     let messages: Option<Vec<_>> = messages.into_iter().map(rpc::read).collect();
-    let messages = messages.ok_or_else(|| bad(rpc_error::INVALID_REQUEST, "the batch holds what is no message"))?;
+    let messages =
+        messages.ok_or_else(|| bad(rpc_error::INVALID_REQUEST, "the batch has an element that is no message"))?;
     let (events, answers) = mpsc::channel(EVENTS_MAX);
     let mut asked = false;
     for message in messages {
@@ -175,7 +173,6 @@ fn batch(
     Ok(if asked { event_stream(stream::empty(), answers, session) } else { plain(StatusCode::ACCEPTED) })
 }
 
-/// Processes a message that needs no response.
 pub(super) fn take(session: &DemoSession, message: Incoming) {
     match message {
         Incoming::Notification { method, params } if method == method::CANCELLED => {
@@ -186,10 +183,8 @@ pub(super) fn take(session: &DemoSession, message: Incoming) {
     }
 }
 
-/// Starts a request. Its messages go to `events`, its response last; none if it is cancelled.
-///
-/// The call is registered before this returns, so that an immediate cancellation finds it. It continues when the client
-/// disconnects: in these versions that is no cancellation.
+/// Starts a request. Its messages go to `events`, its response last; none if it is cancelled. It is registered before this
+/// returns, so that a cancellation finds it. A client that disconnects does not cancel it in these versions.
 pub(super) fn start(
     tracker: &TaskTracker,
     session: &Arc<DemoSession>,

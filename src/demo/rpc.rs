@@ -4,7 +4,6 @@ use serde_json::{Value, json};
 
 use crate::wire::RpcError;
 
-/// A message from a client, by its members.
 #[derive(Debug)]
 pub(super) enum Incoming {
     Request(DemoRequest),
@@ -51,7 +50,6 @@ pub(super) fn answer(id: &Value, outcome: Result<Value, RpcError>) -> Value {
     }
 }
 
-/// An error without a request.
 pub(super) fn refusal(error: &RpcError) -> Value {
     json!({ "jsonrpc": "2.0", "error": error })
 }

@@ -1,6 +1,4 @@
 //! Keeps the demo server's sessions, with their calls and questions.
-//!
-//! Knows no HTTP and no tools.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -19,7 +17,6 @@ use crate::wire::ProtocolVersion;
 const SESSIONS_MAX: usize = 1024;
 /// A session that was unused for this long, and runs nothing, is dropped.
 const IDLE_MAX: Duration = Duration::from_secs(60 * 60);
-/// The most running calls of one session.
 const RUNS_MAX: usize = 256;
 
 /// Messages to a client, in order. The stream ends when all senders are dropped.
@@ -52,7 +49,6 @@ struct DemoSessionState {
     listening: Option<DemoMessages>,
 }
 
-/// Why a call may not start.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 pub(super) enum CallStartError {
     #[error("this request id is in use")]
@@ -74,14 +70,12 @@ impl DemoSession {
         Ok(DemoCall { key: id.to_string(), session: Arc::clone(self), cancel })
     }
 
-    /// Stops the call with this request id, if it runs.
     pub(super) fn cancel(&self, id: &Value) {
         if let Some(run) = self.state.lock().runs.get(&id.to_string()) {
             run.cancel();
         }
     }
 
-    /// Opens a question: its request id, and the receiver of its answer.
     pub(super) fn question(self: &Arc<Self>) -> DemoQuestion {
         let (sender, answer) = oneshot::channel();
         let mut state = self.state.lock();
@@ -150,7 +144,6 @@ impl Drop for DemoQuestion {
     }
 }
 
-/// All sessions, at most [`SESSIONS_MAX`].
 #[derive(Debug)]
 pub(super) struct DemoSessions {
     table: Mutex<HashMap<String, Arc<DemoSession>>>,
@@ -197,7 +190,6 @@ impl DemoSessions {
         Some(session)
     }
 
-    /// Ends a session: its calls stop, its streams close, its id becomes unknown.
     pub(super) fn close(&self, id: &str) {
         if let Some(session) = self.table.lock().remove(id) {
             session.ended.cancel();

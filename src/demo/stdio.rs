@@ -15,16 +15,11 @@ use super::session::{DemoMessages, DemoSession, DemoSessions};
 use crate::wire::framing::LineDecoder;
 use crate::wire::{RpcError, method, rpc_error};
 
-/// The longest line.
 const LINE_BYTES_MAX: usize = 4 << 20;
 const READ_BYTES: usize = 64 * 1024;
-/// Messages that are queued for a client.
 const EVENTS_MAX: usize = 64;
 
 /// Serves the client until it closes its side; running calls are then stopped.
-///
-/// # Errors
-/// If the client's output cannot be read, or has a line that is too long.
 pub async fn serve(
     mut input: impl AsyncRead + Unpin + Send,
     output: impl AsyncWrite + Unpin + Send + 'static,

@@ -17,14 +17,12 @@ const SECONDS_MAX: f64 = 3600.0;
 const STEPS_MAX: u32 = 1000;
 /// The largest `flood`: 64 MiB.
 const FLOOD_BYTES_MAX: usize = 64 << 20;
-/// How long a tool waits for its client's answer to a question.
 const ANSWER_WAIT_MAX: Duration = Duration::from_secs(60 * 60);
 
 #[derive(Debug)]
 pub(super) struct DemoCaller {
     pub(super) session: Arc<DemoSession>,
     pub(super) events: DemoMessages,
-    /// Set by callers that request progress.
     pub(super) progress_token: Option<Value>,
 }
 
@@ -47,10 +45,7 @@ impl DemoCaller {
     }
 }
 
-/// Runs the tool of a `tools/call` with `params`.
-///
-/// # Errors
-/// −32602 for an unknown tool or bad arguments; the error that the tool `crash` throws.
+/// Runs the tool of a `tools/call`. Fails with −32602 for an unknown tool or bad arguments, or with the error of `crash`.
 pub(super) async fn call(mut params: Value, caller: &DemoCaller) -> Result<Value, RpcError> {
     let arguments = match params.get_mut("arguments").map(Value::take) {
         None | Some(Value::Null) => json!({}),
@@ -191,11 +186,10 @@ fn failure(message: impl Into<String>) -> Value {
     result
 }
 
-/// The answer to `tools/list`.
 pub(super) fn list() -> Value {
     let string = |what: &str| json!({ "type": "string", "description": what });
     let read_only = json!({ "readOnlyHint": true, "idempotentHint": true, "openWorldHint": false });
-    let name = json!({ "name": string("Whom to greet") });
+    let name = json!({ "name": string("The name to greet") });
     let slow = json!({
         "seconds": { "type": "number", "minimum": 0, "maximum": SECONDS_MAX, "default": 10 },
         "steps": { "type": "integer", "minimum": 1, "maximum": STEPS_MAX, "default": 10 },
@@ -203,7 +197,7 @@ pub(super) fn list() -> Value {
     let bytes = json!({ "bytes": { "type": "integer", "minimum": 0, "maximum": FLOOD_BYTES_MAX } });
     let deletes = json!({ "readOnlyHint": false, "destructiveHint": true, "idempotentHint": true });
     json!({ "tools": [
-        tool("greet", "Greets somebody at once", name, &["name"], &read_only),
+        tool("greet", "Returns a greeting at once", name, &["name"], &read_only),
         tool("slow_report", "Takes its time and reports progress", slow, &[], &read_only),
         tool("confirm_delete", "Asks before it deletes (it only pretends to)",
             json!({ "path": string("What to delete") }), &["path"], &deletes),

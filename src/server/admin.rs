@@ -1,6 +1,4 @@
-//! Serves health, readiness and metrics to operators.
-//!
-//! The admin listener has the same layers as the client listener (B66).
+//! Serves health, readiness and metrics to operators, behind the layers of the client listener (B66).
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -28,7 +26,6 @@ const DRAIN_MAX: Duration = Duration::from_secs(2);
 #[derive(Clone, Debug, Default)]
 pub struct Readiness(Arc<RwLock<BTreeMap<&'static str, ReasonWeight>>>);
 
-/// The effect of a reason on readiness.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReasonWeight {
     /// The gateway accepts no work.
@@ -48,7 +45,6 @@ impl Readiness {
         self.0.write().insert(reason, ReasonWeight::Blocks);
     }
 
-    /// Limits readiness until [`Readiness::clear`] is called with the same reason.
     pub fn limit(&self, reason: &'static str) {
         self.0.write().insert(reason, ReasonWeight::Limits);
     }
@@ -70,7 +66,6 @@ impl Readiness {
         self.of(ReasonWeight::Blocks)
     }
 
-    /// The reasons that limit readiness, in alphabetical order.
     #[must_use]
     pub fn limits(&self) -> Vec<&'static str> {
         self.of(ReasonWeight::Limits)
@@ -115,7 +110,6 @@ impl MetricsSource {
     }
 }
 
-/// The specification of the admin listener.
 #[must_use]
 pub fn site(
     settings: &AdminSettings,
@@ -198,7 +192,6 @@ fn is_verbose(query: Option<&str>) -> bool {
     url::form_urlencoded::parse(query.unwrap_or_default().as_bytes()).any(|(name, _)| name == "verbose")
 }
 
-/// Readiness and the upstreams' health, as JSON.
 fn verbose(status: StatusCode, readiness: &Readiness, upstreams: &[HealthReport]) -> FaceResponse {
     let (reasons, limits) = (readiness.reasons(), readiness.limits());
     let whole = serde_json::json!({

@@ -47,13 +47,12 @@ impl ApiKeyError {
     pub const fn explanation(&self) -> &'static str {
         match self {
             Self::Form => "is no key; write tg_ID_SECRET, with an ID of at most 32 letters and digits",
-            Self::Weak => "is a key whose secret has less than 128 bits; take 32 random hex digits or more",
+            Self::Weak => "is a key with a secret of less than 128 bits; take 32 random hex digits or more",
             Self::Digest => "is no digest of a key; write ID:SHA256, the latter as 64 hex digits of the whole key",
         }
     }
 }
 
-/// A key's ID and digest.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ApiKey {
     id: Box<str>,
@@ -67,11 +66,8 @@ impl fmt::Debug for ApiKey {
 }
 
 impl ApiKey {
-    /// Generates a key for the principal `id` from the system's randomness. Returns its full text, which is not stored, and its
-    /// record.
-    ///
-    /// # Panics
-    /// If the operating system provides no randomness.
+    /// Generates a key for the principal `id`. Returns its full text, which is not stored, and its record. Panics if
+    /// the operating system provides no randomness.
     #[must_use]
     pub fn mint(id: &str) -> (String, Self) {
         // During a rotation a principal has two keys: their IDs must differ.
@@ -88,10 +84,7 @@ impl ApiKey {
         format!("{}:{}", self.id, hex(&self.digest))
     }
 
-    /// Parses a key.
-    ///
-    /// # Errors
-    /// If it is no key, or its secret is too weak by its length and alphabet.
+    /// Parses a key; refuses a secret that is too weak by its length and alphabet.
     pub fn read(text: &str) -> Result<Self, ApiKeyError> {
         let (id, secret) = parts(text).ok_or(ApiKeyError::Form)?;
         if !is_strong(secret) {
@@ -101,9 +94,6 @@ impl ApiKey {
     }
 
     /// Parses `ID:SHA256`, for a configuration without secrets.
-    ///
-    /// # Errors
-    /// If the text has another form.
     pub fn read_digest(text: &str) -> Result<Self, ApiKeyError> {
         let (id, hex) = text.split_once(':').filter(|(id, _)| is_id(id)).ok_or(ApiKeyError::Digest)?;
         let mut digest = ApiKeyDigest::default();
@@ -124,7 +114,6 @@ impl ApiKey {
     }
 }
 
-/// Splits a key into its ID and its secret.
 fn parts(text: &str) -> Option<(&str, &str)> {
     let visible = text.len() <= KEY_LEN_MAX && text.bytes().all(|byte| byte.is_ascii_graphic());
     let (id, secret) = text.strip_prefix(PREFIX).filter(|_| visible)?.split_once('_')?;
@@ -172,7 +161,6 @@ fn digest_of(text: &str) -> ApiKeyDigest {
     out
 }
 
-/// The resolved authentication of the client listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AuthSettings {
     /// Serves every client as this principal; as `local` only while there is no sign of a second person.
@@ -181,12 +169,10 @@ pub enum AuthSettings {
     ApiKeys(Vec<ApiKeySettings>),
 }
 
-/// A key, its principal and its source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiKeySettings {
     pub principal: Principal,
     pub source: KeySource,
-    /// The configuration key that sets it.
     pub place: KeyPlace,
 }
 
@@ -212,7 +198,6 @@ impl fmt::Display for KeyPlace {
     }
 }
 
-/// The source of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeySource {
     Known(ApiKey),
@@ -220,11 +205,9 @@ pub enum KeySource {
     File(PathBuf),
 }
 
-/// All keys that are valid now, with their principals.
 #[derive(Clone, Debug, Default)]
 pub struct ApiKeys(HashMap<Box<str>, ApiKeyRecord>);
 
-/// The digest, principal and grant of one key.
 #[derive(Clone)]
 struct ApiKeyRecord {
     digest: ApiKeyDigest,
@@ -245,10 +228,7 @@ impl fmt::Debug for ApiKeyRecord {
 }
 
 impl ApiKeys {
-    /// Adds a key of `principal`, which may have several during a rotation.
-    ///
-    /// # Errors
-    /// The key itself, if its ID is taken.
+    /// Adds a key of `principal`, which may have several during a rotation. Returns the key if its ID is taken.
     pub fn add(&mut self, key: ApiKey, principal: &Principal) -> Result<(), ApiKey> {
         if self.0.contains_key(&key.id) {
             return Err(key);
@@ -309,7 +289,6 @@ impl ApiKeyRing {
         Self(Arc::new(keys))
     }
 
-    /// Ends the streams of every key.
     pub(super) fn withdraw(&self) {
         self.0.0.values().for_each(|held| held.grant.withdraw());
     }
@@ -411,7 +390,7 @@ mod tests {
         ] {
             assert_eq!(shows_key(value.as_bytes()), expected, "{value}");
         }
-        assert!(shows_key(b"Bearer \xff tg_a"), "whatever stands beside it");
+        assert!(shows_key(b"Bearer \xff tg_a"), "beside any other byte");
     }
 
     #[test]

@@ -14,10 +14,9 @@ use super::refusal::Refusal;
 /// the whole buffer, and the connection would allocate another for its next request.
 const COPIED_BYTES_MAX: usize = 4 << 10;
 
-/// Reads the whole body; trailers are dropped (B17).
-///
-/// Refuses by `Content-Length` before a byte is read, so that `100 Continue` is never sent for it (B23, B70), and otherwise at
-/// the first excess byte (B71). Holds at most `bytes_max` and one frame in memory.
+/// Reads the whole body; trailers are dropped (B17). Refuses by `Content-Length` before a byte is read, so that `100
+/// Continue` is never sent for it (B23, B70), otherwise at the first excess byte (B71). Holds at most `bytes_max` and
+/// one frame.
 pub(super) async fn collect(body: &mut Incoming, bytes_max: usize, limits: &ListenerLimits) -> Result<Bytes, Refusal> {
     let size = body.size_hint().exact();
     let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);

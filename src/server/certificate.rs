@@ -12,7 +12,6 @@ use rustls::sign::CertifiedKey;
 /// The most names that are cached as covered. A wildcard covers any number.
 const NAMES_MAX: usize = 64;
 
-/// The certificate that new connections get.
 #[derive(Debug)]
 pub(super) struct ListenerCertificate {
     identity: RwLock<Arc<CertifiedKey>>,
@@ -25,7 +24,6 @@ impl ListenerCertificate {
         Self { identity: RwLock::new(identity), names: RwLock::default() }
     }
 
-    /// Whether the certificate covers a host name or an address.
     pub(super) fn is_for(&self, host: &str) -> bool {
         if self.names.read().contains(host) {
             return true;

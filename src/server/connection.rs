@@ -6,7 +6,7 @@ use std::future::poll_fn;
 use std::io;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::Poll;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -19,21 +19,20 @@ use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulConnection;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout, timeout_at};
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::connection_state::unread_answers::ReadWatch;
-use super::connection_state::{ConnectionState, OpenRequest, OpenRequestBody, PeerState};
-use super::departed_client::KeptWork;
-use super::drain::Phases;
+use super::connection_state::{ConnectionState, OpenRequest, OpenRequestBody, PeerState, ReadWatch};
 use super::frames::PREFACE;
 use super::io::{Misconduct, Protocol, ReleasedSocket, ResettableStream, WatchedSocket, linger};
 use super::listener_metrics::ListenerMetrics;
 use super::refusal::RefusalMarker;
 use super::stack::{ConnectionAddresses, Layers};
 use super::{ListenerLimits, StallCost, frames};
-use crate::face::arrival::Arrival;
+use crate::face::arrival::{ALONE_MAX, Arrival};
 
 /// Room for a target of 64 KiB, for which hyper sends 414 and not 431 (B21); [`super::head`] is stricter.
 const READ_BUFFER: usize = 96 << 10;
@@ -45,7 +44,6 @@ const STREAM_WINDOW: u32 = 256 << 10;
 const CONNECTION_WINDOW: u32 = 1 << 20;
 const SEND_BUFFER_MAX: usize = 1 << 20;
 
-/// The state that all connections of a listener share.
 #[derive(Debug)]
 pub(super) struct ListenerState {
     pub(super) limits: Arc<ListenerLimits>,
@@ -57,8 +55,7 @@ pub(super) struct ListenerState {
     pub(super) phases: Phases,
 }
 
-/// Serves one connection until either side ends it. Each protocol's future is boxed, so that a connection allocates only the one
-/// it uses.
+/// Serves one connection until either side ends it. Only the future of the connection's protocol is allocated.
 pub(super) async fn serve<T: ResettableStream>(shared: Arc<ListenerState>, mut socket: T, ends: ConnectionAddresses) {
     let _counted = shared.meter.connection();
     let deadline = Instant::now() + shared.limits.head_deadline;
@@ -251,7 +248,6 @@ enum UnreadRequest {
     Possible,
 }
 
-/// Closes a socket that hyper has released.
 async fn finish<T: ResettableStream>(shared: &ListenerState, returned: ReleasedSocket<T>, unread: UnreadRequest) {
     let ReleasedSocket { mut socket, misconduct, between_frames } = returned;
     match misconduct {
@@ -271,5 +267,68 @@ async fn finish<T: ResettableStream>(shared: &ListenerState, returned: ReleasedS
             UnreadRequest::None => (),
             UnreadRequest::Possible => linger(socket, shared.limits.linger).await,
         },
+    }
+}
+
+/// The drain's phases as connections see them. Each token is cancelled once.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Phases {
+    /// Connections end after their responses in progress; new ones get one response.
+    pub(super) notice: CancellationToken,
+    /// The notice is over: connections accepted until then are served as usual.
+    pub(super) closing: CancellationToken,
+    /// No connection is accepted any more.
+    pub(super) stop: CancellationToken,
+    /// Connections still running are dropped.
+    pub(super) abort: CancellationToken,
+}
+
+impl Phases {
+    /// The token that ends a connection that begins now.
+    pub(super) fn ending(&self) -> &CancellationToken {
+        if self.notice.is_cancelled() { &self.stop } else { &self.notice }
+    }
+
+    pub(super) fn end(&self) {
+        self.notice.cancel();
+        self.closing.cancel();
+        self.stop.cancel();
+        self.abort.cancel();
+    }
+}
+
+/// The future of a request. If it is dropped early and the request outlives its client, it continues in a task of the listener.
+struct KeptWork<F: Future<Output: Send> + Send + 'static> {
+    /// `None` once it has finished.
+    work: Option<Pin<Box<F>>>,
+    arrival: Arrival,
+    tracker: TaskTracker,
+}
+
+impl<F: Future<Output: Send> + Send + 'static> KeptWork<F> {
+    /// Boxed by the caller, where it is created: moving a large future costs its size.
+    const fn new(work: Pin<Box<F>>, arrival: Arrival, tracker: TaskTracker) -> Self {
+        Self { work: Some(work), arrival, tracker }
+    }
+}
+
+impl<F: Future<Output: Send> + Send + 'static> Future for KeptWork<F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
+        let work = self.work.as_mut().expect("it is not polled after its end");
+        let response = ready!(work.as_mut().poll(context));
+        self.work = None;
+        Poll::Ready(response)
+    }
+}
+
+impl<F: Future<Output: Send> + Send + 'static> Drop for KeptWork<F> {
+    fn drop(&mut self) {
+        // A future that panicked cannot continue.
+        let Some(work) = self.work.take().filter(|_| !std::thread::panicking()) else { return };
+        if let (true, Ok(runtime)) = (self.arrival.leave(), Handle::try_current()) {
+            self.tracker.spawn_on(async { drop(timeout(ALONE_MAX, work).await) }, &runtime);
+        }
     }
 }

@@ -1,21 +1,22 @@
 //! Shares state between a connection's requests and its I/O layer.
 
-pub(super) mod unread_answers;
-
+use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Buf as _, Bytes};
 use http::Version;
 use hyper::body::{Body, Frame, SizeHint};
+use parking_lot::Mutex;
+use tokio::time::{Instant, Sleep, sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::listener_metrics::{GaugeGuard, ListenerMetrics};
 use crate::face::http::ResponseBody;
 use crate::wire::framing::BodyPart;
-use unread_answers::{PIECE_MAX, UnreadAnswers, next_piece};
 
 /// The state of one connection, written by its requests. All of it is advisory, so relaxed ordering suffices.
 #[derive(Debug)]
@@ -45,7 +46,6 @@ impl ConnectionState {
         &self.leave
     }
 
-    /// The HTTP/2 responses that wait for their peer.
     pub(super) const fn unread(&self) -> &UnreadAnswers {
         &self.unread
     }
@@ -64,7 +64,6 @@ impl ConnectionState {
         self.begun.load(Ordering::Relaxed)
     }
 
-    /// Whether a request is being read, processed or answered.
     pub(super) fn is_busy(&self) -> bool {
         self.open.load(Ordering::Relaxed) > 0
     }
@@ -79,7 +78,6 @@ impl ConnectionState {
     }
 }
 
-/// Whether a peer may continue after a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PeerState {
     Good,
@@ -90,7 +88,6 @@ pub(super) enum PeerState {
 #[derive(Debug)]
 pub(super) struct OpenRequest {
     trail: Arc<ConnectionState>,
-    /// The number of the request within its connection.
     number: u32,
     _counted: GaugeGuard,
 }
@@ -117,7 +114,6 @@ pub(super) struct OpenRequestBody {
     carriage: BodyDelivery,
 }
 
-/// How the bytes of a response reach the peer.
 #[derive(Debug)]
 enum BodyDelivery {
     /// Over HTTP/1: only the socket shows whether the peer reads.
@@ -188,6 +184,92 @@ impl Drop for OpenRequestBody {
     }
 }
 
+/// The largest piece of a response: the default maximum frame size (RFC 9113, 4.2).
+const PIECE_MAX: usize = 16 << 10;
+/// From this size on, the last byte of a response is a separate piece. A piece is taken as soon as there is room for its first
+/// byte, so only the next poll proves that the peer took all of it. A smaller rest may stay behind unnoticed; it costs no more
+/// than an idle connection.
+const REST_MAX: usize = 1 << 10;
+
+fn next_piece(data: &mut BodyPart) -> Bytes {
+    let length = match data.len() {
+        length if length > PIECE_MAX => PIECE_MAX,
+        length if length > REST_MAX => length - 1,
+        length => length,
+    };
+    data.copy_to_bytes(length)
+}
+
+/// The HTTP/2 responses of a connection that wait for their peer (B28), with the time of their last piece. At most one entry per
+/// open stream.
+///
+/// A peer may keep the window of one stream closed while the socket takes the bytes of all others. A stream polls for more of its
+/// response only once the peer has room for the previous piece, so the measure is how long a piece has been waiting. Pieces are
+/// small enough for a slow reader to take one in time.
+#[derive(Debug, Default)]
+pub(super) struct UnreadAnswers(Mutex<BTreeMap<u32, Instant>>);
+
+impl UnreadAnswers {
+    /// Records that a piece of the response to `request` was handed to hyper.
+    pub(super) fn handed(&self, request: u32) {
+        self.0.lock().insert(request, Instant::now());
+    }
+
+    /// Records that hyper polled the response to `request` again, or finished it.
+    pub(super) fn taken(&self, request: u32) {
+        self.0.lock().remove(&request);
+    }
+
+    fn oldest(&self) -> Option<Instant> {
+        self.0.lock().values().min().copied()
+    }
+
+    fn since(&self, request: u32) -> Option<Instant> {
+        self.0.lock().get(&request).copied()
+    }
+}
+
+/// A timer that fires when a response has waited too long.
+#[derive(Debug)]
+pub(super) struct ReadWatch {
+    trail: Arc<ConnectionState>,
+    /// The request it watches; without it, all of the connection.
+    request: Option<u32>,
+    span: Duration,
+    timer: Option<Pin<Box<Sleep>>>,
+}
+
+impl ReadWatch {
+    pub(super) const fn new(trail: Arc<ConnectionState>, span: Duration) -> Self {
+        Self { trail, request: None, span, timer: None }
+    }
+
+    /// A watch over the response to one request. Poll it after each piece.
+    pub(super) const fn of(trail: Arc<ConnectionState>, span: Duration, request: u32) -> Self {
+        Self { trail, request: Some(request), span, timer: None }
+    }
+
+    /// Ready once a response has waited for the whole span. The timer is set no later than the earliest such moment, and is reset
+    /// only when it fires, so it costs a request nothing.
+    pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        let Self { trail, request, span, timer } = self;
+        if request.is_some_and(|request| trail.unread().since(request).is_none()) {
+            return Poll::Pending;
+        }
+        let timer = timer.get_or_insert_with(|| Box::pin(sleep(*span)));
+        loop {
+            ready!(timer.as_mut().poll(context));
+            let now = Instant::now();
+            let since = request.map_or_else(|| trail.unread().oldest(), |request| trail.unread().since(request));
+            let ends_at = since.unwrap_or(now) + *span;
+            if ends_at <= now {
+                return Poll::Ready(());
+            }
+            timer.as_mut().reset(ends_at);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::future::poll_fn;
@@ -209,5 +291,38 @@ mod tests {
             sent.push(frame.unwrap().into_data().unwrap().into_bytes());
         }
         assert_eq!(sent, ["a", "b"]);
+    }
+
+    #[test]
+    fn an_answer_is_cut_so_that_its_end_needs_room_of_its_own() {
+        for (length, expected) in [
+            (0, vec![]),
+            (REST_MAX, vec![REST_MAX]),
+            (REST_MAX + 1, vec![REST_MAX, 1]),
+            (PIECE_MAX, vec![PIECE_MAX - 1, 1]),
+            (2 * PIECE_MAX + 7, vec![PIECE_MAX, PIECE_MAX, 7]),
+        ] {
+            let mut data = BodyPart::Bytes(Bytes::from(vec![0; length]));
+            let mut pieces = Vec::new();
+            while !data.is_empty() {
+                pieces.push(next_piece(&mut data).len());
+            }
+            assert_eq!(pieces, expected, "{length}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_watch_ends_with_the_answer_that_waited_longest() {
+        let span = Duration::from_secs(30);
+        let trail = Arc::new(ConnectionState::new(CancellationToken::new()));
+        let mut watch = ReadWatch::new(Arc::clone(&trail), span);
+        let began = Instant::now();
+        tokio::time::advance(Duration::from_secs(10)).await;
+        trail.unread().handed(1);
+        tokio::time::advance(Duration::from_secs(10)).await;
+        trail.unread().handed(2);
+        trail.unread().taken(1);
+        poll_fn(|context| watch.poll(context)).await;
+        assert_eq!(began.elapsed(), Duration::from_secs(50));
     }
 }

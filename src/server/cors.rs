@@ -33,12 +33,10 @@ const EXPOSED: HeaderValue = HeaderValue::from_static("Mcp-Session-Id, WWW-Authe
 const MAX_AGE: HeaderValue = HeaderValue::from_static("600");
 const BY_ORIGIN: HeaderValue = HeaderValue::from_static("Origin");
 
-/// The page that sent an admitted request.
 #[derive(Debug)]
 pub(super) struct CallingPage(HeaderValue);
 
 impl CallingPage {
-    /// The page of a request with an allowed `Origin`; `None` without one.
     pub(super) fn of<B>(request: &Request<B>) -> Option<Self> {
         request.headers().get(ORIGIN).cloned().map(Self)
     }

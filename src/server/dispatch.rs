@@ -28,7 +28,6 @@ const PATHS_SHOWN: usize = 20;
 pub struct Routes {
     exact: BTreeMap<String, Arc<dyn Endpoint>>,
     below: Vec<(String, Arc<dyn Endpoint>)>,
-    /// Whether any endpoint forwards credentials.
     forward_authorization: bool,
 }
 
@@ -54,7 +53,6 @@ impl Routes {
         self
     }
 
-    /// Whether any endpoint forwards a header to its upstream.
     fn forwards(&self, header: &HeaderName) -> bool {
         let below = self.below.iter().map(|(_, endpoint)| endpoint);
         self.exact.values().chain(below).any(|endpoint| endpoint.forwards(header))
@@ -89,7 +87,6 @@ impl fmt::Debug for Routes {
     }
 }
 
-/// The client of a request, as authenticated by the outer layers.
 pub(super) struct AdmittedCaller {
     pub(super) principal: Principal,
     pub(super) client: IpAddr,
@@ -98,8 +95,7 @@ pub(super) struct AdmittedCaller {
     pub(super) arrival: Arrival,
 }
 
-/// The parts of an admitted request that an endpoint needs. The rest is dropped here, so that no buffer is retained while the
-/// response is awaited.
+/// The parts of an admitted request that an endpoint needs; the rest is dropped, so that no buffer is retained.
 fn inbound(
     path: String,
     request: Request<Incoming>,
@@ -145,17 +141,14 @@ impl Dispatch {
         Self(Arc::new(DispatchState { routes, limits, body_bytes_max, notices }))
     }
 
-    /// Whether any endpoint serves a path.
     pub(super) fn serves(&self, path: &str) -> bool {
         self.0.routes.find(path).is_some()
     }
 
-    /// Whether the endpoint at a path needs no authentication.
     pub(super) fn is_public(&self, path: &str) -> bool {
         self.0.routes.find(path).is_some_and(|endpoint| endpoint.is_public())
     }
 
-    /// Whether the endpoint at `path` forwards a request's credential to its upstream.
     pub(super) fn forwards_authorization(&self, path: &str) -> bool {
         self.0.routes.forward_authorization
             && self.0.routes.find(path).is_some_and(|endpoint| endpoint.forwards(&AUTHORIZATION))

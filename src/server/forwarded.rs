@@ -20,7 +20,6 @@ pub struct AddressRange {
     length: u8,
 }
 
-/// Why a text is not an address range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AddressRangeError {
     /// It is neither an address nor an address with a slash and a number.
@@ -33,9 +32,6 @@ pub enum AddressRangeError {
 
 impl AddressRange {
     /// Parses `192.0.2.7`, `10.0.0.0/8`, `2001:db8::/32`.
-    ///
-    /// # Errors
-    /// See [`AddressRangeError`].
     pub fn parse(text: &str) -> Result<Self, AddressRangeError> {
         let (address, length) = text.split_once('/').map_or((text, None), |(address, length)| (address, Some(length)));
         let first: IpAddr = address.parse().map_err(|_| AddressRangeError::Form)?;
@@ -87,7 +83,6 @@ pub(super) fn network(peer: IpAddr) -> IpAddr {
 #[derive(Clone, Debug, Default)]
 pub(super) struct TrustedProxies(Arc<[AddressRange]>);
 
-/// The request's properties as trusted proxies report them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ForwardedRequest {
     /// The client's address as trusted proxies report it; otherwise the last known proxy's, or the peer's.

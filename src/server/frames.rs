@@ -20,7 +20,6 @@ const UPDATES_PER_FRAME: u32 = 64;
 /// The same for a request: some clients widen the window of each stream as they open it.
 const UPDATES_PER_REQUEST: u32 = 2;
 
-/// The position of a byte stream within a frame.
 #[derive(Clone, Debug, Default)]
 pub(super) struct FrameCursor {
     head: [u8; HEAD],
@@ -34,7 +33,7 @@ impl FrameCursor {
         Self { head: [0; HEAD], held: 0, skip: preface }
     }
 
-    /// Advances over `bytes`, and reports the type of each frame whose header ends in them.
+    /// Advances over `bytes`, and reports the type of each frame with a header that ends in them.
     pub(super) fn advance(&mut self, mut bytes: &[u8], mut seen: impl FnMut(u8)) {
         while !bytes.is_empty() {
             if self.skip > 0 {
@@ -77,14 +76,12 @@ impl ControlBudget {
         Self { max, window, window_ends: Instant::now() + window, spent: 0, updates_due: 0 }
     }
 
-    /// Records a sent frame of type `kind`.
     pub(super) const fn sent(&mut self, kind: u8) {
         if matches!(kind, DATA | HEADERS) {
             self.updates_due = self.updates_due.saturating_add(UPDATES_PER_FRAME);
         }
     }
 
-    /// Counts a received frame of type `kind`.
     pub(super) fn spend(&mut self, kind: u8) {
         if kind == HEADERS {
             self.updates_due = self.updates_due.saturating_add(UPDATES_PER_REQUEST);
@@ -110,7 +107,6 @@ impl ControlBudget {
 /// A GOAWAY frame with `ENHANCE_YOUR_CALM` that also covers accepted streams (RFC 9113, 6.8).
 pub(super) const CALM_DOWN: [u8; HEAD + 8] = [0, 0, 8, 7, 0, 0, 0, 0, 0, 0x7f, 0xff, 0xff, 0xff, 0, 0, 0, 11];
 
-/// The connection preface of an HTTP/2 client.
 pub(super) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 #[cfg(test)]

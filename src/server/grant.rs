@@ -74,6 +74,6 @@ mod tests {
         let late = grant.bind(answer("text/event-stream", full_body(Bytes::from_static(b"data: 1\n\n"))));
         assert_eq!(late.into_body().collect().await.unwrap().to_bytes(), "", "begun after it");
         let mut other = other;
-        assert!(other.frame().now_or_never().is_none(), "whose sender is gone, goes on");
+        assert!(other.frame().now_or_never().is_none(), "a stream continues when its sender is dropped");
     }
 }

@@ -1,7 +1,7 @@
 //! Ends HTTP/1 connections that are idle too long, or too slow with a request head.
 //!
-//! hyper has one timer for both, created for each request. A client that keeps a connection for its next call deserves more time
-//! than a client that trickles a head; and a timer that is rarely reset costs a request nothing.
+//! hyper has one timer for both, created for each request. A client may be idle for longer than it may trickle a head; and
+//! a timer that is rarely reset costs a request nothing.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -45,9 +45,8 @@ impl HeaderTimeout {
         begins
     }
 
-    /// Ready with the stage that timed out.
-    ///
-    /// hyper may stop reading while it is idle, and then only the timer wakes it, so a timer is always set.
+    /// Ready with the stage that timed out. hyper may stop reading while it is idle, and then only the timer wakes it,
+    /// so a timer is always set.
     pub(super) fn poll(&mut self, context: &mut Context<'_>, limits: &ListenerLimits) -> Poll<HeaderTimeoutStage> {
         loop {
             if self.trail.is_busy() || self.trail.begun() != self.begun {

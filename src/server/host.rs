@@ -46,12 +46,10 @@ impl HostGuard {
         self.certificate.as_ref()
     }
 
-    /// The guard for a connection to `local`.
     pub(super) fn on(&self, local: IpAddr) -> Self {
         Self { names: self.names.clone(), certificate: self.certificate.clone(), local }
     }
 
-    /// Whether a name is served.
     pub(super) fn welcomes(&self, authority: &str) -> bool {
         let Some(name) = host_name(authority) else {
             return false;
@@ -160,7 +158,6 @@ enum ImplicitOrigins {
     Loopback,
 }
 
-/// Whether pages of the requested host may call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum OwnPages {
     Welcome,

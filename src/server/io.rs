@@ -15,12 +15,11 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, Sleep, sleep};
 
 use super::connection_state::ConnectionState;
-use super::connection_state::unread_answers::ReadWatch;
+use super::connection_state::ReadWatch;
 use super::frames::{ControlBudget, FrameCursor};
 use super::header_timeout::{HeaderTimeout, HeaderTimeoutStage};
 use super::{ListenerLimits, StallCost};
 
-/// A stream that a connection can use.
 pub(super) trait ResettableStream: AsyncRead + AsyncWrite + Send + Unpin + 'static {
     /// Makes the drop of this socket a reset instead of an orderly end.
     fn reset_on_drop(&self);
@@ -43,14 +42,12 @@ struct SlowReader {
     taken: usize,
 }
 
-/// The HTTP version that the first bytes show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Protocol {
     Http1,
     Http2,
 }
 
-/// The peer's misconduct, if any.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Misconduct {
     None,
@@ -62,7 +59,6 @@ pub(super) enum Misconduct {
     Late,
 }
 
-/// A socket that hyper has released.
 #[derive(Debug)]
 pub(super) struct ReleasedSocket<T> {
     pub(super) socket: T,
@@ -454,7 +450,7 @@ mod tests {
         }
     }
 
-    /// B56: whichever bytes come together.
+    /// B56: in any split of the bytes.
     #[test]
     fn b56_a_fragment_of_a_request_line_is_spoiled_and_nothing_else() {
         let sent = b"\r\nPOST /u/mcp#x HTTP/1.1\r\nx-note: a#b\r\n\r\n#";

@@ -11,12 +11,12 @@ use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::certificate::ListenerCertificate;
-use super::connection::{ListenerState, serve};
+use super::connection::{ListenerState, Phases, serve};
 use super::dispatch::{Dispatch, Routes};
-use super::drain::{DrainPlan, Drained, Phases};
 use super::forwarded::{TrustedProxies, network};
 use super::head::HeadGuard;
 use super::host::{HostGuard, OriginGuard};
@@ -39,20 +39,17 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Used where the local address of a connection is unknown; no host name matches it.
 const UNKNOWN: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
-/// The specification of one listener.
 #[derive(Clone, Debug)]
 pub struct ListenerSpec {
     pub role: ListenerRole,
     pub settings: ListenSettings,
     pub limits: ListenerLimits,
-    /// How clients are authenticated.
     pub callers: Authenticator,
     pub routes: Routes,
     /// The CA for client certificates, a PEM file; with it, a peer without a certificate gets no connection.
     pub peers_ca: Option<PathBuf>,
 }
 
-/// Why a listener did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     #[error("cannot listen on {address}")]
@@ -80,8 +77,8 @@ impl RunningListener {
         self.local_addr
     }
 
-    /// A duplicate of its socket, for the listener that replaces it; `None` if it no longer listens, or the process is out of
-    /// descriptors.
+    /// A duplicate of its socket, for the listener that replaces it; `None` if it no longer listens, or descriptors ran
+    /// out.
     #[must_use]
     pub fn socket(&self) -> Option<std::net::TcpListener> {
         self.socket.upgrade()?.try_clone().ok()
@@ -94,7 +91,7 @@ impl RunningListener {
     }
 
     /// Replaces routes and authentication in one step: each request uses the old or the new ones (F24). A running request ends as
-    /// it began, except event streams whose credential is no longer valid. Of `settings` only the allowed names, the allowed
+    /// it began, except event streams of invalid credentials. Of `settings` only the allowed names, the allowed
     /// origins and the body limit apply; the rest needs a new listener. Reads the certificate again.
     pub fn replace(&self, settings: &ListenSettings, callers: Authenticator, routes: Routes) {
         let before = self.shared.layers.load_full();
@@ -108,14 +105,13 @@ impl RunningListener {
         self.shared.reread.notify_one();
     }
 
-    /// The number of open connections.
     #[must_use]
     pub fn connections(&self) -> usize {
         self.connections_max - self.permits.all.available_permits()
     }
 
-    /// Completes once the notice of a drain is over and the connections accepted until then have sent their requests: when all
-    /// have ended, at the latest a second after the last could arrive.
+    /// Completes once the notice of a drain is over and the connections accepted until then have sent their requests or
+    /// ended, at the latest after a second.
     pub fn heard_out(&self) -> impl Future<Output = ()> + use<> {
         let (shared, permits, all) = (Arc::clone(&self.shared), Arc::clone(&self.permits), self.connections_max);
         async move {
@@ -133,11 +129,9 @@ impl RunningListener {
         }
     }
 
-    /// Drains the listener in the phases of `plan`, and returns once every connection has ended. It accepts connections until the
-    /// drain is over, because clients may poll a call that is still awaited; not if another process continues with the socket.
-    ///
-    /// HTTP/1 peers get `Connection: close`, HTTP/2 peers GOAWAY. Dropping the future ends everything at once. The caller
-    /// withdraws readiness first.
+    /// Drains the listener in the phases of `plan`, and returns once every connection has ended. Accepts connections until
+    /// the drain is over, because clients may poll a call that is still awaited; not if another process continues with the
+    /// socket. Withdraw readiness first. Dropping the future ends everything at once.
     pub async fn drain(self, plan: DrainPlan) -> Drained {
         let phases = &self.shared.phases;
         phases.notice.cancel();
@@ -169,17 +163,11 @@ impl Drop for RunningListener {
 }
 
 /// Binds the address and starts to accept. Needs a tokio runtime; returns once connections are accepted.
-///
-/// # Errors
-/// If the address cannot be bound, or the certificate cannot be used.
 pub async fn start(site: ListenerSpec) -> Result<RunningListener, StartError> {
     start_on(site, None).await
 }
 
-/// As [`start`], on a socket that listens already, such as a service manager's; then the address of the settings is not used.
-///
-/// # Errors
-/// As [`start`].
+/// As [`start`], on a socket that listens already, such as a service manager's, in place of the settings' address.
 pub async fn start_on(
     site: ListenerSpec,
     socket: Option<std::net::TcpListener>,
@@ -343,8 +331,7 @@ impl ConnectionPermits {
     }
 
     /// Takes a permit for one connection, or returns the reason why there is none. The address is checked first, so that an
-    /// address with too many meets its own limit before everyone's. Without `peer` no address is counted: for this machine and
-    /// for proxies.
+    /// address with too many meets its own limit. Without `peer` no address is counted: for this machine and for proxies.
     fn take(self: &Arc<Self>, peer: Option<IpAddr>) -> Result<ConnectionPermit, &'static str> {
         let by_address = peer.map(|peer| self.take_of(network(peer))).transpose()?;
         let permit = Arc::clone(&self.all).try_acquire_owned().map_err(|_| "connections_max")?;
@@ -362,7 +349,6 @@ impl ConnectionPermits {
     }
 }
 
-/// The permit of one connection; released when dropped.
 #[derive(Debug)]
 struct ConnectionPermit {
     _permit: OwnedSemaphorePermit,
@@ -385,6 +371,34 @@ impl Drop for AddressPermit {
             }
         }
     }
+}
+
+/// When each phase of a drain ends. The caller decides, since it informs clients before they are cut off.
+#[derive(Clone, Debug, Default)]
+pub struct DrainPlan {
+    /// How long new connections are still accepted, each for one response, until load balancers have noticed.
+    pub notice: Duration,
+    /// Cancelled once no call is awaited that a client might poll.
+    pub over: CancellationToken,
+    /// Cancelled once the wait for requests in progress ends.
+    pub late: CancellationToken,
+    /// Whether another process continues with the socket, and accepts the connections after the notice.
+    pub is_socket_kept: bool,
+}
+
+impl DrainPlan {
+    #[must_use]
+    pub fn at_once() -> Self {
+        let plan = Self::default();
+        plan.over.cancel();
+        plan.late.cancel();
+        plan
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Drained {
+    pub aborted: usize,
 }
 
 #[cfg(test)]

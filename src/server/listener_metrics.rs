@@ -57,7 +57,6 @@ impl ListenerMetrics {
         GaugeGuard::new(self.in_flight.clone())
     }
 
-    /// Counts one connection until the guard is dropped.
     pub(super) fn connection(&self) -> GaugeGuard {
         GaugeGuard::new(self.connections.clone())
     }

@@ -9,9 +9,7 @@ use crate::face::http::AcceptedTypes;
 const USUAL_CONTENT: &str = "application/json";
 const USUAL_ACCEPT: &str = "application/json, text/event-stream";
 
-/// Requires JSON in UTF-8 without further encoding (B67, B68).
-///
-/// The exact values that nearly every client sends are not parsed, here and in [`accepted`].
+/// Requires JSON in UTF-8 without further encoding (B67, B68). The exact values of nearly every client are not parsed.
 pub(super) fn check_content(headers: &HeaderMap) -> Result<(), Refusal> {
     if !headers.get_all(CONTENT_ENCODING).iter().all(|coding| coding.as_bytes().eq_ignore_ascii_case(b"identity")) {
         return Err(Refusal::ContentCoding);
@@ -67,7 +65,6 @@ fn elements<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item
         .filter(|element| !element.trim().is_empty())
 }
 
-/// The best range so far for one type.
 #[derive(Clone, Copy, Default)]
 struct MediaRangeMatch {
     specificity: u8,

@@ -34,11 +34,9 @@ struct RefusalNotice {
     since: u64,
 }
 
-/// The sender of a refused request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RefusedCaller<'a> {
     pub(super) client: IpAddr,
-    /// The principal of the request's credential, if known.
     pub(super) principal: Option<&'a Principal>,
 }
 
@@ -51,8 +49,7 @@ impl Notices {
         self.listener
     }
 
-    /// Logs a refused request, unless the same reason was logged within the last minute or the operator cannot change it: the
-    /// admin listener has no such settings.
+    /// Logs a refused request that a key could allow: on the client listener, at most once a minute for each reason.
     pub(super) fn refused(&self, refusal: &Refusal, caller: RefusedCaller<'_>, target: &Uri, headers: &HeaderMap) {
         let Some(advice) = refusal.advice().filter(|_| self.listener == ListenerRole::Clients) else { return };
         let Some(more) = self.due(advice.reason) else { return };

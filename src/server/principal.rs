@@ -1,29 +1,31 @@
 //! Authenticates requests. The only layer that knows credentials.
 
+use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use http::header::{AUTHORIZATION, FORWARDED, VIA};
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Version};
+use parking_lot::Mutex;
 
 use super::ListenSettings;
 use super::api_keys::{ApiKeyRing, KEY_HEADER, shows_key};
-use super::forwarded_callers::ForwardedCallers;
 use super::grant::Grant;
 use super::host::{is_loopback, names_this_machine};
-use super::refusal::Refusal;
-use crate::face::session_owners::FORWARD;
+use super::refusal::{ForwardRefusal, Refusal};
+use crate::face::sealed::{ForwardToken, digest_of_request};
+use crate::face::session_owners::{FORWARD, SessionOwners};
+use crate::replica::{ForwardedNumberRefusal, ForwardedNumbers};
 use crate::task::principal::Principal;
 
 /// A proxy header with a name outside the common prefix, and that prefix.
 const ADDRESS_OF_ANOTHER: &str = "x-real-ip";
 const ADDED_BY_PROXIES: &str = "x-forwarded-";
 
-/// How a listener authenticates its clients.
-///
-/// Only [`KEY_HEADER`] and `Authorization` establish an identity. `X-Forwarded-For` and the like can only reduce a client's
-/// rights (B73).
+/// How a listener authenticates its clients. Only [`KEY_HEADER`] and `Authorization` establish an identity; headers
+/// such as `X-Forwarded-For` can only reduce a client's rights (B73).
 #[derive(Clone, Debug)]
 pub enum Authenticator {
     /// Serves every client as this principal: anonymous, where the operator serves everyone (T-22). Credentials are ignored.
@@ -36,10 +38,8 @@ pub enum Authenticator {
     Replicas(ForwardedCallers),
 }
 
-/// The one user of a loopback listener without authentication.
-///
-/// A client behind a proxy may be another person and is anonymous; a client whose credential is forwarded upstream is identified
-/// by it.
+/// The one user of a loopback listener without authentication. A client behind a proxy may be another person and is
+/// anonymous; a client is identified by a credential that is forwarded upstream.
 #[derive(Clone, Debug)]
 pub struct LocalUser {
     /// The operator serves a name that is not this machine's, or trusts a proxy: every request may be another person's.
@@ -68,9 +68,9 @@ impl LocalUser {
         }
         if !self.is_logged.swap(true, Ordering::Relaxed) {
             tracing::warn!(
-                "requests come through a proxy and nobody is asked for credentials: they are served as nobody's in \
-                 particular, without a list of tasks and for an hour at most; write in [auth] `anonymous = true` if \
-                 that is meant, or `mode = \"api_keys\"`"
+                "requests come through a proxy and no credentials are required: they are served as anonymous, without a \
+                 list of tasks and for an hour at most; write in [auth] `anonymous = true` if that is intended, or \
+                 `mode = \"api_keys\"`"
             );
         }
         Ok(Principal::anonymous())
@@ -111,7 +111,6 @@ fn came_through_a_proxy<B>(request: &Request<B>) -> bool {
         || headers.keys().any(|name| is_added(name.as_str()))
 }
 
-/// The authenticated client of a request.
 #[derive(Debug)]
 pub(super) struct AuthenticatedCaller {
     pub(super) principal: Principal,
@@ -160,7 +159,6 @@ impl PrincipalGuard {
         Self::new(callers)
     }
 
-    /// Whether every request needs a credential.
     pub(super) const fn asks_all(&self) -> bool {
         matches!(self.callers, Authenticator::KeyHolders(_))
     }
@@ -179,16 +177,13 @@ impl PrincipalGuard {
         }
     }
 
-    /// The client of a public endpoint.
     pub(super) fn anybody(&self) -> AuthenticatedCaller {
         AuthenticatedCaller::of_this_listener(Principal::anonymous(), self.open.clone())
     }
 
-    /// Authenticates a request. `forwards` tells whether a path's endpoint forwards credentials upstream.
-    ///
-    /// # Errors
-    /// `CredentialsUnclear` for two credentials (B150), `Unauthorized` without a known key, `NotForwarded` on the replica
-    /// listener for a request that no replica sealed.
+    /// Authenticates a request; `forwards` tells whether a path's endpoint forwards credentials upstream. Fails with
+    /// `CredentialsUnclear` for two credentials (B150), `Unauthorized` without a known key, `NotForwarded` on the
+    /// replica listener for a request that no replica sealed.
     pub(super) fn identify<B>(
         &self,
         request: &Request<B>,
@@ -216,6 +211,56 @@ impl PrincipalGuard {
 fn bearer(value: &HeaderValue) -> Option<&str> {
     let (scheme, token) = value.to_str().ok()?.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim_start_matches(' '))
+}
+
+/// How far a request's seal may be in the past or the future: allows for clock skew between replicas and for transit.
+const GOOD_FOR: Duration = Duration::from_secs(30);
+
+#[derive(Clone)]
+pub struct ForwardedCallers(Arc<ForwardedCallersState>);
+
+struct ForwardedCallersState {
+    owners: Arc<SessionOwners>,
+    numbers: Mutex<ForwardedNumbers>,
+}
+
+impl ForwardedCallers {
+    #[must_use]
+    pub fn new(owners: Arc<SessionOwners>) -> Self {
+        Self(Arc::new(ForwardedCallersState { owners, numbers: Mutex::default() }))
+    }
+
+    /// The principal of a forwarded request, and its client's address. Fails unless a replica sealed exactly this
+    /// request for this replica, recently, and it arrives for the first time.
+    pub(super) fn identify<B>(&self, request: &Request<B>) -> Result<ForwardToken, ForwardRefusal> {
+        let ForwardedCallersState { owners, numbers } = &*self.0;
+        let mut sealed = request.headers().get_all(FORWARD).iter();
+        let (Some(sealed), None) = (sealed.next(), sealed.next()) else { return Err(ForwardRefusal::Unsealed) };
+        let token = sealed.to_str().ok().and_then(|sealed| owners.open(sealed)).ok_or(ForwardRefusal::Unsealed)?;
+        if token.target != owners.own() {
+            return Err(ForwardRefusal::Misdirected);
+        }
+        let now = owners.clock().now();
+        if now.since(token.issued_at) > GOOD_FOR || token.issued_at.since(now) > GOOD_FOR {
+            return Err(ForwardRefusal::Untimely);
+        }
+        let uri = request.uri();
+        if token.request != digest_of_request(request.method(), uri.path(), uri.query(), request.headers()) {
+            return Err(ForwardRefusal::Altered);
+        }
+        // The last check, since it stores the token's number.
+        let taken = numbers.lock().take((token.sender, token.number), now, GOOD_FOR);
+        taken.map(|()| token).map_err(|refusal| match refusal {
+            ForwardedNumberRefusal::Repeated => ForwardRefusal::Repeated,
+            ForwardedNumberRefusal::TooManySenders => ForwardRefusal::Crowded,
+        })
+    }
+}
+
+impl fmt::Debug for ForwardedCallers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ForwardedCallers").field("owners", &self.0.owners).finish_non_exhaustive()
+    }
 }
 
 #[cfg(test)]

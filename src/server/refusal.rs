@@ -1,7 +1,6 @@
 //! Lists every reason to refuse a request or a connection, with its response.
 //!
-//! A response has its status and one sentence, as a JSON-RPC error without id, and contains no byte from the client (GW-43).
-//! [`Refusal::advice`] tells the operator in the log how to allow such requests.
+//! A response has its status and one sentence, as a JSON-RPC error without id, and no byte of the client's (GW-43).
 
 use std::borrow::Cow;
 
@@ -13,7 +12,6 @@ use crate::face::http::FaceResponse;
 use crate::metric;
 use crate::wire::rpc_error;
 
-/// Why a request was refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
     /// CONNECT: the gateway is no tunnel (B46, B55).
@@ -106,10 +104,8 @@ pub(super) struct RefusalMarker;
 
 struct RefusalResponse {
     status: StatusCode,
-    /// The reason's metric label.
     reason: &'static str,
     then: ConnectionAction,
-    /// The error code in the body.
     code: i64,
 }
 
@@ -133,7 +129,6 @@ impl RefusalResponse {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RefusalAdvice {
-    /// The reason's metric label.
     pub(super) reason: &'static str,
     /// The configuration key to set.
     pub(super) key: &'static str,
@@ -330,7 +325,6 @@ impl StreamPosition {
     }
 }
 
-/// A synchronous check of a request head.
 pub(super) trait Guard {
     fn check<B>(&self, request: &Request<B>) -> Result<(), Refusal>;
 }

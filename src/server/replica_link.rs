@@ -1,7 +1,6 @@
 //! Forwards requests to other replicas over one HTTP/2 connection each, opened on demand.
 
 mod connection;
-mod link_permits;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -23,7 +22,6 @@ use tokio::time::{Instant, timeout};
 use tokio_rustls::TlsConnector;
 
 use self::connection::{ForwardedBody, ReplicaSender, Unanswered};
-use self::link_permits::LinkPermits;
 use super::replicas::{self, ReplicaTls};
 use crate::cause::CauseChain;
 use crate::face::http::FaceResponse;
@@ -31,19 +29,16 @@ use crate::face::listen_permits::LISTENERS_MAX;
 use crate::face::session_owners::{ForwardFailure, ReplicaLink};
 use crate::replica::{Incarnation, ReplicaDirectory, ReplicaPeer};
 use crate::shared_limits::SharedLimits;
-use crate::task::{Clock as _, Principal, SystemClock};
+use crate::task::{Clock as _, Principal, PrincipalCounts, SystemClock};
 use crate::tls::provider;
 use crate::upstream::TaskScope;
 
-/// The default time limit for connecting to a replica.
 pub const REACH_MAX: Duration = Duration::from_secs(1);
 /// Concurrent requests to one replica: one for every permitted stream here, and more for calls.
 const REQUESTS_MAX: u32 = LISTENERS_MAX as u32 + 2_048;
 const _: () = assert!(REQUESTS_MAX < replicas::REQUESTS_MAX, "the other side takes them");
-/// The interval at which the log repeats that a replica is unreachable.
 const LOG_EVERY: Duration = Duration::from_secs(60);
 
-/// The connections to other replicas.
 pub struct Http2ReplicaLink {
     tls: Option<ReplicaTls>,
     scope: TaskScope,
@@ -52,7 +47,6 @@ pub struct Http2ReplicaLink {
     peers: Mutex<HashMap<Incarnation, Arc<PeerConnection>>>,
 }
 
-/// The connection to one replica.
 struct PeerConnection {
     peer: ReplicaPeer,
     /// Locked while one request connects; others wait for it.
@@ -62,7 +56,6 @@ struct PeerConnection {
     logged: Mutex<Option<Instant>>,
 }
 
-/// Why there is no connection.
 #[derive(Debug, thiserror::Error)]
 enum ConnectError {
     #[error("its certificates cannot be used: {0}")]
@@ -85,7 +78,6 @@ impl Http2ReplicaLink {
         Self { tls, scope, limits, reach_max: REACH_MAX, peers: Mutex::default() }
     }
 
-    /// Replaces [`REACH_MAX`].
     #[must_use]
     pub fn reaching_within(self, reach_max: Duration) -> Self {
         Self { reach_max, ..self }
@@ -101,7 +93,6 @@ impl Http2ReplicaLink {
         Arc::clone(known)
     }
 
-    /// A usable connection: the existing one, or a new one.
     async fn sender(&self, to: &PeerConnection) -> Result<ReplicaSender, ConnectError> {
         let mut kept = to.sender.lock().await;
         if let Some(sender) = kept.as_ref()
@@ -220,4 +211,63 @@ fn client_config(tls: &ReplicaTls) -> Result<ClientConfig, String> {
         .with_client_cert_resolver(Arc::new(SingleCertAndKey::from(own)));
     config.alpn_protocols = vec![b"h2".to_vec()];
     Ok(config)
+}
+
+#[derive(Debug)]
+struct LinkPermits {
+    max: usize,
+    taken: Mutex<PrincipalCounts>,
+    limits: SharedLimits,
+}
+
+impl LinkPermits {
+    fn new(max: usize, limits: SharedLimits) -> Arc<Self> {
+        Arc::new(Self { max, taken: Mutex::default(), limits })
+    }
+
+    /// Takes a permit for `owner`; `None` if all are taken, or its share of them.
+    fn take(self: &Arc<Self>, owner: &Principal) -> Option<LinkPermit> {
+        let share = self.limits.places(owner, self.max);
+        let mut taken = self.taken.lock();
+        if taken.of(owner) >= share {
+            self.limits.refused(owner, "places_percent_max", &share);
+            return None;
+        }
+        if taken.all() >= self.max {
+            return None;
+        }
+        taken.add(owner);
+        Some(LinkPermit { permits: Arc::clone(self), owner: owner.clone() })
+    }
+}
+
+#[derive(Debug)]
+struct LinkPermit {
+    permits: Arc<LinkPermits>,
+    owner: Principal,
+}
+
+impl Drop for LinkPermit {
+    fn drop(&mut self) {
+        self.permits.taken.lock().remove(&self.owner);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_principal_meets_its_share_and_all_meet_the_bound() {
+        let permits = LinkPermits::new(8, SharedLimits::default());
+        let [ada, bob] = ["ada", "bob"].map(Principal::holding);
+        let mut hers: Vec<_> = (0..6).map(|_| permits.take(&ada).unwrap()).collect();
+        assert!(permits.take(&ada).is_none(), "her share is three quarters");
+        let his: Vec<_> = (0..2).map(|_| permits.take(&bob).unwrap()).collect();
+        assert!(permits.take(&bob).is_none(), "there is no other");
+        hers.pop();
+        assert!(permits.take(&bob).is_some());
+        drop((hers, his));
+        assert!(permits.taken.lock().is_empty());
+    }
 }

@@ -1,7 +1,6 @@
 //! Describes the replica listener, which serves requests that other replicas forward.
 //!
-//! It has the routes of the client listener, and serves replicas only: each request is sealed for this one. The forwarding
-//! replica has authenticated and counted the client.
+//! It has the client listener's routes; each request is sealed for this replica by the one that authenticated its client.
 
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
@@ -12,9 +11,8 @@ use std::time::Duration;
 use rustls::RootCertStore;
 use rustls::sign::CertifiedKey;
 
-use super::forwarded_callers::ForwardedCallers;
 use super::listener::ListenerSpec;
-use super::principal::Authenticator;
+use super::principal::{Authenticator, ForwardedCallers};
 use super::{ListenSettings, ListenerLimits, ListenerRole, Routes, StallCost};
 use crate::task::Timestamp;
 use crate::tls::{IdentityFiles, TlsFileError, read_roots};
@@ -36,7 +34,6 @@ const GLITCHES_MAX: u32 = 10_000;
 /// Many clients may disconnect at once.
 const UNSEEN_RESETS_MAX: usize = 1_024;
 
-/// The certificates for connections between replicas.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplicaTls {
     /// The certificate of this replica, used as server and as client. It names the address at which others reach it.
@@ -46,16 +43,12 @@ pub struct ReplicaTls {
 }
 
 impl ReplicaTls {
-    /// Reads this replica's identity and the CA's roots.
-    ///
-    /// # Errors
-    /// As [`IdentityFiles::read`] and [`read_roots`].
     pub fn read(&self, now: Timestamp) -> Result<(Arc<CertifiedKey>, RootCertStore), TlsFileError> {
         Ok((self.identity.read(now)?, read_roots(&self.ca)?))
     }
 }
 
-/// The replica listener at `address`: with TLS, or in the clear on loopback. `body_bytes_max` and the routes are the client
+/// The replica listener at `address`: with TLS, or in the clear on loopback. Routes and body limit are the client
 /// listener's.
 #[must_use]
 pub fn site(

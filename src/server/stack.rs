@@ -33,19 +33,16 @@ pub(super) struct ConnectionAddresses {
 #[derive(Clone, Debug)]
 pub(super) struct Layers {
     pub(super) head: HeadGuard,
-    /// The proxies with trusted headers.
     pub(super) proxies: TrustedProxies,
     pub(super) host: HostGuard,
     pub(super) origin: OriginGuard,
     pub(super) principal: PrincipalGuard,
     pub(super) dispatch: Dispatch,
-    /// The log of refusals, shared with the dispatch.
     pub(super) notices: Arc<Notices>,
 }
 
 impl Layers {
-    /// Answers one request. `connection` has admitted the connection and counts the responses. The request is boxed, because each
-    /// nested future would hold it twice.
+    /// Answers one request of an admitted connection. The request is boxed: each nested future would hold it twice.
     pub(super) async fn answer(
         &self,
         request: Box<Request<Incoming>>,
@@ -179,7 +176,7 @@ fn is_metadata(path: &str) -> bool {
     memchr::memchr(b'.', path.as_bytes()).is_some_and(|_| path.contains("/.well-known/")) || path == "/register"
 }
 
-/// An empty 500 for a request whose handler panicked. It ends an HTTP/1 connection, since the unread part of the body is unknown.
+/// An empty 500 after a handler's panic. It ends an HTTP/1 connection, since the unread part of the body is unknown.
 fn rescue(version: Version) -> FaceResponse {
     metrics::counter!(metric::HTTP_PANICS).increment(1);
     let mut response = FaceResponse::new(empty_body());

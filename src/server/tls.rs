@@ -25,7 +25,6 @@ use crate::tls::{IdentityFiles, TlsFileError, provider, read_roots};
 /// The supported protocols, the preferred one first.
 const ALPN: [&[u8]; 2] = [b"h2", b"http/1.1"];
 
-/// A listener's TLS state. Clones share it.
 #[derive(Clone, Debug)]
 pub(super) struct Tls {
     handshakes: Arc<ArcSwap<HandshakeSettings>>,
@@ -33,7 +32,6 @@ pub(super) struct Tls {
     files: ListenerFiles,
 }
 
-/// The settings for new connections.
 #[derive(Debug)]
 struct HandshakeSettings {
     config: Arc<ServerConfig>,
@@ -41,7 +39,6 @@ struct HandshakeSettings {
     peer_roots: Option<Arc<RootCertStore>>,
 }
 
-/// The files of a listener's TLS settings.
 #[derive(Clone, Debug)]
 struct ListenerFiles {
     identity: IdentityFiles,
@@ -50,14 +47,12 @@ struct ListenerFiles {
 }
 
 impl ListenerFiles {
-    /// Reads the certificate, and the client verifier if there is one.
     fn read(&self) -> Result<(Arc<CertifiedKey>, Option<PeerVerifier>), TlsFileError> {
         let verifier = self.peers_ca.as_deref().map(PeerVerifier::read).transpose()?;
         Ok((self.identity.read(SystemClock.now())?, verifier))
     }
 }
 
-/// Verifies client certificates against a CA.
 struct PeerVerifier {
     roots: Arc<RootCertStore>,
     verifier: Arc<dyn ClientCertVerifier>,
@@ -98,7 +93,6 @@ impl Tls {
         Ok(Self { handshakes, shown, files })
     }
 
-    /// The current certificate.
     pub(super) const fn shown(&self) -> &Arc<ListenerCertificate> {
         &self.shown
     }

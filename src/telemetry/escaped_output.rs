@@ -1,7 +1,6 @@
 //! Escapes terminal controls and bidirectional marks in log lines.
 //!
-//! Covers the C1 controls. The formatters escape ESC and the other C0 controls, since they write escape sequences for colours
-//! themselves.
+//! Covers the C1 controls: the formatters escape the C0 controls, ESC included.
 
 use std::io::{self, Write};
 
@@ -22,8 +21,7 @@ impl<W: Write> Write for EscapedOutput<W> {
     }
 }
 
-/// Whether a text has a character that a terminal obeys. Checks only characters with the first byte of such a character: checking all
-/// would cost as much as writing the line.
+/// Whether a text has a character that a terminal obeys. Only candidates by their first byte are examined, to be fast.
 fn has_obeyed(text: &str) -> bool {
     memchr::memchr3_iter(0xc2, 0xd8, 0xe2, text.as_bytes()).any(|at| text[at..].starts_with(is_obeyed))
 }

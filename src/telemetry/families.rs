@@ -1,15 +1,10 @@
-//! Describes each metric family, and creates the series that are known in advance.
-//!
-//! An alert on a family thus finds it before its first event.
-
-mod database;
+//! Describes each metric family, and creates known series, so that alerts find them early.
 
 use std::sync::Arc;
 
 use metrics::{Label, Unit, describe_counter, describe_gauge, describe_histogram};
 
 use crate::metric;
-pub(super) use database::DATABASE_FAMILIES;
 
 #[derive(Clone, Copy)]
 enum MetricKind {
@@ -68,7 +63,7 @@ pub(super) const FAMILIES: [MetricFamily; 52] = [
         kind: MetricKind::Counter,
         name: metric::HTTP_PANICS,
         unit: Unit::Count,
-        text: "Requests whose handler panicked",
+        text: "Requests with a panic in their handler",
         first: FirstSeries::Process(&[]),
     },
     MetricFamily {
@@ -150,7 +145,7 @@ pub(super) const FAMILIES: [MetricFamily; 52] = [
         kind: MetricKind::Counter,
         name: metric::GRACE,
         unit: Unit::Count,
-        text: "How calls left the grace period, by upstream and result",
+        text: "Outcomes of the grace period, by upstream and result",
         first: FirstSeries::Upstream(&[("result", "plain"), ("result", "task")]),
     },
     MetricFamily {
@@ -185,7 +180,7 @@ pub(super) const FAMILIES: [MetricFamily; 52] = [
         kind: MetricKind::Histogram,
         name: metric::UPSTREAM_REQUEST,
         unit: Unit::Seconds,
-        text: "Time an upstream call took",
+        text: "Duration of an upstream request",
         first: FirstSeries::Elsewhere,
     },
     MetricFamily {
@@ -247,7 +242,7 @@ pub(super) const FAMILIES: [MetricFamily; 52] = [
         kind: MetricKind::Counter,
         name: metric::UPSTREAM_RESENT,
         unit: Unit::Count,
-        text: "Requests sent again because no byte of them had been sent",
+        text: "Requests resent because no byte had been sent",
         first: FirstSeries::Upstream(&[]),
     },
     MetricFamily {
@@ -268,7 +263,7 @@ pub(super) const FAMILIES: [MetricFamily; 52] = [
         kind: MetricKind::Counter,
         name: metric::UPSTREAM_DROPPED,
         unit: Unit::Count,
-        text: "Upstream messages without a recipient or use, by reason",
+        text: "Unusable upstream messages, by reason",
         first: FirstSeries::Upstream(&[("reason", "client_gone")]),
     },
     MetricFamily {
@@ -289,7 +284,7 @@ pub(super) const FAMILIES: [MetricFamily; 52] = [
         kind: MetricKind::Counter,
         name: metric::ENDPOINT_ABSENCES,
         unit: Unit::Count,
-        text: "Times that an upstream was missing at an endpoint of several",
+        text: "Responses of a combined endpoint that lacked an upstream",
         first: FirstSeries::Upstream(&[]),
     },
     MetricFamily {
@@ -341,7 +336,7 @@ pub(super) const FAMILIES: [MetricFamily; 52] = [
         kind: MetricKind::Counter,
         name: metric::CONFIG_RELOADS,
         unit: Unit::Count,
-        text: "Readings of the configuration, by outcome",
+        text: "Reloads of the configuration, by outcome",
         first: FirstSeries::Process(&[("outcome", "applied"), ("outcome", "rejected")]),
     },
     MetricFamily {
@@ -362,21 +357,21 @@ pub(super) const FAMILIES: [MetricFamily; 52] = [
         kind: MetricKind::Gauge,
         name: metric::STORE_BYTES,
         unit: Unit::Bytes,
-        text: "Bytes that kept tasks take, of all gateways that share a store",
+        text: "Bytes of stored tasks, of all gateways that share a store",
         first: FirstSeries::Process(&[]),
     },
     MetricFamily {
         kind: MetricKind::Gauge,
         name: metric::STORE_BYTES_ABOVE,
         unit: Unit::Bytes,
-        text: "Bytes of these above stored_bytes_max: no new task is taken meanwhile",
+        text: "Stored bytes above stored_bytes_max: new tasks are refused meanwhile",
         first: FirstSeries::Process(&[]),
     },
     MetricFamily {
         kind: MetricKind::Gauge,
         name: metric::STORE_ROWS,
         unit: Unit::Count,
-        text: "Kept tasks, of all gateways that share a store",
+        text: "Stored tasks, of all gateways that share a store",
         first: FirstSeries::Process(&[]),
     },
     MetricFamily {
@@ -390,14 +385,14 @@ pub(super) const FAMILIES: [MetricFamily; 52] = [
         kind: MetricKind::Histogram,
         name: metric::STORE_COMMIT_TIME,
         unit: Unit::Seconds,
-        text: "Time that one transaction took until it was durable",
+        text: "Duration of one transaction until it was durable",
         first: FirstSeries::Process(&[]),
     },
     MetricFamily {
         kind: MetricKind::Histogram,
         name: metric::STORE_BATCH,
         unit: Unit::Count,
-        text: "Writes that one transaction held",
+        text: "Writes per transaction",
         first: FirstSeries::Process(&[]),
     },
     MetricFamily {
@@ -411,14 +406,14 @@ pub(super) const FAMILIES: [MetricFamily; 52] = [
         kind: MetricKind::Counter,
         name: metric::STORE_DAMAGED,
         unit: Unit::Count,
-        text: "Rows whose record was damaged",
+        text: "Rows with a damaged record",
         first: FirstSeries::Process(&[]),
     },
     MetricFamily {
         kind: MetricKind::Gauge,
         name: metric::STORE_FREE_BYTES,
         unit: Unit::Bytes,
-        text: "Free bytes of the disk that the store is on",
+        text: "Free bytes of the store's disk",
         first: FirstSeries::Process(&[]),
     },
     MetricFamily {
@@ -454,7 +449,6 @@ pub(super) fn begin_upstream(upstream: &Arc<str>) {
     }
 }
 
-/// Creates the series of a store in a database.
 pub(super) fn begin_database() {
     for family in &DATABASE_FAMILIES {
         if let FirstSeries::Database = family.first {
@@ -490,3 +484,70 @@ impl MetricFamily {
         }
     }
 }
+
+/// The families of a shared database, which exist only with such a store; in the order of [`metric`].
+pub(super) const DATABASE_FAMILIES: [MetricFamily; 9] = [
+    MetricFamily {
+        kind: MetricKind::Counter,
+        name: metric::DATABASE_UNSURE,
+        unit: Unit::Count,
+        text: "Task writes with an unknown commit",
+        first: FirstSeries::Database,
+    },
+    MetricFamily {
+        kind: MetricKind::Counter,
+        name: metric::DATABASE_BARRIERS,
+        unit: Unit::Count,
+        text: "Transactions that confirmed earlier reads",
+        first: FirstSeries::Database,
+    },
+    MetricFamily {
+        kind: MetricKind::Gauge,
+        name: metric::DATABASE_OLDEST_TRANSACTION,
+        unit: Unit::Seconds,
+        text: "Age of the oldest foreign transaction in the database",
+        first: FirstSeries::Database,
+    },
+    MetricFamily {
+        kind: MetricKind::Gauge,
+        name: metric::DATABASE_DEAD_ROWS,
+        unit: Unit::Count,
+        text: "Dead row versions of tasks that are not freed yet",
+        first: FirstSeries::Database,
+    },
+    MetricFamily {
+        kind: MetricKind::Counter,
+        name: metric::REPLICA_BEATS,
+        unit: Unit::Count,
+        text: "Acknowledged heartbeats of this replica",
+        first: FirstSeries::Database,
+    },
+    MetricFamily {
+        kind: MetricKind::Gauge,
+        name: metric::REPLICA_BEAT_AGE,
+        unit: Unit::Seconds,
+        text: "Age of the last acknowledged heartbeat",
+        first: FirstSeries::Database,
+    },
+    MetricFamily {
+        kind: MetricKind::Gauge,
+        name: metric::REPLICAS_LIVING,
+        unit: Unit::Count,
+        text: "Live replicas, this one included",
+        first: FirstSeries::Database,
+    },
+    MetricFamily {
+        kind: MetricKind::Counter,
+        name: metric::REPLICA_CLAIMED,
+        unit: Unit::Count,
+        text: "Tasks taken over from replicas that ended",
+        first: FirstSeries::Database,
+    },
+    MetricFamily {
+        kind: MetricKind::Counter,
+        name: metric::REPLICA_FENCED,
+        unit: Unit::Count,
+        text: "Writes refused because another replica had taken the task over",
+        first: FirstSeries::Database,
+    },
+];

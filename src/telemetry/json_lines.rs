@@ -1,7 +1,7 @@
 //! Writes log lines as JSON: one object per event, with the fields of its span.
 //!
-//! Writes the same objects as `tracing-subscriber`'s formatter, except for events outside of all spans, in an eighth of the time:
-//! that one parses a span's fields into a sorted tree for each line. One line is written for each settled task.
+//! Writes the same objects as `tracing-subscriber`'s formatter, except for events outside of all spans, in an eighth of the
+//! time: that one parses a span's fields into a sorted tree for each line.
 
 use std::fmt::{self, Debug};
 
@@ -14,7 +14,6 @@ use tracing_subscriber::fmt::time::{FormatTime as _, SystemTime};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, FormattedFields};
 use tracing_subscriber::registry::LookupSpan;
 
-/// The initial capacity of a line, so that few reallocate.
 const LINE_BYTES: usize = 512;
 
 /// Formats events as lines, and the fields of spans as members of an object, without its braces.

@@ -288,7 +288,7 @@ async fn a_program_is_given_the_variables_that_are_named_and_the_block_names_the
     assert!(block.contains("env = { PROBED_KEY = \"${PROBED_KEY}\" }") && !block.contains("s3cret"), "{block}");
     let (code, _, said) = probe(&["--", "sh", "-c", &server]).await;
     assert_eq!(code, Some(69));
-    assert!(said.contains("no key") && said.contains("what --env NAME names"), "{said}");
+    assert!(said.contains("no key") && said.contains("the variables of --env NAME"), "{said}");
     let (code, _, said) = probe(&["--", "nosuchprogram"]).await;
     let expected = "taskgate: nosuchprogram: is not found in PATH; install it, or write the path of its file\n";
     assert_eq!((code, said.as_str()), (Some(69), expected));
@@ -336,7 +336,7 @@ async fn server_of_both_eras(extensions: &'static str) -> String {
 #[tokio::test]
 async fn the_report_says_in_which_era_a_server_of_both_can_ask_and_why() {
     for (extensions, era, why) in [
-        ("{}", "session", "a call of this server can ask its client in mid-call there alone"),
+        ("{}", "session", "only in a session can this server ask its client a question during a call"),
         (r#"{"io.modelcontextprotocol/tasks":{}}"#, "2026-07-28", "the server declares the tasks extension there"),
     ] {
         let url = server_of_both_eras(extensions).await;

@@ -1,17 +1,15 @@
 //! Finds the servers in the configuration file of any host.
 
-use super::notes::{ImportNotes, below};
+use super::{ImportNotes, below};
 use crate::wire::{Object, Payload};
 
 /// The paths of server lists: most hosts'; VS Code's, also in its settings; Zed's; OpenCode's.
 const SERVER_PATHS: [&[&str]; 6] =
     [&["mcpServers"], &["servers"], &["mcp", "servers"], &["mcp", "mcpServers"], &["context_servers"], &["mcp"]];
 
-/// A server as its host's file has it.
 pub(super) struct HostServer {
     pub(super) name: String,
     pub(super) pointer: String,
-    /// Its members in the order of the file.
     pub(super) members: Vec<(String, Payload)>,
 }
 
@@ -22,14 +20,12 @@ pub(super) struct HostInput {
     pub(super) description: Option<String>,
 }
 
-/// The parts of a host's file that are imported.
 #[derive(Default)]
 pub(super) struct HostFile {
     pub(super) servers: Vec<HostServer>,
     pub(super) inputs: Vec<HostInput>,
 }
 
-/// Reads the file, and notes its mistakes.
 pub(super) fn read(file: &Payload, notes: &mut ImportNotes) -> HostFile {
     let Some(root) = Object::of(file) else {
         notes.mistake("/", "is no object; write {\"mcpServers\": {\"NAME\": {\"command\": ...}}}");

@@ -5,7 +5,6 @@ use crate::config::{is_variable_name, variable_name};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum HostText<'t> {
     Text(&'t str),
-    /// An environment variable, with or without a default.
     Variable {
         name: String,
         has_default: bool,
@@ -25,7 +24,6 @@ pub(super) enum BareVariables {
     WhenAlone,
 }
 
-/// The parts of a text, in order.
 pub(super) fn read(text: &str, bare: BareVariables) -> Vec<HostText<'_>> {
     if let Some(name) = text.strip_prefix('$').filter(|name| is_variable_name(name)) {
         return vec![HostText::Variable { name: name.to_owned(), has_default: false }];

@@ -6,7 +6,6 @@ use bytes::Bytes;
 
 use crate::wire::{Payload, ScanError, ScanLimits};
 
-/// Why a text is not such JSON.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum RelaxedJsonError {
     #[error("a comment begins with /* and does not end")]
@@ -26,8 +25,6 @@ impl RelaxedJsonError {
     }
 }
 
-/// # Errors
-/// The first invalid part.
 pub(super) fn parse(text: &str) -> Result<Payload, RelaxedJsonError> {
     let strict = strict(text).map_err(|at| RelaxedJsonError::OpenComment { at })?;
     Payload::parse(&Bytes::from(strict), ScanLimits::CLIENT).map_err(RelaxedJsonError::Json)

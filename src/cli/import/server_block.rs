@@ -6,8 +6,8 @@ use serde_json::Value;
 use url::Url;
 
 use super::host_file::HostServer;
-use super::notes::{ImportNotes, below};
 use super::variables::{TextLocation, Variables};
+use super::{ImportNotes, below};
 use crate::config::{ServerTarget, is_command_line, is_credential_header, key, quoted, string, usual_listener_at};
 use crate::wire::{Object, Payload};
 
@@ -34,7 +34,6 @@ struct HostUrl {
     transport: Option<&'static str>,
 }
 
-/// The configuration tables of one server.
 pub(super) struct ServerBlock {
     pub(super) text: String,
     /// The listener that uses the server's port by default.
@@ -93,7 +92,6 @@ impl HostSettings {
     }
 }
 
-/// Why a host's key has no counterpart in the configuration.
 fn why_not(key: &str) -> &'static str {
     match key {
         "timeout" | "timeoutMs" | "initTimeout" | "startupTimeout" => {
@@ -291,7 +289,6 @@ impl BlockWriter<'_> {
     }
 
     fn line(&mut self, text: impl Display) {
-        // Writing to a string cannot fail.
         let _ = writeln!(self.block.text, "{text}");
     }
 }

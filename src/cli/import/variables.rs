@@ -2,15 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::notes::ImportNotes;
+use super::ImportNotes;
 use super::references::{self, BareVariables, HostText};
 use crate::config::{env_line, escaped, is_variable_name, key_variable, variable_name};
 
 /// The environment variables of the imported configuration. Contains secrets.
 pub(super) struct Variables {
-    /// The variables that the host's file names.
     referenced: BTreeSet<String>,
-    /// The variables with a value from the host's file.
     values: BTreeMap<String, String>,
     /// The variables for values that only the host knows, and the references to them.
     host_values: BTreeMap<String, String>,
@@ -69,7 +67,6 @@ impl Variables {
         self.values.iter().map(|(name, value)| env_line(name, value)).collect()
     }
 
-    /// The variables that the user must set.
     pub(super) fn unset(&self) -> Vec<&str> {
         self.unset.iter().map(String::as_str).collect()
     }

@@ -19,7 +19,7 @@ use crate::wire::{Object, Payload, ScanLimits};
 /// The time after which the user is told that the program is still awaited.
 const SLOW_START: Duration = Duration::from_secs(10);
 
-/// What can be said on the command line.
+/// The options of `taskgate probe`.
 #[derive(Debug, clap::Args)]
 pub struct ProbeArguments {
     /// The server's address, http or https.
@@ -54,10 +54,6 @@ pub struct ProbeArguments {
     header: Vec<String>,
 }
 
-/// Runs the probe, prints its findings, and returns the program's exit code.
-///
-/// # Errors
-/// If the log cannot be opened, or standard output cannot be written.
 pub(in crate::cli) async fn run(arguments: ProbeArguments) -> anyhow::Result<ExitCode> {
     let ProbeArguments { url, command, call, timeout, json, ca, env, key, key_env, header } = arguments;
     let target = match url {
@@ -130,10 +126,7 @@ async fn probed(probe: &ProbeCommand) -> Result<ProbeReport, String> {
     probing.await
 }
 
-/// The token in an environment variable.
-///
-/// # Errors
-/// The mistake, without the text: a user may have typed the token instead of its variable's name.
+/// The token in an environment variable. Errors omit the name: a user may have typed the token in its place.
 fn token_in(variable: &str) -> Result<String, &'static str> {
     let token = is_variable_name(variable).then(|| std::env::var(variable).ok()).flatten();
     match token.as_deref().map(str::trim) {
@@ -143,10 +136,7 @@ fn token_in(variable: &str) -> Result<String, &'static str> {
     }
 }
 
-/// Checks that each name is an environment variable.
-///
-/// # Errors
-/// The mistake, without the text: NAME=VALUE may contain a secret.
+/// Checks that each name is an environment variable. Errors omit the text: NAME=VALUE may contain a secret.
 fn check_variables(names: &[String]) -> Result<(), String> {
     for name in names {
         if !is_variable_name(name) {

@@ -1,6 +1,4 @@
 //! Sends the requests of a probe: `server/discover`, `initialize`, the lists, and a call.
-//!
-//! Tries each transport until the server answers one; asks for versions from the newest on.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,20 +32,16 @@ use crate::wire::rpc_error::METHOD_NOT_FOUND;
 use crate::wire::{ListEnd, ListPages, Object, PagedList, Payload, ProtocolVersion, RpcError, method};
 
 const NAME: &str = "probed";
-/// The usual paths of servers.
 const USUAL: [&str; 3] = ["/mcp", "/sse", "/mcp/"];
 const CONNECT_MAX: Duration = Duration::from_secs(10);
 const BYTES_MAX: usize = 32 << 20;
-/// The most pages of the tool list.
 const PAGES_MAX: usize = 100;
-/// The most bytes of a list, all pages together.
 const LIST_BYTES_MAX: usize = BYTES_MAX;
 /// The time limit for ending sessions and programs.
 const END_MAX: Duration = Duration::from_secs(6);
 /// The time limit for sending a call's cancellation.
 const CANCEL_MAX: Duration = Duration::from_secs(1);
 
-/// Runs the whole probe; see [`super::run`].
 pub(super) async fn run(probe: &ProbeCommand) -> Result<ProbeReport, String> {
     let life = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
     let until = Instant::now() + probe.timeout;
@@ -79,7 +73,7 @@ impl ProgramOutput {
             return String::new();
         };
         let lines: Vec<_> = lines.iter().map(|line| format!("\n  {}", printable(line))).collect();
-        let hint = "It was given PATH, HOME and LANG, and what --env NAME names";
+        let hint = "It was given PATH, HOME, LANG and the variables of --env NAME";
         format!("\nIts standard error ends with:{}\n{hint}", lines.concat())
     }
 }
@@ -112,7 +106,6 @@ async fn anywhere(
     Err(format!("{}{tried}", nowhere.text))
 }
 
-/// Why an address does not speak MCP.
 struct NotMcpError {
     text: String,
     /// The target of its redirect.
@@ -122,7 +115,6 @@ struct NotMcpError {
 }
 
 impl NotMcpError {
-    /// Other addresses to try.
     fn others(&self, target: &ServerTarget) -> Vec<Url> {
         let ServerTarget::Url(url) = target else { return Vec::new() };
         match &self.location {
@@ -147,7 +139,6 @@ struct ProbedServer {
     transport: ProbedTransport,
     /// With a session; the facts for the newest version that it agreed to.
     session: Result<(Arc<SessionUpstream>, Arc<ServerFacts>), ProbeError>,
-    /// Without a session.
     stateless: Result<(Arc<dyn Upstream>, Arc<ServerFacts>), ProbeError>,
 }
 
@@ -355,7 +346,6 @@ impl ProbeRun<'_> {
         ProbedTools { all, incomplete }
     }
 
-    /// The result of one request.
     async fn answer(
         &self,
         upstream: &dyn Upstream,
@@ -431,7 +421,6 @@ impl ProbeRun<'_> {
     }
 }
 
-/// Cancels the call.
 async fn give_up(exchange: &mut dyn Exchange) {
     let _ = tokio::time::timeout(CANCEL_MAX, exchange.cancel("the probe's time is over")).await;
 }

@@ -9,11 +9,9 @@ use crate::upstream::http::SessionUpstream;
 use crate::upstream::upstream_health::UpstreamFailure;
 use crate::wire::RpcError;
 
-/// Why a request of the probe failed.
 #[derive(Clone, Debug)]
 pub(super) enum ProbeError {
     Fault(GatewayFault),
-    /// A fault with its details.
     Trouble(Box<(GatewayFault, UpstreamFailure)>),
     Refused(RpcError),
     Late,
@@ -43,7 +41,6 @@ impl ProbeError {
         }
     }
 
-    /// The gateway's reason, if there is one.
     pub(super) const fn reason(&self) -> Option<Reason> {
         match self {
             Self::Fault(fault) => Some(fault.reason),
@@ -96,7 +93,6 @@ fn trouble_text(fault: &GatewayFault, trouble: &UpstreamFailure) -> String {
     }
 }
 
-/// The fault in a sentence.
 pub(super) fn fault_text(fault: &GatewayFault) -> String {
     let without_exit = GatewayFault { exit: None, ..*fault };
     let mut text = session_failure_error(&Failure::Gateway(without_exit)).message;

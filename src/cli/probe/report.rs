@@ -10,10 +10,8 @@ use crate::upstream::ServerFacts;
 use crate::upstream::era::question_era::QuestionRoute;
 use crate::wire::{Object, Payload, ProtocolVersion, RpcError};
 
-/// The most characters of a description or a text result that are shown.
 const SHOWN_MAX: usize = 200;
 
-/// The findings of a probe.
 #[derive(Debug)]
 pub struct ProbeReport {
     /// The address or the command, without secrets.
@@ -26,7 +24,6 @@ pub struct ProbeReport {
     pub server: ServerDescription,
     pub tools: ProbedTools,
     pub called: Option<ProbedCall>,
-    /// The configuration block for the server.
     pub toml: String,
 }
 
@@ -48,7 +45,6 @@ impl ProbedTransport {
         }
     }
 
-    /// The name in texts.
     #[must_use]
     pub const fn words(self) -> &'static str {
         match self {
@@ -59,7 +55,6 @@ impl ProbedTransport {
     }
 }
 
-/// One version, and whether the server supports it.
 #[derive(Debug)]
 pub struct ProbedVersion {
     pub version: ProtocolVersion,
@@ -72,7 +67,6 @@ pub enum VersionSupport {
     No(String),
 }
 
-/// The server's description of itself.
 #[derive(Debug)]
 pub struct ServerDescription {
     /// The newest version that it supports in a session, else the version without.
@@ -96,22 +90,18 @@ impl ServerDescription {
         Object::of(&self.capabilities).is_some_and(|all| all.contains("tools"))
     }
 
-    /// A member of its `serverInfo`.
     pub(super) fn named(&self, key: &str) -> Option<String> {
         Object::of(self.info.as_ref()?)?.get_string(key)
     }
 }
 
-/// Its listed tools.
 #[derive(Debug)]
 pub struct ProbedTools {
     pub all: Vec<Payload>,
-    /// Why the list may be incomplete.
     pub incomplete: Option<String>,
 }
 
 impl ProbedTools {
-    /// A tool's declared task support.
     pub(super) fn task_support(&self, name: &str) -> Option<String> {
         let tool = self.all.iter().filter_map(Object::of).find(|tool| tool.get_string("name").as_deref() == Some(name));
         task_support(&tool?)
@@ -128,12 +118,10 @@ pub(super) fn is_annotated(tool: &Object, hint: &str) -> bool {
     annotation.is_some_and(|value| value.as_str() == "true")
 }
 
-/// A call made by the probe.
 #[derive(Debug)]
 pub struct ProbedCall {
     pub tool: String,
     pub took: Duration,
-    /// The number of progress notifications.
     pub progress: usize,
     /// The number of questions, all refused.
     pub questions: usize,
@@ -173,7 +161,6 @@ impl ProbedCall {
         }
     }
 
-    /// The text of a result, or the error.
     fn words(&self) -> String {
         match &self.ended {
             ProbedCallOutcome::Returned(result) => {
@@ -189,7 +176,6 @@ impl ProbedCall {
     }
 }
 
-/// The outcome of the command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProbeExit {
     Done,
@@ -199,7 +185,6 @@ pub enum ProbeExit {
 }
 
 impl ProbeExit {
-    /// The exit code of the process, as for `call`.
     #[must_use]
     pub const fn exit_code(self) -> u8 {
         match self {
@@ -225,7 +210,6 @@ impl ProbeReport {
         }
     }
 
-    /// The report as JSON.
     #[must_use]
     pub fn json(&self) -> Value {
         let versions = self.versions.iter().map(|version| match &version.served {
@@ -334,12 +318,11 @@ const fn routed(route: QuestionRoute) -> (&'static str, &'static str) {
     match route {
         QuestionRoute::Stateless(why) => (ProtocolVersion::STATELESS.as_str(), why.text()),
         QuestionRoute::Sessions | QuestionRoute::Handshake => {
-            ("session", "a call of this server can ask its client in mid-call there alone")
+            ("session", "only in a session can this server ask its client a question during a call")
         }
     }
 }
 
-/// A tool with its annotations and its task support.
 fn line_of(tool: &Object) -> String {
     let hints = [
         ("readOnlyHint", "read-only"),

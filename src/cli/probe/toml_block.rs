@@ -8,7 +8,6 @@ use crate::cli::server_address;
 use crate::config::{ServerTarget, fitting_name, key_variable, quoted};
 use crate::wire::Object;
 
-/// The block for a probed server.
 pub(super) fn of(
     probe: &ProbeCommand,
     transport: ProbedTransport,
@@ -17,7 +16,6 @@ pub(super) fn of(
 ) -> String {
     let name = name_of(&probe.target, server);
     let mut block = format!("[upstreams.{name}]\n");
-    // Writing to a string cannot fail.
     let _ = match &probe.target {
         ServerTarget::Url(url) => {
             writeln!(block, "url = {}\ntransport = {}", quoted(url.as_str()), quoted(transport.key()))

@@ -57,18 +57,15 @@ keys! {
     }
 }
 
-/// One key.
 #[derive(Debug)]
 pub(in crate::config) struct RawApiKey {
     pub(in crate::config) location: ConfigLocation,
-    /// Whether `key` is in the file itself and not in the environment.
     pub(in crate::config) is_inline: bool,
     pub(in crate::config) values: RawApiKeyValues,
     /// The limits of its holder, if they differ from the common ones.
     pub(in crate::config) limits: RawPrincipalLimits,
 }
 
-/// Reads the root table of a file of keys.
 pub(in crate::config) fn read_keys(mut root: Section<'_, '_>) -> Vec<RawApiKey> {
     let mut section = root.section("auth");
     let keys = section.each("api_keys", read_api_key);

@@ -85,7 +85,6 @@ pub fn is_command_line(text: &str) -> bool {
     first.is_some_and(|first| !first.contains('/') || text.contains(" -"))
 }
 
-/// The transport to an upstream with a `url`.
 pub(in crate::config) fn transport(raw: &RawUpstream) -> HttpTransport {
     match raw.own.transport.value {
         RawTransport::StreamableHttp => HttpTransport::Streamable,

@@ -16,11 +16,8 @@ const DATABASE_URL: StringFormat<String> =
     StringFormat { wanted: "a URL such as \"postgres://taskgate@db1,db2/taskgate\"", read: not_empty };
 const DATABASE_SCHEMA: StringFormat<String> =
     StringFormat { wanted: "the name of a schema such as \"taskgate\"", read: database_schema };
-/// A file that contains only the database URL.
 const URL_FILE: StringFormat<PathBuf> = StringFormat { wanted: "a file such as \"db.url\"", read: path };
-/// A file that contains only a password.
 const PASSWORD_FILE: StringFormat<PathBuf> = StringFormat { wanted: "a file such as \"db.password\"", read: path };
-/// The generation of the store's database.
 const STORE_GENERATION: StringFormat<u128> = StringFormat {
     wanted: "the generation that the gateway names, such as \"6f1c7c52-0d61-4d2c-9d0f-0a3b9a5f0c11\"",
     read: generation,

@@ -1,12 +1,21 @@
-//! Resolves the authentication: one mode, and each key written in one way.
+//! Resolves the authentication, and the limits and rights of each key's principal.
+//!
+//! Limits are beside a key, else in `[limits]`. A principal may use all upstreams and tools by default.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::num::NonZeroU32;
+use std::sync::Arc;
 
 use super::super::error::MistakeCollector;
 use super::super::keys::KeyField as _;
-use super::super::raw::{AuthMode, RawApiKey, RawConfig};
+use super::super::raw::{AuthMode, RawApiKey, RawApiKeyValues, RawConfig, RawPrincipalLimits};
+use super::super::section::LocatedValue;
+use super::endpoints::unknown;
+use super::{count, value_or};
 use crate::server::api_keys::{ApiKeySettings, AuthSettings, KeySource};
-use crate::task::Principal;
+use crate::task::{
+    PermitShare, Principal, PrincipalAccess, PrincipalAccessTable, PrincipalLimitTable, PrincipalLimits, ToolPatterns,
+};
 
 pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> AuthSettings {
     let (mode, anonymous) = (&raw.auth.mode, &raw.auth.anonymous);
@@ -63,5 +72,96 @@ fn check_ids(raw: &RawConfig, report: &mut MistakeCollector) {
             let line = location.line_seen_from(&key.location, &report.file());
             report.mistake(&key.location, format!("the key in {line} has the same ID; give each key another one"));
         }
+    }
+}
+
+pub(super) fn resolve_limits(raw: &RawConfig, report: &mut MistakeCollector) -> PrincipalLimitTable {
+    let answer_bytes_max = raw.limits.answer_bytes_max.value;
+    let default = PrincipalLimits { answer_bytes_max: answer_bytes_max / 2, ..PrincipalLimits::default() };
+    let others = limits(&raw.principal_limits, &default);
+    let mut own: HashMap<Principal, (PrincipalLimits, &RawApiKey)> = HashMap::new();
+    for key in &raw.api_keys {
+        let Some(id) = &key.values.id else { continue };
+        let its = limits(&key.limits, &others);
+        match own.get(&Principal::holding(&id.value)) {
+            // During a rotation both keys belong to one principal, so their limits must be equal.
+            Some((before, first)) if *before != its => {
+                let line = first.location.line_seen_from(&key.location, &report.file());
+                let message = format!("{:?} has a key in {line} with other limits; write the same at both", id.value);
+                report.mistake(&key.location, message);
+            }
+            Some(_) => (),
+            None => drop(own.insert(Principal::holding(&id.value), (its, key))),
+        }
+    }
+    let own = own.into_iter().map(|(principal, (its, _))| (principal, its)).filter(|(_, its)| *its != others).collect();
+    PrincipalLimitTable { answer_bytes_max, others, own }
+}
+
+fn limits(raw: &RawPrincipalLimits, others: &PrincipalLimits) -> PrincipalLimits {
+    let rate = |raw: &Option<LocatedValue<u32>>, other| {
+        raw.as_ref().and_then(|written| NonZeroU32::new(written.value)).unwrap_or(other)
+    };
+    let permits =
+        raw.places_percent_max.as_ref().and_then(|written| PermitShare::percent(u8::try_from(written.value).ok()?));
+    PrincipalLimits {
+        requests_per_second: rate(&raw.requests_per_second, others.requests_per_second),
+        requests_burst: rate(&raw.requests_burst, others.requests_burst),
+        polls_per_task: rate(&raw.polls_per_task, others.polls_per_task),
+        tasks_max: raw.tasks_per_principal_max.as_ref().map_or(others.tasks_max, |max| count(max.value)),
+        stored_bytes_max: value_or(raw.stored_bytes_per_principal_max.as_ref(), others.stored_bytes_max),
+        answer_bytes_max: value_or(raw.answer_bytes_per_principal_max.as_ref(), others.answer_bytes_max),
+        streams_max: raw.streams_per_principal_max.as_ref().map_or(others.streams_max, |max| count(max.value)),
+        permits: permits.unwrap_or(others.permits),
+    }
+}
+
+pub(super) fn resolve_access(
+    raw: &RawConfig,
+    known: &BTreeSet<Arc<str>>,
+    report: &mut MistakeCollector,
+) -> PrincipalAccessTable {
+    let mut own: HashMap<Principal, (PrincipalAccess, &RawApiKey)> = HashMap::new();
+    for key in &raw.api_keys {
+        check_upstreams(&key.values, known, report);
+        let Some(id) = &key.values.id else { continue };
+        let its = access(&key.values);
+        match own.get(&Principal::holding(&id.value)) {
+            // During a rotation both keys belong to one principal, so their rights must be equal.
+            Some((before, first)) if *before != its => {
+                let line = first.location.line_seen_from(&key.location, &report.file());
+                let message = format!(
+                    "{:?} has a key in {line} with other `upstreams` or `tools`; write the same at both",
+                    id.value
+                );
+                report.mistake(&key.location, message);
+            }
+            Some(_) => (),
+            None => drop(own.insert(Principal::holding(&id.value), (its, key))),
+        }
+    }
+    let own = own.into_iter().map(|(principal, (its, _))| (principal, its));
+    PrincipalAccessTable { own: own.filter(|(_, its)| *its != PrincipalAccess::default()).collect() }
+}
+
+/// A misspelt name would lock a team out, or leave it an upstream that was meant to be withheld.
+fn check_upstreams(raw: &RawApiKeyValues, known: &BTreeSet<Arc<str>>, report: &mut MistakeCollector) {
+    if report.blames("upstreams") {
+        return;
+    }
+    for named in raw.upstreams.iter().flat_map(|list| &list.value) {
+        if !known.contains(named.value.as_str()) {
+            report.mistake(&named.location, unknown(&named.value, known));
+        }
+    }
+}
+
+fn access(raw: &RawApiKeyValues) -> PrincipalAccess {
+    let texts = |list: &LocatedValue<Vec<LocatedValue<String>>>| -> BTreeSet<Arc<str>> {
+        list.value.iter().map(|one| Arc::from(one.value.as_str())).collect()
+    };
+    PrincipalAccess {
+        upstreams: raw.upstreams.as_ref().map(texts),
+        tools: raw.tools.as_ref().map(texts).map(|patterns| Arc::new(ToolPatterns::new(patterns))),
     }
 }

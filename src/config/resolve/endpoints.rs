@@ -11,7 +11,6 @@ use crate::face::combined::{CombinedSettings, prefixes_clash};
 /// The most members of one endpoint: each list request goes to all of them.
 const MEMBERS_MAX: usize = 64;
 
-/// Resolves all endpoints. `taken` has the paths of all upstreams, and `known` their names.
 pub(super) fn resolve<'a>(
     raw: &'a [RawEndpoint],
     known: &BTreeSet<Arc<str>>,
@@ -65,7 +64,6 @@ fn members(raw: &RawEndpoint, known: &BTreeSet<Arc<str>>, report: &mut MistakeCo
     members
 }
 
-/// The message for an unknown upstream name.
 pub(super) fn unknown(name: &str, known: &BTreeSet<Arc<str>>) -> String {
     let names: Vec<&str> = known.iter().map(|name| &**name).take(8).collect();
     let more = if known.len() > names.len() { " and others" } else { "" };

@@ -7,7 +7,6 @@ use super::super::error::{ConfigLocation, MistakeCollector};
 use super::super::raw::RawUpstream;
 use super::super::section::LocatedValue;
 
-/// The default suffix for streamable HTTP.
 const CURRENT: &str = "/mcp";
 /// The default suffix for the HTTP+SSE transport of 2024-11-05.
 const EVENTS: &str = "/sse";
@@ -18,7 +17,6 @@ pub(super) struct UpstreamPaths {
     pub(super) events: String,
 }
 
-/// The owner of each resolved path.
 #[derive(Debug, Default)]
 pub(super) struct TakenPaths<'a>(BTreeMap<String, PathOwner<'a>>);
 
@@ -45,7 +43,6 @@ struct WrittenPaths<'a> {
     events: Option<&'a LocatedValue<String>>,
 }
 
-/// Resolves one upstream's paths, and notes conflicts.
 pub(super) fn resolve<'a>(
     raw: &'a RawUpstream,
     taken: &mut TakenPaths<'a>,

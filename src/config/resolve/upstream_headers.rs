@@ -10,7 +10,6 @@ use crate::face::client_login::ResourceName;
 use crate::upstream::ForwardingRules;
 use crate::upstream::transport::credential::{Credential, CredentialSource};
 
-/// The upstream's own credential, if it has one.
 pub(super) fn credential(raw: &RawUpstream, report: &mut MistakeCollector) -> Option<Credential> {
     let auth = raw.auth.as_ref()?;
     let values = &auth.values;
@@ -36,7 +35,10 @@ pub(super) fn credential(raw: &RawUpstream, report: &mut MistakeCollector) -> Op
     if let Some(location) = values.header.location()
         && raw.url.forward_headers.value.contains(&header)
     {
-        report.mistake(location, "is in `forward_headers`, too: clients could not send what the upstream looks at");
+        report.mistake(
+            location,
+            "is in `forward_headers`, too: the credential would replace the clients' value; leave it out there",
+        );
     }
     Some(Credential { header, source })
 }
@@ -63,7 +65,6 @@ fn warn_of_plain(raw: &RawUpstream, location: &ConfigLocation, report: &mut Mist
     }
 }
 
-/// The forwarded headers of clients.
 pub(super) fn forwarding(raw: &RawUpstream, report: &mut MistakeCollector) -> ForwardingRules {
     let forwards = &raw.url.forward_authorization;
     let has_own = raw.auth.as_ref().map(|auth| &auth.values).is_some_and(|auth| {

@@ -15,7 +15,7 @@ use hyper::body::{Body, Frame, SizeHint};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{sleep, timeout};
 
-use super::link_permits::LinkPermit;
+use super::LinkPermit;
 use crate::cause::CauseChain;
 use crate::upstream::TaskScope;
 use crate::wire::framing::BodyPart;
@@ -23,17 +23,14 @@ use crate::wire::framing::BodyPart;
 /// The flow-control window of one response. The connection's window is the sum of all streams', so that a client that does not
 /// read blocks no other.
 const STREAM_WINDOW: u32 = 64 << 10;
-/// The largest response head.
 const HEADER_LIST_BYTES_MAX: u32 = 64 << 10;
 /// A ping detects a replica that has died silently, as silence is normal during a call.
 const PING_INTERVAL: Duration = Duration::from_secs(2);
 const PING_MAX: Duration = Duration::from_secs(2);
 
-/// Sends requests over one connection. Clones share it.
 #[derive(Clone)]
 pub(super) struct ReplicaSender(SendRequest<Bytes>);
 
-/// Why there is no response.
 pub(super) enum Unanswered {
     /// The replica has certainly not processed the request.
     Unsent,
@@ -58,7 +55,7 @@ impl ReplicaSender {
             .enable_push(false)
             .handshake(io)
             .await?;
-        let mut pings = connection.ping_pong().expect("nobody else asked for it");
+        let mut pings = connection.ping_pong().expect("no other code took it");
         // Whether the replica accepts this side's certificate is known only after its first response, not at the end of this
         // side's handshake (RFC 8446, 4.4.2): a request sent earlier would be lost with the connection.
         tokio::select! {
@@ -81,7 +78,6 @@ impl ReplicaSender {
         Ok(Self(sender))
     }
 
-    /// Whether a request can be sent: the connection has not ended and no GOAWAY has arrived.
     pub(super) async fn is_open(&self) -> bool {
         self.0.clone().ready().await.is_ok()
     }
@@ -104,13 +100,11 @@ impl ReplicaSender {
     }
 }
 
-/// Whether the replica reported that it did not process a request (RFC 9113, 8.7). h2 applies a GOAWAY error only to streams
-/// after the last one that the frame names.
+/// Whether the replica reported that it did not process a request (RFC 9113, 8.7). h2 applies GOAWAY to later streams only.
 fn is_unprocessed(error: &h2::Error) -> bool {
     error.is_remote() && (error.is_go_away() || error.reason() == Some(Reason::REFUSED_STREAM))
 }
 
-/// Returns when a ping has timed out.
 async fn unanswered_ping(mut pings: PingPong) {
     loop {
         sleep(PING_INTERVAL).await;

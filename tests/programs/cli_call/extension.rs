@@ -339,7 +339,7 @@ async fn what_cannot_be_shown_is_declined_and_said_so() {
         (url("https://good.example@evil.example/"), &["c"], json!({ "action": "cancel" }), "leads to: evil.example"),
         (url("https://b\u{e4}nk.example/"), &["d"], json!({ "action": "decline" }), "leads to: xn--bnk-qla.example"),
         (url("javascript:alert(1)"), &[], json!({ "action": "decline" }), "its address is of the scheme javascript"),
-        (url("nothing"), &[], json!({ "action": "decline" }), "its address is of no use"),
+        (url("nothing"), &[], json!({ "action": "decline" }), "its address is invalid"),
         (form, &[], json!({ "action": "decline" }), "the field f is of type null"),
         (json!({ "mode": "song", "message": "?" }), &[], json!({ "action": "decline" }), "the mode song is unknown"),
         // The end of the input.

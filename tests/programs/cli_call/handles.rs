@@ -214,7 +214,7 @@ async fn arguments_are_read_as_the_schema_of_the_tool_says() {
 async fn what_a_server_offers_is_listed_in_short_and_as_it_is() {
     let place = Place::start("offers", "").await;
     for url in [place.url(), &place.demo] {
-        Ended::with(&["tools", url]).await.is(0, "greet(name: string)\n    Greets somebody at once\n", "");
+        Ended::with(&["tools", url]).await.is(0, "greet(name: string)\n    Returns a greeting at once\n", "");
         let whole: Value = serde_json::from_str(&Ended::with(&["tools", url, "--json"]).await.stdout).unwrap();
         assert!(whole.as_array().unwrap().iter().any(|tool| tool["name"] == "greet"), "{whole}");
         for what in ["resources", "prompts"] {

@@ -164,7 +164,7 @@ async fn a_token_that_is_of_no_use_is_told_with_its_key_and_ends_with_64() {
         (block(&open), "key `admin.tokens[0].file`: "),
         (block(&open), "others than its owner may use it (mode 0644)"),
         (block(&write(&folder, "empty", "")), "is no key; write tg_ID_SECRET"),
-        (block(&write(&folder, "short", "tg_a_0123456789")), "is a key whose secret has less than 128 bits"),
+        (block(&write(&folder, "short", "tg_a_0123456789")), "is a key with a secret of less than 128 bits"),
         (block(&write(&folder, "long", &"x".repeat(4096))), "is larger than"),
         (block("/nowhere/token"), "cannot be read: "),
         (block("/dev/null"), "is no file"),

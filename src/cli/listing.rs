@@ -1,5 +1,6 @@
-//! Formats ages.
+//! Formats lists for people: aligned columns, and ages.
 
+use std::fmt::Write as _;
 use std::time::{Duration, UNIX_EPOCH};
 
 use crate::task::Timestamp;
@@ -26,6 +27,22 @@ pub(super) fn since(written: &str, now: Timestamp) -> Option<Duration> {
 /// The age as text; empty if unknown.
 pub(super) fn ago(written: &str, now: Timestamp) -> String {
     since(written, now).map(|span| format!("{} ago", in_short(span))).unwrap_or_default()
+}
+
+/// The aligned lines. All rows have as many cells as the first.
+pub(super) fn lines(rows: &[Vec<String>]) -> String {
+    let columns = rows.first().map_or(0, Vec::len);
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or_default();
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    let mut text = String::new();
+    for row in rows {
+        let mut line = String::new();
+        for (cell, width) in row.iter().zip(&widths) {
+            let _ = write!(line, "{cell:width$}  ");
+        }
+        let _ = writeln!(text, "{}", line.trim_end());
+    }
+    text
 }
 
 #[cfg(test)]

@@ -1,6 +1,4 @@
-//! Composes running parts from a configuration: the composition root.
-//!
-//! All parts are assembled here, so that tests start the same gateway as the program does.
+//! Composes running parts from a configuration, so that tests start the same gateway as the program does.
 
 mod announcement;
 mod api_key_files;
@@ -88,18 +86,14 @@ const STARTING: &str = "starting";
 pub struct Gateway {
     clients: RunningListener,
     admin: RunningListener,
-    /// The specification of the admin listener, without authentication.
     operators: ListenerSpec,
     metrics: Option<RunningListener>,
-    /// The listener for other replicas, if the configuration has one.
     replicas: Option<Box<ReplicaListener>>,
     parts: GatewayParts,
-    /// This replica's registration on a shared store.
     shared: Option<SharedIncarnation>,
     /// The targets at which calls of earlier processes resume.
     targets: CallTargets,
     upstreams: Vec<ServedUpstream>,
-    /// Paths that serve several upstreams.
     endpoints: Vec<ServedEndpoint>,
     healths: UpstreamHealthList,
     /// Removed upstreams that still have calls.
@@ -108,7 +102,6 @@ pub struct Gateway {
     gone: Vec<ClosingUpstream>,
     /// The configuration of the start, for settings that only a start can change.
     started: Config,
-    /// The configuration in force.
     current: Config,
     readiness: Readiness,
     /// Ends the subscription streams of stateless clients.
@@ -117,28 +110,19 @@ pub struct Gateway {
 }
 
 impl Gateway {
-    /// Starts everything that a configuration names. Sends nothing to an upstream yet.
-    ///
-    /// # Errors
-    /// [`FileMistakes`] if a file that the configuration names cannot be used; otherwise if an address cannot be bound, or the
-    /// system's trusted roots cannot be read.
+    /// Starts everything that a configuration names; sends nothing to an upstream yet. Fails with [`FileMistakes`] if a
+    /// file that the configuration names cannot be used.
     pub async fn start(config: Config, metrics: PrometheusHandle) -> anyhow::Result<Self> {
         Self::start_on(config, metrics, Sockets::default()).await
     }
 
-    /// As [`Gateway::start`], on sockets that listen already; an address without a socket is bound.
-    ///
-    /// # Errors
-    /// As [`Gateway::start`]; and if a socket is reachable from more networks than the configuration allows.
+    /// As [`Gateway::start`], on sockets that listen already. Fails if a socket is reachable from more networks than
+    /// configured.
     pub async fn start_on(config: Config, metrics: PrometheusHandle, sockets: Sockets) -> anyhow::Result<Self> {
         Box::pin(Self::start_with(config, metrics, sockets, StoreSource::Config)).await
     }
 
-    /// As [`Gateway::start_on`], as a replica on a store that the caller has opened. For tests, which run several gateways in one
-    /// process.
-    ///
-    /// # Errors
-    /// As [`Gateway::start_on`].
+    /// As [`Gateway::start_on`], as a replica on an open store: for tests, which run several gateways in one process.
     pub async fn start_beside(
         config: Config,
         metrics: PrometheusHandle,
@@ -181,7 +165,6 @@ impl Gateway {
         started
     }
 
-    /// Starts everything but the store.
     async fn start_on_store(
         (OpenedStore { store, clock, shared }, replica): (OpenedStore, Option<ReplicaSetup>),
         sealer: Arc<Sealer>,
@@ -256,25 +239,21 @@ impl Gateway {
         })
     }
 
-    /// The address of the client listener.
     #[must_use]
     pub const fn address(&self) -> SocketAddr {
         self.clients.local_addr()
     }
 
-    /// The base of the URLs that clients are served at.
     #[must_use]
     pub fn base_url(&self) -> String {
         format!("{}://{}", self.clients.scheme(), self.clients.local_addr())
     }
 
-    /// The base of the URLs that clients use, where the operator sets another one.
     #[must_use]
     pub fn public_url(&self) -> Option<&str> {
         self.current.listen.public_url.as_deref()
     }
 
-    /// The address of the replica listener, if there is one.
     #[must_use]
     pub fn replica_address(&self) -> Option<SocketAddr> {
         self.replicas.as_ref().map(|replicas| replicas.running.local_addr())
@@ -298,13 +277,11 @@ impl Gateway {
         }
     }
 
-    /// The address of the admin listener.
     #[must_use]
     pub const fn admin_address(&self) -> SocketAddr {
         self.admin.local_addr()
     }
 
-    /// The address of the metrics listener, if there is one.
     #[must_use]
     pub fn metrics_address(&self) -> Option<SocketAddr> {
         self.metrics.as_ref().map(RunningListener::local_addr)
@@ -326,13 +303,11 @@ struct GatewayParts {
     store: Arc<dyn TaskStore>,
     engine: Arc<Engine>,
     permits: Arc<CallPermitsByName>,
-    /// The clock of tasks, the same on all replicas of a store.
     clock: Arc<dyn Clock>,
     /// Permits for programs of stdio upstreams.
     processes: Arc<CallPermitsByName>,
     scope: TaskScope,
     sealer: Arc<Sealer>,
-    /// The owners of sessions, if there are several replicas.
     owners: Option<Arc<SessionOwners>>,
     /// The URL by which clients reach the gateway; unused before it listens.
     address: PublicAddress,
@@ -379,7 +354,6 @@ impl GatewayParts {
     }
 }
 
-/// The keys that seal ids and tokens.
 struct GatewayKeys {
     sealer: Arc<Sealer>,
     prints: Vec<KeyPrint>,
@@ -403,7 +377,6 @@ impl GatewayKeys {
         Ok(Self { are_new, ..Self::made_of(keys) })
     }
 
-    /// A key for this process only.
     fn ephemeral() -> Self {
         Self::made_of(sealing_key::ephemeral())
     }
@@ -431,7 +404,6 @@ struct OpenedUpstream {
     login: Option<ClientLogin>,
 }
 
-/// Assembles the parts of one upstream.
 fn open(config: UpstreamConfig, parts: &GatewayParts) -> anyhow::Result<OpenedUpstream> {
     let permits = Arc::new(parts.permits.of(&config.name, config.permits));
     let settings = Arc::new(config.service);

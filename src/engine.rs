@@ -1,7 +1,6 @@
-//! Holds the only writer of tasks, and the runners that own upstream calls.
-//!
-//! Uses no status names of the protocol and never parses a payload. Read [`apply`] first (how a task changes), then [`runner`]
-//! (how a call becomes a task) and `change` (the operations that clients may request).
+//! Holds the only writer of tasks, and the runners that own upstream calls. Uses no status names of the protocol and
+//! never parses a payload. Read [`apply`] first (how a task changes), then [`runner`] (how a call becomes a task) and
+//! `change` (the operations that clients may request).
 
 pub mod admission;
 pub mod apply;
@@ -53,7 +52,6 @@ use crate::shared_limits::SharedLimits;
 use crate::store::{Reach, TaskStore};
 use crate::task::{Clock, Principal, Reason, Summary, Task, TaskId, TaskKey, Timestamp};
 
-/// Draws the bits of a new task's id.
 pub type DrawBits = dyn Fn() -> u128 + Send + Sync;
 
 /// Keeps all tasks and drives their transitions. One per process; cheap to share.
@@ -81,7 +79,6 @@ pub struct Engine {
     metrics: task_metrics::TaskMetrics,
     /// Cancelled once the gateway shuts down: calls that a later process can resume are left to it.
     leaving: CancellationToken,
-    /// Cancelled once calls in progress must end.
     calls_end: CallsEnd,
 }
 
@@ -128,13 +125,11 @@ impl Engine {
         TaskKey { owner: owner.clone(), id: TaskId::from_bits((self.draw_bits)()) }
     }
 
-    /// The upstreams and tools that each principal may use; its tasks are held to them.
     #[must_use]
     pub const fn access(&self) -> &SharedAccess {
         &self.access
     }
 
-    /// The number of rows and bytes in the store, for metrics.
     #[must_use]
     pub fn usage(&self) -> crate::store::Usage {
         self.store.usage()
@@ -146,8 +141,8 @@ impl Engine {
         self.store.bytes_max()
     }
 
-    /// Unsettled tasks of one principal, including calls that may still become tasks. In a shared store this counts the tasks of
-    /// all replicas, as of the last look at the store.
+    /// Unsettled tasks of one principal, with calls that may become tasks; in a shared store, all replicas' at the last
+    /// look.
     #[must_use]
     pub fn unfinished_of(&self, owner: &Principal) -> usize {
         self.admission.used_by(owner, self.unsettled_rows(owner))
@@ -164,9 +159,8 @@ impl Engine {
         self.ends.store(true, Ordering::Relaxed);
     }
 
-    /// Whether a task of a principal may continue in a session without a call in this process, at a later time or in another
-    /// replica: if an earlier process opened the session (`is_earlier`), or once this process is about to shut down. May return a
-    /// false yes, never a false no.
+    /// Whether a task may continue in a session without a call in this process: if an earlier process opened the
+    /// session (`is_earlier`), or once this process is about to shut down. May return a false yes, never a false no.
     #[must_use]
     pub fn may_go_on(&self, owner: &Principal, is_earlier: bool) -> bool {
         let is_left = is_earlier || self.ends.load(Ordering::Relaxed);
@@ -190,18 +184,13 @@ impl Engine {
         self.admission.set_tasks_max(tasks_max);
     }
 
-    /// Takes permits for a task and its subtasks: all of them, or none. In a shared store the rows of other replicas count, too,
-    /// as of the last look at the store.
-    ///
-    /// # Errors
-    /// `TooManyTasks` or `Draining`.
+    /// Takes permits for a task and its subtasks: all of them, or none. In a shared store the rows of other replicas
+    /// count, as of the last look at the store. Fails with `TooManyTasks` or `Draining`.
     fn take_permits(&self, owner: &Principal, number: NonZeroUsize) -> Result<TaskPermit, Reason> {
         self.admission.take_beside(owner, number, self.unsettled_rows(owner))
     }
 
-    /// Takes a permit for a task that a call in progress turns out to need. A drain waits for such a call.
-    ///
-    /// # Errors
+    /// Takes a permit for a task that a call in progress turns out to need, even during a drain. Fails with
     /// `TooManyTasks`.
     fn take_permit_of_running(&self, owner: &Principal) -> Result<TaskPermit, Reason> {
         self.admission.take_within(owner, NonZeroUsize::MIN, self.unsettled_rows(owner))
@@ -216,19 +205,16 @@ impl Engine {
         }
     }
 
-    /// Whether an owner may store this many more bytes.
     fn has_room_for(&self, owner: &Principal, bytes: usize) -> bool {
         let all = self.store.usage_of(owner).bytes;
         self.admission.has_room(owner, all, all + bytes)
     }
 
-    /// Subscribers to changes of tasks.
     #[must_use]
     pub const fn watchers(&self) -> &ChangeSubscribers {
         &self.watchers
     }
 
-    /// Whether this process runs the call of a task.
     #[must_use]
     pub fn is_running(&self, key: &TaskKey) -> bool {
         self.live.has(key)
@@ -240,11 +226,9 @@ impl Engine {
         self.leaving.is_cancelled()
     }
 
-    /// Stops accepting tasks and waits for the calls and the changes in progress, at most `patience`. Returns how many are still
-    /// in progress.
-    ///
-    /// Where the store outlives the process, it does not wait for calls that a later process can resume, or that were not sent:
-    /// their state is stored, and their upstreams are not notified.
+    /// Stops accepting tasks and waits at most `patience` for calls and changes in progress; returns how many remain.
+    /// Where the store outlives the process, it does not wait for calls that a later process can resume, or that were
+    /// not sent: their state is stored, and their upstreams are not notified.
     pub async fn drain(&self, patience: Duration) -> usize {
         self.expect_end();
         self.admission.close();
@@ -257,20 +241,17 @@ impl Engine {
             self.runners.wait().await;
             self.changes.tracker.wait().await;
         };
-        // The caller counts the calls still in progress.
         let _ = tokio::time::timeout(patience, over).await;
         self.runners.len()
     }
 
-    /// Ends the calls in progress. Clients that wait for one receive `why`, which is `gateway_restart` at shutdown; tasks remain
-    /// as stored, and a later process judges them. Upstreams are not notified. Call it before the connections to upstreams close,
-    /// so that calls do not fail with a connection error instead.
+    /// Ends the calls in progress: waiting clients receive `why`, tasks remain as stored, upstreams are not notified.
+    /// Call it before the connections to upstreams close, so that calls do not fail with a connection error instead.
     pub fn end_calls(&self, why: Reason) {
         self.leaving.cancel();
         self.calls_end.end(why);
     }
 
-    /// The signal that [`Engine::end_calls`] sets.
     #[must_use]
     pub const fn calls_end(&self) -> &CallsEnd {
         &self.calls_end
@@ -291,18 +272,14 @@ impl Engine {
     }
 }
 
-/// A position in one owner's tasks: after the task with this creation time and id.
 pub type TaskCursor = (Timestamp, TaskId);
 
-/// One page of an owner's tasks.
 #[derive(Clone, Debug)]
 pub struct TaskPage {
     pub tasks: Vec<Summary>,
-    /// Start of the next page, if there is one.
     pub next: Option<TaskCursor>,
 }
 
-/// The result of a deletion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeleteResult {
     Deleted,
@@ -310,7 +287,6 @@ pub enum DeleteResult {
     Unsettled,
 }
 
-/// The result of a cancel.
 #[derive(Clone, Debug)]
 pub struct CancelResult {
     pub task: Arc<Task>,

@@ -28,7 +28,6 @@ pub(super) async fn listen(
     }
 }
 
-/// As [`listen`], for metrics and health, if configured.
 pub(super) async fn listen_for_probes(
     waiting: Option<RunningListener>,
     (address, readiness, metrics): (Option<SocketAddr>, &Readiness, MetricsSource),

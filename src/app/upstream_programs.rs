@@ -1,6 +1,4 @@
-//! Checks the programs of upstreams before a start.
-//!
-//! A missing program is only a warning, like an unreachable upstream: it may be installed later, and the others are served.
+//! Checks the programs of upstreams before a start. A missing program is only a warning: it may be installed later.
 
 use crate::config::{Config, UpstreamConfig};
 use crate::upstream::transport::stdio::ProgramError;

@@ -18,13 +18,11 @@ use crate::server::{self, Authenticator, Routes, RunningListener};
 use crate::store::postgres::PriorIncarnation;
 use crate::upstream::TaskScope;
 
-/// The source of a gateway's store.
 #[derive(Debug)]
 pub(super) enum StoreSource {
     /// The configuration; no client is served before the first attempt, unless that takes long.
     Config,
-    /// The configuration, for a successor: clients are told to retry from the beginning, and transient failures are waited for.
-    /// Holds the earlier incarnation.
+    /// The configuration, for a successor: clients are told to retry at once, and transient failures are waited for.
     ConfigAgain(PriorIncarnation),
     Given(Box<ReplicaSetup>),
 }
@@ -35,10 +33,6 @@ impl StoreSource {
     }
 }
 
-/// Opens the store. While a database is unavailable, listeners report it.
-///
-/// # Errors
-/// If the store cannot be opened or an address cannot be bound.
 pub(super) async fn open_store(
     (config, prints, source): (&Config, Vec<KeyPrint>, &StoreSource),
     callers: &Authenticator,
@@ -76,9 +70,6 @@ pub(super) struct WaitingListeners {
 
 impl WaitingListeners {
     /// Takes over the passed sockets, and notifies the service manager of the start.
-    ///
-    /// # Errors
-    /// If an address cannot be bound.
     pub(super) async fn start(
         config: &Config,
         callers: &Authenticator,

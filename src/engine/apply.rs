@@ -26,7 +26,6 @@ const FAILURE_PAUSE: Duration = Duration::from_millis(50);
 /// Children of one task that are settled together, so that the store can merge their commits.
 const CHILDREN_AT_ONCE: usize = 64;
 
-/// Why a task could not be read or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum TaskError {
     #[error("no such task")]
@@ -38,7 +37,6 @@ pub enum TaskError {
 }
 
 impl TaskError {
-    /// The reason that a client receives.
     #[must_use]
     pub const fn reason(&self) -> Reason {
         match self {
@@ -77,17 +75,14 @@ impl TaskError {
 #[derive(Clone, Debug)]
 pub(super) struct AppliedEvent {
     pub(super) task: Arc<Task>,
-    /// Whether the event had an effect.
     pub(super) changed: bool,
 }
 
 impl Engine {
-    /// Applies one event and performs its effects. Not cancel safe: a dropped call may have stored the event without its effects,
-    /// which only the next process would find. So engine tasks await it, and requests only within [`Engine::finish`].
-    ///
-    /// # Errors
-    /// See [`TaskError`]. An outcome that exceeds the store's room settles the task with a fault that says so: it is never lost
-    /// silently (L8).
+    /// Applies one event and performs its effects. An outcome that exceeds the store's room settles the task with a
+    /// fault that says so: it is never lost silently (L8). Not cancel safe: a dropped call may have stored the event
+    /// without its effects, which only the next process would find. So engine tasks await it, and requests only within
+    /// [`Engine::finish`].
     pub(super) async fn apply(
         self: &Arc<Self>,
         key: &TaskKey,
@@ -97,11 +92,9 @@ impl Engine {
         self.apply_all(key, role, vec![event]).await
     }
 
-    /// Applies events in one commit. `changed` refers to the last event; those before it are left out where the store has no room
-    /// for them. A write with an unknown commit performs its effects once it is known to be committed (see `unknown_commits`).
-    ///
-    /// # Errors
-    /// As [`Engine::apply`]. A holder's write that is `Fenced` has stopped the task's runner.
+    /// Applies events in one commit. `changed` refers to the last event; the others are left out where the store has no
+    /// room. A write with an unknown commit performs its effects once it is known to be committed (see
+    /// `unknown_commits`). A holder's write that is `Fenced` has stopped the task's runner.
     pub(super) async fn apply_all(
         self: &Arc<Self>,
         key: &TaskKey,
@@ -138,8 +131,7 @@ impl Engine {
                 // The commit was unknown, and the write succeeded.
                 return Ok(AppliedEvent { task: row.task, changed });
             }
-            // Checked even where there is nothing to write: an event without effect on another replica's row is not for this
-            // process to judge.
+            // Checked even with nothing to write: another replica's row is not for this process to judge.
             if role == WriteRole::Holder && row.holder.is_some_and(|holder| holder != self.store.holder()) {
                 return Err(StoreError::Fenced.into());
             }
@@ -197,9 +189,6 @@ impl Engine {
     }
 
     /// Inserts the row of a new task; returns once it is durable, unless a test breaks that on purpose.
-    ///
-    /// # Errors
-    /// As [`crate::store::TaskStore::insert`].
     pub(super) async fn insert_row(&self, task: &Task) -> Result<(), StoreError> {
         if failpoint::is_sabotaged("handle-before-commit") {
             return Ok(());
@@ -238,7 +227,6 @@ impl Engine {
         })
     }
 
-    /// Performs the effects of a committed write.
     pub(super) fn follow(&self, key: &TaskKey, before: &Task, after: &Task, effects: Vec<Effect>) {
         self.record(before, after);
         visit_stored(before, after);
@@ -283,7 +271,6 @@ impl Engine {
         }
     }
 
-    /// Counts an unsettled task that a client requested.
     pub(super) fn count_in_flight(&self, task: &Task) {
         if !task.is_settled() && task.shown == TaskVisibility::Handle && task.tree.parent.is_none() {
             self.metrics.taken_over(&task.origin.upstream);
@@ -308,7 +295,6 @@ impl Engine {
     }
 }
 
-/// A task after some events, their effects, and whether the last event had one.
 fn decided(before: &Task, events: &[Event], now: Timestamp) -> (Task, Vec<Effect>, bool) {
     let (mut task, mut effects, mut changed) = (before.clone(), Vec::new(), false);
     for event in events {

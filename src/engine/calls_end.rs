@@ -20,13 +20,11 @@ impl CallsEnd {
         self.token.cancel();
     }
 
-    /// Cancelled by `end`.
     #[must_use]
     pub const fn token(&self) -> &CancellationToken {
         &self.token
     }
 
-    /// The fault of a call that ended this way.
     #[must_use]
     pub fn fault(&self, executed: Executed) -> GatewayFault {
         GatewayFault::new(self.reason.get().copied().unwrap_or(Reason::GatewayRestart), executed)

@@ -1,8 +1,6 @@
-//! Decides how calls that an earlier process left unsettled continue or end (GW-39).
-//!
-//! Runs in the background until all rows are handled. Until then a task remains as stored; a row that the store fails to change
-//! is retried. `verdict` judges one row, and is pure; a runner for the row carries the verdict out, or this module where there is
-//! nothing to run.
+//! Decides how calls that an earlier process left unsettled continue or end (GW-39). Runs in the background; until a
+//! row is handled its task remains as stored, and a row that the store fails to change is retried. `verdict` judges one
+//! row, and is pure; a runner carries the verdict out, or this module where there is nothing to run.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -65,8 +63,8 @@ impl CallTargets {
     }
 }
 
-/// Claims the rows that ended processes left at the configured upstreams, and handles each; calls that continue do so in runners.
-/// Returns once none is left; in a shared store it runs until `stop` or a drain. Remaining rows wait for the next process.
+/// Claims the rows that ended processes left at the configured upstreams, and handles each. Returns once none is left;
+/// in a shared store it runs until `stop` or a drain.
 pub async fn run(engine: Arc<Engine>, origins: CallTargets, stop: CancellationToken) {
     let leaving = engine.leaving.clone();
     let recovering = async {
@@ -88,8 +86,8 @@ pub async fn run(engine: Arc<Engine>, origins: CallTargets, stop: CancellationTo
     }
 }
 
-/// Claims all rows and handles them; returns how many there were. Rows that could not be handled do not delay new claims, and are
-/// retried at growing intervals.
+/// Claims and handles all rows; returns how many there were. Failed rows are retried at growing intervals, and delay no
+/// claim.
 async fn pass(engine: &Arc<Engine>, origins: &CallTargets) -> usize {
     let mut left = LeftRows::new();
     let mut claim_pauses = RetryDelays::new(RETRY_FIRST, CLAIM_EVERY);
@@ -138,7 +136,6 @@ pub(super) async fn resume_own(engine: &Arc<Engine>, origins: &CallTargets, rows
     }
 }
 
-/// Rows that the store failed to change.
 struct LeftRows {
     rows: Vec<RecoveryCandidate>,
     pauses: RetryDelays,
@@ -153,7 +150,6 @@ impl LeftRows {
         left
     }
 
-    /// Resets the delays, since new rows were added.
     fn begin_anew(&mut self) {
         self.pauses = RETRIES;
         self.due = Instant::now() + self.pauses.take();
@@ -173,7 +169,6 @@ impl LeftRows {
     }
 }
 
-/// A row that an earlier process may have left.
 struct RecoveryCandidate {
     key: TaskKey,
     /// Whether an earlier process left it.
@@ -206,7 +201,6 @@ impl RecoveryCandidate {
         RecoveryProgress::Again(self)
     }
 
-    /// Whether its upstream was notified already.
     fn was_notified(&self) -> bool {
         matches!(self.tried, Some((_, RecoveryDecision::Notify)))
     }
@@ -240,7 +234,6 @@ enum RecoveryProgress {
     /// Another runner has it, or it was removed or settled.
     NotOurs,
     Done,
-    /// The store failed to change it.
     Again(RecoveryCandidate),
 }
 
@@ -270,7 +263,6 @@ async fn look(engine: &Arc<Engine>, origins: &CallTargets, mut found: RecoveryCa
     let mut commands = Some(commands);
     for _ in 0..LOOKS_MAX {
         let now = engine.clock.now();
-        // A row that another replica holds by now is skipped.
         let task = match engine.store.load(&found.key, now).await.map(|row| row.filter(|row| is_ours(engine, row))) {
             Ok(Some(StoredTask { task, .. })) => task,
             Ok(None) => break,
@@ -340,7 +332,6 @@ async fn look(engine: &Arc<Engine>, origins: &CallTargets, mut found: RecoveryCa
     if found.was_seen { RecoveryProgress::Done } else { RecoveryProgress::NotOurs }
 }
 
-/// Whether no other replica holds a row.
 fn is_ours(engine: &Engine, row: &StoredTask) -> bool {
     row.holder.is_none_or(|holder| holder == engine.store.holder())
 }

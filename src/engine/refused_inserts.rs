@@ -9,9 +9,8 @@ use crate::store::{StoreError, StoredTask, WriteRole};
 use crate::task::{Attempt, Event, Executed, Failure, GatewayFault, Reason, Task, TaskKey};
 
 impl Engine {
-    /// Ends the task of a refused call with an unknown insert, once the store confirms that its row exists: other replicas may
-    /// have seen it. Until then no other runner takes the task; if the gateway ends first, a later process finds it. `executed`
-    /// says whether the call was sent.
+    /// Ends the task of a refused call with an unknown insert, once the store confirms its row: other replicas may have
+    /// seen it. Until then no other runner takes the task. `executed` says whether the call was sent.
     pub(super) fn end_refused(self: &Arc<Self>, key: TaskKey, executed: Executed) {
         let (engine, leaving) = (Arc::clone(self), self.leaving.clone());
         self.changes.tracker.spawn(async move {
@@ -41,8 +40,7 @@ impl Engine {
         }
     }
 
-    /// Settles such a task; whether nothing is left to do. `found` is the task at the first read. Not cancel safe, as
-    /// [`Engine::apply`].
+    /// Settles such a task; whether nothing is left to do. `found` is the task at the first read. Not cancel safe.
     async fn ends_refused(self: &Arc<Self>, found: &Task, attempt: Attempt, executed: Executed) -> bool {
         let failure = Failure::Gateway(GatewayFault::new(Reason::StoreFailed, executed));
         let event = Event::Faulted { attempt, failure };

@@ -1,8 +1,7 @@
-//! Resumes unsettled rows of this process that have no runner, as recovery does.
-//!
-//! Invariant: an unsettled row that this process holds has a runner, or its parent has one, or recovery retries it. A runner that
-//! ends without settling its row breaks the invariant, and the task would be at work until its `ttl`. A row counts as such only
-//! if two consecutive looks find it, since one look may fall between a runner's last write and its end.
+//! Resumes unsettled rows of this process that have no runner, as recovery does. Invariant: an unsettled row that this
+//! process holds has a runner, or its parent has one, or recovery retries it; else the task would be at work until its
+//! `ttl`. A row counts only if two consecutive looks find it, since one may fall between a runner's last write and its
+//! end.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -56,9 +55,6 @@ async fn look(engine: &Arc<Engine>, origins: &CallTargets, before: BTreeSet<Task
 
 impl Engine {
     /// The rows that break the invariant now, including rows that are about to get or lose a runner.
-    ///
-    /// # Errors
-    /// `Io`.
     pub async fn rows_without_runner(&self) -> Result<BTreeSet<TaskKey>, StoreError> {
         let mut found = BTreeSet::new();
         for key in self.store.held().await?.into_iter().filter(|key| !self.is_run(key)) {

@@ -17,7 +17,6 @@ pub enum RateBound {
     Polls {
         per_second: u32,
     },
-    /// Requests for missing task ids.
     UnknownTasks {
         per_minute: NonZeroU32,
     },
@@ -48,7 +47,6 @@ pub struct RateRefusal {
     pub bound: RateBound,
     /// The principal that the requests are counted for.
     pub whom: Principal,
-    /// When a retry may succeed.
     pub wait: Duration,
 }
 

@@ -11,23 +11,19 @@ pub(super) use self::clients::AttachedClients;
 pub(super) use self::questions::{CallQuestions, OpenQuestion, UnaskedQuestion, WithdrawnQuestion};
 use crate::engine::call::CallEvent;
 
-/// The dialog of a call with its client.
 pub(super) struct Dialog {
     clients: AttachedClients,
     questions: CallQuestions,
-    /// The end of the grace period, while it lasts.
     grace_end: Option<Instant>,
     /// The last progress text of the grace period: the first status message of the task.
     grace_status: Option<Arc<str>>,
 }
 
 impl Dialog {
-    /// The dialog of a call with a waiting client.
     pub(super) fn new(clients: AttachedClients, grace_end: Option<Instant>) -> Self {
         Self { clients, questions: CallQuestions::default(), grace_end, grace_status: None }
     }
 
-    /// The dialog of a call that has a row and no client.
     pub(super) const fn of_row(questions: CallQuestions) -> Self {
         Self { clients: AttachedClients::none(), questions, grace_end: None, grace_status: None }
     }
@@ -40,7 +36,6 @@ impl Dialog {
         &mut self.clients
     }
 
-    /// Goes on without a client.
     pub(super) fn detach(&mut self) {
         self.clients = AttachedClients::none();
     }
@@ -72,7 +67,6 @@ impl Dialog {
         self.grace_end.take().is_some()
     }
 
-    /// The first status message of a task that is created now.
     pub(super) fn grace_status(&self) -> Option<Arc<str>> {
         self.grace_status.clone()
     }

@@ -1,7 +1,5 @@
-//! Marks a call as sent in its row before its first byte is sent (GW-37).
-//!
-//! The store may take long to confirm the mark. The call keeps its permit meanwhile: other tasks that wait for a permit could not
-//! begin either, and a call with a permit keeps its turn. Plain calls may wait longer for a permit because of this.
+//! Marks a call as sent in its row before its first byte is sent (GW-37). The call keeps its permit while the store
+//! confirms the mark: other tasks that wait for a permit could not begin either, but plain calls may wait longer.
 
 use super::recorder::UnstoredStep;
 use super::{Runner, RunnerFlow};

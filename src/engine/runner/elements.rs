@@ -10,11 +10,8 @@ use crate::store::StoreError;
 use crate::task::{TaskId, TaskKey, Timestamp};
 
 impl Runner {
-    /// Inserts rows for the elements of a split call; returns their ids in order. Empty for a call that is not split, is over,
-    /// or has rows for its elements.
-    ///
-    /// # Errors
-    /// As [`crate::store::TaskStore::insert`], and never `UnknownCommit`.
+    /// Inserts rows for the elements of a split call; returns their ids in order. Empty for a call that is not split,
+    /// is over, or has rows for its elements. Never fails with `UnknownCommit`.
     pub(super) async fn insert_elements(
         &mut self,
         parent: &TaskKey,

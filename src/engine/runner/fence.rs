@@ -1,8 +1,6 @@
-//! Stops a runner that was fenced: another replica holds its task. The upstream is not cancelled.
-//!
-//! All writes of a runner go through here. A fenced write drops the exchange at once, so later steps of the runner send nothing
-//! to the server: a stage without an exchange accepts neither answers nor a cancel. After the step the runner ends in any case,
-//! and a waiting client receives the reason.
+//! Stops a runner that was fenced: another replica holds its task. The upstream is not cancelled. All writes of a
+//! runner go through here. A fenced write drops the exchange at once, so later steps of the runner send nothing to the
+//! server. After the step the runner ends, and a waiting client receives the reason.
 
 use super::{Runner, RunnerFlow};
 use crate::engine::TaskError;
@@ -11,20 +9,14 @@ use crate::store::{StoreError, WriteRole};
 use crate::task::{Event, Executed, GatewayFault, TaskKey};
 
 impl Runner {
-    /// Applies events to a row in one commit, as its holder. Not cancel safe: see [`crate::engine::Engine::apply`].
-    ///
-    /// # Errors
-    /// As [`crate::engine::Engine::apply_all`]. After `Fenced`, for any row, this incarnation has ended: the runner
-    /// sends nothing more to the server.
+    /// Applies events to a row in one commit, as its holder. After `Fenced`, for any row, this incarnation has ended:
+    /// the runner sends nothing more to the server. Not cancel safe: see [`crate::engine::Engine::apply`].
     pub(super) async fn write(&mut self, key: &TaskKey, events: Vec<Event>) -> Result<AppliedEvent, TaskError> {
         let written = self.engine.apply_all(key, WriteRole::Holder, events).await;
         self.heed_fence(written)
     }
 
-    /// Writes the outcome of the call, retrying as long as the store fails.
-    ///
-    /// # Errors
-    /// As [`Runner::write`], if the calls end before the store succeeds.
+    /// Writes the outcome of the call, retrying as long as the store fails, but no longer than until the calls end.
     pub(super) async fn write_outcome(&mut self, key: &TaskKey, event: Event) -> Result<AppliedEvent, TaskError> {
         let written = self.engine.store_outcome(key, event).await;
         self.heed_fence(written)

@@ -13,7 +13,6 @@ use crate::engine::Engine;
 use crate::engine::call::CallSpec;
 use crate::upstream::ExchangeEvent;
 
-/// Runs one call.
 pub(super) struct Runner {
     pub(super) engine: Arc<Engine>,
     pub(super) spec: CallSpec,
@@ -23,7 +22,6 @@ pub(super) struct Runner {
     pub(super) dialog: Dialog,
 }
 
-/// Whether a runner goes on after a step.
 pub(super) enum RunnerFlow {
     Continue,
     Stop,
@@ -34,13 +32,11 @@ impl Runner {
         next_event(&self.engine, &mut self.call, &mut self.family).await
     }
 
-    /// Releases the permit, and drops exchanges that have ended.
     pub(super) fn finish_exchanges(&mut self) {
         self.family.finish();
         self.call.finish();
     }
 
-    /// Cancels the call at the upstream, if it was sent, and drops its exchanges.
     pub(super) async fn cancel_exchanges(&mut self, reason: &str) {
         self.family.finish();
         self.call.cancel(reason).await;
@@ -75,7 +71,6 @@ pub(super) async fn next_event(engine: &Arc<Engine>, call: &mut UpstreamCall, fa
     }
 }
 
-/// Converts a subtask's event into an event of the call.
 fn subtask_event(
     engine: &Arc<Engine>,
     call: &mut UpstreamCall,

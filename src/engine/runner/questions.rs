@@ -66,7 +66,6 @@ impl Runner {
         }
     }
 
-    /// Whether a client without a handle waits for this call.
     pub(super) fn is_waited_for(&self) -> bool {
         !self.recorder.has_handle() && self.dialog.clients().is_there()
     }
@@ -81,7 +80,6 @@ impl Runner {
         RunnerFlow::Stop
     }
 
-    /// Makes a question visible to the client.
     pub(super) async fn put(
         &mut self,
         ask: &Payload,
@@ -125,7 +123,6 @@ impl Runner {
         }
     }
 
-    /// Records that a question is part of the task.
     fn is_put(&mut self, UnaskedQuestion { question, method }: UnaskedQuestion) {
         self.count_question("put");
         let due = Instant::now() + self.spec.policy.input_deadline;
@@ -211,7 +208,6 @@ impl Runner {
         RunnerFlow::Continue
     }
 
-    /// Handles the upstream's withdrawal of a question.
     pub(super) async fn withdrawal_received(&mut self, ask: Payload) -> RunnerFlow {
         let was_unasked = self.dialog.questions().is_unasked(&ask);
         if !self.dialog.questions_mut().close(&ask) {
@@ -227,8 +223,8 @@ impl Runner {
         self.withdraw(withdrawn, None).await
     }
 
-    /// Removes a question from the task once the store succeeds, and then refuses it at the upstream where required. If it was
-    /// answered just before, the answer is already being delivered, and nothing is refused.
+    /// Removes a question from the task, then refuses it at the upstream where required, unless it was answered just
+    /// before.
     async fn withdraw(&mut self, withdrawn: WithdrawnQuestion, certain: Option<&Task>) -> RunnerFlow {
         let Some(key) = self.recorder.key() else { return RunnerFlow::Continue };
         let WithdrawnQuestion { ask, refused } = &withdrawn;

@@ -1,6 +1,4 @@
-//! Asks clients without a handle for answers, in rounds (GW-20).
-//!
-//! Between two rounds the call is held under a hidden task.
+//! Asks clients without a handle for answers, in rounds, between which a hidden task holds the call (GW-20).
 
 use tokio::time::Instant;
 

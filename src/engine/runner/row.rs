@@ -55,7 +55,6 @@ impl Runner {
         metrics::counter!(metric::GRACE, "upstream" => upstream, "result" => result).increment(1);
     }
 
-    /// Inserts the row, with the first question if there is one.
     pub(super) async fn insert(
         &mut self,
         shown: TaskVisibility,
@@ -98,8 +97,7 @@ impl Runner {
         if let Some(question) = first {
             task = transition(task, Event::QuestionReceived { attempt: self.recorder.attempt(), question }, now).0;
         }
-        // Commands may arrive as soon as the row exists. The second of two calls under one id stops here: after this claim no
-        // other runner creates, runs or removes a row with this key.
+        // Commands may arrive as soon as the row exists. Of two calls under one id, the second stops here.
         let commands = self.engine.live.claim(&key).ok_or(StoreError::Exists)?;
         failpoint::hit("admitted");
         if let Some(permit) = self.recorder.permit_mut() {
@@ -216,8 +214,8 @@ impl Runner {
         }
     }
 
-    /// Records that the upstream of a cancelled call was notified, or cannot be. If that is not stored, a later process notifies
-    /// it again; nothing waits for it.
+    /// Records that the upstream of a cancelled call was notified, or cannot be. Without this, a later process notifies
+    /// it again.
     pub(super) async fn mark_notified(&mut self) {
         if let Some(key) = self.recorder.key()
             && let Err(error) = self.write(&key, vec![Event::Notified]).await
@@ -226,7 +224,6 @@ impl Runner {
         }
     }
 
-    /// Settles the task, and answers the waiting client.
     pub(super) async fn end(&mut self, outcome: Outcome) -> RunnerFlow {
         if self.recorder.is_fenced() {
             return RunnerFlow::Stop;
@@ -274,7 +271,6 @@ impl Runner {
         }
         let attempt = self.recorder.attempt();
         let is_cancelled = outcome == Outcome::Cancelled;
-        // Copied once for all retries.
         let outcome = outcome.exact();
         let event = match outcome {
             Outcome::Returned { result, is_error } => Event::Returned { attempt, result, is_error },
@@ -336,7 +332,6 @@ pub(super) fn not_stored(error: StoreError) -> GatewayFault {
     GatewayFault::new(TaskError::from(error).reason(), executed)
 }
 
-/// The end of a call for a client that waits for this settled task.
 fn end_of(task: &Task) -> CallEnd {
     match &task.phase {
         Phase::Settled(Outcome::Cancelled) if task.idempotency.is_none() => CallEnd::Gone,

@@ -1,8 +1,6 @@
-//! Mirrors a server's subtasks of a call as subtasks of the call's task (SEP-2268).
-//!
-//! Each gets a row below its parent's and its own runner, which follows it at the server and mirrors its subtasks in the same
-//! way. Its id is derived from the server's id, so that a later process finds it again; a subtask with another parent in the tree
-//! is skipped.
+//! Mirrors a server's subtasks of a call as subtasks of the call's task (SEP-2268). Each gets a row below its parent's
+//! and its own runner, which mirrors its subtasks in the same way. Its id is derived from the server's id, so that a
+//! later process finds it again; a subtask with another parent in the tree is skipped.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,10 +35,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(20);
 /// How long a cancel waits until the subtasks are cancelled at the server.
 const NOTIFIED_MAX: Duration = Duration::from_secs(5);
 
-/// The top of a task's tree.
 struct TreeTop {
     id: TaskId,
-    /// The task's depth below the top.
     depth: u32,
 }
 
@@ -169,8 +165,8 @@ impl Runner {
                 // Its parent may list it.
                 self.family.add_unresolved(task.key.id);
             } else {
-                // It is invisible without its parent: a later process or its `ttl` removes it. If another replica created the
-                // same row or took it over, the store keeps that row.
+                // Invisible without its parent: a later process or its `ttl` removes it. The store keeps a row that
+                // another replica holds.
                 if !self.recorder.is_fenced() {
                     let _ = self.engine.store.remove(&task.key).await;
                 }
@@ -244,8 +240,7 @@ impl Runner {
                 }
             },
         };
-        // Claimed before the row exists: recovery would otherwise take it for a row of an earlier process. Recovery holds a claim
-        // while it looks at a row.
+        // Claimed before the row exists, or recovery would take it. Recovery holds a claim while it looks at a row.
         let mut looks = 0;
         let commands = loop {
             match self.engine.live.claim(&key) {
@@ -292,8 +287,7 @@ impl Runner {
         try_join_all(inserted).await?;
         failpoint::hit("subtasks-stored");
         let children = fresh.iter().map(|new| new.task.key.id).collect();
-        // Together with the resume data of the parent's own task: by this, a later process knows that the children are the
-        // server's.
+        // Together with the parent's resume data, by which a later process knows that the children are the server's.
         Ok(self.apply(key, Event::ChildrenAdded { children }).await?.changed)
     }
 
@@ -348,8 +342,7 @@ impl Runner {
         }
     }
 
-    /// Waits until the server was notified that the subtasks are cancelled, so that this precedes the parent's cancel (SUB-16);
-    /// bounded by `NOTIFIED_MAX`.
+    /// Waits, at most `NOTIFIED_MAX`, until the server was notified of the cancel, before the parent's cancel (SUB-16).
     pub(super) async fn subtasks_notified(&mut self) {
         // A split call has only its elements at the server.
         let Some(key) = self.recorder.key().filter(|_| !self.family.has_elements()) else { return };

@@ -1,7 +1,5 @@
-//! Holds the times at which a runner acts, and acts when one is due.
-//!
-//! All of them share one sleep: a call spends most of its time waiting, and a separate sleep for each took more memory than the
-//! rest of the wait.
+//! Holds the times at which a runner acts, and acts when one is due. All share one sleep: a separate sleep for each
+//! took more memory than the rest of a call's wait.
 
 use tokio::time::Instant;
 

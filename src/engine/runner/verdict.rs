@@ -23,19 +23,15 @@ pub(in crate::engine) enum RecoveryAction {
     /// Resume its exchange; if that fails, resend it if allowed.
     Resume(ResumeToken),
     Resend,
-    /// Resume its subtasks, and wait for them.
     Watch,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::engine) enum RecoveryDecision {
-    /// Nothing is left to do.
     Leave,
     /// Cancel it at its upstream, if that is configured.
     Notify,
-    /// Its outcome cannot be known any more.
     Settle(Failure),
-    /// Its `ttl` is over.
     Expire,
     Run(RecoveryAction),
 }
@@ -83,8 +79,7 @@ pub(in crate::engine) fn verdict(
     }
 }
 
-/// Replaces a decision to run a call that was made with its client's credential: only the first process had it, and no call
-/// continues under another identity.
+/// Replaces a decision to run a call that was made with its client's credential, which only the first process had.
 pub(in crate::engine) fn without_credential(verdict: RecoveryDecision, task: &Task) -> RecoveryDecision {
     if !matches!(verdict, RecoveryDecision::Run(_)) {
         return verdict;
@@ -93,7 +88,6 @@ pub(in crate::engine) fn without_credential(verdict: RecoveryDecision, task: &Ta
     RecoveryDecision::Settle(Failure::Gateway(GatewayFault::new(Reason::UpstreamAuth, executed)))
 }
 
-/// Counts and logs the decision about a row.
 pub(in crate::engine) fn record(task: &Task, verdict: &RecoveryDecision) {
     let outcome = match verdict {
         RecoveryDecision::Leave => return,
@@ -128,7 +122,6 @@ pub(in crate::engine) fn task_mode(task: &Task, policy: &ToolPolicy, now: Timest
     UpstreamTaskMode::WhereServed { deadline: left(task, policy, now) }
 }
 
-/// How long a call may still run.
 fn left(task: &Task, policy: &ToolPolicy, now: Timestamp) -> Duration {
     let ran = task.recovery.dispatched_at.map_or(Duration::ZERO, |at| now.since(at));
     policy.deadline.saturating_sub(ran)

@@ -8,7 +8,6 @@ use crate::engine::{Engine, TaskError};
 use crate::task::reference::LoggedTask;
 use crate::task::{Executed, GatewayFault, Outcome, Reason, Task, TaskKey};
 
-/// The outcome of one element.
 #[derive(Clone)]
 pub(super) enum ElementOutcome {
     Held(Outcome),
@@ -20,7 +19,6 @@ pub(super) enum ElementOutcome {
 pub(super) struct ResultInRow {
     engine: Arc<Engine>,
     key: TaskKey,
-    /// The size of the result.
     bytes: usize,
 }
 
@@ -36,7 +34,6 @@ impl ElementOutcome {
         }
     }
 
-    /// The size of the result.
     pub(super) fn bytes(&self) -> usize {
         match self {
             Self::Held(Outcome::Returned { result, .. }) => result.len(),

@@ -49,8 +49,7 @@ enum StepFuture {
 }
 
 impl ExchangeStage {
-    /// A new stage, which waits for its permit at most `wait_max`. A call that will have a handle waits as long as its task
-    /// lives.
+    /// A new stage. A call that will have a handle waits for its permit as long as its task lives, without `wait_max`.
     pub(in crate::engine::runner) fn new(spec: &CallSpec, wait_max: Option<Duration>) -> Self {
         let (permits, owner) = (spec.permits.clone(), spec.owner.clone());
         let waiting = Box::pin(async move {
@@ -94,10 +93,7 @@ impl ExchangeStage {
         BeginFuture { sending: Box::pin(async move { upstream.begin(request, context).await }), handed_over }
     }
 
-    /// Resumes an exchange. It needs no permit, since the upstream never stopped working on it.
-    ///
-    /// # Errors
-    /// If the token is not valid any more.
+    /// Resumes an exchange, without a permit. Fails if the token is not valid any more.
     pub(in crate::engine::runner) async fn resume(
         &mut self,
         spec: &CallSpec,
@@ -116,15 +112,12 @@ impl ExchangeStage {
         }
     }
 
-    /// Whether the call was certainly not sent yet.
     pub(in crate::engine::runner) const fn is_waiting(&self) -> bool {
         matches!(self.step, StepFuture::Waiting(_))
     }
 
-    /// Takes a free permit for a call that has not requested one yet, else a queue position; whether it took the permit.
-    ///
-    /// # Errors
-    /// `QueueFull`: it has neither.
+    /// Takes a free permit for a call that has not requested one yet, else a queue position; whether it took the
+    /// permit. Fails with `QueueFull`.
     pub(in crate::engine::runner) fn enter_queue(&mut self, spec: &CallSpec) -> Result<bool, GatewayFault> {
         if !self.is_waiting() || self.is_queued {
             return Ok(false);
@@ -186,7 +179,6 @@ impl ExchangeStage {
         self.permit = None;
     }
 
-    /// Repeats the call under its permit.
     pub(in crate::engine::runner) fn repeat(&mut self, spec: &CallSpec) {
         self.step = StepFuture::Beginning(Self::begin(spec));
     }
@@ -209,7 +201,6 @@ impl ExchangeStage {
         }
     }
 
-    /// Cancels the call at the upstream, if it was sent, and drops the exchange.
     pub(in crate::engine::runner) async fn cancel(&mut self, reason: &str) {
         match &mut self.step {
             StepFuture::Exchanging(exchange) => exchange.cancel(reason).await,

@@ -1,11 +1,8 @@
-//! Runs a call with a list argument as many calls, one for each element.
-//!
-//! To the runner, a split call is one call: it has one deadline, and one task that asks questions and is cancelled. The calls of
-//! its elements wait for permits as all calls do, in the order of the list, and up to the rule's number run in parallel.
-//!
-//! Until the call is a task its elements have no rows, and their exchanges are here. From then on each element is a child task
-//! with its own runner (see `family`), and this module only combines their outcomes. So a later process judges each element
-//! separately.
+//! Runs a call with a list argument as many calls, one for each element. To the runner, a split call is one call, with
+//! one deadline and one task. The calls of its elements wait for permits as all calls do, in the order of the list, and
+//! up to the rule's number run in parallel. Until the call is a task, their exchanges are here. From then on each
+//! element is a child task with its own runner (see `family`), which a later process judges separately, and this module
+//! only combines their outcomes.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -30,7 +27,6 @@ use crate::upstream::{ExchangeError, ExchangeEvent, Progress, ResumeToken};
 use crate::wire::Payload;
 use crate::wire::one_line::status_text;
 
-/// The exchanges and outcomes of a split call's elements.
 pub(in crate::engine::runner) struct SplitExchange {
     plan: SplitPlan,
     next: usize,
@@ -40,14 +36,12 @@ pub(in crate::engine::runner) struct SplitExchange {
     ended: usize,
     /// The size of all results so far, in bytes.
     bytes: usize,
-    /// Events that were not taken yet.
     events: VecDeque<ExchangeEvent>,
     message: Option<Arc<str>>,
     /// Set once all elements have ended.
     combining: Option<BoxFuture<'static, ExchangeEvent>>,
 }
 
-/// The call of one element that has no row.
 pub(in crate::engine::runner) struct RunningElement {
     index: usize,
     pub(in crate::engine::runner) exchange: ExchangeStage,
@@ -67,16 +61,13 @@ impl SplitExchange {
         &self.plan
     }
 
-    /// Whether an element could queue now.
-    ///
-    /// # Errors
-    /// `QueueFull`.
+    /// Fails with `QueueFull` unless an element could queue now.
     pub(super) fn enter_queue(&self, owner: &Principal) -> Result<(), GatewayFault> {
         self.plan.part().permits.as_ref().map_or(Ok(()), |permits| permits.enter(owner).map(drop))
     }
 
-    /// The next event. Pends while only elements with rows are in progress: see [`SplitExchange::settled`]. `begins`: whether
-    /// elements begin here. Cancel safe.
+    /// The next event; pends while only elements with rows are in progress. `begins`: whether elements begin here.
+    /// Cancel safe.
     pub(super) async fn next(&mut self, begins: bool) -> StageEvent {
         StageEvent::Exchange(self.next_event(begins).await)
     }
@@ -100,7 +91,6 @@ impl SplitExchange {
             if self.running.is_empty() {
                 return std::future::pending().await;
             }
-            // Cancel safe, as each of the futures is.
             let (event, at, _) = select_all(self.running.iter_mut().map(|part| Box::pin(part.exchange.next()))).await;
             // The element of this event goes last, so that a busy element starves no other.
             self.running.rotate_left(at + 1);
@@ -108,7 +98,6 @@ impl SplitExchange {
         }
     }
 
-    /// Begins calls up to the limit of parallel ones.
     fn begin_more(&mut self) {
         while self.running.len() < self.plan.parallel() && self.next < self.plan.total() {
             // It waits for its permit as long as the split call may run.
@@ -209,7 +198,6 @@ impl SplitExchange {
         event
     }
 
-    /// Answers an element that has no row.
     pub(super) async fn answer(&mut self, ask: &Payload, answer: Answer) -> Result<(), ExchangeError> {
         let named = question_named(ask);
         let found =
@@ -286,20 +274,18 @@ impl SplitExchange {
         (self.next, self.running.len())
     }
 
-    /// Hands over the call of an element that goes on in its own runner.
     pub(in crate::engine::runner) fn release(&mut self, index: usize) -> Option<(CallSpec, RunningElement)> {
         let at = self.running.iter().position(|part| part.index == index)?;
         Some((self.plan.element(index), self.running.swap_remove(at)))
     }
 
-    /// Whether an element has no outcome yet.
     pub(in crate::engine::runner) fn is_open(&self, index: usize) -> bool {
         self.outcomes.get(index).is_some_and(Option::is_none)
     }
 }
 
-/// The combined result of a call whose elements have all ended. It waits for bytes of the answer budget: for the copy, and for
-/// the results that are read from rows meanwhile. `Lost` if a held call's client is out of bytes for too long.
+/// The combined result of ended elements. It waits for bytes of the answer budget: for the copy, and for the results
+/// that are read from rows meanwhile. `Lost` if a held call's client is out of bytes for too long.
 async fn combine(
     share: Option<AnswerShare>,
     argument: Arc<str>,

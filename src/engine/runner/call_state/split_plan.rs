@@ -22,7 +22,6 @@ pub(in crate::engine::runner) struct SplitPlan {
     parallel: usize,
 }
 
-/// Splits a call if its tool's rules say so and it has a list to split.
 pub(in crate::engine::runner) fn split(spec: CallSpec) -> (CallSpec, Option<SplitPlan>) {
     let Some((call, parallel)) = call_of(&spec) else { return (spec, None) };
     let (total, argument) = (call.len(), Arc::clone(call.argument()));
@@ -30,7 +29,6 @@ pub(in crate::engine::runner) fn split(spec: CallSpec) -> (CallSpec, Option<Spli
     (spec, Some(SplitPlan { part, call: Some(call), argument, total, parallel }))
 }
 
-/// The plan of a call of an earlier process; its elements have rows.
 pub(in crate::engine::runner) fn split_again(spec: CallSpec, total: usize) -> (CallSpec, SplitPlan) {
     let rule = spec.policy.split.as_ref();
     let parallel = rule.map_or(1, |rule| rule.parallel.get());

@@ -5,8 +5,7 @@ use crate::engine::call::{CallEnd, CallEvent, CallStreamSender};
 /// Clients that wait for one call at a time: the first one, and those that resumed it.
 const CLIENTS_MAX: usize = 8;
 
-/// The clients that wait for the call. There is more than one only if a client repeats a request that is still in progress; the
-/// earlier clients keep waiting.
+/// The clients that wait for the call: more than one only if a client repeats a request that is still in progress.
 pub(in crate::engine::runner) struct AttachedClients {
     senders: Vec<CallStreamSender>,
 }
@@ -16,7 +15,6 @@ impl AttachedClients {
         Self { senders: vec![sender] }
     }
 
-    /// No client: the call was made to an earlier process.
     pub(in crate::engine::runner) const fn none() -> Self {
         Self { senders: Vec::new() }
     }
@@ -33,7 +31,6 @@ impl AttachedClients {
         self.senders.first().cloned()
     }
 
-    /// Whether a client waits for this call.
     pub(in crate::engine::runner) const fn is_there(&self) -> bool {
         !self.senders.is_empty()
     }
@@ -61,8 +58,7 @@ impl AttachedClients {
         }
     }
 
-    /// Sends a task's reference and detaches all clients; false if all of them left before they received it, so that no client
-    /// knows the task.
+    /// Sends a task's reference and detaches all clients; false if no client received it, so that none knows the task.
     pub(in crate::engine::runner) async fn hand_over(&mut self, event: CallEvent) -> bool {
         self.send(event).await;
         let mut taken = false;

@@ -21,9 +21,7 @@ use crate::wire::{Object, Payload};
 pub(in crate::engine::runner) enum ChildEvent {
     /// It asked a question that its client will not see under the child itself (T-40).
     Asked { index: usize, ask: Payload, method: Arc<str>, params: Option<Payload> },
-    /// It withdrew a question.
     Withdrawn { index: usize, ask: Payload },
-    /// It has a new status message.
     Status(Arc<str>),
     /// It settled; `None` if its row was removed.
     Settled { index: usize, task: Option<Arc<Task>> },
@@ -62,12 +60,10 @@ impl Children {
         self.changes.push(Box::pin(std::future::ready(child)));
     }
 
-    /// Whether all children have settled, and all events were taken.
     pub(super) fn is_idle(&self) -> bool {
         self.keys.is_empty() && self.events.is_empty()
     }
 
-    /// The key of a child that has not settled.
     pub(super) fn key(&self, index: usize) -> Option<&TaskKey> {
         self.keys.get(&index)
     }

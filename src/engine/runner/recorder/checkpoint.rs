@@ -11,7 +11,6 @@ const SOON: Duration = Duration::from_secs(1);
 /// The longest interval between checks of a silent call.
 const RARELY: Duration = Duration::from_secs(32);
 
-/// The stored position of the exchange, and when to compare it.
 #[derive(Debug)]
 pub(super) struct Checkpoint {
     written: Option<Payload>,
@@ -29,19 +28,16 @@ impl Checkpoint {
         self.due
     }
 
-    /// The call had an event, or its row is new.
     pub(super) fn check_soon(&mut self) {
         self.pause = SOON;
         let soon = Instant::now() + SOON;
         self.due = Some(self.due.map_or(soon, |due| due.min(soon)));
     }
 
-    /// Records the position that the row has.
     pub(super) fn record_position(&mut self, position: Option<Payload>) {
         self.written = position;
     }
 
-    /// Schedules the next check.
     pub(super) fn rest(&mut self) {
         self.due = Some(Instant::now() + self.pause);
         self.pause = (self.pause * 2).min(RARELY);

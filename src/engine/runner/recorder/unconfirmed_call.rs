@@ -8,7 +8,6 @@ use tokio::time::Instant;
 /// (U24).
 const STEADY_AFTER: Duration = Duration::from_secs(35);
 
-/// A resumed or resent call that the upstream has not confirmed yet.
 #[derive(Debug)]
 pub(super) struct UnconfirmedCall {
     what: ResumeMethod,
@@ -24,22 +23,18 @@ pub(super) enum ResumeMethod {
 }
 
 impl UnconfirmedCall {
-    /// A call that is resumed or resent from now on.
     pub(super) fn new(what: ResumeMethod, is_counted: bool) -> Self {
         Self { what, since: Instant::now(), is_counted }
     }
 
-    /// Whether its exchange is being resumed.
     pub(super) fn is_resumed(&self) -> bool {
         self.what == ResumeMethod::Up
     }
 
-    /// Whether the row says that this process resumed the call.
     pub(super) const fn is_counted(&self) -> bool {
         self.is_counted
     }
 
-    /// Whether it is up for long enough.
     pub(super) fn is_steady(&self) -> bool {
         self.since.elapsed() >= STEADY_AFTER
     }

@@ -4,31 +4,23 @@ use tokio::time::Instant;
 
 use crate::engine::retry_delays::RetryDelays;
 
-/// A runner's step that waits for the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::engine::runner) enum UnstoredStep {
     /// Mark the call as sent, and send it.
     Mark,
-    /// Deliver accepted answers.
     Answers,
-    /// Make questions visible to the client.
     Questions,
-    /// Remove questions from the task.
     Withdrawals,
     /// Send the open questions to the waiting client.
     Round,
     /// Repeat the call, since its user has completed the URL elicitation.
     Repeat,
-    /// Create tasks for the subtasks that the upstream named.
     Subtasks,
-    /// Store the upstream's progress text.
     Progress,
 }
 
-/// The steps that wait for the store, and the time of the next try.
 pub(super) struct UnstoredSteps {
     steps: Vec<UnstoredStep>,
-    /// The steps that waited when this try began.
     tried: Vec<UnstoredStep>,
     pauses: RetryDelays,
     due: Instant,
@@ -69,7 +61,6 @@ impl UnstoredSteps {
         steps
     }
 
-    /// Schedules the next try.
     pub(super) fn rest(&mut self) {
         self.due = Instant::now() + self.pauses.take();
     }

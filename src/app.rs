@@ -391,8 +391,8 @@ fn warn_of_new_key(is_newer: bool, folder: &Path) {
     if is_newer {
         tracing::warn!(
             folder = %folder.display(),
-            "seal.key was not there and is made anew: sessions of clients and open questions have ended; a backup of the \
-             store has its seal.key beside it"
+            "seal.key was missing and is created again: sessions of clients and open questions have ended; keep \
+             seal.key with each backup of the store"
         );
     }
 }

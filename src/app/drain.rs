@@ -34,7 +34,7 @@ impl Gateway {
             IncarnationEnd::StoreLost => Reason::StoreLost,
         };
         let calls = self.live_calls().end(why);
-        tracing::warn!(calls_lost = calls.held(), %calls, "the calls of this gateway are no longer its own");
+        tracing::warn!(calls_lost = calls.held(), %calls, "this gateway has lost its calls");
         self.drain_max = NOTIFY_MAX;
         Box::pin(self.end(None, GatewayEnd::IncarnationOver)).await;
     }
@@ -133,7 +133,7 @@ fn log_drain(calls: &CallSurvey, drain_max: Duration) {
         calls_held = calls.held(),
         tasks = calls.tasks(),
         %calls,
-        "draining; a second signal ends at once; what is held, and tasks that cannot be resumed, are lost after \
+        "draining; a second signal ends at once; held calls, and tasks that cannot be resumed, are lost after \
          {drain_max:?} (drain_max)"
     );
 }

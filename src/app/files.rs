@@ -30,7 +30,7 @@ pub enum FileError {
     ApiKey(#[from] ApiKeyFileError),
     #[error("{}: {source}", file.display())]
     Variable { file: PathBuf, source: VariableFileError },
-    #[error("{}: is no folder", folder.display())]
+    #[error("{}: is not a folder", folder.display())]
     Folder { folder: PathBuf },
     #[error(transparent)]
     Credential(#[from] CredentialError),

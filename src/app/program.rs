@@ -48,7 +48,7 @@ pub enum ServedConfig {
 /// and end with [`EXIT_CONFIG`]; a missing program of the command line ends with [`EXIT_UNAVAILABLE`].
 pub async fn serve(served: ServedConfig) -> anyhow::Result<ExitCode> {
     telemetry::install_logs(LogFormat::Auto)?;
-    let sockets = Sockets::from_environment().context("the sockets that were handed over are of no use")?;
+    let sockets = Sockets::from_environment().context("the passed sockets cannot be used")?;
     let metrics = telemetry::install_metrics()?;
     let (demo_tracker, demo_stop) = (TaskTracker::new(), CancellationToken::new());
     let (announcement, file, port) = match &served {
@@ -261,7 +261,7 @@ fn free_socket(address: &mut SocketAddr, asked: Option<u16>) -> anyhow::Result<T
     };
     if asked == Some(address.port()) {
         let taken = CauseChain(&taken).to_string();
-        bail!("--port: {taken}; write another one, or leave it out to have a free one taken");
+        bail!("--port: {taken}; write another one, or omit it to use a free one");
     }
     if address.port() == 0 {
         return Err(taken.into());

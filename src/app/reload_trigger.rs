@@ -94,7 +94,9 @@ impl ReloadTrigger {
             }
             match watcher.watch(&folder, RecursiveMode::NonRecursive) {
                 Ok(()) => self.watched.push(folder),
-                Err(error) => tracing::warn!(%error, folder = %folder.display(), "changes are not seen here"),
+                Err(error) => {
+                    tracing::warn!(%error, folder = %folder.display(), "changes in this folder are not noticed")
+                }
             }
         }
     }
@@ -186,7 +188,7 @@ fn log_outcome(outcome: anyhow::Result<ReloadSummary>) -> bool {
         Ok(changes) => {
             count(if changes.is_none() { "unchanged" } else { "applied" });
             for key in &changes.need_restart {
-                tracing::warn!(key, "changed, and holds from the next start on");
+                tracing::warn!(key, "changed; takes effect at the next start");
             }
             let (opened, kept, retired) = (changes.opened, changes.kept, changes.retired);
             tracing::info!(opened, kept, retired, "the configuration was read again");

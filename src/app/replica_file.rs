@@ -26,7 +26,7 @@ pub enum ReplicaFileError {
     Locked { path: PathBuf },
     #[error("{}: {source}", .path.display())]
     File { path: PathBuf, source: io::Error },
-    #[error("{}: is not what a gateway wrote; remove it once no gateway of this name runs", .path.display())]
+    #[error("{}: was not written by a gateway; remove it once no gateway of this name runs", .path.display())]
     Content { path: PathBuf },
 }
 

@@ -23,11 +23,11 @@ pub enum KeyFileError {
     File { path: PathBuf, source: SecretFileError },
     #[error("{}: {source}", .path.display())]
     Content { path: PathBuf, source: KeyError },
-    #[error("{}: is no file; remove it, and a key file is made in its place", .path.display())]
+    #[error("{}: is not a file; remove it, and a key file is created in its place", .path.display())]
     NoFile { path: PathBuf },
     #[error("{}: is larger than 64KiB; a key is a line of 64 hex digits", .path.display())]
     TooLarge { path: PathBuf },
-    #[error("{}: cannot be made: {source}; name another folder as `store.path`", .path.display())]
+    #[error("{}: cannot be created: {source}; name another folder as `store.path`", .path.display())]
     NotMade { path: PathBuf, source: io::Error },
 }
 

@@ -243,7 +243,7 @@ pub(super) struct RetryReasons(Option<String>);
 impl RetryReasons {
     pub(super) fn log(&mut self, why: String) {
         if self.0.as_ref() != Some(&why) {
-            tracing::warn!("{why}; this is tried until it goes well");
+            tracing::warn!("{why}; this is retried until it succeeds");
             self.0 = Some(why);
         }
     }

@@ -25,11 +25,11 @@ pub struct Sockets {
 
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
-    #[error("{0} sockets were handed over; there are two at most, the clients' and the admin listener's")]
+    #[error("{0} sockets were passed; there are two at most, the clients' and the admin listener's")]
     TooMany(usize),
-    #[error("the socket named {0:?} is neither \"clients\" nor \"admin\", or is there twice")]
+    #[error("the socket named {0:?} is neither \"clients\" nor \"admin\", or is passed twice")]
     Name(String),
-    #[error("socket {0} that was handed over is no listening TCP socket")]
+    #[error("passed socket {0} is not a listening TCP socket")]
     Kind(usize, #[source] io::Error),
     #[error("other machines can reach {0}, where the clients' socket listens, while `auth.mode` is \"none\"")]
     Open(SocketAddr),
@@ -38,9 +38,7 @@ pub enum SocketError {
          clear; write [listen.tls], or `plaintext = true` in [listen] if a proxy in front of it speaks TLS"
     )]
     Plain(SocketAddr),
-    #[error(
-        "other machines can reach {0}, where operators are served, and nobody there is asked for a token; write [[admin.tokens]]"
-    )]
+    #[error("other machines can reach {0}, where operators are served without a token; write [[admin.tokens]]")]
     AdminOpen(SocketAddr),
 }
 

@@ -58,7 +58,7 @@ const REMEMBER_EVERY: Duration = Duration::from_secs(60);
 
 fn remember(file: &Mutex<ReplicaFile>, store: &PostgresStore) {
     if let Err(error) = file.lock().remember(store.as_prior()) {
-        tracing::debug!(error = %CauseChain(&error), "the last heartbeat was not written down");
+        tracing::debug!(error = %CauseChain(&error), "the last heartbeat was not written to the file");
     }
 }
 

@@ -93,7 +93,7 @@ pub async fn wrap(loaded: LoadedConfig, store_option: Option<&str>) -> anyhow::R
     };
     tokio::select! {
         () = wrapping.end() => (),
-        _ = signals.next() => tracing::warn!("ended before everything was put down"),
+        _ = signals.next() => tracing::warn!("ended before all tasks and calls were settled"),
     }
     served.context("the host cannot be served any more")?;
     Ok(ExitCode::SUCCESS)

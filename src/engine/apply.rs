@@ -32,7 +32,7 @@ pub enum TaskError {
     Unknown,
     #[error("too many writers at once")]
     Contended,
-    #[error("the store did not do it")]
+    #[error("a store operation failed")]
     Store(#[from] StoreError),
 }
 
@@ -279,7 +279,7 @@ impl Engine {
 
     /// Stops the runner of a task that another replica has taken over. The upstream is not notified.
     pub(super) fn fenced(&self, key: &TaskKey) {
-        tracing::warn!(task = %LoggedTask(key), "another replica has taken a task over; its call is released");
+        tracing::warn!(task = %LoggedTask(key), "another replica took over a task; its call here is dropped");
         self.live.fence(key);
     }
 
@@ -347,7 +347,7 @@ pub fn record_shown(task: &Task) {
     if task.is_settled() {
         tracing::debug!(task = %LoggedTask(&task.key), %principal, "an outcome was read");
     } else {
-        tracing::debug!(task = %LoggedTask(&task.key), %principal, "a task was looked at");
+        tracing::debug!(task = %LoggedTask(&task.key), %principal, "a task's state was read");
     }
 }
 

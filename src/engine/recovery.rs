@@ -71,7 +71,7 @@ pub async fn run(engine: Arc<Engine>, origins: CallTargets, stop: CancellationTo
         loop {
             let seen = pass(&engine, &origins).await;
             if seen > 0 {
-                tracing::info!(tasks = seen, "all tasks of earlier processes were looked at");
+                tracing::info!(tasks = seen, "all tasks of earlier processes were handled");
             }
             if engine.store.reach() != Reach::Shared {
                 return;
@@ -157,11 +157,11 @@ impl LeftRows {
 
     fn take(&mut self) -> Vec<RecoveryCandidate> {
         if std::mem::replace(&mut self.is_logged, true) {
-            tracing::debug!(tasks = self.rows.len(), "tasks of earlier processes are looked at again");
+            tracing::debug!(tasks = self.rows.len(), "tasks of earlier processes are retried");
         } else {
             tracing::warn!(
                 tasks = self.rows.len(),
-                "tasks of earlier processes are not done with yet; they are looked at again"
+                "tasks of earlier processes could not be handled yet; they are retried"
             );
         }
         self.due = Instant::now() + self.pauses.take();
@@ -408,7 +408,7 @@ async fn notify_upstream(reach: Option<&CallTarget>, task: &Task) {
     let policy = reach.settings.rules.policy_of(&task.origin.tool);
     let call = reach.restored_call(task, policy, UpstreamTaskMode::Never);
     match reach.upstream.resume(ResumeToken(position.clone()), call.context).await {
-        Ok(mut exchange) => exchange.cancel("nobody waits for this call any more").await,
+        Ok(mut exchange) => exchange.cancel("no client waits for this call any more").await,
         Err(error) => {
             tracing::info!(error = %CauseChain(&error), task = %LoggedTask(&task.key), "an upstream could not be notified of a cancel")
         }

@@ -52,7 +52,7 @@ impl Engine {
             }
             Err(TaskError::Unknown | TaskError::Store(StoreError::Fenced)) => true,
             Err(error) => {
-                tracing::debug!(error = %CauseChain(&error), "a refused task that is there after all has not ended yet");
+                tracing::debug!(error = %CauseChain(&error), "a refused task that was stored after all has not ended yet");
                 false
             }
         }

@@ -41,13 +41,13 @@ async fn look(engine: &Arc<Engine>, origins: &CallTargets, before: BTreeSet<Task
     let found = match engine.rows_without_runner().await {
         Ok(found) => found,
         Err(error) => {
-            tracing::debug!(error = %CauseChain(&error), "rows without a runner were not looked for");
+            tracing::debug!(error = %CauseChain(&error), "rows without a runner could not be searched for");
             return before;
         }
     };
     let rows: Vec<_> = found.intersection(&before).take(RESUMED_MAX).cloned().collect();
     if !rows.is_empty() {
-        tracing::error!(tasks = rows.len(), "tasks without a runner are taken up as those of an earlier process");
+        tracing::error!(tasks = rows.len(), "tasks without a runner are resumed like tasks of an earlier process");
         recovery::resume_own(engine, origins, rows).await;
     }
     found

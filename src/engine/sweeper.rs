@@ -68,7 +68,7 @@ async fn expire(engine: &Arc<Engine>, key: &TaskKey) -> Result<(), TaskError> {
         // Another writer settled and removed it in between.
         Ok(_) | Err(TaskError::Unknown) => Ok(()),
         Err(error) => {
-            tracing::warn!(task = %LoggedTask(key), error = %CauseChain(&error), "a task whose time is over could not be ended");
+            tracing::warn!(task = %LoggedTask(key), error = %CauseChain(&error), "an overdue task could not be settled");
             Err(error)
         }
     }

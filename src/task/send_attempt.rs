@@ -6,7 +6,9 @@ use super::{Attempt, Event, Phase, StoredCall, Task};
 pub enum SendAttempt {
     First,
     /// Again, as a new attempt. `is_counted`: whether the row says that this process resumed the call.
-    Again { is_counted: bool },
+    Again {
+        is_counted: bool,
+    },
 }
 
 impl SendAttempt {

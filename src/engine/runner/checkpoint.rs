@@ -77,7 +77,7 @@ impl Runner {
         self.recorder.checked();
         self.record_steady().await;
         if let Err(error) = self.keep_position().await {
-            tracing::warn!(error = %CauseChain(&error), "where a call can be taken up was not stored");
+            tracing::warn!(error = %CauseChain(&error), "a call's resume position was not stored");
         }
         if self.engine.leaving.is_cancelled() { self.leave_for_later().await } else { RunnerFlow::Continue }
     }

@@ -245,7 +245,7 @@ impl Runner {
                 return if is_run {
                     Ok(None)
                 } else {
-                    Err(StoreError::Io(io::Error::other("whether it was stored is not known yet")))
+                    Err(StoreError::Io(io::Error::other("whether the task was stored is not known yet")))
                 };
             };
             let now = self.engine.clock.now();
@@ -263,6 +263,6 @@ impl Runner {
                 return Ok(None);
             }
         }
-        Err(StoreError::Io(io::Error::other("what had the id is gone, and has not been freed yet")))
+        Err(StoreError::Io(io::Error::other("the id is not free yet: its expired task was not removed")))
     }
 }

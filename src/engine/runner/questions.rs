@@ -33,7 +33,7 @@ impl Runner {
         let request = match self.spec.peer.decode_question(&method, params.as_ref()) {
             Ok(request) => request,
             Err(refused) => {
-                tracing::warn!(%method, "the client cannot be asked this; it was refused");
+                tracing::warn!(%method, "the client cannot receive a question; it was refused");
                 self.refuse_question(&ask, refused).await;
                 return RunnerFlow::Continue;
             }
@@ -245,7 +245,7 @@ impl Runner {
                 return self.wait_for_store(UnstoredStep::Withdrawals, &error);
             }
             Err(TaskError::Store(StoreError::Fenced)) => return RunnerFlow::Stop,
-            Err(error) => tracing::warn!(error = %CauseChain(&error), "a question could not be taken off its task"),
+            Err(error) => tracing::warn!(error = %CauseChain(&error), "a question could not be removed from its task"),
         }
         let Some(method) = refused else {
             self.count_question("withdrawn");

@@ -146,7 +146,7 @@ impl Runner {
             if self.recorder.is_fenced() {
                 return RunnerFlow::Stop;
             }
-            tracing::warn!(error = %CauseChain(&error), "that a call is resumed was not stored");
+            tracing::warn!(error = %CauseChain(&error), "a call's resumption was not stored");
         }
         self.continue_deadline(task);
         self.resume_subtasks(task);
@@ -195,7 +195,7 @@ impl Runner {
             && let Some(key) = self.recorder.key()
             && let Err(error) = self.write(&key, vec![Event::Alive { attempt: self.recorder.attempt() }]).await
         {
-            tracing::warn!(error = %CauseChain(&error), "that a call is alive was not stored");
+            tracing::warn!(error = %CauseChain(&error), "an upstream's sign of a resumed call was not stored");
         }
     }
 

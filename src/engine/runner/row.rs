@@ -179,7 +179,7 @@ impl Runner {
             // The row goes first, since a child without a parent is invisible.
             let mut pauses = RetryDelays::of_writers();
             while let Err(error) = self.engine.store.remove(&key).await {
-                tracing::warn!(error = %CauseChain(&error), "a task that no client knows is not dropped yet");
+                tracing::warn!(error = %CauseChain(&error), "a task that no client knows is not removed yet");
                 // The upstream is cancelled without that wait, and a later process must not send the call.
                 self.cancel_exchanges("the client left").await;
                 if !self.engine.pauses_for_store(&mut pauses).await {
@@ -220,7 +220,7 @@ impl Runner {
         if let Some(key) = self.recorder.key()
             && let Err(error) = self.write(&key, vec![Event::Notified]).await
         {
-            tracing::warn!(error = %CauseChain(&error), "that an upstream was notified was not stored");
+            tracing::warn!(error = %CauseChain(&error), "an upstream's notification was not stored");
         }
     }
 

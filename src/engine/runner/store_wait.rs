@@ -22,7 +22,7 @@ impl Runner {
         if self.recorder.postpone(step) {
             tracing::warn!(?step, error = %CauseChain(error), "a call waits for the store");
         } else {
-            tracing::debug!(?step, error = %CauseChain(error), "a call waits for the store still");
+            tracing::debug!(?step, error = %CauseChain(error), "a call still waits for the store");
         }
         RunnerFlow::Continue
     }
@@ -35,7 +35,7 @@ impl Runner {
                 return RunnerFlow::Stop;
             }
             Err(error) => {
-                tracing::debug!(error = %CauseChain(&error), "a call waits for the store still");
+                tracing::debug!(error = %CauseChain(&error), "a call still waits for the store");
                 self.recorder.rest_from_store();
                 return RunnerFlow::Continue;
             }

@@ -117,7 +117,7 @@ impl Runner {
             let refused = if top.depth >= limits.depth_max {
                 Some("it is too deep (`subtasks_depth_max`)")
             } else if size + fresh.len() >= limits.count_max {
-                Some("the tree has as many as it may (`subtasks_max`)")
+                Some("the tree is full (`subtasks_max`)")
             } else {
                 None
             };
@@ -227,7 +227,9 @@ impl Runner {
         let key = TaskKey { owner: own.key.owner.clone(), id };
         let now = self.engine.clock.now();
         let permit = match self.engine.store.load(&key, now).await? {
-            Some(row) if row.task.tree.parent != Some(own.key.id) => return Ok(Err("it stands elsewhere in the tree")),
+            Some(row) if row.task.tree.parent != Some(own.key.id) => {
+                return Ok(Err("it has another parent in the tree"));
+            }
             // It was stored after all, and is counted.
             Some(_) => self.engine.admission.take_again(&key.owner),
             None => match self.engine.take_permit_of_running(&key.owner) {

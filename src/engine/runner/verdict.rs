@@ -97,7 +97,7 @@ pub(in crate::engine) fn record(task: &Task, verdict: &RecoveryDecision) {
         RecoveryDecision::Settle(Failure::Gateway(fault)) if fault.reason == Reason::Poison => {
             tracing::error!(
                 task = %LoggedTask(&task.key), upstream = %task.origin.upstream, tool = %task.origin.tool,
-                "the gateway ended three times in a row while this call was in flight; it is not taken up any more"
+                "the gateway ended three times in a row while this call was in flight; it is not resumed any more"
             );
             "poison"
         }

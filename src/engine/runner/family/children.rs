@@ -20,11 +20,22 @@ use crate::wire::{Object, Payload};
 /// An event of a child. Children are numbered in the order of their parent's list.
 pub(in crate::engine::runner) enum ChildEvent {
     /// It asked a question that its client will not see under the child itself (T-40).
-    Asked { index: usize, ask: Payload, method: Arc<str>, params: Option<Payload> },
-    Withdrawn { index: usize, ask: Payload },
+    Asked {
+        index: usize,
+        ask: Payload,
+        method: Arc<str>,
+        params: Option<Payload>,
+    },
+    Withdrawn {
+        index: usize,
+        ask: Payload,
+    },
     Status(Arc<str>),
     /// It settled; `None` if its row was removed.
-    Settled { index: usize, task: Option<Arc<Task>> },
+    Settled {
+        index: usize,
+        task: Option<Arc<Task>>,
+    },
 }
 
 pub(super) struct Children {

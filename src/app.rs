@@ -21,8 +21,6 @@ mod shared_store;
 pub mod sockets;
 mod successor;
 pub mod task_store;
-pub mod upstream_programs;
-mod waiting_listeners;
 mod wrap;
 
 use std::net::SocketAddr;
@@ -38,7 +36,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::config::{Config, ServerSettings, StoreSettings, UpstreamConfig};
 use crate::engine::recovery::{self, CallTargets};
-use crate::engine::{Engine, changes_elsewhere, rows_without_runner, sweeper};
+use crate::engine::{Engine, changes_elsewhere, sweeper};
 use crate::face::client_login::{ClientLogin, PublicAddress};
 use crate::face::combined::CombinedSessions;
 use crate::face::listen_permits::ListenPermits;
@@ -61,7 +59,7 @@ use crate::upstream::limits::CallPermitsByName;
 use crate::upstream::upstream_health::{UpstreamHealth, UpstreamHealthList};
 use crate::wire::ProtocolVersion;
 use files::FileMistakes;
-use listeners::{clients_site, listen, listen_for_probes};
+use listeners::{StoreSource, WaitingListeners, clients_site, listen, listen_for_probes, open_store};
 use live_calls::LiveCalls;
 use operators::OperatorsView;
 pub use program::{ServedConfig, serve};
@@ -71,7 +69,6 @@ use replica::{ReplicaFollower, ReplicaListener};
 use served_endpoint::{ServedEndpoint, add_endpoints};
 use sockets::Sockets;
 use task_store::{IncarnationEnd, OpenedStore, SharedIncarnation};
-use waiting_listeners::{StoreSource, WaitingListeners, open_store};
 pub use wrap::wrap;
 
 /// The exit code for a mistake in the configuration or in a file that it names (`EX_USAGE`).
@@ -208,7 +205,7 @@ impl Gateway {
         readiness.clear(STARTING);
         // After the listener: a client that polls a task meanwhile reads its stored state.
         parts.scope.tracker.spawn(recovery::run(Arc::clone(&parts.engine), targets.clone(), parts.scope.stop.clone()));
-        parts.scope.tracker.spawn(rows_without_runner::run(
+        parts.scope.tracker.spawn(recovery::resume_rows_without_runner(
             Arc::clone(&parts.engine),
             targets.clone(),
             parts.scope.stop.clone(),

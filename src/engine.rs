@@ -5,15 +5,12 @@
 pub mod admission;
 pub mod apply;
 pub mod call;
-mod calls_end;
 mod change;
 pub mod change_subscribers;
 pub mod changes_elsewhere;
 mod list_all;
 pub mod recovery;
-mod refused_inserts;
 pub mod retry_delays;
-pub mod rows_without_runner;
 pub mod runner;
 mod shared_results;
 mod subtask_tree;
@@ -25,8 +22,8 @@ mod unstored_tasks;
 
 use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -40,7 +37,6 @@ pub use call::{
     Askable, CallEnd, CallEvent, CallSpec, CallStream, QuestionFilter, RetryRefusal, RoundRetry, RoundSupport,
     TaskNotice, TaskNoticeSink, declared_questions,
 };
-pub use calls_end::CallsEnd;
 pub use change_subscribers::ChangeSubscribers;
 pub use list_all::SURVEY_MAX;
 pub use subtask_tree::SubtaskTree;
@@ -50,7 +46,7 @@ use unstored_tasks::UnstoredTaskLog;
 use crate::shared_access::SharedAccess;
 use crate::shared_limits::SharedLimits;
 use crate::store::{Reach, TaskStore};
-use crate::task::{Clock, Principal, Reason, Summary, Task, TaskId, TaskKey, Timestamp};
+use crate::task::{Clock, Executed, GatewayFault, Principal, Reason, Summary, Task, TaskId, TaskKey, Timestamp};
 
 pub type DrawBits = dyn Fn() -> u128 + Send + Sync;
 
@@ -292,4 +288,29 @@ pub struct CancelResult {
     pub task: Arc<Task>,
     /// The task had settled before, so the cancel changed nothing.
     pub was_settled: bool,
+}
+
+/// Signals the end of all calls. Clones share one signal.
+#[derive(Clone, Debug, Default)]
+pub struct CallsEnd {
+    token: CancellationToken,
+    reason: Arc<OnceLock<Reason>>,
+}
+
+impl CallsEnd {
+    /// Ends all calls. The first reason counts.
+    fn end(&self, reason: Reason) {
+        let _ = self.reason.set(reason);
+        self.token.cancel();
+    }
+
+    #[must_use]
+    pub const fn token(&self) -> &CancellationToken {
+        &self.token
+    }
+
+    #[must_use]
+    pub fn fault(&self, executed: Executed) -> GatewayFault {
+        GatewayFault::new(self.reason.get().copied().unwrap_or(Reason::GatewayRestart), executed)
+    }
 }

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use super::api_key_files::{self, ApiKeyFileError};
 use super::sealing_key::{self, KeyFileError};
-use super::{task_store, upstream_programs};
-use crate::config::{self, Config, ConfigError, Findings, LoadedConfig, StoreSettings};
+use super::task_store;
+use crate::config::{self, Config, ConfigError, Findings, LoadedConfig, StoreSettings, UpstreamConfig};
 use crate::server::api_keys::{ApiKeyRing, ApiKeySettings, ApiKeys, AuthSettings, KeyPlace};
 use crate::server::replicas::ReplicaTls;
 use crate::server::{AdminSettings, Authenticator, LocalUser};
@@ -16,7 +16,7 @@ use crate::task::{Clock as _, Principal, SystemClock, Timestamp};
 use crate::tls::{IdentityFiles, TlsFileError, read_roots};
 use crate::upstream::http::ProxyError;
 use crate::upstream::transport::credential::CredentialError;
-use crate::upstream::transport::stdio::{self, VariableFileError};
+use crate::upstream::transport::stdio::{self, ProgramError, VariableFileError};
 
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
@@ -90,7 +90,7 @@ fn mistakes(config: &Config) -> Vec<(KeyPlace, String)> {
 }
 
 fn warnings(config: &Config) -> Vec<(KeyPlace, String)> {
-    upstream_programs::warnings(config).map(|(key, warning)| (key.into(), warning)).collect()
+    program_warnings(config).map(|(key, warning)| (key.into(), warning)).collect()
 }
 
 /// Reads every file that exists, and creates none. Fails with every file that cannot be used.
@@ -192,6 +192,20 @@ pub fn callers(config: &Config) -> Result<Authenticator, FileMistakes> {
         AuthSettings::Everyone(principal) => Authenticator::Everyone(principal.clone()),
         keys @ AuthSettings::ApiKeys(_) => Authenticator::KeyHolders(ApiKeyRing::new(api_keys(keys)?)),
     })
+}
+
+/// Missing programs with their configuration keys: only warnings, since a program may be installed later.
+fn program_warnings(config: &Config) -> impl Iterator<Item = (String, String)> {
+    let said = |error: &ProgramError| matches!(error, ProgramError::Unusable { .. });
+    missing_programs(config)
+        .filter(move |(_, error)| !said(error))
+        .map(|(name, error)| (format!("upstreams.{name}.command"), error.to_string()))
+}
+
+/// The missing programs, each with its upstream's name.
+pub(super) fn missing_programs(config: &Config) -> impl Iterator<Item = (&str, ProgramError)> {
+    let program = |upstream: &UpstreamConfig| upstream.server.stdio()?.find_program().err();
+    config.upstreams.iter().filter_map(move |upstream| Some((&*upstream.name, program(upstream)?)))
 }
 
 #[cfg(test)]

@@ -25,7 +25,7 @@ use super::reload_trigger::ReloadTrigger;
 use super::sockets::{SocketError, Sockets};
 use super::successor::Successor;
 use super::task_store::{IncarnationEnd, StoreRefusal};
-use super::{EXIT_CONFIG, EXIT_UNAVAILABLE, Gateway, service_manager, task_store, upstream_programs};
+use super::{EXIT_CONFIG, EXIT_UNAVAILABLE, Gateway, files, service_manager, task_store};
 use crate::cause::CauseChain;
 use crate::config::{CommandLineConfig, CommandLineServer, Config, ConfigError, StoreSettings};
 use crate::console;
@@ -211,7 +211,7 @@ fn print_and_end(why: &dyn Display, code: u8) -> anyhow::Result<ExitCode> {
 
 /// The exit if a program of the command line is missing. In a file it is one of several, and may be installed later.
 pub(super) fn missing_program(config: &Config) -> Option<anyhow::Result<ExitCode>> {
-    let (_, missing) = upstream_programs::missing(config).next()?;
+    let (_, missing) = files::missing_programs(config).next()?;
     Some(print_and_end(&format_args!("taskgate: {missing}"), EXIT_UNAVAILABLE))
 }
 

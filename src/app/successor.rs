@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use metrics_exporter_prometheus::PrometheusHandle;
 
+use super::listeners::StoreSource;
 use super::reload::ReloadSummary;
 use super::shared_store::{RETRY, RetryReasons};
 use super::sockets::{SocketError, Sockets};
 use super::task_store::StoreRefusal;
-use super::waiting_listeners::StoreSource;
 use super::{Gateway, files};
 use crate::config::{Config, StoreSettings};
 use crate::server::RunningListener;

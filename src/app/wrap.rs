@@ -18,10 +18,10 @@ use super::program::{Signals, missing_program, refused};
 use super::reload::ServedUpstream;
 use super::served_endpoint::ServedEndpoint;
 use super::task_store::{self, OpenedStore, StoreOpening};
-use super::{GatewayKeys, GatewayParts, files, upstream_programs};
+use super::{GatewayKeys, GatewayParts, files};
 use crate::config::{Config, LoadedConfig, StoreSettings};
 use crate::engine::recovery::{self, CallTargets};
-use crate::engine::{Engine, changes_elsewhere, rows_without_runner};
+use crate::engine::{Engine, changes_elsewhere};
 use crate::face::combined::CombinedEndpoint;
 use crate::face::endpoint::UpstreamEndpoint;
 use crate::face::http::Endpoint;
@@ -50,7 +50,7 @@ const PAGE: usize = 100;
 pub async fn wrap(loaded: LoadedConfig, store_option: Option<&str>) -> anyhow::Result<ExitCode> {
     telemetry::install_logs(LogFormat::Auto)?;
     let read = PreparedConfig::new(loaded);
-    let missing = upstream_programs::missing(&read.config).count();
+    let missing = files::missing_programs(&read.config).count();
     if missing == read.config.upstreams.len()
         && let Some(code) = missing_program(&read.config)
     {
@@ -161,7 +161,7 @@ impl WrappedGateway {
             (None, None) => bail!("there is no server"),
         };
         parts.scope.tracker.spawn(recovery::run(Arc::clone(&parts.engine), targets.clone(), parts.scope.stop.clone()));
-        parts.scope.tracker.spawn(rows_without_runner::run(
+        parts.scope.tracker.spawn(recovery::resume_rows_without_runner(
             Arc::clone(&parts.engine),
             targets,
             parts.scope.stop.clone(),

@@ -2,7 +2,7 @@
 //! row is handled its task remains as stored, and a row that the store fails to change is retried. `verdict` judges one
 //! row, and is pure; a runner carries the verdict out, or this module where there is nothing to run.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,6 +36,9 @@ const LOOKS_MAX: usize = 4;
 const RETRY_FIRST: Duration = Duration::from_millis(500);
 const RETRY_LAST: Duration = Duration::from_secs(30);
 const RETRIES: RetryDelays = RetryDelays::new(RETRY_FIRST, RETRY_LAST);
+/// Interval of looks for rows without a runner, and the rows that are resumed after one.
+const LOOK_EVERY: Duration = Duration::from_secs(30);
+const RESUMED_MAX: usize = 1_000;
 
 /// The configured upstreams, by name. Clones share one table.
 #[derive(Clone, Debug, Default)]
@@ -125,7 +128,7 @@ async fn pass(engine: &Arc<Engine>, origins: &CallTargets) -> usize {
 }
 
 /// Resumes rows of this process that have no runner, as recovery does. A row that could not be resumed is found again later.
-pub(super) async fn resume_own(engine: &Arc<Engine>, origins: &CallTargets, rows: Vec<TaskKey>) {
+async fn resume_own(engine: &Arc<Engine>, origins: &CallTargets, rows: Vec<TaskKey>) {
     // These rows are already counted as in flight.
     let seen = |key| RecoveryCandidate { was_seen: true, ..RecoveryCandidate::new(key) };
     let mut left = Vec::new();
@@ -447,5 +450,62 @@ impl CallTarget {
         spec.context.log_level = call.and_then(|call| call.log_level.clone());
         spec.context.native_task = native_task;
         spec
+    }
+}
+
+/// Resumes unsettled rows of this process that have no runner, until `stop` or a drain. Invariant: an unsettled row that
+/// this process holds has a runner, or its parent has one, or recovery retries it; else the task would be at work until
+/// its `ttl`. A row counts only if two consecutive looks find it, since one may fall between a runner's last write and
+/// its end.
+pub async fn resume_rows_without_runner(engine: Arc<Engine>, origins: CallTargets, stop: CancellationToken) {
+    let leaving = engine.leaving.clone();
+    let looking = async {
+        let mut found = BTreeSet::new();
+        loop {
+            tokio::time::sleep(LOOK_EVERY).await;
+            found = look_for_rows(&engine, &origins, found).await;
+        }
+    };
+    tokio::select! {
+        () = stop.cancelled() => (),
+        () = leaving.cancelled() => (),
+        never = looking => never,
+    }
+}
+
+/// Finds rows without a runner, and takes up the rows that were also in `before`. Returns the rows found.
+async fn look_for_rows(engine: &Arc<Engine>, origins: &CallTargets, before: BTreeSet<TaskKey>) -> BTreeSet<TaskKey> {
+    let found = match engine.rows_without_runner().await {
+        Ok(found) => found,
+        Err(error) => {
+            tracing::debug!(error = %CauseChain(&error), "rows without a runner could not be searched for");
+            return before;
+        }
+    };
+    let rows: Vec<_> = found.intersection(&before).take(RESUMED_MAX).cloned().collect();
+    if !rows.is_empty() {
+        tracing::error!(tasks = rows.len(), "tasks without a runner are resumed like tasks of an earlier process");
+        resume_own(engine, origins, rows).await;
+    }
+    found
+}
+
+impl Engine {
+    /// The rows that break the invariant now, including rows that are about to get or lose a runner.
+    pub async fn rows_without_runner(&self) -> Result<BTreeSet<TaskKey>, StoreError> {
+        let mut found = BTreeSet::new();
+        for key in self.store.held().await?.into_iter().filter(|key| !self.is_run(key)) {
+            let row = self.store.load(&key, self.clock.now()).await?;
+            let Some(task) = row.map(|row| row.task).filter(|task| !task.is_settled()) else { continue };
+            let parent = task.tree.parent.map(|id| TaskKey { owner: key.owner.clone(), id });
+            if !parent.is_some_and(|parent| self.is_run(&parent)) && !self.is_run(&key) {
+                found.insert(key);
+            }
+        }
+        Ok(found)
+    }
+
+    fn is_run(&self, key: &TaskKey) -> bool {
+        self.live.has(key) || self.retried.lock().contains(key)
     }
 }

@@ -1,17 +1,14 @@
 //! Holds the state of a call at the upstream, with its exchange or the exchanges of its list's elements.
 
-mod element_outcome;
 mod exchange_stage;
 mod split;
-mod split_plan;
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 pub(super) use self::exchange_stage::{ExchangeStage, StageEvent};
-pub(super) use self::split::{RunningElement, SplitExchange};
-pub(super) use self::split_plan::{SplitPlan, split, split_again};
+pub(super) use self::split::{RunningElement, SplitExchange, SplitPlan, split, split_again};
 use crate::engine::call::CallSpec;
 use crate::task::GatewayFault;
 use crate::upstream::limits::{CallInProgress, CallProspect};

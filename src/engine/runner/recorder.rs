@@ -1,27 +1,27 @@
 //! Holds a call's row as its runner knows it: the row's key and handle, positions and attempts, and writes that wait.
 
-mod checkpoint;
-mod unconfirmed_call;
-mod unstored_steps;
-
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use self::checkpoint::Checkpoint;
-use self::unconfirmed_call::{ResumeMethod, UnconfirmedCall};
-pub(super) use self::unstored_steps::UnstoredStep;
-use self::unstored_steps::UnstoredSteps;
 use super::bug_recipient::{BugRecipient, SharedBugRecipient};
 use super::live_runners::{RunnerCommand, RunnerCommands};
 use crate::engine::admission::TaskPermit;
 use crate::engine::call::CallStreamSender;
+use crate::engine::retry_delays::RetryDelays;
 use crate::task::{Attempt, Event, Executed, SendAttempt, StoredCall, Task, TaskKey, TaskVisibility};
 use crate::wire::Payload;
 
 /// Shortest time between two stored progress messages of a task (U25).
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
+/// A call that is up for this long did not cause the earlier crashes: it is longer than the window in which a stream is resumed
+/// (U24).
+const STEADY_AFTER: Duration = Duration::from_secs(35);
+/// How soon after an event of the call its position is stored.
+const SOON: Duration = Duration::from_secs(1);
+/// The longest interval between checks of a silent call.
+const RARELY: Duration = Duration::from_secs(32);
 
 pub(super) struct Recorder {
     row: Option<RunnerRow>,
@@ -31,7 +31,7 @@ pub(super) struct Recorder {
     unstored: Option<Box<UnstoredSteps>>,
     /// Set while the upstream has not yet confirmed a resumed or resent call.
     unconfirmed: Option<UnconfirmedCall>,
-    /// Whether another replica holds the task: see `fence`.
+    /// Whether another replica holds the task: see `Runner::write`.
     is_fenced: bool,
     panic_target: SharedBugRecipient,
 }
@@ -312,5 +312,141 @@ impl RunnerRow {
     fn new(key: TaskKey, shown: TaskVisibility, is_counted: bool, commands: RunnerCommands) -> Self {
         commands.is_stored();
         Self { key, shown, is_counted, commands, progress: None, progress_due: None }
+    }
+}
+
+#[derive(Debug)]
+struct Checkpoint {
+    written: Option<Payload>,
+    due: Option<Instant>,
+    pause: Duration,
+}
+
+impl Checkpoint {
+    /// Not due until a row exists that outlives this process.
+    const fn new() -> Self {
+        Self { written: None, due: None, pause: SOON }
+    }
+
+    const fn due(&self) -> Option<Instant> {
+        self.due
+    }
+
+    fn check_soon(&mut self) {
+        self.pause = SOON;
+        let soon = Instant::now() + SOON;
+        self.due = Some(self.due.map_or(soon, |due| due.min(soon)));
+    }
+
+    fn record_position(&mut self, position: Option<Payload>) {
+        self.written = position;
+    }
+
+    fn rest(&mut self) {
+        self.due = Some(Instant::now() + self.pause);
+        self.pause = (self.pause * 2).min(RARELY);
+    }
+
+    /// A position of the exchange, if it differs from the row's.
+    fn new_position(&self, position: Payload) -> Option<Payload> {
+        (self.written.as_ref() != Some(&position)).then(|| position.detached())
+    }
+
+    const fn has_position(&self) -> bool {
+        self.written.is_some()
+    }
+}
+
+#[derive(Debug)]
+struct UnconfirmedCall {
+    what: ResumeMethod,
+    since: Instant,
+    /// Whether the row says that this process resumed the call.
+    is_counted: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ResumeMethod {
+    Up,
+    Again,
+}
+
+impl UnconfirmedCall {
+    fn new(what: ResumeMethod, is_counted: bool) -> Self {
+        Self { what, since: Instant::now(), is_counted }
+    }
+
+    fn is_resumed(&self) -> bool {
+        self.what == ResumeMethod::Up
+    }
+
+    const fn is_counted(&self) -> bool {
+        self.is_counted
+    }
+
+    fn is_steady(&self) -> bool {
+        self.since.elapsed() >= STEADY_AFTER
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum UnstoredStep {
+    /// Mark the call as sent, and send it.
+    Mark,
+    Answers,
+    Questions,
+    Withdrawals,
+    /// Send the open questions to the waiting client.
+    Round,
+    /// Repeat the call, since its user has completed the URL elicitation.
+    Repeat,
+    Subtasks,
+    Progress,
+}
+
+struct UnstoredSteps {
+    steps: Vec<UnstoredStep>,
+    tried: Vec<UnstoredStep>,
+    pauses: RetryDelays,
+    due: Instant,
+}
+
+impl UnstoredSteps {
+    fn new() -> Self {
+        let mut pauses = RetryDelays::of_writers();
+        let due = Instant::now() + pauses.take();
+        Self { steps: Vec::new(), tried: Vec::new(), pauses, due }
+    }
+
+    /// Adds a step; whether it is new.
+    fn add(&mut self, step: UnstoredStep) -> bool {
+        if self.steps.contains(&step) {
+            return false;
+        }
+        self.steps.push(step);
+        !self.tried.contains(&step)
+    }
+
+    fn has(&self, step: UnstoredStep) -> bool {
+        self.steps.contains(&step)
+    }
+
+    const fn is_empty(&self) -> bool {
+        self.steps.is_empty()
+    }
+
+    const fn due(&self) -> Instant {
+        self.due
+    }
+
+    /// The steps to try now; those that fail again are added again.
+    fn begin_try(&mut self) -> Vec<UnstoredStep> {
+        let steps = std::mem::take(&mut self.steps);
+        self.tried.clone_from(&steps);
+        steps
+    }
+
+    fn rest(&mut self) {
+        self.due = Instant::now() + self.pauses.take();
     }
 }

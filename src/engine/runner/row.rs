@@ -1,8 +1,12 @@
-//! Inserts the row of a call, sends its handle, and writes its outcome.
+//! Inserts the row of a call and of its elements, sends its handle, marks it as sent, and writes its outcome.
 
 use std::io;
 use std::sync::Arc;
 
+use super::call_state::UpstreamCall;
+use super::family::AdoptedElement;
+use super::recorder::UnstoredStep;
+use super::resume::{AdoptedCall, adopt, begin_child};
 use super::{CallEnd, CallEvent, Runner, RunnerFlow};
 use crate::cause::CauseChain;
 use crate::engine::retry_delays::RetryDelays;
@@ -13,7 +17,7 @@ use crate::store::StoreError;
 use crate::task::reference::{LoggedPrincipal, LoggedTask};
 use crate::task::{
     Attempt, Event, Executed, Failure, GatewayFault, Outcome, Phase, Plan, Question, Reason, Recovery, StoredCall,
-    Task, TaskKey, TaskVisibility, Timestamp, transition,
+    Task, TaskId, TaskKey, TaskVisibility, Timestamp, transition,
 };
 
 impl Runner {
@@ -305,6 +309,85 @@ impl Runner {
                 Err(_) => CallEnd::Gone,
             };
             self.dialog.clients_mut().end(end).await;
+        }
+    }
+}
+
+impl Runner {
+    /// Sends a call that has its permit, once its row says so (GW-37). The call keeps its permit while the store confirms
+    /// the mark: other tasks that wait for a permit could not begin either, but plain calls may wait longer. `certain` is the confirmed task on a retry.
+    pub(super) async fn dispatched(&mut self, certain: Option<&Task>) -> RunnerFlow {
+        let Some(key) = self.recorder.key() else {
+            self.call_sent();
+            return RunnerFlow::Continue;
+        };
+        match self.mark(&key, certain).await {
+            Ok(true) => {
+                self.call_sent();
+                self.record_resend();
+                failpoint::hit("intent-durable");
+                RunnerFlow::Continue
+            }
+            // It settled while it waited: nothing is sent after an acknowledged cancel (L6).
+            Ok(false) => {
+                self.mark_notified().await;
+                RunnerFlow::Stop
+            }
+            Err(error) if error.is_passing() => self.wait_for_store(UnstoredStep::Mark, &error),
+            Err(TaskError::Store(StoreError::Fenced)) => RunnerFlow::Stop,
+            Err(error) => {
+                tracing::error!(error = %CauseChain(&error), "the task could not be marked as sent and is not sent");
+                self.end(Outcome::lost(GatewayFault::new(error.reason(), self.recorder.executed_so_far()))).await
+            }
+        }
+    }
+
+    /// Marks in the row that this process is about to send the call; false if the task has settled.
+    async fn mark(&mut self, key: &TaskKey, certain: Option<&Task>) -> Result<bool, TaskError> {
+        // The write that failed was committed.
+        if certain.is_some_and(|task| self.recorder.is_sending_stored(task)) {
+            return Ok(true);
+        }
+        let events = self.recorder.sending(|| self.stored_call());
+        Ok(self.write(key, events).await?.changed)
+    }
+
+    pub(super) fn call_sent(&mut self) {
+        self.call.mark_sent(self.spec.policy.deadline);
+    }
+}
+
+impl Runner {
+    /// Inserts rows for the elements of a split call; returns their ids in order. Empty for a call that is not split,
+    /// is over, or has rows for its elements. Never fails with `UnknownCommit`.
+    pub(super) async fn insert_elements(
+        &mut self,
+        parent: &TaskKey,
+        now: Timestamp,
+    ) -> Result<Arc<[TaskId]>, StoreError> {
+        let Some(split) = self.call.elements().filter(|_| !self.call.is_over() && !self.family.has_elements()) else {
+            return Ok(Arc::default());
+        };
+        let tasks = split.tasks(parent, || self.engine.mint_key(&parent.owner), now, self.is_kept());
+        let ids = tasks.iter().map(|task| task.key.id).collect();
+        if !self.engine.has_room_for(&self.spec.owner, tasks.iter().map(|task| task.stored_bytes()).sum()) {
+            return Err(StoreError::OwnerFull);
+        }
+        let logs = self.spec.notice_sink.clone();
+        self.family.insert_elements(&self.engine, begin_child, parent, tasks, logs).await?;
+        Ok(ids)
+    }
+
+    /// Starts runners for the elements in progress, once their parent has a handle.
+    pub(super) fn adopt_elements(&mut self) {
+        let Some(split) = self.call.elements_mut() else { return };
+        for adopted in self.family.adopt_elements(&self.engine, split, self.recorder.permit_mut()) {
+            let AdoptedElement { spec, row, call, permit } = adopted;
+            let call = match call.sent_at {
+                Some(at) => UpstreamCall::sent(call.exchange, at, spec.policy.deadline),
+                None => UpstreamCall::queued(call.exchange),
+            };
+            adopt(&self.engine, spec, row, AdoptedCall::of(call, permit));
         }
     }
 }

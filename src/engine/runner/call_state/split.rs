@@ -10,22 +10,27 @@ use std::sync::Arc;
 use futures_util::future::{BoxFuture, join_all, select_all};
 use tokio::time::Instant;
 
-use super::element_outcome::ElementOutcome;
 use super::exchange_stage::{ExchangeStage, StageEvent};
-use super::split_plan::SplitPlan;
 use crate::answer_budget::{AnswerPermit, AnswerShare};
+use crate::cause::CauseChain;
 use crate::dialect::faults::failure_error;
-use crate::dialect::split_call::{SplitResult, combined, question_named, question_of};
+use crate::dialect::plain::PlainUpstream;
+use crate::dialect::split_call::{SplitCall, SplitResult, combined, question_named, question_of};
 use crate::dialect::upstream_dialect::CanonicalResult;
-use crate::engine::Engine;
 use crate::engine::call::CallSpec;
+use crate::engine::retry_delays::RetryDelays;
+use crate::engine::{Engine, TaskError};
+use crate::task::reference::LoggedTask;
 use crate::task::{
-    Answer, Attempt, Event, Executed, Failure, GatewayFault, Outcome, Phase, Principal, Question, Reason, Recovery,
-    Task, TaskKey, TaskVisibility, Timestamp, TreeLinks, transition,
+    Answer, Attempt, Event, Executed, Failure, GatewayFault, Outcome, Phase, Plan, Principal, Question, Reason,
+    Recovery, Task, TaskKey, TaskVisibility, Timestamp, TreeLinks, transition,
 };
-use crate::upstream::{ExchangeError, ExchangeEvent, Progress, ResumeToken};
-use crate::wire::Payload;
+use crate::upstream::{ExchangeError, ExchangeEvent, Progress, ResumeToken, UpstreamRequest};
 use crate::wire::one_line::status_text;
+use crate::wire::{Object, Payload, method};
+
+/// The name of the elements if the rule that named them was removed.
+const ELEMENTS: &str = "elements";
 
 pub(in crate::engine::runner) struct SplitExchange {
     plan: SplitPlan,
@@ -320,4 +325,146 @@ fn result_of(outcome: Outcome) -> SplitResult {
 
 fn cancelled() -> SplitResult {
     SplitResult::Failed("it was cancelled".to_owned())
+}
+
+#[derive(Debug)]
+pub(in crate::engine::runner) struct SplitPlan {
+    part: CallSpec,
+    /// `None` for a call of an earlier process; its elements have rows.
+    call: Option<SplitCall>,
+    argument: Arc<str>,
+    total: usize,
+    parallel: usize,
+}
+
+pub(in crate::engine::runner) fn split(spec: CallSpec) -> (CallSpec, Option<SplitPlan>) {
+    let Some((call, parallel)) = call_of(&spec) else { return (spec, None) };
+    let (total, argument) = (call.len(), Arc::clone(call.argument()));
+    let (spec, part) = whole_and_part(spec);
+    (spec, Some(SplitPlan { part, call: Some(call), argument, total, parallel }))
+}
+
+pub(in crate::engine::runner) fn split_again(spec: CallSpec, total: usize) -> (CallSpec, SplitPlan) {
+    let rule = spec.policy.split.as_ref();
+    let parallel = rule.map_or(1, |rule| rule.parallel.get());
+    let argument = rule.map_or_else(|| Arc::from(ELEMENTS), |rule| Arc::clone(&rule.argument));
+    let (spec, part) = whole_and_part(spec);
+    (spec, SplitPlan { part, call: None, argument, total, parallel })
+}
+
+fn call_of(spec: &CallSpec) -> Option<(SplitCall, usize)> {
+    let rule = spec.policy.split.as_ref().filter(|_| &*spec.request.method == method::TOOLS_CALL)?;
+    Some((SplitCall::read(rule, &Object::of(spec.request.params.as_ref()?)?)?, rule.parallel.get()))
+}
+
+fn whole_and_part(mut spec: CallSpec) -> (CallSpec, CallSpec) {
+    let mut part = spec.clone();
+    (part.plan, part.policy.split) = (Plan::Task, None);
+    (part.idempotency, part.chosen, part.notice_sink) = (None, None, None);
+    spec.permits = None;
+    spec.peer = Arc::new(PlainUpstream);
+    (spec, part)
+}
+
+impl SplitPlan {
+    pub(in crate::engine::runner) const fn total(&self) -> usize {
+        self.total
+    }
+
+    /// The spec of one element's call. Without params if only its row has them.
+    pub(in crate::engine::runner) fn element(&self, index: usize) -> CallSpec {
+        let params = self.call.as_ref().and_then(|call| call.part(index));
+        CallSpec { request: UpstreamRequest { params, ..self.part.request.clone() }, ..self.part.clone() }
+    }
+
+    pub(in crate::engine::runner) const fn part(&self) -> &CallSpec {
+        &self.part
+    }
+
+    pub(in crate::engine::runner) const fn parallel(&self) -> usize {
+        self.parallel
+    }
+
+    pub(in crate::engine::runner) const fn argument(&self) -> &Arc<str> {
+        &self.argument
+    }
+}
+
+#[derive(Clone)]
+enum ElementOutcome {
+    Held(Outcome),
+    /// A result in the element's row. It is read again once all elements have ended, so that memory holds none meanwhile.
+    InRow(ResultInRow),
+}
+
+#[derive(Clone)]
+struct ResultInRow {
+    engine: Arc<Engine>,
+    key: TaskKey,
+    bytes: usize,
+}
+
+impl ElementOutcome {
+    /// The outcome in an element's row; `None` if the row was removed.
+    fn of_row(engine: &Arc<Engine>, task: Option<&Task>) -> Self {
+        match task.and_then(|task| Some((task, task.outcome()?))) {
+            Some((task, Outcome::Returned { result, .. })) => {
+                Self::InRow(ResultInRow { engine: Arc::clone(engine), key: task.key.clone(), bytes: result.len() })
+            }
+            Some((_, outcome @ (Outcome::Faulted(_) | Outcome::Cancelled))) => Self::Held(outcome.clone()),
+            None => Self::Held(row_removed(Executed::Unknown)),
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Held(Outcome::Returned { result, .. }) => result.len(),
+            Self::Held(Outcome::Faulted(_) | Outcome::Cancelled) => 0,
+            Self::InRow(row) => row.bytes,
+        }
+    }
+
+    /// The size of a result that is still to be read from its row.
+    const fn bytes_in_row(&self) -> usize {
+        match self {
+            Self::Held(_) => 0,
+            Self::InRow(row) => row.bytes,
+        }
+    }
+
+    /// The outcome, if this process holds it.
+    const fn held(&self) -> Option<&Outcome> {
+        match self {
+            Self::Held(outcome) => Some(outcome),
+            Self::InRow(_) => None,
+        }
+    }
+
+    /// The outcome, read from the row if it is there. Waits while the store is unavailable. Cancel safe.
+    async fn outcome(&self) -> Outcome {
+        match self {
+            Self::Held(outcome) => outcome.clone(),
+            Self::InRow(row) => row.outcome().await,
+        }
+    }
+}
+
+impl ResultInRow {
+    async fn outcome(&self) -> Outcome {
+        let mut pauses = RetryDelays::of_writers();
+        loop {
+            match self.engine.held(&self.key).await {
+                Ok(task) => return task.outcome().cloned().unwrap_or_else(|| row_removed(Executed::Yes)),
+                Err(TaskError::Unknown) => return row_removed(Executed::Yes),
+                Err(error) => {
+                    tracing::warn!(task = %LoggedTask(&self.key), error = %CauseChain(&error), "a subtask's result could not be read yet");
+                    pauses.wait().await;
+                }
+            }
+        }
+    }
+}
+
+fn row_removed(executed: Executed) -> Outcome {
+    Outcome::lost(GatewayFault::new(Reason::GatewayRestart, executed))
 }

@@ -1,4 +1,4 @@
-//! Composes running parts from a configuration, so that tests start the same gateway as the program does.
+//! Composes running parts from a configuration. Tests start the same gateway as the program does.
 
 mod announcement;
 mod api_key_files;

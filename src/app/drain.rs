@@ -142,7 +142,8 @@ fn until_calls_end(max: Duration) -> Duration {
     max - NOTIFY_TIME.min(max / 10)
 }
 
-/// Waits for the calls in progress, then ends the subscription streams: they receive their tasks' results, and delay no drain.
+/// Waits for the calls in progress, then ends the subscription streams: they receive their tasks' results, and delay no
+/// drain.
 async fn finish(
     (calls, heard_out): (&LiveCalls, impl Future<Output = ()>),
     ending: &CancellationToken,

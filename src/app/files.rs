@@ -175,7 +175,7 @@ fn ring_of(settings: &[ApiKeySettings]) -> Result<ApiKeys, FileMistakes> {
     }
 }
 
-/// By token, or everyone on loopback without tokens.
+/// The operators' authentication: by token, or everyone on loopback without tokens.
 pub fn operators(admin: &AdminSettings) -> Result<Authenticator, FileMistakes> {
     Ok(match admin.tokens.as_slice() {
         [] => Authenticator::Everyone(Principal::local()),

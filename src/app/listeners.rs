@@ -1,4 +1,4 @@
-//! Starts the listeners of a gateway: while a database is unavailable they report it, and clients get 503.
+//! Starts the listeners of a gateway. While a database is unavailable they report it, and clients get 503.
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use crate::upstream::TaskScope;
 pub(super) enum StoreSource {
     /// The configuration; no client is served before the first attempt, unless that takes long.
     Config,
-    /// The configuration, for a successor: clients are told to retry at once, and transient failures are waited for.
+    /// The configuration, for a successor: clients get 503 from the start, and transient failures are retried.
     ConfigAgain(PriorIncarnation),
     Given(Box<ReplicaSetup>),
 }

@@ -1,6 +1,8 @@
-//! Replaces the configuration while calls run. First all new parts are opened; then one step replaces the routes, so
-//! that each request is served by the old or the new configuration (F24); then removed upstreams are closed once their
-//! last call has ended (F66). Unchanged upstreams keep their sessions.
+//! Replaces the configuration while calls run.
+//!
+//! First all new parts are opened; then one step replaces the routes, so that each request is served by the old or the
+//! new configuration (F24); then removed upstreams are closed once their last call has ended (F66). Unchanged upstreams
+//! keep their sessions.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -247,7 +249,7 @@ impl Gateway {
         Ok(changes)
     }
 
-    /// Retires removed upstreams after their last call. Until another has its path, an upstream's tasks can be read
+    /// Retires removed upstreams after their last call. Unless another has its path, an upstream's tasks can be read
     /// there.
     fn retire(&mut self, before: Vec<ServedUpstream>) {
         // A stream holds the endpoint indefinitely, so it is ended once nothing is in progress on it.

@@ -1,6 +1,7 @@
-//! Triggers a reload on SIGHUP, and when a file of the configuration changes. Watches folders and not files, because a
-//! file is often replaced by another of its name. Several changes cause one reload, and files with unchanged contents
-//! none.
+//! Triggers a reload on SIGHUP, and when a file of the configuration changes.
+//!
+//! Watches folders and not files, because a file is often replaced by another of its name. Several changes cause one
+//! reload, and files with unchanged contents none.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -1,6 +1,7 @@
-//! Stores the replica's last incarnation in its folder, and locks out a second process. The holder of the lock knows
-//! that the earlier process has ended, and takes over its tasks at once. The file shows whether the database is another
-//! one than before, or older than the last heartbeat in the file.
+//! Stores the replica's last incarnation in its folder, and locks out a second process.
+//!
+//! The holder of the lock knows that the earlier process has ended, and takes over its tasks at once. The file shows
+//! whether the database is another one than before, or older than the last heartbeat in the file.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, Write as _};

@@ -26,8 +26,8 @@ use crate::tls::TlsFileError;
 
 /// The interval of attempts after a transient failure, such as an unavailable database.
 pub(super) const RETRY: Duration = Duration::from_secs(1);
-/// After this the first attempt counts as failed: a silent host takes as long as a write may. A replica that starts has seen the
-/// others' heartbeats by then.
+/// After this the first attempt counts as failed: a silent host takes as long as a write may. A replica that starts has
+/// seen the others' heartbeats by then.
 const FIRST_TRY_MAX: Duration = Duration::from_secs(3);
 
 const STORE_AWAY: &str = "store away";
@@ -104,7 +104,8 @@ pub(super) struct SharedStoreOpening {
     /// When the name was first found taken.
     taken: Option<Instant>,
     reasons: RetryReasons,
-    /// Cancelled once the first attempt has failed or takes long, and at once in a successor. From then on the listeners serve.
+    /// Cancelled once the first attempt has failed or takes long, and at once in a successor. From then on the
+    /// listeners serve.
     late: CancellationToken,
 }
 
@@ -145,8 +146,8 @@ impl SharedStoreOpening {
         })
     }
 
-    /// For a successor in this process: waits from the beginning, also after errors that refuse a first start. Readiness is
-    /// blocked before any probe, so that a concurrent reload does not clear it during an attempt.
+    /// For a successor in this process: waits from the beginning, also after errors that refuse a first start.
+    /// Readiness is blocked before any probe, so that a concurrent reload does not clear it during an attempt.
     pub(super) fn restarts(&mut self, former: PriorIncarnation) {
         self.readiness.show_one_of(&REASONS, Some((STORE_AWAY, ReasonWeight::Blocks)));
         self.late.cancel();

@@ -1,6 +1,8 @@
-//! Holds listening sockets that exist before the gateway. A service manager's sockets listen before the process starts
-//! and after it has ended, so that a restart refuses no connection. A successor in this process takes over its
-//! predecessor's: once closed, their ports could be taken by another process.
+//! Holds listening sockets that exist before the gateway.
+//!
+//! A service manager's sockets listen before the process starts and after it has ended, so that a restart refuses no
+//! connection. A successor in this process takes over its predecessor's: once closed, their ports could be taken by
+//! another process.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};

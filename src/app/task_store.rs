@@ -62,7 +62,8 @@ fn remember(file: &Mutex<ReplicaFile>, store: &PostgresStore) {
     }
 }
 
-/// Waits until the other replicas have read this one's row: they would take the owner of its sessions for dead. Cancel safe.
+/// Waits until the other replicas have read this one's row: they would take the owner of its sessions for dead. Cancel
+/// safe.
 pub(super) async fn be_seen(shared: Option<&SharedIncarnation>) {
     let beside = |shared: &SharedIncarnation| shared.store.replicas().taking_beside(shared.store.holder());
     if shared.is_some_and(|shared| beside(shared) > 0) {

@@ -1,6 +1,7 @@
-//! Grants permits for unsettled tasks, counted from the permit, not from the row. A permit is held from before the
-//! upstream is called until the task settles, so a call with an `auto` plan can always become a task. The principal's
-//! limit is checked before the limit for all (GW-40).
+//! Grants permits for unsettled tasks, counted from the permit, not from the row.
+//!
+//! A permit is held from before the upstream is called until the task settles, so a call with an `auto` plan can always
+//! become a task. The principal's limit is checked before the limit for all (GW-40).
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;

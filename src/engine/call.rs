@@ -72,7 +72,8 @@ impl CallSpec {
         self.idempotency.is_some() && !matches!(self.plan, Plan::Task)
     }
 
-    /// The call as a later process may have to send it, given whether it was not sent yet. Omits fields that no process can use.
+    /// The call as a later process may have to send it, given whether it was not sent yet. Omits fields that no process
+    /// can use.
     pub(super) fn stored(&self, is_waiting: bool) -> Option<StoredCall> {
         let call = StoredCall {
             params: self.upstream.stored(self.request.params.as_ref()?),
@@ -95,7 +96,8 @@ impl CallSpec {
     }
 }
 
-/// Receives notices of a running task. The call's runner calls it in order, before the task's end is stored; it must not block.
+/// Receives notices of a running task. The call's runner calls it in order, before the task's end is stored; it must
+/// not block.
 pub type TaskNoticeSink = Arc<dyn Fn(&TaskKey, TaskNotice<'_>) + Send + Sync>;
 
 #[derive(Debug)]

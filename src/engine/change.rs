@@ -1,7 +1,8 @@
-//! Performs the changes that clients and operators request. If a client disconnects, its request's future is dropped at
-//! an arbitrary await: the store may commit the write, but the effects would be lost. So each change runs in a spawned
-//! task ([`Engine::finish`]), and the request only waits for it. Code that a request awaits calls `apply` in no other
-//! way.
+//! Performs the changes that clients and operators request.
+//!
+//! If a client disconnects, its request's future is dropped at an arbitrary await: the store may commit the write, but
+//! the effects would be lost. So each change runs in a spawned task ([`Engine::finish`]), and the request only waits
+//! for it. Code that a request awaits calls `apply` in no other way.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -60,7 +61,8 @@ impl Engine {
         if is_readable { Ok(task) } else { Err(TaskError::Unknown) }
     }
 
-    /// A subtask while it exists: only with a parent that lists it, and no longer than its parent (SUB-05, SUB-17). Cancel safe.
+    /// A subtask while it exists: only with a parent that lists it, and no longer than its parent (SUB-05, SUB-17).
+    /// Cancel safe.
     async fn under_parent(self: &Arc<Self>, task: Arc<Task>) -> Result<Arc<Task>, TaskError> {
         let Some(parent) = task.tree.parent else { return Ok(task) };
         let key = TaskKey { owner: task.key.owner.clone(), id: parent };
@@ -175,7 +177,8 @@ impl Engine {
         .await
     }
 
-    /// Removes a task and its remaining children. The task goes first, because a child without a parent is invisible (SUB-05).
+    /// Removes a task and its remaining children. The task goes first, because a child without a parent is invisible
+    /// (SUB-05).
     pub(super) async fn remove_tree(&self, task: &Task) -> Result<(), StoreError> {
         self.store.remove(&task.key).await?;
         for child in &*task.tree.children {
@@ -246,8 +249,9 @@ impl Engine {
         self.apply(key, WriteRole::Command, Event::TtlElapsed).await.map(|applied| applied.task)
     }
 
-    /// Applies a change for a client or an operator. While the store has no room, it is retried for a limited time; it is refused
-    /// while half of all permits for changes wait like this. A waiting cancel precedes the task's outcome (L6).
+    /// Applies a change for a client or an operator. While the store has no room, it is retried for a limited time; it
+    /// is refused while half of all permits for changes wait like this. A waiting cancel precedes the task's outcome
+    /// (L6).
     async fn apply_with_room(self: &Arc<Self>, key: &TaskKey, event: Event) -> Result<AppliedEvent, TaskError> {
         let (until, mut pauses) = (Instant::now() + ROOM_WAIT_MAX, ROOM_LOOKS);
         let mut waiting = None;

@@ -1,6 +1,7 @@
-//! Follows other replicas' writes to tasks that run here or have subscribers here. A hint names a changed row, and may
-//! be lost; so each second all these rows are read, too. The replica that made a change performs its effects; only
-//! local effects of the row's state are performed here.
+//! Follows other replicas' writes to tasks that run here or have subscribers here.
+//!
+//! A hint names a changed row, and may be lost; so each second all these rows are read, too. The replica that made a
+//! change performs its effects; only local effects of the row's state are performed here.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;

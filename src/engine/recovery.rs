@@ -1,6 +1,8 @@
-//! Decides how calls that an earlier process left unsettled continue or end (GW-39). Runs in the background; until a
-//! row is handled its task remains as stored, and a row that the store fails to change is retried. `verdict` judges one
-//! row, and is pure; a runner carries the verdict out, or this module where there is nothing to run.
+//! Decides how calls that an earlier process left unsettled continue or end (GW-39).
+//!
+//! Runs in the background; until a row is handled its task remains as stored, and a row that the store fails to change
+//! is retried. `verdict` judges one row, and is pure; a runner carries the verdict out, or this module where there is
+//! nothing to run.
 
 use std::collections::{BTreeSet, HashMap};
 use std::error::Error;
@@ -127,7 +129,8 @@ async fn pass(engine: &Arc<Engine>, origins: &CallTargets) -> usize {
     }
 }
 
-/// Resumes rows of this process that have no runner, as recovery does. A row that could not be resumed is found again later.
+/// Resumes rows of this process that have no runner, as recovery does. A row that could not be resumed is found again
+/// later.
 async fn resume_own(engine: &Arc<Engine>, origins: &CallTargets, rows: Vec<TaskKey>) {
     // These rows are already counted as in flight.
     let seen = |key| RecoveryCandidate { was_seen: true, ..RecoveryCandidate::new(key) };
@@ -258,8 +261,8 @@ fn decide(
 }
 
 async fn look(engine: &Arc<Engine>, origins: &CallTargets, mut found: RecoveryCandidate) -> RecoveryProgress {
-    // Claimed before it is read: answers and cancels from here on are queued in `commands`. A runner of this process registered its
-    // call before the row existed.
+    // Claimed before it is read: answers and cancels from here on are queued in `commands`. A runner of this process
+    // registered its call before the row existed.
     let claim = engine.live.claim(&found.key);
     engine.retried.lock().remove(&found.key);
     let Some(commands) = claim else { return RecoveryProgress::NotOurs };
@@ -430,7 +433,8 @@ impl CallTarget {
         task.recovery.resume.is_none() && has_call && self.sendable(task).is_none()
     }
 
-    /// The call of a row, as its runner needs it. It has a handle, so questions that its client did not declare are refused.
+    /// The call of a row, as its runner needs it. It has a handle, so questions that its client did not declare are
+    /// refused.
     fn restored_call(&self, task: &Task, policy: ToolPolicy, native_task: UpstreamTaskMode) -> CallSpec {
         let call = task.recovery.call.as_ref();
         let capabilities = call.map_or_else(Payload::empty_object, |one| one.capabilities.clone());
@@ -453,10 +457,10 @@ impl CallTarget {
     }
 }
 
-/// Resumes unsettled rows of this process that have no runner, until `stop` or a drain. Invariant: an unsettled row that
-/// this process holds has a runner, or its parent has one, or recovery retries it; else the task would be at work until
-/// its `ttl`. A row counts only if two consecutive looks find it, since one may fall between a runner's last write and
-/// its end.
+/// Resumes unsettled rows of this process that have no runner, until `stop` or a drain. Invariant: an unsettled row
+/// that this process holds has a runner, or its parent has one, or recovery retries it; else the task would be at work
+/// until its `ttl`. A row counts only if two consecutive looks find it, since one may fall between a runner's last
+/// write and its end.
 pub async fn resume_rows_without_runner(engine: Arc<Engine>, origins: CallTargets, stop: CancellationToken) {
     let leaving = engine.leaving.clone();
     let looking = async {
@@ -473,7 +477,7 @@ pub async fn resume_rows_without_runner(engine: Arc<Engine>, origins: CallTarget
     }
 }
 
-/// Finds rows without a runner, and takes up the rows that were also in `before`. Returns the rows found.
+/// Finds rows without a runner, and resumes the rows that were also in `before`. Returns the rows found.
 async fn look_for_rows(engine: &Arc<Engine>, origins: &CallTargets, before: BTreeSet<TaskKey>) -> BTreeSet<TaskKey> {
     let found = match engine.rows_without_runner().await {
         Ok(found) => found,

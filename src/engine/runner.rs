@@ -1,8 +1,10 @@
-//! Runs one upstream call: turns exchange events into task events or client events. Order (GW-32): `always` and
-//! `required` insert the row, send the handle, then begin; if a permit is free, the row says from the start that the
-//! call may have been sent. `auto` begins, and inserts at the end of the grace period. A handle is sent only after
-//! `insert` returned; if the client has left by then, the row is removed and the upstream call cancelled (T-27). `row`
-//! inserts the row and writes the outcome, `questions` and `rounds` handle the upstream's questions.
+//! Runs one upstream call: turns exchange events into task events or client events.
+//!
+//! Order (GW-32): `always` and `required` insert the row, send the handle, then begin; if a permit is free, the row
+//! says from the start that the call may have been sent. `auto` begins, and inserts at the end of the grace period. A
+//! handle is sent only after `insert` returned; if the client has left by then, the row is removed and the upstream
+//! call cancelled (T-27). `row` inserts the row and writes the outcome, `questions` and `rounds` handle the upstream's
+//! questions.
 
 mod answers;
 mod bug_recipient;
@@ -33,8 +35,8 @@ enum RunnerTimer {
 }
 
 impl Runner {
-    /// In order of priority if several are due. All share one sleep: a separate sleep for each took more memory than the
-    /// rest of a call's wait.
+    /// In order of priority if several are due. All share one sleep: a separate sleep for each took more memory than
+    /// the rest of a call's wait.
     fn timers(&self) -> [(Option<Instant>, RunnerTimer); 7] {
         [
             (self.recorder.store_due(), RunnerTimer::Store),
@@ -243,8 +245,8 @@ impl Runner {
         let may_leave = !self.recorder.has_handle() && self.dialog.clients().is_there();
         let may_be_left = !self.call.outlives_drain() && self.recorder.has_handle();
         let (next_due, deadline) = (self.next_due(), self.call.deadline());
-        // A call is not sent before its mark is stored. Events after the naming of subtasks wait until these are stored, so that
-        // the call's end follows theirs (SUB-13).
+        // A call is not sent before its mark is stored. Events after the naming of subtasks wait until these are
+        // stored, so that the call's end follows theirs (SUB-13).
         let may_be_heard =
             !self.recorder.waits_for(UnstoredStep::Mark) && !self.recorder.waits_for(UnstoredStep::Subtasks);
         tokio::select! {

@@ -172,8 +172,8 @@ pub enum HandleSupport {
     AfterGrace,
     /// The client requested a task and must get one, however fast the call is (2025-11-25, T-79).
     AtOnce,
-    /// The client knows no tasks: a result that points to the task tools replaces the handle ([`FallbackPolicy::Tools`]). Its
-    /// calls never become tasks at once, since a fast one needs no second call.
+    /// The client knows no tasks: a result that points to the task tools replaces the handle
+    /// ([`FallbackPolicy::Tools`]). Its calls never become tasks at once, since a fast one needs no second call.
     ByTools,
 }
 

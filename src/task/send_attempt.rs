@@ -20,7 +20,8 @@ impl SendAttempt {
         }
     }
 
-    /// The events to store, in one commit, before the call's first byte is sent. Nothing is sent if the last one has no effect.
+    /// The events to store, in one commit, before the call's first byte is sent. Nothing is sent if the last one has no
+    /// effect.
     #[must_use]
     pub fn events(self, current: Attempt, call: impl FnOnce() -> Option<StoredCall>) -> Vec<Event> {
         match self {

@@ -1,4 +1,4 @@
-//! Holds the state of a call at the upstream, with its exchange or the exchanges of its list's elements.
+//! Holds the state of a call at the upstream, and its exchanges.
 
 mod exchange_stage;
 mod split;

@@ -1,6 +1,8 @@
-//! Stores the position from which an exchange can be resumed (GW-41): with every other write of the row, else within a
-//! second of an event of the call. Positions that the transport learns without an event, such as the id of an empty
-//! priming event, are checked at growing intervals. If the newest position is lost, more events are replayed.
+//! Stores the position from which an exchange can be resumed (GW-41).
+//!
+//! It is stored with every other write of the row, else within a second of an event of the call. Positions that the
+//! transport learns without an event, such as the id of an empty priming event, are checked at growing intervals. If
+//! the newest position is lost, more events are replayed.
 
 use super::{Runner, RunnerFlow};
 use crate::cause::CauseChain;

@@ -1,4 +1,4 @@
-//! Holds the dialog of a call with its client: questions and answers, the clients that listen, and the grace period.
+//! Holds the dialog of a call: its questions, the clients that wait, and the grace period.
 
 mod questions;
 
@@ -76,7 +76,8 @@ impl Dialog {
         self.grace_status = status;
     }
 
-    /// Sends an event before the response or the handle. A client that does not read does not delay the end of the grace period.
+    /// Sends an event before the response or the handle. A client that does not read does not delay the end of the
+    /// grace period.
     pub(super) async fn send_within_grace(&self, event: CallEvent) {
         let sent = self.clients.send(event);
         match self.grace_end {

@@ -1,4 +1,4 @@
-//! Holds the subtasks of a call: elements of its list that have rows, and subtasks that its server named.
+//! Holds the subtasks of a call: its elements with rows, and subtasks that its server named.
 
 mod children;
 mod element_rows;

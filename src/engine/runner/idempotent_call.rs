@@ -251,8 +251,8 @@ impl Runner {
             let now = self.engine.clock.now();
             let freed = match self.engine.store.load(key, now).await {
                 Ok(Some(_)) => Ok(false),
-                // Expired, and not removed yet: no client can read it. If another replica has since created a new row, that one
-                // remains.
+                // Expired, and not removed yet: no client can read it. If another replica has since created a new row,
+                // that one remains.
                 Ok(None) => self.engine.store.sweep_one(key, now).await.map(|()| true),
                 Err(error) => Err(error),
             };

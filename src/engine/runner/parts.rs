@@ -1,4 +1,4 @@
-//! Defines the runner: the call, its subtasks, its row with all writes to it, and the dialog with its client.
+//! Defines the runner, and all writes to its row.
 
 use std::sync::Arc;
 
@@ -46,8 +46,8 @@ impl Runner {
     }
 }
 
-/// The writes of a runner. A fenced one drops the exchange at once, without a cancel, since another replica holds the task:
-/// so later steps send nothing to the server. After the step the runner ends.
+/// The writes of a runner. A fenced one drops the exchange at once, without a cancel, since another replica holds the
+/// task: so later steps send nothing to the server. After the step the runner ends.
 impl Runner {
     /// Applies events to a row in one commit, as its holder. After `Fenced`, for any row, this incarnation has ended:
     /// the runner sends nothing more to the server. Not cancel safe: see [`crate::engine::Engine::apply`].

@@ -58,7 +58,8 @@ impl Runner {
         }
     }
 
-    /// Whether the client supports this question. A call under an idempotency key continues without an answer, as a task does.
+    /// Whether the client supports this question. A call under an idempotency key continues without an answer, as a
+    /// task does.
     pub(super) fn askable(&self, request: &Payload) -> Askable {
         match (self.spec.questions)(request) {
             Askable::Required(_) if self.spec.is_held_by_key() => Askable::Undeclared,

@@ -1,4 +1,4 @@
-//! Holds a call's row as its runner knows it: the row's key and handle, positions and attempts, and writes that wait.
+//! Holds a call's row as its runner knows it: key, handle, position, attempt, and waiting writes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,8 +15,8 @@ use crate::wire::Payload;
 
 /// Shortest time between two stored progress messages of a task (U25).
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
-/// A call that is up for this long did not cause the earlier crashes: it is longer than the window in which a stream is resumed
-/// (U24).
+/// A call that is up for this long did not cause the earlier crashes: it is longer than the window in which a stream is
+/// resumed (U24).
 const STEADY_AFTER: Duration = Duration::from_secs(35);
 /// How soon after an event of the call its position is stored.
 const SOON: Duration = Duration::from_secs(1);

@@ -1,8 +1,9 @@
-//! Resumes a call that an earlier process left: its runner starts from the row (GW-39). `crashes` is incremented in the
-//! commit before the upstream can receive the call, and reset with the first event from the upstream, or once the call
-//! was up longer than any resumption takes; a process that ends before it resumed the call leaves no trace on it.
-//! `attempt` is incremented in the commit right before the call is resent, so a process that sent nothing uses no
-//! attempt (F23).
+//! Resumes a call that an earlier process left: its runner starts from the row (GW-39).
+//!
+//! `crashes` is incremented in the commit before the upstream can receive the call, and reset with the first event from
+//! the upstream, or once the call was up longer than any resumption takes; a process that ends before it resumed the
+//! call leaves no trace on it. `attempt` is incremented in the commit right before the call is resent, so a process
+//! that sent nothing uses no attempt (F23).
 
 use std::sync::Arc;
 

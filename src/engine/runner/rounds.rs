@@ -1,4 +1,4 @@
-//! Asks clients without a handle for answers, in rounds, between which a hidden task holds the call (GW-20).
+//! Asks clients without a handle for answers, in rounds (GW-20). A hidden task holds the call in between.
 
 use tokio::time::Instant;
 

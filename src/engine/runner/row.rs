@@ -1,4 +1,4 @@
-//! Inserts the row of a call and of its elements, sends its handle, marks it as sent, and writes its outcome.
+//! Inserts a call's row, sends its handle, marks it as sent, and writes its outcome.
 
 use std::io;
 use std::sync::Arc;
@@ -80,8 +80,8 @@ impl Runner {
             Some(chosen) => TaskKey { owner: self.spec.owner.clone(), id: chosen.task_id() },
             None => self.engine.mint_key(&self.spec.owner),
         };
-        // One commit creates the task and, if the call has its permit, marks it as possibly sent: nothing is sent before this
-        // commit, nor after a cancel: its command is received first (L6).
+        // One commit creates the task and, if the call has its permit, marks it as possibly sent: nothing is sent
+        // before this commit, nor after a cancel: its command is received first (L6).
         let now = self.engine.clock.now();
         let position = self.new_position();
         let mut task = Task {
@@ -314,8 +314,9 @@ impl Runner {
 }
 
 impl Runner {
-    /// Sends a call that has its permit, once its row says so (GW-37). The call keeps its permit while the store confirms
-    /// the mark: other tasks that wait for a permit could not begin either, but plain calls may wait longer. `certain` is the confirmed task on a retry.
+    /// Sends a call that has its permit, once its row says so (GW-37). The call keeps its permit while the store
+    /// confirms the mark: other tasks that wait for a permit could not begin either, but plain calls may wait longer.
+    /// `certain` is the confirmed task on a retry.
     pub(super) async fn dispatched(&mut self, certain: Option<&Task>) -> RunnerFlow {
         let Some(key) = self.recorder.key() else {
             self.call_sent();
@@ -392,8 +393,8 @@ impl Runner {
     }
 }
 
-/// The task of an unknown insert, if it exists and this process still holds it. If the store cannot confirm it now, the error
-/// stays `UnknownCommit`, because a later process could find the row and send the call.
+/// The task of an unknown insert, if it exists and this process still holds it. If the store cannot confirm it now, the
+/// error stays `UnknownCommit`, because a later process could find the row and send the call.
 async fn found_out(engine: &Engine, key: &TaskKey, cause: io::Error) -> Result<Task, StoreError> {
     match engine.store.resolve_write(key, engine.clock.now()).await {
         // Other replicas may have seen it, so it remains.

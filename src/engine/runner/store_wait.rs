@@ -1,8 +1,10 @@
-//! Retries a runner's writes while the store is unavailable or a commit's result is unknown. The data of a waiting step
-//! stays with its owner; this module holds the time of the next try. That is a timer and never a command: commands come
-//! before all other events, and a call that retried by commands would outlive its deadline. Between tries the runner
-//! receives its usual events. Each try begins with the confirmed state of the row, so that every step knows whether its
-//! last write was committed. A runner with an ended call retries in a loop, which only shutdown interrupts.
+//! Retries a runner's writes while the store is unavailable or a commit's result is unknown.
+//!
+//! The data of a waiting step stays with its owner; this module holds the time of the next try. That is a timer and
+//! never a command: commands come before all other events, and a call that retried by commands would outlive its
+//! deadline. Between tries the runner receives its usual events. Each try begins with the confirmed state of the row,
+//! so that every step knows whether its last write was committed. A runner with an ended call retries in a loop, which
+//! only shutdown interrupts.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Handles errors that request a URL elicitation: the user visits a URL, then the call is repeated (T-49).
+//! Handles errors that request a URL elicitation (T-49): the call is repeated after it.
 
 use std::sync::Arc;
 

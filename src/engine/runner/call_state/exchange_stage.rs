@@ -24,7 +24,8 @@ pub(in crate::engine::runner) enum StageEvent {
     Exchange(ExchangeEvent),
 }
 
-/// One call's exchange with the upstream. [`ExchangeStage::next`] is cancel safe: each step's future is kept until it completes.
+/// One call's exchange with the upstream. [`ExchangeStage::next`] is cancel safe: each step's future is kept until it
+/// completes.
 pub(in crate::engine::runner) struct ExchangeStage {
     step: StepFuture,
     permit: Option<CallPermit>,
@@ -49,7 +50,7 @@ enum StepFuture {
 }
 
 impl ExchangeStage {
-    /// A new stage. A call that will have a handle waits for its permit as long as its task lives, without `wait_max`.
+    /// Waits for its permit at most `wait_max`; a call that will have a handle waits as long as its task exists.
     pub(in crate::engine::runner) fn new(spec: &CallSpec, wait_max: Option<Duration>) -> Self {
         let (permits, owner) = (spec.permits.clone(), spec.owner.clone());
         let waiting = Box::pin(async move {

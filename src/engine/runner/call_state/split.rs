@@ -1,8 +1,9 @@
-//! Runs a call with a list argument as many calls, one for each element. To the runner, a split call is one call, with
-//! one deadline and one task. The calls of its elements wait for permits as all calls do, in the order of the list, and
-//! up to the rule's number run in parallel. Until the call is a task, their exchanges are here. From then on each
-//! element is a child task with its own runner (see `family`), which a later process judges separately, and this module
-//! only combines their outcomes.
+//! Runs a call with a list argument as many calls, one for each element.
+//!
+//! To the runner, a split call is one call, with one deadline and one task. The calls of its elements wait for permits
+//! as all calls do, in the order of the list, and up to the rule's number run in parallel. Until the call is a task,
+//! their exchanges are here. From then on each element is a child task with its own runner (see `family`), which a
+//! later process judges separately, and this module only combines their outcomes.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

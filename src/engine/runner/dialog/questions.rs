@@ -1,4 +1,4 @@
-//! Holds the questions of a call: those that the client sees, and those that wait for the store.
+//! Holds the questions of a call that the client sees, or that wait for the store.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -52,7 +52,8 @@ pub(in crate::engine::runner) struct OpenQuestion {
 }
 
 impl CallQuestions {
-    /// Questions that wait for the store count as open ones, so their number is bounded however long the store is unavailable.
+    /// Questions that wait for the store count as open ones, so their number is bounded however long the store is
+    /// unavailable.
     pub(in crate::engine::runner) fn is_full(&self) -> bool {
         self.open.len() + self.unasked.len() + self.withdrawn.len() >= OPEN_MAX || self.count >= ASKED_MAX
     }

@@ -130,8 +130,8 @@ impl Runner {
         self.hand_over(answers, Some(task)).await
     }
 
-    /// Handles an answer that the upstream did not accept although its client regards it as given. Earlier events of
-    /// the upstream are processed first; if none of them ends the call, it is lost.
+    /// Handles an answer that the upstream did not accept although its client regards it as given. Ends the call as
+    /// lost, unless an earlier event of the upstream ends it.
     async fn undelivered(&mut self, fault: GatewayFault) -> RunnerFlow {
         tracing::warn!(reason = reason_key(fault.reason), "an answer did not reach the upstream");
         for _ in 0..LAST_EVENTS_MAX {

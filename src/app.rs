@@ -1,6 +1,4 @@
-//! Composes running parts from a configuration: the composition root.
-//!
-//! All parts are assembled here, so that tests start the same gateway as the program does.
+//! Composes running parts from a configuration. Tests start the same gateway as the program does.
 
 mod announcement;
 mod api_key_files;
@@ -23,8 +21,6 @@ mod shared_store;
 pub mod sockets;
 mod successor;
 pub mod task_store;
-pub mod upstream_programs;
-mod waiting_listeners;
 mod wrap;
 
 use std::net::SocketAddr;
@@ -40,7 +36,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::config::{Config, ServerSettings, StoreSettings, UpstreamConfig};
 use crate::engine::recovery::{self, CallTargets};
-use crate::engine::{Engine, changes_elsewhere, rows_without_runner, sweeper};
+use crate::engine::{Engine, changes_elsewhere, sweeper};
 use crate::face::client_login::{ClientLogin, PublicAddress};
 use crate::face::combined::CombinedSessions;
 use crate::face::listen_permits::ListenPermits;
@@ -63,7 +59,7 @@ use crate::upstream::limits::CallPermitsByName;
 use crate::upstream::upstream_health::{UpstreamHealth, UpstreamHealthList};
 use crate::wire::ProtocolVersion;
 use files::FileMistakes;
-use listeners::{clients_site, listen, listen_for_probes};
+use listeners::{StoreSource, WaitingListeners, clients_site, listen, listen_for_probes, open_store};
 use live_calls::LiveCalls;
 use operators::OperatorsView;
 pub use program::{ServedConfig, serve};
@@ -73,7 +69,6 @@ use replica::{ReplicaFollower, ReplicaListener};
 use served_endpoint::{ServedEndpoint, add_endpoints};
 use sockets::Sockets;
 use task_store::{IncarnationEnd, OpenedStore, SharedIncarnation};
-use waiting_listeners::{StoreSource, WaitingListeners, open_store};
 pub use wrap::wrap;
 
 /// The exit code for a mistake in the configuration or in a file that it names (`EX_USAGE`).
@@ -88,18 +83,14 @@ const STARTING: &str = "starting";
 pub struct Gateway {
     clients: RunningListener,
     admin: RunningListener,
-    /// The specification of the admin listener, without authentication.
     operators: ListenerSpec,
     metrics: Option<RunningListener>,
-    /// The listener for other replicas, if the configuration has one.
     replicas: Option<Box<ReplicaListener>>,
     parts: GatewayParts,
-    /// This replica's registration on a shared store.
     shared: Option<SharedIncarnation>,
     /// The targets at which calls of earlier processes resume.
     targets: CallTargets,
     upstreams: Vec<ServedUpstream>,
-    /// Paths that serve several upstreams.
     endpoints: Vec<ServedEndpoint>,
     healths: UpstreamHealthList,
     /// Removed upstreams that still have calls.
@@ -108,7 +99,6 @@ pub struct Gateway {
     gone: Vec<ClosingUpstream>,
     /// The configuration of the start, for settings that only a start can change.
     started: Config,
-    /// The configuration in force.
     current: Config,
     readiness: Readiness,
     /// Ends the subscription streams of stateless clients.
@@ -117,28 +107,19 @@ pub struct Gateway {
 }
 
 impl Gateway {
-    /// Starts everything that a configuration names. Sends nothing to an upstream yet.
-    ///
-    /// # Errors
-    /// [`FileMistakes`] if a file that the configuration names cannot be used; otherwise if an address cannot be bound, or the
-    /// system's trusted roots cannot be read.
+    /// Starts everything that a configuration names; sends nothing to an upstream yet. Fails with [`FileMistakes`] if a
+    /// file that the configuration names cannot be used.
     pub async fn start(config: Config, metrics: PrometheusHandle) -> anyhow::Result<Self> {
         Self::start_on(config, metrics, Sockets::default()).await
     }
 
-    /// As [`Gateway::start`], on sockets that listen already; an address without a socket is bound.
-    ///
-    /// # Errors
-    /// As [`Gateway::start`]; and if a socket is reachable from more networks than the configuration allows.
+    /// As [`Gateway::start`], on sockets that listen already. Fails if a socket is reachable from more networks than
+    /// configured.
     pub async fn start_on(config: Config, metrics: PrometheusHandle, sockets: Sockets) -> anyhow::Result<Self> {
         Box::pin(Self::start_with(config, metrics, sockets, StoreSource::Config)).await
     }
 
-    /// As [`Gateway::start_on`], as a replica on a store that the caller has opened. For tests, which run several gateways in one
-    /// process.
-    ///
-    /// # Errors
-    /// As [`Gateway::start_on`].
+    /// As [`Gateway::start_on`], as a replica on an open store: for tests, which run several gateways in one process.
     pub async fn start_beside(
         config: Config,
         metrics: PrometheusHandle,
@@ -181,7 +162,6 @@ impl Gateway {
         started
     }
 
-    /// Starts everything but the store.
     async fn start_on_store(
         (OpenedStore { store, clock, shared }, replica): (OpenedStore, Option<ReplicaSetup>),
         sealer: Arc<Sealer>,
@@ -225,7 +205,7 @@ impl Gateway {
         readiness.clear(STARTING);
         // After the listener: a client that polls a task meanwhile reads its stored state.
         parts.scope.tracker.spawn(recovery::run(Arc::clone(&parts.engine), targets.clone(), parts.scope.stop.clone()));
-        parts.scope.tracker.spawn(rows_without_runner::run(
+        parts.scope.tracker.spawn(recovery::resume_rows_without_runner(
             Arc::clone(&parts.engine),
             targets.clone(),
             parts.scope.stop.clone(),
@@ -256,25 +236,21 @@ impl Gateway {
         })
     }
 
-    /// The address of the client listener.
     #[must_use]
     pub const fn address(&self) -> SocketAddr {
         self.clients.local_addr()
     }
 
-    /// The base of the URLs that clients are served at.
     #[must_use]
     pub fn base_url(&self) -> String {
         format!("{}://{}", self.clients.scheme(), self.clients.local_addr())
     }
 
-    /// The base of the URLs that clients use, where the operator sets another one.
     #[must_use]
     pub fn public_url(&self) -> Option<&str> {
         self.current.listen.public_url.as_deref()
     }
 
-    /// The address of the replica listener, if there is one.
     #[must_use]
     pub fn replica_address(&self) -> Option<SocketAddr> {
         self.replicas.as_ref().map(|replicas| replicas.running.local_addr())
@@ -298,13 +274,11 @@ impl Gateway {
         }
     }
 
-    /// The address of the admin listener.
     #[must_use]
     pub const fn admin_address(&self) -> SocketAddr {
         self.admin.local_addr()
     }
 
-    /// The address of the metrics listener, if there is one.
     #[must_use]
     pub fn metrics_address(&self) -> Option<SocketAddr> {
         self.metrics.as_ref().map(RunningListener::local_addr)
@@ -326,13 +300,11 @@ struct GatewayParts {
     store: Arc<dyn TaskStore>,
     engine: Arc<Engine>,
     permits: Arc<CallPermitsByName>,
-    /// The clock of tasks, the same on all replicas of a store.
     clock: Arc<dyn Clock>,
     /// Permits for programs of stdio upstreams.
     processes: Arc<CallPermitsByName>,
     scope: TaskScope,
     sealer: Arc<Sealer>,
-    /// The owners of sessions, if there are several replicas.
     owners: Option<Arc<SessionOwners>>,
     /// The URL by which clients reach the gateway; unused before it listens.
     address: PublicAddress,
@@ -379,7 +351,6 @@ impl GatewayParts {
     }
 }
 
-/// The keys that seal ids and tokens.
 struct GatewayKeys {
     sealer: Arc<Sealer>,
     prints: Vec<KeyPrint>,
@@ -403,7 +374,6 @@ impl GatewayKeys {
         Ok(Self { are_new, ..Self::made_of(keys) })
     }
 
-    /// A key for this process only.
     fn ephemeral() -> Self {
         Self::made_of(sealing_key::ephemeral())
     }
@@ -418,8 +388,8 @@ fn warn_of_new_key(is_newer: bool, folder: &Path) {
     if is_newer {
         tracing::warn!(
             folder = %folder.display(),
-            "seal.key was not there and is made anew: sessions of clients and open questions have ended; a backup of the \
-             store has its seal.key beside it"
+            "seal.key was missing and is created again: sessions of clients and open questions have ended; keep \
+             seal.key with each backup of the store"
         );
     }
 }
@@ -431,7 +401,6 @@ struct OpenedUpstream {
     login: Option<ClientLogin>,
 }
 
-/// Assembles the parts of one upstream.
 fn open(config: UpstreamConfig, parts: &GatewayParts) -> anyhow::Result<OpenedUpstream> {
     let permits = Arc::new(parts.permits.of(&config.name, config.permits));
     let settings = Arc::new(config.service);

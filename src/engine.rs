@@ -1,20 +1,17 @@
 //! Holds the only writer of tasks, and the runners that own upstream calls.
 //!
-//! Uses no status names of the protocol and never parses a payload. Read [`apply`] first (how a task changes), then [`runner`]
-//! (how a call becomes a task) and `change` (the operations that clients may request).
+//! Uses no status names of the protocol and never parses a payload. Read [`apply`] first (how a task changes), then
+//! [`runner`] (how a call becomes a task) and `change` (the operations that clients may request).
 
 pub mod admission;
 pub mod apply;
 pub mod call;
-mod calls_end;
 mod change;
 pub mod change_subscribers;
 pub mod changes_elsewhere;
 mod list_all;
 pub mod recovery;
-mod refused_inserts;
 pub mod retry_delays;
-pub mod rows_without_runner;
 pub mod runner;
 mod shared_results;
 mod subtask_tree;
@@ -26,8 +23,8 @@ mod unstored_tasks;
 
 use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -41,7 +38,6 @@ pub use call::{
     Askable, CallEnd, CallEvent, CallSpec, CallStream, QuestionFilter, RetryRefusal, RoundRetry, RoundSupport,
     TaskNotice, TaskNoticeSink, declared_questions,
 };
-pub use calls_end::CallsEnd;
 pub use change_subscribers::ChangeSubscribers;
 pub use list_all::SURVEY_MAX;
 pub use subtask_tree::SubtaskTree;
@@ -51,9 +47,8 @@ use unstored_tasks::UnstoredTaskLog;
 use crate::shared_access::SharedAccess;
 use crate::shared_limits::SharedLimits;
 use crate::store::{Reach, TaskStore};
-use crate::task::{Clock, Principal, Reason, Summary, Task, TaskId, TaskKey, Timestamp};
+use crate::task::{Clock, Executed, GatewayFault, Principal, Reason, Summary, Task, TaskId, TaskKey, Timestamp};
 
-/// Draws the bits of a new task's id.
 pub type DrawBits = dyn Fn() -> u128 + Send + Sync;
 
 /// Keeps all tasks and drives their transitions. One per process; cheap to share.
@@ -81,7 +76,6 @@ pub struct Engine {
     metrics: task_metrics::TaskMetrics,
     /// Cancelled once the gateway shuts down: calls that a later process can resume are left to it.
     leaving: CancellationToken,
-    /// Cancelled once calls in progress must end.
     calls_end: CallsEnd,
 }
 
@@ -128,13 +122,11 @@ impl Engine {
         TaskKey { owner: owner.clone(), id: TaskId::from_bits((self.draw_bits)()) }
     }
 
-    /// The upstreams and tools that each principal may use; its tasks are held to them.
     #[must_use]
     pub const fn access(&self) -> &SharedAccess {
         &self.access
     }
 
-    /// The number of rows and bytes in the store, for metrics.
     #[must_use]
     pub fn usage(&self) -> crate::store::Usage {
         self.store.usage()
@@ -146,8 +138,8 @@ impl Engine {
         self.store.bytes_max()
     }
 
-    /// Unsettled tasks of one principal, including calls that may still become tasks. In a shared store this counts the tasks of
-    /// all replicas, as of the last look at the store.
+    /// Unsettled tasks of one principal, with calls that may become tasks; in a shared store, all replicas' at the last
+    /// look.
     #[must_use]
     pub fn unfinished_of(&self, owner: &Principal) -> usize {
         self.admission.used_by(owner, self.unsettled_rows(owner))
@@ -164,9 +156,8 @@ impl Engine {
         self.ends.store(true, Ordering::Relaxed);
     }
 
-    /// Whether a task of a principal may continue in a session without a call in this process, at a later time or in another
-    /// replica: if an earlier process opened the session (`is_earlier`), or once this process is about to shut down. May return a
-    /// false yes, never a false no.
+    /// Whether a task may continue in a session without a call in this process: if an earlier process opened the
+    /// session (`is_earlier`), or once this process is about to shut down. May return a false yes, never a false no.
     #[must_use]
     pub fn may_go_on(&self, owner: &Principal, is_earlier: bool) -> bool {
         let is_left = is_earlier || self.ends.load(Ordering::Relaxed);
@@ -190,18 +181,13 @@ impl Engine {
         self.admission.set_tasks_max(tasks_max);
     }
 
-    /// Takes permits for a task and its subtasks: all of them, or none. In a shared store the rows of other replicas count, too,
-    /// as of the last look at the store.
-    ///
-    /// # Errors
-    /// `TooManyTasks` or `Draining`.
+    /// Takes permits for a task and its subtasks: all of them, or none. In a shared store the rows of other replicas
+    /// count, as of the last look at the store. Fails with `TooManyTasks` or `Draining`.
     fn take_permits(&self, owner: &Principal, number: NonZeroUsize) -> Result<TaskPermit, Reason> {
         self.admission.take_beside(owner, number, self.unsettled_rows(owner))
     }
 
-    /// Takes a permit for a task that a call in progress turns out to need. A drain waits for such a call.
-    ///
-    /// # Errors
+    /// Takes a permit for a task that a call in progress turns out to need, even during a drain. Fails with
     /// `TooManyTasks`.
     fn take_permit_of_running(&self, owner: &Principal) -> Result<TaskPermit, Reason> {
         self.admission.take_within(owner, NonZeroUsize::MIN, self.unsettled_rows(owner))
@@ -216,19 +202,16 @@ impl Engine {
         }
     }
 
-    /// Whether an owner may store this many more bytes.
     fn has_room_for(&self, owner: &Principal, bytes: usize) -> bool {
         let all = self.store.usage_of(owner).bytes;
         self.admission.has_room(owner, all, all + bytes)
     }
 
-    /// Subscribers to changes of tasks.
     #[must_use]
     pub const fn watchers(&self) -> &ChangeSubscribers {
         &self.watchers
     }
 
-    /// Whether this process runs the call of a task.
     #[must_use]
     pub fn is_running(&self, key: &TaskKey) -> bool {
         self.live.has(key)
@@ -240,11 +223,9 @@ impl Engine {
         self.leaving.is_cancelled()
     }
 
-    /// Stops accepting tasks and waits for the calls and the changes in progress, at most `patience`. Returns how many are still
-    /// in progress.
-    ///
-    /// Where the store outlives the process, it does not wait for calls that a later process can resume, or that were not sent:
-    /// their state is stored, and their upstreams are not notified.
+    /// Stops accepting tasks and waits at most `patience` for calls and changes in progress; returns how many remain.
+    /// Where the store outlives the process, it does not wait for calls that a later process can resume, or that were
+    /// not sent: their state is stored, and their upstreams are not notified.
     pub async fn drain(&self, patience: Duration) -> usize {
         self.expect_end();
         self.admission.close();
@@ -257,20 +238,17 @@ impl Engine {
             self.runners.wait().await;
             self.changes.tracker.wait().await;
         };
-        // The caller counts the calls still in progress.
         let _ = tokio::time::timeout(patience, over).await;
         self.runners.len()
     }
 
-    /// Ends the calls in progress. Clients that wait for one receive `why`, which is `gateway_restart` at shutdown; tasks remain
-    /// as stored, and a later process judges them. Upstreams are not notified. Call it before the connections to upstreams close,
-    /// so that calls do not fail with a connection error instead.
+    /// Ends the calls in progress: waiting clients receive `why`, tasks remain as stored, upstreams are not notified.
+    /// Call it before the connections to upstreams close, so that calls do not fail with a connection error instead.
     pub fn end_calls(&self, why: Reason) {
         self.leaving.cancel();
         self.calls_end.end(why);
     }
 
-    /// The signal that [`Engine::end_calls`] sets.
     #[must_use]
     pub const fn calls_end(&self) -> &CallsEnd {
         &self.calls_end
@@ -291,18 +269,14 @@ impl Engine {
     }
 }
 
-/// A position in one owner's tasks: after the task with this creation time and id.
 pub type TaskCursor = (Timestamp, TaskId);
 
-/// One page of an owner's tasks.
 #[derive(Clone, Debug)]
 pub struct TaskPage {
     pub tasks: Vec<Summary>,
-    /// Start of the next page, if there is one.
     pub next: Option<TaskCursor>,
 }
 
-/// The result of a deletion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeleteResult {
     Deleted,
@@ -310,10 +284,34 @@ pub enum DeleteResult {
     Unsettled,
 }
 
-/// The result of a cancel.
 #[derive(Clone, Debug)]
 pub struct CancelResult {
     pub task: Arc<Task>,
     /// The task had settled before, so the cancel changed nothing.
     pub was_settled: bool,
+}
+
+/// Signals the end of all calls. Clones share one signal.
+#[derive(Clone, Debug, Default)]
+pub struct CallsEnd {
+    token: CancellationToken,
+    reason: Arc<OnceLock<Reason>>,
+}
+
+impl CallsEnd {
+    /// Ends all calls. The first reason counts.
+    fn end(&self, reason: Reason) {
+        let _ = self.reason.set(reason);
+        self.token.cancel();
+    }
+
+    #[must_use]
+    pub const fn token(&self) -> &CancellationToken {
+        &self.token
+    }
+
+    #[must_use]
+    pub fn fault(&self, executed: Executed) -> GatewayFault {
+        GatewayFault::new(self.reason.get().copied().unwrap_or(Reason::GatewayRestart), executed)
+    }
 }

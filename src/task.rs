@@ -1,7 +1,5 @@
-//! The canonical task and its pure transition function.
-//!
-//! Depends only on `wire::{Payload, RpcError, one_line}` and a hash; reads no clock, generates no id, does no I/O. Start with
-//! [`model`], then [`mod@transition`].
+//! The canonical task and its pure transition function. Depends only on `wire::{Payload, RpcError, one_line}` and a
+//! hash; reads no clock, generates no id, does no I/O. Start with [`model`], then [`mod@transition`].
 
 pub mod digest;
 pub mod drafts;

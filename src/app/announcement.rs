@@ -8,14 +8,11 @@ use serde_json::{Map, Value, json};
 
 use super::Gateway;
 
-/// The text besides the addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Announcement {
     /// None: the operator wrote a configuration file.
     Addresses,
-    /// Commands for the demo server.
     Demo,
-    /// How hosts connect to the servers of a command line.
     Hosts,
 }
 
@@ -24,9 +21,6 @@ pub(super) type ServedPath = (String, String);
 
 impl Announcement {
     /// Prints the announcement. `served` has at least one upstream.
-    ///
-    /// # Errors
-    /// If standard output cannot be written.
     pub(super) fn print(self, gateway: &Gateway, served: &[ServedPath]) -> io::Result<()> {
         let bound = gateway.base_url();
         let base = gateway.public_url().unwrap_or(&bound);
@@ -58,7 +52,6 @@ impl Announcement {
     }
 }
 
-/// The command that starts this program again.
 fn program() -> String {
     env::current_exe().unwrap_or_else(|_| PathBuf::from("taskgate")).display().to_string()
 }
@@ -73,7 +66,6 @@ fn demo(out: &mut impl Write, urls: &[(&str, String)]) -> io::Result<()> {
     Ok(())
 }
 
-/// The commands that add the servers to hosts, each on a line to paste.
 fn hosts(out: &mut impl Write, urls: &[(&str, String)]) -> io::Result<()> {
     let program = program();
     writeln!(out, "Claude Code:")?;

@@ -15,7 +15,7 @@ pub enum ApiKeyFileError {
     File { path: PathBuf, source: SecretFileError },
     #[error("{}: {source}", .path.display())]
     Content { path: PathBuf, source: ApiKeyError },
-    #[error("another key has the ID {id}; give each key one of its own")]
+    #[error("another key has the ID {id}; give each key a different one")]
     Twice { id: String },
 }
 

@@ -6,8 +6,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::config::Config;
 
-/// Descriptors per connection: one for the client and one for the upstream. A call takes one for its upstream; its client's
-/// connection is counted already.
+/// One for the client and one for the upstream. A call takes one for its upstream: its client's connection is counted.
 const PER_CONNECTION: usize = 2;
 /// For listeners, the store and the operators' connections.
 const RESERVE: usize = 256;
@@ -20,8 +19,8 @@ pub(super) struct ConnectionCapacity {
 }
 
 impl ConnectionCapacity {
-    /// Provides descriptors for all connections and calls of the configuration: raises the process's limit, and reduces the
-    /// configuration with a warning where that is not enough.
+    /// Raises the process's limit for all connections and calls; reduces the configuration with a warning if that
+    /// fails.
     pub(super) fn provide(config: &mut Config) -> (Self, Option<DescriptorShortage>) {
         let named = config.listen.connections_max;
         let shortage = provide(config);
@@ -76,7 +75,6 @@ fn provide(config: &mut Config) -> Option<DescriptorShortage> {
     Some(DescriptorShortage { granted, wanted, named, connections_max: config.listen.connections_max })
 }
 
-/// The calls that all upstreams may run concurrently.
 fn calls(config: &Config) -> usize {
     config.upstreams.iter().map(|upstream| upstream.permits.in_flight_max.get()).fold(0, usize::saturating_add)
 }
@@ -113,8 +111,7 @@ fn raise(wanted: usize) -> usize {
     }
 }
 
-/// Reduces connections, and calls only if less than a quarter would be left for connections: an upstream's permits should not
-/// depend on the number of upstreams.
+/// Reduces connections, and calls only if less than a quarter would be left for connections.
 fn fit(config: &mut Config, granted: usize) {
     let room = granted - RESERVE.min(granted / 4);
     let calls = calls(config);

@@ -24,8 +24,7 @@ impl Gateway {
         self.parts.live_calls()
     }
 
-    /// Ends at once: no result in progress can be stored any more. Upstream sessions are not closed, because other replicas
-    /// continue them. After a loss of acknowledged writes the next start refuses the store.
+    /// Ends at once: no result in progress can be stored any more. Other replicas continue the upstream sessions.
     pub(super) async fn end_incarnation(mut self, ended: IncarnationEnd) {
         if let Some(shared) = self.shared.as_ref().filter(|_| ended == IncarnationEnd::StoreLost) {
             shared.remember_loss();
@@ -35,16 +34,14 @@ impl Gateway {
             IncarnationEnd::StoreLost => Reason::StoreLost,
         };
         let calls = self.live_calls().end(why);
-        tracing::warn!(calls_lost = calls.held(), %calls, "the calls of this gateway are no longer its own");
-        // Waiting clients must be notified.
+        tracing::warn!(calls_lost = calls.held(), %calls, "this gateway has lost its calls");
         self.drain_max = NOTIFY_MAX;
         Box::pin(self.end(None, GatewayEnd::IncarnationOver)).await;
     }
 
-    /// Drains in phases: not ready, no new tasks, waits for calls in progress, ends the remaining calls and the streams, closes
-    /// upstream sessions. Dropping the future ends everything at once.
-    ///
-    /// `notice` is how long load balancers have to notice the drain; `None` if another process continues with the sockets.
+    /// Drains in phases: not ready, no new tasks, waits for calls in progress, ends the remaining calls and the
+    /// streams, closes upstream sessions. `notice` is how long load balancers have to notice the drain; `None` if
+    /// another process continues with the sockets. Dropping the future ends everything at once.
     pub async fn drain(self, notice: Option<Duration>) {
         self.readiness.block(DRAINING);
         if let Some(shared) = &self.shared {
@@ -80,7 +77,7 @@ impl Gateway {
             plan.over.cancel();
         };
         let draining = Box::pin(self.clients.drain(plan.clone()));
-        // Forwarded requests are awaited like clients' own. Only a successor in this process takes over the replica listener's
+        // Forwarded requests are awaited, too. Only a successor in this process takes over the replica listener's
         // socket.
         let from_replicas = DrainPlan { is_socket_kept: kind == GatewayEnd::IncarnationOver, ..plan.clone() };
         let passed_on = self.replicas.map(|replicas| Box::pin(replicas.running.drain(from_replicas)));
@@ -136,17 +133,17 @@ fn log_drain(calls: &CallSurvey, drain_max: Duration) {
         calls_held = calls.held(),
         tasks = calls.tasks(),
         %calls,
-        "draining; a second signal ends at once; what is held, and tasks that cannot be resumed, are lost after \
+        "draining; a second signal ends at once; held calls, and tasks that cannot be resumed, are lost after \
          {drain_max:?} (drain_max)"
     );
 }
 
-/// From the end of the notice to the end of the calls.
 fn until_calls_end(max: Duration) -> Duration {
     max - NOTIFY_TIME.min(max / 10)
 }
 
-/// Waits for the calls in progress, then ends the subscription streams: they receive their tasks' results, and delay no drain.
+/// Waits for the calls in progress, then ends the subscription streams: they receive their tasks' results, and delay no
+/// drain.
 async fn finish(
     (calls, heard_out): (&LiveCalls, impl Future<Output = ()>),
     ending: &CancellationToken,
@@ -167,7 +164,6 @@ async fn finish(
     }
 }
 
-/// Awaits a future and runs another beside it, as far as time allows.
 async fn alongside<T>(waited: impl Future<Output = T>, beside: impl Future<Output = ()>) -> T {
     let beside = async {
         beside.await;

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use super::api_key_files::{self, ApiKeyFileError};
 use super::sealing_key::{self, KeyFileError};
-use super::{task_store, upstream_programs};
-use crate::config::{self, Config, ConfigError, Findings, LoadedConfig, StoreSettings};
+use super::task_store;
+use crate::config::{self, Config, ConfigError, Findings, LoadedConfig, StoreSettings, UpstreamConfig};
 use crate::server::api_keys::{ApiKeyRing, ApiKeySettings, ApiKeys, AuthSettings, KeyPlace};
 use crate::server::replicas::ReplicaTls;
 use crate::server::{AdminSettings, Authenticator, LocalUser};
@@ -16,9 +16,8 @@ use crate::task::{Clock as _, Principal, SystemClock, Timestamp};
 use crate::tls::{IdentityFiles, TlsFileError, read_roots};
 use crate::upstream::http::ProxyError;
 use crate::upstream::transport::credential::CredentialError;
-use crate::upstream::transport::stdio::{self, VariableFileError};
+use crate::upstream::transport::stdio::{self, ProgramError, VariableFileError};
 
-/// Why a file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
     #[error(transparent)]
@@ -31,7 +30,7 @@ pub enum FileError {
     ApiKey(#[from] ApiKeyFileError),
     #[error("{}: {source}", file.display())]
     Variable { file: PathBuf, source: VariableFileError },
-    #[error("{}: is no folder", folder.display())]
+    #[error("{}: is not a folder", folder.display())]
     Folder { folder: PathBuf },
     #[error(transparent)]
     Credential(#[from] CredentialError),
@@ -62,31 +61,20 @@ impl From<KeyFileError> for FileMistakes {
 }
 
 /// Reads a configuration and checks every file, folder and program that it names. Creates none, and logs nothing.
-///
-/// # Errors
-/// Every mistake in the file and in the files that it names, each with its line.
 pub fn load(file: &Path) -> Result<LoadedConfig, ConfigError> {
     config::load(file, &|name| env::var(name).ok(), &look)
 }
 
-/// As [`load`], for a reload. Ignores faults in the files of a shared database: a reload does not apply them, and their repair
-/// would not trigger one.
-///
-/// # Errors
-/// As [`load`].
+/// As [`load`], for a reload. Ignores faults in the files of a shared database: a reload does not apply them.
 pub(super) fn load_again(file: &Path) -> Result<LoadedConfig, ConfigError> {
     config::load(file, &|name| env::var(name).ok(), &look_again)
 }
 
 /// As [`load`], for `taskgate wrap`.
-///
-/// # Errors
-/// As [`load`].
 pub fn load_wrapped(file: &Path) -> Result<LoadedConfig, ConfigError> {
     config::load_wrapped(file, &|name| env::var(name).ok(), &look)
 }
 
-/// Checks the files that a configuration names.
 fn look(config: &Config) -> Findings {
     let mistakes = [mistakes(config), shared_mistakes(config)].concat();
     Findings { mistakes, warnings: warnings(config) }
@@ -102,13 +90,10 @@ fn mistakes(config: &Config) -> Vec<(KeyPlace, String)> {
 }
 
 fn warnings(config: &Config) -> Vec<(KeyPlace, String)> {
-    upstream_programs::warnings(config).map(|(key, warning)| (key.into(), warning)).collect()
+    program_warnings(config).map(|(key, warning)| (key.into(), warning)).collect()
 }
 
-/// Reads every file that exists. Creates none.
-///
-/// # Errors
-/// Every file that cannot be used.
+/// Reads every file that exists, and creates none. Fails with every file that cannot be used.
 pub fn check(config: &Config, now: Timestamp) -> Result<(), FileMistakes> {
     let mut wrong = Vec::new();
     let mut note =
@@ -151,8 +136,8 @@ pub fn check(config: &Config, now: Timestamp) -> Result<(), FileMistakes> {
     if wrong.is_empty() { Ok(()) } else { Err(FileMistakes(wrong)) }
 }
 
-/// The faults of the files for a shared database, each with its configuration key. A gateway that has been serving waits for
-/// their repair and answers meanwhile, so only a reading of the configuration refuses them.
+/// The faults of the files for a shared database. A gateway that has been serving waits for their repair, so only a
+/// reading of the configuration refuses them.
 fn shared_mistakes(config: &Config) -> Vec<(KeyPlace, String)> {
     let StoreSettings::Postgres(database) = &config.store else { return Vec::new() };
     let now = SystemClock.now();
@@ -174,9 +159,6 @@ fn at_fault(table: &str, identity: &IdentityFiles, error: &TlsFileError) -> Stri
 }
 
 /// The clients' keys; none where no client needs one.
-///
-/// # Errors
-/// Every key that cannot be used.
 pub fn api_keys(auth: &AuthSettings) -> Result<ApiKeys, FileMistakes> {
     let settings = match auth {
         AuthSettings::Everyone(_) => return Ok(ApiKeys::default()),
@@ -194,9 +176,6 @@ fn ring_of(settings: &[ApiKeySettings]) -> Result<ApiKeys, FileMistakes> {
 }
 
 /// The operators' authentication: by token, or everyone on loopback without tokens.
-///
-/// # Errors
-/// Every token that cannot be used.
 pub fn operators(admin: &AdminSettings) -> Result<Authenticator, FileMistakes> {
     Ok(match admin.tokens.as_slice() {
         [] => Authenticator::Everyone(Principal::local()),
@@ -205,9 +184,6 @@ pub fn operators(admin: &AdminSettings) -> Result<Authenticator, FileMistakes> {
 }
 
 /// The clients' authentication, with its keys.
-///
-/// # Errors
-/// As [`api_keys`].
 pub fn callers(config: &Config) -> Result<Authenticator, FileMistakes> {
     Ok(match &config.auth {
         AuthSettings::Everyone(principal) if *principal == Principal::local() => {
@@ -216,6 +192,20 @@ pub fn callers(config: &Config) -> Result<Authenticator, FileMistakes> {
         AuthSettings::Everyone(principal) => Authenticator::Everyone(principal.clone()),
         keys @ AuthSettings::ApiKeys(_) => Authenticator::KeyHolders(ApiKeyRing::new(api_keys(keys)?)),
     })
+}
+
+/// Missing programs with their configuration keys: only warnings, since a program may be installed later.
+fn program_warnings(config: &Config) -> impl Iterator<Item = (String, String)> {
+    let said = |error: &ProgramError| matches!(error, ProgramError::Unusable { .. });
+    missing_programs(config)
+        .filter(move |(_, error)| !said(error))
+        .map(|(name, error)| (format!("upstreams.{name}.command"), error.to_string()))
+}
+
+/// The missing programs, each with its upstream's name.
+pub(super) fn missing_programs(config: &Config) -> impl Iterator<Item = (&str, ProgramError)> {
+    let program = |upstream: &UpstreamConfig| upstream.server.stdio()?.find_program().err();
+    config.upstreams.iter().filter_map(move |upstream| Some((&*upstream.name, program(upstream)?)))
 }
 
 #[cfg(test)]

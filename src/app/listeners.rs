@@ -1,12 +1,96 @@
-//! Starts the listeners of a gateway.
+//! Starts the listeners of a gateway. While a database is unavailable they report it, and clients get 503.
 
 use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
 
+use metrics_exporter_prometheus::PrometheusHandle;
+
+use super::operators::unopened_site;
+use super::replica::ReplicaSetup;
+use super::sockets::Sockets;
+use super::task_store::{OpenedStore, StoreOpening};
+use super::{files, service_manager, task_store};
+use crate::config::Config;
+use crate::face::endpoint::StoreAwayEndpoint;
+use crate::face::sealed::KeyPrint;
 use crate::server::admin::{self, MetricsSource, Readiness};
 use crate::server::{
     self, Authenticator, ListenSettings, ListenerLimits, ListenerRole, ListenerSpec, Routes, RunningListener,
     StartError,
 };
+use crate::store::postgres::PriorIncarnation;
+use crate::upstream::TaskScope;
+
+#[derive(Debug)]
+pub(super) enum StoreSource {
+    /// The configuration; no client is served before the first attempt, unless that takes long.
+    Config,
+    /// The configuration, for a successor: clients get 503 from the start, and transient failures are retried.
+    ConfigAgain(PriorIncarnation),
+    Given(Box<ReplicaSetup>),
+}
+
+impl StoreSource {
+    pub(super) fn given(self) -> Option<ReplicaSetup> {
+        if let Self::Given(setup) = self { Some(*setup) } else { None }
+    }
+}
+
+pub(super) async fn open_store(
+    (config, prints, source): (&Config, Vec<KeyPrint>, &StoreSource),
+    callers: &Authenticator,
+    (scope, readiness, metrics): (&TaskScope, &Readiness, &PrometheusHandle),
+    sockets: &mut Sockets,
+) -> anyhow::Result<(OpenedStore, WaitingListeners)> {
+    if let StoreSource::Given(setup) = source {
+        let opened = OpenedStore { store: Arc::clone(&setup.store), clock: Arc::clone(&setup.clock), shared: None };
+        return Ok((opened, WaitingListeners::default()));
+    }
+    let mut opening = match task_store::open(config, prints, (scope, readiness)).await? {
+        StoreOpening::Open(opened) => return Ok((opened, WaitingListeners::default())),
+        StoreOpening::Waiting(opening) => opening,
+    };
+    if let StoreSource::ConfigAgain(former) = source {
+        opening.restarts(*former);
+    }
+    let late = opening.late();
+    let mut wait = Box::pin(task_store::wait(opening, scope, readiness));
+    tokio::select! {
+        opened = &mut wait => return Ok((opened?, WaitingListeners::default())),
+        () = late.cancelled() => (),
+    }
+    let waiting = WaitingListeners::start(config, callers, (readiness, metrics), sockets).await?;
+    Ok((wait.await?, waiting))
+}
+
+/// The listeners of a gateway that cannot serve yet; empty if it never waited.
+#[derive(Debug, Default)]
+pub(super) struct WaitingListeners {
+    pub(super) clients: Option<RunningListener>,
+    pub(super) admin: Option<RunningListener>,
+    pub(super) metrics: Option<RunningListener>,
+}
+
+impl WaitingListeners {
+    /// Takes over the passed sockets, and notifies the service manager of the start.
+    pub(super) async fn start(
+        config: &Config,
+        callers: &Authenticator,
+        (readiness, metrics): (&Readiness, &PrometheusHandle),
+        sockets: &mut Sockets,
+    ) -> anyhow::Result<Self> {
+        let operators = files::operators(&config.admin)?;
+        let operators = unopened_site(&config.admin, operators, readiness, metrics.clone());
+        let admin = server::start_on(operators, sockets.admin.take()).await?;
+        let probes = (config.metrics, readiness, metrics.clone().into());
+        let metrics = listen_for_probes(None, probes, sockets.metrics.take()).await?;
+        let routes = Routes::new().below("/", Arc::new(StoreAwayEndpoint));
+        let site = clients_site(config.listen.clone(), callers.clone(), routes);
+        let clients = server::start_on(site, sockets.clients.take()).await?;
+        service_manager::notify_ready();
+        Ok(Self { clients: Some(clients), admin: Some(admin), metrics })
+    }
+}
 
 pub(super) fn clients_site(settings: ListenSettings, callers: Authenticator, routes: Routes) -> ListenerSpec {
     let (role, limits) = (ListenerRole::Clients, ListenerLimits::default());
@@ -28,7 +112,6 @@ pub(super) async fn listen(
     }
 }
 
-/// As [`listen`], for metrics and health, if configured.
 pub(super) async fn listen_for_probes(
     waiting: Option<RunningListener>,
     (address, readiness, metrics): (Option<SocketAddr>, &Readiness, MetricsSource),

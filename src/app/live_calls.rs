@@ -12,7 +12,6 @@ use crate::upstream::limits::{CallCounts, CallPermitsByName};
 const NAMED_MAX: usize = 8;
 /// The time to notify waiting clients when the gateway ends at once.
 pub(super) const NOTIFY_MAX: Duration = Duration::from_millis(300);
-/// The interval of checks whether all calls have ended.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 #[derive(Clone, Debug)]
@@ -28,7 +27,6 @@ impl LiveCalls {
         CallSurvey(by_upstream)
     }
 
-    /// Waits until no call is in progress.
     pub(super) async fn have_ended(&self) {
         while !self.survey().is_empty() {
             tokio::time::sleep(LOOK_EVERY).await;
@@ -68,7 +66,6 @@ impl CallSurvey {
         self.sum(|counts| counts.lost + counts.repeated + counts.resumed)
     }
 
-    /// Calls that are lost if they are ended.
     pub(super) fn lost(&self) -> usize {
         self.sum(|counts| counts.held + counts.lost)
     }

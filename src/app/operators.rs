@@ -43,7 +43,6 @@ impl OperatorsView {
         Self { readiness, healths, metrics, permits: Arc::clone(permits) }
     }
 
-    /// The specification of the admin listener.
     pub(super) fn site(
         &self,
         (settings, callers): (&AdminSettings, Authenticator),

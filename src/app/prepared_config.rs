@@ -8,9 +8,7 @@ use crate::config::{Config, ConfigError, LoadedConfig};
 
 pub(super) struct PreparedConfig {
     pub(super) config: Config,
-    /// In the order in which they are logged.
     pub(super) warnings: Vec<String>,
-    /// Set once descriptors have been provided.
     pub(super) shortage: Option<DescriptorShortage>,
 }
 
@@ -21,8 +19,7 @@ impl PreparedConfig {
     }
 }
 
-/// The warnings logged last, which are not logged again: the files are read again after every change in their folder, and that
-/// may be the log.
+/// The warnings logged last, which are not repeated: any change in the folder, even of the log, reads the files again.
 #[derive(Debug, Default)]
 pub(super) struct ReportedWarnings {
     texts: Vec<String>,
@@ -30,7 +27,6 @@ pub(super) struct ReportedWarnings {
 }
 
 impl ReportedWarnings {
-    /// Logs the warnings of a configuration, unless they were logged last.
     pub(super) fn log(&mut self, read: &PreparedConfig) {
         if self.texts != read.warnings {
             for warning in &read.warnings {
@@ -52,7 +48,6 @@ pub(super) fn configured(file: &Path) -> Result<PreparedConfig, ConfigError> {
     files::load(file).map(PreparedConfig::new)
 }
 
-/// As [`configured`], for a reload.
 pub(super) fn configured_again(file: &Path) -> Result<PreparedConfig, ConfigError> {
     files::load_again(file).map(PreparedConfig::new)
 }

@@ -25,7 +25,7 @@ use super::reload_trigger::ReloadTrigger;
 use super::sockets::{SocketError, Sockets};
 use super::successor::Successor;
 use super::task_store::{IncarnationEnd, StoreRefusal};
-use super::{EXIT_CONFIG, EXIT_UNAVAILABLE, Gateway, service_manager, task_store, upstream_programs};
+use super::{EXIT_CONFIG, EXIT_UNAVAILABLE, Gateway, files, service_manager, task_store};
 use crate::cause::CauseChain;
 use crate::config::{CommandLineConfig, CommandLineServer, Config, ConfigError, StoreSettings};
 use crate::console;
@@ -37,7 +37,6 @@ use crate::telemetry::{self, LogFormat};
 /// The time for load balancers to notice a drain before no connection is accepted.
 const DRAIN_NOTICE: Duration = Duration::from_secs(5);
 
-/// The source of the configuration.
 #[derive(Clone, Debug)]
 pub enum ServedConfig {
     File(PathBuf),
@@ -45,14 +44,11 @@ pub enum ServedConfig {
     CommandLine(CommandLineConfig),
 }
 
-/// Runs the gateway until a signal ends it.
-///
-/// # Errors
-/// If a resource that the configuration names is unavailable. Mistakes in the configuration and in the files that it names are
-/// printed and end with [`EXIT_CONFIG`]; a missing program of the command line ends with [`EXIT_UNAVAILABLE`].
+/// Runs the gateway until a signal ends it. Mistakes in the configuration and in the files that it names are printed
+/// and end with [`EXIT_CONFIG`]; a missing program of the command line ends with [`EXIT_UNAVAILABLE`].
 pub async fn serve(served: ServedConfig) -> anyhow::Result<ExitCode> {
     telemetry::install_logs(LogFormat::Auto)?;
-    let sockets = Sockets::from_environment().context("the sockets that were handed over are of no use")?;
+    let sockets = Sockets::from_environment().context("the passed sockets cannot be used")?;
     let metrics = telemetry::install_metrics()?;
     let (demo_tracker, demo_stop) = (TaskTracker::new(), CancellationToken::new());
     let (announcement, file, port) = match &served {
@@ -98,7 +94,6 @@ pub async fn serve(served: ServedConfig) -> anyhow::Result<ExitCode> {
     };
     let started = tokio::select! {
         started = Box::pin(start) => started,
-        // Nothing runs yet.
         _ = signals.next() => return Ok(ExitCode::SUCCESS),
     };
     let gateway = match started {
@@ -118,7 +113,6 @@ pub async fn serve(served: ServedConfig) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// How the last incarnation of the process ended.
 enum ServingEnd {
     /// A signal: the gateway must be drained, with this notice for load balancers.
     Signal(Box<Gateway>, Duration),
@@ -156,10 +150,7 @@ async fn until_signal(
     }
 }
 
-/// Starts a successor. Clients wait meanwhile, and the configuration is reloaded as usual. `None` if a signal arrives first.
-///
-/// # Errors
-/// As [`Successor::begin`].
+/// Starts a successor, while clients wait and reloads continue. `None` if a signal arrives first.
 async fn restart(
     mut successor: Successor,
     metrics: &PrometheusHandle,
@@ -197,8 +188,8 @@ async fn end(gateway: Gateway, notice: Option<Duration>, (signals, upkeep): (&mu
     }
 }
 
-/// Prints why the gateway cannot start, if the reason is in the configuration or in a file that it names. `option` is the
-/// command-line option for the store's folder.
+/// Prints why the gateway cannot start, if a file is at fault. `option`: the command-line option for the store's
+/// folder.
 pub(super) fn refused(error: anyhow::Error, option: Option<&str>) -> anyhow::Result<ExitCode> {
     let (mut text, code) = match error.downcast::<StoreRefusal>() {
         Ok(open) => (format!("key `{}`: {open}", open.key()), task_store::exit_code(&open)),
@@ -220,7 +211,7 @@ fn print_and_end(why: &dyn Display, code: u8) -> anyhow::Result<ExitCode> {
 
 /// The exit if a program of the command line is missing. In a file it is one of several, and may be installed later.
 pub(super) fn missing_program(config: &Config) -> Option<anyhow::Result<ExitCode>> {
-    let (_, missing) = upstream_programs::missing(config).next()?;
+    let (_, missing) = files::missing_programs(config).next()?;
     Some(print_and_end(&format_args!("taskgate: {missing}"), EXIT_UNAVAILABLE))
 }
 
@@ -248,8 +239,8 @@ async fn demo_server(tracker: &TaskTracker, stop: &CancellationToken) -> anyhow:
     Ok(CommandLineServer::demo(url))
 }
 
-/// Starts a configuration from the command line. Only here is a taken port replaced by a free one, unless the user asked for that
-/// port. Ports are bound before the store is opened, since a second attempt would find the store open.
+/// Starts a configuration from the command line. Only here is a taken port replaced by a free one, unless the user
+/// asked for it. Ports are bound before the store is opened, since a second attempt would find the store open.
 async fn start_on_free_ports(
     mut config: Config,
     metrics: PrometheusHandle,
@@ -263,7 +254,6 @@ async fn start_on_free_ports(
     Gateway::start_on(config, metrics, sockets).await
 }
 
-/// Binds an address, or another port of it if that one is taken.
 fn free_socket(address: &mut SocketAddr, asked: Option<u16>) -> anyhow::Result<TcpListener> {
     let taken = match TcpListener::bind(*address) {
         Ok(socket) => return Ok(socket),
@@ -271,7 +261,7 @@ fn free_socket(address: &mut SocketAddr, asked: Option<u16>) -> anyhow::Result<T
     };
     if asked == Some(address.port()) {
         let taken = CauseChain(&taken).to_string();
-        bail!("--port: {taken}; write another one, or leave it out to have a free one taken");
+        bail!("--port: {taken}; write another one, or omit it to use a free one");
     }
     if address.port() == 0 {
         return Err(taken.into());

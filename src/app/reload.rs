@@ -1,8 +1,8 @@
 //! Replaces the configuration while calls run.
 //!
-//! First all new parts are opened; then one step replaces the routes, so that each request is served by the old or the new
-//! configuration (F24); then removed upstreams are closed once their last call has ended (F66). Unchanged upstreams keep their
-//! sessions.
+//! First all new parts are opened; then one step replaces the routes, so that each request is served by the old or the
+//! new configuration (F24); then removed upstreams are closed once their last call has ended (F66). Unchanged upstreams
+//! keep their sessions.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -33,7 +33,6 @@ use crate::upstream::transport::credential::Credential;
 use crate::upstream::transport::stdio::StdioUpstreamSettings;
 use crate::upstream::upstream_health::UpstreamHealth;
 
-/// The interval at which a removed upstream is checked.
 const RETIRING: Duration = Duration::from_millis(500);
 
 /// Paths of removed upstreams that still serve tasks; beyond that the oldest is dropped.
@@ -48,7 +47,6 @@ pub(super) type Fingerprint = Vec<u8>;
 #[derive(Debug)]
 pub(super) struct ServedUpstream {
     config: UpstreamConfig,
-    /// The fingerprint of its files.
     files: Fingerprint,
     pub(super) served: Arc<Served>,
     health: Arc<UpstreamHealth>,
@@ -63,9 +61,6 @@ pub(super) struct ServedUpstream {
 
 impl ServedUpstream {
     /// Opens an upstream. Sends nothing to it yet.
-    ///
-    /// # Errors
-    /// If its address or its files cannot be used.
     pub(super) fn new(config: UpstreamConfig, parts: &GatewayParts) -> anyhow::Result<Self> {
         telemetry::begin_upstream(&config.name);
         let mut own = parts.clone();
@@ -89,7 +84,6 @@ impl ServedUpstream {
         Ok(Self { config, files, served, health, endpoint, older, leaving, stop })
     }
 
-    /// The target of its calls.
     pub(super) fn target(&self) -> CallTarget {
         self.served.target()
     }
@@ -98,12 +92,10 @@ impl ServedUpstream {
         &self.endpoint
     }
 
-    /// Its parts as a member of an endpoint of several upstreams.
     pub(super) fn member(&self) -> EndpointMember {
         EndpointMember { served: Arc::clone(&self.served), endpoint: Arc::clone(&self.endpoint) }
     }
 
-    /// The state for clients of the HTTP+SSE transport.
     pub(super) const fn older(&self) -> &SseServed {
         &self.older
     }
@@ -116,8 +108,7 @@ impl ServedUpstream {
         self.config == *config && self.files == fingerprint_all(upstream_files(config))
     }
 
-    /// Closes the upstream's sessions once no client can call it any more. `holders` is how many references to its endpoint
-    /// remain by then.
+    /// Closes the upstream's sessions once no client can call it, when `holders` references to its endpoint remain.
     fn let_go(
         &self,
         (holders, why): (usize, &'static str),
@@ -178,23 +169,19 @@ impl RetiredUpstreams {
     }
 }
 
-/// The changes of a reload.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReloadSummary {
     /// Upstreams that are new or changed.
     pub opened: usize,
-    /// Upstreams that continue unchanged.
     pub kept: usize,
     /// Upstreams that were removed or changed; their calls continue.
     pub retired: usize,
-    /// Whether any other setting changed.
     pub others: bool,
     /// Keys that take effect only at the next start.
     pub need_restart: Vec<&'static str>,
 }
 
 impl ReloadSummary {
-    /// Whether nothing changed.
     #[must_use]
     pub fn is_none(&self) -> bool {
         self.opened == 0 && self.retired == 0 && !self.others && self.need_restart.is_empty()
@@ -202,12 +189,8 @@ impl ReloadSummary {
 }
 
 impl Gateway {
-    /// Applies another configuration: upstreams with their rules and limits, allowed names and origins, authentication, limits.
-    /// Running calls end as they began. Certificates are read again.
-    ///
-    /// # Errors
-    /// If a file that it names cannot be used, an upstream cannot be opened, or a client without credentials could connect. Then
-    /// nothing changes.
+    /// Applies another configuration: running calls end as they began, certificates are read again. Nothing changes if
+    /// a file cannot be used, an upstream cannot be opened, or a client without credentials could connect.
     pub fn reload(&mut self, config: Config) -> anyhow::Result<ReloadSummary> {
         files::check(&config, SystemClock.now())?;
         let need_restart = config.need_restart(&self.started);
@@ -265,8 +248,8 @@ impl Gateway {
         Ok(changes)
     }
 
-    /// Retires removed upstreams, each until its last call has ended. If no other upstream has its path, its tasks can still be
-    /// read there.
+    /// Retires removed upstreams after their last call. Unless another has its path, an upstream's tasks can be read
+    /// there.
     fn retire(&mut self, before: Vec<ServedUpstream>) {
         // A stream holds the endpoint indefinitely, so it is ended once nothing is in progress on it.
         before.iter().for_each(|one| one.older.leaving.cancel());
@@ -350,7 +333,6 @@ fn upstream_files(config: &UpstreamConfig) -> impl Iterator<Item = &Path> {
     ca.into_iter().chain(identities).chain(credential).chain(variables.map(|(_, file)| file.as_path()))
 }
 
-/// The configuration file and all files that it names.
 pub(super) fn files(file: &Path, config: &Config) -> Vec<PathBuf> {
     let own = config.listen.tls.iter().flat_map(identity);
     let keys = match &config.auth {
@@ -366,12 +348,10 @@ pub(super) fn files(file: &Path, config: &Config) -> Vec<PathBuf> {
     std::iter::once(file).chain(own).chain(further).chain(keys).chain(theirs).map(Path::to_owned).collect()
 }
 
-/// The fingerprint of the configuration file and all files that it names.
 pub(super) fn fingerprint(file: &Path, config: &Config) -> Fingerprint {
     fingerprint_all(files(file, config).iter().map(PathBuf::as_path))
 }
 
-/// The fingerprint of one file.
 pub(super) fn fingerprint_of(file: &Path) -> Fingerprint {
     fingerprint_all([file].into_iter())
 }

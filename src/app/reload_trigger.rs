@@ -1,7 +1,7 @@
 //! Triggers a reload on SIGHUP, and when a file of the configuration changes.
 //!
-//! Watches folders and not files, because a file is often replaced by another of its name. Several changes cause one reload, and
-//! files with unchanged contents none.
+//! Watches folders and not files, because a file is often replaced by another of its name. Several changes cause one
+//! reload, and files with unchanged contents none.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -28,13 +28,10 @@ const INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ReloadCause {
-    /// An operator requested it.
     Asked,
-    /// A watched folder changed.
     Changed,
 }
 
-/// Waits for triggers, and reloads the configuration.
 #[derive(Debug)]
 pub(super) struct ReloadTrigger {
     /// `None` if the command line is the configuration.
@@ -42,7 +39,6 @@ pub(super) struct ReloadTrigger {
     /// Kept alive; `None` if folders cannot be watched.
     watcher: Option<RecommendedWatcher>,
     watched: Vec<PathBuf>,
-    /// The fingerprint of the last reading.
     seen: Fingerprint,
     warned: ReportedWarnings,
     connections: ConnectionCapacity,
@@ -60,9 +56,6 @@ struct ReloadWait {
 
 impl ReloadTrigger {
     /// Starts watching. From now on SIGHUP does not end the process.
-    ///
-    /// # Errors
-    /// If signal handlers cannot be installed.
     pub(super) fn new(
         file: Option<PathBuf>,
         config: &Config,
@@ -90,7 +83,6 @@ impl ReloadTrigger {
         Ok(reloads)
     }
 
-    /// Adds the folders of all files of a configuration to the watched ones.
     fn watch(&mut self, config: &Config) {
         let (Some(file), Some(watcher)) = (&self.file, &mut self.watcher) else { return };
         for file in reload::files(file, config) {
@@ -103,7 +95,9 @@ impl ReloadTrigger {
             }
             match watcher.watch(&folder, RecursiveMode::NonRecursive) {
                 Ok(()) => self.watched.push(folder),
-                Err(error) => tracing::warn!(%error, folder = %folder.display(), "changes are not seen here"),
+                Err(error) => {
+                    tracing::warn!(%error, folder = %folder.display(), "changes in this folder are not noticed")
+                }
             }
         }
     }
@@ -155,7 +149,6 @@ impl ReloadTrigger {
         }
     }
 
-    /// Whether files with this fingerprint must be read.
     fn is_news(&mut self, why: ReloadCause, seen: Fingerprint) -> bool {
         let is_other = seen != self.seen;
         self.seen = seen;
@@ -191,13 +184,12 @@ impl ReloadWait {
     }
 }
 
-/// Logs the outcome.
 fn log_outcome(outcome: anyhow::Result<ReloadSummary>) -> bool {
     match outcome {
         Ok(changes) => {
             count(if changes.is_none() { "unchanged" } else { "applied" });
             for key in &changes.need_restart {
-                tracing::warn!(key, "changed, and holds from the next start on");
+                tracing::warn!(key, "changed; takes effect at the next start");
             }
             let (opened, kept, retired) = (changes.opened, changes.kept, changes.retired);
             tracing::info!(opened, kept, retired, "the configuration was read again");

@@ -21,24 +21,20 @@ use crate::task::Clock;
 use crate::upstream::TaskScope;
 use crate::upstream::limits::CallPermitsByName;
 
-/// The settings of one replica.
 #[derive(Clone, Debug)]
 pub struct ReplicaSetup {
-    /// The shared store, and the clock of tasks that all replicas share.
     pub store: Arc<dyn TaskStore>,
     pub clock: Arc<dyn Clock>,
     /// Its address for other replicas; without one no request is forwarded to it.
     pub address: Option<SocketAddr>,
     /// The certificates between replicas; without them only loopback is reachable.
     pub tls: Option<ReplicaTls>,
-    /// The time limit for connecting to another replica.
     pub reach_max: Duration,
     /// The live replicas at the start. Later ones: [`SessionOwners::replace`].
     pub directory: ReplicaDirectory,
 }
 
 impl ReplicaSetup {
-    /// Reads the settings of a configuration with a shared store.
     pub(super) fn of(config: &Config, shared: Option<&SharedIncarnation>) -> Option<Self> {
         let (StoreSettings::Postgres(database), Some(shared)) = (&config.store, shared) else { return None };
         let (address, tls) = (database.replica.address, database.replica.tls.clone());
@@ -60,7 +56,6 @@ fn directory(store: &PostgresStore, view: &ReplicaView) -> ReplicaDirectory {
     ReplicaDirectory::of_rows(store.holder(), view.rows.iter().map(|one| &one.row))
 }
 
-/// Applies changes of the membership.
 #[derive(Debug)]
 pub(super) struct ReplicaFollower {
     store: Arc<PostgresStore>,
@@ -91,7 +86,6 @@ impl ReplicaFollower {
         }
     }
 
-    /// Applies the current membership.
     pub(super) fn look(&self) {
         self.follow(&self.store.watch_replicas().newest());
     }
@@ -103,13 +97,12 @@ impl ReplicaFollower {
         if let Some((limits, permits)) = &self.divided
             && limits.divide_by(NonZeroUsize::MIN.saturating_add(beside))
         {
-            tracing::info!(gateways = beside + 1, "rates and calls at a time are divided among gateways");
+            tracing::info!(gateways = beside + 1, "rates and concurrent calls are divided among replicas");
             permits.call_waiting();
         }
     }
 }
 
-/// The running listener for other replicas.
 #[derive(Debug)]
 pub(super) struct ReplicaListener {
     pub(super) running: RunningListener,
@@ -119,9 +112,6 @@ pub(super) struct ReplicaListener {
 
 impl ReplicaListener {
     /// Starts the replica listener, with the routes of the client listener, if other replicas should reach this one.
-    ///
-    /// # Errors
-    /// As [`server::start_on`].
     pub(super) async fn start(
         replica: Option<(&ReplicaSetup, &Arc<SessionOwners>)>,
         body_bytes_max: NonZeroUsize,

@@ -1,6 +1,6 @@
 //! Stores the replica's last incarnation in its folder, and locks out a second process.
 //!
-//! The holder of the lock knows that the earlier process has ended, so that its tasks are taken over at once. The file shows
+//! The holder of the lock knows that the earlier process has ended, and takes over its tasks at once. The file shows
 //! whether the database is another one than before, or older than the last heartbeat in the file.
 
 use std::fs::{File, OpenOptions};
@@ -21,14 +21,13 @@ const UNKNOWN: Incarnation = Incarnation(i64::MAX.unsigned_abs());
 /// More than is ever written.
 const BYTES_MAX: u64 = 256;
 
-/// Why a replica's file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ReplicaFileError {
     #[error("another process runs as this replica: it holds {}", .path.display())]
     Locked { path: PathBuf },
     #[error("{}: {source}", .path.display())]
     File { path: PathBuf, source: io::Error },
-    #[error("{}: is not what a gateway wrote; remove it once no gateway of this name runs", .path.display())]
+    #[error("{}: was not written by a gateway; remove it once no gateway of this name runs", .path.display())]
     Content { path: PathBuf },
 }
 
@@ -40,7 +39,6 @@ impl ReplicaFileError {
     }
 }
 
-/// A replica's file, locked until it is dropped.
 #[derive(Debug)]
 pub(super) struct ReplicaFile {
     path: PathBuf,
@@ -50,10 +48,8 @@ pub(super) struct ReplicaFile {
 }
 
 impl ReplicaFile {
-    /// Locks the file of the replica `name`, which is created if missing, and reads its earlier incarnation.
-    ///
-    /// # Errors
-    /// If another process has locked it, it cannot be created, or its content is foreign.
+    /// Locks the file of the replica `name`, which is created if missing, and reads its earlier incarnation. Fails if
+    /// another process has locked it, or its content is foreign.
     pub(super) fn lock(folder: &Path, name: &str) -> Result<(Self, Option<PriorIncarnation>), ReplicaFileError> {
         let path = folder.join(format!("{name}.replica"));
         let failed = |source| ReplicaFileError::File { path: path.clone(), source };
@@ -78,12 +74,8 @@ impl ReplicaFile {
         Ok((Self { path, file, is_loss: false }, prior))
     }
 
-    /// Writes the current incarnation and its last acknowledged heartbeat. If that fails, or the machine crashes before the write
-    /// is durable, the next process knows an earlier incarnation or none, and the lease decides; or it knows an earlier
-    /// heartbeat.
-    ///
-    /// # Errors
-    /// If it cannot be written.
+    /// Writes the current incarnation and its last acknowledged heartbeat. If the write is lost, the next process knows
+    /// an earlier incarnation or none, and the lease decides; or it knows an earlier heartbeat.
     pub(super) fn remember(&mut self, prior: PriorIncarnation) -> Result<(), ReplicaFileError> {
         if self.is_loss {
             return Ok(());
@@ -94,8 +86,7 @@ impl ReplicaFile {
         written.map_err(|source| ReplicaFileError::File { path: self.path.clone(), source })
     }
 
-    /// Records that the store lost acknowledged writes: the next start treats it as another store or an older one, even if it has
-    /// this incarnation. Logs a failed write.
+    /// Records that the store lost acknowledged writes: the next start treats it as another store or an older one.
     pub(super) fn remember_loss(&mut self, prior: PriorIncarnation) {
         if let Err(error) = self.remember(PriorIncarnation { holder: UNKNOWN, ..prior }) {
             tracing::warn!(error = %CauseChain(&error), "the next start may use a store that lost acknowledged writes");

@@ -1,6 +1,5 @@
-//! Creates the sealing key's file at the first start, and reads it later.
-//!
-//! Several gateways may share the folder and start concurrently; all get the same key. [`SealingKeys`] defines the file's format.
+//! Creates the sealing key's file at the first start, and reads it later. Several gateways may share the folder and
+//! start concurrently; all get the same key. [`SealingKeys`] defines the file's format.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write as _};
@@ -11,9 +10,7 @@ use crate::face::sealed::{KeyError, SealingKeys};
 use crate::random;
 use crate::secret_file::{self, SecretFileError};
 
-/// The file's name in the gateway's folder.
 const FILE_NAME: &str = "seal.key";
-/// Accessible to the owner only.
 const FOLDER_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
 /// More than a full key ring needs.
@@ -26,17 +23,16 @@ pub enum KeyFileError {
     File { path: PathBuf, source: SecretFileError },
     #[error("{}: {source}", .path.display())]
     Content { path: PathBuf, source: KeyError },
-    #[error("{}: is no file; remove it, and a key file is made in its place", .path.display())]
+    #[error("{}: is not a file; remove it, and a key file is created in its place", .path.display())]
     NoFile { path: PathBuf },
     #[error("{}: is larger than 64KiB; a key is a line of 64 hex digits", .path.display())]
     TooLarge { path: PathBuf },
-    #[error("{}: cannot be made: {source}; name another folder as `store.path`", .path.display())]
+    #[error("{}: cannot be created: {source}; name another folder as `store.path`", .path.display())]
     NotMade { path: PathBuf, source: io::Error },
 }
 
 impl KeyFileError {
-    /// Whether the folder is not writable, and no file in it is at fault: if nothing else outlives the process, the key need not
-    /// either.
+    /// Whether the folder is not writable, and no file in it is at fault: a process that keeps nothing needs no file.
     #[must_use]
     pub fn is_lack_of_a_place(&self) -> bool {
         match self {
@@ -49,15 +45,11 @@ impl KeyFileError {
     }
 }
 
-/// The key file in this folder.
 pub(super) fn file_in(folder: &Path) -> PathBuf {
     folder.join(FILE_NAME)
 }
 
 /// The keys in `folder`; `None` without a key file. Writes nothing.
-///
-/// # Errors
-/// If the file cannot be used.
 pub fn read(folder: &Path) -> Result<Option<SealingKeys>, KeyFileError> {
     let path = file_in(folder);
     let text = match secret_file::read(&path, "key", FILE_BYTES_MAX) {
@@ -77,9 +69,6 @@ pub fn read(folder: &Path) -> Result<Option<SealingKeys>, KeyFileError> {
 }
 
 /// The keys in `folder`, which are generated if there are none.
-///
-/// # Errors
-/// As [`read`], and if the file cannot be created.
 pub fn read_or_make(folder: &Path) -> Result<SealingKeys, KeyFileError> {
     if let Some(ring) = read(folder)? {
         return Ok(ring);
@@ -99,9 +88,7 @@ pub fn ephemeral() -> SealingKeys {
     SealingKeys::ephemeral(random::key())
 }
 
-/// Creates the file `path` with a new key, unless another process creates it first.
-///
-/// It appears under its name complete or not at all, and is never replaced: a hard link fails if the name exists.
+/// Creates the key file complete or not at all, and never replaces one: a hard link fails if the name exists.
 fn make(folder: &Path, path: &Path) -> io::Result<()> {
     DirBuilder::new().mode(FOLDER_MODE).recursive(true).create(folder)?;
     let mut tag = [0; 8];

@@ -13,14 +13,12 @@ use crate::server::Routes;
 pub(super) struct ServedEndpoint {
     settings: CombinedSettings,
     endpoint: Arc<CombinedEndpoint>,
-    /// The state for clients of the HTTP+SSE transport.
     older: SseServed,
     /// Ends the clients' own streams.
     _leaving: DropGuard,
 }
 
 impl ServedEndpoint {
-    /// Serves the members among `upstreams`.
     pub(super) fn new(settings: &CombinedSettings, upstreams: &[EndpointMember], parts: &GatewayParts) -> Self {
         Self::of_members(settings, members(settings, upstreams), parts)
     }
@@ -29,7 +27,6 @@ impl ServedEndpoint {
         &self.endpoint
     }
 
-    /// The state for clients of the HTTP+SSE transport.
     pub(super) const fn older(&self) -> &SseServed {
         &self.older
     }

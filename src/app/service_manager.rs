@@ -5,7 +5,6 @@ use std::time::Duration;
 use sd_notify::NotifyState;
 use tokio::time::Instant;
 
-/// Time for the steps after the drain.
 const TO_END: Duration = Duration::from_secs(10);
 /// The most time requested at once, and the interval of requests: a single request covers at most 71 minutes.
 const PATIENCE_MAX: Duration = Duration::from_secs(120);
@@ -17,7 +16,6 @@ fn notify(state: &[NotifyState<'_>]) {
     }
 }
 
-/// The gateway serves clients, or serves them again.
 pub fn notify_ready() {
     notify(&[NotifyState::Ready]);
 }
@@ -47,7 +45,6 @@ pub async fn keep_stopping(drain: Duration) {
     }
 }
 
-/// The microseconds to request.
 fn patience(left: Duration) -> u32 {
     u32::try_from(left.min(PATIENCE_MAX).as_micros()).unwrap_or(u32::MAX)
 }

@@ -26,8 +26,8 @@ use crate::tls::TlsFileError;
 
 /// The interval of attempts after a transient failure, such as an unavailable database.
 pub(super) const RETRY: Duration = Duration::from_secs(1);
-/// After this the first attempt counts as failed: a silent host takes as long as a write may. A replica that starts has seen the
-/// others' heartbeats by then.
+/// After this the first attempt counts as failed: a silent host takes as long as a write may. A replica that starts has
+/// seen the others' heartbeats by then.
 const FIRST_TRY_MAX: Duration = Duration::from_secs(3);
 
 const STORE_AWAY: &str = "store away";
@@ -67,7 +67,6 @@ pub enum SharedStoreError {
 }
 
 impl SharedStoreError {
-    /// The configuration key of the failed resource.
     pub(super) const fn key(&self) -> &'static str {
         match self {
             Self::Database(error) => error.key(),
@@ -76,7 +75,6 @@ impl SharedStoreError {
         }
     }
 
-    /// Whether to try again.
     const fn retry(&self) -> Retry {
         match self {
             Self::Database(error) => error.retry(),
@@ -85,7 +83,6 @@ impl SharedStoreError {
         }
     }
 
-    /// The reason against readiness meanwhile.
     fn reason(&self) -> &'static str {
         match self {
             Self::Database(PostgresOpenError::NameTaken { .. }) => NAME_TAKEN,
@@ -95,7 +92,6 @@ impl SharedStoreError {
     }
 }
 
-/// A database that is being opened.
 #[derive(Debug)]
 pub(super) struct SharedStoreOpening {
     settings: PostgresSettings,
@@ -108,15 +104,14 @@ pub(super) struct SharedStoreOpening {
     /// When the name was first found taken.
     taken: Option<Instant>,
     reasons: RetryReasons,
-    /// Cancelled once the first attempt has failed or takes long, and at once in a successor. From then on the listeners serve.
+    /// Cancelled once the first attempt has failed or takes long, and at once in a successor. From then on the
+    /// listeners serve.
     late: CancellationToken,
 }
 
 impl SharedStoreOpening {
-    /// Locks the replica's file. `prints` are the sealing keys' fingerprints.
-    ///
-    /// # Errors
-    /// If another process runs as this replica.
+    /// Locks the replica's file; fails if another process runs as this replica. `prints`: the sealing keys'
+    /// fingerprints.
     pub(super) fn new(
         config: &Config,
         database: &DatabaseSettings,
@@ -151,8 +146,8 @@ impl SharedStoreOpening {
         })
     }
 
-    /// For a successor in this process: waits from the beginning, also after errors that refuse a first start. Readiness is
-    /// blocked before any probe, so that a concurrent reload does not clear it during an attempt.
+    /// For a successor in this process: waits from the beginning, also after errors that refuse a first start.
+    /// Readiness is blocked before any probe, so that a concurrent reload does not clear it during an attempt.
     pub(super) fn restarts(&mut self, former: PriorIncarnation) {
         self.readiness.show_one_of(&REASONS, Some((STORE_AWAY, ReasonWeight::Blocks)));
         self.late.cancel();
@@ -160,7 +155,6 @@ impl SharedStoreOpening {
         self.settings.prior = Some(newest_incarnation(self.settings.prior, former));
     }
 
-    /// Cancelled once the database must be waited for.
     pub(super) fn late(&self) -> CancellationToken {
         self.late.clone()
     }
@@ -172,9 +166,6 @@ impl SharedStoreOpening {
     }
 
     /// Tries once. `None` if a later attempt may succeed: the reason is logged, and blocks readiness.
-    ///
-    /// # Errors
-    /// A permanent failure.
     async fn attempt(&mut self) -> Result<Option<Arc<PostgresStore>>, SharedStoreError> {
         let error = match self.open().await {
             Ok(store) => {
@@ -222,10 +213,7 @@ impl SharedStoreOpening {
         attempt.await
     }
 
-    /// Tries until it succeeds.
-    ///
-    /// # Errors
-    /// A permanent failure.
+    /// Tries until it succeeds, or fails permanently.
     pub(super) async fn wait(&mut self) -> Result<Arc<PostgresStore>, SharedStoreError> {
         let mut tried = self.first_attempt().await?;
         loop {
@@ -238,14 +226,13 @@ impl SharedStoreOpening {
         }
     }
 
-    /// The lock that keeps other processes from running as this replica.
     pub(super) fn into_file(self) -> Option<ReplicaFile> {
         self.file
     }
 }
 
-/// The later of the incarnations in the replica's file and of this process. The file may be out of date, or missing where it is
-/// not writable. A higher number in the file is a later, failed start or the mark of a lost store: both count.
+/// The later incarnation of the replica's file and of this process. The file may be out of date, or name a failed
+/// start.
 fn newest_incarnation(kept: Option<PriorIncarnation>, former: PriorIncarnation) -> PriorIncarnation {
     kept.filter(|kept| kept.holder > former.holder).unwrap_or(former)
 }
@@ -257,13 +244,12 @@ pub(super) struct RetryReasons(Option<String>);
 impl RetryReasons {
     pub(super) fn log(&mut self, why: String) {
         if self.0.as_ref() != Some(&why) {
-            tracing::warn!("{why}; this is tried until it goes well");
+            tracing::warn!("{why}; this is retried until it succeeds");
             self.0 = Some(why);
         }
     }
 }
 
-/// The settings to open the database without an earlier incarnation.
 pub(super) fn settings(database: &DatabaseSettings, replica: ReplicaDescription) -> PostgresSettings {
     PostgresSettings {
         access: database.access.clone(),
@@ -275,7 +261,6 @@ pub(super) fn settings(database: &DatabaseSettings, replica: ReplicaDescription)
     }
 }
 
-/// The description of an incarnation without name and address.
 pub(super) fn description(config: &Config, key_prints: Vec<KeyPrint>) -> ReplicaDescription {
     ReplicaDescription {
         name: String::new(),

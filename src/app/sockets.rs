@@ -1,7 +1,8 @@
 //! Holds listening sockets that exist before the gateway.
 //!
-//! A service manager's sockets listen before the process starts and after it has ended, so that a restart refuses no connection.
-//! A successor in this process takes over its predecessor's: once closed, their ports could be taken by another process.
+//! A service manager's sockets listen before the process starts and after it has ended, so that a restart refuses no
+//! connection. A successor in this process takes over its predecessor's: once closed, their ports could be taken by
+//! another process.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -24,14 +25,13 @@ pub struct Sockets {
     pub replicas: Option<TcpListener>,
 }
 
-/// Why a socket cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
-    #[error("{0} sockets were handed over; there are two at most, the clients' and the admin listener's")]
+    #[error("{0} sockets were passed; there are two at most, the clients' and the admin listener's")]
     TooMany(usize),
-    #[error("the socket named {0:?} is neither \"clients\" nor \"admin\", or is there twice")]
+    #[error("the socket named {0:?} is neither \"clients\" nor \"admin\", or is passed twice")]
     Name(String),
-    #[error("socket {0} that was handed over is no listening TCP socket")]
+    #[error("passed socket {0} is not a listening TCP socket")]
     Kind(usize, #[source] io::Error),
     #[error("other machines can reach {0}, where the clients' socket listens, while `auth.mode` is \"none\"")]
     Open(SocketAddr),
@@ -40,18 +40,13 @@ pub enum SocketError {
          clear; write [listen.tls], or `plaintext = true` in [listen] if a proxy in front of it speaks TLS"
     )]
     Plain(SocketAddr),
-    #[error(
-        "other machines can reach {0}, where operators are served, and nobody there is asked for a token; write [[admin.tokens]]"
-    )]
+    #[error("other machines can reach {0}, where operators are served without a token; write [[admin.tokens]]")]
     AdminOpen(SocketAddr),
 }
 
 impl Sockets {
-    /// Takes the sockets of `LISTEN_FDS` for this process: by name, or without names the client listener's first. Call once,
-    /// before anything else reads the environment.
-    ///
-    /// # Errors
-    /// If there are others than these two.
+    /// Takes the sockets of `LISTEN_FDS`: by name, or without names the client listener's first; fails if there are
+    /// others. Call once, before anything else reads the environment.
     pub fn from_environment() -> Result<Self, SocketError> {
         let names = std::env::var(NAMES).unwrap_or_default();
         let mut handed = ListenFd::from_env();
@@ -89,10 +84,7 @@ impl Sockets {
         }
     }
 
-    /// Applies the rules for addresses to the sockets.
-    ///
-    /// # Errors
-    /// If a client without credentials could connect from another machine.
+    /// Fails if a client without credentials could connect from another machine.
     pub(super) fn check(&self, config: &Config) -> Result<(), SocketError> {
         if let Some(at) = self.clients.as_ref().and_then(|socket| socket.local_addr().ok()) {
             check_reach(at, config)?;

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use metrics_exporter_prometheus::PrometheusHandle;
 
+use super::listeners::StoreSource;
 use super::reload::ReloadSummary;
 use super::shared_store::{RETRY, RetryReasons};
 use super::sockets::{SocketError, Sockets};
 use super::task_store::StoreRefusal;
-use super::waiting_listeners::StoreSource;
 use super::{Gateway, files};
 use crate::config::{Config, StoreSettings};
 use crate::server::RunningListener;
@@ -18,11 +18,9 @@ use crate::task::{Clock as _, SystemClock};
 /// The settings and sockets of the restart. Clients that connect earlier wait.
 #[derive(Debug)]
 pub(super) struct Successor {
-    /// The configuration of the start, for settings that only a start can change.
     started: Config,
     config: Config,
     sockets: Arc<Sockets>,
-    /// The incarnation that has ended.
     former: PriorIncarnation,
 }
 
@@ -44,11 +42,8 @@ impl Successor {
         Self { config: gateway.current.clone().within(&started), started, sockets: Arc::new(sockets), former }
     }
 
-    /// Changes its configuration as [`Gateway::reload`] does, except for the files that only a start reads: this is a start, and
-    /// the earlier files may be gone ([`Config::take_moved_files`]).
-    ///
-    /// # Errors
-    /// If a file that it names cannot be used, or a client without credentials could connect. Then nothing changes.
+    /// Changes its configuration as [`Gateway::reload`] does, or nothing if that fails. The files that only a start
+    /// reads are replaced, too: the earlier files may be gone ([`Config::take_moved_files`]).
     pub(super) fn reload(&mut self, config: Config) -> anyhow::Result<ReloadSummary> {
         files::check(&config, SystemClock.now())?;
         let mut started = self.started.clone();
@@ -60,11 +55,8 @@ impl Successor {
         Ok(ReloadSummary { opened: self.config.upstreams.len(), need_restart, ..ReloadSummary::default() })
     }
 
-    /// Starts the gateway with the current configuration. Every failure is retried, since all of it worked before: files may be
-    /// being rewritten just now.
-    ///
-    /// # Errors
-    /// A permanent refusal by the store or by the rules for sockets.
+    /// Starts the gateway with the current configuration. Every failure is retried but a permanent refusal by the store
+    /// or the rules for sockets: all of it worked before, and files may be being rewritten just now.
     pub(super) fn begin(
         &self,
         metrics: &PrometheusHandle,

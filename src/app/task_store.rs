@@ -35,41 +35,35 @@ const STORE_SLOW: &str = "store slow";
 
 /// With a write pending for longer, the store is not ready for more.
 const WAIT_MAX: Duration = Duration::from_secs(5);
-/// The interval of that check.
 const WAIT_POLL: Duration = Duration::from_millis(500);
 /// The time limit for reading the replicas' rows.
 const LOOK_MAX: Duration = Duration::from_millis(200);
 
-/// A running store, and the clock of its tasks.
 pub(super) struct OpenedStore {
     pub(super) store: Arc<dyn TaskStore>,
     pub(super) clock: Arc<dyn Clock>,
-    /// Set if other gateways may have it open, too.
     pub(super) shared: Option<SharedIncarnation>,
 }
 
-/// The registration of a gateway on a shared store.
 #[derive(Debug)]
 pub(super) struct SharedIncarnation {
     pub(super) store: Arc<PostgresStore>,
     /// Cancelled once its incarnation has ended.
     replaced: CancellationToken,
-    /// The locked replica file, if the folder is writable.
     file: Option<Arc<Mutex<ReplicaFile>>>,
 }
 
-/// The interval at which the last acknowledged heartbeat is written: the next start detects a database that is older by more than
-/// that, even after a kill.
+/// The interval at which the heartbeat is written: the next start detects a database that is older by more than that.
 const REMEMBER_EVERY: Duration = Duration::from_secs(60);
 
-/// Writes the incarnation and its last acknowledged heartbeat.
 fn remember(file: &Mutex<ReplicaFile>, store: &PostgresStore) {
     if let Err(error) = file.lock().remember(store.as_prior()) {
-        tracing::debug!(error = %CauseChain(&error), "the last heartbeat was not written down");
+        tracing::debug!(error = %CauseChain(&error), "the last heartbeat was not written to the file");
     }
 }
 
-/// Waits until the other replicas have read this one's row: they would take the owner of its sessions for dead. Cancel safe.
+/// Waits until the other replicas have read this one's row: they would take the owner of its sessions for dead. Cancel
+/// safe.
 pub(super) async fn be_seen(shared: Option<&SharedIncarnation>) {
     let beside = |shared: &SharedIncarnation| shared.store.replicas().taking_beside(shared.store.holder());
     if shared.is_some_and(|shared| beside(shared) > 0) {
@@ -77,7 +71,6 @@ pub(super) async fn be_seen(shared: Option<&SharedIncarnation>) {
     }
 }
 
-/// Why a replica's incarnation has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum IncarnationEnd {
     /// The other replicas have taken over.
@@ -87,7 +80,6 @@ pub(super) enum IncarnationEnd {
 }
 
 impl SharedIncarnation {
-    /// Returns once it has ended.
     pub(super) async fn ended(&self) -> IncarnationEnd {
         self.replaced.cancelled().await;
         // From the standing that ended it: the health may be updated later.
@@ -114,7 +106,6 @@ impl SharedIncarnation {
     }
 }
 
-/// Why the store was not opened.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreRefusal {
     #[error(transparent)]
@@ -135,11 +126,8 @@ pub(super) enum StoreOpening {
     Waiting(Box<SharedStoreOpening>),
 }
 
-/// Opens the store. While it takes no new tasks, the gateway is not ready. `prints` are the sealing keys' fingerprints. [`wait`]
-/// opens a database.
-///
-/// # Errors
-/// See [`StoreRefusal`].
+/// Opens the store, or prepares to; [`wait`] opens a database. While it takes no new tasks, the gateway is not ready.
+/// `prints` are the sealing keys' fingerprints.
 pub(super) async fn open(
     config: &Config,
     prints: Vec<KeyPrint>,
@@ -167,10 +155,7 @@ pub(super) async fn open(
     Ok(StoreOpening::Open(OpenedStore { store, clock, shared: None }))
 }
 
-/// Opens a database, and waits while it is unavailable.
-///
-/// # Errors
-/// A permanent failure.
+/// Opens a database; waits while it is unavailable, and fails only permanently.
 pub(super) async fn wait(
     mut opening: Box<SharedStoreOpening>,
     scope: &TaskScope,
@@ -180,7 +165,6 @@ pub(super) async fn wait(
     Ok(join(store, *opening, scope, readiness))
 }
 
-/// Follows the health of an open database.
 fn join(
     store: Arc<PostgresStore>,
     opening: SharedStoreOpening,
@@ -206,7 +190,6 @@ fn join(
     OpenedStore { clock: store.clock(), store, shared: Some(shared) }
 }
 
-/// Reports changes of the store's health.
 async fn watch(disk: &DiskStore, readiness: &Readiness) {
     let mut health = disk.watch_health();
     let mut is_slow = false;
@@ -220,7 +203,6 @@ async fn watch(disk: &DiskStore, readiness: &Readiness) {
     }
 }
 
-/// Reports when writes start or stop waiting too long.
 fn log_pace(waited: Duration, is_slow: &mut bool, readiness: &Readiness) {
     if *is_slow == (waited > WAIT_MAX) {
         return;
@@ -235,13 +217,11 @@ fn log_pace(waited: Duration, is_slow: &mut bool, readiness: &Readiness) {
     }
 }
 
-/// The clock of tasks in this process.
 fn steady(begin: Timestamp) -> Arc<dyn Clock> {
     let began = since_boot();
     Arc::new(SteadyClock::new(begin, move || since_boot().saturating_sub(began)))
 }
 
-/// Reports whether the store takes new tasks.
 fn set_readiness(health: StoreHealth, readiness: &Readiness) {
     let why = match health {
         StoreHealth::Good => None,
@@ -261,7 +241,6 @@ fn disk_settings(config: &Config, limits: StoreLimits, is_ephemeral: bool) -> Di
     settings
 }
 
-/// The settings of a store on disk.
 fn settings(config: &Config) -> Option<DiskSettings> {
     match &config.store {
         StoreSettings::Memory(_) | StoreSettings::Postgres(_) => None,
@@ -270,9 +249,6 @@ fn settings(config: &Config) -> Option<DiskSettings> {
 }
 
 /// Examines the store's files without opening it; creates none.
-///
-/// # Errors
-/// A fault that would keep a gateway from starting.
 pub(super) fn check(config: &Config) -> Result<(), OpenError> {
     settings(config).map_or(Ok(()), |settings| disk::examine(&settings))
 }
@@ -284,7 +260,6 @@ pub fn in_use(config: &Config) -> Option<&Path> {
     is_used.then_some(config.folder.as_path())
 }
 
-/// The program's exit code if its store did not open.
 pub(super) const fn exit_code(error: &StoreRefusal) -> u8 {
     match error {
         StoreRefusal::Disk(OpenError::Locked { .. })

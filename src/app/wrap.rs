@@ -18,10 +18,10 @@ use super::program::{Signals, missing_program, refused};
 use super::reload::ServedUpstream;
 use super::served_endpoint::ServedEndpoint;
 use super::task_store::{self, OpenedStore, StoreOpening};
-use super::{GatewayKeys, GatewayParts, files, upstream_programs};
+use super::{GatewayKeys, GatewayParts, files};
 use crate::config::{Config, LoadedConfig, StoreSettings};
 use crate::engine::recovery::{self, CallTargets};
-use crate::engine::{Engine, changes_elsewhere, rows_without_runner};
+use crate::engine::{Engine, changes_elsewhere};
 use crate::face::combined::CombinedEndpoint;
 use crate::face::endpoint::UpstreamEndpoint;
 use crate::face::http::Endpoint;
@@ -39,22 +39,18 @@ const ENVELOPE_BYTES: usize = 64 * 1024;
 const DRAIN_MAX: Duration = Duration::from_secs(1);
 /// The time for the server to exit. After that it is killed in the background.
 const CLOSE_MAX: Duration = Duration::from_secs(3);
-/// The time for the remaining background work.
 const REST_MAX: Duration = Duration::from_millis(500);
 /// Tasks that are cancelled per page.
 const PAGE: usize = 100;
 
-/// Serves the host at standard input and output until it closes or a signal arrives. Uses the store and the limits of the
-/// configuration, and its first endpoint or else its first upstream. `store_option` is the command-line option for the store.
-///
-/// # Errors
-/// If the store is unavailable, or the host's input is unreadable. A fault of a file or a store is printed and ends with the exit
-/// code of [`super::serve`]; a missing program ends with [`EXIT_UNAVAILABLE`](super::EXIT_UNAVAILABLE).
+/// Serves the host at standard input and output until it closes or a signal arrives. Uses the configuration's first
+/// endpoint, or else its first upstream. `store_option` is the command-line option for the store. A fault of a file or
+/// a store is printed and ends with the exit code of [`super::serve`]; a missing program ends with
+/// [`EXIT_UNAVAILABLE`](super::EXIT_UNAVAILABLE).
 pub async fn wrap(loaded: LoadedConfig, store_option: Option<&str>) -> anyhow::Result<ExitCode> {
     telemetry::install_logs(LogFormat::Auto)?;
     let read = PreparedConfig::new(loaded);
-    // With several servers, the others are served.
-    let missing = upstream_programs::missing(&read.config).count();
+    let missing = files::missing_programs(&read.config).count();
     if missing == read.config.upstreams.len()
         && let Some(code) = missing_program(&read.config)
     {
@@ -80,7 +76,6 @@ pub async fn wrap(loaded: LoadedConfig, store_option: Option<&str>) -> anyhow::R
         tokio::select! {
             served = &mut serving => served,
             _ = signals.next() => {
-                // The host still reads, and receives the outcome of its pending calls.
                 let notifying = async {
                     wrapping.end_calls().await;
                     leaving.cancel();
@@ -98,7 +93,7 @@ pub async fn wrap(loaded: LoadedConfig, store_option: Option<&str>) -> anyhow::R
     };
     tokio::select! {
         () = wrapping.end() => (),
-        _ = signals.next() => tracing::warn!("ended before everything was put down"),
+        _ = signals.next() => tracing::warn!("ended before all tasks and calls were settled"),
     }
     served.context("the host cannot be served any more")?;
     Ok(ExitCode::SUCCESS)
@@ -111,14 +106,12 @@ fn is_stdout_closed() -> bool {
     rustix::event::poll(&mut ends, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
 }
 
-/// A gateway without listeners.
 struct WrappedGateway {
     parts: GatewayParts,
     upstreams: Vec<ServedUpstream>,
     /// The host's client handle; `_combined` keeps an endpoint of several upstreams alive.
     served: StreamClient,
     _combined: Option<ServedEndpoint>,
-    /// Ends the streams of subscribed clients.
     ending: CancellationToken,
     /// Ends the background tasks on every path.
     _stop: DropGuard,
@@ -168,7 +161,7 @@ impl WrappedGateway {
             (None, None) => bail!("there is no server"),
         };
         parts.scope.tracker.spawn(recovery::run(Arc::clone(&parts.engine), targets.clone(), parts.scope.stop.clone()));
-        parts.scope.tracker.spawn(rows_without_runner::run(
+        parts.scope.tracker.spawn(recovery::resume_rows_without_runner(
             Arc::clone(&parts.engine),
             targets,
             parts.scope.stop.clone(),
@@ -177,13 +170,11 @@ impl WrappedGateway {
         Ok(Self { parts, upstreams, served, _combined: combined, ending, _stop: unless_ended })
     }
 
-    /// Ends the calls that the host waits for, and notifies it.
     async fn end_calls(&self) {
         self.take_back().await;
         log_lost_calls(&self.parts.live_calls().end(Reason::GatewayRestart));
     }
 
-    /// Cancels tasks that no client can request any more.
     async fn take_back(&self) {
         if !self.parts.store.reach().outlives_process() {
             // Fails if a task has ended meanwhile.

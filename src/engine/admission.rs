@@ -1,7 +1,7 @@
 //! Grants permits for unsettled tasks, counted from the permit, not from the row.
 //!
-//! A permit is held from before the upstream is called until the task settles, so a call with an `auto` plan can always become a
-//! task. The principal's limit is checked before the limit for all (GW-40).
+//! A permit is held from before the upstream is called until the task settles, so a call with an `auto` plan can always
+//! become a task. The principal's limit is checked before the limit for all (GW-40).
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -12,9 +12,7 @@ use crate::metric;
 use crate::shared_limits::SharedLimits;
 use crate::task::{Principal, PrincipalCounts, Reason};
 
-/// Unsettled rows in a store that other replicas share.
-///
-/// They include the rows of this replica, which hold permits here.
+/// Unsettled rows of a shared store, including the rows of this replica, which hold permits here.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct UnsettledRows {
     pub(super) all: usize,
@@ -30,7 +28,6 @@ pub struct TaskAdmission {
 
 #[derive(Debug, Default)]
 struct AdmissionState {
-    /// The limit for all principals together.
     tasks_max: usize,
     closed: bool,
     counts: PrincipalCounts,
@@ -57,26 +54,17 @@ impl TaskAdmission {
         Self { taken: Mutex::new(taken), principals }
     }
 
-    /// Takes one permit.
-    ///
-    /// # Errors
-    /// `TooManyTasks` or `Draining`.
+    /// Fails with `TooManyTasks` or `Draining`.
     pub fn take(self: &Arc<Self>, owner: &Principal) -> Result<TaskPermit, Reason> {
         self.take_many(owner, NonZeroUsize::MIN)
     }
 
     /// Takes permits for a task and its subtasks: all of them, or none.
-    ///
-    /// # Errors
-    /// As [`TaskAdmission::take`].
     pub fn take_many(self: &Arc<Self>, owner: &Principal, number: NonZeroUsize) -> Result<TaskPermit, Reason> {
         self.take_beside(owner, number, UnsettledRows::default())
     }
 
-    /// Like [`TaskAdmission::take_many`], in a store that other replicas share: their known rows count, too.
-    ///
-    /// # Errors
-    /// As [`TaskAdmission::take`].
+    /// Like [`TaskAdmission::take_many`]; the known rows of other replicas count, too.
     pub(super) fn take_beside(
         self: &Arc<Self>,
         owner: &Principal,
@@ -90,10 +78,7 @@ impl TaskAdmission {
         self.take_within(owner, number, stored)
     }
 
-    /// Like `take_beside`, for a call in progress, which may need permits during a drain.
-    ///
-    /// # Errors
-    /// `TooManyTasks`.
+    /// Like `take_beside`, for a call in progress, which may need permits during a drain. Fails with `TooManyTasks`.
     pub(super) fn take_within(
         self: &Arc<Self>,
         owner: &Principal,
@@ -140,7 +125,6 @@ impl TaskAdmission {
         fits
     }
 
-    /// The reason for the refusal that just happened.
     #[must_use]
     pub fn refusal(&self) -> Reason {
         if self.taken.lock().closed { Reason::Draining } else { Reason::TooManyTasks }
@@ -151,12 +135,10 @@ impl TaskAdmission {
         self.taken.lock().tasks_max = tasks_max;
     }
 
-    /// Refuses all later permits.
     pub fn close(&self) {
         self.taken.lock().closed = true;
     }
 
-    /// All permits taken.
     #[must_use]
     pub fn taken(&self) -> usize {
         self.taken.lock().counts.all()
@@ -167,7 +149,6 @@ impl TaskAdmission {
         self.taken.lock().used_by(owner, stored)
     }
 
-    /// Permits taken by one principal.
     #[must_use]
     pub fn taken_by(&self, owner: &Principal) -> usize {
         self.taken.lock().counts.of(owner)

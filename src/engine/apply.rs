@@ -6,14 +6,16 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, try_join_all};
 
 use super::Engine;
+use super::retry_delays::RetryDelays;
 use super::unknown_commits::UnknownCommit;
+use crate::cause::CauseChain;
 use crate::dialect::faults::reason_key;
 use crate::failpoint;
 use crate::store::{StoreError, StoredTask, WriteRole};
 use crate::task::reference::{LoggedPrincipal, LoggedTask};
 use crate::task::{
-    Effect, Event, Executed, Failure, GatewayFault, Outcome, Phase, Reason, Task, TaskKey, TaskVisibility, Timestamp,
-    transition,
+    Attempt, Effect, Event, Executed, Failure, GatewayFault, Outcome, Phase, Reason, Task, TaskKey, TaskVisibility,
+    Timestamp, transition,
 };
 
 /// Retries after a lost race. In each round another writer succeeded, so reaching this limit means a bug.
@@ -26,19 +28,17 @@ const FAILURE_PAUSE: Duration = Duration::from_millis(50);
 /// Children of one task that are settled together, so that the store can merge their commits.
 const CHILDREN_AT_ONCE: usize = 64;
 
-/// Why a task could not be read or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum TaskError {
     #[error("no such task")]
     Unknown,
     #[error("too many writers at once")]
     Contended,
-    #[error("the store did not do it")]
+    #[error("a store operation failed")]
     Store(#[from] StoreError),
 }
 
 impl TaskError {
-    /// The reason that a client receives.
     #[must_use]
     pub const fn reason(&self) -> Reason {
         match self {
@@ -77,17 +77,14 @@ impl TaskError {
 #[derive(Clone, Debug)]
 pub(super) struct AppliedEvent {
     pub(super) task: Arc<Task>,
-    /// Whether the event had an effect.
     pub(super) changed: bool,
 }
 
 impl Engine {
-    /// Applies one event and performs its effects. Not cancel safe: a dropped call may have stored the event without its effects,
-    /// which only the next process would find. So engine tasks await it, and requests only within [`Engine::finish`].
-    ///
-    /// # Errors
-    /// See [`TaskError`]. An outcome that exceeds the store's room settles the task with a fault that says so: it is never lost
-    /// silently (L8).
+    /// Applies one event and performs its effects. An outcome that exceeds the store's room settles the task with a
+    /// fault that says so: it is never lost silently (L8). Not cancel safe: a dropped call may have stored the event
+    /// without its effects, which only the next process would find. So engine tasks await it, and requests only within
+    /// [`Engine::finish`].
     pub(super) async fn apply(
         self: &Arc<Self>,
         key: &TaskKey,
@@ -97,11 +94,9 @@ impl Engine {
         self.apply_all(key, role, vec![event]).await
     }
 
-    /// Applies events in one commit. `changed` refers to the last event; those before it are left out where the store has no room
-    /// for them. A write with an unknown commit performs its effects once it is known to be committed (see `unknown_commits`).
-    ///
-    /// # Errors
-    /// As [`Engine::apply`]. A holder's write that is `Fenced` has stopped the task's runner.
+    /// Applies events in one commit. `changed` refers to the last event; the others are left out where the store has no
+    /// room. A write with an unknown commit performs its effects once it is known to be committed (see
+    /// `unknown_commits`). A holder's write that is `Fenced` has stopped the task's runner.
     pub(super) async fn apply_all(
         self: &Arc<Self>,
         key: &TaskKey,
@@ -138,8 +133,7 @@ impl Engine {
                 // The commit was unknown, and the write succeeded.
                 return Ok(AppliedEvent { task: row.task, changed });
             }
-            // Checked even where there is nothing to write: an event without effect on another replica's row is not for this
-            // process to judge.
+            // Checked even with nothing to write: another replica's row is not for this process to judge.
             if role == WriteRole::Holder && row.holder.is_some_and(|holder| holder != self.store.holder()) {
                 return Err(StoreError::Fenced.into());
             }
@@ -197,9 +191,6 @@ impl Engine {
     }
 
     /// Inserts the row of a new task; returns once it is durable, unless a test breaks that on purpose.
-    ///
-    /// # Errors
-    /// As [`crate::store::TaskStore::insert`].
     pub(super) async fn insert_row(&self, task: &Task) -> Result<(), StoreError> {
         if failpoint::is_sabotaged("handle-before-commit") {
             return Ok(());
@@ -238,7 +229,6 @@ impl Engine {
         })
     }
 
-    /// Performs the effects of a committed write.
     pub(super) fn follow(&self, key: &TaskKey, before: &Task, after: &Task, effects: Vec<Effect>) {
         self.record(before, after);
         visit_stored(before, after);
@@ -283,7 +273,6 @@ impl Engine {
         }
     }
 
-    /// Counts an unsettled task that a client requested.
     pub(super) fn count_in_flight(&self, task: &Task) {
         if !task.is_settled() && task.shown == TaskVisibility::Handle && task.tree.parent.is_none() {
             self.metrics.taken_over(&task.origin.upstream);
@@ -292,7 +281,7 @@ impl Engine {
 
     /// Stops the runner of a task that another replica has taken over. The upstream is not notified.
     pub(super) fn fenced(&self, key: &TaskKey) {
-        tracing::warn!(task = %LoggedTask(key), "another replica has taken a task over; its call is released");
+        tracing::warn!(task = %LoggedTask(key), "another replica took over a task; its call here is dropped");
         self.live.fence(key);
     }
 
@@ -308,7 +297,6 @@ impl Engine {
     }
 }
 
-/// A task after some events, their effects, and whether the last event had one.
 fn decided(before: &Task, events: &[Event], now: Timestamp) -> (Task, Vec<Effect>, bool) {
     let (mut task, mut effects, mut changed) = (before.clone(), Vec::new(), false);
     for event in events {
@@ -361,7 +349,7 @@ pub fn record_shown(task: &Task) {
     if task.is_settled() {
         tracing::debug!(task = %LoggedTask(&task.key), %principal, "an outcome was read");
     } else {
-        tracing::debug!(task = %LoggedTask(&task.key), %principal, "a task was looked at");
+        tracing::debug!(task = %LoggedTask(&task.key), %principal, "a task's state was read");
     }
 }
 
@@ -372,5 +360,56 @@ const fn outcome_label(outcome: &Outcome) -> &'static str {
         Outcome::Faulted(Failure::Upstream(_)) => "upstream_error",
         Outcome::Faulted(Failure::Gateway(fault)) => reason_key(fault.reason),
         Outcome::Cancelled => "cancelled",
+    }
+}
+
+impl Engine {
+    /// Ends the task of a refused call with an unknown insert, once the store confirms its row: other replicas may have
+    /// seen it. Until then no other runner takes the task. `executed` says whether the call was sent.
+    pub(super) fn end_refused(self: &Arc<Self>, key: TaskKey, executed: Executed) {
+        let (engine, leaving) = (Arc::clone(self), self.leaving.clone());
+        self.changes.tracker.spawn(async move {
+            let mut pauses = RetryDelays::of_writers();
+            let mut found = None;
+            // The wait may be dropped; the effects of a row's end must complete.
+            while let Some(Some(row)) = leaving.run_until_cancelled(engine.found_refused(&key, &mut pauses)).await {
+                if engine.ends_refused(found.get_or_insert_with(|| row.task.clone()), row.task.attempt, executed).await
+                {
+                    break;
+                }
+            }
+            engine.live.remove(&key);
+        });
+    }
+
+    /// The row of such an insert, once the store confirms whether it exists.
+    async fn found_refused(&self, key: &TaskKey, pauses: &mut RetryDelays) -> Option<StoredTask> {
+        loop {
+            pauses.wait().await;
+            match self.store.resolve_write(key, self.clock.now()).await {
+                Ok(found) => return found,
+                Err(error) => {
+                    tracing::debug!(error = %CauseChain(&error), "whether a task was stored is not known yet");
+                }
+            }
+        }
+    }
+
+    /// Settles such a task; whether nothing is left to do. `found` is the task at the first read. Not cancel safe.
+    async fn ends_refused(self: &Arc<Self>, found: &Task, attempt: Attempt, executed: Executed) -> bool {
+        let failure = Failure::Gateway(GatewayFault::new(Reason::StoreFailed, executed));
+        let event = Event::Faulted { attempt, failure };
+        match self.apply(&found.key, WriteRole::Holder, event).await {
+            Ok(_) => {
+                // Its end was counted, perhaps by an attempt with an unknown commit, but its beginning was not.
+                self.count_in_flight(found);
+                true
+            }
+            Err(TaskError::Unknown | TaskError::Store(StoreError::Fenced)) => true,
+            Err(error) => {
+                tracing::debug!(error = %CauseChain(&error), "a refused task that was stored after all has not ended yet");
+                false
+            }
+        }
     }
 }

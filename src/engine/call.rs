@@ -20,7 +20,6 @@ use crate::wire::{Payload, method};
 /// Events queued for a client that reads slowly; when full, the runner stops reading from the upstream.
 pub(super) const EVENTS_MAX: usize = 32;
 
-/// One call, with everything known before it begins.
 #[derive(Clone)]
 pub struct CallSpec {
     pub owner: Principal,
@@ -37,24 +36,21 @@ pub struct CallSpec {
     pub tool: Arc<str>,
     pub policy: ToolPolicy,
     pub plan: Plan,
-    /// The client's idempotency key. A call that was made under this key before is not repeated: with [`Plan::Task`] the
-    /// repetition gets the task of the first call, else its outcome. See `runner::idempotent_call`.
+    /// The client's idempotency key: a repeated call gets the first call's task ([`Plan::Task`]) or its outcome. See
+    /// `runner::idempotent_call`.
     pub idempotency: Option<Idempotency>,
-    /// The task id that the client chose; used with [`Plan::Task`] only, and never together with an idempotency key. While a task
-    /// has this id, a second call with it is refused.
+    /// The task id that the client chose, only with [`Plan::Task`] and without idempotency key. A second call with it
+    /// is refused.
     pub chosen: Option<ChosenId>,
     /// When the request arrived; the grace period starts here.
     pub arrived: tokio::time::Instant,
-    /// Whether the tool's annotations allow a repeated call.
     pub is_repeatable: bool,
-    /// The questions that this client supports.
     pub questions: QuestionFilter,
     pub rounds: RoundSupport,
     /// Receives the task's progress and log messages; `None` where no client could receive them.
     pub notice_sink: Option<TaskNoticeSink>,
     /// Whether the client reads subtasks directly (SEP-2268); else their parent forwards their questions (T-40).
     pub sees_subtasks: bool,
-    /// Limits on following the server's subtasks, where the context enables them.
     pub subtask_limits: SubtaskLimits,
 }
 
@@ -70,13 +66,14 @@ impl CallSpec {
         self.idempotency.is_some() || self.chosen.is_some()
     }
 
-    /// Whether the call has an idempotency key and its client waits for the response: it has a row like a task, but no handle, or
-    /// none before the grace period ends.
+    /// Whether a client with an idempotency key waits for the response: the call has a row, but no handle before grace
+    /// ends.
     pub(super) const fn is_held_by_key(&self) -> bool {
         self.idempotency.is_some() && !matches!(self.plan, Plan::Task)
     }
 
-    /// The call as a later process may have to send it, given whether it was not sent yet. Omits fields that no process can use.
+    /// The call as a later process may have to send it, given whether it was not sent yet. Omits fields that no process
+    /// can use.
     pub(super) fn stored(&self, is_waiting: bool) -> Option<StoredCall> {
         let call = StoredCall {
             params: self.upstream.stored(self.request.params.as_ref()?),
@@ -99,10 +96,10 @@ impl CallSpec {
     }
 }
 
-/// Receives notices of a running task. The call's runner calls it in order, before the task's end is stored; it must not block.
+/// Receives notices of a running task. The call's runner calls it in order, before the task's end is stored; it must
+/// not block.
 pub type TaskNoticeSink = Arc<dyn Fn(&TaskKey, TaskNotice<'_>) + Send + Sync>;
 
-/// A notice of a running task that does not change its state.
 #[derive(Debug)]
 pub enum TaskNotice<'a> {
     Progress(&'a Progress),
@@ -119,7 +116,6 @@ impl std::fmt::Debug for CallSpec {
 /// Decides whether a client supports a question, as the peer dialect has parsed it.
 pub type QuestionFilter = Arc<dyn Fn(&Payload) -> Askable + Send + Sync>;
 
-/// Allows the questions that the client declared; others are refused.
 #[must_use]
 pub fn declared_questions(capabilities: &Payload) -> QuestionFilter {
     let is_declared = declared_by(capabilities);
@@ -129,9 +125,7 @@ pub fn declared_questions(capabilities: &Payload) -> QuestionFilter {
     })
 }
 
-/// Whether a client without a handle can receive questions.
-///
-/// They arrive in a response, after which the client repeats its request with the answers.
+/// Whether a client without a handle can receive questions: in a response, after which it repeats its request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RoundSupport {
     Allowed,
@@ -140,7 +134,6 @@ pub enum RoundSupport {
 }
 
 impl RoundSupport {
-    /// The support of a method, for a client that supports rounds.
     #[must_use]
     pub fn of(name: &str) -> Self {
         if method::may_ask(name) { Self::Allowed } else { Self::Unknown }
@@ -151,18 +144,14 @@ impl RoundSupport {
 pub struct RoundRetry {
     /// Answers to questions; keys that are not open are ignored.
     pub answers: BTreeMap<InputKey, Answer>,
-    /// How this request may be answered.
     pub plan: Plan,
-    /// The questions that the client supports from now on.
     pub questions: QuestionFilter,
 }
 
-/// Why a held call cannot be resumed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RetryRefusal {
     /// This process has no runner for it.
     NotHere,
-    /// Too many requests resume it at once.
     TooMany,
 }
 
@@ -175,7 +164,6 @@ impl std::fmt::Debug for RoundRetry {
 /// Whether a client supports a question.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Askable {
-    /// The client declared support.
     Declared,
     /// The client did not; the question is refused and the call continues.
     Undeclared,
@@ -183,27 +171,23 @@ pub enum Askable {
     Required(Payload),
 }
 
-/// A call's event for the client, in order.
 #[derive(Clone, Debug)]
 pub enum CallEvent {
     Progress(Progress),
-    /// The params of `notifications/message`.
     Log(Payload),
     /// The call can no longer become a task. Sent at most once, before all visible events.
     StaysPlain,
     /// The call became a task, or repeats one that did; the task may have settled since. Last event.
     Created(Arc<Task>),
-    /// The upstream has questions, and the call is held under this hidden task until the client repeats its request. Rounds count
+    /// The upstream's questions; this hidden task holds the call until the client repeats its request. Rounds count
     /// from 1. Last event.
     InputRequired {
         task: Arc<Task>,
         round: u32,
     },
-    /// The call ended. Last event.
     Ended(CallEnd),
 }
 
-/// How a call that stayed plain ended.
 #[derive(Clone, Debug)]
 pub enum CallEnd {
     Outcome(Outcome),
@@ -224,7 +208,6 @@ pub struct CallStream {
 }
 
 impl CallStream {
-    /// Creates a stream and its sender.
     pub(super) fn new() -> (CallStreamSender, Self) {
         let (sender, events) = mpsc::channel(EVENTS_MAX);
         let claimed = CancellationToken::new();
@@ -241,7 +224,6 @@ impl CallStream {
     }
 }
 
-/// The runner's end of a [`CallStream`].
 #[derive(Clone, Debug)]
 pub(super) struct CallStreamSender {
     /// Boxed, since the channel reserves slots for dozens of events: an idle call then takes little memory.

@@ -1,10 +1,8 @@
-//! Performs the changes that clients and operators request. A change completes even if its client disconnects.
+//! Performs the changes that clients and operators request.
 //!
-//! When a client disconnects, its request's future is dropped at an arbitrary await. The store may have received the write by
-//! then and commits it, but the effects would be lost. So each change runs in a spawned task ([`finish`]), and the request only
-//! waits for it. Code that a request awaits calls `apply` in no other way.
-//!
-//! [`finish`]: Engine::finish
+//! If a client disconnects, its request's future is dropped at an arbitrary await: the store may commit the write, but
+//! the effects would be lost. So each change runs in a spawned task ([`Engine::finish`]), and the request only waits
+//! for it. Code that a request awaits calls `apply` in no other way.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -31,7 +29,6 @@ const CHANGES_MAX: usize = 1_024;
 
 /// How long a change waits for room in the store before it is refused.
 const ROOM_WAIT_MAX: Duration = Duration::from_secs(20);
-/// The retry delay meanwhile, at first and at last.
 const ROOM_LOOKS: RetryDelays = RetryDelays::new(Duration::from_millis(100), Duration::from_secs(1));
 
 #[derive(Debug)]
@@ -47,19 +44,13 @@ impl Default for RunningChanges {
 }
 
 impl Engine {
-    /// Returns a task's state, for its owner. Cancel safe.
-    ///
-    /// # Errors
-    /// `Unknown` for ids that are unknown, foreign, expired or hidden alike, and for tasks of tools that their owner may no
-    /// longer use; `Store`.
+    /// Returns a task's state, for its owner. `Unknown` alike for ids that are unknown, foreign, expired or hidden, and
+    /// for tasks of tools that their owner may no longer use. Cancel safe.
     pub async fn get(self: &Arc<Self>, key: &TaskKey) -> Result<Arc<Task>, TaskError> {
         self.readable(self.shown(key).await?)
     }
 
     /// Like [`Engine::get`], without the check of the owner's access: for operators, and for cancels.
-    ///
-    /// # Errors
-    /// As [`Engine::get`], except for tools that the owner may no longer use.
     pub async fn shown(self: &Arc<Self>, key: &TaskKey) -> Result<Arc<Task>, TaskError> {
         self.under_parent(visible(self.held(key).await?)?).await
     }
@@ -70,7 +61,8 @@ impl Engine {
         if is_readable { Ok(task) } else { Err(TaskError::Unknown) }
     }
 
-    /// A subtask while it exists: only with a parent that lists it, and no longer than its parent (SUB-05, SUB-17). Cancel safe.
+    /// A subtask while it exists: only with a parent that lists it, and no longer than its parent (SUB-05, SUB-17).
+    /// Cancel safe.
     async fn under_parent(self: &Arc<Self>, task: Arc<Task>) -> Result<Arc<Task>, TaskError> {
         let Some(parent) = task.tree.parent else { return Ok(task) };
         let key = TaskKey { owner: task.key.owner.clone(), id: parent };
@@ -82,11 +74,8 @@ impl Engine {
         if left >= task.ttl { Ok(task) } else { Ok(Arc::new(Task { ttl: left, ..Task::clone(&task) })) }
     }
 
-    /// Returns the state of a call that was held between two rounds of questions, with or without a handle. Only for callers that
-    /// have verified the client's reference to it: no face shows a hidden task. Cancel safe.
-    ///
-    /// # Errors
-    /// `Unknown` for ids that are unknown, foreign or expired alike; `Store`.
+    /// Returns the state of a call that was held between two rounds of questions, with or without a handle. Only for
+    /// callers that have verified the client's reference to it: no face shows a hidden task. Cancel safe.
     pub async fn held(self: &Arc<Self>, key: &TaskKey) -> Result<Arc<Task>, TaskError> {
         let now = self.clock.now();
         let row = self.store.load(key, now).await?.ok_or(TaskError::Unknown)?;
@@ -97,11 +86,8 @@ impl Engine {
         Ok(row.task)
     }
 
-    /// Lists tasks of one owner by creation time, at most `limit`, after the cursor of an earlier page. Hidden tasks are left
-    /// out, so a page may hold fewer. Reads no results. Cancel safe.
-    ///
-    /// # Errors
-    /// `Store`.
+    /// Lists one owner's tasks by creation time, at most `limit`, after the cursor of an earlier page. Hidden tasks are
+    /// left out, so a page may hold fewer. Cancel safe.
     pub async fn list(
         self: &Arc<Self>,
         owner: &Principal,
@@ -113,11 +99,8 @@ impl Engine {
         Ok(TaskPage { tasks: self.present_listed(page.tasks, now).await?, next: page.next })
     }
 
-    /// Like [`Engine::list`], for tasks that match `filter`, in its order. A page reads a bounded number of tasks, so it may be
-    /// short or empty without being the last. Cancel safe.
-    ///
-    /// # Errors
-    /// `Store`.
+    /// Like [`Engine::list`], for tasks that match `filter`, in its order. A page reads a bounded number of tasks, so
+    /// it may be short or empty without being the last. Cancel safe.
     pub async fn list_filtered(
         self: &Arc<Self>,
         owner: &Principal,
@@ -154,11 +137,8 @@ impl Engine {
         Ok(tasks)
     }
 
-    /// Adds answers to a task's open questions; keys that are not open are ignored (EXT-39). The answers are stored when this
-    /// returns (EXT-74). Also retries the delivery of earlier answers. A dropped call did all of it, or nothing.
-    ///
-    /// # Errors
-    /// As [`Engine::get`].
+    /// Adds answers to a task's open questions, and retries the delivery of earlier ones; keys that are not open are
+    /// ignored (EXT-39). The answers are stored when this returns (EXT-74). A dropped call did all of it, or nothing.
     pub async fn answer(self: &Arc<Self>, key: &TaskKey, answers: BTreeMap<InputKey, Answer>) -> Result<(), TaskError> {
         let (engine, key) = (Arc::clone(self), key.clone());
         self.finish(async move {
@@ -173,21 +153,14 @@ impl Engine {
         .await
     }
 
-    /// Cancels a task. It is settled when this returns. The upstream is notified in the background, also if the notification of
-    /// an earlier cancel failed. A dropped call did all of it, or nothing. An owner may cancel a task even without access to its
-    /// tool.
-    ///
-    /// # Errors
-    /// As [`Engine::shown`].
+    /// Settles a task as cancelled, even for an owner without access to its tool. The upstream is notified in the
+    /// background, also if the notification of an earlier cancel failed. A dropped call did all of it, or nothing.
     pub async fn cancel(self: &Arc<Self>, key: &TaskKey) -> Result<CancelResult, TaskError> {
         let (engine, key) = (Arc::clone(self), key.clone());
         self.finish(async move { engine.cancelled(&key).await }).await
     }
 
-    /// Removes a settled task for its owner: it cannot be read once this returns. A dropped call did all of it, or nothing.
-    ///
-    /// # Errors
-    /// As [`Engine::get`].
+    /// Removes a settled task for its owner, for good once this returns. A dropped call did all of it, or nothing.
     pub async fn delete(self: &Arc<Self>, key: &TaskKey) -> Result<DeleteResult, TaskError> {
         let (engine, key) = (Arc::clone(self), key.clone());
         self.finish(async move {
@@ -204,7 +177,8 @@ impl Engine {
         .await
     }
 
-    /// Removes a task and its remaining children. The task goes first, because a child without a parent is invisible (SUB-05).
+    /// Removes a task and its remaining children. The task goes first, because a child without a parent is invisible
+    /// (SUB-05).
     pub(super) async fn remove_tree(&self, task: &Task) -> Result<(), StoreError> {
         self.store.remove(&task.key).await?;
         for child in &*task.tree.children {
@@ -213,10 +187,6 @@ impl Engine {
         Ok(())
     }
 
-    /// Cancels a task on behalf of an operator, as its owner would.
-    ///
-    /// # Errors
-    /// As [`Engine::get`].
     pub async fn cancel_for_operator(self: &Arc<Self>, key: &TaskKey) -> Result<CancelResult, TaskError> {
         let (engine, key) = (Arc::clone(self), key.clone());
         self.finish(async move {
@@ -240,18 +210,15 @@ impl Engine {
         self.changes.tracker.spawn(cancel.in_current_span());
     }
 
-    /// Cancels a call that is held between two rounds of questions, for a client that cancels its request. The upstream is
-    /// notified in the background. A dropped call did all of it, or nothing.
-    ///
-    /// # Errors
-    /// As [`Engine::held`].
+    /// Cancels a held call for a client that cancels its request; the upstream is notified in the background. A dropped
+    /// call did all of it, or nothing.
     pub async fn let_go(self: &Arc<Self>, key: &TaskKey) -> Result<(), TaskError> {
         let (engine, key) = (Arc::clone(self), key.clone());
         self.finish(async move { engine.given_up(&key).await.map(|_| ()) }).await
     }
 
-    /// Completes a change even if its caller is dropped. Waits for a permit first; a call dropped before that changes nothing.
-    /// Must not be called from within a change.
+    /// Completes a change even if its caller is dropped, but changes nothing if that happens while it waits for its
+    /// permit. Must not be called from within a change.
     pub(super) async fn finish<T: Send + 'static>(
         &self,
         change: impl Future<Output = Result<T, TaskError>> + Send + 'static,
@@ -282,8 +249,9 @@ impl Engine {
         self.apply(key, WriteRole::Command, Event::TtlElapsed).await.map(|applied| applied.task)
     }
 
-    /// Applies a change for a client or an operator. While the store has no room, it is retried for a limited time; it is refused
-    /// while half of all permits for changes wait like this. A waiting cancel precedes the task's outcome (L6).
+    /// Applies a change for a client or an operator. While the store has no room, it is retried for a limited time; it
+    /// is refused while half of all permits for changes wait like this. A waiting cancel precedes the task's outcome
+    /// (L6).
     async fn apply_with_room(self: &Arc<Self>, key: &TaskKey, event: Event) -> Result<AppliedEvent, TaskError> {
         let (until, mut pauses) = (Instant::now() + ROOM_WAIT_MAX, ROOM_LOOKS);
         let mut waiting = None;

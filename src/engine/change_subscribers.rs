@@ -11,7 +11,6 @@ use crate::task::TaskKey;
 /// The limit of subscribers to one task (SEC-11).
 pub const WAITERS_MAX: usize = 64;
 
-/// A task has the maximum number of subscribers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("too many waiters for one task")]
 pub struct TooManySubscribers;
@@ -23,10 +22,7 @@ pub struct ChangeSubscribers {
 }
 
 impl ChangeSubscribers {
-    /// Subscribes to a task. Read the task after this, not before: then no change is missed.
-    ///
-    /// # Errors
-    /// Above [`WAITERS_MAX`] waiters of one task.
+    /// Subscribes to a task. Read the task after this, so that no change is missed. Fails above [`WAITERS_MAX`].
     pub fn watch(&self, key: &TaskKey) -> Result<ChangeSubscriber, TooManySubscribers> {
         self.try_watch(key, WAITERS_MAX).ok_or(TooManySubscribers)
     }
@@ -69,7 +65,6 @@ impl ChangeSubscribers {
     }
 }
 
-/// A subscription to one task.
 #[derive(Debug)]
 pub struct ChangeSubscriber {
     /// `None` only during the drop.
@@ -79,8 +74,7 @@ pub struct ChangeSubscriber {
 }
 
 impl ChangeSubscriber {
-    /// Returns once the task has changed since the last call, or since the subscription. Several changes may be merged into one.
-    /// Cancel safe.
+    /// Returns once the task has changed since the last call, or the subscription. Changes may be merged. Cancel safe.
     pub async fn changed(&mut self) {
         if let Some(changes) = &mut self.changes {
             // The sender lives as long as there is a receiver, so this cannot fail.

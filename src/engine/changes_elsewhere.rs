@@ -1,7 +1,7 @@
-//! Follows other replicas' writes to tasks that run here or have subscribers here. Does nothing unless the store is shared.
+//! Follows other replicas' writes to tasks that run here or have subscribers here.
 //!
-//! A hint names a changed row, and may be lost; so each second all these rows are read, too. The replica that made a change
-//! performs its effects; only local effects of the row's state are performed here.
+//! A hint names a changed row, and may be lost; so each second all these rows are read, too. The replica that made a
+//! change performs its effects; only local effects of the row's state are performed here.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -61,7 +61,6 @@ impl SeenRevisions {
 }
 
 impl Engine {
-    /// The tasks that have a subscriber or a runner in this process.
     fn followed(&self) -> BTreeSet<TaskKey> {
         self.live.keys().into_iter().chain(self.watchers.keys()).collect()
     }

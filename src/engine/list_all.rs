@@ -18,11 +18,8 @@ pub const SURVEY_MAX: usize = 10_000;
 const SAME_MAX: usize = 8;
 
 impl Engine {
-    /// Calls `look` for every task with a handle, the newest first, starting after `after`, until `look` breaks or [`SURVEY_MAX`]
-    /// rows were read: then it returns the cursor of the next survey. Takes time in proportion to the rows read. Cancel safe.
-    ///
-    /// # Errors
-    /// `Store`.
+    /// Calls `look` for every task with a handle, the newest first, starting after `after`, until `look` breaks or
+    /// [`SURVEY_MAX`] rows were read: then it returns the cursor of the next survey. Cancel safe.
     pub async fn survey(
         &self,
         mut after: Option<NewestCursor>,
@@ -47,17 +44,12 @@ impl Engine {
     }
 
     /// The incarnation that is responsible for each of these tasks in a shared store: for operators. Cancel safe.
-    ///
-    /// # Errors
-    /// `Store`.
     pub async fn holders(&self, keys: &[TaskKey]) -> Result<Vec<Option<Incarnation>>, TaskError> {
         Ok(self.store.holders(keys).await?)
     }
 
-    /// The tasks with this reference that have a handle, or are parts of such tasks: none or one, rarely more. Cancel safe.
-    ///
-    /// # Errors
-    /// `Store`.
+    /// The tasks with this reference that have a handle, or are parts of such tasks: none or one, rarely more. Cancel
+    /// safe.
     pub async fn named_by(self: &Arc<Self>, reference: ShortReference) -> Result<Vec<Arc<Task>>, TaskError> {
         let mut tasks = Vec::new();
         for key in self.store.find_reference(reference, SAME_MAX).await? {

@@ -1,10 +1,10 @@
 //! Decides how calls that an earlier process left unsettled continue or end (GW-39).
 //!
-//! Runs in the background until all rows are handled. Until then a task remains as stored; a row that the store fails to change
-//! is retried. `verdict` judges one row, and is pure; a runner for the row carries the verdict out, or this module where there is
+//! Runs in the background; until a row is handled its task remains as stored, and a row that the store fails to change
+//! is retried. `verdict` judges one row, and is pure; a runner carries the verdict out, or this module where there is
 //! nothing to run.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,6 +38,9 @@ const LOOKS_MAX: usize = 4;
 const RETRY_FIRST: Duration = Duration::from_millis(500);
 const RETRY_LAST: Duration = Duration::from_secs(30);
 const RETRIES: RetryDelays = RetryDelays::new(RETRY_FIRST, RETRY_LAST);
+/// Interval of looks for rows without a runner, and the rows that are resumed after one.
+const LOOK_EVERY: Duration = Duration::from_secs(30);
+const RESUMED_MAX: usize = 1_000;
 
 /// The configured upstreams, by name. Clones share one table.
 #[derive(Clone, Debug, Default)]
@@ -65,15 +68,15 @@ impl CallTargets {
     }
 }
 
-/// Claims the rows that ended processes left at the configured upstreams, and handles each; calls that continue do so in runners.
-/// Returns once none is left; in a shared store it runs until `stop` or a drain. Remaining rows wait for the next process.
+/// Claims the rows that ended processes left at the configured upstreams, and handles each. Returns once none is left;
+/// in a shared store it runs until `stop` or a drain.
 pub async fn run(engine: Arc<Engine>, origins: CallTargets, stop: CancellationToken) {
     let leaving = engine.leaving.clone();
     let recovering = async {
         loop {
             let seen = pass(&engine, &origins).await;
             if seen > 0 {
-                tracing::info!(tasks = seen, "all tasks of earlier processes were looked at");
+                tracing::info!(tasks = seen, "all tasks of earlier processes were handled");
             }
             if engine.store.reach() != Reach::Shared {
                 return;
@@ -88,8 +91,8 @@ pub async fn run(engine: Arc<Engine>, origins: CallTargets, stop: CancellationTo
     }
 }
 
-/// Claims all rows and handles them; returns how many there were. Rows that could not be handled do not delay new claims, and are
-/// retried at growing intervals.
+/// Claims and handles all rows; returns how many there were. Failed rows are retried at growing intervals, and delay no
+/// claim.
 async fn pass(engine: &Arc<Engine>, origins: &CallTargets) -> usize {
     let mut left = LeftRows::new();
     let mut claim_pauses = RetryDelays::new(RETRY_FIRST, CLAIM_EVERY);
@@ -126,8 +129,9 @@ async fn pass(engine: &Arc<Engine>, origins: &CallTargets) -> usize {
     }
 }
 
-/// Resumes rows of this process that have no runner, as recovery does. A row that could not be resumed is found again later.
-pub(super) async fn resume_own(engine: &Arc<Engine>, origins: &CallTargets, rows: Vec<TaskKey>) {
+/// Resumes rows of this process that have no runner, as recovery does. A row that could not be resumed is found again
+/// later.
+async fn resume_own(engine: &Arc<Engine>, origins: &CallTargets, rows: Vec<TaskKey>) {
     // These rows are already counted as in flight.
     let seen = |key| RecoveryCandidate { was_seen: true, ..RecoveryCandidate::new(key) };
     let mut left = Vec::new();
@@ -138,7 +142,6 @@ pub(super) async fn resume_own(engine: &Arc<Engine>, origins: &CallTargets, rows
     }
 }
 
-/// Rows that the store failed to change.
 struct LeftRows {
     rows: Vec<RecoveryCandidate>,
     pauses: RetryDelays,
@@ -153,7 +156,6 @@ impl LeftRows {
         left
     }
 
-    /// Resets the delays, since new rows were added.
     fn begin_anew(&mut self) {
         self.pauses = RETRIES;
         self.due = Instant::now() + self.pauses.take();
@@ -161,11 +163,11 @@ impl LeftRows {
 
     fn take(&mut self) -> Vec<RecoveryCandidate> {
         if std::mem::replace(&mut self.is_logged, true) {
-            tracing::debug!(tasks = self.rows.len(), "tasks of earlier processes are looked at again");
+            tracing::debug!(tasks = self.rows.len(), "tasks of earlier processes are retried");
         } else {
             tracing::warn!(
                 tasks = self.rows.len(),
-                "tasks of earlier processes are not done with yet; they are looked at again"
+                "tasks of earlier processes could not be handled yet; they are retried"
             );
         }
         self.due = Instant::now() + self.pauses.take();
@@ -173,7 +175,6 @@ impl LeftRows {
     }
 }
 
-/// A row that an earlier process may have left.
 struct RecoveryCandidate {
     key: TaskKey,
     /// Whether an earlier process left it.
@@ -206,7 +207,6 @@ impl RecoveryCandidate {
         RecoveryProgress::Again(self)
     }
 
-    /// Whether its upstream was notified already.
     fn was_notified(&self) -> bool {
         matches!(self.tried, Some((_, RecoveryDecision::Notify)))
     }
@@ -240,7 +240,6 @@ enum RecoveryProgress {
     /// Another runner has it, or it was removed or settled.
     NotOurs,
     Done,
-    /// The store failed to change it.
     Again(RecoveryCandidate),
 }
 
@@ -262,15 +261,14 @@ fn decide(
 }
 
 async fn look(engine: &Arc<Engine>, origins: &CallTargets, mut found: RecoveryCandidate) -> RecoveryProgress {
-    // Claimed before it is read: answers and cancels from here on are queued in `commands`. A runner of this process registered its
-    // call before the row existed.
+    // Claimed before it is read: answers and cancels from here on are queued in `commands`. A runner of this process
+    // registered its call before the row existed.
     let claim = engine.live.claim(&found.key);
     engine.retried.lock().remove(&found.key);
     let Some(commands) = claim else { return RecoveryProgress::NotOurs };
     let mut commands = Some(commands);
     for _ in 0..LOOKS_MAX {
         let now = engine.clock.now();
-        // A row that another replica holds by now is skipped.
         let task = match engine.store.load(&found.key, now).await.map(|row| row.filter(|row| is_ours(engine, row))) {
             Ok(Some(StoredTask { task, .. })) => task,
             Ok(None) => break,
@@ -340,7 +338,6 @@ async fn look(engine: &Arc<Engine>, origins: &CallTargets, mut found: RecoveryCa
     if found.was_seen { RecoveryProgress::Done } else { RecoveryProgress::NotOurs }
 }
 
-/// Whether no other replica holds a row.
 fn is_ours(engine: &Engine, row: &StoredTask) -> bool {
     row.holder.is_none_or(|holder| holder == engine.store.holder())
 }
@@ -417,7 +414,7 @@ async fn notify_upstream(reach: Option<&CallTarget>, task: &Task) {
     let policy = reach.settings.rules.policy_of(&task.origin.tool);
     let call = reach.restored_call(task, policy, UpstreamTaskMode::Never);
     match reach.upstream.resume(ResumeToken(position.clone()), call.context).await {
-        Ok(mut exchange) => exchange.cancel("nobody waits for this call any more").await,
+        Ok(mut exchange) => exchange.cancel("no client waits for this call any more").await,
         Err(error) => {
             tracing::info!(error = %CauseChain(&error), task = %LoggedTask(&task.key), "an upstream could not be notified of a cancel")
         }
@@ -436,7 +433,8 @@ impl CallTarget {
         task.recovery.resume.is_none() && has_call && self.sendable(task).is_none()
     }
 
-    /// The call of a row, as its runner needs it. It has a handle, so questions that its client did not declare are refused.
+    /// The call of a row, as its runner needs it. It has a handle, so questions that its client did not declare are
+    /// refused.
     fn restored_call(&self, task: &Task, policy: ToolPolicy, native_task: UpstreamTaskMode) -> CallSpec {
         let call = task.recovery.call.as_ref();
         let capabilities = call.map_or_else(Payload::empty_object, |one| one.capabilities.clone());
@@ -456,5 +454,62 @@ impl CallTarget {
         spec.context.log_level = call.and_then(|call| call.log_level.clone());
         spec.context.native_task = native_task;
         spec
+    }
+}
+
+/// Resumes unsettled rows of this process that have no runner, until `stop` or a drain. Invariant: an unsettled row
+/// that this process holds has a runner, or its parent has one, or recovery retries it; else the task would be at work
+/// until its `ttl`. A row counts only if two consecutive looks find it, since one may fall between a runner's last
+/// write and its end.
+pub async fn resume_rows_without_runner(engine: Arc<Engine>, origins: CallTargets, stop: CancellationToken) {
+    let leaving = engine.leaving.clone();
+    let looking = async {
+        let mut found = BTreeSet::new();
+        loop {
+            tokio::time::sleep(LOOK_EVERY).await;
+            found = look_for_rows(&engine, &origins, found).await;
+        }
+    };
+    tokio::select! {
+        () = stop.cancelled() => (),
+        () = leaving.cancelled() => (),
+        never = looking => never,
+    }
+}
+
+/// Finds rows without a runner, and resumes the rows that were also in `before`. Returns the rows found.
+async fn look_for_rows(engine: &Arc<Engine>, origins: &CallTargets, before: BTreeSet<TaskKey>) -> BTreeSet<TaskKey> {
+    let found = match engine.rows_without_runner().await {
+        Ok(found) => found,
+        Err(error) => {
+            tracing::debug!(error = %CauseChain(&error), "rows without a runner could not be searched for");
+            return before;
+        }
+    };
+    let rows: Vec<_> = found.intersection(&before).take(RESUMED_MAX).cloned().collect();
+    if !rows.is_empty() {
+        tracing::error!(tasks = rows.len(), "tasks without a runner are resumed like tasks of an earlier process");
+        resume_own(engine, origins, rows).await;
+    }
+    found
+}
+
+impl Engine {
+    /// The rows that break the invariant now, including rows that are about to get or lose a runner.
+    pub async fn rows_without_runner(&self) -> Result<BTreeSet<TaskKey>, StoreError> {
+        let mut found = BTreeSet::new();
+        for key in self.store.held().await?.into_iter().filter(|key| !self.is_run(key)) {
+            let row = self.store.load(&key, self.clock.now()).await?;
+            let Some(task) = row.map(|row| row.task).filter(|task| !task.is_settled()) else { continue };
+            let parent = task.tree.parent.map(|id| TaskKey { owner: key.owner.clone(), id });
+            if !parent.is_some_and(|parent| self.is_run(&parent)) && !self.is_run(&key) {
+                found.insert(key);
+            }
+        }
+        Ok(found)
+    }
+
+    fn is_run(&self, key: &TaskKey) -> bool {
+        self.live.has(key) || self.retried.lock().contains(key)
     }
 }

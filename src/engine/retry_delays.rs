@@ -27,7 +27,6 @@ impl RetryDelays {
         Self::new(Duration::from_millis(100), Duration::from_secs(5))
     }
 
-    /// The next delay.
     pub fn take(&mut self) -> Duration {
         let pause = self.next;
         self.next = (pause * 2).min(self.last);

@@ -1,22 +1,17 @@
-//! Runs one upstream call: turns exchange events into task events or client events. Outlives the client's connection once the
-//! call has a handle.
+//! Runs one upstream call: turns exchange events into task events or client events.
 //!
-//! Order (GW-32): `always` and `required` insert the row, send the handle, then begin; if a permit is free, the row says from the
-//! start that the call may have been sent. `auto` begins, and inserts at the end of the grace period. A handle is sent only after
-//! `insert` returned. If the client has left by then, no client knows the id: the row is removed and the upstream call cancelled
-//! (T-27).
-//!
-//! The main loop is here; `row` inserts the row and writes the outcome, `questions` and `rounds` handle the upstream's questions.
+//! Order (GW-32): `always` and `required` insert the row, send the handle, then begin; if a permit is free, the row
+//! says from the start that the call may have been sent. `auto` begins, and inserts at the end of the grace period. A
+//! handle is sent only after `insert` returned; if the client has left by then, the row is removed and the upstream
+//! call cancelled (T-27). `row` inserts the row and writes the outcome, `questions` and `rounds` handle the upstream's
+//! questions.
 
 mod answers;
 mod bug_recipient;
 mod call_state;
 mod checkpoint;
 mod dialog;
-mod dispatch;
-mod elements;
 mod family;
-mod fence;
 mod idempotent_call;
 mod live_runners;
 mod parts;
@@ -27,9 +22,53 @@ mod rounds;
 mod row;
 mod store_wait;
 mod subtasks;
+
+#[derive(Clone, Copy)]
+enum RunnerTimer {
+    Store,
+    Queue,
+    Round,
+    Grace,
+    Input,
+    Progress,
+    Checkpoint,
+}
+
+impl Runner {
+    /// In order of priority if several are due. All share one sleep: a separate sleep for each took more memory than
+    /// the rest of a call's wait.
+    fn timers(&self) -> [(Option<Instant>, RunnerTimer); 7] {
+        [
+            (self.recorder.store_due(), RunnerTimer::Store),
+            (self.call.queue_end(), RunnerTimer::Queue),
+            (self.dialog.questions().round_due(), RunnerTimer::Round),
+            (self.dialog.grace_end(), RunnerTimer::Grace),
+            (self.dialog.questions().overdue_at(), RunnerTimer::Input),
+            (self.recorder.progress_due(), RunnerTimer::Progress),
+            (self.recorder.check_due(), RunnerTimer::Checkpoint),
+        ]
+    }
+
+    fn next_due(&self) -> Option<Instant> {
+        self.timers().into_iter().filter_map(|(due, _)| due).min()
+    }
+
+    async fn serve_timer(&mut self, is_due: impl Fn(Instant) -> bool) -> RunnerFlow {
+        match self.timers().into_iter().find(|(due, _)| due.is_some_and(&is_due)) {
+            Some((_, RunnerTimer::Store)) => self.try_again().await,
+            Some((_, RunnerTimer::Queue)) => self.queue_over().await,
+            Some((_, RunnerTimer::Round)) => self.ask_client().await,
+            Some((_, RunnerTimer::Grace)) => self.grace_over().await,
+            Some((_, RunnerTimer::Input)) => self.expire_inputs().await,
+            Some((_, RunnerTimer::Progress)) => self.store_progress().await,
+            Some((_, RunnerTimer::Checkpoint)) => self.checkpoint_due().await,
+            None => RunnerFlow::Continue,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests;
-mod timers;
 mod tree_sizes;
 mod url_elicitation;
 mod verdict;
@@ -61,23 +100,17 @@ use crate::upstream::{ExchangeError, ExchangeEvent, Progress};
 use crate::wire::Payload;
 
 impl Engine {
-    /// Runs one call: plainly, as a task, or as the grace period decides (see [`crate::task::Plan`]).
-    ///
-    /// The call runs in a runner task. Dropping the stream before a handle was created cancels the call at the upstream; after
-    /// that only a cancel of the task does.
-    ///
-    /// A task of an anonymous principal is kept for a shorter time than its policy says.
+    /// Runs one call, as its [`crate::task::Plan`] says. Dropping the stream before a handle was created cancels the
+    /// call at the upstream; after that only a cancel of the task does. A task of an anonymous principal is kept for a
+    /// shorter time than its policy says.
     pub fn call(self: &Arc<Self>, mut spec: CallSpec) -> CallStream {
         spec.policy = spec.policy.for_owner(&spec.owner);
         spec.context.share = Some(self.share_of(&spec));
         start(Arc::clone(self), spec)
     }
 
-    /// Resumes a held call: forwards the client's answers to the upstream, and returns the call's events as [`Engine::call`]
-    /// does. Dropping the stream before a final event cancels the call, unless another client also waits for it.
-    ///
-    /// # Errors
-    /// If this process does not run the call, or too many clients resume it at once: see [`Engine::held`].
+    /// Resumes a held call with the client's answers; fails if this process does not run it, or too many clients resume
+    /// it at once. Dropping the stream before a final event cancels the call, unless another client also waits for it.
     pub fn retry(&self, key: &TaskKey, retry: RoundRetry) -> Result<CallStream, RetryRefusal> {
         let (sender, stream) = CallStream::new();
         self.live.retry(key, sender, retry).map(|()| stream)
@@ -181,7 +214,6 @@ impl Runner {
         }
     }
 
-    /// Creates the task of a call that is a task from the start.
     async fn begin_task(&mut self) -> Result<RunnerFlow, GatewayFault> {
         self.enter_queue()?;
         if !self.asks_first() {
@@ -192,16 +224,12 @@ impl Runner {
         Ok(RunnerFlow::Continue)
     }
 
-    /// Takes a permit or a queue position for a call that has its row written before it is sent.
-    ///
-    /// # Errors
-    /// If the queue is full: then no row is written.
+    /// Takes a permit, or a queue position, before the row is written; fails if the queue is full.
     fn enter_queue(&mut self) -> Result<(), GatewayFault> {
         self.call.enter_queue(&self.spec)
     }
 
-    /// Whether a client without a handle receives the questions that precede the handle. Not for a named call: its name must find
-    /// it from the start.
+    /// Whether questions precede the handle. Not for a named call: its name must find it from the start.
     fn asks_first(&self) -> bool {
         !self.spec.is_named()
             && self.spec.policy.early_input == EarlyInput::AskFirst
@@ -217,8 +245,8 @@ impl Runner {
         let may_leave = !self.recorder.has_handle() && self.dialog.clients().is_there();
         let may_be_left = !self.call.outlives_drain() && self.recorder.has_handle();
         let (next_due, deadline) = (self.next_due(), self.call.deadline());
-        // A call is not sent before its mark is stored. Events after the naming of subtasks wait until these are stored, so that
-        // the call's end follows theirs (SUB-13).
+        // A call is not sent before its mark is stored. Events after the naming of subtasks wait until these are
+        // stored, so that the call's end follows theirs (SUB-13).
         let may_be_heard =
             !self.recorder.waits_for(UnstoredStep::Mark) && !self.recorder.waits_for(UnstoredStep::Subtasks);
         tokio::select! {
@@ -292,8 +320,8 @@ impl Runner {
         }
     }
 
-    /// No task could be created: the call is held (GW-33), and events that waited may be sent now. Without a handle it waits for
-    /// its permit no longer than any plain call.
+    /// Holds a call without a task (GW-33): events that waited may be sent, and its permit is awaited as for any plain
+    /// call.
     async fn stay_plain(&mut self, reason: Reason) -> RunnerFlow {
         let reason = crate::dialect::faults::reason_key(reason);
         tracing::warn!(reason, "the call could not become a task and is held");
@@ -357,8 +385,8 @@ impl Runner {
         RunnerFlow::Continue
     }
 
-    /// Keeps the upstream task's status text for the gateway's task. A plain call cannot show it: it is not progress, as no
-    /// number grows (GW-24).
+    /// Keeps the upstream task's status text. A plain call cannot show it: it is not progress, as no number grows
+    /// (GW-24).
     fn status_received(&mut self, text: Arc<str>) -> RunnerFlow {
         if self.recorder.has_handle() {
             self.recorder.keep_progress(text);

@@ -13,7 +13,6 @@ use crate::shared_limits::SharedLimits;
 use crate::task::{GatewayFault, Outcome, Phase, Plan, Principal, Task, TaskKey};
 use crate::wire::{JsonPieces, Payload};
 
-/// The results that responses are sending now.
 #[derive(Debug)]
 pub(super) struct SharedResults {
     limits: SharedLimits,
@@ -21,7 +20,6 @@ pub(super) struct SharedResults {
     shown: Mutex<HashMap<TaskKey, Weak<Bytes>>>,
 }
 
-/// One response's reference to a shared buffer.
 struct SharedText(Arc<Bytes>);
 
 impl AsRef<[u8]> for SharedText {
@@ -49,10 +47,8 @@ impl SharedResults {
 }
 
 impl Engine {
-    /// Returns a task with its large result in the one buffer that all responses share.
-    ///
-    /// # Errors
-    /// `TooMuchUnread` or `AnswersFull` if the responses in progress leave no bytes for it.
+    /// Puts a task's large result into the one buffer that all responses share. Fails with `TooMuchUnread` or
+    /// `AnswersFull`.
     pub fn share(&self, task: Arc<Task>) -> Result<Arc<Task>, GatewayFault> {
         let Phase::Settled(Outcome::Returned { result, is_error }) = &task.phase else { return Ok(task) };
         if result.len() < JsonPieces::SHARED_MIN {
@@ -63,10 +59,7 @@ impl Engine {
         Ok(Arc::new(Task { phase, ..Task::clone(&task) }))
     }
 
-    /// Charges a response to its principal if it is large and shares no buffer.
-    ///
-    /// # Errors
-    /// As [`Engine::share`].
+    /// Charges a response to its principal if it is large and shares no buffer. Fails as [`Engine::share`].
     pub fn within_budget(&self, principal: &Principal, answer: JsonPieces) -> Result<JsonPieces, GatewayFault> {
         match answer {
             JsonPieces::Whole(text) if text.len() >= JsonPieces::SHARED_MIN => {
@@ -84,7 +77,6 @@ impl Engine {
         if call.plan == Plan::Direct { share } else { share.until_deadline() }
     }
 
-    /// The limits of principals.
     #[must_use]
     pub const fn limits(&self) -> &SharedLimits {
         &self.results.limits

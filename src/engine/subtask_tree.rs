@@ -5,7 +5,6 @@ use std::sync::Arc;
 use super::{Engine, TaskError};
 use crate::task::{Principal, Summary, Task, TaskId, TaskKey, TreeLinks};
 
-/// One subtask and its descendants.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SubtaskTree {
     pub task: Summary,
@@ -14,11 +13,8 @@ pub struct SubtaskTree {
 }
 
 impl Engine {
-    /// The subtasks below a task with this `tree`, at most `limit`, nearest first; removed ones are left out. Includes subtasks
-    /// that their owner does not see. Cancel safe.
-    ///
-    /// # Errors
-    /// `Store`.
+    /// The subtasks below a task with this `tree`, at most `limit`, nearest first, including subtasks that their owner
+    /// does not see. Cancel safe.
     pub async fn subtasks_of(
         self: &Arc<Self>,
         owner: &Principal,
@@ -42,7 +38,6 @@ impl Engine {
             }
         }
         let mut nearest = Vec::new();
-        // Descendants come after their parents.
         while let Some((parent, mut row)) = rows.pop() {
             row.below.reverse();
             match parent {
@@ -55,9 +50,6 @@ impl Engine {
     }
 
     /// A task without the subtasks that its owner does not see. Cancel safe.
-    ///
-    /// # Errors
-    /// `Store`.
     pub async fn as_seen(self: &Arc<Self>, task: Arc<Task>) -> Result<Arc<Task>, TaskError> {
         if task.tree.children.is_empty() {
             return Ok(task);
@@ -66,11 +58,8 @@ impl Engine {
         Ok(if tree == task.tree { task } else { Arc::new(Task { tree, ..Task::clone(&task) }) })
     }
 
-    /// The part of a task's `tree` that its owner sees: where its subtasks are parts of it, the owner sees none of them (SUB-06,
-    /// T-40). Cancel safe.
-    ///
-    /// # Errors
-    /// `Store`.
+    /// The part of `tree` that its owner sees: no subtasks where they are parts of the task (SUB-06, T-40). Cancel
+    /// safe.
     pub async fn seen_tree(self: &Arc<Self>, owner: &Principal, tree: &TreeLinks) -> Result<TreeLinks, TaskError> {
         // All children of one task have the same visibility.
         let Some(first) = tree.children.first() else { return Ok(tree.clone()) };
@@ -81,11 +70,8 @@ impl Engine {
         }
     }
 
-    /// The settled direct subtasks of a task, each with its index among all of them. In order, a subtask is left out if it would
-    /// exceed `bytes_max`. Includes subtasks that their owner does not see. Cancel safe.
-    ///
-    /// # Errors
-    /// `Store`.
+    /// The settled direct subtasks, each with its index among all of them; one that would exceed `bytes_max` is left
+    /// out. Includes subtasks that their owner does not see. Cancel safe.
     pub async fn settled_subtasks(
         self: &Arc<Self>,
         owner: &Principal,

@@ -20,7 +20,6 @@ const AT_ONCE: usize = 64;
 
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Sweeps until `stop`.
 pub async fn run(engine: Arc<Engine>, stop: CancellationToken) {
     let mut ticks = tokio::time::interval(INTERVAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -31,11 +30,8 @@ pub async fn run(engine: Arc<Engine>, stop: CancellationToken) {
     }
 }
 
-/// Runs one sweep: overdue unsettled tasks settle as a fault, expired settled tasks are removed. The two do not wait for each
-/// other, and a task that cannot be settled delays no other. Tasks that become overdue during the sweep are left to the next one.
-///
-/// # Errors
-/// If the store fails; completed changes remain.
+/// Settles overdue tasks as faults and removes expired ones, side by side; a task that cannot be settled delays no
+/// other. If the store fails, completed changes remain.
 pub async fn sweep(engine: &Arc<Engine>) -> Result<(), TaskError> {
     let now = engine.clock.now();
     let (mut is_overdue, mut is_gone, mut failed) = (true, true, None);
@@ -72,7 +68,7 @@ async fn expire(engine: &Arc<Engine>, key: &TaskKey) -> Result<(), TaskError> {
         // Another writer settled and removed it in between.
         Ok(_) | Err(TaskError::Unknown) => Ok(()),
         Err(error) => {
-            tracing::warn!(task = %LoggedTask(key), error = %CauseChain(&error), "a task whose time is over could not be ended");
+            tracing::warn!(task = %LoggedTask(key), error = %CauseChain(&error), "an overdue task could not be settled");
             Err(error)
         }
     }

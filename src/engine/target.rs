@@ -18,26 +18,21 @@ use crate::wire::{Object, Payload};
 #[derive(Clone, Debug, PartialEq)]
 pub struct ServiceSettings {
     pub rules: ToolRules,
-    /// How long a call without a handle waits for a permit.
     pub queue_deadline: Duration,
     /// Silence that is allowed for methods other than `tools/call`.
     pub timeouts: Timeouts,
-    /// Allowed silence of `tools/call`: unlimited by default, since a server with sessions that answers in JSON is silent until
-    /// its tool ends.
+    /// Allowed silence of `tools/call`: unlimited by default, since a server that answers in JSON is silent until its
+    /// tool ends.
     pub call_timeouts: Timeouts,
     /// The largest response, in bytes, that is parsed or edited for methods other than `tools/call`.
     pub result_bytes_max: usize,
     /// Whether silence is signalled as progress, not as a comment, to clients that request progress.
     pub life_signs: bool,
-    /// The client headers that are forwarded to the upstream.
     pub forwarding: ForwardingRules,
-    /// The protocol drafts that its clients may use.
     pub drafts: Drafts,
-    /// Limits on following the server's subtasks, where that draft is enabled.
     pub subtasks: SubtaskLimits,
 }
 
-/// An upstream with its permits and settings, shared by its calls.
 #[derive(Clone, Debug)]
 pub struct CallTarget {
     pub upstream: Arc<dyn Upstream>,
@@ -45,23 +40,19 @@ pub struct CallTarget {
     pub settings: Arc<ServiceSettings>,
 }
 
-/// The client that makes a call.
 pub struct CallMaker {
     pub principal: Principal,
     pub kind: ClientKind,
     /// The `ClientCapabilities` object that is declared to the upstream.
     pub capabilities: Payload,
-    /// The questions that this client supports.
     pub questions: QuestionFilter,
-    /// The client's headers that are forwarded to the upstream.
     pub forwarded: ForwardedHeaders,
-    /// When the request arrived.
     pub arrived: Instant,
 }
 
 impl CallTarget {
-    /// A request of the gateway's own, which stays plain: no task, no rounds, no progress and no log messages. `tool` names the
-    /// tool and policy of a `tools/call`; other methods need no permit.
+    /// A request by the gateway, which stays plain: no task, no rounds, no progress and no log messages. `tool` names
+    /// the tool and policy of a `tools/call`; other methods need no permit.
     #[must_use]
     pub fn plain_call(
         self,

@@ -12,14 +12,13 @@ use crate::metric::{self, GaugeShare};
 #[derive(Default)]
 pub(super) struct TaskMetrics {
     polls: OnceLock<Counter>,
-    /// One entry for each upstream that has had tasks in this process.
     upstreams: RwLock<HashMap<Arc<str>, Arc<UpstreamTaskMetrics>>>,
 }
 
 struct UpstreamTaskMetrics {
     created: Counter,
-    /// Briefly negative if a task settles before its handle is created. Tasks left unsettled at the end are subtracted once the
-    /// engine is dropped, and counted by the process that resumes them.
+    /// Briefly negative if a task settles before its handle is created. Tasks left unsettled at the end are subtracted
+    /// on drop.
     in_flight: GaugeShare,
     age: Histogram,
     /// By outcome, for outcomes that have occurred: a few dozen.
@@ -27,7 +26,6 @@ struct UpstreamTaskMetrics {
 }
 
 impl TaskMetrics {
-    /// Counts a client's poll.
     pub(super) fn polled(&self) {
         self.polls.get_or_init(|| metrics::counter!(metric::TASK_POLLS)).increment(1);
     }
@@ -43,7 +41,6 @@ impl TaskMetrics {
         self.of(upstream).in_flight.add(1);
     }
 
-    /// Counts a task that settled at this age.
     pub(super) fn settled(&self, upstream: &Arc<str>, outcome: &'static str, age: Duration) {
         let metrics = self.of(upstream);
         metrics.in_flight.add(-1);

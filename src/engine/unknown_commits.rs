@@ -1,11 +1,9 @@
 //! Resolves writes with an unknown commit.
 //!
-//! A commit may be reported as failed and still be in the log. If the write was committed, its effects are performed, however
-//! late that becomes known.
-//!
-//! A write is resolved when the row shows it or a later write; when another write to the same base revision succeeds; or when the
-//! store confirms the row's state. Any change of the task may discover this; otherwise a background task asks the store, with
-//! pauses.
+//! A commit that was reported as failed may still be in the log. If the write was committed, its effects are performed,
+//! however late that becomes known. It is resolved when the row shows it or a later write; when another write to the
+//! same base revision succeeds; or when the store confirms the row's state. Any change of the task may discover this;
+//! otherwise a background task asks the store, with pauses.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -81,7 +79,6 @@ impl UnknownCommits {
         }
     }
 
-    /// Whether a background task must be started to ask the store.
     fn wants_asking(&self, key: &TaskKey) -> bool {
         let mut all = self.0.lock();
         all.get_mut(key).is_some_and(|of| !of.writes.is_empty() && !std::mem::replace(&mut of.is_asked, true))
@@ -103,7 +100,6 @@ impl UnknownCommits {
 
 enum CommitDecision {
     Nothing,
-    /// This write was committed.
     Made(Box<UnknownCommit>),
     /// Another write followed, after it or in its place.
     Hidden,
@@ -132,9 +128,6 @@ impl Engine {
 
     /// Reads a row, and whether its present state is a write that was unresolved; performs that write's effects. With
     /// `is_confirmed`, the store confirms the row's state, and all writes to it are resolved.
-    ///
-    /// # Errors
-    /// As [`crate::store::TaskStore::load`], or [`crate::store::TaskStore::resolve_write`].
     pub(super) async fn read_decided(
         &self,
         key: &TaskKey,
@@ -174,8 +167,8 @@ impl Engine {
         }
     }
 
-    /// Asks the store until all writes of a task are resolved, unless another reader resolves them first. Ends at shutdown, since
-    /// the next process starts from the stored state.
+    /// Asks the store until all writes of a task are resolved. Ends at shutdown: the next process starts from the
+    /// stored state.
     pub(super) fn resolve_in_background(self: &Arc<Self>, key: &TaskKey) {
         if !self.unknown_commits.wants_asking(key) {
             return;
@@ -195,7 +188,6 @@ impl Engine {
             pauses.wait().await;
             match self.read_decided(key, self.clock.now(), true).await {
                 Ok(Some(_)) if self.unknown_commits.is_over(key) => return,
-                // Another write has an unknown commit since.
                 Ok(Some(_)) => pauses = RetryDelays::of_writers(),
                 Ok(None) => {
                     self.watchers.wake(key);

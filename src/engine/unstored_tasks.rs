@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::cause::CauseChain;
 use crate::store::StoreError;
 
-/// The failures that are already logged.
 #[derive(Debug, Default)]
 pub(super) struct UnstoredTaskLog {
     is_full: AtomicBool,
@@ -13,7 +12,6 @@ pub(super) struct UnstoredTaskLog {
 }
 
 impl UnstoredTaskLog {
-    /// Records that the store inserted a task.
     pub(super) fn stored(&self) {
         forget(&self.is_full);
         self.changed();

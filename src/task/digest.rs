@@ -24,6 +24,5 @@ pub fn hex(bytes: &[u8]) -> String {
     nibbles.map(|nibble| char::from(b"0123456789abcdef"[usize::from(nibble)])).collect()
 }
 
-/// A SHA-256 digest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Digest(pub [u8; 32]);

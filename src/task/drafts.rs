@@ -1,6 +1,5 @@
 //! The protocol drafts that an operator can enable for an upstream.
 
-/// A protocol draft.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Draft {
     /// Tasks with client-chosen ids.
@@ -25,7 +24,6 @@ impl Draft {
     }
 }
 
-/// The enabled drafts; none by default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Drafts {
     on: [bool; Draft::ALL.len()],
@@ -43,7 +41,6 @@ impl Drafts {
 pub struct SubtaskLimits {
     /// Maximum depth below the top task.
     pub depth_max: u32,
-    /// Maximum number of subtasks in a tree.
     pub count_max: usize,
 }
 

@@ -4,7 +4,6 @@ use super::{Answer, Failure, Outcome, Phase, Task};
 use crate::wire::{Payload, RpcError};
 
 impl Task {
-    /// Copies every payload that may be a slice of a larger buffer.
     #[must_use]
     pub fn exact(mut self) -> Self {
         match &mut self.phase {
@@ -55,7 +54,6 @@ impl Task {
 }
 
 impl Outcome {
-    /// Copies the outcome's payloads out of shared buffers.
     #[must_use]
     pub fn exact(mut self) -> Self {
         own_outcome(&mut self);

@@ -12,14 +12,12 @@ use super::digest::{Digest, digest};
 pub struct TaskId(Uuid);
 
 impl TaskId {
-    /// Takes bits that the caller drew: the core generates no id.
     #[must_use]
     pub const fn from_bits(bits: u128) -> Self {
         Self(Uuid::from_u128(bits))
     }
 
-    /// The id of a subtask that a server calls `name`, below the top task of its tree. Deterministic, and unpredictable without
-    /// the top task's id.
+    /// The id of a server's subtask. Deterministic, and unpredictable without the id of the tree's top task.
     #[must_use]
     pub fn of_subtask(top: Self, name: &str) -> Self {
         let Digest(bytes) = digest([b"subtask id", &top.bits().to_be_bytes(), name.as_bytes()]);
@@ -34,7 +32,6 @@ impl TaskId {
         canonical.then(|| Uuid::try_parse(text).ok().map(Self)).flatten()
     }
 
-    /// The bits, for sharding and storage.
     #[must_use]
     pub const fn bits(self) -> u128 {
         self.0.as_u128()

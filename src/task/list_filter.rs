@@ -1,7 +1,5 @@
-//! Filters and orders lists of an owner's tasks (SEP-1904).
-//!
-//! Every criterion narrows the set of visible tasks, and none widens it (FIL-10). Equal selections are equal values, however they
-//! were written.
+//! Filters and orders lists of an owner's tasks (SEP-1904). Every criterion narrows the set of visible tasks, and none
+//! widens it (FIL-10). Equal selections are equal values, however they were written.
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
@@ -41,7 +39,6 @@ pub enum OrderedBy {
     LastUpdate,
 }
 
-/// Which end of a list comes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ListDirection {
     OldestFirst,
@@ -53,10 +50,9 @@ pub enum ListDirection {
 pub struct ListFilter {
     /// The accepted phases; an empty set accepts none.
     pub phases: BTreeSet<PhaseKind>,
-    /// The session with the client-chosen ids; `None` for tasks with ids by the gateway. The two kinds of lists are disjoint
+    /// The session with the client-chosen ids; `None` for ids by the gateway. The two kinds of lists are disjoint
     /// (T-66).
     pub scope: Option<SessionScope>,
-    /// The only accepted ids, if given.
     pub ids: Option<BTreeSet<TaskId>>,
     pub created: TimeRange,
     pub updated: TimeRange,
@@ -86,7 +82,6 @@ impl ListFilter {
         Self { scope, by: OrderedBy::Creation, direction: ListDirection::OldestFirst, ..Self::default() }
     }
 
-    /// Whether the list shows the task.
     #[must_use]
     pub fn fits(&self, task: &Summary) -> bool {
         task.shown.is_listed()
@@ -127,7 +122,6 @@ impl ListFilter {
         }
     }
 
-    /// A task's position in the order.
     #[must_use]
     pub const fn position(&self, task: &Summary) -> ListPosition {
         match self.by {
@@ -136,7 +130,6 @@ impl ListFilter {
         }
     }
 
-    /// Compares two positions in the list's order.
     #[must_use]
     pub fn compare(&self, one: &ListPosition, other: &ListPosition) -> Ordering {
         match self.direction {
@@ -160,7 +153,6 @@ impl ListFilter {
 }
 
 impl TaskVisibility {
-    /// Whether lists show such tasks.
     #[must_use]
     pub const fn is_listed(self) -> bool {
         matches!(self, Self::Handle)

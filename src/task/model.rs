@@ -14,7 +14,6 @@ pub const ROW_BYTES_MIN: usize = 1024;
 /// How long a hidden task's outcome is kept, for a client that repeats its request.
 pub const LINGER: Duration = Duration::from_secs(5 * 60);
 
-/// A call that a client may return to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Task {
     pub key: TaskKey,
@@ -37,7 +36,6 @@ pub struct Task {
     pub status_message: Option<Arc<str>>,
     /// State that a later process needs to continue.
     pub recovery: Recovery,
-    /// The client's idempotency key for the call.
     pub idempotency: Option<Idempotency>,
     /// The client-chosen id (SEP-1686).
     pub chosen: Option<ChosenId>,
@@ -48,7 +46,6 @@ pub struct Task {
 /// A task's retention times and poll interval, from its tool's policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TaskTimes {
-    /// As in [`Task`], counted from the task's creation.
     pub ttl: Duration,
     pub keep_result_min: Duration,
     pub poll_interval: Duration,
@@ -91,8 +88,8 @@ pub struct ChosenId {
 }
 
 impl ChosenId {
-    /// The id in the task's key. Deterministic, and unpredictable without the session's number, which only the gateway can read
-    /// from the session's id.
+    /// Deterministic, and unpredictable without the session's number, which only the gateway reads from the session's
+    /// id.
     #[must_use]
     pub fn task_id(&self) -> TaskId {
         let Digest(bytes) = digest([b"chosen task id", &self.session.0.to_be_bytes(), self.text.as_bytes()]);
@@ -101,10 +98,8 @@ impl ChosenId {
     }
 }
 
-/// The parent and the children of a task, all of the same owner.
-///
-/// A child is stored before its parent names it, and settles before its parent does (SUB-13). A child without a parent that names
-/// it counts as removed (SUB-05, SUB-17).
+/// The parent and the children of a task, all of the same owner. A child is stored before its parent names it, and
+/// settles before its parent does (SUB-13). A child without a parent that names it counts as removed (SUB-05, SUB-17).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TreeLinks {
     pub parent: Option<TaskId>,
@@ -131,8 +126,7 @@ impl TreeLinks {
     }
 }
 
-/// The state that a later process needs to continue a call (GW-39, GW-41). Settling the task removes the parts that are no longer
-/// needed.
+/// The state that a later process needs to continue a call (GW-39, GW-41). Settling removes the parts no longer needed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recovery {
     /// The call as sent, while it may have to be sent.
@@ -143,8 +137,8 @@ pub struct Recovery {
     pub dispatched_at: Option<Timestamp>,
     /// Consecutive processes that resumed the call and ended before the upstream gave a sign.
     pub crashes: u8,
-    /// Accepted answers that are not yet delivered, with the exchange's name of the question. Each is removed before it is sent,
-    /// so an absent one may have arrived and is never sent again.
+    /// Accepted answers by the exchange's name of the question. Each is removed before it is sent, and never sent
+    /// again.
     pub undelivered: Vec<(Payload, Answer)>,
     /// The task settled without its upstream, which is not yet notified that the result is unwanted.
     pub is_unnotified: bool,
@@ -158,14 +152,12 @@ impl Recovery {
     }
 }
 
-/// A `tools/call` that was made for a task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredCall {
     /// The parameters for the upstream; an empty object once they are no longer needed.
     pub params: Payload,
     /// The `ClientCapabilities` that are declared to the upstream.
     pub capabilities: Payload,
-    /// Whether progress is wanted.
     pub progress: bool,
     /// Minimum severity of log messages, as the client wrote it.
     pub log_level: Option<Arc<str>>,
@@ -176,7 +168,6 @@ pub struct StoredCall {
 }
 
 impl StoredCall {
-    /// Whether it still has parameters to send.
     #[must_use]
     pub fn can_be_sent(&self) -> bool {
         self.params.as_str() != Payload::empty_object().as_str()
@@ -189,8 +180,7 @@ impl StoredCall {
     }
 }
 
-/// A client's idempotency key, with which a repeated call finds the task. Unique for its owner while the task exists. A task that
-/// ended without its call has none.
+/// A client's idempotency key. Unique for its owner while the task exists; a task that ended without its call has none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Idempotency {
     /// SHA-256 of the client's text.
@@ -233,7 +223,6 @@ impl Task {
         }
     }
 
-    /// The size that the row counts as.
     #[must_use]
     pub fn stored_bytes(&self) -> usize {
         let payload = match &self.phase {
@@ -251,7 +240,6 @@ impl Task {
     }
 }
 
-/// Which clients may see the task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TaskVisibility {
     /// Its owner holds the handle.
@@ -273,7 +261,6 @@ impl TaskVisibility {
     }
 }
 
-/// The call that the task runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CallOrigin {
     pub upstream: Arc<str>,
@@ -281,12 +268,9 @@ pub struct CallOrigin {
     pub maker: ClientKind,
 }
 
-/// The kind of client that made the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClientKind {
-    /// A client with a session.
     Session,
-    /// A client with independent requests.
     Stateless,
 }
 
@@ -302,7 +286,6 @@ impl Attempt {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct InputKey(pub u32);
 
-/// A task's phase.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Phase {
     /// Waiting for a permit of the upstream: certainly not sent.
@@ -315,7 +298,6 @@ pub enum Phase {
     Settled(Outcome),
 }
 
-/// A question by the upstream that is not yet answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Question {
     /// The exchange's name of the question.
@@ -324,7 +306,6 @@ pub struct Question {
     pub request: Payload,
 }
 
-/// A client's answer to a question.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     Result(Payload),
@@ -341,7 +322,6 @@ impl Answer {
     }
 }
 
-/// How the call ended. Facts only: each dialect chooses its own status word.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Returned { result: Payload, is_error: bool },
@@ -357,7 +337,6 @@ impl Outcome {
     }
 }
 
-/// Which side failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
     /// The upstream answered with a JSON-RPC error.
@@ -373,18 +352,13 @@ pub struct GatewayFault {
     pub executed: Executed,
     /// The upstream's HTTP status, if that was the reason.
     pub http_status: Option<u16>,
-    /// When a retry may succeed, if known.
     pub retry_after: Option<Duration>,
-    /// How the upstream's process ended, if that was the reason.
     pub exit: Option<ProcessExit>,
 }
 
-/// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProcessExit {
-    /// With an exit code.
     Code(i32),
-    /// By a signal.
     Signal(i32),
 }
 
@@ -421,7 +395,6 @@ impl Reason {
     }
 }
 
-/// The gateway's own reasons for having no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reason {
     UpstreamUnreachable,
@@ -455,7 +428,6 @@ pub enum Reason {
     TooMuchStored,
     /// Unread answers to the principal have the maximum size.
     TooMuchUnread,
-    /// Unread answers to all principals have the maximum size.
     AnswersFull,
     /// The principal sends too many requests, or too many for missing tasks.
     RateLimited,
@@ -470,6 +442,5 @@ pub enum Reason {
     ReplicaUnavailable,
     /// The shared store lost acknowledged writes.
     StoreLost,
-    /// A bug in the gateway ended the call.
     Internal,
 }

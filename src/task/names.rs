@@ -1,6 +1,5 @@
-//! Maps an upstream's tool names to the names that clients see.
-//!
-//! Names follow from the rules alone, never from a list, so that listing and calling agree on every page and in every process.
+//! Maps an upstream's tool names to the names that clients see. Names follow from the rules alone, never from a list,
+//! so that listing and calling agree on every page and in every process.
 
 use std::borrow::Cow;
 
@@ -10,7 +9,6 @@ use wildmatch::WildMatch;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamePattern {
     head: Box<str>,
-    /// The text after the star; `None` without one.
     tail: Option<Box<str>>,
 }
 
@@ -63,7 +61,6 @@ impl NamePattern {
     }
 }
 
-/// A rule's effect on the names that it matches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NameRule {
     /// Clients see the upstream's own name.
@@ -74,7 +71,6 @@ pub enum NameRule {
     Renamed { from: NamePattern, to: NamePattern },
 }
 
-/// The client-visible name of an upstream's tool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PublishedName<'n> {
     Name(Cow<'n, str>),
@@ -106,18 +102,15 @@ impl ToolNames {
         self.rules.is_empty()
     }
 
-    /// The patterns of the rules, for the upstream's own names; empty if every tool keeps its name.
     pub fn patterns(&self) -> impl Iterator<Item = &WildMatch> {
         self.rules.iter().map(|(pattern, _)| pattern)
     }
 
-    /// Whether a rule hides tools.
     #[must_use]
     pub fn hide_some(&self) -> bool {
         self.rules.iter().any(|(_, naming)| *naming == NameRule::Hidden)
     }
 
-    /// The client-visible name of the upstream's tool `own`.
     #[must_use]
     pub fn shown<'n>(&self, own: &'n str) -> PublishedName<'n> {
         match self.named(own) {
@@ -127,9 +120,8 @@ impl ToolNames {
         }
     }
 
-    /// The upstream's own name of the tool that clients see as `shown`; `None` if there is no such tool.
-    ///
-    /// If several tools could have a name, the first rule that gives or keeps it decides.
+    /// The upstream's own name of the tool that clients see as `shown`. The first rule that gives or keeps a name
+    /// decides.
     #[must_use]
     pub fn own<'n>(&self, shown: &'n str) -> Option<Cow<'n, str>> {
         let leads_here = |own: &str| self.named(own).as_deref() == Some(shown);

@@ -8,16 +8,13 @@ use wildmatch::WildMatch;
 
 use super::Principal;
 
-/// The operator's task mode for a tool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TaskMode {
-    /// Plain calls only.
     Never,
     /// A task once the call outlives the grace period.
     Auto,
     /// A task before the upstream is called, for clients that support tasks.
     Always,
-    /// Only as a task.
     Required,
 }
 
@@ -34,8 +31,7 @@ pub enum AfterCrash {
 }
 
 impl AfterCrash {
-    /// Whether a call may be sent again. `is_repeatable` is the tool's annotation, a hint that counts only if the operator allows
-    /// it (GW-39).
+    /// `is_repeatable` is the tool's annotation, a hint that counts only if the operator allows it (GW-39).
     #[must_use]
     pub const fn may_rerun(self, is_repeatable: bool) -> bool {
         match self {
@@ -46,7 +42,6 @@ impl AfterCrash {
     }
 }
 
-/// The treatment of a question that arrives before there is a handle.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EarlyInput {
     /// It creates the handle, and is asked in the task.
@@ -59,7 +54,6 @@ pub enum EarlyInput {
 /// How a client without task support gets a call that outlives its grace period.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FallbackPolicy {
-    /// The call is held to its end.
     #[default]
     Hold,
     /// A result points to the gateway's own task tools.
@@ -73,22 +67,18 @@ pub struct CallLimits {
     pub arguments_bytes_max: Option<usize>,
     /// Maximum silence of the upstream before its answer starts; by default, the upstream's limit applies.
     pub first_byte_max: Option<Duration>,
-    /// The same between two parts of the answer.
     pub idle_max: Option<Duration>,
 }
 
-/// Splits a call with a list into one call for each element.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SplitRule {
     /// The argument that is the list.
     pub argument: Arc<str>,
-    /// Concurrent calls.
     pub parallel: NonZeroUsize,
     /// Maximum number of elements.
     pub max: NonZeroUsize,
 }
 
-/// The resolved policy of one tool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ToolPolicy {
     pub mode: TaskMode,
@@ -104,13 +94,11 @@ pub struct ToolPolicy {
     pub after_crash: AfterCrash,
     /// How long a question waits for its answer; then the upstream is notified that there will be none.
     pub input_deadline: Duration,
-    /// Maximum size of a stored result.
     pub result_bytes_max: usize,
     /// A text that the client may give its model while the task runs; only 2025-11-25 supports it.
     pub immediate_response: Option<Arc<str>>,
     pub limits: CallLimits,
     pub fallback: FallbackPolicy,
-    /// How calls with a list are split.
     pub split: Option<Arc<SplitRule>>,
 }
 
@@ -118,7 +106,6 @@ pub struct ToolPolicy {
 pub const TTL_MAX_ANONYMOUS: Duration = Duration::from_secs(60 * 60);
 
 impl ToolPolicy {
-    /// The policy for tasks of `owner`: those by unidentified clients are kept for [`TTL_MAX_ANONYMOUS`] at most.
     #[must_use]
     pub fn for_owner(self, owner: &Principal) -> Self {
         if owner.is_identified() {
@@ -142,7 +129,6 @@ impl ToolPolicy {
     }
 }
 
-/// The treatment of one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Plan {
     /// Hold the call and answer it.
@@ -156,8 +142,8 @@ pub enum Plan {
 }
 
 impl Plan {
-    /// The plan for an unlisted tool: no handle before this grace period is over. The server may reject the call at once, and a
-    /// task that can only fail is of no use to a client (T-72).
+    /// The plan for an unlisted tool: no handle before grace is over, since a call that can only fail needs no task
+    /// (T-72).
     #[must_use]
     pub fn waiting(self, grace: Duration) -> Self {
         if self == Self::Task { Self::Grace(grace) } else { self }
@@ -165,8 +151,7 @@ impl Plan {
 }
 
 impl TaskMode {
-    /// Plans one call. `takes_tasks` says whether this request may be answered with a handle and whether the answer may wait for
-    /// a grace period.
+    /// `takes_tasks`: whether this request may be answered with a handle, and the answer may wait for a grace period.
     #[must_use]
     pub const fn plan(self, takes_tasks: HandleSupport, grace: Duration) -> Plan {
         match (self, takes_tasks) {
@@ -180,7 +165,6 @@ impl TaskMode {
     }
 }
 
-/// How a request can be answered with a handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HandleSupport {
     No,
@@ -188,27 +172,24 @@ pub enum HandleSupport {
     AfterGrace,
     /// The client requested a task and must get one, however fast the call is (2025-11-25, T-79).
     AtOnce,
-    /// The client knows no tasks: a result that points to the task tools replaces the handle ([`FallbackPolicy::Tools`]). Its
-    /// calls never become tasks at once, since a fast one needs no second call.
+    /// The client knows no tasks: a result that points to the task tools replaces the handle
+    /// ([`FallbackPolicy::Tools`]). Its calls never become tasks at once, since a fast one needs no second call.
     ByTools,
 }
 
-/// One upstream's policies: the first matching pattern decides.
+/// One upstream's policies by client-visible tool names: the first matching pattern decides.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ToolRules {
     pub patterns: Vec<(WildMatch, ToolPolicy)>,
-    /// The policy of a tool without a matching pattern.
     pub default: ToolPolicy,
 }
 
 impl ToolRules {
-    /// A tool's task mode, by its client-visible name.
     #[must_use]
     pub fn mode_of(&self, tool: &str) -> TaskMode {
         self.rule(tool).mode
     }
 
-    /// A tool's call limits, by its client-visible name.
     #[must_use]
     pub fn limits_of(&self, tool: &str) -> CallLimits {
         self.rule(tool).limits
@@ -220,7 +201,6 @@ impl ToolRules {
         self.rule(tool).falls_back_to_tools()
     }
 
-    /// The same for any tool.
     #[must_use]
     pub fn any_falls_back_to_tools(&self) -> bool {
         self.default.falls_back_to_tools() || self.patterns.iter().any(|(_, policy)| policy.falls_back_to_tools())
@@ -232,19 +212,16 @@ impl ToolRules {
         self.rule(tool).split.as_ref()
     }
 
-    /// Whether calls of any tool are split.
     #[must_use]
     pub fn any_is_split(&self) -> bool {
         self.default.split.is_some() || self.patterns.iter().any(|(_, policy)| policy.split.is_some())
     }
 
-    /// A tool's policy, by its client-visible name.
     #[must_use]
     pub fn rule(&self, tool: &str) -> &ToolPolicy {
         self.patterns.iter().find(|(pattern, _)| pattern.matches(tool)).map_or(&self.default, |(_, policy)| policy)
     }
 
-    /// A clone of a tool's policy, by its client-visible name.
     #[must_use]
     pub fn policy_of(&self, tool: &str) -> ToolPolicy {
         self.rule(tool).clone()

@@ -8,7 +8,6 @@ use super::digest::digest;
 
 /// The scheme of principals with an unchecked upstream credential.
 const UNCHECKED: &str = "cred:";
-/// The scheme of principals with a key.
 const KEY: &str = "key:";
 const ANONYMOUS: &str = "anon";
 /// The prefix for anonymous requests from one address, when they are counted.
@@ -21,7 +20,6 @@ const ACTOR: &str = "operator:act";
 pub enum OperatorRight {
     /// Read everything that operators can see.
     Read,
-    /// Also change it.
     Act,
 }
 
@@ -43,8 +41,8 @@ impl Principal {
         Self::new(ANONYMOUS)
     }
 
-    /// A client with a credential for the upstream, which the gateway does not check. Clients with the same credential are one
-    /// principal, as for the upstream. Only its digest is kept.
+    /// A client with a credential for the upstream, unchecked and kept as a digest. Equal credentials are one
+    /// principal.
     #[must_use]
     pub fn bearing(credential: &[u8]) -> Self {
         let mut text = String::from(UNCHECKED);
@@ -54,13 +52,11 @@ impl Principal {
         Self::new(&text)
     }
 
-    /// The holder of a gateway key, by the key's id in the configuration.
     #[must_use]
     pub fn holding(id: &str) -> Self {
         Self::new(&format!("{KEY}{id}"))
     }
 
-    /// An operator with a token.
     #[must_use]
     pub fn operator(may: OperatorRight) -> Self {
         Self::new(match may {
@@ -90,7 +86,6 @@ impl Principal {
         }
     }
 
-    /// The key's id in the configuration.
     #[must_use]
     pub fn key_id(&self) -> Option<&str> {
         self.0.strip_prefix(KEY)

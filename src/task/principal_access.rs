@@ -10,7 +10,6 @@ use super::Principal;
 /// One principal's upstreams and tools. `None` allows all.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PrincipalAccess {
-    /// By name.
     pub upstreams: Option<BTreeSet<Arc<str>>>,
     pub tools: Option<Arc<ToolPatterns>>,
 }
@@ -44,12 +43,10 @@ impl PartialEq for ToolPatterns {
 
 impl Eq for ToolPatterns {}
 
-/// The tools that one principal may use.
 #[derive(Clone, Debug, Default)]
 pub struct ToolAccess(Option<Arc<ToolPatterns>>);
 
 impl ToolAccess {
-    /// Whether the principal's tools are restricted.
     #[must_use]
     pub const fn is_narrowed(&self) -> bool {
         self.0.is_some()
@@ -61,10 +58,8 @@ impl ToolAccess {
     }
 }
 
-/// The permissions of all principals.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PrincipalAccessTable {
-    /// Restricted principals.
     pub own: HashMap<Principal, PrincipalAccess>,
 }
 

@@ -14,13 +14,11 @@ pub struct PrincipalCounts {
 }
 
 impl PrincipalCounts {
-    /// The total of all principals.
     #[must_use]
     pub const fn all(&self) -> usize {
         self.all
     }
 
-    /// One principal's amount.
     #[must_use]
     pub fn of(&self, owner: &Principal) -> usize {
         self.by_owner.get(owner).copied().unwrap_or(0)
@@ -31,18 +29,15 @@ impl PrincipalCounts {
         self.add_many(owner, NonZeroUsize::MIN);
     }
 
-    /// Adds a number.
     pub fn add_many(&mut self, owner: &Principal, number: NonZeroUsize) {
         self.all += number.get();
         *self.by_owner.entry(owner.clone()).or_default() += number.get();
     }
 
-    /// Subtracts one.
     pub fn remove(&mut self, owner: &Principal) {
         self.remove_many(owner, NonZeroUsize::MIN);
     }
 
-    /// Subtracts a number.
     pub fn remove_many(&mut self, owner: &Principal, number: NonZeroUsize) {
         if let Entry::Occupied(mut own) = self.by_owner.entry(owner.clone()) {
             self.all -= number.get();
@@ -53,7 +48,6 @@ impl PrincipalCounts {
         }
     }
 
-    /// Whether all amounts are zero.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.all == 0 && self.by_owner.is_empty()

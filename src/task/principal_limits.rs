@@ -22,7 +22,6 @@ pub struct PrincipalLimits {
     pub tasks_max: usize,
     /// Total size of its rows in the store. Several concurrent results may exceed it together.
     pub stored_bytes_max: usize,
-    /// Bytes of answers that it has not read yet.
     pub answer_bytes_max: usize,
     /// Open notification streams; HTTP+SSE clients get [`PrincipalLimits::SSE_STREAMS`] times as many.
     pub streams_max: usize,
@@ -62,7 +61,6 @@ impl Default for PermitShare {
 }
 
 impl PermitShare {
-    /// The whole capacity.
     pub const WHOLE: Self = Self(100);
 
     /// `None` unless it is from 1 to 100.
@@ -82,12 +80,10 @@ impl PermitShare {
     }
 }
 
-/// The limits of all principals.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PrincipalLimitTable {
     /// Bytes of unread answers to all principals.
     pub answer_bytes_max: usize,
-    /// The limits of principals without an entry.
     pub others: PrincipalLimits,
     pub own: HashMap<Principal, PrincipalLimits>,
 }

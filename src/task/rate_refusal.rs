@@ -17,7 +17,6 @@ pub enum RateBound {
     Polls {
         per_second: u32,
     },
-    /// Requests for missing task ids.
     UnknownTasks {
         per_minute: NonZeroU32,
     },
@@ -32,10 +31,10 @@ impl fmt::Display for RateBound {
                 write!(f, "{per_second} requests a second, {burst} at once (`requests_per_second`, `requests_burst`)")
             }
             Self::Polls { per_second } => {
-                write!(f, "{per_second} polls a second for as many unfinished tasks as there are (`polls_per_task`)")
+                write!(f, "{per_second} polls a second for the present number of unfinished tasks (`polls_per_task`)")
             }
             Self::UnknownTasks { per_minute } => {
-                write!(f, "{per_minute} requests a minute for tasks that are not there")
+                write!(f, "{per_minute} requests a minute for missing tasks")
             }
             Self::Principals => f.write_str("requests of 10,000 clients within a minute"),
         }
@@ -48,7 +47,6 @@ pub struct RateRefusal {
     pub bound: RateBound,
     /// The principal that the requests are counted for.
     pub whom: Principal,
-    /// When a retry may succeed.
     pub wait: Duration,
 }
 
@@ -61,7 +59,7 @@ impl RateRefusal {
 
 impl fmt::Display for RateRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("There are too many requests; served are at most ")?;
+        f.write_str("Too many requests: the limit is ")?;
         if self.bound == RateBound::Principals {
             return write!(f, "{}", self.bound);
         }
@@ -98,17 +96,17 @@ mod tests {
             (
                 address,
                 RateBound::Polls { per_second: 52 },
-                "52 polls a second for as many unfinished tasks as there are (`polls_per_task`), for each address",
+                "52 polls a second for the present number of unfinished tasks (`polls_per_task`), for each address",
             ),
             (
                 Principal::anonymous(),
                 RateBound::UnknownTasks { per_minute: number(20) },
-                "20 requests a minute for tasks that are not there, for each address",
+                "20 requests a minute for missing tasks, for each address",
             ),
             (Principal::new("key:ada"), RateBound::Principals, "requests of 10,000 clients within a minute"),
         ] {
             let refusal = RateRefusal { bound, whom, wait: Duration::from_millis(20) };
-            assert_eq!(refusal.to_string(), format!("There are too many requests; served are at most {expected}"));
+            assert_eq!(refusal.to_string(), format!("Too many requests: the limit is {expected}"));
             assert_eq!(refusal.fault().retry_after, Some(Duration::from_millis(20)));
         }
     }

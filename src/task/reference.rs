@@ -8,8 +8,8 @@ use super::{Principal, TaskKey};
 /// Digits of a short digest: 48 bits, so that a hundred thousand tasks rarely share one.
 pub const SHORT: usize = 12;
 
-/// A task's name for operators: [`SHORT`] hex digits. Constant across restarts; the id, which may be a bearer secret (T-22),
-/// cannot be guessed from it, as it has 128 random bits.
+/// A task's name for operators: [`SHORT`] hex digits. The id, perhaps a bearer secret (T-22), cannot be guessed from
+/// it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ShortReference(pub [u8; SHORT / 2]);
 
@@ -23,7 +23,6 @@ impl ShortReference {
         Self(first)
     }
 
-    /// Parses the spelling that [`fmt::Display`] writes.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let digit = |byte: u8| match byte {
@@ -64,8 +63,8 @@ impl fmt::Display for LoggedTask<'_> {
     }
 }
 
-/// A principal's name for operators: the id of its key in the configuration, which is no secret; the address of an anonymous
-/// client; or [`SHORT`] hex digits.
+/// A principal's name for operators: its key's id, which is no secret; an anonymous client's address; or [`SHORT`]
+/// digits.
 #[must_use]
 pub fn principal_reference(principal: &Principal) -> String {
     if let Some(shown) = principal.key_id().or_else(|| principal.address()) {
@@ -74,7 +73,6 @@ pub fn principal_reference(principal: &Principal) -> String {
     short(&digest([b"principal", principal.as_str().as_bytes()]))
 }
 
-/// A principal's reference in logs. The digest is computed only when the line is written.
 #[derive(Clone, Copy, Debug)]
 pub struct LoggedPrincipal<'a>(pub &'a Principal);
 

@@ -2,17 +2,16 @@
 
 use super::{Attempt, Event, Phase, StoredCall, Task};
 
-/// How a call is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SendAttempt {
-    /// For the first time.
     First,
     /// Again, as a new attempt. `is_counted`: whether the row says that this process resumed the call.
-    Again { is_counted: bool },
+    Again {
+        is_counted: bool,
+    },
 }
 
 impl SendAttempt {
-    /// The number of this attempt, if the row has `current`.
     #[must_use]
     pub const fn number(self, current: Attempt) -> Attempt {
         match self {
@@ -21,7 +20,8 @@ impl SendAttempt {
         }
     }
 
-    /// The events to store, in one commit, before the call's first byte is sent. Nothing is sent if the last one has no effect.
+    /// The events to store, in one commit, before the call's first byte is sent. Nothing is sent if the last one has no
+    /// effect.
     #[must_use]
     pub fn events(self, current: Attempt, call: impl FnOnce() -> Option<StoredCall>) -> Vec<Event> {
         match self {
@@ -33,7 +33,6 @@ impl SendAttempt {
         }
     }
 
-    /// Whether a task's row shows that these events were stored.
     #[must_use]
     pub fn is_stored(self, current: Attempt, task: &Task) -> bool {
         matches!(task.phase, Phase::Working) && task.attempt == self.number(current)

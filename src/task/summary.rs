@@ -8,8 +8,7 @@ use super::{
 };
 use crate::wire::one_line::{first_text, status_text};
 
-/// A task without arguments, questions, answers and outcome, which lists must not contain. Takes a few kilobytes at most, plus 16
-/// bytes for each child.
+/// A task without arguments, questions, answers and outcome. Takes a few kilobytes, plus 16 bytes for each child.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Summary {
     pub key: TaskKey,
@@ -20,17 +19,13 @@ pub struct Summary {
     pub ttl: Duration,
     pub poll_interval: Duration,
     pub phase: SummaryPhase,
-    /// As in [`Task`].
     pub status_message: Option<Arc<str>>,
     /// A failed outcome's text in one line; `None` for the gateway's own faults.
     pub failure: Option<Arc<str>>,
-    /// As in [`Task`].
     pub chosen: Option<ChosenId>,
-    /// As in [`Task`].
     pub tree: TreeLinks,
 }
 
-/// [`Phase`] without its payloads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SummaryPhase {
     Queued,
@@ -53,7 +48,6 @@ pub enum PhaseKind {
     Working,
     AwaitingInput,
     Returned,
-    /// The tool reported an error in its result.
     ReturnedError,
     Refused,
     Faulted,
@@ -149,7 +143,6 @@ impl Summary {
         Self::with_failure(task, failure_line(task))
     }
 
-    /// Summarizes a task with a known failure text.
     #[must_use]
     pub fn with_failure(task: &Task, failure: Option<Arc<str>>) -> Self {
         Self {
@@ -168,7 +161,6 @@ impl Summary {
         }
     }
 
-    /// When the task expires.
     #[must_use]
     pub fn expires_at(&self) -> Timestamp {
         self.created_at.after(self.ttl)
@@ -179,13 +171,11 @@ impl Summary {
         self.phase.is_settled()
     }
 
-    /// Whether the task has expired.
     #[must_use]
     pub fn is_gone(&self, now: Timestamp) -> bool {
         self.is_settled() && self.expires_at() <= now
     }
 
-    /// Its approximate size in memory.
     #[must_use]
     pub fn bytes(&self) -> usize {
         let text = |text: &Option<Arc<str>>| text.as_ref().map_or(0, |text| text.len());

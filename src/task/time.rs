@@ -59,7 +59,6 @@ pub trait Clock: Send + Sync + fmt::Debug {
     fn now(&self) -> Timestamp;
 }
 
-/// The machine's wall clock.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemClock;
 
@@ -71,9 +70,9 @@ impl Clock for SystemClock {
     }
 }
 
-/// The task clock of one process. It reads the wall clock once, at startup, and then counts elapsed time. Setting or adjusting
-/// the wall clock ends no task early, extends none, and never lets a shown time go back (F58). It starts no earlier than the last
-/// time known to an earlier process, so that no expired task returns.
+/// The task clock of one process: reads the wall clock once, at startup, and then counts elapsed time, so that setting
+/// the wall clock ends no task early and extends none (F58). Starts no earlier than the last time known to an earlier
+/// process.
 pub struct SteadyClock<E> {
     begin: Timestamp,
     elapsed: E,
@@ -99,7 +98,6 @@ impl<E: Fn() -> Duration + Send + Sync> Clock for SteadyClock<E> {
     }
 }
 
-/// A clock that stands still until it is moved.
 #[derive(Debug, Default)]
 pub struct ManualClock(AtomicU64);
 

@@ -10,7 +10,6 @@ use super::{
 };
 use crate::wire::Payload;
 
-/// An event in a task's life cycle.
 #[derive(Clone, Debug)]
 pub enum Event {
     /// The upstream has a free permit, and the call is about to be sent. `call` is kept for recovery.
@@ -26,7 +25,6 @@ pub enum Event {
     Resent {
         attempt: Attempt,
     },
-    /// The upstream gave a sign of a resumed call.
     Alive {
         attempt: Attempt,
     },
@@ -42,22 +40,18 @@ pub enum Event {
     },
     /// The upstream of a settled task was notified that the result is unwanted, or cannot be.
     Notified,
-    /// The upstream reported progress.
     Progressed {
         attempt: Attempt,
         message: Arc<str>,
     },
-    /// The upstream asks the client a question.
     QuestionReceived {
         attempt: Attempt,
         question: Question,
     },
-    /// The upstream withdrew a question.
     Withdrawn {
         attempt: Attempt,
         ask: Payload,
     },
-    /// The client answered some questions.
     Answered {
         answers: BTreeMap<InputKey, Answer>,
     },
@@ -110,7 +104,6 @@ impl Event {
 pub enum Effect {
     /// Store the row only: the change is invisible to clients.
     Keep,
-    /// Notify waiting requests.
     NotifyWatchers,
     /// Deliver answers to the upstream, each with the exchange's name of the question.
     Deliver(Vec<(Payload, Answer)>),
@@ -118,10 +111,8 @@ pub enum Effect {
     Abandon,
 }
 
-/// Applies one event. Pure and total: no clock, no I/O, no error.
-///
-/// An event that does not apply (the task is settled, the event belongs to another attempt, the question is not open) returns the
-/// task unchanged and no effects. A client's view of a settled task never changes: only the notification of its upstream is still
+/// Applies one event. Pure and total. An event that does not apply (a settled task, another attempt, a question that is
+/// not open) changes nothing and has no effects. In a settled task only the notification of its upstream is still
 /// recorded.
 #[must_use]
 pub fn transition(mut task: Task, event: Event, now: Timestamp) -> (Task, Vec<Effect>) {
@@ -201,7 +192,6 @@ const fn expiry(task: &Task) -> Outcome {
     Outcome::Faulted(Failure::Gateway(GatewayFault::new(Reason::TtlExpired, executed)))
 }
 
-/// Records recovery state; returns whether it changed.
 fn note(task: &mut Task, event: Event) -> bool {
     let recovery = &mut task.recovery;
     match event {

@@ -220,7 +220,7 @@ fn files_of_no_use_end_the_start_with_64() {
     }
     let more = [text, "ttl = \"1h\"\n[upstreams.b]\ncommand = \"true\"\ncwd = \"nowhere\"\n"].concat();
     std::fs::write(folder.path().join("gate.toml"), more).unwrap();
-    let beside = [&beside, "gate.toml:17: key `upstreams.b.cwd`: nowhere: is no folder\n"].concat();
+    let beside = [&beside, "gate.toml:17: key `upstreams.b.cwd`: nowhere: is not a folder\n"].concat();
     for arguments in [&["check", "gate.toml"][..], &["serve", "--config", "gate.toml"]] {
         check(folder.path(), arguments, &beside);
     }

@@ -32,8 +32,8 @@ impl Runner {
         for (ask, answer) in answers {
             failpoint::hit("answer-stored");
             self.dialog.questions_mut().close(&ask);
-            // A subtask's row accepts an answer only once. It is stored there before this row marks it as delivered, so none is
-            // lost.
+            // The subtask's row accepts an answer only once. It is stored there before this row marks it as delivered:
+            // none is lost.
             let child = self.child_with_question(&ask);
             if let Some((key, question)) = &child {
                 match self.answer_child(key, question, self.spec.peer.encode_answer(answer.clone())).await {
@@ -73,17 +73,12 @@ impl Runner {
         RunnerFlow::Continue
     }
 
-    /// The subtask that asked, and its name for the question.
     fn child_with_question(&self, ask: &Payload) -> Option<(TaskKey, Payload)> {
         let (index, ask) = question_named(ask)?;
         Some((self.family.subtask(index)?.clone(), ask))
     }
 
-    /// Delivers an answer to the subtask that asked. It is stored in the subtask's row when this returns; repeated delivery
-    /// stores it only once.
-    ///
-    /// # Errors
-    /// If it could not be stored. A subtask that has settled ignores it.
+    /// Stores an answer, only once, in the row of the subtask that asked; a subtask that has settled ignores it.
     async fn answer_child(&mut self, key: &TaskKey, ask: &Payload, answer: Answer) -> Result<(), TaskError> {
         let task = match self.engine.held(key).await {
             Ok(task) => task,
@@ -98,8 +93,8 @@ impl Runner {
         self.write(key, vec![event]).await.map(|_| ())
     }
 
-    /// Marks in the row that this runner delivers an answer; whether the mark is stored. From this commit on the answer may have
-    /// arrived, so no runner delivers it again (F15).
+    /// Marks in the row that this runner delivers an answer: from this commit on it may have arrived, so no runner
+    /// delivers it again (F15).
     async fn mark_delivered(
         &mut self,
         key: &TaskKey,
@@ -129,15 +124,14 @@ impl Runner {
         }
     }
 
-    /// Delivers answers that waited for the store.
     pub(super) async fn deliver_again(&mut self, certain: Option<&Task>) -> RunnerFlow {
         let Some(task) = certain else { return RunnerFlow::Continue };
         let answers = self.dialog.questions().to_deliver(task.recovery.undelivered.clone());
         self.hand_over(answers, Some(task)).await
     }
 
-    /// Handles an answer that the upstream did not accept although its client regards it as given. Earlier events of the upstream
-    /// are processed first; if none of them ends the call, it is lost.
+    /// Handles an answer that the upstream did not accept although its client regards it as given. Ends the call as
+    /// lost, unless an earlier event of the upstream ends it.
     async fn undelivered(&mut self, fault: GatewayFault) -> RunnerFlow {
         tracing::warn!(reason = reason_key(fault.reason), "an answer did not reach the upstream");
         for _ in 0..LAST_EVENTS_MAX {
@@ -155,8 +149,8 @@ impl Runner {
         self.end(outcome).await
     }
 
-    /// Refuses a question. Not retried: if a subtask's row does not store the refusal, the subtask withdraws its question after
-    /// its deadline.
+    /// Refuses a question. Not retried: if a subtask's row lacks the refusal, the question is withdrawn after its
+    /// deadline.
     pub(super) async fn refuse_question(&mut self, ask: &Payload, refused: RefusalAnswer) {
         self.count_question("refused");
         let answer = match refused {
@@ -173,12 +167,10 @@ impl Runner {
     }
 }
 
-/// The fault that kept an answer from the upstream.
 const fn unstored(error: &TaskError) -> GatewayFault {
     GatewayFault::new(error.reason(), Executed::Unknown)
 }
 
-/// Whether a task has an undelivered answer to this question.
 pub(super) fn is_answered(task: &Task, ask: &Payload) -> bool {
     task.recovery.undelivered.iter().any(|(answered, _)| answered == ask)
 }

@@ -19,7 +19,6 @@ pub(super) enum BugRecipient {
     Task(TaskKey),
 }
 
-/// Shared by a runner and its panic handler.
 pub(super) type SharedBugRecipient = Arc<Mutex<BugRecipient>>;
 
 pub(super) fn spawn(

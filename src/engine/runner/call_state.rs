@@ -1,17 +1,14 @@
-//! Holds the state of a call at the upstream, with its exchange or the exchanges of its list's elements.
+//! Holds the state of a call at the upstream, and its exchanges.
 
-mod element_outcome;
 mod exchange_stage;
 mod split;
-mod split_plan;
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 pub(super) use self::exchange_stage::{ExchangeStage, StageEvent};
-pub(super) use self::split::{RunningElement, SplitExchange};
-pub(super) use self::split_plan::{SplitPlan, split, split_again};
+pub(super) use self::split::{RunningElement, SplitExchange, SplitPlan, split, split_again};
 use crate::engine::call::CallSpec;
 use crate::task::GatewayFault;
 use crate::upstream::limits::{CallInProgress, CallProspect};
@@ -34,7 +31,6 @@ enum CallExchanges {
     Split(Box<SplitExchange>),
 }
 
-/// The state of a call.
 enum CallState {
     /// Waits for its permit, until this time if it lost its expected handle.
     Queued {
@@ -58,19 +54,16 @@ enum CallState {
 struct SentCall {
     since: Instant,
     deadline: Instant,
-    /// How often a URL elicitation repeated it.
     repeats: u32,
 }
 
 struct UrlElicitation {
     /// The call's outcome if the user declines.
     error: RpcError,
-    /// The elicitation's questions, by their names in the task.
     open: Vec<Payload>,
 }
 
 impl UpstreamCall {
-    /// A call that waits for its permit.
     pub(super) const fn queued(exchange: ExchangeStage) -> Self {
         Self::new(CallExchanges::One(exchange), CallState::Queued { until: None })
     }
@@ -105,8 +98,7 @@ impl UpstreamCall {
         }
     }
 
-    /// The next event; pends while none can come. `begins_elements`: whether the elements of a split call have no rows, and so
-    /// begin here.
+    /// The next event; pends while none can come. `begins_elements`: whether elements have no rows, and so begin here.
     pub(super) async fn next(&mut self, begins_elements: bool) -> StageEvent {
         let event = match (&mut self.exchanges, &self.state) {
             (_, CallState::Settling { .. }) => return std::future::pending().await,
@@ -120,11 +112,8 @@ impl UpstreamCall {
         event
     }
 
-    /// Takes a free permit for a call that has not requested one yet, else a queue position. The elements of a split call queue
-    /// separately, if an element could do so now.
-    ///
-    /// # Errors
-    /// `QueueFull`: it has neither.
+    /// Takes a free permit for a call that has not requested one yet, else a queue position. The elements of a split
+    /// call queue separately. Fails with `QueueFull`.
     pub(super) fn enter_queue(&mut self, spec: &CallSpec) -> Result<(), GatewayFault> {
         match &mut self.exchanges {
             CallExchanges::One(exchange) => {
@@ -147,7 +136,6 @@ impl UpstreamCall {
         matches!(self.state, CallState::Queued { .. } | CallState::Permitted { .. })
     }
 
-    /// Whether the exchange is over.
     pub(super) const fn is_over(&self) -> bool {
         matches!(self.state, CallState::Settling { .. })
     }
@@ -190,7 +178,6 @@ impl UpstreamCall {
         }
     }
 
-    /// Records that the call is sent now, and may run for `runtime`.
     pub(super) fn mark_sent(&mut self, runtime: Duration) {
         let since = Instant::now();
         self.state = CallState::InExchange(SentCall { since, deadline: since + runtime, repeats: 0 });
@@ -202,10 +189,8 @@ impl UpstreamCall {
         self.state = CallState::Queued { until: None };
     }
 
-    /// Resumes an exchange. It needs no permit, since the upstream never stopped working on it.
-    ///
-    /// # Errors
-    /// If the token is not valid any more.
+    /// Resumes an exchange, without a permit: the upstream never stopped working on it. Fails if the token is not valid
+    /// any more.
     pub(super) async fn resume(&mut self, spec: &CallSpec, token: ResumeToken) -> Result<(), BeginError> {
         match self.only_mut() {
             Some(exchange) => exchange.resume(spec, token).await,
@@ -217,10 +202,7 @@ impl UpstreamCall {
         self.only()?.resume_token()
     }
 
-    /// Delivers an answer to the exchange that asked.
-    ///
-    /// # Errors
-    /// If it cannot be delivered.
+    /// Delivers an answer to the exchange that asked; fails if it cannot.
     pub(super) async fn answer(&mut self, ask: &Payload, answer: Answer) -> Result<(), ExchangeError> {
         match &mut self.exchanges {
             CallExchanges::One(exchange) => exchange.answer(ask, answer).await,
@@ -228,7 +210,6 @@ impl UpstreamCall {
         }
     }
 
-    /// The elements of a split call.
     pub(super) const fn elements(&self) -> Option<&SplitExchange> {
         match &self.exchanges {
             CallExchanges::One(_) => None,
@@ -236,7 +217,6 @@ impl UpstreamCall {
         }
     }
 
-    /// As [`UpstreamCall::elements`].
     pub(super) const fn elements_mut(&mut self) -> Option<&mut SplitExchange> {
         match &mut self.exchanges {
             CallExchanges::One(_) => None,
@@ -252,8 +232,7 @@ impl UpstreamCall {
         }
     }
 
-    /// Keeps the exchange's last event until the subtasks, which may outlive the exchange, have settled; else returns the event. A
-    /// split call ends after all of its elements, or ends them.
+    /// Keeps the exchange's last event until the subtasks, which may outlive it, have settled; else returns the event.
     pub(super) fn end_after_subtasks(&mut self, event: ExchangeEvent) -> Option<ExchangeEvent> {
         let is_end = matches!(event, ExchangeEvent::Returned(_) | ExchangeEvent::Faulted(_) | ExchangeEvent::Cancelled);
         if !is_end || self.elements().is_some() {
@@ -281,7 +260,6 @@ impl UpstreamCall {
         }
     }
 
-    /// How often a URL elicitation repeated the call.
     pub(super) fn repeats(&self) -> u32 {
         self.sent_call().map_or(0, |sent| sent.repeats)
     }
@@ -306,14 +284,12 @@ impl UpstreamCall {
         }
     }
 
-    /// Adds a question of the URL elicitation.
     pub(super) fn elicit(&mut self, ask: Payload) {
         if let Some(elicitation) = self.elicitation_mut() {
             elicitation.open.push(ask);
         }
     }
 
-    /// Whether a question is one of the URL elicitation.
     pub(super) fn is_elicited(&self, ask: &Payload) -> bool {
         matches!(&self.state, CallState::AwaitingAnswers(_, elicitation) if elicitation.open.contains(ask))
     }
@@ -341,7 +317,6 @@ impl UpstreamCall {
         }
     }
 
-    /// Repeats the call under its permit.
     pub(super) fn repeat(&mut self, spec: &CallSpec) {
         if let Some(exchange) = self.only_mut() {
             exchange.repeat(spec);
@@ -356,29 +331,24 @@ impl UpstreamCall {
         self.in_progress = entry;
     }
 
-    /// Removes the call from that list.
     pub(super) fn unlist(&mut self) {
         self.in_progress = None;
     }
 
-    /// Updates the call's class in that list.
     pub(super) fn set_prospect(&mut self, prospect: CallProspect) {
         if let Some(in_progress) = &mut self.in_progress {
             in_progress.now(prospect);
         }
     }
 
-    /// Records an event of the upstream.
     pub(super) fn record_event(&self) {
         self.in_progress.iter().for_each(CallInProgress::heard);
     }
 
-    /// Whether a drain waits for this call.
     pub(super) const fn outlives_drain(&self) -> bool {
         self.outlives_drain
     }
 
-    /// Lets a drain wait for this call.
     pub(super) const fn outlive_drain(&mut self) {
         self.outlives_drain = true;
     }

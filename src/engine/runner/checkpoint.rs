@@ -1,8 +1,8 @@
 //! Stores the position from which an exchange can be resumed (GW-41).
 //!
-//! The position is stored with every other write of the row, else within a second of an event of the call. Positions that the
-//! transport learns without an event, such as the id of an empty priming event, are checked at growing intervals. If the newest
-//! position is lost, more events are replayed.
+//! It is stored with every other write of the row, else within a second of an event of the call. Positions that the
+//! transport learns without an event, such as the id of an empty priming event, are checked at growing intervals. If
+//! the newest position is lost, more events are replayed.
 
 use super::{Runner, RunnerFlow};
 use crate::cause::CauseChain;
@@ -52,9 +52,6 @@ impl Runner {
     }
 
     /// Stores the exchange's position if it changed.
-    ///
-    /// # Errors
-    /// If it could not be stored.
     async fn keep_position(&mut self) -> Result<(), TaskError> {
         let (Some(key), Some(position)) = (self.recorder.key(), self.new_position()) else { return Ok(()) };
         self.write(
@@ -67,10 +64,8 @@ impl Runner {
         Ok(())
     }
 
-    /// Removes the position, because another exchange is about to replace this one: no process may resume the old one.
-    ///
-    /// # Errors
-    /// If that could not be stored: then nothing may be sent.
+    /// Removes the position before another exchange replaces this one: no process may resume the old one. If that
+    /// fails, nothing may be sent.
     pub(super) async fn forget_position(&mut self) -> Result<(), TaskError> {
         let Some(key) = self.recorder.key() else { return Ok(()) };
         self.write(&key, vec![Event::Checkpointed { attempt: self.recorder.attempt(), resume: None }]).await?;
@@ -78,13 +73,13 @@ impl Runner {
         Ok(())
     }
 
-    /// Checks whether the position changed. If it cannot be stored, the next check has the usual interval: an older position only
-    /// causes a longer replay.
+    /// Stores a changed position. If that fails, the next check has the usual interval: an older one only causes a
+    /// longer replay.
     pub(super) async fn checkpoint_due(&mut self) -> RunnerFlow {
         self.recorder.checked();
         self.record_steady().await;
         if let Err(error) = self.keep_position().await {
-            tracing::warn!(error = %CauseChain(&error), "where a call can be taken up was not stored");
+            tracing::warn!(error = %CauseChain(&error), "a call's resume position was not stored");
         }
         if self.engine.leaving.is_cancelled() { self.leave_for_later().await } else { RunnerFlow::Continue }
     }
@@ -112,8 +107,8 @@ impl Runner {
         }
     }
 
-    /// Ends the call at shutdown without further waiting. A waiting client receives the reason; a task remains as stored, for a
-    /// later process to judge.
+    /// Ends the call at shutdown. A waiting client receives the reason; a task remains as stored, for a later process
+    /// to judge.
     pub(super) async fn end_with_gateway(&mut self) -> RunnerFlow {
         self.record_orderly_end().await;
         if !self.recorder.has_handle() {

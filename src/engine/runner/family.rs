@@ -1,4 +1,4 @@
-//! Holds the subtasks of a call: elements of its list that have rows, and subtasks that its server named.
+//! Holds the subtasks of a call: its elements with rows, and subtasks that its server named.
 
 mod children;
 mod element_rows;
@@ -19,7 +19,6 @@ use crate::task::{Task, TaskId, TaskKey};
 use crate::upstream::UpstreamSubtask;
 use crate::wire::Payload;
 
-/// The subtasks of a call.
 #[derive(Default)]
 pub(super) struct Family {
     /// Watches the subtasks. Created with the first one: most calls have none.
@@ -30,9 +29,7 @@ pub(super) struct Family {
     waiting: Vec<UpstreamSubtask>,
     /// Subtasks with an unknown commit of their row, or of the entry in their parent's row.
     unresolved: HashSet<TaskId>,
-    /// The size of the whole tree, once it was counted.
     size: Option<Arc<TreeSize>>,
-    /// The reasons for left-out subtasks that are already logged.
     logged: Vec<&'static str>,
 }
 
@@ -62,15 +59,11 @@ impl Family {
         self.children.get_or_insert_with(|| Box::new(Children::new(Arc::clone(engine)))).watch(index, key, open);
     }
 
-    /// Whether the elements of a split call have rows.
     pub(super) const fn has_elements(&self) -> bool {
         self.elements.is_some()
     }
 
-    /// Inserts rows for the elements of a split call.
-    ///
-    /// # Errors
-    /// As [`crate::store::TaskStore::insert`], and never `UnknownCommit`.
+    /// Inserts rows for the elements of a split call. Never fails with `UnknownCommit`.
     pub(super) async fn insert_elements(
         &mut self,
         engine: &Arc<Engine>,
@@ -115,7 +108,6 @@ impl Family {
         }
     }
 
-    /// Records that an element has settled.
     pub(super) fn element_settled(&mut self) {
         if let Some(elements) = &mut self.elements {
             elements.element_settled();
@@ -136,17 +128,14 @@ impl Family {
         }
     }
 
-    /// Adds subtasks that the server named.
     pub(super) fn add(&mut self, named: Vec<UpstreamSubtask>) {
         self.waiting.extend(named);
     }
 
-    /// Whether a subtask waits for its row.
     pub(super) const fn has_waiting(&self) -> bool {
         !self.waiting.is_empty()
     }
 
-    /// The subtasks that get their rows next, at most `max`.
     pub(super) fn next_waiting(&self, max: usize) -> Vec<UpstreamSubtask> {
         self.waiting.iter().take(max).cloned().collect()
     }
@@ -157,13 +146,11 @@ impl Family {
         self.unresolved.clear();
     }
 
-    /// Drops the subtasks without a row.
     pub(super) fn drop_waiting(&mut self) {
         self.waiting.clear();
         self.unresolved.clear();
     }
 
-    /// The size of the task's tree, shared with the other runners of the tree.
     pub(super) fn size(&mut self, tree: impl FnOnce() -> Arc<TreeSize>) -> Arc<TreeSize> {
         Arc::clone(self.size.get_or_insert_with(tree))
     }

@@ -1,14 +1,13 @@
-//! Runs calls with an idempotency key: a repetition is not sent (B135, T-27).
+//! Runs calls with an idempotency key: a repetition is not sent (B135, T-27). The row with the key is inserted before
+//! the upstream is called, and the store accepts only one of two concurrent inserts.
 //!
-//! The row with the key is inserted before the upstream is called, and the store accepts only one of two concurrent inserts: so
-//! at most one call is made under a key while its task exists.
+//! A client that accepts a handle gets the first call's handle. Any other client waits for the outcome: its call has a
+//! task's row, too, so it outlives the client and the process. While the client is connected, progress and questions go
+//! to it. A repetition waits until the row has the outcome, in any replica; if a question is open, the repetition's
+//! client receives it, too.
 //!
-//! A client that accepts a handle gets the first call's handle. Any other client waits for the outcome: its call has a task's
-//! row, too, so it outlives the client and the process. While the client is connected, the runner treats the call as one without
-//! a handle: progress and questions go to the client. Once the client has left, the call continues as a task. A repetition waits
-//! until the row has the outcome, in any replica; if a question is open, the repetition's client receives it, too.
-//!
-//! A task id that the client chose is a name, too (D86-06). The row's key is derived from it, and a repetition is refused.
+//! A task id that the client chose is a name, too (D86-06). The row's key is derived from it, and a repetition is
+//! refused.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -138,8 +137,7 @@ impl Runner {
         Ok(task)
     }
 
-    /// Offers the open questions to the client of a repetition, if it supports them: the first client may never return. The first
-    /// answer counts.
+    /// Offers open questions to a repetition's client, if it supports them: the first client may never return.
     fn joins_first_call(&mut self, first: &Task) -> bool {
         let Phase::AwaitingInput(open) = &first.phase else { return false };
         let may_be_asked = |question: &Question| (self.spec.questions)(&question.request) == Askable::Declared;
@@ -156,8 +154,7 @@ impl Runner {
         is_asked
     }
 
-    /// Answers a repetition with the outcome of the first call, or with its task at the end of the grace period, where the plan
-    /// has one.
+    /// Answers a repetition with the first call's outcome, or with its task when the plan's grace period ends.
     async fn wait_for_first(&mut self, first: Arc<Task>) {
         // The repetition needs no permits, and is not a call at the upstream.
         self.finish_exchanges();
@@ -223,11 +220,8 @@ impl Runner {
         }
     }
 
-    /// Returns `None` if another call has the id.
-    ///
-    /// # Errors
-    /// Errors of the store. Also `Io` if no task with the id can be read, but the id is not free either: a disk store that
-    /// distrusts its clock removes no rows.
+    /// Returns `None` if another call has the id. Fails with `Io` if no task with the id can be read, but the id is not
+    /// free either: a disk store that distrusts its clock removes no rows.
     async fn made_chosen(&mut self, key: &TaskKey) -> Result<Option<RunnerFlow>, StoreError> {
         for _ in 0..INSERTS_MAX {
             // Read before the claim: a task of an earlier process is left to recovery.
@@ -251,14 +245,14 @@ impl Runner {
                 return if is_run {
                     Ok(None)
                 } else {
-                    Err(StoreError::Io(io::Error::other("whether it was stored is not known yet")))
+                    Err(StoreError::Io(io::Error::other("whether the task was stored is not known yet")))
                 };
             };
             let now = self.engine.clock.now();
             let freed = match self.engine.store.load(key, now).await {
                 Ok(Some(_)) => Ok(false),
-                // Expired, and not removed yet: no client can read it. If another replica has since created a new row, that one
-                // remains.
+                // Expired, and not removed yet: no client can read it. If another replica has since created a new row,
+                // that one remains.
                 Ok(None) => self.engine.store.sweep_one(key, now).await.map(|()| true),
                 Err(error) => Err(error),
             };
@@ -269,6 +263,6 @@ impl Runner {
                 return Ok(None);
             }
         }
-        Err(StoreError::Io(io::Error::other("what had the id is gone, and has not been freed yet")))
+        Err(StoreError::Io(io::Error::other("the id is not free yet: its expired task was not removed")))
     }
 }

@@ -11,23 +11,20 @@ use crate::engine::call::{CallStreamSender, RetryRefusal, RoundRetry};
 use crate::task::{Answer, TaskKey};
 use crate::wire::Payload;
 
-/// Limit of queued answer sets per runner. Each has at least one answer, and fewer questions than this are open while a runner is
-/// busy.
+/// Limit of queued answer sets per runner. Each has at least one answer, and fewer questions than this are open while a
+/// runner is busy.
 const DELIVERIES_MAX: usize = 64;
 
-/// Limit of queued returning clients per runner.
 const RETRIES_MAX: usize = 8;
 
 #[derive(Debug)]
 pub(super) enum RunnerCommand {
     /// Another replica holds the task, or nothing is left to do: end, without any notification.
     Fenced,
-    /// Cancel the call at the upstream, and end.
     Abandon,
     Deliver(Vec<(Payload, Answer)>),
     /// Deliver the row's undelivered answers to the upstream.
     LookAgain,
-    /// A client returned.
     Retried(CallStreamSender, RoundRetry),
 }
 
@@ -37,13 +34,11 @@ pub(in crate::engine) struct LiveRunners {
     by_task: Mutex<HashMap<TaskKey, Weak<RunnerMailbox>>>,
 }
 
-/// Queued commands for one runner, and a notification for new ones. Not a channel: that reserves memory for its capacity, and
-/// most calls end without a command.
+/// Queued commands for one runner. Not a channel: that reserves memory for its capacity, and most calls get no command.
 #[derive(Debug, Default)]
 struct RunnerMailbox {
     waiting: Mutex<MailboxState>,
     bell: Notify,
-    /// Clients' polls of the task in this process.
     polls: AtomicU32,
     /// Cancels that wait for room in the store.
     cancels: AtomicU32,
@@ -157,7 +152,6 @@ impl LiveRunners {
         });
     }
 
-    /// Tells the runner to check the row for answers that no command delivered.
     pub(in crate::engine) fn look_again(&self, key: &TaskKey) {
         self.put(key, |waiting| {
             waiting.has_more = true;
@@ -165,7 +159,6 @@ impl LiveRunners {
         });
     }
 
-    /// Passes a returning client to the runner.
     pub(in crate::engine) fn retry(
         &self,
         key: &TaskKey,
@@ -191,7 +184,6 @@ impl LiveRunners {
 pub(in crate::engine) struct StoredRunner(Weak<RunnerMailbox>);
 
 impl StoredRunner {
-    /// As [`LiveRunners::fence`].
     pub(in crate::engine) fn fence(&self) {
         if let Some(mailbox) = self.0.upgrade() {
             mailbox.waiting.lock().is_fenced = true;
@@ -211,7 +203,6 @@ impl Drop for WaitingCancel {
     }
 }
 
-/// Adds to a bounded queue; whether there was room.
 fn push<T>(queue: &mut VecDeque<T>, item: T, max: usize) -> bool {
     let has_room = queue.len() < max;
     if has_room {
@@ -220,7 +211,6 @@ fn push<T>(queue: &mut VecDeque<T>, item: T, max: usize) -> bool {
     has_room
 }
 
-/// The runner's end of its mailbox.
 #[derive(Debug)]
 pub(in crate::engine) struct RunnerCommands {
     mailbox: Arc<RunnerMailbox>,

@@ -1,4 +1,4 @@
-//! Defines the runner: the call, its subtasks, its row, and the dialog with its client.
+//! Defines the runner, and all writes to its row.
 
 use std::sync::Arc;
 
@@ -9,11 +9,13 @@ use super::dialog::Dialog;
 use super::family::{ChildEvent, Family};
 use super::recorder::Recorder;
 use crate::dialect::split_call::question_of;
-use crate::engine::Engine;
+use crate::engine::apply::AppliedEvent;
 use crate::engine::call::CallSpec;
+use crate::engine::{Engine, TaskError};
+use crate::store::{StoreError, WriteRole};
+use crate::task::{Event, Executed, GatewayFault, TaskKey};
 use crate::upstream::ExchangeEvent;
 
-/// Runs one call.
 pub(super) struct Runner {
     pub(super) engine: Arc<Engine>,
     pub(super) spec: CallSpec,
@@ -23,7 +25,6 @@ pub(super) struct Runner {
     pub(super) dialog: Dialog,
 }
 
-/// Whether a runner goes on after a step.
 pub(super) enum RunnerFlow {
     Continue,
     Stop,
@@ -34,16 +35,57 @@ impl Runner {
         next_event(&self.engine, &mut self.call, &mut self.family).await
     }
 
-    /// Releases the permit, and drops exchanges that have ended.
     pub(super) fn finish_exchanges(&mut self) {
         self.family.finish();
         self.call.finish();
     }
 
-    /// Cancels the call at the upstream, if it was sent, and drops its exchanges.
     pub(super) async fn cancel_exchanges(&mut self, reason: &str) {
         self.family.finish();
         self.call.cancel(reason).await;
+    }
+}
+
+/// The writes of a runner. A fenced one drops the exchange at once, without a cancel, since another replica holds the
+/// task: so later steps send nothing to the server. After the step the runner ends.
+impl Runner {
+    /// Applies events to a row in one commit, as its holder. After `Fenced`, for any row, this incarnation has ended:
+    /// the runner sends nothing more to the server. Not cancel safe: see [`crate::engine::Engine::apply`].
+    pub(super) async fn write(&mut self, key: &TaskKey, events: Vec<Event>) -> Result<AppliedEvent, TaskError> {
+        let written = self.engine.apply_all(key, WriteRole::Holder, events).await;
+        self.heed_fence(written)
+    }
+
+    /// Writes the outcome of the call, retrying as long as the store fails, but no longer than until the calls end.
+    pub(super) async fn write_outcome(&mut self, key: &TaskKey, event: Event) -> Result<AppliedEvent, TaskError> {
+        let written = self.engine.store_outcome(key, event).await;
+        self.heed_fence(written)
+    }
+
+    fn heed_fence(&mut self, written: Result<AppliedEvent, TaskError>) -> Result<AppliedEvent, TaskError> {
+        if matches!(written, Err(TaskError::Store(StoreError::Fenced))) {
+            self.stop_as_fenced();
+        }
+        written
+    }
+
+    /// Drops the exchange without a cancel, because another replica holds the task.
+    pub(super) fn stop_as_fenced(&mut self) {
+        if self.recorder.fence() {
+            self.finish_exchanges();
+        }
+    }
+
+    /// Returns `next`, unless the runner was fenced in this step: then it stops, and a waiting client receives the reason.
+    pub(super) async fn unless_fenced(&mut self, next: RunnerFlow) -> RunnerFlow {
+        if !self.recorder.is_fenced() {
+            return next;
+        }
+        if !self.recorder.has_handle() {
+            let fault = GatewayFault::new(self.engine.why_lost(), Executed::Unknown);
+            self.answer_waiting(fault).await;
+        }
+        RunnerFlow::Stop
     }
 }
 
@@ -75,7 +117,6 @@ pub(super) async fn next_event(engine: &Arc<Engine>, call: &mut UpstreamCall, fa
     }
 }
 
-/// Converts a subtask's event into an event of the call.
 fn subtask_event(
     engine: &Arc<Engine>,
     call: &mut UpstreamCall,

@@ -33,7 +33,7 @@ impl Runner {
         let request = match self.spec.peer.decode_question(&method, params.as_ref()) {
             Ok(request) => request,
             Err(refused) => {
-                tracing::warn!(%method, "the client cannot be asked this; it was refused");
+                tracing::warn!(%method, "the client cannot receive a question; it was refused");
                 self.refuse_question(&ask, refused).await;
                 return RunnerFlow::Continue;
             }
@@ -58,7 +58,8 @@ impl Runner {
         }
     }
 
-    /// Whether the client supports this question. A call under an idempotency key continues without an answer, as a task does.
+    /// Whether the client supports this question. A call under an idempotency key continues without an answer, as a
+    /// task does.
     pub(super) fn askable(&self, request: &Payload) -> Askable {
         match (self.spec.questions)(request) {
             Askable::Required(_) if self.spec.is_held_by_key() => Askable::Undeclared,
@@ -66,7 +67,6 @@ impl Runner {
         }
     }
 
-    /// Whether a client without a handle waits for this call.
     pub(super) fn is_waited_for(&self) -> bool {
         !self.recorder.has_handle() && self.dialog.clients().is_there()
     }
@@ -81,7 +81,6 @@ impl Runner {
         RunnerFlow::Stop
     }
 
-    /// Makes a question visible to the client.
     pub(super) async fn put(
         &mut self,
         ask: &Payload,
@@ -125,7 +124,6 @@ impl Runner {
         }
     }
 
-    /// Records that a question is part of the task.
     fn is_put(&mut self, UnaskedQuestion { question, method }: UnaskedQuestion) {
         self.count_question("put");
         let due = Instant::now() + self.spec.policy.input_deadline;
@@ -211,7 +209,6 @@ impl Runner {
         RunnerFlow::Continue
     }
 
-    /// Handles the upstream's withdrawal of a question.
     pub(super) async fn withdrawal_received(&mut self, ask: Payload) -> RunnerFlow {
         let was_unasked = self.dialog.questions().is_unasked(&ask);
         if !self.dialog.questions_mut().close(&ask) {
@@ -227,8 +224,8 @@ impl Runner {
         self.withdraw(withdrawn, None).await
     }
 
-    /// Removes a question from the task once the store succeeds, and then refuses it at the upstream where required. If it was
-    /// answered just before, the answer is already being delivered, and nothing is refused.
+    /// Removes a question from the task, then refuses it at the upstream where required, unless it was answered just
+    /// before.
     async fn withdraw(&mut self, withdrawn: WithdrawnQuestion, certain: Option<&Task>) -> RunnerFlow {
         let Some(key) = self.recorder.key() else { return RunnerFlow::Continue };
         let WithdrawnQuestion { ask, refused } = &withdrawn;
@@ -249,7 +246,7 @@ impl Runner {
                 return self.wait_for_store(UnstoredStep::Withdrawals, &error);
             }
             Err(TaskError::Store(StoreError::Fenced)) => return RunnerFlow::Stop,
-            Err(error) => tracing::warn!(error = %CauseChain(&error), "a question could not be taken off its task"),
+            Err(error) => tracing::warn!(error = %CauseChain(&error), "a question could not be removed from its task"),
         }
         let Some(method) = refused else {
             self.count_question("withdrawn");

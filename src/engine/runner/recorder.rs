@@ -1,49 +1,45 @@
-//! Holds a call's row as its runner knows it: the row's key and handle, positions and attempts, and writes that wait.
-
-mod checkpoint;
-mod unconfirmed_call;
-mod unstored_steps;
+//! Holds a call's row as its runner knows it: key, handle, position, attempt, and waiting writes.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use self::checkpoint::Checkpoint;
-use self::unconfirmed_call::{ResumeMethod, UnconfirmedCall};
-pub(super) use self::unstored_steps::UnstoredStep;
-use self::unstored_steps::UnstoredSteps;
 use super::bug_recipient::{BugRecipient, SharedBugRecipient};
 use super::live_runners::{RunnerCommand, RunnerCommands};
 use crate::engine::admission::TaskPermit;
 use crate::engine::call::CallStreamSender;
+use crate::engine::retry_delays::RetryDelays;
 use crate::task::{Attempt, Event, Executed, SendAttempt, StoredCall, Task, TaskKey, TaskVisibility};
 use crate::wire::Payload;
 
 /// Shortest time between two stored progress messages of a task (U25).
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
+/// A call that is up for this long did not cause the earlier crashes: it is longer than the window in which a stream is
+/// resumed (U24).
+const STEADY_AFTER: Duration = Duration::from_secs(35);
+/// How soon after an event of the call its position is stored.
+const SOON: Duration = Duration::from_secs(1);
+/// The longest interval between checks of a silent call.
+const RARELY: Duration = Duration::from_secs(32);
 
-/// A call's row as its runner knows it.
 pub(super) struct Recorder {
     row: Option<RunnerRow>,
     permit: Option<TaskPermit>,
     attempt: Attempt,
     checkpoint: Checkpoint,
-    /// Set while steps wait for the store.
     unstored: Option<Box<UnstoredSteps>>,
     /// Set while the upstream has not yet confirmed a resumed or resent call.
     unconfirmed: Option<UnconfirmedCall>,
-    /// Whether another replica holds the task: see `fence`.
+    /// Whether another replica holds the task: see `Runner::write`.
     is_fenced: bool,
-    /// The recipient of the failure if this runner panics.
     panic_target: SharedBugRecipient,
 }
 
-/// A runner's state once its call has a row.
 struct RunnerRow {
     key: TaskKey,
-    /// Whether its owner has the handle. A call that is held under an idempotency key has a task's row, but is `Hidden` here
-    /// while its client waits for the outcome.
+    /// Whether its owner has the handle. `Hidden` while the client of a call under an idempotency key waits for the
+    /// outcome.
     shown: TaskVisibility,
     /// Whether the metrics include it.
     is_counted: bool,
@@ -53,7 +49,6 @@ struct RunnerRow {
 }
 
 impl Recorder {
-    /// A call without a row.
     pub(super) const fn new(permit: Option<TaskPermit>, panic_target: SharedBugRecipient) -> Self {
         Self {
             row: None,
@@ -81,7 +76,6 @@ impl Recorder {
         recorder
     }
 
-    /// Records that the row is stored.
     pub(super) fn record_inserted(&mut self, key: TaskKey, shown: TaskVisibility, commands: RunnerCommands) {
         *self.panic_target.lock() = BugRecipient::Task(key.clone());
         self.row = Some(RunnerRow::new(key, shown, false, commands));
@@ -100,7 +94,6 @@ impl Recorder {
         self.row.as_ref().map(|row| row.key.clone())
     }
 
-    /// The key of the task, if its client has the handle.
     pub(super) fn handle(&self) -> Option<&TaskKey> {
         self.row.as_ref().filter(|row| row.shown.outlives_client()).map(|row| &row.key)
     }
@@ -110,7 +103,6 @@ impl Recorder {
         self.handle().is_some()
     }
 
-    /// Records whether the client has the handle.
     pub(super) const fn set_shown(&mut self, shown: TaskVisibility) {
         if let Some(row) = &mut self.row {
             row.shown = shown;
@@ -137,12 +129,10 @@ impl Recorder {
         }
     }
 
-    /// A client that returned too late for a command.
     pub(super) fn late_client(&mut self) -> Option<CallStreamSender> {
         self.row.as_mut()?.commands.late()
     }
 
-    /// Keeps a status text of a task with a handle until it is stored.
     pub(super) fn keep_progress(&mut self, text: Arc<str>) {
         if let Some(row) = &mut self.row {
             row.progress = Some(text);
@@ -154,7 +144,6 @@ impl Recorder {
         self.row.as_ref()?.progress_due
     }
 
-    /// The status text that was not stored.
     pub(super) fn take_progress(&mut self) -> Option<Arc<str>> {
         self.row.as_mut()?.progress.take()
     }
@@ -200,17 +189,14 @@ impl Recorder {
         !std::mem::replace(&mut self.is_fenced, true)
     }
 
-    /// A position of the exchange, if it differs from the row's.
     pub(super) fn new_position(&self, position: Payload) -> Option<Payload> {
         self.checkpoint.new_position(position)
     }
 
-    /// Whether the row has a position of the exchange.
     pub(super) const fn has_position(&self) -> bool {
         self.checkpoint.has_position()
     }
 
-    /// Records the position that the row has.
     pub(super) fn position_written(&mut self, position: Option<Payload>) {
         self.checkpoint.record_position(position);
     }
@@ -219,12 +205,10 @@ impl Recorder {
         self.checkpoint.due()
     }
 
-    /// Compares the position soon.
     pub(super) fn check_soon(&mut self) {
         self.checkpoint.check_soon();
     }
 
-    /// Schedules the next comparison.
     pub(super) fn checked(&mut self) {
         self.checkpoint.rest();
     }
@@ -252,7 +236,6 @@ impl Recorder {
         self.unstored.as_mut().map_or_else(Vec::new, |wait| wait.begin_try())
     }
 
-    /// Drops the steps that wait for the store.
     pub(super) fn end_tries(&mut self) {
         self.unstored = None;
     }
@@ -275,7 +258,6 @@ impl Recorder {
         self.unconfirmed = Some(UnconfirmedCall::new(ResumeMethod::Again, is_counted));
     }
 
-    /// Whether the exchange of an earlier process is being resumed.
     pub(super) fn is_resuming(&self) -> bool {
         self.unconfirmed.as_ref().is_some_and(UnconfirmedCall::is_resumed)
     }
@@ -292,7 +274,6 @@ impl Recorder {
         }
     }
 
-    /// The events to store before the call's first byte is sent.
     pub(super) fn sending(&self, call: impl FnOnce() -> Option<StoredCall>) -> Vec<Event> {
         self.send_attempt().events(self.attempt, call)
     }
@@ -322,7 +303,6 @@ impl Recorder {
         self.unconfirmed.as_ref().is_some_and(UnconfirmedCall::is_steady)
     }
 
-    /// Whether the row says that this process resumed an unconfirmed call.
     pub(super) fn is_resumption_counted(&self) -> bool {
         self.unconfirmed.as_ref().is_some_and(UnconfirmedCall::is_counted)
     }
@@ -332,5 +312,141 @@ impl RunnerRow {
     fn new(key: TaskKey, shown: TaskVisibility, is_counted: bool, commands: RunnerCommands) -> Self {
         commands.is_stored();
         Self { key, shown, is_counted, commands, progress: None, progress_due: None }
+    }
+}
+
+#[derive(Debug)]
+struct Checkpoint {
+    written: Option<Payload>,
+    due: Option<Instant>,
+    pause: Duration,
+}
+
+impl Checkpoint {
+    /// Not due until a row exists that outlives this process.
+    const fn new() -> Self {
+        Self { written: None, due: None, pause: SOON }
+    }
+
+    const fn due(&self) -> Option<Instant> {
+        self.due
+    }
+
+    fn check_soon(&mut self) {
+        self.pause = SOON;
+        let soon = Instant::now() + SOON;
+        self.due = Some(self.due.map_or(soon, |due| due.min(soon)));
+    }
+
+    fn record_position(&mut self, position: Option<Payload>) {
+        self.written = position;
+    }
+
+    fn rest(&mut self) {
+        self.due = Some(Instant::now() + self.pause);
+        self.pause = (self.pause * 2).min(RARELY);
+    }
+
+    /// A position of the exchange, if it differs from the row's.
+    fn new_position(&self, position: Payload) -> Option<Payload> {
+        (self.written.as_ref() != Some(&position)).then(|| position.detached())
+    }
+
+    const fn has_position(&self) -> bool {
+        self.written.is_some()
+    }
+}
+
+#[derive(Debug)]
+struct UnconfirmedCall {
+    what: ResumeMethod,
+    since: Instant,
+    /// Whether the row says that this process resumed the call.
+    is_counted: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ResumeMethod {
+    Up,
+    Again,
+}
+
+impl UnconfirmedCall {
+    fn new(what: ResumeMethod, is_counted: bool) -> Self {
+        Self { what, since: Instant::now(), is_counted }
+    }
+
+    fn is_resumed(&self) -> bool {
+        self.what == ResumeMethod::Up
+    }
+
+    const fn is_counted(&self) -> bool {
+        self.is_counted
+    }
+
+    fn is_steady(&self) -> bool {
+        self.since.elapsed() >= STEADY_AFTER
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum UnstoredStep {
+    /// Mark the call as sent, and send it.
+    Mark,
+    Answers,
+    Questions,
+    Withdrawals,
+    /// Send the open questions to the waiting client.
+    Round,
+    /// Repeat the call, since its user has completed the URL elicitation.
+    Repeat,
+    Subtasks,
+    Progress,
+}
+
+struct UnstoredSteps {
+    steps: Vec<UnstoredStep>,
+    tried: Vec<UnstoredStep>,
+    pauses: RetryDelays,
+    due: Instant,
+}
+
+impl UnstoredSteps {
+    fn new() -> Self {
+        let mut pauses = RetryDelays::of_writers();
+        let due = Instant::now() + pauses.take();
+        Self { steps: Vec::new(), tried: Vec::new(), pauses, due }
+    }
+
+    /// Adds a step; whether it is new.
+    fn add(&mut self, step: UnstoredStep) -> bool {
+        if self.steps.contains(&step) {
+            return false;
+        }
+        self.steps.push(step);
+        !self.tried.contains(&step)
+    }
+
+    fn has(&self, step: UnstoredStep) -> bool {
+        self.steps.contains(&step)
+    }
+
+    const fn is_empty(&self) -> bool {
+        self.steps.is_empty()
+    }
+
+    const fn due(&self) -> Instant {
+        self.due
+    }
+
+    /// The steps to try now; those that fail again are added again.
+    fn begin_try(&mut self) -> Vec<UnstoredStep> {
+        let steps = std::mem::take(&mut self.steps);
+        self.tried.clone_from(&steps);
+        steps
+    }
+
+    fn rest(&mut self) {
+        self.due = Instant::now() + self.pauses.take();
     }
 }

@@ -1,9 +1,9 @@
 //! Resumes a call that an earlier process left: its runner starts from the row (GW-39).
 //!
-//! The counters: a process that ends before it resumed the call leaves no trace on it, however often that happens. `crashes` is
-//! incremented in the commit before the upstream can receive the call, and reset with the first event from the upstream, or once
-//! the call was up longer than any resumption takes. `attempt` is incremented in the commit right before the call is resent, so a
-//! process that sent nothing uses no attempt (F23).
+//! `crashes` is incremented in the commit before the upstream can receive the call, and reset with the first event from
+//! the upstream, or once the call was up longer than any resumption takes; a process that ends before it resumed the
+//! call leaves no trace on it. `attempt` is incremented in the commit right before the call is resent, so a process
+//! that sent nothing uses no attempt (F23).
 
 use std::sync::Arc;
 
@@ -58,7 +58,6 @@ pub(in crate::engine) fn start(
     spawn(engine, (span, panic_target), runner.run_row(task, action));
 }
 
-/// The state that a new runner takes over.
 pub(super) struct AdoptedCall {
     call: UpstreamCall,
     family: Family,
@@ -86,7 +85,6 @@ pub(super) fn adopt(
     spawn(engine, (span, panic_target), runner.run_loop());
 }
 
-/// The panic target of a row's runner, and its span.
 fn row_context(task: &Task) -> (SharedBugRecipient, tracing::Span) {
     let span = tracing::info_span!("call", upstream = %task.origin.upstream, tool = %task.origin.tool, task = %LoggedTask(&task.key));
     (Arc::new(Mutex::new(BugRecipient::Task(task.key.clone()))), span)
@@ -149,7 +147,7 @@ impl Runner {
             if self.recorder.is_fenced() {
                 return RunnerFlow::Stop;
             }
-            tracing::warn!(error = %CauseChain(&error), "that a call is resumed was not stored");
+            tracing::warn!(error = %CauseChain(&error), "a call's resumption was not stored");
         }
         self.continue_deadline(task);
         self.resume_subtasks(task);
@@ -162,7 +160,6 @@ impl Runner {
         }
     }
 
-    /// Continues the deadline of a call that an earlier process sent.
     fn continue_deadline(&mut self, task: &Task) {
         let since = task.recovery.dispatched_at.unwrap_or(task.created_at);
         let ran = self.engine.time_of(task, self.engine.clock.now()).since(since);
@@ -186,7 +183,6 @@ impl Runner {
         self.end(Outcome::lost(GatewayFault::new(self.engine.why_lost(), Executed::Unknown))).await
     }
 
-    /// Records that the row says that the call is about to be sent.
     pub(super) fn record_resend(&mut self) {
         if let Some(attempt) = self.recorder.record_sending() {
             self.dialog.forget_questions();
@@ -200,7 +196,7 @@ impl Runner {
             && let Some(key) = self.recorder.key()
             && let Err(error) = self.write(&key, vec![Event::Alive { attempt: self.recorder.attempt() }]).await
         {
-            tracing::warn!(error = %CauseChain(&error), "that a call is alive was not stored");
+            tracing::warn!(error = %CauseChain(&error), "an upstream's sign of a resumed call was not stored");
         }
     }
 

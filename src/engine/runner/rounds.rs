@@ -1,6 +1,4 @@
-//! Asks clients without a handle for answers, in rounds (GW-20).
-//!
-//! Between two rounds the call is held under a hidden task.
+//! Asks clients without a handle for answers, in rounds (GW-20). A hidden task holds the call in between.
 
 use tokio::time::Instant;
 

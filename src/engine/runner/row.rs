@@ -1,8 +1,12 @@
-//! Inserts the row of a call, sends its handle, and writes its outcome.
+//! Inserts a call's row, sends its handle, marks it as sent, and writes its outcome.
 
 use std::io;
 use std::sync::Arc;
 
+use super::call_state::UpstreamCall;
+use super::family::AdoptedElement;
+use super::recorder::UnstoredStep;
+use super::resume::{AdoptedCall, adopt, begin_child};
 use super::{CallEnd, CallEvent, Runner, RunnerFlow};
 use crate::cause::CauseChain;
 use crate::engine::retry_delays::RetryDelays;
@@ -13,7 +17,7 @@ use crate::store::StoreError;
 use crate::task::reference::{LoggedPrincipal, LoggedTask};
 use crate::task::{
     Attempt, Event, Executed, Failure, GatewayFault, Outcome, Phase, Plan, Question, Reason, Recovery, StoredCall,
-    Task, TaskKey, TaskVisibility, Timestamp, transition,
+    Task, TaskId, TaskKey, TaskVisibility, Timestamp, transition,
 };
 
 impl Runner {
@@ -55,7 +59,6 @@ impl Runner {
         metrics::counter!(metric::GRACE, "upstream" => upstream, "result" => result).increment(1);
     }
 
-    /// Inserts the row, with the first question if there is one.
     pub(super) async fn insert(
         &mut self,
         shown: TaskVisibility,
@@ -77,8 +80,8 @@ impl Runner {
             Some(chosen) => TaskKey { owner: self.spec.owner.clone(), id: chosen.task_id() },
             None => self.engine.mint_key(&self.spec.owner),
         };
-        // One commit creates the task and, if the call has its permit, marks it as possibly sent: nothing is sent before this
-        // commit, nor after a cancel: its command is received first (L6).
+        // One commit creates the task and, if the call has its permit, marks it as possibly sent: nothing is sent
+        // before this commit, nor after a cancel: its command is received first (L6).
         let now = self.engine.clock.now();
         let position = self.new_position();
         let mut task = Task {
@@ -98,8 +101,7 @@ impl Runner {
         if let Some(question) = first {
             task = transition(task, Event::QuestionReceived { attempt: self.recorder.attempt(), question }, now).0;
         }
-        // Commands may arrive as soon as the row exists. The second of two calls under one id stops here: after this claim no
-        // other runner creates, runs or removes a row with this key.
+        // Commands may arrive as soon as the row exists. Of two calls under one id, the second stops here.
         let commands = self.engine.live.claim(&key).ok_or(StoreError::Exists)?;
         failpoint::hit("admitted");
         if let Some(permit) = self.recorder.permit_mut() {
@@ -181,7 +183,7 @@ impl Runner {
             // The row goes first, since a child without a parent is invisible.
             let mut pauses = RetryDelays::of_writers();
             while let Err(error) = self.engine.store.remove(&key).await {
-                tracing::warn!(error = %CauseChain(&error), "a task that no client knows is not dropped yet");
+                tracing::warn!(error = %CauseChain(&error), "a task that no client knows is not removed yet");
                 // The upstream is cancelled without that wait, and a later process must not send the call.
                 self.cancel_exchanges("the client left").await;
                 if !self.engine.pauses_for_store(&mut pauses).await {
@@ -216,17 +218,16 @@ impl Runner {
         }
     }
 
-    /// Records that the upstream of a cancelled call was notified, or cannot be. If that is not stored, a later process notifies
-    /// it again; nothing waits for it.
+    /// Records that the upstream of a cancelled call was notified, or cannot be. Without this, a later process notifies
+    /// it again.
     pub(super) async fn mark_notified(&mut self) {
         if let Some(key) = self.recorder.key()
             && let Err(error) = self.write(&key, vec![Event::Notified]).await
         {
-            tracing::warn!(error = %CauseChain(&error), "that an upstream was notified was not stored");
+            tracing::warn!(error = %CauseChain(&error), "an upstream's notification was not stored");
         }
     }
 
-    /// Settles the task, and answers the waiting client.
     pub(super) async fn end(&mut self, outcome: Outcome) -> RunnerFlow {
         if self.recorder.is_fenced() {
             return RunnerFlow::Stop;
@@ -274,7 +275,6 @@ impl Runner {
         }
         let attempt = self.recorder.attempt();
         let is_cancelled = outcome == Outcome::Cancelled;
-        // Copied once for all retries.
         let outcome = outcome.exact();
         let event = match outcome {
             Outcome::Returned { result, is_error } => Event::Returned { attempt, result, is_error },
@@ -313,8 +313,88 @@ impl Runner {
     }
 }
 
-/// The task of an unknown insert, if it exists and this process still holds it. If the store cannot confirm it now, the error
-/// stays `UnknownCommit`, because a later process could find the row and send the call.
+impl Runner {
+    /// Sends a call that has its permit, once its row says so (GW-37). The call keeps its permit while the store
+    /// confirms the mark: other tasks that wait for a permit could not begin either, but plain calls may wait longer.
+    /// `certain` is the confirmed task on a retry.
+    pub(super) async fn dispatched(&mut self, certain: Option<&Task>) -> RunnerFlow {
+        let Some(key) = self.recorder.key() else {
+            self.call_sent();
+            return RunnerFlow::Continue;
+        };
+        match self.mark(&key, certain).await {
+            Ok(true) => {
+                self.call_sent();
+                self.record_resend();
+                failpoint::hit("intent-durable");
+                RunnerFlow::Continue
+            }
+            // It settled while it waited: nothing is sent after an acknowledged cancel (L6).
+            Ok(false) => {
+                self.mark_notified().await;
+                RunnerFlow::Stop
+            }
+            Err(error) if error.is_passing() => self.wait_for_store(UnstoredStep::Mark, &error),
+            Err(TaskError::Store(StoreError::Fenced)) => RunnerFlow::Stop,
+            Err(error) => {
+                tracing::error!(error = %CauseChain(&error), "the task could not be marked as sent and is not sent");
+                self.end(Outcome::lost(GatewayFault::new(error.reason(), self.recorder.executed_so_far()))).await
+            }
+        }
+    }
+
+    /// Marks in the row that this process is about to send the call; false if the task has settled.
+    async fn mark(&mut self, key: &TaskKey, certain: Option<&Task>) -> Result<bool, TaskError> {
+        // The write that failed was committed.
+        if certain.is_some_and(|task| self.recorder.is_sending_stored(task)) {
+            return Ok(true);
+        }
+        let events = self.recorder.sending(|| self.stored_call());
+        Ok(self.write(key, events).await?.changed)
+    }
+
+    pub(super) fn call_sent(&mut self) {
+        self.call.mark_sent(self.spec.policy.deadline);
+    }
+}
+
+impl Runner {
+    /// Inserts rows for the elements of a split call; returns their ids in order. Empty for a call that is not split,
+    /// is over, or has rows for its elements. Never fails with `UnknownCommit`.
+    pub(super) async fn insert_elements(
+        &mut self,
+        parent: &TaskKey,
+        now: Timestamp,
+    ) -> Result<Arc<[TaskId]>, StoreError> {
+        let Some(split) = self.call.elements().filter(|_| !self.call.is_over() && !self.family.has_elements()) else {
+            return Ok(Arc::default());
+        };
+        let tasks = split.tasks(parent, || self.engine.mint_key(&parent.owner), now, self.is_kept());
+        let ids = tasks.iter().map(|task| task.key.id).collect();
+        if !self.engine.has_room_for(&self.spec.owner, tasks.iter().map(|task| task.stored_bytes()).sum()) {
+            return Err(StoreError::OwnerFull);
+        }
+        let logs = self.spec.notice_sink.clone();
+        self.family.insert_elements(&self.engine, begin_child, parent, tasks, logs).await?;
+        Ok(ids)
+    }
+
+    /// Starts runners for the elements in progress, once their parent has a handle.
+    pub(super) fn adopt_elements(&mut self) {
+        let Some(split) = self.call.elements_mut() else { return };
+        for adopted in self.family.adopt_elements(&self.engine, split, self.recorder.permit_mut()) {
+            let AdoptedElement { spec, row, call, permit } = adopted;
+            let call = match call.sent_at {
+                Some(at) => UpstreamCall::sent(call.exchange, at, spec.policy.deadline),
+                None => UpstreamCall::queued(call.exchange),
+            };
+            adopt(&self.engine, spec, row, AdoptedCall::of(call, permit));
+        }
+    }
+}
+
+/// The task of an unknown insert, if it exists and this process still holds it. If the store cannot confirm it now, the
+/// error stays `UnknownCommit`, because a later process could find the row and send the call.
 async fn found_out(engine: &Engine, key: &TaskKey, cause: io::Error) -> Result<Task, StoreError> {
     match engine.store.resolve_write(key, engine.clock.now()).await {
         // Other replicas may have seen it, so it remains.
@@ -336,7 +416,6 @@ pub(super) fn not_stored(error: StoreError) -> GatewayFault {
     GatewayFault::new(TaskError::from(error).reason(), executed)
 }
 
-/// The end of a call for a client that waits for this settled task.
 fn end_of(task: &Task) -> CallEnd {
     match &task.phase {
         Phase::Settled(Outcome::Cancelled) if task.idempotency.is_none() => CallEnd::Gone,

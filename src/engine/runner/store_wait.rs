@@ -1,13 +1,10 @@
 //! Retries a runner's writes while the store is unavailable or a commit's result is unknown.
 //!
-//! The data of a waiting step stays with its owner, such as a question with the questions; this module holds the time of the next
-//! try. That is a timer and never a command: commands come before all other events, and a call that retried by commands would
-//! outlive its deadline. Between tries the runner receives its usual events: a cancel, its deadline, shutdown (also after
-//! `alone_max`), and the fence of another replica.
-//!
-//! Each try begins with the confirmed state of the row, so that every step knows whether its last write was committed.
-//!
-//! A runner with an ended call retries in a loop, which only shutdown interrupts.
+//! The data of a waiting step stays with its owner; this module holds the time of the next try. That is a timer and
+//! never a command: commands come before all other events, and a call that retried by commands would outlive its
+//! deadline. Between tries the runner receives its usual events. Each try begins with the confirmed state of the row,
+//! so that every step knows whether its last write was committed. A runner with an ended call retries in a loop, which
+//! only shutdown interrupts.
 
 use std::sync::Arc;
 
@@ -27,7 +24,7 @@ impl Runner {
         if self.recorder.postpone(step) {
             tracing::warn!(?step, error = %CauseChain(error), "a call waits for the store");
         } else {
-            tracing::debug!(?step, error = %CauseChain(error), "a call waits for the store still");
+            tracing::debug!(?step, error = %CauseChain(error), "a call still waits for the store");
         }
         RunnerFlow::Continue
     }
@@ -40,7 +37,7 @@ impl Runner {
                 return RunnerFlow::Stop;
             }
             Err(error) => {
-                tracing::debug!(error = %CauseChain(&error), "a call waits for the store still");
+                tracing::debug!(error = %CauseChain(&error), "a call still waits for the store");
                 self.recorder.rest_from_store();
                 return RunnerFlow::Continue;
             }
@@ -72,10 +69,7 @@ impl Runner {
         RunnerFlow::Continue
     }
 
-    /// The task in its row's confirmed state; `None` if it has no row.
-    ///
-    /// # Errors
-    /// `Fenced` if another process holds it; else as [`crate::store::TaskStore::resolve_write`].
+    /// The task in its row's confirmed state; `None` if it has no row. Fails with `Fenced` if another process holds it.
     async fn certain_task(&mut self) -> Result<Option<Arc<Task>>, StoreError> {
         let Some(key) = self.recorder.key() else { return Ok(None) };
         match self.engine.read_decided(&key, self.engine.clock.now(), true).await? {
@@ -86,8 +80,8 @@ impl Runner {
 }
 
 impl Engine {
-    /// Stores a task's outcome, retrying as long as the store fails: a dropped outcome is lost (L8). Ends with the calls; the
-    /// task then remains as stored.
+    /// Stores a task's outcome, retrying as long as the store fails, until the calls end. A dropped outcome is lost
+    /// (L8).
     pub(super) async fn store_outcome(
         self: &Arc<Self>,
         key: &TaskKey,

@@ -1,8 +1,7 @@
 //! Mirrors a server's subtasks of a call as subtasks of the call's task (SEP-2268).
 //!
-//! Each gets a row below its parent's and its own runner, which follows it at the server and mirrors its subtasks in the same
-//! way. Its id is derived from the server's id, so that a later process finds it again; a subtask with another parent in the tree
-//! is skipped.
+//! Each gets a row below its parent's and its own runner, which mirrors its subtasks in the same way. Its id is derived
+//! from the server's id, so that a later process finds it again; a subtask with another parent in the tree is skipped.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,10 +36,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(20);
 /// How long a cancel waits until the subtasks are cancelled at the server.
 const NOTIFIED_MAX: Duration = Duration::from_secs(5);
 
-/// The top of a task's tree.
 struct TreeTop {
     id: TaskId,
-    /// The task's depth below the top.
     depth: u32,
 }
 
@@ -121,7 +118,7 @@ impl Runner {
             let refused = if top.depth >= limits.depth_max {
                 Some("it is too deep (`subtasks_depth_max`)")
             } else if size + fresh.len() >= limits.count_max {
-                Some("the tree has as many as it may (`subtasks_max`)")
+                Some("the tree is full (`subtasks_max`)")
             } else {
                 None
             };
@@ -169,8 +166,8 @@ impl Runner {
                 // Its parent may list it.
                 self.family.add_unresolved(task.key.id);
             } else {
-                // It is invisible without its parent: a later process or its `ttl` removes it. If another replica created the
-                // same row or took it over, the store keeps that row.
+                // Invisible without its parent: a later process or its `ttl` removes it. The store keeps a row that
+                // another replica holds.
                 if !self.recorder.is_fenced() {
                     let _ = self.engine.store.remove(&task.key).await;
                 }
@@ -231,7 +228,9 @@ impl Runner {
         let key = TaskKey { owner: own.key.owner.clone(), id };
         let now = self.engine.clock.now();
         let permit = match self.engine.store.load(&key, now).await? {
-            Some(row) if row.task.tree.parent != Some(own.key.id) => return Ok(Err("it stands elsewhere in the tree")),
+            Some(row) if row.task.tree.parent != Some(own.key.id) => {
+                return Ok(Err("it has another parent in the tree"));
+            }
             // It was stored after all, and is counted.
             Some(_) => self.engine.admission.take_again(&key.owner),
             None => match self.engine.take_permit_of_running(&key.owner) {
@@ -244,8 +243,7 @@ impl Runner {
                 }
             },
         };
-        // Claimed before the row exists: recovery would otherwise take it for a row of an earlier process. Recovery holds a claim
-        // while it looks at a row.
+        // Claimed before the row exists, or recovery would take it. Recovery holds a claim while it looks at a row.
         let mut looks = 0;
         let commands = loop {
             match self.engine.live.claim(&key) {
@@ -292,8 +290,7 @@ impl Runner {
         try_join_all(inserted).await?;
         failpoint::hit("subtasks-stored");
         let children = fresh.iter().map(|new| new.task.key.id).collect();
-        // Together with the resume data of the parent's own task: by this, a later process knows that the children are the
-        // server's.
+        // Together with the parent's resume data, by which a later process knows that the children are the server's.
         Ok(self.apply(key, Event::ChildrenAdded { children }).await?.changed)
     }
 
@@ -348,8 +345,7 @@ impl Runner {
         }
     }
 
-    /// Waits until the server was notified that the subtasks are cancelled, so that this precedes the parent's cancel (SUB-16);
-    /// bounded by `NOTIFIED_MAX`.
+    /// Waits, at most `NOTIFIED_MAX`, until the server was notified of the cancel, before the parent's cancel (SUB-16).
     pub(super) async fn subtasks_notified(&mut self) {
         // A split call has only its elements at the server.
         let Some(key) = self.recorder.key().filter(|_| !self.family.has_elements()) else { return };

@@ -1,6 +1,4 @@
-//! Counts the subtasks of each tree.
-//!
-//! One runner of a tree adds to it at a time.
+//! Counts the subtasks of each tree. One runner of a tree adds to it at a time.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -12,7 +10,6 @@ use crate::task::TaskKey;
 /// The number of subtasks in a tree; `None` until it was counted.
 pub(in crate::engine) type TreeSize = tokio::sync::Mutex<Option<usize>>;
 
-/// The trees that a runner adds to, by their top task.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct TreeSizes {
     by_top: Mutex<HashMap<TaskKey, Weak<TreeSize>>>,

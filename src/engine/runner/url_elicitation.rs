@@ -1,6 +1,4 @@
-//! Handles errors that request a URL elicitation (T-49).
-//!
-//! The user visits a URL, then the call is repeated.
+//! Handles errors that request a URL elicitation (T-49): the call is repeated after it.
 
 use std::sync::Arc;
 
@@ -57,7 +55,6 @@ impl Runner {
         }
     }
 
-    /// Repeats the call once its user has accepted all elicitations.
     pub(super) async fn elicitation_answered(&mut self, ask: &Payload, answer: &Answer) -> RunnerFlow {
         if !self.spec.peer.is_consent(answer) {
             return self.elicitation_declined().await;

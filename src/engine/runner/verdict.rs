@@ -12,8 +12,8 @@ use crate::upstream::{ResumeToken, UpstreamTaskMode};
 /// Limit of times that one call is sent, in all processes together.
 pub(super) const ATTEMPTS_MAX: Attempt = Attempt(3);
 
-/// A call that this many processes resumed, each of which ended before the upstream gave a sign, is not resumed again: it was in
-/// flight at three crashes in a row.
+/// A call that this many processes resumed, each of which ended before the upstream gave a sign, is not resumed again:
+/// it was in flight at three crashes in a row.
 const CRASHES_MAX: u8 = 2;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,25 +23,21 @@ pub(in crate::engine) enum RecoveryAction {
     /// Resume its exchange; if that fails, resend it if allowed.
     Resume(ResumeToken),
     Resend,
-    /// Resume its subtasks, and wait for them.
     Watch,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::engine) enum RecoveryDecision {
-    /// Nothing is left to do.
     Leave,
     /// Cancel it at its upstream, if that is configured.
     Notify,
-    /// Its outcome cannot be known any more.
     Settle(Failure),
-    /// Its `ttl` is over.
     Expire,
     Run(RecoveryAction),
 }
 
-/// Judges a row without a runner. `policy` is the present policy of its tool; `None` if its upstream is not configured any more.
-/// `why_lost` is the reason that clients receive for a call that cannot continue.
+/// Judges a row without a runner. `policy` is the present policy of its tool; `None` if its upstream is not configured
+/// any more. `why_lost` is the reason that clients receive for a call that cannot continue.
 pub(in crate::engine) fn verdict(
     task: &Task,
     policy: Option<&ToolPolicy>,
@@ -56,8 +52,8 @@ pub(in crate::engine) fn verdict(
         return RecoveryDecision::Expire;
     }
     let is_queued = matches!(task.phase, Phase::Queued);
-    // Each subtask is judged separately. A split call is never resent as a whole; a resent call with children had subtasks of its
-    // server.
+    // Each subtask is judged separately. A split call is never resent as a whole; a resent call with children had
+    // subtasks of its server.
     let is_split = !task.tree.children.is_empty() && recovery.resume.is_none() && task.attempt == Attempt::FIRST;
     let unknown = lost(why_lost, if is_queued { Executed::No } else { Executed::Unknown });
     // No client holds a valid reference to a hidden task.
@@ -83,8 +79,7 @@ pub(in crate::engine) fn verdict(
     }
 }
 
-/// Replaces a decision to run a call that was made with its client's credential: only the first process had it, and no call
-/// continues under another identity.
+/// Replaces a decision to run a call that was made with its client's credential, which only the first process had.
 pub(in crate::engine) fn without_credential(verdict: RecoveryDecision, task: &Task) -> RecoveryDecision {
     if !matches!(verdict, RecoveryDecision::Run(_)) {
         return verdict;
@@ -93,7 +88,6 @@ pub(in crate::engine) fn without_credential(verdict: RecoveryDecision, task: &Ta
     RecoveryDecision::Settle(Failure::Gateway(GatewayFault::new(Reason::UpstreamAuth, executed)))
 }
 
-/// Counts and logs the decision about a row.
 pub(in crate::engine) fn record(task: &Task, verdict: &RecoveryDecision) {
     let outcome = match verdict {
         RecoveryDecision::Leave => return,
@@ -103,7 +97,7 @@ pub(in crate::engine) fn record(task: &Task, verdict: &RecoveryDecision) {
         RecoveryDecision::Settle(Failure::Gateway(fault)) if fault.reason == Reason::Poison => {
             tracing::error!(
                 task = %LoggedTask(&task.key), upstream = %task.origin.upstream, tool = %task.origin.tool,
-                "the gateway ended three times in a row while this call was in flight; it is not taken up any more"
+                "the gateway ended three times in a row while this call was in flight; it is not resumed any more"
             );
             "poison"
         }
@@ -119,8 +113,8 @@ pub(in crate::engine) fn record(task: &Task, verdict: &RecoveryDecision) {
     tracing::info!(task = %LoggedTask(&task.key), %principal, %upstream, %tool, crashes, outcome, "a task of an earlier process");
 }
 
-/// Whether a resumed or resent call may be a task of the upstream, and for how long: a resumed call may be, regardless of its
-/// request.
+/// Whether a resumed or resent call may be a task of the upstream, and for how long: a resumed call may be, regardless
+/// of its request.
 pub(in crate::engine) fn task_mode(task: &Task, policy: &ToolPolicy, now: Timestamp) -> UpstreamTaskMode {
     if task.recovery.resume.is_none() && !task.recovery.call.as_ref().is_some_and(|call| call.is_native) {
         return UpstreamTaskMode::Never;
@@ -128,7 +122,6 @@ pub(in crate::engine) fn task_mode(task: &Task, policy: &ToolPolicy, now: Timest
     UpstreamTaskMode::WhereServed { deadline: left(task, policy, now) }
 }
 
-/// How long a call may still run.
 fn left(task: &Task, policy: &ToolPolicy, now: Timestamp) -> Duration {
     let ran = task.recovery.dispatched_at.map_or(Duration::ZERO, |at| now.since(at));
     policy.deadline.saturating_sub(ran)

@@ -97,8 +97,8 @@ fn name(phase: &Phase) -> String {
     }
 }
 
-/// The result of each event in each unsettled phase; `-` is no change and no effect. Effects: k keep, n notify, d deliver, a
-/// abandon. Covers EXT-20, EXT-23, EXT-40, L25-11, L25-40.
+/// The result of each event in each unsettled phase; `-` is no change and no effect. Effects: k keep, n notify, d
+/// deliver, a abandon. Covers EXT-20, EXT-23, EXT-40, L25-11, L25-40.
 const TABLE: &[(&str, [&str; 4])] = &[
     //             queued          working         asking one      asking two
     ("dispatched", ["working n", "-", "-", "-"]),

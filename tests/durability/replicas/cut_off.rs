@@ -132,7 +132,7 @@ async fn f76_a_gateway_that_is_alone_for_too_long_ends_its_calls_and_begins_anew
     site.show_only(&[1]);
     site.records_outage(true);
     cut_off.cut_off();
-    cut_off.says("the calls of this gateway are no longer its own", 1).await;
+    cut_off.says("this gateway has lost its calls", 1).await;
     until("it listens again", async || cut_off.poll(PLAIN, &tasks[1]).await.status.is_some()).await;
     cut_off.is_unready("store away").await;
     begins_nothing(cut_off, &tasks).await;

@@ -28,7 +28,7 @@ const STARTS_MAX: usize = 8;
 /// out, as by a gateway that serves.
 const MISTAKE: i32 = 64;
 /// What one says that waits.
-const WAITS: &str = "; this is tried until it goes well";
+const WAITS: &str = "; this is retried until it succeeds";
 
 /// Changes a part of its configuration.
 fn change(replica: &Replica, from: &str, to: &str) {
@@ -179,10 +179,10 @@ async fn f79_a_gateway_that_begins_anew_waits_for_files_that_are_of_no_use_yet()
     fs::rename(&password, password.with_extension("old")).unwrap();
     site.tables.sql(ALL_DEAD);
     // A reload would not say that.
-    replica.says("hex digits; this is tried until it goes well", 1).await;
+    replica.says("hex digits; this is retried until it succeeds", 1).await;
     fs::write(&key, whole).unwrap();
     replica.is_unready("store away").await;
-    replica.says("cannot be read: No such file or directory (os error 2); this is tried until it goes well", 1).await;
+    replica.says("cannot be read: No such file or directory (os error 2); this is retried until it succeeds", 1).await;
     fs::rename(password.with_extension("old"), &password).unwrap();
     replica.says("restarted beside the other gateways", 1).await;
     until("it is ready again", async || replica.is_ready().await).await;
@@ -204,7 +204,7 @@ async fn a_first_try_that_takes_long_waits_for_what_ends_a_short_one() {
     replica.keeper.launch(&[]);
     replica.says("listening", 2).await;
     replica.heal();
-    replica.says("or say what the store may promise instead; this is tried until it goes well", 1).await;
+    replica.says("or say what the store may promise instead; this is retried until it succeeds", 1).await;
     replica.kill().await;
     replica.keeper.forget_log();
 }
@@ -225,7 +225,7 @@ async fn no_life_is_begun_while_certificates_for_the_others_are_of_no_use() {
     fs::rename(&key, key.with_extension("old")).unwrap();
     site.tables.sql(ALL_DEAD);
     replica
-        .says("own.key: cannot be read: No such file or directory (os error 2); this is tried until it goes well", 1)
+        .says("own.key: cannot be read: No such file or directory (os error 2); this is retried until it succeeds", 1)
         .await;
     replica.is_unready("store away").await;
     sleep(Duration::from_secs(3)).await;
@@ -281,9 +281,9 @@ async fn a_gateway_that_waits_to_begin_anew_takes_a_new_configuration_as_one_tha
     let site = Site::of(1, "read_anew", server, BRIEFLY_ALONE).await;
     let replica = &site.replicas[0];
     change(replica, "schema = \"read_anew\"", "schema = \"read_anew_other\"");
-    replica.says("changed, and holds from the next start on", 1).await;
+    replica.says("changed; takes effect at the next start", 1).await;
     replica.cut_off();
-    replica.says("the calls of this gateway are no longer its own", 1).await;
+    replica.says("this gateway has lost its calls", 1).await;
     replica.is_unready("store away").await;
     let (_, plain) = site.upstreams().split_at(site.upstreams().find("[upstreams.plain]").unwrap());
     change(replica, plain, "");
@@ -332,7 +332,7 @@ async fn f80_a_gateway_that_begins_anew_on_a_database_that_is_older_ends_with_74
         until("it has beaten", async || tables.count("tg_replica WHERE beat > 2") == 1).await;
         let replica = &mut site.replicas[0];
         replica.cut_off();
-        replica.says("the calls of this gateway are no longer its own", 1).await;
+        replica.says("this gateway has lost its calls", 1).await;
         replica.is_unready("store away").await;
         tables.sql(loss);
         // As where there is no place for it: the process knows.

@@ -91,7 +91,7 @@ async fn whoever_polls_one_task_two_hundred_times_a_second_is_refused_and_nobody
     let (refused, ()) = tokio::join!(greedy, honest);
     // 52 a second are served, and a second's worth at first.
     assert!((1_400..1_500).contains(&refused.len()), "{}", refused.len());
-    let bound = "52 polls a second for as many unfinished tasks as there are (`polls_per_task`), for the key `greedy`";
+    let bound = "52 polls a second for the present number of unfinished tasks (`polls_per_task`), for the key `greedy`";
     assert!(refused.iter().all(|refused| refused.contains(bound)), "{:?}", refused.first());
     let (answer, refused) = refusal(&world, &Ask::call().principal("key:greedy").arguments(json!({ "n": 1 }))).await;
     assert!(refused.is_none(), "polls use up no other rate: {answer}");

@@ -467,7 +467,7 @@ async fn what_keeps_recovery_from_a_row_is_told_once_however_often_it_is_looked_
     for told in [
         "tasks of earlier processes could not be claimed",
         "a task of an earlier process could not be",
-        "not done with yet",
+        "could not be handled yet",
     ] {
         assert_eq!(said.matches(told).count(), 1, "{told}: {said}");
     }

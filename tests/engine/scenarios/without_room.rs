@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use serde_json::{Value, json};
-use taskgate::engine::rows_without_runner;
+use taskgate::engine::recovery;
 use taskgate::task::TaskMode;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -142,7 +142,7 @@ async fn l9_a_row_that_lost_its_runner_is_taken_up_again() {
     world.store.faults.strike(Method::Replace, StoreFault::Refuses, 2);
     let (engine, stop) = (std::sync::Arc::clone(&world.engine), world.ending.clone());
     let mut looking = JoinSet::new();
-    looking.spawn(rows_without_runner::run(engine, world.origins(), stop));
+    looking.spawn(recovery::resume_rows_without_runner(engine, world.origins(), stop));
     tokio::time::sleep(seconds(6)).await;
     let found = world.engine.rows_without_runner().await.unwrap();
     assert_eq!(found.into_iter().map(|key| key.id.to_string()).collect::<Vec<_>>(), std::slice::from_ref(&id));

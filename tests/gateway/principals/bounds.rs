@@ -123,7 +123,8 @@ async fn b125_whoever_asks_too_often_is_told_when_to_come_back() {
     // At once, and so many that a machine must take half a minute for them to be below the rate.
     let asks: Vec<_> = (0..400).map(|n| [&poll, &ping, &poll, &note][n % 4].clone()).collect();
     let answers = gate.burst(&asks).await;
-    let (polls, requests) = ("polls a second for as many unfinished tasks", "5 requests a second, 10 at once");
+    let (polls, requests) =
+        ("polls a second for the present number of unfinished tasks", "5 requests a second, 10 at once");
     for (kind, fine, refused, bound) in [
         ([0, 2].as_slice(), "200 ok", "429 -32603 rate_limited", polls),
         (&[1], "200 ok", "200 -32603 rate_limited", requests),

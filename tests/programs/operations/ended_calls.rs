@@ -99,7 +99,7 @@ async fn a_held_call_that_ends_with_the_gateway_is_told_of_the_restart() {
         let held = hold_calls(&program).await;
         for signal in signals {
             program.signal(signal);
-            program.says("draining; a second signal ends at once; what is held", 1).await;
+            program.says("draining; a second signal ends at once; held calls", 1).await;
         }
         for (whose, answer) in held {
             let answer = last(&in_time(answer).await.unwrap());
@@ -115,7 +115,7 @@ async fn a_held_call_that_ends_with_the_gateway_is_told_of_the_restart() {
             serde_json::from_str::<Value>(found).unwrap()
         };
         let all = "http: 2 held; program: 2 held; sse: 2 held; stateless: 2 held";
-        let began = line("draining; a second signal ends at once; what is held");
+        let began = line("draining; a second signal ends at once; held calls");
         let fields = &began["fields"];
         assert_eq!((&fields["calls"], &fields["calls_held"], &fields["tasks"]), (&json!(all), &json!(8), &json!(0)));
         let ended = line(said);
@@ -190,7 +190,7 @@ async fn tasks_at_a_program_are_left_as_they_are_to_the_next_process() {
         let log = program.log();
         assert!(log.lines().any(|line| line.contains("WARN") && line.contains("\"calls_lost\":10")), "{log}");
         let program = Program::serve(&folder).await;
-        program.says("all tasks of earlier processes were looked at", 1).await;
+        program.says("all tasks of earlier processes were handled", 1).await;
         for (path, id, outcome) in tasks {
             let found = Call::new("tasks/get", &json!({"taskId": id})).send(program.clients, path).await.json();
             let result = &found["result"];

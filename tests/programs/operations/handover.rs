@@ -72,7 +72,7 @@ async fn a_socket_that_cannot_be_meant_is_refused() {
     let open = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
     for (socket, environment, code, why) in [
         (&open, "", 64, "where the clients' socket listens"),
-        (&open, "LISTEN_FDNAMES=admin", 64, "nobody there is asked for a token"),
+        (&open, "LISTEN_FDNAMES=admin", 64, "where operators are served without a token"),
         (&listener(), "LISTEN_FDNAMES=metrics", 70, "\"metrics\""),
     ] {
         let mut command = handed(&folder, socket, environment);

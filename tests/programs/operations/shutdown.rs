@@ -166,7 +166,7 @@ async fn a_call_at_a_program_that_outlasts_the_drain_is_lost_by_a_restart() {
 /// What a backup without its key leads to.
 #[tokio::test]
 async fn a_start_without_the_sealing_key_says_what_that_ends_where_tasks_are_kept() {
-    const SAID: &str = "seal.key was not there and is made anew";
+    const SAID: &str = "seal.key was missing and is created again";
     let (worker, folder) = (Worker::start().await, Folder::on_disk());
     folder.write(&block("up", &worker.server));
     for (kept, is_told) in [(true, false), (true, false), (false, true), (true, false)] {

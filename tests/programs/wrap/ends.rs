@@ -104,7 +104,7 @@ async fn a_second_signal_ends_it_at_once() {
     host.until_it_says("calls that were in progress end with the gateway").await;
     host.signal("TERM");
     assert_eq!(host.ended().await.0.code(), Some(0));
-    assert!(host.log().contains("ended before everything was put down"), "{}", host.log());
+    assert!(host.log().contains("ended before all tasks and calls were settled"), "{}", host.log());
 }
 
 #[tokio::test]

@@ -24,7 +24,8 @@ pub(in crate::engine::runner) enum StageEvent {
     Exchange(ExchangeEvent),
 }
 
-/// One call's exchange with the upstream. [`ExchangeStage::next`] is cancel safe: each step's future is kept until it completes.
+/// One call's exchange with the upstream. [`ExchangeStage::next`] is cancel safe: each step's future is kept until it
+/// completes.
 pub(in crate::engine::runner) struct ExchangeStage {
     step: StepFuture,
     permit: Option<CallPermit>,
@@ -49,8 +50,7 @@ enum StepFuture {
 }
 
 impl ExchangeStage {
-    /// A new stage, which waits for its permit at most `wait_max`. A call that will have a handle waits as long as its task
-    /// lives.
+    /// Waits for its permit at most `wait_max`; a call that will have a handle waits as long as its task exists.
     pub(in crate::engine::runner) fn new(spec: &CallSpec, wait_max: Option<Duration>) -> Self {
         let (permits, owner) = (spec.permits.clone(), spec.owner.clone());
         let waiting = Box::pin(async move {
@@ -94,10 +94,7 @@ impl ExchangeStage {
         BeginFuture { sending: Box::pin(async move { upstream.begin(request, context).await }), handed_over }
     }
 
-    /// Resumes an exchange. It needs no permit, since the upstream never stopped working on it.
-    ///
-    /// # Errors
-    /// If the token is not valid any more.
+    /// Resumes an exchange, without a permit. Fails if the token is not valid any more.
     pub(in crate::engine::runner) async fn resume(
         &mut self,
         spec: &CallSpec,
@@ -116,15 +113,12 @@ impl ExchangeStage {
         }
     }
 
-    /// Whether the call was certainly not sent yet.
     pub(in crate::engine::runner) const fn is_waiting(&self) -> bool {
         matches!(self.step, StepFuture::Waiting(_))
     }
 
-    /// Takes a free permit for a call that has not requested one yet, else a queue position; whether it took the permit.
-    ///
-    /// # Errors
-    /// `QueueFull`: it has neither.
+    /// Takes a free permit for a call that has not requested one yet, else a queue position; whether it took the
+    /// permit. Fails with `QueueFull`.
     pub(in crate::engine::runner) fn enter_queue(&mut self, spec: &CallSpec) -> Result<bool, GatewayFault> {
         if !self.is_waiting() || self.is_queued {
             return Ok(false);
@@ -186,7 +180,6 @@ impl ExchangeStage {
         self.permit = None;
     }
 
-    /// Repeats the call under its permit.
     pub(in crate::engine::runner) fn repeat(&mut self, spec: &CallSpec) {
         self.step = StepFuture::Beginning(Self::begin(spec));
     }
@@ -209,7 +202,6 @@ impl ExchangeStage {
         }
     }
 
-    /// Cancels the call at the upstream, if it was sent, and drops the exchange.
     pub(in crate::engine::runner) async fn cancel(&mut self, reason: &str) {
         match &mut self.step {
             StepFuture::Exchanging(exchange) => exchange.cancel(reason).await,

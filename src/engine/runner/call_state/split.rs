@@ -1,11 +1,9 @@
 //! Runs a call with a list argument as many calls, one for each element.
 //!
-//! To the runner, a split call is one call: it has one deadline, and one task that asks questions and is cancelled. The calls of
-//! its elements wait for permits as all calls do, in the order of the list, and up to the rule's number run in parallel.
-//!
-//! Until the call is a task its elements have no rows, and their exchanges are here. From then on each element is a child task
-//! with its own runner (see `family`), and this module only combines their outcomes. So a later process judges each element
-//! separately.
+//! To the runner, a split call is one call, with one deadline and one task. The calls of its elements wait for permits
+//! as all calls do, in the order of the list, and up to the rule's number run in parallel. Until the call is a task,
+//! their exchanges are here. From then on each element is a child task with its own runner (see `family`), which a
+//! later process judges separately, and this module only combines their outcomes.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,24 +11,28 @@ use std::sync::Arc;
 use futures_util::future::{BoxFuture, join_all, select_all};
 use tokio::time::Instant;
 
-use super::element_outcome::ElementOutcome;
 use super::exchange_stage::{ExchangeStage, StageEvent};
-use super::split_plan::SplitPlan;
 use crate::answer_budget::{AnswerPermit, AnswerShare};
+use crate::cause::CauseChain;
 use crate::dialect::faults::failure_error;
-use crate::dialect::split_call::{SplitResult, combined, question_named, question_of};
+use crate::dialect::plain::PlainUpstream;
+use crate::dialect::split_call::{SplitCall, SplitResult, combined, question_named, question_of};
 use crate::dialect::upstream_dialect::CanonicalResult;
-use crate::engine::Engine;
 use crate::engine::call::CallSpec;
+use crate::engine::retry_delays::RetryDelays;
+use crate::engine::{Engine, TaskError};
+use crate::task::reference::LoggedTask;
 use crate::task::{
-    Answer, Attempt, Event, Executed, Failure, GatewayFault, Outcome, Phase, Principal, Question, Reason, Recovery,
-    Task, TaskKey, TaskVisibility, Timestamp, TreeLinks, transition,
+    Answer, Attempt, Event, Executed, Failure, GatewayFault, Outcome, Phase, Plan, Principal, Question, Reason,
+    Recovery, Task, TaskKey, TaskVisibility, Timestamp, TreeLinks, transition,
 };
-use crate::upstream::{ExchangeError, ExchangeEvent, Progress, ResumeToken};
-use crate::wire::Payload;
+use crate::upstream::{ExchangeError, ExchangeEvent, Progress, ResumeToken, UpstreamRequest};
 use crate::wire::one_line::status_text;
+use crate::wire::{Object, Payload, method};
 
-/// The exchanges and outcomes of a split call's elements.
+/// The name of the elements if the rule that named them was removed.
+const ELEMENTS: &str = "elements";
+
 pub(in crate::engine::runner) struct SplitExchange {
     plan: SplitPlan,
     next: usize,
@@ -40,14 +42,12 @@ pub(in crate::engine::runner) struct SplitExchange {
     ended: usize,
     /// The size of all results so far, in bytes.
     bytes: usize,
-    /// Events that were not taken yet.
     events: VecDeque<ExchangeEvent>,
     message: Option<Arc<str>>,
     /// Set once all elements have ended.
     combining: Option<BoxFuture<'static, ExchangeEvent>>,
 }
 
-/// The call of one element that has no row.
 pub(in crate::engine::runner) struct RunningElement {
     index: usize,
     pub(in crate::engine::runner) exchange: ExchangeStage,
@@ -67,16 +67,13 @@ impl SplitExchange {
         &self.plan
     }
 
-    /// Whether an element could queue now.
-    ///
-    /// # Errors
-    /// `QueueFull`.
+    /// Fails with `QueueFull` unless an element could queue now.
     pub(super) fn enter_queue(&self, owner: &Principal) -> Result<(), GatewayFault> {
         self.plan.part().permits.as_ref().map_or(Ok(()), |permits| permits.enter(owner).map(drop))
     }
 
-    /// The next event. Pends while only elements with rows are in progress: see [`SplitExchange::settled`]. `begins`: whether
-    /// elements begin here. Cancel safe.
+    /// The next event; pends while only elements with rows are in progress. `begins`: whether elements begin here.
+    /// Cancel safe.
     pub(super) async fn next(&mut self, begins: bool) -> StageEvent {
         StageEvent::Exchange(self.next_event(begins).await)
     }
@@ -100,7 +97,6 @@ impl SplitExchange {
             if self.running.is_empty() {
                 return std::future::pending().await;
             }
-            // Cancel safe, as each of the futures is.
             let (event, at, _) = select_all(self.running.iter_mut().map(|part| Box::pin(part.exchange.next()))).await;
             // The element of this event goes last, so that a busy element starves no other.
             self.running.rotate_left(at + 1);
@@ -108,7 +104,6 @@ impl SplitExchange {
         }
     }
 
-    /// Begins calls up to the limit of parallel ones.
     fn begin_more(&mut self) {
         while self.running.len() < self.plan.parallel() && self.next < self.plan.total() {
             // It waits for its permit as long as the split call may run.
@@ -209,7 +204,6 @@ impl SplitExchange {
         event
     }
 
-    /// Answers an element that has no row.
     pub(super) async fn answer(&mut self, ask: &Payload, answer: Answer) -> Result<(), ExchangeError> {
         let named = question_named(ask);
         let found =
@@ -286,20 +280,18 @@ impl SplitExchange {
         (self.next, self.running.len())
     }
 
-    /// Hands over the call of an element that goes on in its own runner.
     pub(in crate::engine::runner) fn release(&mut self, index: usize) -> Option<(CallSpec, RunningElement)> {
         let at = self.running.iter().position(|part| part.index == index)?;
         Some((self.plan.element(index), self.running.swap_remove(at)))
     }
 
-    /// Whether an element has no outcome yet.
     pub(in crate::engine::runner) fn is_open(&self, index: usize) -> bool {
         self.outcomes.get(index).is_some_and(Option::is_none)
     }
 }
 
-/// The combined result of a call whose elements have all ended. It waits for bytes of the answer budget: for the copy, and for
-/// the results that are read from rows meanwhile. `Lost` if a held call's client is out of bytes for too long.
+/// The combined result of ended elements. It waits for bytes of the answer budget: for the copy, and for the results
+/// that are read from rows meanwhile. `Lost` if a held call's client is out of bytes for too long.
 async fn combine(
     share: Option<AnswerShare>,
     argument: Arc<str>,
@@ -334,4 +326,146 @@ fn result_of(outcome: Outcome) -> SplitResult {
 
 fn cancelled() -> SplitResult {
     SplitResult::Failed("it was cancelled".to_owned())
+}
+
+#[derive(Debug)]
+pub(in crate::engine::runner) struct SplitPlan {
+    part: CallSpec,
+    /// `None` for a call of an earlier process; its elements have rows.
+    call: Option<SplitCall>,
+    argument: Arc<str>,
+    total: usize,
+    parallel: usize,
+}
+
+pub(in crate::engine::runner) fn split(spec: CallSpec) -> (CallSpec, Option<SplitPlan>) {
+    let Some((call, parallel)) = call_of(&spec) else { return (spec, None) };
+    let (total, argument) = (call.len(), Arc::clone(call.argument()));
+    let (spec, part) = whole_and_part(spec);
+    (spec, Some(SplitPlan { part, call: Some(call), argument, total, parallel }))
+}
+
+pub(in crate::engine::runner) fn split_again(spec: CallSpec, total: usize) -> (CallSpec, SplitPlan) {
+    let rule = spec.policy.split.as_ref();
+    let parallel = rule.map_or(1, |rule| rule.parallel.get());
+    let argument = rule.map_or_else(|| Arc::from(ELEMENTS), |rule| Arc::clone(&rule.argument));
+    let (spec, part) = whole_and_part(spec);
+    (spec, SplitPlan { part, call: None, argument, total, parallel })
+}
+
+fn call_of(spec: &CallSpec) -> Option<(SplitCall, usize)> {
+    let rule = spec.policy.split.as_ref().filter(|_| &*spec.request.method == method::TOOLS_CALL)?;
+    Some((SplitCall::read(rule, &Object::of(spec.request.params.as_ref()?)?)?, rule.parallel.get()))
+}
+
+fn whole_and_part(mut spec: CallSpec) -> (CallSpec, CallSpec) {
+    let mut part = spec.clone();
+    (part.plan, part.policy.split) = (Plan::Task, None);
+    (part.idempotency, part.chosen, part.notice_sink) = (None, None, None);
+    spec.permits = None;
+    spec.peer = Arc::new(PlainUpstream);
+    (spec, part)
+}
+
+impl SplitPlan {
+    pub(in crate::engine::runner) const fn total(&self) -> usize {
+        self.total
+    }
+
+    /// The spec of one element's call. Without params if only its row has them.
+    pub(in crate::engine::runner) fn element(&self, index: usize) -> CallSpec {
+        let params = self.call.as_ref().and_then(|call| call.part(index));
+        CallSpec { request: UpstreamRequest { params, ..self.part.request.clone() }, ..self.part.clone() }
+    }
+
+    pub(in crate::engine::runner) const fn part(&self) -> &CallSpec {
+        &self.part
+    }
+
+    pub(in crate::engine::runner) const fn parallel(&self) -> usize {
+        self.parallel
+    }
+
+    pub(in crate::engine::runner) const fn argument(&self) -> &Arc<str> {
+        &self.argument
+    }
+}
+
+#[derive(Clone)]
+enum ElementOutcome {
+    Held(Outcome),
+    /// A result in the element's row. It is read again once all elements have ended, so that memory holds none meanwhile.
+    InRow(ResultInRow),
+}
+
+#[derive(Clone)]
+struct ResultInRow {
+    engine: Arc<Engine>,
+    key: TaskKey,
+    bytes: usize,
+}
+
+impl ElementOutcome {
+    /// The outcome in an element's row; `None` if the row was removed.
+    fn of_row(engine: &Arc<Engine>, task: Option<&Task>) -> Self {
+        match task.and_then(|task| Some((task, task.outcome()?))) {
+            Some((task, Outcome::Returned { result, .. })) => {
+                Self::InRow(ResultInRow { engine: Arc::clone(engine), key: task.key.clone(), bytes: result.len() })
+            }
+            Some((_, outcome @ (Outcome::Faulted(_) | Outcome::Cancelled))) => Self::Held(outcome.clone()),
+            None => Self::Held(row_removed(Executed::Unknown)),
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Held(Outcome::Returned { result, .. }) => result.len(),
+            Self::Held(Outcome::Faulted(_) | Outcome::Cancelled) => 0,
+            Self::InRow(row) => row.bytes,
+        }
+    }
+
+    /// The size of a result that is still to be read from its row.
+    const fn bytes_in_row(&self) -> usize {
+        match self {
+            Self::Held(_) => 0,
+            Self::InRow(row) => row.bytes,
+        }
+    }
+
+    /// The outcome, if this process holds it.
+    const fn held(&self) -> Option<&Outcome> {
+        match self {
+            Self::Held(outcome) => Some(outcome),
+            Self::InRow(_) => None,
+        }
+    }
+
+    /// The outcome, read from the row if it is there. Waits while the store is unavailable. Cancel safe.
+    async fn outcome(&self) -> Outcome {
+        match self {
+            Self::Held(outcome) => outcome.clone(),
+            Self::InRow(row) => row.outcome().await,
+        }
+    }
+}
+
+impl ResultInRow {
+    async fn outcome(&self) -> Outcome {
+        let mut pauses = RetryDelays::of_writers();
+        loop {
+            match self.engine.held(&self.key).await {
+                Ok(task) => return task.outcome().cloned().unwrap_or_else(|| row_removed(Executed::Yes)),
+                Err(TaskError::Unknown) => return row_removed(Executed::Yes),
+                Err(error) => {
+                    tracing::warn!(task = %LoggedTask(&self.key), error = %CauseChain(&error), "a subtask's result could not be read yet");
+                    pauses.wait().await;
+                }
+            }
+        }
+    }
+}
+
+fn row_removed(executed: Executed) -> Outcome {
+    Outcome::lost(GatewayFault::new(Reason::GatewayRestart, executed))
 }

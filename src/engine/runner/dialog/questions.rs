@@ -1,4 +1,4 @@
-//! Holds the questions of a call: those that the client sees, and those that wait for the store.
+//! Holds the questions of a call that the client sees, or that wait for the store.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,7 +17,6 @@ const ASKED_MAX: u32 = 1_000;
 /// How long a round waits for further questions after its first one (GW-21).
 const ROUND_WAIT: Duration = Duration::from_millis(100);
 
-/// The questions of a call, and their answers.
 #[derive(Default)]
 pub(in crate::engine::runner) struct CallQuestions {
     open: Vec<OpenQuestion>,
@@ -35,20 +34,17 @@ pub(in crate::engine::runner) struct CallQuestions {
     unresolved: Vec<(Payload, Answer)>,
 }
 
-/// A question that is not part of the task yet.
 pub(in crate::engine::runner) struct UnaskedQuestion {
     pub(in crate::engine::runner) question: Question,
     pub(in crate::engine::runner) method: Arc<str>,
 }
 
-/// A question that needs no answer any more.
 pub(in crate::engine::runner) struct WithdrawnQuestion {
     pub(in crate::engine::runner) ask: Payload,
     /// Its method, if the upstream must be notified; `None` if it withdrew the question itself.
     pub(in crate::engine::runner) refused: Option<Arc<str>>,
 }
 
-/// A question that the client can see.
 pub(in crate::engine::runner) struct OpenQuestion {
     pub(in crate::engine::runner) ask: Payload,
     pub(in crate::engine::runner) method: Arc<str>,
@@ -56,7 +52,8 @@ pub(in crate::engine::runner) struct OpenQuestion {
 }
 
 impl CallQuestions {
-    /// Questions that wait for the store count as open ones, so their number is bounded however long the store is unavailable.
+    /// Questions that wait for the store count as open ones, so their number is bounded however long the store is
+    /// unavailable.
     pub(in crate::engine::runner) fn is_full(&self) -> bool {
         self.open.len() + self.unasked.len() + self.withdrawn.len() >= OPEN_MAX || self.count >= ASKED_MAX
     }
@@ -65,8 +62,8 @@ impl CallQuestions {
         self.round_due
     }
 
-    /// Whether a question or a withdrawal is known to this runner only: a later process would not receive it again after the
-    /// stored position.
+    /// Whether only this runner knows a question or withdrawal: a later process would not receive it after the stored
+    /// position.
     pub(in crate::engine::runner) fn has_unstored(&self) -> bool {
         !(self.unasked.is_empty() && self.withdrawn.is_empty())
     }
@@ -76,7 +73,6 @@ impl CallQuestions {
         !self.unresolved.is_empty()
     }
 
-    /// When the first open question expires.
     pub(in crate::engine::runner) fn overdue_at(&self) -> Option<Instant> {
         self.open.iter().map(|open| open.due).min()
     }
@@ -89,7 +85,6 @@ impl CallQuestions {
         self.round_due = None;
     }
 
-    /// The questions of a resumed call.
     pub(in crate::engine::runner) fn reopened(
         open: impl IntoIterator<Item = (Payload, Arc<str>)>,
         undelivered: &[(Payload, Answer)],
@@ -121,7 +116,6 @@ impl CallQuestions {
         self.open.extract_if(.., |open| open.due <= now).collect()
     }
 
-    /// Keeps a question until the store succeeds.
     pub(in crate::engine::runner) fn add_unasked(&mut self, unasked: UnaskedQuestion) {
         self.unasked.push_back(unasked);
     }
@@ -144,7 +138,6 @@ impl CallQuestions {
         self.unasked.iter().any(|unasked| unasked.question.ask == *ask)
     }
 
-    /// Records that the client can see a question.
     pub(in crate::engine::runner) fn add_open(&mut self, ask: Payload, method: Arc<str>, due: Instant) {
         self.count += 1;
         self.open.push(OpenQuestion { ask, method, due });
@@ -158,12 +151,10 @@ impl CallQuestions {
         std::mem::take(&mut self.open)
     }
 
-    /// Forgets the open questions that are answered.
     pub(in crate::engine::runner) fn retain_open(&mut self, is_open: impl Fn(&Payload) -> bool) {
         self.open.retain(|open| is_open(&open.ask));
     }
 
-    /// Keeps a withdrawal until the store succeeds.
     pub(in crate::engine::runner) fn add_withdrawn(&mut self, withdrawn: WithdrawnQuestion) {
         self.withdrawn.push(withdrawn);
     }
@@ -172,12 +163,10 @@ impl CallQuestions {
         self.withdrawn.len()
     }
 
-    /// The first withdrawal that waits for the store.
     pub(in crate::engine::runner) fn take_withdrawn(&mut self) -> Option<WithdrawnQuestion> {
         (!self.withdrawn.is_empty()).then(|| self.withdrawn.remove(0))
     }
 
-    /// Rounds of questions so far.
     pub(in crate::engine::runner) const fn rounds(&self) -> u32 {
         self.rounds
     }

@@ -20,13 +20,22 @@ use crate::wire::{Object, Payload};
 /// An event of a child. Children are numbered in the order of their parent's list.
 pub(in crate::engine::runner) enum ChildEvent {
     /// It asked a question that its client will not see under the child itself (T-40).
-    Asked { index: usize, ask: Payload, method: Arc<str>, params: Option<Payload> },
-    /// It withdrew a question.
-    Withdrawn { index: usize, ask: Payload },
-    /// It has a new status message.
+    Asked {
+        index: usize,
+        ask: Payload,
+        method: Arc<str>,
+        params: Option<Payload>,
+    },
+    Withdrawn {
+        index: usize,
+        ask: Payload,
+    },
     Status(Arc<str>),
     /// It settled; `None` if its row was removed.
-    Settled { index: usize, task: Option<Arc<Task>> },
+    Settled {
+        index: usize,
+        task: Option<Arc<Task>>,
+    },
 }
 
 pub(super) struct Children {
@@ -62,12 +71,10 @@ impl Children {
         self.changes.push(Box::pin(std::future::ready(child)));
     }
 
-    /// Whether all children have settled, and all events were taken.
     pub(super) fn is_idle(&self) -> bool {
         self.keys.is_empty() && self.events.is_empty()
     }
 
-    /// The key of a child that has not settled.
     pub(super) fn key(&self, index: usize) -> Option<&TaskKey> {
         self.keys.get(&index)
     }

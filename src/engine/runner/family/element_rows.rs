@@ -21,19 +21,15 @@ const AT_ONCE: usize = 64;
 /// Begins or resumes a subtask's call. The spec has params where this process knows them.
 pub(in crate::engine::runner) type BeginChild = fn(&Arc<Engine>, CallSpec, TaskKey, TaskPermit);
 
-/// The children of a split call's task.
-///
-/// Their rows are written before their parent's row, which lists them: until then no client can find them, and a later process
-/// removes them (SUB-05). Elements in progress continue in their own runners, with their exchanges.
+/// The children of a split call's task. Their rows are written before their parent's row, which lists them: until then
+/// no client can find them, and a later process removes them (SUB-05).
 pub(in crate::engine::runner) struct ElementRows {
     engine: Arc<Engine>,
     parent: TaskKey,
     keys: Vec<TaskKey>,
     /// Their rows, until their runners have begun.
     fresh: Vec<(Arc<Task>, RunnerCommands)>,
-    /// Receives their log messages.
     logs: Option<TaskNoticeSink>,
-    /// The element that is begun next.
     next: usize,
     /// The number of elements that have begun and not settled.
     at_work: usize,
@@ -42,7 +38,6 @@ pub(in crate::engine::runner) struct ElementRows {
     begin: BeginChild,
 }
 
-/// The call of an element that goes on in its own runner.
 pub(in crate::engine::runner) struct AdoptedElement {
     pub(in crate::engine::runner) spec: CallSpec,
     pub(in crate::engine::runner) row: (Arc<Task>, RunnerCommands),
@@ -51,10 +46,8 @@ pub(in crate::engine::runner) struct AdoptedElement {
 }
 
 impl ElementRows {
-    /// Rows of a call that is about to become a task; none is stored yet.
-    ///
-    /// # Errors
-    /// `Exists` if a runner has one of them.
+    /// Claims rows for a call that is about to become a task; none is stored yet. Fails with `Exists` if a runner has
+    /// one.
     pub(super) fn claimed(
         engine: &Arc<Engine>,
         begin: BeginChild,
@@ -84,7 +77,6 @@ impl ElementRows {
         Ok(())
     }
 
-    /// Removes the rows, because their parent has no row.
     pub(super) async fn remove(self) {
         for key in &self.keys {
             if let Err(error) = self.engine.store.remove(key).await {
@@ -95,7 +87,6 @@ impl ElementRows {
         }
     }
 
-    /// The rows of a call that an earlier process left.
     pub(in crate::engine::runner) fn of_earlier(engine: Arc<Engine>, task: &Task, begin: BeginChild) -> Self {
         let owner = &task.key.owner;
         let keys: Vec<_> =
@@ -155,7 +146,6 @@ impl ElementRows {
         self.next = usize::MAX;
     }
 
-    /// An element has settled.
     pub(super) const fn element_settled(&mut self) {
         self.at_work = self.at_work.saturating_sub(1);
     }

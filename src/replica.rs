@@ -1,14 +1,13 @@
 //! The rules for several replicas: membership, commit outcomes, trusted reads, row ownership, task time.
 //!
-//! Pure: callers pass in the store's answers and their times, on a clock that is never set ([`BootTime`]). This module reads no
-//! clock, draws no id, waits for nothing and contacts no server. `tests/engine/replicas.rs` runs [`commit_trust::fate`],
-//! [`ReadTrust`], [`GuardedWrite::judge`] and claims through random schedules of faults. It models the store's SQL and the
-//! engine's handling of unresolved writes itself: the batches that a writer's row admits, and the evidence that a row gives about
-//! a write.
+//! Pure: callers pass in the store's answers and their times ([`BootTime`]); this module reads no clock, draws no id,
+//! waits for nothing. `tests/engine/replicas.rs` runs [`commit_trust::fate`], [`ReadTrust`], [`GuardedWrite::judge`]
+//! and claims through random schedules of faults. It models the store's SQL and the engine's handling of unresolved
+//! writes itself.
 //!
-//! Two modules carry the guarantees: [`fencing`] (each write names the row's revision, and a holder's write also the holder) and
-//! [`commit_trust`] (no fact is believed that a failover can roll back). [`membership`] only decides how soon a replica's rows
-//! are claimed: a wrong verdict loses nothing and repeats nothing. [`task_clock`] is the common time of all tasks.
+//! Two modules carry the guarantees: [`fencing`] (writes name the row's revision and holder) and [`commit_trust`] (no
+//! fact is believed that a failover can roll back). [`membership`] only decides how soon rows are claimed: a wrong
+//! verdict loses nothing.
 
 pub mod boot_time;
 pub mod commit_trust;

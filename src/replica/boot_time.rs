@@ -8,13 +8,13 @@ use std::time::Duration;
 pub struct BootTime(pub Duration);
 
 impl BootTime {
-    /// The time since `earlier`; zero if that is later.
+    /// Zero if `earlier` is later.
     #[must_use]
     pub const fn since(self, earlier: Self) -> Duration {
         self.0.saturating_sub(earlier.0)
     }
 
-    /// The instant `span` later; saturates.
+    /// Saturates.
     #[must_use]
     pub const fn after(self, span: Duration) -> Self {
         Self(self.0.saturating_add(span))

@@ -2,8 +2,7 @@
 
 use std::fmt;
 
-/// One process of a replica, numbered by the store at its registration. Numbers are never reused: a replica that was declared
-/// dead registers under a new one.
+/// One process of a replica, numbered by the store at its registration. Numbers are never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Incarnation(pub u64);
 

@@ -1,9 +1,8 @@
-//! Judges whether a clock can be right, for every store that outlives a process. Compares the clock with the time of the store's
-//! last use.
+//! Judges whether a clock can be right, for every store that outlives a process.
 //!
-//! A wrong clock at startup must not delete tasks: if it is ahead by more than a day and by more than any stored task lives,
-//! nothing is freed at first, and the time is not recorded as a time of use, so that the next process does not rely on it. If a
-//! wrong time was recorded nevertheless, the operator discards it with [`RESET`].
+//! A wrong clock at startup must not delete tasks: if it is ahead of the store's last use by more than a day and by
+//! more than any stored task lives, nothing is freed at first, and the time is not recorded, so that the next process
+//! does not rely on it. The operator discards a wrong recorded time with [`RESET`].
 
 use std::time::Duration;
 
@@ -11,8 +10,7 @@ use tokio::time::Instant;
 
 use crate::task::Timestamp;
 
-/// A file with this name, created by the operator in the gateway's folder, makes the next start discard the time of the store's
-/// last use.
+/// The operator creates this file in the gateway's folder; the next start discards the time of the store's last use.
 pub(super) const RESET: &str = "tasks.reset-clock";
 
 /// Larger differences are logged.
@@ -41,8 +39,7 @@ impl ClockTrust {
         self.distrusted_until.is_some_and(|until| Instant::now() < until)
     }
 
-    /// Judges the clock's time at startup, and logs a warning for the operator. `longest` is the longest remaining lifetime of a
-    /// stored task at the last use.
+    /// Logs a warning for the operator. `longest` is the longest remaining lifetime of a stored task at the last use.
     pub(super) fn new(shown: Option<Timestamp>, seen: Timestamp, longest: Duration, distrust: Duration) -> Self {
         let Some(shown) = shown.filter(|_| seen > Timestamp::from_millis(0)) else {
             return Self { distrusted_until: None };

@@ -8,10 +8,9 @@ use crate::task::{
     TaskVisibility, Timestamp,
 };
 
-/// Minimum time for which the failed task stays readable, if the original was not settled.
+/// Minimum, if the original was not settled.
 const CONDEMNED_FOR: Duration = Duration::from_secs(15 * 60);
 
-/// The known facts about a row with a damaged record.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LostRow {
     pub(super) is_settled: bool,
@@ -19,7 +18,6 @@ pub(super) struct LostRow {
     pub(super) expires_at: Timestamp,
 }
 
-/// Builds the failed task from the times that are still known.
 pub(super) fn condemned(key: TaskKey, outline: LostRow, now: Timestamp) -> Task {
     let nothing: Arc<str> = Arc::from("");
     let ttl = outline.expires_at.since(outline.created_at);

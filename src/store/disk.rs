@@ -1,9 +1,8 @@
 //! Stores tasks in an SQLite file. An acknowledged write survives any crash.
 //!
-//! SQLite runs in write-ahead mode with an fsync for each transaction. `writer` is the only thread that writes; it commits all
-//! waiting writes as one transaction. `readers` are a few read-only connections. `resident` holds in memory the live rows, so
-//! that polls need no disk read, a cache of settled rows, and the sums. `schema` defines the file, `rows` and `reads` hold the
-//! statements, `columns` defines a row's contents, `folder` prepares and locks the folder.
+//! `writer` is the only thread that writes; it commits all waiting writes as one transaction with an fsync. `readers`
+//! are a few read-only connections. `resident` holds the live rows in memory, so that polls need no disk read, a cache
+//! of settled rows, and the sums. `rows` and `reads` hold the statements.
 
 mod batch;
 mod check;
@@ -64,12 +63,11 @@ use crate::replica::Incarnation;
 use crate::task::{Digest, ListFilter, ListPosition, Principal, ShortReference, Task, TaskId, TaskKey, Timestamp};
 pub use open_error::OpenError;
 
-/// Capacity of the writer's queue. Further senders wait.
+/// Further senders wait.
 const QUEUE_MAX: usize = 1_024;
 
 type SharedFolderLock = Arc<Mutex<Option<FolderLock>>>;
 
-/// A task store in an SQLite file, open in one process.
 pub struct DiskStore {
     queue: mpsc::Sender<WriterRequest>,
     readers: Arc<ReaderPool>,
@@ -85,7 +83,6 @@ pub struct DiskStore {
     clock: ClockTrust,
     /// Held while the writer's thread may have the file open; permanently after a bug ended that thread.
     _lock: SharedFolderLock,
-    /// Unreadable tasks that the log already names.
     logged: Mutex<BTreeSet<ShortReference>>,
 }
 
@@ -98,11 +95,8 @@ impl std::fmt::Debug for DiskStore {
     }
 }
 
-/// Checks the store that [`DiskStore::open`] would open, without changes. A store that another process has open is no error: see
-/// [`is_open_elsewhere`].
-///
-/// # Errors
-/// As [`DiskStore::open`], as far as the faults can be found without opening the database.
+/// Checks the store without changing or opening it. A store that another process has open is no error: see
+/// [`is_open_elsewhere`]. Fails as [`DiskStore::open`].
 pub fn examine(settings: &DiskSettings) -> Result<(), OpenError> {
     folder::examine(&settings.folder)?;
     if let Some(medium) = folder::unfit_medium(&settings.folder).filter(|_| !settings.is_ephemeral) {
@@ -116,46 +110,40 @@ pub fn examine(settings: &DiskSettings) -> Result<(), OpenError> {
     schema::examine(&schema::file_in(&settings.folder))
 }
 
-/// Whether a process has the store in this folder open.
 #[must_use]
 pub fn is_open_elsewhere(folder: &Path) -> bool {
     folder::is_locked(folder)
 }
 
 impl DiskStore {
-    /// Opens the store, and creates it if it is missing. Waits for an earlier process to close it.
-    ///
-    /// # Errors
-    /// See [`OpenError`]. A failure changes nothing.
+    /// Creates a missing store. Waits for an earlier process to close it. A failure changes nothing.
     pub async fn open(settings: DiskSettings) -> Result<Arc<Self>, OpenError> {
         Self::open_with(settings, FaultHooks::default()).await
     }
 
-    /// The store's health.
     #[must_use]
     pub fn health(&self) -> StoreHealth {
         self.monitor.now()
     }
 
-    /// Follows the store's health, for readiness.
+    /// For readiness.
     #[must_use]
     pub fn watch_health(&self) -> watch::Receiver<StoreHealth> {
         self.monitor.watch()
     }
 
-    /// The waiting time of the oldest unfinished write: high if the disk stalls or is overloaded.
+    /// Of the oldest unfinished write: high if the disk stalls or is overloaded.
     #[must_use]
     pub fn waited(&self) -> Duration {
         self.monitor.waited()
     }
 
-    /// The latest time used by this process or an earlier one. A clock that shows less was set back.
+    /// By this process or an earlier one. A clock that shows less was set back.
     #[must_use]
     pub fn last_seen(&self) -> Timestamp {
         Timestamp::from_millis(self.seen.load(Ordering::Relaxed))
     }
 
-    /// Transactions so far.
     #[must_use]
     pub fn commits(&self) -> u64 {
         self.commits.load(Ordering::Relaxed)
@@ -175,7 +163,7 @@ impl DiskStore {
         }
     }
 
-    /// The later of `now` and all times used so far, so that a clock that is set back revives no expired task (F58).
+    /// So that a clock that is set back revives no expired task (F58).
     fn raise(&self, now: Timestamp) -> Timestamp {
         let before = self.seen.fetch_max(now.as_millis(), Ordering::Relaxed);
         now.max(Timestamp::from_millis(before))
@@ -223,7 +211,6 @@ impl DiskStore {
 
 impl Drop for DiskStore {
     fn drop(&mut self) {
-        // The writer ends with its queue.
         self.check.end();
         self.readers.close();
     }

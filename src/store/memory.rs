@@ -1,7 +1,7 @@
 //! Stores tasks in memory, in one bounded, sharded map for live and settled rows.
 //!
-//! All rows end with the process. A full store refuses writes and never evicts. No lock is held across an await, and readers hold
-//! one only to clone an `Arc`.
+//! A full store refuses writes and never evicts. No lock is held across an await, and readers hold one only to clone an
+//! `Arc`.
 
 mod incarnations;
 mod rows;
@@ -25,7 +25,6 @@ use crate::task::{Digest, ListFilter, ListPosition, Principal, ShortReference, T
 /// Keys that are read from an index under one lock.
 const STEP: usize = 64;
 
-/// A [`TaskStore`] within one process.
 #[derive(Debug)]
 pub struct MemoryStore {
     rows: Arc<MemoryRows>,
@@ -34,7 +33,7 @@ pub struct MemoryStore {
 }
 
 impl MemoryStore {
-    /// A store of at most `stored_bytes_max` bytes. Each row counts as at least [`crate::task::model::ROW_BYTES_MIN`].
+    /// Each row counts as at least [`crate::task::model::ROW_BYTES_MIN`].
     #[must_use]
     pub fn new(stored_bytes_max: usize) -> Self {
         Self::begin(Arc::new(MemoryRows::new(stored_bytes_max)), Reach::Process)
@@ -45,7 +44,7 @@ impl MemoryStore {
         Self { rows, holder, reach }
     }
 
-    /// Opens the same rows as another incarnation in the same process, as replicas with a shared store do. For tests only.
+    /// For tests only: another incarnation in the same process.
     #[must_use]
     pub fn join(&self) -> Self {
         Self::begin(Arc::clone(&self.rows), Reach::Shared)
@@ -64,7 +63,7 @@ impl MemoryStore {
         self.rows.incarnations.wrote(self.holder, key);
     }
 
-    /// Declares an incarnation dead, so that its rows can be claimed. It may continue without noticing.
+    /// Its rows can then be claimed. It may continue without noticing.
     pub fn end_incarnation(&self, holder: Incarnation) {
         self.rows.end_incarnation(holder);
     }

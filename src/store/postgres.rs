@@ -1,14 +1,12 @@
 //! Stores tasks in a PostgreSQL database that several replicas share. An acknowledged write survives any crash that `durability`
 //! covers, and every replica finds it.
 //!
-//! `session` opens and drives the six connections: one for the `writer`, which commits all waiting writes as one transaction (a
-//! `batch` of `task_write`s, run with the `statements`); one for `control`, which sends heartbeats and receives hints; and four
-//! for `readers`, two of them for `lists`. `transaction` determines the outcome of a commit from `transaction_end`,
-//! [`crate::replica::commit_trust`] and the `notices` of its session; `readers` ask [`crate::replica::read_trust`] whether a read
-//! may be believed. `schema` defines the tables, `columns` the contents of a row, and `server_words` the meaning of the server's
-//! errors. `state` holds the shared state: the `sums`, rows with an unknown commit, and a cache of `settled_rows`. `upkeep`
-//! removes the remains of long-dead incarnations; `forgetting` declares incarnations dead and removes a replica on request.
-//! `access_files` reads the files with the database's URL and credentials.
+//! `session` opens the six connections: one for the `writer`, which commits all waiting writes as one transaction (a
+//! `batch` of `task_write`s, run with the `statements`); one for `control`, which sends heartbeats and receives hints;
+//! and four for `readers`, two of them for `lists`. `transaction` determines the outcome of a commit with
+//! [`crate::replica::commit_trust`]; `readers` ask [`crate::replica::read_trust`] whether a read may be believed.
+//! `state` holds the shared state. `upkeep` removes the remains of long-dead incarnations; `forgetting` removes a
+//! replica on request.
 
 mod access_files;
 mod batch;
@@ -88,13 +86,11 @@ use crate::task::{
     Clock, Digest, ListFilter, ListPosition, Principal, ShortReference, Task, TaskId, TaskKey, Timestamp,
 };
 
-/// Capacity of the writer's queue. Further senders wait.
+/// Further senders wait.
 const QUEUE_MAX: usize = 1_024;
-/// Connections that read rows by key; and those that read lists.
 const POINT_READERS: usize = 2;
 const LIST_READERS: usize = 2;
 
-/// A task store in a PostgreSQL database that several replicas share.
 pub struct PostgresStore {
     queue: mpsc::Sender<PendingWrite>,
     rows: mpsc::Sender<RowRequest>,
@@ -107,7 +103,6 @@ pub struct PostgresStore {
     trust: ClockTrust,
     generation: StoreGeneration,
     tracker: TaskTracker,
-    /// Stops heartbeats and looks at the other replicas' rows.
     silence: CancellationToken,
     end: CancellationToken,
 }
@@ -125,13 +120,11 @@ impl std::fmt::Debug for PostgresStore {
 impl PostgresStore {
     /// Opens the store as a new incarnation, and creates the schema if it is missing.
     ///
-    /// Tries once; [`PostgresOpenError::retry`] says whether a later try may succeed. Takes as long as one heartbeat interval of
-    /// the other replicas, or the lease if a silent replica has other keys. Upgrading a schema of an earlier program rewrites all
-    /// rows and takes far longer. Dropping the future has the same effects as a failure.
-    ///
-    /// # Errors
-    /// See [`PostgresOpenError`]. A failure may leave behind a created schema, incarnations declared dead (this replica's earlier
-    /// one and silent ones), and a row of this incarnation without heartbeats.
+    /// Tries once; [`PostgresOpenError::retry`] says whether a later try may succeed. Takes as long as one heartbeat
+    /// interval of the other replicas, or the lease if a silent replica has other keys. Upgrading a schema of an
+    /// earlier program rewrites all rows and takes far longer. A failure, like dropping the future, may leave behind a
+    /// created schema, incarnations declared dead (this replica's earlier one and silent ones), and a row of this
+    /// incarnation without heartbeats.
     pub async fn open(settings: PostgresSettings) -> Result<Arc<Self>, PostgresOpenError> {
         if !is_schema_name(&settings.access.schema) {
             return Err(PostgresOpenError::SchemaName { schema: settings.access.schema });
@@ -201,13 +194,13 @@ impl PostgresStore {
         }))
     }
 
-    /// The clock of all tasks, shared by all replicas.
+    /// Shared by all replicas.
     #[must_use]
     pub fn clock(&self) -> Arc<dyn Clock> {
         Arc::<SharedClock>::clone(&self.clock)
     }
 
-    /// Describes this incarnation for the next process of this replica.
+    /// For the next process of this replica.
     #[must_use]
     pub fn as_prior(&self) -> PriorIncarnation {
         PriorIncarnation {
@@ -217,37 +210,34 @@ impl PostgresStore {
         }
     }
 
-    /// The store's health.
     #[must_use]
     pub fn health(&self) -> PostgresHealth {
         self.state.health()
     }
 
-    /// Follows [`PostgresStore::health`].
     #[must_use]
     pub fn watch_health(&self) -> watch::Receiver<PostgresHealth> {
         self.state.watch()
     }
 
-    /// Updates the metrics that depend on the current time.
+    /// Call before each scrape: some metrics depend on the current time.
     pub fn refresh_metrics(&self) {
         let age = boot_time().since(self.view.now().heartbeat_sent);
         metrics::gauge!(metric::REPLICA_BEAT_AGE).set(age.as_secs_f64());
     }
 
-    /// Announces that this replica is leaving, with an immediate heartbeat. From then on it claims no rows; the remaining
-    /// replicas take over.
+    /// Sends a heartbeat at once. From then on this replica claims no rows; the others take over.
     pub fn leave(&self) {
         self.content.send_modify(|content| content.is_leaving = true);
     }
 
-    /// Announces a new configuration digest, with an immediate heartbeat.
+    /// Sends a heartbeat at once.
     pub fn tell_config(&self, config_digest: Vec<u8>) {
         self.content.send_modify(|content| content.config_digest = config_digest);
     }
 
-    /// Completes waiting writes, releases this replica's rows, and closes all connections. Every later call fails. If the
-    /// database is unavailable, the other replicas wait until the lease has run out. A fenced replica has nothing to complete.
+    /// Completes waiting writes, releases this replica's rows, and closes all connections. If the database is
+    /// unavailable, the other replicas wait until the lease has run out.
     pub async fn close(&self) {
         // A heartbeat after this incarnation was declared dead would report that it is fenced.
         self.silence.cancel();
@@ -289,7 +279,7 @@ fn closed() -> StoreError {
     StoreError::Io(io::Error::new(io::ErrorKind::BrokenPipe, "the store is closed"))
 }
 
-/// For a [`WriteOutcome`] of another kind of write, which the writer never returns.
+/// For a [`WriteOutcome`] of another kind, which the writer never returns.
 fn unreachable_outcome() -> StoreError {
     StoreError::Io(io::Error::other("another write's outcome"))
 }
@@ -436,8 +426,7 @@ impl TaskStore for PostgresStore {
             return Ok(Vec::new());
         }
         let rows = ClaimableRows::of(upstreams, &view.abandoned);
-        // Rows of dead replicas are rare, while their `tg_replica` rows remain for long. This check needs no proof, and saves a
-        // commit.
+        // Rows of dead replicas are rare. This check needs no proof, and saves a commit.
         if !self.lists.reader()?.read_unproven(async |link| lists::has_claimable(link, &rows).await).await? {
             return Ok(Vec::new());
         }

@@ -4,8 +4,8 @@
 //! version (2 bytes) · checksum (16 bytes) · body
 //! ```
 //!
-//! The checksum is the first half of the SHA-256 of version and body, a hash that runs in hardware. Numbers are big-endian, texts
-//! have a length prefix, and fields follow in the order of the functions below. Samples are kept with the tests.
+//! The checksum is the first half of the SHA-256 of version and body. Numbers are big-endian, texts have a length
+//! prefix, fields follow in the order of the functions below.
 
 mod bytes;
 mod fault;
@@ -27,13 +27,11 @@ use crate::task::{
 };
 use crate::wire::RpcError;
 
-/// The version that is read and written.
 pub const VERSION: u16 = 2;
 
 const CHECKSUM_LEN: usize = 16;
 const HEAD_LEN: usize = 2 + CHECKSUM_LEN;
 
-/// Why bytes cannot be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
     /// The checksum does not match, or the body is no record.
@@ -43,7 +41,6 @@ pub enum RecordError {
     OtherVersion(u16),
 }
 
-/// Encodes a task.
 #[must_use]
 pub fn encode(task: &Task) -> Vec<u8> {
     let mut out = RecordWriter::with_capacity(HEAD_LEN, task.stored_bytes());
@@ -55,10 +52,8 @@ pub fn encode(task: &Task) -> Vec<u8> {
     record
 }
 
-/// Decodes a record. The task's payloads share its bytes.
-///
-/// # Errors
-/// See [`RecordError`]. Never returns a task other than the encoded one, except with a probability of 1 in 2^128.
+/// The task's payloads share the record's bytes. Never returns a task other than the encoded one, except with a
+/// probability of 1 in 2^128.
 pub fn decode(record: &Bytes) -> Result<Task, RecordError> {
     let version = record.get(..2).and_then(|head| head.try_into().ok()).map(u16::from_be_bytes);
     let version = version.ok_or(RecordError::Damaged)?;

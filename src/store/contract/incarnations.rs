@@ -17,23 +17,21 @@ pub(crate) type AcknowledgementLoss = Box<dyn Fn(bool) + Send + Sync>;
 pub(crate) trait StoreOpener {
     type Store: TaskStore;
 
-    /// A new store with this limit.
     async fn open(&self, stored_bytes_max: usize) -> Arc<Self::Store>;
 
-    /// Ends an incarnation, and opens its rows as the next one.
     async fn next_incarnation(&self, ended: Arc<Self::Store>) -> Arc<Self::Store>;
 
-    /// Opens its rows as a concurrent incarnation; `None` if the store allows only one.
+    /// `None` if the store allows only one.
     async fn beside(&self, store: &Arc<Self::Store>) -> Option<Arc<Self::Store>>;
 
-    /// Ends an incarnation last used at [`START`], and opens its rows under a clock with the returned time, ahead by more than
-    /// any task lives. `None` if nothing outlives a process.
+    /// Ends an incarnation last used at [`START`]; the next one's clock shows the returned time, ahead by more than any
+    /// task lives. `None` if nothing outlives a process.
     async fn next_incarnation_ahead(&self, ended: Arc<Self::Store>) -> Option<(Arc<Self::Store>, Timestamp)>;
 
-    /// A new store that can lose acknowledgements; `None` if a write cannot succeed without one.
+    /// `None` if a write cannot succeed without an acknowledgement.
     async fn open_losing_acknowledgements(&self) -> Option<(Arc<Self::Store>, AcknowledgementLoss)>;
 
-    /// Makes one incarnation declare another dead, which may continue without noticing.
+    /// The other one may continue without noticing.
     async fn declare_ended(&self, by: &Self::Store, ended: Incarnation);
 }
 
@@ -190,8 +188,7 @@ async fn held(store: &impl TaskStore) -> BTreeSet<TaskKey> {
     store.held().await.unwrap().into_iter().collect()
 }
 
-/// After a lost acknowledgement, the row's resolved state is the one that every later process finds. An insert leaves no row,
-/// since no client was notified of it.
+/// An insert leaves no row, since no client was notified of it.
 pub(super) async fn a_lost_acknowledgement_leaves_no_unknown_commit<K: StoreOpener>(kind: &K) {
     let Some((store, loses)) = kind.open_losing_acknowledgements().await else { return };
     let (one, two) = (task("a", 1), named("a", 2));
@@ -217,7 +214,6 @@ pub(super) async fn a_lost_acknowledgement_leaves_no_unknown_commit<K: StoreOpen
     later.close().await;
 }
 
-/// A row's final state, once it can be known.
 async fn decided(store: &impl TaskStore, key: &TaskKey) -> Option<StoredTask> {
     let deciding = async {
         loop {
@@ -311,8 +307,7 @@ pub(super) async fn an_incarnation_hears_of_what_others_write(one: &impl TaskSto
     tokio::time::timeout(HINT_MAX, heard).await.expect("a hint comes");
 }
 
-/// F78, F79: an incarnation that was declared dead without noticing can no longer write as a holder, and other replicas claim the
-/// rows that it inserts.
+/// F78, F79: it can no longer write as a holder, and other replicas claim the rows that it inserts.
 pub(super) async fn an_incarnation_that_was_declared_ended_is_fenced<K: StoreOpener>(
     kind: &K,
     (one, other): (&K::Store, &K::Store),

@@ -11,30 +11,25 @@ use crate::replica::Incarnation;
 use crate::store::tasks::StoredTask;
 use crate::task::TaskKey;
 
-/// Any process before this one.
 const EARLIER: Incarnation = Incarnation(0);
-/// This process.
 pub(super) const OWN: Incarnation = Incarnation(1);
 
 #[derive(Debug)]
 pub(super) struct EarlierRows {
-    /// Whether this process has started to claim them: all at once, so that no subtask is without its parent.
+    /// All at once, so that no subtask is without its parent.
     is_claimed: AtomicBool,
     left: Mutex<BTreeSet<TaskKey>>,
 }
 
 impl EarlierRows {
-    /// Tracks rows that need a holder.
     pub(super) const fn new(left: BTreeSet<TaskKey>) -> Self {
         Self { is_claimed: AtomicBool::new(false), left: Mutex::new(left) }
     }
 
-    /// Whether an earlier process still holds a row.
     pub(super) fn holds(&self, key: &TaskKey) -> bool {
         !self.is_claimed.load(Ordering::SeqCst) && self.is_left(key)
     }
 
-    /// Whether a row is unclaimed.
     pub(super) fn is_left(&self, key: &TaskKey) -> bool {
         self.left.lock().contains(key)
     }
@@ -46,7 +41,7 @@ impl EarlierRows {
         row
     }
 
-    /// Takes the next unclaimed row; each is returned once. The row may be gone by now.
+    /// Each is returned once. The row may be gone by now.
     pub(super) fn take(&self) -> Option<TaskKey> {
         let next = self.left.lock().pop_first();
         self.is_claimed.store(true, Ordering::SeqCst);

@@ -19,17 +19,17 @@ const BALLAST: &str = "tasks.ballast";
 
 const LOCK_PAUSE: Duration = Duration::from_millis(50);
 
-/// The file that is removed when the disk is full, so that running tasks can finish (F53).
+/// Removed when the disk is full, so that running tasks can finish (F53).
 pub(super) const BALLAST_BYTES: u64 = 32 << 20;
 
-/// New tasks are refused below this much free space, on disks of any size (F53).
+/// New tasks are refused below this, on disks of any size (F53).
 const FREE_BYTES_MIN: u64 = 64 << 20;
 /// New tasks are refused below one part in this many.
 const FREE_SHARE_MIN: u64 = 20;
-/// With this much free space, new tasks are accepted on a disk of any size.
+/// New tasks are accepted above this, on disks of any size.
 const FREE_BYTES_ENOUGH: u64 = 1 << 30;
 
-/// A disk's space available to ordinary users, in bytes.
+/// Available to ordinary users, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DiskSpace {
     pub(super) free: u64,
@@ -37,7 +37,6 @@ pub(super) struct DiskSpace {
 }
 
 impl DiskSpace {
-    /// Whether new tasks are refused, so that running ones can finish.
     pub(super) fn is_low(self) -> bool {
         self.free < self.wanted()
     }
@@ -46,7 +45,6 @@ impl DiskSpace {
         (self.all / FREE_SHARE_MIN).clamp(FREE_BYTES_MIN, FREE_BYTES_ENOUGH)
     }
 
-    /// Whether the ballast fits without making space scarce.
     pub(super) fn has_room_for_ballast(self) -> bool {
         let left = self.free.saturating_sub(2 * BALLAST_BYTES);
         !Self { free: left, all: self.all }.is_low()
@@ -58,7 +56,6 @@ pub(super) fn space(folder: &Path) -> io::Result<DiskSpace> {
     Ok(DiskSpace { free: found.f_bavail * found.f_frsize, all: found.f_blocks * found.f_frsize })
 }
 
-/// Creates a missing folder, and checks that it is usable.
 pub(super) fn prepare(folder: &Path) -> Result<(), OpenError> {
     let wrong = |source| OpenError::Folder { path: folder.to_owned(), source };
     if !folder.exists() {
@@ -79,7 +76,7 @@ pub(super) fn prepare(folder: &Path) -> Result<(), OpenError> {
     examine(folder)
 }
 
-/// Checks that an existing folder is usable; a missing one is no error.
+/// A missing folder is no error.
 pub(super) fn examine(folder: &Path) -> Result<(), OpenError> {
     let wrong = |source| OpenError::Folder { path: folder.to_owned(), source };
     match fs::metadata(folder) {
@@ -97,7 +94,7 @@ pub(super) fn is_open_to_all(folder: &Path) -> bool {
     fs::metadata(folder).is_ok_and(|found| found.mode() & 0o1002 == 0o002)
 }
 
-/// The medium, if it does not keep files or does not lock them reliably: memory or a network (B171). `None` for a disk.
+/// Memory or a network (B171), which does not keep files or lock them reliably. `None` for a disk.
 #[cfg(target_os = "linux")]
 pub(super) fn unfit_medium(folder: &Path) -> Option<&'static str> {
     // The nearest existing folder decides, since the rest would be created in it.
@@ -118,13 +115,12 @@ pub(super) fn unfit_medium(_folder: &Path) -> Option<&'static str> {
     None
 }
 
-/// A lock on the folder until it is dropped. The kernel releases it even if the process is killed.
-///
-/// Locks the folder itself, since a lock file can be removed, and also the lock file, which earlier versions lock.
+/// The kernel releases it even if the process is killed. Locks the folder, since a lock file can be removed, and also
+/// the file, which earlier versions lock.
 #[derive(Debug)]
 pub(super) struct FolderLock(#[expect(dead_code, reason = "held, not read: closing it is what unlocks")] Vec<File>);
 
-/// Waits for the lock for at most `patience`, as an earlier process may be about to end (B171).
+/// An earlier process may be about to end (B171).
 pub(super) async fn lock(folder: &Path, patience: Duration) -> Result<FolderLock, OpenError> {
     let path = folder.join(LOCK);
     let wrong = |source| OpenError::Folder { path: path.clone(), source };
@@ -159,14 +155,13 @@ fn try_lock(file: &File) -> io::Result<bool> {
     }
 }
 
-/// Whether a process has the store open. Creates nothing.
+/// Creates nothing.
 pub(super) fn is_locked(folder: &Path) -> bool {
     [folder.join(LOCK), folder.to_owned()].iter().any(|path| {
         File::open(path).is_ok_and(|file| flock(&file, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK))
     })
 }
 
-/// A file that only reserves disk space.
 #[derive(Clone, Debug)]
 pub(super) struct Ballast {
     path: PathBuf,
@@ -182,7 +177,7 @@ impl Ballast {
         fs::symlink_metadata(&self.path).is_ok_and(|found| found.is_file() && found.len() == BALLAST_BYTES)
     }
 
-    /// Reserves the space. Removes a partly allocated file.
+    /// Removes a partly allocated file.
     pub(super) fn lay_down(&self) -> io::Result<()> {
         self.drop_it()?;
         let file = OpenOptions::new().write(true).create_new(true).mode(FILE_MODE).open(&self.path)?;
@@ -193,7 +188,7 @@ impl Ballast {
         Ok(taken?)
     }
 
-    /// Frees the space; returns whether there was any.
+    /// Returns whether there was any.
     pub(super) fn drop_it(&self) -> io::Result<bool> {
         match fs::remove_file(&self.path) {
             Ok(()) => Ok(true),

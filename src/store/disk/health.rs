@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::folder::DiskSpace;
 
-/// The store's health. In every state, existing tasks can be read and finished as far as the disk allows.
+/// In every state, existing tasks can be read and finished as far as the disk allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreHealth {
     Good,
@@ -24,13 +24,12 @@ pub enum StoreHealth {
     Ended,
 }
 
-/// The known facts, worst first, which determine the health.
+/// Worst first.
 #[derive(Clone, Copy, Debug, Default)]
 struct StoreHealthFacts {
     has_ended: bool,
     is_damaged: bool,
     is_failing: bool,
-    /// The disk's space, if it is too little.
     short: Option<DiskSpace>,
 }
 
@@ -38,7 +37,6 @@ struct StoreHealthFacts {
 pub(super) struct StoreHealthMonitor {
     known: Mutex<StoreHealthFacts>,
     health: watch::Sender<StoreHealth>,
-    /// When the oldest unfinished write was requested.
     serves: Mutex<Option<Instant>>,
 }
 
@@ -101,12 +99,11 @@ impl StoreHealthMonitor {
         }
     }
 
-    /// Records when the next write was requested; `None` once it is done.
+    /// `None` once it is done.
     pub(super) fn serves(&self, queued_at: Option<Instant>) {
         *self.serves.lock() = queued_at;
     }
 
-    /// The waiting time of the oldest unfinished write; zero without one.
     pub(super) fn waited(&self) -> Duration {
         self.serves.lock().map_or(Duration::ZERO, |queued_at| queued_at.elapsed())
     }

@@ -3,7 +3,6 @@
 use std::io;
 use std::path::PathBuf;
 
-/// Why a store cannot be opened, and the remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     #[error("{}: {source}; `store.path` names a folder that the gateway may write to", .path.display())]

@@ -13,16 +13,14 @@ use super::{OpenError, clock, rows, schema};
 use crate::store::tasks::Usage;
 use crate::task::{Principal, TaskKey, Timestamp};
 
-/// The state that must be known before serving requests.
 pub(super) struct OpenedDatabase {
     pub(super) conn: Connection,
     pub(super) sums: RowTotals,
     pub(super) seen: Timestamp,
-    /// The longest time to live.
     pub(super) longest: Duration,
 }
 
-/// Opens the store. Even reading takes some space; if the disk is full, the ballast is removed (F53).
+/// Even reading takes some space; if the disk is full, the ballast is removed (F53).
 pub(super) fn read_in_at_last(
     path: &Path,
     ballast: Option<&Ballast>,
@@ -62,7 +60,7 @@ fn read_in(path: &Path, tuning: DiskTuning) -> Result<OpenedDatabase, OpenError>
     Ok(OpenedDatabase { conn, sums, seen, longest })
 }
 
-/// Computes the sums over all rows, from an index alone. The database aggregates rows without a holder.
+/// From an index alone.
 pub(super) fn totals(conn: &Connection) -> rusqlite::Result<(RowTotals, Duration)> {
     let (mut totals, mut longest) = (RowTotals::default(), Duration::ZERO);
     let sql = "SELECT owner, count(*), sum(max(bytes, 0)), max(expires_at - created_at) FROM tasks INDEXED BY tasks_age

@@ -34,7 +34,7 @@ impl ReaderPool {
         &self.path
     }
 
-    /// Reads one task once a connection is free. A failed connection is not used again.
+    /// A failed connection is not used again.
     pub(super) async fn read<T, F>(self: &Arc<Self>, read: F) -> Result<T, StoreError>
     where
         T: Send + 'static,
@@ -43,7 +43,6 @@ impl ReaderPool {
         self.read_in(&self.points, read).await
     }
 
-    /// The same for a part of a list.
     pub(super) async fn list<T, F>(self: &Arc<Self>, read: F) -> Result<T, StoreError>
     where
         T: Send + 'static,
@@ -73,7 +72,7 @@ impl ReaderPool {
         reading.await.map_err(|error| StoreError::Io(io::Error::other(error)))?
     }
 
-    /// Closes the idle connections; those in use end with their readers.
+    /// Connections in use end with their readers.
     pub(super) fn close(&self) {
         self.points.close();
         self.lists.close();

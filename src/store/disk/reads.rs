@@ -12,13 +12,7 @@ use crate::task::{Digest, ListPosition, Principal, ShortReference, Summary, Task
 #[derive(Debug)]
 pub(super) enum ReadRow {
     Whole(StoredTask),
-    /// Its contents are not as written (F56).
-    Damaged {
-        key: TaskKey,
-        revision: Revision,
-        outline: RowOutline,
-        error: RecordError,
-    },
+    Damaged { key: TaskKey, revision: Revision, outline: RowOutline, error: RecordError },
 }
 
 impl ReadRow {
@@ -33,7 +27,6 @@ impl ReadRow {
 #[derive(Debug)]
 pub(super) enum ListedRow {
     Whole(Box<Summary>),
-    /// Reading the whole row reports the fault. `None` if even its key is unreadable.
     Unreadable(Option<TaskKey>),
 }
 
@@ -54,7 +47,6 @@ impl ListedRow {
     }
 }
 
-/// Reads a row, and compares its columns with its record.
 pub(super) fn read(conn: &Connection, wanted: &TaskKey) -> rusqlite::Result<Option<ReadRow>> {
     match find(conn, wanted) {
         // Its page is unreadable. An index has enough of it to show it as failed.
@@ -97,7 +89,6 @@ enum RowReadError {
     File(rusqlite::Error),
 }
 
-/// The task of a row with intact columns.
 fn whole(conn: &Connection, columns: &RowColumns) -> Result<Task, RowReadError> {
     let bytes = match record_at(conn, columns.record) {
         Ok(bytes) => bytes.ok_or(RowReadError::Record(RecordError::Damaged))?,
@@ -115,7 +106,7 @@ fn record_at(conn: &Connection, row: i64) -> rusqlite::Result<Option<Bytes>> {
     conn.prepare_cached("SELECT record FROM records WHERE row = ?1")?.query_row([row], copied).optional()
 }
 
-/// The outline of a row from the index of ages, searched among all of its owner's rows.
+/// From the index of ages, searched among all of the owner's rows.
 fn outline_of(conn: &Connection, wanted: &TaskKey) -> rusqlite::Result<Option<RowOutline>> {
     let sql = format!("SELECT {OUTLINE} FROM tasks INDEXED BY tasks_age WHERE owner = ?1 AND id = ?2");
     let mut statement = conn.prepare_cached(&sql)?;
@@ -126,7 +117,7 @@ pub(super) const PAGE: &str = "SELECT row, created_at, id FROM tasks INDEXED BY 
                WHERE owner = ?1 AND (created_at, id) > (?2, ?3) AND (settled = 0 OR expires_at > ?4)
                ORDER BY created_at, id";
 
-/// One owner's unexpired rows, in order of creation.
+/// Unexpired rows, in order of creation.
 pub(super) fn page(
     conn: &Connection,
     owner: &Principal,
@@ -147,7 +138,6 @@ pub(super) fn page(
     Ok(glimpses)
 }
 
-/// Unexpired rows of all owners, newest first.
 pub(super) fn survey(
     conn: &Connection,
     after: Option<NewestCursor>,
@@ -169,7 +159,7 @@ pub(super) fn survey(
     Ok(glimpses)
 }
 
-/// Reads summaries of rows that an index names, up to the limits, and returns the position to continue from.
+/// Of rows that an index names. Returns the position to continue from.
 fn glimpses<P>(
     conn: &Connection,
     found: impl Iterator<Item = rusqlite::Result<(i64, P, Option<TaskKey>)>>,
@@ -208,13 +198,11 @@ pub(super) fn glimpse(conn: &Connection, row: i64) -> rusqlite::Result<Option<Li
     }))
 }
 
-/// The keys of rows with an operator reference.
 pub(super) fn referred(conn: &Connection, reference: ShortReference, limit: usize) -> rusqlite::Result<Vec<TaskKey>> {
     let sql = "SELECT owner, id FROM tasks WHERE ref = ?1 LIMIT ?2";
     conn.prepare_cached(sql)?.query_map(params![reference.0, number(limit)], |row| key(row, 0))?.collect()
 }
 
-/// The owner's unexpired task with this idempotency key.
 pub(super) fn named(
     conn: &Connection,
     owner: &Principal,

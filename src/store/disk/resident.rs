@@ -1,8 +1,7 @@
 //! Keeps live rows, a cache of settled ones, and the sums in memory.
 //!
-//! The disk is authoritative. The writer updates memory after each commit, by revision. A reader may add a row from the disk only
-//! if no commit has touched the row's shard meanwhile. Missing rows are read from the disk, so any row may be left out for lack
-//! of space.
+//! The disk is authoritative. The writer updates memory after each commit, by revision. A reader may add a row only if
+//! no commit has touched the row's shard meanwhile. Any row may be left out for lack of space.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap};
@@ -43,19 +42,17 @@ struct ResidentShard {
     commits: u64,
 }
 
-/// The sums and indexes over all rows.
 #[derive(Debug, Default)]
 pub(super) struct RowTotals {
     all: Usage,
     by_owner: HashMap<Principal, Usage>,
-    /// Rows that need a holder, by key: unsettled ones, and those with an upstream that is not yet notified.
+    /// Unsettled rows, and rows with an upstream that is not yet notified.
     open: BTreeSet<TaskKey>,
-    /// Unsettled rows, by when they are overdue.
+    /// By when they are overdue.
     due: BTreeSet<(Timestamp, TaskKey)>,
 }
 
 impl RowTotals {
-    /// Adds one owner's rows without a holder.
     pub(super) fn add_settled(&mut self, owner: &Principal, rows: Usage) {
         for usage in [self.by_owner.entry(owner.clone()).or_default(), &mut self.all] {
             usage.tasks += rows.tasks;
@@ -103,7 +100,6 @@ impl RowTotals {
         self.all
     }
 
-    /// Rows that need a holder.
     pub(super) const fn open(&self) -> &BTreeSet<TaskKey> {
         &self.open
     }
@@ -113,18 +109,18 @@ impl RowTotals {
 pub(super) struct RowChange {
     pub(super) key: TaskKey,
     pub(super) before: Option<RowOutline>,
-    /// The row after the commit; `None` if it is removed.
+    /// `None` if it is removed.
     pub(super) after: Option<StoredTask>,
 }
 
-/// The shard's state before a read, which adding the row requires.
+/// Required to add the row.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ReadTicket(u64);
 
 #[derive(Clone, Debug)]
 struct CachedRow {
     row: StoredTask,
-    /// How long it is useful, counted from its insertion.
+    /// From its insertion.
     remaining: Duration,
 }
 
@@ -173,7 +169,7 @@ impl ResidentRows {
         self.shard(key).lock().live.get(key).cloned()
     }
 
-    /// A settled row in memory, expired or not.
+    /// Expired or not.
     pub(super) fn settled(&self, key: &TaskKey) -> Option<StoredTask> {
         self.settled.get(key).map(|kept| kept.row)
     }
@@ -183,7 +179,6 @@ impl ResidentRows {
         ReadTicket(self.shard(key).lock().commits)
     }
 
-    /// Adds a row that was read from the disk, unless a commit has touched its shard meanwhile.
     pub(super) fn keep(&self, ticket: ReadTicket, row: &StoredTask, now: Timestamp) {
         // The lock is held throughout, so that a row read before the start of a commit is not added after it.
         let mut shard = self.shard(&row.task.key).lock();
@@ -197,7 +192,7 @@ impl ResidentRows {
         }
     }
 
-    /// Caches a settled row, unless a later revision is cached.
+    /// Unless a later revision is cached.
     pub(super) fn keep_settled(&self, row: &StoredTask, now: Timestamp) {
         if let Some(kept) = CachedRow::of(row.clone(), now) {
             let is_older = |there: &CachedRow| there.row.revision < row.revision;
@@ -205,14 +200,13 @@ impl ResidentRows {
         }
     }
 
-    /// Excludes a row from the rows that need a holder, as this process cannot process it. Returns whether it was included.
+    /// This process cannot process the row. Returns whether it was included.
     pub(super) fn set_aside(&self, key: &TaskKey, row: &RowOutline) -> bool {
         let mut sums = self.sums.lock();
         let was_due = sums.due.remove(&(row.expires_at, key.clone()));
         sums.open.remove(key) || was_due
     }
 
-    /// Rows and records that this process cannot free.
     pub(super) const fn stuck(&self) -> &Mutex<UnfreeableRows> {
         &self.stuck
     }
@@ -239,19 +233,17 @@ impl ResidentRows {
         changes.iter().map(|change| Self::index(&change.key)).collect()
     }
 
-    /// Before a commit: from here on readers may find rows that memory does not know yet.
+    /// From here on readers may find rows that memory does not know yet.
     pub(super) fn begin(&self, changes: &[RowChange]) {
         for shard in Self::touched(changes) {
             self.shards[shard].lock().commits += 1;
         }
     }
 
-    /// After a failed commit.
     pub(super) fn abandon(&self, changes: &[RowChange]) {
         self.begin(changes);
     }
 
-    /// After a successful commit at `now`.
     pub(super) fn follow(&self, changes: Vec<RowChange>, now: Timestamp) {
         let touched = Self::touched(&changes);
         let mut sums = self.sums.lock();
@@ -282,8 +274,7 @@ impl ResidentRows {
         }
     }
 
-    /// Restarts from the disk's state after a failure with an unknown outcome. Settled rows stay, since a row that was shown as
-    /// settled is on the disk.
+    /// After a failure with an unknown outcome. Settled rows stay: a row that was shown as settled is on the disk.
     pub(super) fn reset(&self, sums: RowTotals) {
         for shard in &self.shards {
             let mut shard = shard.lock();
@@ -304,7 +295,7 @@ impl ResidentRows {
         self.sums.lock().by_owner.get(owner).copied().unwrap_or_default()
     }
 
-    /// Unsettled rows past their `ttl`, longest overdue first.
+    /// Longest overdue first.
     pub(super) fn overdue(&self, now: Timestamp, limit: usize) -> Vec<TaskKey> {
         let sums = self.sums.lock();
         sums.due.iter().take_while(|(at, _)| *at <= now).map(|(_, key)| key.clone()).take(limit).collect()
@@ -314,7 +305,6 @@ impl ResidentRows {
         self.sums.lock().due.iter().map(|(_, key)| key.clone()).collect()
     }
 
-    /// Whether a row needs a holder.
     pub(super) fn is_open(&self, key: &TaskKey) -> bool {
         self.sums.lock().open.contains(key)
     }

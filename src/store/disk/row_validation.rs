@@ -14,11 +14,10 @@ use crate::store::record::RecordError;
 use crate::store::tasks::{Revision, StoreError, StoredTask, TaskStore as _};
 use crate::task::{ShortReference, Summary, TaskKey, Timestamp};
 
-/// Maximum number of unreadable tasks that the log names.
 const LOGGED_MAX: usize = 1_024;
 
 impl DiskStore {
-    /// The task of a row; `None` if it has expired.
+    /// `None` if it has expired.
     pub(super) async fn present(&self, read: ReadRow, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
         if self.unresolved.hides(read.key()) {
             return Ok(None);
@@ -67,7 +66,7 @@ impl DiskStore {
         }
     }
 
-    /// The summaries of rows from the disk. Unreadable ones are shown as failed, or left out.
+    /// Unreadable ones are shown as failed, or left out.
     pub(super) async fn listed(&self, rows: Vec<ListedRow>, now: Timestamp) -> Vec<Summary> {
         let mut tasks = Vec::with_capacity(rows.len());
         for row in rows {

@@ -19,7 +19,7 @@ pub(super) struct FoundRow {
 }
 
 impl FoundRow {
-    /// The number of its record. Damaged columns may name another row's.
+    /// Damaged columns may name another row's.
     pub(super) fn record(&self) -> Option<i64> {
         self.is_sound.then_some(self.columns.record)
     }
@@ -41,8 +41,7 @@ pub(super) fn is_named(conn: &Connection, owner: &Principal, key: &Digest, now: 
         .exists(params![owner.as_str(), key.0, at(now)])
 }
 
-/// Rows and records that cannot be freed. A transaction that meets damage can no longer write, so known damage is avoided from
-/// then on.
+/// A transaction that meets damage can no longer write, so known damage is avoided from then on.
 #[derive(Debug, Default)]
 pub(super) struct UnfreeableRows {
     pub(super) rows: BTreeSet<i64>,
@@ -55,16 +54,14 @@ impl UnfreeableRows {
     }
 }
 
-/// Parameters for all columns and the summary.
 const VALUES: &str = "?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13";
 
-/// Returns the record's number.
 fn put_record(conn: &Connection, task: &Task) -> rusqlite::Result<i64> {
     conn.prepare_cached("INSERT INTO records (record) VALUES (?1)")?.execute([record::encode(task)])?;
     Ok(conn.last_insert_rowid())
 }
 
-/// Deletes a record without a row. A damaged one stays, unreachable.
+/// A damaged one stays, unreachable.
 fn drop_record(conn: &Connection, record: i64, stuck: &Mutex<UnfreeableRows>) -> rusqlite::Result<()> {
     if stuck.lock().records.contains(&record) {
         return Ok(());
@@ -77,7 +74,7 @@ fn drop_record(conn: &Connection, record: i64, stuck: &Mutex<UnfreeableRows>) ->
     dropped.map(|_| ())
 }
 
-/// Inserts a new task's row; returns `false` if its key exists.
+/// Returns `false` if its key exists.
 pub(super) fn insert(conn: &Connection, task: &Task) -> rusqlite::Result<bool> {
     let reference = ShortReference::of(&task.key);
     let sql = "SELECT 1 FROM tasks WHERE ref = ?1 AND owner = ?2 AND id = ?3";
@@ -91,7 +88,7 @@ pub(super) fn insert(conn: &Connection, task: &Task) -> rusqlite::Result<bool> {
     columns.bind(&summary, |values| statement.execute(values)).map(|_| true)
 }
 
-/// Replaces a row's task. `anew` inserts another record and leaves the old one alone, which may be damaged.
+/// `anew` inserts another record and leaves the old one alone, which may be damaged.
 pub(super) fn update(
     conn: &Connection,
     found: &FoundRow,
@@ -126,7 +123,7 @@ pub(super) fn update(
     }
 }
 
-/// Empties a record, which is rewritten in the same transaction.
+/// It is rewritten in the same transaction.
 pub(super) fn empty(conn: &Connection, record: i64) -> rusqlite::Result<()> {
     conn.prepare_cached("UPDATE records SET record = x'' WHERE row = ?1")?.execute([record])?;
     Ok(())
@@ -137,7 +134,7 @@ pub(super) fn delete(conn: &Connection, found: &FoundRow, stuck: &Mutex<Unfreeab
     found.record().map_or(Ok(()), |record| drop_record(conn, record, stuck))
 }
 
-/// The numbers of expired rows, oldest first.
+/// Oldest first.
 pub(super) fn gone(conn: &Connection, now: Timestamp, limit: usize) -> rusqlite::Result<Vec<i64>> {
     let sql = "SELECT row FROM tasks INDEXED BY tasks_gone WHERE settled = 1 AND expires_at <= ?1
                ORDER BY expires_at LIMIT ?2";
@@ -152,7 +149,6 @@ pub(super) fn numbered(conn: &Connection, row: i64) -> rusqlite::Result<FoundRow
     })
 }
 
-/// The latest time used.
 pub(super) fn seen(conn: &Connection) -> rusqlite::Result<Timestamp> {
     conn.query_row("SELECT value FROM marks WHERE name = 'seen'", (), |row| row.get(0)).map(time)
 }
@@ -162,7 +158,6 @@ pub(super) fn note_seen(conn: &Connection, seen: Timestamp) -> rusqlite::Result<
     Ok(())
 }
 
-/// A write that only tests whether writing succeeds.
 pub(super) fn probe(conn: &Connection) -> rusqlite::Result<()> {
     conn.prepare_cached("UPDATE marks SET value = value + 1 WHERE name = 'probe'")?.execute(())?;
     Ok(())

@@ -11,7 +11,7 @@ use crate::task::{
     ListDirection, ListFilter, ListPosition, OrderedBy, Principal, ShortReference, TaskId, TaskKey, Timestamp,
 };
 
-/// The statement of an order, between two positions.
+/// Between two positions.
 pub(super) fn statement(by: OrderedBy, direction: ListDirection) -> String {
     let (column, index) = match by {
         OrderedBy::Creation => ("created_at", "tasks_age"),
@@ -28,7 +28,7 @@ pub(super) fn statement(by: OrderedBy, direction: ListDirection) -> String {
     )
 }
 
-/// One owner's rows that fit the filter, and the position to continue from.
+/// Also returns the position to continue from.
 pub(super) fn select(
     conn: &Connection,
     owner: &Principal,
@@ -64,7 +64,7 @@ pub(super) fn select(
     Ok((rows, next))
 }
 
-/// One owner's rows with these ids, expired ones included.
+/// Expired ones included.
 pub(super) fn named(conn: &Connection, owner: &Principal, ids: BTreeSet<TaskId>) -> rusqlite::Result<Vec<ListedRow>> {
     let mut rows = Vec::new();
     let snapshot = conn.unchecked_transaction()?;

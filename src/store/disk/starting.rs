@@ -116,8 +116,8 @@ impl DiskStore {
     }
 }
 
-/// Starts the writer's thread, which releases the lock once everything is closed. A bug that ends the thread keeps the lock,
-/// since the calls of this process continue.
+/// The thread releases the lock once everything is closed. A bug that ends it keeps the lock, since the calls of this
+/// process continue.
 fn start(
     writer: DiskWriter,
     requests: mpsc::Receiver<WriterRequest>,

@@ -1,8 +1,7 @@
 //! Tracks rows with an unknown insert: their commit failed, but the log may contain them.
 //!
-//! The caller of such an insert got an error. So the row is invisible, and the first transaction after the file is reopened
-//! removes it. Only a process that ends before that transaction leaves such a row behind, so no client is notified that the insert
-//! failed before the removal.
+//! The caller got an error. So the row is invisible, and the first transaction after the file is reopened removes it.
+//! Only a process that ends before that leaves such a row behind.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -11,10 +10,9 @@ use parking_lot::Mutex;
 use super::resident::RowChange;
 use crate::task::TaskKey;
 
-/// Removed rows that stay hidden from readers with older data.
 const REMOVED_MAX: usize = 1_024;
 
-/// Unresolved rows of at most one transaction: the next one starts by removing them.
+/// Of at most one transaction: the next one starts by removing them.
 #[derive(Debug, Default)]
 pub(super) struct UnresolvedInserts(Mutex<UnresolvedInsertsState>);
 
@@ -25,7 +23,7 @@ struct UnresolvedInsertsState {
 }
 
 impl UnresolvedInserts {
-    /// Before a commit: records the new rows as unresolved, and returns them.
+    /// Returns the new rows.
     pub(super) fn begin(&self, changes: &[RowChange]) -> Vec<TaskKey> {
         let is_new = |change: &&RowChange| change.before.is_none() && change.after.is_some();
         let keys: Vec<TaskKey> = changes.iter().filter(is_new).map(|change| change.key.clone()).collect();
@@ -33,7 +31,6 @@ impl UnresolvedInserts {
         keys
     }
 
-    /// After a successful commit.
     pub(super) fn made(&self, keys: &[TaskKey]) {
         let mut rows = self.0.lock();
         for key in keys {
@@ -44,7 +41,6 @@ impl UnresolvedInserts {
         }
     }
 
-    /// The rows to remove before any other write.
     pub(super) fn open(&self) -> Vec<TaskKey> {
         self.0.lock().open.iter().cloned().collect()
     }
@@ -57,7 +53,6 @@ impl UnresolvedInserts {
         self.0.lock().open.is_empty()
     }
 
-    /// After the commit that removed the open rows.
     pub(super) fn removed(&self) {
         let mut rows = self.0.lock();
         let open = std::mem::take(&mut rows.open);
@@ -66,7 +61,6 @@ impl UnresolvedInserts {
         rows.removed.drain(..more);
     }
 
-    /// Whether a row that a reader found is invisible.
     pub(super) fn hides(&self, key: &TaskKey) -> bool {
         let rows = self.0.lock();
         rows.open.contains(key) || rows.removed.contains(key)

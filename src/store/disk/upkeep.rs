@@ -15,9 +15,8 @@ use crate::metric;
 
 /// Free pages that are returned to the system at a time.
 const VACUUM_PAGES: i64 = 2_048;
-/// Maximum delay of writes by this, except for the last step.
 const VACUUM_TIME_MAX: Duration = Duration::from_millis(100);
-/// Interval between recordings of the time of last use, in case the process is killed.
+/// In case the process is killed.
 const SEEN_NOTED: Duration = Duration::from_secs(60 * 60);
 
 impl DiskWriter {
@@ -74,7 +73,7 @@ impl DiskWriter {
         }
     }
 
-    /// Checks the disk, and restores the ballast if there is space. Returns whether space is low.
+    /// Restores the ballast if there is space. Returns whether space is low.
     pub(super) fn look_for_room(&self) -> bool {
         let space = match self.hooks.space(&self.folder) {
             Ok(space) => space,
@@ -94,7 +93,6 @@ impl DiskWriter {
         space.is_low()
     }
 
-    /// Records the time of last use, so that a wrong clock is noticed even after a kill.
     fn note_seen(&mut self) {
         let is_due = self.seen_noted.is_none_or(|at| at.elapsed() >= SEEN_NOTED);
         if !is_due || self.clock.is_distrusted() {
@@ -109,8 +107,8 @@ impl DiskWriter {
     }
 }
 
-/// Returns free pages to the system if there are many, and checkpoints the log if that frees space: only a checkpoint shrinks the
-/// file, and on an almost full disk the log itself takes space. A checkpoint that readers prevent is repeated the next time.
+/// Only a checkpoint shrinks the file, and on an almost full disk the log itself takes space. A checkpoint that readers
+/// prevent is repeated the next time.
 fn give_room_back(conn: &Connection, path: &Path, is_low: bool, owed: &mut bool) -> rusqlite::Result<()> {
     let began = Instant::now();
     while began.elapsed() < VACUUM_TIME_MAX && unless_full(vacuum(conn))? {
@@ -134,7 +132,7 @@ fn unless_full(done: rusqlite::Result<bool>) -> rusqlite::Result<bool> {
     }
 }
 
-/// Frees some pages if there are many; returns whether there were.
+/// Returns whether there were many.
 fn vacuum(conn: &Connection) -> rusqlite::Result<bool> {
     let free: i64 = conn.query_row("PRAGMA freelist_count", (), |row| row.get(0))?;
     let all: i64 = conn.query_row("PRAGMA page_count", (), |row| row.get(0))?;
@@ -142,7 +140,6 @@ fn vacuum(conn: &Connection) -> rusqlite::Result<bool> {
     if are_many {
         let mut statement = conn.prepare(&format!("PRAGMA incremental_vacuum({VACUUM_PAGES})"))?;
         let mut freed = statement.query(())?;
-        // Each step of the statement frees a page.
         while freed.next()?.is_some() {}
     }
     Ok(are_many)

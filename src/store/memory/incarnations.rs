@@ -1,7 +1,6 @@
 //! Numbers a memory store's incarnations, and notifies each about writes by the others.
 //!
-//! Outside of tests a process has one incarnation, which ends with its store: then there is no other to notify, and no row to
-//! claim.
+//! Outside of tests a process has one incarnation, which ends with its store.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,13 +15,13 @@ use crate::replica::Incarnation;
 use crate::store::tasks::StoreHint;
 use crate::task::TaskKey;
 
-/// Hints that one incarnation may lag behind; it then loses the oldest ones and is notified of the loss.
+/// Beyond this lag an incarnation loses the oldest hints, and is notified of the loss.
 const HINTS_MAX: usize = 1_024;
 
 #[derive(Debug)]
 pub(super) struct MemoryIncarnations {
     state: Mutex<IncarnationsState>,
-    /// Whether any incarnation has ended: a fast check for the usual case.
+    /// A fast check for the usual case.
     has_ended: AtomicBool,
     hints: broadcast::Sender<(Incarnation, TaskKey)>,
 }
@@ -31,7 +30,7 @@ pub(super) struct MemoryIncarnations {
 struct IncarnationsState {
     last: u64,
     ended: BTreeSet<Incarnation>,
-    /// Keys of rows that ended incarnations held, or inserted since. Some may be removed or settled by now.
+    /// Some may be removed or settled by now.
     left: VecDeque<TaskKey>,
 }
 
@@ -61,19 +60,16 @@ impl MemoryIncarnations {
         self.state.lock().left.extend(keys);
     }
 
-    /// The next row that may be claimed.
     pub(super) fn take_left(&self) -> Option<TaskKey> {
         self.state.lock().left.pop_front()
     }
 
-    /// Publishes a write or removal, after the row's lock is released. A row inserted by an ended incarnation counts as left
-    /// behind.
+    /// Call after the row's lock is released. A row inserted by an ended incarnation counts as left behind.
     pub(super) fn wrote(&self, holder: Incarnation, key: &TaskKey) {
         if self.has_ended(holder) {
             self.leave(std::iter::once(key.clone()));
         }
         if self.hints.receiver_count() > 0 {
-            // The last listener may have left just now.
             let _ = self.hints.send((holder, key.clone()));
         }
     }

@@ -22,7 +22,6 @@ use crate::task::{
 /// Task ids are random, so their low bits spread rows evenly.
 const SHARDS: usize = 64;
 
-/// The rows, shared by all incarnations.
 #[derive(Debug)]
 pub(super) struct MemoryRows {
     pub(super) shards: Box<[Mutex<MemoryShard>]>,
@@ -58,7 +57,6 @@ impl MemoryRow {
 #[derive(Debug, Default)]
 pub(super) struct MemoryShard {
     pub(super) rows: HashMap<TaskKey, MemoryRow>,
-    /// Unsettled rows, by when they are overdue.
     pub(super) live: BTreeSet<(Timestamp, TaskKey)>,
     pub(super) settled: BTreeSet<(Timestamp, TaskKey)>,
     /// Settled rows with an upstream that is not yet notified.
@@ -73,11 +71,10 @@ pub(super) struct OwnerRows {
     pub(super) usage: Usage,
 }
 
-/// The newest task with an idempotency key.
 #[derive(Debug)]
 pub(super) struct IdempotentTask {
     pub(super) id: TaskId,
-    /// When the task expires; `None` while it is not settled.
+    /// `None` while it is not settled.
     pub(super) gone_at: Option<Timestamp>,
 }
 
@@ -92,7 +89,7 @@ impl IdempotentTask {
 }
 
 impl OwnerRows {
-    /// The next positions of a filtered list after `after`, at most [`STEP`].
+    /// At most [`STEP`].
     pub(super) fn positions(&self, filter: &ListFilter, after: Option<ListPosition>) -> Vec<ListPosition> {
         let positions = filter.positions(after);
         if positions.is_empty() {
@@ -109,7 +106,6 @@ impl OwnerRows {
         }
     }
 
-    /// Updates the idempotency key under which a task is found.
     pub(super) fn name(&mut self, task: &Task) {
         if let Some(named) = task.idempotency {
             self.by_name.insert(named.key, IdempotentTask::of(task));
@@ -165,12 +161,11 @@ impl MemoryRows {
         &self.shards[low]
     }
 
-    /// Reserves the bytes of a new row, or none.
     pub(super) fn take_bytes(&self, new: usize) -> Result<(), StoreError> {
         self.take_within(self.stored_bytes_max, new)
     }
 
-    /// Reserves the growth of an existing row, or none. Its task was admitted, so it may exceed the limit for new rows.
+    /// The task was admitted, so it may exceed the limit for new rows.
     pub(super) fn grow_bytes(&self, more: usize) -> Result<(), StoreError> {
         if more == 0 {
             return Ok(());
@@ -200,14 +195,14 @@ impl MemoryRows {
         names.newest.remove(&(Reverse(task.created_at), reference, task.key.clone()));
     }
 
-    /// A task's summary, even if it has expired.
+    /// Even if it has expired.
     pub(super) fn summary(&self, key: &TaskKey) -> Option<Summary> {
         let shard = self.shard(key).lock();
         let row = shard.rows.get(key)?;
         Some(Summary::with_failure(&row.stored.task, row.failure.clone()))
     }
 
-    /// Fills a page from steps of an index. Each step returns keys after a position.
+    /// Each step returns keys after a position.
     pub(super) fn listed<P: Copy>(
         &self,
         mut after: Option<P>,
@@ -264,7 +259,7 @@ impl MemoryRows {
         }
     }
 
-    /// Updates the sums after a write; the row itself is already stored.
+    /// The row itself is already stored.
     pub(super) fn account_replaced(&self, old: &Task, new: &Task) {
         let (before, after) = (old.stored_bytes(), new.stored_bytes());
         if after < before {
@@ -284,7 +279,6 @@ impl MemoryRows {
         }
     }
 
-    /// See [`super::MemoryStore::end_incarnation`].
     pub(super) fn end_incarnation(&self, holder: Incarnation) {
         self.incarnations.end(holder);
         // A row that it inserts later is added at the insert.
@@ -296,8 +290,7 @@ impl MemoryRows {
         }
     }
 
-    /// Claims a row of an ended incarnation for `holder`, with its subtasks. A subtask of a claimable parent is skipped: it
-    /// follows that parent.
+    /// With its subtasks. A subtask of a claimable parent is skipped: it follows that parent.
     pub(super) fn claim(&self, holder: Incarnation, key: TaskKey, claimed: &mut Vec<TaskKey>) {
         let is_left = |key: &TaskKey| {
             let row = self.shard(key).lock().rows.get(key).map(|row| row.stored.clone());

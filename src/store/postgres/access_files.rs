@@ -12,7 +12,7 @@ use crate::tls::read_roots;
 const SECRET_BYTES_MAX: usize = 4 << 10;
 
 impl DatabaseAccess {
-    /// Builds the connection settings from the files' current contents.
+    /// From the files' current contents.
     pub(super) fn read(&self) -> Result<Config, PostgresOpenError> {
         let mut config = self.url.read()?;
         if let Some(path) = &self.password_file {
@@ -21,7 +21,7 @@ impl DatabaseAccess {
         Ok(config)
     }
 
-    /// Checks the files, and returns each fault with the key in `[store]` that names the file. Connects to nothing.
+    /// Returns each fault with the key in `[store]` that names the file. Connects to nothing.
     pub fn mistakes(&self) -> impl Iterator<Item = (&'static str, PostgresOpenError)> {
         let url = match &self.url {
             // Checked when the configuration is read.

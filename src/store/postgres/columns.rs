@@ -8,7 +8,7 @@ use crate::store::record::{self, RecordError};
 use crate::store::tasks::{Revision, StoredTask, needs_holder};
 use crate::task::{Principal, ShortReference, Summary, Task, TaskId, TaskKey, Timestamp};
 
-/// A task in its stored form. The caller encodes it, which spares the writer that work.
+/// The caller encodes it, which spares the writer that work.
 #[derive(Debug)]
 pub(super) struct EncodedRow {
     pub(super) key: TaskKey,
@@ -60,7 +60,7 @@ impl EncodedRow {
         self.key.owner.as_str().as_bytes()
     }
 
-    /// Its approximate size in a transaction.
+    /// In a transaction, approximately.
     pub(super) fn bytes(&self) -> usize {
         self.record.len() + self.summary.len()
     }
@@ -82,8 +82,8 @@ impl ListedColumns {
         }
     }
 
-    /// The bytes that the summary's checksum covers. Excluded are the revision and the holder, since a claim changes them without
-    /// reading the summary, and the idempotency key, which is released after the row expires.
+    /// The checksum excludes the revision and the holder, since a claim changes them without reading the summary, and
+    /// the idempotency key, which is released after the row expires.
     fn sealed(&self, key: &TaskKey, is_settled: bool, expires: i64) -> Vec<u8> {
         let owner = key.owner.as_str();
         let mut bytes = Vec::with_capacity(128 + owner.len());
@@ -108,11 +108,11 @@ pub(super) struct SummaryRow {
     pub(super) summary: Option<Summary>,
 }
 
-/// The columns that [`SummaryRow::of`] reads.
+/// As [`SummaryRow::of`] reads them.
 pub(super) const LISTED: &str = "id, owner, settled, parent, created, updated, expires, summary";
 
 impl SummaryRow {
-    /// Reads a row that starts with [`LISTED`].
+    /// From a row that starts with [`LISTED`].
     pub(super) fn of(row: &Row) -> Result<Self, tokio_postgres::Error> {
         let key = key(row, 0)?;
         let lists = ListedColumns { parent: row.try_get(3)?, created: row.try_get(4)?, updated: row.try_get(5)? };
@@ -125,7 +125,6 @@ impl SummaryRow {
 #[derive(Debug)]
 pub(super) enum FetchedRow {
     Whole(StoredTask),
-    /// Its contents are not as written (F56).
     Damaged(DamagedRow),
 }
 
@@ -140,7 +139,7 @@ pub(super) struct DamagedRow {
 }
 
 impl FetchedRow {
-    /// Reads a row with its id, owner, revision, holder, settled flag, times, and record.
+    /// The columns are id, owner, revision, holder, settled flag, times, and record.
     pub(super) fn of(row: &Row) -> Result<Self, tokio_postgres::Error> {
         let key = key(row, 0)?;
         let revision = revision(row.try_get(2)?);
@@ -168,7 +167,7 @@ impl FetchedRow {
     }
 }
 
-/// Reads a key from the columns `from` and `from + 1`. Invalid bytes become a key that no task has.
+/// From the columns `from` and `from + 1`. Invalid bytes become a key that no task has.
 pub(super) fn key(row: &Row, from: usize) -> Result<TaskKey, tokio_postgres::Error> {
     let (id, owner): (&[u8], &[u8]) = (row.try_get(from)?, row.try_get(from + 1)?);
     Ok(TaskKey { owner: Principal::new(&String::from_utf8_lossy(owner)), id: id_of(id) })

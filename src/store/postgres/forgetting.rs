@@ -13,27 +13,22 @@ use crate::store::tasks::StoreError;
 
 const HELD: &str = "SELECT count(*) FROM tg_task WHERE holder = ANY ($1)";
 
-/// The outcome of a request to forget a replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplicaForgetting {
-    /// This many of its incarnations were removed.
+    /// The number of removed incarnations.
     Forgotten(usize),
-    /// No replica has this name.
     Unknown,
     /// None of its incarnations is dead.
     Alive,
-    /// This many rows still have it as their holder.
+    /// The number of rows that still have it as their holder.
     Holding(usize),
     /// Its last write has not ended yet, or it left too much for one pass.
     Unfinished,
 }
 
 impl PostgresStore {
-    /// Declares an incarnation dead, regardless of its state. Other replicas may then claim its rows, and it can no longer write
-    /// them.
-    ///
-    /// # Errors
-    /// `Io`; the declaration may have taken effect.
+    /// Regardless of its state. Other replicas may then claim its rows, and it can no longer write them. After `Io`,
+    /// the declaration may have taken effect.
     pub async fn declare_dead(&self, incarnation: Incarnation) -> Result<bool, StoreError> {
         let declare = async {
             let session = self.connector.connect("declaring", None).await.map_err(|error| error.to_string())?;
@@ -48,11 +43,9 @@ impl PostgresStore {
         Ok(is_done)
     }
 
-    /// Removes all dead incarnations of a replica with their remains, unless one still holds rows. A removed incarnation that was
-    /// only paused concludes that the store has lost acknowledged writes.
-    ///
-    /// # Errors
-    /// `Io`; the removal may have taken effect in whole or in part, and can be repeated.
+    /// Removes all dead incarnations of a replica with their remains, unless one still holds rows. A removed
+    /// incarnation that was only paused concludes that the store has lost acknowledged writes. After `Io`, the removal
+    /// may have taken effect in part; it can be repeated.
     pub async fn forget(&self, name: &str) -> Result<ReplicaForgetting, StoreError> {
         let named = self.incarnations_of(name).await?;
         let dead: Vec<Incarnation> =

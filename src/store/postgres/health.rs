@@ -4,27 +4,26 @@ use tokio_postgres::Error;
 
 use super::server_words::{code_of, in_words, is_full, is_read_only};
 
-/// Codes with which a running server refuses connections for now: too many connections, a wrong role or password, a missing
-/// database, a server that starts, stops, or is a standby that accepts no queries.
+/// A running server refuses connections for now: too many connections, a wrong role or password, a missing database, a
+/// start or stop, a standby that accepts no queries.
 const REFUSALS: [&str; 5] = ["53300", "28000", "28P01", "3D000", "57P03"];
 
-/// The store's health, for readiness. Worse states stand further down.
+/// Worse states stand further down.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PostgresHealth {
     Good,
-    /// No trustworthy connection is open; with the reason.
+    /// No trustworthy connection is open.
     Unavailable(String),
-    /// The server can be reached, but refuses connections for now; with the reason.
+    /// The server can be reached, but refuses connections for now.
     Refusing(String),
-    /// The server is not the primary and refuses writes; with the reason.
+    /// The server is not the primary and refuses writes.
     ReadOnly(String),
-    /// The server answers, but commits wait, for example for an unavailable standby; with the evidence.
+    /// The server answers, but commits wait, for example for an unavailable standby.
     Behind(String),
     /// The server names no synchronous standby, where one is required.
     NoStandby,
-    /// The database's disk is full.
     Full,
-    /// This replica was declared dead, or had no store for too long; it has to restart as a new incarnation.
+    /// Declared dead, or without the store for too long: the replica has to restart as a new incarnation.
     Fenced,
     /// The store lost acknowledged writes: it is older than they are, or another one.
     Lost,
@@ -44,12 +43,10 @@ impl PostgresHealth {
         }
     }
 
-    /// For a server that does not answer in time.
     pub(super) fn silent() -> Self {
         Self::Unavailable("it does not answer".to_owned())
     }
 
-    /// For an operation that takes too long.
     pub(super) fn slow() -> Self {
         Self::Unavailable("the database takes too long".to_owned())
     }

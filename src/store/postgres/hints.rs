@@ -14,12 +14,12 @@ use crate::task::{Principal, TaskKey};
 /// Below PostgreSQL's limit of 8,000 bytes.
 const TEXT_LEN_MAX: usize = 7_900;
 
-/// The channel of all replicas that share a schema.
+/// For all replicas that share a schema.
 pub(super) fn channel(schema: &str) -> String {
     format!("taskgate_{schema}")
 }
 
-/// Streams hints. A lagging receiver gets [`StoreHint::Missed`].
+/// A lagging receiver gets [`StoreHint::Missed`].
 pub(super) fn stream(hints: broadcast::Receiver<StoreHint>) -> BoxStream<'static, StoreHint> {
     let next = |mut hints: broadcast::Receiver<StoreHint>| async move {
         match hints.recv().await {
@@ -31,7 +31,7 @@ pub(super) fn stream(hints: broadcast::Receiver<StoreHint>) -> BoxStream<'static
     stream::unfold(hints, next).boxed()
 }
 
-/// Encodes the hint that this replica changed a row: its incarnation and the key. Omits a key that is too long.
+/// The hint that this replica changed a row. Omits a key that is too long.
 pub(super) fn text(holder: Incarnation, key: &TaskKey) -> String {
     let mut bytes = holder.0.to_be_bytes().to_vec();
     bytes.extend_from_slice(&key.id.bits().to_be_bytes());
@@ -44,7 +44,7 @@ pub(super) fn keyless(holder: Incarnation) -> String {
     URL_SAFE_NO_PAD.encode(holder.0.to_be_bytes())
 }
 
-/// Decodes a hint; `None` for the replica's own. An invalid text counts as [`StoreHint::Missed`].
+/// `None` for the replica's own. An invalid text counts as [`StoreHint::Missed`].
 pub(super) fn read(text: &str, own: Incarnation) -> Option<StoreHint> {
     let read = || {
         let text = Some(text).filter(|text| text.len() <= TEXT_LEN_MAX)?;

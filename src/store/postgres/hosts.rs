@@ -7,7 +7,7 @@ use tokio_postgres::config::{Host, LoadBalanceHosts};
 
 const PORT: u16 = 5432;
 
-/// The configuration of each host alone, in the order of tries. Drops settings that a URL cannot express.
+/// In the order of tries. Drops settings that a URL cannot express.
 pub(super) fn each_host(config: &Config) -> Vec<Config> {
     let (hosts, addresses, ports) = (config.get_hosts(), config.get_hostaddrs(), config.get_ports());
     let many = hosts.len();
@@ -32,7 +32,7 @@ pub(super) fn each_host(config: &Config) -> Vec<Config> {
     balanced(config, each.collect())
 }
 
-/// The configuration of each address of a host. If the lookup fails, the library reports the error.
+/// If the lookup fails, the library reports the error.
 pub(super) async fn each_address(host: Config) -> Vec<Config> {
     let ([Host::Tcp(name)], []) = (host.get_hosts(), host.get_hostaddrs()) else { return vec![host] };
     let port = host.get_ports().first().copied().unwrap_or(PORT);
@@ -48,7 +48,6 @@ pub(super) async fn each_address(host: Config) -> Vec<Config> {
     balanced(&host, each.collect())
 }
 
-/// Rotates the hosts randomly, if the URL asks for it.
 fn balanced(config: &Config, mut each: Vec<Config>) -> Vec<Config> {
     if config.get_load_balance_hosts() == LoadBalanceHosts::Random {
         let [random] = crate::random::bytes::<1>();

@@ -27,7 +27,7 @@ use crate::store::record;
 use crate::task::Clock as _;
 
 const LOOK_EVERY: Duration = Duration::from_millis(200);
-/// Time that a heartbeat may take, beyond the heartbeat interval.
+/// Beyond the heartbeat interval.
 const BEAT_MAX: Duration = Duration::from_secs(1);
 
 const REGISTER: &str = "WITH made AS (
@@ -35,23 +35,23 @@ const REGISTER: &str = "WITH made AS (
         VALUES ($1, $2, $3, $4, $5, $6, $7) RETURNING incarnation),
     lane AS (INSERT INTO tg_lane (incarnation, epoch) SELECT incarnation, 0 FROM made)
     SELECT incarnation FROM made";
-/// Returns the store's generation, and whether the store knows the incarnation `$1`: it has its lane, or the lane of a later
-/// incarnation that was removed ([`super::statements`]). The sequence proves nothing: the server logs it ahead, so a restored one
-/// continues behind numbers that it never assigned. Nor do later rows that still exist: they may be new.
+/// Returns the store's generation, and whether the store knows the incarnation `$1`: it has its lane, or the lane of a
+/// later one that was removed ([`super::statements`]). The sequence proves nothing: the server logs it ahead, so a
+/// restored one skips numbers. Nor do later rows: they may be new.
 const IDENTITY: &str = "SELECT generation::text, EXISTS (
         SELECT FROM tg_lane l WHERE l.incarnation = $1 OR l.incarnation > $1
             AND NOT EXISTS (SELECT FROM tg_replica r WHERE r.incarnation = l.incarnation))
     FROM tg_meta";
-/// Returns the server's time, the time of the store's last use, and the expiry of its last task. The last use is the last
-/// heartbeat with a trusted time, or a slightly later write before the next heartbeat. A task with a later time was created under
-/// a wrong clock.
+/// Returns the server's time, the time of the store's last use, and the expiry of its last task. The last use is the
+/// last heartbeat with a trusted time, or a slightly later write. A task with a later time was created under a wrong
+/// clock.
 const TIMES: &str = "WITH beat AS (SELECT max(now_ms) AS last FROM tg_replica WHERE now_ms > 0)
     SELECT (extract(epoch FROM clock_timestamp()) * 1000)::int8,
         greatest(last, (SELECT max(created) FROM tg_task WHERE created <= last + 10000)),
         greatest((SELECT max(expires) FROM tg_task WHERE settled AND created <= last + 10000),
             (SELECT max(expires) FROM tg_task WHERE NOT settled AND created <= last + 10000))
     FROM beat";
-/// Corrects last-use times that lie after the server's clock.
+/// For last-use times after the server's clock.
 const RESET_TIMES: &str = "UPDATE tg_replica SET now_ms = (extract(epoch FROM clock_timestamp()) * 1000)::int8
     WHERE now_ms > (extract(epoch FROM clock_timestamp()) * 1000)::int8 RETURNING 1";
 
@@ -64,18 +64,14 @@ pub(super) struct Beginning {
     pub(super) view: ReplicaView,
 }
 
-/// Registers an incarnation: checks the server, creates a missing schema, and inserts the incarnation's row once its writer is
-/// connected. The writer may have to wait for statements of this process's earlier writer; failed tries then leave no rows
-/// behind.
-///
-/// # Errors
-/// As [`super::PostgresStore::open`].
+/// Checks the server, creates a missing schema, and inserts the incarnation's row once its writer is connected. The
+/// writer may have to wait for statements of this process's earlier writer; failed tries then leave no rows behind.
+/// Fails as [`super::PostgresStore::open`].
 pub(super) async fn begin(
     connector: &DatabaseConnector,
     settings: &Arc<PostgresSettings>,
 ) -> Result<(Beginning, Session), PostgresOpenError> {
-    // A connection has this long for each address. Waits for a healthy database, or for a heartbeat of another replica, take no
-    // longer.
+    // For each address. Waits for a healthy database, or for a heartbeat of another replica, take no longer.
     let within = settings.access.write_max * 2 + settings.terms.lease();
     let session = connector.connect("opening", None).await?;
     pooling::judge(connector, &session).await?;
@@ -86,7 +82,6 @@ pub(super) async fn begin(
     Ok((beginning, writer))
 }
 
-/// Reads the other replicas' rows, and inserts this incarnation's.
 async fn join(session: &Session, settings: &Arc<PostgresSettings>) -> Result<Beginning, PostgresOpenError> {
     // Reads of a fresh connection may be rolled back by a failover.
     let proof = session.client.prepare(DURABILITY_PROOF).await.map_err(unavailable)?;
@@ -116,15 +111,14 @@ async fn join(session: &Session, settings: &Arc<PostgresSettings>) -> Result<Beg
     Ok(Beginning { membership, generation, clock, trust, state, view })
 }
 
-/// The row of the process before this one, if it still exists. A restored store assigns numbers again, so another replica may
-/// have this one.
+/// `None` if it is gone. A restored store assigns numbers again, so another replica may have this one.
 async fn former_row(session: &Session, settings: &PostgresSettings) -> Result<Option<ReplicaRow>, PostgresOpenError> {
     let Some(prior) = settings.prior else { return Ok(None) };
     let rows = read_replicas(session).await.map_err(unavailable)?.into_iter().map(|one| one.row);
     Ok(rows.into_iter().find(|row| row.incarnation == prior.holder && row.name == settings.replica.name))
 }
 
-/// Whether the store is the one that the process before knew, and no older than at that time.
+/// The store is the one that the earlier process knew, and no older than at that time.
 async fn check_identity(
     session: &Session,
     settings: &PostgresSettings,
@@ -154,18 +148,14 @@ async fn check_identity(
     Ok(generation)
 }
 
-/// A replica's heartbeat when it was first seen.
 struct SeenHeartbeat {
     heartbeat: u64,
     at: Instant,
 }
 
-/// The other replicas that send a heartbeat within one interval. The time in a silent replica's row may be old. A replica with
-/// keys that do not fit is watched until it sends a heartbeat, which is an error, or until the lease has run out, when it is
-/// declared dead.
-///
-/// # Errors
-/// `SealKeys` if a replica with keys that do not fit sends a heartbeat; `Unavailable`.
+/// The other replicas that send a heartbeat within one interval; the time in a silent replica's row may be old. A
+/// replica with keys that do not fit is watched until it sends a heartbeat, which is an error (`SealKeys`), or until
+/// the lease has run out, when it is declared dead.
 async fn living(session: &Session, settings: &PostgresSettings) -> Result<Vec<StoredReplica>, PostgresOpenError> {
     let until = Instant::now() + BEAT_EVERY_MAX + BEAT_MAX;
     let mut seen: HashMap<Incarnation, SeenHeartbeat> = HashMap::new();
@@ -206,7 +196,7 @@ async fn living(session: &Session, settings: &PostgresSettings) -> Result<Vec<St
     }
 }
 
-/// Whether each of two key rings can open the tokens that the other seals. Rings differ while keys are rotated.
+/// Each ring can open the tokens that the other seals. Rings differ while keys are rotated.
 fn open_each_other(own: &[[u8; KEY_PRINT_LEN]], other: &[u8]) -> bool {
     let others = || other.chunks_exact(KEY_PRINT_LEN);
     let is_opened_there = own.first().is_none_or(|first| others().any(|print| print == first));
@@ -214,7 +204,7 @@ fn open_each_other(own: &[[u8; KEY_PRINT_LEN]], other: &[u8]) -> bool {
     is_opened_there && is_opened_here
 }
 
-/// Discards a wrong last-use time if the operator asks for it. Living replicas keep their time.
+/// Only if the operator asks for it. Living replicas keep their time.
 async fn reset_clock(
     session: &Session,
     settings: &PostgresSettings,
@@ -239,7 +229,7 @@ async fn reset_clock(
     Ok(())
 }
 
-/// The clock's start time, and whether it is trusted. The first replica decides; later ones adopt its verdict.
+/// Also returns whether it is trusted. The first replica decides; later ones adopt its verdict.
 async fn clock_start(
     session: &Session,
     living: &[StoredReplica],

@@ -1,21 +1,18 @@
 //! Detects a pooler that lends out server sessions by the transaction.
 //!
-//! A session is set up once, and every conclusion about commits relies on that setup: warnings arrive, and a barrier on a session
-//! proves the reads of the same server. Poolers that keep a session for a client's whole connection preserve this. With
-//! transaction pooling, each transaction may run in a session that another client has set up, even on another server.
+//! Every conclusion about commits relies on the setup of the session: warnings arrive, and a barrier proves the reads
+//! of the same server. With transaction pooling, each transaction may run in a session that another client has set up,
+//! even on another server.
 
 use super::open_error::PostgresOpenError;
 use super::session::{DatabaseConnector, Session, arrival_error, in_time};
 use super::transaction::promise_of;
 
-/// Each round detects a pooler, unless other clients happen to take and return sessions in an order that hides it.
+/// A pooler is missed if other clients take and return sessions in an order that hides it.
 const ROUNDS: usize = 3;
 
-/// Tries to make a second connection take over the session of the first: a pooler in transaction mode lends it the session that
-/// was returned last.
-///
-/// # Errors
-/// `Pooled`, and as [`DatabaseConnector::connect`].
+/// Tries to make a second connection take over the session of the first: a pooler in transaction mode lends it the
+/// session that was returned last. `Pooled`, and as [`DatabaseConnector::connect`].
 pub(super) async fn judge(connector: &DatabaseConnector, session: &Session) -> Result<(), PostgresOpenError> {
     let beside = connector.connect("beside", None).await?;
     let probing = async {

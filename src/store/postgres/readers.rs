@@ -1,5 +1,4 @@
-//! Reads from the primary: rows by key, in groups, and lists. Lists have separate connections, so that they never delay reads by
-//! key.
+//! Reads from the primary: rows by key, in groups, and lists. Lists have separate connections.
 //!
 //! A read is believed if its server has lately proved, on any of this replica's connections, that its data is durable; otherwise
 //! the proof is made before the caller gets an answer (rules 4 to 6; [`crate::replica::read_trust`]).
@@ -26,19 +25,19 @@ use crate::replica::ReadBelief;
 use crate::store::tasks::StoreError;
 use crate::task::TaskKey;
 
-/// Rows of one query.
+/// Of one query.
 const GROUP_MAX: usize = 512;
-/// Bytes of one answer. A row that starts after this limit is read by the next query.
+/// Of one answer. A row that starts after this limit is read by the next query.
 const GROUP_BYTES_MAX: i64 = 8 << 20;
-/// Tries to find a server on which a barrier has passed.
+/// Until a server is found on which a barrier has passed.
 pub(super) const SETTLE_TRIES_MAX: usize = 3;
-/// Capacity of the readers' queue. Further callers wait.
+/// Further callers wait.
 pub(super) const QUEUE_MAX: usize = 4_096;
 
-/// Interval between reconnects of idle connections in trouble.
+/// Of idle connections in trouble.
 const MEND_EVERY: Duration = Duration::from_secs(1);
 
-/// Reads rows by key: `$1` and `$2` are arrays of ids and owners.
+/// `$1` and `$2` are arrays of ids and owners.
 const ROWS: &str = "
 SELECT t.id, t.owner, t.rev, t.holder, t.settled, t.created, t.expires,
     CASE WHEN sum(t.size) OVER (ORDER BY w.ord) - t.size <= $3::int8 THEN t.record END, w.ord
@@ -53,10 +52,7 @@ pub(super) struct ReaderLink {
 }
 
 impl ReaderLink {
-    /// Runs a query, and prepares it at its first use.
-    ///
-    /// # Errors
-    /// The server's error.
+    /// Prepares the query at its first use.
     pub(super) async fn query(&mut self, sql: &str, values: &Parameters<'_>) -> Result<Vec<Row>, Error> {
         let statement = match self.statements.get(sql) {
             Some(statement) => statement,
@@ -69,7 +65,7 @@ impl ReaderLink {
     }
 }
 
-/// The proof of durability that a read needs before it is believed.
+/// Needed before a read is believed.
 #[derive(Clone, Copy, Debug)]
 enum ReadProof {
     None,
@@ -79,7 +75,7 @@ enum ReadProof {
     ForGood,
 }
 
-/// A connection that is opened on demand and used by one reader at a time.
+/// Opened on demand, and used by one reader at a time.
 #[derive(Debug)]
 pub(super) struct ReaderConnection {
     duty: String,
@@ -92,7 +88,6 @@ pub(super) struct ReaderConnection {
 struct ReaderSlot {
     link: Option<ReaderLink>,
     failures: u32,
-    /// Until when connecting is paused, and why.
     pause: Option<(Instant, PostgresHealth)>,
 }
 
@@ -108,10 +103,7 @@ impl ReaderConnection {
         Self { duty, connector: Arc::clone(connector), state: Arc::clone(state), slot }
     }
 
-    /// Runs a read, and returns a trusted result. A cancelled caller leaves the connection intact.
-    ///
-    /// # Errors
-    /// `Io`.
+    /// Returns a trusted result. A cancelled caller leaves the connection intact.
     pub(super) async fn read<T>(
         &self,
         read: impl AsyncFnOnce(&mut ReaderLink) -> Result<T, Error>,
@@ -119,7 +111,7 @@ impl ReaderConnection {
         self.read_from(read).await.map(|(found, _)| found)
     }
 
-    /// The same, with the source of the read, which may no longer be trusted when the row is shown again.
+    /// Its source may no longer be trusted when the row is shown again.
     async fn read_from<T>(
         &self,
         read: impl AsyncFnOnce(&mut ReaderLink) -> Result<T, Error>,
@@ -129,10 +121,8 @@ impl ReaderConnection {
         self.read_by(&mut slot, ReadProof::Lately, read).await
     }
 
-    /// Reads without a barrier, so the result may be rolled back: for callers that check it again and answer no client with it.
-    ///
-    /// # Errors
-    /// `Io`.
+    /// Without a barrier, so the result may be rolled back: for callers that check it again and answer no client with
+    /// it.
     pub(super) async fn read_unproven<T>(
         &self,
         read: impl AsyncFnOnce(&mut ReaderLink) -> Result<T, Error>,
@@ -142,11 +132,8 @@ impl ReaderConnection {
         self.read_by(&mut slot, ReadProof::None, read).await.map(|(found, _)| found)
     }
 
-    /// Reads the outcome of an unresolved write, such that it cannot be rolled back. `None` if no barrier has passed on this
-    /// server since the write: the caller has to make one.
-    ///
-    /// # Errors
-    /// `Io`.
+    /// Reads the outcome of an unresolved write, such that it cannot be rolled back. `None` if no barrier has passed on
+    /// this server since the write: the caller has to make one.
     pub(super) async fn read_settled<T>(
         &self,
         read: impl AsyncFnOnce(&mut ReaderLink) -> Result<T, Error>,
@@ -247,23 +234,20 @@ impl ReaderConnection {
     }
 }
 
-/// Reconnects connections in trouble even without reads, since a gateway that is not ready gets none. Never returns; cancel by
-/// dropping.
+/// Even without reads, since a gateway that is not ready gets none. Never returns; cancel by dropping.
 pub(super) async fn mend(readers: Vec<Arc<ReaderConnection>>) {
     loop {
         tokio::time::sleep(MEND_EVERY).await;
         for reader in readers.iter().filter(|reader| reader.state.is_reader_in_trouble(&reader.duty)) {
             let mut slot = reader.slot.lock().await;
-            // The reader reports the failure itself.
             let _ = reader.link(&mut slot).await;
         }
     }
 }
 
-/// A row's key, and the channel for the row and its source.
 pub(super) type RowRequest = (TaskKey, oneshot::Sender<Result<Option<(FetchedRow, ReadSource)>, StoreError>>);
 
-/// Reads rows by key until the store closes, grouping the requests that arrive meanwhile.
+/// Until the store closes. Groups the requests that arrive meanwhile.
 pub(super) async fn serve(
     reader: Arc<ReaderConnection>,
     queue: Arc<Mutex<mpsc::Receiver<RowRequest>>>,
@@ -302,7 +286,7 @@ async fn rows(link: &mut ReaderLink, wanted: &[RowRequest]) -> Result<Vec<FoundR
     read_rows(link, &keys).await
 }
 
-/// Reads rows by key, as far as they fit into one answer.
+/// As far as the rows fit into one answer.
 pub(super) async fn read_rows(link: &mut ReaderLink, keys: &[&TaskKey]) -> Result<Vec<FoundRow>, Error> {
     if keys.is_empty() {
         return Ok(Vec::new());
@@ -317,7 +301,7 @@ pub(super) async fn read_rows(link: &mut ReaderLink, keys: &[&TaskKey]) -> Resul
     found.collect()
 }
 
-/// Answers requests with a read or missing row; keeps the others in `wanted`.
+/// Keeps the requests without an answer in `wanted`.
 fn answer(wanted: &mut Vec<RowRequest>, found: Vec<FoundRow>, source: ReadSource) {
     let mut found: HashMap<usize, Option<FetchedRow>> = found.into_iter().collect();
     for (at, (key, reply)) in std::mem::take(wanted).into_iter().enumerate() {
@@ -329,7 +313,7 @@ fn answer(wanted: &mut Vec<RowRequest>, found: Vec<FoundRow>, source: ReadSource
     }
 }
 
-/// Connections that are used in turn.
+/// Used in turn.
 #[derive(Debug)]
 pub(super) struct ListReaders {
     readers: Vec<Arc<ReaderConnection>>,
@@ -341,7 +325,7 @@ impl ListReaders {
         Self { readers, next: AtomicUsize::new(0) }
     }
 
-    /// Closes each connection after its current list.
+    /// Waits for the current lists.
     pub(super) async fn close(&self) {
         for reader in &self.readers {
             reader.slot.lock().await.link = None;

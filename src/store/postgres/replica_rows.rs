@@ -13,24 +13,22 @@ use crate::store::clock_trust::ClockTrust;
 use crate::store::tasks::StoreError;
 use crate::task::Timestamp;
 
-/// Reads all rows. A plain read: its result may be rolled back by a failover, and believing it is harmless.
+/// The result may be rolled back by a failover, and believing it is harmless.
 pub(super) const LOOK: &str =
     "SELECT incarnation, name, address, version, record_reads, beat, now_ms, leaving, dead, config_digest, key_print
     FROM tg_replica ORDER BY incarnation";
 
-/// A replica's row as it was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredReplica {
     pub row: ReplicaRow,
-    /// Whether its time is distrusted, since its clock may have jumped ahead.
+    /// Its clock may have jumped ahead.
     pub(super) is_time_distrusted: bool,
-    /// The program's version.
     pub version: String,
     pub config_digest: Vec<u8>,
     pub key_print: Vec<u8>,
 }
 
-/// Encodes a time for a row. A distrusted time is negative: it counts while its replica lives, and is ignored by later processes.
+/// A distrusted time is negative: it counts while its replica lives, and is ignored by later processes.
 pub(super) fn row_time(now: Timestamp, trust: ClockTrust) -> i64 {
     if trust.is_distrusted() { -at(now) } else { at(now) }
 }
@@ -62,36 +60,28 @@ impl StoredReplica {
     }
 }
 
-/// The last view of all replicas, and this replica's standing.
 #[derive(Clone, Debug)]
 pub struct ReplicaView {
     /// Includes this replica's row.
     pub rows: Vec<StoredReplica>,
-    /// When each other replica's current heartbeat number was first seen.
+    /// When each other replica's current heartbeat was first seen.
     pub heartbeats: BTreeMap<Incarnation, BootTime>,
-    /// This replica's last acknowledged heartbeat.
     pub(super) heartbeat: u64,
-    /// When that heartbeat was sent, or this replica's row was inserted.
+    /// Or when this replica's row was inserted.
     pub heartbeat_sent: BootTime,
-    /// What this replica may do.
     pub standing: OwnStanding,
-    /// Dead incarnations with rows that any replica may claim.
+    /// Any replica may claim their rows.
     pub(super) abandoned: Vec<Incarnation>,
 }
 
 impl ReplicaView {
-    /// The view of a new incarnation with a row that was inserted at `heartbeat_sent`.
     pub(super) fn of(rows: Vec<StoredReplica>, heartbeat_sent: BootTime) -> Self {
         let (heartbeats, abandoned) = (BTreeMap::new(), Vec::new());
         Self { rows, heartbeats, heartbeat: 0, heartbeat_sent, standing: OwnStanding::Member, abandoned }
     }
 
-    /// Whether this replica may insert rows. It may not after seven eighths of the lease without an acknowledged heartbeat,
-    /// because the other replicas then declare it dead and claim its rows while its writer still works. It continues with its
-    /// existing rows until it is fenced.
-    ///
-    /// # Errors
-    /// `Io` if no heartbeat was acknowledged for too long.
+    /// Not after seven eighths of the lease without an acknowledged heartbeat: the other replicas then declare this one
+    /// dead and claim its rows while its writer still works. It continues with its existing rows until it is fenced.
     pub(super) fn may_begin(&self, terms: LeaseTerms, now: BootTime) -> Result<(), StoreError> {
         if now.since(self.heartbeat_sent) < terms.begin_max() {
             return Ok(());
@@ -99,7 +89,7 @@ impl ReplicaView {
         Err(StoreError::Io(io::Error::other("no heartbeat of this gateway was acknowledged for too long")))
     }
 
-    /// The number of other replicas that accept new requests, and therefore share the limits with this one.
+    /// They share the limits with this replica.
     #[must_use]
     pub fn taking_beside(&self, own: Incarnation) -> usize {
         let takes = |one: &&StoredReplica| {
@@ -109,12 +99,11 @@ impl ReplicaView {
         self.rows.iter().filter(takes).count()
     }
 
-    /// Whether there may be rows to claim.
     pub(super) fn has_dead(&self) -> bool {
         self.rows.iter().any(|one| one.row.is_dead)
     }
 
-    /// Applies a look. An incarnation declared dead stays dead, since the look may have been sent before.
+    /// An incarnation declared dead stays dead, since the look may have been sent before.
     pub(super) fn looked(&mut self, rows: Vec<StoredReplica>) {
         let dead = self.rows.iter().filter(|one| one.row.is_dead).map(|one| one.row.incarnation);
         let dead: BTreeSet<Incarnation> = dead.collect();
@@ -135,8 +124,6 @@ pub(super) fn look_of(rows: &[StoredReplica], (sent, received): (BootTime, BootT
     ReplicaLook { sent, received, rows: rows.iter().map(|one| one.row.clone()).collect() }
 }
 
-/// # Errors
-/// The server's error.
 pub(super) async fn read_replicas(session: &Session) -> Result<Vec<StoredReplica>, Error> {
     StoredReplica::all(&session.client.query(LOOK, &[]).await?)
 }
@@ -145,17 +132,13 @@ pub(super) fn generation_of(text: &str) -> Option<StoreGeneration> {
     uuid::Uuid::parse_str(text).ok().map(|read| StoreGeneration(read.as_u128()))
 }
 
-/// The form of a generation that operators see and enter.
+/// As operators see and enter it.
 pub(super) fn generation_text(generation: StoreGeneration) -> String {
     uuid::Uuid::from_u128(generation.0).to_string()
 }
 
-/// Declares an incarnation dead: only if its heartbeat is still `heartbeat` (7.3), or unconditionally without a `heartbeat`. The
-/// declaration outweighs the incarnation's own view. Returns whether this call declared it; `false` means that it was already
-/// dead or still sends heartbeats, and no caller depends on which.
-///
-/// # Errors
-/// See [`CommitFailure`].
+/// Only if the heartbeat is still `heartbeat` (7.3), or unconditionally without one. Outweighs the incarnation's own
+/// view. Returns whether this call declared it; `false` if it was already dead or still sends heartbeats.
 pub(super) async fn declare_dead(
     session: &Session,
     incarnation: Incarnation,

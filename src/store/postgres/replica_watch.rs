@@ -1,5 +1,5 @@
-//! Publishes the view of all replicas. Readers get a shared copy and hold no lock: tokio's watch blocks a new reader behind a
-//! waiting writer, so nested reads under its lock could deadlock every thread.
+//! Publishes the view of all replicas. Readers hold no lock: tokio's watch blocks a new reader behind a waiting writer,
+//! so nested reads could deadlock every thread.
 
 use std::sync::Arc;
 
@@ -10,7 +10,6 @@ use super::PostgresStore;
 use super::replica_rows::ReplicaView;
 use crate::replica::OwnStanding;
 
-/// The latest view. Clones share it.
 #[derive(Clone, Debug)]
 pub(super) struct SharedReplicaView(watch::Sender<Arc<ReplicaView>>);
 
@@ -27,7 +26,7 @@ impl SharedReplicaView {
         ReplicaWatch(self.0.subscribe())
     }
 
-    /// Changes the view, and notifies its followers. `change` must not read the view itself.
+    /// Notifies the followers. `change` must not read the view itself.
     pub(super) fn change(&self, change: impl FnOnce(&mut ReplicaView)) {
         self.0.send_modify(|view| change(Arc::make_mut(view)));
     }
@@ -44,33 +43,27 @@ impl SharedReplicaView {
 }
 
 impl PostgresStore {
-    /// The latest view of all replicas.
     #[must_use]
     pub fn replicas(&self) -> Arc<ReplicaView> {
         self.view.now()
     }
 
-    /// Follows [`PostgresStore::replicas`].
     #[must_use]
     pub fn watch_replicas(&self) -> ReplicaWatch {
         self.view.watch()
     }
 }
 
-/// Follows the view of all replicas.
 #[derive(Debug)]
 pub struct ReplicaWatch(watch::Receiver<Arc<ReplicaView>>);
 
 impl ReplicaWatch {
-    /// Returns the latest view, and marks it as seen.
+    /// Marks it as seen.
     pub fn newest(&mut self) -> Arc<ReplicaView> {
         Arc::clone(&self.0.borrow_and_update())
     }
 
-    /// Waits for a view that [`ReplicaWatch::newest`] has not returned. Cancel-safe.
-    ///
-    /// # Errors
-    /// If the store is gone.
+    /// Waits for a view that [`ReplicaWatch::newest`] has not returned. Cancel-safe. Fails if the store is gone.
     pub async fn changed(&mut self) -> Result<(), RecvError> {
         self.0.changed().await
     }

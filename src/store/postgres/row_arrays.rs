@@ -6,12 +6,11 @@ use super::transaction::Parameters;
 use crate::store::tasks::WriteRole;
 use crate::task::TaskKey;
 
-/// Whether a new row fits as the first of a batch. [`super::batch::BatchPlan`] checks the others.
+/// As the first of a batch; [`super::batch::BatchPlan`] checks the others.
 pub(super) fn fits(row: &EncodedRow, room: usize) -> bool {
     count(row.size) <= room.min(ROW_BYTES_MAX)
 }
 
-/// The idempotency keys of new rows.
 #[derive(Debug, Default)]
 pub(super) struct ReleasedNames<'a> {
     pub(super) owners: Vec<&'a [u8]>,
@@ -35,7 +34,7 @@ impl<'a> ReleasedNames<'a> {
     }
 }
 
-/// The writes of a batch as arrays, in every replica's order of row locks.
+/// In every replica's order of row locks.
 #[derive(Debug, Default)]
 pub(super) struct RowArrays<'a> {
     ids: Vec<&'a [u8]>,
@@ -117,7 +116,7 @@ impl<'a> RowArrays<'a> {
         self.upstreams.push(&row.upstream);
     }
 
-    /// The parameters of [`super::statements::batch`], in order.
+    /// In the order of [`super::statements::batch`].
     pub(super) fn parameters<'b>(&'b self, me: &'b (i64, i64)) -> Parameters<'b> {
         vec![
             &me.0,

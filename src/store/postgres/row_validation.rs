@@ -12,7 +12,7 @@ use crate::store::tasks::{StoreError, StoredTask, TaskStore as _, WriteRole};
 use crate::task::{ShortReference, Summary, Timestamp};
 
 impl PostgresStore {
-    /// The task of a row; `None` if it has expired.
+    /// `None` if it has expired.
     pub(super) async fn present(&self, read: FetchedRow, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
         if self.state.unresolved.hides(read.key()) {
             return Ok(None);
@@ -29,7 +29,7 @@ impl PostgresStore {
         Ok(is_there(&row, now).then_some(row))
     }
 
-    /// Replaces a damaged row by a failed task (F56), for readers and in the store.
+    /// For readers and in the store (F56).
     async fn condemn(&self, row: DamagedRow, now: Timestamp) -> StoredTask {
         metrics::counter!(metric::STORE_DAMAGED).increment(1);
         tracing::error!(task = %ShortReference::of(&row.key), "the stored row of a task is damaged");
@@ -41,7 +41,7 @@ impl PostgresStore {
         StoredTask { task: task.into(), revision, holder: None }
     }
 
-    /// The summaries of listed rows. Rows with a damaged summary are read as a whole.
+    /// Rows with a damaged summary are read as a whole.
     pub(super) async fn listed(&self, rows: Vec<SummaryRow>, now: Timestamp) -> Vec<Summary> {
         let mut tasks = Vec::with_capacity(rows.len());
         for SummaryRow { key, summary, .. } in rows {

@@ -6,7 +6,7 @@ use crate::cause::CauseChain;
 
 const READ_ONLY: &str = "25006";
 
-/// The text for an unusable server, by the code of its error.
+/// By the code of the error.
 const REASONS: [(&str, &str); 8] = [
     (READ_ONLY, "the database's server is read-only"),
     ("28P01", "the database's server refuses the password"),
@@ -17,10 +17,10 @@ const REASONS: [(&str, &str); 8] = [
     ("57P02", "the database's server ended the connection, after a crash"),
     ("57P03", "the database's server takes no connections yet: it starts, stops, or is a standby"),
 ];
-/// The library's text for a server that answers but refuses writes.
+/// The library's text.
 const NOT_WRITABLE: &str = "database does not allow writes";
 
-/// An error's text, with its causes.
+/// With its causes.
 pub(super) fn in_words(error: &Error) -> String {
     if let Some(said) = error.as_db_error() {
         let code = said.code().code();
@@ -32,17 +32,16 @@ pub(super) fn in_words(error: &Error) -> String {
     if text.contains(NOT_WRITABLE) { "the database's server is read-only".to_owned() } else { text }
 }
 
-/// The error's SQLSTATE code, if the server sent it.
+/// `None` if the server did not send it.
 pub(super) fn code_of(error: &Error) -> Option<&str> {
     error.code().map(|code| code.code())
 }
 
-/// Whether the server refuses writes.
 pub(super) fn is_read_only(error: &Error) -> bool {
     code_of(error) == Some(READ_ONLY) || CauseChain(error).to_string().contains(NOT_WRITABLE)
 }
 
-/// Whether the server's disk, or this role's quota, is full.
+/// Or this role's quota is.
 pub(super) fn is_full(error: &Error) -> bool {
     code_of(error).is_some_and(|code| matches!(code, "53100" | "53400"))
 }

@@ -11,12 +11,10 @@ use super::open_error::PostgresOpenError;
 pub use crate::replica::Durability;
 use crate::replica::{Incarnation, LeaseTerms, StoreGeneration};
 
-/// The database's URL, or its location.
 #[derive(Clone, PartialEq, Eq)]
 pub enum DatabaseUrl {
-    /// The URL itself.
     Here(String),
-    /// A file with the URL, read again at each connect.
+    /// Read again at each connect.
     File(PathBuf),
 }
 
@@ -30,69 +28,63 @@ impl std::fmt::Debug for DatabaseUrl {
     }
 }
 
-/// Bytes of a sealing key's fingerprint.
 pub(super) const KEY_PRINT_LEN: usize = 8;
 
-/// A replica's description of itself for the others.
+/// For the other replicas.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReplicaDescription {
     pub name: String,
-    /// The address of its internal listener.
+    /// Of its internal listener.
     pub address: String,
-    /// The program's version.
     pub version: String,
     pub config_digest: Vec<u8>,
-    /// Fingerprints of the keys that open tokens; the first one seals.
+    /// Of the keys that open tokens; the first one seals.
     pub key_prints: Vec<[u8; KEY_PRINT_LEN]>,
 }
 
-/// The incarnation of this replica's process before this one.
+/// Of this replica's process before this one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PriorIncarnation {
-    /// The generation of its store.
     pub generation: StoreGeneration,
     pub holder: Incarnation,
-    /// Its last heartbeat that is known to be acknowledged.
+    /// The last one that is known to be acknowledged.
     pub heartbeat: u64,
 }
 
-/// Access to the shared database, and the guarantees expected from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DatabaseAccess {
     pub url: DatabaseUrl,
     /// Read again at each connect. Overrides a password in the URL.
     pub password_file: Option<PathBuf>,
-    /// Certificate authorities for the server's certificate, instead of the system's.
+    /// For the server's certificate, instead of the system's.
     pub ca: Option<PathBuf>,
-    /// The schema that replicas with shared tasks have in common.
+    /// Shared by the replicas that share tasks.
     pub schema: String,
     pub durability: Durability,
-    /// Time limit of an operation: a write's outcome is unknown after it, and a read fails.
+    /// Of an operation: a write's outcome is unknown after it, and a read fails.
     pub write_max: Duration,
-    /// The maximum age of a server's durability proof when a read is answered.
+    /// When a read is answered.
     pub read_trust: Duration,
-    /// The store that the operator accepts although it may have lost acknowledged writes.
+    /// Although it may have lost acknowledged writes.
     pub accept_loss: Option<StoreGeneration>,
 }
 
-/// The resolved settings for [`super::PostgresStore::open`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PostgresSettings {
     pub access: DatabaseAccess,
-    /// The heartbeat and lease times.
     pub terms: LeaseTerms,
     pub stored_bytes_max: usize,
     pub replica: ReplicaDescription,
-    /// An incarnation of this replica that has certainly ended.
+    /// It has certainly ended.
     pub prior: Option<PriorIncarnation>,
-    /// The gateway's folder, where the operator may request a clock reset.
+    /// Where the operator may request a clock reset.
     pub folder: Option<PathBuf>,
 }
 
 /// Longer names would exceed PostgreSQL's limit once a prefix and suffix are added.
 const SCHEMA_LEN_MAX: usize = 40;
 
-/// Whether a text is a valid schema name without quoting.
+/// Without quoting.
 #[must_use]
 pub fn is_schema_name(text: &str) -> bool {
     let is_begin = |char: char| char.is_ascii_lowercase() || char == '_';
@@ -102,18 +94,12 @@ pub fn is_schema_name(text: &str) -> bool {
         && text.chars().all(|char| is_begin(char) || char.is_ascii_digit())
 }
 
-/// Checks a URL without connecting.
-///
-/// # Errors
-/// As [`super::PostgresStore::open`], for faults of the URL.
+/// Connects to nothing. Fails as [`super::PostgresStore::open`], for faults of the URL.
 pub fn check_database_url(url: &str) -> Result<(), PostgresOpenError> {
     read_url(url).map(drop)
 }
 
-/// Parses a URL, and enforces the store's requirements: writable servers, and TLS unless the connection is local.
-///
-/// # Errors
-/// `Url`, `NoHost`, `NoTls`, `MixedHosts`.
+/// Enforces the store's requirements: writable servers, and TLS unless the connection is local.
 pub(super) fn read_url(url: &str) -> Result<Config, PostgresOpenError> {
     // The library's error may quote the URL, including a password.
     let mut config: Config = url.trim().parse().map_err(|_| PostgresOpenError::Url)?;
@@ -136,7 +122,7 @@ pub(super) fn read_url(url: &str) -> Result<Config, PostgresOpenError> {
     Ok(config)
 }
 
-/// A host or address in the URL that is not local.
+/// A host or address that is not local.
 fn foreign_host(config: &Config) -> Option<String> {
     let is_local =
         |name: &str| name == "localhost" || name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());

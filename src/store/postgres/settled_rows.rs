@@ -1,7 +1,7 @@
-//! Caches settled rows that were read. Their visible contents never change. A hint about a write or removal by another replica,
-//! or about missing hints, evicts them.
+//! Caches settled rows that were read. A hint about a write or removal by another replica, or about missing hints,
+//! evicts them.
 //!
-//! A row is returned while its read is trusted, and permanently once a later barrier has passed, which proves the read durable
+//! A row is returned while its read is trusted, and permanently once a later barrier has passed
 //! ([`crate::replica::read_trust`]).
 
 use std::sync::Arc;
@@ -25,20 +25,18 @@ const KEPT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 #[derive(Debug)]
 pub(super) struct SettledRows {
     rows: Cache<TaskKey, KeptRow>,
-    /// Incremented when a row of the shard is known to change; rows read before that are not cached.
+    /// Rises when a row of the shard is known to change; rows read before that are not cached.
     changes: Box<[AtomicU64]>,
-    /// The last barrier's server, and when it was sent.
     barrier: Mutex<Option<(ServerMark, BootTime)>>,
 }
 
-/// The server of a read, and when its answer arrived.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ReadSource {
     pub(super) server: ServerMark,
     pub(super) received: BootTime,
 }
 
-/// The shard's change count before a read, which caching the row requires.
+/// From before a read; caching the row requires it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CacheTicket(u64);
 
@@ -74,7 +72,7 @@ impl SettledRows {
         &self.changes[usize::try_from(key.id.bits() % SHARDS as u128).unwrap_or(0)]
     }
 
-    /// Returns a cached row if its read is proven, or if `judge` believes it now.
+    /// If its read is proven, or if `judge` believes it now.
     pub(super) fn get(&self, key: &TaskKey, judge: impl FnOnce(ReadSource) -> ReadBelief) -> Option<StoredTask> {
         let KeptRow { row, source, is_proven, .. } = self.rows.get(key)?;
         if !is_proven.load(Ordering::Relaxed) {
@@ -91,7 +89,7 @@ impl SettledRows {
         self.barrier.lock().is_some_and(|(server, sent)| server == source.server && sent >= source.received)
     }
 
-    /// Records a committed transaction, which proves earlier reads on that server.
+    /// Proves earlier reads on that server.
     pub(super) fn write_passed(&self, server: ServerMark, sent: BootTime) {
         let mut barrier = self.barrier.lock();
         if barrier.is_none_or(|(_, last)| last <= sent) {
@@ -104,7 +102,7 @@ impl SettledRows {
         CacheTicket(self.shard(key).load(Ordering::SeqCst))
     }
 
-    /// Caches a row if it is settled and its shard has not changed meanwhile.
+    /// Only if the row is settled and its shard has not changed meanwhile.
     pub(super) fn keep(&self, ticket: CacheTicket, row: &StoredTask, source: ReadSource, now: Timestamp) {
         let remaining = row.task.expires_at().since(now).min(KEPT_MAX);
         if !row.task.is_settled() || remaining.is_zero() || row.task.stored_bytes() > ROW_BYTES_MAX {

@@ -6,12 +6,11 @@ use crate::boot_clock::since_boot;
 use crate::replica::{BootTime, TaskClock};
 use crate::task::{Clock, Timestamp};
 
-/// The current time of this machine's own clock.
 pub(super) fn boot_time() -> BootTime {
     BootTime(since_boot())
 }
 
-/// A [`TaskClock`] on this machine's clock, steered by the other replicas' times.
+/// Steered by the other replicas' times.
 #[derive(Debug)]
 pub(super) struct SharedClock(Mutex<TaskClock>);
 
@@ -20,7 +19,6 @@ impl SharedClock {
         Self(Mutex::new(TaskClock::new(time, boot_time())))
     }
 
-    /// Moves towards the highest time that other replicas showed at an instant.
     pub(super) fn steer(&self, highest: Timestamp, at: BootTime) {
         self.0.lock().steer(highest, at);
     }

@@ -6,11 +6,10 @@ use super::{PostgresStore, lists};
 use crate::store::tasks::{Revision, StoreError, StoredTask, TaskStore as _, WriteRole};
 use crate::task::{Digest, Principal, Timestamp};
 
-/// How often a row is read again after concurrent writes.
+/// After concurrent writes.
 const TRIES_MAX: usize = 4;
 
 impl PostgresStore {
-    /// See [`TaskStore::find_idempotent`](crate::store::TaskStore::find_idempotent).
     pub(super) async fn find_named(
         &self,
         owner: &Principal,
@@ -29,8 +28,8 @@ impl PostgresStore {
         Err(StoreError::Io(io::Error::other("others write the task again and again")))
     }
 
-    /// Marks a row as shown, if another replica inserted it and no write has followed. That replica may not know whether its
-    /// insert was committed, and would otherwise remove the row. Returns `None` after a concurrent write.
+    /// Only if another replica inserted the row and no write has followed: that replica may not know whether its insert
+    /// was committed, and would otherwise remove it. `None` after a concurrent write.
     async fn shown(&self, row: StoredTask) -> Result<Option<StoredTask>, StoreError> {
         let is_untouched =
             row.revision == Revision::FIRST && row.holder.is_some_and(|holder| holder != self.state.holder);

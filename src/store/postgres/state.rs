@@ -15,7 +15,7 @@ use crate::replica::Incarnation;
 use crate::store::tasks::StoreHint;
 use crate::task::TaskKey;
 
-/// How far a listener may lag. Beyond that it gets [`StoreHint::Missed`].
+/// A listener that lags further gets [`StoreHint::Missed`].
 const HINTS_MAX: usize = 4_096;
 
 #[derive(Debug)]
@@ -34,17 +34,16 @@ pub(super) struct StoreState {
 struct PartsHealth {
     control: PostgresHealth,
     writer: PostgresHealth,
-    /// The readers in trouble, by duty.
+    /// By duty.
     readers: BTreeMap<String, PostgresHealth>,
 }
 
 impl PartsHealth {
-    /// The health of the first reader in trouble.
     fn readers(&self) -> PostgresHealth {
         self.readers.values().next().cloned().unwrap_or(PostgresHealth::Good)
     }
 
-    /// The first health that is not good, in the order of control, writer and readers.
+    /// In the order of control, writer and readers.
     fn together(&self) -> PostgresHealth {
         let parts = [self.control.clone(), self.writer.clone(), self.readers()];
         parts.into_iter().find(|health| *health != PostgresHealth::Good).unwrap_or(PostgresHealth::Good)
@@ -87,7 +86,7 @@ impl StoreState {
         });
     }
 
-    /// Changes one part's health, and logs that change; followers see the combined health.
+    /// Logs the change; followers see the combined health.
     fn note(&self, part: impl Fn(&PartsHealth) -> PostgresHealth, change: impl FnOnce(&mut PartsHealth)) {
         let mut parts = self.parts.lock();
         let old = part(&parts);
@@ -122,7 +121,6 @@ impl StoreState {
         self.settings.stored_bytes_max.saturating_sub(self.sums.usage().bytes)
     }
 
-    /// Publishes a change by another replica.
     pub(super) fn publish(&self, hint: StoreHint) {
         match &hint {
             StoreHint::Changed(key) => self.settled.forget(key),
@@ -132,18 +130,17 @@ impl StoreState {
     }
 }
 
-/// The remains of writes with an unknown commit. Excludes rows that their writers look up by key.
+/// Excludes rows that their writers look up by key.
 #[derive(Debug, Default)]
 pub(super) struct UnresolvedWrites(Mutex<UnresolvedWritesState>);
 
 #[derive(Debug, Default)]
 struct UnresolvedWritesState {
-    /// Rows with an unknown insert. Their callers got an error, so these rows are invisible here, and the first transaction of
-    /// the next connection removes them, unless another replica has shown them meanwhile. At most one batch at a time.
+    /// Their callers got an error, so these rows are invisible here, and the first transaction of the next connection
+    /// removes them, unless another replica has shown them meanwhile. At most one batch at a time.
     inserts: BTreeSet<TaskKey>,
-    /// Whether a claim's commit is unknown.
     is_claim: bool,
-    /// Rows held by this replica that include the unknown claims; the next claims return them.
+    /// Held by this replica, including unknown claims; the next claims return them.
     held: BTreeSet<TaskKey>,
 }
 
@@ -169,14 +166,14 @@ impl UnresolvedWrites {
         self.0.lock().is_claim
     }
 
-    /// Records all rows that this replica holds, which resolves unknown claims.
+    /// All rows that this replica holds resolve unknown claims.
     pub(super) fn holds(&self, rows: impl IntoIterator<Item = TaskKey>) {
         let mut open = self.0.lock();
         open.is_claim = false;
         open.held.extend(rows);
     }
 
-    /// Takes rows that an unknown claim may have claimed.
+    /// They may come from an unknown claim.
     pub(super) fn take_held(&self, limit: usize) -> Vec<TaskKey> {
         let mut open = self.0.lock();
         std::iter::from_fn(|| open.held.pop_first()).take(limit).collect()

@@ -35,7 +35,7 @@ impl TaskSums {
     }
 }
 
-/// Amounts that a write or a row of `tg_usage` adds to an owner's sums.
+/// Added to an owner's sums by a write or a row of `tg_usage`.
 #[derive(Clone, Debug)]
 pub(super) struct SumChange {
     owner: Principal,
@@ -43,14 +43,13 @@ pub(super) struct SumChange {
 }
 
 impl SumChange {
-    /// Reads a row with the owner in column `owner` and the numbers from column `from` on.
+    /// The numbers start at column `from`.
     pub(super) fn of(row: &Row, owner: usize, from: usize) -> Result<Self, Error> {
         let sums =
             TaskSums { tasks: row.try_get(from)?, unsettled: row.try_get(from + 1)?, bytes: row.try_get(from + 2)? };
         Ok(Self { owner: Principal::new(&String::from_utf8_lossy(row.try_get(owner)?)), sums })
     }
 
-    /// Reads rows of an owner and its numbers.
     pub(super) fn all(rows: &[Row]) -> Result<Vec<Self>, Error> {
         rows.iter().map(|row| Self::of(row, 0, 1)).collect()
     }
@@ -92,12 +91,11 @@ impl SumsByOwner {
     }
 }
 
-/// The sums of this replica, and of all others.
+/// Of this replica, and of all others.
 #[derive(Debug, Default)]
 pub(super) struct StoreSums(Mutex<(SumsByOwner, SumsByOwner)>);
 
 impl StoreSums {
-    /// Adds the changes of a commit by this replica.
     pub(super) fn add(&self, changes: Vec<SumChange>) {
         self.0.lock().0.add(changes);
     }
@@ -113,13 +111,12 @@ impl StoreSums {
         self.0.lock().0 = SumsByOwner::of(sums);
     }
 
-    /// Replaces the other replicas' sums by the sums in a look.
     pub(super) fn reset_others(&self, sums: Vec<SumChange>) {
         let others = SumsByOwner::of(sums);
         self.0.lock().1 = others;
     }
 
-    /// Owners with sums of this replica that cancel out across all replicas: at most `limit`, in order.
+    /// Across all replicas: at most `limit`, in order.
     pub(super) fn even(&self, limit: usize) -> Vec<Principal> {
         let sums = self.0.lock();
         let is_even = |(owner, own): &(&Principal, &TaskSums)| {

@@ -19,9 +19,8 @@ pub(super) enum TaskWrite {
         row: Box<EncodedRow>,
     },
     Remove(TaskKey),
-    /// Removes a row with a refused insert, if no write has followed.
+    /// Only if no write has followed the refused insert.
     Withdraw(TaskKey),
-    /// Deletes a row if it has expired by `now`.
     SweepOne {
         key: TaskKey,
         now: Timestamp,
@@ -34,11 +33,11 @@ pub(super) enum TaskWrite {
         limit: usize,
         rows: ClaimableRows,
     },
-    /// Removes remains of long-dead incarnations; or of one dead incarnation, regardless of its age.
+    /// Of long-dead incarnations; or of one dead incarnation, regardless of its age.
     Retire {
         incarnation: Option<Incarnation>,
     },
-    /// Reassigns this replica's sums of these owners to incarnation 0.
+    /// Reassigns this replica's sums to incarnation 0.
     Merge {
         owners: Vec<Vec<u8>>,
     },
@@ -46,7 +45,6 @@ pub(super) enum TaskWrite {
     Barrier,
 }
 
-/// Selects the rows of dead incarnations that this replica claims.
 #[derive(Debug)]
 pub(super) struct ClaimableRows {
     /// Rows of calls at these upstreams.
@@ -87,7 +85,7 @@ impl TaskWrite {
         }
     }
 
-    /// The row that it inserts. The insert is unresolved while its commit is unknown.
+    /// Unresolved while its commit is unknown.
     pub(super) fn new_row(&self) -> Option<&EncodedRow> {
         if let Self::Insert(row) = self { Some(row) } else { None }
     }

@@ -50,7 +50,7 @@ pub(super) async fn run(
     }
 }
 
-/// Removes portions until one is not full: of all long-dead incarnations, or of one dead incarnation.
+/// Until a portion is not full. Of all long-dead incarnations, or of one dead incarnation.
 pub(super) async fn pass(
     queue: &mpsc::Sender<PendingWrite>,
     incarnation: Option<Incarnation>,
@@ -63,7 +63,6 @@ pub(super) async fn pass(
     Ok(())
 }
 
-/// Merges portions of sums that cancel out with those by other replicas.
 pub(super) async fn merge(queue: &mpsc::Sender<PendingWrite>, sums: &StoreSums) -> Result<(), StoreError> {
     for _ in 0..PORTIONS_MAX {
         let even = sums.even(count(RETIRED_SUMS_MAX));
@@ -79,7 +78,7 @@ pub(super) async fn merge(queue: &mpsc::Sender<PendingWrite>, sums: &StoreSums) 
     Ok(())
 }
 
-/// Sends a write to the writer; returns the number of affected sums.
+/// Returns the number of affected sums.
 async fn write(queue: &mpsc::Sender<PendingWrite>, write: TaskWrite) -> Result<usize, StoreError> {
     let (reply, outcome) = oneshot::channel();
     queue.send((write, reply)).await.map_err(|_| super::closed())?;

@@ -1,8 +1,8 @@
 //! The writer: a tokio task that commits all waiting writes as one transaction.
 //!
-//! A batch with an unknown commit ends its connection. The next connection gets a number that excludes unfinished transactions of
-//! the last one, waits for them, and removes rows with an unknown insert before it writes anything else. From then on every write
-//! is resolved (rules 3 to 5).
+//! A batch with an unknown commit ends its connection. The next connection gets a number that excludes unfinished
+//! transactions of the last one, and removes rows with an unknown insert before it writes anything else. From then on
+//! every write is resolved (rules 3 to 5).
 
 use std::collections::VecDeque;
 use std::io;
@@ -31,28 +31,25 @@ use crate::metric;
 use crate::store::tasks::StoreError;
 use crate::task::TaskKey;
 
-/// Tries of a batch that conflicts with another transaction.
+/// Of a batch that conflicts with another transaction.
 const TRIES_MAX: usize = 5;
 
-/// Writes that are deferred at most while others of the same rows run.
 const ASIDE_MAX: usize = 1_024;
 
 /// Interval between tries on a full disk.
 const FULL_PROBE_EVERY: Duration = Duration::from_secs(5);
 
-/// A write, and the channel for its outcome.
 pub(super) type PendingWrite = (TaskWrite, WriteReply);
 type WriteReply = oneshot::Sender<Result<WriteOutcome, StoreError>>;
 
-/// Commits waiting writes in batches.
 #[derive(Debug)]
 pub(super) struct PostgresWriter {
     pub(super) connector: Arc<DatabaseConnector>,
     pub(super) state: Arc<StoreState>,
     pub(super) queue: mpsc::Receiver<PendingWrite>,
-    /// Writes that conflict with the last batch.
+    /// They conflict with the last batch.
     pub(super) deferred: VecDeque<PendingWrite>,
-    /// Since when the disk is full. Writes then run one by one, so that one without room fails alone.
+    /// Writes then run one by one, so that one without room fails alone.
     pub(super) full_since: Option<Instant>,
     pub(super) end: CancellationToken,
 }
@@ -65,7 +62,7 @@ pub(super) struct WriterLink {
 }
 
 impl PostgresWriter {
-    /// Writes until the store is closed and no write waits. `link` is the first connection.
+    /// Until the store is closed and no write waits. `link` is the first connection.
     pub(super) async fn run(mut self, link: WriterLink) {
         let mut link = Some(link);
         let mut failures = 0;
@@ -95,7 +92,6 @@ impl PostgresWriter {
         tokio::select! {
             biased;
             write = self.queue.recv() => write,
-            // A full disk may attract no writes at all.
             () = tokio::time::sleep(FULL_PROBE_EVERY), if is_full => Some((TaskWrite::Barrier, oneshot::channel().0)),
             () = self.end.cancelled() => {
                 self.queue.close();
@@ -104,7 +100,7 @@ impl PostgresWriter {
         }
     }
 
-    /// Tries to connect once. A failure refuses all waiting writes, as the duration of the outage is unknown.
+    /// Tries once. A failure refuses all waiting writes, as the duration of the outage is unknown.
     async fn reconnect(&mut self, failures: &mut u32) -> Option<WriterLink> {
         let connecting = WriterLink::open(&self.connector, &self.state);
         let opened = tokio::select! {
@@ -139,7 +135,7 @@ impl PostgresWriter {
         }
     }
 
-    /// Commits a write together with other waiting ones. Returns the connection if it is still usable.
+    /// Together with other waiting writes. Returns the connection if it is still usable.
     async fn write(&mut self, link: WriterLink, first: PendingWrite) -> Option<WriterLink> {
         let (writes, replies) = self.gather(first);
         let begun = Instant::now();
@@ -211,7 +207,6 @@ impl PostgresWriter {
         count(writes, &results);
         self.state.sums.add(sums);
         self.state.sums.take_over(folded);
-        // Rows that the writes name are forgotten already.
         if writes.iter().all(|write| write.key().is_none()) {
             changed.iter().for_each(|key| self.state.settled.forget(key));
         }
@@ -227,7 +222,7 @@ impl PostgresWriter {
         link.hint(&self.state, &changed);
     }
 
-    /// Handles a full disk: refuses a single write, and defers several to run one by one.
+    /// Refuses a single write, and defers several to run one by one.
     fn found_full(&mut self, writes: Vec<TaskWrite>, replies: Vec<WriteReply>) {
         metrics::counter!(metric::STORE_FAILURES, "reason" => "full").increment(1);
         self.full_since = Some(Instant::now());
@@ -242,7 +237,6 @@ impl PostgresWriter {
         }
     }
 
-    /// Takes waiting writes, up to a full batch.
     fn gather(&mut self, first: PendingWrite) -> (Vec<TaskWrite>, Vec<WriteReply>) {
         let mut plan = BatchPlan::default();
         let room = self.state.room();
@@ -259,7 +253,6 @@ impl PostgresWriter {
             let is_enough = self.full_since.is_some() || plan.is_full() || later.len() >= ASIDE_MAX;
             next = if is_enough { None } else { self.deferred.pop_front().or_else(|| self.queue.try_recv().ok()) };
         }
-        // Deferred writes go before later ones.
         later.append(&mut self.deferred);
         self.deferred = later;
         (writes, replies)
@@ -300,18 +293,12 @@ fn count(writes: &[TaskWrite], results: &[Result<WriteOutcome, StoreError>]) {
 }
 
 impl WriterLink {
-    /// Opens a connection behind which every write is resolved.
-    ///
-    /// # Errors
-    /// As [`super::PostgresStore::open`].
+    /// Behind this connection, every write is resolved.
     pub(super) async fn open(connector: &DatabaseConnector, state: &StoreState) -> Result<Self, PostgresOpenError> {
         Self::of(connector.connect("writer", None).await?, state).await
     }
 
-    /// The same over a fresh connection.
-    ///
-    /// # Errors
-    /// As [`super::PostgresStore::open`].
+    /// Over a fresh connection.
     pub(super) async fn of(session: Session, state: &StoreState) -> Result<Self, PostgresOpenError> {
         let settings = &state.settings;
         let opening = async {
@@ -344,7 +331,7 @@ impl WriterLink {
         Ok((statements, epoch))
     }
 
-    /// Removes rows with a refused insert, and finds rows that an unknown claim may have claimed.
+    /// Also finds rows that an unknown claim may have claimed.
     async fn resolve_writes(
         session: &Session,
         statements: &WriterStatements,
@@ -376,7 +363,7 @@ impl WriterLink {
         Ok(())
     }
 
-    /// Sends hints about changes to the other replicas. Hints are optional: no write waits for them, and they may be lost.
+    /// No write waits for hints, and they may be lost.
     fn hint(&self, state: &StoreState, changed: &[TaskKey]) {
         if changed.is_empty() {
             return;
@@ -384,7 +371,7 @@ impl WriterLink {
         self.notify(state, changed.iter().map(|key| hints::text(state.holder, key)).collect());
     }
 
-    /// Tells the other replicas that they may have missed hints, since hints by the previous connection may be lost with it.
+    /// Hints by the previous connection may be lost with it.
     fn hint_at_what_was_lost(&self, state: &StoreState) {
         self.notify(state, vec![hints::keyless(state.holder)]);
     }

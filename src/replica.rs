@@ -9,25 +9,53 @@
 //! fact is believed that a failover can roll back). [`membership`] only decides how soon rows are claimed: a wrong
 //! verdict loses nothing.
 
-pub mod boot_time;
 pub mod commit_trust;
 pub mod directory;
 pub mod fencing;
 pub mod forwarded_numbers;
-pub mod incarnation;
 pub mod membership;
 pub mod read_trust;
 pub mod task_clock;
 
-pub use boot_time::BootTime;
+use std::fmt;
+use std::time::Duration;
+
 pub use commit_trust::{CommitEnd, Durability, DurabilitySettings, SqlNotice, UnknownCommitCause, WriteFate};
 pub use directory::{OwnerReplica, OwnerRequest, ReplicaDirectory, ReplicaMember, ReplicaPeer};
 pub use fencing::{GuardedRow, GuardedWrite, WriteVerdict};
 pub use forwarded_numbers::{ForwardedNumberRefusal, ForwardedNumbers};
-pub use incarnation::Incarnation;
 pub use membership::{
     DeathClaim, HeartbeatAnswer, LeaseTerms, Membership, OwnStanding, ReplicaLook, ReplicaRow, StoreGeneration,
     StoreLoss,
 };
 pub use read_trust::{ReadBelief, ReadTrust, ServerMark};
 pub use task_clock::{ClockStart, TaskClock};
+
+/// One process of a replica, numbered by the store at its registration. Numbers are never reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Incarnation(pub u64);
+
+impl fmt::Display for Incarnation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// The time since the machine's boot, including sleep (`CLOCK_BOOTTIME`). This clock is never set, and its values are meaningless
+/// on other machines.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BootTime(pub Duration);
+
+impl BootTime {
+    /// Zero if `earlier` is later.
+    #[must_use]
+    pub const fn since(self, earlier: Self) -> Duration {
+        self.0.saturating_sub(earlier.0)
+    }
+
+    /// Saturates.
+    #[must_use]
+    pub const fn after(self, span: Duration) -> Self {
+        Self(self.0.saturating_add(span))
+    }
+}

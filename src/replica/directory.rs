@@ -2,7 +2,7 @@
 
 use core::net::SocketAddr;
 
-use super::incarnation::Incarnation;
+use super::Incarnation;
 use super::membership::ReplicaRow;
 
 /// A living, reachable replica. A replica without an address receives no forwarded requests.

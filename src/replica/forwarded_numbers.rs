@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use super::incarnation::Incarnation;
+use super::Incarnation;
 use crate::task::Timestamp;
 
 /// How far below the highest a number may arrive: more than one sender's concurrent requests.

@@ -6,31 +6,24 @@
 
 mod batch;
 mod check;
-mod clock;
 mod columns;
-mod earlier_rows;
 mod folder;
 mod health;
-mod open_error;
-mod opening;
-mod readers;
 mod reads;
 mod resident;
 mod row_validation;
 mod rows;
 mod schema;
-mod selection;
 mod settings;
 mod starting;
 #[cfg(test)]
 mod tests;
-mod unresolved_inserts;
 mod upkeep;
 mod writer;
 
 use std::collections::BTreeSet;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -44,16 +37,13 @@ use tokio::time::Instant;
 
 use self::batch::{RowWrite, WriteResult};
 use self::check::FileCheck;
-use self::earlier_rows::{EarlierRows, OWN};
 use self::folder::FolderLock;
 pub use self::health::StoreHealth;
 use self::health::StoreHealthMonitor;
-use self::readers::ReaderPool;
-use self::reads::ReadRow;
-use self::resident::ResidentRows;
+use self::reads::{ReadRow, ReaderPool};
+use self::resident::{EarlierRows, OWN, ResidentRows, UnresolvedInserts};
 pub use self::settings::DiskSettings;
 use self::settings::{DiskTuning, FaultHooks};
-use self::unresolved_inserts::UnresolvedInserts;
 use self::writer::WriterRequest;
 use super::clock_trust::ClockTrust;
 use super::tasks::{
@@ -61,7 +51,6 @@ use super::tasks::{
 };
 use crate::replica::Incarnation;
 use crate::task::{Digest, ListFilter, ListPosition, Principal, ShortReference, Task, TaskId, TaskKey, Timestamp};
-pub use open_error::OpenError;
 
 /// Further senders wait.
 const QUEUE_MAX: usize = 1_024;
@@ -93,6 +82,41 @@ impl std::fmt::Debug for DiskStore {
             .field("health", &self.health())
             .finish_non_exhaustive()
     }
+}
+
+/// Why a store cannot be opened, and the remedy.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    #[error("{}: {source}; `store.path` names a folder that the gateway may write to", .path.display())]
+    Folder { path: PathBuf, source: io::Error },
+    #[error(
+        "{}: is {medium}, where no promise can be kept; name a folder on a local disk, or write `ephemeral = true` in \
+         [store] if tasks may be lost", .path.display()
+    )]
+    Medium { path: PathBuf, medium: &'static str },
+    #[error("{}: another gateway has the store open; end it, or name another folder as `store.path`", .path.display())]
+    Locked { path: PathBuf },
+    #[error("{}: is not a database; move it away, and a new one is made in its place", .path.display())]
+    NotADatabase { path: PathBuf },
+    #[error("{}: is another program's database; name another folder as `store.path`", .path.display())]
+    Foreign { path: PathBuf },
+    #[error(
+        "{}: was written by a newer taskgate (version {found}, this one knows {known}); run that one. The file is left \
+         as it is", .path.display()
+    )]
+    Newer { path: PathBuf, found: i32, known: i32 },
+    #[error(
+        "{}: was written by an older taskgate (version {found}; this one reads {known} only); let that one finish its \
+         tasks, then move it away together with the files beside it, and a new one is made in its place. The file is left as it is", .path.display()
+    )]
+    Older { path: PathBuf, found: i32, known: i32 },
+    #[error(
+        "{}: is damaged ({what}); move it away together with the files beside it and keep them. A new one is made in \
+         its place, without the tasks", .path.display()
+    )]
+    Corrupt { path: PathBuf, what: String },
+    #[error("{}: cannot be opened: {what}", .path.display())]
+    Failed { path: PathBuf, what: String },
 }
 
 /// Checks the store without changing or opening it. A store that another process has open is no error: see
@@ -325,11 +349,11 @@ impl TaskStore for DiskStore {
         let (owner, wanted) = (owner.clone(), filter.clone());
         if let Some(ids) = &filter.ids {
             let ids = ids.clone();
-            let found = self.readers.list(move |conn| selection::named(conn, &owner, ids)).await?;
+            let found = self.readers.list(move |conn| reads::with_ids(conn, &owner, ids)).await?;
             let tasks = self.listed(found, now).await.into_iter().filter(|task| !task.is_gone(now)).collect();
             return Ok(SummaryPage::of_named(tasks, filter, after, limit));
         }
-        let selecting = self.readers.list(move |conn| selection::select(conn, &owner, &wanted, after, limit, now));
+        let selecting = self.readers.list(move |conn| reads::select(conn, &owner, &wanted, after, limit, now));
         let (found, next) = selecting.await?;
         let mut tasks = self.listed(found, now).await;
         // A row in memory may be newer than the one read.

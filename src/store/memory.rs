@@ -3,7 +3,6 @@
 //! A full store refuses writes and never evicts. No lock is held across an await, and readers hold one only to clone an
 //! `Arc`.
 
-mod incarnations;
 mod rows;
 
 use std::cmp::Reverse;

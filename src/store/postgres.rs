@@ -5,14 +5,11 @@
 //! `batch` of `task_write`s, run with the `statements`); one for `control`, which sends heartbeats and receives hints;
 //! and four for `readers`, two of them for `lists`. `transaction` determines the outcome of a commit with
 //! [`crate::replica::commit_trust`]; `readers` ask [`crate::replica::read_trust`] whether a read may be believed.
-//! `state` holds the shared state. `upkeep` removes the remains of long-dead incarnations; `forgetting` removes a
-//! replica on request.
+//! `state` holds the shared state. `upkeep` removes the remains of long-dead incarnations.
 
-mod access_files;
 mod batch;
 mod columns;
 mod control;
-mod forgetting;
 mod health;
 mod hints;
 mod hosts;
@@ -20,19 +17,14 @@ mod lists;
 mod notices;
 mod open_error;
 mod opening;
-mod pooling;
 mod readers;
 mod replica_rows;
-mod replica_watch;
 mod row_arrays;
 mod row_validation;
 mod schema;
-mod server_words;
 mod session;
 mod settings;
 mod settled_rows;
-mod shared_clock;
-mod shown_rows;
 mod state;
 mod statements;
 mod sums;
@@ -56,14 +48,12 @@ use tokio_util::task::TaskTracker;
 use self::batch::WriteOutcome;
 use self::columns::{EncodedRow, FetchedRow};
 use self::control::{BeatContent, ReplicaControl};
-pub use self::forgetting::ReplicaForgetting;
 pub use self::health::PostgresHealth;
 pub use self::open_error::{PostgresOpenError, Retry};
 use self::opening::{Beginning, begin};
 use self::readers::{ListReaders, ReaderConnection, RowRequest};
-pub use self::replica_rows::{ReplicaView, StoredReplica};
-pub use self::replica_watch::ReplicaWatch;
-use self::replica_watch::SharedReplicaView;
+use self::replica_rows::SharedReplicaView;
+pub use self::replica_rows::{ReplicaView, ReplicaWatch, StoredReplica};
 use self::row_validation::is_there;
 use self::session::DatabaseConnector;
 pub use self::settings::{
@@ -71,17 +61,18 @@ pub use self::settings::{
     check_database_url, is_schema_name,
 };
 use self::settled_rows::ReadSource;
-use self::shared_clock::{SharedClock, boot_time};
 use self::state::StoreState;
 use self::task_write::{ClaimableRows, TaskWrite};
+pub use self::upkeep::ReplicaForgetting;
 use self::writer::{PendingWrite, PostgresWriter, WriterLink};
 use super::clock_trust::ClockTrust;
 use super::tasks::{
     NewestCursor, Reach, Revision, StoreError, StoreHint, StoredTask, SummaryPage, TaskStore, Usage, WriteRole,
 };
+use crate::boot_clock::since_boot;
 use crate::cause::CauseChain;
 use crate::metric;
-use crate::replica::{Incarnation, OwnStanding, StoreGeneration};
+use crate::replica::{BootTime, Incarnation, OwnStanding, StoreGeneration, TaskClock};
 use crate::task::{
     Clock, Digest, ListFilter, ListPosition, Principal, ShortReference, Task, TaskId, TaskKey, Timestamp,
 };
@@ -482,4 +473,28 @@ impl TaskStore for PostgresStore {
     fn usage_of(&self, owner: &Principal) -> Usage {
         self.state.sums.usage_of(owner)
     }
+}
+
+/// The clock of all tasks, steered by the other replicas' times.
+#[derive(Debug)]
+struct SharedClock(parking_lot::Mutex<TaskClock>);
+
+impl SharedClock {
+    fn beginning_at(time: Timestamp) -> Self {
+        Self(parking_lot::Mutex::new(TaskClock::new(time, boot_time())))
+    }
+
+    fn steer(&self, highest: Timestamp, at: BootTime) {
+        self.0.lock().steer(highest, at);
+    }
+}
+
+impl Clock for SharedClock {
+    fn now(&self) -> Timestamp {
+        self.0.lock().now(boot_time())
+    }
+}
+
+fn boot_time() -> BootTime {
+    BootTime(since_boot())
 }

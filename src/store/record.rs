@@ -1,4 +1,4 @@
-//! Encodes a task as one row's bytes, for stores that outlive the process.
+//! Encodes a task as one row's bytes, for stores that outlive the process. A failed task replaces a damaged record (F56).
 //!
 //! ```text
 //! version (2 bytes) · checksum (16 bytes) · body
@@ -15,6 +15,7 @@ mod tests;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ::bytes::Bytes;
 use aws_lc_rs::digest::{Context, SHA256};
@@ -22,11 +23,14 @@ use aws_lc_rs::digest::{Context, SHA256};
 use self::bytes::{RecordReader, RecordWriter};
 use self::fault::{put_fault, take_fault};
 use crate::task::{
-    Answer, Attempt, CallOrigin, ChosenId, ClientKind, Digest, Failure, Idempotency, InputKey, Outcome, Phase,
-    Principal, Question, Recovery, SessionScope, StoredCall, Task, TaskId, TaskKey, TaskVisibility, TreeLinks,
+    Answer, Attempt, CallOrigin, ChosenId, ClientKind, Digest, Executed, Failure, GatewayFault, Idempotency, InputKey,
+    Outcome, Phase, Principal, Question, Reason, Recovery, SessionScope, StoredCall, Task, TaskId, TaskKey, TaskTimes,
+    TaskVisibility, Timestamp, TreeLinks,
 };
 use crate::wire::RpcError;
 
+/// How long the failed task stays readable at least, if the original was not settled.
+const CONDEMNED_FOR: Duration = Duration::from_secs(15 * 60);
 pub const VERSION: u16 = 2;
 
 const CHECKSUM_LEN: usize = 16;
@@ -351,4 +355,26 @@ fn take_error(body: &mut RecordReader) -> Option<RpcError> {
     let code = i64::from_be_bytes(body.fixed()?);
     let message = Arc::<str>::as_ref(&body.text()?).to_owned();
     Some(RpcError { code, message, data: body.maybe(RecordReader::payload)? })
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LostRow {
+    pub(super) is_settled: bool,
+    pub(super) created_at: Timestamp,
+    pub(super) expires_at: Timestamp,
+}
+
+pub(super) fn condemned(key: TaskKey, outline: LostRow, now: Timestamp) -> Task {
+    let nothing: Arc<str> = Arc::from("");
+    let ttl = outline.expires_at.since(outline.created_at);
+    let readable = if outline.is_settled { Duration::ZERO } else { now.since(outline.created_at) + CONDEMNED_FOR };
+    let origin = CallOrigin { upstream: Arc::clone(&nothing), tool: nothing, maker: ClientKind::Stateless };
+    let times =
+        TaskTimes { ttl: ttl.max(readable), keep_result_min: Duration::ZERO, poll_interval: Duration::from_secs(1) };
+    let failure = Failure::Gateway(GatewayFault::new(Reason::StoreCorrupt, Executed::Unknown));
+    Task {
+        updated_at: now.max(outline.created_at),
+        phase: Phase::Settled(Outcome::Faulted(failure)),
+        ..Task::queued(key, TaskVisibility::Handle, origin, outline.created_at, times)
+    }
 }

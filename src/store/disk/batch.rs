@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use rusqlite::Connection;
 
 use super::columns::{RowColumns, RowOutline, is_damage};
-use super::earlier_rows::OWN;
+use super::resident::OWN;
 use super::resident::RowChange;
 use super::rows::{self, FoundRow, UnfreeableRows};
 use crate::metric;

@@ -5,12 +5,11 @@ use std::sync::Arc;
 
 use super::batch::RowWrite;
 use super::columns::RowOutline;
-use super::earlier_rows::OWN;
 use super::reads::{ListedRow, ReadRow};
+use super::resident::OWN;
 use super::{DiskStore, is_there};
 use crate::metric;
-use crate::store::condemned::{LostRow, condemned};
-use crate::store::record::RecordError;
+use crate::store::record::{LostRow, RecordError, condemned};
 use crate::store::tasks::{Revision, StoreError, StoredTask, TaskStore as _};
 use crate::task::{ShortReference, Summary, TaskKey, Timestamp};
 

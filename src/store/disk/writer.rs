@@ -19,9 +19,8 @@ use super::check::FileCheck;
 use super::columns::is_corrupt;
 use super::folder::{Ballast, DiskSpace};
 use super::health::{StoreHealth, StoreHealthMonitor};
-use super::resident::ResidentRows;
-use super::unresolved_inserts::UnresolvedInserts;
-use super::{DiskTuning, FaultHooks, OpenError, failed, opening, rows, schema};
+use super::resident::{ResidentRows, UnresolvedInserts, totals};
+use super::{DiskTuning, FaultHooks, OpenError, failed, rows, schema};
 use crate::failpoint;
 use crate::metric;
 use crate::store::clock_trust::ClockTrust;
@@ -378,7 +377,7 @@ impl DiskWriter {
             tracing::warn!(%error, "rows whose insert was reported as failed are not removed yet");
             return Ok(());
         }
-        let (sums, _) = opening::totals(&conn).map_err(wrong)?;
+        let (sums, _) = totals(&conn).map_err(wrong)?;
         self.resident.reset(sums);
         self.conn = Some(conn);
         Ok(())

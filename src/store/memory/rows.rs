@@ -1,18 +1,21 @@
-//! A memory store's rows: sharded by key, indexed by owner, time and name, counted.
+//! A memory store's rows, sharded by key, indexed and counted; and the incarnations that share them.
 
 use std::cmp::Reverse;
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use futures_util::StreamExt as _;
+use futures_util::stream::{self, BoxStream};
 use parking_lot::Mutex;
+use tokio::sync::broadcast;
+use tokio::sync::broadcast::error::RecvError;
 
 use super::STEP;
-use super::incarnations::MemoryIncarnations;
 use crate::replica::fencing::{claimed as claimed_by, may_claim};
 use crate::replica::{GuardedRow, Incarnation};
-use crate::store::tasks::{PAGE_BYTES_MAX, Revision, StoreError, StoredTask, SummaryPage, Usage};
+use crate::store::tasks::{PAGE_BYTES_MAX, Revision, StoreError, StoreHint, StoredTask, SummaryPage, Usage};
 use crate::task::summary::failure_line;
 use crate::task::{
     Digest, ListDirection, ListFilter, ListPosition, OrderedBy, Principal, ShortReference, Summary, Task, TaskId,
@@ -313,5 +316,79 @@ impl MemoryRows {
                 claimed.push(key);
             }
         }
+    }
+}
+
+/// Beyond this lag an incarnation loses the oldest hints, and is notified of the loss.
+const HINTS_MAX: usize = 1_024;
+
+#[derive(Debug)]
+pub(super) struct MemoryIncarnations {
+    state: Mutex<IncarnationsState>,
+    /// A fast check for the usual case.
+    has_ended: AtomicBool,
+    hints: broadcast::Sender<(Incarnation, TaskKey)>,
+}
+
+#[derive(Debug, Default)]
+struct IncarnationsState {
+    last: u64,
+    ended: BTreeSet<Incarnation>,
+    /// Some may be removed or settled by now.
+    left: VecDeque<TaskKey>,
+}
+
+impl Default for MemoryIncarnations {
+    fn default() -> Self {
+        Self { state: Mutex::default(), has_ended: AtomicBool::new(false), hints: broadcast::Sender::new(HINTS_MAX) }
+    }
+}
+
+impl MemoryIncarnations {
+    pub(super) fn begin(&self) -> Incarnation {
+        let mut state = self.state.lock();
+        state.last += 1;
+        Incarnation(state.last)
+    }
+
+    pub(super) fn end(&self, holder: Incarnation) {
+        self.state.lock().ended.insert(holder);
+        self.has_ended.store(true, Ordering::SeqCst);
+    }
+
+    pub(super) fn has_ended(&self, holder: Incarnation) -> bool {
+        self.has_ended.load(Ordering::SeqCst) && self.state.lock().ended.contains(&holder)
+    }
+
+    pub(super) fn leave(&self, keys: impl Iterator<Item = TaskKey>) {
+        self.state.lock().left.extend(keys);
+    }
+
+    pub(super) fn take_left(&self) -> Option<TaskKey> {
+        self.state.lock().left.pop_front()
+    }
+
+    /// Call after the row's lock is released. A row inserted by an ended incarnation counts as left behind.
+    pub(super) fn wrote(&self, holder: Incarnation, key: &TaskKey) {
+        if self.has_ended(holder) {
+            self.leave(std::iter::once(key.clone()));
+        }
+        if self.hints.receiver_count() > 0 {
+            let _ = self.hints.send((holder, key.clone()));
+        }
+    }
+
+    pub(super) fn changes(&self, holder: Incarnation) -> BoxStream<'static, StoreHint> {
+        let hints = stream::unfold(self.hints.subscribe(), move |mut hints| async move {
+            loop {
+                match hints.recv().await {
+                    Ok((writer, _)) if writer == holder => (),
+                    Ok((_, key)) => return Some((StoreHint::Changed(key), hints)),
+                    Err(RecvError::Lagged(_)) => return Some((StoreHint::Missed, hints)),
+                    Err(RecvError::Closed) => return None,
+                }
+            }
+        });
+        hints.boxed()
     }
 }

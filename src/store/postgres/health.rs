@@ -1,8 +1,8 @@
-//! Defines the store's health.
+//! Defines the store's health, and classifies the server's errors.
 
 use tokio_postgres::Error;
 
-use super::server_words::{code_of, in_words, is_full, is_read_only};
+use crate::cause::CauseChain;
 
 /// A running server refuses connections for now: too many connections, a wrong role or password, a missing database, a
 /// start or stop, a standby that accepts no queries.
@@ -63,4 +63,46 @@ impl std::fmt::Display for PostgresHealth {
             Self::Lost => "the database lost what it acknowledged",
         })
     }
+}
+
+const READ_ONLY: &str = "25006";
+
+/// The text for operators, by the code of the error.
+const REASONS: [(&str, &str); 8] = [
+    (READ_ONLY, "the database's server is read-only"),
+    ("28P01", "the database's server refuses the password"),
+    ("53100", "the disk of the database's server is full"),
+    ("53300", "the database's server has no connection left"),
+    ("55P03", "another gateway changes the database's tables, or another program uses them"),
+    ("57P01", "the database's server ended the connection"),
+    ("57P02", "the database's server ended the connection, after a crash"),
+    ("57P03", "the database's server takes no connections yet: it starts, stops, or is a standby"),
+];
+/// The library's text.
+const NOT_WRITABLE: &str = "database does not allow writes";
+
+/// An error's text for operators, with its causes.
+pub(super) fn in_words(error: &Error) -> String {
+    if let Some(said) = error.as_db_error() {
+        let code = said.code().code();
+        let reason = REASONS.iter().find(|(known, _)| *known == code);
+        let message = reason.map_or_else(|| said.message(), |(_, reason)| reason);
+        return format!("{message} ({code})");
+    }
+    let text = CauseChain(error).to_string();
+    if text.contains(NOT_WRITABLE) { "the database's server is read-only".to_owned() } else { text }
+}
+
+/// `None` if the server did not send it.
+pub(super) fn code_of(error: &Error) -> Option<&str> {
+    error.code().map(|code| code.code())
+}
+
+pub(super) fn is_read_only(error: &Error) -> bool {
+    code_of(error) == Some(READ_ONLY) || CauseChain(error).to_string().contains(NOT_WRITABLE)
+}
+
+/// Whether the server's disk, or this role's quota, is full.
+pub(super) fn is_full(error: &Error) -> bool {
+    code_of(error).is_some_and(|code| matches!(code, "53100" | "53400"))
 }

@@ -9,17 +9,15 @@ use tokio::time::Instant;
 use super::columns::{holder, holder_column, time};
 use super::control::OTHERS_SUMS;
 use super::open_error::{PostgresOpenError, unavailable};
-use super::pooling;
 use super::replica_rows::{
     ReplicaView, StoredReplica, declare_dead, generation_of, generation_text, read_replicas, row_time,
 };
-use super::schema;
-use super::session::{DatabaseConnector, Session, in_time};
+use super::session::{DatabaseConnector, Session, arrival_error, in_time};
 use super::settings::{KEY_PRINT_LEN, PostgresSettings, PriorIncarnation, ReplicaDescription};
-use super::shared_clock::{SharedClock, boot_time};
 use super::state::StoreState;
 use super::sums::SumChange;
-use super::transaction::{CommitFailure, DURABILITY_PROOF, Parameters, transact};
+use super::transaction::{CommitFailure, DURABILITY_PROOF, Parameters, promise_of, transact};
+use super::{SharedClock, boot_time, schema};
 use crate::replica::membership::BEAT_EVERY_MAX;
 use crate::replica::{ClockStart, Incarnation, Membership, ReplicaRow, StoreGeneration};
 use crate::store::clock_trust::{ClockTrust, DISTRUST, RESET};
@@ -74,7 +72,7 @@ pub(super) async fn begin(
     // For each address. Waits for a healthy database, or for a heartbeat of another replica, take no longer.
     let within = settings.access.write_max * 2 + settings.terms.lease();
     let session = connector.connect("opening", None).await?;
-    pooling::judge(connector, &session).await?;
+    detect_pooler(connector, &session).await?;
     in_time(within, schema::judge_server(&session, settings.access.durability)).await?;
     schema::prepare(&session, settings, within).await?;
     let writer = connector.connect("writer", None).await?;
@@ -262,6 +260,34 @@ async fn register(session: &Session, settings: &PostgresSettings, now: i64) -> R
 
 fn unmade(failure: CommitFailure) -> PostgresOpenError {
     failure.open_error()
+}
+
+/// A pooler is missed if other clients take and return sessions in an order that hides it.
+const ROUNDS: usize = 3;
+
+/// Detects a pooler that lends out server sessions by the transaction: it lends a second connection the session that
+/// was returned last. `Pooled`, and as [`DatabaseConnector::connect`].
+///
+/// Every conclusion about commits relies on the setup of the session: warnings arrive, and a barrier proves the reads
+/// of the same server. With transaction pooling, each transaction may run in a session that another client has set up,
+/// even on another server.
+async fn detect_pooler(connector: &DatabaseConnector, session: &Session) -> Result<(), PostgresOpenError> {
+    let beside = connector.connect("beside", None).await?;
+    let probing = async {
+        for _ in 0..ROUNDS {
+            is_kept(session).await?;
+            beside.client.batch_execute("BEGIN").await.map_err(arrival_error)?;
+            is_kept(session).await?;
+            beside.client.batch_execute("ROLLBACK").await.map_err(arrival_error)?;
+        }
+        is_kept(&beside).await
+    };
+    in_time(connector.write_max(), probing).await
+}
+
+async fn is_kept(session: &Session) -> Result<(), PostgresOpenError> {
+    let found = session.client.query_one(&session.promise, &[]).await.map_err(arrival_error)?;
+    if promise_of(&found).is_of(&session.name) { Ok(()) } else { Err(PostgresOpenError::Pooled) }
 }
 
 #[cfg(test)]

@@ -14,11 +14,11 @@ use tokio::time::Instant;
 use tokio_postgres::{Error, Row, Statement};
 use tokio_util::sync::CancellationToken;
 
+use super::boot_time;
 use super::columns::{FetchedRow, key_arrays};
 use super::health::PostgresHealth;
 use super::session::{DatabaseConnector, Session, back_off};
 use super::settled_rows::ReadSource;
-use super::shared_clock::boot_time;
 use super::state::StoreState;
 use super::transaction::{DURABILITY_PROOF, Parameters, count_barrier, transact};
 use crate::replica::ReadBelief;

@@ -1,10 +1,14 @@
-//! Reads the rows of `tg_replica`, and keeps the view of all replicas.
+//! Reads the rows of `tg_replica`, and publishes the view of all replicas.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::sync::Arc;
 
+use tokio::sync::watch;
+use tokio::sync::watch::error::RecvError;
 use tokio_postgres::{Error, Row};
 
+use super::PostgresStore;
 use super::columns::{at, holder, holder_column, time};
 use super::session::Session;
 use super::transaction::{CommitFailure, transact};
@@ -157,6 +161,67 @@ pub(super) async fn declare_dead(
         tracing::warn!(%incarnation, "a gateway is silent, and was declared dead; its tasks are taken over");
     }
     Ok(true)
+}
+
+/// The latest view. Readers hold no lock: tokio's watch blocks a new reader behind a waiting writer, so nested reads could
+/// deadlock every thread.
+#[derive(Clone, Debug)]
+pub(super) struct SharedReplicaView(watch::Sender<Arc<ReplicaView>>);
+
+impl SharedReplicaView {
+    pub(super) fn new(view: ReplicaView) -> Self {
+        Self(watch::Sender::new(Arc::new(view)))
+    }
+
+    pub(super) fn now(&self) -> Arc<ReplicaView> {
+        Arc::clone(&self.0.borrow())
+    }
+
+    pub(super) fn watch(&self) -> ReplicaWatch {
+        ReplicaWatch(self.0.subscribe())
+    }
+
+    /// Notifies the followers. `change` must not read the view itself.
+    pub(super) fn change(&self, change: impl FnOnce(&mut ReplicaView)) {
+        self.0.send_modify(|view| change(Arc::make_mut(view)));
+    }
+
+    pub(super) fn set_standing(&self, standing: OwnStanding) {
+        self.0.send_if_modified(|view| {
+            let is_new = view.standing != standing;
+            if is_new {
+                Arc::make_mut(view).standing = standing;
+            }
+            is_new
+        });
+    }
+}
+
+impl PostgresStore {
+    #[must_use]
+    pub fn replicas(&self) -> Arc<ReplicaView> {
+        self.view.now()
+    }
+
+    #[must_use]
+    pub fn watch_replicas(&self) -> ReplicaWatch {
+        self.view.watch()
+    }
+}
+
+#[derive(Debug)]
+pub struct ReplicaWatch(watch::Receiver<Arc<ReplicaView>>);
+
+impl ReplicaWatch {
+    /// Returns the latest view, and marks it as seen.
+    pub fn newest(&mut self) -> Arc<ReplicaView> {
+        Arc::clone(&self.0.borrow_and_update())
+    }
+
+    /// Waits for a view that [`ReplicaWatch::newest`] has not returned. Cancel-safe. Fails if the store is gone.
+    pub async fn changed(&mut self) -> Result<(), RecvError> {
+        self.0.changed().await
+    }
 }
 
 #[cfg(test)]

@@ -6,9 +6,8 @@
 
 use std::time::Duration;
 
-use super::health::PostgresHealth;
+use super::health::{PostgresHealth, in_words};
 use super::open_error::PostgresOpenError;
-use super::server_words::in_words;
 use super::session::{Session, in_time};
 use super::settings::{Durability, PostgresSettings};
 

@@ -20,12 +20,12 @@ use tokio_postgres::{AsyncMessage, Client, Config, Connection, Notification, Soc
 use tokio_postgres_rustls::MakeRustlsConnect;
 use tokio_util::task::TaskTracker;
 
+use super::boot_time;
 use super::health::PostgresHealth;
 use super::hosts::{each_address, each_host};
 use super::notices::SessionNotices;
 use super::open_error::{PostgresOpenError, Retry, unavailable};
 use super::settings::PostgresSettings;
-use super::shared_clock::boot_time;
 use crate::replica::commit_trust::voids_acknowledgement;
 use crate::replica::{ReadTrust, ServerMark};
 use crate::tls;

@@ -10,12 +10,11 @@ use futures_util::future::{join_all, join4};
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Error, Row, Statement};
 
-use super::health::PostgresHealth;
+use super::boot_time;
+use super::health::{PostgresHealth, in_words};
 use super::notices::{NoticeOffset, ReceivedNotice, as_sql};
 use super::open_error::PostgresOpenError;
-use super::server_words::in_words;
 use super::session::Session;
-use super::shared_clock::boot_time;
 use super::transaction_end::{ServerPromise, TransactionEnd};
 use crate::metric;
 use crate::replica::{BootTime, UnknownCommitCause, WriteFate};

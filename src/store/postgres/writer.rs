@@ -16,11 +16,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::batch::{BatchOutcome, BatchPlan, GroupedWrites, WriteOutcome, WriterIdentity};
 use super::columns::{self, holder_column};
-use super::health::PostgresHealth;
+use super::health::{PostgresHealth, in_words, is_full};
 use super::hints;
 use super::open_error::{PostgresOpenError, unavailable};
 use super::schema;
-use super::server_words::{in_words, is_full};
 use super::session::{DatabaseConnector, Session, back_off};
 use super::state::StoreState;
 use super::statements::{HELD, OWN_SUMS, TAKE_EPOCH, WriterStatements};

@@ -25,7 +25,7 @@ pub struct DurabilitySettings<'a> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SqlNotice<'a> {
-    /// Independent of the server's language (field `V` of the protocol): `WARNING`, `ERROR`, `FATAL`.
+    /// The severity, independent of the server's language (field `V` of the protocol): `WARNING`, `ERROR`, `FATAL`.
     pub severity: &'a str,
     /// Five characters; the first two are the class.
     pub sqlstate: &'a str,

@@ -16,7 +16,7 @@ pub struct ReplicaMember {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplicaDirectory {
     own: Incarnation,
-    /// In the order of their incarnations.
+    /// Reachable replicas, including this one, in the order of their incarnations.
     members: Vec<ReplicaMember>,
 }
 
@@ -34,9 +34,9 @@ pub struct ReplicaPeer {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OwnerRequest {
-    /// A leaving replica does not handle it.
+    /// A new request, which a leaving replica does not handle.
     Begin,
-    /// A leaving owner handles it too, since it has tasks in the session.
+    /// The end of the session, which a leaving owner handles too, since it has tasks in the session.
     End,
 }
 
@@ -72,8 +72,8 @@ impl ReplicaDirectory {
         if incarnation == self.own { None } else { self.member(incarnation).map(|member| member.peer) }
     }
 
-    /// If the replica at `opened_by` is gone or unknown, a living one takes over: replicas with the same directory
-    /// choose the same one for a `nonce`, and a departing replica moves only its own sessions.
+    /// Returns the replica at `opened_by`. If it is gone or unknown, a living one takes over: replicas with the same
+    /// directory choose the same one for a `nonce`, and a departing replica moves only its own sessions.
     #[must_use]
     pub fn owner(&self, opened_by: Option<Incarnation>, nonce: u128, request: OwnerRequest) -> OwnerReplica {
         match opened_by {
@@ -125,8 +125,8 @@ impl ReplicaMember {
     }
 }
 
-/// The highest living replica is chosen (rendezvous hashing). Must not differ between builds, as replicas of two builds
-/// must choose the same.
+/// Ranks a replica for a session; the highest living one is chosen (rendezvous hashing). Must not differ between
+/// builds, as replicas of two builds must choose the same.
 fn rank(nonce: u128, incarnation: Incarnation) -> u64 {
     let [high, low] = [(nonce >> 64) as u64, nonce as u64];
     mixed(mixed(mixed(incarnation.0).wrapping_add(high)).wrapping_add(low))

@@ -8,7 +8,7 @@ use crate::replica::Incarnation;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GuardedRow {
     pub revision: u64,
-    /// `None` once no work is left.
+    /// The replica responsible for the row; `None` once no work is left.
     pub holder: Option<Incarnation>,
 }
 
@@ -34,7 +34,7 @@ impl GuardedWrite {
         Self { expected_revision, writer: Some(holder) }
     }
 
-    /// A cancel or an answer, which any replica executes: checks the revision, and keeps the holder.
+    /// A client's command (a cancel, an answer), which any replica executes: checks the revision, and keeps the holder.
     #[must_use]
     pub const fn by_command(expected_revision: u64) -> Self {
         Self { expected_revision, writer: None }

@@ -10,7 +10,7 @@ use crate::replica::{BootTime, Incarnation};
 use crate::task::Timestamp;
 
 pub const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Maximum with any lease: the lease of other replicas may be longer than the observer's.
+/// Maximum interval with any lease: the lease of other replicas may be longer than the observer's.
 pub const BEAT_EVERY_MAX: Duration = Duration::from_secs(2);
 /// After an outage of the store, the window is as long as the outage, up to this.
 pub const WINDOW_AFTER_OUTAGE_MAX: Duration = Duration::from_secs(30);
@@ -74,19 +74,19 @@ impl LeaseTerms {
     }
 }
 
-/// Drawn at random when a store is created.
+/// A random number drawn when a store is created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoreGeneration(pub u128);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplicaRow {
     pub incarnation: Incarnation,
-    /// Shared by later processes of the same replica.
+    /// The operator's name for the replica, shared by its later processes.
     pub name: String,
     /// `None` if it does not listen for other replicas.
     pub address: Option<String>,
     pub heartbeat: u64,
-    /// At its last heartbeat.
+    /// Its task clock at its last heartbeat.
     pub now: Timestamp,
     pub is_leaving: bool,
     pub is_dead: bool,
@@ -95,9 +95,9 @@ pub struct ReplicaRow {
 
 #[derive(Clone, Debug)]
 pub struct ReplicaLook {
-    /// It shows no older state.
+    /// The read shows no older state.
     pub sent: BootTime,
-    /// It shows no newer state.
+    /// The read shows no newer state.
     pub received: BootTime,
     pub rows: Vec<ReplicaRow>,
 }
@@ -113,14 +113,16 @@ pub enum HeartbeatAnswer {
     Dead {
         heartbeat: u64,
     },
-    /// On a server that has acknowledged another write since. A replaced server may lack the row, which proves nothing.
+    /// The row is missing on a server that has acknowledged another write since. A replaced server may lack the row,
+    /// which proves nothing.
     Missing,
 }
 
 /// How a store shows that it has lost acknowledged writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreLoss {
-    /// A number was acknowledged twice, or this replica's row is dead with an earlier heartbeat.
+    /// A heartbeat was acknowledged under a number acknowledged before, or this replica's row is dead with an earlier
+    /// heartbeat.
     HeartbeatWentBack {
         acknowledged: u64,
         found: u64,
@@ -156,7 +158,7 @@ pub struct Membership {
     /// Counts outages of the store; windows from before the last one are void.
     outages: u64,
     back: BootTime,
-    /// For windows that start with the first look after it.
+    /// Length of windows that start with the first look after it.
     window_after_outage: Duration,
     looked: BootTime,
     others: BTreeMap<Incarnation, WatchedReplica>,
@@ -179,7 +181,7 @@ struct WatchedReplica {
 }
 
 impl Membership {
-    /// The row was acknowledged at heartbeat 0, by a write sent and answered at these instants.
+    /// A replica with a row that was acknowledged at heartbeat 0, by a write sent and answered at these instants.
     #[must_use]
     pub const fn registered(
         terms: LeaseTerms,
@@ -207,7 +209,7 @@ impl Membership {
         self.acknowledged.heartbeat
     }
 
-    /// At these instants, the heartbeat was sent and answered.
+    /// Records the answer to a heartbeat that was sent and answered at these instants.
     pub fn heartbeat_answered(&mut self, answer: HeartbeatAnswer, sent: BootTime, received: BootTime) {
         // A replica without the store for too long is fenced, even if `standing` was not called meanwhile.
         let standing = self.standing(received);
@@ -294,7 +296,7 @@ impl Membership {
         self.others.values().filter(is_silent).map(WatchedReplica::death_claim).collect()
     }
 
-    /// Counted from when the last acknowledged heartbeat was sent, since others may count from then.
+    /// Counts from when the last acknowledged heartbeat was sent, since others may count from then.
     fn alone_for(&self, now: BootTime) -> Duration {
         now.since(self.acknowledged.sent)
     }
@@ -326,7 +328,7 @@ impl Membership {
         self.others.values().filter(is_abandoned).map(|other| other.row.incarnation)
     }
 
-    /// For [`TaskClock::steer`](crate::replica::TaskClock::steer).
+    /// The highest time of another living replica, for [`TaskClock::steer`](crate::replica::TaskClock::steer).
     #[must_use]
     pub fn highest_now(&self) -> Option<Timestamp> {
         self.living_others().map(|row| row.now).max()

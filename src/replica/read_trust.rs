@@ -17,7 +17,6 @@
 //! finds another epoch is rolled back. The PostgreSQL store increments the epoch once for each connection, with a write
 //! that waits for the row. No other statement waits for this row: declaring a replica dead must not wait for its
 //! unfinished writes.
-//! must not wait for its unfinished writes.
 
 use std::time::Duration;
 
@@ -31,7 +30,7 @@ pub struct ServerMark(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadBelief {
     Believed,
-    /// Needs a barrier that is sent from now on to the same server.
+    /// The read needs a barrier that is sent from now on to the same server.
     NeedsBarrier,
 }
 
@@ -59,12 +58,12 @@ impl ReadTrust {
         Self { age_max, distrusted: at, proof: None, settling: None }
     }
 
-    /// Requires a new barrier: the last one may have ended within a commit, and the server may differ.
+    /// A new connection requires a new barrier: the last one may have ended within a commit, and the server may differ.
     pub fn connected(&mut self, at: BootTime) {
         self.distrust(at);
     }
 
-    /// To resolve the write, make a barrier, then read the rows.
+    /// Records an unknown outcome: to resolve the write, make a barrier, then read the rows.
     pub fn write_unknown(&mut self, at: BootTime) {
         self.distrust(at);
     }
@@ -74,7 +73,8 @@ impl ReadTrust {
         (self.proof, self.settling) = (None, None);
     }
 
-    /// Proves the changes visible on that server, but did not wait for this replica's batches.
+    /// Records a committed transaction. It proves the changes visible on that server, but did not wait for this
+    /// replica's batches.
     pub fn write_passed(&mut self, server: ServerMark, sent: BootTime) {
         if sent >= self.distrusted {
             BarrierProof { server, sent }.replace(&mut self.proof);

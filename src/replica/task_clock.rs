@@ -8,12 +8,13 @@ use std::time::Duration;
 use crate::replica::BootTime;
 use crate::task::Timestamp;
 
-/// In millionths. Must exceed the drift between machines' clocks; half a second in a quarter of an hour goes unnoticed.
+/// Maximum speed-up in millionths. Must exceed the drift between machines' clocks; half a second in a quarter of an
+/// hour goes unnoticed.
 pub const SLEW_PPM_MAX: u32 = 500;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClockStart {
-    /// From living replicas' rows. Overrides the others.
+    /// The highest task time in living replicas' rows. Overrides the others.
     pub living: Option<Timestamp>,
     /// The wall clock of the store's server.
     pub server: Timestamp,
@@ -34,7 +35,7 @@ pub struct TaskClock {
     /// Microseconds since 1970 at `at`; in milliseconds, the slew of short spans would be lost.
     micros: u64,
     at: BootTime,
-    /// Behind the furthest replica, at `at`.
+    /// Microseconds behind the furthest replica, at `at`.
     behind: u64,
 }
 
@@ -48,7 +49,7 @@ impl TaskClock {
         Self { micros: begin.as_millis().saturating_mul(1_000), at, behind: 0 }
     }
 
-    /// Stands still before the latest [`Self::steer`].
+    /// The time at an instant. It stands still before the latest [`Self::steer`].
     #[must_use]
     pub fn now(&self, at: BootTime) -> Timestamp {
         Timestamp::from_millis(self.micros_at(at) / 1_000)

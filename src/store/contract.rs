@@ -304,8 +304,8 @@ async fn lists_show_a_task_as_it_stands(store: &impl TaskStore) {
     assert_eq!(store.survey(None, 99, START).await.unwrap().tasks, expected);
 }
 
-/// One is hidden, three have client-chosen ids, one has another owner; created and changed in an order unlike their
-/// ids.
+/// One task is hidden, three have client-chosen ids, one has another owner; created and changed in an order unlike
+/// their ids.
 async fn fill_for_filters(store: &impl TaskStore) -> Vec<Summary> {
     let open = [(InputKey(1), Question { ask: Payload::of("q"), request: Payload::of("r") })].into();
     let error = RpcError { code: -1, message: "no".to_owned(), data: None };
@@ -459,7 +459,7 @@ async fn a_filtered_page_reads_a_bounded_number_of_rows(store: &impl TaskStore) 
     }
 }
 
-/// At least one task, in any case.
+/// A page holds at least one task.
 async fn pages_are_bounded_in_bytes(store: &impl TaskStore) {
     for id in 0..12_u8 {
         let created_at = START.after(Duration::from_millis(id.into()));

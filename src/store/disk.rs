@@ -52,7 +52,7 @@ use super::tasks::{
 use crate::replica::Incarnation;
 use crate::task::{Digest, ListFilter, ListPosition, Principal, ShortReference, Task, TaskId, TaskKey, Timestamp};
 
-/// Further senders wait.
+/// Capacity of the writer's queue. Further senders wait.
 const QUEUE_MAX: usize = 1_024;
 
 type SharedFolderLock = Arc<Mutex<Option<FolderLock>>>;
@@ -150,19 +150,19 @@ impl DiskStore {
         self.monitor.now()
     }
 
-    /// For readiness.
+    /// Follows the store's health, for readiness.
     #[must_use]
     pub fn watch_health(&self) -> watch::Receiver<StoreHealth> {
         self.monitor.watch()
     }
 
-    /// Of the oldest unfinished write: high if the disk stalls or is overloaded.
+    /// The waiting time of the oldest unfinished write: high if the disk stalls or is overloaded.
     #[must_use]
     pub fn waited(&self) -> Duration {
         self.monitor.waited()
     }
 
-    /// By this process or an earlier one. A clock that shows less was set back.
+    /// The latest time used by this process or an earlier one. A clock that shows less was set back.
     #[must_use]
     pub fn last_seen(&self) -> Timestamp {
         Timestamp::from_millis(self.seen.load(Ordering::Relaxed))
@@ -187,7 +187,7 @@ impl DiskStore {
         }
     }
 
-    /// So that a clock that is set back revives no expired task (F58).
+    /// Returns the latest time used so far, so that a clock that is set back revives no expired task (F58).
     fn raise(&self, now: Timestamp) -> Timestamp {
         let before = self.seen.fetch_max(now.as_millis(), Ordering::Relaxed);
         now.max(Timestamp::from_millis(before))

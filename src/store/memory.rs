@@ -43,7 +43,7 @@ impl MemoryStore {
         Self { rows, holder, reach }
     }
 
-    /// For tests only: another incarnation in the same process.
+    /// Opens the same rows as another incarnation in the same process. For tests only.
     #[must_use]
     pub fn join(&self) -> Self {
         Self::begin(Arc::clone(&self.rows), Reach::Shared)
@@ -62,7 +62,7 @@ impl MemoryStore {
         self.rows.incarnations.wrote(self.holder, key);
     }
 
-    /// Its rows can then be claimed. It may continue without noticing.
+    /// Declares an incarnation dead, so that its rows can be claimed. It may continue without noticing.
     pub fn end_incarnation(&self, holder: Incarnation) {
         self.rows.end_incarnation(holder);
     }

@@ -77,7 +77,7 @@ use crate::task::{
     Clock, Digest, ListFilter, ListPosition, Principal, ShortReference, Task, TaskId, TaskKey, Timestamp,
 };
 
-/// Further senders wait.
+/// Capacity of the writer's queue. Further senders wait.
 const QUEUE_MAX: usize = 1_024;
 const POINT_READERS: usize = 2;
 const LIST_READERS: usize = 2;
@@ -185,13 +185,13 @@ impl PostgresStore {
         }))
     }
 
-    /// Shared by all replicas.
+    /// The clock of all tasks, shared by all replicas.
     #[must_use]
     pub fn clock(&self) -> Arc<dyn Clock> {
         Arc::<SharedClock>::clone(&self.clock)
     }
 
-    /// For the next process of this replica.
+    /// Describes this incarnation for the next process of this replica.
     #[must_use]
     pub fn as_prior(&self) -> PriorIncarnation {
         PriorIncarnation {
@@ -211,18 +211,19 @@ impl PostgresStore {
         self.state.watch()
     }
 
-    /// Call before each scrape: some metrics depend on the current time.
+    /// Updates the metrics that depend on the current time.
     pub fn refresh_metrics(&self) {
         let age = boot_time().since(self.view.now().heartbeat_sent);
         metrics::gauge!(metric::REPLICA_BEAT_AGE).set(age.as_secs_f64());
     }
 
-    /// Sends a heartbeat at once. From then on this replica claims no rows; the others take over.
+    /// Announces that this replica is leaving, with an immediate heartbeat. From then on it claims no rows; the others
+    /// take over.
     pub fn leave(&self) {
         self.content.send_modify(|content| content.is_leaving = true);
     }
 
-    /// Sends a heartbeat at once.
+    /// Announces a new configuration digest, with an immediate heartbeat.
     pub fn tell_config(&self, config_digest: Vec<u8>) {
         self.content.send_modify(|content| content.config_digest = config_digest);
     }
@@ -270,7 +271,7 @@ fn closed() -> StoreError {
     StoreError::Io(io::Error::new(io::ErrorKind::BrokenPipe, "the store is closed"))
 }
 
-/// For a [`WriteOutcome`] of another kind, which the writer never returns.
+/// The error for a [`WriteOutcome`] of another kind, which the writer never returns.
 fn unreachable_outcome() -> StoreError {
     StoreError::Io(io::Error::other("another write's outcome"))
 }

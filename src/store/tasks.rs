@@ -10,7 +10,7 @@ use crate::task::{
     Digest, ListFilter, ListPosition, Principal, ShortReference, Summary, Task, TaskId, TaskKey, Timestamp,
 };
 
-/// A writer names the revision that it read.
+/// Counts a row's writes. A writer names the revision that it read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Revision(pub u64);
 
@@ -22,7 +22,7 @@ impl Revision {
 pub enum WriteRole {
     /// The holder, which alone knows the state of the call.
     Holder,
-    /// A client's, an operator's or a timer's, which any replica executes. The holder stays the same.
+    /// A command by a client, an operator or a timer, which any replica executes. The holder stays the same.
     Command,
 }
 
@@ -30,7 +30,7 @@ pub enum WriteRole {
 pub struct StoredTask {
     pub task: Arc<Task>,
     pub revision: Revision,
-    /// `None` without work: see [`needs_holder`].
+    /// The replica that still has work for this row; `None` without such work: see [`needs_holder`].
     pub holder: Option<Incarnation>,
 }
 
@@ -45,7 +45,7 @@ impl StoredTask {
     }
 }
 
-/// Returns the row that the write replaces. `Conflict`, `Fenced`: see [`TaskStore::replace`].
+/// Checks a write, and returns the row that it replaces. `Conflict`, `Fenced`: see [`TaskStore::replace`].
 pub(super) fn written_over(
     found: Option<StoredTask>,
     role: WriteRole,
@@ -63,7 +63,7 @@ pub(super) fn written_over(
     }
 }
 
-/// Until it is settled, and then until its upstream is notified.
+/// Whether a task needs a holder: until it is settled, and then until its upstream is notified.
 #[must_use]
 pub fn needs_holder(task: &Task) -> bool {
     !task.is_settled() || task.recovery.is_unnotified
@@ -94,24 +94,25 @@ pub enum StoreHint {
     Missed,
 }
 
-/// A sweep of a shared or disk store stops after this, regardless of its limit: a longer one delays other writes.
+/// A sweep of a shared or disk store stops after this many bytes, regardless of its limit: a longer one delays other
+/// writes.
 pub const SWEEP_BYTES_MAX: usize = 32 << 20;
 
-/// Regardless of the page's limit in tasks.
+/// A page ends after this many bytes of summaries, regardless of its limit in tasks.
 pub const PAGE_BYTES_MAX: usize = 256 << 10;
 
 /// May be short or empty although more pages follow.
 #[derive(Clone, Debug)]
 pub struct SummaryPage<P = ListPosition> {
     pub tasks: Vec<Summary>,
-    /// `None` without a further page.
+    /// The cursor of the next page, if there may be one.
     pub next: Option<P>,
 }
 
 /// A page of a filtered list ends after this many of the owner's rows, with or without a match.
 pub const FILTERED_ROWS_MAX: usize = 2_000;
 
-/// Follows the task with this time and reference, newest first.
+/// A position in the list of all tasks, newest first: after the task with this time and reference.
 pub type NewestCursor = (Timestamp, ShortReference);
 
 #[derive(Debug, thiserror::Error)]
@@ -126,7 +127,7 @@ pub enum StoreError {
     /// The gateway's own limit: the write is refused until the store holds less.
     #[error("the store holds as many {what} as it may")]
     Full { what: &'static str },
-    /// Temporary: nothing was written, and the same write succeeds once there is room.
+    /// A temporary outage: nothing was written, and the same write succeeds once there is room.
     #[error("the disk below the store is full")]
     NoRoom,
     /// Reported by the engine, which knows the limit, for a new task.
@@ -143,7 +144,7 @@ pub enum StoreError {
 }
 
 impl StoreError {
-    /// For callers that need no outcome.
+    /// Treats a write as failed if no caller needs its outcome.
     #[must_use]
     pub fn as_failed(self) -> Self {
         if let Self::UnknownCommit(cause) = self { Self::Io(cause) } else { self }
@@ -152,9 +153,9 @@ impl StoreError {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoreLimits {
-    /// Including reserved ones. Enforced by the engine's admission.
+    /// Unsettled tasks, including reserved ones. Enforced by the engine's admission.
     pub tasks_max: usize,
-    /// Including settled rows. Limits new rows. Enforced by the store.
+    /// Size of all rows, including settled ones, up to which new rows are accepted. Enforced by the store.
     pub stored_bytes_max: usize,
 }
 
@@ -191,7 +192,7 @@ pub(super) enum PageStep {
     End,
 }
 
-/// Each store reads the owner's rows in the list's order.
+/// Decides which rows a page of a filtered list shows. Each store reads the owner's rows in the list's order.
 #[derive(Debug)]
 pub(super) struct FilteredPage<'a> {
     filter: &'a ListFilter,
@@ -226,7 +227,7 @@ impl<'a> FilteredPage<'a> {
         PageStep::Show
     }
 
-    /// Or the position before the page, if no row was read.
+    /// The position of the last row that was read, or the position before the page.
     pub(super) const fn last(&self) -> Option<ListPosition> {
         self.last
     }
@@ -275,8 +276,9 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
         now: Timestamp,
     ) -> Result<Option<StoredTask>, StoreError>;
 
-    /// The limit in bytes applies to new tasks only: a row may grow beyond it, in memory by at most a quarter of the
-    /// limit. A row that does not grow is never refused by a limit, so a task can always be settled with a fault.
+    /// Replaces a task at the expected revision. The limit in bytes applies to new tasks only: a row may grow beyond
+    /// it, in memory by at most a quarter of the limit. A row that does not grow is never refused by a limit, so a task
+    /// can always be settled with a fault.
     ///
     /// `Fenced` if the role is the holder's and another replica holds the row, at any revision. `Conflict` if another
     /// write came first, the row is gone, or the role is the holder's and the row needs no holder any more: load it
@@ -306,7 +308,6 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
     /// Returns one owner's tasks in order of creation, at most `limit` and about [`PAGE_BYTES_MAX`], after the task
     /// with the creation time and id in `after`. Reads summaries only. Takes time in proportion to the page, plus
     /// expired rows that are not yet swept. An unreadable row is left out or shown as failed, and counts for the page.
-    /// `Io`.
     async fn page(
         &self,
         owner: &Principal,
@@ -357,14 +358,14 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
     /// Returns the tasks with this operator reference: one, rarely more. They may have expired.
     async fn find_reference(&self, reference: ShortReference, limit: usize) -> Result<Vec<TaskKey>, StoreError>;
 
-    /// For operators of shared stores.
+    /// Returns the holder of each row, for operators of shared stores.
     async fn holders(&self, keys: &[TaskKey]) -> Result<Vec<Option<Incarnation>>, StoreError> {
         Ok(vec![None; keys.len()])
     }
 
     fn reach(&self) -> Reach;
 
-    /// Up to which the store accepts new tasks.
+    /// The size in bytes up to which the store accepts new tasks.
     fn bytes_max(&self) -> usize;
 
     fn usage(&self) -> Usage;

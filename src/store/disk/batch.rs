@@ -43,7 +43,7 @@ pub(super) enum RowWrite {
 }
 
 impl RowWrite {
-    /// Approximate.
+    /// The approximate size in the transaction.
     pub(super) fn bytes(&self) -> usize {
         match self {
             Self::Insert(task) | Self::Replace { task, .. } | Self::Condemn { task, .. } => task.stored_bytes(),
@@ -79,7 +79,7 @@ impl InsertRefusal {
 pub(super) struct WriteBatch<'a> {
     conn: &'a Connection,
     no_new: Option<InsertRefusal>,
-    /// Of all rows, including this transaction's.
+    /// The size of all rows, including this transaction's.
     bytes: usize,
     bytes_max: usize,
     seen: Timestamp,

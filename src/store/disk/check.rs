@@ -129,7 +129,7 @@ impl FileCheck {
         Ok(None)
     }
 
-    /// Again after an interrupt; `None` if the check is over.
+    /// Runs one piece, again after an interrupt; `None` if the check is over.
     fn patiently<T>(
         &self,
         conn: &Connection,
@@ -151,7 +151,7 @@ impl FileCheck {
         }
     }
 
-    /// Waits while it is held; `None` if the check is over.
+    /// Runs one piece once the check is not held; `None` if it is over.
     fn once<T>(
         &self,
         conn: &Connection,
@@ -184,7 +184,7 @@ fn quoted(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
 }
 
-/// Returns the position to continue from.
+/// Reads some rows of a table. Returns the position to continue from.
 fn rows(conn: &Connection, table: &str, after: i64) -> rusqlite::Result<Option<i64>> {
     let table = quoted(table);
     let sql = format!("SELECT rowid, * FROM {table} WHERE rowid > ?1 ORDER BY rowid LIMIT {PIECE_ROWS}");

@@ -6,7 +6,7 @@ use crate::store::record::{self, RecordError};
 use crate::store::tasks::Revision;
 use crate::task::{Digest, Principal, ShortReference, Summary, Task, TaskId, TaskKey, Timestamp};
 
-/// Enough for every sum and every index.
+/// A row without its record: enough for every sum and every index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RowOutline {
     pub(super) is_settled: bool,
@@ -28,7 +28,7 @@ impl RowOutline {
         }
     }
 
-    /// Except for its size, which another version may count differently.
+    /// Whether it matches the task, except for its size, which another version may count differently.
     pub(super) fn fits(&self, task: &Task) -> bool {
         Self { bytes: self.bytes, ..Self::of(task) } == *self
     }
@@ -46,7 +46,7 @@ pub(super) struct RowColumns {
     pub(super) updated_at: Timestamp,
 }
 
-/// As [`RowColumns::of_row`] reads them.
+/// The columns that [`RowColumns::of_row`] reads, in order.
 pub(super) const COLUMNS: &str =
     "owner, id, revision, settled, unnotified, created_at, expires_at, bytes, name, record, ref, updated_at";
 const COUNT: usize = 12;
@@ -91,7 +91,7 @@ impl RowColumns {
         Ok((columns, summary))
     }
 
-    /// Unambiguous, since every part but the owner has a fixed length.
+    /// The bytes that the summary's checksum covers. Unambiguous, since every part but the owner has a fixed length.
     fn sealed(&self) -> Vec<u8> {
         let owner = self.key.owner.as_str();
         let mut bytes = Vec::with_capacity(192 + owner.len());

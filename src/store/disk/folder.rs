@@ -19,7 +19,7 @@ const BALLAST: &str = "tasks.ballast";
 
 const LOCK_PAUSE: Duration = Duration::from_millis(50);
 
-/// Removed when the disk is full, so that running tasks can finish (F53).
+/// Size of the file that is removed when the disk is full, so that running tasks can finish (F53).
 pub(super) const BALLAST_BYTES: u64 = 32 << 20;
 
 /// New tasks are refused below this, on disks of any size (F53).
@@ -29,7 +29,7 @@ const FREE_SHARE_MIN: u64 = 20;
 /// New tasks are accepted above this, on disks of any size.
 const FREE_BYTES_ENOUGH: u64 = 1 << 30;
 
-/// Available to ordinary users, in bytes.
+/// A disk's space available to ordinary users, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DiskSpace {
     pub(super) free: u64,
@@ -76,7 +76,7 @@ pub(super) fn prepare(folder: &Path) -> Result<(), OpenError> {
     examine(folder)
 }
 
-/// A missing folder is no error.
+/// Checks that an existing folder is usable; a missing one is no error.
 pub(super) fn examine(folder: &Path) -> Result<(), OpenError> {
     let wrong = |source| OpenError::Folder { path: folder.to_owned(), source };
     match fs::metadata(folder) {
@@ -115,12 +115,12 @@ pub(super) fn unfit_medium(_folder: &Path) -> Option<&'static str> {
     None
 }
 
-/// The kernel releases it even if the process is killed. Locks the folder, since a lock file can be removed, and also
-/// the file, which earlier versions lock.
+/// A lock on the folder, which the kernel releases even if the process is killed. Locks the folder itself, since a lock
+/// file can be removed, and also the file, which earlier versions lock.
 #[derive(Debug)]
 pub(super) struct FolderLock(#[expect(dead_code, reason = "held, not read: closing it is what unlocks")] Vec<File>);
 
-/// An earlier process may be about to end (B171).
+/// Waits for at most `patience`, as an earlier process may be about to end (B171).
 pub(super) async fn lock(folder: &Path, patience: Duration) -> Result<FolderLock, OpenError> {
     let path = folder.join(LOCK);
     let wrong = |source| OpenError::Folder { path: path.clone(), source };
@@ -155,7 +155,7 @@ fn try_lock(file: &File) -> io::Result<bool> {
     }
 }
 
-/// Creates nothing.
+/// Whether a process has the store open. Creates nothing.
 pub(super) fn is_locked(folder: &Path) -> bool {
     [folder.join(LOCK), folder.to_owned()].iter().any(|path| {
         File::open(path).is_ok_and(|file| flock(&file, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK))
@@ -177,7 +177,7 @@ impl Ballast {
         fs::symlink_metadata(&self.path).is_ok_and(|found| found.is_file() && found.len() == BALLAST_BYTES)
     }
 
-    /// Removes a partly allocated file.
+    /// Reserves the space. Removes a partly allocated file.
     pub(super) fn lay_down(&self) -> io::Result<()> {
         self.drop_it()?;
         let file = OpenOptions::new().write(true).create_new(true).mode(FILE_MODE).open(&self.path)?;
@@ -188,7 +188,7 @@ impl Ballast {
         Ok(taken?)
     }
 
-    /// Returns whether there was any.
+    /// Frees the space; returns whether there was any.
     pub(super) fn drop_it(&self) -> io::Result<bool> {
         match fs::remove_file(&self.path) {
             Ok(()) => Ok(true),

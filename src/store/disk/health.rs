@@ -24,7 +24,7 @@ pub enum StoreHealth {
     Ended,
 }
 
-/// Worst first.
+/// The known facts, worst first.
 #[derive(Clone, Copy, Debug, Default)]
 struct StoreHealthFacts {
     has_ended: bool,
@@ -99,7 +99,7 @@ impl StoreHealthMonitor {
         }
     }
 
-    /// `None` once it is done.
+    /// Records when the next write was requested; `None` once it is done.
     pub(super) fn serves(&self, queued_at: Option<Instant>) {
         *self.serves.lock() = queued_at;
     }

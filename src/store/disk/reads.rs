@@ -188,7 +188,7 @@ fn record_at(conn: &Connection, row: i64) -> rusqlite::Result<Option<Bytes>> {
     conn.prepare_cached("SELECT record FROM records WHERE row = ?1")?.query_row([row], copied).optional()
 }
 
-/// From the index of ages, searched among all of the owner's rows.
+/// The outline of a row from the index of ages, searched among all of the owner's rows.
 fn outline_of(conn: &Connection, wanted: &TaskKey) -> rusqlite::Result<Option<RowOutline>> {
     let sql = format!("SELECT {OUTLINE} FROM tasks INDEXED BY tasks_age WHERE owner = ?1 AND id = ?2");
     let mut statement = conn.prepare_cached(&sql)?;
@@ -199,7 +199,7 @@ pub(super) const PAGE: &str = "SELECT row, created_at, id FROM tasks INDEXED BY 
                WHERE owner = ?1 AND (created_at, id) > (?2, ?3) AND (settled = 0 OR expires_at > ?4)
                ORDER BY created_at, id";
 
-/// Unexpired rows, in order of creation.
+/// One owner's unexpired rows, in order of creation.
 pub(super) fn page(
     conn: &Connection,
     owner: &Principal,
@@ -241,7 +241,7 @@ pub(super) fn survey(
     Ok(glimpses)
 }
 
-/// Of rows that an index names. Returns the position to continue from.
+/// Reads rows that an index names. Returns the position to continue from.
 fn glimpses<P>(
     conn: &Connection,
     found: impl Iterator<Item = rusqlite::Result<(i64, P, Option<TaskKey>)>>,
@@ -295,7 +295,7 @@ pub(super) fn named(
     conn.prepare_cached(sql)?.query_row(params![owner.as_str(), name.0, at(now)], |row| key(row, 0)).optional()
 }
 
-/// Between two positions.
+/// The statement of an order, between two positions.
 pub(super) fn statement(by: OrderedBy, direction: ListDirection) -> String {
     let (column, index) = match by {
         OrderedBy::Creation => ("created_at", "tasks_age"),
@@ -312,7 +312,7 @@ pub(super) fn statement(by: OrderedBy, direction: ListDirection) -> String {
     )
 }
 
-/// Also returns the position to continue from.
+/// One owner's rows that fit the filter, and the position to continue from.
 pub(super) fn select(
     conn: &Connection,
     owner: &Principal,
@@ -348,7 +348,7 @@ pub(super) fn select(
     Ok((rows, next))
 }
 
-/// Expired ones included.
+/// One owner's rows with these ids, expired ones included.
 pub(super) fn with_ids(
     conn: &Connection,
     owner: &Principal,

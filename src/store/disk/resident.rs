@@ -57,7 +57,7 @@ pub(super) struct RowTotals {
     by_owner: HashMap<Principal, Usage>,
     /// Unsettled rows, and rows with an upstream that is not yet notified.
     open: BTreeSet<TaskKey>,
-    /// By when they are overdue.
+    /// Unsettled rows, by when they are overdue.
     due: BTreeSet<(Timestamp, TaskKey)>,
 }
 
@@ -118,18 +118,18 @@ impl RowTotals {
 pub(super) struct RowChange {
     pub(super) key: TaskKey,
     pub(super) before: Option<RowOutline>,
-    /// `None` if it is removed.
+    /// The row after the commit; `None` if it is removed.
     pub(super) after: Option<StoredTask>,
 }
 
-/// Required to add the row.
+/// The shard's state before a read, which adding the row requires.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ReadTicket(u64);
 
 #[derive(Clone, Debug)]
 struct CachedRow {
     row: StoredTask,
-    /// From its insertion.
+    /// How long the row is useful, counted from its insertion.
     remaining: Duration,
 }
 
@@ -178,7 +178,7 @@ impl ResidentRows {
         self.shard(key).lock().live.get(key).cloned()
     }
 
-    /// Expired or not.
+    /// A settled row in memory, expired or not.
     pub(super) fn settled(&self, key: &TaskKey) -> Option<StoredTask> {
         self.settled.get(key).map(|kept| kept.row)
     }
@@ -201,7 +201,7 @@ impl ResidentRows {
         }
     }
 
-    /// Unless a later revision is cached.
+    /// Caches a settled row, unless a later revision is cached.
     pub(super) fn keep_settled(&self, row: &StoredTask, now: Timestamp) {
         if let Some(kept) = CachedRow::of(row.clone(), now) {
             let is_older = |there: &CachedRow| there.row.revision < row.revision;
@@ -209,7 +209,7 @@ impl ResidentRows {
         }
     }
 
-    /// This process cannot process the row. Returns whether it was included.
+    /// Excludes a row that this process cannot process. Returns whether it was included.
     pub(super) fn set_aside(&self, key: &TaskKey, row: &RowOutline) -> bool {
         let mut sums = self.sums.lock();
         let was_due = sums.due.remove(&(row.expires_at, key.clone()));
@@ -283,7 +283,8 @@ impl ResidentRows {
         }
     }
 
-    /// After a failure with an unknown outcome. Settled rows stay: a row that was shown as settled is on the disk.
+    /// Restarts from the disk's state after a failure with an unknown outcome. Settled rows stay: a row that was shown
+    /// as settled is on the disk.
     pub(super) fn reset(&self, sums: RowTotals) {
         for shard in &self.shards {
             let mut shard = shard.lock();
@@ -304,7 +305,7 @@ impl ResidentRows {
         self.sums.lock().by_owner.get(owner).copied().unwrap_or_default()
     }
 
-    /// Longest overdue first.
+    /// Unsettled rows past their `ttl`, longest overdue first.
     pub(super) fn overdue(&self, now: Timestamp, limit: usize) -> Vec<TaskKey> {
         let sums = self.sums.lock();
         sums.due.iter().take_while(|(at, _)| *at <= now).map(|(_, key)| key.clone()).take(limit).collect()
@@ -404,7 +405,7 @@ impl EarlierRows {
         row
     }
 
-    /// Each is returned once. The row may be gone by now.
+    /// The next unclaimed row; each is returned once. The row may be gone by now.
     pub(super) fn take(&self) -> Option<TaskKey> {
         let next = self.left.lock().pop_first();
         self.is_claimed.store(true, Ordering::SeqCst);

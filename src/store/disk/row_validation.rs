@@ -16,7 +16,7 @@ use crate::task::{ShortReference, Summary, TaskKey, Timestamp};
 const LOGGED_MAX: usize = 1_024;
 
 impl DiskStore {
-    /// `None` if it has expired.
+    /// The task of a row; `None` if it has expired.
     pub(super) async fn present(&self, read: ReadRow, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
         if self.unresolved.hides(read.key()) {
             return Ok(None);
@@ -65,7 +65,7 @@ impl DiskStore {
         }
     }
 
-    /// Unreadable ones are shown as failed, or left out.
+    /// Unreadable rows are shown as failed, or left out.
     pub(super) async fn listed(&self, rows: Vec<ListedRow>, now: Timestamp) -> Vec<Summary> {
         let mut tasks = Vec::with_capacity(rows.len());
         for row in rows {

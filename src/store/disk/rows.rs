@@ -19,7 +19,7 @@ pub(super) struct FoundRow {
 }
 
 impl FoundRow {
-    /// Damaged columns may name another row's.
+    /// The number of its record. Damaged columns may name another row's.
     pub(super) fn record(&self) -> Option<i64> {
         self.is_sound.then_some(self.columns.record)
     }
@@ -61,7 +61,7 @@ fn put_record(conn: &Connection, task: &Task) -> rusqlite::Result<i64> {
     Ok(conn.last_insert_rowid())
 }
 
-/// A damaged one stays, unreachable.
+/// Deletes a record without a row. A damaged one stays, unreachable.
 fn drop_record(conn: &Connection, record: i64, stuck: &Mutex<UnfreeableRows>) -> rusqlite::Result<()> {
     if stuck.lock().records.contains(&record) {
         return Ok(());
@@ -123,7 +123,7 @@ pub(super) fn update(
     }
 }
 
-/// It is rewritten in the same transaction.
+/// Empties a record that is rewritten in the same transaction.
 pub(super) fn empty(conn: &Connection, record: i64) -> rusqlite::Result<()> {
     conn.prepare_cached("UPDATE records SET record = x'' WHERE row = ?1")?.execute([record])?;
     Ok(())
@@ -134,7 +134,7 @@ pub(super) fn delete(conn: &Connection, found: &FoundRow, stuck: &Mutex<Unfreeab
     found.record().map_or(Ok(()), |record| drop_record(conn, record, stuck))
 }
 
-/// Oldest first.
+/// The numbers of expired rows, oldest first.
 pub(super) fn gone(conn: &Connection, now: Timestamp, limit: usize) -> rusqlite::Result<Vec<i64>> {
     let sql = "SELECT row FROM tasks INDEXED BY tasks_gone WHERE settled = 1 AND expires_at <= ?1
                ORDER BY expires_at LIMIT ?2";

@@ -65,7 +65,7 @@ pub(super) fn file_in(folder: &Path) -> PathBuf {
     folder.join("tasks.db")
 }
 
-/// A missing file is no error.
+/// Checks the file without changing it. A missing file is no error.
 pub(super) fn examine(path: &Path) -> Result<(), OpenError> {
     let io = |source| OpenError::Folder { path: path.to_owned(), source };
     let mut head = Vec::new();

@@ -24,7 +24,8 @@ pub struct DiskSettings {
     pub is_ephemeral: bool,
     /// How long to wait for a process that has the store open.
     pub lock_wait: Duration,
-    /// At startup, for comparison with the store's last use; `None` if the tasks' times do not depend on that clock.
+    /// The machine's time at startup, for comparison with the store's last use; `None` if the tasks' times do not
+    /// depend on that clock.
     pub clock: Option<Timestamp>,
     pub(super) tuning: DiskTuning,
 }

@@ -16,7 +16,7 @@ use crate::metric;
 /// Free pages that are returned to the system at a time.
 const VACUUM_PAGES: i64 = 2_048;
 const VACUUM_TIME_MAX: Duration = Duration::from_millis(100);
-/// In case the process is killed.
+/// Interval between recordings of the time of last use, in case the process is killed.
 const SEEN_NOTED: Duration = Duration::from_secs(60 * 60);
 
 impl DiskWriter {
@@ -73,7 +73,7 @@ impl DiskWriter {
         }
     }
 
-    /// Restores the ballast if there is space. Returns whether space is low.
+    /// Checks the disk, and restores the ballast if there is space. Returns whether space is low.
     pub(super) fn look_for_room(&self) -> bool {
         let space = match self.hooks.space(&self.folder) {
             Ok(space) => space,
@@ -107,8 +107,8 @@ impl DiskWriter {
     }
 }
 
-/// Only a checkpoint shrinks the file, and on an almost full disk the log itself takes space. A checkpoint that readers
-/// prevent is repeated the next time.
+/// Returns free pages to the system, and checkpoints the log: only a checkpoint shrinks the file, and on an almost full
+/// disk the log itself takes space. A checkpoint that readers prevent is repeated the next time.
 fn give_room_back(conn: &Connection, path: &Path, is_low: bool, owed: &mut bool) -> rusqlite::Result<()> {
     let began = Instant::now();
     while began.elapsed() < VACUUM_TIME_MAX && unless_full(vacuum(conn))? {
@@ -132,7 +132,7 @@ fn unless_full(done: rusqlite::Result<bool>) -> rusqlite::Result<bool> {
     }
 }
 
-/// Returns whether there were many.
+/// Frees some pages if there are many; returns whether there were.
 fn vacuum(conn: &Connection) -> rusqlite::Result<bool> {
     let free: i64 = conn.query_row("PRAGMA freelist_count", (), |row| row.get(0))?;
     let all: i64 = conn.query_row("PRAGMA page_count", (), |row| row.get(0))?;

@@ -56,7 +56,7 @@ pub(super) struct DiskWriter {
     pub(super) identity: Option<(u64, u64)>,
     pub(super) resident: Arc<ResidentRows>,
     pub(super) monitor: Arc<StoreHealthMonitor>,
-    /// In milliseconds.
+    /// The latest time used, in milliseconds.
     pub(super) seen: Arc<AtomicU64>,
     pub(super) commits: Arc<AtomicU64>,
     /// `None` if the folder is in memory, where a full disk is full memory.
@@ -69,7 +69,7 @@ pub(super) struct DiskWriter {
     pub(super) clock: ClockTrust,
     pub(super) seen_noted: Option<Instant>,
     pub(super) is_careful: bool,
-    /// At its commit, not earlier.
+    /// Whether the last transaction failed at its commit, not earlier.
     pub(super) failed_at_commit: bool,
 }
 
@@ -77,8 +77,8 @@ type PendingWrite = (RowWrite, oneshot::Sender<Result<WriteResult, StoreError>>)
 type WriteResults = Vec<Result<WriteResult, StoreError>>;
 
 impl DiskWriter {
-    /// Until a request to close or its queue is dropped. Returns the channel of the close request, once everything is
-    /// closed.
+    /// Runs until a request to close or its queue is dropped. Returns the channel of the close request, once everything
+    /// is closed.
     pub(super) fn run(mut self, mut queue: mpsc::Receiver<WriterRequest>) -> Option<oneshot::Sender<()>> {
         let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_time().build() else {
             self.monitor.ended();
@@ -132,7 +132,7 @@ impl DiskWriter {
         Timestamp::from_millis(self.seen.load(Ordering::Relaxed))
     }
 
-    /// Returns the channel of a close request, if there was one.
+    /// Commits one write together with waiting ones. Returns the channel of a close request, if there was one.
     fn serve(&mut self, first: PendingWrite, queue: &mut mpsc::Receiver<WriterRequest>) -> Option<oneshot::Sender<()>> {
         let mut closing = None;
         let health = 1 + queue.len();
@@ -174,7 +174,8 @@ impl DiskWriter {
         closing
     }
 
-    /// Although its transaction failed. An inserted row that has been removed since is certainly absent.
+    /// Whether a write may have been made although its transaction failed. An inserted row that has been removed since
+    /// is certainly absent.
     fn has_unknown_commit(&self, write: &RowWrite) -> bool {
         match write {
             RowWrite::Insert(task) => self.unresolved.is_open(&task.key),
@@ -185,8 +186,8 @@ impl DiskWriter {
         }
     }
 
-    /// The first `health` writes, and later ones that arrive soon. After a failed commit its new rows are unresolved;
-    /// after an earlier failure nothing was written.
+    /// Commits the first `health` waiting writes, and later ones that arrive soon. After a failed commit its new rows
+    /// are unresolved; after an earlier failure nothing was written.
     fn attempt(
         &mut self,
         waiting: &mut Vec<PendingWrite>,
@@ -245,7 +246,7 @@ impl DiskWriter {
         Ok(outcomes)
     }
 
-    /// Removes the ballast, refuses new tasks, and retries the rest once.
+    /// Handles a full disk: removes the ballast, refuses new tasks, and retries the rest once.
     fn attempt_with_less(&mut self, waiting: &mut Vec<PendingWrite>) -> rusqlite::Result<WriteResults> {
         // Regardless of the reported free space, this store has none.
         let all = self.hooks.space(&self.folder).map_or(0, |space| space.all);
@@ -275,7 +276,7 @@ impl DiskWriter {
         }
     }
 
-    /// Retries each write alone, with new records, and again if it finds further damage.
+    /// Handles damage: retries each write alone, with new records, and again if it finds further damage.
     fn attempt_with_care(&mut self, waiting: &mut Vec<PendingWrite>) -> WriteResults {
         self.conn = None;
         self.is_careful = true;

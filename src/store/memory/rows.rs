@@ -77,7 +77,7 @@ pub(super) struct OwnerRows {
 #[derive(Debug)]
 pub(super) struct IdempotentTask {
     pub(super) id: TaskId,
-    /// `None` while it is not settled.
+    /// When the task expires; `None` while it is not settled.
     pub(super) gone_at: Option<Timestamp>,
 }
 
@@ -92,7 +92,7 @@ impl IdempotentTask {
 }
 
 impl OwnerRows {
-    /// At most [`STEP`].
+    /// The next positions of a filtered list, at most [`STEP`].
     pub(super) fn positions(&self, filter: &ListFilter, after: Option<ListPosition>) -> Vec<ListPosition> {
         let positions = filter.positions(after);
         if positions.is_empty() {
@@ -168,7 +168,7 @@ impl MemoryRows {
         self.take_within(self.stored_bytes_max, new)
     }
 
-    /// The task was admitted, so it may exceed the limit for new rows.
+    /// Reserves the growth of an existing row. Its task was admitted, so it may exceed the limit for new rows.
     pub(super) fn grow_bytes(&self, more: usize) -> Result<(), StoreError> {
         if more == 0 {
             return Ok(());
@@ -198,14 +198,14 @@ impl MemoryRows {
         names.newest.remove(&(Reverse(task.created_at), reference, task.key.clone()));
     }
 
-    /// Even if it has expired.
+    /// A task's summary, even if it has expired.
     pub(super) fn summary(&self, key: &TaskKey) -> Option<Summary> {
         let shard = self.shard(key).lock();
         let row = shard.rows.get(key)?;
         Some(Summary::with_failure(&row.stored.task, row.failure.clone()))
     }
 
-    /// Each step returns keys after a position.
+    /// Fills a page from steps of an index. Each step returns keys after a position.
     pub(super) fn listed<P: Copy>(
         &self,
         mut after: Option<P>,
@@ -262,7 +262,7 @@ impl MemoryRows {
         }
     }
 
-    /// The row itself is already stored.
+    /// Updates the sums after a write; the row itself is already stored.
     pub(super) fn account_replaced(&self, old: &Task, new: &Task) {
         let (before, after) = (old.stored_bytes(), new.stored_bytes());
         if after < before {
@@ -293,7 +293,7 @@ impl MemoryRows {
         }
     }
 
-    /// With its subtasks. A subtask of a claimable parent is skipped: it follows that parent.
+    /// Claims a row with its subtasks. A subtask of a claimable parent is skipped: it follows that parent.
     pub(super) fn claim(&self, holder: Incarnation, key: TaskKey, claimed: &mut Vec<TaskKey>) {
         let is_left = |key: &TaskKey| {
             let row = self.shard(key).lock().rows.get(key).map(|row| row.stored.clone());
@@ -334,7 +334,7 @@ pub(super) struct MemoryIncarnations {
 struct IncarnationsState {
     last: u64,
     ended: BTreeSet<Incarnation>,
-    /// Some may be removed or settled by now.
+    /// Rows that ended incarnations held. Some may be removed or settled by now.
     left: VecDeque<TaskKey>,
 }
 

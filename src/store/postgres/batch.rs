@@ -19,7 +19,7 @@ use crate::task::{Principal, TaskKey};
 const BATCH_WRITES_MAX: usize = 512;
 const BATCH_BYTES_MAX: usize = 8 << 20;
 
-/// Of one transaction.
+/// Limits of one transaction that removes remains of dead incarnations.
 const RETIRED_LIVES_MAX: i64 = 64;
 pub(super) const RETIRED_SUMS_MAX: i64 = 1_000;
 
@@ -33,7 +33,7 @@ pub(super) enum WriteOutcome {
     Passed,
 }
 
-/// Distinct rows and names, and enough room for all.
+/// Selects the writes of a batch: distinct rows and names, and enough room for all.
 #[derive(Debug, Default)]
 pub(super) struct BatchPlan {
     keys: BTreeSet<TaskKey>,
@@ -45,7 +45,7 @@ pub(super) struct BatchPlan {
 }
 
 impl BatchPlan {
-    /// A write that does not fit is for the next batch. `room`: free bytes for new rows.
+    /// Adds a write if it fits; else it is for the next batch. `room`: free bytes for new rows.
     pub(super) fn takes(&mut self, write: &TaskWrite, room: usize) -> bool {
         if self.is_closed || self.writes >= BATCH_WRITES_MAX || (write.is_alone() && self.writes > 0) {
             return false;
@@ -86,13 +86,13 @@ pub(super) struct WriterIdentity {
 
 #[derive(Debug)]
 pub(super) struct BatchOutcome {
-    /// One for each write, in order.
+    /// One result for each write, in order.
     pub(super) results: Vec<Result<WriteOutcome, StoreError>>,
     pub(super) sums: Vec<SumChange>,
     /// Sums that became this replica's from others; negated for the other direction.
     pub(super) folded: Vec<SumChange>,
     pub(super) changed: Vec<TaskKey>,
-    /// The batch is a barrier too.
+    /// When the batch was sent: it is a barrier too.
     pub(super) sent: BootTime,
 }
 
@@ -146,7 +146,7 @@ impl GroupedWrites<'_> {
         }
     }
 
-    /// The write selects its rows itself; the changed rows give its outcome.
+    /// Runs a write that selects its rows itself; the changed rows give its outcome.
     async fn take(
         &self,
         statement: (&Statement, Parameters<'_>),
@@ -210,8 +210,8 @@ impl GroupedWrites<'_> {
         Ok(BatchOutcome { results, sums, folded: vec![], changed, sent: made.sent })
     }
 
-    /// The batch is known to be committed by now. If this read fails, the outcome is reported as unknown, so that no
-    /// caller gets a wrong one.
+    /// Reads the rows that could not be replaced. The batch is known to be committed by now: if this read fails, the
+    /// outcome is reported as unknown, so that no caller gets a wrong one.
     async fn look(&self, left: &[&TaskWrite], me: (i64, i64)) -> Result<BTreeMap<TaskKey, TouchedRow>, CommitFailure> {
         let rows = left.iter().filter_map(|write| write.row());
         let (ids, owners): (Vec<&[u8]>, Vec<&[u8]>) = rows.map(|row| (&row.id[..], row.owner())).unzip();

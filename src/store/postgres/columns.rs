@@ -8,7 +8,7 @@ use crate::store::record::{self, RecordError};
 use crate::store::tasks::{Revision, StoredTask, needs_holder};
 use crate::task::{Principal, ShortReference, Summary, Task, TaskId, TaskKey, Timestamp};
 
-/// The caller encodes it, which spares the writer that work.
+/// A task in its stored form. The caller encodes it, which spares the writer that work.
 #[derive(Debug)]
 pub(super) struct EncodedRow {
     pub(super) key: TaskKey,
@@ -60,7 +60,7 @@ impl EncodedRow {
         self.key.owner.as_str().as_bytes()
     }
 
-    /// In a transaction, approximately.
+    /// The approximate size in a transaction.
     pub(super) fn bytes(&self) -> usize {
         self.record.len() + self.summary.len()
     }
@@ -108,11 +108,11 @@ pub(super) struct SummaryRow {
     pub(super) summary: Option<Summary>,
 }
 
-/// As [`SummaryRow::of`] reads them.
+/// The columns that [`SummaryRow::of`] reads.
 pub(super) const LISTED: &str = "id, owner, settled, parent, created, updated, expires, summary";
 
 impl SummaryRow {
-    /// From a row that starts with [`LISTED`].
+    /// Reads a row that starts with [`LISTED`].
     pub(super) fn of(row: &Row) -> Result<Self, tokio_postgres::Error> {
         let key = key(row, 0)?;
         let lists = ListedColumns { parent: row.try_get(3)?, created: row.try_get(4)?, updated: row.try_get(5)? };
@@ -139,7 +139,7 @@ pub(super) struct DamagedRow {
 }
 
 impl FetchedRow {
-    /// The columns are id, owner, revision, holder, settled flag, times, and record.
+    /// Reads a row with its id, owner, revision, holder, settled flag, times, and record.
     pub(super) fn of(row: &Row) -> Result<Self, tokio_postgres::Error> {
         let key = key(row, 0)?;
         let revision = revision(row.try_get(2)?);
@@ -167,7 +167,7 @@ impl FetchedRow {
     }
 }
 
-/// From the columns `from` and `from + 1`. Invalid bytes become a key that no task has.
+/// Reads a key from the columns `from` and `from + 1`. Invalid bytes become a key that no task has.
 pub(super) fn key(row: &Row, from: usize) -> Result<TaskKey, tokio_postgres::Error> {
     let (id, owner): (&[u8], &[u8]) = (row.try_get(from)?, row.try_get(from + 1)?);
     Ok(TaskKey { owner: Principal::new(&String::from_utf8_lossy(owner)), id: id_of(id) })

@@ -48,14 +48,14 @@ const NOTIFICATIONS_MAX: usize = 4_096;
 const HEARTBEAT: &str = "UPDATE tg_replica SET beat = beat + 1, now_ms = $2, leaving = $3, config_digest = $4
     WHERE incarnation = $1 AND NOT dead
     RETURNING beat, (SELECT generation::text FROM tg_meta)";
-/// After a heartbeat updated no row.
+/// Reads this replica's row, after a heartbeat updated none.
 const OWN_ROW: &str = "SELECT dead, beat FROM tg_replica WHERE incarnation = $1";
-/// The sums of all other incarnations and of incarnation 0, without zero sums.
+/// Returns the sums of all other incarnations and of incarnation 0, without zero sums.
 pub(super) const OTHERS_SUMS: &str = "SELECT owner, sum(tasks)::int8, sum(unsettled)::int8, sum(bytes)::int8 FROM (
         SELECT * FROM tg_usage WHERE incarnation < $1 UNION ALL SELECT * FROM tg_usage WHERE incarnation > $1) AS others
     GROUP BY owner HAVING sum(tasks) <> 0 OR sum(unsettled) <> 0 OR sum(bytes) <> 0";
 
-/// Beside the time.
+/// The contents of a heartbeat, beside the time.
 #[derive(Clone, Debug)]
 pub(super) struct BeatContent {
     pub(super) is_leaving: bool,
@@ -90,7 +90,7 @@ struct ControlLink {
 }
 
 impl ReplicaControl {
-    /// Until the store is closed or this incarnation is fenced.
+    /// Sends heartbeats until the store is closed or this incarnation is fenced.
     pub(super) async fn run(mut self) {
         let mut failures = 0;
         let end = self.end.clone();
@@ -151,7 +151,7 @@ impl ReplicaControl {
         Ok(ControlLink { session, notifications, hinted: None, hears: false, heartbeat, proof, look, others, growth })
     }
 
-    /// Ends at a failure or when this replica is fenced. Never returns `Ok`.
+    /// Sends heartbeats until a failure or until this replica is fenced. Never returns `Ok`.
     async fn heartbeats(&mut self, link: &mut ControlLink, failures: &mut u32) -> Result<(), PostgresHealth> {
         let within = self.state.settings.access.write_max;
         let slow = |_| PostgresHealth::slow();
@@ -217,7 +217,7 @@ impl ReplicaControl {
         self.state.settled.forget_all();
     }
 
-    /// A hint is missed if the channel was full.
+    /// Publishes a received hint, or a missed one if the channel was full.
     fn receive(&self, link: &ControlLink, received: &Notification) {
         if link.notifications.len() + 1 >= NOTIFICATIONS_MAX {
             self.state.publish(StoreHint::Missed);
@@ -307,7 +307,7 @@ impl ReplicaControl {
         Ok(())
     }
 
-    /// Transactions of other processes keep the server from freeing dead row versions (N9).
+    /// Measures dead row versions, and transactions of other processes that keep the server from freeing them (N9).
     async fn measure_growth(&self, link: &ControlLink) -> Result<(), PostgresHealth> {
         let own = self.connector.name_of_connections();
         let row = match link.session.client.query_one(&link.growth, &[&own]).await {

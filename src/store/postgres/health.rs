@@ -4,8 +4,8 @@ use tokio_postgres::Error;
 
 use crate::cause::CauseChain;
 
-/// A running server refuses connections for now: too many connections, a wrong role or password, a missing database, a
-/// start or stop, a standby that accepts no queries.
+/// Codes with which a running server refuses connections for now: too many connections, a wrong role or password, a
+/// missing database, a start or stop, a standby that accepts no queries.
 const REFUSALS: [&str; 5] = ["53300", "28000", "28P01", "3D000", "57P03"];
 
 /// Worse states stand further down.
@@ -78,7 +78,7 @@ const REASONS: [(&str, &str); 8] = [
     ("57P02", "the database's server ended the connection, after a crash"),
     ("57P03", "the database's server takes no connections yet: it starts, stops, or is a standby"),
 ];
-/// The library's text.
+/// The library's text for a server that answers but refuses writes.
 const NOT_WRITABLE: &str = "database does not allow writes";
 
 /// An error's text for operators, with its causes.

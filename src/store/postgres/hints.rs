@@ -14,7 +14,7 @@ use crate::task::{Principal, TaskKey};
 /// Below PostgreSQL's limit of 8,000 bytes.
 const TEXT_LEN_MAX: usize = 7_900;
 
-/// For all replicas that share a schema.
+/// The channel of all replicas that share a schema.
 pub(super) fn channel(schema: &str) -> String {
     format!("taskgate_{schema}")
 }
@@ -31,7 +31,7 @@ pub(super) fn stream(hints: broadcast::Receiver<StoreHint>) -> BoxStream<'static
     stream::unfold(hints, next).boxed()
 }
 
-/// The hint that this replica changed a row. Omits a key that is too long.
+/// Encodes the hint that this replica changed a row. Omits a key that is too long.
 pub(super) fn text(holder: Incarnation, key: &TaskKey) -> String {
     let mut bytes = holder.0.to_be_bytes().to_vec();
     bytes.extend_from_slice(&key.id.bits().to_be_bytes());
@@ -44,7 +44,7 @@ pub(super) fn keyless(holder: Incarnation) -> String {
     URL_SAFE_NO_PAD.encode(holder.0.to_be_bytes())
 }
 
-/// `None` for the replica's own. An invalid text counts as [`StoreHint::Missed`].
+/// Decodes a hint; `None` for the replica's own. An invalid text counts as [`StoreHint::Missed`].
 pub(super) fn read(text: &str, own: Incarnation) -> Option<StoreHint> {
     let read = || {
         let text = Some(text).filter(|text| text.len() <= TEXT_LEN_MAX)?;

@@ -7,7 +7,7 @@ use tokio_postgres::config::{Host, LoadBalanceHosts};
 
 const PORT: u16 = 5432;
 
-/// In the order of tries. Drops settings that a URL cannot express.
+/// The configuration of each host alone, in the order of tries. Drops settings that a URL cannot express.
 pub(super) fn each_host(config: &Config) -> Vec<Config> {
     let (hosts, addresses, ports) = (config.get_hosts(), config.get_hostaddrs(), config.get_ports());
     let many = hosts.len();
@@ -32,7 +32,7 @@ pub(super) fn each_host(config: &Config) -> Vec<Config> {
     balanced(config, each.collect())
 }
 
-/// If the lookup fails, the library reports the error.
+/// The configuration of each address of a host. If the lookup fails, the library reports the error.
 pub(super) async fn each_address(host: Config) -> Vec<Config> {
     let ([Host::Tcp(name)], []) = (host.get_hosts(), host.get_hostaddrs()) else { return vec![host] };
     let port = host.get_ports().first().copied().unwrap_or(PORT);

@@ -12,7 +12,7 @@ use crate::task::{
     Digest, ListDirection, ListFilter, ListPosition, OrderedBy, Principal, ShortReference, TaskId, TaskKey, Timestamp,
 };
 
-/// At a time, approximately.
+/// A filtered list reads about this many bytes of summaries at a time.
 const FILTERED_BYTES_MAX: usize = 1 << 20;
 
 /// Selects the rows that start within `bytes_max`, and counts them. `wanted` starts with [`super::columns::LISTED`].
@@ -41,7 +41,7 @@ fn page_of<P: PartialEq>(
     Ok((listed, next))
 }
 
-/// Unexpired rows, in order of creation.
+/// One owner's unexpired rows, in order of creation.
 pub(super) async fn page(
     link: &mut ReaderLink,
     owner: &Principal,
@@ -87,7 +87,7 @@ pub(super) async fn has_claimable(link: &mut ReaderLink, rows: &ClaimableRows) -
     found.first().map_or(Ok(false), |row| row.try_get(0))
 }
 
-/// In the order of the keys, expired rows included.
+/// Rows by key, in the order of the keys, expired rows included.
 pub(super) async fn named(link: &mut ReaderLink, keys: &[TaskKey]) -> Result<Vec<SummaryRow>, Error> {
     let sql = format!(
         "SELECT t.* FROM unnest($1::bytea[], $2::bytea[]) WITH ORDINALITY AS w (wanted_id, wanted_owner, ord)
@@ -101,7 +101,7 @@ pub(super) async fn named(link: &mut ReaderLink, keys: &[TaskKey]) -> Result<Vec
     rows.iter().map(SummaryRow::of).collect()
 }
 
-/// In the order of the keys; `None` for a missing row.
+/// The holders of rows, in the order of the keys; `None` for a missing row.
 pub(super) async fn holders(link: &mut ReaderLink, keys: &[TaskKey]) -> Result<Vec<Option<Incarnation>>, Error> {
     let sql = "SELECT t.holder FROM unnest($1::bytea[], $2::bytea[]) WITH ORDINALITY AS w (id, owner, ord)
         LEFT JOIN LATERAL (SELECT holder FROM tg_task t WHERE t.id = w.id AND t.owner = w.owner LIMIT 1) AS t ON true
@@ -128,7 +128,7 @@ pub(super) async fn referred(
     keys(link, "ref = $1 ORDER BY created LIMIT $2", &vec![&&reference.0[..], &number(limit)]).await
 }
 
-/// Uses the index of holders only.
+/// The unsettled rows of one incarnation. Uses the index of holders only.
 pub(super) async fn held(link: &mut ReaderLink, incarnation: Incarnation) -> Result<Vec<TaskKey>, Error> {
     keys(link, "holder = $1 AND NOT coalesce(settled, false)", &vec![&holder_column(incarnation)]).await
 }
@@ -148,7 +148,8 @@ pub(super) async fn idempotent(
     Ok(found.into_iter().next())
 }
 
-/// Between two positions. No index follows a task's progress: unsettled rows are sorted by it for each list.
+/// The query of an order, between two positions. No index follows a task's progress: unsettled rows are sorted by it
+/// for each list.
 fn selection(by: OrderedBy, direction: ListDirection) -> String {
     let order = match direction {
         ListDirection::OldestFirst => "",
@@ -193,7 +194,7 @@ async fn rows_after(
     Ok((rows, has_more))
 }
 
-/// Also returns the position to continue from.
+/// One owner's rows that fit the filter, and the position to continue from.
 pub(super) async fn select(
     link: &mut ReaderLink,
     owner: &Principal,

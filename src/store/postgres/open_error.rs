@@ -6,7 +6,7 @@ use super::health::PostgresHealth;
 use crate::secret_file::SecretFileError;
 use crate::tls::TlsFileError;
 
-/// The text is for operators, and never contains a password.
+/// Why opening failed. The text is for operators, and never contains a password.
 #[derive(Debug, thiserror::Error)]
 pub enum PostgresOpenError {
     #[error("the database's url cannot be understood; one looks like postgres://USER@HOST1,HOST2/DATABASE")]
@@ -27,7 +27,7 @@ pub enum PostgresOpenError {
     Ca(#[from] TlsFileError),
     #[error("TLS towards the database cannot be set up: {0}")]
     Tls(String),
-    /// Never `Good`.
+    /// The server cannot be used: never `Good`.
     #[error("the database cannot be used yet: {0}")]
     Unavailable(PostgresHealth),
     #[error("the database runs PostgreSQL {found}; 14 or newer is needed")]
@@ -142,7 +142,7 @@ impl PostgresOpenError {
         }
     }
 
-    /// For a store that was open before.
+    /// The health of a store that was open before.
     #[must_use]
     pub fn health(&self) -> PostgresHealth {
         if let Self::Unavailable(trouble) = self {

@@ -25,7 +25,7 @@ use crate::store::record;
 use crate::task::Clock as _;
 
 const LOOK_EVERY: Duration = Duration::from_millis(200);
-/// Beyond the heartbeat interval.
+/// Time that a heartbeat may take, beyond the heartbeat interval.
 const BEAT_MAX: Duration = Duration::from_secs(1);
 
 const REGISTER: &str = "WITH made AS (
@@ -49,7 +49,7 @@ const TIMES: &str = "WITH beat AS (SELECT max(now_ms) AS last FROM tg_replica WH
         greatest((SELECT max(expires) FROM tg_task WHERE settled AND created <= last + 10000),
             (SELECT max(expires) FROM tg_task WHERE NOT settled AND created <= last + 10000))
     FROM beat";
-/// For last-use times after the server's clock.
+/// Corrects last-use times that lie after the server's clock.
 const RESET_TIMES: &str = "UPDATE tg_replica SET now_ms = (extract(epoch FROM clock_timestamp()) * 1000)::int8
     WHERE now_ms > (extract(epoch FROM clock_timestamp()) * 1000)::int8 RETURNING 1";
 
@@ -69,7 +69,8 @@ pub(super) async fn begin(
     connector: &DatabaseConnector,
     settings: &Arc<PostgresSettings>,
 ) -> Result<(Beginning, Session), PostgresOpenError> {
-    // For each address. Waits for a healthy database, or for a heartbeat of another replica, take no longer.
+    // A connection has this long for each address. Waits for a healthy database, or for a heartbeat of another replica,
+    // take no longer.
     let within = settings.access.write_max * 2 + settings.terms.lease();
     let session = connector.connect("opening", None).await?;
     detect_pooler(connector, &session).await?;
@@ -109,14 +110,15 @@ async fn join(session: &Session, settings: &Arc<PostgresSettings>) -> Result<Beg
     Ok(Beginning { membership, generation, clock, trust, state, view })
 }
 
-/// `None` if it is gone. A restored store assigns numbers again, so another replica may have this one.
+/// The row of the process before this one, if it still exists. A restored store assigns numbers again, so another
+/// replica may have this one.
 async fn former_row(session: &Session, settings: &PostgresSettings) -> Result<Option<ReplicaRow>, PostgresOpenError> {
     let Some(prior) = settings.prior else { return Ok(None) };
     let rows = read_replicas(session).await.map_err(unavailable)?.into_iter().map(|one| one.row);
     Ok(rows.into_iter().find(|row| row.incarnation == prior.holder && row.name == settings.replica.name))
 }
 
-/// The store is the one that the earlier process knew, and no older than at that time.
+/// Whether the store is the one that the earlier process knew, and no older than at that time.
 async fn check_identity(
     session: &Session,
     settings: &PostgresSettings,
@@ -194,7 +196,7 @@ async fn living(session: &Session, settings: &PostgresSettings) -> Result<Vec<St
     }
 }
 
-/// Each ring can open the tokens that the other seals. Rings differ while keys are rotated.
+/// Whether each ring can open the tokens that the other seals. Rings differ while keys are rotated.
 fn open_each_other(own: &[[u8; KEY_PRINT_LEN]], other: &[u8]) -> bool {
     let others = || other.chunks_exact(KEY_PRINT_LEN);
     let is_opened_there = own.first().is_none_or(|first| others().any(|print| print == first));
@@ -202,7 +204,7 @@ fn open_each_other(own: &[[u8; KEY_PRINT_LEN]], other: &[u8]) -> bool {
     is_opened_there && is_opened_here
 }
 
-/// Only if the operator asks for it. Living replicas keep their time.
+/// Discards a wrong last-use time if the operator asks for it. Living replicas keep their time.
 async fn reset_clock(
     session: &Session,
     settings: &PostgresSettings,
@@ -227,7 +229,7 @@ async fn reset_clock(
     Ok(())
 }
 
-/// Also returns whether it is trusted. The first replica decides; later ones adopt its verdict.
+/// The clock's start time, and whether it is trusted. The first replica decides; later ones adopt its verdict.
 async fn clock_start(
     session: &Session,
     living: &[StoredReplica],

@@ -25,19 +25,19 @@ use crate::replica::ReadBelief;
 use crate::store::tasks::StoreError;
 use crate::task::TaskKey;
 
-/// Of one query.
+/// Rows of one query.
 const GROUP_MAX: usize = 512;
-/// Of one answer. A row that starts after this limit is read by the next query.
+/// Bytes of one answer. A row that starts after this limit is read by the next query.
 const GROUP_BYTES_MAX: i64 = 8 << 20;
-/// Until a server is found on which a barrier has passed.
+/// Tries to find a server on which a barrier has passed.
 pub(super) const SETTLE_TRIES_MAX: usize = 3;
-/// Further callers wait.
+/// Capacity of the readers' queue. Further callers wait.
 pub(super) const QUEUE_MAX: usize = 4_096;
 
-/// Of idle connections in trouble.
+/// Interval between reconnects of idle connections in trouble.
 const MEND_EVERY: Duration = Duration::from_secs(1);
 
-/// `$1` and `$2` are arrays of ids and owners.
+/// Reads rows by key: `$1` and `$2` are arrays of ids and owners.
 const ROWS: &str = "
 SELECT t.id, t.owner, t.rev, t.holder, t.settled, t.created, t.expires,
     CASE WHEN sum(t.size) OVER (ORDER BY w.ord) - t.size <= $3::int8 THEN t.record END, w.ord
@@ -52,7 +52,7 @@ pub(super) struct ReaderLink {
 }
 
 impl ReaderLink {
-    /// Prepares the query at its first use.
+    /// Runs a query, and prepares it at its first use.
     pub(super) async fn query(&mut self, sql: &str, values: &Parameters<'_>) -> Result<Vec<Row>, Error> {
         let statement = match self.statements.get(sql) {
             Some(statement) => statement,
@@ -65,7 +65,7 @@ impl ReaderLink {
     }
 }
 
-/// Needed before a read is believed.
+/// The proof of durability that a read needs before it is believed.
 #[derive(Clone, Copy, Debug)]
 enum ReadProof {
     None,
@@ -75,7 +75,7 @@ enum ReadProof {
     ForGood,
 }
 
-/// Opened on demand, and used by one reader at a time.
+/// A connection that is opened on demand and used by one reader at a time.
 #[derive(Debug)]
 pub(super) struct ReaderConnection {
     duty: String,
@@ -103,7 +103,7 @@ impl ReaderConnection {
         Self { duty, connector: Arc::clone(connector), state: Arc::clone(state), slot }
     }
 
-    /// Returns a trusted result. A cancelled caller leaves the connection intact.
+    /// Runs a read, and returns a trusted result. A cancelled caller leaves the connection intact.
     pub(super) async fn read<T>(
         &self,
         read: impl AsyncFnOnce(&mut ReaderLink) -> Result<T, Error>,
@@ -111,7 +111,7 @@ impl ReaderConnection {
         self.read_from(read).await.map(|(found, _)| found)
     }
 
-    /// Its source may no longer be trusted when the row is shown again.
+    /// Returns also the source of the read, which may no longer be trusted when the row is shown again.
     async fn read_from<T>(
         &self,
         read: impl AsyncFnOnce(&mut ReaderLink) -> Result<T, Error>,
@@ -121,8 +121,8 @@ impl ReaderConnection {
         self.read_by(&mut slot, ReadProof::Lately, read).await
     }
 
-    /// Without a barrier, so the result may be rolled back: for callers that check it again and answer no client with
-    /// it.
+    /// Reads without a barrier, so the result may be rolled back: for callers that check it again and answer no client
+    /// with it.
     pub(super) async fn read_unproven<T>(
         &self,
         read: impl AsyncFnOnce(&mut ReaderLink) -> Result<T, Error>,
@@ -234,7 +234,8 @@ impl ReaderConnection {
     }
 }
 
-/// Even without reads, since a gateway that is not ready gets none. Never returns; cancel by dropping.
+/// Reconnects connections in trouble even without reads, since a gateway that is not ready gets none. Never returns;
+/// cancel by dropping.
 pub(super) async fn mend(readers: Vec<Arc<ReaderConnection>>) {
     loop {
         tokio::time::sleep(MEND_EVERY).await;
@@ -247,7 +248,7 @@ pub(super) async fn mend(readers: Vec<Arc<ReaderConnection>>) {
 
 pub(super) type RowRequest = (TaskKey, oneshot::Sender<Result<Option<(FetchedRow, ReadSource)>, StoreError>>);
 
-/// Until the store closes. Groups the requests that arrive meanwhile.
+/// Reads rows by key until the store closes, grouping the requests that arrive meanwhile.
 pub(super) async fn serve(
     reader: Arc<ReaderConnection>,
     queue: Arc<Mutex<mpsc::Receiver<RowRequest>>>,
@@ -286,7 +287,7 @@ async fn rows(link: &mut ReaderLink, wanted: &[RowRequest]) -> Result<Vec<FoundR
     read_rows(link, &keys).await
 }
 
-/// As far as the rows fit into one answer.
+/// Reads rows by key, as far as they fit into one answer.
 pub(super) async fn read_rows(link: &mut ReaderLink, keys: &[&TaskKey]) -> Result<Vec<FoundRow>, Error> {
     if keys.is_empty() {
         return Ok(Vec::new());
@@ -301,7 +302,7 @@ pub(super) async fn read_rows(link: &mut ReaderLink, keys: &[&TaskKey]) -> Resul
     found.collect()
 }
 
-/// Keeps the requests without an answer in `wanted`.
+/// Answers requests with a read or missing row; keeps the others in `wanted`.
 fn answer(wanted: &mut Vec<RowRequest>, found: Vec<FoundRow>, source: ReadSource) {
     let mut found: HashMap<usize, Option<FetchedRow>> = found.into_iter().collect();
     for (at, (key, reply)) in std::mem::take(wanted).into_iter().enumerate() {
@@ -313,7 +314,7 @@ fn answer(wanted: &mut Vec<RowRequest>, found: Vec<FoundRow>, source: ReadSource
     }
 }
 
-/// Used in turn.
+/// Connections that are used in turn.
 #[derive(Debug)]
 pub(super) struct ListReaders {
     readers: Vec<Arc<ReaderConnection>>,
@@ -325,7 +326,7 @@ impl ListReaders {
         Self { readers, next: AtomicUsize::new(0) }
     }
 
-    /// Waits for the current lists.
+    /// Closes each connection after its current list.
     pub(super) async fn close(&self) {
         for reader in &self.readers {
             reader.slot.lock().await.link = None;

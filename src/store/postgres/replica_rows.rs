@@ -17,7 +17,7 @@ use crate::store::clock_trust::ClockTrust;
 use crate::store::tasks::StoreError;
 use crate::task::Timestamp;
 
-/// The result may be rolled back by a failover, and believing it is harmless.
+/// Reads all rows. The result may be rolled back by a failover, and believing it is harmless.
 pub(super) const LOOK: &str =
     "SELECT incarnation, name, address, version, record_reads, beat, now_ms, leaving, dead, config_digest, key_print
     FROM tg_replica ORDER BY incarnation";
@@ -25,14 +25,14 @@ pub(super) const LOOK: &str =
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredReplica {
     pub row: ReplicaRow,
-    /// Its clock may have jumped ahead.
+    /// Whether its time is distrusted, since its clock may have jumped ahead.
     pub(super) is_time_distrusted: bool,
     pub version: String,
     pub config_digest: Vec<u8>,
     pub key_print: Vec<u8>,
 }
 
-/// A distrusted time is negative: it counts while its replica lives, and is ignored by later processes.
+/// Encodes a time. A distrusted time is negative: it counts while its replica lives, and is ignored by later processes.
 pub(super) fn row_time(now: Timestamp, trust: ClockTrust) -> i64 {
     if trust.is_distrusted() { -at(now) } else { at(now) }
 }
@@ -71,10 +71,10 @@ pub struct ReplicaView {
     /// When each other replica's current heartbeat was first seen.
     pub heartbeats: BTreeMap<Incarnation, BootTime>,
     pub(super) heartbeat: u64,
-    /// Or when this replica's row was inserted.
+    /// When that heartbeat was sent, or this replica's row was inserted.
     pub heartbeat_sent: BootTime,
     pub standing: OwnStanding,
-    /// Any replica may claim their rows.
+    /// Dead incarnations with rows that any replica may claim.
     pub(super) abandoned: Vec<Incarnation>,
 }
 
@@ -84,8 +84,9 @@ impl ReplicaView {
         Self { rows, heartbeats, heartbeat: 0, heartbeat_sent, standing: OwnStanding::Member, abandoned }
     }
 
-    /// Not after seven eighths of the lease without an acknowledged heartbeat: the other replicas then declare this one
-    /// dead and claim its rows while its writer still works. It continues with its existing rows until it is fenced.
+    /// Whether this replica may insert rows: not after seven eighths of the lease without an acknowledged heartbeat,
+    /// because the other replicas then declare it dead and claim its rows while its writer still works. It continues
+    /// with its existing rows until it is fenced.
     pub(super) fn may_begin(&self, terms: LeaseTerms, now: BootTime) -> Result<(), StoreError> {
         if now.since(self.heartbeat_sent) < terms.begin_max() {
             return Ok(());
@@ -93,7 +94,7 @@ impl ReplicaView {
         Err(StoreError::Io(io::Error::other("no heartbeat of this gateway was acknowledged for too long")))
     }
 
-    /// They share the limits with this replica.
+    /// The number of other replicas that accept new requests, and therefore share the limits with this one.
     #[must_use]
     pub fn taking_beside(&self, own: Incarnation) -> usize {
         let takes = |one: &&StoredReplica| {
@@ -107,7 +108,7 @@ impl ReplicaView {
         self.rows.iter().any(|one| one.row.is_dead)
     }
 
-    /// An incarnation declared dead stays dead, since the look may have been sent before.
+    /// Applies a look. An incarnation declared dead stays dead, since the look may have been sent before.
     pub(super) fn looked(&mut self, rows: Vec<StoredReplica>) {
         let dead = self.rows.iter().filter(|one| one.row.is_dead).map(|one| one.row.incarnation);
         let dead: BTreeSet<Incarnation> = dead.collect();
@@ -136,13 +137,14 @@ pub(super) fn generation_of(text: &str) -> Option<StoreGeneration> {
     uuid::Uuid::parse_str(text).ok().map(|read| StoreGeneration(read.as_u128()))
 }
 
-/// As operators see and enter it.
+/// The form of a generation that operators see and enter.
 pub(super) fn generation_text(generation: StoreGeneration) -> String {
     uuid::Uuid::from_u128(generation.0).to_string()
 }
 
-/// Only if the heartbeat is still `heartbeat` (7.3), or unconditionally without one. Outweighs the incarnation's own
-/// view. Returns whether this call declared it; `false` if it was already dead or still sends heartbeats.
+/// Declares an incarnation dead: only if its heartbeat is still `heartbeat` (7.3), or unconditionally without one.
+/// Outweighs the incarnation's own view. Returns whether this call declared it; `false` if it was already dead or still
+/// sends heartbeats.
 pub(super) async fn declare_dead(
     session: &Session,
     incarnation: Incarnation,
@@ -181,7 +183,7 @@ impl SharedReplicaView {
         ReplicaWatch(self.0.subscribe())
     }
 
-    /// Notifies the followers. `change` must not read the view itself.
+    /// Changes the view, and notifies its followers. `change` must not read the view itself.
     pub(super) fn change(&self, change: impl FnOnce(&mut ReplicaView)) {
         self.0.send_modify(|view| change(Arc::make_mut(view)));
     }

@@ -6,7 +6,7 @@ use super::transaction::Parameters;
 use crate::store::tasks::WriteRole;
 use crate::task::TaskKey;
 
-/// As the first of a batch; [`super::batch::BatchPlan`] checks the others.
+/// Whether a new row fits as the first of a batch. [`super::batch::BatchPlan`] checks the others.
 pub(super) fn fits(row: &EncodedRow, room: usize) -> bool {
     count(row.size) <= room.min(ROW_BYTES_MAX)
 }
@@ -34,7 +34,7 @@ impl<'a> ReleasedNames<'a> {
     }
 }
 
-/// In every replica's order of row locks.
+/// The writes of a batch as arrays, in every replica's order of row locks.
 #[derive(Debug, Default)]
 pub(super) struct RowArrays<'a> {
     ids: Vec<&'a [u8]>,
@@ -116,7 +116,7 @@ impl<'a> RowArrays<'a> {
         self.upstreams.push(&row.upstream);
     }
 
-    /// In the order of [`super::statements::batch`].
+    /// The parameters of [`super::statements::batch`], in order.
     pub(super) fn parameters<'b>(&'b self, me: &'b (i64, i64)) -> Parameters<'b> {
         vec![
             &me.0,

@@ -40,7 +40,7 @@ impl PostgresStore {
         StoredTask { task: task.into(), revision, holder: None }
     }
 
-    /// Rows with a damaged summary are read as a whole.
+    /// The summaries of listed rows. Rows with a damaged summary are read as a whole.
     pub(super) async fn listed(&self, rows: Vec<SummaryRow>, now: Timestamp) -> Vec<Summary> {
         let mut tasks = Vec::with_capacity(rows.len());
         for SummaryRow { key, summary, .. } in rows {

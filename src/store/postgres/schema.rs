@@ -11,13 +11,14 @@ use super::open_error::PostgresOpenError;
 use super::session::{Session, in_time};
 use super::settings::{Durability, PostgresSettings};
 
-/// Others are refused. A change of the tables, or of the format of records or summaries, raises it.
+/// The schema version of this program; others are refused. A change of the tables, or of the format of records or
+/// summaries, raises it.
 pub(super) const VERSION: i32 = 2;
 
 /// Oldest supported server, as `server_version_num`.
 const SERVER_MIN: i32 = 140_000;
 
-/// Of schema changes: "tgat", combined with a hash of the schema's name.
+/// Advisory lock of schema changes: "tgat", combined with a hash of the schema's name.
 const LOCK: i32 = 0x7467_6174;
 
 /// An update copies the old values to `size_before` and `open_before`, from which it returns the change of the sums.
@@ -97,7 +98,7 @@ pub(super) async fn prepare(
     in_time(within, run(session, &sql)).await
 }
 
-/// Also returns whether the schema exists by now.
+/// Starts the transaction that may create the schema, and returns whether it exists by now.
 async fn lock(session: &Session, settings: &PostgresSettings) -> Result<bool, PostgresOpenError> {
     let (schema, lock_max) = (&settings.access.schema, settings.access.write_max.as_millis());
     run(session, &format!("BEGIN; SET LOCAL lock_timeout = {lock_max}")).await?;
@@ -119,7 +120,7 @@ async fn run(session: &Session, sql: &str) -> Result<(), PostgresOpenError> {
     session.client.batch_execute(sql).await.map_err(|error| refused(&error))
 }
 
-/// In this program's version.
+/// Whether the schema exists, in this program's version.
 async fn is_made(session: &Session, settings: &PostgresSettings) -> Result<bool, PostgresOpenError> {
     let schema = &settings.access.schema;
     let sql = "SELECT to_regclass($1) IS NOT NULL, EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
@@ -142,7 +143,7 @@ async fn is_made(session: &Session, settings: &PostgresSettings) -> Result<bool,
     }
 }
 
-/// Permanent, unless the code says that the server is only unavailable.
+/// Classifies an error: permanent, unless the code says that the server is only unavailable.
 fn refused(error: &tokio_postgres::Error) -> PostgresOpenError {
     let passing = |code: &str| ["08", "53", "55", "57", "40", "25"].iter().any(|class| code.starts_with(class));
     match error.code() {

@@ -30,13 +30,13 @@ use crate::replica::commit_trust::voids_acknowledgement;
 use crate::replica::{ReadTrust, ServerMark};
 use crate::tls;
 
-/// Of the replica's name in `application_name`, which is limited to 63 bytes.
+/// Characters of the replica's name in `application_name`, which is limited to 63 bytes.
 const NAME_LEN_MAX: usize = 24;
 /// Idle time before TCP keepalive probes, the interval between them, and their number.
 const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(10), Duration::from_secs(5), 3);
-/// How long the server waits for the rest of a batch, at least.
+/// Minimum time that the server waits for the rest of a batch.
 const IDLE_MIN: Duration = Duration::from_secs(2);
-/// Shortest and longest, before a reconnect.
+/// The shortest and the longest delay before a reconnect.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
 
 /// Overrides settings of the role and database: warnings arrive, an acknowledged commit is durable, and plans do not
@@ -59,7 +59,8 @@ const ARRIVAL: &str = "SELECT (SELECT count(*) FROM pg_stat_activity
 const PROMISE: &str = "SELECT current_setting('synchronous_standby_names'), current_setting('synchronous_commit'), \
     current_setting('taskgate.session', true)";
 
-/// Prepared statements that are missing or already exist although this connection did neither, and a refused `BEGIN`.
+/// Codes that imply a pooler: prepared statements that are missing or already exist although this connection did
+/// neither, and a refused `BEGIN`.
 const OF_POOLERS: [&str; 3] = ["26000", "42P05", "08P01"];
 
 /// Constant for the whole process: a retried open and a new incarnation find unfinished statements of earlier
@@ -68,7 +69,7 @@ static PROCESS_TOKEN: LazyLock<u32> = LazyLock::new(|| u32::from_be_bytes(crate:
 
 type TlsConnection = Connection<Socket, <MakeRustlsConnect as MakeTlsConnect<Socket>>::Stream>;
 
-/// Dropping it closes the connection.
+/// One connection. Dropping it closes it.
 #[derive(Debug)]
 pub(super) struct Session {
     pub(super) client: Client,
@@ -77,7 +78,7 @@ pub(super) struct Session {
     pub(super) name: String,
     pub(super) server: ServerMark,
     pub(super) notices: SessionNotices,
-    /// Shared by all connections.
+    /// The trust in reads, shared by all connections.
     pub(super) trust: SharedReadTrust,
     _driver: SessionDriver,
 }
@@ -93,7 +94,7 @@ impl Drop for SessionDriver {
     }
 }
 
-/// Notifications that find it full are dropped; a full channel reveals the loss.
+/// Receives notifications. Those that find it full are dropped; a full channel reveals the loss.
 pub(super) type Listener = mpsc::Sender<Notification>;
 
 #[derive(Debug)]
@@ -138,8 +139,8 @@ impl DatabaseConnector {
         self.settings.access.write_max
     }
 
-    /// Each step is limited like a write: a silent server, or one where an earlier statement still runs, is skipped in
-    /// favour of the other addresses.
+    /// Sets up a session. Each step is limited like a write: a silent server, or one where an earlier statement still
+    /// runs, is skipped in favour of the other addresses.
     async fn reach(
         &self,
         address: &Config,
@@ -152,7 +153,7 @@ impl DatabaseConnector {
         in_time(within, self.arrive(client, connection, listener)).await
     }
 
-    /// In the server's list.
+    /// The prefix of this process's connection names in the server's list.
     pub(super) fn name_of_connections(&self) -> String {
         let name = self.settings.replica.name.chars().filter(char::is_ascii_graphic);
         format!("taskgate {} {:08x} ", name.take(NAME_LEN_MAX).collect::<String>(), *PROCESS_TOKEN)
@@ -184,8 +185,8 @@ impl DatabaseConnector {
         Ok(Session { client, settings, promise, name, server, notices, trust, _driver: driver })
     }
 
-    /// Ends sessions of a crashed gateway: one that ends within a batch holds locks. A commit that waits for its
-    /// standby is not idle.
+    /// Lets the server end sessions of a crashed gateway: one that ends within a batch holds locks. A commit that waits
+    /// for its standby is not idle.
     fn bounds(&self) -> String {
         let (idle, interval, count) = KEEPALIVE;
         format!(
@@ -212,7 +213,7 @@ impl DatabaseConnector {
     }
 }
 
-/// `Unavailable` after `within`.
+/// Limits a step of opening a connection: `Unavailable` after `within`.
 pub(super) async fn in_time<T>(
     within: Duration,
     step: impl Future<Output = Result<T, PostgresOpenError>>,
@@ -258,7 +259,7 @@ pub(super) fn arrival_error(error: tokio_postgres::Error) -> PostgresOpenError {
     if is_of_pooler { PostgresOpenError::Pooled } else { unavailable(error) }
 }
 
-/// Doubles with each failure, with jitter.
+/// The delay before the next try: doubles with each failure, with jitter.
 pub(super) fn back_off(failures: u32) -> Duration {
     let (first, last) = BACK_OFF;
     let span = first.saturating_mul(1 << failures.min(8)).min(last);

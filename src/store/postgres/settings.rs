@@ -32,24 +32,24 @@ impl std::fmt::Debug for DatabaseUrl {
 
 pub(super) const KEY_PRINT_LEN: usize = 8;
 
-/// For the other replicas.
+/// A replica's description of itself for the others.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReplicaDescription {
     pub name: String,
-    /// Of its internal listener.
+    /// The address of its internal listener.
     pub address: String,
     pub version: String,
     pub config_digest: Vec<u8>,
-    /// Of the keys that open tokens; the first one seals.
+    /// Fingerprints of the keys that open tokens; the first one seals.
     pub key_prints: Vec<[u8; KEY_PRINT_LEN]>,
 }
 
-/// Of this replica's process before this one.
+/// The incarnation of this replica's process before this one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PriorIncarnation {
     pub generation: StoreGeneration,
     pub holder: Incarnation,
-    /// The last one that is known to be acknowledged.
+    /// Its last heartbeat that is known to be acknowledged.
     pub heartbeat: u64,
 }
 
@@ -58,16 +58,16 @@ pub struct DatabaseAccess {
     pub url: DatabaseUrl,
     /// Read again at each connect. Overrides a password in the URL.
     pub password_file: Option<PathBuf>,
-    /// For the server's certificate, instead of the system's.
+    /// Certificate authorities for the server's certificate, instead of the system's.
     pub ca: Option<PathBuf>,
-    /// Shared by the replicas that share tasks.
+    /// The schema of the replicas that share tasks.
     pub schema: String,
     pub durability: Durability,
-    /// Of an operation: a write's outcome is unknown after it, and a read fails.
+    /// Time limit of an operation: a write's outcome is unknown after it, and a read fails.
     pub write_max: Duration,
-    /// When a read is answered.
+    /// The maximum age of a server's durability proof when a read is answered.
     pub read_trust: Duration,
-    /// Although it may have lost acknowledged writes.
+    /// The store that the operator accepts although it may have lost acknowledged writes.
     pub accept_loss: Option<StoreGeneration>,
 }
 
@@ -77,16 +77,16 @@ pub struct PostgresSettings {
     pub terms: LeaseTerms,
     pub stored_bytes_max: usize,
     pub replica: ReplicaDescription,
-    /// It has certainly ended.
+    /// An incarnation of this replica that has certainly ended.
     pub prior: Option<PriorIncarnation>,
-    /// Where the operator may request a clock reset.
+    /// The gateway's folder, where the operator may request a clock reset.
     pub folder: Option<PathBuf>,
 }
 
 /// Longer names would exceed PostgreSQL's limit once a prefix and suffix are added.
 const SCHEMA_LEN_MAX: usize = 40;
 
-/// Without quoting.
+/// Whether a text is a valid schema name without quoting.
 #[must_use]
 pub fn is_schema_name(text: &str) -> bool {
     let is_begin = |char: char| char.is_ascii_lowercase() || char == '_';
@@ -96,12 +96,12 @@ pub fn is_schema_name(text: &str) -> bool {
         && text.chars().all(|char| is_begin(char) || char.is_ascii_digit())
 }
 
-/// Connects to nothing. Fails as [`super::PostgresStore::open`], for faults of the URL.
+/// Checks a URL without connecting. Fails as [`super::PostgresStore::open`], for faults of the URL.
 pub fn check_database_url(url: &str) -> Result<(), PostgresOpenError> {
     read_url(url).map(drop)
 }
 
-/// Enforces the store's requirements: writable servers, and TLS unless the connection is local.
+/// Parses a URL, and enforces the store's requirements: writable servers, and TLS unless the connection is local.
 pub(super) fn read_url(url: &str) -> Result<Config, PostgresOpenError> {
     // The library's error may quote the URL, including a password.
     let mut config: Config = url.trim().parse().map_err(|_| PostgresOpenError::Url)?;

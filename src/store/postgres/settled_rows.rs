@@ -25,7 +25,7 @@ const KEPT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 #[derive(Debug)]
 pub(super) struct SettledRows {
     rows: Cache<TaskKey, KeptRow>,
-    /// Rises when a row of the shard is known to change; rows read before that are not cached.
+    /// Incremented when a row of the shard is known to change; rows read before that are not cached.
     changes: Box<[AtomicU64]>,
     barrier: Mutex<Option<(ServerMark, BootTime)>>,
 }
@@ -36,7 +36,7 @@ pub(super) struct ReadSource {
     pub(super) received: BootTime,
 }
 
-/// From before a read; caching the row requires it.
+/// The shard's change count before a read, which caching the row requires.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CacheTicket(u64);
 
@@ -72,7 +72,7 @@ impl SettledRows {
         &self.changes[usize::try_from(key.id.bits() % SHARDS as u128).unwrap_or(0)]
     }
 
-    /// If its read is proven, or if `judge` believes it now.
+    /// Returns a cached row if its read is proven, or if `judge` believes it now.
     pub(super) fn get(&self, key: &TaskKey, judge: impl FnOnce(ReadSource) -> ReadBelief) -> Option<StoredTask> {
         let KeptRow { row, source, is_proven, .. } = self.rows.get(key)?;
         if !is_proven.load(Ordering::Relaxed) {
@@ -89,7 +89,7 @@ impl SettledRows {
         self.barrier.lock().is_some_and(|(server, sent)| server == source.server && sent >= source.received)
     }
 
-    /// Proves earlier reads on that server.
+    /// Records a committed transaction, which proves earlier reads on that server.
     pub(super) fn write_passed(&self, server: ServerMark, sent: BootTime) {
         let mut barrier = self.barrier.lock();
         if barrier.is_none_or(|(_, last)| last <= sent) {
@@ -102,7 +102,7 @@ impl SettledRows {
         CacheTicket(self.shard(key).load(Ordering::SeqCst))
     }
 
-    /// Only if the row is settled and its shard has not changed meanwhile.
+    /// Caches a row if it is settled and its shard has not changed meanwhile.
     pub(super) fn keep(&self, ticket: CacheTicket, row: &StoredTask, source: ReadSource, now: Timestamp) {
         let remaining = row.task.expires_at().since(now).min(KEPT_MAX);
         if !row.task.is_settled() || remaining.is_zero() || row.task.stored_bytes() > ROW_BYTES_MAX {

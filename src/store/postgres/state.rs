@@ -15,7 +15,7 @@ use crate::replica::Incarnation;
 use crate::store::tasks::StoreHint;
 use crate::task::TaskKey;
 
-/// A listener that lags further gets [`StoreHint::Missed`].
+/// How far a listener may lag. Beyond that it gets [`StoreHint::Missed`].
 const HINTS_MAX: usize = 4_096;
 
 #[derive(Debug)]
@@ -34,7 +34,7 @@ pub(super) struct StoreState {
 struct PartsHealth {
     control: PostgresHealth,
     writer: PostgresHealth,
-    /// By duty.
+    /// The readers in trouble, by duty.
     readers: BTreeMap<String, PostgresHealth>,
 }
 
@@ -43,7 +43,7 @@ impl PartsHealth {
         self.readers.values().next().cloned().unwrap_or(PostgresHealth::Good)
     }
 
-    /// In the order of control, writer and readers.
+    /// The first health that is not good, in the order of control, writer and readers.
     fn together(&self) -> PostgresHealth {
         let parts = [self.control.clone(), self.writer.clone(), self.readers()];
         parts.into_iter().find(|health| *health != PostgresHealth::Good).unwrap_or(PostgresHealth::Good)
@@ -86,7 +86,7 @@ impl StoreState {
         });
     }
 
-    /// Logs the change; followers see the combined health.
+    /// Changes one part's health, and logs that change; followers see the combined health.
     fn note(&self, part: impl Fn(&PartsHealth) -> PostgresHealth, change: impl FnOnce(&mut PartsHealth)) {
         let mut parts = self.parts.lock();
         let old = part(&parts);
@@ -130,7 +130,7 @@ impl StoreState {
     }
 }
 
-/// Excludes rows that their writers look up by key.
+/// The remains of writes with an unknown commit. Excludes rows that their writers look up by key.
 #[derive(Debug, Default)]
 pub(super) struct UnresolvedWrites(Mutex<UnresolvedWritesState>);
 
@@ -140,7 +140,7 @@ struct UnresolvedWritesState {
     /// removes them, unless another replica has shown them meanwhile. At most one batch at a time.
     inserts: BTreeSet<TaskKey>,
     is_claim: bool,
-    /// Held by this replica, including unknown claims; the next claims return them.
+    /// Rows held by this replica, including unknown claims; the next claims return them.
     held: BTreeSet<TaskKey>,
 }
 
@@ -166,14 +166,14 @@ impl UnresolvedWrites {
         self.0.lock().is_claim
     }
 
-    /// All rows that this replica holds resolve unknown claims.
+    /// Records all rows that this replica holds, which resolves unknown claims.
     pub(super) fn holds(&self, rows: impl IntoIterator<Item = TaskKey>) {
         let mut open = self.0.lock();
         open.is_claim = false;
         open.held.extend(rows);
     }
 
-    /// They may come from an unknown claim.
+    /// Takes rows that an unknown claim may have claimed.
     pub(super) fn take_held(&self, limit: usize) -> Vec<TaskKey> {
         let mut open = self.0.lock();
         std::iter::from_fn(|| open.held.pop_first()).take(limit).collect()

@@ -18,14 +18,14 @@ use tokio_postgres::{Error, Statement};
 use super::session::Session;
 use crate::store::tasks::{Revision, SWEEP_BYTES_MAX};
 
-/// `$1` is the incarnation, `$2` the connection's number.
+/// Writes to this writer's own row. `$1` is the incarnation, `$2` the connection's number.
 const GUARD: &str =
     "guard AS (UPDATE tg_lane SET writes = writes + 1 WHERE incarnation = $1 AND epoch = $2 RETURNING 1)";
 
 const GONE: &str = "t.id, t.owner, t.rev, t.holder, -1 AS tasks, -(NOT t.settled)::int AS unsettled, -t.size AS bytes";
 
-/// Sums of this incarnation, which no other replica writes while it lives. Returns one row for the guard, and one for
-/// each change.
+/// Adds the `changed` rows to this incarnation's sums, which no other replica writes while it lives. Returns one row
+/// for the guard, and one for each change.
 const SUMS: &str = "
 added AS (
     SELECT owner, sum(tasks)::int8 AS tasks, sum(unsettled)::int8 AS unsettled, sum(bytes)::int8 AS bytes FROM changed GROUP BY owner
@@ -55,12 +55,14 @@ const MOVING: [(&str, &str); 7] = [
     ("idem", "bytea"),
 ];
 const STAYING: [(&str, &str); 4] = [("parent", "bytea"), ("created", "int8"), ("ref", "bytea"), ("upstream", "bytea")];
-/// The expected revision, null for a new row; whether the holder writes; whether the row needs a holder afterwards.
+/// Further parameters: the expected revision, null for a new row; whether the holder writes; whether the row needs a
+/// holder afterwards.
 const RULES: [(&str, &str); 3] = [("expected", "int8"), ("by_holder", "bool"), ("needs_holder", "bool")];
 
-/// `$1`, `$2` as in [`GUARD`]; then the arrays of written rows: `id`, `owner`, [`RULES`], [`MOVING`], [`STAYING`];
-/// then, for deleted rows, `id`, `owner`, whether to delete only an insert of this incarnation without later writes,
-/// and the time by which the row must have expired, if any. Other deletes skip unsettled rows with another holder.
+/// Updates, inserts and deletes rows. `$1`, `$2` as in [`GUARD`]; then the arrays of written rows: `id`, `owner`,
+/// [`RULES`], [`MOVING`], [`STAYING`]; then, for deleted rows, `id`, `owner`, whether to delete only an insert of this
+/// incarnation without later writes, and the time by which the row must have expired, if any. Other deletes skip
+/// unsettled rows with another holder.
 pub(super) fn batch() -> String {
     let keys = [("id", "bytea"), ("owner", "bytea")];
     let columns: Vec<_> = keys.iter().chain(&RULES).chain(&MOVING).chain(&STAYING).collect();
@@ -108,14 +110,14 @@ pub(super) fn batch() -> String {
     )
 }
 
-/// For expired rows. `$1`, `$2` are arrays of owners and keys, `$3` the new rows' creation times; `$4`, `$5` as in
-/// [`GUARD`].
+/// Releases the idempotency keys of expired rows. `$1`, `$2` are arrays of owners and keys, `$3` the new rows' creation
+/// times; `$4`, `$5` as in [`GUARD`].
 const RELEASE: &str = "
 UPDATE tg_task t SET idem = NULL FROM unnest($1::bytea[], $2::bytea[], $3::bigint[]) AS n (owner, idem, now)
 WHERE t.owner = n.owner AND t.idem = n.idem AND t.settled AND t.expires + 0 <= n.now
     AND EXISTS (SELECT FROM tg_lane WHERE incarnation = $4 AND epoch = $5)";
 
-/// Rows that could not be replaced. `$3`, `$4` are arrays of ids and owners.
+/// Reads rows that could not be replaced. `$3`, `$4` are arrays of ids and owners.
 fn look() -> String {
     format!(
         "WITH {GUARD} SELECT false, t.id, t.owner, t.rev, t.holder FROM unnest($3::bytea[], $4::bytea[]) AS w (id, owner)
@@ -125,8 +127,8 @@ fn look() -> String {
     )
 }
 
-/// `$3` is the time, `$4` the maximum count. Stops at the byte limit of a sweep: a longer one than a write may take
-/// would be rolled back and repeated without end.
+/// Deletes expired rows. `$3` is the time, `$4` the maximum count. Stops at the byte limit of a sweep: a sweep that
+/// takes longer than a write may would be rolled back and repeated without end.
 fn sweep() -> String {
     format!(
         "WITH {GUARD},
@@ -141,12 +143,13 @@ fn sweep() -> String {
     )
 }
 
-/// For a row `t`; the arrays of [`super::task_write::ClaimableRows`] start at parameter `upstreams`.
+/// The condition on a claimable row `t`; the arrays of [`super::task_write::ClaimableRows`] start at parameter
+/// `upstreams`.
 fn is_claimable(upstreams: u8) -> String {
     format!("(t.upstream = ANY (${upstreams}) OR t.holder = ANY (${}))", upstreams + 1)
 }
 
-/// `$1`, `$2` as in [`is_claimable`].
+/// Whether any row is claimable. `$1`, `$2` as in [`is_claimable`].
 pub(super) fn has_claimable() -> String {
     format!(
         "SELECT EXISTS (SELECT FROM tg_task t
@@ -185,7 +188,7 @@ fn claim() -> String {
 
 pub(super) const HELD: &str = "SELECT id, owner FROM tg_task WHERE holder = $1";
 
-/// Only the named one, if given.
+/// Incarnations dead for longer than some seconds; only the named one, if given.
 fn long_dead(seconds: &str, one: &str) -> String {
     format!(
         "SELECT r.incarnation FROM tg_replica r JOIN tg_lane l USING (incarnation)
@@ -194,8 +197,9 @@ fn long_dead(seconds: &str, one: &str) -> String {
     )
 }
 
-/// Excludes later writes of long-dead incarnations for good. Skips locked lanes. Runs before [`retire`], which then
-/// sees every earlier write. `$1` is the time in seconds, `$2` the maximum count, `$3` the only incarnation, or null.
+/// Closes the lanes of long-dead incarnations, which excludes their later writes for good. Skips locked lanes. Runs
+/// before [`retire`], which then sees every earlier write. `$1` is the time in seconds, `$2` the maximum count, `$3`
+/// the only incarnation, or null.
 fn close_lanes() -> String {
     let long_dead = long_dead("$1", "$3");
     format!(
@@ -257,7 +261,7 @@ fn merge() -> String {
     )
 }
 
-/// Zero sums of the owners `$1`, after [`merge`], which holds their locks.
+/// Deletes zero sums of the owners `$1`, after [`merge`], which holds their locks.
 fn drop_merged() -> String {
     format!(
         "DELETE FROM tg_usage u WHERE u.ctid = ANY (ARRAY(
@@ -267,16 +271,17 @@ fn drop_merged() -> String {
     )
 }
 
-/// Waits for unfinished transactions of earlier connections. A closed lane stays closed.
+/// Gives the connection its number, and thereby waits for unfinished transactions of earlier ones. A closed lane stays
+/// closed.
 pub(super) const TAKE_EPOCH: &str =
     "UPDATE tg_lane SET epoch = epoch + 1 WHERE incarnation = $1 AND epoch >= 0 RETURNING epoch";
 
 pub(super) const OWN_SUMS: &str = "SELECT owner, tasks, unsettled, bytes FROM tg_usage WHERE incarnation = $1";
 
-/// `$1` is the channel, `$2` the texts.
+/// Sends hints: `$1` is the channel, `$2` the texts.
 const HINT: &str = "SELECT pg_notify($1, x) FROM unnest($2::text[]) AS x";
 
-/// Prepared in one session.
+/// The writer's statements, prepared in one session.
 #[derive(Debug)]
 pub(super) struct WriterStatements {
     pub(super) batch: Statement,

@@ -35,7 +35,7 @@ impl TaskSums {
     }
 }
 
-/// Added to an owner's sums by a write or a row of `tg_usage`.
+/// Amounts that a write or a row of `tg_usage` adds to an owner's sums.
 #[derive(Clone, Debug)]
 pub(super) struct SumChange {
     owner: Principal,
@@ -43,7 +43,7 @@ pub(super) struct SumChange {
 }
 
 impl SumChange {
-    /// The numbers start at column `from`.
+    /// Reads a row with the numbers from column `from` on.
     pub(super) fn of(row: &Row, owner: usize, from: usize) -> Result<Self, Error> {
         let sums =
             TaskSums { tasks: row.try_get(from)?, unsettled: row.try_get(from + 1)?, bytes: row.try_get(from + 2)? };
@@ -91,7 +91,7 @@ impl SumsByOwner {
     }
 }
 
-/// Of this replica, and of all others.
+/// The sums of this replica, and of all others.
 #[derive(Debug, Default)]
 pub(super) struct StoreSums(Mutex<(SumsByOwner, SumsByOwner)>);
 
@@ -116,7 +116,7 @@ impl StoreSums {
         self.0.lock().1 = others;
     }
 
-    /// Across all replicas: at most `limit`, in order.
+    /// Owners with sums of this replica that cancel out across all replicas: at most `limit`, in order.
     pub(super) fn even(&self, limit: usize) -> Vec<Principal> {
         let sums = self.0.lock();
         let is_even = |(owner, own): &(&Principal, &TaskSums)| {

@@ -19,7 +19,7 @@ pub(super) enum TaskWrite {
         row: Box<EncodedRow>,
     },
     Remove(TaskKey),
-    /// Only if no write has followed the refused insert.
+    /// Removes a row with a refused insert, if no write has followed.
     Withdraw(TaskKey),
     SweepOne {
         key: TaskKey,
@@ -33,11 +33,11 @@ pub(super) enum TaskWrite {
         limit: usize,
         rows: ClaimableRows,
     },
-    /// Of long-dead incarnations; or of one dead incarnation, regardless of its age.
+    /// Removes remains of long-dead incarnations; or of one dead incarnation, regardless of its age.
     Retire {
         incarnation: Option<Incarnation>,
     },
-    /// Reassigns this replica's sums to incarnation 0.
+    /// Reassigns this replica's sums of these owners to incarnation 0.
     Merge {
         owners: Vec<Vec<u8>>,
     },
@@ -85,7 +85,7 @@ impl TaskWrite {
         }
     }
 
-    /// Unresolved while its commit is unknown.
+    /// The row that it inserts, which is unresolved while the commit is unknown.
     pub(super) fn new_row(&self) -> Option<&EncodedRow> {
         if let Self::Insert(row) = self { Some(row) } else { None }
     }

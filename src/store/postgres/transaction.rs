@@ -19,8 +19,8 @@ use super::transaction_end::{ServerPromise, TransactionEnd};
 use crate::metric;
 use crate::replica::{BootTime, UnknownCommitCause, WriteFate};
 
-/// Waits for no other writer. Its acknowledgement proves that earlier reads from the same server are durable (rules 4
-/// and 6).
+/// Writes only to the log, so it waits for no other writer. Its acknowledgement proves that earlier reads from the same
+/// server are durable (rules 4 and 6).
 pub(super) const DURABILITY_PROOF: &str = "SELECT pg_logical_emit_message(true, 'taskgate', '')";
 
 pub(super) type Parameters<'a> = Vec<&'a (dyn ToSql + Sync)>;
@@ -41,7 +41,7 @@ impl MadeTransaction {
 pub(super) enum CommitFailure {
     /// Nothing was written, and nothing will be.
     NotMade(Error),
-    /// Perhaps committed, and perhaps to be rolled back.
+    /// It may be committed, and may be rolled back.
     Unknown { cause: UnknownCommitCause, why: String, is_answered: bool },
 }
 
@@ -53,7 +53,7 @@ impl CommitFailure {
         }
     }
 
-    /// It was committed, with settings that do not wait for a standby.
+    /// Whether it was committed, but with settings that do not wait for a standby.
     const fn is_unreplicated(&self) -> bool {
         matches!(self, Self::Unknown { cause: UnknownCommitCause::Unreplicated, .. })
     }
@@ -93,13 +93,13 @@ impl std::fmt::Display for CommitFailure {
     }
 }
 
-/// For a transaction that served only as a barrier.
+/// Counts a transaction that served only as a barrier.
 pub(super) fn count_barrier() {
     metrics::counter!(metric::DATABASE_BARRIERS).increment(1);
 }
 
-/// Each statement returns at least one row if it writes one, and none otherwise. Dropping the future leaves the outcome
-/// unknown; the session must be dropped too.
+/// Runs a transaction. Each statement returns at least one row if it writes one, and none otherwise. Dropping the
+/// future leaves the outcome unknown; the session must be dropped too.
 pub(super) async fn transact(
     session: &Session,
     statements: &[(&Statement, Parameters<'_>)],
@@ -140,7 +140,7 @@ async fn run(
     TransactionEnd::of(&session.name, begun, made, committed)
 }
 
-/// Missing values promise nothing.
+/// Reads the server's promise. Missing values promise nothing.
 pub(super) fn promise_of(answer: &Row) -> ServerPromise {
     let text = |at| answer.try_get::<_, Option<String>>(at).ok().flatten();
     let (standby_names, commit_mode) = (text(0).unwrap_or_default(), text(1).unwrap_or_default());

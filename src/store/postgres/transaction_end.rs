@@ -4,7 +4,7 @@
 use crate::replica::commit_trust::fate;
 use crate::replica::{CommitEnd, Durability, DurabilitySettings, SqlNotice, WriteFate};
 
-/// With the rows `R` of each statement, or an error `E`.
+/// The end of a transaction: the rows `R` of each statement, or an error `E`.
 #[derive(Debug)]
 pub(super) enum TransactionEnd<R, E> {
     Acknowledged {
@@ -17,12 +17,12 @@ pub(super) enum TransactionEnd<R, E> {
     /// It ran in a session that another client may have set up.
     Elsewhere,
     TimedOut {
-        /// Every statement, except the commit.
+        /// Whether the server answered every statement except the commit.
         is_answered: bool,
     },
 }
 
-/// As the server reported them within the transaction.
+/// The commit settings that the server reported within a transaction.
 #[derive(Debug)]
 pub(super) struct ServerPromise {
     pub(super) standby_names: String,
@@ -37,7 +37,7 @@ impl ServerPromise {
 }
 
 impl<R, E> TransactionEnd<R, E> {
-    /// `session` is the name that was set up.
+    /// Combines the answers to `BEGIN`, the statements and the commit. `session` is the name that was set up.
     pub(super) fn of(
         session: &str,
         begun: Result<(), E>,
@@ -54,7 +54,7 @@ impl<R, E> TransactionEnd<R, E> {
         }
     }
 
-    /// Considers the notices of this transaction. `said` extracts the server's notice from an error.
+    /// The outcome, considering the notices of this transaction. `said` extracts the server's notice from an error.
     pub(super) fn fate(
         &self,
         durability: Durability,

@@ -30,7 +30,7 @@ use crate::metric;
 use crate::store::tasks::StoreError;
 use crate::task::TaskKey;
 
-/// Of a batch that conflicts with another transaction.
+/// Tries of a batch that conflicts with another transaction.
 const TRIES_MAX: usize = 5;
 
 const ASIDE_MAX: usize = 1_024;
@@ -46,9 +46,9 @@ pub(super) struct PostgresWriter {
     pub(super) connector: Arc<DatabaseConnector>,
     pub(super) state: Arc<StoreState>,
     pub(super) queue: mpsc::Receiver<PendingWrite>,
-    /// They conflict with the last batch.
+    /// Writes that conflict with the last batch.
     pub(super) deferred: VecDeque<PendingWrite>,
-    /// Writes then run one by one, so that one without room fails alone.
+    /// Since when the disk is full. Writes then run one by one, so that one without room fails alone.
     pub(super) full_since: Option<Instant>,
     pub(super) end: CancellationToken,
 }
@@ -61,7 +61,7 @@ pub(super) struct WriterLink {
 }
 
 impl PostgresWriter {
-    /// Until the store is closed and no write waits. `link` is the first connection.
+    /// Commits waiting writes until the store is closed and no write waits. `link` is the first connection.
     pub(super) async fn run(mut self, link: WriterLink) {
         let mut link = Some(link);
         let mut failures = 0;
@@ -99,7 +99,7 @@ impl PostgresWriter {
         }
     }
 
-    /// Tries once. A failure refuses all waiting writes, as the duration of the outage is unknown.
+    /// Tries to connect once. A failure refuses all waiting writes, as the duration of the outage is unknown.
     async fn reconnect(&mut self, failures: &mut u32) -> Option<WriterLink> {
         let connecting = WriterLink::open(&self.connector, &self.state);
         let opened = tokio::select! {
@@ -134,7 +134,7 @@ impl PostgresWriter {
         }
     }
 
-    /// Together with other waiting writes. Returns the connection if it is still usable.
+    /// Commits a write together with other waiting ones. Returns the connection if it is still usable.
     async fn write(&mut self, link: WriterLink, first: PendingWrite) -> Option<WriterLink> {
         let (writes, replies) = self.gather(first);
         let begun = Instant::now();
@@ -221,7 +221,7 @@ impl PostgresWriter {
         link.hint(&self.state, &changed);
     }
 
-    /// Refuses a single write, and defers several to run one by one.
+    /// Handles a full disk: refuses a single write, and defers several to run one by one.
     fn found_full(&mut self, writes: Vec<TaskWrite>, replies: Vec<WriteReply>) {
         metrics::counter!(metric::STORE_FAILURES, "reason" => "full").increment(1);
         self.full_since = Some(Instant::now());
@@ -292,12 +292,12 @@ fn count(writes: &[TaskWrite], results: &[Result<WriteOutcome, StoreError>]) {
 }
 
 impl WriterLink {
-    /// Behind this connection, every write is resolved.
+    /// Opens a connection behind which every write is resolved.
     pub(super) async fn open(connector: &DatabaseConnector, state: &StoreState) -> Result<Self, PostgresOpenError> {
         Self::of(connector.connect("writer", None).await?, state).await
     }
 
-    /// Over a fresh connection.
+    /// The same over a fresh connection.
     pub(super) async fn of(session: Session, state: &StoreState) -> Result<Self, PostgresOpenError> {
         let settings = &state.settings;
         let opening = async {
@@ -330,7 +330,7 @@ impl WriterLink {
         Ok((statements, epoch))
     }
 
-    /// Also finds rows that an unknown claim may have claimed.
+    /// Removes rows with a refused insert, and finds rows that an unknown claim may have claimed.
     async fn resolve_writes(
         session: &Session,
         statements: &WriterStatements,
@@ -362,7 +362,7 @@ impl WriterLink {
         Ok(())
     }
 
-    /// No write waits for hints, and they may be lost.
+    /// Sends hints, which are optional: no write waits for them, and they may be lost.
     fn hint(&self, state: &StoreState, changed: &[TaskKey]) {
         if changed.is_empty() {
             return;
@@ -370,7 +370,7 @@ impl WriterLink {
         self.notify(state, changed.iter().map(|key| hints::text(state.holder, key)).collect());
     }
 
-    /// Hints by the previous connection may be lost with it.
+    /// Tells the other replicas that they may have missed hints: the last connection's may be lost with it.
     fn hint_at_what_was_lost(&self, state: &StoreState) {
         self.notify(state, vec![hints::keyless(state.holder)]);
     }

@@ -52,7 +52,7 @@ pub fn encode(summary: &Summary, columns: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Fails unless it was stored beside these columns.
+/// Decodes a summary, if it was stored beside these columns.
 pub fn decode(key: &TaskKey, columns: &[u8], bytes: &[u8]) -> Result<Summary, RecordError> {
     let version = bytes.get(..2).and_then(|head| head.try_into().ok()).map(u16::from_be_bytes);
     let version = version.ok_or(RecordError::Damaged)?;

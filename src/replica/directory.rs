@@ -243,7 +243,7 @@ mod tests {
             let found = directory.owner(Some(Incarnation(opened_by)), 7, request);
             assert_eq!(found, expected, "{directory:?} {opened_by} {request:?}");
         }
-        assert_eq!(seen_by(1, &[1, 2]).peer(Incarnation(1)), None, "nobody reaches itself from afar");
+        assert_eq!(seen_by(1, &[1, 2]).peer(Incarnation(1)), None, "a replica is not its own peer");
     }
 
     /// This replica, where the session was created; the only owner. The second replica drains.

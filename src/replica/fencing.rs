@@ -124,8 +124,8 @@ mod tests {
         let of_other = GuardedRow { revision: 3, holder: Some(OTHER) };
         assert!(may_claim(of_other, ME, |holder| holder == OTHER));
         assert!(!may_claim(of_other, ME, |_| false), "its holder lives");
-        assert!(!may_claim(GuardedRow { revision: 3, holder: None }, ME, |_| true), "nobody has to do anything for it");
-        assert!(!may_claim(of_other, OTHER, |_| true), "nobody claims what it holds");
+        assert!(!may_claim(GuardedRow { revision: 3, holder: None }, ME, |_| true), "it needs no holder");
+        assert!(!may_claim(of_other, OTHER, |_| true), "a holder does not claim its own row");
         let after = Some(claimed(of_other, ME));
         assert_eq!(GuardedWrite::by_holder(OTHER, 3).judge(after), WriteVerdict::Fenced);
         assert_eq!(GuardedWrite::by_command(3).judge(after), WriteVerdict::Conflict);

@@ -128,7 +128,7 @@ mod tests {
             }
         }
         let end = at(2_001_000);
-        assert_eq!(clocks[1].now(end), ms(1_000_400 + 2_001_000), "the furthest is driven by nobody");
+        assert_eq!(clocks[1].now(end), ms(1_000_400 + 2_001_000), "no clock drives the furthest");
         let apart = clocks[1].now(end).since(clocks[0].now(end));
         assert!(apart <= Duration::from_millis(301), "{apart:?}");
     }

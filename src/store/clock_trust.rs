@@ -26,7 +26,7 @@ pub(super) struct ClockTrust {
 impl ClockTrust {
     /// For a replica that joins others with a distrusted time.
     pub(super) fn withheld(distrust: Duration) -> Self {
-        tracing::warn!(?distrust, "the other gateways go by a clock that leapt ahead: nothing is freed for now");
+        tracing::warn!(?distrust, "the clock of the other gateways jumped ahead: nothing is freed for now");
         Self { distrusted_until: Some(Instant::now() + distrust) }
     }
 
@@ -48,8 +48,8 @@ impl ClockTrust {
         if behind > DIFFERENCE_MAX {
             tracing::warn!(
                 clock = %shown, last_used = %seen,
-                "the clock shows an earlier time than the task store was last used at, and tasks go by the later one; if \
-                 the clock is right, stop the gateway, make an empty file `{RESET}` in the gateway's folder and start again"
+                "the clock is behind the task store's last use, and tasks keep the later time; if the clock is right, \
+                 stop the gateway, make an empty file `{RESET}` in the gateway's folder and start again"
             );
         }
         if ahead <= DIFFERENCE_MAX {
@@ -59,7 +59,7 @@ impl ClockTrust {
         if is_leap {
             tracing::warn!(
                 clock = %shown, last_used = %seen, ?distrust,
-                "the clock is ahead of the time that the task store was last used at by more than any task in it lives: \
+                "the clock is ahead of the task store's last use by more than any stored task lives: \
                  nothing is freed for now; if the clock is wrong, stop the gateway within that time"
             );
         } else {

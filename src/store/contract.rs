@@ -249,7 +249,7 @@ async fn surveys_hold_every_task_once_the_newest_first(store: &impl TaskStore) {
         assert_eq!(seen, expected, "{limit} at a time");
     }
     let later = store.survey(None, 9, last.after(TTL)).await.unwrap();
-    assert_eq!(later.tasks.len(), 5, "what is gone is left out");
+    assert_eq!(later.tasks.len(), 5, "expired tasks are left out");
 }
 
 async fn a_reference_leads_to_its_task(store: &impl TaskStore) {
@@ -406,7 +406,7 @@ async fn filtered_pages_hold_what_fits_once_in_order(store: &impl TaskStore) {
     let late = store.select(&owner, &all, None, 50, at(1_000_000)).await.unwrap();
     assert!(
         !late.tasks.is_empty() && late.tasks.iter().all(|task| !task.is_settled()),
-        "what is settled is gone by then"
+        "settled tasks are gone by then"
     );
 }
 
@@ -545,7 +545,7 @@ async fn a_name_is_taken_until_its_task_is_gone(store: &impl TaskStore) {
         assert!(matches!(store.insert(&again).await, Err(StoreError::Exists)));
     }
     store.insert(&named("b", 4)).await.unwrap();
-    assert_eq!(store.usage_of(&first.key.owner).tasks, 1, "what was refused is not counted");
+    assert_eq!(store.usage_of(&first.key.owner).tasks, 1, "a refused task is not counted");
     store.replace(revision, WriteRole::Holder, &settled(first, "r")).await.unwrap();
     assert!(matches!(store.insert(&named("a", 5)).await, Err(StoreError::Exists)));
     store.insert(&late(6)).await.unwrap();

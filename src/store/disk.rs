@@ -90,7 +90,7 @@ pub enum OpenError {
     #[error("{}: {source}; `store.path` names a folder that the gateway may write to", .path.display())]
     Folder { path: PathBuf, source: io::Error },
     #[error(
-        "{}: is {medium}, where no promise can be kept; name a folder on a local disk, or write `ephemeral = true` in \
+        "{}: is {medium}, which does not keep files reliably; name a folder on a local disk, or write `ephemeral = true` in \
          [store] if tasks may be lost", .path.display()
     )]
     Medium { path: PathBuf, medium: &'static str },

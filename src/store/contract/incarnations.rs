@@ -53,7 +53,10 @@ pub(super) async fn a_row_names_its_holder_while_somebody_has_to_do_something(st
     let notified = transition(cancelled, Event::Notified, START).0;
     let third = store.replace(second, WriteRole::Holder, &notified).await.unwrap();
     assert_eq!(row(store, &notified.key).await.holder, None);
-    assert!(matches!(store.replace(third, WriteRole::Holder, &notified).await, Err(StoreError::Conflict)), "nobody's");
+    assert!(
+        matches!(store.replace(third, WriteRole::Holder, &notified).await, Err(StoreError::Conflict)),
+        "no replica holds it"
+    );
     store.replace(third, WriteRole::Command, &notified).await.unwrap();
     let first = store.insert(&other).await.unwrap();
     store.replace(first, WriteRole::Holder, &settled(other.clone(), "r")).await.unwrap();
@@ -114,7 +117,7 @@ pub(super) async fn what_an_incarnation_left_is_claimed_once<K: StoreOpener>(kin
     assert_eq!((own.holder, &*own.task), (Some(later.holder()), &changed));
     later.replace(own.revision, WriteRole::Holder, &changed).await.unwrap();
     later.insert(&task("a", 77)).await.unwrap();
-    assert!(later.claim(9, &known()).await.unwrap().is_empty(), "nobody claims what is a living holder's");
+    assert!(later.claim(9, &known()).await.unwrap().is_empty(), "a living holder's row is not claimed");
 }
 
 /// F20.
@@ -173,7 +176,7 @@ pub(super) async fn an_incarnation_holds_what_it_made_or_took_over<K: StoreOpene
     unsettled.remove(&cancelled.key);
     assert_eq!(held(&*store).await, unsettled, "its upstream is to be notified, and it has settled");
     let later = kind.next_incarnation(store).await;
-    assert_eq!(held(&*later).await, BTreeSet::new(), "nobody has taken them over");
+    assert_eq!(held(&*later).await, BTreeSet::new(), "no replica has claimed them");
     let claimed: BTreeSet<_> = later.claim(2, &known()).await.unwrap().into_iter().collect();
     let mut own: BTreeSet<_> = claimed.intersection(&unsettled).cloned().collect();
     assert!(!own.is_empty() && own.len() < unsettled.len(), "{claimed:?}");
@@ -205,7 +208,7 @@ pub(super) async fn a_lost_acknowledgement_leaves_no_unknown_commit<K: StoreOpen
     let unknown = store.insert(&two).await;
     assert!(matches!(unknown, Err(StoreError::UnknownCommit(_))), "{unknown:?}");
     loses(false);
-    assert!(decided(&*store, &two.key).await.is_none(), "nobody was told of it");
+    assert!(decided(&*store, &two.key).await.is_none(), "no client was notified of it");
     store.insert(&two).await.expect("neither its id nor its name is taken");
     let later = kind.next_incarnation(store).await;
     let again = row(&*later, &cancelled.key).await;
@@ -316,7 +319,7 @@ pub(super) async fn an_incarnation_that_was_declared_ended_is_fenced<K: StoreOpe
     let first = one.insert(&made).await.unwrap();
     assert!(other.claim(9, &known()).await.unwrap().is_empty());
     kind.declare_ended(other, one.holder()).await;
-    assert!(one.claim(9, &known()).await.is_ok_and(|keys| keys.is_empty()), "not by whoever has ended");
+    assert!(one.claim(9, &known()).await.is_ok_and(|keys| keys.is_empty()), "not by an ended incarnation");
     assert_eq!(other.claim(9, &known()).await.unwrap(), std::slice::from_ref(&made.key));
     let taken = row(other, &made.key).await;
     assert_eq!(taken.holder, Some(other.holder()));

@@ -66,7 +66,7 @@ pub(super) fn prepare(folder: &Path) -> Result<(), OpenError> {
             match File::open(parent).and_then(|parent| parent.sync_all()) {
                 // The parent may be writable but not readable.
                 Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                    tracing::warn!(folder = %parent.display(), %error, "that a folder was made in it may not be on the disk yet");
+                    tracing::warn!(folder = %parent.display(), %error, "a new folder in it may not be on the disk yet");
                 }
                 // A folder that is not synced in its parent is lost in a power cut, with its contents.
                 synced => synced.map_err(wrong)?,

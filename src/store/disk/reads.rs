@@ -94,7 +94,13 @@ impl ReaderPool {
 #[derive(Debug)]
 pub(super) enum ReadRow {
     Whole(StoredTask),
-    Damaged { key: TaskKey, revision: Revision, outline: RowOutline, error: RecordError },
+    /// Its contents are not as written (F56).
+    Damaged {
+        key: TaskKey,
+        revision: Revision,
+        outline: RowOutline,
+        error: RecordError,
+    },
 }
 
 impl ReadRow {

@@ -69,7 +69,7 @@ fn drop_record(conn: &Connection, record: i64, stuck: &Mutex<UnfreeableRows>) ->
     let dropped = conn.prepare_cached("DELETE FROM records WHERE row = ?1")?.execute([record]);
     if dropped.as_ref().is_err_and(is_damage) {
         stuck.lock().records.insert(record);
-        tracing::warn!("the room of a damaged record is not given back");
+        tracing::warn!("the space of a damaged record cannot be freed");
     }
     dropped.map(|_| ())
 }

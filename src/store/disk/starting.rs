@@ -32,7 +32,7 @@ fn warn_of(folder: &Path, unfit_medium: Option<&'static str>) {
         tracing::warn!(folder = %shown, medium, "tasks may be lost: the folder is on no local disk");
     }
     if folder::is_open_to_all(folder) {
-        tracing::warn!(folder = %shown, "everybody on this machine can replace the store's files: take that right (chmod o-w)");
+        tracing::warn!(folder = %shown, "every user of this machine can replace the store's files; remove that right (chmod o-w)");
     }
 }
 
@@ -189,6 +189,6 @@ fn reset_clock(conn: &Connection, folder: &Path) -> io::Result<bool> {
     conn.execute("UPDATE marks SET value = 0 WHERE name = 'seen'", ()).map_err(io::Error::other)?;
     // In this order, a repetition is harmless.
     std::fs::remove_file(&wish)?;
-    tracing::warn!("the time that the task store was last used at is forgotten, as `{RESET}` says");
+    tracing::warn!("the time of the task store's last use is discarded, as `{RESET}` requests");
     Ok(true)
 }

@@ -22,7 +22,7 @@ const SEEN_NOTED: Duration = Duration::from_secs(60 * 60);
 impl DiskWriter {
     pub(super) fn tick(&mut self) {
         if self.conn.is_some() && !self.is_same_file() {
-            tracing::error!("the task store's file is not where it was");
+            tracing::error!("the task store's file was moved or replaced");
             self.conn = None;
             self.monitor.failing(true);
         }
@@ -40,7 +40,7 @@ impl DiskWriter {
         if let Some(conn) = &self.conn
             && let Err(error) = give_room_back(conn, &self.path, is_low, &mut self.owes_checkpoint)
         {
-            tracing::warn!(%error, "free room of the task store was not given back");
+            tracing::warn!(%error, "free space of the task store's file was not returned");
             // A checkpoint is a commit, and a failed one makes the connection unusable.
             self.conn = None;
         }
@@ -87,7 +87,7 @@ impl DiskWriter {
             && space.has_room_for_ballast()
             && let Err(error) = ballast.lay_down()
         {
-            tracing::warn!(%error, "the ballast cannot be laid down");
+            tracing::warn!(%error, "the ballast file cannot be created");
         }
         self.monitor.room(space);
         space.is_low()
@@ -101,7 +101,7 @@ impl DiskWriter {
         let Some(conn) = &self.conn else { return };
         self.seen_noted = Some(Instant::now());
         if let Err(error) = rows::note_seen(conn, self.seen()) {
-            tracing::warn!(%error, "the time was not noted in the task store");
+            tracing::warn!(%error, "the time of last use was not recorded in the task store");
             self.conn = None;
         }
     }

@@ -333,7 +333,7 @@ impl DiskWriter {
             && !self.unresolved.is_over()
             && let Err(error) = self.reopen()
         {
-            tracing::debug!(%error, "whether some tasks were stored is not known yet");
+            tracing::debug!(%error, "the result of some writes is still unknown");
         }
     }
 

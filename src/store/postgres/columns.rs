@@ -125,6 +125,7 @@ impl SummaryRow {
 #[derive(Debug)]
 pub(super) enum FetchedRow {
     Whole(StoredTask),
+    /// Its contents are not as written (F56).
     Damaged(DamagedRow),
 }
 

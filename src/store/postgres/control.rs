@@ -107,7 +107,7 @@ impl ReplicaControl {
             match self.standing() {
                 OwnStanding::Fenced => return self.state.control_is(PostgresHealth::Fenced),
                 OwnStanding::StoreLost(loss) => {
-                    tracing::error!(?loss, "the database lost what it acknowledged: it is older, or another one");
+                    tracing::error!(?loss, "the database lost acknowledged writes: it is older, or another one");
                     return self.state.control_is(PostgresHealth::Lost);
                 }
                 OwnStanding::Member => self.state.control_is(trouble),
@@ -211,7 +211,7 @@ impl ReplicaControl {
         }
         if !std::mem::replace(&mut self.has_warned, true) {
             tracing::warn!(
-                "notifications of the database do not come, as through some poolers: no settled task is kept in memory"
+                "notifications of the database do not arrive, as through some poolers: no settled task is kept in memory"
             );
         }
         self.state.settled.forget_all();

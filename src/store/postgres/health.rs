@@ -60,7 +60,7 @@ impl std::fmt::Display for PostgresHealth {
             Self::NoStandby => "the database's server names no synchronous standby",
             Self::Full => "the disk of the database's server is full",
             Self::Fenced => "others declared this gateway dead, or it was without the database for too long",
-            Self::Lost => "the database lost what it acknowledged",
+            Self::Lost => "the database lost acknowledged writes",
         })
     }
 }

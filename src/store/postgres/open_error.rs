@@ -32,13 +32,11 @@ pub enum PostgresOpenError {
     Unavailable(PostgresHealth),
     #[error("the database runs PostgreSQL {found}; 14 or newer is needed")]
     OldServer { found: String },
-    #[error(
-        "the database's server runs with {setting} = off: what it acknowledged may be lost in a crash; set it to on"
-    )]
+    #[error("the database's server runs with {setting} = off: a crash may lose acknowledged writes; set it to on")]
     Unsafe { setting: &'static str },
     #[error(
         "durability is \"replicated\", and the database's server names no synchronous standby; set synchronous_standby_names \
-         there, or say what the store may promise instead"
+         there, or set another `durability` in [store]"
     )]
     NoStandby,
     #[error(
@@ -69,7 +67,7 @@ pub enum PostgresOpenError {
          To go on with it write `accept_loss = \"{generation}\"` in [store]"
     )]
     Lost { generation: String },
-    #[error("the database refuses what the store needs: {0}")]
+    #[error("the database refuses a statement that the store needs: {0}")]
     Refused(String),
 }
 

@@ -221,10 +221,10 @@ async fn reset_clock(
     }
     let reset = session.client.prepare(RESET_TIMES).await.map_err(unavailable)?;
     transact(session, &[(&reset, vec![])]).await.map_err(unmade)?;
-    tracing::warn!("the time that the task store was last used at is forgotten, as `{RESET}` says");
+    tracing::warn!("the time of the task store's last use is discarded, as `{RESET}` requests");
     // In this order a second run repeats both steps harmlessly.
     if let Err(error) = std::fs::remove_file(&wish) {
-        tracing::warn!(%error, "`{RESET}` cannot be removed: take it away, or each start forgets the time");
+        tracing::warn!(%error, "`{RESET}` cannot be removed: remove it, or each start discards the time");
     }
     Ok(())
 }

@@ -79,7 +79,7 @@ impl PostgresStore {
                 return Ok(Some(shown));
             }
         }
-        Err(StoreError::Io(io::Error::other("others write the task again and again")))
+        Err(StoreError::Io(io::Error::other("concurrent writes changed the task at every try")))
     }
 
     /// Marks a row as shown, if another replica inserted it and no write has followed: that replica may not know whether

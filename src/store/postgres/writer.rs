@@ -171,7 +171,7 @@ impl PostgresWriter {
                 self.state.unresolved.add(&writes);
                 drop(link);
                 let why = failure.to_string();
-                tracing::warn!(%why, writes = writes.len(), "whether a batch was written is not known");
+                tracing::warn!(%why, writes = writes.len(), "the result of a batch's commit is unknown");
                 for (write, reply) in writes.iter().zip(replies) {
                     let cause = io::Error::other(why.clone());
                     let _ = reply.send(Err(match write {

@@ -278,7 +278,7 @@ pub(super) fn row_statement() -> String {
     format!("SELECT {COLUMNS}, summary FROM tasks WHERE row = ?1")
 }
 
-pub(super) fn glimpse(conn: &Connection, row: i64) -> rusqlite::Result<Option<ListedRow>> {
+fn glimpse(conn: &Connection, row: i64) -> rusqlite::Result<Option<ListedRow>> {
     let found = conn.prepare_cached(&row_statement())?.query_row([row], |row| RowColumns::of_row(row, 0)).optional()?;
     Ok(found.map(|(columns, summary)| match summary {
         Ok(summary) => ListedRow::Whole(Box::new(summary)),

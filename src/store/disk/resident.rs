@@ -62,14 +62,14 @@ pub(super) struct RowTotals {
 }
 
 impl RowTotals {
-    pub(super) fn add_settled(&mut self, owner: &Principal, rows: Usage) {
+    fn add_settled(&mut self, owner: &Principal, rows: Usage) {
         for usage in [self.by_owner.entry(owner.clone()).or_default(), &mut self.all] {
             usage.tasks += rows.tasks;
             usage.bytes += rows.bytes;
         }
     }
 
-    pub(super) fn add(&mut self, key: &TaskKey, row: &RowOutline) {
+    fn add(&mut self, key: &TaskKey, row: &RowOutline) {
         let live = usize::from(!row.is_settled);
         let own = self.by_owner.entry(key.owner.clone()).or_default();
         for usage in [own, &mut self.all] {

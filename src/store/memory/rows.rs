@@ -351,7 +351,7 @@ impl MemoryIncarnations {
         Incarnation(state.last)
     }
 
-    pub(super) fn end(&self, holder: Incarnation) {
+    fn end(&self, holder: Incarnation) {
         self.state.lock().ended.insert(holder);
         self.has_ended.store(true, Ordering::SeqCst);
     }

@@ -94,11 +94,11 @@ pub(super) fn in_words(error: &Error) -> String {
 }
 
 /// `None` if the server did not send it.
-pub(super) fn code_of(error: &Error) -> Option<&str> {
+fn code_of(error: &Error) -> Option<&str> {
     error.code().map(|code| code.code())
 }
 
-pub(super) fn is_read_only(error: &Error) -> bool {
+fn is_read_only(error: &Error) -> bool {
     code_of(error) == Some(READ_ONLY) || CauseChain(error).to_string().contains(NOT_WRITABLE)
 }
 

@@ -94,6 +94,7 @@ pub struct PostgresStore {
     trust: ClockTrust,
     generation: StoreGeneration,
     tracker: TaskTracker,
+    /// Stops heartbeats and looks at the other replicas' rows.
     silence: CancellationToken,
     end: CancellationToken,
 }

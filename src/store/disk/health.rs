@@ -37,6 +37,7 @@ struct StoreHealthFacts {
 pub(super) struct StoreHealthMonitor {
     known: Mutex<StoreHealthFacts>,
     health: watch::Sender<StoreHealth>,
+    /// When the oldest unfinished write was requested.
     serves: Mutex<Option<Instant>>,
 }
 

@@ -68,6 +68,7 @@ pub(super) struct DiskWriter {
     pub(super) owes_checkpoint: bool,
     pub(super) clock: ClockTrust,
     pub(super) seen_noted: Option<Instant>,
+    /// Whether records are inserted anew instead of overwritten, since some are damaged.
     pub(super) is_careful: bool,
     /// Whether the last transaction failed at its commit, not earlier.
     pub(super) failed_at_commit: bool,

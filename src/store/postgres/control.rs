@@ -81,6 +81,7 @@ struct ControlLink {
     notifications: mpsc::Receiver<Notification>,
     /// When a hint to this connection itself was sent.
     hinted: Option<Instant>,
+    /// Whether any hint has arrived.
     hears: bool,
     heartbeat: Statement,
     proof: Statement,

@@ -139,6 +139,7 @@ struct UnresolvedWritesState {
     /// Their callers got an error, so these rows are invisible here, and the first transaction of the next connection
     /// removes them, unless another replica has shown them meanwhile. At most one batch at a time.
     inserts: BTreeSet<TaskKey>,
+    /// Whether a claim's commit is unknown.
     is_claim: bool,
     /// Rows held by this replica, including unknown claims; the next claims return them.
     held: BTreeSet<TaskKey>,

@@ -1,5 +1,5 @@
-//! Caches settled rows that were read. A hint about a write or removal by another replica, or about missing hints,
-//! evicts them.
+//! Caches settled rows that were read: their visible contents never change. A hint about a write or removal by another
+//! replica, or about missing hints, evicts them.
 //!
 //! A row is returned while its read is trusted, and permanently once a later barrier has passed
 //! ([`crate::replica::read_trust`]).

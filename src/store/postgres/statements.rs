@@ -3,7 +3,8 @@
 //! Each transaction that changes rows starts with a write to this writer's row in `tg_lane`, guarded by the number of
 //! its connection (its epoch). So every acknowledgement proves that all its reads are durable (rule 3). A transaction
 //! left running by an earlier connection either ends before the next connection gets its number, or finds the number
-//! gone and changes nothing. Such a statement returns one row for the guard, and none if the number is gone.
+//! gone and changes nothing: after that, no unresolved write can appear. Such a statement returns one row for the guard,
+//! and none if the number is gone.
 //!
 //! All writes of a batch are one statement on arrays of keys. It adds its changes to this replica's sums, and returns
 //! them.
@@ -24,8 +25,8 @@ const GUARD: &str =
 
 const GONE: &str = "t.id, t.owner, t.rev, t.holder, -1 AS tasks, -(NOT t.settled)::int AS unsettled, -t.size AS bytes";
 
-/// Adds the `changed` rows to this incarnation's sums, which no other replica writes while it lives. Returns one row
-/// for the guard, and one for each change.
+/// Adds the `changed` rows to this incarnation's sums, which no other replica writes while it lives, and deletes sums
+/// that become zero. Returns one row for the guard, and one for each change.
 const SUMS: &str = "
 added AS (
     SELECT owner, sum(tasks)::int8 AS tasks, sum(unsettled)::int8 AS unsettled, sum(bytes)::int8 AS bytes FROM changed GROUP BY owner

@@ -1,34 +1,61 @@
 //! The rules for several replicas: membership, commit outcomes, trusted reads, row ownership, task time.
 //!
-//! Pure: callers pass in the store's answers and their times, on a clock that is never set ([`BootTime`]). This module reads no
-//! clock, draws no id, waits for nothing and contacts no server. `tests/engine/replicas.rs` runs [`commit_trust::fate`],
-//! [`ReadTrust`], [`GuardedWrite::judge`] and claims through random schedules of faults. It models the store's SQL and the
-//! engine's handling of unresolved writes itself: the batches that a writer's row admits, and the evidence that a row gives about
-//! a write.
+//! Pure: callers pass in the store's answers and their times ([`BootTime`]); this module reads no clock, draws no id,
+//! waits for nothing. `tests/engine/replicas.rs` runs [`commit_trust::fate`], [`ReadTrust`], [`GuardedWrite::judge`]
+//! and claims through random schedules of faults. It models the store's SQL and the engine's handling of unresolved
+//! writes itself.
 //!
-//! Two modules carry the guarantees: [`fencing`] (each write names the row's revision, and a holder's write also the holder) and
-//! [`commit_trust`] (no fact is believed that a failover can roll back). [`membership`] only decides how soon a replica's rows
-//! are claimed: a wrong verdict loses nothing and repeats nothing. [`task_clock`] is the common time of all tasks.
+//! Two modules carry the guarantees: [`fencing`] (writes name the row's revision and holder) and [`commit_trust`] (no
+//! fact is believed that a failover can roll back). [`membership`] only decides how soon rows are claimed: a wrong
+//! verdict loses nothing.
 
-pub mod boot_time;
 pub mod commit_trust;
 pub mod directory;
 pub mod fencing;
 pub mod forwarded_numbers;
-pub mod incarnation;
 pub mod membership;
 pub mod read_trust;
 pub mod task_clock;
 
-pub use boot_time::BootTime;
+use std::fmt;
+use std::time::Duration;
+
 pub use commit_trust::{CommitEnd, Durability, DurabilitySettings, SqlNotice, UnknownCommitCause, WriteFate};
 pub use directory::{OwnerReplica, OwnerRequest, ReplicaDirectory, ReplicaMember, ReplicaPeer};
 pub use fencing::{GuardedRow, GuardedWrite, WriteVerdict};
 pub use forwarded_numbers::{ForwardedNumberRefusal, ForwardedNumbers};
-pub use incarnation::Incarnation;
 pub use membership::{
     DeathClaim, HeartbeatAnswer, LeaseTerms, Membership, OwnStanding, ReplicaLook, ReplicaRow, StoreGeneration,
     StoreLoss,
 };
 pub use read_trust::{ReadBelief, ReadTrust, ServerMark};
 pub use task_clock::{ClockStart, TaskClock};
+
+/// One process of a replica, numbered by the store at its registration. Numbers are never reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Incarnation(pub u64);
+
+impl fmt::Display for Incarnation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// The time since the machine's boot, including sleep (`CLOCK_BOOTTIME`). This clock is never set, and its values are meaningless
+/// on other machines.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BootTime(pub Duration);
+
+impl BootTime {
+    /// Zero if `earlier` is later.
+    #[must_use]
+    pub const fn since(self, earlier: Self) -> Duration {
+        self.0.saturating_sub(earlier.0)
+    }
+
+    /// Saturates.
+    #[must_use]
+    pub const fn after(self, span: Duration) -> Self {
+        Self(self.0.saturating_add(span))
+    }
+}

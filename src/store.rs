@@ -1,7 +1,6 @@
 //! Stores tasks. Depends on `task`, not on `dialect`. Start with [`tasks`], the contract of every store.
 
 mod clock_trust;
-mod condemned;
 #[cfg(test)]
 pub(crate) mod contract;
 pub mod disk;

@@ -1,8 +1,8 @@
 //! Classifies the end of a transaction: committed, not committed, or unknown.
 //!
-//! A server acknowledges more than it guarantees: a commit that is cancelled while it waits for a standby is acknowledged, and a
-//! failover rolls it back. Replies to clients rest on [`WriteFate::Done`] alone. Each rule has its own function, and [`fate`]
-//! combines them. [`crate::replica::read_trust`] has the rules for reads.
+//! A server acknowledges more than it guarantees: a commit that is cancelled while it waits for a standby is
+//! acknowledged, and a failover rolls it back. Replies to clients rest on [`WriteFate::Done`] alone.
+//! [`crate::replica::read_trust`] has the rules for reads.
 
 /// The operator's declaration about a store, which determines the guarantees that an acknowledgement must give.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,14 +20,12 @@ pub enum Durability {
 pub struct DurabilitySettings<'a> {
     /// `synchronous_standby_names`. Emptying it releases waiting commits, and later ones wait for no standby.
     pub standby_names: &'a str,
-    /// `synchronous_commit`.
     pub commit_mode: &'a str,
 }
 
-/// A notice or an error of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SqlNotice<'a> {
-    /// The severity, independent of the language (field `V` of the protocol): `WARNING`, `ERROR`, `FATAL`.
+    /// The severity, independent of the server's language (field `V` of the protocol): `WARNING`, `ERROR`, `FATAL`.
     pub severity: &'a str,
     /// Five characters; the first two are the class.
     pub sqlstate: &'a str,
@@ -42,18 +40,17 @@ pub enum CommitEnd<'a> {
         /// All notices on the connection from the first statement to the acknowledgement.
         notices: &'a [SqlNotice<'a>],
         settings: DurabilitySettings<'a>,
-        /// Inserted, changed or removed rows.
         rows_written: u64,
     },
-    /// A statement or the commit was answered with an error.
-    Refused { error: SqlNotice<'a> },
+    Refused {
+        error: SqlNotice<'a>,
+    },
     /// The connection ended before the answer.
     Lost,
     /// The writer's own time limit passed. It drops the connection, and never asks the server to cancel.
     TimedOut,
 }
 
-/// The outcome of a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteFate {
     /// Committed as durably as the operator declared, and so are all earlier visible changes.
@@ -68,18 +65,15 @@ pub enum WriteFate {
 /// Why a transaction's outcome is unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnknownCommitCause {
-    /// The acknowledgement came with a warning.
     Warned,
     /// The settings do not guarantee the declared durability.
     Unreplicated,
     /// It wrote no row, so its acknowledgement waited for no flush.
     WroteNothing,
-    /// The connection or the server ended within the transaction.
     Lost,
     TimedOut,
 }
 
-/// The outcome of a transaction with this end.
 #[must_use]
 pub fn fate(durability: Durability, end: CommitEnd<'_>) -> WriteFate {
     match end {
@@ -101,15 +95,15 @@ pub fn fate(durability: Durability, end: CommitEnd<'_>) -> WriteFate {
     }
 }
 
-/// Whether this notice voids an acknowledgement. A commit with a cancelled wait for its standby is acknowledged with a warning of
-/// class 01, one in a terminated session with a warning of class 57. No harmless warning on a commit is known.
+/// A commit with a cancelled wait for its standby is acknowledged with a warning of class 01, one in a terminated
+/// session with a warning of class 57. No harmless warning on a commit is known.
 #[must_use]
 pub fn voids_acknowledgement(notice: &SqlNotice<'_>) -> bool {
     notice.severity == "WARNING" || matches!(notice.sqlstate.get(..2), Some("01" | "57") | None)
 }
 
-/// Whether a transaction waits for no disk and no standby because it wrote no row: its reads, such as an existing name, may be
-/// rolled back. Therefore each batch writes its replica's own row before its callers are answered.
+/// Without a written row, a transaction waits for no disk and no standby: its reads may be rolled back. Therefore each
+/// batch writes its replica's own row.
 const fn promises_nothing(rows_written: u64) -> bool {
     rows_written == 0
 }
@@ -124,8 +118,7 @@ fn is_promised_by(durability: Durability, settings: DurabilitySettings<'_>) -> b
     }
 }
 
-/// Whether an error may follow a written commit, because the session, connection or server ended. All other errors precede the
-/// commit and roll back the transaction.
+/// Whether an error may follow a written commit. All other errors precede the commit and roll back the transaction.
 fn ends_the_connection(error: &SqlNotice<'_>) -> bool {
     let is_of_class = |class: &str| error.sqlstate.starts_with(class);
     // 40003: the server or a pooler reports an unknown outcome. 57P: it shuts down.

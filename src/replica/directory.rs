@@ -1,16 +1,14 @@
 //! Determines the living replica that owns a session.
 
-// Only the address type: `core` has no sockets.
 use core::net::SocketAddr;
 
-use super::incarnation::Incarnation;
+use super::Incarnation;
 use super::membership::ReplicaRow;
 
 /// A living, reachable replica. A replica without an address receives no forwarded requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplicaMember {
     pub peer: ReplicaPeer,
-    /// Whether it is draining and accepts no new requests.
     pub is_leaving: bool,
 }
 
@@ -22,31 +20,27 @@ pub struct ReplicaDirectory {
     members: Vec<ReplicaMember>,
 }
 
-/// The replica that owns a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OwnerReplica {
     Here,
     There(ReplicaPeer),
 }
 
-/// A replica, and the address where others reach it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ReplicaPeer {
     pub incarnation: Incarnation,
     pub address: SocketAddr,
 }
 
-/// The kind of request to a session's owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OwnerRequest {
     /// A new request, which a leaving replica does not handle.
     Begin,
-    /// The end of the session, which a leaving owner handles too, since it has tasks in it.
+    /// The end of the session, which a leaving owner handles too, since it has tasks in the session.
     End,
 }
 
 impl ReplicaDirectory {
-    /// A replica that sees no other.
     #[must_use]
     pub fn alone(own: Incarnation) -> Self {
         Self::new(own, [])
@@ -61,27 +55,25 @@ impl ReplicaDirectory {
         Self { own, members }
     }
 
-    /// The view of `own`, from all replicas' rows. An invalid address counts as none.
+    /// An invalid address counts as none.
     #[must_use]
     pub fn of_rows<'a>(own: Incarnation, rows: impl IntoIterator<Item = &'a ReplicaRow>) -> Self {
         let living = rows.into_iter().filter(|row| !row.is_dead);
         Self::new(own, living.filter_map(ReplicaMember::of_row))
     }
 
-    /// This replica.
     #[must_use]
     pub const fn own(&self) -> Incarnation {
         self.own
     }
 
-    /// A living replica other than `own`.
     #[must_use]
     pub fn peer(&self, incarnation: Incarnation) -> Option<ReplicaPeer> {
         if incarnation == self.own { None } else { self.member(incarnation).map(|member| member.peer) }
     }
 
-    /// The owner of a session created at `opened_by`. If that replica is gone or unknown, a living one takes over: replicas with
-    /// the same directory choose the same one for a `nonce`, and a departing replica moves only its own sessions.
+    /// Returns the replica at `opened_by`. If it is gone or unknown, a living one takes over: replicas with the same
+    /// directory choose the same one for a `nonce`, and a departing replica moves only its own sessions.
     #[must_use]
     pub fn owner(&self, opened_by: Option<Incarnation>, nonce: u128, request: OwnerRequest) -> OwnerReplica {
         match opened_by {
@@ -94,8 +86,8 @@ impl ReplicaDirectory {
         }
     }
 
-    /// The only replica with requests in progress for a session. `None` if there may be several, because its owner drains or is
-    /// gone: its successors change as replicas come and go.
+    /// The only replica with requests in progress for a session. `None` if there may be several: successors change as
+    /// replicas come and go.
     #[must_use]
     pub fn only_owner(&self, opened_by: Option<Incarnation>) -> Option<OwnerReplica> {
         let at = opened_by?;
@@ -107,12 +99,10 @@ impl ReplicaDirectory {
         }
     }
 
-    /// All other reachable replicas.
     pub fn peers(&self) -> impl Iterator<Item = ReplicaPeer> {
         self.members.iter().map(|member| member.peer).filter(|peer| peer.incarnation != self.own)
     }
 
-    /// The remaining replica with the highest rank for a session.
     fn successor(&self, nonce: u128) -> Option<&ReplicaMember> {
         let staying = self.members.iter().filter(|member| !member.is_leaving);
         staying.max_by_key(|member| (rank(nonce, member.peer.incarnation), member.peer.incarnation))
@@ -135,14 +125,14 @@ impl ReplicaMember {
     }
 }
 
-/// A replica's rank for a session; the highest living one is chosen (rendezvous hashing). Must not differ between builds, as
-/// replicas of two builds must choose the same.
+/// Ranks a replica for a session; the highest living one is chosen (rendezvous hashing). Must not differ between
+/// builds, as replicas of two builds must choose the same.
 fn rank(nonce: u128, incarnation: Incarnation) -> u64 {
     let [high, low] = [(nonce >> 64) as u64, nonce as u64];
     mixed(mixed(mixed(incarnation.0).wrapping_add(high)).wrapping_add(low))
 }
 
-/// Mixes all bits (the finalizer of SplitMix64).
+/// The finalizer of SplitMix64.
 const fn mixed(value: u64) -> u64 {
     let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -253,7 +243,7 @@ mod tests {
             let found = directory.owner(Some(Incarnation(opened_by)), 7, request);
             assert_eq!(found, expected, "{directory:?} {opened_by} {request:?}");
         }
-        assert_eq!(seen_by(1, &[1, 2]).peer(Incarnation(1)), None, "nobody reaches itself from afar");
+        assert_eq!(seen_by(1, &[1, 2]).peer(Incarnation(1)), None, "a replica is not its own peer");
     }
 
     /// This replica, where the session was created; the only owner. The second replica drains.

@@ -1,20 +1,17 @@
 //! Decides by revision and holder whether a row may be written or claimed.
 //!
-//! A store implements the same rule as a condition of its statement. This module explains why a write failed, and serves as the
-//! reference in that condition's tests. Safety rests on this rule alone, not on liveness verdicts.
+//! A store implements the same rule as a condition of its statement; this module explains why a write failed. Safety
+//! rests on this rule alone, not on liveness verdicts.
 
 use crate::replica::Incarnation;
 
-/// The fields of a row that guard its writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GuardedRow {
-    /// Counts the row's writes.
     pub revision: u64,
     /// The replica responsible for the row; `None` once no work is left.
     pub holder: Option<Incarnation>,
 }
 
-/// The row state that a write expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GuardedWrite {
     expected_revision: u64,
@@ -22,20 +19,16 @@ pub struct GuardedWrite {
     writer: Option<Incarnation>,
 }
 
-/// The outcome of a guarded write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteVerdict {
-    /// The row was as expected.
     Made,
     /// Another write came first, or the row is gone: read it again and decide again.
     Conflict,
-    /// Another replica holds the row: the runner stops, closes its stream to the upstream without a cancel, and decides nothing
-    /// more.
+    /// Another replica holds the row: the runner stops, and closes its stream to the upstream without a cancel.
     Fenced,
 }
 
 impl GuardedWrite {
-    /// A write by the runner that holds the row: checks revision and holder.
     #[must_use]
     pub const fn by_holder(holder: Incarnation, expected_revision: u64) -> Self {
         Self { expected_revision, writer: Some(holder) }
@@ -47,10 +40,8 @@ impl GuardedWrite {
         Self { expected_revision, writer: None }
     }
 
-    /// Judges the write against a row's current state; `None` for a missing row.
-    ///
-    /// Any *other* holder fences a holder's write, at any revision. A row without a holder has settled, so the runner has to read
-    /// it: a conflict.
+    /// Any *other* holder fences a holder's write, at any revision. A row without a holder has settled, so the runner
+    /// has to read it: a conflict.
     #[must_use]
     pub fn judge(self, found: Option<GuardedRow>) -> WriteVerdict {
         let Some(row) = found else { return WriteVerdict::Conflict };
@@ -64,18 +55,17 @@ impl GuardedWrite {
     }
 }
 
-/// Whether a replica may claim a row: its holder was declared dead. `is_dead` decides for an incarnation; unknown ones are not
-/// dead. A row without a holder needs no claim.
+/// Whether a replica may claim a row. `is_dead` decides for an incarnation; unknown ones are not dead.
 ///
-/// The claim is a write at the row's revision, so only one of several claimants succeeds. A claimant with an older runner for
-/// this row stops it first: that runner was fenced by the other holder, but would not notice once the row names this replica
-/// again, and might repeat sends by the other replica.
+/// The claim is a write at the row's revision, so only one claimant succeeds. A claimant with an older, fenced runner
+/// for this row stops it first: it would not notice once the row names this replica again, and might repeat sends by
+/// the other replica.
 #[must_use]
 pub fn may_claim(row: GuardedRow, claimant: Incarnation, is_dead: impl FnOnce(Incarnation) -> bool) -> bool {
     row.holder.is_some_and(|holder| holder != claimant && is_dead(holder))
 }
 
-/// The row after a claim, otherwise unchanged. The higher revision invalidates the old holder's reads.
+/// The higher revision invalidates the old holder's reads.
 #[must_use]
 pub const fn claimed(row: GuardedRow, claimant: Incarnation) -> GuardedRow {
     GuardedRow { revision: row.revision + 1, holder: Some(claimant) }
@@ -134,8 +124,8 @@ mod tests {
         let of_other = GuardedRow { revision: 3, holder: Some(OTHER) };
         assert!(may_claim(of_other, ME, |holder| holder == OTHER));
         assert!(!may_claim(of_other, ME, |_| false), "its holder lives");
-        assert!(!may_claim(GuardedRow { revision: 3, holder: None }, ME, |_| true), "nobody has to do anything for it");
-        assert!(!may_claim(of_other, OTHER, |_| true), "nobody claims what it holds");
+        assert!(!may_claim(GuardedRow { revision: 3, holder: None }, ME, |_| true), "it needs no holder");
+        assert!(!may_claim(of_other, OTHER, |_| true), "a holder does not claim its own row");
         let after = Some(claimed(of_other, ME));
         assert_eq!(GuardedWrite::by_holder(OTHER, 3).judge(after), WriteVerdict::Fenced);
         assert_eq!(GuardedWrite::by_command(3).judge(after), WriteVerdict::Conflict);

@@ -1,22 +1,21 @@
 //! Detects repeated requests among those forwarded by other replicas.
 //!
-//! Each sender numbers the requests that it forwards. For each sender this keeps the highest number and a bitmap of the numbers
-//! just below it, which works for any order of arrival in constant space.
+//! For each sender this keeps the highest number and a bitmap of the numbers just below it, for any order of arrival in
+//! constant space.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
-use super::incarnation::Incarnation;
+use super::Incarnation;
 use crate::task::Timestamp;
 
 /// How far below the highest a number may arrive: more than one sender's concurrent requests.
 const NUMBERS_KEPT: u64 = 1 << 14;
-/// Maximum number of senders. A sender is forgotten once all its requests have expired.
+/// A sender is forgotten once all its requests have expired.
 const SENDERS_MAX: usize = 256;
 const WORD: u64 = 64;
 const WORDS: usize = (NUMBERS_KEPT / WORD) as usize;
 
-/// The received requests by sender.
 #[derive(Debug, Default)]
 pub struct ForwardedNumbers {
     senders: HashMap<Incarnation, SenderNumbers>,
@@ -40,10 +39,8 @@ struct SenderNumbers {
 }
 
 impl ForwardedNumbers {
-    /// Records a request, which is valid for at most `good_for` before and after its sender's timestamp.
-    ///
-    /// # Errors
-    /// Unless it is certainly not a repetition.
+    /// A request is valid for at most `good_for` before and after its sender's timestamp. Fails unless it is certainly
+    /// not a repetition.
     pub fn take(
         &mut self,
         (sender, number): (Incarnation, u64),
@@ -68,7 +65,6 @@ impl SenderNumbers {
         Self { highest: 0, came: Box::new([0; WORDS]), last: now }
     }
 
-    /// Whether a number is certainly new.
     fn take(&mut self, number: u64) -> bool {
         if number == 0 || number.saturating_add(NUMBERS_KEPT) <= self.highest {
             return false;

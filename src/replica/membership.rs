@@ -1,8 +1,7 @@
 //! Tracks which replicas are silent, and this replica's own standing.
 //!
-//! Each replica increments the heartbeat in its own row, and reads all rows. An observer measures on its own clock how long a
-//! heartbeat stays unchanged, and only while it reaches the store itself. Safety does not depend on this: a replica wrongly
-//! declared dead is fenced (`fencing`) and registers again.
+//! An observer measures on its own clock how long a heartbeat stays unchanged, and only while it reaches the store
+//! itself. Safety does not depend on this: a replica wrongly declared dead is fenced (`fencing`) and registers again.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,17 +9,15 @@ use std::time::Duration;
 use crate::replica::{BootTime, Incarnation};
 use crate::task::Timestamp;
 
-/// Interval at which each replica reads all rows.
 pub const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Maximum heartbeat interval with any lease: the lease of other replicas may be longer than the observer's.
+/// Maximum interval with any lease: the lease of other replicas may be longer than the observer's.
 pub const BEAT_EVERY_MAX: Duration = Duration::from_secs(2);
 /// After an outage of the store, the window is as long as the outage, up to this.
 pub const WINDOW_AFTER_OUTAGE_MAX: Duration = Duration::from_secs(30);
-/// Minimum retention of a dead replica's row. A paused replica learns from its row that it was replaced; without the row, it
-/// concludes that the store has lost acknowledged writes.
+/// A paused replica learns from its dead row that it was replaced; without the row, it concludes that the store has
+/// lost acknowledged writes.
 pub const DEAD_ROWS_KEPT: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// How long replicas wait for each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeaseTerms {
     lease: Duration,
@@ -44,26 +41,23 @@ impl LeaseTerms {
         (Self::LEASE_MIN..=Self::LEASE_MAX).contains(&lease).then_some(Self { lease, alone_max })
     }
 
-    /// Time without a new heartbeat after which a replica is silent.
     #[must_use]
     pub const fn lease(self) -> Duration {
         self.lease
     }
 
-    /// The heartbeat interval: a quarter of the lease, at most [`BEAT_EVERY_MAX`].
     #[must_use]
     pub fn heartbeat_interval(self) -> Duration {
         (self.lease / 4).min(BEAT_EVERY_MAX)
     }
 
-    /// Half of the lease. A longer gap between an observer's own acknowledged heartbeats is an outage of the store.
+    /// A longer gap between an observer's own acknowledged heartbeats is an outage of the store.
     #[must_use]
     pub fn gap_max(self) -> Duration {
         self.lease / 2
     }
 
-    /// Maximum age of the last acknowledged heartbeat for inserting rows: seven eighths of the lease. After that, others would
-    /// soon claim them.
+    /// Maximum age of the last acknowledged heartbeat for inserting rows. After that, others would soon claim them.
     #[must_use]
     pub fn begin_max(self) -> Duration {
         self.lease * 7 / 8
@@ -80,86 +74,81 @@ impl LeaseTerms {
     }
 }
 
-/// A random number drawn when a store is created, which distinguishes stores.
+/// A random number drawn when a store is created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoreGeneration(pub u128);
 
-/// A replica's row in the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplicaRow {
     pub incarnation: Incarnation,
-    /// The operator's name for it, shared by later processes of the same replica.
+    /// The operator's name for the replica, shared by its later processes.
     pub name: String,
-    /// Where others reach it; `None` if it does not listen for them.
+    /// `None` if it does not listen for other replicas.
     pub address: Option<String>,
-    /// Its heartbeat number.
     pub heartbeat: u64,
     /// Its task clock at its last heartbeat.
     pub now: Timestamp,
-    /// It accepts no new requests and will soon end.
     pub is_leaving: bool,
     pub is_dead: bool,
-    /// The newest record format that it reads.
     pub record_reads: u32,
 }
 
-/// All rows from one read.
 #[derive(Clone, Debug)]
 pub struct ReplicaLook {
-    /// When the read was sent; it shows no older state.
+    /// The read shows no older state.
     pub sent: BootTime,
-    /// When its answer arrived; it shows no newer state.
+    /// The read shows no newer state.
     pub received: BootTime,
     pub rows: Vec<ReplicaRow>,
 }
 
-/// The answer to a heartbeat. One with an unknown commit has no answer: the row may contain it or not.
+/// A heartbeat with an unknown commit has no answer: the row may contain it or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeartbeatAnswer {
     /// Durable; both values are as its own transaction saw them.
-    Acknowledged { heartbeat: u64, generation: StoreGeneration },
-    /// The row says that this replica is dead, with this heartbeat.
-    Dead { heartbeat: u64 },
-    /// The row is missing, on a server that has acknowledged another write since. A replaced server may lack the row, which
-    /// proves nothing about the store.
+    Acknowledged {
+        heartbeat: u64,
+        generation: StoreGeneration,
+    },
+    Dead {
+        heartbeat: u64,
+    },
+    /// The row is missing on a server that has acknowledged another write since. A replaced server may lack the row,
+    /// which proves nothing.
     Missing,
 }
 
 /// How a store shows that it has lost acknowledged writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreLoss {
-    /// A heartbeat was acknowledged under a number acknowledged before, or this replica's row is dead with an earlier heartbeat.
+    /// A heartbeat was acknowledged under a number acknowledged before, or this replica's row is dead with an earlier
+    /// heartbeat.
     HeartbeatWentBack {
         acknowledged: u64,
         found: u64,
     },
     RowMissing,
-    /// It is another store.
     OtherGeneration(StoreGeneration),
 }
 
-/// This replica's permissions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OwnStanding {
-    /// May continue calls and store their outcomes, and insert rows while its heartbeats are acknowledged
-    /// ([`LeaseTerms::begin_max`]).
+    /// May insert rows while its heartbeats are acknowledged ([`LeaseTerms::begin_max`]).
     Member,
-    /// May do nothing: it was declared dead, or was without the store for too long. Its runners stop; it may register again.
+    /// Declared dead, or without the store for too long. Its runners stop; it may register again.
     Fenced,
-    /// May do nothing: held calls end with this error. Permanent.
+    /// Held calls end with this error. Permanent.
     StoreLost(StoreLoss),
 }
 
-/// A replica to declare dead, if its row still has this heartbeat. A replica with a newer heartbeat, or already dead, is left
-/// alone.
+/// A replica to declare dead, unless its row has a newer heartbeat or is already dead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeathClaim {
     pub incarnation: Incarnation,
     pub heartbeat: u64,
 }
 
-/// One replica's knowledge about all replicas, since its registration. Fed with answers to its heartbeats and with looks, which
-/// may arrive late.
+/// Fed since registration with answers to heartbeats and with looks, which may arrive late.
 #[derive(Debug)]
 pub struct Membership {
     terms: LeaseTerms,
@@ -168,9 +157,8 @@ pub struct Membership {
     acknowledged: AcknowledgedHeartbeat,
     /// Counts outages of the store; windows from before the last one are void.
     outages: u64,
-    /// When the last outage ended.
     back: BootTime,
-    /// The length of windows that start with the first look after it.
+    /// Length of windows that start with the first look after it.
     window_after_outage: Duration,
     looked: BootTime,
     others: BTreeMap<Incarnation, WatchedReplica>,
@@ -188,10 +176,8 @@ struct AcknowledgedHeartbeat {
 #[derive(Debug)]
 struct WatchedReplica {
     row: ReplicaRow,
-    /// When the row was first seen with its heartbeat.
     since: BootTime,
     window: Duration,
-    /// The outage after which the window started.
     outage: u64,
 }
 
@@ -219,7 +205,6 @@ impl Membership {
         }
     }
 
-    /// This replica's last acknowledged heartbeat.
     #[must_use]
     pub const fn acknowledged_heartbeat(&self) -> u64 {
         self.acknowledged.heartbeat
@@ -227,7 +212,7 @@ impl Membership {
 
     /// Records the answer to a heartbeat that was sent and answered at these instants.
     pub fn heartbeat_answered(&mut self, answer: HeartbeatAnswer, sent: BootTime, received: BootTime) {
-        // A replica without the store for too long is fenced, even if it was paused and `standing` was not called meanwhile.
+        // A replica without the store for too long is fenced, even if `standing` was not called meanwhile.
         let standing = self.standing(received);
         if matches!(standing, OwnStanding::Fenced | OwnStanding::StoreLost(_)) {
             self.end = Some(standing);
@@ -264,9 +249,8 @@ impl Membership {
         self.acknowledged = AcknowledgedHeartbeat { heartbeat, sent, received };
     }
 
-    /// Records a look, and returns the replicas to declare dead: those with an unchanged heartbeat for the lease, while this
-    /// replica's own heartbeats were acknowledged without an outage. With punctual heartbeats and looks that takes at most the
-    /// lease and two looks after the last heartbeat.
+    /// Returns the replicas to declare dead: unchanged for the lease, while this replica's own heartbeats were
+    /// acknowledged without an outage. With punctual heartbeats and looks that takes at most the lease and two looks.
     pub fn looked(&mut self, look: ReplicaLook) -> Vec<DeathClaim> {
         // Late answers are known to be outdated; those from before an outage's end would start windows too early.
         if look.sent < self.looked || look.sent < self.back {
@@ -289,7 +273,7 @@ impl Membership {
         self.silent(look.sent)
     }
 
-    /// The state of another replica after a look. A lower heartbeat, rolled back by a failover, also counts as new.
+    /// A lower heartbeat, rolled back by a failover, also counts as new.
     fn watched(&self, known: Option<WatchedReplica>, row: ReplicaRow, received: BootTime) -> WatchedReplica {
         let (since, window) = match known {
             // A replica silent since a longer outage keeps its longer window.
@@ -313,13 +297,11 @@ impl Membership {
         self.others.values().filter(is_silent).map(WatchedReplica::death_claim).collect()
     }
 
-    /// How long this replica has been without the store, counted from when its last acknowledged heartbeat was sent, since others
-    /// may count from then.
+    /// Counts from when the last acknowledged heartbeat was sent, since others may count from then.
     fn alone_for(&self, now: BootTime) -> Duration {
         now.since(self.acknowledged.sent)
     }
 
-    /// What this replica may do now.
     #[must_use]
     pub fn standing(&self, now: BootTime) -> OwnStanding {
         match self.end {
@@ -329,7 +311,6 @@ impl Membership {
         }
     }
 
-    /// Since when this replica has seen another one's current heartbeat.
     #[must_use]
     pub fn heartbeat_since(&self, incarnation: Incarnation) -> Option<BootTime> {
         self.others.get(&incarnation).map(|other| other.since)
@@ -340,7 +321,7 @@ impl Membership {
         self.others.values().map(|other| &other.row).filter(|row| !row.is_dead)
     }
 
-    /// Dead incarnations that have been silent for as long as calls continue without the store: any replica may claim all of
+    /// Dead incarnations that have been silent for as long as calls continue without the store: any replica may claim
     /// their rows.
     pub fn abandoned(&self, now: BootTime) -> impl Iterator<Item = Incarnation> {
         let is_abandoned =
@@ -348,7 +329,7 @@ impl Membership {
         self.others.values().filter(is_abandoned).map(|other| other.row.incarnation)
     }
 
-    /// The highest task time of another living replica, for [`TaskClock::steer`](crate::replica::TaskClock::steer).
+    /// The highest time of another living replica, for [`TaskClock::steer`](crate::replica::TaskClock::steer).
     #[must_use]
     pub fn highest_now(&self) -> Option<Timestamp> {
         self.living_others().map(|row| row.now).max()

@@ -1,42 +1,39 @@
 //! Determines which reads may be believed.
 //!
-//! A server shows rows that a failover rolls back: commits with a cancelled wait for the standby or a terminated session, commits
-//! in progress at a restart, and all commits after another server was promoted while this one keeps running. A *barrier* protects
-//! against this: a write with the fate [`WriteFate::Done`](crate::replica::WriteFate::Done). Logs are flushed in order, so it
-//! proves every change that was visible on its server when it was sent.
+//! A server shows rows that a failover rolls back: commits with a cancelled wait or a terminated session, commits in
+//! progress at a restart, and all commits after another server was promoted. A *barrier* protects against this: a write
+//! with the fate [`WriteFate::Done`](crate::replica::WriteFate::Done). Logs are flushed in order, so it proves every
+//! change that was visible on its server when it was sent.
 //!
-//! For a client's read that is enough: any transaction of this replica that wrote a row serves, on any connection, for all
-//! connections to the same server. Resolving an unknown commit needs a barrier with three more properties:
+//! For a client's read, any transaction of this replica that wrote a row is enough, on any connection to the same
+//! server. Resolving an unknown commit needs a barrier with three more properties:
 //! - It certainly writes: the replica's own row.
-//! - It waits for every earlier batch of its replica: all batches and the barrier write or lock the same object (that row, or a
-//!   transaction-level advisory lock). A commit flushed by its standby shows its rows only when its session is scheduled again; a
-//!   barrier that overtook it would let a read miss a row that appears a moment later, and an unresolved write would be taken for
-//!   a failed one.
+//! - It waits for every earlier batch of its replica: all write or lock that row. A commit flushed by its standby shows
+//!   its rows only when its session is scheduled again; a barrier that overtook it would take an unresolved write for a
+//!   failed one.
 //! - It excludes batches that were sent before the unknown commit and arrive later.
 //!
-//! One statement does all three: it writes that row if the row has the writer's epoch, and a batch that finds another epoch is
-//! rolled back. It is part of every batch, so each committed batch is such a barrier. The PostgreSQL store increments the epoch
-//! once for each connection, with a write that waits for the row. No other statement waits for this row: declaring a replica dead
-//! must not wait for its unfinished writes.
+//! One statement of every batch does all three: it writes that row if the row has the writer's epoch, and a batch that
+//! finds another epoch is rolled back. The PostgreSQL store increments the epoch once for each connection, with a write
+//! that waits for the row. No other statement waits for this row: declaring a replica dead must not wait for its
+//! unfinished writes.
 
 use std::time::Duration;
 
 use crate::replica::BootTime;
 
-/// Identifies one run of one server. Computed from its address, start and timeline, as read on the connection itself. A barrier
-/// on one run proves nothing about another.
+/// One run of one server: its address, start and timeline, as read on the connection. A barrier on one run proves
+/// nothing about another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ServerMark(pub u64);
 
-/// Whether a read may be believed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadBelief {
     Believed,
-    /// It may be believed after a barrier that is sent from now on to the same server.
+    /// The read needs a barrier that is sent from now on to the same server.
     NeedsBarrier,
 }
 
-/// One replica's barriers, and the events that require new ones.
 #[derive(Clone, Debug)]
 pub struct ReadTrust {
     age_max: Duration,
@@ -54,20 +51,19 @@ struct BarrierProof {
 }
 
 impl ReadTrust {
-    /// Believes nothing before the first barrier. `age_max` is the maximum age of the last barrier when a read is used; with zero
-    /// every read needs a later barrier.
+    /// `age_max` is the maximum age of the last barrier when a read is used; with zero every read needs a later
+    /// barrier.
     #[must_use]
     pub const fn new(age_max: Duration, at: BootTime) -> Self {
         Self { age_max, distrusted: at, proof: None, settling: None }
     }
 
-    /// Records a new connection, which requires a new barrier: the last one may have ended within a commit, and the server may
-    /// differ.
+    /// A new connection requires a new barrier: the last one may have ended within a commit, and the server may differ.
     pub fn connected(&mut self, at: BootTime) {
         self.distrust(at);
     }
 
-    /// Records a write with an unknown outcome: to resolve it, make a barrier, then read the rows.
+    /// Records an unknown outcome: to resolve the write, make a barrier, then read the rows.
     pub fn write_unknown(&mut self, at: BootTime) {
         self.distrust(at);
     }
@@ -77,7 +73,7 @@ impl ReadTrust {
         (self.proof, self.settling) = (None, None);
     }
 
-    /// Records a committed transaction that wrote a row. It proves the changes visible on that server, but did not wait for this
+    /// Records a committed transaction. It proves the changes visible on that server, but did not wait for this
     /// replica's batches.
     pub fn write_passed(&mut self, server: ServerMark, sent: BootTime) {
         if sent >= self.distrusted {
@@ -85,7 +81,6 @@ impl ReadTrust {
         }
     }
 
-    /// Records a committed barrier that waited for every earlier batch of this replica.
     pub fn lane_write_passed(&mut self, server: ServerMark, sent: BootTime) {
         self.write_passed(server, sent);
         if sent >= self.distrusted {
@@ -93,16 +88,15 @@ impl ReadTrust {
         }
     }
 
-    /// Whether a read sent now to this server may resolve a write: a barrier that waited for every earlier batch has passed there
-    /// since the last unknown outcome.
+    /// Whether a read sent now to this server may resolve a write: a [`Self::lane_write_passed`] there since the last
+    /// unknown outcome.
     #[must_use]
     pub fn may_settle(&self, server: ServerMark) -> bool {
         self.settling.is_some_and(|proof| proof.server == server)
     }
 
-    /// Whether a read received at `received` may be used now. A barrier sent after it proves it for good. An earlier one leaves a
-    /// gap: commits that were cancelled since, or on a server that was replaced since, may be rolled back, so it counts for
-    /// `age_max` only.
+    /// A barrier sent after the read proves it for good. An earlier one leaves a gap: commits cancelled since, or on a
+    /// server replaced since, may be rolled back, so it counts for `age_max` only.
     #[must_use]
     pub fn judge(&self, server: ServerMark, received: BootTime, now: BootTime) -> ReadBelief {
         let is_fresh = |proof: BarrierProof| !self.age_max.is_zero() && now.since(proof.sent) <= self.age_max;
@@ -112,7 +106,7 @@ impl ReadTrust {
         }
     }
 
-    /// The same for reads that must never be rolled back: requires a barrier sent after the read was received.
+    /// For reads that must never be rolled back: requires a barrier sent after the read was received.
     #[must_use]
     pub fn judge_for_good(&self, server: ServerMark, received: BootTime) -> ReadBelief {
         match self.proof {
@@ -123,7 +117,6 @@ impl ReadTrust {
 }
 
 impl BarrierProof {
-    /// Replaces an earlier barrier.
     fn replace(self, proof: &mut Option<Self>) {
         if proof.is_none_or(|other| other.sent <= self.sent) {
             *proof = Some(self);

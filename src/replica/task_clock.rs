@@ -8,11 +8,10 @@ use std::time::Duration;
 use crate::replica::BootTime;
 use crate::task::Timestamp;
 
-/// Maximum speed-up of the clock, in millionths: it must exceed the drift between machines' clocks, and half a second in a
-/// quarter of an hour goes unnoticed.
+/// Maximum speed-up in millionths. Must exceed the drift between machines' clocks; half a second in a quarter of an
+/// hour goes unnoticed.
 pub const SLEW_PPM_MAX: u32 = 500;
 
-/// A new replica's sources for the time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClockStart {
     /// The highest task time in living replicas' rows. Overrides the others.
@@ -24,7 +23,6 @@ pub struct ClockStart {
 }
 
 impl ClockStart {
-    /// The start time of a clock.
     #[must_use]
     pub fn begin(self) -> Timestamp {
         self.living.unwrap_or_else(|| self.stored.map_or(self.server, |stored| stored.max(self.server)))
@@ -37,7 +35,7 @@ pub struct TaskClock {
     /// Microseconds since 1970 at `at`; in milliseconds, the slew of short spans would be lost.
     micros: u64,
     at: BootTime,
-    /// Microseconds by which it trailed the furthest replica at `at`.
+    /// Microseconds behind the furthest replica, at `at`.
     behind: u64,
 }
 
@@ -46,7 +44,6 @@ fn micros(span: Duration) -> u64 {
 }
 
 impl TaskClock {
-    /// A clock that showed `begin` at that instant. See [`ClockStart::begin`].
     #[must_use]
     pub const fn new(begin: Timestamp, at: BootTime) -> Self {
         Self { micros: begin.as_millis().saturating_mul(1_000), at, behind: 0 }
@@ -58,9 +55,8 @@ impl TaskClock {
         Timestamp::from_millis(self.micros_at(at) / 1_000)
     }
 
-    /// Slews towards the highest time of living replicas in a look, from when the look was received. A row has the time of its
-    /// replica's last heartbeat, so this clock trails the furthest by less than a heartbeat interval and never drives it forward.
-    /// An earlier time has no effect.
+    /// Slews towards the highest time of living replicas in a look. A row has the time of its replica's last heartbeat,
+    /// so this clock trails the furthest by less than a heartbeat interval and never drives it forward.
     pub fn steer(&mut self, highest: Timestamp, at: BootTime) {
         // Looks may arrive out of order; the clock never goes back.
         let at = at.max(self.at);
@@ -132,7 +128,7 @@ mod tests {
             }
         }
         let end = at(2_001_000);
-        assert_eq!(clocks[1].now(end), ms(1_000_400 + 2_001_000), "the furthest is driven by nobody");
+        assert_eq!(clocks[1].now(end), ms(1_000_400 + 2_001_000), "no clock drives the furthest");
         let apart = clocks[1].now(end).since(clocks[0].now(end));
         assert!(apart <= Duration::from_millis(301), "{apart:?}");
     }

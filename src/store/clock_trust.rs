@@ -1,9 +1,8 @@
-//! Judges whether a clock can be right, for every store that outlives a process. Compares the clock with the time of the store's
-//! last use.
+//! Judges whether a clock can be right, for every store that outlives a process.
 //!
-//! A wrong clock at startup must not delete tasks: if it is ahead by more than a day and by more than any stored task lives,
-//! nothing is freed at first, and the time is not recorded as a time of use, so that the next process does not rely on it. If a
-//! wrong time was recorded nevertheless, the operator discards it with [`RESET`].
+//! A wrong clock at startup must not delete tasks: if it is ahead of the store's last use by more than a day and by
+//! more than any stored task lives, nothing is freed at first, and the time is not recorded, so that the next process
+//! does not rely on it. The operator discards a wrong recorded time with [`RESET`].
 
 use std::time::Duration;
 
@@ -11,8 +10,7 @@ use tokio::time::Instant;
 
 use crate::task::Timestamp;
 
-/// A file with this name, created by the operator in the gateway's folder, makes the next start discard the time of the store's
-/// last use.
+/// The operator creates this file in the gateway's folder; the next start discards the time of the store's last use.
 pub(super) const RESET: &str = "tasks.reset-clock";
 
 /// Larger differences are logged.
@@ -28,7 +26,7 @@ pub(super) struct ClockTrust {
 impl ClockTrust {
     /// For a replica that joins others with a distrusted time.
     pub(super) fn withheld(distrust: Duration) -> Self {
-        tracing::warn!(?distrust, "the other gateways go by a clock that leapt ahead: nothing is freed for now");
+        tracing::warn!(?distrust, "the clock of the other gateways jumped ahead: nothing is freed for now");
         Self { distrusted_until: Some(Instant::now() + distrust) }
     }
 
@@ -41,8 +39,7 @@ impl ClockTrust {
         self.distrusted_until.is_some_and(|until| Instant::now() < until)
     }
 
-    /// Judges the clock's time at startup, and logs a warning for the operator. `longest` is the longest remaining lifetime of a
-    /// stored task at the last use.
+    /// Logs a warning for the operator. `longest` is the longest remaining lifetime of a stored task at the last use.
     pub(super) fn new(shown: Option<Timestamp>, seen: Timestamp, longest: Duration, distrust: Duration) -> Self {
         let Some(shown) = shown.filter(|_| seen > Timestamp::from_millis(0)) else {
             return Self { distrusted_until: None };
@@ -51,8 +48,8 @@ impl ClockTrust {
         if behind > DIFFERENCE_MAX {
             tracing::warn!(
                 clock = %shown, last_used = %seen,
-                "the clock shows an earlier time than the task store was last used at, and tasks go by the later one; if \
-                 the clock is right, stop the gateway, make an empty file `{RESET}` in the gateway's folder and start again"
+                "the clock is behind the task store's last use, and tasks keep the later time; if the clock is right, \
+                 stop the gateway, make an empty file `{RESET}` in the gateway's folder and start again"
             );
         }
         if ahead <= DIFFERENCE_MAX {
@@ -62,7 +59,7 @@ impl ClockTrust {
         if is_leap {
             tracing::warn!(
                 clock = %shown, last_used = %seen, ?distrust,
-                "the clock is ahead of the time that the task store was last used at by more than any task in it lives: \
+                "the clock is ahead of the task store's last use by more than any stored task lives: \
                  nothing is freed for now; if the clock is wrong, stop the gateway within that time"
             );
         } else {

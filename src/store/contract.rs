@@ -1,10 +1,8 @@
 //! Tests every store against the contract of [`TaskStore`].
 //!
-//! Some guarantees and faults exist in one store only, and are tested there:
-//! - Only PostgreSQL detects that it is older than its acknowledged writes. A copy of a folder looks like the folder, and memory
-//!   does not outlive the process.
-//! - Only on disk can a test make a commit fail without a write. A database with lost answers has written, or reports that it has
-//!   not.
+//! Some guarantees and faults are tested in one store only:
+//! - Only PostgreSQL detects that it is older than its acknowledged writes: a copy of a folder looks like the folder.
+//! - Only on disk can a test make a commit fail without a write.
 //! - Damage and lack of space differ between the stores.
 
 mod incarnations;
@@ -44,7 +42,6 @@ pub(crate) fn settled(task: Task, result: &str) -> Task {
     transition(task, event, START).0
 }
 
-/// Runs every check, each on a new store.
 pub(crate) async fn check_all<K: StoreOpener>(kind: &K) {
     let open = async |stored_bytes_max| kind.open(stored_bytes_max).await;
     let roomy = async || open(64 * ROW_BYTES_MIN).await;
@@ -190,7 +187,6 @@ async fn a_full_store_refuses_and_keeps_what_it_has(store: &impl TaskStore) {
     store.insert(&task("a", 3)).await.unwrap();
 }
 
-/// The limit in bytes only applies to admission.
 async fn an_outcome_is_stored_above_the_bound_and_a_new_task_is_not(store: &impl TaskStore) {
     let bytes_max = store.bytes_max();
     let one = task("a", 1);
@@ -253,7 +249,7 @@ async fn surveys_hold_every_task_once_the_newest_first(store: &impl TaskStore) {
         assert_eq!(seen, expected, "{limit} at a time");
     }
     let later = store.survey(None, 9, last.after(TTL)).await.unwrap();
-    assert_eq!(later.tasks.len(), 5, "what is gone is left out");
+    assert_eq!(later.tasks.len(), 5, "expired tasks are left out");
 }
 
 async fn a_reference_leads_to_its_task(store: &impl TaskStore) {
@@ -272,7 +268,6 @@ async fn a_reference_leads_to_its_task(store: &impl TaskStore) {
     assert!(find(&one.key).await.is_empty() && find(&two.key).await.is_empty());
 }
 
-/// Lists show each task's fields as stored, however they came about.
 async fn lists_show_a_task_as_it_stands(store: &impl TaskStore) {
     let error = RpcError { code: -1, message: "no\nway".to_owned(), data: None };
     let broke = r#"{"content":[{"type":"text","text":"it broke"}],"isError":true}"#;
@@ -309,8 +304,8 @@ async fn lists_show_a_task_as_it_stands(store: &impl TaskStore) {
     assert_eq!(store.survey(None, 99, START).await.unwrap().tasks, expected);
 }
 
-/// Tasks of every phase, created and changed in an order unlike their ids; one hidden, three with client-chosen ids, one of
-/// another owner.
+/// One task is hidden, three have client-chosen ids, one has another owner; created and changed in an order unlike
+/// their ids.
 async fn fill_for_filters(store: &impl TaskStore) -> Vec<Summary> {
     let open = [(InputKey(1), Question { ask: Payload::of("q"), request: Payload::of("r") })].into();
     let error = RpcError { code: -1, message: "no".to_owned(), data: None };
@@ -411,11 +406,10 @@ async fn filtered_pages_hold_what_fits_once_in_order(store: &impl TaskStore) {
     let late = store.select(&owner, &all, None, 50, at(1_000_000)).await.unwrap();
     assert!(
         !late.tasks.is_empty() && late.tasks.iter().all(|task| !task.is_settled()),
-        "what is settled is gone by then"
+        "settled tasks are gone by then"
     );
 }
 
-/// The ids on each page of a list, and its cursor.
 async fn pages(store: &impl TaskStore, filter: &ListFilter) -> Vec<(Vec<u128>, Option<ListPosition>)> {
     let (mut pages, mut after) = (Vec::new(), None);
     for _ in 0..99 {
@@ -427,7 +421,6 @@ async fn pages(store: &impl TaskStore, filter: &ListFilter) -> Vec<(Vec<u128>, O
     pages
 }
 
-/// A page ends after a fixed number of the owner's rows, even if few match, and the next one continues there.
 async fn a_filtered_page_reads_a_bounded_number_of_rows(store: &impl TaskStore) {
     let (count, early) = (FILTERED_ROWS_MAX + 70, 60);
     let created = |number: usize| START.after(Duration::from_millis(number as u64));
@@ -466,7 +459,7 @@ async fn a_filtered_page_reads_a_bounded_number_of_rows(store: &impl TaskStore) 
     }
 }
 
-/// A page is limited in bytes, regardless of its limit in tasks, and holds at least one.
+/// A page holds at least one task.
 async fn pages_are_bounded_in_bytes(store: &impl TaskStore) {
     for id in 0..12_u8 {
         let created_at = START.after(Duration::from_millis(id.into()));
@@ -487,7 +480,6 @@ async fn pages_are_bounded_in_bytes(store: &impl TaskStore) {
     assert!(page.next.is_some() && (1..=5).contains(&page.tasks.len()));
 }
 
-/// Each write raises a row's revision, and each reader sees the latest one, settled or not.
 async fn revisions_rise_with_every_write(store: &impl TaskStore) {
     let one = task("a", 1);
     let mut last = store.insert(&one).await.unwrap();
@@ -553,7 +545,7 @@ async fn a_name_is_taken_until_its_task_is_gone(store: &impl TaskStore) {
         assert!(matches!(store.insert(&again).await, Err(StoreError::Exists)));
     }
     store.insert(&named("b", 4)).await.unwrap();
-    assert_eq!(store.usage_of(&first.key.owner).tasks, 1, "what was refused is not counted");
+    assert_eq!(store.usage_of(&first.key.owner).tasks, 1, "a refused task is not counted");
     store.replace(revision, WriteRole::Holder, &settled(first, "r")).await.unwrap();
     assert!(matches!(store.insert(&named("a", 5)).await, Err(StoreError::Exists)));
     store.insert(&late(6)).await.unwrap();

@@ -1,37 +1,29 @@
 //! Stores tasks in an SQLite file. An acknowledged write survives any crash.
 //!
-//! SQLite runs in write-ahead mode with an fsync for each transaction. `writer` is the only thread that writes; it commits all
-//! waiting writes as one transaction. `readers` are a few read-only connections. `resident` holds in memory the live rows, so
-//! that polls need no disk read, a cache of settled rows, and the sums. `schema` defines the file, `rows` and `reads` hold the
-//! statements, `columns` defines a row's contents, `folder` prepares and locks the folder.
+//! `writer` is the only thread that writes; it commits all waiting writes as one transaction with an fsync. `readers`
+//! are a few read-only connections. `resident` holds the live rows in memory, so that polls need no disk read, a cache
+//! of settled rows, and the sums. `rows` and `reads` hold the statements.
 
 mod batch;
 mod check;
-mod clock;
 mod columns;
-mod earlier_rows;
 mod folder;
 mod health;
-mod open_error;
-mod opening;
-mod readers;
 mod reads;
 mod resident;
 mod row_validation;
 mod rows;
 mod schema;
-mod selection;
 mod settings;
 mod starting;
 #[cfg(test)]
 mod tests;
-mod unresolved_inserts;
 mod upkeep;
 mod writer;
 
 use std::collections::BTreeSet;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -45,16 +37,13 @@ use tokio::time::Instant;
 
 use self::batch::{RowWrite, WriteResult};
 use self::check::FileCheck;
-use self::earlier_rows::{EarlierRows, OWN};
 use self::folder::FolderLock;
 pub use self::health::StoreHealth;
 use self::health::StoreHealthMonitor;
-use self::readers::ReaderPool;
-use self::reads::ReadRow;
-use self::resident::ResidentRows;
+use self::reads::{ReadRow, ReaderPool};
+use self::resident::{EarlierRows, OWN, ResidentRows, UnresolvedInserts};
 pub use self::settings::DiskSettings;
 use self::settings::{DiskTuning, FaultHooks};
-use self::unresolved_inserts::UnresolvedInserts;
 use self::writer::WriterRequest;
 use super::clock_trust::ClockTrust;
 use super::tasks::{
@@ -62,14 +51,12 @@ use super::tasks::{
 };
 use crate::replica::Incarnation;
 use crate::task::{Digest, ListFilter, ListPosition, Principal, ShortReference, Task, TaskId, TaskKey, Timestamp};
-pub use open_error::OpenError;
 
 /// Capacity of the writer's queue. Further senders wait.
 const QUEUE_MAX: usize = 1_024;
 
 type SharedFolderLock = Arc<Mutex<Option<FolderLock>>>;
 
-/// A task store in an SQLite file, open in one process.
 pub struct DiskStore {
     queue: mpsc::Sender<WriterRequest>,
     readers: Arc<ReaderPool>,
@@ -85,7 +72,6 @@ pub struct DiskStore {
     clock: ClockTrust,
     /// Held while the writer's thread may have the file open; permanently after a bug ended that thread.
     _lock: SharedFolderLock,
-    /// Unreadable tasks that the log already names.
     logged: Mutex<BTreeSet<ShortReference>>,
 }
 
@@ -98,11 +84,43 @@ impl std::fmt::Debug for DiskStore {
     }
 }
 
-/// Checks the store that [`DiskStore::open`] would open, without changes. A store that another process has open is no error: see
-/// [`is_open_elsewhere`].
-///
-/// # Errors
-/// As [`DiskStore::open`], as far as the faults can be found without opening the database.
+/// Why a store cannot be opened, and the remedy.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    #[error("{}: {source}; `store.path` names a folder that the gateway may write to", .path.display())]
+    Folder { path: PathBuf, source: io::Error },
+    #[error(
+        "{}: is {medium}, which does not keep files reliably; name a folder on a local disk, or write `ephemeral = true` in \
+         [store] if tasks may be lost", .path.display()
+    )]
+    Medium { path: PathBuf, medium: &'static str },
+    #[error("{}: another gateway has the store open; end it, or name another folder as `store.path`", .path.display())]
+    Locked { path: PathBuf },
+    #[error("{}: is not a database; move it away, and a new one is made in its place", .path.display())]
+    NotADatabase { path: PathBuf },
+    #[error("{}: is another program's database; name another folder as `store.path`", .path.display())]
+    Foreign { path: PathBuf },
+    #[error(
+        "{}: was written by a newer taskgate (version {found}, this one knows {known}); run that one. The file is left \
+         as it is", .path.display()
+    )]
+    Newer { path: PathBuf, found: i32, known: i32 },
+    #[error(
+        "{}: was written by an older taskgate (version {found}; this one reads {known} only); let that one finish its \
+         tasks, then move it away together with the files beside it, and a new one is made in its place. The file is left as it is", .path.display()
+    )]
+    Older { path: PathBuf, found: i32, known: i32 },
+    #[error(
+        "{}: is damaged ({what}); move it away together with the files beside it and keep them. A new one is made in \
+         its place, without the tasks", .path.display()
+    )]
+    Corrupt { path: PathBuf, what: String },
+    #[error("{}: cannot be opened: {what}", .path.display())]
+    Failed { path: PathBuf, what: String },
+}
+
+/// Checks the store without changing or opening it. A store that another process has open is no error: see
+/// [`is_open_elsewhere`]. Fails as [`DiskStore::open`].
 pub fn examine(settings: &DiskSettings) -> Result<(), OpenError> {
     folder::examine(&settings.folder)?;
     if let Some(medium) = folder::unfit_medium(&settings.folder).filter(|_| !settings.is_ephemeral) {
@@ -116,22 +134,17 @@ pub fn examine(settings: &DiskSettings) -> Result<(), OpenError> {
     schema::examine(&schema::file_in(&settings.folder))
 }
 
-/// Whether a process has the store in this folder open.
 #[must_use]
 pub fn is_open_elsewhere(folder: &Path) -> bool {
     folder::is_locked(folder)
 }
 
 impl DiskStore {
-    /// Opens the store, and creates it if it is missing. Waits for an earlier process to close it.
-    ///
-    /// # Errors
-    /// See [`OpenError`]. A failure changes nothing.
+    /// Creates a missing store. Waits for an earlier process to close it. A failure changes nothing.
     pub async fn open(settings: DiskSettings) -> Result<Arc<Self>, OpenError> {
         Self::open_with(settings, FaultHooks::default()).await
     }
 
-    /// The store's health.
     #[must_use]
     pub fn health(&self) -> StoreHealth {
         self.monitor.now()
@@ -155,7 +168,6 @@ impl DiskStore {
         Timestamp::from_millis(self.seen.load(Ordering::Relaxed))
     }
 
-    /// Transactions so far.
     #[must_use]
     pub fn commits(&self) -> u64 {
         self.commits.load(Ordering::Relaxed)
@@ -175,7 +187,7 @@ impl DiskStore {
         }
     }
 
-    /// The later of `now` and all times used so far, so that a clock that is set back revives no expired task (F58).
+    /// Returns the latest time used so far, so that a clock that is set back revives no expired task (F58).
     fn raise(&self, now: Timestamp) -> Timestamp {
         let before = self.seen.fetch_max(now.as_millis(), Ordering::Relaxed);
         now.max(Timestamp::from_millis(before))
@@ -223,7 +235,6 @@ impl DiskStore {
 
 impl Drop for DiskStore {
     fn drop(&mut self) {
-        // The writer ends with its queue.
         self.check.end();
         self.readers.close();
     }
@@ -338,11 +349,11 @@ impl TaskStore for DiskStore {
         let (owner, wanted) = (owner.clone(), filter.clone());
         if let Some(ids) = &filter.ids {
             let ids = ids.clone();
-            let found = self.readers.list(move |conn| selection::named(conn, &owner, ids)).await?;
+            let found = self.readers.list(move |conn| reads::with_ids(conn, &owner, ids)).await?;
             let tasks = self.listed(found, now).await.into_iter().filter(|task| !task.is_gone(now)).collect();
             return Ok(SummaryPage::of_named(tasks, filter, after, limit));
         }
-        let selecting = self.readers.list(move |conn| selection::select(conn, &owner, &wanted, after, limit, now));
+        let selecting = self.readers.list(move |conn| reads::select(conn, &owner, &wanted, after, limit, now));
         let (found, next) = selecting.await?;
         let mut tasks = self.listed(found, now).await;
         // A row in memory may be newer than the one read.

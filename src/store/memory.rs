@@ -1,9 +1,8 @@
 //! Stores tasks in memory, in one bounded, sharded map for live and settled rows.
 //!
-//! All rows end with the process. A full store refuses writes and never evicts. No lock is held across an await, and readers hold
-//! one only to clone an `Arc`.
+//! A full store refuses writes and never evicts. No lock is held across an await, and readers hold one only to clone an
+//! `Arc`.
 
-mod incarnations;
 mod rows;
 
 use std::cmp::Reverse;
@@ -25,7 +24,6 @@ use crate::task::{Digest, ListFilter, ListPosition, Principal, ShortReference, T
 /// Keys that are read from an index under one lock.
 const STEP: usize = 64;
 
-/// A [`TaskStore`] within one process.
 #[derive(Debug)]
 pub struct MemoryStore {
     rows: Arc<MemoryRows>,
@@ -34,7 +32,7 @@ pub struct MemoryStore {
 }
 
 impl MemoryStore {
-    /// A store of at most `stored_bytes_max` bytes. Each row counts as at least [`crate::task::model::ROW_BYTES_MIN`].
+    /// Each row counts as at least [`crate::task::model::ROW_BYTES_MIN`].
     #[must_use]
     pub fn new(stored_bytes_max: usize) -> Self {
         Self::begin(Arc::new(MemoryRows::new(stored_bytes_max)), Reach::Process)
@@ -45,7 +43,7 @@ impl MemoryStore {
         Self { rows, holder, reach }
     }
 
-    /// Opens the same rows as another incarnation in the same process, as replicas with a shared store do. For tests only.
+    /// Opens the same rows as another incarnation in the same process. For tests only.
     #[must_use]
     pub fn join(&self) -> Self {
         Self::begin(Arc::clone(&self.rows), Reach::Shared)

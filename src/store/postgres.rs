@@ -1,20 +1,15 @@
 //! Stores tasks in a PostgreSQL database that several replicas share. An acknowledged write survives any crash that `durability`
 //! covers, and every replica finds it.
 //!
-//! `session` opens and drives the six connections: one for the `writer`, which commits all waiting writes as one transaction (a
-//! `batch` of `task_write`s, run with the `statements`); one for `control`, which sends heartbeats and receives hints; and four
-//! for `readers`, two of them for `lists`. `transaction` determines the outcome of a commit from `transaction_end`,
-//! [`crate::replica::commit_trust`] and the `notices` of its session; `readers` ask [`crate::replica::read_trust`] whether a read
-//! may be believed. `schema` defines the tables, `columns` the contents of a row, and `server_words` the meaning of the server's
-//! errors. `state` holds the shared state: the `sums`, rows with an unknown commit, and a cache of `settled_rows`. `upkeep`
-//! removes the remains of long-dead incarnations; `forgetting` declares incarnations dead and removes a replica on request.
-//! `access_files` reads the files with the database's URL and credentials.
+//! `session` opens the six connections: one for the `writer`, which commits all waiting writes as one transaction (a
+//! `batch` of `task_write`s, run with the `statements`); one for `control`, which sends heartbeats and receives hints;
+//! and four for `readers`, two of them for `lists`. `transaction` determines the outcome of a commit with
+//! [`crate::replica::commit_trust`]; `readers` ask [`crate::replica::read_trust`] whether a read may be believed.
+//! `state` holds the shared state. `upkeep` removes the remains of long-dead incarnations.
 
-mod access_files;
 mod batch;
 mod columns;
 mod control;
-mod forgetting;
 mod health;
 mod hints;
 mod hosts;
@@ -22,19 +17,14 @@ mod lists;
 mod notices;
 mod open_error;
 mod opening;
-mod pooling;
 mod readers;
 mod replica_rows;
-mod replica_watch;
 mod row_arrays;
 mod row_validation;
 mod schema;
-mod server_words;
 mod session;
 mod settings;
 mod settled_rows;
-mod shared_clock;
-mod shown_rows;
 mod state;
 mod statements;
 mod sums;
@@ -58,14 +48,12 @@ use tokio_util::task::TaskTracker;
 use self::batch::WriteOutcome;
 use self::columns::{EncodedRow, FetchedRow};
 use self::control::{BeatContent, ReplicaControl};
-pub use self::forgetting::ReplicaForgetting;
 pub use self::health::PostgresHealth;
 pub use self::open_error::{PostgresOpenError, Retry};
 use self::opening::{Beginning, begin};
 use self::readers::{ListReaders, ReaderConnection, RowRequest};
-pub use self::replica_rows::{ReplicaView, StoredReplica};
-pub use self::replica_watch::ReplicaWatch;
-use self::replica_watch::SharedReplicaView;
+use self::replica_rows::SharedReplicaView;
+pub use self::replica_rows::{ReplicaView, ReplicaWatch, StoredReplica};
 use self::row_validation::is_there;
 use self::session::DatabaseConnector;
 pub use self::settings::{
@@ -73,28 +61,27 @@ pub use self::settings::{
     check_database_url, is_schema_name,
 };
 use self::settled_rows::ReadSource;
-use self::shared_clock::{SharedClock, boot_time};
 use self::state::StoreState;
 use self::task_write::{ClaimableRows, TaskWrite};
+pub use self::upkeep::ReplicaForgetting;
 use self::writer::{PendingWrite, PostgresWriter, WriterLink};
 use super::clock_trust::ClockTrust;
 use super::tasks::{
     NewestCursor, Reach, Revision, StoreError, StoreHint, StoredTask, SummaryPage, TaskStore, Usage, WriteRole,
 };
+use crate::boot_clock::since_boot;
 use crate::cause::CauseChain;
 use crate::metric;
-use crate::replica::{Incarnation, OwnStanding, StoreGeneration};
+use crate::replica::{BootTime, Incarnation, OwnStanding, StoreGeneration, TaskClock};
 use crate::task::{
     Clock, Digest, ListFilter, ListPosition, Principal, ShortReference, Task, TaskId, TaskKey, Timestamp,
 };
 
 /// Capacity of the writer's queue. Further senders wait.
 const QUEUE_MAX: usize = 1_024;
-/// Connections that read rows by key; and those that read lists.
 const POINT_READERS: usize = 2;
 const LIST_READERS: usize = 2;
 
-/// A task store in a PostgreSQL database that several replicas share.
 pub struct PostgresStore {
     queue: mpsc::Sender<PendingWrite>,
     rows: mpsc::Sender<RowRequest>,
@@ -125,13 +112,11 @@ impl std::fmt::Debug for PostgresStore {
 impl PostgresStore {
     /// Opens the store as a new incarnation, and creates the schema if it is missing.
     ///
-    /// Tries once; [`PostgresOpenError::retry`] says whether a later try may succeed. Takes as long as one heartbeat interval of
-    /// the other replicas, or the lease if a silent replica has other keys. Upgrading a schema of an earlier program rewrites all
-    /// rows and takes far longer. Dropping the future has the same effects as a failure.
-    ///
-    /// # Errors
-    /// See [`PostgresOpenError`]. A failure may leave behind a created schema, incarnations declared dead (this replica's earlier
-    /// one and silent ones), and a row of this incarnation without heartbeats.
+    /// Tries once; [`PostgresOpenError::retry`] says whether a later try may succeed. Takes as long as one heartbeat
+    /// interval of the other replicas, or the lease if a silent replica has other keys. Upgrading a schema of an
+    /// earlier program rewrites all rows and takes far longer. A failure, like dropping the future, may leave behind a
+    /// created schema, incarnations declared dead (this replica's earlier one and silent ones), and a row of this
+    /// incarnation without heartbeats.
     pub async fn open(settings: PostgresSettings) -> Result<Arc<Self>, PostgresOpenError> {
         if !is_schema_name(&settings.access.schema) {
             return Err(PostgresOpenError::SchemaName { schema: settings.access.schema });
@@ -217,13 +202,11 @@ impl PostgresStore {
         }
     }
 
-    /// The store's health.
     #[must_use]
     pub fn health(&self) -> PostgresHealth {
         self.state.health()
     }
 
-    /// Follows [`PostgresStore::health`].
     #[must_use]
     pub fn watch_health(&self) -> watch::Receiver<PostgresHealth> {
         self.state.watch()
@@ -235,8 +218,8 @@ impl PostgresStore {
         metrics::gauge!(metric::REPLICA_BEAT_AGE).set(age.as_secs_f64());
     }
 
-    /// Announces that this replica is leaving, with an immediate heartbeat. From then on it claims no rows; the remaining
-    /// replicas take over.
+    /// Announces that this replica is leaving, with an immediate heartbeat. From then on it claims no rows; the others
+    /// take over.
     pub fn leave(&self) {
         self.content.send_modify(|content| content.is_leaving = true);
     }
@@ -246,8 +229,8 @@ impl PostgresStore {
         self.content.send_modify(|content| content.config_digest = config_digest);
     }
 
-    /// Completes waiting writes, releases this replica's rows, and closes all connections. Every later call fails. If the
-    /// database is unavailable, the other replicas wait until the lease has run out. A fenced replica has nothing to complete.
+    /// Completes waiting writes, releases this replica's rows, and closes all connections. If the database is
+    /// unavailable, the other replicas wait until the lease has run out.
     pub async fn close(&self) {
         // A heartbeat after this incarnation was declared dead would report that it is fenced.
         self.silence.cancel();
@@ -289,7 +272,7 @@ fn closed() -> StoreError {
     StoreError::Io(io::Error::new(io::ErrorKind::BrokenPipe, "the store is closed"))
 }
 
-/// For a [`WriteOutcome`] of another kind of write, which the writer never returns.
+/// The error for a [`WriteOutcome`] of another kind, which the writer never returns.
 fn unreachable_outcome() -> StoreError {
     StoreError::Io(io::Error::other("another write's outcome"))
 }
@@ -436,8 +419,7 @@ impl TaskStore for PostgresStore {
             return Ok(Vec::new());
         }
         let rows = ClaimableRows::of(upstreams, &view.abandoned);
-        // Rows of dead replicas are rare, while their `tg_replica` rows remain for long. This check needs no proof, and saves a
-        // commit.
+        // Rows of dead replicas are rare. This check needs no proof, and saves a commit.
         if !self.lists.reader()?.read_unproven(async |link| lists::has_claimable(link, &rows).await).await? {
             return Ok(Vec::new());
         }
@@ -493,4 +475,28 @@ impl TaskStore for PostgresStore {
     fn usage_of(&self, owner: &Principal) -> Usage {
         self.state.sums.usage_of(owner)
     }
+}
+
+/// The clock of all tasks, steered by the other replicas' times.
+#[derive(Debug)]
+struct SharedClock(parking_lot::Mutex<TaskClock>);
+
+impl SharedClock {
+    fn beginning_at(time: Timestamp) -> Self {
+        Self(parking_lot::Mutex::new(TaskClock::new(time, boot_time())))
+    }
+
+    fn steer(&self, highest: Timestamp, at: BootTime) {
+        self.0.lock().steer(highest, at);
+    }
+}
+
+impl Clock for SharedClock {
+    fn now(&self) -> Timestamp {
+        self.0.lock().now(boot_time())
+    }
+}
+
+fn boot_time() -> BootTime {
+    BootTime(since_boot())
 }

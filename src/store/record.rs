@@ -1,11 +1,11 @@
-//! Encodes a task as one row's bytes, for stores that outlive the process.
+//! Encodes a task as one row's bytes, for stores that outlive the process. A failed task replaces a damaged record (F56).
 //!
 //! ```text
 //! version (2 bytes) · checksum (16 bytes) · body
 //! ```
 //!
-//! The checksum is the first half of the SHA-256 of version and body, a hash that runs in hardware. Numbers are big-endian, texts
-//! have a length prefix, and fields follow in the order of the functions below. Samples are kept with the tests.
+//! The checksum is the first half of the SHA-256 of version and body. Numbers are big-endian, texts have a length
+//! prefix, fields follow in the order of the functions below.
 
 mod bytes;
 mod fault;
@@ -15,6 +15,7 @@ mod tests;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ::bytes::Bytes;
 use aws_lc_rs::digest::{Context, SHA256};
@@ -22,18 +23,19 @@ use aws_lc_rs::digest::{Context, SHA256};
 use self::bytes::{RecordReader, RecordWriter};
 use self::fault::{put_fault, take_fault};
 use crate::task::{
-    Answer, Attempt, CallOrigin, ChosenId, ClientKind, Digest, Failure, Idempotency, InputKey, Outcome, Phase,
-    Principal, Question, Recovery, SessionScope, StoredCall, Task, TaskId, TaskKey, TaskVisibility, TreeLinks,
+    Answer, Attempt, CallOrigin, ChosenId, ClientKind, Digest, Executed, Failure, GatewayFault, Idempotency, InputKey,
+    Outcome, Phase, Principal, Question, Reason, Recovery, SessionScope, StoredCall, Task, TaskId, TaskKey, TaskTimes,
+    TaskVisibility, Timestamp, TreeLinks,
 };
 use crate::wire::RpcError;
 
-/// The version that is read and written.
+/// How long the failed task stays readable at least, if the original was not settled.
+const CONDEMNED_FOR: Duration = Duration::from_secs(15 * 60);
 pub const VERSION: u16 = 2;
 
 const CHECKSUM_LEN: usize = 16;
 const HEAD_LEN: usize = 2 + CHECKSUM_LEN;
 
-/// Why bytes cannot be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
     /// The checksum does not match, or the body is no record.
@@ -43,7 +45,6 @@ pub enum RecordError {
     OtherVersion(u16),
 }
 
-/// Encodes a task.
 #[must_use]
 pub fn encode(task: &Task) -> Vec<u8> {
     let mut out = RecordWriter::with_capacity(HEAD_LEN, task.stored_bytes());
@@ -55,10 +56,8 @@ pub fn encode(task: &Task) -> Vec<u8> {
     record
 }
 
-/// Decodes a record. The task's payloads share its bytes.
-///
-/// # Errors
-/// See [`RecordError`]. Never returns a task other than the encoded one, except with a probability of 1 in 2^128.
+/// Decodes a record. The task's payloads share its bytes. Never returns a task other than the encoded one, except with
+/// a probability of 1 in 2^128.
 pub fn decode(record: &Bytes) -> Result<Task, RecordError> {
     let version = record.get(..2).and_then(|head| head.try_into().ok()).map(u16::from_be_bytes);
     let version = version.ok_or(RecordError::Damaged)?;
@@ -356,4 +355,26 @@ fn take_error(body: &mut RecordReader) -> Option<RpcError> {
     let code = i64::from_be_bytes(body.fixed()?);
     let message = Arc::<str>::as_ref(&body.text()?).to_owned();
     Some(RpcError { code, message, data: body.maybe(RecordReader::payload)? })
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LostRow {
+    pub(super) is_settled: bool,
+    pub(super) created_at: Timestamp,
+    pub(super) expires_at: Timestamp,
+}
+
+pub(super) fn condemned(key: TaskKey, outline: LostRow, now: Timestamp) -> Task {
+    let nothing: Arc<str> = Arc::from("");
+    let ttl = outline.expires_at.since(outline.created_at);
+    let readable = if outline.is_settled { Duration::ZERO } else { now.since(outline.created_at) + CONDEMNED_FOR };
+    let origin = CallOrigin { upstream: Arc::clone(&nothing), tool: nothing, maker: ClientKind::Stateless };
+    let times =
+        TaskTimes { ttl: ttl.max(readable), keep_result_min: Duration::ZERO, poll_interval: Duration::from_secs(1) };
+    let failure = Failure::Gateway(GatewayFault::new(Reason::StoreCorrupt, Executed::Unknown));
+    Task {
+        updated_at: now.max(outline.created_at),
+        phase: Phase::Settled(Outcome::Faulted(failure)),
+        ..Task::queued(key, TaskVisibility::Handle, origin, outline.created_at, times)
+    }
 }

@@ -15,11 +15,9 @@ use crate::task::{
 pub struct Revision(pub u64);
 
 impl Revision {
-    /// The revision of a row without writes since its insert.
     pub const FIRST: Self = Self(1);
 }
 
-/// The role in which a task is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteRole {
     /// The holder, which alone knows the state of the call.
@@ -28,7 +26,6 @@ pub enum WriteRole {
     Command,
 }
 
-/// A row as it was read.
 #[derive(Clone, Debug)]
 pub struct StoredTask {
     pub task: Arc<Task>,
@@ -38,7 +35,6 @@ pub struct StoredTask {
 }
 
 impl StoredTask {
-    /// A row held by `holder` if it needs a holder.
     pub(super) fn held_by(holder: Incarnation, task: Arc<Task>, revision: Revision) -> Self {
         let holder = needs_holder(&task).then_some(holder);
         Self { task, revision, holder }
@@ -49,10 +45,7 @@ impl StoredTask {
     }
 }
 
-/// Checks a write, and returns the row that it replaces.
-///
-/// # Errors
-/// `Conflict`, `Fenced`: see [`TaskStore::replace`].
+/// Checks a write, and returns the row that it replaces. `Conflict`, `Fenced`: see [`TaskStore::replace`].
 pub(super) fn written_over(
     found: Option<StoredTask>,
     role: WriteRole,
@@ -76,7 +69,7 @@ pub fn needs_holder(task: &Task) -> bool {
     !task.is_settled() || task.recovery.is_unnotified
 }
 
-/// Which other processes see the store's contents.
+/// The other processes that see the store's contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reach {
     /// None: the contents end with the process.
@@ -88,30 +81,27 @@ pub enum Reach {
 }
 
 impl Reach {
-    /// Whether the contents outlive this process.
     #[must_use]
     pub const fn outlives_process(self) -> bool {
         matches!(self, Self::Machine | Self::Shared)
     }
 }
 
-/// Notifies about changes by other replicas.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StoreHint {
-    /// This row was written or removed.
     Changed(TaskKey),
     /// Unknown rows were written or removed.
     Missed,
 }
 
-/// A sweep of a shared or disk store stops after this many bytes of rows, regardless of its limit, because a longer one delays
-/// other writes.
+/// A sweep of a shared or disk store stops after this many bytes, regardless of its limit: a longer one delays other
+/// writes.
 pub const SWEEP_BYTES_MAX: usize = 32 << 20;
 
-/// A page of a list ends after this many bytes of summaries, regardless of its limit.
+/// A page ends after this many bytes of summaries, regardless of its limit in tasks.
 pub const PAGE_BYTES_MAX: usize = 256 << 10;
 
-/// A page of a list with cursors of type `P`. May be short or empty although more pages follow.
+/// May be short or empty although more pages follow.
 #[derive(Clone, Debug)]
 pub struct SummaryPage<P = ListPosition> {
     pub tasks: Vec<Summary>,
@@ -122,10 +112,9 @@ pub struct SummaryPage<P = ListPosition> {
 /// A page of a filtered list ends after this many of the owner's rows, with or without a match.
 pub const FILTERED_ROWS_MAX: usize = 2_000;
 
-/// A position in the list of all tasks, newest first. It follows the task with this time and reference.
+/// A position in the list of all tasks, newest first: after the task with this time and reference.
 pub type NewestCursor = (Timestamp, ShortReference);
 
-/// Why a store did not execute a request.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     #[error("another writer changed the task first")]
@@ -141,15 +130,15 @@ pub enum StoreError {
     /// A temporary outage: nothing was written, and the same write succeeds once there is room.
     #[error("the disk below the store is full")]
     NoRoom,
-    /// Only for a new task. Reported by the engine, which knows the limit.
+    /// Reported by the engine, which knows the limit, for a new task.
     #[error("the owner has as much in the store as it may")]
     OwnerFull,
     /// Nothing was read or written, and the write will not happen later.
     #[error("the store failed")]
     Io(#[from] std::io::Error),
-    /// Only for a write with an unknown commit, which [`TaskStore::resolve_write`] resolves. The row of such an insert may exist:
-    /// this replica hides it, and the store removes it as soon as possible, unless another replica has written it meanwhile. A
-    /// process that ends earlier may leave it to the next one.
+    /// Only for a write with an unknown commit, which [`TaskStore::resolve_write`] resolves. The row of such an insert
+    /// may exist: this replica hides it, and the store removes it as soon as possible, unless another replica has
+    /// written it.
     #[error("the store failed, and the result of the commit is unknown")]
     UnknownCommit(#[source] std::io::Error),
 }
@@ -162,16 +151,14 @@ impl StoreError {
     }
 }
 
-/// The resolved limits on stored data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoreLimits {
     /// Unsettled tasks, including reserved ones. Enforced by the engine's admission.
     pub tasks_max: usize,
-    /// Total size of all rows, including settled ones, up to which new rows are accepted. Enforced by the store.
+    /// Size of all rows, including settled ones, up to which new rows are accepted. Enforced by the store.
     pub stored_bytes_max: usize,
 }
 
-/// The store's current contents.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     pub tasks: usize,
@@ -180,7 +167,6 @@ pub struct Usage {
 }
 
 impl SummaryPage {
-    /// A page of tasks that the filter names by id.
     pub(super) fn of_named(
         mut tasks: Vec<Summary>,
         filter: &ListFilter,
@@ -198,7 +184,6 @@ impl SummaryPage {
     }
 }
 
-/// What a page of a filtered list does with one of the owner's rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PageStep {
     Show,
@@ -207,7 +192,7 @@ pub(super) enum PageStep {
     End,
 }
 
-/// Decides which rows a page of a filtered list shows, and where it ends. Each store reads the owner's rows in the list's order.
+/// Decides which rows a page of a filtered list shows. Each store reads the owner's rows in the list's order.
 #[derive(Debug)]
 pub(super) struct FilteredPage<'a> {
     filter: &'a ListFilter,
@@ -220,12 +205,11 @@ pub(super) struct FilteredPage<'a> {
 }
 
 impl<'a> FilteredPage<'a> {
-    /// A page after `after`, of at most `limit` tasks.
     pub(super) const fn new(filter: &'a ListFilter, after: Option<ListPosition>, limit: usize, now: Timestamp) -> Self {
         Self { filter, limit, now, shown: 0, bytes: 0, read: 0, last: after }
     }
 
-    /// Judges the row at `position`; `task` is `None` if it is unreadable, which reading the whole row reports.
+    /// `task` is `None` if it is unreadable, which reading the whole row reports.
     pub(super) fn step(&mut self, position: ListPosition, task: Option<&Summary>) -> PageStep {
         if self.shown >= self.limit || self.bytes > PAGE_BYTES_MAX || self.read >= FILTERED_ROWS_MAX {
             return PageStep::End;
@@ -248,52 +232,43 @@ impl<'a> FilteredPage<'a> {
         self.last
     }
 
-    /// The rows that the page may still read.
     pub(super) const fn rest(&self) -> usize {
         FILTERED_ROWS_MAX - self.read
     }
 }
 
-/// A store of tasks, as one incarnation of a replica has it open. Every implementation passes the suite in `contract`. Tasks must
-/// be exact ([`Task::is_exact`]), so that limits in bytes are limits of memory.
+/// A store of tasks, open in one incarnation. Every implementation passes `contract`. Tasks must be exact
+/// ([`Task::is_exact`]), so that limits in bytes are limits of memory. A row that needs a holder names it: the replica
+/// that inserted it, or claimed it since.
 ///
-/// A row that needs a holder names it: the replica that inserted it, or claimed it since.
-///
-/// A client's view of a settled task never changes, so it can be cached. A full store refuses writes and never evicts. All
-/// methods are cancel-safe in this sense: a dropped call has either happened completely or not at all.
+/// A client's view of a settled task never changes, so it can be cached. A full store refuses writes and never evicts.
+/// A dropped call has either happened completely or not at all. Every method may fail with `Io`; its comment names
+/// further errors.
 #[async_trait]
 pub trait TaskStore: Send + Sync + std::fmt::Debug {
-    /// Completes waiting writes and releases the store's resources; every later call fails. Does nothing by default.
+    /// Completes waiting writes; every later call fails.
     async fn close(&self) {}
 
-    /// The incarnation that has the store open.
     fn holder(&self) -> Incarnation;
 
-    /// Whether the clock may be wrong by more than tasks live. Nothing is freed then, and no task ends because of its `ttl`. By
-    /// default the clock is trusted, as in stores that do not outlive the process.
+    /// Whether the clock may be wrong by more than tasks live. Nothing is freed then, and no task ends because of its
+    /// `ttl`.
     fn is_time_distrusted(&self) -> bool {
         false
     }
 
     /// Inserts a task, held by this replica. Returns once the row would survive everything that this store survives.
-    ///
-    /// # Errors
-    /// `Exists` if the key is taken, or if [`TaskStore::load`] would find a task of the same owner and idempotency key at this
-    /// task's creation time. `Full`, `NoRoom`. `Io`, after which no later process finds the row; `UnknownCommit`, after which one may.
+    /// `Exists` if the key is taken, or if [`TaskStore::load`] would find a task of the same owner and idempotency key
+    /// at this task's creation time. `Full`, `NoRoom`. `Io`, after which no later process finds the row;
+    /// `UnknownCommit`, after which one may.
     async fn insert(&self, task: &Task) -> Result<Revision, StoreError>;
 
-    /// Returns `None` for unknown tasks, tasks of other owners, and settled tasks past their `ttl`. Returns an unsettled task
-    /// past its `ttl`, which `apply` settles first.
-    ///
-    /// # Errors
-    /// `Io`.
+    /// Returns `None` for unknown tasks, tasks of other owners, and settled tasks past their `ttl`. Returns an
+    /// unsettled task past its `ttl`, which `apply` settles first.
     async fn load(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError>;
 
-    /// Finds the task that an owner made under an idempotency key, while [`TaskStore::load`] would find it. From then on its
-    /// maker no longer treats it as unseen.
-    ///
-    /// # Errors
-    /// `Io`.
+    /// Finds an owner's task by idempotency key, while [`TaskStore::load`] would find it. From then on its maker no
+    /// longer treats it as unseen.
     async fn find_idempotent(
         &self,
         owner: &Principal,
@@ -301,56 +276,38 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
         now: Timestamp,
     ) -> Result<Option<StoredTask>, StoreError>;
 
-    /// Replaces a task at the expected revision. The limit in bytes applies to new tasks only: a row may grow beyond it, for
-    /// example by an outcome, in memory by at most a quarter of the limit. A row that does not grow is never refused by a limit,
-    /// so a task can always be settled with a fault.
+    /// Replaces a task at the expected revision. The limit in bytes applies to new tasks only: a row may grow beyond
+    /// it, in memory by at most a quarter of the limit. A row that does not grow is never refused by a limit, so a task
+    /// can always be settled with a fault.
     ///
-    /// # Errors
-    /// `Fenced` if the role is the holder's and another replica holds the row, at any revision. `Conflict` if another write came
-    /// first, the row is gone, or the role is the holder's and the row needs no holder any more: load it again and decide again.
-    /// `Full` if the row would exceed the maximum size, or in memory the limit of growth. `NoRoom`, `Io`, `UnknownCommit`.
+    /// `Fenced` if the role is the holder's and another replica holds the row, at any revision. `Conflict` if another
+    /// write came first, the row is gone, or the role is the holder's and the row needs no holder any more: load it
+    /// again and decide again. `Full` if the row would exceed the maximum size, or in memory the limit of growth.
+    /// `NoRoom`, `UnknownCommit`.
     async fn replace(&self, expected: Revision, role: WriteRole, task: &Task) -> Result<Revision, StoreError>;
 
-    /// Returns a row's final state after a write with an unknown commit: no earlier write can appear or disappear after this.
-    /// `None` as in [`TaskStore::load`].
-    ///
-    /// # Errors
-    /// `Io` if the state cannot be known yet.
+    /// Returns a row's final state after a write with an unknown commit: no earlier write can appear or disappear after
+    /// this. `None` as in [`TaskStore::load`]. `Io` if the state cannot be known yet.
     async fn resolve_write(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError>;
 
-    /// Removes a row: a settled one, or one that no client was notified of (T-27). Keeps an unsettled row that another replica
-    /// holds. Unknown keys are no error.
-    ///
-    /// # Errors
-    /// `Io`, `UnknownCommit`.
+    /// Removes a settled row, or one that no client was notified of (T-27). Keeps an unsettled row that another replica
+    /// holds. Unknown keys are no error. `UnknownCommit`.
     async fn remove(&self, key: &TaskKey) -> Result<(), StoreError>;
 
-    /// Removes settled tasks past their `ttl`, at most `limit` and about [`SWEEP_BYTES_MAX`]; returns how many. Zero means that
-    /// none can be removed now: another replica may be about to, or the clock may be wrong. Only reclaims space.
-    ///
-    /// # Errors
-    /// `Io`.
+    /// Removes settled tasks past their `ttl`, at most `limit` and about [`SWEEP_BYTES_MAX`]; returns how many. Zero
+    /// means that none can be removed now: another replica may be about to, or the clock may be wrong.
     async fn sweep(&self, now: Timestamp, limit: usize) -> Result<usize, StoreError>;
 
-    /// Removes one task if [`TaskStore::sweep`] could, for callers that need its key. Keeps a newer task under that key. A task
-    /// that stays is no error, nor is an unknown key.
-    ///
-    /// # Errors
-    /// `Io`, `UnknownCommit`.
+    /// Removes one task if [`TaskStore::sweep`] could. Keeps a newer task under that key. A task that stays is no
+    /// error, nor is an unknown key. `UnknownCommit`.
     async fn sweep_one(&self, key: &TaskKey, now: Timestamp) -> Result<(), StoreError>;
 
     /// Returns at most `limit` unsettled tasks past their `ttl`.
-    ///
-    /// # Errors
-    /// `Io`.
     async fn overdue(&self, now: Timestamp, limit: usize) -> Result<Vec<TaskKey>, StoreError>;
 
-    /// Returns one owner's tasks in order of creation, at most `limit` and about [`PAGE_BYTES_MAX`], after the task with the
-    /// creation time and id in `after`. Reads no arguments, questions, answers or outcomes. Takes time in proportion to the page,
-    /// plus expired rows that are not yet swept. An unreadable row is left out or shown as failed, and counts for the page.
-    ///
-    /// # Errors
-    /// `Io`.
+    /// Returns one owner's tasks in order of creation, at most `limit` and about [`PAGE_BYTES_MAX`], after the task
+    /// with the creation time and id in `after`. Reads summaries only. Takes time in proportion to the page, plus
+    /// expired rows that are not yet swept. An unreadable row is left out or shown as failed, and counts for the page.
     async fn page(
         &self,
         owner: &Principal,
@@ -359,15 +316,13 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
         now: Timestamp,
     ) -> Result<SummaryPage, StoreError>;
 
-    /// Returns one owner's tasks that match `filter`, in its order, after `after`; at most `limit` and about [`PAGE_BYTES_MAX`].
+    /// Returns one owner's tasks that match `filter`, in its order, after `after`; at most `limit` and about
+    /// [`PAGE_BYTES_MAX`].
     ///
-    /// Reads the owner's rows in this order, at most [`FILTERED_ROWS_MAX`], so a page may be short or empty without being the last,
-    /// and takes time in proportion to the rows read. A shared store also ends a page after a MiB of summaries, and sorts unsettled
-    /// tasks by last update for each list, in time proportional to the owner's unsettled tasks. With ids in the filter, takes time
-    /// in proportion to their number. An unreadable row is left out, or treated as failed.
-    ///
-    /// # Errors
-    /// `Io`.
+    /// Reads at most [`FILTERED_ROWS_MAX`] of the owner's rows, so a page may be short or empty without being the last.
+    /// A shared store also ends a page after a MiB of summaries, and sorts unsettled tasks by last update for each
+    /// list. With ids in the filter, takes time in proportion to their number. An unreadable row is left out, or
+    /// treated as failed.
     async fn select(
         &self,
         owner: &Principal,
@@ -377,30 +332,22 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
         now: Timestamp,
     ) -> Result<SummaryPage, StoreError>;
 
-    /// Claims at most `limit` rows held by dead incarnations, and returns their keys. Each row is claimed by one replica only,
-    /// and once by it; a replica that was itself declared dead claims nothing. A subtask follows its parent, even beyond the
-    /// limit. If replicas with other upstreams may exist, rows of calls at none of `upstreams` are left to them for a while (N6).
-    /// An empty result means that there are none now. Reads no row.
-    ///
-    /// # Errors
-    /// `Io`. A later call returns rows that were claimed nevertheless, possibly with rows that this replica already held.
+    /// Claims at most `limit` rows held by dead incarnations, and returns their keys. Each row is claimed by one
+    /// replica only, and once by it; a replica that was itself declared dead claims nothing. A subtask follows its
+    /// parent, even beyond the limit. If replicas with other upstreams may exist, rows of calls at none of `upstreams`
+    /// are left to them for a while (N6). An empty result means that there are none now. After `Io`, a later call
+    /// returns the rows that were claimed nevertheless, possibly with rows that this replica already held.
     async fn claim(&self, limit: usize, upstreams: &[Arc<str>]) -> Result<Vec<TaskKey>, StoreError>;
 
     /// Returns the unsettled rows that this replica holds, without unclaimed ones.
-    ///
-    /// # Errors
-    /// `Io`.
     async fn held(&self) -> Result<Vec<TaskKey>, StoreError>;
 
-    /// Streams changes by other replicas, from now on. Hints may be lost, with or without a [`StoreHint::Missed`], so callers
-    /// must also poll rows that they wait for. Without other writers the stream yields nothing.
+    /// Hints may be lost, with or without a [`StoreHint::Missed`], so callers must also poll. Without other writers the
+    /// stream yields nothing.
     fn changes(&self) -> BoxStream<'static, StoreHint>;
 
-    /// Returns all tasks of all owners, including settled ones, for operators. Newest first, with the limits and guarantees of
+    /// Returns all tasks of all owners, including settled ones, for operators. Newest first, with the limits of
     /// [`TaskStore::page`].
-    ///
-    /// # Errors
-    /// `Io`.
     async fn survey(
         &self,
         after: Option<NewestCursor>,
@@ -408,16 +355,10 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
         now: Timestamp,
     ) -> Result<SummaryPage<NewestCursor>, StoreError>;
 
-    /// Returns the tasks with this operator reference: one, rarely more, at most `limit`. They may have expired.
-    ///
-    /// # Errors
-    /// `Io`.
+    /// Returns the tasks with this operator reference: one, rarely more. They may have expired.
     async fn find_reference(&self, reference: ShortReference, limit: usize) -> Result<Vec<TaskKey>, StoreError>;
 
-    /// Returns the holder of each row, for operators of shared stores. By default, none is known.
-    ///
-    /// # Errors
-    /// `Io`.
+    /// Returns the holder of each row, for operators of shared stores.
     async fn holders(&self, keys: &[TaskKey]) -> Result<Vec<Option<Incarnation>>, StoreError> {
         Ok(vec![None; keys.len()])
     }
@@ -427,9 +368,7 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
     /// The size in bytes up to which the store accepts new tasks.
     fn bytes_max(&self) -> usize;
 
-    /// The store's total contents.
     fn usage(&self) -> Usage;
 
-    /// One owner's contents.
     fn usage_of(&self, owner: &Principal) -> Usage;
 }

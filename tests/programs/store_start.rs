@@ -107,7 +107,7 @@ async fn b171_a_store_that_stays_open_ends_the_start_with_75() {
 #[test]
 fn b171_a_store_in_memory_has_to_be_meant() {
     let home = tempfile::tempdir_in("/dev/shm").unwrap();
-    let said = "gate.toml:6: key `store.path`: data: is in memory (tmpfs), where no promise can be kept; name a folder on a local disk, or \
+    let said = "gate.toml:6: key `store.path`: data: is in memory (tmpfs), which does not keep files reliably; name a folder on a local disk, or \
                 write `ephemeral = true` in [store] if tasks may be lost";
     for arguments in [CHECK, SERVE] {
         let output = run(home.path(), arguments, "data", "");

@@ -17,23 +17,21 @@ pub(crate) type AcknowledgementLoss = Box<dyn Fn(bool) + Send + Sync>;
 pub(crate) trait StoreOpener {
     type Store: TaskStore;
 
-    /// A new store with this limit.
     async fn open(&self, stored_bytes_max: usize) -> Arc<Self::Store>;
 
-    /// Ends an incarnation, and opens its rows as the next one.
     async fn next_incarnation(&self, ended: Arc<Self::Store>) -> Arc<Self::Store>;
 
-    /// Opens its rows as a concurrent incarnation; `None` if the store allows only one.
+    /// `None` if the store allows only one.
     async fn beside(&self, store: &Arc<Self::Store>) -> Option<Arc<Self::Store>>;
 
-    /// Ends an incarnation last used at [`START`], and opens its rows under a clock with the returned time, ahead by more than
-    /// any task lives. `None` if nothing outlives a process.
+    /// Ends an incarnation last used at [`START`]; the next one's clock shows the returned time, ahead by more than any
+    /// task lives. `None` if nothing outlives a process.
     async fn next_incarnation_ahead(&self, ended: Arc<Self::Store>) -> Option<(Arc<Self::Store>, Timestamp)>;
 
-    /// A new store that can lose acknowledgements; `None` if a write cannot succeed without one.
+    /// `None` if a write cannot succeed without an acknowledgement.
     async fn open_losing_acknowledgements(&self) -> Option<(Arc<Self::Store>, AcknowledgementLoss)>;
 
-    /// Makes one incarnation declare another dead, which may continue without noticing.
+    /// The other one may continue without noticing.
     async fn declare_ended(&self, by: &Self::Store, ended: Incarnation);
 }
 
@@ -55,7 +53,10 @@ pub(super) async fn a_row_names_its_holder_while_somebody_has_to_do_something(st
     let notified = transition(cancelled, Event::Notified, START).0;
     let third = store.replace(second, WriteRole::Holder, &notified).await.unwrap();
     assert_eq!(row(store, &notified.key).await.holder, None);
-    assert!(matches!(store.replace(third, WriteRole::Holder, &notified).await, Err(StoreError::Conflict)), "nobody's");
+    assert!(
+        matches!(store.replace(third, WriteRole::Holder, &notified).await, Err(StoreError::Conflict)),
+        "no replica holds it"
+    );
     store.replace(third, WriteRole::Command, &notified).await.unwrap();
     let first = store.insert(&other).await.unwrap();
     store.replace(first, WriteRole::Holder, &settled(other.clone(), "r")).await.unwrap();
@@ -116,7 +117,7 @@ pub(super) async fn what_an_incarnation_left_is_claimed_once<K: StoreOpener>(kin
     assert_eq!((own.holder, &*own.task), (Some(later.holder()), &changed));
     later.replace(own.revision, WriteRole::Holder, &changed).await.unwrap();
     later.insert(&task("a", 77)).await.unwrap();
-    assert!(later.claim(9, &known()).await.unwrap().is_empty(), "nobody claims what is a living holder's");
+    assert!(later.claim(9, &known()).await.unwrap().is_empty(), "a living holder's row is not claimed");
 }
 
 /// F20.
@@ -175,7 +176,7 @@ pub(super) async fn an_incarnation_holds_what_it_made_or_took_over<K: StoreOpene
     unsettled.remove(&cancelled.key);
     assert_eq!(held(&*store).await, unsettled, "its upstream is to be notified, and it has settled");
     let later = kind.next_incarnation(store).await;
-    assert_eq!(held(&*later).await, BTreeSet::new(), "nobody has taken them over");
+    assert_eq!(held(&*later).await, BTreeSet::new(), "no replica has claimed them");
     let claimed: BTreeSet<_> = later.claim(2, &known()).await.unwrap().into_iter().collect();
     let mut own: BTreeSet<_> = claimed.intersection(&unsettled).cloned().collect();
     assert!(!own.is_empty() && own.len() < unsettled.len(), "{claimed:?}");
@@ -190,8 +191,7 @@ async fn held(store: &impl TaskStore) -> BTreeSet<TaskKey> {
     store.held().await.unwrap().into_iter().collect()
 }
 
-/// After a lost acknowledgement, the row's resolved state is the one that every later process finds. An insert leaves no row,
-/// since no client was notified of it.
+/// An insert leaves no row, since no client was notified of it.
 pub(super) async fn a_lost_acknowledgement_leaves_no_unknown_commit<K: StoreOpener>(kind: &K) {
     let Some((store, loses)) = kind.open_losing_acknowledgements().await else { return };
     let (one, two) = (task("a", 1), named("a", 2));
@@ -208,7 +208,7 @@ pub(super) async fn a_lost_acknowledgement_leaves_no_unknown_commit<K: StoreOpen
     let unknown = store.insert(&two).await;
     assert!(matches!(unknown, Err(StoreError::UnknownCommit(_))), "{unknown:?}");
     loses(false);
-    assert!(decided(&*store, &two.key).await.is_none(), "nobody was told of it");
+    assert!(decided(&*store, &two.key).await.is_none(), "no client was notified of it");
     store.insert(&two).await.expect("neither its id nor its name is taken");
     let later = kind.next_incarnation(store).await;
     let again = row(&*later, &cancelled.key).await;
@@ -217,7 +217,6 @@ pub(super) async fn a_lost_acknowledgement_leaves_no_unknown_commit<K: StoreOpen
     later.close().await;
 }
 
-/// A row's final state, once it can be known.
 async fn decided(store: &impl TaskStore, key: &TaskKey) -> Option<StoredTask> {
     let deciding = async {
         loop {
@@ -311,8 +310,7 @@ pub(super) async fn an_incarnation_hears_of_what_others_write(one: &impl TaskSto
     tokio::time::timeout(HINT_MAX, heard).await.expect("a hint comes");
 }
 
-/// F78, F79: an incarnation that was declared dead without noticing can no longer write as a holder, and other replicas claim the
-/// rows that it inserts.
+/// F78, F79: it can no longer write as a holder, and other replicas claim the rows that it inserts.
 pub(super) async fn an_incarnation_that_was_declared_ended_is_fenced<K: StoreOpener>(
     kind: &K,
     (one, other): (&K::Store, &K::Store),
@@ -321,7 +319,7 @@ pub(super) async fn an_incarnation_that_was_declared_ended_is_fenced<K: StoreOpe
     let first = one.insert(&made).await.unwrap();
     assert!(other.claim(9, &known()).await.unwrap().is_empty());
     kind.declare_ended(other, one.holder()).await;
-    assert!(one.claim(9, &known()).await.is_ok_and(|keys| keys.is_empty()), "not by whoever has ended");
+    assert!(one.claim(9, &known()).await.is_ok_and(|keys| keys.is_empty()), "not by an ended incarnation");
     assert_eq!(other.claim(9, &known()).await.unwrap(), std::slice::from_ref(&made.key));
     let taken = row(other, &made.key).await;
     assert_eq!(taken.holder, Some(other.holder()));

@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use rusqlite::Connection;
 
 use super::columns::{RowColumns, RowOutline, is_damage};
-use super::earlier_rows::OWN;
+use super::resident::OWN;
 use super::resident::RowChange;
 use super::rows::{self, FoundRow, UnfreeableRows};
 use crate::metric;
@@ -24,13 +24,12 @@ pub(super) enum RowWrite {
         role: WriteRole,
         task: Arc<Task>,
     },
-    /// Replaces a damaged row by its failed task, regardless of the readable parts.
+    /// Replaces a damaged row by its failed task.
     Condemn {
         expected: Revision,
         task: Arc<Task>,
     },
     Remove(TaskKey),
-    /// Removes a row if it has expired by `now`.
     SweepOne {
         key: TaskKey,
         now: Timestamp,
@@ -44,7 +43,7 @@ pub(super) enum RowWrite {
 }
 
 impl RowWrite {
-    /// Its approximate size in the transaction.
+    /// The approximate size in the transaction.
     pub(super) fn bytes(&self) -> usize {
         match self {
             Self::Insert(task) | Self::Replace { task, .. } | Self::Condemn { task, .. } => task.stored_bytes(),
@@ -76,7 +75,7 @@ impl InsertRefusal {
     }
 }
 
-/// The writes of one transaction. Dropping it decides nothing: the connection's owner commits or rolls back.
+/// Dropping it decides nothing: the connection's owner commits or rolls back.
 pub(super) struct WriteBatch<'a> {
     conn: &'a Connection,
     no_new: Option<InsertRefusal>,
@@ -88,7 +87,6 @@ pub(super) struct WriteBatch<'a> {
     /// Whether records are inserted anew instead of overwritten.
     is_careful: bool,
     pub(super) changes: Vec<RowChange>,
-    /// Whether a value beside the rows is written.
     pub(super) has_barrier: bool,
 }
 
@@ -103,10 +101,8 @@ impl<'a> WriteBatch<'a> {
         Self { conn, no_new, bytes, bytes_max, seen, stuck, is_careful, changes: Vec::new(), has_barrier: false }
     }
 
-    /// Runs one write. A refused write changes nothing.
-    ///
-    /// # Errors
-    /// The outer error ends the whole transaction; the inner one is for the write's caller.
+    /// A refused write changes nothing. The outer error ends the whole transaction; the inner one is for the write's
+    /// caller.
     pub(super) fn run(&mut self, write: &RowWrite) -> rusqlite::Result<Result<WriteResult, StoreError>> {
         match write {
             RowWrite::Insert(task) => self.insert(task),
@@ -146,7 +142,7 @@ impl<'a> WriteBatch<'a> {
         Ok(Ok(self.note(task, Revision::FIRST, None)))
     }
 
-    /// Replaces a task's row. `anew` inserts a new record instead of overwriting the old one.
+    /// `anew` inserts a new record instead of overwriting the old one.
     fn put(
         &mut self,
         (expected, role): (Revision, WriteRole),
@@ -198,7 +194,6 @@ impl<'a> WriteBatch<'a> {
             Some(found) => {
                 self.delete(found)?;
                 if let Some(now) = gone_at {
-                    // As in a sweep.
                     rows::note_seen(self.conn, now)?;
                 }
             }

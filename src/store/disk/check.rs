@@ -1,8 +1,7 @@
 //! Checks the whole file for damage, in the background, starting when the store opens.
 //!
-//! While it reads, the log cannot restart, and a failed file cannot be reopened. So the writer interrupts it when the log has
-//! grown, or the file is to be reopened. An interrupted check of the whole file continues in pieces: some rows at a time, and
-//! each index alone.
+//! While it reads, the log cannot restart, and a failed file cannot be reopened. So the writer interrupts it; an
+//! interrupted check continues in pieces: some rows at a time, and each index alone.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,7 +13,6 @@ use rusqlite::{Connection, ErrorCode, InterruptHandle, OptionalExtension as _};
 use super::health::StoreHealthMonitor;
 use super::{DiskTuning, columns, schema};
 
-/// The log size that pauses the check.
 pub(super) const LOG_BYTES_MAX: u64 = 64 << 20;
 
 const PAUSE: Duration = Duration::from_secs(1);
@@ -35,7 +33,6 @@ pub(super) struct FileCheck {
 
 #[derive(Default)]
 struct FileCheckState {
-    /// Set while the file is reopened.
     is_held: bool,
     is_over: bool,
     running: Option<InterruptHandle>,
@@ -52,14 +49,12 @@ impl std::fmt::Debug for FileCheck {
 }
 
 impl FileCheck {
-    /// Interrupts the check for a while.
     pub(super) fn pause(&self) {
         if let Some(running) = &self.state.lock().running {
             running.interrupt();
         }
     }
 
-    /// Stops the check until it is resumed.
     pub(super) fn hold(&self) {
         self.state.lock().is_held = true;
         let mut waited = Duration::ZERO;
@@ -91,7 +86,6 @@ impl FileCheck {
         self.state.lock().is_over
     }
 
-    /// Checks the file, and reports damage to the monitor.
     pub(super) fn run(self: &Arc<Self>, path: &Path, monitor: &StoreHealthMonitor, tuning: DiskTuning) {
         match self.all(path, tuning) {
             Ok(None) => tracing::debug!("the task store's file is whole"),
@@ -110,7 +104,6 @@ impl FileCheck {
         self.state.lock().is_over = true;
     }
 
-    /// The damage, if there is any.
     fn all(&self, path: &Path, tuning: DiskTuning) -> rusqlite::Result<Option<String>> {
         let conn = schema::open_reader(path)?;
         let sql = tuning.check_first.unwrap_or("PRAGMA quick_check(1)");
@@ -158,7 +151,7 @@ impl FileCheck {
         }
     }
 
-    /// Runs one piece once it is not held; `None` if the check is over.
+    /// Runs one piece once the check is not held; `None` if it is over.
     fn once<T>(
         &self,
         conn: &Connection,
@@ -191,7 +184,7 @@ fn quoted(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
 }
 
-/// Reads some rows of a table completely. Returns the position to continue from.
+/// Reads some rows of a table. Returns the position to continue from.
 fn rows(conn: &Connection, table: &str, after: i64) -> rusqlite::Result<Option<i64>> {
     let table = quoted(table);
     let sql = format!("SELECT rowid, * FROM {table} WHERE rowid > ?1 ORDER BY rowid LIMIT {PIECE_ROWS}");
@@ -210,7 +203,6 @@ fn rows(conn: &Connection, table: &str, after: i64) -> rusqlite::Result<Option<i
     Ok(last)
 }
 
-/// Scans an index completely.
 fn entries(conn: &Connection, index: &str) -> rusqlite::Result<i64> {
     let found = conn.query_row("SELECT tbl_name, sql FROM sqlite_schema WHERE name = ?1", [index], |row| {
         Ok((row.get::<_, String>(0)?, row.get::<_, Option<String>>(1)?))

@@ -10,7 +10,6 @@ use crate::task::{Digest, Principal, ShortReference, Summary, Task, TaskId, Task
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RowOutline {
     pub(super) is_settled: bool,
-    /// Settled, with an upstream that is not yet notified.
     pub(super) is_unnotified: bool,
     pub(super) created_at: Timestamp,
     pub(super) expires_at: Timestamp,
@@ -29,7 +28,7 @@ impl RowOutline {
         }
     }
 
-    /// Whether it matches the task, except for its size, which may be counted differently by another version.
+    /// Whether it matches the task, except for its size, which another version may count differently.
     pub(super) fn fits(&self, task: &Task) -> bool {
         Self { bytes: self.bytes, ..Self::of(task) } == *self
     }
@@ -43,7 +42,6 @@ pub(super) struct RowColumns {
     pub(super) revision: Revision,
     pub(super) outline: RowOutline,
     pub(super) name: Option<Digest>,
-    /// The number of its record in `records`.
     pub(super) record: i64,
     pub(super) updated_at: Timestamp,
 }
@@ -52,13 +50,13 @@ pub(super) struct RowColumns {
 pub(super) const COLUMNS: &str =
     "owner, id, revision, settled, unnotified, created_at, expires_at, bytes, name, record, ref, updated_at";
 const COUNT: usize = 12;
-/// The columns that an update changes, and the parameters for their values and the summary in [`RowColumns::bind`]. SQLite
-/// rewrites every index with an updated column; two indexes have none of these.
+/// The columns that an update changes, and their parameters in [`RowColumns::bind`]. SQLite rewrites every index with
+/// an updated column; two indexes have none of these.
 pub(super) const MOVING: (&str, &str) =
     ("revision, settled, unnotified, expires_at, bytes, record, updated_at", "?3, ?4, ?5, ?7, ?8, ?10, ?12, ?13");
 
 impl RowColumns {
-    /// `reference` is the task's. Rounds times to a column's range.
+    /// Rounds times to a column's range.
     pub(super) fn of(task: &Task, reference: ShortReference, revision: Revision, record: i64) -> Self {
         Self {
             key: task.key.clone(),
@@ -111,7 +109,6 @@ impl RowColumns {
         bytes
     }
 
-    /// Binds a row's columns, in the order of [`COLUMNS`], and its summary.
     pub(super) fn bind<T>(
         &self,
         summary: &Summary,
@@ -179,7 +176,6 @@ pub(super) fn outline(row: &Row<'_>, from: usize) -> rusqlite::Result<RowOutline
 
 pub(super) const OUTLINE: &str = "settled, unnotified, created_at, expires_at, bytes";
 
-/// Whether an error says that the data is not as written.
 pub(super) fn is_damage(error: &rusqlite::Error) -> bool {
     use rusqlite::Error::{FromSqlConversionFailure, IntegralValueOutOfRange, InvalidColumnType};
 

@@ -19,14 +19,14 @@ const BALLAST: &str = "tasks.ballast";
 
 const LOCK_PAUSE: Duration = Duration::from_millis(50);
 
-/// The file that is removed when the disk is full, so that running tasks can finish (F53).
+/// Size of the file that is removed when the disk is full, so that running tasks can finish (F53).
 pub(super) const BALLAST_BYTES: u64 = 32 << 20;
 
-/// New tasks are refused below this much free space, on disks of any size (F53).
+/// New tasks are refused below this, on disks of any size (F53).
 const FREE_BYTES_MIN: u64 = 64 << 20;
 /// New tasks are refused below one part in this many.
 const FREE_SHARE_MIN: u64 = 20;
-/// With this much free space, new tasks are accepted on a disk of any size.
+/// New tasks are accepted above this, on disks of any size.
 const FREE_BYTES_ENOUGH: u64 = 1 << 30;
 
 /// A disk's space available to ordinary users, in bytes.
@@ -37,7 +37,6 @@ pub(super) struct DiskSpace {
 }
 
 impl DiskSpace {
-    /// Whether new tasks are refused, so that running ones can finish.
     pub(super) fn is_low(self) -> bool {
         self.free < self.wanted()
     }
@@ -46,7 +45,6 @@ impl DiskSpace {
         (self.all / FREE_SHARE_MIN).clamp(FREE_BYTES_MIN, FREE_BYTES_ENOUGH)
     }
 
-    /// Whether the ballast fits without making space scarce.
     pub(super) fn has_room_for_ballast(self) -> bool {
         let left = self.free.saturating_sub(2 * BALLAST_BYTES);
         !Self { free: left, all: self.all }.is_low()
@@ -58,7 +56,6 @@ pub(super) fn space(folder: &Path) -> io::Result<DiskSpace> {
     Ok(DiskSpace { free: found.f_bavail * found.f_frsize, all: found.f_blocks * found.f_frsize })
 }
 
-/// Creates a missing folder, and checks that it is usable.
 pub(super) fn prepare(folder: &Path) -> Result<(), OpenError> {
     let wrong = |source| OpenError::Folder { path: folder.to_owned(), source };
     if !folder.exists() {
@@ -69,7 +66,7 @@ pub(super) fn prepare(folder: &Path) -> Result<(), OpenError> {
             match File::open(parent).and_then(|parent| parent.sync_all()) {
                 // The parent may be writable but not readable.
                 Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                    tracing::warn!(folder = %parent.display(), %error, "that a folder was made in it may not be on the disk yet");
+                    tracing::warn!(folder = %parent.display(), %error, "a new folder in it may not be on the disk yet");
                 }
                 // A folder that is not synced in its parent is lost in a power cut, with its contents.
                 synced => synced.map_err(wrong)?,
@@ -97,7 +94,7 @@ pub(super) fn is_open_to_all(folder: &Path) -> bool {
     fs::metadata(folder).is_ok_and(|found| found.mode() & 0o1002 == 0o002)
 }
 
-/// The medium, if it does not keep files or does not lock them reliably: memory or a network (B171). `None` for a disk.
+/// Memory or a network (B171), which does not keep files or lock them reliably. `None` for a disk.
 #[cfg(target_os = "linux")]
 pub(super) fn unfit_medium(folder: &Path) -> Option<&'static str> {
     // The nearest existing folder decides, since the rest would be created in it.
@@ -118,13 +115,12 @@ pub(super) fn unfit_medium(_folder: &Path) -> Option<&'static str> {
     None
 }
 
-/// A lock on the folder until it is dropped. The kernel releases it even if the process is killed.
-///
-/// Locks the folder itself, since a lock file can be removed, and also the lock file, which earlier versions lock.
+/// A lock on the folder, which the kernel releases even if the process is killed. Locks the folder itself, since a lock
+/// file can be removed, and also the file, which earlier versions lock.
 #[derive(Debug)]
 pub(super) struct FolderLock(#[expect(dead_code, reason = "held, not read: closing it is what unlocks")] Vec<File>);
 
-/// Waits for the lock for at most `patience`, as an earlier process may be about to end (B171).
+/// Waits for at most `patience`, as an earlier process may be about to end (B171).
 pub(super) async fn lock(folder: &Path, patience: Duration) -> Result<FolderLock, OpenError> {
     let path = folder.join(LOCK);
     let wrong = |source| OpenError::Folder { path: path.clone(), source };
@@ -166,7 +162,6 @@ pub(super) fn is_locked(folder: &Path) -> bool {
     })
 }
 
-/// A file that only reserves disk space.
 #[derive(Clone, Debug)]
 pub(super) struct Ballast {
     path: PathBuf,

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::folder::DiskSpace;
 
-/// The store's health. In every state, existing tasks can be read and finished as far as the disk allows.
+/// In every state, existing tasks can be read and finished as far as the disk allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreHealth {
     Good,
@@ -24,13 +24,12 @@ pub enum StoreHealth {
     Ended,
 }
 
-/// The known facts, worst first, which determine the health.
+/// The known facts, worst first.
 #[derive(Clone, Copy, Debug, Default)]
 struct StoreHealthFacts {
     has_ended: bool,
     is_damaged: bool,
     is_failing: bool,
-    /// The disk's space, if it is too little.
     short: Option<DiskSpace>,
 }
 
@@ -106,7 +105,6 @@ impl StoreHealthMonitor {
         *self.serves.lock() = queued_at;
     }
 
-    /// The waiting time of the oldest unfinished write; zero without one.
     pub(super) fn waited(&self) -> Duration {
         self.serves.lock().map_or(Duration::ZERO, |queued_at| queued_at.elapsed())
     }

@@ -1,13 +1,95 @@
-//! The readers' statements. Each row is judged on its own: an unreadable one is reported, and the others are shown.
+//! Reads from the file: a pool of read-only connections, and their statements. Lists and single tasks have separate permits.
+//!
+//! Each row is judged on its own: an unreadable one is reported, and the others are shown.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 use rusqlite::{Connection, OptionalExtension as _, Row, params};
+use tokio::sync::Semaphore;
 
 use super::columns::{COLUMNS, OUTLINE, RowColumns, RowOutline, at, id, id_of, is_damage, key, number, outline, time};
-use super::earlier_rows::OWN;
+use super::resident::OWN;
+use super::{failed, schema};
 use crate::store::record::{self, RecordError};
-use crate::store::tasks::{NewestCursor, PAGE_BYTES_MAX, Revision, StoredTask};
-use crate::task::{Digest, ListPosition, Principal, ShortReference, Summary, Task, TaskId, TaskKey, Timestamp};
+use crate::store::tasks::{FilteredPage, NewestCursor, PAGE_BYTES_MAX, PageStep, Revision, StoreError, StoredTask};
+use crate::task::{
+    Digest, ListDirection, ListFilter, ListPosition, OrderedBy, Principal, ShortReference, Summary, Task, TaskId,
+    TaskKey, Timestamp,
+};
+
+/// More than small machines have cores: one may wait for the disk.
+const POINTS: usize = 4;
+/// Separate permits, so that lists never delay reads of single tasks.
+const LISTS: usize = 2;
+
+#[derive(Debug)]
+pub(super) struct ReaderPool {
+    path: PathBuf,
+    idle: Mutex<Vec<Connection>>,
+    points: Arc<Semaphore>,
+    lists: Arc<Semaphore>,
+}
+
+impl ReaderPool {
+    pub(super) fn new(path: PathBuf) -> Arc<Self> {
+        let permits = |count| Arc::new(Semaphore::new(count));
+        Arc::new(Self { path, idle: Mutex::default(), points: permits(POINTS), lists: permits(LISTS) })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// A failed connection is not used again.
+    pub(super) async fn read<T, F>(self: &Arc<Self>, read: F) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
+    {
+        self.read_in(&self.points, read).await
+    }
+
+    pub(super) async fn list<T, F>(self: &Arc<Self>, read: F) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
+    {
+        self.read_in(&self.lists, read).await
+    }
+
+    async fn read_in<T, F>(self: &Arc<Self>, permits: &Arc<Semaphore>, read: F) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
+    {
+        let permit = Arc::clone(permits).acquire_owned().await.map_err(|_| super::closed())?;
+        let readers = Arc::clone(self);
+        // The permit belongs to the reader: a cancelled caller does not make room for another.
+        let reading = tokio::task::spawn_blocking(move || {
+            let _permit = permit;
+            let idle = readers.idle.lock().pop();
+            let conn = idle.map_or_else(|| schema::open_reader(&readers.path), Ok).map_err(failed)?;
+            let found = read(&conn).map_err(failed)?;
+            if !readers.points.is_closed() {
+                readers.idle.lock().push(conn);
+            }
+            Ok(found)
+        });
+        reading.await.map_err(|error| StoreError::Io(io::Error::other(error)))?
+    }
+
+    /// Connections in use end with their readers.
+    pub(super) fn close(&self) {
+        self.points.close();
+        self.lists.close();
+        self.idle.lock().clear();
+    }
+}
 
 #[derive(Debug)]
 pub(super) enum ReadRow {
@@ -33,7 +115,6 @@ impl ReadRow {
 #[derive(Debug)]
 pub(super) enum ListedRow {
     Whole(Box<Summary>),
-    /// Reading the whole row reports the fault. `None` if even its key is unreadable.
     Unreadable(Option<TaskKey>),
 }
 
@@ -54,7 +135,6 @@ impl ListedRow {
     }
 }
 
-/// Reads a row, and compares its columns with its record.
 pub(super) fn read(conn: &Connection, wanted: &TaskKey) -> rusqlite::Result<Option<ReadRow>> {
     match find(conn, wanted) {
         // Its page is unreadable. An index has enough of it to show it as failed.
@@ -97,7 +177,6 @@ enum RowReadError {
     File(rusqlite::Error),
 }
 
-/// The task of a row with intact columns.
 fn whole(conn: &Connection, columns: &RowColumns) -> Result<Task, RowReadError> {
     let bytes = match record_at(conn, columns.record) {
         Ok(bytes) => bytes.ok_or(RowReadError::Record(RecordError::Damaged))?,
@@ -115,7 +194,7 @@ fn record_at(conn: &Connection, row: i64) -> rusqlite::Result<Option<Bytes>> {
     conn.prepare_cached("SELECT record FROM records WHERE row = ?1")?.query_row([row], copied).optional()
 }
 
-/// The outline of a row from the index of ages, searched among all of its owner's rows.
+/// The outline of a row from the index of ages, searched among all of the owner's rows.
 fn outline_of(conn: &Connection, wanted: &TaskKey) -> rusqlite::Result<Option<RowOutline>> {
     let sql = format!("SELECT {OUTLINE} FROM tasks INDEXED BY tasks_age WHERE owner = ?1 AND id = ?2");
     let mut statement = conn.prepare_cached(&sql)?;
@@ -147,7 +226,6 @@ pub(super) fn page(
     Ok(glimpses)
 }
 
-/// Unexpired rows of all owners, newest first.
 pub(super) fn survey(
     conn: &Connection,
     after: Option<NewestCursor>,
@@ -169,7 +247,7 @@ pub(super) fn survey(
     Ok(glimpses)
 }
 
-/// Reads summaries of rows that an index names, up to the limits, and returns the position to continue from.
+/// Reads rows that an index names. Returns the position to continue from.
 fn glimpses<P>(
     conn: &Connection,
     found: impl Iterator<Item = rusqlite::Result<(i64, P, Option<TaskKey>)>>,
@@ -200,7 +278,7 @@ pub(super) fn row_statement() -> String {
     format!("SELECT {COLUMNS}, summary FROM tasks WHERE row = ?1")
 }
 
-pub(super) fn glimpse(conn: &Connection, row: i64) -> rusqlite::Result<Option<ListedRow>> {
+fn glimpse(conn: &Connection, row: i64) -> rusqlite::Result<Option<ListedRow>> {
     let found = conn.prepare_cached(&row_statement())?.query_row([row], |row| RowColumns::of_row(row, 0)).optional()?;
     Ok(found.map(|(columns, summary)| match summary {
         Ok(summary) => ListedRow::Whole(Box::new(summary)),
@@ -208,13 +286,11 @@ pub(super) fn glimpse(conn: &Connection, row: i64) -> rusqlite::Result<Option<Li
     }))
 }
 
-/// The keys of rows with an operator reference.
 pub(super) fn referred(conn: &Connection, reference: ShortReference, limit: usize) -> rusqlite::Result<Vec<TaskKey>> {
     let sql = "SELECT owner, id FROM tasks WHERE ref = ?1 LIMIT ?2";
     conn.prepare_cached(sql)?.query_map(params![reference.0, number(limit)], |row| key(row, 0))?.collect()
 }
 
-/// The owner's unexpired task with this idempotency key.
 pub(super) fn named(
     conn: &Connection,
     owner: &Principal,
@@ -223,4 +299,86 @@ pub(super) fn named(
 ) -> rusqlite::Result<Option<TaskKey>> {
     let sql = "SELECT owner, id FROM tasks WHERE owner = ?1 AND name = ?2 AND (settled = 0 OR expires_at > ?3)";
     conn.prepare_cached(sql)?.query_row(params![owner.as_str(), name.0, at(now)], |row| key(row, 0)).optional()
+}
+
+/// The statement of an order, between two positions.
+pub(super) fn statement(by: OrderedBy, direction: ListDirection) -> String {
+    let (column, index) = match by {
+        OrderedBy::Creation => ("created_at", "tasks_age"),
+        OrderedBy::LastUpdate => ("updated_at", "tasks_updated"),
+    };
+    let order = match direction {
+        ListDirection::OldestFirst => "",
+        ListDirection::NewestFirst => " DESC",
+    };
+    format!(
+        "SELECT {column}, id, row FROM tasks INDEXED BY {index} \
+         WHERE owner = ?1 AND ({column}, id) >= (?2, ?3) AND ({column}, id) < (?4, ?5) \
+         ORDER BY {column}{order}, id{order}"
+    )
+}
+
+/// One owner's rows that fit the filter, and the position to continue from.
+pub(super) fn select(
+    conn: &Connection,
+    owner: &Principal,
+    filter: &ListFilter,
+    after: Option<ListPosition>,
+    limit: usize,
+    now: Timestamp,
+) -> rusqlite::Result<(Vec<ListedRow>, Option<ListPosition>)> {
+    let positions = filter.positions(after);
+    let bytes = |id: TaskId| id.bits().to_be_bytes();
+    let (start, end) = (positions.start, positions.end);
+    let snapshot = conn.unchecked_transaction()?;
+    let mut statement = conn.prepare_cached(&statement(filter.by, filter.direction))?;
+    let mut found = statement.query(params![owner.as_str(), at(start.0), bytes(start.1), at(end.0), bytes(end.1)])?;
+    let (mut rows, mut next) = (Vec::new(), None);
+    let mut page = FilteredPage::new(filter, after, limit, now);
+    while let Some(row) = found.next()? {
+        let position = (time(row.get(0)?), id_of(row.get(1)?));
+        let key = TaskKey { owner: owner.clone(), id: position.1 };
+        let Some(task) = listed(conn, row.get(2)?, Some(key))? else { continue };
+        match page.step(position, task.summary()) {
+            PageStep::Show => rows.push(task),
+            PageStep::Skip => (),
+            PageStep::End => {
+                next = page.last();
+                break;
+            }
+        }
+    }
+    drop(found);
+    drop(statement);
+    snapshot.finish()?;
+    Ok((rows, next))
+}
+
+/// One owner's rows with these ids, expired ones included.
+pub(super) fn with_ids(
+    conn: &Connection,
+    owner: &Principal,
+    ids: BTreeSet<TaskId>,
+) -> rusqlite::Result<Vec<ListedRow>> {
+    let mut rows = Vec::new();
+    let snapshot = conn.unchecked_transaction()?;
+    let mut statement = conn.prepare_cached("SELECT row FROM tasks WHERE ref = ?1 AND owner = ?2 AND id = ?3")?;
+    for wanted in ids {
+        let key = TaskKey { owner: owner.clone(), id: wanted };
+        let row = (ShortReference::of(&key).0, owner.as_str(), id(&key));
+        let row: Option<i64> = statement.query_row(row, |row| row.get(0)).optional()?;
+        if let Some(task) = row.map_or(Ok(None), |row| listed(conn, row, Some(key)))? {
+            rows.push(task);
+        }
+    }
+    drop(statement);
+    snapshot.finish()?;
+    Ok(rows)
+}
+
+fn listed(conn: &Connection, row: i64, key: Option<TaskKey>) -> rusqlite::Result<Option<ListedRow>> {
+    match glimpse(conn, row) {
+        Err(error) if is_damage(&error) => Ok(Some(ListedRow::Unreadable(key))),
+        found => found,
+    }
 }

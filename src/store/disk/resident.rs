@@ -1,20 +1,21 @@
-//! Keeps live rows, a cache of settled ones, and the sums in memory.
+//! Keeps live rows, a cache of settled ones, and the sums in memory. Tracks unresolved inserts and unclaimed rows.
 //!
-//! The disk is authoritative. The writer updates memory after each commit, by revision. A reader may add a row from the disk only
-//! if no commit has touched the row's shard meanwhile. Missing rows are read from the disk, so any row may be left out for lack
-//! of space.
+//! The disk is authoritative. The writer updates memory after each commit, by revision. A reader may add a row only if
+//! no commit has touched the row's shard meanwhile. Any row may be left out for lack of space.
 
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeSet, HashMap};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use moka::Expiry;
 use moka::sync::Cache;
 use parking_lot::Mutex;
+use rusqlite::Connection;
 
-use super::columns::RowOutline;
+use super::columns::{OUTLINE, RowOutline, id_of, outline};
 use super::rows::UnfreeableRows;
+use crate::replica::Incarnation;
 use crate::store::tasks::{StoredTask, Usage};
 use crate::task::{Principal, TaskKey, Timestamp};
 
@@ -26,6 +27,13 @@ const SETTLED_BYTES_MAX: u64 = 64 << 20;
 const KEPT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 /// A larger row would evict too many others.
 const SETTLED_ROW_BYTES_MAX: usize = 8 << 20;
+/// Removed rows that stay hidden from readers with older data.
+const REMOVED_MAX: usize = 1_024;
+
+/// Any process before this one: the file needs no holders, since only one process has the store open.
+const EARLIER: Incarnation = Incarnation(0);
+/// This process.
+pub(super) const OWN: Incarnation = Incarnation(1);
 
 #[derive(Debug)]
 pub(super) struct ResidentRows {
@@ -43,27 +51,25 @@ struct ResidentShard {
     commits: u64,
 }
 
-/// The sums and indexes over all rows.
 #[derive(Debug, Default)]
 pub(super) struct RowTotals {
     all: Usage,
     by_owner: HashMap<Principal, Usage>,
-    /// Rows that need a holder, by key: unsettled ones, and those with an upstream that is not yet notified.
+    /// Unsettled rows, and rows with an upstream that is not yet notified.
     open: BTreeSet<TaskKey>,
     /// Unsettled rows, by when they are overdue.
     due: BTreeSet<(Timestamp, TaskKey)>,
 }
 
 impl RowTotals {
-    /// Adds one owner's rows without a holder.
-    pub(super) fn add_settled(&mut self, owner: &Principal, rows: Usage) {
+    fn add_settled(&mut self, owner: &Principal, rows: Usage) {
         for usage in [self.by_owner.entry(owner.clone()).or_default(), &mut self.all] {
             usage.tasks += rows.tasks;
             usage.bytes += rows.bytes;
         }
     }
 
-    pub(super) fn add(&mut self, key: &TaskKey, row: &RowOutline) {
+    fn add(&mut self, key: &TaskKey, row: &RowOutline) {
         let live = usize::from(!row.is_settled);
         let own = self.by_owner.entry(key.owner.clone()).or_default();
         for usage in [own, &mut self.all] {
@@ -103,7 +109,6 @@ impl RowTotals {
         self.all
     }
 
-    /// Rows that need a holder.
     pub(super) const fn open(&self) -> &BTreeSet<TaskKey> {
         &self.open
     }
@@ -124,7 +129,7 @@ pub(super) struct ReadTicket(u64);
 #[derive(Clone, Debug)]
 struct CachedRow {
     row: StoredTask,
-    /// How long it is useful, counted from its insertion.
+    /// How long the row is useful, counted from its insertion.
     remaining: Duration,
 }
 
@@ -183,7 +188,6 @@ impl ResidentRows {
         ReadTicket(self.shard(key).lock().commits)
     }
 
-    /// Adds a row that was read from the disk, unless a commit has touched its shard meanwhile.
     pub(super) fn keep(&self, ticket: ReadTicket, row: &StoredTask, now: Timestamp) {
         // The lock is held throughout, so that a row read before the start of a commit is not added after it.
         let mut shard = self.shard(&row.task.key).lock();
@@ -205,14 +209,13 @@ impl ResidentRows {
         }
     }
 
-    /// Excludes a row from the rows that need a holder, as this process cannot process it. Returns whether it was included.
+    /// Excludes a row that this process cannot process. Returns whether it was included.
     pub(super) fn set_aside(&self, key: &TaskKey, row: &RowOutline) -> bool {
         let mut sums = self.sums.lock();
         let was_due = sums.due.remove(&(row.expires_at, key.clone()));
         sums.open.remove(key) || was_due
     }
 
-    /// Rows and records that this process cannot free.
     pub(super) const fn stuck(&self) -> &Mutex<UnfreeableRows> {
         &self.stuck
     }
@@ -239,19 +242,17 @@ impl ResidentRows {
         changes.iter().map(|change| Self::index(&change.key)).collect()
     }
 
-    /// Before a commit: from here on readers may find rows that memory does not know yet.
+    /// From here on readers may find rows that memory does not know yet.
     pub(super) fn begin(&self, changes: &[RowChange]) {
         for shard in Self::touched(changes) {
             self.shards[shard].lock().commits += 1;
         }
     }
 
-    /// After a failed commit.
     pub(super) fn abandon(&self, changes: &[RowChange]) {
         self.begin(changes);
     }
 
-    /// After a successful commit at `now`.
     pub(super) fn follow(&self, changes: Vec<RowChange>, now: Timestamp) {
         let touched = Self::touched(&changes);
         let mut sums = self.sums.lock();
@@ -282,8 +283,8 @@ impl ResidentRows {
         }
     }
 
-    /// Restarts from the disk's state after a failure with an unknown outcome. Settled rows stay, since a row that was shown as
-    /// settled is on the disk.
+    /// Restarts from the disk's state after a failure with an unknown outcome. Settled rows stay: a row that was shown
+    /// as settled is on the disk.
     pub(super) fn reset(&self, sums: RowTotals) {
         for shard in &self.shards {
             let mut shard = shard.lock();
@@ -314,8 +315,131 @@ impl ResidentRows {
         self.sums.lock().due.iter().map(|(_, key)| key.clone()).collect()
     }
 
-    /// Whether a row needs a holder.
     pub(super) fn is_open(&self, key: &TaskKey) -> bool {
         self.sums.lock().open.contains(key)
     }
+}
+
+/// Rows with an unknown insert: their commit failed, but the log may contain them. The caller got an error, so the row
+/// is invisible, and the first transaction after the file is reopened removes it. Only a process that ends before that
+/// leaves such a row behind.
+#[derive(Debug, Default)]
+pub(super) struct UnresolvedInserts(Mutex<UnresolvedInsertsState>);
+
+#[derive(Debug, Default)]
+struct UnresolvedInsertsState {
+    open: BTreeSet<TaskKey>,
+    removed: VecDeque<TaskKey>,
+}
+
+impl UnresolvedInserts {
+    /// Records the new rows of a commit that is about to be made, and returns them.
+    pub(super) fn begin(&self, changes: &[RowChange]) -> Vec<TaskKey> {
+        let is_new = |change: &&RowChange| change.before.is_none() && change.after.is_some();
+        let keys: Vec<TaskKey> = changes.iter().filter(is_new).map(|change| change.key.clone()).collect();
+        self.0.lock().open.extend(keys.iter().cloned());
+        keys
+    }
+
+    pub(super) fn made(&self, keys: &[TaskKey]) {
+        let mut rows = self.0.lock();
+        for key in keys {
+            rows.open.remove(key);
+            if !rows.removed.is_empty() {
+                rows.removed.retain(|removed| removed != key);
+            }
+        }
+    }
+
+    pub(super) fn open(&self) -> Vec<TaskKey> {
+        self.0.lock().open.iter().cloned().collect()
+    }
+
+    pub(super) fn is_open(&self, key: &TaskKey) -> bool {
+        self.0.lock().open.contains(key)
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.0.lock().open.is_empty()
+    }
+
+    pub(super) fn removed(&self) {
+        let mut rows = self.0.lock();
+        let open = std::mem::take(&mut rows.open);
+        rows.removed.extend(open);
+        let more = rows.removed.len().saturating_sub(REMOVED_MAX);
+        rows.removed.drain(..more);
+    }
+
+    pub(super) fn hides(&self, key: &TaskKey) -> bool {
+        let rows = self.0.lock();
+        rows.open.contains(key) || rows.removed.contains(key)
+    }
+}
+
+/// Unclaimed rows that earlier processes left.
+#[derive(Debug)]
+pub(super) struct EarlierRows {
+    /// All rows are claimed at once, so that no subtask is without its parent.
+    is_claimed: AtomicBool,
+    left: Mutex<BTreeSet<TaskKey>>,
+}
+
+impl EarlierRows {
+    pub(super) const fn new(left: BTreeSet<TaskKey>) -> Self {
+        Self { is_claimed: AtomicBool::new(false), left: Mutex::new(left) }
+    }
+
+    pub(super) fn holds(&self, key: &TaskKey) -> bool {
+        !self.is_claimed.load(Ordering::SeqCst) && self.is_left(key)
+    }
+
+    pub(super) fn is_left(&self, key: &TaskKey) -> bool {
+        self.left.lock().contains(key)
+    }
+
+    pub(super) fn named(&self, mut row: StoredTask) -> StoredTask {
+        if row.holder.is_some() && self.holds(&row.task.key) {
+            row.holder = Some(EARLIER);
+        }
+        row
+    }
+
+    /// The next unclaimed row; each is returned once. The row may be gone by now.
+    pub(super) fn take(&self) -> Option<TaskKey> {
+        let next = self.left.lock().pop_first();
+        self.is_claimed.store(true, Ordering::SeqCst);
+        next
+    }
+}
+
+/// Computes the sums from an index alone, and the longest time to live.
+pub(super) fn totals(conn: &Connection) -> rusqlite::Result<(RowTotals, Duration)> {
+    let (mut totals, mut longest) = (RowTotals::default(), Duration::ZERO);
+    let sql = "SELECT owner, count(*), sum(max(bytes, 0)), max(expires_at - created_at) FROM tasks INDEXED BY tasks_age
+               WHERE settled <> 0 AND unnotified = 0 GROUP BY owner";
+    let mut statement = conn.prepare(sql)?;
+    let mut owners = statement.query(())?;
+    while let Some(row) = owners.next()? {
+        let [tasks, bytes] = [row.get::<_, i64>(1)?, row.get(2)?].map(|sum| usize::try_from(sum).unwrap_or(0));
+        totals.add_settled(&Principal::new(row.get_ref(0)?.as_str()?), Usage { tasks, unsettled: 0, bytes });
+        longest = longest.max(Duration::from_millis(u64::try_from(row.get::<_, i64>(3)?).unwrap_or(0)));
+    }
+    let sql = format!(
+        "SELECT owner, id, {OUTLINE} FROM tasks INDEXED BY tasks_age WHERE settled = 0 OR unnotified <> 0 ORDER BY owner"
+    );
+    let mut statement = conn.prepare(&sql)?;
+    let mut rows = statement.query(())?;
+    let mut owner = Principal::new("");
+    while let Some(row) = rows.next()? {
+        let name = row.get_ref(0)?.as_str()?;
+        // One shared text for all rows of an owner.
+        if name != owner.as_str() {
+            owner = Principal::new(name);
+        }
+        let outline = outline(row, 2)?;
+        longest = longest.max(outline.expires_at.since(outline.created_at));
+        totals.add(&TaskKey { owner: owner.clone(), id: id_of(row.get(1)?) }, &outline);
+    }
+    Ok((totals, longest))
 }

@@ -5,16 +5,14 @@ use std::sync::Arc;
 
 use super::batch::RowWrite;
 use super::columns::RowOutline;
-use super::earlier_rows::OWN;
 use super::reads::{ListedRow, ReadRow};
+use super::resident::OWN;
 use super::{DiskStore, is_there};
 use crate::metric;
-use crate::store::condemned::{LostRow, condemned};
-use crate::store::record::RecordError;
+use crate::store::record::{LostRow, RecordError, condemned};
 use crate::store::tasks::{Revision, StoreError, StoredTask, TaskStore as _};
 use crate::task::{ShortReference, Summary, TaskKey, Timestamp};
 
-/// Maximum number of unreadable tasks that the log names.
 const LOGGED_MAX: usize = 1_024;
 
 impl DiskStore {
@@ -67,7 +65,7 @@ impl DiskStore {
         }
     }
 
-    /// The summaries of rows from the disk. Unreadable ones are shown as failed, or left out.
+    /// Unreadable rows are shown as failed, or left out.
     pub(super) async fn listed(&self, rows: Vec<ListedRow>, now: Timestamp) -> Vec<Summary> {
         let mut tasks = Vec::with_capacity(rows.len());
         for row in rows {

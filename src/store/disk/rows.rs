@@ -41,8 +41,7 @@ pub(super) fn is_named(conn: &Connection, owner: &Principal, key: &Digest, now: 
         .exists(params![owner.as_str(), key.0, at(now)])
 }
 
-/// Rows and records that cannot be freed. A transaction that meets damage can no longer write, so known damage is avoided from
-/// then on.
+/// A transaction that meets damage can no longer write, so known damage is avoided from then on.
 #[derive(Debug, Default)]
 pub(super) struct UnfreeableRows {
     pub(super) rows: BTreeSet<i64>,
@@ -55,10 +54,8 @@ impl UnfreeableRows {
     }
 }
 
-/// Parameters for all columns and the summary.
 const VALUES: &str = "?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13";
 
-/// Returns the record's number.
 fn put_record(conn: &Connection, task: &Task) -> rusqlite::Result<i64> {
     conn.prepare_cached("INSERT INTO records (record) VALUES (?1)")?.execute([record::encode(task)])?;
     Ok(conn.last_insert_rowid())
@@ -72,12 +69,12 @@ fn drop_record(conn: &Connection, record: i64, stuck: &Mutex<UnfreeableRows>) ->
     let dropped = conn.prepare_cached("DELETE FROM records WHERE row = ?1")?.execute([record]);
     if dropped.as_ref().is_err_and(is_damage) {
         stuck.lock().records.insert(record);
-        tracing::warn!("the room of a damaged record is not given back");
+        tracing::warn!("the space of a damaged record cannot be freed");
     }
     dropped.map(|_| ())
 }
 
-/// Inserts a new task's row; returns `false` if its key exists.
+/// Returns `false` if its key exists.
 pub(super) fn insert(conn: &Connection, task: &Task) -> rusqlite::Result<bool> {
     let reference = ShortReference::of(&task.key);
     let sql = "SELECT 1 FROM tasks WHERE ref = ?1 AND owner = ?2 AND id = ?3";
@@ -91,7 +88,7 @@ pub(super) fn insert(conn: &Connection, task: &Task) -> rusqlite::Result<bool> {
     columns.bind(&summary, |values| statement.execute(values)).map(|_| true)
 }
 
-/// Replaces a row's task. `anew` inserts another record and leaves the old one alone, which may be damaged.
+/// `anew` inserts another record and leaves the old one alone, which may be damaged.
 pub(super) fn update(
     conn: &Connection,
     found: &FoundRow,
@@ -126,7 +123,7 @@ pub(super) fn update(
     }
 }
 
-/// Empties a record, which is rewritten in the same transaction.
+/// Empties a record that is rewritten in the same transaction.
 pub(super) fn empty(conn: &Connection, record: i64) -> rusqlite::Result<()> {
     conn.prepare_cached("UPDATE records SET record = x'' WHERE row = ?1")?.execute([record])?;
     Ok(())
@@ -152,7 +149,6 @@ pub(super) fn numbered(conn: &Connection, row: i64) -> rusqlite::Result<FoundRow
     })
 }
 
-/// The latest time used.
 pub(super) fn seen(conn: &Connection) -> rusqlite::Result<Timestamp> {
     conn.query_row("SELECT value FROM marks WHERE name = 'seen'", (), |row| row.get(0)).map(time)
 }
@@ -162,7 +158,6 @@ pub(super) fn note_seen(conn: &Connection, seen: Timestamp) -> rusqlite::Result<
     Ok(())
 }
 
-/// A write that only tests whether writing succeeds.
 pub(super) fn probe(conn: &Connection) -> rusqlite::Result<()> {
     conn.prepare_cached("UPDATE marks SET value = value + 1 WHERE name = 'probe'")?.execute(())?;
     Ok(())

@@ -1,7 +1,7 @@
 //! Defines the database file: its tables, its opening, and the detection of foreign files.
 //!
-//! Task ids are stored unhashed: lists return the ids to their owner, and the arguments and results that an id gives access to
-//! are in the same row. File permissions protect both: only the owner may read the file (0600, in a folder of 0700).
+//! Task ids are stored unhashed: lists return them, and the arguments and results that an id gives access to are in the
+//! same row. File permissions protect both (0600, in a folder of 0700).
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _};
@@ -17,8 +17,8 @@ use super::{DiskTuning, OpenError};
 
 /// "tgat", which distinguishes the file from other programs' databases.
 const APPLICATION_ID: i32 = 0x7467_6174;
-/// The schema version of this program. Files of other versions are refused (B172, F68). A change of the tables, or of the format of
-/// records or summaries, requires a new version and a new file in `tests/golden/store`.
+/// Files of other versions are refused (B172, F68). A change of the tables, or of the format of records or summaries,
+/// requires a new version and a new file in `tests/golden/store`.
 pub(super) const SCHEMA: i32 = 4;
 
 const MAGIC: &[u8; 16] = b"SQLite format 3\0";
@@ -32,8 +32,7 @@ const CHECKPOINT_PAGES: i32 = 4_096;
 const LOG_BYTES_KEPT: i64 = 32 << 20;
 const STATEMENTS_MAX: usize = 32;
 
-/// Listed columns are separate from records, which hold arguments and results: a list reads no record, and a damaged record
-/// affects only its own row. `age` covers the sums at startup.
+/// A list reads no record, and a damaged record affects only its own row. `age` covers the sums at startup.
 const TABLES: &str = "
     CREATE TABLE tasks (
         row INTEGER PRIMARY KEY,
@@ -66,7 +65,7 @@ pub(super) fn file_in(folder: &Path) -> PathBuf {
     folder.join("tasks.db")
 }
 
-/// Checks the file without changing it or any file next to it. A missing file is no error.
+/// Checks the file without changing it. A missing file is no error.
 pub(super) fn examine(path: &Path) -> Result<(), OpenError> {
     let io = |source| OpenError::Folder { path: path.to_owned(), source };
     let mut head = Vec::new();
@@ -98,7 +97,7 @@ fn judge(path: &Path, application: i32, schema: i32) -> Result<(), OpenError> {
     }
 }
 
-/// Reopens the file, and never creates it: a missing file took its tasks along. Reads it only through the connection, since other
+/// Never creates the file: a missing one took its tasks along. Reads it only through the connection, since other
 /// connections exist (see [`super::examine`]).
 pub(super) fn reopen(path: &Path, tuning: DiskTuning) -> Result<Connection, OpenError> {
     let gone = |source| OpenError::Folder { path: path.to_owned(), source };
@@ -106,7 +105,6 @@ pub(super) fn reopen(path: &Path, tuning: DiskTuning) -> Result<Connection, Open
     open_database(path, tuning).map_err(|error| open_error(path, error))?
 }
 
-/// Opens the file; creates and initializes a missing one.
 pub(super) fn open(path: &Path, tuning: DiskTuning) -> Result<Connection, OpenError> {
     examine(path)?;
     // SQLite gives the files next to it the same mode.
@@ -115,7 +113,6 @@ pub(super) fn open(path: &Path, tuning: DiskTuning) -> Result<Connection, OpenEr
     reopen(path, tuning)
 }
 
-/// Distinguishes an unusable file from a failing disk.
 pub(super) fn open_error(path: &Path, error: rusqlite::Error) -> OpenError {
     let path = path.to_owned();
     match error.sqlite_error_code() {
@@ -157,7 +154,6 @@ fn open_database(path: &Path, tuning: DiskTuning) -> rusqlite::Result<Result<Con
     Ok(Ok(conn))
 }
 
-/// Checkpoints the log into the file, durably, and truncates it.
 pub(super) fn checkpoint(conn: &Connection) -> rusqlite::Result<()> {
     let busy: bool = conn.query_row("PRAGMA wal_checkpoint(TRUNCATE)", (), |row| row.get(0))?;
     if busy {
@@ -167,7 +163,7 @@ pub(super) fn checkpoint(conn: &Connection) -> rusqlite::Result<()> {
     Ok(())
 }
 
-/// Checkpoints without waiting for readers; returns whether it succeeded.
+/// Does not wait for readers; returns whether it succeeded.
 pub(super) fn checkpoint_now(conn: &Connection) -> rusqlite::Result<bool> {
     conn.busy_timeout(Duration::ZERO)?;
     let done = checkpoint(conn);
@@ -194,7 +190,6 @@ fn bare(path: &Path) -> rusqlite::Result<Connection> {
     Ok(conn)
 }
 
-/// Distrusts the file's contents, and writes no temporary files.
 pub(super) fn make_wary(conn: &Connection) -> rusqlite::Result<()> {
     conn.set_prepared_statement_cache_capacity(STATEMENTS_MAX);
     conn.pragma_update(None, "trusted_schema", false)?;

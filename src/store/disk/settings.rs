@@ -14,7 +14,6 @@ const LOCK_WAIT: Duration = Duration::from_secs(10);
 
 const TICK: Duration = Duration::from_secs(1);
 
-/// The store's location and limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskSettings {
     /// Created if it is missing.
@@ -25,8 +24,8 @@ pub struct DiskSettings {
     pub is_ephemeral: bool,
     /// How long to wait for a process that has the store open.
     pub lock_wait: Duration,
-    /// The machine's time at startup, for comparison with the store's last use; `None` if the tasks' times do not depend on that
-    /// clock.
+    /// The machine's time at startup, for comparison with the store's last use; `None` if the tasks' times do not
+    /// depend on that clock.
     pub clock: Option<Timestamp>,
     pub(super) tuning: DiskTuning,
 }
@@ -54,7 +53,6 @@ impl DiskSettings {
     }
 }
 
-/// Settings for tests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DiskTuning {
     pub(super) syncs: bool,
@@ -63,15 +61,12 @@ pub(super) struct DiskTuning {
     pub(super) tick: Duration,
     /// The first statement of the file check.
     pub(super) check_first: Option<&'static str>,
-    /// The log size that pauses the check.
     pub(super) check_log_bytes_max: Option<u64>,
-    /// How long a clock that jumped ahead frees nothing.
     pub(super) distrust: Duration,
 }
 
 pub(super) type FaultHook = Box<dyn Fn() -> rusqlite::Result<()> + Send>;
 
-/// Hooks with which tests inject faults.
 #[derive(Default)]
 pub(super) struct FaultHooks {
     pub(super) before_open: Option<FaultHook>,

@@ -1,29 +1,29 @@
-//! Starts a store: locks the folder, opens the file, starts writer and file check.
+//! Starts a store: locks the folder, opens the file, reads the sums, starts writer and file check.
 
 use std::collections::VecDeque;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use parking_lot::Mutex;
+use rusqlite::Connection;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::check::FileCheck;
-use super::earlier_rows::EarlierRows;
-use super::folder::Ballast;
+use super::folder::{self, Ballast};
 use super::health::StoreHealthMonitor;
-use super::opening::{OpenedDatabase, read_in_at_last};
-use super::readers::ReaderPool;
-use super::resident::ResidentRows;
+use super::reads::ReaderPool;
+use super::resident::{EarlierRows, ResidentRows, RowTotals, UnresolvedInserts, totals};
 use super::settings::{DiskTuning, FaultHooks};
-use super::unresolved_inserts::UnresolvedInserts;
 use super::writer::{self, DiskWriter, WriterRequest};
-use super::{DiskSettings, DiskStore, OpenError, QUEUE_MAX, SharedFolderLock, examine, folder, schema};
-use crate::store::clock_trust::ClockTrust;
+use super::{DiskSettings, DiskStore, OpenError, QUEUE_MAX, SharedFolderLock, examine, rows, schema};
+use crate::store::clock_trust::{ClockTrust, RESET};
+use crate::task::Timestamp;
 
 /// Warns about an unfit folder that the store uses nevertheless.
 fn warn_of(folder: &Path, unfit_medium: Option<&'static str>) {
@@ -32,7 +32,7 @@ fn warn_of(folder: &Path, unfit_medium: Option<&'static str>) {
         tracing::warn!(folder = %shown, medium, "tasks may be lost: the folder is on no local disk");
     }
     if folder::is_open_to_all(folder) {
-        tracing::warn!(folder = %shown, "everybody on this machine can replace the store's files: take that right (chmod o-w)");
+        tracing::warn!(folder = %shown, "every user of this machine can replace the store's files; remove that right (chmod o-w)");
     }
 }
 
@@ -116,8 +116,8 @@ impl DiskStore {
     }
 }
 
-/// Starts the writer's thread, which releases the lock once everything is closed. A bug that ends the thread keeps the lock,
-/// since the calls of this process continue.
+/// The thread releases the lock once everything is closed. A bug that ends it keeps the lock, since the calls of this
+/// process continue.
 fn start(
     writer: DiskWriter,
     requests: mpsc::Receiver<WriterRequest>,
@@ -131,4 +131,64 @@ fn start(
             let _ = closing.send(());
         }
     })
+}
+
+pub(super) struct OpenedDatabase {
+    pub(super) conn: Connection,
+    pub(super) sums: RowTotals,
+    pub(super) seen: Timestamp,
+    pub(super) longest: Duration,
+}
+
+/// Opens the file, and reads the state that must be known before serving requests. Even reading takes some space; if the disk is full, the ballast is removed (F53).
+pub(super) fn read_in_at_last(
+    path: &Path,
+    ballast: Option<&Ballast>,
+    tuning: DiskTuning,
+    hooks: &FaultHooks,
+) -> Result<OpenedDatabase, OpenError> {
+    let open = || {
+        hooks.before_open().map_err(|error| schema::open_error(path, error))?;
+        read_in(path, tuning)
+    };
+    match open() {
+        Err(error @ (OpenError::Failed { .. } | OpenError::Folder { .. })) => {
+            let has_room = hooks.space(&folder_of(path)).is_ok_and(|space| !space.is_low());
+            match ballast.filter(|_| !has_room).map(Ballast::drop_it) {
+                Some(Ok(true)) => {
+                    tracing::warn!(%error, "the disk is full: the ballast is released, so that the task store can be opened");
+                    open()
+                }
+                Some(Ok(false) | Err(_)) | None => Err(error),
+            }
+        }
+        opened => opened,
+    }
+}
+
+fn folder_of(path: &Path) -> PathBuf {
+    path.parent().map_or_else(PathBuf::new, Path::to_owned)
+}
+
+fn read_in(path: &Path, tuning: DiskTuning) -> Result<OpenedDatabase, OpenError> {
+    let conn = schema::open(path, tuning)?;
+    reset_clock(&conn, &folder_of(path)).map_err(|source| OpenError::Folder { path: folder_of(path), source })?;
+    let failed = |error| schema::open_error(path, error);
+    let (sums, longest) = totals(&conn).map_err(failed)?;
+    let seen = rows::seen(&conn).map_err(failed)?;
+    tracing::info!(tasks = sums.all().tasks, unsettled = sums.all().unsettled, "the task store is open");
+    Ok(OpenedDatabase { conn, sums, seen, longest })
+}
+
+/// Discards the time of the store's last use if the operator asks for it; returns whether it did.
+fn reset_clock(conn: &Connection, folder: &Path) -> io::Result<bool> {
+    let wish = folder.join(RESET);
+    if !wish.try_exists()? {
+        return Ok(false);
+    }
+    conn.execute("UPDATE marks SET value = 0 WHERE name = 'seen'", ()).map_err(io::Error::other)?;
+    // In this order, a repetition is harmless.
+    std::fs::remove_file(&wish)?;
+    tracing::warn!("the time of the task store's last use is discarded, as `{RESET}` requests");
+    Ok(true)
 }

@@ -15,7 +15,6 @@ use crate::metric;
 
 /// Free pages that are returned to the system at a time.
 const VACUUM_PAGES: i64 = 2_048;
-/// Maximum delay of writes by this, except for the last step.
 const VACUUM_TIME_MAX: Duration = Duration::from_millis(100);
 /// Interval between recordings of the time of last use, in case the process is killed.
 const SEEN_NOTED: Duration = Duration::from_secs(60 * 60);
@@ -23,7 +22,7 @@ const SEEN_NOTED: Duration = Duration::from_secs(60 * 60);
 impl DiskWriter {
     pub(super) fn tick(&mut self) {
         if self.conn.is_some() && !self.is_same_file() {
-            tracing::error!("the task store's file is not where it was");
+            tracing::error!("the task store's file was moved or replaced");
             self.conn = None;
             self.monitor.failing(true);
         }
@@ -41,7 +40,7 @@ impl DiskWriter {
         if let Some(conn) = &self.conn
             && let Err(error) = give_room_back(conn, &self.path, is_low, &mut self.owes_checkpoint)
         {
-            tracing::warn!(%error, "free room of the task store was not given back");
+            tracing::warn!(%error, "free space of the task store's file was not returned");
             // A checkpoint is a commit, and a failed one makes the connection unusable.
             self.conn = None;
         }
@@ -88,13 +87,12 @@ impl DiskWriter {
             && space.has_room_for_ballast()
             && let Err(error) = ballast.lay_down()
         {
-            tracing::warn!(%error, "the ballast cannot be laid down");
+            tracing::warn!(%error, "the ballast file cannot be created");
         }
         self.monitor.room(space);
         space.is_low()
     }
 
-    /// Records the time of last use, so that a wrong clock is noticed even after a kill.
     fn note_seen(&mut self) {
         let is_due = self.seen_noted.is_none_or(|at| at.elapsed() >= SEEN_NOTED);
         if !is_due || self.clock.is_distrusted() {
@@ -103,14 +101,14 @@ impl DiskWriter {
         let Some(conn) = &self.conn else { return };
         self.seen_noted = Some(Instant::now());
         if let Err(error) = rows::note_seen(conn, self.seen()) {
-            tracing::warn!(%error, "the time was not noted in the task store");
+            tracing::warn!(%error, "the time of last use was not recorded in the task store");
             self.conn = None;
         }
     }
 }
 
-/// Returns free pages to the system if there are many, and checkpoints the log if that frees space: only a checkpoint shrinks the
-/// file, and on an almost full disk the log itself takes space. A checkpoint that readers prevent is repeated the next time.
+/// Returns free pages to the system, and checkpoints the log: only a checkpoint shrinks the file, and on an almost full
+/// disk the log itself takes space. A checkpoint that readers prevent is repeated the next time.
 fn give_room_back(conn: &Connection, path: &Path, is_low: bool, owed: &mut bool) -> rusqlite::Result<()> {
     let began = Instant::now();
     while began.elapsed() < VACUUM_TIME_MAX && unless_full(vacuum(conn))? {
@@ -142,7 +140,6 @@ fn vacuum(conn: &Connection) -> rusqlite::Result<bool> {
     if are_many {
         let mut statement = conn.prepare(&format!("PRAGMA incremental_vacuum({VACUUM_PAGES})"))?;
         let mut freed = statement.query(())?;
-        // Each step of the statement frees a page.
         while freed.next()?.is_some() {}
     }
     Ok(are_many)

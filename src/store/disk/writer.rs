@@ -1,7 +1,7 @@
 //! The writer's thread: commits a bounded queue of writes in batches, and owns the connection.
 //!
-//! Writes that wait when a transaction starts, or arrive during it, join it: many writes, one fsync. A single write does not wait
-//! for others. A failed connection is never used again: after a failed fsync, the result of the next one is meaningless (F54).
+//! Writes that arrive before or during a transaction join it: many writes, one fsync. A failed connection is never used
+//! again: after a failed fsync, the result of the next one is meaningless (F54).
 
 use std::collections::VecDeque;
 use std::os::unix::fs::MetadataExt as _;
@@ -19,16 +19,15 @@ use super::check::FileCheck;
 use super::columns::is_corrupt;
 use super::folder::{Ballast, DiskSpace};
 use super::health::{StoreHealth, StoreHealthMonitor};
-use super::resident::ResidentRows;
-use super::unresolved_inserts::UnresolvedInserts;
-use super::{DiskTuning, FaultHooks, OpenError, failed, opening, rows, schema};
+use super::resident::{ResidentRows, UnresolvedInserts, totals};
+use super::{DiskTuning, FaultHooks, OpenError, failed, rows, schema};
 use crate::failpoint;
 use crate::metric;
 use crate::store::clock_trust::ClockTrust;
 use crate::store::tasks::StoreError;
 use crate::task::Timestamp;
 
-/// Limits of one transaction. The time applies to writes that arrive after its start.
+/// The time applies to writes that arrive after its start.
 const BATCH_WRITES_MAX: usize = 512;
 const BATCH_BYTES_MAX: usize = 8 << 20;
 const BATCH_TIME_MAX: Duration = Duration::from_millis(2);
@@ -39,11 +38,10 @@ const FAILURES_WITHIN: Duration = Duration::from_secs(60);
 /// Damaged rows and records that one write may find.
 const DAMAGED_MAX: usize = 64;
 
-/// A write, when it was requested, and the channel for its outcome.
 #[derive(Debug)]
 pub(super) enum WriterRequest {
     Write(RowWrite, Instant, oneshot::Sender<Result<WriteResult, StoreError>>),
-    /// Ends the thread. Answered once everything is closed.
+    /// Answered once everything is closed.
     Close(oneshot::Sender<()>),
 }
 
@@ -55,7 +53,6 @@ pub(super) struct DiskWriter {
     pub(super) stored_bytes_max: usize,
     /// `None` from a failure until the file is reopened.
     pub(super) conn: Option<Connection>,
-    /// Identifies the file that the connection has open.
     pub(super) identity: Option<(u64, u64)>,
     pub(super) resident: Arc<ResidentRows>,
     pub(super) monitor: Arc<StoreHealthMonitor>,
@@ -81,8 +78,8 @@ type PendingWrite = (RowWrite, oneshot::Sender<Result<WriteResult, StoreError>>)
 type WriteResults = Vec<Result<WriteResult, StoreError>>;
 
 impl DiskWriter {
-    /// Runs until a request to close or its queue is dropped. Returns the channel of the close request, once everything is
-    /// closed.
+    /// Runs until a request to close or its queue is dropped. Returns the channel of the close request, once everything
+    /// is closed.
     pub(super) fn run(mut self, mut queue: mpsc::Receiver<WriterRequest>) -> Option<oneshot::Sender<()>> {
         let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_time().build() else {
             self.monitor.ended();
@@ -93,7 +90,6 @@ impl DiskWriter {
         let closing = loop {
             match runtime.block_on(async { tokio::time::timeout(self.tuning.tick, queue.recv()).await }) {
                 Ok(Some(WriterRequest::Write(write, queued_at, reply))) => {
-                    // First come, first served: no waiting write is older.
                     self.monitor.serves(Some(queued_at));
                     let closing = self.serve((write, reply), &mut queue);
                     self.monitor.serves(None);
@@ -179,8 +175,8 @@ impl DiskWriter {
         closing
     }
 
-    /// Whether a write may have been made although its transaction failed. An inserted row that has been removed since is
-    /// certainly absent.
+    /// Whether a write may have been made although its transaction failed. An inserted row that has been removed since
+    /// is certainly absent.
     fn has_unknown_commit(&self, write: &RowWrite) -> bool {
         match write {
             RowWrite::Insert(task) => self.unresolved.is_open(&task.key),
@@ -191,8 +187,8 @@ impl DiskWriter {
         }
     }
 
-    /// Commits waiting writes as one transaction: the first `health` of them, and later ones that arrive soon. After a failed
-    /// commit its new rows are unresolved; after an earlier failure nothing was written.
+    /// Commits the first `health` waiting writes, and later ones that arrive soon. After a failed commit its new rows
+    /// are unresolved; after an earlier failure nothing was written.
     fn attempt(
         &mut self,
         waiting: &mut Vec<PendingWrite>,
@@ -281,7 +277,7 @@ impl DiskWriter {
         }
     }
 
-    /// Handles damage: retries each write alone, with new records, and again if it finds further damage that is to be left alone.
+    /// Handles damage: retries each write alone, with new records, and again if it finds further damage.
     fn attempt_with_care(&mut self, waiting: &mut Vec<PendingWrite>) -> WriteResults {
         self.conn = None;
         self.is_careful = true;
@@ -333,13 +329,12 @@ impl DiskWriter {
         }
     }
 
-    /// Reopens the file if rows are unresolved, which resolves them.
     pub(super) fn settle(&mut self) {
         if self.conn.is_none()
             && !self.unresolved.is_over()
             && let Err(error) = self.reopen()
         {
-            tracing::debug!(%error, "whether some tasks were stored is not known yet");
+            tracing::debug!(%error, "the result of some writes is still unknown");
         }
     }
 
@@ -361,8 +356,8 @@ impl DiskWriter {
         }
     }
 
-    /// Reopens the file, removes unresolved rows, and reloads memory from the file, since a commit that was reported as failed
-    /// may have happened. There is no connection until the removal succeeds.
+    /// Removes unresolved rows, and reloads memory: a commit that was reported as failed may have happened. There is no
+    /// connection until the removal succeeds.
     pub(super) fn reopen(&mut self) -> Result<(), OpenError> {
         self.check.hold();
         let opened = self.open_again();
@@ -384,14 +379,13 @@ impl DiskWriter {
             tracing::warn!(%error, "rows whose insert was reported as failed are not removed yet");
             return Ok(());
         }
-        let (sums, _) = opening::totals(&conn).map_err(wrong)?;
+        let (sums, _) = totals(&conn).map_err(wrong)?;
         self.resident.reset(sums);
         self.conn = Some(conn);
         Ok(())
     }
 
-    /// Removes rows with a refused insert. Writes a value even if none exists, because a later durable commit supersedes the rest
-    /// of an earlier log.
+    /// Writes a value even without such rows, because a later durable commit supersedes the rest of an earlier log.
     fn remove_unresolved(&self, conn: &Connection) -> rusqlite::Result<()> {
         let keys = self.unresolved.open();
         if keys.is_empty() {

@@ -1,18 +1,21 @@
-//! A memory store's rows: sharded by key, indexed by owner, time and name, counted.
+//! A memory store's rows, sharded by key, indexed and counted; and the incarnations that share them.
 
 use std::cmp::Reverse;
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use futures_util::StreamExt as _;
+use futures_util::stream::{self, BoxStream};
 use parking_lot::Mutex;
+use tokio::sync::broadcast;
+use tokio::sync::broadcast::error::RecvError;
 
 use super::STEP;
-use super::incarnations::MemoryIncarnations;
 use crate::replica::fencing::{claimed as claimed_by, may_claim};
 use crate::replica::{GuardedRow, Incarnation};
-use crate::store::tasks::{PAGE_BYTES_MAX, Revision, StoreError, StoredTask, SummaryPage, Usage};
+use crate::store::tasks::{PAGE_BYTES_MAX, Revision, StoreError, StoreHint, StoredTask, SummaryPage, Usage};
 use crate::task::summary::failure_line;
 use crate::task::{
     Digest, ListDirection, ListFilter, ListPosition, OrderedBy, Principal, ShortReference, Summary, Task, TaskId,
@@ -22,7 +25,6 @@ use crate::task::{
 /// Task ids are random, so their low bits spread rows evenly.
 const SHARDS: usize = 64;
 
-/// The rows, shared by all incarnations.
 #[derive(Debug)]
 pub(super) struct MemoryRows {
     pub(super) shards: Box<[Mutex<MemoryShard>]>,
@@ -58,7 +60,6 @@ impl MemoryRow {
 #[derive(Debug, Default)]
 pub(super) struct MemoryShard {
     pub(super) rows: HashMap<TaskKey, MemoryRow>,
-    /// Unsettled rows, by when they are overdue.
     pub(super) live: BTreeSet<(Timestamp, TaskKey)>,
     pub(super) settled: BTreeSet<(Timestamp, TaskKey)>,
     /// Settled rows with an upstream that is not yet notified.
@@ -73,7 +74,6 @@ pub(super) struct OwnerRows {
     pub(super) usage: Usage,
 }
 
-/// The newest task with an idempotency key.
 #[derive(Debug)]
 pub(super) struct IdempotentTask {
     pub(super) id: TaskId,
@@ -92,7 +92,7 @@ impl IdempotentTask {
 }
 
 impl OwnerRows {
-    /// The next positions of a filtered list after `after`, at most [`STEP`].
+    /// The next positions of a filtered list, at most [`STEP`].
     pub(super) fn positions(&self, filter: &ListFilter, after: Option<ListPosition>) -> Vec<ListPosition> {
         let positions = filter.positions(after);
         if positions.is_empty() {
@@ -109,7 +109,6 @@ impl OwnerRows {
         }
     }
 
-    /// Updates the idempotency key under which a task is found.
     pub(super) fn name(&mut self, task: &Task) {
         if let Some(named) = task.idempotency {
             self.by_name.insert(named.key, IdempotentTask::of(task));
@@ -165,12 +164,11 @@ impl MemoryRows {
         &self.shards[low]
     }
 
-    /// Reserves the bytes of a new row, or none.
     pub(super) fn take_bytes(&self, new: usize) -> Result<(), StoreError> {
         self.take_within(self.stored_bytes_max, new)
     }
 
-    /// Reserves the growth of an existing row, or none. Its task was admitted, so it may exceed the limit for new rows.
+    /// Reserves the growth of an existing row. Its task was admitted, so it may exceed the limit for new rows.
     pub(super) fn grow_bytes(&self, more: usize) -> Result<(), StoreError> {
         if more == 0 {
             return Ok(());
@@ -284,7 +282,6 @@ impl MemoryRows {
         }
     }
 
-    /// See [`super::MemoryStore::end_incarnation`].
     pub(super) fn end_incarnation(&self, holder: Incarnation) {
         self.incarnations.end(holder);
         // A row that it inserts later is added at the insert.
@@ -296,8 +293,7 @@ impl MemoryRows {
         }
     }
 
-    /// Claims a row of an ended incarnation for `holder`, with its subtasks. A subtask of a claimable parent is skipped: it
-    /// follows that parent.
+    /// Claims a row with its subtasks. A subtask of a claimable parent is skipped: it follows that parent.
     pub(super) fn claim(&self, holder: Incarnation, key: TaskKey, claimed: &mut Vec<TaskKey>) {
         let is_left = |key: &TaskKey| {
             let row = self.shard(key).lock().rows.get(key).map(|row| row.stored.clone());
@@ -320,5 +316,79 @@ impl MemoryRows {
                 claimed.push(key);
             }
         }
+    }
+}
+
+/// Beyond this lag an incarnation loses the oldest hints, and is notified of the loss.
+const HINTS_MAX: usize = 1_024;
+
+#[derive(Debug)]
+pub(super) struct MemoryIncarnations {
+    state: Mutex<IncarnationsState>,
+    /// A fast check for the usual case.
+    has_ended: AtomicBool,
+    hints: broadcast::Sender<(Incarnation, TaskKey)>,
+}
+
+#[derive(Debug, Default)]
+struct IncarnationsState {
+    last: u64,
+    ended: BTreeSet<Incarnation>,
+    /// Rows that ended incarnations held. Some may be removed or settled by now.
+    left: VecDeque<TaskKey>,
+}
+
+impl Default for MemoryIncarnations {
+    fn default() -> Self {
+        Self { state: Mutex::default(), has_ended: AtomicBool::new(false), hints: broadcast::Sender::new(HINTS_MAX) }
+    }
+}
+
+impl MemoryIncarnations {
+    pub(super) fn begin(&self) -> Incarnation {
+        let mut state = self.state.lock();
+        state.last += 1;
+        Incarnation(state.last)
+    }
+
+    fn end(&self, holder: Incarnation) {
+        self.state.lock().ended.insert(holder);
+        self.has_ended.store(true, Ordering::SeqCst);
+    }
+
+    pub(super) fn has_ended(&self, holder: Incarnation) -> bool {
+        self.has_ended.load(Ordering::SeqCst) && self.state.lock().ended.contains(&holder)
+    }
+
+    pub(super) fn leave(&self, keys: impl Iterator<Item = TaskKey>) {
+        self.state.lock().left.extend(keys);
+    }
+
+    pub(super) fn take_left(&self) -> Option<TaskKey> {
+        self.state.lock().left.pop_front()
+    }
+
+    /// Call after the row's lock is released. A row inserted by an ended incarnation counts as left behind.
+    pub(super) fn wrote(&self, holder: Incarnation, key: &TaskKey) {
+        if self.has_ended(holder) {
+            self.leave(std::iter::once(key.clone()));
+        }
+        if self.hints.receiver_count() > 0 {
+            let _ = self.hints.send((holder, key.clone()));
+        }
+    }
+
+    pub(super) fn changes(&self, holder: Incarnation) -> BoxStream<'static, StoreHint> {
+        let hints = stream::unfold(self.hints.subscribe(), move |mut hints| async move {
+            loop {
+                match hints.recv().await {
+                    Ok((writer, _)) if writer == holder => (),
+                    Ok((_, key)) => return Some((StoreHint::Changed(key), hints)),
+                    Err(RecvError::Lagged(_)) => return Some((StoreHint::Missed, hints)),
+                    Err(RecvError::Closed) => return None,
+                }
+            }
+        });
+        hints.boxed()
     }
 }

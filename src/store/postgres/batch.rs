@@ -29,7 +29,6 @@ pub(super) enum WriteOutcome {
     Removed,
     Freed(usize),
     Claimed(Vec<TaskKey>),
-    /// The number of sums taken over.
     Folded(usize),
     Passed,
 }
@@ -46,7 +45,7 @@ pub(super) struct BatchPlan {
 }
 
 impl BatchPlan {
-    /// Adds a write if it fits into this batch; else it is for the next one. `room`: free bytes for new rows.
+    /// Adds a write if it fits; else it is for the next batch. `room`: free bytes for new rows.
     pub(super) fn takes(&mut self, write: &TaskWrite, room: usize) -> bool {
         if self.is_closed || self.writes >= BATCH_WRITES_MAX || (write.is_alone() && self.writes > 0) {
             return false;
@@ -79,7 +78,6 @@ impl BatchPlan {
     }
 }
 
-/// The incarnation that writes, and its writer's connection number.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WriterIdentity {
     pub(super) holder: Incarnation,
@@ -91,10 +89,10 @@ pub(super) struct BatchOutcome {
     /// One result for each write, in order.
     pub(super) results: Vec<Result<WriteOutcome, StoreError>>,
     pub(super) sums: Vec<SumChange>,
-    /// Sums of other replicas that became this one's; negated for the other direction.
+    /// Sums that became this replica's from others; negated for the other direction.
     pub(super) folded: Vec<SumChange>,
     pub(super) changed: Vec<TaskKey>,
-    /// When it was sent: it is a barrier too.
+    /// When the batch was sent: it is a barrier too.
     pub(super) sent: BootTime,
 }
 
@@ -127,10 +125,7 @@ pub(super) struct GroupedWrites<'a> {
 }
 
 impl GroupedWrites<'_> {
-    /// Runs the writes that a [`BatchPlan`] selected.
-    ///
-    /// # Errors
-    /// The transaction's failure, which holds for all its writes. Dropping the future leaves the outcome unknown.
+    /// The transaction's failure holds for all its writes. Dropping the future leaves the outcome unknown.
     pub(super) async fn run(&self, writes: &[TaskWrite]) -> Result<BatchOutcome, CommitFailure> {
         let me = (holder_column(self.identity.holder), self.identity.epoch);
         match writes {
@@ -151,7 +146,7 @@ impl GroupedWrites<'_> {
         }
     }
 
-    /// Runs a write that selects its rows itself, and derives its outcome from the changed rows.
+    /// Runs a write that selects its rows itself; the changed rows give its outcome.
     async fn take(
         &self,
         statement: (&Statement, Parameters<'_>),
@@ -188,7 +183,6 @@ impl GroupedWrites<'_> {
         let made = self.commit(&statements).await?;
         let sums = made.rows.iter().flatten().filter(|row| matches!(row.try_get(0), Ok(false)));
         let merged = sums.map(|row| SumChange::of(row, 1, 2)).collect::<Result<Vec<_>, _>>().map_err(unread)?;
-        // Incarnation 0 has them from now on.
         let folded = merged.iter().map(SumChange::negated).collect();
         Ok(BatchOutcome { folded, ..BatchOutcome::of_one(WriteOutcome::Folded(merged.len()), made.sent) })
     }
@@ -216,8 +210,8 @@ impl GroupedWrites<'_> {
         Ok(BatchOutcome { results, sums, folded: vec![], changed, sent: made.sent })
     }
 
-    /// Reads the rows that could not be replaced. The batch is known to be committed by then; if this read fails, the outcome is
-    /// reported as unknown, so that no caller gets a wrong one.
+    /// Reads the rows that could not be replaced. The batch is known to be committed by now: if this read fails, the
+    /// outcome is reported as unknown, so that no caller gets a wrong one.
     async fn look(&self, left: &[&TaskWrite], me: (i64, i64)) -> Result<BTreeMap<TaskKey, TouchedRow>, CommitFailure> {
         let rows = left.iter().filter_map(|write| write.row());
         let (ids, owners): (Vec<&[u8]>, Vec<&[u8]>) = rows.map(|row| (&row.id[..], row.owner())).unzip();
@@ -275,7 +269,6 @@ const fn lost(why: String) -> CommitFailure {
     CommitFailure::Unknown { cause: UnknownCommitCause::Lost, why, is_answered: false }
 }
 
-/// Reads the rows of the last statement, with their changes to sums if it returns those.
 fn read(made: &MadeTransaction, has_sums: bool) -> Result<(Vec<TouchedRow>, Vec<SumChange>), CommitFailure> {
     let rows = made.rows.last().map_or(&[][..], Vec::as_slice);
     let (mut touched, mut sums) = (Vec::with_capacity(rows.len()), Vec::new());

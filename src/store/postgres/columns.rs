@@ -60,7 +60,7 @@ impl EncodedRow {
         self.key.owner.as_str().as_bytes()
     }
 
-    /// Its approximate size in a transaction.
+    /// The approximate size in a transaction.
     pub(super) fn bytes(&self) -> usize {
         self.record.len() + self.summary.len()
     }
@@ -82,8 +82,8 @@ impl ListedColumns {
         }
     }
 
-    /// The bytes that the summary's checksum covers. Excluded are the revision and the holder, since a claim changes them without
-    /// reading the summary, and the idempotency key, which is released after the row expires.
+    /// The checksum excludes the revision and the holder, since a claim changes them without reading the summary, and
+    /// the idempotency key, which is released after the row expires.
     fn sealed(&self, key: &TaskKey, is_settled: bool, expires: i64) -> Vec<u8> {
         let owner = key.owner.as_str();
         let mut bytes = Vec::with_capacity(128 + owner.len());

@@ -1,8 +1,8 @@
-//! Replica heartbeat: writes this replica's row, reads the others', and marks silent replicas dead. Also receives hints. Uses its
-//! own connection.
+//! Replica heartbeat: writes this replica's row, reads the others', and marks silent replicas dead. Also receives
+//! hints.
 //!
-//! A heartbeat is an ordinary commit, so it also proves that the server still keeps its acknowledged writes, and shows whether
-//! the store is the one that acknowledged the earlier heartbeats. [`Membership`] draws the conclusions.
+//! A heartbeat is an ordinary commit, so it also proves that the server still keeps its acknowledged writes, and that
+//! the store is the same. [`Membership`] draws the conclusions.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -17,13 +17,12 @@ use super::columns::holder_column;
 use super::health::PostgresHealth;
 use super::hints;
 use super::open_error::PostgresOpenError;
-use super::replica_rows::{LOOK, StoredReplica, declare_dead, generation_of, look_of, row_time};
-use super::replica_watch::SharedReplicaView;
+use super::replica_rows::{LOOK, SharedReplicaView, StoredReplica, declare_dead, generation_of, look_of, row_time};
 use super::session::{DatabaseConnector, Session, back_off};
-use super::shared_clock::{SharedClock, boot_time};
 use super::state::StoreState;
 use super::sums::SumChange;
 use super::transaction::{CommitFailure, DURABILITY_PROOF, Parameters, transact};
+use super::{SharedClock, boot_time};
 use crate::metric;
 use crate::replica::membership::LOOK_EVERY;
 use crate::replica::{HeartbeatAnswer, Incarnation, Membership, OwnStanding};
@@ -32,9 +31,9 @@ use crate::store::tasks::StoreHint;
 use crate::task::Clock as _;
 
 const MEASURE_EVERY: Duration = Duration::from_secs(15);
-/// Returns the age in seconds of the oldest transaction in this database that does not belong to this process, and the number of
-/// dead row versions in `tg_task`. `$1` is the prefix of this process's connection names. Only members of `pg_read_all_stats` see
-/// transactions of other roles.
+/// Returns the age in seconds of the oldest transaction of other processes in this database, and the number of dead row
+/// versions in `tg_task`. `$1` is the prefix of this process's connection names. Only members of `pg_read_all_stats`
+/// see transactions of other roles.
 const GROWTH: &str = "SELECT coalesce(max(extract(epoch FROM clock_timestamp() - xact_start)), 0)::float8,
     coalesce(pg_stat_get_dead_tuples(to_regclass('tg_task')), 0)::float8
     FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend'
@@ -43,7 +42,7 @@ const GROWTH: &str = "SELECT coalesce(max(extract(epoch FROM clock_timestamp() -
 /// A hint that takes longer counts as undelivered.
 const HINT_WITHIN: Duration = Duration::from_secs(2);
 
-/// Capacity for unread notifications. Further ones are dropped, and the loss is detected.
+/// Further notifications are dropped, and the loss is detected.
 const NOTIFICATIONS_MAX: usize = 4_096;
 
 const HEARTBEAT: &str = "UPDATE tg_replica SET beat = beat + 1, now_ms = $2, leaving = $3, config_digest = $4
@@ -51,7 +50,7 @@ const HEARTBEAT: &str = "UPDATE tg_replica SET beat = beat + 1, now_ms = $2, lea
     RETURNING beat, (SELECT generation::text FROM tg_meta)";
 /// Reads this replica's row, after a heartbeat updated none.
 const OWN_ROW: &str = "SELECT dead, beat FROM tg_replica WHERE incarnation = $1";
-/// Returns the sums of all other incarnations and of incarnation 0, without zero sums. Does not read this incarnation's rows.
+/// Returns the sums of all other incarnations and of incarnation 0, without zero sums.
 pub(super) const OTHERS_SUMS: &str = "SELECT owner, sum(tasks)::int8, sum(unsettled)::int8, sum(bytes)::int8 FROM (
         SELECT * FROM tg_usage WHERE incarnation < $1 UNION ALL SELECT * FROM tg_usage WHERE incarnation > $1) AS others
     GROUP BY owner HAVING sum(tasks) <> 0 OR sum(unsettled) <> 0 OR sum(bytes) <> 0";
@@ -63,7 +62,6 @@ pub(super) struct BeatContent {
     pub(super) config_digest: Vec<u8>,
 }
 
-/// Runs the heartbeat, and publishes the resulting view.
 #[derive(Debug)]
 pub(super) struct ReplicaControl {
     pub(super) connector: Arc<DatabaseConnector>,
@@ -74,7 +72,6 @@ pub(super) struct ReplicaControl {
     pub(super) membership: Membership,
     pub(super) content: watch::Receiver<BeatContent>,
     pub(super) end: CancellationToken,
-    /// Whether the log already says that no hints arrive.
     pub(super) has_warned: bool,
     pub(super) dead: BTreeSet<Incarnation>,
 }
@@ -111,7 +108,7 @@ impl ReplicaControl {
             match self.standing() {
                 OwnStanding::Fenced => return self.state.control_is(PostgresHealth::Fenced),
                 OwnStanding::StoreLost(loss) => {
-                    tracing::error!(?loss, "the database lost what it acknowledged: it is older, or another one");
+                    tracing::error!(?loss, "the database lost acknowledged writes: it is older, or another one");
                     return self.state.control_is(PostgresHealth::Lost);
                 }
                 OwnStanding::Member => self.state.control_is(trouble),
@@ -124,7 +121,6 @@ impl ReplicaControl {
         }
     }
 
-    /// Publishes and returns this replica's standing.
     fn standing(&self) -> OwnStanding {
         let standing = self.membership.standing(boot_time());
         self.view.set_standing(standing);
@@ -156,7 +152,7 @@ impl ReplicaControl {
         Ok(ControlLink { session, notifications, hinted: None, hears: false, heartbeat, proof, look, others, growth })
     }
 
-    /// Sends heartbeats and reads the other rows until a failure or until this replica is fenced. Never returns `Ok`.
+    /// Sends heartbeats until a failure or until this replica is fenced. Never returns `Ok`.
     async fn heartbeats(&mut self, link: &mut ControlLink, failures: &mut u32) -> Result<(), PostgresHealth> {
         let within = self.state.settings.access.write_max;
         let slow = |_| PostgresHealth::slow();
@@ -170,7 +166,6 @@ impl ReplicaControl {
             tokio::select! {
                 _ = heartbeats.tick() => {
                     tokio::time::timeout(within * 2, self.heartbeat(link)).await.map_err(slow)??;
-                    // A store that answers is of no use to a fenced replica.
                     self.goes_on()?;
                     *failures = 0;
                     self.state.control_is(PostgresHealth::Good);
@@ -201,8 +196,7 @@ impl ReplicaControl {
         }
     }
 
-    /// Sends a hint to every listener, including this connection, to test whether hints arrive. The `NOTIFY` is a commit, so a
-    /// heartbeat goes first.
+    /// Tests whether hints arrive. The `NOTIFY` is a commit, so a heartbeat goes first.
     async fn hint_at_itself(&self, link: &mut ControlLink) -> Result<(), PostgresHealth> {
         let (channel, text) = (hints::channel(&self.state.settings.access.schema), hints::keyless(self.state.holder));
         link.session.client.batch_execute(&format!("NOTIFY {channel}, '{text}'")).await.map_err(unavailable)?;
@@ -210,15 +204,15 @@ impl ReplicaControl {
         Ok(())
     }
 
-    /// Empties the cache of settled rows at each look if hints do not arrive, as through some poolers, because removals by other
-    /// replicas would go unnoticed. Rows with waiting clients are read every second in any case.
+    /// Empties the cache of settled rows if hints do not arrive, as through some poolers: removals by other replicas
+    /// would go unnoticed. Rows with waiting clients are read every second in any case.
     fn keep_nothing_unnotified(&mut self, link: &ControlLink) {
         if link.hears || link.hinted.is_none_or(|at| at.elapsed() < HINT_WITHIN) {
             return;
         }
         if !std::mem::replace(&mut self.has_warned, true) {
             tracing::warn!(
-                "notifications of the database do not come, as through some poolers: no settled task is kept in memory"
+                "notifications of the database do not arrive, as through some poolers: no settled task is kept in memory"
             );
         }
         self.state.settled.forget_all();

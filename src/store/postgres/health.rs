@@ -1,30 +1,29 @@
-//! Defines the store's health.
+//! Defines the store's health, and classifies the server's errors.
 
 use tokio_postgres::Error;
 
-use super::server_words::{code_of, in_words, is_full, is_read_only};
+use crate::cause::CauseChain;
 
-/// Codes with which a running server refuses connections for now: too many connections, a wrong role or password, a missing
-/// database, a server that starts, stops, or is a standby that accepts no queries.
+/// Codes with which a running server refuses connections for now: too many connections, a wrong role or password, a
+/// missing database, a start or stop, a standby that accepts no queries.
 const REFUSALS: [&str; 5] = ["53300", "28000", "28P01", "3D000", "57P03"];
 
-/// The store's health, for readiness. Worse states stand further down.
+/// Worse states stand further down.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PostgresHealth {
     Good,
-    /// No trustworthy connection is open; with the reason.
+    /// No trustworthy connection is open.
     Unavailable(String),
-    /// The server can be reached, but refuses connections for now; with the reason.
+    /// The server can be reached, but refuses connections for now.
     Refusing(String),
-    /// The server is not the primary and refuses writes; with the reason.
+    /// The server is not the primary and refuses writes.
     ReadOnly(String),
-    /// The server answers, but commits wait, for example for an unavailable standby; with the evidence.
+    /// The server answers, but commits wait, for example for an unavailable standby.
     Behind(String),
     /// The server names no synchronous standby, where one is required.
     NoStandby,
-    /// The database's disk is full.
     Full,
-    /// This replica was declared dead, or had no store for too long; it has to restart as a new incarnation.
+    /// Declared dead, or without the store for too long: the replica has to restart as a new incarnation.
     Fenced,
     /// The store lost acknowledged writes: it is older than they are, or another one.
     Lost,
@@ -44,12 +43,10 @@ impl PostgresHealth {
         }
     }
 
-    /// For a server that does not answer in time.
     pub(super) fn silent() -> Self {
         Self::Unavailable("it does not answer".to_owned())
     }
 
-    /// For an operation that takes too long.
     pub(super) fn slow() -> Self {
         Self::Unavailable("the database takes too long".to_owned())
     }
@@ -63,7 +60,49 @@ impl std::fmt::Display for PostgresHealth {
             Self::NoStandby => "the database's server names no synchronous standby",
             Self::Full => "the disk of the database's server is full",
             Self::Fenced => "others declared this gateway dead, or it was without the database for too long",
-            Self::Lost => "the database lost what it acknowledged",
+            Self::Lost => "the database lost acknowledged writes",
         })
     }
+}
+
+const READ_ONLY: &str = "25006";
+
+/// The text for operators, by the code of the error.
+const REASONS: [(&str, &str); 8] = [
+    (READ_ONLY, "the database's server is read-only"),
+    ("28P01", "the database's server refuses the password"),
+    ("53100", "the disk of the database's server is full"),
+    ("53300", "the database's server has no connection left"),
+    ("55P03", "another gateway changes the database's tables, or another program uses them"),
+    ("57P01", "the database's server ended the connection"),
+    ("57P02", "the database's server ended the connection, after a crash"),
+    ("57P03", "the database's server takes no connections yet: it starts, stops, or is a standby"),
+];
+/// The library's text for a server that answers but refuses writes.
+const NOT_WRITABLE: &str = "database does not allow writes";
+
+/// An error's text for operators, with its causes.
+pub(super) fn in_words(error: &Error) -> String {
+    if let Some(said) = error.as_db_error() {
+        let code = said.code().code();
+        let reason = REASONS.iter().find(|(known, _)| *known == code);
+        let message = reason.map_or_else(|| said.message(), |(_, reason)| reason);
+        return format!("{message} ({code})");
+    }
+    let text = CauseChain(error).to_string();
+    if text.contains(NOT_WRITABLE) { "the database's server is read-only".to_owned() } else { text }
+}
+
+/// `None` if the server did not send it.
+fn code_of(error: &Error) -> Option<&str> {
+    error.code().map(|code| code.code())
+}
+
+fn is_read_only(error: &Error) -> bool {
+    code_of(error) == Some(READ_ONLY) || CauseChain(error).to_string().contains(NOT_WRITABLE)
+}
+
+/// Whether the server's disk, or this role's quota, is full.
+pub(super) fn is_full(error: &Error) -> bool {
+    code_of(error).is_some_and(|code| matches!(code, "53100" | "53400"))
 }

@@ -19,7 +19,7 @@ pub(super) fn channel(schema: &str) -> String {
     format!("taskgate_{schema}")
 }
 
-/// Streams hints. A lagging receiver gets [`StoreHint::Missed`].
+/// A lagging receiver gets [`StoreHint::Missed`].
 pub(super) fn stream(hints: broadcast::Receiver<StoreHint>) -> BoxStream<'static, StoreHint> {
     let next = |mut hints: broadcast::Receiver<StoreHint>| async move {
         match hints.recv().await {
@@ -31,7 +31,7 @@ pub(super) fn stream(hints: broadcast::Receiver<StoreHint>) -> BoxStream<'static
     stream::unfold(hints, next).boxed()
 }
 
-/// Encodes the hint that this replica changed a row: its incarnation and the key. Omits a key that is too long.
+/// Encodes the hint that this replica changed a row. Omits a key that is too long.
 pub(super) fn text(holder: Incarnation, key: &TaskKey) -> String {
     let mut bytes = holder.0.to_be_bytes().to_vec();
     bytes.extend_from_slice(&key.id.bits().to_be_bytes());

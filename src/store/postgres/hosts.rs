@@ -48,7 +48,6 @@ pub(super) async fn each_address(host: Config) -> Vec<Config> {
     balanced(&host, each.collect())
 }
 
-/// Rotates the hosts randomly, if the URL asks for it.
 fn balanced(config: &Config, mut each: Vec<Config>) -> Vec<Config> {
     if config.get_load_balance_hosts() == LoadBalanceHosts::Random {
         let [random] = crate::random::bytes::<1>();

@@ -15,8 +15,7 @@ use crate::task::{
 /// A filtered list reads about this many bytes of summaries at a time.
 const FILTERED_BYTES_MAX: usize = 1 << 20;
 
-/// Limits a query to the rows that start within `bytes_max`, and adds how many it found. `wanted` selects
-/// [`super::columns::LISTED`], in that order.
+/// Selects the rows that start within `bytes_max`, and counts them. `wanted` starts with [`super::columns::LISTED`].
 fn paged(wanted: &str, order: &str, bytes_max: usize) -> String {
     format!(
         "SELECT * FROM (
@@ -28,7 +27,7 @@ fn paged(wanted: &str, order: &str, bytes_max: usize) -> String {
     )
 }
 
-/// The listed rows, and the cursor after the last one, which may be unreadable.
+/// The cursor is after the last row, which may be unreadable.
 fn page_of<P: PartialEq>(
     rows: &[tokio_postgres::Row],
     (after, limit): (Option<P>, usize),
@@ -64,7 +63,6 @@ pub(super) async fn page(
     page_of(&rows, (after, limit), |created, key| (created, key.id))
 }
 
-/// All unexpired rows, newest first.
 pub(super) async fn survey(
     link: &mut ReaderLink,
     after: Option<NewestCursor>,
@@ -89,7 +87,7 @@ pub(super) async fn has_claimable(link: &mut ReaderLink, rows: &ClaimableRows) -
     found.first().map_or(Ok(false), |row| row.try_get(0))
 }
 
-/// Rows by key, in the order of the keys, expired ones included.
+/// Rows by key, in the order of the keys, expired rows included.
 pub(super) async fn named(link: &mut ReaderLink, keys: &[TaskKey]) -> Result<Vec<SummaryRow>, Error> {
     let sql = format!(
         "SELECT t.* FROM unnest($1::bytea[], $2::bytea[]) WITH ORDINALITY AS w (wanted_id, wanted_owner, ord)
@@ -103,7 +101,7 @@ pub(super) async fn named(link: &mut ReaderLink, keys: &[TaskKey]) -> Result<Vec
     rows.iter().map(SummaryRow::of).collect()
 }
 
-/// The holders of rows, in the order of their keys; `None` for a missing row.
+/// The holders of rows, in the order of the keys; `None` for a missing row.
 pub(super) async fn holders(link: &mut ReaderLink, keys: &[TaskKey]) -> Result<Vec<Option<Incarnation>>, Error> {
     let sql = "SELECT t.holder FROM unnest($1::bytea[], $2::bytea[]) WITH ORDINALITY AS w (id, owner, ord)
         LEFT JOIN LATERAL (SELECT holder FROM tg_task t WHERE t.id = w.id AND t.owner = w.owner LIMIT 1) AS t ON true
@@ -113,7 +111,6 @@ pub(super) async fn holders(link: &mut ReaderLink, keys: &[TaskKey]) -> Result<V
     rows.iter().map(|row| Ok(row.try_get::<_, Option<i64>>(0)?.map(holder))).collect()
 }
 
-/// Keys of the rows that match a condition.
 async fn keys(
     link: &mut ReaderLink,
     rest: &str,
@@ -151,7 +148,8 @@ pub(super) async fn idempotent(
     Ok(found.into_iter().next())
 }
 
-/// The query of an order, between two positions. No index follows a task's progress: unsettled rows are sorted by it for each list.
+/// The query of an order, between two positions. No index follows a task's progress: unsettled rows are sorted by it
+/// for each list.
 fn selection(by: OrderedBy, direction: ListDirection) -> String {
     let order = match direction {
         ListDirection::OldestFirst => "",
@@ -175,7 +173,7 @@ fn selection(by: OrderedBy, direction: ListDirection) -> String {
     paged(&wanted, &order, FILTERED_BYTES_MAX)
 }
 
-/// The first `limit` rows of one owner after `after` in a filter's order, and whether there are more.
+/// The first `limit` rows after `after` in a filter's order, and whether there are more.
 async fn rows_after(
     link: &mut ReaderLink,
     owner: &Principal,
@@ -206,7 +204,6 @@ pub(super) async fn select(
     now: Timestamp,
 ) -> Result<(Vec<SummaryRow>, Option<ListPosition>), Error> {
     let (mut shown, mut page) = (Vec::new(), FilteredPage::new(filter, after, limit, now));
-    // Often all of the first rows fit.
     let mut has_more = true;
     for is_first in [true, false] {
         let wanted = if is_first { limit.min(page.rest()) } else { page.rest() };

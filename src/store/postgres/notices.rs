@@ -11,7 +11,7 @@ use crate::replica::SqlNotice;
 /// Sessions receive warnings only, and a healthy transaction has none.
 const KEPT_MAX: usize = 16;
 
-/// A received notice. One without a code stands for a notice that was dropped.
+/// Without a code, it stands for a dropped notice.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ReceivedNotice {
     severity: &'static str,
@@ -37,7 +37,6 @@ struct KeptNotices {
     newest: VecDeque<ReceivedNotice>,
 }
 
-/// An offset into a connection's notices.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NoticeOffset(usize);
 
@@ -57,12 +56,12 @@ impl SessionNotices {
         kept.newest.push_back(notice);
     }
 
-    /// The current offset. A notice on a statement arrives before the statement's answer.
+    /// A notice on a statement arrives before the statement's answer.
     pub(super) fn offset(&self) -> NoticeOffset {
         NoticeOffset(self.0.lock().count)
     }
 
-    /// The notices after an offset. Dropped ones are represented by one empty notice.
+    /// Dropped notices are represented by one empty notice.
     pub(super) fn since(&self, offset: NoticeOffset) -> Vec<ReceivedNotice> {
         let kept = self.0.lock();
         let came = kept.count.saturating_sub(offset.0);
@@ -75,7 +74,6 @@ pub(super) fn as_sql(said: &DbError) -> SqlNotice<'_> {
     SqlNotice { severity: severity(said), sqlstate: said.code().code() }
 }
 
-/// The severity, independent of the server's language.
 fn severity(said: &DbError) -> &'static str {
     match said.parsed_severity() {
         Some(Severity::Panic) => "PANIC",

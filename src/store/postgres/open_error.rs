@@ -6,7 +6,7 @@ use super::health::PostgresHealth;
 use crate::secret_file::SecretFileError;
 use crate::tls::TlsFileError;
 
-/// Why [`super::PostgresStore::open`] failed. The text is for operators, and never contains a password.
+/// Why opening failed. The text is for operators, and never contains a password.
 #[derive(Debug, thiserror::Error)]
 pub enum PostgresOpenError {
     #[error("the database's url cannot be understood; one looks like postgres://USER@HOST1,HOST2/DATABASE")]
@@ -27,21 +27,18 @@ pub enum PostgresOpenError {
     Ca(#[from] TlsFileError),
     #[error("TLS towards the database cannot be set up: {0}")]
     Tls(String),
-    /// The server is unreachable, refuses connections, refuses writes, or delays commits: never `Good`.
+    /// The server cannot be used: never `Good`.
     #[error("the database cannot be used yet: {0}")]
     Unavailable(PostgresHealth),
     #[error("the database runs PostgreSQL {found}; 14 or newer is needed")]
     OldServer { found: String },
-    #[error(
-        "the database's server runs with {setting} = off: what it acknowledged may be lost in a crash; set it to on"
-    )]
+    #[error("the database's server runs with {setting} = off: a crash may lose acknowledged writes; set it to on")]
     Unsafe { setting: &'static str },
     #[error(
         "durability is \"replicated\", and the database's server names no synchronous standby; set synchronous_standby_names \
-         there, or say what the store may promise instead"
+         there, or set another `durability` in [store]"
     )]
     NoStandby,
-    /// A pooler lends out sessions by the transaction.
     #[error(
         "a pooler between the gateway and the database lends out sessions by the transaction; have it pool by the session \
          (pgbouncer: pool_mode = session), or connect to the database directly"
@@ -70,7 +67,7 @@ pub enum PostgresOpenError {
          To go on with it write `accept_loss = \"{generation}\"` in [store]"
     )]
     Lost { generation: String },
-    #[error("the database refuses what the store needs: {0}")]
+    #[error("the database refuses a statement that the store needs: {0}")]
     Refused(String),
 }
 
@@ -79,25 +76,22 @@ pub enum PostgresOpenError {
 pub enum Retry {
     /// No caller: only a change to the program's setup helps.
     Never,
-    /// Callers that already serve clients: a process that tried before, or had the store open. The fault is in inputs that each
-    /// try reads again, and may be about to change. An open store waits for such a change too.
+    /// Callers that already serve clients: a process that tried before, or had the store open. The fault is in inputs
+    /// that each try reads again, and may be about to change.
     OnceListening,
     /// Every caller: a later try may succeed without changes.
     Always,
 }
 
 impl PostgresOpenError {
-    /// The server may recover; with the reason.
     pub(super) fn unavailable(why: &str) -> Self {
         Self::Unavailable(PostgresHealth::Unavailable(why.to_owned()))
     }
 
-    /// The same, while commits wait.
     pub(super) fn behind(why: &str) -> Self {
         Self::Unavailable(PostgresHealth::Behind(why.to_owned()))
     }
 
-    /// The configuration key that the fault concerns.
     #[must_use]
     pub const fn key(&self) -> &'static str {
         match self {
@@ -120,7 +114,6 @@ impl PostgresOpenError {
         }
     }
 
-    /// Which callers retry.
     #[must_use]
     pub const fn retry(&self) -> Retry {
         match self {
@@ -161,7 +154,6 @@ impl PostgresOpenError {
     }
 }
 
-/// The server is unreachable, or refuses.
 pub(super) fn unavailable(error: tokio_postgres::Error) -> PostgresOpenError {
     PostgresOpenError::Unavailable(PostgresHealth::of(&error))
 }

@@ -9,17 +9,15 @@ use tokio::time::Instant;
 use super::columns::{holder, holder_column, time};
 use super::control::OTHERS_SUMS;
 use super::open_error::{PostgresOpenError, unavailable};
-use super::pooling;
 use super::replica_rows::{
     ReplicaView, StoredReplica, declare_dead, generation_of, generation_text, read_replicas, row_time,
 };
-use super::schema;
-use super::session::{DatabaseConnector, Session, in_time};
+use super::session::{DatabaseConnector, Session, arrival_error, in_time};
 use super::settings::{KEY_PRINT_LEN, PostgresSettings, PriorIncarnation, ReplicaDescription};
-use super::shared_clock::{SharedClock, boot_time};
 use super::state::StoreState;
 use super::sums::SumChange;
-use super::transaction::{CommitFailure, DURABILITY_PROOF, Parameters, transact};
+use super::transaction::{CommitFailure, DURABILITY_PROOF, Parameters, promise_of, transact};
+use super::{SharedClock, boot_time, schema};
 use crate::replica::membership::BEAT_EVERY_MAX;
 use crate::replica::{ClockStart, Incarnation, Membership, ReplicaRow, StoreGeneration};
 use crate::store::clock_trust::{ClockTrust, DISTRUST, RESET};
@@ -35,16 +33,16 @@ const REGISTER: &str = "WITH made AS (
         VALUES ($1, $2, $3, $4, $5, $6, $7) RETURNING incarnation),
     lane AS (INSERT INTO tg_lane (incarnation, epoch) SELECT incarnation, 0 FROM made)
     SELECT incarnation FROM made";
-/// Returns the store's generation, and whether the store knows the incarnation `$1`: it has its lane, or the lane of a later
-/// incarnation that was removed ([`super::statements`]). The sequence proves nothing: the server logs it ahead, so a restored one
-/// continues behind numbers that it never assigned. Nor do later rows that still exist: they may be new.
+/// Returns the store's generation, and whether the store knows the incarnation `$1`: it has its lane, or the lane of a
+/// later one that was removed ([`super::statements`]). The sequence proves nothing: the server logs it ahead, so a
+/// restored one skips numbers. Nor do later rows: they may be new.
 const IDENTITY: &str = "SELECT generation::text, EXISTS (
         SELECT FROM tg_lane l WHERE l.incarnation = $1 OR l.incarnation > $1
             AND NOT EXISTS (SELECT FROM tg_replica r WHERE r.incarnation = l.incarnation))
     FROM tg_meta";
-/// Returns the server's time, the time of the store's last use, and the expiry of its last task. The last use is the last
-/// heartbeat with a trusted time, or a slightly later write before the next heartbeat. A task with a later time was created under
-/// a wrong clock.
+/// Returns the server's time, the time of the store's last use, and the expiry of its last task. The last use is the
+/// last heartbeat with a trusted time, or a slightly later write. A task with a later time was created under a wrong
+/// clock.
 const TIMES: &str = "WITH beat AS (SELECT max(now_ms) AS last FROM tg_replica WHERE now_ms > 0)
     SELECT (extract(epoch FROM clock_timestamp()) * 1000)::int8,
         greatest(last, (SELECT max(created) FROM tg_task WHERE created <= last + 10000)),
@@ -64,21 +62,18 @@ pub(super) struct Beginning {
     pub(super) view: ReplicaView,
 }
 
-/// Registers an incarnation: checks the server, creates a missing schema, and inserts the incarnation's row once its writer is
-/// connected. The writer may have to wait for statements of this process's earlier writer; failed tries then leave no rows
-/// behind.
-///
-/// # Errors
-/// As [`super::PostgresStore::open`].
+/// Checks the server, creates a missing schema, and inserts the incarnation's row once its writer is connected. The
+/// writer may have to wait for statements of this process's earlier writer; failed tries then leave no rows behind.
+/// Fails as [`super::PostgresStore::open`].
 pub(super) async fn begin(
     connector: &DatabaseConnector,
     settings: &Arc<PostgresSettings>,
 ) -> Result<(Beginning, Session), PostgresOpenError> {
-    // A connection has this long for each address. Waits for a healthy database, or for a heartbeat of another replica, take no
-    // longer.
+    // A connection has this long for each address. Waits for a healthy database, or for a heartbeat of another replica,
+    // take no longer.
     let within = settings.access.write_max * 2 + settings.terms.lease();
     let session = connector.connect("opening", None).await?;
-    pooling::judge(connector, &session).await?;
+    detect_pooler(connector, &session).await?;
     in_time(within, schema::judge_server(&session, settings.access.durability)).await?;
     schema::prepare(&session, settings, within).await?;
     let writer = connector.connect("writer", None).await?;
@@ -86,7 +81,6 @@ pub(super) async fn begin(
     Ok((beginning, writer))
 }
 
-/// Reads the other replicas' rows, and inserts this incarnation's.
 async fn join(session: &Session, settings: &Arc<PostgresSettings>) -> Result<Beginning, PostgresOpenError> {
     // Reads of a fresh connection may be rolled back by a failover.
     let proof = session.client.prepare(DURABILITY_PROOF).await.map_err(unavailable)?;
@@ -116,15 +110,15 @@ async fn join(session: &Session, settings: &Arc<PostgresSettings>) -> Result<Beg
     Ok(Beginning { membership, generation, clock, trust, state, view })
 }
 
-/// The row of the process before this one, if it still exists. A restored store assigns numbers again, so another replica may
-/// have this one.
+/// The row of the process before this one, if it still exists. A restored store assigns numbers again, so another
+/// replica may have this one.
 async fn former_row(session: &Session, settings: &PostgresSettings) -> Result<Option<ReplicaRow>, PostgresOpenError> {
     let Some(prior) = settings.prior else { return Ok(None) };
     let rows = read_replicas(session).await.map_err(unavailable)?.into_iter().map(|one| one.row);
     Ok(rows.into_iter().find(|row| row.incarnation == prior.holder && row.name == settings.replica.name))
 }
 
-/// Whether the store is the one that the process before knew, and no older than at that time.
+/// Whether the store is the one that the earlier process knew, and no older than at that time.
 async fn check_identity(
     session: &Session,
     settings: &PostgresSettings,
@@ -154,18 +148,14 @@ async fn check_identity(
     Ok(generation)
 }
 
-/// A replica's heartbeat when it was first seen.
 struct SeenHeartbeat {
     heartbeat: u64,
     at: Instant,
 }
 
-/// The other replicas that send a heartbeat within one interval. The time in a silent replica's row may be old. A replica with
-/// keys that do not fit is watched until it sends a heartbeat, which is an error, or until the lease has run out, when it is
-/// declared dead.
-///
-/// # Errors
-/// `SealKeys` if a replica with keys that do not fit sends a heartbeat; `Unavailable`.
+/// The other replicas that send a heartbeat within one interval; the time in a silent replica's row may be old. A
+/// replica with keys that do not fit is watched until it sends a heartbeat, which is an error (`SealKeys`), or until
+/// the lease has run out, when it is declared dead.
 async fn living(session: &Session, settings: &PostgresSettings) -> Result<Vec<StoredReplica>, PostgresOpenError> {
     let until = Instant::now() + BEAT_EVERY_MAX + BEAT_MAX;
     let mut seen: HashMap<Incarnation, SeenHeartbeat> = HashMap::new();
@@ -206,7 +196,7 @@ async fn living(session: &Session, settings: &PostgresSettings) -> Result<Vec<St
     }
 }
 
-/// Whether each of two key rings can open the tokens that the other seals. Rings differ while keys are rotated.
+/// Whether each ring can open the tokens that the other seals. Rings differ while keys are rotated.
 fn open_each_other(own: &[[u8; KEY_PRINT_LEN]], other: &[u8]) -> bool {
     let others = || other.chunks_exact(KEY_PRINT_LEN);
     let is_opened_there = own.first().is_none_or(|first| others().any(|print| print == first));
@@ -231,10 +221,10 @@ async fn reset_clock(
     }
     let reset = session.client.prepare(RESET_TIMES).await.map_err(unavailable)?;
     transact(session, &[(&reset, vec![])]).await.map_err(unmade)?;
-    tracing::warn!("the time that the task store was last used at is forgotten, as `{RESET}` says");
+    tracing::warn!("the time of the task store's last use is discarded, as `{RESET}` requests");
     // In this order a second run repeats both steps harmlessly.
     if let Err(error) = std::fs::remove_file(&wish) {
-        tracing::warn!(%error, "`{RESET}` cannot be removed: take it away, or each start forgets the time");
+        tracing::warn!(%error, "`{RESET}` cannot be removed: remove it, or each start discards the time");
     }
     Ok(())
 }
@@ -272,6 +262,34 @@ async fn register(session: &Session, settings: &PostgresSettings, now: i64) -> R
 
 fn unmade(failure: CommitFailure) -> PostgresOpenError {
     failure.open_error()
+}
+
+/// A pooler is missed if other clients take and return sessions in an order that hides it.
+const ROUNDS: usize = 3;
+
+/// Detects a pooler that lends out server sessions by the transaction: it lends a second connection the session that
+/// was returned last. `Pooled`, and as [`DatabaseConnector::connect`].
+///
+/// Every conclusion about commits relies on the setup of the session: warnings arrive, and a barrier proves the reads
+/// of the same server. With transaction pooling, each transaction may run in a session that another client has set up,
+/// even on another server.
+async fn detect_pooler(connector: &DatabaseConnector, session: &Session) -> Result<(), PostgresOpenError> {
+    let beside = connector.connect("beside", None).await?;
+    let probing = async {
+        for _ in 0..ROUNDS {
+            is_kept(session).await?;
+            beside.client.batch_execute("BEGIN").await.map_err(arrival_error)?;
+            is_kept(session).await?;
+            beside.client.batch_execute("ROLLBACK").await.map_err(arrival_error)?;
+        }
+        is_kept(&beside).await
+    };
+    in_time(connector.write_max(), probing).await
+}
+
+async fn is_kept(session: &Session) -> Result<(), PostgresOpenError> {
+    let found = session.client.query_one(&session.promise, &[]).await.map_err(arrival_error)?;
+    if promise_of(&found).is_of(&session.name) { Ok(()) } else { Err(PostgresOpenError::Pooled) }
 }
 
 #[cfg(test)]

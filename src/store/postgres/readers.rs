@@ -1,5 +1,4 @@
-//! Reads from the primary: rows by key, in groups, and lists. Lists have separate connections, so that they never delay reads by
-//! key.
+//! Reads from the primary: rows by key, in groups, and lists. Lists have separate connections.
 //!
 //! A read is believed if its server has lately proved, on any of this replica's connections, that its data is durable; otherwise
 //! the proof is made before the caller gets an answer (rules 4 to 6; [`crate::replica::read_trust`]).
@@ -15,11 +14,11 @@ use tokio::time::Instant;
 use tokio_postgres::{Error, Row, Statement};
 use tokio_util::sync::CancellationToken;
 
+use super::boot_time;
 use super::columns::{FetchedRow, key_arrays};
 use super::health::PostgresHealth;
 use super::session::{DatabaseConnector, Session, back_off};
 use super::settled_rows::ReadSource;
-use super::shared_clock::boot_time;
 use super::state::StoreState;
 use super::transaction::{DURABILITY_PROOF, Parameters, count_barrier, transact};
 use crate::replica::ReadBelief;
@@ -54,9 +53,6 @@ pub(super) struct ReaderLink {
 
 impl ReaderLink {
     /// Runs a query, and prepares it at its first use.
-    ///
-    /// # Errors
-    /// The server's error.
     pub(super) async fn query(&mut self, sql: &str, values: &Parameters<'_>) -> Result<Vec<Row>, Error> {
         let statement = match self.statements.get(sql) {
             Some(statement) => statement,
@@ -92,7 +88,6 @@ pub(super) struct ReaderConnection {
 struct ReaderSlot {
     link: Option<ReaderLink>,
     failures: u32,
-    /// Until when connecting is paused, and why.
     pause: Option<(Instant, PostgresHealth)>,
 }
 
@@ -109,9 +104,6 @@ impl ReaderConnection {
     }
 
     /// Runs a read, and returns a trusted result. A cancelled caller leaves the connection intact.
-    ///
-    /// # Errors
-    /// `Io`.
     pub(super) async fn read<T>(
         &self,
         read: impl AsyncFnOnce(&mut ReaderLink) -> Result<T, Error>,
@@ -119,7 +111,7 @@ impl ReaderConnection {
         self.read_from(read).await.map(|(found, _)| found)
     }
 
-    /// The same, with the source of the read, which may no longer be trusted when the row is shown again.
+    /// Returns also the source of the read, which may no longer be trusted when the row is shown again.
     async fn read_from<T>(
         &self,
         read: impl AsyncFnOnce(&mut ReaderLink) -> Result<T, Error>,
@@ -129,10 +121,8 @@ impl ReaderConnection {
         self.read_by(&mut slot, ReadProof::Lately, read).await
     }
 
-    /// Reads without a barrier, so the result may be rolled back: for callers that check it again and answer no client with it.
-    ///
-    /// # Errors
-    /// `Io`.
+    /// Reads without a barrier, so the result may be rolled back: for callers that check it again and answer no client
+    /// with it.
     pub(super) async fn read_unproven<T>(
         &self,
         read: impl AsyncFnOnce(&mut ReaderLink) -> Result<T, Error>,
@@ -142,11 +132,8 @@ impl ReaderConnection {
         self.read_by(&mut slot, ReadProof::None, read).await.map(|(found, _)| found)
     }
 
-    /// Reads the outcome of an unresolved write, such that it cannot be rolled back. `None` if no barrier has passed on this
-    /// server since the write: the caller has to make one.
-    ///
-    /// # Errors
-    /// `Io`.
+    /// Reads the outcome of an unresolved write, such that it cannot be rolled back. `None` if no barrier has passed on
+    /// this server since the write: the caller has to make one.
     pub(super) async fn read_settled<T>(
         &self,
         read: impl AsyncFnOnce(&mut ReaderLink) -> Result<T, Error>,
@@ -247,20 +234,18 @@ impl ReaderConnection {
     }
 }
 
-/// Reconnects connections in trouble even without reads, since a gateway that is not ready gets none. Never returns; cancel by
-/// dropping.
+/// Reconnects connections in trouble even without reads, since a gateway that is not ready gets none. Never returns;
+/// cancel by dropping.
 pub(super) async fn mend(readers: Vec<Arc<ReaderConnection>>) {
     loop {
         tokio::time::sleep(MEND_EVERY).await;
         for reader in readers.iter().filter(|reader| reader.state.is_reader_in_trouble(&reader.duty)) {
             let mut slot = reader.slot.lock().await;
-            // The reader reports the failure itself.
             let _ = reader.link(&mut slot).await;
         }
     }
 }
 
-/// A row's key, and the channel for the row and its source.
 pub(super) type RowRequest = (TaskKey, oneshot::Sender<Result<Option<(FetchedRow, ReadSource)>, StoreError>>);
 
 /// Reads rows by key until the store closes, grouping the requests that arrive meanwhile.

@@ -1,10 +1,14 @@
-//! Reads the rows of `tg_replica`, and keeps the view of all replicas.
+//! Reads the rows of `tg_replica`, and publishes the view of all replicas.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::sync::Arc;
 
+use tokio::sync::watch;
+use tokio::sync::watch::error::RecvError;
 use tokio_postgres::{Error, Row};
 
+use super::PostgresStore;
 use super::columns::{at, holder, holder_column, time};
 use super::session::Session;
 use super::transaction::{CommitFailure, transact};
@@ -13,24 +17,22 @@ use crate::store::clock_trust::ClockTrust;
 use crate::store::tasks::StoreError;
 use crate::task::Timestamp;
 
-/// Reads all rows. A plain read: its result may be rolled back by a failover, and believing it is harmless.
+/// Reads all rows. The result may be rolled back by a failover, and believing it is harmless.
 pub(super) const LOOK: &str =
     "SELECT incarnation, name, address, version, record_reads, beat, now_ms, leaving, dead, config_digest, key_print
     FROM tg_replica ORDER BY incarnation";
 
-/// A replica's row as it was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredReplica {
     pub row: ReplicaRow,
     /// Whether its time is distrusted, since its clock may have jumped ahead.
     pub(super) is_time_distrusted: bool,
-    /// The program's version.
     pub version: String,
     pub config_digest: Vec<u8>,
     pub key_print: Vec<u8>,
 }
 
-/// Encodes a time for a row. A distrusted time is negative: it counts while its replica lives, and is ignored by later processes.
+/// Encodes a time. A distrusted time is negative: it counts while its replica lives, and is ignored by later processes.
 pub(super) fn row_time(now: Timestamp, trust: ClockTrust) -> i64 {
     if trust.is_distrusted() { -at(now) } else { at(now) }
 }
@@ -62,36 +64,29 @@ impl StoredReplica {
     }
 }
 
-/// The last view of all replicas, and this replica's standing.
 #[derive(Clone, Debug)]
 pub struct ReplicaView {
     /// Includes this replica's row.
     pub rows: Vec<StoredReplica>,
-    /// When each other replica's current heartbeat number was first seen.
+    /// When each other replica's current heartbeat was first seen.
     pub heartbeats: BTreeMap<Incarnation, BootTime>,
-    /// This replica's last acknowledged heartbeat.
     pub(super) heartbeat: u64,
     /// When that heartbeat was sent, or this replica's row was inserted.
     pub heartbeat_sent: BootTime,
-    /// What this replica may do.
     pub standing: OwnStanding,
     /// Dead incarnations with rows that any replica may claim.
     pub(super) abandoned: Vec<Incarnation>,
 }
 
 impl ReplicaView {
-    /// The view of a new incarnation with a row that was inserted at `heartbeat_sent`.
     pub(super) fn of(rows: Vec<StoredReplica>, heartbeat_sent: BootTime) -> Self {
         let (heartbeats, abandoned) = (BTreeMap::new(), Vec::new());
         Self { rows, heartbeats, heartbeat: 0, heartbeat_sent, standing: OwnStanding::Member, abandoned }
     }
 
-    /// Whether this replica may insert rows. It may not after seven eighths of the lease without an acknowledged heartbeat,
-    /// because the other replicas then declare it dead and claim its rows while its writer still works. It continues with its
-    /// existing rows until it is fenced.
-    ///
-    /// # Errors
-    /// `Io` if no heartbeat was acknowledged for too long.
+    /// Whether this replica may insert rows: not after seven eighths of the lease without an acknowledged heartbeat,
+    /// because the other replicas then declare it dead and claim its rows while its writer still works. It continues
+    /// with its existing rows until it is fenced.
     pub(super) fn may_begin(&self, terms: LeaseTerms, now: BootTime) -> Result<(), StoreError> {
         if now.since(self.heartbeat_sent) < terms.begin_max() {
             return Ok(());
@@ -109,7 +104,6 @@ impl ReplicaView {
         self.rows.iter().filter(takes).count()
     }
 
-    /// Whether there may be rows to claim.
     pub(super) fn has_dead(&self) -> bool {
         self.rows.iter().any(|one| one.row.is_dead)
     }
@@ -135,8 +129,6 @@ pub(super) fn look_of(rows: &[StoredReplica], (sent, received): (BootTime, BootT
     ReplicaLook { sent, received, rows: rows.iter().map(|one| one.row.clone()).collect() }
 }
 
-/// # Errors
-/// The server's error.
 pub(super) async fn read_replicas(session: &Session) -> Result<Vec<StoredReplica>, Error> {
     StoredReplica::all(&session.client.query(LOOK, &[]).await?)
 }
@@ -150,12 +142,9 @@ pub(super) fn generation_text(generation: StoreGeneration) -> String {
     uuid::Uuid::from_u128(generation.0).to_string()
 }
 
-/// Declares an incarnation dead: only if its heartbeat is still `heartbeat` (7.3), or unconditionally without a `heartbeat`. The
-/// declaration outweighs the incarnation's own view. Returns whether this call declared it; `false` means that it was already
-/// dead or still sends heartbeats, and no caller depends on which.
-///
-/// # Errors
-/// See [`CommitFailure`].
+/// Declares an incarnation dead: only if its heartbeat is still `heartbeat` (7.3), or unconditionally without one.
+/// Outweighs the incarnation's own view. Returns whether this call declared it; `false` if it was already dead or still
+/// sends heartbeats.
 pub(super) async fn declare_dead(
     session: &Session,
     incarnation: Incarnation,
@@ -174,6 +163,67 @@ pub(super) async fn declare_dead(
         tracing::warn!(%incarnation, "a gateway is silent, and was declared dead; its tasks are taken over");
     }
     Ok(true)
+}
+
+/// The latest view. Readers hold no lock: tokio's watch blocks a new reader behind a waiting writer, so nested reads could
+/// deadlock every thread.
+#[derive(Clone, Debug)]
+pub(super) struct SharedReplicaView(watch::Sender<Arc<ReplicaView>>);
+
+impl SharedReplicaView {
+    pub(super) fn new(view: ReplicaView) -> Self {
+        Self(watch::Sender::new(Arc::new(view)))
+    }
+
+    pub(super) fn now(&self) -> Arc<ReplicaView> {
+        Arc::clone(&self.0.borrow())
+    }
+
+    pub(super) fn watch(&self) -> ReplicaWatch {
+        ReplicaWatch(self.0.subscribe())
+    }
+
+    /// Changes the view, and notifies its followers. `change` must not read the view itself.
+    pub(super) fn change(&self, change: impl FnOnce(&mut ReplicaView)) {
+        self.0.send_modify(|view| change(Arc::make_mut(view)));
+    }
+
+    pub(super) fn set_standing(&self, standing: OwnStanding) {
+        self.0.send_if_modified(|view| {
+            let is_new = view.standing != standing;
+            if is_new {
+                Arc::make_mut(view).standing = standing;
+            }
+            is_new
+        });
+    }
+}
+
+impl PostgresStore {
+    #[must_use]
+    pub fn replicas(&self) -> Arc<ReplicaView> {
+        self.view.now()
+    }
+
+    #[must_use]
+    pub fn watch_replicas(&self) -> ReplicaWatch {
+        self.view.watch()
+    }
+}
+
+#[derive(Debug)]
+pub struct ReplicaWatch(watch::Receiver<Arc<ReplicaView>>);
+
+impl ReplicaWatch {
+    /// Returns the latest view, and marks it as seen.
+    pub fn newest(&mut self) -> Arc<ReplicaView> {
+        Arc::clone(&self.0.borrow_and_update())
+    }
+
+    /// Waits for a view that [`ReplicaWatch::newest`] has not returned. Cancel-safe. Fails if the store is gone.
+    pub async fn changed(&mut self) -> Result<(), RecvError> {
+        self.0.changed().await
+    }
 }
 
 #[cfg(test)]

@@ -11,7 +11,6 @@ pub(super) fn fits(row: &EncodedRow, room: usize) -> bool {
     count(row.size) <= room.min(ROW_BYTES_MAX)
 }
 
-/// The idempotency keys of new rows.
 #[derive(Debug, Default)]
 pub(super) struct ReleasedNames<'a> {
     pub(super) owners: Vec<&'a [u8]>,

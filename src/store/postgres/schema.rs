@@ -1,19 +1,18 @@
 //! Defines the tables, and checks the server's version and settings.
 //!
-//! `tg_task` has a row for each task. Its record has the format of the disk store, with a checksum; the other columns serve
-//! statements, and a summary serves lists. All text is `bytea`, since tasks may contain text that PostgreSQL rejects. `tg_lane`
-//! has a row for each replica's writer: see [`super::statements`]. A negative time in `tg_replica` is a distrusted one: see
-//! [`super::replica_rows::row_time`].
+//! `tg_task` has a row for each task, with a record in the format of the disk store. All text is `bytea`, since tasks
+//! may contain text that PostgreSQL rejects. `tg_lane` has a row for each replica's writer: see [`super::statements`].
+//! A negative time in `tg_replica` is a distrusted one: see [`super::replica_rows::row_time`].
 
 use std::time::Duration;
 
-use super::health::PostgresHealth;
+use super::health::{PostgresHealth, in_words};
 use super::open_error::PostgresOpenError;
-use super::server_words::in_words;
 use super::session::{Session, in_time};
 use super::settings::{Durability, PostgresSettings};
 
-/// The schema version of this program; others are refused. A change of the tables, or of the format of records or summaries, raises it.
+/// The schema version of this program; others are refused. A change of the tables, or of the format of records or
+/// summaries, raises it.
 pub(super) const VERSION: i32 = 2;
 
 /// Oldest supported server, as `server_version_num`.
@@ -22,12 +21,11 @@ const SERVER_MIN: i32 = 140_000;
 /// Advisory lock of schema changes: "tgat", combined with a hash of the schema's name.
 const LOCK: i32 = 0x7467_6174;
 
-/// An update copies the old values to `size_before` and `open_before`, from which it returns the change of the sums. The
-/// condition of `tg_task_age` holds for every row: it keeps the planner from using that index for lookups by key.
+/// An update copies the old values to `size_before` and `open_before`, from which it returns the change of the sums.
+/// The condition of `tg_task_age` holds for every row: it keeps the planner from using that index for lookups by key.
 ///
-/// No index has a column that changes with a task's progress, and each page has room for further row versions: so progress is
-/// written within the page and without index updates (PostgreSQL's HOT updates). Therefore `ended` exists beside `updated`, and is
-/// null until the task ends.
+/// No index has a column that changes with a task's progress, and pages have room for further row versions: so progress
+/// is written without index updates (HOT). Therefore `ended` exists beside `updated`, and is null until the task ends.
 const TABLES: &str = "
 CREATE TABLE tg_meta (
     one boolean PRIMARY KEY DEFAULT true CHECK (one), schema_version int NOT NULL,
@@ -61,9 +59,6 @@ CREATE TABLE tg_usage (
     PRIMARY KEY (incarnation, owner));
 ";
 
-/// Checks that the server meets the store's requirements.
-///
-/// # Errors
 /// `OldServer`, `Unsafe`, `NoStandby`, `Unavailable`.
 pub(super) async fn judge_server(session: &Session, durability: Durability) -> Result<(), PostgresOpenError> {
     let sql = "SELECT current_setting('server_version_num')::int, current_setting('server_version'), \
@@ -84,12 +79,9 @@ pub(super) async fn judge_server(session: &Session, durability: Durability) -> R
     Ok(())
 }
 
-/// Creates the schema, once, however many replicas start at the same time. An unknown commit is harmless: the next replica finds
-/// all of it or none, behind a barrier. Each step is limited to `within`. After an error the session is inside a transaction and
-/// must be dropped.
-///
-/// # Errors
-/// `Newer`, `Older`, `Foreign`, `Refused`; `Unavailable`, also while another replica changes the schema.
+/// Creates the schema once, however many replicas start at the same time. An unknown commit is harmless: the next
+/// replica finds all of it or none, behind a barrier. Each step is limited to `within`. After an error the session is
+/// inside a transaction and must be dropped. `Unavailable` also while another replica changes the schema.
 pub(super) async fn prepare(
     session: &Session,
     settings: &PostgresSettings,
@@ -98,7 +90,6 @@ pub(super) async fn prepare(
     if in_time(within, is_made(session, settings)).await? {
         return Ok(());
     }
-    // Another replica may have created it in the meantime.
     let sql = if in_time(within, lock(session, settings)).await? {
         "COMMIT".to_owned()
     } else {
@@ -113,8 +104,9 @@ async fn lock(session: &Session, settings: &PostgresSettings) -> Result<bool, Po
     run(session, &format!("BEGIN; SET LOCAL lock_timeout = {lock_max}")).await?;
     let locked = session.client.query("SELECT pg_advisory_xact_lock($1, hashtext($2))", &[&LOCK, schema]).await;
     locked.map_err(|error| refused(&error))?;
-    // `CREATE SCHEMA` requires a privilege that the schema's owner may lack, and that is checked before existence. Reading the
-    // table itself sees commits made while this waited for the lock; a lookup by name may be answered from an older cache.
+    // `CREATE SCHEMA` requires a privilege that the schema's owner may lack, and that is checked first. Reading the
+    // table itself sees commits made while this waited for the lock; a lookup by name may be answered from an older
+    // cache.
     let is_there = "SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1)";
     let is_there = session.client.query_one(is_there, &[schema]).await;
     let is_there = is_there.and_then(|row| row.try_get::<_, bool>(0)).map_err(|error| refused(&error))?;

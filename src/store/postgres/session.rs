@@ -1,8 +1,8 @@
 //! Opens connections to the database, and drives them.
 //!
-//! A connection is driven by `poll_message`, so that no notice or notification is lost: a warning on a commit makes its outcome
-//! unknown (rule 2), and notifications go to the listener. A dropped connection is closed at once and never sends a cancel
-//! request, because a cancelled commit that waits for its standby looks like a successful one.
+//! A connection is driven by `poll_message`, so that no notice or notification is lost: a warning on a commit makes its
+//! outcome unknown (rule 2). A dropped connection never sends a cancel request, because a cancelled commit that waits
+//! for its standby looks like a successful one.
 
 use std::future::poll_fn;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -20,17 +20,17 @@ use tokio_postgres::{AsyncMessage, Client, Config, Connection, Notification, Soc
 use tokio_postgres_rustls::MakeRustlsConnect;
 use tokio_util::task::TaskTracker;
 
+use super::boot_time;
 use super::health::PostgresHealth;
 use super::hosts::{each_address, each_host};
 use super::notices::SessionNotices;
 use super::open_error::{PostgresOpenError, Retry, unavailable};
 use super::settings::PostgresSettings;
-use super::shared_clock::boot_time;
 use crate::replica::commit_trust::voids_acknowledgement;
 use crate::replica::{ReadTrust, ServerMark};
 use crate::tls;
 
-/// Characters of the replica's name in a connection's `application_name`, which is limited to 63 bytes.
+/// Characters of the replica's name in `application_name`, which is limited to 63 bytes.
 const NAME_LEN_MAX: usize = 24;
 /// Idle time before TCP keepalive probes, the interval between them, and their number.
 const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(10), Duration::from_secs(5), 3);
@@ -39,34 +39,32 @@ const IDLE_MIN: Duration = Duration::from_secs(2);
 /// The shortest and the longest delay before a reconnect.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
 
-/// The session's settings, overriding those by the role and database: warnings arrive, an acknowledged commit is durable, and
-/// plans do not depend on statistics. Rows are found by key; with page costs the planner might scan a table that it believes to
-/// be small.
+/// Overrides settings of the role and database: warnings arrive, an acknowledged commit is durable, and plans do not
+/// depend on statistics. With page costs the planner might scan a table that it believes to be small.
 const SESSION: &str = "SET client_min_messages = warning; SET synchronous_commit = on; SET statement_timeout = 0; \
     SET lock_timeout = 0; SET default_transaction_isolation = 'read committed'; \
     SET default_transaction_deferrable = off; SET bytea_output = hex; SET jit = off; SET plan_cache_mode = force_generic_plan; \
     SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off; SET enable_bitmapscan = off; \
     SET random_page_cost = 0; SET seq_page_cost = 0; SET max_parallel_workers_per_gather = 0; SET work_mem = '64MB';";
 
-/// Counts unfinished statements of this process's earlier connections for the same duty, and returns the mark of the server's
-/// run: its start, address and timeline. A new connection waits until that count is zero, so that at most one statement waits for
-/// an unavailable standby.
+/// Counts unfinished statements of this process's earlier connections for the same duty, and returns the mark of the
+/// server's run. A new connection waits until that count is zero, so that at most one statement waits for an
+/// unavailable standby.
 const ARRIVAL: &str = "SELECT (SELECT count(*) FROM pg_stat_activity
         WHERE application_name = current_setting('application_name') AND pid <> pg_backend_pid() AND state <> 'idle'),
     concat_ws(' ', extract(epoch FROM pg_postmaster_start_time()), inet_server_addr(), current_setting('port'),
         left(pg_walfile_name(pg_current_wal_lsn()), 8))";
 
-/// Returns the server's commit settings, and the session's name; part of each transaction. The server accepts any setting with a
-/// dot in its name.
+/// Returns the server's commit settings, and the session's name; part of each transaction.
 const PROMISE: &str = "SELECT current_setting('synchronous_standby_names'), current_setting('synchronous_commit'), \
     current_setting('taskgate.session', true)";
 
-/// Codes that imply a pooler: prepared statements that are missing or already exist although this connection did neither, and a
-/// refused `BEGIN`.
+/// Codes that imply a pooler: prepared statements that are missing or already exist although this connection did
+/// neither, and a refused `BEGIN`.
 const OF_POOLERS: [&str; 3] = ["26000", "42P05", "08P01"];
 
-/// Distinguishes this process's connections in the server's list. Constant for the whole process: a retried open and a new
-/// incarnation find unfinished statements of earlier connections.
+/// Constant for the whole process: a retried open and a new incarnation find unfinished statements of earlier
+/// connections.
 static PROCESS_TOKEN: LazyLock<u32> = LazyLock::new(|| u32::from_be_bytes(crate::random::bytes()));
 
 type TlsConnection = Connection<Socket, <MakeRustlsConnect as MakeTlsConnect<Socket>>::Stream>;
@@ -76,17 +74,15 @@ type TlsConnection = Connection<Socket, <MakeRustlsConnect as MakeTlsConnect<Soc
 pub(super) struct Session {
     pub(super) client: Client,
     pub(super) settings: Arc<PostgresSettings>,
-    /// Returns the server's commit settings and the session's name.
     pub(super) promise: Statement,
     pub(super) name: String,
     pub(super) server: ServerMark,
     pub(super) notices: SessionNotices,
-    /// The proofs of reads and the reasons to distrust them, shared by all connections.
+    /// The trust in reads, shared by all connections.
     pub(super) trust: SharedReadTrust,
     _driver: SessionDriver,
 }
 
-/// The trust in reads, shared by all connections of this replica.
 pub(super) type SharedReadTrust = Arc<Mutex<ReadTrust>>;
 
 #[derive(Debug)]
@@ -98,7 +94,7 @@ impl Drop for SessionDriver {
     }
 }
 
-/// Receives the session's notifications. Those that find it full are dropped; a full channel reveals the loss.
+/// Receives notifications. Those that find it full are dropped; a full channel reveals the loss.
 pub(super) type Listener = mpsc::Sender<Notification>;
 
 #[derive(Debug)]
@@ -114,11 +110,9 @@ impl DatabaseConnector {
         Self { settings, tracker, trust }
     }
 
-    /// Connects to the first host that accepts writes and lets no commit wait, and sets up its session. Reads the files with
-    /// secrets again.
-    ///
-    /// # Errors
-    /// `Unavailable` for faults that may pass: even a wrong password may be changed soon. The others as [`super::PostgresStore::open`].
+    /// Connects to the first host that accepts writes and lets no commit wait. Reads the files with secrets again.
+    /// `Unavailable` for faults that may pass: even a wrong password may be changed soon. The others as
+    /// [`super::PostgresStore::open`].
     pub(super) async fn connect(&self, duty: &str, listener: Option<Listener>) -> Result<Session, PostgresOpenError> {
         let (config, tls, within) = (self.settings.access.read()?, self.tls()?, self.write_max());
         let mut last = PostgresOpenError::Unavailable(PostgresHealth::silent());
@@ -145,8 +139,8 @@ impl DatabaseConnector {
         self.settings.access.write_max
     }
 
-    /// Sets up a session at one address. Each step is limited like a write: a silent server, or one where an earlier statement
-    /// still runs, is skipped in favour of the other addresses.
+    /// Sets up a session. Each step is limited like a write: a silent server, or one where an earlier statement still
+    /// runs, is skipped in favour of the other addresses.
     async fn reach(
         &self,
         address: &Config,
@@ -191,8 +185,8 @@ impl DatabaseConnector {
         Ok(Session { client, settings, promise, name, server, notices, trust, _driver: driver })
     }
 
-    /// Lets the server end sessions of a crashed gateway: one that ends within a batch holds locks that would block the others. A
-    /// commit that waits for its standby is not idle.
+    /// Lets the server end sessions of a crashed gateway: one that ends within a batch holds locks. A commit that waits
+    /// for its standby is not idle.
     fn bounds(&self) -> String {
         let (idle, interval, count) = KEEPALIVE;
         format!(
@@ -219,10 +213,7 @@ impl DatabaseConnector {
     }
 }
 
-/// Limits a step of opening a connection.
-///
-/// # Errors
-/// The errors of `step`; `Unavailable` after `within`.
+/// Limits a step of opening a connection: `Unavailable` after `within`.
 pub(super) async fn in_time<T>(
     within: Duration,
     step: impl Future<Output = Result<T, PostgresOpenError>>,
@@ -263,7 +254,6 @@ fn mark(server: &str) -> ServerMark {
     ServerMark(hasher.finish())
 }
 
-/// Classifies an error of a fresh connection.
 pub(super) fn arrival_error(error: tokio_postgres::Error) -> PostgresOpenError {
     let is_of_pooler = error.code().is_some_and(|code| OF_POOLERS.contains(&code.code()));
     if is_of_pooler { PostgresOpenError::Pooled } else { unavailable(error) }

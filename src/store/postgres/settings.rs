@@ -1,7 +1,7 @@
-//! Defines the store's settings, and checks database URLs.
+//! Defines the store's settings, checks database URLs, and reads the files with secrets.
 
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tokio_postgres::Config;
@@ -10,13 +10,13 @@ use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
 use super::open_error::PostgresOpenError;
 pub use crate::replica::Durability;
 use crate::replica::{Incarnation, LeaseTerms, StoreGeneration};
+use crate::secret_file;
+use crate::tls::read_roots;
 
-/// The database's URL, or its location.
 #[derive(Clone, PartialEq, Eq)]
 pub enum DatabaseUrl {
-    /// The URL itself.
     Here(String),
-    /// A file with the URL, read again at each connect.
+    /// Read again at each connect.
     File(PathBuf),
 }
 
@@ -30,7 +30,6 @@ impl std::fmt::Debug for DatabaseUrl {
     }
 }
 
-/// Bytes of a sealing key's fingerprint.
 pub(super) const KEY_PRINT_LEN: usize = 8;
 
 /// A replica's description of itself for the others.
@@ -39,7 +38,6 @@ pub struct ReplicaDescription {
     pub name: String,
     /// The address of its internal listener.
     pub address: String,
-    /// The program's version.
     pub version: String,
     pub config_digest: Vec<u8>,
     /// Fingerprints of the keys that open tokens; the first one seals.
@@ -49,14 +47,12 @@ pub struct ReplicaDescription {
 /// The incarnation of this replica's process before this one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PriorIncarnation {
-    /// The generation of its store.
     pub generation: StoreGeneration,
     pub holder: Incarnation,
     /// Its last heartbeat that is known to be acknowledged.
     pub heartbeat: u64,
 }
 
-/// Access to the shared database, and the guarantees expected from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DatabaseAccess {
     pub url: DatabaseUrl,
@@ -64,7 +60,7 @@ pub struct DatabaseAccess {
     pub password_file: Option<PathBuf>,
     /// Certificate authorities for the server's certificate, instead of the system's.
     pub ca: Option<PathBuf>,
-    /// The schema that replicas with shared tasks have in common.
+    /// The schema of the replicas that share tasks.
     pub schema: String,
     pub durability: Durability,
     /// Time limit of an operation: a write's outcome is unknown after it, and a read fails.
@@ -75,11 +71,9 @@ pub struct DatabaseAccess {
     pub accept_loss: Option<StoreGeneration>,
 }
 
-/// The resolved settings for [`super::PostgresStore::open`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PostgresSettings {
     pub access: DatabaseAccess,
-    /// The heartbeat and lease times.
     pub terms: LeaseTerms,
     pub stored_bytes_max: usize,
     pub replica: ReplicaDescription,
@@ -102,18 +96,12 @@ pub fn is_schema_name(text: &str) -> bool {
         && text.chars().all(|char| is_begin(char) || char.is_ascii_digit())
 }
 
-/// Checks a URL without connecting.
-///
-/// # Errors
-/// As [`super::PostgresStore::open`], for faults of the URL.
+/// Checks a URL without connecting. Fails as [`super::PostgresStore::open`], for faults of the URL.
 pub fn check_database_url(url: &str) -> Result<(), PostgresOpenError> {
     read_url(url).map(drop)
 }
 
 /// Parses a URL, and enforces the store's requirements: writable servers, and TLS unless the connection is local.
-///
-/// # Errors
-/// `Url`, `NoHost`, `NoTls`, `MixedHosts`.
 pub(super) fn read_url(url: &str) -> Result<Config, PostgresOpenError> {
     // The library's error may quote the URL, including a password.
     let mut config: Config = url.trim().parse().map_err(|_| PostgresOpenError::Url)?;
@@ -136,7 +124,7 @@ pub(super) fn read_url(url: &str) -> Result<Config, PostgresOpenError> {
     Ok(config)
 }
 
-/// A host or address in the URL that is not local.
+/// A host or address that is not local.
 fn foreign_host(config: &Config) -> Option<String> {
     let is_local =
         |name: &str| name == "localhost" || name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
@@ -146,6 +134,54 @@ fn foreign_host(config: &Config) -> Option<String> {
     });
     let address = config.get_hostaddrs().iter().find(|address| !address.is_loopback());
     named.or_else(|| address.map(IpAddr::to_string))
+}
+
+const SECRET_BYTES_MAX: usize = 4 << 10;
+
+impl DatabaseAccess {
+    /// Builds the connection settings from the files' current contents.
+    pub(super) fn read(&self) -> Result<Config, PostgresOpenError> {
+        let mut config = self.url.read()?;
+        if let Some(path) = &self.password_file {
+            config.password(read_password(path)?.trim_ascii_end());
+        }
+        Ok(config)
+    }
+
+    /// Returns each fault with the key in `[store]` that names the file. Connects to nothing.
+    pub fn mistakes(&self) -> impl Iterator<Item = (&'static str, PostgresOpenError)> {
+        let url = match &self.url {
+            // Checked when the configuration is read.
+            DatabaseUrl::Here(_) => None,
+            DatabaseUrl::File(_) => self.url.read().err(),
+        };
+        let password = self.password_file.as_deref().and_then(|path| read_password(path).err());
+        let ca = self.ca.as_deref().and_then(|path| read_roots(path).err());
+        [("url_file", url), ("password_file", password), ("ca", ca.map(PostgresOpenError::from))]
+            .into_iter()
+            .filter_map(|(key, mistake)| Some((key, mistake?)))
+    }
+}
+
+impl DatabaseUrl {
+    fn read(&self) -> Result<Config, PostgresOpenError> {
+        match self {
+            Self::Here(url) => read_url(url),
+            Self::File(path) => {
+                let text = secret(path, "the database's url")?;
+                read_url(std::str::from_utf8(&text).map_err(|_| PostgresOpenError::Url)?)
+            }
+        }
+    }
+}
+
+fn read_password(path: &Path) -> Result<Vec<u8>, PostgresOpenError> {
+    secret(path, "the database's password")
+}
+
+fn secret(path: &Path, what: &'static str) -> Result<Vec<u8>, PostgresOpenError> {
+    let read = secret_file::read(path, what, SECRET_BYTES_MAX);
+    read.map_err(|source| PostgresOpenError::Secret { path: path.to_owned(), source })
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
-//! Caches settled rows that were read. Their visible contents never change. A hint about a write or removal by another replica,
-//! or about missing hints, evicts them.
+//! Caches settled rows that were read: their visible contents never change. A hint about a write or removal by another
+//! replica, or about missing hints, evicts them.
 //!
-//! A row is returned while its read is trusted, and permanently once a later barrier has passed, which proves the read durable
+//! A row is returned while its read is trusted, and permanently once a later barrier has passed
 //! ([`crate::replica::read_trust`]).
 
 use std::sync::Arc;
@@ -27,11 +27,9 @@ pub(super) struct SettledRows {
     rows: Cache<TaskKey, KeptRow>,
     /// Incremented when a row of the shard is known to change; rows read before that are not cached.
     changes: Box<[AtomicU64]>,
-    /// The last barrier's server, and when it was sent.
     barrier: Mutex<Option<(ServerMark, BootTime)>>,
 }
 
-/// The server of a read, and when its answer arrived.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ReadSource {
     pub(super) server: ServerMark,

@@ -39,7 +39,6 @@ struct PartsHealth {
 }
 
 impl PartsHealth {
-    /// The health of the first reader in trouble.
     fn readers(&self) -> PostgresHealth {
         self.readers.values().next().cloned().unwrap_or(PostgresHealth::Good)
     }
@@ -122,7 +121,6 @@ impl StoreState {
         self.settings.stored_bytes_max.saturating_sub(self.sums.usage().bytes)
     }
 
-    /// Publishes a change by another replica.
     pub(super) fn publish(&self, hint: StoreHint) {
         match &hint {
             StoreHint::Changed(key) => self.settled.forget(key),
@@ -138,12 +136,12 @@ pub(super) struct UnresolvedWrites(Mutex<UnresolvedWritesState>);
 
 #[derive(Debug, Default)]
 struct UnresolvedWritesState {
-    /// Rows with an unknown insert. Their callers got an error, so these rows are invisible here, and the first transaction of
-    /// the next connection removes them, unless another replica has shown them meanwhile. At most one batch at a time.
+    /// Their callers got an error, so these rows are invisible here, and the first transaction of the next connection
+    /// removes them, unless another replica has shown them meanwhile. At most one batch at a time.
     inserts: BTreeSet<TaskKey>,
     /// Whether a claim's commit is unknown.
     is_claim: bool,
-    /// Rows held by this replica that include the unknown claims; the next claims return them.
+    /// Rows held by this replica, including unknown claims; the next claims return them.
     held: BTreeSet<TaskKey>,
 }
 

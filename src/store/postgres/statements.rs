@@ -1,18 +1,18 @@
 //! The writer's SQL statements.
 //!
-//! Each transaction that changes rows starts with a write to this writer's row in `tg_lane`, guarded by the number of its
-//! connection (its epoch). So every transaction writes, and its acknowledgement proves that all its reads are durable, even if it
-//! changed no task (rule 3). A transaction left running by an earlier connection either ends before the next connection gets its
-//! number, or finds the number gone and changes nothing: after that, no unresolved write can appear. Such a statement returns one
-//! row for the guard, and none if the number is gone.
+//! Each transaction that changes rows starts with a write to this writer's row in `tg_lane`, guarded by the number of
+//! its connection (its epoch). So every acknowledgement proves that all its reads are durable (rule 3). A transaction
+//! left running by an earlier connection either ends before the next connection gets its number, or finds the number
+//! gone and changes nothing: after that, no unresolved write can appear. Such a statement returns one row for the guard,
+//! and none if the number is gone.
 //!
-//! All writes of a batch are one statement on arrays of keys, joined on the primary key. It adds its changes to this replica's
-//! sums, and returns them.
+//! All writes of a batch are one statement on arrays of keys. It adds its changes to this replica's sums, and returns
+//! them.
 //!
-//! Plans are cached, possibly from a time when the tables were almost empty and all indexes cost the same. So each lookup leaves
-//! the planner only the intended index: conditions for another index are written as `column + 0`, and the index of ages has a
-//! condition that only page queries name (see [`super::schema`]). Rows of `tg_usage` are looked up one by one behind `LIMIT`, and
-//! deleted by position, because a join would scan all of an incarnation's rows for each.
+//! Plans are cached, possibly from a time when the tables were almost empty. So each lookup leaves the planner only the
+//! intended index: conditions for another index are written as `column + 0`, and the index of ages has a condition that
+//! only page queries name (see [`super::schema`]). Rows of `tg_usage` are looked up one by one behind `LIMIT`, and
+//! deleted by position: a join would scan all rows of an incarnation for each.
 
 use tokio_postgres::{Error, Statement};
 
@@ -23,11 +23,10 @@ use crate::store::tasks::{Revision, SWEEP_BYTES_MAX};
 const GUARD: &str =
     "guard AS (UPDATE tg_lane SET writes = writes + 1 WHERE incarnation = $1 AND epoch = $2 RETURNING 1)";
 
-/// A removed row, and its effect on the sums.
 const GONE: &str = "t.id, t.owner, t.rev, t.holder, -1 AS tasks, -(NOT t.settled)::int AS unsettled, -t.size AS bytes";
 
-/// Adds the `changed` rows to this incarnation's sums, which no other replica writes while it lives, and deletes sums that become
-/// zero. Returns one row for the guard, and one for each change.
+/// Adds the `changed` rows to this incarnation's sums, which no other replica writes while it lives, and deletes sums
+/// that become zero. Returns one row for the guard, and one for each change.
 const SUMS: &str = "
 added AS (
     SELECT owner, sum(tasks)::int8 AS tasks, sum(unsettled)::int8 AS unsettled, sum(bytes)::int8 AS bytes FROM changed GROUP BY owner
@@ -47,7 +46,6 @@ SELECT true, NULL::bytea AS id, NULL::bytea AS owner, NULL::bigint AS rev, NULL:
     NULL::bigint AS tasks, NULL::bigint AS unsettled, NULL::bigint AS bytes FROM guard
 UNION ALL SELECT false, id, owner, rev, holder, tasks, unsettled, bytes FROM changed";
 
-/// Columns that an update writes, and their types.
 const MOVING: [(&str, &str); 7] = [
     ("settled", "bool"),
     ("updated", "int8"),
@@ -57,16 +55,15 @@ const MOVING: [(&str, &str); 7] = [
     ("record", "bytea"),
     ("idem", "bytea"),
 ];
-/// Columns that only an insert writes.
 const STAYING: [(&str, &str); 4] = [("parent", "bytea"), ("created", "int8"), ("ref", "bytea"), ("upstream", "bytea")];
-/// Further parameters: the expected revision, null for a new row; whether the holder writes; and whether the row needs a holder
-/// afterwards.
+/// Further parameters: the expected revision, null for a new row; whether the holder writes; whether the row needs a
+/// holder afterwards.
 const RULES: [(&str, &str); 3] = [("expected", "int8"), ("by_holder", "bool"), ("needs_holder", "bool")];
 
-/// Updates, inserts and deletes rows. `$1`, `$2` as in [`GUARD`]; then the arrays of written rows: `id`, `owner`, [`RULES`],
-/// [`MOVING`], [`STAYING`]; then, for deleted rows, `id`, `owner`, whether to delete only an insert of this incarnation without
-/// later writes, and the time by which the row must have expired, if one is given. Other deletes skip unsettled rows with another
-/// holder.
+/// Updates, inserts and deletes rows. `$1`, `$2` as in [`GUARD`]; then the arrays of written rows: `id`, `owner`,
+/// [`RULES`], [`MOVING`], [`STAYING`]; then, for deleted rows, `id`, `owner`, whether to delete only an insert of this
+/// incarnation without later writes, and the time by which the row must have expired, if any. Other deletes skip
+/// unsettled rows with another holder.
 pub(super) fn batch() -> String {
     let keys = [("id", "bytea"), ("owner", "bytea")];
     let columns: Vec<_> = keys.iter().chain(&RULES).chain(&MOVING).chain(&STAYING).collect();
@@ -114,8 +111,8 @@ pub(super) fn batch() -> String {
     )
 }
 
-/// Releases the idempotency keys of expired rows, for new rows. `$1`, `$2` are arrays of owners and keys, `$3` the new rows'
-/// creation times; `$4`, `$5` as in [`GUARD`].
+/// Releases the idempotency keys of expired rows. `$1`, `$2` are arrays of owners and keys, `$3` the new rows' creation
+/// times; `$4`, `$5` as in [`GUARD`].
 const RELEASE: &str = "
 UPDATE tg_task t SET idem = NULL FROM unnest($1::bytea[], $2::bytea[], $3::bigint[]) AS n (owner, idem, now)
 WHERE t.owner = n.owner AND t.idem = n.idem AND t.settled AND t.expires + 0 <= n.now
@@ -131,8 +128,8 @@ fn look() -> String {
     )
 }
 
-/// Deletes expired rows. `$3` is the time, `$4` the maximum count. Stops at the byte limit of a sweep: a sweep that takes longer
-/// than a write may would be rolled back and repeated without end.
+/// Deletes expired rows. `$3` is the time, `$4` the maximum count. Stops at the byte limit of a sweep: a sweep that
+/// takes longer than a write may would be rolled back and repeated without end.
 fn sweep() -> String {
     format!(
         "WITH {GUARD},
@@ -147,8 +144,8 @@ fn sweep() -> String {
     )
 }
 
-/// The condition on a claimable row `t` of a dead incarnation; the arrays of [`super::task_write::ClaimableRows`] start at
-/// parameter `upstreams`.
+/// The condition on a claimable row `t`; the arrays of [`super::task_write::ClaimableRows`] start at parameter
+/// `upstreams`.
 fn is_claimable(upstreams: u8) -> String {
     format!("(t.upstream = ANY (${upstreams}) OR t.holder = ANY (${}))", upstreams + 1)
 }
@@ -162,8 +159,8 @@ pub(super) fn has_claimable() -> String {
     )
 }
 
-/// Claims up to `$5` rows of dead incarnations, and their subtasks: a subtask follows its parent if that is claimable too. `$3`,
-/// `$4` as in [`is_claimable`]. A dead incarnation claims none.
+/// Claims up to `$5` rows, and their subtasks: a subtask follows its parent if that is claimable too. `$3`, `$4` as in
+/// [`is_claimable`]. A dead incarnation claims none.
 fn claim() -> String {
     format!(
         "WITH RECURSIVE {GUARD},
@@ -201,9 +198,9 @@ fn long_dead(seconds: &str, one: &str) -> String {
     )
 }
 
-/// Closes the lanes of long-dead incarnations, which excludes their later writes for good. Skips locked lanes. Runs before
-/// [`retire`], which then sees every earlier write. `$1` is the time in seconds, `$2` the maximum count, `$3` the only
-/// incarnation, or null.
+/// Closes the lanes of long-dead incarnations, which excludes their later writes for good. Skips locked lanes. Runs
+/// before [`retire`], which then sees every earlier write. `$1` is the time in seconds, `$2` the maximum count, `$3`
+/// the only incarnation, or null.
 fn close_lanes() -> String {
     let long_dead = long_dead("$1", "$3");
     format!(
@@ -212,8 +209,8 @@ fn close_lanes() -> String {
     )
 }
 
-/// Removes up to `$3` long-dead incarnations with closed lanes and without rows, after moving up to `$4` of their sums to this
-/// one. `$5` is the time in seconds, `$6` the only incarnation, or null. Keeps the lane of the newest incarnation: it tells
+/// Removes up to `$3` long-dead incarnations with closed lanes and without rows, after moving up to `$4` of their sums
+/// to this one. `$5` is the time in seconds, `$6` the only incarnation, or null. Keeps the newest lane: it tells
 /// removed incarnations from those that a restored database has lost ([`super::opening`]).
 fn retire() -> String {
     let long_dead = long_dead("$5", "$6");
@@ -245,7 +242,7 @@ fn retire() -> String {
 /// The incarnation without a process; real ones are numbered from 1.
 const NOBODY: i64 = 0;
 
-/// Reassigns sums of the owners `$3` to [`NOBODY`]. Returns a row for the guard, and one for each sum of this incarnation.
+/// Reassigns sums of the owners `$3` to [`NOBODY`]. Returns a row for the guard, and one for each sum.
 fn merge() -> String {
     format!(
         "WITH {GUARD},
@@ -265,7 +262,7 @@ fn merge() -> String {
     )
 }
 
-/// Deletes zero sums of [`NOBODY`] for the owners `$1`, after [`merge`], which holds their locks.
+/// Deletes zero sums of the owners `$1`, after [`merge`], which holds their locks.
 fn drop_merged() -> String {
     format!(
         "DELETE FROM tg_usage u WHERE u.ctid = ANY (ARRAY(
@@ -275,13 +272,14 @@ fn drop_merged() -> String {
     )
 }
 
-/// Gives the connection its number, and thereby waits for unfinished transactions of earlier ones. A closed lane stays closed.
+/// Gives the connection its number, and thereby waits for unfinished transactions of earlier ones. A closed lane stays
+/// closed.
 pub(super) const TAKE_EPOCH: &str =
     "UPDATE tg_lane SET epoch = epoch + 1 WHERE incarnation = $1 AND epoch >= 0 RETURNING epoch";
 
 pub(super) const OWN_SUMS: &str = "SELECT owner, tasks, unsettled, bytes FROM tg_usage WHERE incarnation = $1";
 
-/// Sends hints to the other replicas: `$1` is the channel, `$2` the texts.
+/// Sends hints: `$1` is the channel, `$2` the texts.
 const HINT: &str = "SELECT pg_notify($1, x) FROM unnest($2::text[]) AS x";
 
 /// The writer's statements, prepared in one session.
@@ -300,8 +298,6 @@ pub(super) struct WriterStatements {
 }
 
 impl WriterStatements {
-    /// # Errors
-    /// If the server rejects a statement.
     pub(super) async fn prepare(session: &Session) -> Result<Self, Error> {
         let client = &session.client;
         Ok(Self {

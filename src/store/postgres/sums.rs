@@ -43,14 +43,13 @@ pub(super) struct SumChange {
 }
 
 impl SumChange {
-    /// Reads a row with the owner in column `owner` and the numbers from column `from` on.
+    /// Reads a row with the numbers from column `from` on.
     pub(super) fn of(row: &Row, owner: usize, from: usize) -> Result<Self, Error> {
         let sums =
             TaskSums { tasks: row.try_get(from)?, unsettled: row.try_get(from + 1)?, bytes: row.try_get(from + 2)? };
         Ok(Self { owner: Principal::new(&String::from_utf8_lossy(row.try_get(owner)?)), sums })
     }
 
-    /// Reads rows of an owner and its numbers.
     pub(super) fn all(rows: &[Row]) -> Result<Vec<Self>, Error> {
         rows.iter().map(|row| Self::of(row, 0, 1)).collect()
     }
@@ -97,7 +96,6 @@ impl SumsByOwner {
 pub(super) struct StoreSums(Mutex<(SumsByOwner, SumsByOwner)>);
 
 impl StoreSums {
-    /// Adds the changes of a commit by this replica.
     pub(super) fn add(&self, changes: Vec<SumChange>) {
         self.0.lock().0.add(changes);
     }
@@ -113,7 +111,6 @@ impl StoreSums {
         self.0.lock().0 = SumsByOwner::of(sums);
     }
 
-    /// Replaces the other replicas' sums by the sums in a look.
     pub(super) fn reset_others(&self, sums: Vec<SumChange>) {
         let others = SumsByOwner::of(sums);
         self.0.lock().1 = others;

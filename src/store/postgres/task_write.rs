@@ -21,7 +21,6 @@ pub(super) enum TaskWrite {
     Remove(TaskKey),
     /// Removes a row with a refused insert, if no write has followed.
     Withdraw(TaskKey),
-    /// Deletes a row if it has expired by `now`.
     SweepOne {
         key: TaskKey,
         now: Timestamp,
@@ -46,7 +45,6 @@ pub(super) enum TaskWrite {
     Barrier,
 }
 
-/// Selects the rows of dead incarnations that this replica claims.
 #[derive(Debug)]
 pub(super) struct ClaimableRows {
     /// Rows of calls at these upstreams.
@@ -87,7 +85,7 @@ impl TaskWrite {
         }
     }
 
-    /// The row that it inserts. The insert is unresolved while its commit is unknown.
+    /// The row that it inserts, which is unresolved while the commit is unknown.
     pub(super) fn new_row(&self) -> Option<&EncodedRow> {
         if let Self::Insert(row) = self { Some(row) } else { None }
     }

@@ -1,6 +1,6 @@
 //! Runs one transaction, and determines its outcome with [`TransactionEnd::fate`] alone.
 //!
-//! Sends all statements at once, in one round trip. The last one before the commit reads the server's commit settings, so that
+//! Sends all statements in one round trip. The last one before the commit reads the server's commit settings, so that
 //! the answer describes the server that commits, even behind a proxy.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,18 +10,17 @@ use futures_util::future::{join_all, join4};
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Error, Row, Statement};
 
-use super::health::PostgresHealth;
+use super::boot_time;
+use super::health::{PostgresHealth, in_words};
 use super::notices::{NoticeOffset, ReceivedNotice, as_sql};
 use super::open_error::PostgresOpenError;
-use super::server_words::in_words;
 use super::session::Session;
-use super::shared_clock::boot_time;
 use super::transaction_end::{ServerPromise, TransactionEnd};
 use crate::metric;
 use crate::replica::{BootTime, UnknownCommitCause, WriteFate};
 
-/// Writes only to the log, so it waits for no other writer. Its acknowledgement proves that earlier reads from the same server
-/// are durable (rules 4 and 6).
+/// Writes only to the log, so it waits for no other writer. Its acknowledgement proves that earlier reads from the same
+/// server are durable (rules 4 and 6).
 pub(super) const DURABILITY_PROOF: &str = "SELECT pg_logical_emit_message(true, 'taskgate', '')";
 
 pub(super) type Parameters<'a> = Vec<&'a (dyn ToSql + Sync)>;
@@ -38,22 +37,15 @@ impl MadeTransaction {
     }
 }
 
-/// The known facts about a transaction without a proven commit.
 #[derive(Debug)]
 pub(super) enum CommitFailure {
     /// Nothing was written, and nothing will be.
     NotMade(Error),
-    /// It may have been committed, may not have been, or may be rolled back.
-    Unknown {
-        cause: UnknownCommitCause,
-        why: String,
-        /// Whether the server answered every statement except the commit.
-        is_answered: bool,
-    },
+    /// It may be committed, now or later, and may be rolled back.
+    Unknown { cause: UnknownCommitCause, why: String, is_answered: bool },
 }
 
 impl CommitFailure {
-    /// The cause's SQLSTATE code, if the server sent one.
     pub(super) fn code(&self) -> Option<&str> {
         match self {
             Self::NotMade(error) => error.code().map(|code| code.code()),
@@ -83,7 +75,6 @@ impl CommitFailure {
         }
     }
 
-    /// The failure as a reason not to open the store.
     pub(super) fn open_error(&self) -> PostgresOpenError {
         if self.is_unreplicated() {
             PostgresOpenError::NoStandby
@@ -102,15 +93,13 @@ impl std::fmt::Display for CommitFailure {
     }
 }
 
-/// Counts a transaction that was acknowledged and served only as a barrier.
+/// Counts a transaction that served only as a barrier.
 pub(super) fn count_barrier() {
     metrics::counter!(metric::DATABASE_BARRIERS).increment(1);
 }
 
-/// Runs a transaction. Each statement returns at least one row if it writes one, and none otherwise.
-///
-/// # Errors
-/// See [`CommitFailure`]. Dropping the future leaves the outcome unknown; the session must be dropped too.
+/// Runs a transaction. Each statement returns at least one row if it writes one, and none otherwise. Dropping the
+/// future leaves the outcome unknown; the session must be dropped too.
 pub(super) async fn transact(
     session: &Session,
     statements: &[(&Statement, Parameters<'_>)],
@@ -158,7 +147,6 @@ pub(super) fn promise_of(answer: &Row) -> ServerPromise {
     ServerPromise { standby_names, commit_mode, session: text(2) }
 }
 
-/// Determines the outcome of a transaction that was sent together with its commit.
 fn judge(
     session: &Session,
     ended: TransactionEnd<Row, Error>,

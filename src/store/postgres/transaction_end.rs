@@ -1,5 +1,5 @@
-//! Classifies the end of a transaction that was sent together with its commit. Pure: independent of connections and their error
-//! types.
+//! Classifies the end of a transaction that was sent together with its commit. Pure: independent of connections and
+//! their error types.
 
 use crate::replica::commit_trust::fate;
 use crate::replica::{CommitEnd, Durability, DurabilitySettings, SqlNotice, WriteFate};
@@ -11,7 +11,6 @@ pub(super) enum TransactionEnd<R, E> {
         rows: Vec<Vec<R>>,
         promise: ServerPromise,
     },
-    /// A statement or the commit failed.
     Failed(E),
     /// `BEGIN` failed, so the statements may have run outside a transaction.
     Unbegun(E),
@@ -28,12 +27,10 @@ pub(super) enum TransactionEnd<R, E> {
 pub(super) struct ServerPromise {
     pub(super) standby_names: String,
     pub(super) commit_mode: String,
-    /// The name of the session that ran it.
     pub(super) session: Option<String>,
 }
 
 impl ServerPromise {
-    /// Whether it is from the session that was set up under this name.
     pub(super) fn is_of(&self, session: &str) -> bool {
         self.session.as_deref() == Some(session)
     }
@@ -57,7 +54,7 @@ impl<R, E> TransactionEnd<R, E> {
         }
     }
 
-    /// The outcome, also considering the notices of this transaction. `said` extracts the server's notice from an error.
+    /// The outcome, considering the notices of this transaction. `said` extracts the server's notice from an error.
     pub(super) fn fate(
         &self,
         durability: Durability,
@@ -75,8 +72,8 @@ impl<R, E> TransactionEnd<R, E> {
                 let refused = said(error).map(|error| CommitEnd::Refused { error });
                 fate(durability, refused.unwrap_or(CommitEnd::Lost))
             }
-            // The statements after BEGIN ran outside a transaction, or the server did not report its settings: the commit's
-            // result is unknown.
+            // The statements ran outside a transaction, or the server did not report its settings: the commit's result
+            // is unknown.
             Self::Unbegun(_) | Self::Elsewhere => fate(durability, CommitEnd::Lost),
             Self::TimedOut { .. } => fate(durability, CommitEnd::TimedOut),
         }
@@ -88,7 +85,7 @@ mod tests {
     use super::*;
     use crate::replica::UnknownCommitCause;
 
-    /// The server's notice in an error; `None` if the connection ended.
+    /// `None` if the connection ended.
     type Said = Option<SqlNotice<'static>>;
     type Made = Result<(Vec<Vec<()>>, ServerPromise), Said>;
 

@@ -1,8 +1,8 @@
 //! The writer: a tokio task that commits all waiting writes as one transaction.
 //!
-//! A batch with an unknown commit ends its connection. The next connection gets a number that excludes unfinished transactions of
-//! the last one, waits for them, and removes rows with an unknown insert before it writes anything else. From then on every write
-//! is resolved (rules 3 to 5).
+//! A batch with an unknown commit ends its connection. The next connection gets a number that excludes unfinished
+//! transactions of the last one, and removes rows with an unknown insert before it writes anything else. From then on
+//! every write is resolved (rules 3 to 5).
 
 use std::collections::VecDeque;
 use std::io;
@@ -16,11 +16,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::batch::{BatchOutcome, BatchPlan, GroupedWrites, WriteOutcome, WriterIdentity};
 use super::columns::{self, holder_column};
-use super::health::PostgresHealth;
+use super::health::{PostgresHealth, in_words, is_full};
 use super::hints;
 use super::open_error::{PostgresOpenError, unavailable};
 use super::schema;
-use super::server_words::{in_words, is_full};
 use super::session::{DatabaseConnector, Session, back_off};
 use super::state::StoreState;
 use super::statements::{HELD, OWN_SUMS, TAKE_EPOCH, WriterStatements};
@@ -34,17 +33,14 @@ use crate::task::TaskKey;
 /// Tries of a batch that conflicts with another transaction.
 const TRIES_MAX: usize = 5;
 
-/// Writes that are deferred at most while others of the same rows run.
 const ASIDE_MAX: usize = 1_024;
 
 /// Interval between tries on a full disk.
 const FULL_PROBE_EVERY: Duration = Duration::from_secs(5);
 
-/// A write, and the channel for its outcome.
 pub(super) type PendingWrite = (TaskWrite, WriteReply);
 type WriteReply = oneshot::Sender<Result<WriteOutcome, StoreError>>;
 
-/// Commits waiting writes in batches.
 #[derive(Debug)]
 pub(super) struct PostgresWriter {
     pub(super) connector: Arc<DatabaseConnector>,
@@ -65,7 +61,7 @@ pub(super) struct WriterLink {
 }
 
 impl PostgresWriter {
-    /// Writes until the store is closed and no write waits. `link` is the first connection.
+    /// Commits waiting writes until the store is closed and no write waits. `link` is the first connection.
     pub(super) async fn run(mut self, link: WriterLink) {
         let mut link = Some(link);
         let mut failures = 0;
@@ -95,7 +91,6 @@ impl PostgresWriter {
         tokio::select! {
             biased;
             write = self.queue.recv() => write,
-            // A full disk may attract no writes at all.
             () = tokio::time::sleep(FULL_PROBE_EVERY), if is_full => Some((TaskWrite::Barrier, oneshot::channel().0)),
             () = self.end.cancelled() => {
                 self.queue.close();
@@ -176,7 +171,7 @@ impl PostgresWriter {
                 self.state.unresolved.add(&writes);
                 drop(link);
                 let why = failure.to_string();
-                tracing::warn!(%why, writes = writes.len(), "whether a batch was written is not known");
+                tracing::warn!(%why, writes = writes.len(), "the result of a batch's commit is unknown");
                 for (write, reply) in writes.iter().zip(replies) {
                     let cause = io::Error::other(why.clone());
                     let _ = reply.send(Err(match write {
@@ -211,7 +206,6 @@ impl PostgresWriter {
         count(writes, &results);
         self.state.sums.add(sums);
         self.state.sums.take_over(folded);
-        // Rows that the writes name are forgotten already.
         if writes.iter().all(|write| write.key().is_none()) {
             changed.iter().for_each(|key| self.state.settled.forget(key));
         }
@@ -242,7 +236,6 @@ impl PostgresWriter {
         }
     }
 
-    /// Takes waiting writes, up to a full batch.
     fn gather(&mut self, first: PendingWrite) -> (Vec<TaskWrite>, Vec<WriteReply>) {
         let mut plan = BatchPlan::default();
         let room = self.state.room();
@@ -259,7 +252,6 @@ impl PostgresWriter {
             let is_enough = self.full_since.is_some() || plan.is_full() || later.len() >= ASIDE_MAX;
             next = if is_enough { None } else { self.deferred.pop_front().or_else(|| self.queue.try_recv().ok()) };
         }
-        // Deferred writes go before later ones.
         later.append(&mut self.deferred);
         self.deferred = later;
         (writes, replies)
@@ -301,17 +293,11 @@ fn count(writes: &[TaskWrite], results: &[Result<WriteOutcome, StoreError>]) {
 
 impl WriterLink {
     /// Opens a connection behind which every write is resolved.
-    ///
-    /// # Errors
-    /// As [`super::PostgresStore::open`].
     pub(super) async fn open(connector: &DatabaseConnector, state: &StoreState) -> Result<Self, PostgresOpenError> {
         Self::of(connector.connect("writer", None).await?, state).await
     }
 
     /// The same over a fresh connection.
-    ///
-    /// # Errors
-    /// As [`super::PostgresStore::open`].
     pub(super) async fn of(session: Session, state: &StoreState) -> Result<Self, PostgresOpenError> {
         let settings = &state.settings;
         let opening = async {
@@ -376,7 +362,7 @@ impl WriterLink {
         Ok(())
     }
 
-    /// Sends hints about changes to the other replicas. Hints are optional: no write waits for them, and they may be lost.
+    /// Sends hints, which are optional: no write waits for them, and they may be lost.
     fn hint(&self, state: &StoreState, changed: &[TaskKey]) {
         if changed.is_empty() {
             return;
@@ -384,7 +370,7 @@ impl WriterLink {
         self.notify(state, changed.iter().map(|key| hints::text(state.holder, key)).collect());
     }
 
-    /// Tells the other replicas that they may have missed hints, since hints by the previous connection may be lost with it.
+    /// Tells the other replicas that they may have missed hints: the last connection's may be lost with it.
     fn hint_at_what_was_lost(&self, state: &StoreState) {
         self.notify(state, vec![hints::keyless(state.holder)]);
     }

@@ -9,7 +9,6 @@ use crate::task::Timestamp;
 use crate::task::time::millis;
 use crate::wire::Payload;
 
-/// Appends primitive values to a buffer.
 pub(super) struct RecordWriter(Vec<u8>);
 
 impl RecordWriter {
@@ -70,7 +69,7 @@ impl RecordWriter {
     }
 }
 
-/// Reads primitive values from the front; `None` for invalid bytes.
+/// Reads values from the front; `None` for invalid bytes.
 pub(super) struct RecordReader(Bytes);
 
 impl RecordReader {
@@ -104,7 +103,8 @@ impl RecordReader {
         self.fixed().map(u32::from_be_bytes)
     }
 
-    /// Reads the length of a list with elements of at least one byte, so that a wrong length cannot cause a large allocation.
+    /// Reads the length of a list with elements of at least one byte, so that a wrong length cannot cause a large
+    /// allocation.
     pub(super) fn count(&mut self) -> Option<usize> {
         let count = usize::try_from(self.number()?).ok()?;
         (count <= self.0.len()).then_some(count)

@@ -16,7 +16,6 @@ use super::{
 };
 use crate::task::{Summary, SummaryPhase, TaskKey};
 
-/// Encodes a summary stored beside `columns`.
 #[must_use]
 pub fn encode(summary: &Summary, columns: &[u8]) -> Vec<u8> {
     // Without `..`, so that a new field fails to compile until it is encoded.
@@ -53,10 +52,7 @@ pub fn encode(summary: &Summary, columns: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Decodes the summary of the task with this key, if it was stored beside these columns.
-///
-/// # Errors
-/// See [`RecordError`].
+/// Decodes a summary, if it was stored beside these columns.
 pub fn decode(key: &TaskKey, columns: &[u8], bytes: &[u8]) -> Result<Summary, RecordError> {
     let version = bytes.get(..2).and_then(|head| head.try_into().ok()).map(u16::from_be_bytes);
     let version = version.ok_or(RecordError::Damaged)?;

@@ -157,7 +157,7 @@ async fn n08_either_side_of_a_fork_goes_on_alone_and_whoever_comes_back_from_one
     database.heal(&site);
     let left = &mut site.replicas[0];
     assert_eq!(left.keeper.ends().await, Some(74), "{}", left.keeper.said());
-    assert!(left.keeper.said().contains("the database lost what it acknowledged"), "{}", left.keeper.said());
+    assert!(left.keeper.said().contains("the database lost acknowledged writes"), "{}", left.keeper.said());
     site.records_outage(false);
     nothing_more_was_sent(&site, [4, 6]);
     assert_eq!(site.judge().await, 9);

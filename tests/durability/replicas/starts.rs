@@ -113,7 +113,7 @@ async fn f80_a_database_that_is_older_than_what_it_acknowledged_ends_the_gateway
         tables.sql(&format!("{loss}; DELETE FROM tg_task"));
         let replica = &mut site.replicas[0];
         assert_eq!(replica.keeper.ends().await, Some(74), "{schema}: {}", replica.keeper.said());
-        assert!(replica.keeper.said().contains("the database lost what it acknowledged"), "{schema}");
+        assert!(replica.keeper.said().contains("the database lost acknowledged writes"), "{schema}");
         let said = refused(replica, 74).await;
         let generation = tables.sql("SELECT generation FROM tg_meta");
         let accepted = format!("accept_loss = \"{generation}\"");
@@ -204,7 +204,7 @@ async fn a_first_try_that_takes_long_waits_for_what_ends_a_short_one() {
     replica.keeper.launch(&[]);
     replica.says("listening", 2).await;
     replica.heal();
-    replica.says("or say what the store may promise instead; this is retried until it succeeds", 1).await;
+    replica.says("or set another `durability` in [store]; this is retried until it succeeds", 1).await;
     replica.kill().await;
     replica.keeper.forget_log();
 }

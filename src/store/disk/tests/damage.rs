@@ -9,7 +9,7 @@ use super::*;
 use crate::store::record;
 use crate::task::{Digest, Idempotency, Recovery, StoredCall, Summary};
 
-fn database(folder: &TempDir) -> std::path::PathBuf {
+fn database(folder: &TempDir) -> PathBuf {
     folder.path().join("data/tasks.db")
 }
 

@@ -3,7 +3,7 @@
 use rusqlite::ffi;
 
 use super::super::folder::Ballast;
-use super::super::opening::read_in_at_last;
+use super::super::starting::read_in_at_last;
 use super::*;
 use crate::store::disk::folder::{self, BALLAST_BYTES};
 use crate::store::tasks::SWEEP_BYTES_MAX;

@@ -3,7 +3,7 @@
 use rusqlite::Connection;
 
 use super::*;
-use crate::store::disk::selection;
+use crate::store::disk::reads;
 use crate::task::{ListDirection, OrderedBy};
 
 fn plan(conn: &Connection, sql: &str) -> Vec<String> {
@@ -27,7 +27,7 @@ async fn a_filtered_list_reads_one_range_of_a_covering_index_and_sorts_nothing()
         for direction in [ListDirection::OldestFirst, ListDirection::NewestFirst] {
             let range = format!("owner=? AND ({column},id)>(?,?) AND ({column},id)<(?,?)");
             let search = format!("SEARCH tasks USING COVERING INDEX {index} ({range})");
-            assert_eq!(plan(&conn, &selection::statement(by, direction)), [search]);
+            assert_eq!(plan(&conn, &reads::statement(by, direction)), [search]);
         }
     }
 }

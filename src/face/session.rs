@@ -1,8 +1,8 @@
 //! Serves session clients of one upstream: versions up to 2025-11-25 with an `initialize` handshake.
 //!
-//! Each client has its own upstream session, and its session id names it: a sealed token, so that a restart loses no table. This
-//! module finds a request's session; its messages go through the `pipe`, and messages about tasks to `tasks`. Read
-//! `session_cache` for the state that outlives an upstream.
+//! Each client has its own upstream session, named by its session id: a sealed token, so that a restart loses no table.
+//! This module finds a request's session; messages go through the `pipe`, those about tasks to `tasks`. `session_cache`
+//! has the state that outlives an upstream.
 
 pub(super) mod bridge;
 mod bridged_call;
@@ -52,15 +52,13 @@ use session_cache::{ClientSession, ClientSessionCache};
 use session_registry::SessionRegistry;
 use tasks::{SessionTasksState, TaskCall, TaskRequestContext};
 
-/// The methods of a session's path.
 pub(super) const ALLOWED: HeaderValue = HeaderValue::from_static("GET, POST, DELETE");
 
-/// The shared state of one upstream's session clients.
 #[derive(Debug)]
 pub(super) struct SessionFaceState {
     pub(super) served: Arc<Served>,
     pub(super) sessions: ClientSessionCache,
-    /// Their sessions at the server.
+    /// The clients' sessions at the server.
     pub(super) own: Arc<OwnSessions>,
     pub(super) paused: pipe::PausedCalls,
     pub(super) open: SessionRegistry,
@@ -77,11 +75,10 @@ pub struct SessionFace {
     shared: Arc<SessionFaceState>,
 }
 
-/// Why a request has no session.
 pub(super) enum SessionLookupError {
-    /// It names none.
+    /// The request has no session id.
     Missing,
-    /// It names a session that is another client's, or has ended.
+    /// The session is another client's, or has ended.
     Unknown,
     Header(RequestError),
 }
@@ -122,8 +119,8 @@ impl SessionFace {
         tokio::join!(self.shared.task_tools.keep_tidy(stop), fallback);
     }
 
-    /// Answers one message of a client. A piped message is awaited without its HTTP request, whose headers hold the buffer that
-    /// they were read into. Dropping the future means that the client disconnected: the upstream's stream is closed, nothing is
+    /// Answers one message of a client. A piped message is awaited without its HTTP request, whose headers hold their
+    /// read buffer. Dropping the future means that the client disconnected: the upstream's stream is closed, nothing is
     /// cancelled (T-81).
     pub fn post(&self, inbound: Box<Inbound>, message: Box<Message>) -> impl Future<Output = FaceResponse> + Send {
         self.serve(inbound, message, None)
@@ -191,7 +188,7 @@ impl SessionFace {
         }
     }
 
-    /// Answers an array of messages, which only 2025-03-26 has. The server's tools are listed once for all its calls.
+    /// Answers an array of messages (2025-03-26 only). The server's tools are listed once for all its calls.
     pub(super) async fn post_batch(&self, inbound: &Inbound, items: ArrayItems) -> FaceResponse {
         let served = &self.shared.served;
         let bounds = ArrayBounds { result_bytes_max: served.settings.result_bytes_max, parallel: envelope::BATCH_MAX };
@@ -203,12 +200,10 @@ impl SessionFace {
         .await
     }
 
-    /// The version of a client's session.
     pub(super) fn client_version(&self, inbound: &Inbound) -> Result<ProtocolVersion, SessionLookupError> {
         self.session(inbound).map(|session| session.token.client_version)
     }
 
-    /// Opens or resumes a stream.
     pub async fn get(&self, inbound: &Inbound) -> FaceResponse {
         if matches!(inbound.accepted, AcceptedTypes::Json | AcceptedTypes::Neither) {
             return bare(StatusCode::NOT_ACCEPTABLE);
@@ -219,8 +214,7 @@ impl SessionFace {
         }
     }
 
-    /// As [`Self::get`], in a session. Streams take a permit of their principal; a client over HTTP+SSE or stdio holds one
-    /// already.
+    /// Streams take a permit of their principal; a client over HTTP+SSE or stdio holds one already.
     async fn get_in(&self, session: ClientSession, inbound: &Inbound) -> FaceResponse {
         if inbound.is_counted || inbound.carriage == MessageChannel::Stream {
             return self.open_stream(session, inbound).await;
@@ -240,7 +234,7 @@ impl SessionFace {
                 let last_event = inbound.headers.get(headers::LAST_EVENT_ID).cloned();
                 match upstream_tasks::take_up(&self.shared, &session, last_event.as_ref()) {
                     Some(rest) => rest,
-                    // All events with ids that such a server's clients know came from the gateway.
+                    // Clients of such a server know only event ids of the gateway.
                     None if last_event.is_some() && self.shared.served.channel.makes_streams() => {
                         bare(StatusCode::BAD_REQUEST)
                     }
@@ -250,7 +244,6 @@ impl SessionFace {
         }
     }
 
-    /// Ends a session.
     pub async fn delete(&self, inbound: &Inbound) -> FaceResponse {
         match self.session(inbound) {
             Ok(session) if session.is_bridged() => bridge::delete(&self.shared, &session),
@@ -274,7 +267,7 @@ impl SessionFace {
         Box::pin(self.shared.take_answer(principal, response)).await
     }
 
-    /// The session of a message. For a server without session ids, a message without a session gets a new session.
+    /// For a server without session ids, a message without a session gets a new session.
     fn session_for(&self, inbound: &Inbound) -> Result<ClientSession, SessionLookupError> {
         match self.session(inbound) {
             Err(SessionLookupError::Missing) => {
@@ -286,7 +279,6 @@ impl SessionFace {
         }
     }
 
-    /// The session of a request.
     fn session(&self, inbound: &Inbound) -> Result<ClientSession, SessionLookupError> {
         let served = &self.shared.served;
         let mut session = session_of(inbound, served.channel.name(), &served.sealer, &self.shared.sessions)?;
@@ -295,7 +287,7 @@ impl SessionFace {
     }
 }
 
-/// The session of a request, if its principal opened it for `opened_for`: an upstream, or an endpoint of several.
+/// The session of a request, if its principal opened it for `opened_for`: an upstream or an endpoint.
 pub(super) fn session_of(
     inbound: &Inbound,
     opened_for: &str,
@@ -341,7 +333,7 @@ impl SessionLookupError {
     }
 }
 
-/// The code for a header that differs from the body is from 2026-07-28; to older clients such a request is malformed.
+/// Before 2026-07-28 there is no code for a header that differs from the body: such a request is malformed.
 fn in_session(complaint: RequestError) -> SessionLookupError {
     SessionLookupError::Header(if let RequestError::Header(what) = complaint {
         RequestError::NotARequest(what)
@@ -360,8 +352,7 @@ fn check_version(all: &HeaderMap) -> Result<(), RequestError> {
     }
 }
 
-/// An error for a request has status 200: clients of these versions would drop their connection otherwise. Status 400 is for
-/// messages without id.
+/// An error for a request has status 200: clients of these versions would drop their connection otherwise.
 pub(super) fn refuse(addressee: &Addressee, complaint: &RequestError) -> FaceResponse {
     let status = if addressee.id.is_some() { StatusCode::OK } else { StatusCode::BAD_REQUEST };
     mark(addressee.error(status, &complaint.to_error(addressee.version)), complaint)
@@ -372,22 +363,18 @@ enum MessageRoute {
     Bridged(Message),
     /// A plain call of a tool that the server may run only as a task.
     Weighed(Request),
-    /// A call of one of the gateway's own tools.
     OwnTool(Request),
     Piped(PipedMessage),
-    /// The engine, as a task.
+    /// A call of the engine, as a task.
     Call(TaskCall),
-    /// A method about tasks.
     Method(Request),
     /// The cancellation of a call that became a task.
     Withdrawn(RequestId),
-    /// An answer to a question of a task.
     Answer(Response),
-    /// None: the message is for the gateway and has no effect.
+    /// The message is for the gateway and has no effect.
     Nothing,
 }
 
-/// Chooses the handler of a message.
 fn sort(
     shared: &SessionFaceState,
     session: &ClientSession,
@@ -448,7 +435,7 @@ fn sort(
     }
 }
 
-/// A message as the pipe forwards it; `None` for a message to the gateway itself.
+/// `None` for a message to the gateway itself.
 fn piped_message(
     message: Message,
     received: (Bytes, Instant),
@@ -480,7 +467,6 @@ fn piped_message(
     }
 }
 
-/// 405 for a client of a session version, with the path's methods.
 pub(super) fn not_allowed(method: &Method) -> FaceResponse {
     let mut response = bare(StatusCode::METHOD_NOT_ALLOWED);
     let others = if *method == Method::GET { "POST, DELETE" } else { "GET, POST" };

@@ -1,10 +1,10 @@
 //! Serves session clients of a server without sessions (2026-07-28 only).
 //!
-//! The gateway acts as the server that they expect: it answers the handshake from the server's description
-//! ([`mod@bridged_handshake`]), makes each request a call of the engine (`bridged_call`), and sends the server's questions, which
-//! are results there, as requests on the call's stream (`bridged_call::ask_client`). Other notifications are sent on the
-//! session's own stream ([`mod@bridge_stream`]). Only `bridged_questions` is in memory alone. The session itself is in its id,
-//! like any other, and outlives the process.
+//! The gateway acts as their server: it answers the handshake from the server's description
+//! ([`mod@bridged_handshake`]), makes each request a call of the engine (`bridged_call`), and sends the questions in
+//! its results as requests on the call's stream (`bridged_call::ask_client`). Other notifications go to the session's
+//! own stream ([`mod@bridge_stream`]). Only `bridged_questions` is in memory alone: the session is in its id, and
+//! outlives the process.
 
 mod bridge_stream;
 mod bridged_handshake;
@@ -75,13 +75,12 @@ pub(super) async fn post(
     }
 }
 
-/// Ends a session and its calls.
 pub(super) fn delete(shared: &SessionFaceState, session: &ClientSession) -> FaceResponse {
     shared.is_ended(session);
     bare(StatusCode::OK)
 }
 
-/// The gateway's own response; `None` for a request that goes to the server.
+/// `None` for a request that goes to the server.
 fn own_answer(
     shared: &SessionFaceState,
     session: &ClientSession,
@@ -100,14 +99,14 @@ fn own_answer(
                 _ => Err(RequestError::Params(Cow::Borrowed("level must be a log level"))),
             })
         }
-        // Methods of another version: no client with a session knows them.
+        // Methods that no client with a session knows.
         method::DISCOVER | method::LISTEN => Some(Err(RequestError::UnknownMethod(request.method.clone()))),
         name if name.starts_with("tasks/") => Some(Err(RequestError::UnknownMethod(request.method.clone()))),
         _ => None,
     }
 }
 
-/// Processes a notification. The server needs none but cancellations.
+/// The server needs no notification but cancellations.
 fn note(shared: &SessionFaceState, session: &ClientSession, notification: &Notification) {
     shared.meter.notifications.increment(1);
     if let Some(id) = notification.cancelled() {
@@ -117,7 +116,7 @@ fn note(shared: &SessionFaceState, session: &ClientSession, notification: &Notif
     }
 }
 
-/// Delivers an answer to the call that asked. An answer without a waiting question is dropped.
+/// An answer without a waiting question is dropped.
 fn deliver_answer(shared: &SessionFaceState, session: &ClientSession, response: Answered) {
     shared.meter.responses.increment(1);
     let Some(id) = response.id.filter(is_own) else { return };

@@ -12,14 +12,13 @@ use crate::wire::meta::CLIENT_CAPABILITIES;
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, ProtocolVersion};
 
-/// The capabilities in its handshake, as far as its version defines them.
+/// A session client's capabilities, as far as its version defines them.
 #[derive(Clone, Debug)]
 pub(in crate::face::session) struct BridgedClient {
     metadata: StatelessRequest,
 }
 
 impl BridgedClient {
-    /// The client that declared these capabilities in a handshake of this version.
     pub(in crate::face::session) fn of(version: ProtocolVersion, capabilities: &Payload) -> Self {
         let declared = client_capabilities(capabilities, version);
         let meta = ObjectWriter::new().member(CLIENT_CAPABILITIES, &declared).finish();
@@ -28,12 +27,11 @@ impl BridgedClient {
         Self { metadata: metadata.expect("metadata with capabilities alone is valid") }
     }
 
-    /// Its capabilities as declared to the upstream.
     pub(super) fn capabilities(&self) -> Payload {
         self.metadata.upstream_capabilities()
     }
 
-    /// A context for requests other than calls, without progress and log messages.
+    /// For requests other than calls: without progress and log messages.
     pub(in crate::face::session) fn context(
         &self,
         (principal, forwarded): (&Principal, &ForwardedHeaders),
@@ -46,7 +44,7 @@ impl BridgedClient {
         CallContext { forwarded: forwarded.of_credential(), share, ..context }
     }
 
-    /// The questions that it can answer on a call's stream (LEG-16). A call that needs others fails (GW-23).
+    /// The questions that the client can answer on a call's stream (LEG-16). A call that needs others fails (GW-23).
     pub(super) fn questions(&self) -> QuestionFilter {
         let metadata = self.metadata.clone();
         Arc::new(move |question| match metadata.missing([question]) {
@@ -55,7 +53,7 @@ impl BridgedClient {
         })
     }
 
-    /// As [`Self::questions`], without a stream: none.
+    /// As [`Self::questions`], for a client without a stream, which can answer none.
     pub(super) fn questions_without_stream(version: ProtocolVersion) -> QuestionFilter {
         Self::of(version, &Payload::empty_object()).questions()
     }

@@ -8,10 +8,10 @@ use tokio::sync::mpsc;
 
 use crate::task::{Answer, InputKey};
 
-/// The most open questions; further ones are declined on the client's behalf.
+/// Further questions are declined on the client's behalf.
 const QUESTIONS_MAX: usize = 16_384;
 
-/// Entries have their session's nonce, so that sessions are isolated.
+/// Entries name their session's nonce, so that sessions are isolated.
 #[derive(Debug, Default)]
 pub(in crate::face) struct BridgedQuestions(Mutex<HashMap<String, BridgedQuestion>>);
 
@@ -23,7 +23,7 @@ struct BridgedQuestion {
 }
 
 impl BridgedQuestions {
-    /// Registers a question under its request's id; `None` if there are too many. Its answer is sent to `to`, once.
+    /// `None` if there are too many questions. The answer is sent to `to`, once.
     pub(super) fn put(
         self: &Arc<Self>,
         nonce: u128,
@@ -39,7 +39,7 @@ impl BridgedQuestions {
         Some(BridgedQuestionGuard { questions: Arc::clone(self), id })
     }
 
-    /// Delivers an answer. An answer to an unknown question, or another session's, is dropped.
+    /// Drops an answer to an unknown question, or another session's.
     pub(super) fn answer(&self, nonce: u128, id: &str, answer: Answer) {
         let mut questions = self.0.lock();
         if questions.get(id).is_some_and(|waiting| waiting.nonce == nonce)
@@ -51,7 +51,6 @@ impl BridgedQuestions {
     }
 }
 
-/// A question that the client was asked.
 #[derive(Debug)]
 pub(super) struct BridgedQuestionGuard {
     questions: Arc<BridgedQuestions>,

@@ -24,7 +24,7 @@ use crate::upstream::{BeginError, Era, own_ids};
 use crate::wire::envelope::Request;
 use crate::wire::{Payload, ProtocolVersion, RequestId, RpcError};
 
-/// Whether a server without sessions may have sent this error, which it may do with any code for an unknown method.
+/// Whether the error could be from a server without sessions, which may use any code for an unknown method.
 fn may_be_for_good(refusal: &BeginError) -> bool {
     match refusal {
         BeginError::Refused(_) => true,
@@ -32,7 +32,7 @@ fn may_be_for_good(refusal: &BeginError) -> bool {
     }
 }
 
-/// Answers a client's `initialize`, with its session id.
+/// Answers `initialize` with a session id.
 pub(super) async fn open(shared: &Arc<SessionFaceState>, inbound: &Inbound, request: &Request) -> FaceResponse {
     let addressee = addressee(Some(&request.id), inbound.accepted);
     let Some(introduction) = ClientInitialize::read(request) else {
@@ -74,7 +74,6 @@ pub(super) async fn open(shared: &Arc<SessionFaceState>, inbound: &Inbound, requ
     response
 }
 
-/// A client's session, and the response to its `initialize`.
 struct InitializedSession {
     binding: SessionBinding,
     version: ProtocolVersion,
@@ -82,7 +81,7 @@ struct InitializedSession {
     tasks: UpstreamTaskSupport,
 }
 
-/// Opens a session at the upstream, or a bridged one if the server turns out to have none.
+/// Opens a session at the upstream, or a bridged one if the server has none.
 async fn open_either(
     shared: &Arc<SessionFaceState>,
     inbound: &Inbound,
@@ -121,17 +120,15 @@ async fn open_either(
 }
 
 impl SessionFaceState {
-    /// A new id for a question of this process.
     pub(in crate::face) fn question_id(&self) -> RequestId {
         own_ids::of(&self.served.seal_own(IdKind::Question, (self.served.random)()))
     }
 
-    /// Ends a client's session, here and at the upstream.
     pub(super) async fn end(&self, session: &ClientSession) -> FaceResponse {
-        // Before the upstream ends its calls; and before queued messages reach an upstream that is not notified.
+        // Before the upstream ends its calls, and before queued messages reach it.
         self.open.in_flight.take_leave(session.token.nonce);
         if self.own.end_after_calls(&session.own) || self.may_be_needed(session) {
-            // Tasks may still run in it; the client's session ends here regardless.
+            // Tasks may still run in the upstream session; the client's session ends regardless.
             self.is_ended(session);
             return bare(StatusCode::OK);
         }
@@ -141,15 +138,15 @@ impl SessionFaceState {
             self.sessions.begins_again(session.token.nonce);
             return not_allowed(&http::Method::DELETE);
         }
-        // An endpoint may have opened another session under this nonce meanwhile, which continues.
+        // An endpoint may meanwhile have opened another session under this nonce: it continues.
         if self.sessions.has_ended(session.token.nonce) {
             self.is_ended(session);
         }
         bare(if status == StatusCode::NO_CONTENT { status } else { StatusCode::OK })
     }
 
-    /// Whether a task of its client that another process may resume could run in an upstream session. Then the upstream session
-    /// is left open: some servers end a session's tasks with it (T-31).
+    /// Whether a client's task that another process may resume could run in an upstream session. Such a session is left
+    /// open: some servers end a session's tasks with it (T-31).
     fn may_be_needed(&self, session: &ClientSession) -> bool {
         let is_earlier = match (session.token.replica, self.served.own_replica()) {
             (Some(owner), Some(own)) => owner != own,
@@ -165,15 +162,13 @@ impl SessionFaceState {
         self.sessions.begins_again(nonce);
     }
 
-    /// Ends a client's session that its server refuses with an unknown error: its client gets 404 from now on, and opens another
-    /// one.
+    /// Ends a session that the server refuses with an unknown error: its client gets 404 and opens another one.
     pub(super) fn end_if_over(&self, session: &ClientSession) {
         if self.own.is_over(&session.own) {
             self.is_ended(session);
         }
     }
 
-    /// Ends a client's session here.
     pub(super) fn is_ended(&self, session: &ClientSession) {
         self.open.end(session.token.nonce);
         self.own.forget(session.token.nonce);

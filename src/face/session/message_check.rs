@@ -10,7 +10,6 @@ use crate::wire::{Message, Object};
 /// Members of `params` that affect a request's processing (B85).
 const KNOWN_MEMBERS: [&str; 7] = ["name", "arguments", "task", "taskId", "cursor", "uri", "_meta"];
 
-/// Checks any message.
 pub(in crate::face) fn vet(message: &Message) -> Result<(), RequestError> {
     match message {
         Message::Request(request) => vet_request(request),
@@ -36,10 +35,7 @@ pub(super) fn vet_request(request: &Request) -> Result<(), RequestError> {
     }
 }
 
-/// The name of the called tool (B81, B98).
-///
-/// # Errors
-/// If it is missing or ambiguous.
+/// The name of the called tool; an error if it is missing or ambiguous (B81, B98).
 pub(super) fn tool_of(params: Option<&Object>) -> Result<String, RequestError> {
     let invalid = |what| RequestError::Params(Cow::Borrowed(what));
     let params = params.ok_or_else(|| invalid("params must be an object"))?;

@@ -13,13 +13,10 @@ use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::{BeginError, ForwardedHeaders};
 use crate::wire::{Object, RpcError};
 
-/// How long the server may take to describe itself.
+/// The server's time to describe itself.
 const FACTS_MAX: Duration = Duration::from_secs(30);
 
-/// The result of `initialize` for a client of this server.
-///
-/// # Errors
-/// Errors for the client.
+/// The result of `initialize`, or an error for the client.
 pub(in crate::face::session) async fn introduce(
     shared: &SessionFaceState,
     asker: (&Principal, &ForwardedHeaders),

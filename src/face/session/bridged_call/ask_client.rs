@@ -1,7 +1,7 @@
 //! Asks a session client the questions of one round, and returns the answers together (GW-22).
 //!
-//! Questions are requests on the call's stream; answers arrive in other requests. The engine holds the call meanwhile, and its
-//! clock limits how long a question stays open.
+//! Questions are requests on the call's stream; answers arrive in other requests. The engine holds the call meanwhile,
+//! and limits how long a question stays open.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,7 +25,6 @@ use crate::wire::{RpcError, envelope, method, rpc_error};
 /// Queued answers; no call has that many open questions.
 const ANSWERS_MAX: usize = 64;
 
-/// The state after a round.
 pub(super) enum BridgedRoundOutcome {
     Going(CallStream),
     Over(CallResult),
@@ -43,7 +42,7 @@ impl BridgedCall {
     pub(super) async fn ask(&mut self, key: &TaskKey) -> BridgedRoundOutcome {
         let (to, mut answered) = mpsc::channel(ANSWERS_MAX);
         let mut round = BridgedRound { questions: BTreeMap::new(), answers: BTreeMap::new(), to };
-        // Watched before the first check, so that no change is missed in between.
+        // Watched before the first check, so that no change is missed.
         let Ok(mut watcher) = self.engine.watchers().watch(key) else {
             return BridgedRoundOutcome::Over(fault(Reason::QueueFull));
         };
@@ -113,7 +112,7 @@ impl BridgedCall {
         })
     }
 
-    /// Withdraws questions that need no answer any more.
+    /// Cancels questions that need no answer any more.
     async fn withdraw(&self, round: &mut BridgedRound, open: &BTreeMap<InputKey, Question>) {
         let over: Vec<InputKey> = round.questions.keys().filter(|key| !open.contains_key(key)).copied().collect();
         for put in over.iter().filter_map(|key| round.questions.remove(key)) {
@@ -122,8 +121,8 @@ impl BridgedCall {
         }
     }
 
-    /// Asks the new questions; returns false if the client cannot be asked one. A disconnected client does not end the call
-    /// (T-81): its questions are declined on its behalf, in the form of each question's kind.
+    /// Asks the new questions; returns false if the client cannot be asked one. Questions to a disconnected client are
+    /// declined on its behalf, in the form of their kind: the call continues (T-81).
     async fn put(&self, round: &mut BridgedRound, open: &BTreeMap<InputKey, Question>) -> bool {
         for (key, question) in open {
             if round.questions.contains_key(key) || round.answers.contains_key(key) {

@@ -1,7 +1,6 @@
 //! Seals and opens the ids that clients keep: gateway state that the client returns.
 //!
-//! Read [`GatewayId`], then [`SessionToken`] and [`StateToken`]. Pure except for the random nonce; the caller has the
-//! keys.
+//! Read [`GatewayId`], then [`SessionToken`] and [`StateToken`]. Pure except for the random nonce.
 
 mod forward_token;
 mod gateway_id;

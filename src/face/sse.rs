@@ -1,9 +1,8 @@
 //! Serves the HTTP+SSE transport of 2024-11-05: one event stream, and a POST per message.
 //!
-//! An adapter in front of an upstream's endpoint, not a face: messages go through [`stream_client`] to the usual faces, so any
-//! version can be used over it (GW-01). A stream is the session, lives in this process, and cannot be resumed; its tasks outlive
-//! it. With several replicas, a message is forwarded to the replica of its stream, which counts it. Read [`SseEndpoint`] first,
-//! then `streams` for the owners of streams, `events` for their content.
+//! An adapter, not a face: messages go through [`stream_client`] to the usual faces, so any version can be used over it
+//! (GW-01). A stream is the session, lives in this process, and cannot be resumed; its tasks outlive it. A message is
+//! forwarded to the replica that owns its stream, which counts it.
 
 mod events;
 mod streams;
@@ -38,7 +37,7 @@ use events::SseEventStream;
 pub use streams::STREAMS_MAX;
 use streams::{SseStreamKey, SseStreamTable};
 
-/// Accepted messages of one client that are not processed yet. Further POSTs wait for their 202.
+/// Unprocessed messages of one client. Further POSTs wait for their 202.
 const RECEIVED_MAX: usize = 4;
 /// Messages queued for the client. Later ones wait at their source.
 const OUTGOING_MAX: usize = 8;
@@ -46,38 +45,33 @@ const OUTGOING_MAX: usize = 8;
 const ENVELOPE_BYTES: usize = 64 << 10;
 /// The longest wait of a POST.
 const TAKEN_MAX: Duration = Duration::from_secs(30);
-/// The query parameter with a message's stream.
 const STREAM: &str = "session_id";
 
-/// All open streams of a gateway.
 #[derive(Clone, Debug)]
 pub struct SseStreams(Arc<SseStreamTable<mpsc::Sender<ClientMessage>>>);
 
 impl SseStreams {
-    /// No streams yet.
     #[must_use]
     pub fn new(limits: SharedLimits) -> Self {
         Self(Arc::new(SseStreamTable::new(limits)))
     }
 }
 
-/// The settings for HTTP+SSE clients of one upstream or endpoint.
+/// For HTTP+SSE clients of one upstream or endpoint.
 #[derive(Clone, Debug)]
 pub struct SseServed {
     /// Used only for the state that all upstreams share.
     pub served: Arc<Served>,
     /// The upstream's name, or the endpoint's path.
     pub name: Arc<str>,
-    /// The largest result.
     pub result_bytes_max: usize,
-    /// The path for streamable HTTP.
     pub path: Arc<str>,
     pub streams: SseStreams,
     /// Once cancelled, each stream ends as soon as it has no request in progress.
     pub leaving: CancellationToken,
 }
 
-/// The HTTP+SSE path of one upstream: GET opens a stream, POST carries a message for one.
+/// GET opens a stream, POST carries a message for one.
 pub struct SseEndpoint {
     sse: SseServed,
     endpoint: Arc<dyn Endpoint>,
@@ -90,13 +84,12 @@ impl fmt::Debug for SseEndpoint {
 }
 
 impl SseEndpoint {
-    /// In front of `endpoint`, which serves the same upstream.
     #[must_use]
     pub const fn new(sse: SseServed, endpoint: Arc<dyn Endpoint>) -> Self {
         Self { sse, endpoint }
     }
 
-    /// Opens a stream: first the URL for its messages, then its messages.
+    /// The first event is the URL for the client's messages.
     fn open(&self, inbound: Inbound) -> FaceResponse {
         if matches!(inbound.accepted, AcceptedTypes::Json | AcceptedTypes::Neither) {
             return bare(StatusCode::NOT_ACCEPTABLE);
@@ -106,7 +99,7 @@ impl SseEndpoint {
             return bare(StatusCode::SERVICE_UNAVAILABLE);
         }
         let (key, owner) = (self.key(&inbound, (served.random)()), inbound.principal.clone());
-        // A path and no URL: the gateway does not know the host and scheme that its clients use.
+        // A path: the gateway does not know the host and scheme that its clients use.
         let id = GatewayId::in_memory(IdKind::SseStream, served.own_replica(), key.nonce);
         let sealed = served.sealer.seal(&id, Some(&owner), &[]).expect("an id without a payload has one length");
         let address = format!("{}?{STREAM}={sealed}", inbound.path);
@@ -171,7 +164,7 @@ impl SseEndpoint {
         }
     }
 
-    /// Refuses a message that never reaches the endpoint, which counts all others.
+    /// Counts a message that never reaches the endpoint, which counts all others.
     fn refuse(&self, inbound: &Inbound, reason: &'static str, answer: impl FnOnce() -> FaceResponse) -> FaceResponse {
         metrics::counter!(metric::HTTP_REFUSED, "reason" => reason).increment(1);
         match self.sse.served.rates.admit(&inbound.counted_as(), 1) {
@@ -211,13 +204,11 @@ impl Endpoint for SseEndpoint {
     }
 }
 
-/// The stream in a query.
 fn stream_named(query: Option<&str>) -> Option<&str> {
     query?.split('&').find_map(|member| member.strip_prefix(STREAM)?.strip_prefix('='))
 }
 
-/// For a POST without a stream, so that a client that tries streamable HTTP first learns that this is the older transport
-/// (transports, backwards compatibility).
+/// Shows a client that tries streamable HTTP first the older transport (transports, backwards compatibility).
 fn only_get() -> FaceResponse {
     not_allowed("GET")
 }

@@ -15,8 +15,7 @@ use crate::replica::Incarnation;
 use crate::task::{Principal, TaskId};
 use crate::wire::{Payload, ScanLimits};
 
-/// The version of all layouts: the first byte of every sealed id, and the last of its associated data before the
-/// principal.
+/// The version of all layouts: an id's first byte, and the last of its associated data before the principal.
 pub(super) const FORMAT: u8 = 2;
 
 /// Authenticated with the content.
@@ -135,8 +134,7 @@ impl OpenedId {
 }
 
 impl Sealer {
-    /// Seals an id, for `owner` alone if it has one: visible ASCII, different each time. `None` if it is too long for
-    /// its kind.
+    /// Seals an id for its owner, if any: visible ASCII, different each time. `None` if it is too long for its kind.
     ///
     /// # Panics
     /// If the operating system provides no randomness: a repeated nonce would reveal the key.

@@ -41,8 +41,7 @@ pub struct SessionToken {
 }
 
 impl Sealer {
-    /// Leaves out the client's name if the id is too long with it. `None` if the client declared more capabilities than
-    /// an id can hold.
+    /// Leaves out the client's name if the id is too long with it. `None` if the client's capabilities are too long.
     #[must_use]
     pub fn seal_session(&self, token: &SessionToken) -> Option<String> {
         let (upstream, random) = (token.upstream.clone(), token.nonce);

@@ -331,8 +331,7 @@ impl BridgedCall {
         }
     }
 
-    /// The response to a call that continues as a task, for a client without tasks. Later questions go to the session's
-    /// own stream.
+    /// The response to a call that continues as a task, for a client without tasks.
     fn word_of(&self, task: &Arc<Task>) -> CallResult {
         if CoreTasks::are_offered_in(self.version) && !task.is_settled() {
             self.shared.speak_of(task, self.nonce);

@@ -71,11 +71,8 @@ impl InFlight {
         self.add(&mut self.requests.lock(), (nonce, id.clone(), stage))
     }
 
-    /// As [`Self::enter`], for a call of the engine that arrived at `since`: one that was cancelled since is cancelled
-    /// at once.
-    ///
-    /// # Errors
-    /// `QueueFull`: nothing was sent.
+    /// As [`Self::enter`], for a call of the engine: one that was cancelled since `since` is cancelled at once. The
+    /// error is `QueueFull`: nothing was sent.
     pub(super) fn drive(
         self: &Arc<Self>,
         (nonce, id, since): (u128, &RequestId, Instant),
@@ -93,8 +90,8 @@ impl InFlight {
     }
 
     /// Awaits the preparation of a request that arrived at `since`; `None` if its client cancels it meanwhile. A
-    /// request that need not wait is not registered. The caller pins the future: moving it into another would double
-    /// its size.
+    /// request that need not wait is not registered. The caller pins the future: moved into another it takes twice
+    /// the space.
     ///
     /// Cancel safe if `waiting` is.
     pub(in crate::face) async fn before_it_is_sent<T>(
@@ -146,8 +143,7 @@ impl InFlight {
         self.unwanted.insert(nonce, Instant::now());
     }
 
-    /// Whether a request that arrived at `since` is still wanted, as far as is remembered. An earlier cancellation was
-    /// for another request with the id.
+    /// Whether a request that arrived at `since` is wanted. An earlier cancellation was for another one with the id.
     pub(in crate::face) fn is_wanted(&self, nonce: u128, id: &RequestId, since: Instant) -> bool {
         let is_unwanted = |key| self.unwanted.get(key).is_some_and(|at| at >= since);
         !is_unwanted(nonce) && !is_unwanted(passed_on(nonce, id))

@@ -1,8 +1,7 @@
 //! The pipe: forwards messages between a session client and its upstream session.
 //!
 //! It needs no runner and no row. A call takes a permit and has a deadline; a response of any size is streamed. Read
-//! [`PipeForward::attempt`] for the path of one request to its response head, then `face::pipe::forward` for the response, and
-//! `stream_edits` for its edits.
+//! [`PipeForward::attempt`] first, then `face::pipe::forward` for the response, and `stream_edits` for its edits.
 
 mod client_filter;
 mod inject;
@@ -57,7 +56,7 @@ pub(super) use paused_calls::PausedCalls;
 use resumable::RequestOrigin;
 use stream_edits::{StreamEdits, ToolListEdit};
 
-/// How long a cancellation may take to be accepted.
+/// The longest wait until a cancellation is accepted.
 const CANCEL_MAX: Duration = Duration::from_secs(5);
 
 /// A client's message, with the parts that the gateway needs.
@@ -68,11 +67,9 @@ pub(super) enum PipedMessage {
     Notification(OneWayKind, MessageText),
     /// The cancellation of this request.
     Cancel(RequestId, MessageText),
-    /// An answer to a question of the upstream.
     Response(MessageText),
 }
 
-/// A request as received.
 #[derive(Debug)]
 pub(super) struct PipedRequest {
     id: RequestId,
@@ -83,22 +80,17 @@ pub(super) struct PipedRequest {
     /// A setting to repeat in a renewed session.
     preference: Option<PreferenceChange>,
     progress_token: Option<Payload>,
-    /// The requested page of a list.
     cursor: Option<Payload>,
 }
 
 impl PipedRequest {
-    /// The life signs of a request with a valid progress token.
+    /// `None` without a valid progress token.
     fn signs(&self) -> Option<LifeSigns> {
         let token = self.progress_token.as_ref().and_then(RequestId::from_payload)?;
         Some(LifeSigns::new(self.id.clone(), token.payload().clone()))
     }
 }
 
-/// Prepares a request for the pipe, with its bytes and arrival time.
-///
-/// # Errors
-/// If it is a call without a readable tool name.
 pub(super) fn request(
     request: Request,
     (bytes, arrived): (Bytes, Instant),
@@ -150,21 +142,20 @@ pub(super) async fn post(
             )
             .await
         }
-        // Boxed, so that the future of a request is no larger than necessary.
+        // Boxed to keep the future of a request small.
         PipedMessage::Notification(kind, text) => bare(Box::pin(note(shared, &session, text, kind)).await),
         PipedMessage::Cancel(id, text) => bare(Box::pin(one_way_messages::cancel(shared, &session, &id, text)).await),
         PipedMessage::Response(text) => bare(Box::pin(note(shared, &session, text, OneWayKind::Response)).await),
     }
 }
 
-/// Opens or resumes the client's own stream.
 pub(super) async fn get(
     shared: &Arc<SessionFaceState>,
     session: ClientSession,
     last_event: Option<HeaderValue>,
 ) -> FaceResponse {
     shared.meter.streams.increment(1);
-    // Tasks may send notifications on it, if there are any.
+    // Tasks may send notifications on it.
     let own = shared.tasks.are_for(&session).then(|| shared.open.streams.open(session.token.nonce));
     let opening = open_stream(Arc::clone(shared), session, last_event);
     let leaving = shared.served.leaving.clone();
@@ -182,7 +173,7 @@ async fn open_stream(
     session: ClientSession,
     last_event: Option<HeaderValue>,
 ) -> RequestAnswer {
-    // Its permit is released if the stream cannot be opened: its client will not return.
+    // If the stream cannot be opened, the permit is released: the client will not return.
     let resumed = match last_event.as_ref().and_then(|event| shared.paused.take(&session, event)) {
         Some(AwaitedCall::Ended(call)) => {
             return Box::pin(paused_calls::kept_answer(&shared, &session, last_event, call)).await;
@@ -202,7 +193,7 @@ async fn open_stream(
             if !is_new || refusal.status() != StatusCode::METHOD_NOT_ALLOWED || !shared.tasks.are_for(&session) {
                 return RequestAnswer::Status(refusal);
             }
-            // The server has no such stream; tasks may use it.
+            // The server has no such stream, but tasks may use it.
             (StreamBody::new(futures_util::stream::pending()).boxed_unsync(), ResumedStreamKind::Another)
         }
     };
@@ -222,7 +213,6 @@ fn events_until_leaving<C: AnsweredRequest + 'static>(shared: &SessionFaceState,
     RequestAnswer::Events(StreamBody::new(frames).boxed_unsync())
 }
 
-/// A request that is being forwarded.
 struct PipeForward {
     shared: Arc<SessionFaceState>,
     session: ClientSession,
@@ -231,7 +221,7 @@ struct PipeForward {
 }
 
 impl PipeForward {
-    /// Forwards the request until the response head. Dropping the future closes the upstream's stream without a cancel (T-81).
+    /// Dropping the future closes the upstream's stream without a cancel (T-81).
     async fn run(self, accepted: AcceptedTypes) -> RequestAnswer {
         let upstream = self.shared.served.channel.name();
         let span = tracing::debug_span!("pipe", %upstream, method = self.request.method);
@@ -252,7 +242,7 @@ impl PipeForward {
                 let beginning = HeldCall::begin(&shared.served, &session.own.opened.owner, Arc::clone(tool));
                 let key = (session.token.nonce, &request.id, request.arrived);
                 let permit = shared.open.in_flight.before_it_is_sent(key, pin!(beginning)).await.transpose()?;
-                // Its client has cancelled it meanwhile.
+                // The client has cancelled it meanwhile.
                 let Some(permit) = permit else { return Ok(unanswered(accepted)) };
                 let deadline = Instant::now() + settings.rules.policy_of(tool).deadline;
                 (Some(permit), settings.call_timeouts.of_tool(settings.rules.limits_of(tool)), Some(deadline))
@@ -284,18 +274,17 @@ impl PipeForward {
     }
 }
 
-/// A request of a session client at the upstream, in the client's own upstream session.
+/// A session client's request in its own upstream session.
 #[derive(Debug)]
 pub(super) struct SessionPipeEra {
     shared: Arc<SessionFaceState>,
     session: ClientSession,
     request: Box<PipedRequest>,
-    /// The event after which its client last resumed.
     resumed_at: Option<String>,
 }
 
 impl SessionPipeEra {
-    /// The edits of the response. A changed setting is recorded: the server has accepted it.
+    /// Records a changed setting: the server has accepted it.
     fn edits(&mut self) -> StreamEdits {
         if let Some(preference) = self.request.preference.take() {
             self.shared.own.remember(&self.session.own, preference);
@@ -354,13 +343,12 @@ impl PipeEra for SessionPipeEra {
 }
 
 impl SessionFaceState {
-    /// The limits for reading a response, within its client's share of bytes.
+    /// Within the client's share of bytes.
     pub(super) fn read_limits(&self, session: &ClientSession) -> ReadLimits {
         let share = self.served.engine.limits().answers_to(&session.own.opened.owner);
         ReadLimits::within(self.served.settings.result_bytes_max, share)
     }
 
-    /// The edits that the client's version needs in messages to it.
     fn edits(self: &Arc<Self>, session: &ClientSession) -> StreamEdits {
         let filter = ClientFilter::new(Arc::clone(self), session.clone());
         let tools = self.reachable_tools(session, &session.own.opened.owner);
@@ -368,7 +356,7 @@ impl SessionFaceState {
     }
 }
 
-/// Why there is no stream, for the client: its session is valid, so never 404.
+/// Never 404: the session is valid.
 fn no_stream(fault: &GatewayFault) -> FaceResponse {
     match fault.http_status {
         Some(404 | 405) => not_allowed(&Method::GET),

@@ -1,8 +1,7 @@
 //! Serves tasks of session clients: calls as tasks, task methods, and notifications.
 //!
-//! A task's whole state is in the store; this module holds only the current receivers of its messages. Read
-//! [`SessionFaceState::call`] for the start of a task, `result` for waiting for its outcome, `task_notifier` for its
-//! notifications.
+//! A task's whole state is in the store; this module holds only the receivers of its messages. Read
+//! [`SessionFaceState::call`] for the start of a task, `result` for waiting for its outcome, and `task_notifier`.
 
 mod draft;
 mod result;
@@ -57,7 +56,7 @@ pub(super) use wish::{TaskWish, wish};
 
 const PAGE: usize = 50;
 
-/// A face's in-memory state of its clients' tasks. All of it can be rebuilt from the store.
+/// In-memory state of tasks, which can be rebuilt from the store.
 pub(in crate::face) struct SessionTasksState {
     subscribers: TaskSubscribers,
     requests: Arc<TaskRequests>,
@@ -84,7 +83,6 @@ impl SessionTasksState {
         }
     }
 
-    /// Whether a request with a chosen task id still has no response.
     pub(super) fn has_under_way(&self, nonce: u128, id: &RequestId) -> bool {
         self.requests.knows(nonce, id)
     }
@@ -93,22 +91,21 @@ impl SessionTasksState {
         &self.misses
     }
 
-    /// The task support in a session's tool list; `None` if tasks are not offered.
+    /// `None` if tasks are not offered.
     pub(in crate::face) fn support(&self, session: &ClientSession) -> Option<TaskSupportLookup> {
         session.has_tasks().then(|| Arc::clone(&self.support))
     }
 
-    /// Whether a session may have tasks: with the draft enabled each may, in any version.
+    /// With the draft enabled, each session may have tasks, in any version.
     pub(in crate::face) fn are_for(&self, session: &ClientSession) -> bool {
         session.has_tasks() || self.drafts.has(Draft::Sep1686)
     }
 
-    /// The codec for tasks of 2025-11-25.
     fn codec(&self) -> CoreTasks {
         CoreTasks::with_drafts(self.drafts)
     }
 
-    /// The handle of a call that became a task; `text` is for the client's model.
+    /// `text` is for the client's model.
     fn handle(&self, task: &Task, text: Option<Arc<str>>) -> Result<Payload, RpcError> {
         let core = self.codec().with_immediate_response(text);
         match self.drafts.has(Draft::Sep1686) {
@@ -119,7 +116,6 @@ impl SessionTasksState {
 }
 
 impl ClientSession {
-    /// Whether its client was offered tasks.
     pub(super) fn has_tasks(&self) -> bool {
         CoreTasks::are_offered_in(self.token.client_version)
     }
@@ -135,17 +131,15 @@ pub(in crate::face) fn offer(version: ProtocolVersion, principal: &Principal, dr
     CoreTasks::are_offered_in(version).then(|| CoreTasks::capability(lists))
 }
 
-/// Whether a request is about tasks of 2025-11-25.
 pub(super) fn is_method(name: &str) -> bool {
     CoreTasks::is_method(name)
 }
 
-/// Whether a request is about tasks, drafts included.
+/// As [`is_method`], with drafts.
 pub(super) fn is_served_method(drafts: Drafts, name: &str) -> bool {
     is_method(name) || (drafts.has(Draft::Sep1686) && DraftTasks::is_method(name))
 }
 
-/// The session and the principal of a request.
 pub(super) struct TaskRequestContext<'a> {
     pub(super) session: ClientSession,
     pub(super) principal: &'a Principal,
@@ -154,7 +148,6 @@ pub(super) struct TaskRequestContext<'a> {
     pub(super) arrived: Instant,
 }
 
-/// A call that must become a task.
 #[derive(Debug)]
 pub(super) struct TaskCall {
     pub(super) request: Request,
@@ -163,7 +156,7 @@ pub(super) struct TaskCall {
 }
 
 impl SessionFaceState {
-    /// Makes a call a task, and responds with its handle once it is stored. The call runs in the client's upstream session.
+    /// Makes a call a task, and responds with its handle once it is stored.
     pub(super) async fn call(self: &Arc<Self>, asking: TaskRequestContext<'_>, call: TaskCall) -> FaceResponse {
         let addressee = addressee(Some(&call.request.id), asking.accepted);
         self.note_tasks(&asking.session);
@@ -237,7 +230,7 @@ impl SessionFaceState {
         tokens::question(&self.served.sealer, id).is_some()
     }
 
-    /// The upstream of this session's tasks: the client's own upstream session, if the server has sessions.
+    /// The client's own upstream session, if the server has sessions.
     pub(super) fn upstream_of(self: &Arc<Self>, session: &ClientSession) -> Arc<dyn Upstream> {
         match session.is_bridged() {
             true => Arc::clone(&self.served.stateless),
@@ -284,7 +277,7 @@ impl SessionFaceState {
         };
         let request = plain_request(method::TOOLS_CALL, Some(params));
         let tool = (Arc::from(call.tool.as_str()), policy);
-        // The tool list went to the client only, and so did the tools' annotations: no call is repeatable.
+        // The client alone saw the tools' annotations: no call is repeatable.
         let mut spec = served.target().plain_call(maker, request, Some(tool));
         spec.upstream = self.upstream_of(&asking.session);
         spec.plan = plan;
@@ -297,7 +290,6 @@ impl SessionFaceState {
         spec
     }
 
-    /// Sends progress and log messages to waiting requests, or to the session's own stream.
     fn notice_sink(
         self: &Arc<Self>,
         rising: Option<SharedProgress>,
@@ -321,7 +313,7 @@ impl SessionFaceState {
         })
     }
 
-    /// The subscriber list of an unsettled task, with a running notifier. `shown` is the state that the client knows.
+    /// An unsettled task's subscriber list, with a running notifier. `shown` is the state that the client knows.
     fn subscribers(self: &Arc<Self>, key: &TaskKey, nonce: u128, shown: Option<&Task>) -> Arc<SubscriberList> {
         let (subscribers, is_new) = self.tasks.subscribers.open(key, nonce);
         if is_new {
@@ -333,7 +325,7 @@ impl SessionFaceState {
         subscribers
     }
 
-    /// Makes a task's questions go to its client on the session's own stream.
+    /// Sends the task's questions on the session's own stream.
     pub(super) fn speak_of(self: &Arc<Self>, task: &Task, nonce: u128) {
         self.subscribers(&task.key, nonce, Some(task));
     }
@@ -395,7 +387,7 @@ impl SessionFaceState {
         }
     }
 
-    /// Accepts a client's answer to a task's question. The id names the task and the question; an unexpected answer gets the same
+    /// Accepts a client's answer to a task's question, both named by the id. An unexpected answer gets the same
     /// response.
     pub(super) async fn take_answer(&self, principal: &Principal, response: envelope::Response) -> FaceResponse {
         let Some((task, key)) = response.id.as_ref().and_then(|id| tokens::question(&self.served.sealer, id)) else {
@@ -405,8 +397,7 @@ impl SessionFaceState {
         if let Some(subscribers) = self.tasks.subscribers.get(&task_key) {
             subscribers.note_answer(key);
         }
-        // Validated against its question, or replaced by the refusal that it amounts to: a response is accepted with any content,
-        // so its client sees no error (B129).
+        // An answer that does not fit its question is replaced by a refusal: its client sees no error (B129).
         let answer = match self.served.engine.get(&task_key).await.as_deref() {
             Ok(task) => {
                 let answer = RelatedTask::of(task.key.id, task.chosen.as_ref()).answer(response);
@@ -428,7 +419,7 @@ impl SessionFaceState {
     }
 }
 
-/// The upstream's progress for the client; progress that does not increase is dropped (T-73).
+/// Progress that does not increase is dropped (T-73).
 fn shown(task: &RelatedTask, rising: &mut MonotonicProgress, progress: &Progress) -> Option<Bytes> {
     let value = rising.real(&progress.progress, progress.total.as_ref())?;
     Some(rising.notification(&value, progress.message.as_deref(), Some(&task.meta())))

@@ -1,7 +1,6 @@
 //! Serves clients without a session id in front of a server that issues none.
 //!
-//! Such a server answers them directly, so the gateway does, too: each request has its own session, in which only the version of
-//! its header is known.
+//! The server answers them directly, so the gateway does, too: each request has its own session.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -24,7 +23,7 @@ impl GivesNoIds {
     }
 }
 
-/// A session for one request that names none; `None` if the server issues ids, or the gateway keeps its sessions for it.
+/// `None` if the server issues ids, or the gateway keeps its sessions for it.
 pub(super) fn session(shared: &SessionFaceState, inbound: &Inbound) -> Option<ClientSession> {
     let served = &shared.served;
     if !shared.gives_no_ids.0.load(Ordering::Relaxed) || served.channel.makes_streams() {

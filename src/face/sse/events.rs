@@ -7,7 +7,7 @@ use super::super::stream_client::ClientMessage;
 use super::streams::SseStreamPermit;
 use crate::face::call_stream::{CallMessage, CallMessages};
 
-/// One open stream. Dropping it, as its connection ends, releases its permit and closes its queue.
+/// Dropping it, as its connection ends, releases its permit and closes its queue.
 pub(super) struct SseEventStream {
     messages: mpsc::Receiver<Bytes>,
     _permit: SseStreamPermit<mpsc::Sender<ClientMessage>>,

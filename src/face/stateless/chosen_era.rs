@@ -7,8 +7,7 @@ use crate::upstream::Era;
 use crate::wire::{Object, method};
 
 impl StatelessFace {
-    /// The upstream's era. Requests that the gateway answers itself need no upstream: about its own tasks, and subscriptions to
-    /// them.
+    /// Requests about the gateway's own tasks, and subscriptions to them, need no upstream.
     pub(super) async fn era(
         &self,
         name: &str,

@@ -11,11 +11,10 @@ use crate::face::fallback::{FallbackCall, FallbackToolService, TaskAsker, answer
 use crate::task::{HandleSupport, TaskMode, ToolPolicy};
 use crate::wire::{Object, method};
 
-/// How long a call waits to learn the upstream's names, as for sessions.
+/// A call's longest wait for the upstream's tool names, as for sessions.
 const LOOK_MAX: Duration = Duration::from_secs(3);
 
-/// How a request may be answered, and its rules. A tool that runs only as a task is still refused to clients without the
-/// extension (GW-13).
+/// A tool that runs only as a task is still refused to clients without the extension (GW-13).
 pub(super) fn takes_tasks(metadata: &StatelessRequest, policy: ToolPolicy) -> (ToolPolicy, HandleSupport) {
     match metadata.takes_tasks() {
         HandleSupport::No if policy.falls_back_to_tools() && policy.mode != TaskMode::Required => {
@@ -28,12 +27,11 @@ pub(super) fn takes_tasks(metadata: &StatelessRequest, policy: ToolPolicy) -> (T
 }
 
 impl StatelessFace {
-    /// The tools that this request's client gets in place of tasks, if any.
+    /// The tools that the client gets in place of tasks, if any.
     pub(super) fn fallback_for(&self, metadata: &StatelessRequest) -> Option<Arc<FallbackToolService>> {
         self.fallback.as_ref().filter(|_| metadata.takes_tasks() == HandleSupport::No).cloned()
     }
 
-    /// The texts for such a client, with the current tool names.
     pub(super) fn fallback_texts(&self) -> FallbackTools {
         FallbackTools::for_stateless(self.fallback.as_ref().map_or(0, |fallback| fallback.level()), self.identity())
     }
@@ -63,8 +61,7 @@ impl StatelessFace {
         params.and_then(|params| params.get_str("name")).is_some_and(|tool| fallback.named(&tool).is_some())
     }
 
-    /// Answers a call of one of the gateway's own tools; `None` for every other call. Dropping the future does not affect the
-    /// task.
+    /// `None` for a call of another tool. Dropping the future does not affect the task.
     pub(super) async fn own_tool_call(&self, inquiry: &StatelessRequestContext<'_>) -> Option<FaceResponse> {
         let fallback = self
             .fallback_for(&inquiry.metadata)

@@ -1,8 +1,7 @@
 //! Serves `subscriptions/listen`: one long response with the notifications of a subscription (MOD-24).
 //!
-//! Nothing runs in the background: the stream reads notifications when its client reads. A client that reads slowly therefore
-//! delays only itself, and repeated changes meanwhile are sent once. Read `face::notification_subscriber` (the upstream's
-//! notifications), `watched_tasks` (task states) and `listen_permits` (limits) next.
+//! The stream reads notifications when its client reads: a slow client delays only itself, and repeated changes
+//! meanwhile are sent once.
 
 mod watched_tasks;
 
@@ -28,7 +27,6 @@ use crate::upstream::BeginError;
 use crate::wire::Payload;
 use watched_tasks::WatchedTasks;
 
-/// Why there is no stream.
 enum ListenRefusal {
     Complaint(RequestError),
     Fault(GatewayFault),
@@ -49,8 +47,7 @@ impl From<BeginError> for ListenRefusal {
 }
 
 impl StatelessFace {
-    /// Answers `subscriptions/listen`. Dropping the response or this future means that the client disconnected: subscriptions
-    /// without another holder are ended.
+    /// Dropping the response or this future ends subscriptions without another holder: the client disconnected.
     pub(super) async fn listen(&self, inquiry: &StatelessRequestContext<'_>) -> FaceResponse {
         let addressee = &inquiry.addressee;
         match Box::pin(self.begin_to_listen(inquiry)).await {
@@ -141,7 +138,7 @@ struct ListenStream {
     granted: SubscriptionFilter,
     subscriber: NotificationSubscriber,
     watched: WatchedTasks,
-    /// Messages to send; bounded by the granted subscription.
+    /// Bounded by the granted subscription.
     due: VecDeque<Bytes>,
     /// Ends the stream properly; `None` once it has.
     ending: Option<CancellationToken>,

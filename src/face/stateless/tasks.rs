@@ -14,11 +14,10 @@ use crate::face::task_method_error::TaskMethodError;
 use crate::task::{ClientKind, Executed, GatewayFault, HandleSupport, Phase, Task, TaskKey};
 use crate::wire::{JsonPieces, method};
 
-/// The most bytes of its subtasks' outcomes in one response about a running task.
+/// The most bytes of subtasks' outcomes in one response about a running task.
 const EARLY_BYTES_MAX: usize = 1 << 20;
 
-/// Whether a request may be about tasks. Clients that still declare those of 2025-11-25 may read and cancel tasks that they made
-/// in a session (T-10, EXT-63).
+/// Clients that still declare tasks of 2025-11-25 may read and cancel tasks that they made in a session (T-10, EXT-63).
 pub(super) fn may_ask(metadata: &StatelessRequest, name: &str) -> bool {
     let is_looked_after = matches!(name, method::TASKS_GET | method::TASKS_CANCEL);
     metadata.takes_tasks() != HandleSupport::No || (is_looked_after && metadata.declares_session_tasks())
@@ -58,8 +57,8 @@ impl StatelessFace {
         }
     }
 
-    /// Answers a client without the extension about a task from a session, in that version's form. For any other id the error is
-    /// the missing extension, so that existing and unknown ids look alike.
+    /// Answers a client without the extension about a task from a session, in that version's form. Any other id gets
+    /// the error for the missing extension, so that existing and unknown ids look alike.
     async fn look_after(&self, inquiry: &StatelessRequestContext<'_>) -> Result<JsonPieces, TaskMethodError> {
         let other = || TaskMethodError::Complaint(StatelessRequest::needs_extension());
         let dialect = CoreTasks::with_drafts(self.served.settings.drafts);
@@ -120,7 +119,6 @@ impl StatelessFace {
                 let cancelled = engine.cancel(&key(id)).await?;
                 dialect.pieces(TaskReply::Cancelled { task: &cancelled.task, was_settled: cancelled.was_settled })
             }
-            // The dialect decodes none of these.
             TaskCommand::Await(_) | TaskCommand::Fetch(_) | TaskCommand::Delete(_) | TaskCommand::List(_) => {
                 Err(not_in_flavour())
             }

@@ -180,8 +180,7 @@ impl CallMessages for BridgeListenStream {
     }
 }
 
-/// Answers `resources/subscribe` and `resources/unsubscribe`, which become wishes of the server's subscription; `None`
-/// for other methods.
+/// Turns `resources/subscribe` and `resources/unsubscribe` into wishes of the server's subscription.
 pub(super) fn subscription(
     shared: &Arc<SessionFaceState>,
     session: &ClientSession,

@@ -15,7 +15,7 @@ use crate::face::http::ResponseBody;
 use crate::face::session::session_streams::SessionStream;
 use crate::wire::framing::{BodyPart, SseDecoder};
 
-/// A session's own stream: the response to its request, and the gateway's messages before it and between its events.
+/// A session's own stream, with the gateway's messages before it and between its events.
 pub(super) struct SessionOwnStream {
     pub(super) answering: BoxFuture<'static, RequestAnswer>,
     pub(super) own: Option<SessionStream>,

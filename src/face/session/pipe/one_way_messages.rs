@@ -13,19 +13,18 @@ use crate::upstream::raw_channel::RawMethod;
 use crate::upstream::reply::JudgedResponse;
 use crate::wire::{MessageText, RequestId};
 
-/// How long such a message may take to be accepted.
+/// The longest wait until such a message is accepted.
 const TELL_MAX: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::face::session) enum OneWayKind {
     Notification,
-    /// It is about a request in progress, and opens no session.
+    /// About a request in progress; opens no session.
     AboutRequest,
     Response,
 }
 
-/// Cancels a request. The upstream does not know a request that is queued here, or that the gateway makes itself; for any other
-/// the client's cancel is forwarded.
+/// Forwards a cancel, unless the request is queued here or made by the gateway: the upstream does not know it.
 pub(super) async fn cancel(
     shared: &Arc<SessionFaceState>,
     session: &ClientSession,
@@ -33,7 +32,7 @@ pub(super) async fn cancel(
     text: MessageText,
 ) -> StatusCode {
     let (in_flight, nonce) = (&shared.open.in_flight, session.token.nonce);
-    // Before the lookups, so that a request that is registered meanwhile sees it; and before the upstream is notified.
+    // Before the lookups, so that a request that is registered meanwhile sees it, and before the upstream is notified.
     in_flight.withdraw(nonce, id);
     in_flight.cancel(nonce, id, RequestStage::Held);
     let is_ours = [RequestStage::Queued, RequestStage::Driven].map(|stage| in_flight.cancel(nonce, id, stage));

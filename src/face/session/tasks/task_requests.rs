@@ -20,7 +20,6 @@ pub(super) struct TaskRequests {
 
 #[derive(Debug, Default)]
 struct RequestState {
-    /// The task, once there is one.
     task: Option<TaskKey>,
     is_withdrawn: bool,
 }
@@ -43,7 +42,7 @@ impl TaskRequests {
         self.by_id.lock().contains_key(&(nonce, id.clone()))
     }
 
-    /// Records the cancellation of a request. Returns the task to cancel, if there is one yet.
+    /// Returns the task to cancel, if there is one yet.
     pub(super) fn withdraw(&self, nonce: u128, id: &RequestId) -> Option<TaskKey> {
         let state = self.by_id.lock().get(&(nonce, id.clone())).cloned()?;
         let mut state = state.lock();
@@ -53,7 +52,7 @@ impl TaskRequests {
 }
 
 impl TaskRequestEntry {
-    /// Records the task of the call; returns true if the request was cancelled before.
+    /// Returns true if the request was cancelled before.
     pub(super) fn became(&self, task: &TaskKey) -> bool {
         let mut state = self.state.lock();
         state.task = Some(task.clone());

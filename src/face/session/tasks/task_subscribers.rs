@@ -14,7 +14,6 @@ use crate::face::call_stream::progress::MonotonicProgress;
 use crate::face::session::session_streams::{MESSAGES_MAX, SessionStreams, StreamSender, newest};
 use crate::task::{InputKey, TaskKey};
 
-/// The subscriber lists of all unsettled tasks of this face's clients.
 #[derive(Debug, Default)]
 pub(super) struct TaskSubscribers {
     by_task: Mutex<HashMap<TaskKey, Arc<SubscriberList>>>,
@@ -24,7 +23,7 @@ pub(super) struct TaskSubscribers {
 #[derive(Debug)]
 pub(super) struct SubscriberList {
     state: Mutex<TaskSubscriberState>,
-    /// Notified when a request begins or ceases to wait.
+    /// Notified when a request begins or stops waiting.
     pub(super) bell: Notify,
 }
 
@@ -32,42 +31,41 @@ pub(super) struct SubscriberList {
 struct TaskSubscriberState {
     /// The session that last referred to the task.
     nonce: u128,
-    /// Streams of `tasks/result`, oldest first; requests without messages are only counted.
+    /// Oldest first; requests without messages are only counted.
     results: Vec<StreamSender>,
     quiet: Vec<StreamSender>,
     next: u64,
-    /// The request of the call that became the task; it can be cancelled while the task runs.
+    /// Can be cancelled while the task runs.
     request: Option<Arc<TaskRequestEntry>>,
-    /// Questions that a client has answered and that the task still has open.
+    /// Answered by a client, but still open in the task.
     answered: BTreeSet<InputKey>,
-    /// The task's name in its messages, once it was read.
+    /// Set once the task was read.
     related: Option<RelatedTask>,
-    /// The call's progress so far, if its client requested any.
+    /// The call's progress, if its client requested any.
     rising: Option<SharedProgress>,
-    /// No more progress is sent (L25-47).
+    /// Then no more progress is sent (L25-47).
     is_muted: bool,
     is_closed: bool,
 }
 
-/// The progress of a task's call, under the call's token.
+/// Sent under the call's token.
 pub(super) type SharedProgress = Arc<Mutex<MonotonicProgress>>;
 
 /// Why a request cannot wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ResultStreamError {
-    /// The list is closed: read the task again.
+    /// Read the task again.
     Closed,
     TooMany,
 }
 
-/// Whether a waiting request receives messages before the outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ResultStreamKind {
     Messages,
     OutcomeAlone,
 }
 
-/// A waiting request. Ends with the list.
+/// Ends with the list.
 #[derive(Debug)]
 pub(super) struct ResultSubscriber {
     messages: mpsc::Receiver<Bytes>,
@@ -80,7 +78,7 @@ impl TaskSubscribers {
         self.by_task.lock().get(key).cloned()
     }
 
-    /// Opens the subscriber list of a task and sets the nonce of its session; returns `true` for a new list, which needs a notifier.
+    /// Sets the nonce of the task's session; returns `true` for a new list, which needs a notifier.
     pub(super) fn open(&self, key: &TaskKey, nonce: u128) -> (Arc<SubscriberList>, bool) {
         let mut by_task = self.by_task.lock();
         if let Some(subscribers) = by_task.get(key) {
@@ -92,7 +90,7 @@ impl TaskSubscribers {
         (subscribers, true)
     }
 
-    /// Closes a list, which releases all waiting requests (L25-67).
+    /// Releases all waiting requests (L25-67).
     pub(super) fn close(&self, key: &TaskKey, subscribers: &Arc<SubscriberList>) {
         let mut by_task = self.by_task.lock();
         if by_task.get(key).is_some_and(|other| Arc::ptr_eq(other, subscribers)) {
@@ -127,7 +125,6 @@ impl SubscriberList {
         self.state.lock().nonce
     }
 
-    /// Starts waiting for the task's end.
     pub(super) fn listen(self: &Arc<Self>, kind: ResultStreamKind) -> Result<ResultSubscriber, ResultStreamError> {
         let mut state = self.state.lock();
         if state.is_closed {
@@ -147,7 +144,7 @@ impl SubscriberList {
         Ok(ResultSubscriber { messages, number, subscribers: Arc::clone(self) })
     }
 
-    /// The sender of the newest stream of `tasks/result` (T-33).
+    /// The newest stream of `tasks/result` (T-33).
     pub(super) fn newest_result(&self) -> Option<mpsc::Sender<Bytes>> {
         newest(&self.state.lock().results).map(|stream| stream.sender.clone())
     }
@@ -162,12 +159,11 @@ impl SubscriberList {
         }
     }
 
-    /// Sets the progress token, if progress is requested.
     pub(super) fn wants_progress(&self, rising: Option<SharedProgress>) {
         self.state.lock().rising = rising;
     }
 
-    /// The task's name in its messages, once its notifier has read it.
+    /// `None` until the notifier has read the task.
     pub(super) fn related(&self) -> Option<RelatedTask> {
         self.state.lock().related.clone()
     }
@@ -184,12 +180,11 @@ impl SubscriberList {
         }
     }
 
-    /// Stops progress messages.
     pub(super) fn mute(&self) {
         self.state.lock().is_muted = true;
     }
 
-    /// Records that a client has answered, so that its question is not withdrawn.
+    /// An answered question is not withdrawn.
     pub(super) fn note_answer(&self, key: InputKey) {
         self.state.lock().answered.insert(key);
     }
@@ -201,13 +196,12 @@ impl SubscriberList {
 }
 
 impl ResultSubscriber {
-    /// The next message; `None` once the list is closed. Cancel safe.
+    /// `None` once the list is closed. Cancel safe.
     pub(super) async fn next(&mut self) -> Option<Bytes> {
         self.messages.recv().await
     }
 
-    /// The progress, if this stream may send it: no other one may at the same time (LEG-08), and none after the task was
-    /// cancelled.
+    /// `None` if another stream sends the progress (LEG-08), or the task was cancelled.
     pub(super) fn rising(&self) -> Option<SharedProgress> {
         let state = self.subscribers.state.lock();
         let newest = newest(&state.results)?;

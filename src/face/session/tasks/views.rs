@@ -24,7 +24,7 @@ impl SessionFaceState {
         Ok(self.tasks.codec().encode(TaskReply::Snapshot(&task))?)
     }
 
-    /// A task without the parts of its tree that its owner may not see. Skipped where trees are not exposed.
+    /// Leaves out the parts of a tree that the owner may not see. Skipped where trees are not exposed.
     pub(super) async fn as_seen(&self, task: Arc<Task>) -> Result<Arc<Task>, TaskError> {
         match self.tasks.drafts.has(Draft::Sep2268) {
             true => self.served.engine.as_seen(task).await,
@@ -43,7 +43,6 @@ impl SessionFaceState {
         Ok(self.tasks.codec().encode(reply)?)
     }
 
-    /// The filter of a list, if filters are enabled.
     pub(super) fn wanted_tasks(&self, params: &Object) -> Result<Option<ListFilter>, RequestError> {
         if self.served.settings.drafts.has(Draft::Sep1904) { list_filter(params) } else { Ok(None) }
     }

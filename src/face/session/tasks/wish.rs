@@ -10,7 +10,6 @@ use crate::face::session::session_cache::ClientSession;
 use crate::task::{Draft, TaskMode};
 use crate::wire::Object;
 
-/// The task that a call requests.
 #[derive(Debug)]
 pub(in crate::face::session) enum TaskWish {
     Core(RequestedTtl),
@@ -18,11 +17,9 @@ pub(in crate::face::session) enum TaskWish {
     Draft(RequestedTask),
 }
 
-/// The task that a call requests, if tasks are offered or the draft is enabled. A call without a readable tool name requests
-/// none, and is refused later. If it requests both kinds, the request of 2025-11-25 counts (T-37).
-///
-/// # Errors
-/// If the tool cannot be called this way.
+/// The task that a call requests, if tasks are offered or the draft is enabled. `None` without a readable tool name:
+/// the call is refused later. A request of 2025-11-25 takes precedence over the draft's (T-37). An error if the tool
+/// cannot be called this way.
 pub(in crate::face::session) fn wish(
     settings: &ServiceSettings,
     session: &ClientSession,
@@ -34,7 +31,7 @@ pub(in crate::face::session) fn wish(
         return Ok(None);
     }
     let Some(mode) = params.get_str("name").map(|tool| settings.rules.mode_of(&tool)) else { return Ok(None) };
-    // Without a stream the client could not be notified of the task (T-38), and a tool that only runs plainly has none (D86-01).
+    // Without a stream the client could not be notified (T-38). A tool that only runs plainly has no task (D86-01).
     if is_draft
         && accepted.takes_stream()
         && mode != TaskMode::Never

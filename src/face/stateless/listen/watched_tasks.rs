@@ -25,7 +25,6 @@ pub(super) struct WatchedTasks {
     metadata: StatelessRequest,
     /// Tasks that have changed or were not read yet.
     due: VecDeque<WatchedTask>,
-    /// Tasks without a change.
     quiet: FuturesUnordered<BoxFuture<'static, WatchedTask>>,
     /// Whether some of the named tasks do not exist.
     has_missed: bool,
@@ -36,7 +35,7 @@ struct WatchedTask {
     watcher: ChangeSubscriber,
     /// The last state sent, while it may still change.
     sent: Option<Payload>,
-    /// When to read it again without a change, because it could not be read.
+    /// The time until the next try after a failed read.
     again: Option<Duration>,
     pauses: RetryDelays,
 }
@@ -46,7 +45,6 @@ impl WatchedTask {
         Self { key, watcher, sent: None, again: None, pauses: RetryDelays::of_readers() }
     }
 
-    /// Returns once the task may have changed.
     async fn due(mut self) -> Self {
         match self.again.take() {
             // An unread change may have been the last.
@@ -58,11 +56,8 @@ impl WatchedTask {
 }
 
 impl WatchedTasks {
-    /// Starts to watch the granted tasks, and removes missing ones from the grant: unknown tasks, foreign tasks and tasks with
-    /// too many watchers alike (T-53).
-    ///
-    /// # Errors
-    /// If one of them could not be read: then its existence is unknown.
+    /// Watches the granted tasks, and removes unknown tasks, foreign tasks and tasks with too many watchers from the
+    /// grant (T-53). An error if a task could not be read: then its existence is unknown.
     pub(super) async fn new(
         engine: Arc<Engine>,
         dialect: ExtTasks,
@@ -74,7 +69,7 @@ impl WatchedTasks {
         if let Some(ids) = &mut granted.tasks {
             for id in std::mem::take(ids) {
                 let key = TaskKey { owner: owner.clone(), id };
-                // Read after the watch began, so that no change is missed in between.
+                // Read after the watch began, so that no change is missed.
                 let Ok(watcher) = engine.watchers().watch(&key) else { continue };
                 match engine.get(&key).await {
                     Ok(_) => {
@@ -97,12 +92,12 @@ impl WatchedTasks {
     pub(super) async fn next(&mut self) -> Payload {
         loop {
             while let Some(one) = self.due.front() {
-                // It stays in front until it was read: this future may be dropped in between.
+                // Stays in front until it was read: this future may be dropped in between.
                 let read = self.engine.get(&one.key).await;
                 let Some(mut one) = self.due.pop_front() else { break };
                 let snapshot = match &read {
                     Ok(task) => self.snapshot(task),
-                    // It has expired, and has no more changes.
+                    // It has expired.
                     Err(TaskError::Unknown) => continue,
                     Err(error) => {
                         tracing::debug!(error = %CauseChain(error), "a listener's task could not be read and is read again");
@@ -114,7 +109,6 @@ impl WatchedTasks {
                     one.pauses = RetryDelays::of_readers();
                 }
                 let snapshot = snapshot.filter(|snapshot| one.sent.as_ref() != Some(snapshot));
-                // A settled task never changes.
                 if !read.is_ok_and(|task| task.is_settled()) {
                     one.sent = snapshot.clone().or(one.sent);
                     self.quiet.push(Box::pin(one.due()));

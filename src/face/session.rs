@@ -109,7 +109,6 @@ impl SessionFace {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Cleans up the caches, until stopped.
     pub async fn keep_tidy(&self, stop: &CancellationToken) {
         let fallback = async {
             if let Some(fallback) = &self.shared.fallback {
@@ -251,12 +250,10 @@ impl SessionFace {
         }
     }
 
-    /// Whether a request of this session is registered here.
     pub(super) fn has_under_way(&self, nonce: u128, id: &RequestId) -> bool {
         self.shared.open.in_flight.knows_any(nonce, id) || self.shared.tasks.has_under_way(nonce, id)
     }
 
-    /// Whether a task asked the question with this id.
     pub(super) fn is_asked_by_a_task(&self, id: &RequestId) -> bool {
         self.shared.is_of_a_task(id)
     }
@@ -364,10 +361,8 @@ enum MessageRoute {
     Weighed(Request),
     OwnTool(Request),
     Piped(PipedMessage),
-    /// A call of the engine, as a task.
     Call(TaskCall),
     Method(Request),
-    /// The cancellation of a call that became a task.
     Withdrawn(RequestId),
     Answer(Response),
     /// The message is for the gateway and has no effect.

@@ -41,9 +41,7 @@ use streams::{SseStreamKey, SseStreamTable};
 const RECEIVED_MAX: usize = 4;
 /// Messages queued for the client. Later ones wait at their source.
 const OUTGOING_MAX: usize = 8;
-/// Room for the envelope of a result.
 const ENVELOPE_BYTES: usize = 64 << 10;
-/// The longest wait of a POST.
 const TAKEN_MAX: Duration = Duration::from_secs(30);
 const STREAM: &str = "session_id";
 
@@ -57,7 +55,6 @@ impl SseStreams {
     }
 }
 
-/// For HTTP+SSE clients of one upstream or endpoint.
 #[derive(Clone, Debug)]
 pub struct SseServed {
     /// Used only for the state that all upstreams share.
@@ -71,7 +68,6 @@ pub struct SseServed {
     pub leaving: CancellationToken,
 }
 
-/// GET opens a stream, POST carries a message for one.
 pub struct SseEndpoint {
     sse: SseServed,
     endpoint: Arc<dyn Endpoint>,

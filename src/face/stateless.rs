@@ -85,12 +85,10 @@ struct StatelessRequestContext<'a> {
     metadata: StatelessRequest,
     request: &'a Request,
     body: &'a Bytes,
-    /// The upstream's era for this request.
     era: Era,
     method: &'a str,
     params: &'a Object,
     headers: &'a HeaderMap,
-    /// The headers to forward upstream.
     forwarded: &'a ForwardedHeaders,
     arrived: Instant,
     carriage: MessageChannel,
@@ -115,7 +113,6 @@ impl CallDecision {
 #[derive(Debug)]
 pub struct MessageContext<'a> {
     pub headers: &'a HeaderMap,
-    /// The headers to forward upstream.
     pub forwarded: &'a ForwardedHeaders,
     pub body: &'a Bytes,
     pub principal: Principal,
@@ -397,7 +394,6 @@ impl StatelessFace {
         }
     }
 
-    /// How a call's events are sent to its waiting client.
     fn view<D: FaceDialect + 'static>(
         &self,
         inquiry: StatelessRequestContext<'_>,

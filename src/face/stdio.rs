@@ -37,7 +37,6 @@ pub struct StdioEnds<I, O> {
     pub is_reader_gone: fn() -> bool,
 }
 
-/// Why a client was not served to its own end.
 #[derive(Debug, thiserror::Error)]
 #[error("the standard input cannot be read")]
 pub struct StdioError(#[source] io::Error);

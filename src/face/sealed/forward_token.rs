@@ -17,7 +17,6 @@ const IPV6: u8 = 6;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForwardToken {
-    /// The sending replica, and its number for the request.
     pub target: Incarnation,
     /// The sending replica, and its number for the request.
     pub sender: Incarnation,

@@ -101,7 +101,6 @@ fn read_key(line: &str, number: usize) -> Result<[u8; KEY_LEN], KeyError> {
 }
 
 impl fmt::Debug for SealingKeys {
-    /// Shows only the number of keys.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "SealingKeys({} keys)", self.0.len())
     }

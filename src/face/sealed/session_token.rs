@@ -33,7 +33,6 @@ pub struct SessionToken {
     pub issued_at: Timestamp,
     /// The replica that owns the session, if there are several.
     pub replica: Option<Incarnation>,
-    /// The upstream's session id, if it issued one.
     pub upstream_session: Option<String>,
     /// Declared by the upstream, in any version.
     pub tasks: UpstreamTaskSupport,

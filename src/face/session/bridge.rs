@@ -99,7 +99,6 @@ fn own_answer(
                 _ => Err(RequestError::Params(Cow::Borrowed("level must be a log level"))),
             })
         }
-        // Methods that no client with a session knows.
         method::DISCOVER | method::LISTEN => Some(Err(RequestError::UnknownMethod(request.method.clone()))),
         name if name.starts_with("tasks/") => Some(Err(RequestError::UnknownMethod(request.method.clone()))),
         _ => None,

@@ -47,7 +47,6 @@ pub(super) struct BridgedCaller {
     pub(super) principal: Principal,
     pub(super) accepted: AcceptedTypes,
     pub(super) arrived: Instant,
-    /// Of the idempotency key, if there is one.
     key_header: HeaderMap,
 }
 
@@ -164,7 +163,6 @@ pub(super) fn begin_on(
     };
     let mut spec = driver.spec(route, &client, params, (tool, caller, session.own.forwarded.clone()));
     if falls_back {
-        // The client is asked while it waits.
         spec.policy = spec.policy.asking_first();
         spec.plan = spec.policy.mode.plan(HandleSupport::ByTools, spec.policy.grace);
         spec.context.progress = true;
@@ -204,10 +202,8 @@ pub(super) struct BridgedCall {
     is_call: bool,
     pub(super) questions: QuestionFilter,
     entered: InFlightEntry,
-    /// The task support in a tool list.
     support: Option<TaskSupportLookup>,
     fallback: Option<FallbackListing>,
-    /// The tools visible to the client in a list.
     tools: ReachableTools,
     pub(super) plan: Plan,
     /// Whether it has an idempotency key: then the client cannot end it.
@@ -215,7 +211,6 @@ pub(super) struct BridgedCall {
     era: AnswerEra,
 }
 
-/// Why following a call has stopped.
 enum FollowOutcome {
     Over(CallResult),
     Cancelled,

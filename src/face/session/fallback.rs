@@ -26,7 +26,6 @@ const LOOK_MAX: Duration = Duration::from_secs(3);
 #[derive(Debug)]
 pub(super) struct SessionFallback {
     service: Arc<FallbackToolService>,
-    /// The tools of a server without sessions.
     bridged: Catalog,
 }
 

@@ -36,7 +36,6 @@ impl StatelessFace {
         FallbackTools::for_stateless(self.fallback.as_ref().map_or(0, |fallback| fallback.level()), self.identity())
     }
 
-    /// Sends a call to its waiting client, in the dialect that it supports.
     pub(super) async fn respond(
         &self,
         inquiry: StatelessRequestContext<'_>,

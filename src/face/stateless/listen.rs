@@ -30,7 +30,6 @@ use watched_tasks::WatchedTasks;
 enum ListenRefusal {
     Complaint(RequestError),
     Fault(GatewayFault),
-    /// The client accepts no event stream.
     NotAcceptable,
 }
 

@@ -135,7 +135,6 @@ enum ReturnedState {
     /// No state, or the upstream issued none.
     New,
     Kept(Option<Payload>),
-    /// The gateway holds the call.
     Held,
 }
 

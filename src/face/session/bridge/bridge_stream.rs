@@ -39,7 +39,6 @@ use crate::wire::{Payload, RpcError, envelope, method};
 /// The server's time to return its capabilities.
 const FACTS_MAX: Duration = Duration::from_secs(5);
 
-/// All notifications that a session can want.
 fn all(resources: impl IntoIterator<Item = String>) -> SubscriptionFilter {
     let resources =
         Some(resources.into_iter().collect()).filter(|uris: &std::collections::BTreeSet<_>| !uris.is_empty());

@@ -92,7 +92,6 @@ impl BridgedCall {
         let questions = Arc::clone(&self.questions);
         match self.engine.retry(key, RoundRetry { answers: round.answers, plan: self.plan, questions }) {
             Ok(call) => BridgedRoundOutcome::Going(call),
-            // The task ended just now.
             Err(_) => match self.held(key).await {
                 Ok(task) => match &task.phase {
                     Phase::Settled(outcome) => BridgedRoundOutcome::Over(self.ending(outcome.clone())),

@@ -40,7 +40,6 @@ pub(super) struct OutcomeRequest {
     pub(super) call: Option<WaitingCall>,
 }
 
-/// A call with a client-chosen task id.
 pub(super) struct WaitingCall {
     pub(super) chosen: ChosenId,
     pub(super) request: Arc<TaskRequestEntry>,
@@ -101,7 +100,6 @@ impl OutcomeRequest {
                 };
                 engine.within_budget(&self.key.owner, reply?).map_err(refused)
             }
-            // Its end would go unnoticed.
             Ok(_) => Err(too_many()),
             Err(TaskError::Unknown) => {
                 self.shared.tasks.misses.note(&self.key.owner);

@@ -160,7 +160,6 @@ impl TaskNotifier {
             tracing::warn!(task = %LoggedTask(&self.key), "the client cannot be asked; the question stays open until the task ends");
             return None;
         };
-        // Both or none.
         let Ok(mut room) = stream.try_reserve_many(1 + usize::from(waiting.old.is_some())) else {
             return Some(now + AGAIN);
         };

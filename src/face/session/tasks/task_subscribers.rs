@@ -39,19 +39,15 @@ struct TaskSubscriberState {
     request: Option<Arc<TaskRequestEntry>>,
     /// Answered by a client, but still open in the task.
     answered: BTreeSet<InputKey>,
-    /// Set once the task was read.
     related: Option<RelatedTask>,
-    /// The call's progress, if its client requested any.
     rising: Option<SharedProgress>,
     /// Then no more progress is sent (L25-47).
     is_muted: bool,
     is_closed: bool,
 }
 
-/// Sent under the call's token.
 pub(super) type SharedProgress = Arc<Mutex<MonotonicProgress>>;
 
-/// Why a request cannot wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ResultStreamError {
     /// Read the task again.

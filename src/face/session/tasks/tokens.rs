@@ -28,7 +28,6 @@ pub(super) fn position(
     (list == name_of(filter)).then_some(position)
 }
 
-/// Identifies one of an owner's lists by its filter.
 fn name_of(filter: Option<&ListFilter>) -> Vec<u8> {
     filter.map_or_else(Vec::new, |filter| filter.digest().0.to_vec())
 }

@@ -13,7 +13,6 @@ use crate::wire::Object;
 #[derive(Debug)]
 pub(in crate::face::session) enum TaskWish {
     Core(RequestedTtl),
-    /// With a client-chosen id.
     Draft(RequestedTask),
 }
 

@@ -26,7 +26,6 @@ pub(super) struct WatchedTasks {
     /// Tasks that have changed or were not read yet.
     due: VecDeque<WatchedTask>,
     quiet: FuturesUnordered<BoxFuture<'static, WatchedTask>>,
-    /// Whether some of the named tasks do not exist.
     has_missed: bool,
 }
 
@@ -97,7 +96,6 @@ impl WatchedTasks {
                 let Some(mut one) = self.due.pop_front() else { break };
                 let snapshot = match &read {
                     Ok(task) => self.snapshot(task),
-                    // It has expired.
                     Err(TaskError::Unknown) => continue,
                     Err(error) => {
                         tracing::debug!(error = %CauseChain(error), "a listener's task could not be read and is read again");

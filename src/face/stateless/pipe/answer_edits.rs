@@ -88,7 +88,6 @@ pub(super) struct AnswerEdits {
     pub(super) clock: Arc<dyn Clock>,
     pub(super) metadata: StatelessRequest,
     pub(super) unmatched_rules: Arc<UnmatchedRules>,
-    /// For a client that gets the gateway's own tools.
     pub(super) fallback: Option<FallbackListing>,
     pub(super) tools: ReachableTools,
 }

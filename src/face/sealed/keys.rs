@@ -27,9 +27,9 @@ pub enum KeyError {
     Empty,
     #[error("line {line} has {found} characters; a key is a line of {DIGITS} hex digits")]
     Length { line: usize, found: usize },
-    #[error("line {line} has something else than hex digits; a key is a line of {DIGITS} of 0 to 9 and a to f")]
+    #[error("line {line} has characters that are not hex digits; a key is a line of {DIGITS} of 0 to 9 and a to f")]
     Digits { line: usize },
-    #[error("has more than {KEYS_MAX} keys; remove the oldest ones, which stand last")]
+    #[error("has more than {KEYS_MAX} keys; remove the last ones, which are the oldest")]
     TooMany,
 }
 

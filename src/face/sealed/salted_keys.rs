@@ -93,7 +93,7 @@ fn derived(derives: &hmac::Key, salt: &Salt) -> LessSafeKey {
 }
 
 pub(super) fn aes(key: &[u8; KEY_LEN]) -> LessSafeKey {
-    LessSafeKey::new(UnboundKey::new(&AES_256_GCM, key).expect("the length is that of the algorithm"))
+    LessSafeKey::new(UnboundKey::new(&AES_256_GCM, key).expect("the key has the algorithm's length"))
 }
 
 #[cfg(test)]

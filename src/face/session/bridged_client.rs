@@ -22,7 +22,7 @@ impl BridgedClient {
     pub(in crate::face::session) fn of(version: ProtocolVersion, capabilities: &Payload) -> Self {
         let declared = client_capabilities(capabilities, version);
         let meta = ObjectWriter::new().member(CLIENT_CAPABILITIES, &declared).finish();
-        let meta = Object::of(&meta).expect("what was written as an object is one");
+        let meta = Object::of(&meta).expect("a written object is one");
         let metadata = StatelessRequest::read(ProtocolVersion::STATELESS, &meta);
         Self { metadata: metadata.expect("metadata with capabilities alone is valid") }
     }

@@ -46,7 +46,7 @@ async fn d86_06_an_id_that_is_there_already_is_refused_and_nothing_runs_twice() 
     let again = one.answered("tools/call", &called(&json!({"taskId": "mine"}))).await;
     assert_eq!(
         again["error"],
-        json!({"code": -32602, "message": "Invalid params: taskId names a task that is there already"})
+        json!({"code": -32602, "message": "Invalid params: taskId names an existing task"})
     );
     let theirs = begun(&other, 4, "mine").await;
     stage.call().await.answer(&json!({"content": [], "n": 2}));

@@ -228,7 +228,7 @@ async fn subscribe(
         false => None,
     };
     if agreed.as_ref().is_some_and(|agreed| !agreed.granted.cover(&wishes)) {
-        return Err(complain("the server does not tell of updates of this resource"));
+        return Err(complain("the server does not notify of updates of this resource"));
     }
     shared.own.remember(&session.own, PreferenceChange::Subscribe(uri.clone()));
     if let Some(agreed) = agreed {

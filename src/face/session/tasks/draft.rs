@@ -34,11 +34,11 @@ pub(super) struct DraftCall {
 
 /// Another task has the chosen id (D86-06).
 pub(super) const fn id_taken() -> RequestError {
-    RequestError::Params(Cow::Borrowed("taskId names a task that is there already"))
+    RequestError::Params(Cow::Borrowed("taskId names an existing task"))
 }
 
 pub(super) const fn named_twice() -> RequestError {
-    RequestError::Params(Cow::Borrowed("a call with a taskId takes no idempotency key: its taskId is one"))
+    RequestError::Params(Cow::Borrowed("a call with a taskId takes no idempotency key: the taskId serves as one"))
 }
 
 impl SessionFaceState {

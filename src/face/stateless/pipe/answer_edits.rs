@@ -39,7 +39,7 @@ use crate::wire::{
 const SNIFF_BYTES_MAX: usize = 256 * 1024;
 
 /// For a response with questions that are invalid (U31, U32).
-const NOT_TO_BE_ASKED: &str = "the server asks something that no client is to be shown";
+const NOT_TO_BE_ASKED: &str = "the server's question cannot be sent to any client";
 
 /// Signs of a question in a large event, or of an error about the gateway's own request.
 const MARKS: [&[u8]; 4] = [b"requestState", b"inputRequests", b"input_required", b"-3202"];

@@ -319,7 +319,7 @@ impl SessionLookupError {
             Self::Missing => (
                 StatusCode::BAD_REQUEST,
                 RequestError::NotARequest(Cow::Borrowed(
-                    "Mcp-Session-Id is missing: send it, or Mcp-Protocol-Version of a version without sessions (2026-07-28)",
+                    "Mcp-Session-Id is missing: send it, or an Mcp-Protocol-Version without sessions (2026-07-28)",
                 )),
             ),
             Self::Unknown => (StatusCode::NOT_FOUND, RequestError::UnknownSession),

@@ -6,20 +6,15 @@
 
 pub(super) mod bridge;
 mod bridged_call;
-mod bridged_client;
-mod bridged_questions;
 mod fallback;
 mod handshake;
 pub(super) mod in_flight;
 mod known_tools;
-mod message_check;
 mod pipe;
 pub(super) mod session_cache;
-mod session_registry;
 pub(super) mod session_streams;
 pub(super) mod tasks;
 pub(super) mod upstream_tasks;
-mod without_ids;
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -33,6 +28,7 @@ use tokio_util::sync::CancellationToken;
 use super::answer::{Addressee, accepted, addressee, bare, mark, too_many};
 use super::argument_limits;
 use super::array_answer::{self, ArrayBounds, ArrayItems};
+use super::call_stream::replay_buffer::ReplayBuffers;
 use super::headers;
 use super::http::{AcceptedTypes, FaceResponse, Inbound, MessageChannel};
 use super::pipe::pipe_metrics::PipeMetrics;
@@ -43,13 +39,13 @@ use crate::task::{Drafts, Principal, Reason};
 use crate::upstream::own_ids::is_own;
 use crate::upstream::session::own::OwnSessions;
 use crate::wire::envelope::{self, Request, Response};
-use crate::wire::{Message, MessageText, ProtocolVersion, RequestId, method};
+use crate::wire::{Message, MessageText, Object, ProtocolVersion, RequestId, method};
+use bridged_call::BridgedQuestions;
+use in_flight::InFlight;
 use known_tools::ServerTools;
-pub(super) use message_check::vet;
-use message_check::{tool_of, vet_request};
 use pipe::{OneWayKind, PipedMessage};
 use session_cache::{ClientSession, ClientSessionCache};
-use session_registry::SessionRegistry;
+use session_streams::SessionStreams;
 use tasks::{SessionTasksState, TaskCall, TaskRequestContext};
 
 pub(super) const ALLOWED: HeaderValue = HeaderValue::from_static("GET, POST, DELETE");
@@ -67,12 +63,33 @@ pub(super) struct SessionFaceState {
     task_tools: upstream_tasks::UpstreamTaskTools,
     fallback: Option<fallback::SessionFallback>,
     tools: known_tools::KnownTools,
-    gives_no_ids: without_ids::GivesNoIds,
+    gives_no_ids: handshake::GivesNoIds,
 }
 
 #[derive(Clone, Debug)]
 pub struct SessionFace {
     shared: Arc<SessionFaceState>,
+}
+
+/// Open requests, streams and questions of sessions in this process, by nonce.
+#[derive(Debug, Default)]
+pub(super) struct SessionRegistry {
+    pub(super) in_flight: Arc<InFlight>,
+    /// Streams on which the gateway can send messages itself.
+    pub(super) streams: Arc<SessionStreams>,
+    /// Buffered events of calls, for clients that lost their streams.
+    pub(super) replays: ReplayBuffers,
+    /// Open questions; each ends with its call.
+    questions: Arc<BridgedQuestions>,
+}
+
+impl SessionRegistry {
+    /// Plain calls end with their session: no client could get their responses (T-81).
+    fn end(&self, nonce: u128) {
+        self.streams.end(nonce);
+        self.replays.forget(nonce);
+        self.in_flight.end_session(nonce);
+    }
 }
 
 pub(super) enum SessionLookupError {
@@ -104,7 +121,7 @@ impl SessionFace {
             task_tools,
             fallback,
             tools,
-            gives_no_ids: without_ids::GivesNoIds::default(),
+            gives_no_ids: handshake::GivesNoIds::default(),
         };
         Self { shared: Arc::new(shared) }
     }
@@ -267,7 +284,8 @@ impl SessionFace {
     fn session_for(&self, inbound: &Inbound) -> Result<ClientSession, SessionLookupError> {
         match self.session(inbound) {
             Err(SessionLookupError::Missing) => {
-                let mut session = without_ids::session(&self.shared, inbound).ok_or(SessionLookupError::Missing)?;
+                let mut session =
+                    handshake::session_without_id(&self.shared, inbound).ok_or(SessionLookupError::Missing)?;
                 session.own.forwarded = inbound.forwarded.clone();
                 Ok(session)
             }
@@ -466,4 +484,43 @@ pub(super) fn not_allowed(method: &Method) -> FaceResponse {
     let others = if *method == Method::GET { "POST, DELETE" } else { "GET, POST" };
     response.headers_mut().insert(ALLOW, HeaderValue::from_static(others));
     response
+}
+
+/// Members of `params` that affect a request's processing (B85).
+const KNOWN_MEMBERS: [&str; 7] = ["name", "arguments", "task", "taskId", "cursor", "uri", "_meta"];
+
+pub(super) fn vet(message: &Message) -> Result<(), RequestError> {
+    match message {
+        Message::Request(request) => vet_request(request),
+        Message::Notification(notification) if !notification.method.starts_with("notifications/") => {
+            Err(RequestError::NotARequest(Cow::Borrowed("this method needs an id")))
+        }
+        Message::Notification(_) => Ok(()),
+        Message::Response(response) if response.id.is_none() => {
+            Err(RequestError::NotARequest(Cow::Borrowed("a response needs the id of its request")))
+        }
+        Message::Response(_) => Ok(()),
+    }
+}
+
+fn vet_request(request: &Request) -> Result<(), RequestError> {
+    if is_own(&request.id) {
+        return Err(RequestError::NotARequest(Cow::Borrowed("this id is one of the gateway's own requests")));
+    }
+    let params = request.params.object();
+    match params.and_then(|params| params.case_variant(&KNOWN_MEMBERS)) {
+        Some(name) => Err(RequestError::Params(Cow::Owned(format!("{name} is spelt in another case")))),
+        None => Ok(()),
+    }
+}
+
+/// The name of the called tool; an error if it is missing or ambiguous (B81, B98).
+fn tool_of(params: Option<&Object>) -> Result<String, RequestError> {
+    let invalid = |what| RequestError::Params(Cow::Borrowed(what));
+    let params = params.ok_or_else(|| invalid("params must be an object"))?;
+    if params.contains("arguments") && !params.has_object("arguments") {
+        return Err(invalid("arguments must be an object"));
+    }
+    let name = params.get_string("name").filter(|name| !name.contains('\0'));
+    name.ok_or_else(|| invalid("name must be a string without null characters"))
 }

@@ -4,7 +4,6 @@
 //! (GW-01). A stream is the session, lives in this process, and cannot be resumed; its tasks outlive it. A message is
 //! forwarded to the replica that owns its stream, which counts it.
 
-mod events;
 mod streams;
 
 use std::fmt;
@@ -12,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use http::header::ALLOW;
 use http::{HeaderName, HeaderValue, Method, StatusCode};
 use tokio::sync::mpsc;
@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::affinity::unanswered;
 use super::answer::{accepted, addressee, bare, event_stream, too_many, too_often, unreadable};
-use super::call_stream::stream;
+use super::call_stream::{CallMessage, CallMessages, stream};
 use super::http::{AcceptedTypes, Endpoint, FaceResponse, Inbound};
 use super::revocable_body::ending_with;
 use super::sealed::{GatewayId, IdKind};
@@ -33,9 +33,8 @@ use crate::shared_limits::SharedLimits;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::wire::envelope::{self, is_batch};
 use crate::wire::{ScanLimits, framing};
-use events::SseEventStream;
 pub use streams::STREAMS_MAX;
-use streams::{SseStreamKey, SseStreamTable};
+use streams::{SseStreamKey, SseStreamPermit, SseStreamTable};
 
 /// Unprocessed messages of one client. Further POSTs wait for their 202.
 const RECEIVED_MAX: usize = 4;
@@ -213,4 +212,72 @@ fn not_allowed(allowed: &'static str) -> FaceResponse {
     let mut response = bare(StatusCode::METHOD_NOT_ALLOWED);
     response.headers_mut().insert(ALLOW, HeaderValue::from_static(allowed));
     response
+}
+
+/// Dropping it, as its connection ends, releases its permit and closes its queue.
+struct SseEventStream {
+    messages: mpsc::Receiver<Bytes>,
+    _permit: SseStreamPermit<mpsc::Sender<ClientMessage>>,
+}
+
+impl SseEventStream {
+    const fn new(messages: mpsc::Receiver<Bytes>, permit: SseStreamPermit<mpsc::Sender<ClientMessage>>) -> Self {
+        Self { messages, _permit: permit }
+    }
+}
+
+impl CallMessages for SseEventStream {
+    async fn next(&mut self) -> Option<CallMessage> {
+        Some(CallMessage::event(self.messages.recv().await?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::BodyExt;
+    use tokio::time::Instant;
+
+    use super::*;
+    use crate::face::call_stream::silence::LIFE_SIGN as SIGN;
+    use crate::face::http::ResponseBody;
+
+    fn open() -> (mpsc::Sender<Bytes>, ResponseBody) {
+        let key = SseStreamKey { owner: Principal::local(), upstream: Arc::from("up"), nonce: 1 };
+        let table = Arc::new(SseStreamTable::new(SharedLimits::default()));
+        let permit = table.open(key, Principal::local(), || mpsc::channel(1).0).unwrap();
+        let (sender, messages) = mpsc::channel(4);
+        let first = Some(Bytes::from_static(b"address").into());
+        (sender, stream(SseEventStream::new(messages, permit), addressee(None, AcceptedTypes::EventStream), first))
+    }
+
+    async fn next(body: &mut ResponseBody) -> Option<Bytes> {
+        Some(body.frame().await?.unwrap().into_data().unwrap().into_bytes())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_comment_stands_where_nothing_was_said_for_long() {
+        let (sender, mut body) = open();
+        assert_eq!(next(&mut body).await.unwrap(), "address");
+        let began = Instant::now();
+        assert_eq!(next(&mut body).await.unwrap(), ":\n\n");
+        assert_eq!(began.elapsed(), SIGN);
+        tokio::time::sleep(SIGN / 2).await;
+        sender.send(Bytes::from_static(b"{}")).await.unwrap();
+        assert_eq!(next(&mut body).await.unwrap(), "event: message\ndata: {}\n\n");
+        assert_eq!(next(&mut body).await.unwrap(), ":\n\n");
+        assert_eq!(began.elapsed(), SIGN * 5 / 2, "counted from the message");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn it_ends_once_all_that_was_said_is_written() {
+        let (sender, mut body) = open();
+        sender.send(Bytes::from_static(b"1")).await.unwrap();
+        sender.send(Bytes::from_static(b"2")).await.unwrap();
+        drop(sender);
+        let mut written = Vec::new();
+        while let Some(bytes) = next(&mut body).await {
+            written.push(bytes);
+        }
+        assert_eq!(written.len(), 3, "{written:?}");
+    }
 }

@@ -3,8 +3,6 @@
 //! [`StatelessFace::serve`] is the pipeline: shape, metadata, headers, version, method, names, capabilities, params;
 //! the first failure is the response. Every 4xx is decided before anything is sent upstream.
 
-mod chosen_era;
-mod fallback;
 pub mod listen;
 pub(super) mod pipe;
 mod rounds;
@@ -215,6 +213,30 @@ impl StatelessFace {
         })
     }
 
+    /// Requests about the gateway's own tasks, and subscriptions to them, need no upstream.
+    async fn era(
+        &self,
+        name: &str,
+        params: Option<&Object>,
+        metadata: Option<&StatelessRequest>,
+        around: &MessageContext<'_>,
+    ) -> Era {
+        let wanted = || params.and_then(|params| params.get_object("notifications"));
+        let is_about_tasks = ExtTasks::is_method(name)
+            || (name == method::LISTEN && wanted().is_some_and(|wanted| wanted.contains("taskIds")));
+        if is_about_tasks {
+            return Era::Session;
+        }
+        let era = self.served.upstream.era(around.forwarded).await;
+        match metadata.filter(|metadata| era == Era::Stateless && metadata.takes_questions()) {
+            Some(metadata) => {
+                let context = self.context_of(&around.principal, metadata, around.forwarded);
+                self.served.upstream.era_for(&context).await
+            }
+            None => era,
+        }
+    }
+
     /// Boxed, so that the future of a request is only as large as its method needs.
     async fn dispatch(&self, inquiry: StatelessRequestContext<'_>) -> FaceResponse {
         if inquiry.era == Era::Stateless {
@@ -317,7 +339,7 @@ impl StatelessFace {
         argument_limits::check(&self.served.settings.rules, &tool, inquiry.params)
             .map_err(|complaint| refuse(&complaint))?;
         let policy = self.served.settings.rules.policy_of(&tool);
-        let (policy, takes_tasks) = fallback::takes_tasks(&inquiry.metadata, policy);
+        let (policy, takes_tasks) = tasks::takes_tasks(&inquiry.metadata, policy);
         let plan = policy.mode.plan(takes_tasks, policy.grace);
         let plan = if list.tool(&tool).is_none() { plan.waiting(policy.grace) } else { plan };
         if plan == Plan::Refuse {

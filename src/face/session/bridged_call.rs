@@ -12,16 +12,16 @@ use http::HeaderMap;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::SessionFaceState;
-use super::bridged_client::BridgedClient;
 use super::in_flight::InFlightEntry;
 use super::session_cache::ClientSession;
+use super::{SessionFaceState, tool_of};
 use crate::dialect::core_2025_11_25::CoreTasks;
 use crate::dialect::faults::gateway_error;
-use crate::dialect::session_results::{failed_result, not_askable, session_error, session_result};
+use crate::dialect::negotiate::StatelessRequest;
+use crate::dialect::session_results::{client_capabilities, failed_result, not_askable, session_error, session_result};
 use crate::dialect::{FaceDialect, RequestError, TaskReply};
 use crate::engine::{
-    CallEnd, CallEvent, CallMaker, CallSpec, CallStream, Engine, QuestionFilter, RoundSupport, plain_request,
+    Askable, CallEnd, CallEvent, CallMaker, CallSpec, CallStream, Engine, QuestionFilter, RoundSupport, plain_request,
 };
 use crate::face::argument_limits;
 use crate::face::call_stream::progress::{CallNotices, LogFilter, MonotonicProgress, progress_token};
@@ -33,14 +33,17 @@ use crate::face::http::{AcceptedTypes, Inbound};
 use crate::face::idempotency_key;
 use crate::face::reachable_tools::ReachableTools;
 use crate::face::rewrite::{self, TaskSupportLookup};
-use crate::face::session::message_check::tool_of;
+use crate::face::served::Served;
 use crate::metric;
 use crate::task::{ClientKind, Failure, HandleSupport, Idempotency, Outcome, Plan, Principal, Reason, Task};
-use crate::upstream::{ForwardedHeaders, Upstream, UpstreamTaskMode};
+use crate::upstream::{CallContext, ForwardedHeaders, Upstream, UpstreamTaskMode};
 use crate::wire::envelope::{Params, Request};
 use crate::wire::framing::BodyPart;
+use crate::wire::meta::CLIENT_CAPABILITIES;
+use crate::wire::object::ObjectWriter;
 use crate::wire::rpc_error::INTERNAL_ERROR;
 use crate::wire::{Object, Payload, ProtocolVersion, RpcError, method};
+pub(super) use ask_client::BridgedQuestions;
 use ask_client::BridgedRoundOutcome;
 
 pub(super) struct BridgedCaller {
@@ -402,5 +405,52 @@ impl BridgedCall {
     pub(super) async fn life_sign(&mut self) {
         let sign = self.notices.sign();
         self.send(sign).await;
+    }
+}
+
+/// A session client's capabilities, as far as its version defines them.
+#[derive(Clone, Debug)]
+pub(super) struct BridgedClient {
+    metadata: StatelessRequest,
+}
+
+impl BridgedClient {
+    pub(super) fn of(version: ProtocolVersion, capabilities: &Payload) -> Self {
+        let declared = client_capabilities(capabilities, version);
+        let meta = ObjectWriter::new().member(CLIENT_CAPABILITIES, &declared).finish();
+        let meta = Object::of(&meta).expect("a written object is one");
+        let metadata = StatelessRequest::read(ProtocolVersion::STATELESS, &meta);
+        Self { metadata: metadata.expect("metadata with capabilities alone is valid") }
+    }
+
+    pub(super) fn capabilities(&self) -> Payload {
+        self.metadata.upstream_capabilities()
+    }
+
+    /// For requests other than calls: without progress and log messages.
+    pub(super) fn context(
+        &self,
+        (principal, forwarded): (&Principal, &ForwardedHeaders),
+        served: &Served,
+    ) -> CallContext {
+        let settings = &served.settings;
+        let share = Some(served.engine.limits().answers_to(principal));
+        let (timeouts, result_bytes_max) = (settings.timeouts, settings.result_bytes_max);
+        let context = CallContext::new(principal.clone(), self.capabilities(), timeouts, result_bytes_max);
+        CallContext { forwarded: forwarded.of_credential(), share, ..context }
+    }
+
+    /// The questions that the client can answer on a call's stream (LEG-16). A call that needs others fails (GW-23).
+    pub(super) fn questions(&self) -> QuestionFilter {
+        let metadata = self.metadata.clone();
+        Arc::new(move |question| match metadata.missing([question]) {
+            None => Askable::Declared,
+            Some(needed) => Askable::Required(needed),
+        })
+    }
+
+    /// As [`Self::questions`], for a client without a stream, which can answer none.
+    pub(super) fn questions_without_stream(version: ProtocolVersion) -> QuestionFilter {
+        Self::of(version, &Payload::empty_object()).questions()
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::SessionFaceState;
-use super::bridged_client::BridgedClient;
+use super::bridged_call::BridgedClient;
 use super::session_cache::ClientSession;
 use crate::dialect::fallback_tools::{FallbackTool, FallbackTools};
 use crate::dialect::plain::PlainUpstream;

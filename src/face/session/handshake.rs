@@ -4,6 +4,7 @@
 
 use std::borrow::Cow;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use http::{HeaderValue, StatusCode};
 
@@ -14,6 +15,7 @@ use crate::dialect::RequestError;
 use crate::dialect::faults::gateway_error;
 use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
 use crate::face::answer::{addressee, bare};
+use crate::face::headers;
 use crate::face::http::{FaceResponse, Inbound};
 use crate::face::rewrite::{self, ClientInitialize};
 use crate::face::sealed::{IdKind, SessionToken};
@@ -70,7 +72,7 @@ pub(super) async fn open(shared: &Arc<SessionFaceState>, inbound: &Inbound, requ
     }
     tracing::debug!(upstream = %token.upstream, client = %token.client_version, server = %token.upstream_version, "opened a session");
     let mut response = addressee.result(opened.result);
-    response.headers_mut().insert(crate::face::headers::SESSION_ID, sealed);
+    response.headers_mut().insert(headers::SESSION_ID, sealed);
     response
 }
 
@@ -174,4 +176,41 @@ impl SessionFaceState {
         self.own.forget(session.token.nonce);
         self.sessions.ended(session.token.nonce);
     }
+}
+
+/// Whether the server issued no id for the last opened session; false before the first.
+#[derive(Debug, Default)]
+pub(super) struct GivesNoIds(AtomicBool);
+
+impl GivesNoIds {
+    pub(super) fn note(&self, opened: &SessionBinding) {
+        self.0.store(opened.session.is_none(), Ordering::Relaxed);
+    }
+}
+
+/// A session for one request without an id: a server that issues none answers it directly, so the gateway does, too.
+/// `None` if the server issues ids, or the gateway keeps its sessions for it.
+pub(super) fn session_without_id(shared: &SessionFaceState, inbound: &Inbound) -> Option<ClientSession> {
+    let served = &shared.served;
+    if !shared.gives_no_ids.0.load(Ordering::Relaxed) || served.channel.makes_streams() {
+        return None;
+    }
+    let named = headers::single(&inbound.headers, &headers::PROTOCOL_VERSION).ok()?;
+    // The version of a request without the header (2025-11-25, Transports).
+    let version = named.map_or(Some(ProtocolVersion::V2025_03_26), ProtocolVersion::parse)?;
+    let token = SessionToken {
+        upstream: served.channel.name().to_string(),
+        principal: inbound.principal.clone(),
+        nonce: (served.random)(),
+        client_version: version,
+        upstream_version: version,
+        capabilities: Payload::empty_object(),
+        client_info: None,
+        issued_at: served.clock.now(),
+        replica: served.own_replica(),
+        upstream_session: None,
+        tasks: UpstreamTaskSupport::default(),
+        declares_tasks: false,
+    };
+    (!version.is_stateless()).then(|| ClientSession::for_one_request(token, inbound.principal.clone()))
 }

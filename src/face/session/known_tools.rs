@@ -10,10 +10,9 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::OnceCell;
 
-use super::bridged_client::BridgedClient;
-use super::message_check::tool_of;
+use super::bridged_call::BridgedClient;
 use super::session_cache::ClientSession;
-use super::{SessionFaceState, refuse};
+use super::{SessionFaceState, refuse, tool_of};
 use crate::dialect::RequestError;
 use crate::dialect::faults::gateway_error;
 use crate::dialect::plain::PlainUpstream;

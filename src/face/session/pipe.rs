@@ -4,34 +4,37 @@
 //! [`PipeForward::attempt`] first, then `face::pipe::forward` for the response, and `stream_edits` for its edits.
 
 mod client_filter;
-mod inject;
-mod one_way_messages;
 mod paused_calls;
 mod resumable;
 mod stream_edits;
 
-use std::pin::pin;
+use std::io;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::StreamExt;
+use futures_util::future::BoxFuture;
 use http::{HeaderValue, Method, StatusCode};
 use http_body_util::{BodyExt, BodyStream, StreamBody};
+use hyper::body::{Body, Frame};
 use serde_json::json;
 use tokio::time::Instant;
 use tracing::Instrument;
 
-use super::message_check::tool_of;
+use super::in_flight::RequestStage;
 use super::session_cache::ClientSession;
-use super::{SessionFaceState, not_allowed};
+use super::session_streams::SessionStream;
+use super::{SessionFaceState, not_allowed, tool_of};
 use crate::dialect::RequestError;
 use crate::dialect::faults::{gateway_error, reason_key};
 use crate::face::answer::{addressee, bare};
 use crate::face::call_stream::progress::LifeSigns;
 use crate::face::call_stream::request_answer::{LateAnswer, RequestAnswer, status, unanswered};
-use crate::face::call_stream::respond;
-use crate::face::http::{AcceptedTypes, FaceResponse};
+use crate::face::call_stream::{CallMessage, CallMessages, respond};
+use crate::face::http::{AcceptedTypes, FaceResponse, ResponseBody};
 use crate::face::pipe::body::{AnsweredRequest, BodyForm, PipeBody, PipeTimeouts, in_time};
 use crate::face::pipe::forward::{PipeEra, PipedCall};
 use crate::face::pipe::held_call::HeldCall;
@@ -46,11 +49,9 @@ use crate::upstream::raw_channel::{RawMethod, RawRequest};
 use crate::upstream::reply::{JudgedResponse, ReadLimits};
 use crate::upstream::session::own::{PreferenceChange, ResumedStreamKind, StreamRefusal};
 use crate::wire::envelope::{self, Request};
+use crate::wire::framing::{BodyPart, SseDecoder};
 use crate::wire::{Message, MessageText, Payload, RequestId, meta, method};
 use client_filter::ClientFilter;
-use inject::SessionOwnStream;
-pub(super) use one_way_messages::OneWayKind;
-use one_way_messages::note;
 use paused_calls::AwaitedCall;
 pub(super) use paused_calls::PausedCalls;
 use resumable::RequestOrigin;
@@ -144,7 +145,7 @@ pub(super) async fn post(
         }
         // Boxed to keep the future of a request small.
         PipedMessage::Notification(kind, text) => bare(Box::pin(note(shared, &session, text, kind)).await),
-        PipedMessage::Cancel(id, text) => bare(Box::pin(one_way_messages::cancel(shared, &session, &id, text)).await),
+        PipedMessage::Cancel(id, text) => bare(Box::pin(cancel(shared, &session, &id, text)).await),
         PipedMessage::Response(text) => bare(Box::pin(note(shared, &session, text, OneWayKind::Response)).await),
     }
 }
@@ -362,5 +363,130 @@ fn no_stream(fault: &GatewayFault) -> FaceResponse {
         Some(404 | 405) => not_allowed(&Method::GET),
         Some(code @ (400 | 406 | 409 | 429)) => bare(StatusCode::from_u16(code).unwrap_or(StatusCode::BAD_REQUEST)),
         Some(_) | None => bare(StatusCode::BAD_GATEWAY),
+    }
+}
+
+/// A session's own stream, with the gateway's messages before it and between its events.
+struct SessionOwnStream {
+    answering: BoxFuture<'static, RequestAnswer>,
+    own: Option<SessionStream>,
+}
+
+impl CallMessages for SessionOwnStream {
+    async fn next(&mut self) -> Option<CallMessage> {
+        tokio::select! {
+            biased;
+            answer = &mut self.answering => Some(CallMessage::Answer(match (answer, self.own.take()) {
+                (RequestAnswer::Events(source), Some(own)) => {
+                    RequestAnswer::Events(InjectedStream { source, own, position: SseDecoder::of_nothing() }.boxed_unsync())
+                }
+                (answer, _) => answer,
+            })),
+            Some(message) = next_of(self.own.as_mut()) => Some(CallMessage::event(message)),
+        }
+    }
+}
+
+async fn next_of(own: Option<&mut SessionStream>) -> Option<Bytes> {
+    Some(own?.next().await)
+}
+
+/// An event stream with the messages of `own`. Ends with the stream.
+struct InjectedStream {
+    source: ResponseBody,
+    own: SessionStream,
+    position: SseDecoder,
+}
+
+impl Body for InjectedStream {
+    type Data = BodyPart;
+    type Error = io::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<BodyPart>, io::Error>>> {
+        let this = self.get_mut();
+        // Within an event the source goes first, and wakes this task.
+        if this.position.is_between_events()
+            && let Poll::Ready(message) = this.own.poll(cx)
+        {
+            // Without an id: only the source's events can be resumed.
+            return Poll::Ready(Some(Ok(Frame::data(BodyPart::message(message)))));
+        }
+        let polled = Pin::new(&mut this.source).poll_frame(cx);
+        if let Poll::Ready(Some(Ok(frame))) = &polled
+            && let Some(data) = frame.data_ref()
+        {
+            let _ = this.position.take(data);
+        }
+        polled
+    }
+}
+
+/// The longest wait until such a message is accepted.
+const TELL_MAX: Duration = Duration::from_secs(30);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum OneWayKind {
+    Notification,
+    /// About a request in progress; opens no session.
+    AboutRequest,
+    Response,
+}
+
+/// Forwards a cancel, unless the request is queued here or made by the gateway: the upstream does not know it.
+async fn cancel(
+    shared: &Arc<SessionFaceState>,
+    session: &ClientSession,
+    id: &RequestId,
+    text: MessageText,
+) -> StatusCode {
+    let (in_flight, nonce) = (&shared.open.in_flight, session.token.nonce);
+    // Before the lookups, so that a request that is registered meanwhile sees it, and before the upstream is notified.
+    in_flight.withdraw(nonce, id);
+    in_flight.cancel(nonce, id, RequestStage::Held);
+    let is_ours = [RequestStage::Queued, RequestStage::Driven].map(|stage| in_flight.cancel(nonce, id, stage));
+    match is_ours.contains(&true) {
+        true => StatusCode::ACCEPTED,
+        false => note(shared, session, text, OneWayKind::AboutRequest).await,
+    }
+}
+
+/// Forwards a message without response; returns its status (LEG-06).
+async fn note(
+    shared: &Arc<SessionFaceState>,
+    session: &ClientSession,
+    text: MessageText,
+    kind: OneWayKind,
+) -> StatusCode {
+    let counter = match kind {
+        OneWayKind::Notification | OneWayKind::AboutRequest => &shared.meter.notifications,
+        OneWayKind::Response => &shared.meter.responses,
+    };
+    counter.increment(1);
+    let noting = async {
+        let (own, method) = (&shared.own, RawMethod::Note(text));
+        Ok(match kind {
+            OneWayKind::Notification => verdict(&own.deliver(&session.own, method, || true).await?),
+            OneWayKind::Response | OneWayKind::AboutRequest => {
+                match own.send(&own.binding(&session.own), method, &session.own.forwarded).await? {
+                    // A question has ended with its session; a request that waits for another session is not sent.
+                    JudgedResponse::SessionLost => StatusCode::ACCEPTED,
+                    judged @ (JudgedResponse::Fine(_) | JudgedResponse::Refused { .. }) => verdict(&judged),
+                }
+            }
+        })
+    };
+    let late = GatewayFault::new(Reason::UpstreamTimeout, Executed::Unknown);
+    match tokio::time::timeout(TELL_MAX, noting).await.unwrap_or(Err(late)) {
+        Ok(status) => status,
+        Err(GatewayFault { executed: Executed::No, .. }) => StatusCode::SERVICE_UNAVAILABLE,
+        // It may have arrived, and the client can do nothing about it.
+        Err(_) => StatusCode::ACCEPTED,
+    }
+}
+
+const fn verdict(judged: &JudgedResponse) -> StatusCode {
+    match judged {
+        JudgedResponse::Fine(_) => StatusCode::ACCEPTED,
+        JudgedResponse::SessionLost | JudgedResponse::Refused { .. } => StatusCode::BAD_REQUEST,
     }
 }

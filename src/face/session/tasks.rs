@@ -6,11 +6,8 @@
 mod draft;
 mod result;
 mod task_notifier;
-mod task_requests;
 mod task_subscribers;
 mod tokens;
-mod views;
-mod wish;
 
 use std::sync::Arc;
 
@@ -23,8 +20,9 @@ use super::session_cache::ClientSession;
 use super::{SessionFaceState, refuse};
 use crate::cause::CauseChain;
 use crate::dialect::core_2025_11_25::hybrid::HybridTasks;
-use crate::dialect::core_2025_11_25::{CoreTasks, ListSupport};
-use crate::dialect::draft_sep_1686::DraftTasks;
+use crate::dialect::core_2025_11_25::{CoreTasks, ListSupport, RequestedTtl, list_filter};
+use crate::dialect::draft_sep_1686::{DraftTasks, RequestedTask};
+use crate::dialect::face_dialect::bad_cursor;
 use crate::dialect::faults::{gateway_error, not_in_flavour};
 use crate::dialect::related_task::RelatedTask;
 use crate::dialect::session_results::client_capabilities;
@@ -43,16 +41,15 @@ use crate::face::rates::UnknownTaskWatch;
 use crate::face::rewrite::TaskSupportLookup;
 use crate::face::task_method_error::TaskMethodError;
 use crate::task::{
-    ChosenId, ClientKind, Draft, Drafts, Executed, Failure, GatewayFault, HandleSupport, InputKey, Outcome, Phase,
-    Principal, Reason, SessionScope, Task, TaskKey,
+    ChosenId, ClientKind, Draft, Drafts, Executed, Failure, GatewayFault, HandleSupport, InputKey, ListFilter, Outcome,
+    Phase, Principal, Reason, SessionScope, Task, TaskKey, TaskMode,
 };
 use crate::upstream::{Progress, Upstream, UpstreamTaskMode};
 use crate::wire::envelope::{self, Request};
 use crate::wire::{JsonPieces, Object, Payload, ProtocolVersion, RequestId, RpcError, method};
 use result::OutcomeRequest;
-use task_requests::TaskRequests;
+use task_subscribers::TaskRequests;
 use task_subscribers::{SharedProgress, SubscriberList, TaskSubscribers};
-pub(super) use wish::{TaskWish, wish};
 
 const PAGE: usize = 50;
 
@@ -419,6 +416,74 @@ impl SessionFaceState {
     }
 }
 
+impl SessionFaceState {
+    async fn get(self: &Arc<Self>, key: &TaskKey, nonce: u128) -> Result<Payload, TaskMethodError> {
+        let task = self.served.engine.get(key).await?;
+        if !task.is_settled() {
+            // After a restart this links the task to its client's stream again.
+            self.subscribers(key, nonce, None);
+        }
+        self.served.engine.count_poll(&task);
+        let task = self.as_seen(task).await?;
+        Ok(self.tasks.codec().encode(TaskReply::Snapshot(&task))?)
+    }
+
+    /// Leaves out the parts of a tree that the owner may not see. Skipped where trees are not exposed.
+    async fn as_seen(&self, task: Arc<Task>) -> Result<Arc<Task>, TaskError> {
+        match self.tasks.drafts.has(Draft::Sep2268) {
+            true => self.served.engine.as_seen(task).await,
+            false => Ok(task),
+        }
+    }
+
+    async fn cancel(&self, key: &TaskKey) -> Result<Payload, TaskMethodError> {
+        let cancelled = self.served.engine.cancel(key).await?;
+        if let Some(subscribers) = self.tasks.subscribers.get(key) {
+            // Later progress of the upstream is dropped (L25-47).
+            subscribers.mute();
+        }
+        let task = self.as_seen(cancelled.task).await?;
+        let reply = TaskReply::Cancelled { task: &task, was_settled: cancelled.was_settled };
+        Ok(self.tasks.codec().encode(reply)?)
+    }
+
+    fn wanted_tasks(&self, params: &Object) -> Result<Option<ListFilter>, RequestError> {
+        if self.served.settings.drafts.has(Draft::Sep1904) { list_filter(params) } else { Ok(None) }
+    }
+
+    async fn list(
+        &self,
+        owner: &Principal,
+        cursor: Option<String>,
+        params: &Object,
+    ) -> Result<Payload, TaskMethodError> {
+        if !owner.is_identified() {
+            return Err(TaskMethodError::Complaint(RequestError::UnknownMethod(method::TASKS_LIST.to_owned())));
+        }
+        let filter = self.wanted_tasks(params)?;
+        let (sealer, filter) = (&self.served.sealer, filter.as_ref());
+        let position = |cursor: String| {
+            tokens::position(sealer, owner, filter, &cursor).ok_or(TaskMethodError::Complaint(bad_cursor()))
+        };
+        let after = cursor.map(position).transpose()?;
+        let mut page = match filter {
+            Some(filter) => self.served.engine.list_filtered(owner, filter, after, PAGE).await?,
+            // Tasks with chosen ids belong to the sessions that chose them (T-66).
+            None if self.served.settings.drafts.has(Draft::Sep1686) => {
+                self.served.engine.list_filtered(owner, &ListFilter::of_scope(None), after, PAGE).await?
+            }
+            None => self.served.engine.list(owner, after, PAGE).await?,
+        };
+        if self.tasks.drafts.has(Draft::Sep2268) {
+            for task in &mut page.tasks {
+                task.tree = self.served.engine.seen_tree(owner, &task.tree).await?;
+            }
+        }
+        let next = page.next.map(|position| tokens::cursor(sealer, owner, filter, position));
+        Ok(self.tasks.codec().encode(TaskReply::Listed { tasks: &page.tasks, next: next.as_deref() })?)
+    }
+}
+
 /// Progress that does not increase is dropped (T-73).
 fn shown(task: &RelatedTask, rising: &mut MonotonicProgress, progress: &Progress) -> Option<Bytes> {
     let value = rising.real(&progress.progress, progress.total.as_ref())?;
@@ -445,4 +510,40 @@ fn answer_refused(refused: TaskMethodError, addressee: &Addressee) -> FaceRespon
             addressee.error(StatusCode::OK, &gateway_error(&fault))
         }
     }
+}
+
+#[derive(Debug)]
+pub(super) enum TaskWish {
+    Core(RequestedTtl),
+    Draft(RequestedTask),
+}
+
+/// The task that a call requests, if tasks are offered or the draft is enabled. `None` without a readable tool name:
+/// the call is refused later. A request of 2025-11-25 takes precedence over the draft's (T-37). An error if the tool
+/// cannot be called this way.
+pub(super) fn wish(
+    settings: &ServiceSettings,
+    session: &ClientSession,
+    params: &Object,
+    accepted: AcceptedTypes,
+) -> Result<Option<TaskWish>, RequestError> {
+    let (is_core, is_draft) = (session.has_tasks(), settings.drafts.has(Draft::Sep1686));
+    if !is_core && !is_draft {
+        return Ok(None);
+    }
+    let Some(mode) = params.get_str("name").map(|tool| settings.rules.mode_of(&tool)) else { return Ok(None) };
+    // Without a stream the client could not be notified (T-38). A tool that only runs plainly has no task (D86-01).
+    if is_draft
+        && accepted.takes_stream()
+        && mode != TaskMode::Never
+        && !(is_core && RequestedTtl::read(params)?.is_some())
+        && let Some(wish) = RequestedTask::read(params)?
+    {
+        return Ok(Some(TaskWish::Draft(wish)));
+    }
+    let wish = match is_draft {
+        true => HybridTasks::wish(params, mode, session.token.client_version)?,
+        false => CoreTasks::wish(params, mode)?,
+    };
+    Ok(wish.map(TaskWish::Core))
 }

@@ -10,12 +10,10 @@ use bytes::Bytes;
 use http::{HeaderValue, StatusCode};
 use tokio_util::sync::CancellationToken;
 
-use super::bridged_call::{self, AnswerEra, BridgedCaller, CallRoute};
-use super::bridged_client::BridgedClient;
+use super::bridged_call::{self, AnswerEra, BridgedCaller, BridgedClient, CallRoute};
 use super::in_flight::RequestStage;
-use super::message_check::tool_of;
 use super::session_cache::ClientSession;
-use super::{SessionFaceState, pipe, refuse};
+use super::{SessionFaceState, pipe, refuse, tool_of};
 use crate::dialect::plain::PlainUpstream;
 use crate::dialect::relay_core_2025_11_25::{ToolTaskSupport, UpstreamTaskSupport};
 use crate::dialect::split_call::SplitCall;

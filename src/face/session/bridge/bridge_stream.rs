@@ -28,7 +28,7 @@ use crate::face::call_stream::{CallMessage, CallMessages, stream};
 use crate::face::headers;
 use crate::face::http::{AcceptedTypes, FaceResponse, Inbound};
 use crate::face::notification_subscriber::{AgreedResources, NotificationSubscriber, SubscriberEvent};
-use crate::face::session::bridged_client::BridgedClient;
+use crate::face::session::bridged_call::BridgedClient;
 use crate::face::session::session_streams::{SessionStream, StreamTurn};
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::session::own::PreferenceChange;

@@ -6,8 +6,8 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use super::result::{OutcomeRequest, WaitingCall};
-use super::task_requests::TaskRequestEntry;
 use super::task_subscribers::SharedProgress;
+use super::task_subscribers::TaskRequestEntry;
 use super::{PAGE, TaskRequestContext, tokens};
 use crate::cause::CauseChain;
 use crate::dialect::draft_sep_1686::{DraftTasks, RequestedTask};

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use http::StatusCode;
 use tokio::time::Instant;
 
-use super::task_requests::TaskRequestEntry;
+use super::task_subscribers::TaskRequestEntry;
 use super::task_subscribers::{ResultStreamError, ResultStreamKind, ResultSubscriber, SubscriberList};
 use crate::cause::CauseChain;
 use crate::dialect::draft_sep_1686::DraftTasks;

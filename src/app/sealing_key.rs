@@ -184,10 +184,10 @@ mod tests {
         check(b"", 0o600, &format!("seal.key: has no key; {wanted}"));
         check(&key[1..], 0o600, &format!("seal.key: line 1 has 63 characters; {wanted}"));
         check(&[key, b"\n", &key[1..], b"x"].concat(), 0o600, {
-            "seal.key: line 2 has something else than hex digits; a key is a line of 64 of 0 to 9 and a to f"
+            "seal.key: line 2 has characters that are not hex digits; a key is a line of 64 of 0 to 9 and a to f"
         });
         check(&[0xff; 64], 0o600, {
-            "seal.key: line 1 has something else than hex digits; a key is a line of 64 of 0 to 9 and a to f"
+            "seal.key: line 1 has characters that are not hex digits; a key is a line of 64 of 0 to 9 and a to f"
         });
         check(&vec![b'\n'; 70_000], 0o600, &format!("seal.key: is larger than 64KiB; {wanted}"));
     }

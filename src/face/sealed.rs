@@ -1,7 +1,6 @@
-//! Seals and opens the ids that clients keep: the gateway's state of a client, which the client returns.
+//! Seals and opens the ids that clients keep: gateway state that the client returns.
 //!
-//! Read [`GatewayId`] first, then [`SessionToken`] for the content of a session id and [`StateToken`] for a `requestState`. Sealing
-//! and opening are pure except for the random nonce; the keys come from the caller.
+//! Read [`GatewayId`], then [`SessionToken`] and [`StateToken`]. Pure except for the random nonce.
 
 mod forward_token;
 mod gateway_id;

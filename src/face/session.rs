@@ -1,25 +1,20 @@
 //! Serves session clients of one upstream: versions up to 2025-11-25 with an `initialize` handshake.
 //!
-//! Each client has its own upstream session, and its session id names it: a sealed token, so that a restart loses no table. This
-//! module finds a request's session; its messages go through the `pipe`, and messages about tasks to `tasks`. Read
-//! `session_cache` for the state that outlives an upstream.
+//! Each client has its own upstream session, named by its session id: a sealed token, so that a restart loses no table.
+//! This module finds a request's session; messages go through the `pipe`, those about tasks to `tasks`. `session_cache`
+//! has the state that outlives an upstream.
 
 pub(super) mod bridge;
 mod bridged_call;
-mod bridged_client;
-mod bridged_questions;
 mod fallback;
 mod handshake;
 pub(super) mod in_flight;
 mod known_tools;
-mod message_check;
 mod pipe;
 pub(super) mod session_cache;
-mod session_registry;
 pub(super) mod session_streams;
 pub(super) mod tasks;
 pub(super) mod upstream_tasks;
-mod without_ids;
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -33,6 +28,7 @@ use tokio_util::sync::CancellationToken;
 use super::answer::{Addressee, accepted, addressee, bare, mark, too_many};
 use super::argument_limits;
 use super::array_answer::{self, ArrayBounds, ArrayItems};
+use super::call_stream::replay_buffer::ReplayBuffers;
 use super::headers;
 use super::http::{AcceptedTypes, FaceResponse, Inbound, MessageChannel};
 use super::pipe::forward::PipeMetrics;
@@ -43,24 +39,22 @@ use crate::task::{Drafts, Principal, Reason};
 use crate::upstream::own_ids::is_own;
 use crate::upstream::session::own::OwnSessions;
 use crate::wire::envelope::{self, Request, Response};
-use crate::wire::{Message, MessageText, ProtocolVersion, RequestId, method};
+use crate::wire::{Message, MessageText, Object, ProtocolVersion, RequestId, method};
+use bridged_call::BridgedQuestions;
+use in_flight::InFlight;
 use known_tools::ServerTools;
-pub(super) use message_check::vet;
-use message_check::{tool_of, vet_request};
 use pipe::{OneWayKind, PipedMessage};
 use session_cache::{ClientSession, ClientSessionCache};
-use session_registry::SessionRegistry;
+use session_streams::SessionStreams;
 use tasks::{SessionTasksState, TaskCall, TaskRequestContext};
 
-/// The methods of a session's path.
 pub(super) const ALLOWED: HeaderValue = HeaderValue::from_static("GET, POST, DELETE");
 
-/// The shared state of one upstream's session clients.
 #[derive(Debug)]
 pub(super) struct SessionFaceState {
     pub(super) served: Arc<Served>,
     pub(super) sessions: ClientSessionCache,
-    /// Their sessions at the server.
+    /// The clients' sessions at the server.
     pub(super) own: Arc<OwnSessions>,
     pub(super) paused: pipe::PausedCalls,
     pub(super) open: SessionRegistry,
@@ -69,7 +63,7 @@ pub(super) struct SessionFaceState {
     task_tools: upstream_tasks::UpstreamTaskTools,
     fallback: Option<fallback::SessionFallback>,
     tools: known_tools::KnownTools,
-    gives_no_ids: without_ids::GivesNoIds,
+    gives_no_ids: handshake::GivesNoIds,
 }
 
 #[derive(Clone, Debug)]
@@ -77,11 +71,31 @@ pub struct SessionFace {
     shared: Arc<SessionFaceState>,
 }
 
-/// Why a request has no session.
+/// Open requests, streams and questions of sessions in this process, by nonce.
+#[derive(Debug, Default)]
+pub(super) struct SessionRegistry {
+    pub(super) in_flight: Arc<InFlight>,
+    /// Streams on which the gateway can send messages itself.
+    pub(super) streams: Arc<SessionStreams>,
+    /// Buffered events of calls, for clients that lost their streams.
+    pub(super) replays: ReplayBuffers,
+    /// Open questions; each ends with its call.
+    questions: Arc<BridgedQuestions>,
+}
+
+impl SessionRegistry {
+    /// Plain calls end with their session: no client could get their responses (T-81).
+    fn end(&self, nonce: u128) {
+        self.streams.end(nonce);
+        self.replays.forget(nonce);
+        self.in_flight.end_session(nonce);
+    }
+}
+
 pub(super) enum SessionLookupError {
-    /// It names none.
+    /// The request has no session id.
     Missing,
-    /// It names a session that is another client's, or has ended.
+    /// The session is another client's, or has ended.
     Unknown,
     Header(RequestError),
 }
@@ -107,12 +121,11 @@ impl SessionFace {
             task_tools,
             fallback,
             tools,
-            gives_no_ids: without_ids::GivesNoIds::default(),
+            gives_no_ids: handshake::GivesNoIds::default(),
         };
         Self { shared: Arc::new(shared) }
     }
 
-    /// Cleans up the caches, until stopped.
     pub async fn keep_tidy(&self, stop: &CancellationToken) {
         let fallback = async {
             if let Some(fallback) = &self.shared.fallback {
@@ -122,9 +135,8 @@ impl SessionFace {
         tokio::join!(self.shared.task_tools.keep_tidy(stop), fallback);
     }
 
-    /// Answers one message of a client. A piped message is awaited without its HTTP request, whose headers hold the buffer that
-    /// they were read into. Dropping the future means that the client disconnected: the upstream's stream is closed, nothing is
-    /// cancelled (T-81).
+    /// A piped message is awaited without its HTTP request, whose headers hold their read buffer. Dropping the future
+    /// means that the client disconnected: the upstream's stream is closed, nothing is cancelled (T-81).
     pub fn post(&self, inbound: Box<Inbound>, message: Box<Message>) -> impl Future<Output = FaceResponse> + Send {
         self.serve(inbound, message, None)
     }
@@ -191,7 +203,7 @@ impl SessionFace {
         }
     }
 
-    /// Answers an array of messages, which only 2025-03-26 has. The server's tools are listed once for all its calls.
+    /// Answers an array of messages (2025-03-26 only). The server's tools are listed once for all its calls.
     pub(super) async fn post_batch(&self, inbound: &Inbound, items: ArrayItems) -> FaceResponse {
         let served = &self.shared.served;
         let bounds = ArrayBounds { result_bytes_max: served.settings.result_bytes_max, parallel: envelope::BATCH_MAX };
@@ -203,12 +215,10 @@ impl SessionFace {
         .await
     }
 
-    /// The version of a client's session.
     pub(super) fn client_version(&self, inbound: &Inbound) -> Result<ProtocolVersion, SessionLookupError> {
         self.session(inbound).map(|session| session.token.client_version)
     }
 
-    /// Opens or resumes a stream.
     pub async fn get(&self, inbound: &Inbound) -> FaceResponse {
         if matches!(inbound.accepted, AcceptedTypes::Json | AcceptedTypes::Neither) {
             return bare(StatusCode::NOT_ACCEPTABLE);
@@ -219,8 +229,7 @@ impl SessionFace {
         }
     }
 
-    /// As [`Self::get`], in a session. Streams take a permit of their principal; a client over HTTP+SSE or stdio holds one
-    /// already.
+    /// Streams take a permit of their principal; a client over HTTP+SSE or stdio holds one already.
     async fn get_in(&self, session: ClientSession, inbound: &Inbound) -> FaceResponse {
         if inbound.is_counted || inbound.carriage == MessageChannel::Stream {
             return self.open_stream(session, inbound).await;
@@ -240,7 +249,7 @@ impl SessionFace {
                 let last_event = inbound.headers.get(headers::LAST_EVENT_ID).cloned();
                 match upstream_tasks::take_up(&self.shared, &session, last_event.as_ref()) {
                     Some(rest) => rest,
-                    // All events with ids that such a server's clients know came from the gateway.
+                    // Clients of such a server know only event ids of the gateway.
                     None if last_event.is_some() && self.shared.served.channel.makes_streams() => {
                         bare(StatusCode::BAD_REQUEST)
                     }
@@ -250,7 +259,6 @@ impl SessionFace {
         }
     }
 
-    /// Ends a session.
     pub async fn delete(&self, inbound: &Inbound) -> FaceResponse {
         match self.session(inbound) {
             Ok(session) if session.is_bridged() => bridge::delete(&self.shared, &session),
@@ -259,12 +267,10 @@ impl SessionFace {
         }
     }
 
-    /// Whether a request of this session is registered here.
     pub(super) fn has_under_way(&self, nonce: u128, id: &RequestId) -> bool {
         self.shared.open.in_flight.knows_any(nonce, id) || self.shared.tasks.has_under_way(nonce, id)
     }
 
-    /// Whether a task asked the question with this id.
     pub(super) fn is_asked_by_a_task(&self, id: &RequestId) -> bool {
         self.shared.is_of_a_task(id)
     }
@@ -274,11 +280,12 @@ impl SessionFace {
         Box::pin(self.shared.take_answer(principal, response)).await
     }
 
-    /// The session of a message. For a server without session ids, a message without a session gets a new session.
+    /// For a server without session ids, a message without a session gets a new session.
     fn session_for(&self, inbound: &Inbound) -> Result<ClientSession, SessionLookupError> {
         match self.session(inbound) {
             Err(SessionLookupError::Missing) => {
-                let mut session = without_ids::session(&self.shared, inbound).ok_or(SessionLookupError::Missing)?;
+                let mut session =
+                    handshake::session_without_id(&self.shared, inbound).ok_or(SessionLookupError::Missing)?;
                 session.own.forwarded = inbound.forwarded.clone();
                 Ok(session)
             }
@@ -286,7 +293,6 @@ impl SessionFace {
         }
     }
 
-    /// The session of a request.
     fn session(&self, inbound: &Inbound) -> Result<ClientSession, SessionLookupError> {
         let served = &self.shared.served;
         let mut session = session_of(inbound, served.channel.name(), &served.sealer, &self.shared.sessions)?;
@@ -295,7 +301,7 @@ impl SessionFace {
     }
 }
 
-/// The session of a request, if its principal opened it for `opened_for`: an upstream, or an endpoint of several.
+/// The session of a request, if its principal opened it for `opened_for`: an upstream or an endpoint.
 pub(super) fn session_of(
     inbound: &Inbound,
     opened_for: &str,
@@ -331,7 +337,7 @@ impl SessionLookupError {
             Self::Missing => (
                 StatusCode::BAD_REQUEST,
                 RequestError::NotARequest(Cow::Borrowed(
-                    "Mcp-Session-Id is missing, or Mcp-Protocol-Version of a version without sessions (2026-07-28)",
+                    "Mcp-Session-Id is missing: send it, or an Mcp-Protocol-Version without sessions (2026-07-28)",
                 )),
             ),
             Self::Unknown => (StatusCode::NOT_FOUND, RequestError::UnknownSession),
@@ -341,7 +347,7 @@ impl SessionLookupError {
     }
 }
 
-/// The code for a header that differs from the body is from 2026-07-28; to older clients such a request is malformed.
+/// Before 2026-07-28 there is no code for a header that differs from the body: such a request is malformed.
 fn in_session(complaint: RequestError) -> SessionLookupError {
     SessionLookupError::Header(if let RequestError::Header(what) = complaint {
         RequestError::NotARequest(what)
@@ -360,8 +366,7 @@ fn check_version(all: &HeaderMap) -> Result<(), RequestError> {
     }
 }
 
-/// An error for a request has status 200: clients of these versions would drop their connection otherwise. Status 400 is for
-/// messages without id.
+/// An error for a request has status 200: clients of these versions would drop their connection otherwise.
 pub(super) fn refuse(addressee: &Addressee, complaint: &RequestError) -> FaceResponse {
     let status = if addressee.id.is_some() { StatusCode::OK } else { StatusCode::BAD_REQUEST };
     mark(addressee.error(status, &complaint.to_error(addressee.version)), complaint)
@@ -372,22 +377,16 @@ enum MessageRoute {
     Bridged(Message),
     /// A plain call of a tool that the server may run only as a task.
     Weighed(Request),
-    /// A call of one of the gateway's own tools.
     OwnTool(Request),
     Piped(PipedMessage),
-    /// The engine, as a task.
     Call(TaskCall),
-    /// A method about tasks.
     Method(Request),
-    /// The cancellation of a call that became a task.
     Withdrawn(RequestId),
-    /// An answer to a question of a task.
     Answer(Response),
-    /// None: the message is for the gateway and has no effect.
+    /// The message is for the gateway and has no effect.
     Nothing,
 }
 
-/// Chooses the handler of a message.
 fn sort(
     shared: &SessionFaceState,
     session: &ClientSession,
@@ -448,7 +447,7 @@ fn sort(
     }
 }
 
-/// A message as the pipe forwards it; `None` for a message to the gateway itself.
+/// `None` for a message to the gateway itself.
 fn piped_message(
     message: Message,
     received: (Bytes, Instant),
@@ -480,10 +479,48 @@ fn piped_message(
     }
 }
 
-/// 405 for a client of a session version, with the path's methods.
 pub(super) fn not_allowed(method: &Method) -> FaceResponse {
     let mut response = bare(StatusCode::METHOD_NOT_ALLOWED);
     let others = if *method == Method::GET { "POST, DELETE" } else { "GET, POST" };
     response.headers_mut().insert(ALLOW, HeaderValue::from_static(others));
     response
+}
+
+/// Members of `params` that affect a request's processing (B85).
+const KNOWN_MEMBERS: [&str; 7] = ["name", "arguments", "task", "taskId", "cursor", "uri", "_meta"];
+
+pub(super) fn vet(message: &Message) -> Result<(), RequestError> {
+    match message {
+        Message::Request(request) => vet_request(request),
+        Message::Notification(notification) if !notification.method.starts_with("notifications/") => {
+            Err(RequestError::NotARequest(Cow::Borrowed("this method needs an id")))
+        }
+        Message::Notification(_) => Ok(()),
+        Message::Response(response) if response.id.is_none() => {
+            Err(RequestError::NotARequest(Cow::Borrowed("a response needs the id of its request")))
+        }
+        Message::Response(_) => Ok(()),
+    }
+}
+
+fn vet_request(request: &Request) -> Result<(), RequestError> {
+    if is_own(&request.id) {
+        return Err(RequestError::NotARequest(Cow::Borrowed("this id is one of the gateway's own requests")));
+    }
+    let params = request.params.object();
+    match params.and_then(|params| params.case_variant(&KNOWN_MEMBERS)) {
+        Some(name) => Err(RequestError::Params(Cow::Owned(format!("{name} is spelt in another case")))),
+        None => Ok(()),
+    }
+}
+
+/// The name of the called tool; an error if it is missing or ambiguous (B81, B98).
+fn tool_of(params: Option<&Object>) -> Result<String, RequestError> {
+    let invalid = |what| RequestError::Params(Cow::Borrowed(what));
+    let params = params.ok_or_else(|| invalid("params must be an object"))?;
+    if params.contains("arguments") && !params.has_object("arguments") {
+        return Err(invalid("arguments must be an object"));
+    }
+    let name = params.get_string("name").filter(|name| !name.contains('\0'));
+    name.ok_or_else(|| invalid("name must be a string without null characters"))
 }

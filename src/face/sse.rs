@@ -1,11 +1,9 @@
 //! Serves the HTTP+SSE transport of 2024-11-05: one event stream, and a POST per message.
 //!
-//! An adapter in front of an upstream's endpoint, not a face: messages go through [`stream_client`] to the usual faces, so any
-//! version can be used over it (GW-01). A stream is the session, lives in this process, and cannot be resumed; its tasks outlive
-//! it. With several replicas, a message is forwarded to the replica of its stream, which counts it. Read [`SseEndpoint`] first,
-//! then `streams` for the owners of streams, `events` for their content.
+//! An adapter, not a face: messages go through [`stream_client`] to the usual faces, so any version can be used over it
+//! (GW-01). A stream is the session, lives in this process, and cannot be resumed; its tasks outlive it. A message is
+//! forwarded to the replica that owns its stream, which counts it.
 
-mod events;
 mod streams;
 
 use std::fmt;
@@ -13,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use http::header::ALLOW;
 use http::{HeaderName, HeaderValue, Method, StatusCode};
 use tokio::sync::mpsc;
@@ -20,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::affinity::unanswered;
 use super::answer::{accepted, addressee, bare, event_stream, too_many, too_often, unreadable};
-use super::call_stream::stream;
+use super::call_stream::{CallMessage, CallMessages, stream};
 use super::http::{AcceptedTypes, Endpoint, FaceResponse, Inbound, ending_with};
 use super::sealed::{GatewayId, IdKind};
 use super::served::Served;
@@ -33,50 +32,40 @@ use crate::shared_limits::SharedLimits;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::wire::envelope::{self, is_batch};
 use crate::wire::{ScanLimits, framing};
-use events::SseEventStream;
 pub use streams::STREAMS_MAX;
-use streams::{SseStreamKey, SseStreamTable};
+use streams::{SseStreamKey, SseStreamPermit, SseStreamTable};
 
-/// Accepted messages of one client that are not processed yet. Further POSTs wait for their 202.
+/// Unprocessed messages of one client. Further POSTs wait for their 202.
 const RECEIVED_MAX: usize = 4;
 /// Messages queued for the client. Later ones wait at their source.
 const OUTGOING_MAX: usize = 8;
-/// Room for the envelope of a result.
 const ENVELOPE_BYTES: usize = 64 << 10;
-/// The longest wait of a POST.
 const TAKEN_MAX: Duration = Duration::from_secs(30);
-/// The query parameter with a message's stream.
 const STREAM: &str = "session_id";
 
-/// All open streams of a gateway.
 #[derive(Clone, Debug)]
 pub struct SseStreams(Arc<SseStreamTable<mpsc::Sender<ClientMessage>>>);
 
 impl SseStreams {
-    /// No streams yet.
     #[must_use]
     pub fn new(limits: SharedLimits) -> Self {
         Self(Arc::new(SseStreamTable::new(limits)))
     }
 }
 
-/// The settings for HTTP+SSE clients of one upstream or endpoint.
 #[derive(Clone, Debug)]
 pub struct SseServed {
     /// Used only for the state that all upstreams share.
     pub served: Arc<Served>,
     /// The upstream's name, or the endpoint's path.
     pub name: Arc<str>,
-    /// The largest result.
     pub result_bytes_max: usize,
-    /// The path for streamable HTTP.
     pub path: Arc<str>,
     pub streams: SseStreams,
     /// Once cancelled, each stream ends as soon as it has no request in progress.
     pub leaving: CancellationToken,
 }
 
-/// The HTTP+SSE path of one upstream: GET opens a stream, POST carries a message for one.
 pub struct SseEndpoint {
     sse: SseServed,
     endpoint: Arc<dyn Endpoint>,
@@ -89,13 +78,12 @@ impl fmt::Debug for SseEndpoint {
 }
 
 impl SseEndpoint {
-    /// In front of `endpoint`, which serves the same upstream.
     #[must_use]
     pub const fn new(sse: SseServed, endpoint: Arc<dyn Endpoint>) -> Self {
         Self { sse, endpoint }
     }
 
-    /// Opens a stream: first the URL for its messages, then its messages.
+    /// The first event is the URL for the client's messages.
     fn open(&self, inbound: Inbound) -> FaceResponse {
         if matches!(inbound.accepted, AcceptedTypes::Json | AcceptedTypes::Neither) {
             return bare(StatusCode::NOT_ACCEPTABLE);
@@ -105,7 +93,7 @@ impl SseEndpoint {
             return bare(StatusCode::SERVICE_UNAVAILABLE);
         }
         let (key, owner) = (self.key(&inbound, (served.random)()), inbound.principal.clone());
-        // A path and no URL: the gateway does not know the host and scheme that its clients use.
+        // A path: the gateway does not know the host and scheme that its clients use.
         let id = GatewayId::in_memory(IdKind::SseStream, served.own_replica(), key.nonce);
         let sealed = served.sealer.seal(&id, Some(&owner), &[]).expect("an id without a payload has one length");
         let address = format!("{}?{STREAM}={sealed}", inbound.path);
@@ -170,7 +158,7 @@ impl SseEndpoint {
         }
     }
 
-    /// Refuses a message that never reaches the endpoint, which counts all others.
+    /// Counts a message that never reaches the endpoint, which counts all others.
     fn refuse(&self, inbound: &Inbound, reason: &'static str, answer: impl FnOnce() -> FaceResponse) -> FaceResponse {
         metrics::counter!(metric::HTTP_REFUSED, "reason" => reason).increment(1);
         match self.sse.served.rates.admit(&inbound.counted_as(), 1) {
@@ -210,13 +198,11 @@ impl Endpoint for SseEndpoint {
     }
 }
 
-/// The stream in a query.
 fn stream_named(query: Option<&str>) -> Option<&str> {
     query?.split('&').find_map(|member| member.strip_prefix(STREAM)?.strip_prefix('='))
 }
 
-/// For a POST without a stream, so that a client that tries streamable HTTP first learns that this is the older transport
-/// (transports, backwards compatibility).
+/// Shows a client that tries streamable HTTP first the older transport (transports, backwards compatibility).
 fn only_get() -> FaceResponse {
     not_allowed("GET")
 }
@@ -225,4 +211,72 @@ fn not_allowed(allowed: &'static str) -> FaceResponse {
     let mut response = bare(StatusCode::METHOD_NOT_ALLOWED);
     response.headers_mut().insert(ALLOW, HeaderValue::from_static(allowed));
     response
+}
+
+/// Dropping it, as its connection ends, releases its permit and closes its queue.
+struct SseEventStream {
+    messages: mpsc::Receiver<Bytes>,
+    _permit: SseStreamPermit<mpsc::Sender<ClientMessage>>,
+}
+
+impl SseEventStream {
+    const fn new(messages: mpsc::Receiver<Bytes>, permit: SseStreamPermit<mpsc::Sender<ClientMessage>>) -> Self {
+        Self { messages, _permit: permit }
+    }
+}
+
+impl CallMessages for SseEventStream {
+    async fn next(&mut self) -> Option<CallMessage> {
+        Some(CallMessage::event(self.messages.recv().await?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::BodyExt;
+    use tokio::time::Instant;
+
+    use super::*;
+    use crate::face::call_stream::LIFE_SIGN as SIGN;
+    use crate::face::http::ResponseBody;
+
+    fn open() -> (mpsc::Sender<Bytes>, ResponseBody) {
+        let key = SseStreamKey { owner: Principal::local(), upstream: Arc::from("up"), nonce: 1 };
+        let table = Arc::new(SseStreamTable::new(SharedLimits::default()));
+        let permit = table.open(key, Principal::local(), || mpsc::channel(1).0).unwrap();
+        let (sender, messages) = mpsc::channel(4);
+        let first = Some(Bytes::from_static(b"address").into());
+        (sender, stream(SseEventStream::new(messages, permit), addressee(None, AcceptedTypes::EventStream), first))
+    }
+
+    async fn next(body: &mut ResponseBody) -> Option<Bytes> {
+        Some(body.frame().await?.unwrap().into_data().unwrap().into_bytes())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_comment_stands_where_nothing_was_said_for_long() {
+        let (sender, mut body) = open();
+        assert_eq!(next(&mut body).await.unwrap(), "address");
+        let began = Instant::now();
+        assert_eq!(next(&mut body).await.unwrap(), ":\n\n");
+        assert_eq!(began.elapsed(), SIGN);
+        tokio::time::sleep(SIGN / 2).await;
+        sender.send(Bytes::from_static(b"{}")).await.unwrap();
+        assert_eq!(next(&mut body).await.unwrap(), "event: message\ndata: {}\n\n");
+        assert_eq!(next(&mut body).await.unwrap(), ":\n\n");
+        assert_eq!(began.elapsed(), SIGN * 5 / 2, "counted from the message");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn it_ends_once_all_that_was_said_is_written() {
+        let (sender, mut body) = open();
+        sender.send(Bytes::from_static(b"1")).await.unwrap();
+        sender.send(Bytes::from_static(b"2")).await.unwrap();
+        drop(sender);
+        let mut written = Vec::new();
+        while let Some(bytes) = next(&mut body).await {
+            written.push(bytes);
+        }
+        assert_eq!(written.len(), 3, "{written:?}");
+    }
 }

@@ -1,10 +1,8 @@
 //! The stateless face: 2026-07-28, where each request is self-contained (GW-03).
 //!
-//! [`StatelessFace::serve`] is the pipeline in order: shape, metadata, headers, version, method, names, capabilities, params; the
-//! first failure is the response. Every 4xx is decided before anything is sent upstream.
+//! [`StatelessFace::serve`] is the pipeline: shape, metadata, headers, version, method, names, capabilities, params;
+//! the first failure is the response. Every 4xx is decided before anything is sent upstream.
 
-mod chosen_era;
-mod fallback;
 pub mod listen;
 pub(super) mod pipe;
 mod rounds;
@@ -49,29 +47,25 @@ use crate::wire::envelope::Request;
 use crate::wire::{Object, Payload, ProtocolVersion, method};
 use rounds::questions_for;
 
-/// Members of `params` that the gateway uses: a spelling that differs only in case is refused, since another parser might accept
-/// it (B85).
+/// Members of `params` that the gateway uses: other parsers might accept a different case, so it is refused (B85).
 const KNOWN_MEMBERS: [&str; 7] =
     ["name", "arguments", "taskId", "uri", "inputResponses", "requestState", "notifications"];
 
-/// The stateless face of one upstream.
 #[derive(Debug)]
 pub struct StatelessFace {
     served: Arc<Served>,
     catalog: Catalog,
-    /// The server's name, once a handshake has returned it.
+    /// `None` until a handshake has returned it.
     identity: RwLock<Option<ServerIdentity>>,
     misses: UnknownTaskWatch,
     meter: Arc<PipeMetrics>,
-    /// The tools that clients without the extension get in place of tasks.
+    /// For clients without the extension, in place of tasks.
     fallback: Option<Arc<FallbackToolService>>,
 }
 
-/// The server's name in results.
 #[derive(Clone, Debug)]
 struct ServerIdentity {
     info: Payload,
-    /// `_meta` with it.
     meta: Payload,
 }
 
@@ -88,14 +82,11 @@ struct StatelessRequestContext<'a> {
     is_counted: bool,
     metadata: StatelessRequest,
     request: &'a Request,
-    /// The request as received.
     body: &'a Bytes,
-    /// The upstream's era for this request.
     era: Era,
     method: &'a str,
     params: &'a Object,
     headers: &'a HeaderMap,
-    /// The headers to forward upstream.
     forwarded: &'a ForwardedHeaders,
     arrived: Instant,
     carriage: MessageChannel,
@@ -112,29 +103,23 @@ struct CallDecision {
 }
 
 impl CallDecision {
-    /// Whether the call is split, one call for each element of a list.
     fn is_split(&self, params: &Object) -> bool {
         self.policy.split.as_ref().is_some_and(|rule| SplitCall::read(rule, params).is_some())
     }
 }
 
-/// The parts of a request besides its message.
 #[derive(Debug)]
 pub struct MessageContext<'a> {
     pub headers: &'a HeaderMap,
-    /// The headers to forward upstream.
     pub forwarded: &'a ForwardedHeaders,
-    /// The message as received.
     pub body: &'a Bytes,
     pub principal: Principal,
-    /// The principal by which requests are counted.
     pub counted_as: Principal,
-    /// Whether the caller has counted it.
+    /// Whether the caller has counted the request.
     pub is_counted: bool,
     pub accepted: AcceptedTypes,
     pub arrived: Instant,
     pub carriage: MessageChannel,
-    /// Whether it is a call with an idempotency key.
     pub has_key: bool,
 }
 
@@ -149,13 +134,11 @@ impl StatelessFace {
         Self { served, catalog, identity, misses, meter, fallback }
     }
 
-    /// Cleans up the caches, until stopped.
     pub async fn keep_tidy(&self, stop: &CancellationToken) {
         self.catalog.keep_tidy(stop).await;
     }
 
-    /// Answers one request. Dropping the future means that the client disconnected, which cancels a call without a handle
-    /// (MOD-20).
+    /// Dropping the future means that the client disconnected, which cancels a call without a handle (MOD-20).
     pub async fn serve(&self, request: &Request, around: MessageContext<'_>) -> FaceResponse {
         let mut addressee =
             Addressee { id: Some(request.id.clone()), version: ProtocolVersion::STATELESS, accepted: around.accepted };
@@ -230,7 +213,31 @@ impl StatelessFace {
         })
     }
 
-    /// Each boxed, so that the future of a request is only as large as its method needs.
+    /// Requests about the gateway's own tasks, and subscriptions to them, need no upstream.
+    async fn era(
+        &self,
+        name: &str,
+        params: Option<&Object>,
+        metadata: Option<&StatelessRequest>,
+        around: &MessageContext<'_>,
+    ) -> Era {
+        let wanted = || params.and_then(|params| params.get_object("notifications"));
+        let is_about_tasks = ExtTasks::is_method(name)
+            || (name == method::LISTEN && wanted().is_some_and(|wanted| wanted.contains("taskIds")));
+        if is_about_tasks {
+            return Era::Session;
+        }
+        let era = self.served.upstream.era(around.forwarded).await;
+        match metadata.filter(|metadata| era == Era::Stateless && metadata.takes_questions()) {
+            Some(metadata) => {
+                let context = self.context_of(&around.principal, metadata, around.forwarded);
+                self.served.upstream.era_for(&context).await
+            }
+            None => era,
+        }
+    }
+
+    /// Boxed, so that the future of a request is only as large as its method needs.
     async fn dispatch(&self, inquiry: StatelessRequestContext<'_>) -> FaceResponse {
         if inquiry.era == Era::Stateless {
             return Box::pin(self.pass(inquiry)).await;
@@ -296,7 +303,7 @@ impl StatelessFace {
         }
     }
 
-    /// The upstream's tools that the client may use and see.
+    /// The upstream's tools that the client may use.
     fn reachable_tools(&self, inquiry: &StatelessRequestContext<'_>) -> ReachableTools {
         let access = self.served.engine.access().tools_of(&inquiry.principal);
         ReachableTools::new(access, self.fallback_for(&inquiry.metadata))
@@ -332,7 +339,7 @@ impl StatelessFace {
         argument_limits::check(&self.served.settings.rules, &tool, inquiry.params)
             .map_err(|complaint| refuse(&complaint))?;
         let policy = self.served.settings.rules.policy_of(&tool);
-        let (policy, takes_tasks) = fallback::takes_tasks(&inquiry.metadata, policy);
+        let (policy, takes_tasks) = tasks::takes_tasks(&inquiry.metadata, policy);
         let plan = policy.mode.plan(takes_tasks, policy.grace);
         let plan = if list.tool(&tool).is_none() { plan.waiting(policy.grace) } else { plan };
         if plan == Plan::Refuse {
@@ -362,7 +369,7 @@ impl StatelessFace {
         self.run(inquiry, weighed).await
     }
 
-    /// Forwards methods that are neither the gateway's nor about tasks unchanged.
+    /// Forwards other methods unchanged.
     async fn relay(&self, inquiry: StatelessRequestContext<'_>) -> FaceResponse {
         if let Err(error) = self.meet(&inquiry).await {
             return inquiry.addressee.fault(&not_begun(error));
@@ -409,7 +416,6 @@ impl StatelessFace {
         }
     }
 
-    /// How a call's events are sent to its waiting client.
     fn view<D: FaceDialect + 'static>(
         &self,
         inquiry: StatelessRequestContext<'_>,
@@ -432,7 +438,6 @@ impl StatelessFace {
         }
     }
 
-    /// The context of the gateway's own requests on behalf of this one.
     fn context(&self, inquiry: &StatelessRequestContext<'_>) -> CallContext {
         self.context_of(&inquiry.principal, &inquiry.metadata, inquiry.forwarded)
     }
@@ -478,7 +483,6 @@ fn is_served(name: &str) -> bool {
         )
 }
 
-/// The name of the called tool, after a check of the arguments' type.
 fn called_tool(params: &Object) -> Result<String, RequestError> {
     let name = params.get_string("name").ok_or(RequestError::Params(Cow::Borrowed("name must be a string")))?;
     if params.contains("arguments") && !params.has_object("arguments") {
@@ -487,8 +491,8 @@ fn called_tool(params: &Object) -> Result<String, RequestError> {
     Ok(name)
 }
 
-/// Whether the upstream should make its own task of a call (GW-11): always if its tool requires that, and if it is optional and
-/// the call may become a task here, too.
+/// Whether the upstream should make its own task of a call (GW-11): if its tool requires that, or it is optional and
+/// the call may become a task here.
 const fn native_task(support: ToolTaskSupport, plan: Plan, deadline: Duration) -> UpstreamTaskMode {
     match (support, plan) {
         (ToolTaskSupport::Required, _) | (ToolTaskSupport::Optional, Plan::Grace(_) | Plan::Task) => {

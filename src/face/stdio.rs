@@ -1,7 +1,7 @@
 //! Serves a client at standard input and output: one message a line, over [`super::stream_client`].
 //!
-//! Writes only messages. Requests read before the end of the input are answered; after that, or once the output has no reader,
-//! the client has left.
+//! Writes only messages. After the end of the input, requests read so far are answered; then, or once the output has no
+//! reader, the client has left.
 
 use std::io;
 use std::time::Duration;
@@ -19,38 +19,36 @@ use crate::wire::rpc_error::INVALID_REQUEST;
 use crate::wire::{RequestId, RpcError, envelope};
 
 const READ_BYTES: usize = 64 * 1024;
-/// Queued lines. Each may be as large as a message.
+/// Each may be as large as a message.
 const LINES_MAX: usize = 4;
-/// Messages queued for the client.
 const MESSAGES_MAX: usize = 8;
-/// How long a client may take to read the last messages when the program ends.
+/// The client's time to read the last messages when the program ends.
 const LAST_WORDS_MAX: Duration = Duration::from_millis(200);
-/// How long a client may take to read one message after its input has ended.
+/// The client's time to read one message after its input has ended.
 const MESSAGE_READ_MAX: Duration = Duration::from_secs(30);
 /// The interval of checks for the output's reader after the end of the input.
 const READER_CHECK: Duration = Duration::from_millis(200);
 
-/// Both ends of a client.
 #[derive(Debug)]
 pub struct StdioEnds<I, O> {
     pub input: I,
     pub output: O,
-    /// Whether the output's reader is gone, as far as that shows without a write.
+    /// As far as that shows without a write.
     pub is_reader_gone: fn() -> bool,
 }
 
-/// Why a client was not served to its own end.
 #[derive(Debug, thiserror::Error)]
 #[error("the standard input cannot be read")]
 pub struct StdioError(#[source] io::Error);
 
-/// Serves one client until it is gone; or until `leaving` is cancelled and all its requests are answered; or until `stop` is
-/// cancelled. A line of more than `line_bytes_max` bytes is refused, and the next one read. The last one need not have an end.
+/// Serves one client until it is gone; or until `leaving` is cancelled and its requests are answered; or until `stop`
+/// is cancelled. A line of more than `line_bytes_max` bytes is refused, and the next one read. The last line may lack
+/// its end.
 ///
 /// The end of the input is no disconnect: requests read so far are answered, within their limits.
 ///
-/// Returns once the client's session has ended, at most two seconds later, and the messages are written, if the client reads
-/// them. Dropping the future leaves a session open.
+/// Returns once the client's session has ended, at most two seconds later, and its messages are written. Dropping the
+/// future leaves a session open.
 ///
 /// # Errors
 /// If the input could not be read to its end.
@@ -150,7 +148,6 @@ async fn read(
                     continue;
                 }
             };
-            // A blank line is neither a message nor an error.
             if text.trim_ascii().is_empty() {
                 continue;
             }
@@ -181,7 +178,6 @@ enum StdioClientLine {
 struct StdioClientLines {
     line_bytes_max: usize,
     partial: Vec<u8>,
-    /// The classifier of a line that is too long.
     passed: Option<Box<MessageClassifier>>,
 }
 
@@ -216,7 +212,7 @@ impl StdioClientLines {
         }
     }
 
-    /// The line that ends here, if it is not empty.
+    /// `None` for an empty line.
     fn finish(&mut self) -> Option<StdioClientLine> {
         if let Some(classifier) = self.passed.take() {
             return Some(StdioClientLine::TooLong { id: classifier.id(), has_method: classifier.has_method() });
@@ -227,14 +223,13 @@ impl StdioClientLines {
     }
 }
 
-/// Writes messages, one per line, until the reader is gone.
 async fn write(
     mut output: impl AsyncWrite + Unpin,
     mut messages: mpsc::Receiver<Bytes>,
     input_over: &CancellationToken,
 ) {
     while let Some(message) = messages.recv().await {
-        // Its bytes are free once the line is written.
+        // Frees the message's bytes once the line is written.
         let line = line_of(message.clone());
         let writing = async { output.write_all(&line).await.is_ok() && output.flush().await.is_ok() };
         let is_stuck = async {
@@ -251,7 +246,7 @@ async fn write(
     }
 }
 
-/// A message as one line. JSON has line breaks between its parts only, where a space is equivalent.
+/// JSON has line breaks between its parts only, where a space is equivalent.
 fn line_of(message: Bytes) -> BytesMut {
     let mut line = BytesMut::from(message);
     if memchr::memchr2(b'\n', b'\r', &line).is_some() {

@@ -11,15 +11,12 @@ use crate::replica::Incarnation;
 use crate::task::digest::{Digest, digest};
 use crate::task::{Principal, Timestamp};
 
-/// The kind of a client's address.
 const NO_ADDRESS: u8 = 0;
 const IPV4: u8 = 4;
 const IPV6: u8 = 6;
 
-/// A request that one replica forwards to another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForwardToken {
-    /// The receiving replica.
     pub target: Incarnation,
     /// The sending replica, and its number for the request.
     pub sender: Incarnation,
@@ -27,21 +24,18 @@ pub struct ForwardToken {
     pub issued_at: Timestamp,
     /// [`digest_of_request`].
     pub request: Digest,
-    /// The principal that the sender authenticated.
     pub principal: Principal,
-    /// The client's address.
     pub client: Option<IpAddr>,
 }
 
 impl Sealer {
-    /// Seals the token of a forwarded request; `None` if its principal is too long.
+    /// `None` if the principal is too long.
     #[must_use]
     pub fn seal_forward(&self, token: &ForwardToken) -> Option<String> {
         let random = (u128::from(token.sender.0) << 64) | u128::from(token.number);
         self.seal(&GatewayId::in_memory(IdKind::Forward, Some(token.target), random), None, &token.payload())
     }
 
-    /// Opens the token of a forwarded request.
     #[must_use]
     pub fn open_forward(&self, sealed: &str) -> Option<ForwardToken> {
         ForwardToken::read(&self.open(IdKind::Forward, None, sealed)?)
@@ -72,7 +66,6 @@ impl ForwardToken {
             IPV6 => Some(IpAddr::V6(address)),
             _ => return None,
         };
-        // In the order of the bytes.
         let token = Self {
             target: id.replica?,
             sender: Incarnation((id.random >> 64) as u64),

@@ -1,7 +1,7 @@
 //! Makes and opens the ids that clients keep: session ids, states, cursors, questions, streams.
 //!
-//! All kinds have one layout: the replica, 128 bits, the upstream, and a payload that the kind defines. A client cannot read or
-//! change an id, and an id opens only as its own kind; if it is bound to a principal, only for that principal.
+//! All kinds have one layout: the replica, 128 bits, the upstream, and the kind's payload. An id opens only as its own
+//! kind; if it is bound to a principal, only for that principal.
 
 use aws_lc_rs::aead::Aad;
 use base64::Engine as _;
@@ -15,23 +15,21 @@ use crate::replica::Incarnation;
 use crate::task::{Principal, TaskId};
 use crate::wire::{Payload, ScanLimits};
 
-/// The first byte of every sealed id, and the last of its associated data before the principal: the version of all layouts.
+/// The version of all layouts: an id's first byte, and the last of its associated data before the principal.
 pub(super) const FORMAT: u8 = 2;
 
-/// The kind of an id. It is authenticated with the content.
+/// Authenticated with the content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IdKind {
     /// A session id, with the payload of a [`super::SessionToken`].
     Session,
     /// A `requestState`, with the payload of a [`super::StateToken`].
     RequestState,
-    /// The cursor in a list of tasks.
     Cursor,
     /// A question of a task. Any replica accepts the answer.
     TaskQuestion,
     /// A question of a call that one process holds.
     Question,
-    /// An HTTP+SSE stream, in the URL for its messages.
     SseStream,
     /// A stream that can be resumed. The ids of its events begin with it.
     EventStream,
@@ -54,7 +52,7 @@ impl IdKind {
         }
     }
 
-    /// The longest text of an id, in bytes.
+    /// In bytes.
     #[must_use]
     pub const fn text_len_max(self) -> usize {
         match self {
@@ -76,11 +74,10 @@ impl IdKind {
     }
 }
 
-/// An id, without its payload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GatewayId {
     pub kind: IdKind,
-    /// The replica with the object's in-memory state. A single gateway writes none.
+    /// The replica with the object's in-memory state; `None` for a single gateway.
     pub replica: Option<Incarnation>,
     /// The name of its upstream or the path of its endpoint; empty if the rest identifies it.
     pub upstream: String,
@@ -95,7 +92,7 @@ impl GatewayId {
         Self { kind, replica, upstream: String::new(), random }
     }
 
-    /// An id about a task, which all replicas know.
+    /// For a task, which all replicas know.
     #[must_use]
     pub fn of_task(kind: IdKind, task: TaskId) -> Self {
         Self::in_memory(kind, None, task.bits())
@@ -119,7 +116,6 @@ impl GatewayId {
     }
 }
 
-/// An opened id with its payload.
 #[derive(Debug)]
 pub struct OpenedId {
     pub id: GatewayId,
@@ -138,8 +134,7 @@ impl OpenedId {
 }
 
 impl Sealer {
-    /// Seals an id, for `owner` alone if it has one: visible ASCII, different each time. `None` if it is longer than its kind
-    /// allows.
+    /// Seals an id for its owner, if any: visible ASCII, different each time. `None` if it is too long for its kind.
     ///
     /// # Panics
     /// If the operating system provides no randomness: a repeated nonce would reveal the key.
@@ -178,7 +173,7 @@ impl Sealer {
     }
 }
 
-/// The id at the end of a text: behind the prefix of the gateway's own requests, and the mark of an endpoint of several upstreams.
+/// The id behind the prefix of the gateway's own requests and the mark of an endpoint of several upstreams.
 #[must_use]
 pub fn sealed_in(text: &str) -> &str {
     text.rsplit(':').next().unwrap_or_default()
@@ -187,7 +182,7 @@ pub fn sealed_in(text: &str) -> &str {
 /// Separates the stream from the event's number; no character of base64url.
 const NUMBER: char = '.';
 
-/// The id of a stream's event, which names its stream, so that no other stream's event is ever replayed.
+/// Names its stream, so that no other stream's event is ever replayed.
 #[must_use]
 pub fn event_id(sealed: &str, number: u64) -> String {
     format!("{sealed}{NUMBER}{number}")
@@ -207,7 +202,6 @@ pub(super) fn put(out: &mut Vec<u8>, part: &[u8]) {
     out.extend_from_slice(part);
 }
 
-/// The unread rest.
 pub(super) struct TokenReader<'a>(&'a [u8]);
 
 impl<'a> TokenReader<'a> {

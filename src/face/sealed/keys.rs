@@ -4,9 +4,7 @@ use std::fmt;
 
 use aws_lc_rs::digest::{Context, SHA256};
 
-/// The bytes of one key.
 pub const KEY_LEN: usize = 32;
-/// The hex digits of one key.
 const DIGITS: usize = 2 * KEY_LEN;
 /// Each further key costs one more attempt at every foreign token.
 const KEYS_MAX: usize = 16;
@@ -16,9 +14,9 @@ pub type KeyPrint = [u8; 8];
 /// Precedes the key in its fingerprint's digest, so that the digest has no other use.
 const PRINT_LABEL: &[u8] = b"taskgate key print";
 
-/// The key ring of a gateway: the first key seals, all of them open.
+/// The key ring of a gateway: the first key seals, all open.
 ///
-/// To rotate keys, write the new one into the first line and keep the old ones below it for as long as their tokens must work.
+/// To rotate keys, write the new one into the first line and keep the old ones below it while their tokens must work.
 #[derive(Clone, PartialEq, Eq)]
 pub struct SealingKeys(Vec<[u8; KEY_LEN]>);
 
@@ -29,14 +27,14 @@ pub enum KeyError {
     Empty,
     #[error("line {line} has {found} characters; a key is a line of {DIGITS} hex digits")]
     Length { line: usize, found: usize },
-    #[error("line {line} has something else than hex digits; a key is a line of {DIGITS} of 0 to 9 and a to f")]
+    #[error("line {line} has characters that are not hex digits; a key is a line of {DIGITS} of 0 to 9 and a to f")]
     Digits { line: usize },
-    #[error("has more than {KEYS_MAX} keys; remove the oldest ones, which stand last")]
+    #[error("has more than {KEYS_MAX} keys; remove the last ones, which are the oldest")]
     TooMany,
 }
 
 impl SealingKeys {
-    /// Reads one key per line. Ignores empty lines, and whitespace around a key.
+    /// Reads one key per line; ignores empty lines and whitespace around a key.
     ///
     /// # Errors
     /// For the first invalid line, and for a text without keys.
@@ -61,7 +59,6 @@ impl SealingKeys {
         Self(vec![random])
     }
 
-    /// The text that [`SealingKeys::parse`] reads.
     #[must_use]
     pub fn to_text(&self) -> String {
         let hex = |byte: &u8| [byte >> 4, byte & 15].map(|digit| char::from_digit(u32::from(digit), 16).unwrap_or('0'));
@@ -69,7 +66,7 @@ impl SealingKeys {
         self.0.iter().map(line).collect()
     }
 
-    /// The fingerprints of all keys, in order.
+    /// In the order of the keys.
     #[must_use]
     pub fn prints(&self) -> Vec<KeyPrint> {
         let print = |key: &[u8; KEY_LEN]| {
@@ -104,7 +101,6 @@ fn read_key(line: &str, number: usize) -> Result<[u8; KEY_LEN], KeyError> {
 }
 
 impl fmt::Debug for SealingKeys {
-    /// Shows only the number of keys.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "SealingKeys({} keys)", self.0.len())
     }

@@ -13,7 +13,6 @@ use tokio::time::Instant;
 use super::keys::KEY_LEN;
 use crate::random;
 
-/// The salt, which precedes the token.
 pub(super) const SALT_LEN: usize = 16;
 pub(super) type Salt = [u8; SALT_LEN];
 
@@ -27,10 +26,10 @@ const REMEMBERED_MAX: u64 = 64;
 
 /// The keys of frequent tokens: one salt, and so one key, for many tokens.
 ///
-/// Nonces are 96 random bits, and a key seals at most 2²⁰ tokens. Two of them have the same nonce with a probability below 2⁴⁰ /
-/// 2 / 2⁹⁶ = 2⁻⁵⁷; NIST SP 800-38D, 8.3 allows 2⁻³². All keys together reach that only after 2²⁵ full salts, 2⁴⁵ tokens. Replicas
-/// that share a ring draw independent salts of 128 random bits. If one were drawn twice, its tokens would still have random
-/// nonces.
+/// Nonces are 96 random bits, and a key seals at most 2²⁰ tokens. Two of them have the same nonce with a probability
+/// below 2⁴⁰ / 2 / 2⁹⁶ = 2⁻⁵⁷; NIST SP 800-38D, 8.3 allows 2⁻³². All keys together reach that only after 2²⁵ full
+/// salts, 2⁴⁵ tokens. Replicas that share a ring draw independent 128-bit salts; the tokens of a repeated salt would
+/// still have random nonces.
 ///
 /// The cache does not affect which tokens open: a missing key is derived again.
 pub(super) struct SaltedKeys {
@@ -41,7 +40,6 @@ pub(super) struct SaltedKeys {
     opens: Cache<Salt, Arc<LessSafeKey>>,
 }
 
-/// The current salt for sealing.
 struct SealingSalt {
     salt: Salt,
     key: Arc<LessSafeKey>,
@@ -56,7 +54,6 @@ impl SaltedKeys {
         Self { derives, seals: Mutex::default(), opens: opens.time_to_idle(USED_FOR).build() }
     }
 
-    /// A salt and its key for one token.
     pub(super) fn for_sealing(&self, now: Instant) -> (Salt, Arc<LessSafeKey>) {
         let mut seals = self.seals.lock();
         let is_good = |current: &SealingSalt| current.left > 0 && now.duration_since(current.began) < USED_FOR;
@@ -74,8 +71,8 @@ impl SaltedKeys {
         SealingSalt { salt, key, began: now, left: TOKENS_MAX }
     }
 
-    /// Applies `open` to a token with each key of its salt. Only a key that opened it is cached, so that a client without a key
-    /// of the ring can neither fill nor empty the cache.
+    /// Tries each key of a token's salt. Only a key that opened the token is cached, so that a client without a key of
+    /// the ring can neither fill nor empty the cache.
     pub(super) fn open<T>(&self, salt: &Salt, open: impl Fn(&LessSafeKey) -> Option<T>) -> Option<T> {
         if let Some(opened) = self.opens.get(salt).and_then(|key| open(&key)) {
             return Some(opened);
@@ -96,7 +93,7 @@ fn derived(derives: &hmac::Key, salt: &Salt) -> LessSafeKey {
 }
 
 pub(super) fn aes(key: &[u8; KEY_LEN]) -> LessSafeKey {
-    LessSafeKey::new(UnboundKey::new(&AES_256_GCM, key).expect("the length is that of the algorithm"))
+    LessSafeKey::new(UnboundKey::new(&AES_256_GCM, key).expect("the key has the algorithm's length"))
 }
 
 #[cfg(test)]

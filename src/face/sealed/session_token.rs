@@ -7,13 +7,11 @@ use crate::replica::Incarnation;
 use crate::task::{Principal, Timestamp};
 use crate::wire::{Payload, ProtocolVersion};
 
-/// Flags of the members that may be absent.
 const HAS_CLIENT_INFO: u8 = 1;
 const HAS_UPSTREAM_SESSION: u8 = 1 << 1;
 /// Flags for the upstream's declared task support.
 const TASK_CALLS: u8 = 1 << 2;
 const TASK_CANCEL: u8 = 1 << 3;
-/// Whether the client declared tasks.
 const CLIENT_TASKS: u8 = 1 << 4;
 const ALL_FLAGS: u8 = HAS_CLIENT_INFO | HAS_UPSTREAM_SESSION | TASK_CALLS | TASK_CANCEL | CLIENT_TASKS;
 
@@ -30,22 +28,19 @@ pub struct SessionToken {
     pub upstream_version: ProtocolVersion,
     /// The client's capabilities, as sent to the upstream.
     pub capabilities: Payload,
-    /// The client's `clientInfo`; absent if it was too long.
+    /// Absent if it was too long.
     pub client_info: Option<Payload>,
     pub issued_at: Timestamp,
-    /// The replica that owns the session, if there are several: the in-memory state is there.
+    /// The replica that owns the session, if there are several.
     pub replica: Option<Incarnation>,
-    /// The upstream's session id, if it issued one.
     pub upstream_session: Option<String>,
-    /// The upstream's declared task support, in any version.
+    /// Declared by the upstream, in any version.
     pub tasks: UpstreamTaskSupport,
-    /// Whether the client declared tasks in its handshake, and so understands them.
     pub declares_tasks: bool,
 }
 
 impl Sealer {
-    /// Seals a session id, without the client's name if that makes it too long. `None` if it is too long regardless: the client
-    /// declared more capabilities than an id can hold.
+    /// Leaves out the client's name if the id is too long with it. `None` if the client's capabilities are too long.
     #[must_use]
     pub fn seal_session(&self, token: &SessionToken) -> Option<String> {
         let (upstream, random) = (token.upstream.clone(), token.nonce);
@@ -54,7 +49,7 @@ impl Sealer {
         seal(token.client_info.as_ref()).or_else(|| seal(None))
     }
 
-    /// The content of a session id; `None` if it is foreign. The caller checks its upstream.
+    /// `None` if the id is foreign. The caller checks its upstream.
     #[must_use]
     pub fn open_session(&self, principal: &Principal, sealed: &str) -> Option<SessionToken> {
         SessionToken::read(&self.open(IdKind::Session, Some(principal), sealed)?, principal)
@@ -84,7 +79,6 @@ impl SessionToken {
         if flags & !ALL_FLAGS != 0 {
             return None;
         }
-        // In the order of the bytes.
         let token = Self {
             upstream: opened.id.upstream.clone(),
             principal: principal.clone(),

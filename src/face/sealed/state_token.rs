@@ -1,7 +1,7 @@
 //! Encodes a `requestState`: where a request continues after its questions (MOD-28).
 //!
-//! Clients return it with their answers, so it is untrusted until it has been opened, and it is valid only for the request that
-//! it was issued for (T-24).
+//! Clients return it with their answers: it is untrusted until opened, and valid only for the request that it was
+//! issued for (T-24).
 
 use std::time::Duration;
 
@@ -13,7 +13,6 @@ use crate::task::{Principal, TaskId, Timestamp};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, canonical};
 
-/// The kinds of content.
 const UPSTREAM_NONE: u8 = 1;
 const UPSTREAM: u8 = 2;
 const TASK: u8 = 3;
@@ -21,7 +20,6 @@ const TASK: u8 = 3;
 /// The params that identify a request; the rest may differ from round to round.
 const SALIENT: [&str; 3] = ["name", "uri", "arguments"];
 
-/// The request that a state belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateScope {
     upstream: String,
@@ -31,8 +29,7 @@ pub struct StateScope {
 }
 
 impl StateScope {
-    /// The scope of a request. The spelling of its params is ignored (key order, whitespace, escapes), but numbers are compared
-    /// as text.
+    /// Ignores how params are spelled (key order, whitespace, escapes), but compares numbers as text.
     #[must_use]
     pub fn of(upstream: &str, principal: &Principal, method: &str, params: &Object) -> Self {
         let salient = SALIENT.into_iter().filter_map(|key| Some((key, params.get(key)?)));
@@ -46,7 +43,6 @@ impl StateScope {
     }
 }
 
-/// An issued state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateToken {
     pub scope: StateScope,
@@ -59,12 +55,12 @@ pub struct StateToken {
 pub enum StateContent {
     /// At the upstream, with its own `requestState` as received (a JSON string); `None` if it issued none.
     Upstream(Option<Payload>),
-    /// At a call that the gateway holds. `replica` holds it, if there are several.
+    /// At a call that the gateway holds, in `replica` if there are several.
     Task { id: TaskId, round: u32, replica: Option<Incarnation> },
 }
 
 impl Sealer {
-    /// Seals a `requestState`. `None` if the upstream's own state is too long.
+    /// `None` if the upstream's own state is too long.
     #[must_use]
     pub fn seal_state(&self, token: &StateToken) -> Option<String> {
         let (replica, random) = match &token.content {
@@ -75,8 +71,8 @@ impl Sealer {
         self.seal(&id, Some(&token.scope.principal), &token.payload())
     }
 
-    /// The content of a `requestState`, if it was issued for exactly this request of this client, at most `expires_after` ago.
-    /// The caller does not learn which check failed (B135).
+    /// Opens a `requestState` issued for this request of this client, at most `expires_after` ago. The caller does not
+    /// learn which check failed (B135).
     #[must_use]
     pub fn open_state(
         &self,
@@ -113,7 +109,6 @@ impl StateToken {
 
     fn read(opened: &OpenedId, principal: &Principal) -> Option<Self> {
         let (mut rest, id) = (opened.reader(), &opened.id);
-        // In the order of the bytes.
         let (params, issued_at) = (Digest(rest.take()?), Timestamp::from_millis(u64::from_be_bytes(rest.take()?)));
         let (upstream, principal) = (id.upstream.clone(), principal.clone());
         let scope = StateScope { upstream, principal, method: rest.text()?, params };

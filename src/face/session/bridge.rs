@@ -1,36 +1,39 @@
 //! Serves session clients of a server without sessions (2026-07-28 only).
 //!
-//! The gateway acts as the server that they expect: it answers the handshake from the server's description
-//! ([`mod@bridged_handshake`]), makes each request a call of the engine (`bridged_call`), and sends the server's questions, which
-//! are results there, as requests on the call's stream (`bridged_call::ask_client`). Other notifications are sent on the
-//! session's own stream ([`mod@bridge_stream`]). Only `bridged_questions` is in memory alone. The session itself is in its id,
-//! like any other, and outlives the process.
+//! The gateway acts as their server: it answers the handshake from the server's description, makes each request a call
+//! of the engine (`bridged_call`), and sends the questions in its results as requests on the call's stream
+//! (`bridged_call::ask_client`). Other notifications go to the session's own stream ([`mod@bridge_stream`]). Only open
+//! questions are in memory alone: the session is in its id, and outlives the process.
 
 mod bridge_stream;
-mod bridged_handshake;
 
 use std::borrow::Cow;
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::StatusCode;
 
-use super::bridged_call::{self, BridgedCaller};
+use super::bridged_call::{self, BridgedCaller, BridgedClient};
 use super::in_flight::RequestStage;
-use super::message_check::vet;
 use super::session_cache::ClientSession;
-use super::{SessionFaceState, refuse};
+use super::{SessionFaceState, refuse, vet};
 use crate::dialect::RequestError;
+use crate::dialect::faults::gateway_error;
+use crate::dialect::initialize::own_identity;
+use crate::dialect::lifecycle::SessionServerDescription;
 use crate::dialect::negotiate::LogLevel;
+use crate::dialect::session_results::{initialize_result, session_error};
 use crate::face::answer::{accepted, addressee, bare};
 use crate::face::http::{FaceResponse, Inbound};
-use crate::task::Answer;
+use crate::face::rewrite::ClientInitialize;
+use crate::task::{Answer, Executed, GatewayFault, Principal, Reason};
 use crate::upstream::own_ids::is_own;
 use crate::upstream::session::own::PreferenceChange;
+use crate::upstream::{BeginError, ForwardedHeaders};
 use crate::wire::envelope::{Notification, Request, Response as Answered};
-use crate::wire::{Message, Payload, method};
+use crate::wire::{Message, Object, Payload, RpcError, method};
 
 pub(super) use bridge_stream::get;
-pub(super) use bridged_handshake::introduce;
 
 /// Answers one message. Dropping the future means that the client disconnected, which cancels nothing (T-81).
 pub(super) async fn post(
@@ -75,13 +78,12 @@ pub(super) async fn post(
     }
 }
 
-/// Ends a session and its calls.
 pub(super) fn delete(shared: &SessionFaceState, session: &ClientSession) -> FaceResponse {
     shared.is_ended(session);
     bare(StatusCode::OK)
 }
 
-/// The gateway's own response; `None` for a request that goes to the server.
+/// `None` for a request that goes to the server.
 fn own_answer(
     shared: &SessionFaceState,
     session: &ClientSession,
@@ -100,14 +102,13 @@ fn own_answer(
                 _ => Err(RequestError::Params(Cow::Borrowed("level must be a log level"))),
             })
         }
-        // Methods of another version: no client with a session knows them.
         method::DISCOVER | method::LISTEN => Some(Err(RequestError::UnknownMethod(request.method.clone()))),
         name if name.starts_with("tasks/") => Some(Err(RequestError::UnknownMethod(request.method.clone()))),
         _ => None,
     }
 }
 
-/// Processes a notification. The server needs none but cancellations.
+/// The server needs no notification but cancellations.
 fn note(shared: &SessionFaceState, session: &ClientSession, notification: &Notification) {
     shared.meter.notifications.increment(1);
     if let Some(id) = notification.cancelled() {
@@ -117,7 +118,7 @@ fn note(shared: &SessionFaceState, session: &ClientSession, notification: &Notif
     }
 }
 
-/// Delivers an answer to the call that asked. An answer without a waiting question is dropped.
+/// An answer without a waiting question is dropped.
 fn deliver_answer(shared: &SessionFaceState, session: &ClientSession, response: Answered) {
     shared.meter.responses.increment(1);
     let Some(id) = response.id.filter(is_own) else { return };
@@ -128,4 +129,31 @@ fn deliver_answer(shared: &SessionFaceState, session: &ClientSession, response: 
     if let Some(id) = id.as_text() {
         shared.open.questions.answer(session.token.nonce, &id, answer);
     }
+}
+
+/// The server's time to describe itself.
+const FACTS_MAX: Duration = Duration::from_secs(30);
+
+/// The result of `initialize`, or an error for the client.
+pub(super) async fn introduce(
+    shared: &SessionFaceState,
+    asker: (&Principal, &ForwardedHeaders),
+    introduction: &ClientInitialize,
+) -> Result<Object, RpcError> {
+    let client = BridgedClient::of(introduction.version, &introduction.capabilities);
+    let context = client.context(asker, &shared.served);
+    let late = GatewayFault::new(Reason::UpstreamTimeout, Executed::No);
+    let asking = tokio::time::timeout(FACTS_MAX, shared.served.stateless.facts(&context));
+    let facts = match asking.await.unwrap_or(Err(BeginError::Gateway(late))) {
+        Ok(facts) => facts,
+        Err(BeginError::Gateway(fault)) => return Err(gateway_error(&fault)),
+        Err(BeginError::Refused(error)) => return Err(session_error(&error, None)),
+    };
+    let description = SessionServerDescription {
+        capabilities: &facts.capabilities,
+        instructions: facts.instructions.as_ref(),
+        server_info: &facts.server_info.clone().unwrap_or_else(own_identity),
+    };
+    let result = initialize_result(description, introduction.version);
+    Object::of(&result).ok_or_else(|| gateway_error(&GatewayFault::new(Reason::Internal, Executed::No)))
 }

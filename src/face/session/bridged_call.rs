@@ -1,7 +1,7 @@
 //! Makes one request of a session client as a call of the engine.
 //!
-//! A driver follows the call to its end, whether its client is connected or not: a disconnect has no meaning here (LEG-11, T-81).
-//! The client reads the driver's messages from a bounded log; the first one decides between JSON and an event stream.
+//! A driver follows the call to its end, even if its client disconnects (LEG-11, T-81). The client reads the driver's
+//! messages from a bounded log; the first one decides between JSON and an event stream.
 
 mod ask_client;
 
@@ -12,16 +12,16 @@ use http::HeaderMap;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::SessionFaceState;
-use super::bridged_client::BridgedClient;
 use super::in_flight::InFlightEntry;
 use super::session_cache::ClientSession;
+use super::{SessionFaceState, tool_of};
 use crate::dialect::core_2025_11_25::CoreTasks;
 use crate::dialect::faults::gateway_error;
-use crate::dialect::session_results::{failed_result, not_askable, session_error, session_result};
+use crate::dialect::negotiate::StatelessRequest;
+use crate::dialect::session_results::{client_capabilities, failed_result, not_askable, session_error, session_result};
 use crate::dialect::{FaceDialect, RequestError, TaskReply};
 use crate::engine::{
-    CallEnd, CallEvent, CallMaker, CallSpec, CallStream, Engine, QuestionFilter, RoundSupport, plain_request,
+    Askable, CallEnd, CallEvent, CallMaker, CallSpec, CallStream, Engine, QuestionFilter, RoundSupport, plain_request,
 };
 use crate::face::argument_limits;
 use crate::face::call_stream::Silence;
@@ -33,22 +33,23 @@ use crate::face::http::{AcceptedTypes, Inbound};
 use crate::face::idempotency_key;
 use crate::face::reachable_tools::ReachableTools;
 use crate::face::rewrite::{self, TaskSupportLookup};
-use crate::face::session::message_check::tool_of;
+use crate::face::served::Served;
 use crate::metric;
 use crate::task::{ClientKind, Failure, HandleSupport, Idempotency, Outcome, Plan, Principal, Reason, Task};
-use crate::upstream::{ForwardedHeaders, Upstream, UpstreamTaskMode};
+use crate::upstream::{CallContext, ForwardedHeaders, Upstream, UpstreamTaskMode};
 use crate::wire::envelope::{Params, Request};
 use crate::wire::framing::BodyPart;
+use crate::wire::meta::CLIENT_CAPABILITIES;
+use crate::wire::object::ObjectWriter;
 use crate::wire::rpc_error::INTERNAL_ERROR;
 use crate::wire::{Object, Payload, ProtocolVersion, RpcError, method};
+pub(super) use ask_client::BridgedQuestions;
 use ask_client::BridgedRoundOutcome;
 
-/// The client of a request, and the response types that it accepts.
 pub(super) struct BridgedCaller {
     pub(super) principal: Principal,
     pub(super) accepted: AcceptedTypes,
     pub(super) arrived: Instant,
-    /// The idempotency key, if a header has it.
     key_header: HeaderMap,
 }
 
@@ -67,7 +68,6 @@ impl BridgedCaller {
     }
 }
 
-/// The upstream of a request.
 pub(super) struct CallRoute {
     pub(super) upstream: Arc<dyn Upstream>,
     pub(super) era: AnswerEra,
@@ -75,19 +75,13 @@ pub(super) struct CallRoute {
     pub(super) native: UpstreamTaskMode,
 }
 
-/// The era of the upstream's responses.
+/// The era of the upstream's responses: messages of a stateless server are translated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AnswerEra {
-    /// A server without sessions: its messages are translated.
     Stateless,
-    /// A server with sessions.
     Sessions,
 }
 
-/// Starts a request to a server without sessions.
-///
-/// # Errors
-/// As [`begin_on`].
 pub(super) fn begin(
     shared: &Arc<SessionFaceState>,
     session: &ClientSession,
@@ -102,10 +96,7 @@ pub(super) fn begin(
     begin_on(&route, shared, session, request, caller)
 }
 
-/// Starts a request.
-///
-/// # Errors
-/// Errors for the client; nothing was sent.
+/// Starts a request. An error is for the client: nothing was sent.
 pub(super) fn begin_on(
     route: &CallRoute,
     shared: &Arc<SessionFaceState>,
@@ -138,7 +129,7 @@ pub(super) fn begin_on(
     };
     let token = params.and_then(progress_token).filter(|_| caller.takes_stream());
     let level = shared.own.level(&session.own).filter(|_| caller.takes_stream());
-    // Without a level, a server with sessions chooses itself.
+    // A server with sessions chooses the level itself.
     let logs = match (level, route.era) {
         (Some(level), _) => LogFilter::From(level),
         (None, AnswerEra::Stateless) => LogFilter::None,
@@ -175,7 +166,6 @@ pub(super) fn begin_on(
     };
     let mut spec = driver.spec(route, &client, params, (tool, caller, session.own.forwarded.clone()));
     if falls_back {
-        // The client is asked while it waits.
         spec.policy = spec.policy.asking_first();
         spec.plan = spec.policy.mode.plan(HandleSupport::ByTools, spec.policy.grace);
         spec.context.progress = true;
@@ -188,7 +178,7 @@ pub(super) fn begin_on(
     Ok(ReplayStream::new(reader))
 }
 
-/// The idempotency key of a call, if it has one, after its arguments passed the tool's limits.
+/// The idempotency key of a call, if it has one. Checks the tool's limits for arguments first.
 fn checked(
     shared: &SessionFaceState,
     session: &ClientSession,
@@ -201,7 +191,6 @@ fn checked(
     idempotency_key::read(&caller.key_header, params, names, shared.served.channel.name(), tool)
 }
 
-/// Follows one call for its client.
 pub(super) struct BridgedCall {
     pub(super) shared: Arc<SessionFaceState>,
     pub(super) engine: Arc<Engine>,
@@ -216,24 +205,19 @@ pub(super) struct BridgedCall {
     is_call: bool,
     pub(super) questions: QuestionFilter,
     entered: InFlightEntry,
-    /// The task support in a tool list.
     support: Option<TaskSupportLookup>,
-    /// The tools that its client gets in place of tasks.
     fallback: Option<FallbackListing>,
-    /// The tools that its client may see in a list.
     tools: ReachableTools,
-    /// How the call may be answered.
     pub(super) plan: Plan,
-    /// Whether it has an idempotency key: then no action of the client's ends it.
+    /// Whether it has an idempotency key: then the client cannot end it.
     pub(super) is_named: bool,
     era: AnswerEra,
 }
 
-/// The outcome of following a call for a while.
 enum FollowOutcome {
     Over(CallResult),
     Cancelled,
-    /// Asked by this task.
+    /// The task has open questions.
     Asked(Arc<Task>),
 }
 
@@ -260,7 +244,7 @@ impl BridgedCall {
         spec.upstream = Arc::clone(&route.upstream);
         spec.rounds = RoundSupport::of(&self.method);
         spec.context.progress = self.notices.progress.is_some();
-        // The level of a session is set by the client itself.
+        // The client itself sets the level of a session.
         if let (AnswerEra::Stateless, LogFilter::From(level)) = (self.era, self.notices.logs) {
             spec.context.log_level = Some(Arc::from(level.as_str()));
         }
@@ -289,7 +273,7 @@ impl BridgedCall {
         }
     }
 
-    /// Makes the call and asks its client the call's questions; returns its result, or `None` if it was cancelled.
+    /// Makes the call and asks its client the call's questions; `None` if it was cancelled.
     async fn follow(&mut self, spec: CallSpec) -> Option<CallResult> {
         let mut call = self.engine.call(spec);
         loop {
@@ -305,7 +289,7 @@ impl BridgedCall {
         }
     }
 
-    /// Follows the call until it ends or asks. A return for a cancel drops the call, which cancels it upstream.
+    /// Follows the call until it ends or asks. Returning for a cancel drops the call, which cancels it upstream.
     async fn next_outcome(&mut self, mut call: CallStream) -> FollowOutcome {
         let cancelled = self.entered.cancelled().clone();
         let mut silence = Silence::begin();
@@ -345,8 +329,7 @@ impl BridgedCall {
         }
     }
 
-    /// The response to a call that continues as a task, for a client without tasks. The task's later questions are sent on the
-    /// session's own stream, if its client has one.
+    /// The response to a call that continues as a task, for a client without tasks.
     fn word_of(&self, task: &Arc<Task>) -> CallResult {
         if CoreTasks::are_offered_in(self.version) && !task.is_settled() {
             self.shared.speak_of(task, self.nonce);
@@ -369,7 +352,6 @@ impl BridgedCall {
         Object::of(&listed).and_then(|list| self.tools.listed(&list)).unwrap_or(listed)
     }
 
-    /// The outcome in the client's version.
     pub(super) fn ending(&self, outcome: Outcome) -> CallResult {
         match outcome {
             Outcome::Returned { result, .. } if self.era == AnswerEra::Sessions && !self.is_of_another(&result) => {
@@ -386,12 +368,12 @@ impl BridgedCall {
         }
     }
 
-    /// Whether the first call under the key was made and answered without a session.
+    /// Whether the first call under the key was answered without a session.
     fn is_of_another(&self, result: &Payload) -> bool {
         self.is_named && Object::of(result).is_some_and(|result| result.contains("resultType"))
     }
 
-    /// The end of a call with an unanswerable question: a tool returns it as text, so that a model reads the reason.
+    /// The end of a call with an unanswerable question: text of a tool's result, so that a model reads the reason.
     pub(super) fn cannot_be_asked(&self, needed: Option<&Payload>) -> CallResult {
         let why = not_askable(needed, self.takes_stream);
         if self.is_call { Ok(failed_result(&why).into()) } else { Err(RpcError::new(INTERNAL_ERROR, why)) }
@@ -407,7 +389,7 @@ impl BridgedCall {
         self.send_or(event, UnreadPolicy::Kept).await
     }
 
-    /// As [`Self::send`], for a message of no later use.
+    /// As [`Self::send`]; dropped if unread.
     pub(super) async fn send_now(&self, event: BodyPart) -> bool {
         self.send_or(event, UnreadPolicy::Dropped).await
     }
@@ -419,9 +401,56 @@ impl BridgedCall {
         self.cancelled().run_until_cancelled(self.writer.write(event, unread)).await == Some(true)
     }
 
-    /// Sends a life sign: progress if the client resets its timeouts by it, otherwise a comment.
+    /// Progress if the client resets its timeouts by it, otherwise a comment.
     pub(super) async fn life_sign(&mut self) {
         let sign = self.notices.sign();
         self.send(sign).await;
+    }
+}
+
+/// A session client's capabilities, as far as its version defines them.
+#[derive(Clone, Debug)]
+pub(super) struct BridgedClient {
+    metadata: StatelessRequest,
+}
+
+impl BridgedClient {
+    pub(super) fn of(version: ProtocolVersion, capabilities: &Payload) -> Self {
+        let declared = client_capabilities(capabilities, version);
+        let meta = ObjectWriter::new().member(CLIENT_CAPABILITIES, &declared).finish();
+        let meta = Object::of(&meta).expect("a written object is one");
+        let metadata = StatelessRequest::read(ProtocolVersion::STATELESS, &meta);
+        Self { metadata: metadata.expect("metadata with capabilities alone is valid") }
+    }
+
+    pub(super) fn capabilities(&self) -> Payload {
+        self.metadata.upstream_capabilities()
+    }
+
+    /// For requests other than calls: without progress and log messages.
+    pub(super) fn context(
+        &self,
+        (principal, forwarded): (&Principal, &ForwardedHeaders),
+        served: &Served,
+    ) -> CallContext {
+        let settings = &served.settings;
+        let share = Some(served.engine.limits().answers_to(principal));
+        let (timeouts, result_bytes_max) = (settings.timeouts, settings.result_bytes_max);
+        let context = CallContext::new(principal.clone(), self.capabilities(), timeouts, result_bytes_max);
+        CallContext { forwarded: forwarded.of_credential(), share, ..context }
+    }
+
+    /// The questions that the client can answer on a call's stream (LEG-16). A call that needs others fails (GW-23).
+    pub(super) fn questions(&self) -> QuestionFilter {
+        let metadata = self.metadata.clone();
+        Arc::new(move |question| match metadata.missing([question]) {
+            None => Askable::Declared,
+            Some(needed) => Askable::Required(needed),
+        })
+    }
+
+    /// As [`Self::questions`], for a client without a stream, which can answer none.
+    pub(super) fn questions_without_stream(version: ProtocolVersion) -> QuestionFilter {
+        Self::of(version, &Payload::empty_object()).questions()
     }
 }

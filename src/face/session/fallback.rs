@@ -1,14 +1,13 @@
 //! Serves session clients without tasks, if the operator gives them tools instead.
 //!
-//! Their plain calls bypass the pipe: each is a call of the engine in the client's upstream session, and returns a task id once
-//! it outlives its grace period. A client counts as one with tasks if it declared them in its handshake, or has used any in this
-//! session.
+//! Their plain calls bypass the pipe: each is a call of the engine in the client's upstream session, and returns a task
+//! id after its grace period. A client has tasks if it declared them in its handshake, or used any in this session.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::SessionFaceState;
-use super::bridged_client::BridgedClient;
+use super::bridged_call::BridgedClient;
 use super::session_cache::ClientSession;
 use crate::dialect::fallback_tools::{FallbackTool, FallbackTools};
 use crate::dialect::plain::PlainUpstream;
@@ -21,15 +20,12 @@ use crate::upstream::Upstream;
 use crate::wire::envelope::Request;
 use crate::wire::{Object, method};
 
-/// How long a call waits to learn the upstream's names, if no client has listed its tools since the start. After that the name
-/// counts as the gateway's tool, which needs no upstream.
+/// How long a call waits for an upstream's tool names that are unknown. Then the name counts as the gateway's tool.
 const LOOK_MAX: Duration = Duration::from_secs(3);
 
-/// The state of the three tools in the session face.
 #[derive(Debug)]
 pub(super) struct SessionFallback {
     service: Arc<FallbackToolService>,
-    /// The tools of a server without sessions.
     bridged: Catalog,
 }
 
@@ -40,38 +36,35 @@ impl SessionFallback {
         FallbackToolService::new(rules).map(|service| Self { service, bridged: bridged() })
     }
 
-    /// Cleans up the caches, until stopped.
     pub(super) async fn keep_tidy(&self, stop: &tokio_util::sync::CancellationToken) {
         self.bridged.keep_tidy(stop).await;
     }
 }
 
 impl SessionFaceState {
-    /// The tools that a session's client gets in place of tasks, if any.
+    /// The tools that the session's client gets in place of tasks, if any.
     pub(in crate::face) fn fallback_for(&self, session: &ClientSession) -> Option<Arc<FallbackToolService>> {
         let fallback = self.fallback.as_ref()?;
         let knows_tasks = session.token.declares_tasks || self.sessions.uses_tasks(session);
         (!knows_tasks).then(|| Arc::clone(&fallback.service))
     }
 
-    /// Whether a plain call of this tool may return a task id.
     pub(super) fn falls_back(&self, session: &ClientSession, tool: &str) -> bool {
         self.fallback_for(session).is_some_and(|fallback| fallback.covers(tool))
     }
 
-    /// Records that a session's client uses tasks. Needed only if other clients get tools instead.
+    /// Does nothing unless some clients get tools in place of tasks.
     pub(super) fn note_tasks(&self, session: &ClientSession) {
         if self.fallback.is_some() {
             self.sessions.note_tasks(session);
         }
     }
 
-    /// The texts for such a client, with the current tool names.
+    /// Texts for such a client, with the current tool names.
     pub(super) fn fallback_texts(&self) -> FallbackTools {
         FallbackTools::for_session(self.fallback.as_ref().map_or(0, |fallback| fallback.service.level()))
     }
 
-    /// Learns the upstream's names, if they are unknown.
     async fn learn_names(&self, session: &ClientSession, principal: &Principal) {
         let Some(fallback) = self.fallback.as_ref().filter(|fallback| !fallback.service.has_learned()) else { return };
         let client = BridgedClient::of(session.token.client_version, &session.token.capabilities);
@@ -98,7 +91,6 @@ pub(super) fn called(shared: &SessionFaceState, session: &ClientSession, request
     fallback.service.named(&params.get_str("name")?)
 }
 
-/// Whether a plain call may return a task id.
 pub(super) fn may_drive(shared: &SessionFaceState, session: &ClientSession, request: &Request) -> bool {
     shared.fallback.is_some()
         && request.method == method::TOOLS_CALL
@@ -108,8 +100,8 @@ pub(super) fn may_drive(shared: &SessionFaceState, session: &ClientSession, requ
         })
 }
 
-/// Answers a call of one of the tools, or returns it if the upstream turns out to have a tool of this name. Dropping the future
-/// means that the client disconnected, which does not affect the task (T-81).
+/// Answers a call of one of the tools, or returns it if the upstream has a tool of this name. Dropping the future means
+/// that the client disconnected: the task continues (T-81).
 pub(super) async fn post(
     shared: &SessionFaceState,
     session: &ClientSession,

@@ -4,6 +4,7 @@
 
 use std::borrow::Cow;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use http::{HeaderValue, StatusCode};
 
@@ -14,6 +15,7 @@ use crate::dialect::RequestError;
 use crate::dialect::faults::gateway_error;
 use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
 use crate::face::answer::{addressee, bare};
+use crate::face::headers;
 use crate::face::http::{FaceResponse, Inbound};
 use crate::face::rewrite::{self, ClientInitialize};
 use crate::face::sealed::{IdKind, SessionToken};
@@ -24,7 +26,7 @@ use crate::upstream::{BeginError, Era, own_ids};
 use crate::wire::envelope::Request;
 use crate::wire::{Payload, ProtocolVersion, RequestId, RpcError};
 
-/// Whether a server without sessions may have sent this error, which it may do with any code for an unknown method.
+/// Whether the error could be from a server without sessions, which may use any code for an unknown method.
 fn may_be_for_good(refusal: &BeginError) -> bool {
     match refusal {
         BeginError::Refused(_) => true,
@@ -32,7 +34,7 @@ fn may_be_for_good(refusal: &BeginError) -> bool {
     }
 }
 
-/// Answers a client's `initialize`, with its session id.
+/// Answers `initialize` with a session id.
 pub(super) async fn open(shared: &Arc<SessionFaceState>, inbound: &Inbound, request: &Request) -> FaceResponse {
     let addressee = addressee(Some(&request.id), inbound.accepted);
     let Some(introduction) = ClientInitialize::read(request) else {
@@ -70,11 +72,10 @@ pub(super) async fn open(shared: &Arc<SessionFaceState>, inbound: &Inbound, requ
     }
     tracing::debug!(upstream = %token.upstream, client = %token.client_version, server = %token.upstream_version, "opened a session");
     let mut response = addressee.result(opened.result);
-    response.headers_mut().insert(crate::face::headers::SESSION_ID, sealed);
+    response.headers_mut().insert(headers::SESSION_ID, sealed);
     response
 }
 
-/// A client's session, and the response to its `initialize`.
 struct InitializedSession {
     binding: SessionBinding,
     version: ProtocolVersion,
@@ -82,7 +83,7 @@ struct InitializedSession {
     tasks: UpstreamTaskSupport,
 }
 
-/// Opens a session at the upstream, or a bridged one if the server turns out to have none.
+/// Opens a session at the upstream, or a bridged one if the server has none.
 async fn open_either(
     shared: &Arc<SessionFaceState>,
     inbound: &Inbound,
@@ -121,17 +122,15 @@ async fn open_either(
 }
 
 impl SessionFaceState {
-    /// A new id for a question of this process.
     pub(in crate::face) fn question_id(&self) -> RequestId {
         own_ids::of(&self.served.seal_own(IdKind::Question, (self.served.random)()))
     }
 
-    /// Ends a client's session, here and at the upstream.
     pub(super) async fn end(&self, session: &ClientSession) -> FaceResponse {
-        // Before the upstream ends its calls; and before queued messages reach an upstream that is not notified.
+        // Before the upstream ends its calls, and before queued messages reach it.
         self.open.in_flight.take_leave(session.token.nonce);
         if self.own.end_after_calls(&session.own) || self.may_be_needed(session) {
-            // Tasks may still run in it; the client's session ends here regardless.
+            // Tasks may still run in the upstream session; the client's session ends regardless.
             self.is_ended(session);
             return bare(StatusCode::OK);
         }
@@ -141,15 +140,15 @@ impl SessionFaceState {
             self.sessions.begins_again(session.token.nonce);
             return not_allowed(&http::Method::DELETE);
         }
-        // An endpoint may have opened another session under this nonce meanwhile, which continues.
+        // An endpoint may meanwhile have opened another session under this nonce: it continues.
         if self.sessions.has_ended(session.token.nonce) {
             self.is_ended(session);
         }
         bare(if status == StatusCode::NO_CONTENT { status } else { StatusCode::OK })
     }
 
-    /// Whether a task of its client that another process may resume could run in an upstream session. Then the upstream session
-    /// is left open: some servers end a session's tasks with it (T-31).
+    /// Whether a client's task that another process may resume could run in an upstream session. Such a session is left
+    /// open: some servers end a session's tasks with it (T-31).
     fn may_be_needed(&self, session: &ClientSession) -> bool {
         let is_earlier = match (session.token.replica, self.served.own_replica()) {
             (Some(owner), Some(own)) => owner != own,
@@ -165,18 +164,53 @@ impl SessionFaceState {
         self.sessions.begins_again(nonce);
     }
 
-    /// Ends a client's session that its server refuses with an unknown error: its client gets 404 from now on, and opens another
-    /// one.
+    /// Ends a session that the server refuses with an unknown error: its client gets 404 and opens another one.
     pub(super) fn end_if_over(&self, session: &ClientSession) {
         if self.own.is_over(&session.own) {
             self.is_ended(session);
         }
     }
 
-    /// Ends a client's session here.
     pub(super) fn is_ended(&self, session: &ClientSession) {
         self.open.end(session.token.nonce);
         self.own.forget(session.token.nonce);
         self.sessions.ended(session.token.nonce);
     }
+}
+
+/// Whether the server issued no id for the last opened session; false before the first.
+#[derive(Debug, Default)]
+pub(super) struct GivesNoIds(AtomicBool);
+
+impl GivesNoIds {
+    pub(super) fn note(&self, opened: &SessionBinding) {
+        self.0.store(opened.session.is_none(), Ordering::Relaxed);
+    }
+}
+
+/// A session for one request without an id: a server that issues none answers it directly, so the gateway does, too.
+/// `None` if the server issues ids, or the gateway keeps its sessions for it.
+pub(super) fn session_without_id(shared: &SessionFaceState, inbound: &Inbound) -> Option<ClientSession> {
+    let served = &shared.served;
+    if !shared.gives_no_ids.0.load(Ordering::Relaxed) || served.channel.makes_streams() {
+        return None;
+    }
+    let named = headers::single(&inbound.headers, &headers::PROTOCOL_VERSION).ok()?;
+    // The version of a request without the header (2025-11-25, Transports).
+    let version = named.map_or(Some(ProtocolVersion::V2025_03_26), ProtocolVersion::parse)?;
+    let token = SessionToken {
+        upstream: served.channel.name().to_string(),
+        principal: inbound.principal.clone(),
+        nonce: (served.random)(),
+        client_version: version,
+        upstream_version: version,
+        capabilities: Payload::empty_object(),
+        client_info: None,
+        issued_at: served.clock.now(),
+        replica: served.own_replica(),
+        upstream_session: None,
+        tasks: UpstreamTaskSupport::default(),
+        declares_tasks: false,
+    };
+    (!version.is_stateless()).then(|| ClientSession::for_one_request(token, inbound.principal.clone()))
 }

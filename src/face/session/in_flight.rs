@@ -14,19 +14,18 @@ use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::recent_map::RecentMap;
 use crate::wire::RequestId;
 
-/// The most calls of the engine; further ones are refused. Other requests are limited by the upstream's permits and queue; those
-/// that wait for a session, by the client connections.
+/// The most calls of the engine; further ones are refused. Permits and queues limit other requests; client connections
+/// limit requests that wait for a session.
 const CALLS_MAX: usize = 16_384;
 /// The most remembered cancellations of requests and sessions.
 const UNWANTED_MAX: usize = 1_024;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in crate::face) enum RequestStage {
-    /// It waits for a permit or a session: nothing was sent.
+    /// Waits for a permit or a session: nothing was sent.
     Queued,
-    /// It was forwarded, and is answered on one of the gateway's streams.
+    /// Forwarded, and answered on one of the gateway's streams.
     Held,
-    /// It is a call of the engine.
     Driven,
 }
 
@@ -40,8 +39,7 @@ type InFlightKey = (u128, RequestId, RequestStage);
 #[derive(Debug)]
 pub(in crate::face) struct InFlight {
     requests: Mutex<InFlightIndex>,
-    /// The cancelled requests, with their time. Most requests are forwarded and answered at once: an entry for each would cost
-    /// more than these few, and others have no entry yet.
+    /// Cancelled requests, with their time. Cheaper than an entry for each request, and covers unregistered ones.
     unwanted: RecentMap<Instant>,
 }
 
@@ -68,16 +66,13 @@ impl InFlightIndex {
 }
 
 impl InFlight {
-    /// Registers a request, which can be cancelled until the entry is dropped.
+    /// The request can be cancelled until the entry is dropped.
     pub(in crate::face) fn enter(self: &Arc<Self>, nonce: u128, id: &RequestId, stage: RequestStage) -> InFlightEntry {
         self.add(&mut self.requests.lock(), (nonce, id.clone(), stage))
     }
 
-    /// As [`Self::enter`], for a call of the engine that arrived at `since`. A call that was cancelled since then is cancelled at
-    /// once.
-    ///
-    /// # Errors
-    /// `QueueFull`: nothing was sent.
+    /// As [`Self::enter`], for a call of the engine: one that was cancelled since `since` is cancelled at once. The
+    /// error is `QueueFull`: nothing was sent.
     pub(super) fn drive(
         self: &Arc<Self>,
         (nonce, id, since): (u128, &RequestId, Instant),
@@ -94,8 +89,9 @@ impl InFlight {
         Ok(entry)
     }
 
-    /// Awaits the preparation of a request that arrived at `since`; `None` if its client cancels it meanwhile. Most need no wait,
-    /// and are not registered. The caller pins the future: one that is moved into another takes its space twice.
+    /// Awaits the preparation of a request that arrived at `since`; `None` if its client cancels it meanwhile. A
+    /// request that need not wait is not registered. The caller pins the future: moved into another it takes twice
+    /// the space.
     ///
     /// Cancel safe if `waiting` is.
     pub(in crate::face) async fn before_it_is_sent<T>(
@@ -116,7 +112,7 @@ impl InFlight {
             () = cancelled.cancelled() => None,
             ready = waiting => Some(ready),
         };
-        // A later cancel no longer finds it; a cancel during the last poll was told that it succeeded.
+        // Later cancels no longer find the request; one during the last poll was reported as successful.
         drop(entry);
         ready.filter(|_| !cancelled.is_cancelled() && self.is_wanted(nonce, id, since))
     }
@@ -130,14 +126,14 @@ impl InFlight {
         InFlightEntry { in_flight: Arc::clone(self), key, number, cancelled }
     }
 
-    /// Cancels a request; returns false if none with this id is at this stage: its response may just have been sent.
+    /// Returns false if no request with this id is at this stage: its response may just have been sent.
     pub(in crate::face) fn cancel(&self, nonce: u128, id: &RequestId, stage: RequestStage) -> bool {
         let requests = self.requests.lock();
         let found = requests.find(nonce, id, stage);
         found.inspect(|cancelled| cancelled.cancel()).is_some()
     }
 
-    /// Records the cancellation of a request, whether it is registered, will be, or never is.
+    /// Records the cancellation of a request, registered or not.
     pub(in crate::face) fn withdraw(&self, nonce: u128, id: &RequestId) {
         self.unwanted.insert(passed_on(nonce, id), Instant::now());
     }
@@ -147,25 +143,22 @@ impl InFlight {
         self.unwanted.insert(nonce, Instant::now());
     }
 
-    /// Whether a request that arrived at `since` is still wanted, as far as is remembered. An earlier cancellation applied to
-    /// another request with the id.
+    /// Whether a request that arrived at `since` is wanted. An earlier cancellation was for another one with the id.
     pub(in crate::face) fn is_wanted(&self, nonce: u128, id: &RequestId, since: Instant) -> bool {
         let is_unwanted = |key| self.unwanted.get(key).is_some_and(|at| at >= since);
         !is_unwanted(nonce) && !is_unwanted(passed_on(nonce, id))
     }
 
-    /// Whether a request is at this stage.
     pub(super) fn knows(&self, nonce: u128, id: &RequestId, stage: RequestStage) -> bool {
         self.requests.lock().find(nonce, id, stage).is_some()
     }
 
-    /// Whether a request is at any stage.
     pub(in crate::face) fn knows_any(&self, nonce: u128, id: &RequestId) -> bool {
         let requests = self.requests.lock();
         RequestStage::ALL.into_iter().any(|stage| requests.find(nonce, id, stage).is_some())
     }
 
-    /// Cancels a session's requests. A request that waits for a permit is left: it is found unwanted when it gets one.
+    /// Cancels a session's requests; one that waits for a permit ends when it gets one.
     pub(super) fn end_session(&self, nonce: u128) {
         for (of, stage, cancelled) in self.requests.lock().all.values() {
             if *of == nonce && *stage != RequestStage::Queued {
@@ -175,7 +168,7 @@ impl InFlight {
     }
 }
 
-/// Keys include the session's random nonce, so sessions never collide.
+/// Includes the session's random nonce, so sessions never collide.
 fn passed_on(nonce: u128, id: &RequestId) -> u128 {
     let mut hasher = DefaultHasher::new();
     id.hash(&mut hasher);
@@ -191,7 +184,7 @@ pub(in crate::face) struct InFlightEntry {
 }
 
 impl InFlightEntry {
-    /// Cancelled once its client no longer wants a response.
+    /// Cancelled once the client no longer wants a response.
     pub(in crate::face) const fn cancelled(&self) -> &CancellationToken {
         &self.cancelled
     }

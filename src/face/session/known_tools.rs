@@ -1,7 +1,7 @@
 //! Knows the tools of a session's server, as far as they were listed.
 //!
-//! Used for calls as tasks, and for every call if the operator hides tools. Forwarded lists are remembered. An unlisted name is
-//! looked up in the client's own session, so that no second session is opened for it.
+//! Used for calls as tasks, and for every call if the operator hides tools. Forwarded lists are remembered; an unlisted
+//! name is looked up in the client's own session, so that no second session is opened.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -10,10 +10,9 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::OnceCell;
 
-use super::bridged_client::BridgedClient;
-use super::message_check::tool_of;
+use super::bridged_call::BridgedClient;
 use super::session_cache::ClientSession;
-use super::{SessionFaceState, refuse};
+use super::{SessionFaceState, refuse, tool_of};
 use crate::dialect::RequestError;
 use crate::dialect::faults::gateway_error;
 use crate::dialect::plain::PlainUpstream;
@@ -26,13 +25,12 @@ use crate::upstream::recent_map::RecentMap;
 use crate::wire::envelope::Request;
 use crate::wire::{Object, RpcError, method};
 
-/// The most sessions with remembered tools; the least recently used is dropped.
+/// The most sessions; the least recently used is dropped.
 const SESSIONS_MAX: usize = 1_024;
 const NAMES_MAX: usize = 10_000;
-/// How long a call waits for the tool list.
+/// A call's longest wait for the tool list.
 const LOOK_MAX: Duration = Duration::from_secs(3);
 
-/// The tool names as clients see them, by session.
 #[derive(Debug)]
 pub(super) struct KnownTools(RecentMap<Arc<Mutex<HashSet<Box<str>>>>>);
 
@@ -42,7 +40,7 @@ impl Default for KnownTools {
     }
 }
 
-/// The server's list, which is fetched once for all calls of an array.
+/// The server's list, fetched once for all calls of an array.
 #[derive(Debug, Default)]
 pub(super) struct ServerTools(OnceCell<ListedNames>);
 
@@ -62,7 +60,6 @@ enum ToolListing {
 }
 
 impl SessionFaceState {
-    /// Remembers the names in a result of `tools/list` for a client.
     pub(in crate::face) fn learn_tools(&self, session: &ClientSession, list: &Object) {
         self.served.unmatched_rules.look_at(list);
         let Some(tools) = list.get("tools") else { return };
@@ -104,7 +101,6 @@ impl SessionFaceState {
         }
     }
 
-    /// Fetches the server's tools.
     async fn listing(self: &Arc<Self>, session: &ClientSession, principal: &Principal) -> ListedNames {
         let client = BridgedClient::of(session.token.client_version, &session.token.capabilities);
         let context = client.context((principal, &session.own.forwarded), &self.served);
@@ -118,12 +114,12 @@ impl SessionFaceState {
         }
     }
 
-    /// The upstream's tools that a session's client may use and see.
+    /// The upstream's tools that the session's client may use.
     pub(super) fn reachable_tools(&self, session: &ClientSession, principal: &Principal) -> ReachableTools {
         ReachableTools::new(self.served.engine.access().tools_of(principal), self.fallback_for(session))
     }
 
-    /// Whether a call as a task has a tool, checked before it gets a handle (T-72). Assumed if the server returns no list.
+    /// Whether a call as a task has a tool, checked before it gets a handle (T-72). True if the server returns no list.
     pub(super) async fn may_begin(
         self: &Arc<Self>,
         session: &ClientSession,
@@ -133,8 +129,8 @@ impl SessionFaceState {
         self.listing_of(session, principal, tool, None).await != ToolListing::Unlisted
     }
 
-    /// Refuses a call of an unlisted tool if tools are hidden from all clients or from this one: a server could match another
-    /// spelling of a hidden name, so only listed names reach it.
+    /// Refuses a call of an unlisted tool if tools are filtered out for this client: a server could match another
+    /// spelling of such a tool, so only listed names reach it.
     pub(super) async fn hidden(
         self: &Arc<Self>,
         session: &ClientSession,
@@ -149,7 +145,7 @@ impl SessionFaceState {
         if !access.is_narrowed() && !self.served.channel.hides_tools() {
             return None;
         }
-        // Its next reader reports the fault.
+        // The next check reports the fault.
         let tool = tool_of(request.params.object()).ok()?;
         if super::fallback::called(self, session, request).is_some() {
             return None;
@@ -169,7 +165,7 @@ impl SessionFaceState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HiddenToolRefusal {
     Unknown,
-    /// Its tool may be a hidden one.
+    /// Without a list, the tool may be a hidden one.
     Untold,
 }
 

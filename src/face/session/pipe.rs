@@ -1,38 +1,40 @@
 //! The pipe: forwards messages between a session client and its upstream session.
 //!
 //! It needs no runner and no row. A call takes a permit and has a deadline; a response of any size is streamed. Read
-//! [`PipeForward::attempt`] for the path of one request to its response head, then `face::pipe::forward` for the response, and
-//! `stream_edits` for its edits.
+//! [`PipeForward::attempt`] first, then `face::pipe::forward` for the response, and `stream_edits` for its edits.
 
 mod client_filter;
-mod inject;
-mod one_way_messages;
 mod paused_calls;
 mod resumable;
 mod stream_edits;
 
-use std::pin::pin;
+use std::io;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::StreamExt;
+use futures_util::future::BoxFuture;
 use http::{HeaderValue, Method, StatusCode};
 use http_body_util::{BodyExt, BodyStream, StreamBody};
+use hyper::body::{Body, Frame};
 use serde_json::json;
 use tokio::time::Instant;
 use tracing::Instrument;
 
-use super::message_check::tool_of;
+use super::in_flight::RequestStage;
 use super::session_cache::ClientSession;
-use super::{SessionFaceState, not_allowed};
+use super::session_streams::SessionStream;
+use super::{SessionFaceState, not_allowed, tool_of};
 use crate::dialect::RequestError;
 use crate::dialect::faults::{gateway_error, reason_key};
 use crate::face::answer::{addressee, bare};
 use crate::face::call_stream::progress::LifeSigns;
 use crate::face::call_stream::request_answer::{LateAnswer, RequestAnswer, status, unanswered};
-use crate::face::call_stream::respond;
-use crate::face::http::{AcceptedTypes, FaceResponse};
+use crate::face::call_stream::{CallMessage, CallMessages, respond};
+use crate::face::http::{AcceptedTypes, FaceResponse, ResponseBody};
 use crate::face::pipe::body::{AnsweredRequest, BodyForm, PipeBody, PipeTimeouts, StreamPause, in_time};
 use crate::face::pipe::forward::{HeldCall, PipeEra, PipeMetrics, PipedCall};
 use crate::face::rewrite;
@@ -44,17 +46,15 @@ use crate::upstream::raw_channel::{RawMethod, RawRequest};
 use crate::upstream::reply::{JudgedResponse, ReadLimits};
 use crate::upstream::session::own::{PreferenceChange, ResumedStreamKind, StreamRefusal};
 use crate::wire::envelope::{self, Request};
+use crate::wire::framing::{BodyPart, SseDecoder};
 use crate::wire::{Message, MessageText, Payload, RequestId, meta, method};
 use client_filter::ClientFilter;
-use inject::SessionOwnStream;
-pub(super) use one_way_messages::OneWayKind;
-use one_way_messages::note;
 use paused_calls::AwaitedCall;
 pub(super) use paused_calls::PausedCalls;
 use resumable::RequestOrigin;
 use stream_edits::{StreamEdits, ToolListEdit};
 
-/// How long a cancellation may take to be accepted.
+/// The longest wait until a cancellation is accepted.
 const CANCEL_MAX: Duration = Duration::from_secs(5);
 
 /// A client's message, with the parts that the gateway needs.
@@ -65,11 +65,9 @@ pub(super) enum PipedMessage {
     Notification(OneWayKind, MessageText),
     /// The cancellation of this request.
     Cancel(RequestId, MessageText),
-    /// An answer to a question of the upstream.
     Response(MessageText),
 }
 
-/// A request as received.
 #[derive(Debug)]
 pub(super) struct PipedRequest {
     id: RequestId,
@@ -80,22 +78,17 @@ pub(super) struct PipedRequest {
     /// A setting to repeat in a renewed session.
     preference: Option<PreferenceChange>,
     progress_token: Option<Payload>,
-    /// The requested page of a list.
     cursor: Option<Payload>,
 }
 
 impl PipedRequest {
-    /// The life signs of a request with a valid progress token.
+    /// `None` without a valid progress token.
     fn signs(&self) -> Option<LifeSigns> {
         let token = self.progress_token.as_ref().and_then(RequestId::from_payload)?;
         Some(LifeSigns::new(self.id.clone(), token.payload().clone()))
     }
 }
 
-/// Prepares a request for the pipe, with its bytes and arrival time.
-///
-/// # Errors
-/// If it is a call without a readable tool name.
 pub(super) fn request(
     request: Request,
     (bytes, arrived): (Bytes, Instant),
@@ -147,21 +140,20 @@ pub(super) async fn post(
             )
             .await
         }
-        // Boxed, so that the future of a request is no larger than necessary.
+        // Boxed to keep the future of a request small.
         PipedMessage::Notification(kind, text) => bare(Box::pin(note(shared, &session, text, kind)).await),
-        PipedMessage::Cancel(id, text) => bare(Box::pin(one_way_messages::cancel(shared, &session, &id, text)).await),
+        PipedMessage::Cancel(id, text) => bare(Box::pin(cancel(shared, &session, &id, text)).await),
         PipedMessage::Response(text) => bare(Box::pin(note(shared, &session, text, OneWayKind::Response)).await),
     }
 }
 
-/// Opens or resumes the client's own stream.
 pub(super) async fn get(
     shared: &Arc<SessionFaceState>,
     session: ClientSession,
     last_event: Option<HeaderValue>,
 ) -> FaceResponse {
     shared.meter.streams.increment(1);
-    // Tasks may send notifications on it, if there are any.
+    // Tasks may send notifications on it.
     let own = shared.tasks.are_for(&session).then(|| shared.open.streams.open(session.token.nonce));
     let opening = open_stream(Arc::clone(shared), session, last_event);
     let leaving = shared.served.leaving.clone();
@@ -179,7 +171,7 @@ async fn open_stream(
     session: ClientSession,
     last_event: Option<HeaderValue>,
 ) -> RequestAnswer {
-    // Its permit is released if the stream cannot be opened: its client will not return.
+    // If the stream cannot be opened, the permit is released: the client will not return.
     let resumed = match last_event.as_ref().and_then(|event| shared.paused.take(&session, event)) {
         Some(AwaitedCall::Ended(call)) => {
             return Box::pin(paused_calls::kept_answer(&shared, &session, last_event, call)).await;
@@ -199,7 +191,7 @@ async fn open_stream(
             if !is_new || refusal.status() != StatusCode::METHOD_NOT_ALLOWED || !shared.tasks.are_for(&session) {
                 return RequestAnswer::Status(refusal);
             }
-            // The server has no such stream; tasks may use it.
+            // The server has no such stream, but tasks may use it.
             (StreamBody::new(futures_util::stream::pending()).boxed_unsync(), ResumedStreamKind::Another)
         }
     };
@@ -219,7 +211,6 @@ fn events_until_leaving<C: AnsweredRequest + 'static>(shared: &SessionFaceState,
     RequestAnswer::Events(StreamBody::new(frames).boxed_unsync())
 }
 
-/// A request that is being forwarded.
 struct PipeForward {
     shared: Arc<SessionFaceState>,
     session: ClientSession,
@@ -228,7 +219,7 @@ struct PipeForward {
 }
 
 impl PipeForward {
-    /// Forwards the request until the response head. Dropping the future closes the upstream's stream without a cancel (T-81).
+    /// Dropping the future closes the upstream's stream without a cancel (T-81).
     async fn run(self, accepted: AcceptedTypes) -> RequestAnswer {
         let upstream = self.shared.served.channel.name();
         let span = tracing::debug_span!("pipe", %upstream, method = self.request.method);
@@ -249,7 +240,7 @@ impl PipeForward {
                 let beginning = HeldCall::begin(&shared.served, &session.own.opened.owner, Arc::clone(tool));
                 let key = (session.token.nonce, &request.id, request.arrived);
                 let permit = shared.open.in_flight.before_it_is_sent(key, pin!(beginning)).await.transpose()?;
-                // Its client has cancelled it meanwhile.
+                // The client has cancelled it meanwhile.
                 let Some(permit) = permit else { return Ok(unanswered(accepted)) };
                 let deadline = Instant::now() + settings.rules.policy_of(tool).deadline;
                 (Some(permit), settings.call_timeouts.of_tool(settings.rules.limits_of(tool)), Some(deadline))
@@ -281,18 +272,17 @@ impl PipeForward {
     }
 }
 
-/// A request of a session client at the upstream, in the client's own upstream session.
+/// A session client's request in its own upstream session.
 #[derive(Debug)]
 pub(super) struct SessionPipeEra {
     shared: Arc<SessionFaceState>,
     session: ClientSession,
     request: Box<PipedRequest>,
-    /// The event after which its client last resumed.
     resumed_at: Option<String>,
 }
 
 impl SessionPipeEra {
-    /// The edits of the response. A changed setting is recorded: the server has accepted it.
+    /// Records a changed setting: the server has accepted it.
     fn edits(&mut self) -> StreamEdits {
         if let Some(preference) = self.request.preference.take() {
             self.shared.own.remember(&self.session.own, preference);
@@ -351,13 +341,12 @@ impl PipeEra for SessionPipeEra {
 }
 
 impl SessionFaceState {
-    /// The limits for reading a response, within its client's share of bytes.
+    /// Within the client's share of bytes.
     pub(super) fn read_limits(&self, session: &ClientSession) -> ReadLimits {
         let share = self.served.engine.limits().answers_to(&session.own.opened.owner);
         ReadLimits::within(self.served.settings.result_bytes_max, share)
     }
 
-    /// The edits that the client's version needs in messages to it.
     fn edits(self: &Arc<Self>, session: &ClientSession) -> StreamEdits {
         let filter = ClientFilter::new(Arc::clone(self), session.clone());
         let tools = self.reachable_tools(session, &session.own.opened.owner);
@@ -365,11 +354,136 @@ impl SessionFaceState {
     }
 }
 
-/// Why there is no stream, for the client: its session is valid, so never 404.
+/// Never 404: the session is valid.
 fn no_stream(fault: &GatewayFault) -> FaceResponse {
     match fault.http_status {
         Some(404 | 405) => not_allowed(&Method::GET),
         Some(code @ (400 | 406 | 409 | 429)) => bare(StatusCode::from_u16(code).unwrap_or(StatusCode::BAD_REQUEST)),
         Some(_) | None => bare(StatusCode::BAD_GATEWAY),
+    }
+}
+
+/// A session's own stream, with the gateway's messages before it and between its events.
+struct SessionOwnStream {
+    answering: BoxFuture<'static, RequestAnswer>,
+    own: Option<SessionStream>,
+}
+
+impl CallMessages for SessionOwnStream {
+    async fn next(&mut self) -> Option<CallMessage> {
+        tokio::select! {
+            biased;
+            answer = &mut self.answering => Some(CallMessage::Answer(match (answer, self.own.take()) {
+                (RequestAnswer::Events(source), Some(own)) => {
+                    RequestAnswer::Events(InjectedStream { source, own, position: SseDecoder::of_nothing() }.boxed_unsync())
+                }
+                (answer, _) => answer,
+            })),
+            Some(message) = next_of(self.own.as_mut()) => Some(CallMessage::event(message)),
+        }
+    }
+}
+
+async fn next_of(own: Option<&mut SessionStream>) -> Option<Bytes> {
+    Some(own?.next().await)
+}
+
+/// An event stream with the messages of `own`. Ends with the stream.
+struct InjectedStream {
+    source: ResponseBody,
+    own: SessionStream,
+    position: SseDecoder,
+}
+
+impl Body for InjectedStream {
+    type Data = BodyPart;
+    type Error = io::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<BodyPart>, io::Error>>> {
+        let this = self.get_mut();
+        // Within an event the source goes first, and wakes this task.
+        if this.position.is_between_events()
+            && let Poll::Ready(message) = this.own.poll(cx)
+        {
+            // Without an id: only the source's events can be resumed.
+            return Poll::Ready(Some(Ok(Frame::data(BodyPart::message(message)))));
+        }
+        let polled = Pin::new(&mut this.source).poll_frame(cx);
+        if let Poll::Ready(Some(Ok(frame))) = &polled
+            && let Some(data) = frame.data_ref()
+        {
+            let _ = this.position.take(data);
+        }
+        polled
+    }
+}
+
+/// The longest wait until such a message is accepted.
+const TELL_MAX: Duration = Duration::from_secs(30);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum OneWayKind {
+    Notification,
+    /// About a request in progress; opens no session.
+    AboutRequest,
+    Response,
+}
+
+/// Forwards a cancel, unless the request is queued here or made by the gateway: the upstream does not know it.
+async fn cancel(
+    shared: &Arc<SessionFaceState>,
+    session: &ClientSession,
+    id: &RequestId,
+    text: MessageText,
+) -> StatusCode {
+    let (in_flight, nonce) = (&shared.open.in_flight, session.token.nonce);
+    // Before the lookups, so that a request that is registered meanwhile sees it, and before the upstream is notified.
+    in_flight.withdraw(nonce, id);
+    in_flight.cancel(nonce, id, RequestStage::Held);
+    let is_ours = [RequestStage::Queued, RequestStage::Driven].map(|stage| in_flight.cancel(nonce, id, stage));
+    match is_ours.contains(&true) {
+        true => StatusCode::ACCEPTED,
+        false => note(shared, session, text, OneWayKind::AboutRequest).await,
+    }
+}
+
+/// Forwards a message without response; returns its status (LEG-06).
+async fn note(
+    shared: &Arc<SessionFaceState>,
+    session: &ClientSession,
+    text: MessageText,
+    kind: OneWayKind,
+) -> StatusCode {
+    let counter = match kind {
+        OneWayKind::Notification | OneWayKind::AboutRequest => &shared.meter.notifications,
+        OneWayKind::Response => &shared.meter.responses,
+    };
+    counter.increment(1);
+    let noting = async {
+        let (own, method) = (&shared.own, RawMethod::Note(text));
+        Ok(match kind {
+            OneWayKind::Notification => verdict(&own.deliver(&session.own, method, || true).await?),
+            OneWayKind::Response | OneWayKind::AboutRequest => {
+                match own.send(&own.binding(&session.own), method, &session.own.forwarded).await? {
+                    // A question has ended with its session; a request that waits for another session is not sent.
+                    JudgedResponse::SessionLost => StatusCode::ACCEPTED,
+                    judged @ (JudgedResponse::Fine(_) | JudgedResponse::Refused { .. }) => verdict(&judged),
+                }
+            }
+        })
+    };
+    let late = GatewayFault::new(Reason::UpstreamTimeout, Executed::Unknown);
+    match tokio::time::timeout(TELL_MAX, noting).await.unwrap_or(Err(late)) {
+        Ok(status) => status,
+        Err(GatewayFault { executed: Executed::No, .. }) => StatusCode::SERVICE_UNAVAILABLE,
+        // It may have arrived, and the client can do nothing about it.
+        Err(_) => StatusCode::ACCEPTED,
+    }
+}
+
+const fn verdict(judged: &JudgedResponse) -> StatusCode {
+    match judged {
+        JudgedResponse::Fine(_) => StatusCode::ACCEPTED,
+        JudgedResponse::SessionLost | JudgedResponse::Refused { .. } => StatusCode::BAD_REQUEST,
     }
 }

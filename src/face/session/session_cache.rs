@@ -12,18 +12,16 @@ use crate::upstream::raw_channel::SessionBinding;
 use crate::upstream::recent_map::RecentMap;
 use crate::upstream::session::own::{OpenedSession, OwnSession};
 
-/// The most sessions with clients that are known to use tasks; the least recently used is dropped.
+/// The most sessions whose clients use tasks; the least recently used is dropped.
 const TASK_CLIENTS_MAX: usize = 20_000;
-/// The most ended sessions. A client that continues to use a dropped one gets a new upstream session.
+/// The most ended sessions. A client that uses a dropped one gets a new upstream session.
 const ENDED_MAX: usize = 100_000;
-/// The most cached session ids, by last use. Each takes about 1 kB.
+/// By last use; about 1 kB each.
 const OPENED_MAX: usize = 4_096;
 
-/// One client's session, from its id.
 #[derive(Clone, Debug)]
 pub(in crate::face) struct ClientSession {
     pub(in crate::face) token: Arc<SessionToken>,
-    /// Its session at the server, and its owner.
     pub(in crate::face) own: OwnSession,
     /// Whether it belongs to one request only: each has a new nonce.
     is_for_one_request: bool,
@@ -40,7 +38,6 @@ impl ClientSession {
         Self { token: Arc::new(token), own, is_for_one_request: false }
     }
 
-    /// The session of a request that names none.
     pub(super) fn for_one_request(token: SessionToken, owner: Principal) -> Self {
         Self { is_for_one_request: true, ..Self::new(token, owner) }
     }
@@ -50,13 +47,13 @@ impl ClientSession {
         IdempotencyScope::of(principal, (!self.is_for_one_request).then_some(self.token.nonce))
     }
 
-    /// Whether only the gateway knows the session: its server has none.
+    /// The server has no session.
     pub(super) fn is_bridged(&self) -> bool {
         self.token.upstream_version.is_stateless()
     }
 }
 
-/// An opened session id, with its owner. Opening costs more than all other work on a small request.
+/// Opening an id costs more than all other work on a small request.
 #[derive(Debug)]
 struct OpenedToken {
     sealed: Box<str>,
@@ -80,8 +77,8 @@ impl ClientSessionCache {
         }
     }
 
-    /// The session of a sealed id that its owner opened for this upstream or endpoint. An id that is not cached is unsealed by
-    /// `open`. `None` if `open` fails, and for an ended session.
+    /// The session of a sealed id that its owner opened for this upstream or endpoint. `open` unseals an id that is not
+    /// cached. `None` if `open` fails, and for an ended session.
     pub(in crate::face) fn open(
         &self,
         sealed: &str,
@@ -91,7 +88,7 @@ impl ClientSessionCache {
     ) -> Option<ClientSession> {
         // A text with the same end and another beginning is no valid token.
         let key = sealed.as_bytes().last_chunk().map(|end| u128::from_ne_bytes(*end))?;
-        // Everything that `open` checks.
+        // All that `open` checks.
         let is_same = |known: &Arc<OpenedToken>| {
             let session = &known.session;
             *known.sealed == *sealed && session.token.upstream == opened_for && session.own.opened.owner == *owner
@@ -122,17 +119,16 @@ impl ClientSessionCache {
         self.ended.contains(nonce)
     }
 
-    /// Unmarks an ended session: the client of an endpoint of several upstreams opened another one under its nonce.
+    /// Unmarks an ended session: the client of an endpoint opened another one under its nonce.
     pub(super) fn begins_again(&self, nonce: u128) {
         self.ended.remove(nonce);
     }
 
-    /// Records that a session's client uses tasks.
     pub(super) fn note_tasks(&self, session: &ClientSession) {
         self.task_clients.insert(session.token.nonce, ());
     }
 
-    /// Whether it does, as far as is known here.
+    /// As far as is known in this process.
     pub(super) fn uses_tasks(&self, session: &ClientSession) -> bool {
         self.task_clients.contains(session.token.nonce)
     }

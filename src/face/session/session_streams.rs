@@ -14,21 +14,18 @@ use tokio::sync::{mpsc, watch};
 use crate::face::notification_subscriber::AgreedResources;
 use crate::upstream::NotificationSubscription;
 
-/// The most tracked streams of one session.
 const PER_SESSION_MAX: usize = 8;
 /// The most streams of bridged sessions.
 const STREAMS_MAX: usize = 16_384;
 /// Messages queued for a reader. A slower reader misses notifications.
 pub(super) const MESSAGES_MAX: usize = 64;
 
-/// The sender of one stream.
 #[derive(Clone, Debug)]
 pub(super) struct StreamSender {
     pub(super) number: u64,
     pub(super) sender: mpsc::Sender<Bytes>,
 }
 
-/// All streams of one face's clients, by the nonce of their session. A session's entry ends with its streams.
 #[derive(Debug, Default)]
 pub(in crate::face) struct SessionStreams {
     open: Mutex<OpenSessionStreams>,
@@ -45,21 +42,19 @@ struct OpenSessionStreams {
 
 #[derive(Debug, Default)]
 struct StreamsOfSession {
-    /// In the order in which they were opened.
     streams: Vec<StreamSender>,
     now: watch::Sender<NewestStream>,
-    /// Subscriptions that the server has confirmed, until the newest stream takes them over.
+    /// Confirmed by the server, until the newest stream takes them over.
     agreed: AgreedResources,
 }
 
-/// The state that all streams of a session watch.
+/// Watched by all streams of a session.
 #[derive(Clone, Copy, Debug, Default)]
 struct NewestStream {
     newest: u64,
     is_over: bool,
 }
 
-/// The rank of a stream in its session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StreamTurn {
     Newest,
@@ -68,7 +63,7 @@ pub(super) enum StreamTurn {
     Over,
 }
 
-/// The receiver of one stream's messages, in order. Dropping it unregisters the stream.
+/// The receiver of one stream's messages. Dropping it unregisters the stream.
 #[derive(Debug)]
 pub(in crate::face) struct SessionStream {
     messages: mpsc::Receiver<Bytes>,
@@ -80,7 +75,7 @@ pub(in crate::face) struct SessionStream {
 }
 
 impl SessionStreams {
-    /// Opens a stream of the session `nonce`, its newest. With too many, the oldest receives nothing more.
+    /// Opens the newest stream of the session `nonce`. With too many, the oldest receives nothing more.
     pub(in crate::face) fn open(self: &Arc<Self>, nonce: u128) -> SessionStream {
         let mut open = self.open.lock();
         if let Some(session) = open.by_session.get_mut(&nonce)
@@ -114,12 +109,10 @@ impl SessionStreams {
         SessionStream { messages, now, nonce, number, is_counted, streams: Arc::clone(self) }
     }
 
-    /// Whether a session has a stream.
     pub(super) fn is_open(&self, nonce: u128) -> bool {
         self.open.lock().by_session.contains_key(&nonce)
     }
 
-    /// The sender of a session's newest stream.
     pub(super) fn newest(&self, nonce: u128) -> Option<mpsc::Sender<Bytes>> {
         newest(&self.open.lock().by_session.get(&nonce)?.streams).map(|stream| stream.sender.clone())
     }
@@ -136,7 +129,7 @@ impl SessionStreams {
         }
     }
 
-    /// Drops that subscription, if it is still here.
+    /// Drops such a subscription, if it was not taken over.
     pub(super) fn unwanted(&self, nonce: u128, uri: &str) {
         if let Some(session) = self.open.lock().by_session.get_mut(&nonce) {
             session.agreed.remove(uri);
@@ -157,7 +150,6 @@ impl SessionStreams {
     }
 }
 
-/// The newest of these that is still open.
 pub(super) fn newest(streams: &[StreamSender]) -> Option<&StreamSender> {
     streams.iter().rev().find(|stream| !stream.sender.is_closed())
 }
@@ -183,7 +175,7 @@ impl SessionStream {
         poll_fn(|cx| self.poll(cx)).await
     }
 
-    /// Returns the next message; `None` once the stream's rank or the session's wishes may have changed. Cancel safe.
+    /// `None` if the stream's rank or the session's wishes may have changed. Cancel safe.
     pub(super) async fn news(&mut self) -> Option<Bytes> {
         tokio::select! {
             Some(message) = self.messages.recv() => Some(message),
@@ -193,7 +185,6 @@ impl SessionStream {
         }
     }
 
-    /// Polls for the next message.
     pub(in crate::face) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Bytes> {
         match self.messages.poll_recv(cx) {
             Poll::Ready(Some(message)) => Poll::Ready(message),

@@ -1,17 +1,13 @@
 //! Serves tasks of session clients: calls as tasks, task methods, and notifications.
 //!
-//! A task's whole state is in the store; this module holds only the current receivers of its messages. Read
-//! [`SessionFaceState::call`] for the start of a task, `result` for waiting for its outcome, `task_notifier` for its
-//! notifications.
+//! A task's whole state is in the store; this module holds only the receivers of its messages. Read
+//! [`SessionFaceState::call`] for the start of a task, `result` for waiting for its outcome, and `task_notifier`.
 
 mod draft;
 mod result;
 mod task_notifier;
-mod task_requests;
 mod task_subscribers;
 mod tokens;
-mod views;
-mod wish;
 
 use std::sync::Arc;
 
@@ -24,8 +20,9 @@ use super::session_cache::ClientSession;
 use super::{SessionFaceState, refuse};
 use crate::cause::CauseChain;
 use crate::dialect::core_2025_11_25::hybrid::HybridTasks;
-use crate::dialect::core_2025_11_25::{CoreTasks, ListSupport};
-use crate::dialect::draft_sep_1686::DraftTasks;
+use crate::dialect::core_2025_11_25::{CoreTasks, ListSupport, RequestedTtl, list_filter};
+use crate::dialect::draft_sep_1686::{DraftTasks, RequestedTask};
+use crate::dialect::face_dialect::bad_cursor;
 use crate::dialect::faults::{gateway_error, not_in_flavour};
 use crate::dialect::related_task::RelatedTask;
 use crate::dialect::session_results::client_capabilities;
@@ -42,20 +39,19 @@ use crate::face::idempotency_key;
 use crate::face::rates::UnknownTaskWatch;
 use crate::face::rewrite::TaskSupportLookup;
 use crate::task::{
-    ChosenId, ClientKind, Draft, Drafts, Executed, Failure, GatewayFault, HandleSupport, InputKey, Outcome, Phase,
-    Principal, Reason, SessionScope, Task, TaskKey,
+    ChosenId, ClientKind, Draft, Drafts, Executed, Failure, GatewayFault, HandleSupport, InputKey, ListFilter, Outcome,
+    Phase, Principal, Reason, SessionScope, Task, TaskKey, TaskMode,
 };
 use crate::upstream::{Progress, Upstream, UpstreamTaskMode};
 use crate::wire::envelope::{self, Request};
 use crate::wire::{JsonPieces, Object, Payload, ProtocolVersion, RequestId, RpcError, method};
 use result::OutcomeRequest;
-use task_requests::TaskRequests;
+use task_subscribers::TaskRequests;
 use task_subscribers::{SharedProgress, SubscriberList, TaskSubscribers};
-pub(super) use wish::{TaskWish, wish};
 
 const PAGE: usize = 50;
 
-/// A face's in-memory state of its clients' tasks. All of it can be rebuilt from the store.
+/// In-memory state of tasks, which can be rebuilt from the store.
 pub(in crate::face) struct SessionTasksState {
     subscribers: TaskSubscribers,
     requests: Arc<TaskRequests>,
@@ -82,7 +78,6 @@ impl SessionTasksState {
         }
     }
 
-    /// Whether a request with a chosen task id still has no response.
     pub(super) fn has_under_way(&self, nonce: u128, id: &RequestId) -> bool {
         self.requests.knows(nonce, id)
     }
@@ -91,22 +86,21 @@ impl SessionTasksState {
         &self.misses
     }
 
-    /// The task support in a session's tool list; `None` if tasks are not offered.
+    /// `None` if tasks are not offered.
     pub(in crate::face) fn support(&self, session: &ClientSession) -> Option<TaskSupportLookup> {
         session.has_tasks().then(|| Arc::clone(&self.support))
     }
 
-    /// Whether a session may have tasks: with the draft enabled each may, in any version.
+    /// With the draft enabled, each session may have tasks, in any version.
     pub(in crate::face) fn are_for(&self, session: &ClientSession) -> bool {
         session.has_tasks() || self.drafts.has(Draft::Sep1686)
     }
 
-    /// The codec for tasks of 2025-11-25.
     fn codec(&self) -> CoreTasks {
         CoreTasks::with_drafts(self.drafts)
     }
 
-    /// The handle of a call that became a task; `text` is for the client's model.
+    /// `text` is for the client's model.
     fn handle(&self, task: &Task, text: Option<Arc<str>>) -> Result<Payload, RpcError> {
         let core = self.codec().with_immediate_response(text);
         match self.drafts.has(Draft::Sep1686) {
@@ -117,7 +111,6 @@ impl SessionTasksState {
 }
 
 impl ClientSession {
-    /// Whether its client was offered tasks.
     pub(super) fn has_tasks(&self) -> bool {
         CoreTasks::are_offered_in(self.token.client_version)
     }
@@ -133,17 +126,15 @@ pub(in crate::face) fn offer(version: ProtocolVersion, principal: &Principal, dr
     CoreTasks::are_offered_in(version).then(|| CoreTasks::capability(lists))
 }
 
-/// Whether a request is about tasks of 2025-11-25.
 pub(super) fn is_method(name: &str) -> bool {
     CoreTasks::is_method(name)
 }
 
-/// Whether a request is about tasks, drafts included.
+/// As [`is_method`], with drafts.
 pub(super) fn is_served_method(drafts: Drafts, name: &str) -> bool {
     is_method(name) || (drafts.has(Draft::Sep1686) && DraftTasks::is_method(name))
 }
 
-/// The session and the principal of a request.
 pub(super) struct TaskRequestContext<'a> {
     pub(super) session: ClientSession,
     pub(super) principal: &'a Principal,
@@ -152,7 +143,6 @@ pub(super) struct TaskRequestContext<'a> {
     pub(super) arrived: Instant,
 }
 
-/// A call that must become a task.
 #[derive(Debug)]
 pub(super) struct TaskCall {
     pub(super) request: Request,
@@ -161,7 +151,7 @@ pub(super) struct TaskCall {
 }
 
 impl SessionFaceState {
-    /// Makes a call a task, and responds with its handle once it is stored. The call runs in the client's upstream session.
+    /// Makes a call a task, and responds with its handle once it is stored.
     pub(super) async fn call(self: &Arc<Self>, asking: TaskRequestContext<'_>, call: TaskCall) -> FaceResponse {
         let addressee = addressee(Some(&call.request.id), asking.accepted);
         self.note_tasks(&asking.session);
@@ -235,7 +225,7 @@ impl SessionFaceState {
         tokens::question(&self.served.sealer, id).is_some()
     }
 
-    /// The upstream of this session's tasks: the client's own upstream session, if the server has sessions.
+    /// The client's own upstream session, if the server has sessions.
     pub(super) fn upstream_of(self: &Arc<Self>, session: &ClientSession) -> Arc<dyn Upstream> {
         match session.is_bridged() {
             true => Arc::clone(&self.served.stateless),
@@ -282,7 +272,7 @@ impl SessionFaceState {
         };
         let request = plain_request(method::TOOLS_CALL, Some(params));
         let tool = (Arc::from(call.tool.as_str()), policy);
-        // The tool list went to the client only, and so did the tools' annotations: no call is repeatable.
+        // The client alone saw the tools' annotations: no call is repeatable.
         let mut spec = served.target().plain_call(maker, request, Some(tool));
         spec.upstream = self.upstream_of(&asking.session);
         spec.plan = plan;
@@ -295,7 +285,6 @@ impl SessionFaceState {
         spec
     }
 
-    /// Sends progress and log messages to waiting requests, or to the session's own stream.
     fn notice_sink(
         self: &Arc<Self>,
         rising: Option<SharedProgress>,
@@ -319,7 +308,7 @@ impl SessionFaceState {
         })
     }
 
-    /// The subscriber list of an unsettled task, with a running notifier. `shown` is the state that the client knows.
+    /// An unsettled task's subscriber list, with a running notifier. `shown` is the state that the client knows.
     fn subscribers(self: &Arc<Self>, key: &TaskKey, nonce: u128, shown: Option<&Task>) -> Arc<SubscriberList> {
         let (subscribers, is_new) = self.tasks.subscribers.open(key, nonce);
         if is_new {
@@ -331,7 +320,7 @@ impl SessionFaceState {
         subscribers
     }
 
-    /// Makes a task's questions go to its client on the session's own stream.
+    /// Sends the task's questions on the session's own stream.
     pub(super) fn speak_of(self: &Arc<Self>, task: &Task, nonce: u128) {
         self.subscribers(&task.key, nonce, Some(task));
     }
@@ -393,7 +382,7 @@ impl SessionFaceState {
         }
     }
 
-    /// Accepts a client's answer to a task's question. The id names the task and the question; an unexpected answer gets the same
+    /// Accepts a client's answer to a task's question, both named by the id. An unexpected answer gets the same
     /// response.
     pub(super) async fn take_answer(&self, principal: &Principal, response: envelope::Response) -> FaceResponse {
         let Some((task, key)) = response.id.as_ref().and_then(|id| tokens::question(&self.served.sealer, id)) else {
@@ -403,8 +392,7 @@ impl SessionFaceState {
         if let Some(subscribers) = self.tasks.subscribers.get(&task_key) {
             subscribers.note_answer(key);
         }
-        // Validated against its question, or replaced by the refusal that it amounts to: a response is accepted with any content,
-        // so its client sees no error (B129).
+        // An answer that does not fit its question is replaced by a refusal: its client sees no error (B129).
         let answer = match self.served.engine.get(&task_key).await.as_deref() {
             Ok(task) => {
                 let answer = RelatedTask::of(task.key.id, task.chosen.as_ref()).answer(response);
@@ -426,7 +414,75 @@ impl SessionFaceState {
     }
 }
 
-/// The upstream's progress for the client; progress that does not increase is dropped (T-73).
+impl SessionFaceState {
+    async fn get(self: &Arc<Self>, key: &TaskKey, nonce: u128) -> Result<Payload, TaskMethodError> {
+        let task = self.served.engine.get(key).await?;
+        if !task.is_settled() {
+            // After a restart this links the task to its client's stream again.
+            self.subscribers(key, nonce, None);
+        }
+        self.served.engine.count_poll(&task);
+        let task = self.as_seen(task).await?;
+        Ok(self.tasks.codec().encode(TaskReply::Snapshot(&task))?)
+    }
+
+    /// Leaves out the parts of a tree that the owner may not see. Skipped where trees are not exposed.
+    async fn as_seen(&self, task: Arc<Task>) -> Result<Arc<Task>, TaskError> {
+        match self.tasks.drafts.has(Draft::Sep2268) {
+            true => self.served.engine.as_seen(task).await,
+            false => Ok(task),
+        }
+    }
+
+    async fn cancel(&self, key: &TaskKey) -> Result<Payload, TaskMethodError> {
+        let cancelled = self.served.engine.cancel(key).await?;
+        if let Some(subscribers) = self.tasks.subscribers.get(key) {
+            // Later progress of the upstream is dropped (L25-47).
+            subscribers.mute();
+        }
+        let task = self.as_seen(cancelled.task).await?;
+        let reply = TaskReply::Cancelled { task: &task, was_settled: cancelled.was_settled };
+        Ok(self.tasks.codec().encode(reply)?)
+    }
+
+    fn wanted_tasks(&self, params: &Object) -> Result<Option<ListFilter>, RequestError> {
+        if self.served.settings.drafts.has(Draft::Sep1904) { list_filter(params) } else { Ok(None) }
+    }
+
+    async fn list(
+        &self,
+        owner: &Principal,
+        cursor: Option<String>,
+        params: &Object,
+    ) -> Result<Payload, TaskMethodError> {
+        if !owner.is_identified() {
+            return Err(TaskMethodError::Complaint(RequestError::UnknownMethod(method::TASKS_LIST.to_owned())));
+        }
+        let filter = self.wanted_tasks(params)?;
+        let (sealer, filter) = (&self.served.sealer, filter.as_ref());
+        let position = |cursor: String| {
+            tokens::position(sealer, owner, filter, &cursor).ok_or(TaskMethodError::Complaint(bad_cursor()))
+        };
+        let after = cursor.map(position).transpose()?;
+        let mut page = match filter {
+            Some(filter) => self.served.engine.list_filtered(owner, filter, after, PAGE).await?,
+            // Tasks with chosen ids belong to the sessions that chose them (T-66).
+            None if self.served.settings.drafts.has(Draft::Sep1686) => {
+                self.served.engine.list_filtered(owner, &ListFilter::of_scope(None), after, PAGE).await?
+            }
+            None => self.served.engine.list(owner, after, PAGE).await?,
+        };
+        if self.tasks.drafts.has(Draft::Sep2268) {
+            for task in &mut page.tasks {
+                task.tree = self.served.engine.seen_tree(owner, &task.tree).await?;
+            }
+        }
+        let next = page.next.map(|position| tokens::cursor(sealer, owner, filter, position));
+        Ok(self.tasks.codec().encode(TaskReply::Listed { tasks: &page.tasks, next: next.as_deref() })?)
+    }
+}
+
+/// Progress that does not increase is dropped (T-73).
 fn shown(task: &RelatedTask, rising: &mut MonotonicProgress, progress: &Progress) -> Option<Bytes> {
     let value = rising.real(&progress.progress, progress.total.as_ref())?;
     Some(rising.notification(&value, progress.message.as_deref(), Some(&task.meta())))
@@ -452,4 +508,40 @@ fn answer_refused(refused: TaskMethodError, addressee: &Addressee) -> FaceRespon
             addressee.error(StatusCode::OK, &gateway_error(&fault))
         }
     }
+}
+
+#[derive(Debug)]
+pub(super) enum TaskWish {
+    Core(RequestedTtl),
+    Draft(RequestedTask),
+}
+
+/// The task that a call requests, if tasks are offered or the draft is enabled. `None` without a readable tool name:
+/// the call is refused later. A request of 2025-11-25 takes precedence over the draft's (T-37). An error if the tool
+/// cannot be called this way.
+pub(super) fn wish(
+    settings: &ServiceSettings,
+    session: &ClientSession,
+    params: &Object,
+    accepted: AcceptedTypes,
+) -> Result<Option<TaskWish>, RequestError> {
+    let (is_core, is_draft) = (session.has_tasks(), settings.drafts.has(Draft::Sep1686));
+    if !is_core && !is_draft {
+        return Ok(None);
+    }
+    let Some(mode) = params.get_str("name").map(|tool| settings.rules.mode_of(&tool)) else { return Ok(None) };
+    // Without a stream the client could not be notified (T-38). A tool that only runs plainly has no task (D86-01).
+    if is_draft
+        && accepted.takes_stream()
+        && mode != TaskMode::Never
+        && !(is_core && RequestedTtl::read(params)?.is_some())
+        && let Some(wish) = RequestedTask::read(params)?
+    {
+        return Ok(Some(TaskWish::Draft(wish)));
+    }
+    let wish = match is_draft {
+        true => HybridTasks::wish(params, mode, session.token.client_version)?,
+        false => CoreTasks::wish(params, mode)?,
+    };
+    Ok(wish.map(TaskWish::Core))
 }

@@ -1,7 +1,7 @@
 //! Runs tools that a server runs only as tasks, for session clients (GW-11, GW-13).
 //!
-//! The tools' task support is fetched in a session of the gateway with the client's capabilities: a client may not have listed
-//! the tools, or only in an earlier process. Skipped if the server declared no tasks in its handshake.
+//! The gateway fetches the tools' task support in a session with the client's capabilities: a client may not have
+//! listed the tools in this process. Skipped if the server declared no tasks in its handshake.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,12 +10,10 @@ use bytes::Bytes;
 use http::{HeaderValue, StatusCode};
 use tokio_util::sync::CancellationToken;
 
-use super::bridged_call::{self, AnswerEra, BridgedCaller, CallRoute};
-use super::bridged_client::BridgedClient;
+use super::bridged_call::{self, AnswerEra, BridgedCaller, BridgedClient, CallRoute};
 use super::in_flight::RequestStage;
-use super::message_check::tool_of;
 use super::session_cache::ClientSession;
-use super::{SessionFaceState, pipe, refuse};
+use super::{SessionFaceState, pipe, refuse, tool_of};
 use crate::dialect::plain::PlainUpstream;
 use crate::dialect::relay_core_2025_11_25::{ToolTaskSupport, UpstreamTaskSupport};
 use crate::dialect::split_call::SplitCall;
@@ -30,7 +28,7 @@ use crate::upstream::{CallContext, Upstream, UpstreamTaskMode};
 use crate::wire::envelope::{Notification, Request};
 use crate::wire::{RequestId, RpcError, method};
 
-/// How long a call waits for its tool's task support; after that it is forwarded as usual.
+/// A call's longest wait for its tool's task support; then it is forwarded as usual.
 const LOOK_MAX: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
@@ -45,17 +43,16 @@ impl UpstreamTaskTools {
         Self { catalog, pool }
     }
 
-    /// Its tools, as a session of the gateway lists them.
+    /// The tools as listed in a session of the gateway.
     pub(super) const fn catalog(&self) -> &Catalog {
         &self.catalog
     }
 
-    /// Cleans up the cache, until stopped.
     pub(super) async fn keep_tidy(&self, stop: &CancellationToken) {
         self.catalog.keep_tidy(stop).await;
     }
 
-    /// The task support of a tool; the default if the server does not respond in time.
+    /// The default if the server does not respond in time.
     async fn support(&self, tool: &str, context: &CallContext) -> ToolTaskSupport {
         let look = async {
             let facts = self.pool.facts(context).await.ok()?;
@@ -74,9 +71,8 @@ impl UpstreamTaskTools {
     }
 }
 
-/// Whether a plain call may need the engine: for a tool that the server runs only as a task, a split, or an idempotency key. A
-/// cheap check: most servers have no tasks, and most calls need neither. In an array the key may be another call's: [`drive`] reads
-/// the call's own.
+/// Whether a plain call may need the engine: a cheap check, which most calls do not pass. In an array the key may be
+/// another call's: [`drive`] reads the call's own.
 pub(super) fn may_drive(
     shared: &SessionFaceState,
     session: &ClientSession,
@@ -87,7 +83,6 @@ pub(super) fn may_drive(
         && (session.token.tasks.calls || is_split(shared, request) || arrival.has_key())
 }
 
-/// Whether a call is split, one call for each element of a list.
 fn is_split(shared: &SessionFaceState, request: &Request) -> bool {
     let rules = &shared.served.settings.rules;
     let call = || {
@@ -97,7 +92,7 @@ fn is_split(shared: &SessionFaceState, request: &Request) -> bool {
     rules.any_is_split() && call().is_some()
 }
 
-/// Whether a notification cancels a request that the gateway makes itself: the server does not know it under that id.
+/// Whether a notification cancels a request that the gateway makes itself: the server does not know its id.
 pub(super) fn is_about_a_driven_call(
     shared: &SessionFaceState,
     session: &ClientSession,
@@ -111,7 +106,7 @@ pub(super) fn is_about_a_driven_call(
         && named().is_some_and(|id| shared.open.in_flight.knows(session.token.nonce, &id, RequestStage::Driven))
 }
 
-/// Answers a plain call: through the pipe, or as a task of the server that the engine follows to its end (GW-11). Dropping the
+/// Answers a plain call: through the pipe, or as a task of the server that the engine follows (GW-11). Dropping the
 /// future means that the client disconnected, which cancels nothing (T-81).
 pub(super) async fn post(
     shared: &Arc<SessionFaceState>,
@@ -134,9 +129,8 @@ pub(super) async fn post(
     }
 }
 
-/// Starts a call that needs the engine: for a tool that the server runs only as a task, for a call that may return a task id, for
-/// a split or for an idempotency key; `None` for every other, and for one without a readable tool name. Returns its messages, or
-/// why it was not started.
+/// Starts a call that needs the engine: its tool runs only as a task, it may return a task id, it is split, or it has
+/// an idempotency key. `None` for every other, and without a readable tool name. An error if it was not started.
 pub(super) async fn drive(
     shared: &Arc<SessionFaceState>,
     session: &ClientSession,
@@ -162,7 +156,7 @@ pub(super) async fn drive(
     Some(bridged_call::begin_on(&route, shared, session, request, BridgedCaller::of(inbound)))
 }
 
-/// The rest of a stream that the gateway made, if this event belongs to one; every other event is the server's own.
+/// The rest of a stream that the gateway made; every other event is the server's own.
 pub(super) fn take_up(
     shared: &SessionFaceState,
     session: &ClientSession,
@@ -173,7 +167,6 @@ pub(super) fn take_up(
 }
 
 impl SessionFaceState {
-    /// The task support that the server declares for this tool.
     async fn support(&self, session: &ClientSession, principal: &Principal, tool: &str) -> ToolTaskSupport {
         if !session.token.tasks.calls {
             return ToolTaskSupport::default();
@@ -183,7 +176,7 @@ impl SessionFaceState {
         self.task_tools.support(tool, &context).await
     }
 
-    /// Whether a call that requests a task becomes one at the server, too: whenever its tool supports it (GW-11).
+    /// Whether a call that requests a task becomes one at the server: whenever its tool supports it (GW-11).
     pub(super) async fn native_task(
         &self,
         session: &ClientSession,
@@ -198,7 +191,7 @@ impl SessionFaceState {
         }
     }
 
-    /// The upstream for a plain call as a task: the client's own session, if its version has tasks, else one of the gateway's.
+    /// The client's own session, if its version has tasks, else one of the gateway's.
     fn upstream_for_native(self: &Arc<Self>, session: &ClientSession) -> Arc<dyn Upstream> {
         if self.own.binding(&session.own).tasks.calls {
             self.upstream_of(session)

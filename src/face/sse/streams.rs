@@ -10,10 +10,9 @@ use crate::metric;
 use crate::shared_limits::SharedLimits;
 use crate::task::{Executed, GatewayFault, Principal, PrincipalCounts, PrincipalLimits, Reason};
 
-/// The most open streams in total.
 pub const STREAMS_MAX: usize = 4_096;
 
-/// The key of a stream: a message finds neither another principal's nor another upstream's stream.
+/// A message finds neither another principal's nor another upstream's stream.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct SseStreamKey {
     pub(super) owner: Principal,
@@ -22,7 +21,6 @@ pub(super) struct SseStreamKey {
     pub(super) nonce: u128,
 }
 
-/// All open streams of all upstreams; `I` accepts messages.
 pub(super) struct SseStreamTable<I> {
     open: Mutex<OpenSseStreams<I>>,
     limits: SharedLimits,
@@ -47,11 +45,8 @@ impl<I> fmt::Debug for SseStreamTable<I> {
 }
 
 impl<I: Clone> SseStreamTable<I> {
-    /// Takes a permit and registers the stream. The principal's limit is checked before the total (SEC-11): each stream is a
-    /// session, and buffers its client's unread messages.
-    ///
-    /// # Errors
-    /// `TooManyListeners`.
+    /// Takes a permit and registers the stream. The principal's limit is checked before the total (SEC-11): each stream
+    /// is a session, and buffers its client's unread messages. The error is `TooManyListeners`.
     pub(super) fn open(
         self: &Arc<Self>,
         key: SseStreamKey,
@@ -74,13 +69,13 @@ impl<I: Clone> SseStreamTable<I> {
         Ok(SseStreamPermit { table: Arc::clone(self), key, counted_as })
     }
 
-    /// The inlet of a stream; `None` unless it is open and this principal's.
+    /// `None` unless the stream is open and this principal's.
     pub(super) fn find(&self, key: &SseStreamKey) -> Option<I> {
         self.open.lock().inlets.get(key).cloned()
     }
 }
 
-/// The permit of one stream. Dropping it releases it and unregisters the stream.
+/// Dropping it releases the permit and unregisters the stream.
 pub(super) struct SseStreamPermit<I> {
     table: Arc<SseStreamTable<I>>,
     key: SseStreamKey,

@@ -1,38 +1,40 @@
 //! Serves `subscriptions/listen`: one long response with the notifications of a subscription (MOD-24).
 //!
-//! Nothing runs in the background: the stream reads notifications when its client reads. A client that reads slowly therefore
-//! delays only itself, and repeated changes meanwhile are sent once. Read `face::notification_subscriber` (the upstream's
-//! notifications), `watched_tasks` (task states) and `listen_permits` (limits) next.
-
-mod watched_tasks;
+//! The stream reads notifications when its client reads: a slow client delays only itself, and repeated changes
+//! meanwhile are sent once.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use futures_util::stream::{FuturesUnordered, StreamExt};
 use http::StatusCode;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::{StatelessFace, StatelessRequestContext, not_begun};
 use crate::cause::CauseChain;
-use crate::dialect::RequestError;
+use crate::dialect::ext_tasks::ExtTasks;
 use crate::dialect::negotiate::StatelessRequest;
 use crate::dialect::subscriptions::{Subscription, SubscriptionFilter};
+use crate::dialect::{FaceDialect, RequestError, TaskReply};
+use crate::engine::change_subscribers::ChangeSubscriber;
+use crate::engine::retry_delays::RetryDelays;
+use crate::engine::{Engine, TaskError};
 use crate::face::answer::{bare, event_stream, missed};
 use crate::face::call_stream::{CallMessage, CallMessages, stream};
 use crate::face::http::FaceResponse;
 use crate::face::listen_permits::ListenPermit;
 use crate::face::notification_subscriber::{NotificationSubscriber, SubscriberEvent};
-use crate::task::{Executed, GatewayFault, HandleSupport, Reason};
+use crate::task::{Executed, GatewayFault, HandleSupport, Phase, Principal, Reason, Task, TaskKey};
 use crate::upstream::BeginError;
 use crate::wire::Payload;
-use watched_tasks::WatchedTasks;
 
-/// Why there is no stream.
 enum ListenRefusal {
     Complaint(RequestError),
     Fault(GatewayFault),
-    /// The client accepts no event stream.
     NotAcceptable,
 }
 
@@ -49,8 +51,7 @@ impl From<BeginError> for ListenRefusal {
 }
 
 impl StatelessFace {
-    /// Answers `subscriptions/listen`. Dropping the response or this future means that the client disconnected: subscriptions
-    /// without another holder are ended.
+    /// Dropping the response or this future ends subscriptions without another holder: the client disconnected.
     pub(super) async fn listen(&self, inquiry: &StatelessRequestContext<'_>) -> FaceResponse {
         let addressee = &inquiry.addressee;
         match Box::pin(self.begin_to_listen(inquiry)).await {
@@ -141,7 +142,7 @@ struct ListenStream {
     granted: SubscriptionFilter,
     subscriber: NotificationSubscriber,
     watched: WatchedTasks,
-    /// Messages to send; bounded by the granted subscription.
+    /// Bounded by the granted subscription.
     due: VecDeque<Bytes>,
     /// Ends the stream properly; `None` once it has.
     ending: Option<CancellationToken>,
@@ -175,5 +176,120 @@ impl CallMessages for ListenStream {
                 SubscriberEvent::TooMuch => self.due.extend(self.subscription.anything(&self.granted)),
             }
         }
+    }
+}
+
+/// The tasks of a subscription: their state at the beginning, then after each change.
+struct WatchedTasks {
+    engine: Arc<Engine>,
+    dialect: ExtTasks,
+    metadata: StatelessRequest,
+    /// Tasks that have changed or were not read yet.
+    due: VecDeque<WatchedTask>,
+    quiet: FuturesUnordered<BoxFuture<'static, WatchedTask>>,
+    has_missed: bool,
+}
+
+struct WatchedTask {
+    key: TaskKey,
+    watcher: ChangeSubscriber,
+    /// The last state sent, while it may still change.
+    sent: Option<Payload>,
+    /// The time until the next try after a failed read.
+    again: Option<Duration>,
+    pauses: RetryDelays,
+}
+
+impl WatchedTask {
+    fn new(key: TaskKey, watcher: ChangeSubscriber) -> Self {
+        Self { key, watcher, sent: None, again: None, pauses: RetryDelays::of_readers() }
+    }
+
+    async fn due(mut self) -> Self {
+        match self.again.take() {
+            // An unread change may have been the last.
+            Some(pause) => drop(timeout(pause, self.watcher.changed()).await),
+            None => self.watcher.changed().await,
+        }
+        self
+    }
+}
+
+impl WatchedTasks {
+    /// Watches the granted tasks, and removes unknown tasks, foreign tasks and tasks with too many watchers from the
+    /// grant (T-53). An error if a task could not be read: then its existence is unknown.
+    async fn new(
+        engine: Arc<Engine>,
+        dialect: ExtTasks,
+        metadata: StatelessRequest,
+        owner: &Principal,
+        granted: &mut SubscriptionFilter,
+    ) -> Result<Self, TaskError> {
+        let (mut due, mut has_missed) = (VecDeque::new(), false);
+        if let Some(ids) = &mut granted.tasks {
+            for id in std::mem::take(ids) {
+                let key = TaskKey { owner: owner.clone(), id };
+                // Read after the watch began, so that no change is missed.
+                let Ok(watcher) = engine.watchers().watch(&key) else { continue };
+                match engine.get(&key).await {
+                    Ok(_) => {
+                        ids.insert(id);
+                        due.push_back(WatchedTask::new(key, watcher));
+                    }
+                    Err(TaskError::Unknown) => has_missed = true,
+                    Err(error @ (TaskError::Contended | TaskError::Store(_))) => return Err(error),
+                }
+            }
+        }
+        Ok(Self { engine, dialect, metadata, due, quiet: FuturesUnordered::new(), has_missed })
+    }
+
+    const fn has_missed(&self) -> bool {
+        self.has_missed
+    }
+
+    /// The `tasks/get` result of the next changed task. Cancel safe.
+    async fn next(&mut self) -> Payload {
+        loop {
+            while let Some(one) = self.due.front() {
+                // Stays in front until it was read: this future may be dropped in between.
+                let read = self.engine.get(&one.key).await;
+                let Some(mut one) = self.due.pop_front() else { break };
+                let snapshot = match &read {
+                    Ok(task) => self.snapshot(task),
+                    Err(TaskError::Unknown) => continue,
+                    Err(error) => {
+                        tracing::debug!(error = %CauseChain(error), "a listener's task could not be read and is read again");
+                        one.again = Some(one.pauses.take());
+                        None
+                    }
+                };
+                if read.is_ok() {
+                    one.pauses = RetryDelays::of_readers();
+                }
+                let snapshot = snapshot.filter(|snapshot| one.sent.as_ref() != Some(snapshot));
+                if !read.is_ok_and(|task| task.is_settled()) {
+                    one.sent = snapshot.clone().or(one.sent);
+                    self.quiet.push(Box::pin(one.due()));
+                }
+                if let Some(snapshot) = snapshot {
+                    return snapshot;
+                }
+            }
+            match self.quiet.next().await {
+                Some(one) => self.due.push_back(one),
+                None => std::future::pending().await,
+            }
+        }
+    }
+
+    /// `None` if the task asks a question of a kind that this client did not declare (GW-25).
+    fn snapshot(&self, task: &Task) -> Option<Payload> {
+        if let Phase::AwaitingInput(open) = &task.phase
+            && self.metadata.missing(open.values().map(|question| &question.request)).is_some()
+        {
+            return None;
+        }
+        self.dialect.encode(TaskReply::Snapshot(task)).ok()
     }
 }

@@ -1,8 +1,8 @@
 //! Forwards messages between stateless clients and a server of their era (GW-30).
 //!
-//! The gateway's checks come first; then the same bytes are forwarded, and the response is streamed in any size. `answer_edits`
-//! makes the few edits. A call that may become a task goes to the engine instead. A client that disconnects drops the upstream's
-//! request with its response, which is the cancellation for servers without sessions.
+//! After the gateway's checks the same bytes are forwarded, and the response is streamed in any size; `answer_edits`
+//! makes the few edits. A call that may become a task goes to the engine. A client that disconnects drops the
+//! upstream's request with its response, which cancels it at servers without sessions.
 
 pub(in crate::face) mod answer_edits;
 
@@ -37,7 +37,7 @@ use crate::upstream::reply::{self, ErrorAddressee, JudgedResponse, ReadLimits};
 use crate::wire::meta::{CLIENT_CAPABILITIES, META, PROTOCOL_VERSION};
 use crate::wire::{MessageText, Object, Payload, ProtocolVersion, RequestId, RpcError, envelope, method, rpc_error};
 
-/// How long a client may take to answer a question.
+/// A client's time to answer a question.
 const STATE_EXPIRES_AFTER: Duration = Duration::from_secs(60 * 60);
 
 /// Methods that are not of 2026-07-28, or not a server's: no upstream is asked.
@@ -51,7 +51,7 @@ const GONE: [&str; 7] = [
     method::TASKS_LIST,
 ];
 
-/// Whether a method is forwarded. The server itself refuses methods that it does not know.
+/// The server itself refuses methods that it does not know.
 pub(super) fn is_passed_on(name: &str) -> bool {
     !GONE.contains(&name)
 }
@@ -120,7 +120,7 @@ impl StatelessFace {
         respond(LateAnswer { answering: Box::pin(passing.run(accepted)), signs }, addressee).await
     }
 
-    /// The life signs, if the client requested progress (GW-26). A subscription has none.
+    /// `None` unless the client requested progress (GW-26), and for a subscription.
     fn signs(&self, inquiry: &StatelessRequestContext<'_>) -> Option<LifeSigns> {
         let token = inquiry.metadata.progress_token.clone();
         let token = token.filter(|_| self.served.settings.life_signs && inquiry.method != method::LISTEN)?;
@@ -128,14 +128,11 @@ impl StatelessFace {
     }
 }
 
-/// A request's reference to an earlier round.
 #[derive(Debug, PartialEq, Eq)]
 enum ReturnedState {
-    /// None, or the upstream issued no state.
+    /// No state, or the upstream issued none.
     New,
-    /// The upstream's state, to be returned to it.
     Kept(Option<Payload>),
-    /// The gateway holds the call.
     Held,
 }
 
@@ -152,12 +149,12 @@ fn returned_state(
     match served.sealer.open_state(&sealed, &asker.scope(), served.clock.now(), STATE_EXPIRES_AFTER) {
         Some(StateContent::Upstream(own)) => Ok(ReturnedState::Kept(own)),
         Some(StateContent::Task { .. }) if inquiry.method == method::TOOLS_CALL => Ok(ReturnedState::Held),
-        // A call that the gateway held for an upstream that no longer has sessions is gone.
+        // A call held for an upstream that no longer has sessions is gone.
         Some(StateContent::Task { .. }) | None => Err(RequestError::State),
     }
 }
 
-/// The message for the upstream: unchanged, unless it has parts for the gateway.
+/// Unchanged, unless the message has parts for the gateway.
 fn message(inquiry: &StatelessRequestContext<'_>, state: ReturnedState) -> Bytes {
     let mut edit = inquiry.params.edit();
     let mut is_edited = false;
@@ -168,7 +165,7 @@ fn message(inquiry: &StatelessRequestContext<'_>, state: ReturnedState) -> Bytes
             None => edit.remove("requestState"),
         };
     }
-    // A task of the upstream's own could not be found by any client, so a forwarded call requests none.
+    // No client could find a task of the upstream's own, so a forwarded call requests none.
     let takes_tasks = inquiry.method == method::TOOLS_CALL && inquiry.metadata.takes_tasks() != HandleSupport::No;
     let is_other_version = inquiry.metadata.version != ProtocolVersion::STATELESS;
     if (takes_tasks || is_other_version)
@@ -195,7 +192,6 @@ fn repeated(all: &HeaderMap) -> HeaderMap {
     all.iter().filter(|(name, _)| repeats(name)).map(|(name, value)| (name.clone(), value.clone())).collect()
 }
 
-/// A request that is being forwarded.
 struct StatelessForward {
     served: Arc<Served>,
     metrics: Arc<PipeMetrics>,
@@ -204,13 +200,10 @@ struct StatelessForward {
     forwarded: ForwardedHeaders,
     edits: AnswerEdits,
     is_subscription: bool,
-    /// The deadline and the limits of a call.
     call: Option<(Duration, CallLimits)>,
-    /// Progress instead of comments.
     signs: Option<LifeSigns>,
 }
 
-/// A request of a stateless client at the upstream.
 struct StatelessPipeEra {
     served: Arc<Served>,
     metrics: Arc<PipeMetrics>,
@@ -218,9 +211,8 @@ struct StatelessPipeEra {
     is_subscription: bool,
 }
 
-/// A client that cancels its request drops it with its response: it is wanted here, and nothing is sent to cancel it.
+/// Cancelling a request drops it with its response: nothing is sent to cancel it.
 impl PipeEra for StatelessPipeEra {
-    /// Its streams have no event ids.
     const IS_RESUMABLE: bool = false;
     const OPENS_WITHIN_IDLE: bool = true;
 
@@ -290,7 +282,7 @@ impl StatelessForward {
         Ok(reply::judge(response, ErrorAddressee::Passed(Some(&message))).await)
     }
 
-    /// The meaning of a refusal for the client.
+    /// Translates a refusal for the client.
     fn refused(&self, fault: GatewayFault, error: Option<RpcError>) -> Result<RequestAnswer, GatewayFault> {
         if contradicts(fault.http_status, error.as_ref()) {
             self.served.upstream.doubt_era();
@@ -305,7 +297,7 @@ impl StatelessForward {
     }
 }
 
-/// Replaces an error about the gateway's own request, which does not concern the client (GW-29); `None` for others.
+/// Replaces an error about the gateway's own request (GW-29); `None` for others.
 fn about_us(error: &RpcError, is_lacking: impl FnOnce(&Payload) -> bool) -> Option<RpcError> {
     let named = error.data.as_ref().and_then(Object::of).and_then(|data| data.get("requiredCapabilities"));
     match error.code {

@@ -18,7 +18,7 @@ use crate::task::{
 };
 use crate::wire::{Object, Payload, method};
 
-/// The questions that this request's client can answer (MOD-19, MOD-27).
+/// The questions that the client can answer (MOD-19, MOD-27).
 pub(super) fn questions_for(metadata: &StatelessRequest) -> QuestionFilter {
     let metadata = metadata.clone();
     Arc::new(move |question| match metadata.missing([question]) {
@@ -33,7 +33,6 @@ fn asks_for_roots(question: &Payload) -> bool {
     Object::of(question).is_some_and(|question| question.get_str("method").is_some_and(|name| name == method::ROOTS))
 }
 
-/// Why a held call is not resumed.
 enum HeldCallRefusal {
     Complaint(RequestError),
     Fault(GatewayFault),
@@ -50,7 +49,7 @@ impl StatelessFace {
         StateScope::of(self.served.upstream.name(), &inquiry.principal, inquiry.method, inquiry.params)
     }
 
-    /// Seals references to this request's call, if its response may contain questions.
+    /// `None` if the response contains no questions.
     pub(super) fn seal_for(&self, inquiry: &StatelessRequestContext<'_>) -> Option<RoundSeal> {
         method::may_ask(inquiry.method).then(|| {
             let (upstream, principal) = (Arc::clone(self.served.upstream.name()), inquiry.principal.clone());
@@ -149,7 +148,7 @@ impl StatelessFace {
 
 enum HeldCallResumption {
     Going(crate::engine::CallStream),
-    /// It ended meanwhile, or has a handle.
+    /// The call ended meanwhile, or has a handle.
     Over(CallEvent),
 }
 

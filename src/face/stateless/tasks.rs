@@ -1,23 +1,27 @@
-//! Serves the methods of the tasks extension.
+//! Serves the methods of the tasks extension, and tools in place of it for clients without it.
 
-use super::{FaceResponse, StatelessFace, StatelessRequestContext};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{FaceResponse, Promotable, StatelessFace, StatelessRequestContext};
 use crate::cause::CauseChain;
 use crate::dialect::core_2025_11_25::CoreTasks;
 use crate::dialect::ext_tasks::ExtTasks;
+use crate::dialect::fallback_tools::FallbackTools;
 use crate::dialect::faults::not_in_flavour;
 use crate::dialect::lifecycle::stateless_result;
 use crate::dialect::negotiate::StatelessRequest;
 use crate::dialect::{FaceDialect, RequestError, TaskCommand, TaskReply, inputs};
-use crate::engine::TaskError;
+use crate::engine::{CallEvent, CallStream, TaskError};
 use crate::face::answer::{TaskMethodError, missed};
-use crate::task::{ClientKind, Executed, GatewayFault, HandleSupport, Phase, Task, TaskKey};
-use crate::wire::{JsonPieces, method};
+use crate::face::fallback::{FallbackCall, FallbackToolService, TaskAsker, answer};
+use crate::task::{ClientKind, Executed, GatewayFault, HandleSupport, Phase, Task, TaskKey, TaskMode, ToolPolicy};
+use crate::wire::{JsonPieces, Object, method};
 
-/// The most bytes of its subtasks' outcomes in one response about a running task.
+/// The most bytes of subtasks' outcomes in one response about a running task.
 const EARLY_BYTES_MAX: usize = 1 << 20;
 
-/// Whether a request may be about tasks. Clients that still declare those of 2025-11-25 may read and cancel tasks that they made
-/// in a session (T-10, EXT-63).
+/// Clients that still declare tasks of 2025-11-25 may read and cancel tasks that they made in a session (T-10, EXT-63).
 pub(super) fn may_ask(metadata: &StatelessRequest, name: &str) -> bool {
     let is_looked_after = matches!(name, method::TASKS_GET | method::TASKS_CANCEL);
     metadata.takes_tasks() != HandleSupport::No || (is_looked_after && metadata.declares_session_tasks())
@@ -57,8 +61,8 @@ impl StatelessFace {
         }
     }
 
-    /// Answers a client without the extension about a task from a session, in that version's form. For any other id the error is
-    /// the missing extension, so that existing and unknown ids look alike.
+    /// Answers a client without the extension about a task from a session, in that version's form. Any other id gets
+    /// the error for the missing extension, so that existing and unknown ids look alike.
     async fn look_after(&self, inquiry: &StatelessRequestContext<'_>) -> Result<JsonPieces, TaskMethodError> {
         let other = || TaskMethodError::Complaint(StatelessRequest::needs_extension());
         let dialect = CoreTasks::with_drafts(self.served.settings.drafts);
@@ -119,7 +123,6 @@ impl StatelessFace {
                 let cancelled = engine.cancel(&key(id)).await?;
                 dialect.pieces(TaskReply::Cancelled { task: &cancelled.task, was_settled: cancelled.was_settled })
             }
-            // The dialect decodes none of these.
             TaskCommand::Await(_) | TaskCommand::Fetch(_) | TaskCommand::Delete(_) | TaskCommand::List(_) => {
                 Err(not_in_flavour())
             }
@@ -134,4 +137,73 @@ fn check_declared(metadata: &StatelessRequest, task: &Task) -> Result<(), Reques
     metadata
         .missing(open.values().map(|question| &question.request))
         .map_or(Ok(()), |needed| Err(RequestError::Capability(needed)))
+}
+
+/// A call's longest wait for the upstream's tool names, as for sessions.
+const LOOK_MAX: Duration = Duration::from_secs(3);
+
+/// A tool that runs only as a task is still refused to clients without the extension (GW-13).
+pub(super) fn takes_tasks(metadata: &StatelessRequest, policy: ToolPolicy) -> (ToolPolicy, HandleSupport) {
+    match metadata.takes_tasks() {
+        HandleSupport::No if policy.falls_back_to_tools() && policy.mode != TaskMode::Required => {
+            (policy.asking_first(), HandleSupport::ByTools)
+        }
+        takes @ (HandleSupport::No | HandleSupport::AfterGrace | HandleSupport::AtOnce | HandleSupport::ByTools) => {
+            (policy, takes)
+        }
+    }
+}
+
+impl StatelessFace {
+    /// The tools that the client gets in place of tasks, if any.
+    pub(super) fn fallback_for(&self, metadata: &StatelessRequest) -> Option<Arc<FallbackToolService>> {
+        self.fallback.as_ref().filter(|_| metadata.takes_tasks() == HandleSupport::No).cloned()
+    }
+
+    pub(super) fn fallback_texts(&self) -> FallbackTools {
+        FallbackTools::for_stateless(self.fallback.as_ref().map_or(0, |fallback| fallback.level()), self.identity())
+    }
+
+    pub(super) async fn respond(
+        &self,
+        inquiry: StatelessRequestContext<'_>,
+        promotable: Promotable,
+        (first, call): (Option<CallEvent>, CallStream),
+    ) -> FaceResponse {
+        match inquiry.metadata.takes_tasks() {
+            HandleSupport::No | HandleSupport::ByTools => {
+                let dialect = self.fallback_texts();
+                self.view(inquiry, promotable, dialect).respond_from(first, call).await
+            }
+            HandleSupport::AfterGrace | HandleSupport::AtOnce => {
+                let dialect = self.dialect();
+                self.view(inquiry, promotable, dialect).respond_from(first, call).await
+            }
+        }
+    }
+
+    /// Whether a request calls one of the gateway's own tools, as far as is known.
+    pub(super) fn is_own_tool_call(&self, name: &str, params: Option<&Object>) -> bool {
+        let Some(fallback) = self.fallback.as_ref().filter(|_| name == method::TOOLS_CALL) else { return false };
+        params.and_then(|params| params.get_str("name")).is_some_and(|tool| fallback.named(&tool).is_some())
+    }
+
+    /// `None` for a call of another tool. Dropping the future does not affect the task.
+    pub(super) async fn own_tool_call(&self, inquiry: &StatelessRequestContext<'_>) -> Option<FaceResponse> {
+        let fallback = self
+            .fallback_for(&inquiry.metadata)
+            .filter(|_| self.is_own_tool_call(inquiry.method, Some(inquiry.params)))?;
+        if !fallback.has_learned() {
+            let context = self.context(inquiry);
+            if let Ok(Ok(list)) = tokio::time::timeout(LOOK_MAX, self.catalog.list(&context)).await
+                && let Some(list) = Object::of(list.result())
+            {
+                fallback.learn(&list);
+            }
+        }
+        let tool = fallback.named(&inquiry.params.get_str("name")?)?;
+        let asker = TaskAsker { owner: &inquiry.principal, misses: &self.misses };
+        let call = FallbackCall { tool, request: inquiry.request, life_signs: self.served.settings.life_signs };
+        Some(answer(&self.served.engine, asker, call, self.fallback_texts(), inquiry.addressee.clone()).await)
+    }
 }

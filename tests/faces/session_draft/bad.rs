@@ -60,7 +60,7 @@ async fn d86_04_23_31_what_cannot_be_read_is_refused_by_the_name_of_its_member()
         }
         let mut named = called(&json!({"taskId": "mine"}));
         named["_meta"]["io.taskgate/idempotency-key"] = json!("key");
-        let twice = "Invalid params: a call with a taskId takes no idempotency key: its taskId is one";
+        let twice = "Invalid params: a call with a taskId takes no idempotency key: the taskId serves as one";
         check(&person, "tools/call", &named, -32602, twice).await;
         let cased = json!({"name": "work", "Task": {}, "_meta": {TASK: {"taskId": "mine"}}});
         check(&person, "tools/call", &cased, -32602, "Invalid params: task is spelt in another case").await;

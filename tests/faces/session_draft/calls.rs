@@ -44,10 +44,7 @@ async fn d86_06_an_id_that_is_there_already_is_refused_and_nothing_runs_twice() 
     let stream = begun(&one, 4, "mine").await;
     let call = stage.call().await;
     let again = one.answered("tools/call", &called(&json!({"taskId": "mine"}))).await;
-    assert_eq!(
-        again["error"],
-        json!({"code": -32602, "message": "Invalid params: taskId names a task that is there already"})
-    );
+    assert_eq!(again["error"], json!({"code": -32602, "message": "Invalid params: taskId names an existing task"}));
     let theirs = begun(&other, 4, "mine").await;
     stage.call().await.answer(&json!({"content": [], "n": 2}));
     assert_eq!(theirs.rest().await[0]["result"]["n"], 2);

@@ -94,7 +94,7 @@ async fn d86_06_an_id_stands_for_one_call_of_its_session() {
     let stream = begin(&person, 5, &task).await;
     let call = stage.call().await;
     let again = person.answered("tools/call", &call_as(&task)).await;
-    let message = "Invalid params: taskId names a task that is there already";
+    let message = "Invalid params: taskId names an existing task";
     assert_eq!(again["error"], json!({"code": -32602, "message": message}));
     for method in ["tasks/get", "tasks/result", "tasks/cancel", "tasks/delete"] {
         let refused = asked(&other, method, "one").await;

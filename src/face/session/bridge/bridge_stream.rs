@@ -1,8 +1,8 @@
 //! Serves a bridged session's own stream: notifications of the server and of tasks.
 //!
-//! It translates notifications that the server sends only to subscribers. Nothing runs in the background: the stream reads
-//! notifications when its client reads. A client without such a stream costs the server nothing; its resource subscriptions are
-//! kept for its next stream. Of several streams only the newest receives them, since nothing may be sent twice (LEG-08).
+//! The server sends notifications only to subscribers. The stream reads them when its client reads, so nothing runs in
+//! the background; resource subscriptions are kept for the next stream. Of several streams only the newest receives
+//! notifications, since nothing may be sent twice (LEG-08).
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -28,7 +28,7 @@ use crate::face::call_stream::{CallMessage, CallMessages, stream};
 use crate::face::headers;
 use crate::face::http::{AcceptedTypes, FaceResponse, Inbound};
 use crate::face::notification_subscriber::{AgreedResources, NotificationSubscriber, SubscriberEvent};
-use crate::face::session::bridged_client::BridgedClient;
+use crate::face::session::bridged_call::BridgedClient;
 use crate::face::session::session_streams::{SessionStream, StreamTurn};
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::session::own::PreferenceChange;
@@ -36,17 +36,15 @@ use crate::upstream::{BeginError, CallContext, Upstream};
 use crate::wire::envelope::Request;
 use crate::wire::{Payload, RpcError, envelope, method};
 
-/// How long the server may take to return its capabilities.
+/// The server's time to return its capabilities.
 const FACTS_MAX: Duration = Duration::from_secs(5);
 
-/// All notifications that a session can want.
 fn all(resources: impl IntoIterator<Item = String>) -> SubscriptionFilter {
     let resources =
         Some(resources.into_iter().collect()).filter(|uris: &std::collections::BTreeSet<_>| !uris.is_empty());
     SubscriptionFilter { lists: ListKind::ALL.into_iter().collect(), resources, tasks: None }
 }
 
-/// The server, and the context of one session's requests.
 struct BridgedUpstream {
     upstream: Arc<dyn Upstream>,
     context: CallContext,
@@ -60,7 +58,7 @@ impl BridgedUpstream {
         Self { upstream, context: client.context((principal, &session.own.forwarded), served) }
     }
 
-    /// The server's capabilities; an error if it does not return them in time.
+    /// An error if the server does not return them in time.
     async fn capabilities(&self) -> Result<Payload, BeginError> {
         let late = GatewayFault::new(Reason::UpstreamTimeout, Executed::No);
         let asking = timeout(FACTS_MAX, self.upstream.facts(&self.context));
@@ -69,8 +67,7 @@ impl BridgedUpstream {
     }
 }
 
-/// Opens the session's own stream, or resumes a call's. 405 if it could never carry a notification, as a server without such a
-/// stream responds (LEG-08).
+/// Opens the session's own stream, or resumes a call's. 405 if it could never carry a notification (LEG-08).
 pub(in crate::face::session) async fn get(
     shared: &Arc<SessionFaceState>,
     session: ClientSession,
@@ -86,7 +83,7 @@ pub(in crate::face::session) async fn get(
     }
     let principal = &inbound.principal;
     let bridged = BridgedUpstream::of(shared, &session, principal);
-    // An unavailable server is asked later: its client would not retry after a refusal.
+    // An unavailable server is asked later: the client would not retry after a refusal.
     let declared = bridged.capabilities().await.ok();
     let offers = |wishes: SubscriptionFilter| {
         declared.as_ref().map_or_else(|| wishes.clone(), |declared| wishes.clone().within(declared))
@@ -120,7 +117,7 @@ struct BridgeListenStream {
     tells: SubscriptionFilter,
     wanted: SubscriptionFilter,
     subscriber: NotificationSubscriber,
-    /// The notifications of tasks, and whether this stream is the newest.
+    /// Receives notifications of tasks; knows whether this stream is the newest.
     own: SessionStream,
     /// Messages to send; bounded by the wishes.
     due: VecDeque<Bytes>,
@@ -154,7 +151,7 @@ impl CallMessages for BridgeListenStream {
                 return Some(CallMessage::event(message));
             }
             let event = tokio::select! {
-                // Wishes are updated before notifications are read: unwanted ones are dropped.
+                // Wishes are updated first, so that unwanted notifications are dropped.
                 biased;
                 () = self.leaving.cancelled() => return None,
                 news = self.own.news() => match news {
@@ -182,8 +179,7 @@ impl CallMessages for BridgeListenStream {
     }
 }
 
-/// Answers `resources/subscribe` and `resources/unsubscribe` of older versions, which become wishes of the server's subscription.
-/// `None` for every other method.
+/// Turns `resources/subscribe` and `resources/unsubscribe` into wishes of the server's subscription.
 pub(super) fn subscription(
     shared: &Arc<SessionFaceState>,
     session: &ClientSession,
@@ -218,8 +214,7 @@ pub(super) fn subscription(
     Some(answering.boxed())
 }
 
-/// Adds a subscription. If there is a stream, the server has to confirm it first; the stream takes over the confirmed
-/// subscription later.
+/// Adds a subscription. If there is a stream, the server has to confirm it first; the stream takes it over later.
 async fn subscribe(
     shared: &SessionFaceState,
     session: &ClientSession,
@@ -233,7 +228,7 @@ async fn subscribe(
         false => None,
     };
     if agreed.as_ref().is_some_and(|agreed| !agreed.granted.cover(&wishes)) {
-        return Err(complain("the server does not tell of updates of this resource"));
+        return Err(complain("the server does not notify of updates of this resource"));
     }
     shared.own.remember(&session.own, PreferenceChange::Subscribe(uri.clone()));
     if let Some(agreed) = agreed {

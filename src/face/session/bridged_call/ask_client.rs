@@ -1,11 +1,12 @@
 //! Asks a session client the questions of one round, and returns the answers together (GW-22).
 //!
-//! Questions are requests on the call's stream; answers arrive in other requests. The engine holds the call meanwhile, and its
-//! clock limits how long a question stays open.
+//! Questions are requests on the call's stream; answers arrive in other requests. The engine holds the call meanwhile,
+//! and limits how long a question stays open.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio::time::sleep_until;
 
@@ -16,7 +17,6 @@ use crate::dialect::session_results::session_question;
 use crate::engine::{CallStream, RoundRetry};
 use crate::face::call_stream::Silence;
 use crate::face::call_stream::replay_buffer::{CallResult, fault};
-use crate::face::session::bridged_questions::BridgedQuestionGuard;
 use crate::task::{Answer, InputKey, Phase, Question, Reason, Task, TaskKey};
 use crate::wire::framing::BodyPart;
 use crate::wire::object::ObjectWriter;
@@ -25,7 +25,6 @@ use crate::wire::{RpcError, envelope, method, rpc_error};
 /// Queued answers; no call has that many open questions.
 const ANSWERS_MAX: usize = 64;
 
-/// The state after a round.
 pub(super) enum BridgedRoundOutcome {
     Going(CallStream),
     Over(CallResult),
@@ -43,7 +42,7 @@ impl BridgedCall {
     pub(super) async fn ask(&mut self, key: &TaskKey) -> BridgedRoundOutcome {
         let (to, mut answered) = mpsc::channel(ANSWERS_MAX);
         let mut round = BridgedRound { questions: BTreeMap::new(), answers: BTreeMap::new(), to };
-        // Watched before the first check, so that no change is missed in between.
+        // Watched before the first check, so that no change is missed.
         let Ok(mut watcher) = self.engine.watchers().watch(key) else {
             return BridgedRoundOutcome::Over(fault(Reason::QueueFull));
         };
@@ -93,7 +92,6 @@ impl BridgedCall {
         let questions = Arc::clone(&self.questions);
         match self.engine.retry(key, RoundRetry { answers: round.answers, plan: self.plan, questions }) {
             Ok(call) => BridgedRoundOutcome::Going(call),
-            // The task ended just now.
             Err(_) => match self.held(key).await {
                 Ok(task) => match &task.phase {
                     Phase::Settled(outcome) => BridgedRoundOutcome::Over(self.ending(outcome.clone())),
@@ -113,7 +111,7 @@ impl BridgedCall {
         })
     }
 
-    /// Withdraws questions that need no answer any more.
+    /// Cancels questions that need no answer any more.
     async fn withdraw(&self, round: &mut BridgedRound, open: &BTreeMap<InputKey, Question>) {
         let over: Vec<InputKey> = round.questions.keys().filter(|key| !open.contains_key(key)).copied().collect();
         for put in over.iter().filter_map(|key| round.questions.remove(key)) {
@@ -122,8 +120,8 @@ impl BridgedCall {
         }
     }
 
-    /// Asks the new questions; returns false if the client cannot be asked one. A disconnected client does not end the call
-    /// (T-81): its questions are declined on its behalf, in the form of each question's kind.
+    /// Asks the new questions; returns false if the client cannot be asked one. Questions to a disconnected client are
+    /// declined on its behalf, in the form of their kind: the call continues (T-81).
     async fn put(&self, round: &mut BridgedRound, open: &BTreeMap<InputKey, Question>) -> bool {
         for (key, question) in open {
             if round.questions.contains_key(key) || round.answers.contains_key(key) {
@@ -143,5 +141,92 @@ impl BridgedCall {
             }
         }
         true
+    }
+}
+
+/// Further questions are declined on the client's behalf.
+const QUESTIONS_MAX: usize = 16_384;
+
+/// Entries name their session's nonce, so that sessions are isolated.
+#[derive(Debug, Default)]
+pub(in crate::face::session) struct BridgedQuestions(Mutex<HashMap<String, BridgedQuestion>>);
+
+#[derive(Debug)]
+struct BridgedQuestion {
+    nonce: u128,
+    key: InputKey,
+    to: mpsc::Sender<(InputKey, Answer)>,
+}
+
+impl BridgedQuestions {
+    /// `None` if there are too many questions. The answer is sent to `to`, once.
+    fn put(
+        self: &Arc<Self>,
+        nonce: u128,
+        id: String,
+        key: InputKey,
+        to: mpsc::Sender<(InputKey, Answer)>,
+    ) -> Option<BridgedQuestionGuard> {
+        let mut questions = self.0.lock();
+        if questions.len() >= QUESTIONS_MAX {
+            return None;
+        }
+        questions.insert(id.clone(), BridgedQuestion { nonce, key, to });
+        Some(BridgedQuestionGuard { questions: Arc::clone(self), id })
+    }
+
+    /// Drops an answer to an unknown question, or another session's.
+    pub(in crate::face::session) fn answer(&self, nonce: u128, id: &str, answer: Answer) {
+        let mut questions = self.0.lock();
+        if questions.get(id).is_some_and(|waiting| waiting.nonce == nonce)
+            && let Some(waiting) = questions.remove(id)
+        {
+            // The channel has room for all open questions; the call may be gone.
+            let _ = waiting.to.try_send((waiting.key, answer));
+        }
+    }
+}
+
+#[derive(Debug)]
+struct BridgedQuestionGuard {
+    questions: Arc<BridgedQuestions>,
+    id: String,
+}
+
+impl BridgedQuestionGuard {
+    fn id(&self) -> &str {
+        &self.id
+    }
+}
+
+impl Drop for BridgedQuestionGuard {
+    fn drop(&mut self) {
+        self.questions.0.lock().remove(&self.id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::Payload;
+
+    fn answer() -> Answer {
+        Answer::Result(Payload::empty_object())
+    }
+
+    #[test]
+    fn an_answer_reaches_the_question_of_its_own_session_once() {
+        let questions = Arc::new(BridgedQuestions::default());
+        let (to, mut answered) = mpsc::channel(4);
+        let put = questions.put(1, "tg:a".to_owned(), InputKey(7), to).unwrap();
+        questions.answer(2, "tg:a", answer());
+        questions.answer(1, "tg:b", answer());
+        assert!(answered.try_recv().is_err(), "another session's, and another question's");
+        questions.answer(1, "tg:a", answer());
+        questions.answer(1, "tg:a", answer());
+        assert_eq!(answered.try_recv().unwrap(), (InputKey(7), answer()));
+        assert!(answered.try_recv().is_err());
+        drop(put);
+        assert!(questions.0.lock().is_empty());
     }
 }

@@ -1,7 +1,7 @@
 //! Filters messages that a session client cannot handle (U31, U32).
 //!
-//! These are questions of a kind that it did not declare or its version lacks, and unsafe URLs. The server gets the same answer
-//! as in a task. All other messages are forwarded unchanged.
+//! These are questions of a kind that it did not declare or its version lacks, and unsafe URLs. The server gets the
+//! same answer as in a task. All other messages are forwarded unchanged.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -32,9 +32,7 @@ pub(super) struct ClientFilter {
 }
 
 enum FilteredMessage {
-    /// Forwarded unchanged.
     Same,
-    /// Replaced by another one.
     Other(Bytes),
     Nothing,
 }
@@ -53,7 +51,7 @@ impl ClientFilter {
         }
     }
 
-    /// The text for the client, usually unchanged. `None` if nothing remains.
+    /// Usually unchanged; `None` if nothing remains.
     pub(super) fn text(&self, text: MessageText) -> Option<MessageText> {
         let is_read = text.message().is_some();
         if !is_read
@@ -104,7 +102,7 @@ impl ClientFilter {
                 }
                 self.unreadable(id)
             }
-            // A batch within a batch, which no version allows.
+            // No version allows a batch within a batch.
             Err(EnvelopeError::Batch) => self.unreadable(None),
         }
     }
@@ -112,7 +110,7 @@ impl ClientFilter {
     fn filtered(&self, message: &Message) -> FilteredMessage {
         match message {
             Message::Request(request) => self.request(request),
-            // Only readers that check just the method see a meaning in it.
+            // Some readers check only the method.
             Message::Notification(notification) if is_question(&notification.method) => {
                 self.shared.own.dropped("question_without_id");
                 FilteredMessage::Nothing
@@ -137,7 +135,7 @@ impl ClientFilter {
         self.request_within(request, &self.session.token.capabilities)
     }
 
-    /// Refuses the questions in a text for a client that accepts no stream, as for one that declared no capabilities.
+    /// Refuses the questions in a text for a client that accepts no stream.
     pub(super) fn refuse_questions(&self, text: &MessageText) {
         for message in text.read_all(ScanLimits::UPSTREAM, envelope::BATCH_READ_MAX).into_iter().flatten().flatten() {
             if let Message::Request(request) = message
@@ -150,7 +148,7 @@ impl ClientFilter {
 
     /// Refuses a question that a client with these capabilities may not be asked.
     fn request_within(&self, request: &Request, capabilities: &Payload) -> FilteredMessage {
-        // Rarely needed, so computed on demand.
+        // Rarely needed.
         let declared = client_capabilities(capabilities, self.session.token.client_version);
         let declared = Object::of(&declared).expect("a written object is one");
         let params = match &request.params {
@@ -172,7 +170,7 @@ impl ClientFilter {
         FilteredMessage::Nothing
     }
 
-    /// A response that readers interpret differently: its request ends with an error, so that its client does not wait.
+    /// A response that readers interpret differently: the request ends with an error, so that the client does not wait.
     fn unreadable_answer(&self, id: Option<RequestId>) -> FilteredMessage {
         self.shared.own.dropped("answer_unreadable");
         let Some(id) = id else { return FilteredMessage::Nothing };
@@ -195,21 +193,16 @@ fn is_question(name: &str) -> bool {
     matches!(name, method::ELICIT | method::SAMPLE | method::ROOTS)
 }
 
-/// A JSON response that was examined.
 pub(super) enum PeekedAnswer {
-    /// A response, forwarded as it arrives.
     Plain(RawBody),
     /// Must be read as a whole first.
     Odd(RawBody),
 }
 
-/// The most bytes of a JSON body before the member that shows its kind: spaces, an id, unknown members.
+/// The most bytes of a JSON body before the member that shows its kind.
 const LEAD_BYTES_MAX: usize = 64 * 1024;
 
-/// Reads a JSON body until its kind is known.
-///
-/// # Errors
-/// If it breaks off before, or does not show its kind within [`LEAD_BYTES_MAX`]: no more is buffered.
+/// Reads a JSON body until its kind is known. An error if it breaks off before, or exceeds [`LEAD_BYTES_MAX`].
 pub(super) async fn opened(mut body: RawBody) -> Result<PeekedAnswer, GatewayFault> {
     let (mut parts, mut classifier, mut length) = (VecDeque::new(), MessageClassifier::default(), 0);
     let mut shows = MessageClass::Nothing;
@@ -225,7 +218,7 @@ pub(super) async fn opened(mut body: RawBody) -> Result<PeekedAnswer, GatewayFau
     if shows != MessageClass::Harmless {
         return Ok(PeekedAnswer::Odd(RawBody::new(PartlyReadBody { parts, rest: body })));
     }
-    // Breaks off if it turns out to be more than a response.
+    // Breaks off if the body is more than a response.
     let rest = watched(body, move |bytes| match classifier.feed(bytes) {
         MessageClass::Harmless => Ok(()),
         MessageClass::Nothing | MessageClass::Failing | MessageClass::Asking => Err(FramingError::TwoMessagesInOne),

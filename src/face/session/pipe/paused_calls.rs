@@ -1,8 +1,8 @@
 //! Keeps calls that lost their stream before the response, until their client resumes.
 //!
-//! An upstream of 2025-11-25 may close a stream once it sent an event id; the client resumes by a GET with the id (T-29). Until
-//! then the call continues upstream, and keeps its permit and its deadline. A client that resumes after the deadline gets that
-//! fault, unless the upstream has kept a response from before.
+//! An upstream of 2025-11-25 may close a stream after an event id; the client resumes by a GET with the id (T-29).
+//! Meanwhile the call continues upstream, and keeps its permit and deadline. A client that resumes after the deadline
+//! gets that fault, unless the upstream has kept an earlier response.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -28,21 +28,20 @@ use crate::upstream::recent_map::RecentMap;
 use crate::upstream::session::own::ResumedStreamKind;
 use crate::wire::{RequestId, envelope};
 
-/// How long a client may stay away beyond the upstream's `retry`.
+/// The longest absence of a client beyond the upstream's `retry`.
 const AWAY_MAX: Duration = Duration::from_secs(60);
 /// The longest `retry` during which a call holds its permit.
 const RETRY_MAX: Duration = Duration::from_secs(60 * 60);
-/// The most remembered calls that missed their deadline without their client; the least recently used is dropped, and its client
-/// gets a stream without a response.
+/// The most remembered calls that missed their deadline. The client of a dropped one gets a stream without a response.
 const ENDED_MAX: usize = 1_024;
 /// How long they are remembered.
 const ENDED_FOR: Duration = Duration::from_secs(5 * 60);
-/// How long the upstream of such a call is asked for a kept response.
+/// How long the upstream is asked for a kept response of such a call.
 const KEPT_ANSWER_MAX: Duration = Duration::from_secs(2);
 
 type PauseKey = (u128, String);
 
-/// Calls that wait for their clients, by session and event id. Each holds a permit, which limits their number.
+/// By session and event id. Each holds a permit, which limits their number.
 #[derive(Debug)]
 pub(in crate::face) struct PausedCalls {
     waiting: Mutex<HashMap<PauseKey, PausedCall>>,
@@ -56,7 +55,6 @@ impl Default for PausedCalls {
     }
 }
 
-/// A call with its remaining time limits.
 #[derive(Debug)]
 pub(super) struct PausedCall {
     pub(super) call: PipedCall<SessionPipeEra>,
@@ -64,7 +62,7 @@ pub(super) struct PausedCall {
     until: Instant,
 }
 
-/// The remains of a call that missed its deadline.
+/// A call that missed its deadline.
 #[derive(Clone, Debug)]
 pub(super) struct EndedCall {
     event: String,
@@ -73,14 +71,13 @@ pub(super) struct EndedCall {
     when: Instant,
 }
 
-/// The state of a call on a resumed stream.
 pub(super) enum AwaitedCall {
     Paused(PausedCall),
     Ended(EndedCall),
 }
 
 impl PausedCalls {
-    /// The call whose stream `session` resumes. An ended one is found again by a client that loses its stream again.
+    /// The call whose stream `session` resumes. An ended one is kept, in case its client loses this stream, too.
     pub(super) fn take(&self, session: &ClientSession, last_event: &HeaderValue) -> Option<AwaitedCall> {
         let event = String::from_utf8_lossy(last_event.as_bytes()).into_owned();
         let key = (session.token.nonce, event);
@@ -104,11 +101,10 @@ impl PausedCalls {
         waiting.insert(key, paused);
     }
 
-    /// Ends the call under this key that expires at `until`, unless its client has resumed it. Its fault, if any, is kept for the
-    /// client.
+    /// Ends the call that expires at `until`, unless its client has resumed it. Keeps its fault for the client.
     fn give_up(&self, key: PauseKey, until: Instant) -> Option<(PipedCall<SessionPipeEra>, Option<GatewayFault>)> {
         let mut waiting = self.waiting.lock();
-        // If it was paused again, it has another expiry and another watcher.
+        // A call that was paused again has another expiry and another watcher.
         if waiting.get(&key).is_none_or(|paused| paused.until != until) {
             return None;
         }
@@ -121,8 +117,7 @@ impl PausedCalls {
         Some((call, fault))
     }
 
-    /// Records the fault of a call. If its client had resumed it before the deadline, the client may lose the fault and resume
-    /// once more.
+    /// Records the fault of a call whose client had resumed it before the deadline: it may lose the fault.
     pub(super) fn note_end(&self, call: &SessionPipeEra, fault: &GatewayFault) {
         let Some(event) = call.resumed_at.as_ref().filter(|_| fault.reason == Reason::DeadlineExceeded) else {
             return;
@@ -144,7 +139,6 @@ impl AnsweredRequest for EndedCall {
         &self.id
     }
 
-    /// It has ended before.
     fn ended(&self, _: &GatewayFault) {}
 
     fn cancel(&self, _: Reason) {}
@@ -162,8 +156,8 @@ impl AnsweredRequest for EndedCall {
     }
 }
 
-/// Resumes the stream of a call that missed its deadline. The upstream may have completed it in time, without a client; if it
-/// returns no response soon, the client gets the fault.
+/// Resumes the stream of a call that missed its deadline: the upstream may have completed it in time. If it returns no
+/// response soon, the client gets the fault.
 pub(super) async fn kept_answer(
     shared: &Arc<SessionFaceState>,
     session: &ClientSession,
@@ -185,15 +179,14 @@ pub(super) async fn kept_answer(
     }
 }
 
-/// Keys include the session's random nonce, so sessions never collide.
+/// Includes the session's random nonce, so sessions never collide.
 fn ended_key((nonce, event): &PauseKey) -> u128 {
     let mut hasher = DefaultHasher::new();
     event.hash(&mut hasher);
     nonce ^ u128::from(hasher.finish())
 }
 
-/// Keeps a call until its client resumes, its deadline, or the longest absence, whichever is first. An absent client cancels
-/// nothing (T-81); a deadline does.
+/// Keeps a call until its client resumes, its deadline (which cancels it), or the longest absence (T-81: no cancel).
 pub(super) fn pause(call: PipedCall<SessionPipeEra>, pace: PipeTimeouts, at: &StreamPause) {
     let shared = Arc::clone(&call.era.shared);
     let key = (call.era.session.token.nonce, at.event.clone());

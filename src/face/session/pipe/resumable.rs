@@ -1,9 +1,8 @@
 //! Gives piped calls a resumable stream, where the upstream's cannot be resumed (T-81).
 //!
-//! That is if the upstream sends no response head for long, or uses a transport without streams per call. Such a stream has event
-//! ids from 2025-03-26 on, and a replay buffer like a bridged call's: a client that lost it resumes by `Last-Event-ID`, and the
-//! call continues meanwhile, as long as a response would be kept. Streams of an upstream are forwarded unchanged: their
-//! resumption is the upstream's.
+//! Used if the upstream sends no response head for long, or its transport has no streams per call. The stream has event
+//! ids from 2025-03-26 on, and a replay buffer: its client resumes by `Last-Event-ID`, and the call continues as long
+//! as a response would be kept. An upstream's own streams are forwarded unchanged.
 
 use std::collections::VecDeque;
 use std::io;
@@ -28,19 +27,18 @@ use crate::wire::framing::{BodyPart, EventGate, HoldPolicy, PrimerPolicy};
 
 /// How long a call continues without a reader.
 const DESERTED_MAX: Duration = Duration::from_secs(5 * 60);
-/// How long a stream from another transport may take to turn out as a response only: then it needs no ids, and is not buffered.
+/// How long a stream may take to turn out as a response only, which needs no ids and is not buffered.
 const ALONE_MAX: Duration = Duration::from_millis(100);
-/// The largest buffered response of an upstream over HTTP. A larger one is forwarded as it arrives, once.
+/// The largest buffered response of an upstream over HTTP. A larger one is forwarded once, as it arrives.
 const KEPT_BYTES_MAX: usize = 1024 * 1024;
 
-/// The session of a request.
 pub(super) struct RequestOrigin {
     pub(super) token: Arc<SessionToken>,
-    /// Whether it is a `tools/call`: other requests are short.
+    /// Other requests are short.
     pub(super) is_call: bool,
 }
 
-/// Responds as soon as there is a response, or moves the call to a stream of the gateway.
+/// Sends the response, or moves the call to a stream of the gateway.
 pub(super) async fn respond(
     shared: &Arc<SessionFaceState>,
     origin: RequestOrigin,
@@ -63,7 +61,6 @@ pub(super) async fn respond(
     }
 }
 
-/// The source of a stream's events.
 #[expect(clippy::large_enum_variant, reason = "it is moved once, into the task that reads it")]
 enum ResumableSource {
     Answer(LateAnswer, Addressee),
@@ -138,7 +135,6 @@ async fn begin(
     response
 }
 
-/// Writes all messages to the buffer.
 async fn pump(writer: &ReplayWriter, source: ResumableSource, shared: &SessionFaceState) {
     let mut events = match source {
         ResumableSource::Events(events) => events,
@@ -156,7 +152,7 @@ async fn pump(writer: &ReplayWriter, source: ResumableSource, shared: &SessionFa
                 return;
             };
             if !shared.served.channel.makes_streams() {
-                // From here on it is the upstream's, with or without event ids.
+                // The rest is the upstream's, with or without event ids.
                 return writer.hand_over(body).await;
             }
             GatedEvents::of(body)
@@ -180,7 +176,7 @@ async fn keep(writer: &ReplayWriter, mut event: ResponseBody) {
                 }
             }
             Ok(None) => break,
-            // It cannot be completed, so the stream breaks off for the client.
+            // It cannot be completed, so the client's stream breaks off.
             Err(_) => {
                 let broken = futures_util::stream::iter([Err(io::Error::other("the answer broke off"))]);
                 let rest = StreamBody::new(broken).boxed_unsync();
@@ -198,7 +194,6 @@ async fn keep(writer: &ReplayWriter, mut event: ResponseBody) {
     }
 }
 
-/// A stream by events and comments.
 struct GatedEvents(GatedBody<ResponseBody>);
 
 impl GatedEvents {

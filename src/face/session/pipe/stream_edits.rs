@@ -1,6 +1,4 @@
 //! Edits event streams: tool lists, batches, priming events and filtered questions.
-//!
-//! Everything else is forwarded unchanged.
 
 use bytes::Bytes;
 
@@ -23,9 +21,7 @@ use crate::wire::{MessageText, ProtocolVersion, RequestId, ScanLimits};
 #[derive(Clone)]
 pub(super) struct StreamEdits {
     pub(super) primers: PrimerPolicy,
-    /// Whether the client supports batches.
     pub(super) arrays: ArrayPolicy,
-    /// The request with a tool list as its response.
     pub(super) tool_list: Option<ToolListEdit>,
     filter: ClientFilter,
     tools: ReachableTools,
@@ -36,14 +32,13 @@ pub(super) struct ToolListEdit {
     pub(super) id: RequestId,
     /// The task support of each tool; `None` adds none.
     pub(super) support: Option<TaskSupportLookup>,
-    /// The gateway's own tools, for clients that get them.
+    /// For clients that get the gateway's own tools.
     pub(super) fallback: Option<FallbackListing>,
 }
 
-/// The treatment of batches, which only 2025-03-26 has.
+/// Only 2025-03-26 has batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ArrayPolicy {
-    /// The client supports them.
     Pass,
     Split,
 }
@@ -54,7 +49,7 @@ impl StreamEdits {
         let knows_primers = client.traits().has_primers;
         Self {
             primers: if knows_primers { PrimerPolicy::Pass } else { PrimerPolicy::Withhold },
-            // A server may send one although its version has none.
+            // A server may send primers although its version has none.
             arrays: if client.traits().has_batches { ArrayPolicy::Pass } else { ArrayPolicy::Split },
             tool_list: None,
             filter,
@@ -62,16 +57,16 @@ impl StreamEdits {
         }
     }
 
-    /// Applies the edits to an event stream.
+    /// For an event stream.
     pub(super) fn apply(self, source: RawBody, limits: &ReadLimits) -> RawBody {
         let is_list = self.tool_list.is_some() || self.tools.are_narrowed();
         let whole = if is_list { HoldPolicy::Messages } else { HoldPolicy::Asking };
         let gate = EventGate::new(self.primers, whole, limits.bytes_max);
-        // With any event name, some client takes it for a message.
+        // Some clients take an event with any name for a message.
         edited_events(source, gate, limits.share.clone(), move |event| self.text(event.data.clone()))
     }
 
-    /// Applies the edits to a JSON body; empty if nothing of it is for the client.
+    /// For a JSON body; empty if nothing of it is for the client.
     fn text(&self, text: MessageText) -> Vec<MessageText> {
         let messages = match self.arrays {
             ArrayPolicy::Split if is_batch(&text) => match split_batch(&text, ScanLimits::UPSTREAM, BATCH_READ_MAX) {
@@ -136,11 +131,7 @@ impl ResponseEdits for StreamEdits {
     }
 }
 
-/// A response that was read as a whole. Several messages become several events, or only the response for a client that accepts no
-/// stream.
-///
-/// # Errors
-/// `UpstreamMalformed` if there is nothing to forward.
+/// Several messages become several events; a client that accepts no stream gets only the response.
 fn several(
     mut messages: Vec<MessageText>,
     accepted: AcceptedTypes,

@@ -6,8 +6,8 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use super::result::{OutcomeRequest, WaitingCall};
-use super::task_requests::TaskRequestEntry;
 use super::task_subscribers::SharedProgress;
+use super::task_subscribers::TaskRequestEntry;
 use super::{PAGE, TaskRequestContext, tokens};
 use crate::cause::CauseChain;
 use crate::dialect::draft_sep_1686::{DraftTasks, RequestedTask};
@@ -25,25 +25,22 @@ use crate::task::{ChosenId, ListFilter, Principal, SessionScope, Task, TaskId, T
 use crate::wire::envelope::{Notification, Request};
 use crate::wire::{JsonPieces, Object, Payload, RequestId};
 
-/// The state of a call with a chosen id until its response.
 pub(super) struct DraftCall {
     chosen: ChosenId,
     request: Arc<TaskRequestEntry>,
     nonce: u128,
 }
 
-/// The error for an id that another task has (D86-06).
+/// Another task has the chosen id (D86-06).
 pub(super) const fn id_taken() -> RequestError {
-    RequestError::Params(Cow::Borrowed("taskId names a task that is there already"))
+    RequestError::Params(Cow::Borrowed("taskId names an existing task"))
 }
 
-/// The error for an idempotency key beside a chosen id: either could identify the call.
 pub(super) const fn named_twice() -> RequestError {
-    RequestError::Params(Cow::Borrowed("a call with a taskId takes no idempotency key: its taskId is one"))
+    RequestError::Params(Cow::Borrowed("a call with a taskId takes no idempotency key: the taskId serves as one"))
 }
 
 impl SessionFaceState {
-    /// Registers a call, which can be cancelled from now on.
     pub(super) fn draft_call(
         &self,
         asking: &TaskRequestContext<'_>,
@@ -55,8 +52,8 @@ impl SessionFaceState {
         DraftCall { chosen, request: Arc::new(self.tasks.requests.enter(nonce, &request.id)), nonce }
     }
 
-    /// Responds to a call that became a task: with a notification of that, its messages, and its outcome (D86-02, D86-03). A
-    /// disconnect cancels nothing.
+    /// Responds to a call that became a task: a notification about it, its messages, and its outcome (D86-02, D86-03).
+    /// A disconnect cancels nothing.
     pub(super) async fn follow(
         self: &Arc<Self>,
         task: &Task,
@@ -86,7 +83,7 @@ impl SessionFaceState {
         notification.cancelled().is_some_and(|id| self.tasks.requests.knows(session.token.nonce, &id))
     }
 
-    /// Cancels the task of a call that its client cancels; a settled one stays as it is (D86-18, D86-19).
+    /// Cancels the task of a cancelled call, unless it has settled (D86-18, D86-19).
     pub(in crate::face::session) async fn withdraw(self: &Arc<Self>, session: &ClientSession, id: &RequestId) {
         if let Some(key) = self.tasks.requests.withdraw(session.token.nonce, id) {
             self.cancel_withdrawn(&key).await;
@@ -103,8 +100,7 @@ impl SessionFaceState {
         }
     }
 
-    /// Answers a task method about the session's tasks with chosen ids; `None` for a request that may be about tasks of
-    /// 2025-11-25.
+    /// Answers a task method for chosen ids; `None` for a request that may be about tasks of 2025-11-25.
     pub(super) async fn draft_method(
         self: &Arc<Self>,
         asking: &TaskRequestContext<'_>,
@@ -170,8 +166,8 @@ impl SessionFaceState {
         Ok(reply?)
     }
 
-    /// The session's tasks with chosen ids (D86-22), and, if the list of 2025-11-25 is served, the cursor to it (L25-35). `None`
-    /// for a request for that list: by its cursor and criteria, or in a session without chosen ids.
+    /// The session's tasks with chosen ids (D86-22), and, if the list of 2025-11-25 is served, the cursor to it
+    /// (L25-35). `None` for a request for that list: by its cursor and criteria, or in a session without chosen ids.
     async fn draft_list(
         &self,
         asking: &TaskRequestContext<'_>,
@@ -209,7 +205,6 @@ impl SessionFaceState {
         Ok(Some(dialect.page(&tasks, next.as_deref())))
     }
 
-    /// The cursor of the first page of the list of 2025-11-25, if it has any task.
     async fn first_cursor(&self, owner: &Principal) -> Result<Option<String>, TaskMethodError> {
         let page = self.served.engine.list_filtered(owner, &ListFilter::of_scope(None), None, 1).await?;
         let is_any = page.next.is_some() || !page.tasks.is_empty();

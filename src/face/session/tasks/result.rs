@@ -1,8 +1,7 @@
 //! Waits for a task's outcome: `tasks/result`, or a call with a chosen id (SEP-1686).
 //!
-//! The task's questions and progress are sent here meanwhile. A client that drops the stream cancels nothing (L25-64). An error
-//! in place of the outcome would be taken for it, and the call made again: while the store cannot be read, the client waits as
-//! for a running task.
+//! Sends the task's questions and progress meanwhile. A client that drops the stream cancels nothing (L25-64). While
+//! the store is unavailable, the client waits: it would take an error for the outcome, and repeat the call.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +10,7 @@ use bytes::Bytes;
 use http::StatusCode;
 use tokio::time::Instant;
 
-use super::task_requests::TaskRequestEntry;
+use super::task_subscribers::TaskRequestEntry;
 use super::task_subscribers::{ResultStreamError, ResultStreamKind, ResultSubscriber, SubscriberList};
 use crate::cause::CauseChain;
 use crate::dialect::draft_sep_1686::DraftTasks;
@@ -29,30 +28,27 @@ use crate::task::{ChosenId, Executed, GatewayFault, Reason, Task, TaskKey};
 use crate::wire::framing::BodyPart;
 use crate::wire::{JsonPieces, ProtocolVersion, RpcError};
 
-/// How long a client waits for a store that cannot be read, without a message.
+/// A client's longest wait for an unavailable store, without a message.
 const STORE_WAIT_MAX: Duration = Duration::from_secs(300);
 
 pub(super) struct OutcomeRequest {
     pub(super) shared: Arc<SessionFaceState>,
     pub(super) key: TaskKey,
-    /// The nonce of the requesting session.
     pub(super) nonce: u128,
     pub(super) addressee: Addressee,
-    /// The call that waits for its own outcome; `None` for `tasks/result`.
+    /// `None` for `tasks/result`.
     pub(super) call: Option<WaitingCall>,
 }
 
-/// A call with a client-chosen task id.
 pub(super) struct WaitingCall {
     pub(super) chosen: ChosenId,
     pub(super) request: Arc<TaskRequestEntry>,
 }
 
 impl OutcomeRequest {
-    /// Responds at once if the task has settled, otherwise with an event stream from the first message or life sign on (L25-22,
-    /// L25-23).
+    /// Responds at once if the task has settled, otherwise with an event stream (L25-22, L25-23).
     pub(super) async fn answer(self) -> FaceResponse {
-        // The task is released at once: its result may be large, and is read again for the response.
+        // Released at once: the result may be large, and is read again for the response.
         match self.shared.served.engine.get(&self.key).await.map(|task| task.is_settled()) {
             Ok(false) => (),
             Err(TaskError::Unknown) => return refuse(&self.addressee, &RequestError::UnknownTask),
@@ -72,7 +68,6 @@ impl OutcomeRequest {
         respond(OutcomeWait::new(self, None, Some(listener)), addressee).await
     }
 
-    /// Subscribes to the task's messages.
     fn listen(&self) -> Result<ResultSubscriber, ResultStreamError> {
         let kind = match self.addressee.accepted.takes_stream() {
             true => ResultStreamKind::Messages,
@@ -81,15 +76,13 @@ impl OutcomeRequest {
         self.shared.subscribers(&self.key, self.nonce, None).listen(kind)
     }
 
-    /// Responds with `first`, then the task's messages, and finally its outcome. If the task cannot be watched, with an error
-    /// instead of the outcome.
+    /// Responds with `first`, the task's messages, and its outcome; an error if the task cannot be watched.
     pub(super) async fn answer_from(self, first: Bytes, subscribers: &Arc<SubscriberList>) -> FaceResponse {
         let listener = subscribers.listen(ResultStreamKind::Messages).ok();
         let addressee = self.addressee.clone();
         respond(OutcomeWait::new(self, Some(first), listener), addressee).await
     }
 
-    /// The outcome as a separate response.
     async fn whole(&self) -> FaceResponse {
         RequestAnswer::from(self.outcome(&mut StoreWait::default()).await).into_response(&self.addressee)
     }
@@ -107,7 +100,6 @@ impl OutcomeRequest {
                 };
                 engine.within_budget(&self.key.owner, reply?).map_err(refused)
             }
-            // The task is not watched, so its end would go unnoticed.
             Ok(_) => Err(too_many()),
             Err(TaskError::Unknown) => {
                 self.shared.tasks.misses.note(&self.key.owner);
@@ -121,12 +113,12 @@ impl OutcomeRequest {
     }
 }
 
-/// How long an unreadable store has been awaited.
+/// The time spent on an unavailable store.
 #[derive(Debug, Default)]
 struct StoreWait(Option<(Instant, RetryDelays)>);
 
 impl StoreWait {
-    /// The task, once it can be read. Cancel safe: the time already waited counts.
+    /// Returns once the task can be read. Cancel safe: the time already waited counts.
     async fn for_task(&mut self, request: &OutcomeRequest) -> Result<Arc<Task>, TaskError> {
         loop {
             let read = request.shared.served.engine.get(&request.key).await;
@@ -147,14 +139,11 @@ fn too_many() -> RpcError {
     gateway_error(&GatewayFault::new(Reason::TooManyWaiters, Executed::Unknown))
 }
 
-/// A request for an unsettled task's outcome, which receives its messages meanwhile.
 struct OutcomeWait {
     awaiting: OutcomeRequest,
     first: Option<Bytes>,
     store: StoreWait,
-    /// The task has not been read yet, and its messages are not subscribed to.
     is_unread: bool,
-    /// `None` once the task has no more messages.
     listener: Option<ResultSubscriber>,
 }
 
@@ -185,7 +174,7 @@ impl CallMessages for OutcomeWait {
         if is_wanted { Some(CallMessage::Answer(self.awaiting.outcome(&mut self.store).await.into())) } else { None }
     }
 
-    /// Progress of the call if its client requested it and the task still runs (L25-46, L25-47), otherwise a comment.
+    /// Progress if the client requested it and the task still runs (L25-46, L25-47), otherwise a comment.
     async fn sign(&mut self) -> BodyPart {
         let OutcomeRequest { shared, key, .. } = &self.awaiting;
         let rising = self.listener.as_ref().and_then(ResultSubscriber::rising);

@@ -1,8 +1,7 @@
 //! Sends one task's questions and status to its client.
 //!
-//! Its only own state is the stream of each open question. A question goes out on one stream only (T-32): the newest that waits
-//! for the task's result, or after a short grace period the session's own. If that stream ends before the answer has arrived, the
-//! next one gets the question under a new id.
+//! A question goes out on one stream only (T-32): the newest that waits for the task's result, or after a grace period
+//! the session's own. If that stream ends before the answer has arrived, the next one gets the question under a new id.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,36 +24,34 @@ use crate::task::reference::LoggedTask;
 use crate::task::{InputKey, Phase, Question, Task, TaskKey};
 use crate::wire::RequestId;
 
-/// How long a question waits for a stream of `tasks/result` before it uses the session's own (T-32).
+/// A question's longest wait for a stream of `tasks/result` before it uses the session's own (T-32).
 const GRACE: Duration = Duration::from_secs(1);
-/// How soon a stream with a slow reader is tried again.
+/// The pause before a stream with a slow reader is tried again.
 const AGAIN: Duration = Duration::from_secs(1);
 
 pub(super) struct TaskNotifier {
     shared: Arc<SessionFaceState>,
     key: TaskKey,
     subscribers: Arc<SubscriberList>,
-    /// The last status that was sent.
     shown: Option<StatusNotice>,
     put: BTreeMap<InputKey, DeliveredQuestion>,
     waiting: BTreeMap<InputKey, UndeliveredQuestion>,
 }
 
-/// A question that was sent on a stream.
 struct DeliveredQuestion {
     id: RequestId,
     stream: mpsc::Sender<Bytes>,
 }
 
 struct UndeliveredQuestion {
-    /// The time from which it may use any stream.
+    /// From then on it may use any stream.
     any_from: Instant,
     /// Its id on a stream that has ended.
     old: Option<RequestId>,
 }
 
 impl TaskNotifier {
-    /// `shown` is the state that the client knows, if any.
+    /// `shown` is the state that the client knows.
     pub(super) fn new(
         shared: Arc<SessionFaceState>,
         key: TaskKey,
@@ -65,7 +62,6 @@ impl TaskNotifier {
         Self { shared, key, subscribers, shown, put: BTreeMap::new(), waiting: BTreeMap::new() }
     }
 
-    /// Runs until the task has settled.
     pub(super) async fn run(mut self) {
         let shared = Arc::clone(&self.shared);
         if let Ok(mut watcher) = shared.served.engine.watchers().watch(&self.key) {
@@ -117,7 +113,7 @@ impl TaskNotifier {
         open.iter().filter_map(|(key, question)| self.ask(*key, question, &related)).min()
     }
 
-    /// Withdraws the questions that need no answer any more, except answered ones.
+    /// Withdraws questions that need no answer any more, except answered ones.
     fn withdraw(&mut self, open: &BTreeMap<InputKey, Question>, related: &RelatedTask) {
         self.waiting.retain(|key, _| open.contains_key(key));
         let subscribers = &self.subscribers;
@@ -130,8 +126,7 @@ impl TaskNotifier {
         });
     }
 
-    /// Sends the task's status to the session if it has changed (L25-32). Clients that chose the task's id do not know this
-    /// message.
+    /// Sends a changed status to the session (L25-32). Clients that chose the task's id do not know this message.
     fn show(&mut self, task: &Task) {
         if task.chosen.is_some() {
             return;
@@ -145,7 +140,7 @@ impl TaskNotifier {
         self.shown = Some(notice);
     }
 
-    /// Sends a question, unless it is on a stream that is still open.
+    /// Does nothing if the question is on an open stream.
     fn ask(&mut self, key: InputKey, question: &Question, related: &RelatedTask) -> Option<Instant> {
         let now = Instant::now();
         let old = match self.put.get(&key) {
@@ -165,7 +160,6 @@ impl TaskNotifier {
             tracing::warn!(task = %LoggedTask(&self.key), "the client cannot be asked; the question stays open until the task ends");
             return None;
         };
-        // Both or none, with nothing in between.
         let Ok(mut room) = stream.try_reserve_many(1 + usize::from(waiting.old.is_some())) else {
             return Some(now + AGAIN);
         };

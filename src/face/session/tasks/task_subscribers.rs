@@ -1,4 +1,4 @@
-//! Keeps the subscribers of each unsettled task: waiting requests, and its session.
+//! Keeps the subscribers of each unsettled task, and the requests that became tasks.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -7,14 +7,13 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
 
-use super::task_requests::TaskRequestEntry;
 use crate::dialect::related_task::RelatedTask;
 use crate::engine::change_subscribers::WAITERS_MAX;
 use crate::face::call_stream::progress::MonotonicProgress;
 use crate::face::session::session_streams::{MESSAGES_MAX, SessionStreams, StreamSender, newest};
 use crate::task::{InputKey, TaskKey};
+use crate::wire::RequestId;
 
-/// The subscriber lists of all unsettled tasks of this face's clients.
 #[derive(Debug, Default)]
 pub(super) struct TaskSubscribers {
     by_task: Mutex<HashMap<TaskKey, Arc<SubscriberList>>>,
@@ -24,7 +23,7 @@ pub(super) struct TaskSubscribers {
 #[derive(Debug)]
 pub(super) struct SubscriberList {
     state: Mutex<TaskSubscriberState>,
-    /// Notified when a request begins or ceases to wait.
+    /// Notified when a request begins or stops waiting.
     pub(super) bell: Notify,
 }
 
@@ -32,42 +31,37 @@ pub(super) struct SubscriberList {
 struct TaskSubscriberState {
     /// The session that last referred to the task.
     nonce: u128,
-    /// Streams of `tasks/result`, oldest first; requests without messages are only counted.
+    /// Oldest first; requests without messages are only counted.
     results: Vec<StreamSender>,
     quiet: Vec<StreamSender>,
     next: u64,
-    /// The request of the call that became the task; it can be cancelled while the task runs.
+    /// Can be cancelled while the task runs.
     request: Option<Arc<TaskRequestEntry>>,
-    /// Questions that a client has answered and that the task still has open.
+    /// Answered by a client, but still open in the task.
     answered: BTreeSet<InputKey>,
-    /// The task's name in its messages, once it was read.
     related: Option<RelatedTask>,
-    /// The call's progress so far, if its client requested any.
     rising: Option<SharedProgress>,
-    /// No more progress is sent (L25-47).
+    /// Then no more progress is sent (L25-47).
     is_muted: bool,
     is_closed: bool,
 }
 
-/// The progress of a task's call, under the call's token.
 pub(super) type SharedProgress = Arc<Mutex<MonotonicProgress>>;
 
-/// Why a request cannot wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ResultStreamError {
-    /// The list is closed: read the task again.
+    /// Read the task again.
     Closed,
     TooMany,
 }
 
-/// Whether a waiting request receives messages before the outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ResultStreamKind {
     Messages,
     OutcomeAlone,
 }
 
-/// A waiting request. Ends with the list.
+/// Ends with the list.
 #[derive(Debug)]
 pub(super) struct ResultSubscriber {
     messages: mpsc::Receiver<Bytes>,
@@ -80,7 +74,7 @@ impl TaskSubscribers {
         self.by_task.lock().get(key).cloned()
     }
 
-    /// Opens the subscriber list of a task and sets the nonce of its session; returns `true` for a new list, which needs a notifier.
+    /// Sets the nonce of the task's session; returns `true` for a new list, which needs a notifier.
     pub(super) fn open(&self, key: &TaskKey, nonce: u128) -> (Arc<SubscriberList>, bool) {
         let mut by_task = self.by_task.lock();
         if let Some(subscribers) = by_task.get(key) {
@@ -92,7 +86,7 @@ impl TaskSubscribers {
         (subscribers, true)
     }
 
-    /// Closes a list, which releases all waiting requests (L25-67).
+    /// Releases all waiting requests (L25-67).
     pub(super) fn close(&self, key: &TaskKey, subscribers: &Arc<SubscriberList>) {
         let mut by_task = self.by_task.lock();
         if by_task.get(key).is_some_and(|other| Arc::ptr_eq(other, subscribers)) {
@@ -127,7 +121,6 @@ impl SubscriberList {
         self.state.lock().nonce
     }
 
-    /// Starts waiting for the task's end.
     pub(super) fn listen(self: &Arc<Self>, kind: ResultStreamKind) -> Result<ResultSubscriber, ResultStreamError> {
         let mut state = self.state.lock();
         if state.is_closed {
@@ -147,7 +140,7 @@ impl SubscriberList {
         Ok(ResultSubscriber { messages, number, subscribers: Arc::clone(self) })
     }
 
-    /// The sender of the newest stream of `tasks/result` (T-33).
+    /// The newest stream of `tasks/result` (T-33).
     pub(super) fn newest_result(&self) -> Option<mpsc::Sender<Bytes>> {
         newest(&self.state.lock().results).map(|stream| stream.sender.clone())
     }
@@ -162,12 +155,11 @@ impl SubscriberList {
         }
     }
 
-    /// Sets the progress token, if progress is requested.
     pub(super) fn wants_progress(&self, rising: Option<SharedProgress>) {
         self.state.lock().rising = rising;
     }
 
-    /// The task's name in its messages, once its notifier has read it.
+    /// `None` until the notifier has read the task.
     pub(super) fn related(&self) -> Option<RelatedTask> {
         self.state.lock().related.clone()
     }
@@ -184,12 +176,11 @@ impl SubscriberList {
         }
     }
 
-    /// Stops progress messages.
     pub(super) fn mute(&self) {
         self.state.lock().is_muted = true;
     }
 
-    /// Records that a client has answered, so that its question is not withdrawn.
+    /// An answered question is not withdrawn.
     pub(super) fn note_answer(&self, key: InputKey) {
         self.state.lock().answered.insert(key);
     }
@@ -201,13 +192,12 @@ impl SubscriberList {
 }
 
 impl ResultSubscriber {
-    /// The next message; `None` once the list is closed. Cancel safe.
+    /// `None` once the list is closed. Cancel safe.
     pub(super) async fn next(&mut self) -> Option<Bytes> {
         self.messages.recv().await
     }
 
-    /// The progress, if this stream may send it: no other one may at the same time (LEG-08), and none after the task was
-    /// cancelled.
+    /// `None` if another stream sends the progress (LEG-08), or the task was cancelled.
     pub(super) fn rising(&self) -> Option<SharedProgress> {
         let state = self.subscribers.state.lock();
         let newest = newest(&state.results)?;
@@ -224,5 +214,93 @@ impl Drop for ResultSubscriber {
         state.quiet.retain(|tap| tap.number != self.number);
         drop(state);
         self.subscribers.bell.notify_one();
+    }
+}
+
+type SessionRequest = (u128, RequestId);
+
+/// Maps open requests to the tasks of their calls, for `notifications/cancelled` (D86-18). Only calls with chosen ids
+/// have an entry, until the task has settled or the response is gone.
+#[derive(Debug, Default)]
+pub(super) struct TaskRequests {
+    /// The newest request under an id, which a client may not reuse concurrently.
+    by_id: Mutex<HashMap<SessionRequest, Arc<Mutex<RequestState>>>>,
+}
+
+#[derive(Debug, Default)]
+struct RequestState {
+    task: Option<TaskKey>,
+    is_withdrawn: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct TaskRequestEntry {
+    requests: Arc<TaskRequests>,
+    request: SessionRequest,
+    state: Arc<Mutex<RequestState>>,
+}
+
+impl TaskRequests {
+    pub(super) fn enter(self: &Arc<Self>, nonce: u128, id: &RequestId) -> TaskRequestEntry {
+        let (request, state) = ((nonce, id.clone()), Arc::default());
+        self.by_id.lock().insert(request.clone(), Arc::clone(&state));
+        TaskRequestEntry { requests: Arc::clone(self), request, state }
+    }
+
+    pub(super) fn knows(&self, nonce: u128, id: &RequestId) -> bool {
+        self.by_id.lock().contains_key(&(nonce, id.clone()))
+    }
+
+    /// Returns the task to cancel, if there is one yet.
+    pub(super) fn withdraw(&self, nonce: u128, id: &RequestId) -> Option<TaskKey> {
+        let state = self.by_id.lock().get(&(nonce, id.clone())).cloned()?;
+        let mut state = state.lock();
+        state.is_withdrawn = true;
+        state.task.clone()
+    }
+}
+
+impl TaskRequestEntry {
+    /// Returns true if the request was cancelled before.
+    pub(super) fn became(&self, task: &TaskKey) -> bool {
+        let mut state = self.state.lock();
+        state.task = Some(task.clone());
+        state.is_withdrawn
+    }
+
+    pub(super) fn is_withdrawn(&self) -> bool {
+        self.state.lock().is_withdrawn
+    }
+}
+
+impl Drop for TaskRequestEntry {
+    fn drop(&mut self) {
+        let mut by_id = self.requests.by_id.lock();
+        if by_id.get(&self.request).is_some_and(|state| Arc::ptr_eq(state, &self.state)) {
+            by_id.remove(&self.request);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::task::{Principal, TaskId};
+
+    #[test]
+    fn a_request_is_taken_back_in_its_own_session_before_or_after_it_became_a_task() {
+        let requests = Arc::<TaskRequests>::default();
+        let (id, key) = (RequestId::number(1), TaskKey { owner: Principal::local(), id: TaskId::from_bits(1) });
+        let [early, late] = [1, 2].map(|nonce| requests.enter(nonce, &id));
+        assert_eq!(requests.withdraw(1, &id), None, "there is no task yet");
+        assert!(early.became(&key), "and there is to be none");
+        assert!(!late.became(&key) && !late.is_withdrawn());
+        assert_eq!(requests.withdraw(2, &id), Some(key));
+        assert!(late.is_withdrawn());
+        let newest = requests.enter(2, &id);
+        drop(late);
+        assert!(requests.knows(2, &id), "the older one took only its own entry along");
+        drop((early, newest));
+        assert!(requests.by_id.lock().is_empty());
     }
 }

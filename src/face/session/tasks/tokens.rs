@@ -1,6 +1,6 @@
 //! Encodes list cursors and question ids as ids that clients keep.
 //!
-//! Both contain their whole state, so that a restart loses no table and any replica can read them.
+//! Both contain their whole state: a restart loses no table, and any replica can read them.
 
 use crate::engine::TaskCursor;
 use crate::face::sealed::{GatewayId, IdKind, Sealer, sealed_in};
@@ -8,14 +8,14 @@ use crate::task::{InputKey, ListFilter, Principal, TaskId, Timestamp};
 use crate::upstream::own_ids;
 use crate::wire::RequestId;
 
-/// A cursor of `owner`'s list, with its filter if there is one.
+/// A cursor of `owner`'s list with this filter.
 pub(super) fn cursor(sealer: &Sealer, owner: &Principal, filter: Option<&ListFilter>, (at, id): TaskCursor) -> String {
     let payload = [&at.as_millis().to_be_bytes()[..], &name_of(filter)].concat();
     let sealed = sealer.seal(&GatewayId::of_task(IdKind::Cursor, id), Some(owner), &payload);
     sealed.expect("a cursor has one length")
 }
 
-/// The position of a cursor; `None` unless it was issued for this list of this owner (L25-36, FIL-11).
+/// `None` unless the cursor was issued for this list of this owner (L25-36, FIL-11).
 pub(super) fn position(
     sealer: &Sealer,
     owner: &Principal,
@@ -28,18 +28,17 @@ pub(super) fn position(
     (list == name_of(filter)).then_some(position)
 }
 
-/// Identifies one of an owner's lists by its filter.
 fn name_of(filter: Option<&ListFilter>) -> Vec<u8> {
     filter.map_or_else(Vec::new, |filter| filter.digest().0.to_vec())
 }
 
-/// A new id for a question, different each time.
+/// Different each time.
 pub(super) fn question_id(sealer: &Sealer, task: TaskId, key: InputKey) -> RequestId {
     let sealed = sealer.seal(&GatewayId::of_task(IdKind::TaskQuestion, task), None, &key.0.to_be_bytes());
     own_ids::of(&sealed.expect("a question's id has one length"))
 }
 
-/// The question of an id that any replica issued. The owner of the session determines the owner of the task.
+/// Opens an id that any replica issued. The session's owner is the task's.
 pub(super) fn question(sealer: &Sealer, id: &RequestId) -> Option<(TaskId, InputKey)> {
     let opened = sealer.open(IdKind::TaskQuestion, None, sealed_in(&id.as_text()?))?;
     let key = u32::from_be_bytes(opened.payload().try_into().ok()?);

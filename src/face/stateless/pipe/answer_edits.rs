@@ -1,7 +1,7 @@
 //! Edits responses of a server without sessions: states, tool lists, descriptions and some errors.
 //!
-//! States are sealed, tool lists and the server's description get the gateway's changes, errors about the gateway's own request
-//! are replaced. Everything else is forwarded unchanged.
+//! Seals states, adds the gateway's changes to tool lists and the server's description, and replaces errors about the
+//! gateway's own request. Everything else is forwarded unchanged.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -34,22 +34,20 @@ use crate::wire::{
     Message, MessageText, Object, Payload, RequestId, RpcError, ScanLimits, envelope, method, rpc_error,
 };
 
-/// How much of a response is searched for parts to edit. A response with questions names them early, so one without a sign of
-/// them is forwarded in any size. Should a question be missed, its state does not open and so is of no use.
+/// The part of a response that is searched for questions: a response names them early, so one without a sign of them is
+/// forwarded in any size. The state of a question that was missed does not open.
 const SNIFF_BYTES_MAX: usize = 256 * 1024;
 
-/// Why a response with questions is not forwarded (U31, U32).
-const NOT_TO_BE_ASKED: &str = "the server asks something that no client is to be shown";
+/// For a response with questions that are invalid (U31, U32).
+const NOT_TO_BE_ASKED: &str = "the server's question cannot be sent to any client";
 
 /// Signs of a question in a large event, or of an error about the gateway's own request.
 const MARKS: [&[u8]; 4] = [b"requestState", b"inputRequests", b"input_required", b"-3202"];
 
-/// Whether a result asks its client.
 fn asks(result: &Object) -> bool {
     result.get_str("resultType").is_some_and(|kind| kind == "input_required")
 }
 
-/// The kind of edit that a response needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EditTarget {
     Discovery,
@@ -67,7 +65,7 @@ impl EditTarget {
     }
 }
 
-/// The request that a state is bound to. Few requests have a state, so the binding is computed on demand.
+/// Computed on demand: few requests have a state.
 pub(super) struct StateBinding {
     pub(super) upstream: Arc<str>,
     pub(super) principal: Principal,
@@ -90,7 +88,6 @@ pub(super) struct AnswerEdits {
     pub(super) clock: Arc<dyn Clock>,
     pub(super) metadata: StatelessRequest,
     pub(super) unmatched_rules: Arc<UnmatchedRules>,
-    /// The gateway's own tools, for a client that gets them.
     pub(super) fallback: Option<FallbackListing>,
     pub(super) tools: ReachableTools,
 }
@@ -110,7 +107,6 @@ impl ClassifiedMessage {
 }
 
 impl AnswerEdits {
-    /// The message for the client; unchanged if it needs no edit.
     pub(super) fn text(&self, ClassifiedMessage { text, classifier }: ClassifiedMessage) -> Bytes {
         let text = match self.aim {
             EditTarget::Discovery => rewrite::discovery(&text, &self.id).unwrap_or(text),
@@ -152,13 +148,12 @@ impl AnswerEdits {
         }
     }
 
-    /// The replacement of an error, if it needs one.
     pub(super) fn error(&self, error: &RpcError) -> Option<RpcError> {
         about_us(error, |required| self.metadata.lacks(required))
     }
 
-    /// The error in place of a result with a question that the client cannot answer (U31, U32): the missing capability (MOD-10),
-    /// or that the question is invalid. `None` for every other result.
+    /// The error in place of a question that the client cannot answer (U31, U32): the missing capability (MOD-10), or
+    /// that the question is invalid. `None` for every other result.
     fn unfit(&self, result: &Object) -> Option<RpcError> {
         let mut undeclared = Vec::new();
         // Some readers ignore the case of a name.
@@ -186,7 +181,7 @@ impl AnswerEdits {
         }
     }
 
-    /// A result with questions, with its state sealed (T-24); `None` for every other one, and without a state.
+    /// A result with questions, its state sealed (T-24); `None` without questions or state.
     fn sealed(&self, result: &Object) -> Option<Result<Payload, GatewayFault>> {
         let own = result.get("requestState").filter(|_| asks(result))?;
         let bytes = own.bytes().len();
@@ -201,8 +196,7 @@ impl AnswerEdits {
         })
     }
 
-    /// Whether a text is a server's own request, or may be taken for one: 2026-07-28 has none (MOD-18), and no batches. It is
-    /// dropped and counted.
+    /// Whether a text may be taken for a server's own request: 2026-07-28 has none (MOD-18). Counts it.
     pub(super) fn is_stray(&self, ClassifiedMessage { text, classifier }: &ClassifiedMessage) -> bool {
         if !classifier.may_be_request() {
             return false;
@@ -217,7 +211,7 @@ impl AnswerEdits {
         is_stray
     }
 
-    /// The message for a client without batches: of a batch only the response to its request.
+    /// For a client without batches: of a batch only the response to its request.
     pub(super) fn alone(&self, message: ClassifiedMessage) -> ClassifiedMessage {
         if !envelope::is_batch(&message.text) {
             return message;
@@ -229,8 +223,7 @@ impl AnswerEdits {
         })
     }
 
-    /// The messages of an event for the client; none if it is not for it. With any event name, some client takes it for a
-    /// message.
+    /// Empty if the event is not for the client. Some clients take an event with any name for a message.
     fn event(&self, event: &SseEvent) -> Vec<MessageText> {
         let message = self.alone(ClassifiedMessage::of(Bytes::clone(&event.data)));
         match event.is_message() {
@@ -240,10 +233,6 @@ impl AnswerEdits {
         }
     }
 
-    /// The response for the client.
-    ///
-    /// # Errors
-    /// If it is a request of the server's.
     fn alone_and_edited(&self, message: ClassifiedMessage) -> Result<OpenedAnswer, GatewayFault> {
         let message = self.alone(message);
         if self.is_stray(&message) {
@@ -291,7 +280,7 @@ impl ResponseEdits for AnswerEdits {
         }
         let is_answer = !classifier.may_be_request() && classifier.shows() != MessageClass::Nothing;
         if is_answer && !may_be_edited(&classifier) {
-            // Breaks off if it turns out to ask a question.
+            // Breaks off if the response asks a question.
             let rest = watched(body, move |bytes| {
                 classifier.feed(bytes);
                 let asks = classifier.has_requests() || classifier.may_be_request();
@@ -309,17 +298,17 @@ impl ResponseEdits for AnswerEdits {
     }
 }
 
-/// Whether a client with these capabilities can answer a question.
+/// Whether the client can answer a question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum QuestionFitness {
     Fits,
-    /// It would have to declare more.
+    /// The client would have to declare more.
     Undeclared,
-    /// No client could.
+    /// No client can.
     Unfit,
 }
 
-/// Whether a message is an error, or a result that may have a question or a state: all others are forwarded.
+/// Whether a message is an error, or a result that may have a question or a state.
 const fn may_be_edited(classifier: &MessageClassifier) -> bool {
     !matches!(classifier.shows(), MessageClass::Harmless) || classifier.has_requests() || classifier.has_state()
 }

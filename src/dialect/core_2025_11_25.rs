@@ -30,7 +30,6 @@ use crate::wire::{JsonPieces, Object, Payload, ProtocolVersion, RpcError, method
 pub use list_params::{LIST_VALUES_MAX, list_filter};
 pub use task_param::RequestedTtl;
 
-/// The codec of 2025-11-25 tasks.
 #[derive(Clone, Debug, Default)]
 pub struct CoreTasks {
     /// A handle's text for the client's model.
@@ -40,7 +39,6 @@ pub struct CoreTasks {
 }
 
 impl CoreTasks {
-    /// A codec for clients that may use these drafts.
     #[must_use]
     pub fn with_drafts(drafts: Drafts) -> Self {
         Self { immediate_response: None, names_tree: drafts.has(Draft::Sep2268) }
@@ -74,7 +72,7 @@ impl CoreTasks {
         matches!(name, method::TASKS_GET | method::TASKS_RESULT | method::TASKS_LIST | method::TASKS_CANCEL)
     }
 
-    /// The gateway's `capabilities.tasks`: exactly the served methods (L25-01, L25-02). Lists are only for authenticated clients
+    /// The gateway's `capabilities.tasks`: exactly the served methods (L25-01, L25-02), lists if authenticated
     /// (L25-54).
     #[must_use]
     pub fn capability(lists: ListSupport) -> Payload {
@@ -100,10 +98,7 @@ impl CoreTasks {
         }
     }
 
-    /// Reads a call's wish for a task, checked against the tool's rules.
-    ///
-    /// # Errors
-    /// If the tool's rules exclude the wish (L25-04, L25-05), or the wish cannot be read.
+    /// Reads a call's wish for a task. Fails if the tool's rules exclude it (L25-04, L25-05), or it cannot be read.
     pub fn wish(params: &Object, mode: TaskMode) -> Result<Option<RequestedTtl>, RequestError> {
         match (RequestedTtl::read(params)?, mode) {
             (Some(_), TaskMode::Never) => Err(RequestError::TakesNoTask),
@@ -169,7 +164,6 @@ fn tree_fields(writer: ObjectWriter, tree: &TreeLinks) -> ObjectWriter {
     writer.member("childTaskIds", &Payload::of(&children))
 }
 
-/// Whether a client may list its tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ListSupport {
     Served,
@@ -179,8 +173,7 @@ pub enum ListSupport {
 }
 
 impl FaceDialect for CoreTasks {
-    /// Reads only `taskId` and `cursor` from the params of task methods: a related task in `_meta` (L25-29), or the `task` that
-    /// some clients repeat there, has no meaning.
+    /// Reads only `taskId` and `cursor`: a related task in `_meta` (L25-29), or a repeated `task`, has no meaning.
     fn decode(&self, method: &str, params: &Object) -> Result<TaskCommand, RequestError> {
         match method {
             method::TASKS_GET => Ok(TaskCommand::Get(task_id(params)?)),
@@ -215,8 +208,7 @@ const fn status(phase: PhaseKind) -> &'static str {
     }
 }
 
-/// The status message; a failed task's is its error (L25-45): clients stop at `failed` and never fetch the result (T-02). A
-/// cancelled task's says so.
+/// A failed task's status message is its error (L25-45): clients stop at `failed` and never fetch the result (T-02).
 fn status_message(task: &Summary) -> Option<Arc<str>> {
     let message = match task.phase {
         SummaryPhase::Faulted(fault) => status_text(&session_failure_error(&Failure::Gateway(fault)).message),

@@ -1,8 +1,8 @@
 //! Encodes tasks of the SEP-1686 draft for session clients.
 //!
-//! A call carries its task's id in `_meta` and still gets its own response. The client chooses the ids, in one namespace for each
-//! session: the task's key is derived from both ([`ChosenId::task_id`]). A tool's own failure is `completed` here (D86-26).
-//! [`super::related_task`] writes the messages between requests.
+//! A call carries its task's id in `_meta` and still gets its own response. The client chooses the ids, unique in its
+//! session: the task's key is derived from both ([`ChosenId::task_id`]). A tool's own failure is `completed` here
+//! (D86-26). [`super::related_task`] writes the messages between requests.
 
 mod task_key;
 #[cfg(test)]
@@ -26,7 +26,6 @@ use crate::wire::one_line::status_text;
 use crate::wire::{JsonPieces, Object, Payload, RpcError, envelope, method};
 pub use task_key::{RequestedTask, chosen_text};
 
-/// The draft's codec, for one request of a session.
 #[derive(Clone, Debug)]
 pub struct DraftTasks {
     session: SessionScope,
@@ -35,13 +34,11 @@ pub struct DraftTasks {
 }
 
 impl DraftTasks {
-    /// For a request with these params.
     #[must_use]
     pub fn for_request(session: SessionScope, params: &Object) -> Self {
         Self { session, named: chosen_text(params).ok() }
     }
 
-    /// For the call that makes a task.
     #[must_use]
     pub fn for_call(chosen: &ChosenId) -> Self {
         Self { session: chosen.session, named: Some(Arc::clone(&chosen.text)) }

@@ -1,18 +1,16 @@
 //! Gives every error its JSON-RPC code and its public text; no other file does.
 //!
-//! Every refusal is either a [`RequestError`] about the request itself or a [`GatewayFault`] about its handling. Texts never
-//! quote a client or an upstream, except names of methods, headers, members and tools; names that a client chose are bounded and
-//! have no control characters.
+//! A refusal is a [`RequestError`] about the request, or a [`GatewayFault`] about its handling. Texts never quote a
+//! client or an upstream, except names of methods, headers, members and tools; names that a client chose are bounded
+//! and have no control characters.
 
 use std::borrow::Cow;
 
 use crate::task::{Executed, Failure, GatewayFault, ProcessExit, RateRefusal, Reason};
 use crate::wire::{Object, Payload, ProtocolVersion, RpcError, method, one_line, rpc_error};
 
-/// A fault in a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RequestError {
-    /// No JSON document.
     NotJson(String),
     /// JSON, but no JSON-RPC request that is accepted here.
     NotARequest(Cow<'static, str>),
@@ -39,7 +37,6 @@ pub enum RequestError {
     NeedsTask,
     /// The tool never runs as a task, and the client asked for one (L25-04).
     TakesNoTask,
-    /// A header is missing or contradicts the body.
     Header(Cow<'static, str>),
     /// The request needs capabilities that its client did not declare: a `ClientCapabilities` object.
     Capability(Payload),
@@ -57,8 +54,7 @@ impl RequestError {
         )
     }
 
-    /// The error object for a request of `version`: the draft name of 2026-07-28 has another code for missing capabilities
-    /// (T-80).
+    /// 2026-07-28's draft name has another code for missing capabilities (T-80).
     #[must_use]
     pub fn to_error(&self, version: ProtocolVersion) -> RpcError {
         match self {
@@ -277,14 +273,13 @@ pub fn not_in_flavour() -> RpcError {
     RpcError::new(rpc_error::INTERNAL_ERROR, "This flavour of tasks has no such answer")
 }
 
-/// A client's answer to a question is no object.
 #[must_use]
 pub fn unusable_answer() -> RpcError {
     RpcError::new(rpc_error::INTERNAL_ERROR, "The client's answer is not an object")
 }
 
-/// Rewrites the codes of session versions that must not reach a stateless client (T-50, MOD-30): −32002 becomes −32602, codes
-/// about the gateway's own request and −32042 become −32603.
+/// Replaces session codes for stateless clients (T-50, MOD-30): −32002 becomes −32602, codes about the gateway's own
+/// request and −32042 become −32603.
 fn stateless_error(error: &RpcError) -> RpcError {
     let code = match error.code {
         rpc_error::RESOURCE_NOT_FOUND => rpc_error::INVALID_PARAMS,

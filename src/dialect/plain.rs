@@ -1,7 +1,6 @@
 //! Encodes calls to upstreams without tasks: each is sent as a plain call and held.
 //!
-//! Legacy servers fail on unknown members (TypeScript SDK 1.x on `task`), so every member of the client's hop or of a task
-//! dialect is removed (GW-30).
+//! Members of the client's hop or of a task dialect are removed, as legacy servers fail on unknown ones (GW-30).
 
 mod questions;
 
@@ -10,13 +9,12 @@ use crate::task::{Answer, Reason};
 use crate::wire::meta::{DRAFT_RELATED_TASK, HOP_BY_HOP, META, PROGRESS_TOKEN, RELATED_TASK, SERVER_INFO};
 use crate::wire::{Object, Payload, RpcError};
 
-/// A session upstream without tasks.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PlainUpstream;
 
 impl PlainUpstream {
-    /// The refusal of a question that a client with these capabilities must not see (U31, U32); `None` for an allowed one.
-    /// `declared` is limited to the client's version ([`super::session_results::client_capabilities`]).
+    /// The refusal of a question that a client with these capabilities must not see (U31, U32). `declared` is limited
+    /// to the client's version ([`super::session_results::client_capabilities`]).
     #[must_use]
     pub fn forbidden(declared: &Object, question: &str, params: Option<&Payload>) -> Option<RefusalAnswer> {
         questions::forbidden(declared, question, params)

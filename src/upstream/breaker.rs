@@ -36,8 +36,8 @@ pub(crate) enum AnswerHealth {
 }
 
 impl AnswerHealth {
-    /// The health by a response's head. Failing servers, and the proxies before them, say so by status. A 500 with JSON in it is
-    /// rather a healthy server's error about one request.
+    /// Failing servers and proxies say so by status. A 500 with JSON is rather a healthy server's error about one
+    /// request.
     pub(crate) fn of_head<B>(response: &Response<B>, is_json: bool, retry_after: Option<Duration>) -> Self {
         match response.status() {
             StatusCode::TOO_MANY_REQUESTS
@@ -50,8 +50,7 @@ impl AnswerHealth {
         }
     }
 
-    /// The health by a fault without a response. A rejected certificate is the operator's concern, and a refused connection costs
-    /// no more than the breaker.
+    /// A rejected certificate is the operator's concern, and a refused connection costs no more than the breaker.
     pub(crate) const fn of_fault(fault: &GatewayFault) -> Self {
         match matches!(fault.reason, Reason::UpstreamUnreachable | Reason::UpstreamClosed) {
             true => Self::Ill(None),
@@ -116,10 +115,7 @@ impl Breaker {
         }
     }
 
-    /// Admits or refuses a new request.
-    ///
-    /// # Errors
-    /// `UpstreamCircuitOpen`, without delay, with the time until the next probe.
+    /// Refuses with `UpstreamCircuitOpen`, without delay, and the time until the next probe.
     pub(crate) fn admit(&self) -> Result<BreakerPermit<'_>, GatewayFault> {
         let now = Instant::now();
         let mut state = self.state.lock();

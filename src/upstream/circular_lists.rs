@@ -4,7 +4,6 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use crate::wire::{ListEnd, PagedList};
 
-/// The lists of one server that were circular when last read.
 #[derive(Debug, Default)]
 pub(crate) struct CircularLists(AtomicU8);
 

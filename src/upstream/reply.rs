@@ -38,7 +38,6 @@ pub(crate) struct ReadLimits {
 }
 
 impl ReadLimits {
-    /// A limit on the size alone.
     pub(crate) const fn of_bytes(bytes_max: usize) -> Self {
         Self { bytes_max, idle: None, share: None }
     }
@@ -47,7 +46,6 @@ impl ReadLimits {
         Self { bytes_max: context.result_bytes_max, idle: context.timeouts.idle, share: context.share.clone() }
     }
 
-    /// A limit on the size, charged to a principal's share.
     pub(crate) const fn within(bytes_max: usize, share: AnswerShare) -> Self {
         Self { bytes_max, idle: None, share: Some(share) }
     }
@@ -90,11 +88,9 @@ pub(crate) enum AcceptedResponse<B = AnswerBody> {
     Events(EventStream<B>),
 }
 
-/// A response with a refusing head.
 #[derive(Debug)]
 pub(crate) enum ResponseRefusal {
     Gateway(GatewayFault),
-    /// A JSON-RPC error came under the refusing status.
     Rpc(RpcError),
     /// The session is unknown; the message was not processed. Only for requests in a session.
     SessionLost,
@@ -117,7 +113,6 @@ pub(crate) enum ErrorAddressee<'a> {
     PassedInSession(Option<&'a MessageText>),
 }
 
-/// A response after its head was judged.
 #[derive(Debug)]
 pub(crate) enum JudgedResponse<B = RawBody> {
     /// A success, still to be read; or a result under a refusing status.
@@ -169,7 +164,6 @@ impl<'a> ErrorAddressee<'a> {
         matches!(self, Self::RequestInSession(_) | Self::PassedInSession(_))
     }
 
-    /// Whether a response names the request.
     fn is_named_by(self, response: &envelope::Response) -> bool {
         let Some(named) = &response.id else { return false };
         match self {
@@ -217,10 +211,8 @@ fn accepted_in<B: Body<Data = BodyPart, Error = io::Error> + Unpin>(
     }
 }
 
-/// The response to the request `id`, from a JSON body or an event stream. Messages before it are skipped.
-///
-/// # Errors
-/// If the response does not come, is no JSON-RPC response, or is larger than allowed.
+/// The response to the request `id`, from a JSON body or an event stream; skips messages before it. Fails if it does
+/// not come, is no JSON-RPC response, or is larger than allowed.
 pub(crate) async fn answer<B: Body<Data = BodyPart, Error = io::Error> + Unpin>(
     response: RawResponse<B>,
     id: &RequestId,
@@ -230,9 +222,6 @@ pub(crate) async fn answer<B: Body<Data = BodyPart, Error = io::Error> + Unpin>(
 }
 
 /// As [`answer`]; `skip` gets each text of a stream before the response.
-///
-/// # Errors
-/// As [`answer`].
 pub(crate) async fn answer_after<B: Body<Data = BodyPart, Error = io::Error> + Unpin>(
     response: RawResponse<B>,
     id: &RequestId,
@@ -312,7 +301,6 @@ pub(crate) fn is_json(headers: &HeaderMap) -> bool {
     is_media(headers, "application/json")
 }
 
-/// Whether the body has this media type, with any parameters.
 fn is_media(headers: &HeaderMap, media: &str) -> bool {
     let Some(value) = headers.get(CONTENT_TYPE) else { return false };
     if value.as_bytes() == media.as_bytes() {
@@ -322,11 +310,8 @@ fn is_media(headers: &HeaderMap, media: &str) -> bool {
     text.split(';').next().is_some_and(|essence| essence.trim().eq_ignore_ascii_case(media))
 }
 
-/// Reads a whole body. Not cancel safe: a dropped future loses the bytes read so far.
-///
-/// # Errors
-/// `ResultTooLarge` at the limit, without having read more (U12); `UpstreamTimeout` when silent too long; `UpstreamClosed` when
-/// it breaks.
+/// Reads a whole body. Not cancel safe: a dropped future loses the bytes read so far. `ResultTooLarge` at the limit,
+/// without having read more (U12); `UpstreamTimeout` when silent too long; `UpstreamClosed` when it breaks.
 pub(crate) async fn read_whole<B: Body<Data = BodyPart, Error = io::Error> + Unpin>(
     mut body: B,
     limits: &ReadLimits,
@@ -363,13 +348,9 @@ pub(crate) async fn read_whole<B: Body<Data = BodyPart, Error = io::Error> + Unp
 /// Why reading a body or a stream stops early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BodyReadError {
-    /// The connection broke.
     Closed,
-    /// Silent for longer than allowed.
     Idle,
-    /// One event outgrew the limit.
     TooLarge,
-    /// It broke off for a known reason.
     Known(GatewayFault),
 }
 
@@ -385,9 +366,6 @@ impl BodyReadError {
 }
 
 /// The next bytes of a JSON body; `None` at its end. Cancel safe.
-///
-/// # Errors
-/// If it breaks.
 pub(crate) async fn next_data<B: Body<Data = BodyPart, Error = io::Error> + Unpin>(
     body: &mut B,
 ) -> Result<Option<Bytes>, GatewayFault> {
@@ -395,10 +373,7 @@ pub(crate) async fn next_data<B: Body<Data = BodyPart, Error = io::Error> + Unpi
     Ok(part.map(BodyPart::into_bytes))
 }
 
-/// The next part of a body; `None` at its end. Cancel safe.
-///
-/// # Errors
-/// If it breaks, or is silent for longer than `idle`.
+/// The next part of a body; `None` at its end. Fails if it breaks, or is silent for longer than `idle`. Cancel safe.
 pub(crate) async fn next_part<B: Body<Data = BodyPart, Error = io::Error> + Unpin>(
     body: &mut B,
     idle: Option<Duration>,

@@ -1,7 +1,7 @@
 //! Runs calls in one session at a streamable HTTP upstream, after its handshake.
 //!
-//! A session never changes: if the upstream forgets it, another replaces it in the [`pool`], and callers notice by comparing the
-//! two. Read [`calls`] and [`route`] for its incoming messages, `refusals` for a session that the upstream forgot silently.
+//! A session never changes: a forgotten one is replaced in the [`pool`], and callers compare the two. Read [`calls`]
+//! and [`route`] for its incoming messages, `refusals` for a session that the upstream forgot silently.
 
 pub(crate) mod calls;
 pub(crate) mod get_stream;
@@ -51,7 +51,6 @@ const REPLIES_MAX: usize = 32;
 const TELL_MAX: Duration = Duration::from_secs(30);
 const DELETE_MAX: Duration = Duration::from_secs(2);
 
-/// The state that all sessions of one upstream share.
 #[derive(Debug)]
 pub(crate) struct UpstreamLink {
     pub(crate) name: Arc<str>,
@@ -65,7 +64,6 @@ pub(crate) struct UpstreamLink {
     pub(crate) polls: Semaphore,
 }
 
-/// Concurrent polls of an upstream's tasks; more wait for their turn.
 pub(crate) const POLLS_MAX: usize = 64;
 
 impl UpstreamLink {
@@ -84,8 +82,7 @@ impl UpstreamLink {
     }
 }
 
-/// The key of a session. Sessions are never shared between principals, nor between credentials, nor between clients with
-/// different capabilities (T-20, T-60).
+/// Sessions are never shared between principals, credentials, or clients with different capabilities (T-20, T-60).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct SessionKey {
     pub(crate) principal: Principal,
@@ -104,14 +101,12 @@ impl SessionKey {
     }
 }
 
-/// A session after its handshake.
 #[derive(Debug)]
 pub(crate) struct UpstreamSession {
     pub(crate) link: Arc<UpstreamLink>,
     pub(crate) credentials: SessionHeaders,
     /// `None` for a session that another process opened.
     facts: Option<Arc<ServerFacts>>,
-    /// The upstream's support for its own tasks.
     pub(crate) tasks: UpstreamTaskSupport,
     pub(crate) calls: SessionCalls,
     news: broadcast::Sender<ServerNotification>,
@@ -129,7 +124,6 @@ pub(crate) struct UpstreamSession {
 }
 
 impl UpstreamSession {
-    /// A session with the `facts` of its handshake.
     fn opened(link: &Arc<UpstreamLink>, credentials: SessionHeaders, facts: ServerFacts) -> Arc<Self> {
         let tasks = UpstreamTaskSupport::of(facts.version, &facts.capabilities);
         Self::new(link, credentials, Some(Arc::new(facts)), tasks, Arc::default())
@@ -159,8 +153,8 @@ impl UpstreamSession {
         })
     }
 
-    /// A session that another process opened. It has no own stream and is never ended from here: other calls may still be
-    /// resumed in it. For tasks see [`pool::SessionPool::adopt`].
+    /// A session that another process opened. It has no own stream and is never ended from here: other calls may still
+    /// be resumed in it. For tasks see [`pool::SessionPool::adopt`].
     pub(crate) fn adopted(
         link: &Arc<UpstreamLink>,
         credentials: SessionHeaders,
@@ -169,7 +163,6 @@ impl UpstreamSession {
         Self::new(link, credentials, None, tasks, Arc::default())
     }
 
-    /// A client's own session, for one call in it.
     fn lent(
         link: &Arc<UpstreamLink>,
         credentials: SessionHeaders,
@@ -192,7 +185,6 @@ impl UpstreamSession {
         self.listened.wait().await;
     }
 
-    /// Cancelled once the session receives nothing more.
     pub(crate) const fn over(&self) -> &CancellationToken {
         &self.over
     }
@@ -206,7 +198,6 @@ impl UpstreamSession {
         self.credentials.session.is_some()
     }
 
-    /// Sends one request; returns the response's head.
     pub(crate) async fn post(
         &self,
         message: Bytes,
@@ -215,7 +206,6 @@ impl UpstreamSession {
         self.post_with(message, |post| post, handed_over).await
     }
 
-    /// As [`Self::post`], with what `with` adds to the request.
     pub(crate) async fn post_with(
         &self,
         message: Bytes,
@@ -234,8 +224,8 @@ impl UpstreamSession {
         self.link.transport.send(&self.credentials.post(message).under_way(), handed_over).await
     }
 
-    /// Judges the head of the response to the request `id` of this session. After two consecutive refusals of unknown form, sends
-    /// the upstream a `ping`; if it refuses that too, the session is over.
+    /// Judges the head of the response to the request `id` of this session. After two consecutive refusals of unknown
+    /// form, sends the upstream a `ping`; if it refuses that too, the session is over.
     pub(crate) async fn open(
         &self,
         response: Response<AnswerBody>,

@@ -1,8 +1,8 @@
 //! Keeps an upstream's health: whether its last response was good, and if not, why.
 //!
-//! Every transport reports only here, and so does the owner of a request that ends without a response. Operators read it in the
-//! log, in a counter, and on the pages of the operators' listener. Nothing here may hold a credential: an address is shown
-//! without user info, path and query, since some servers have keys in each of them.
+//! Every transport reports here, and so does the owner of a request without a response. Operators read it in the log, a
+//! counter, and the operators' pages. It never holds a credential: addresses are shown without user info, path and
+//! query.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
@@ -30,8 +30,7 @@ const REASONS: [Reason; 8] = [
     Reason::UpstreamTimeout,
 ];
 
-/// Faults that either a transport finds or the reader of a response. Silence is found by the reader only, all others by the
-/// transport.
+/// Faults that a transport or a response's reader finds. Only the reader finds silence, only transports the others.
 const FOUND_BY_BOTH: [Reason; 2] = [Reason::UpstreamMalformed, Reason::UpstreamClosed];
 
 /// How long the same reason is not logged again.
@@ -43,14 +42,12 @@ const UNTRIED: u8 = 0;
 const OK: u8 = 1;
 const FAILING: u8 = 2;
 
-/// A failure, described for an operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UpstreamFailure {
     pub reason: Reason,
     /// Such as `connection refused` or `HTTP 401`.
     pub cause: String,
-    /// The target of a redirect, or the address of the protected resource metadata. As the server sent it: it may hold secrets,
-    /// and is only for the caller.
+    /// A redirect's target, or the address of the protected resource metadata. May hold secrets: only for the caller.
     pub location: Option<Url>,
 }
 
@@ -79,7 +76,6 @@ impl UpstreamFailure {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct HealthMark([u32; FOUND_BY_BOTH.len()]);
 
-/// The health of one upstream.
 pub struct UpstreamHealth {
     name: Arc<str>,
     address: Arc<str>,
@@ -110,7 +106,6 @@ impl std::fmt::Debug for UpstreamHealth {
     }
 }
 
-/// The health of an upstream, for operators.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct HealthReport {
     pub name: String,
@@ -130,7 +125,6 @@ pub struct LastFailure {
 }
 
 impl HealthReport {
-    /// Whether the last responses were failures.
     #[must_use]
     pub fn is_failing(&self) -> bool {
         ["failing", "refused"].contains(&self.state)
@@ -170,8 +164,8 @@ impl UpstreamHealth {
         &self.name
     }
 
-    /// Records a failure that a transport has found: counts it, and logs it unless the same reason was logged recently. Faults
-    /// that are not the upstream's are ignored.
+    /// Records a failure that a transport has found: counts it, and logs it unless the same reason was logged recently.
+    /// Faults that are not the upstream's are ignored.
     pub(crate) fn failed(&self, trouble: UpstreamFailure) {
         if let Some(at) = FOUND_BY_BOTH.iter().position(|reason| *reason == trouble.reason) {
             self.told_by_transports[at].fetch_add(1, Ordering::Relaxed);
@@ -184,8 +178,8 @@ impl UpstreamHealth {
         HealthMark(self.told_by_transports.each_ref().map(|told| told.load(Ordering::Relaxed)))
     }
 
-    /// Records that a request ended with this fault, unless a transport has reported the reason since the request began: the
-    /// transport knew the cause, and reports once for many requests. Reasons that only transports find are ignored.
+    /// Records that a request ended with this fault, unless a transport has reported the reason since the request
+    /// began: it knew the cause, and reports once for many requests. Reasons that only transports find are ignored.
     pub(crate) fn ended(&self, since: HealthMark, fault: &GatewayFault) {
         let is_to_be_told = match FOUND_BY_BOTH.iter().position(|reason| *reason == fault.reason) {
             Some(at) => self.told_by_transports[at].load(Ordering::Relaxed) == since.0[at],
@@ -235,7 +229,6 @@ impl UpstreamHealth {
         }
     }
 
-    /// Records whether the breaker refuses new requests.
     pub(crate) fn refused(&self, is_refused: bool) {
         let mut state = self.state.lock();
         state.is_refused = is_refused;
@@ -249,7 +242,6 @@ impl UpstreamHealth {
         self.refuses.set(0);
     }
 
-    /// The last failure.
     #[must_use]
     pub fn last(&self) -> Option<UpstreamFailure> {
         self.state.lock().last.as_ref().map(|(trouble, _)| trouble.clone())
@@ -278,7 +270,6 @@ impl UpstreamHealth {
 pub struct UpstreamHealthList(Arc<RwLock<Vec<Arc<UpstreamHealth>>>>);
 
 impl UpstreamHealthList {
-    /// Replaces the list of served upstreams.
     pub fn set(&self, all: Vec<Arc<UpstreamHealth>>) {
         *self.0.write() = all;
     }

@@ -8,11 +8,9 @@ use super::payload::write_string;
 use super::scan::{self, StringPiece};
 use super::walk::{ValueWalk, WalkedKind};
 
-/// Writes the value with sorted keys and no whitespace. Equal strings are written alike however they were escaped; numbers keep
-/// their text, so `1.0` and `1` differ and no digit is lost.
-///
-/// Reads the text once. Keys are sorted, and the members of an unsorted object are copied once more for each enclosing object: a
-/// fraction of the reading time, at any nesting.
+/// Writes the value with sorted keys and no whitespace. Equal strings are written alike however they were escaped;
+/// numbers keep their text, so `1.0` and `1` differ. Members of an unsorted object are copied once more for each
+/// enclosing object.
 #[must_use]
 pub fn canonical(value: &Payload) -> Vec<u8> {
     let mut out = Vec::with_capacity(value.len());

@@ -1,6 +1,4 @@
-//! Reads one JSON-RPC message in one pass, and writes one.
-//!
-//! Knows no method and no MCP rule beyond the envelope's. Read [`super::scan`] first.
+//! Reads one JSON-RPC message in one pass, and writes one. Knows no MCP rule beyond the envelope's.
 
 mod batch;
 mod malformed;
@@ -44,7 +42,6 @@ pub struct Request {
     pub params: Params,
 }
 
-/// A notification.
 #[derive(Clone, Debug)]
 pub struct Notification {
     pub method: String,
@@ -85,7 +82,6 @@ impl Params {
     }
 }
 
-/// A response.
 #[derive(Clone, Debug)]
 pub struct Response {
     /// `None` where the id is `null` or unusable: such a response matches no request.
@@ -96,33 +92,24 @@ pub struct Response {
 }
 
 impl Response {
-    /// The outcome. [`Object::of`] splits its result without another walk.
-    ///
-    /// # Errors
-    /// The response's error, if it is one.
+    /// The outcome; the error is the response's. [`Object::of`] splits its result without another walk.
     pub fn into_outcome(self) -> Result<Payload, RpcError> {
         self.outcome.map(|result| self.result.map_or(result, |object| object.located_payload()))
     }
 }
 
-/// Why a text is no message.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EnvelopeError {
-    /// The scan refused the text.
     #[error("{error}")]
     Scan { error: ScanError, id: Option<RequestId> },
     /// Well-formed JSON that is no JSON-RPC message; `what` names the member.
     #[error("{what}")]
     Shape { what: Cow<'static, str>, id: Option<RequestId> },
-    /// A top-level array.
     #[error("a batch is not accepted here")]
     Batch,
 }
 
-/// Reads one message in one pass.
-///
-/// # Errors
-/// See [`EnvelopeError`]; the id is set if it could be read and may be echoed (B80 to B95).
+/// Reads one message in one pass. The error has the id if it could be read and may be echoed (B80 to B95).
 pub fn read(text: &Bytes, limits: ScanLimits) -> Result<Message, EnvelopeError> {
     let outline = scan::scan(text, limits).map_err(|error| EnvelopeError::Scan { error, id: None })?;
     let parts = EnvelopeParts::gather(text, &outline.members);
@@ -142,7 +129,6 @@ pub fn read(text: &Bytes, limits: ScanLimits) -> Result<Message, EnvelopeError> 
     told.map_err(|what| EnvelopeError::Shape { what: Cow::Borrowed(what), id: parts.usable_id() })
 }
 
-/// The positions of an envelope's members.
 #[derive(Debug)]
 struct EnvelopeParts<'t> {
     text: &'t Bytes,
@@ -270,19 +256,16 @@ impl<'t> EnvelopeParts<'t> {
     }
 }
 
-/// Writes a request.
 #[must_use]
 pub fn request(id: &RequestId, method: &str, params: Option<&Payload>) -> Bytes {
     call(Some(id), method, params)
 }
 
-/// Writes a notification.
 #[must_use]
 pub fn notification(method: &str, params: Option<&Payload>) -> Bytes {
     call(None, method, params)
 }
 
-/// Writes a successful response.
 #[must_use]
 pub fn result(id: &RequestId, result: &Payload) -> Bytes {
     let mut out = open(Some(id), result.len());

@@ -16,7 +16,6 @@ pub use message_classifier::{MessageClass, MessageClassifier};
 pub use part::{BodyPart, SseEvent, StreamEvent};
 pub use sse::SseDecoder;
 
-/// Why a decoder fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FramingError {
     #[error("one event is larger than {max} bytes")]

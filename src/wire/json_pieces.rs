@@ -15,7 +15,6 @@ impl JsonPieces {
     /// Payloads of at least so many bytes become a separate piece.
     pub const SHARED_MIN: usize = 64 << 10;
 
-    /// Bytes of text.
     #[must_use]
     pub fn len(&self) -> usize {
         match self {
@@ -24,13 +23,11 @@ impl JsonPieces {
         }
     }
 
-    /// Never true for a JSON value; here because `len` is.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Whether its text is large enough to be sent in pieces.
     #[must_use]
     pub fn is_large(&self) -> bool {
         self.len() >= Self::SHARED_MIN

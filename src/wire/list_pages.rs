@@ -1,7 +1,7 @@
 //! Decides which pages of a list count, and where a list with circular cursors ends.
 //!
-//! Only an absent or null cursor ends a list, and an empty string is a cursor (UPC-04). A server with circular cursors would be
-//! asked for ever, so a page without a new name ends its list, and so does a cursor that was sent before.
+//! An absent or null cursor ends a list; an empty string is a cursor (UPC-04). Against circular cursors, a page without
+//! a new name ends its list, and so does a cursor that was sent before.
 
 use std::collections::HashSet;
 
@@ -19,7 +19,6 @@ pub enum PagedList {
 }
 
 impl PagedList {
-    /// The lists of tools, prompts, resources and templates.
     const OFFERS: [Self; 4] = [Self::Tools, Self::Prompts, Self::Resources, Self::Templates];
 
     /// The list that this method asks for.
@@ -39,7 +38,6 @@ impl PagedList {
         }
     }
 
-    /// The member of the result that holds the items.
     #[must_use]
     pub const fn items(self) -> &'static str {
         match self {
@@ -69,14 +67,11 @@ pub fn next_cursor(page: &Object) -> Option<Payload> {
     page.get("nextCursor").filter(|cursor| cursor.as_str() != "null")
 }
 
-/// A list while its pages are read.
 #[derive(Debug)]
 pub struct ListPages {
     list: PagedList,
     pages_left: usize,
-    /// The names of all items so far.
     names: HashSet<String>,
-    /// The cursors named so far, in the order of their pages.
     cursors: Vec<Payload>,
     end: Option<ListEnd>,
 }
@@ -84,9 +79,7 @@ pub struct ListPages {
 /// Why a list ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ListEnd {
-    /// The server named no cursor.
     Complete,
-    /// The server's cursors lead back to earlier pages.
     Circular,
     TooManyPages,
 }

@@ -22,16 +22,12 @@ impl MessageText {
         Self { text, message: Some(message) }
     }
 
-    /// The message, if it was read.
     #[must_use]
     pub fn message(&self) -> Option<&Message> {
         self.message.as_deref()
     }
 
-    /// The message; reads it unless it was read before.
-    ///
-    /// # Errors
-    /// As [`envelope::read`].
+    /// The message; reads it unless it was read before. Fails as [`envelope::read`].
     pub fn read(&self, limits: ScanLimits) -> Result<Arc<Message>, EnvelopeError> {
         match &self.message {
             Some(message) => Ok(Arc::clone(message)),
@@ -39,10 +35,7 @@ impl MessageText {
         }
     }
 
-    /// The message, or the messages of a batch.
-    ///
-    /// # Errors
-    /// As [`envelope::read_batch`].
+    /// The message, or the messages of a batch. Fails as [`envelope::read_batch`].
     pub fn read_all(
         &self,
         limits: ScanLimits,
@@ -60,7 +53,6 @@ impl MessageText {
         attach(self.text).into()
     }
 
-    /// The text alone.
     #[must_use]
     pub fn into_bytes(self) -> Bytes {
         self.text

@@ -1,11 +1,11 @@
 //! Scans a text strictly in one pass: accepts or refuses it, and locates its members.
 //!
-//! `serde_json` accepts duplicate keys, `1e400` and unbounded nesting inside a raw value; other parsers then disagree about the
-//! meaning. The scan refuses them all (B78 to B88, U07, U27, U28) without recursion and without a tree. In the same pass it notes
-//! the positions of the members that the gateway reads, so that they are not searched again.
+//! `serde_json` accepts duplicate keys, `1e400` and unbounded nesting inside a raw value; other parsers then disagree
+//! about the meaning. The scan refuses them all (B78 to B88, U07, U27, U28), and notes the positions of the members
+//! that the gateway reads.
 //!
-//! Tools that cut a text inside an emoji write a lone surrogate (`"\ud83d"`), and clients read it: as a string value it passes. A
-//! key with one is refused, and a string with one does not decode here: no id, method or name has one.
+//! Tools that cut a text inside an emoji write a lone surrogate (`"\ud83d"`): as a string value it passes. A key with
+//! one is refused, and a string with one does not decode here: no id, method or name has one.
 
 mod keys;
 mod lexeme;
@@ -24,23 +24,17 @@ pub(in crate::wire) use lexeme::{
     StringPiece, decode_lossy, decode_string, inside, mark, needs_no_escape, pieces, string_end,
 };
 
-/// Bounds of one scan.
 #[derive(Clone, Copy, Debug)]
 pub struct ScanLimits {
     /// Deepest nesting of objects and arrays.
     pub depth_max: usize,
-    /// Values in all.
     pub nodes_max: usize,
-    /// Members of one object.
     pub members_max: usize,
-    /// Items of one array.
     pub items_max: usize,
-    /// Characters of one number.
     pub number_chars_max: usize,
 }
 
 impl ScanLimits {
-    /// Limits for a client's messages.
     pub const CLIENT: Self =
         Self { depth_max: 64, nodes_max: 200_000, members_max: 10_000, items_max: 1_000_000, number_chars_max: 64 };
     /// Limits for an upstream's responses that the gateway keeps; their size in bytes is bounded elsewhere.
@@ -53,7 +47,6 @@ impl ScanLimits {
     };
 }
 
-/// Why a text is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ScanError {
     #[error("not valid JSON (at byte {at})")]
@@ -91,9 +84,7 @@ impl ScanError {
 /// The objects of which a scan locates the members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::wire) enum ObjectPlace {
-    /// The text itself.
     Root,
-    /// The root's member of that name.
     Params,
     Result,
     Error,
@@ -152,14 +143,13 @@ pub(in crate::wire) struct ObjectOutline {
     /// The value without surrounding whitespace.
     pub(in crate::wire) root: Range<usize>,
     pub(in crate::wire) members: Members,
-    /// The first breach after which the rest is still read: a duplicate key or one with a lone surrogate below the root, a number
-    /// out of range, too many values. The text is refused, but its `id` may be echoed.
+    /// The first breach after which the rest is still read: a duplicate key or one with a lone surrogate below the
+    /// root, a number out of range, too many values. The text is refused, but its `id` may be echoed.
     pub(in crate::wire) flaw: Option<ScanError>,
 }
 
 impl ObjectOutline {
-    /// # Errors
-    /// The flaw, if there is one.
+    /// Fails with the flaw, if there is one.
     pub(in crate::wire) fn flawless(self) -> Result<Self, ScanError> {
         match self.flaw {
             None => Ok(self),
@@ -168,11 +158,9 @@ impl ObjectOutline {
     }
 }
 
-/// Scans a text once, in time linear to its length; memory grows with the nesting and with the members of open objects, both
-/// within `limits`.
-///
-/// # Errors
-/// If the text is unreadable or its root's members are ambiguous; see [`ObjectOutline::flaw`] for the rest.
+/// Scans a text once, in linear time; memory grows with the nesting and with the members of open objects, both within
+/// `limits`. Fails if the text is unreadable or its root's members are ambiguous; see [`ObjectOutline::flaw`] for the
+/// rest.
 pub(in crate::wire) fn scan(text: &[u8], limits: ScanLimits) -> Result<ObjectOutline, ScanError> {
     let text = simdutf8::compat::from_utf8(text).map_err(|error| ScanError::Utf8 { at: error.valid_up_to() })?;
     pass::ScanPass::new(text, limits).run()

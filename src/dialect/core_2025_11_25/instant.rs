@@ -5,9 +5,7 @@ use crate::task::Timestamp;
 /// An instant, rounded down and up to milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Instant {
-    /// The last whole millisecond at or before it.
     pub(super) floor: i64,
-    /// The first whole millisecond at or after it.
     pub(super) ceiling: i64,
 }
 
@@ -26,7 +24,6 @@ impl Instant {
 /// Longest text that is read: room for 20 digits of a second's fraction.
 const LEN_MAX: usize = 64;
 
-/// `None` for any other text.
 pub(super) fn instant(text: &str) -> Option<Instant> {
     if text.len() > LEN_MAX {
         return None;
@@ -63,7 +60,6 @@ fn zone(text: &str) -> Option<(&str, i64)> {
     is_zone.then_some((time, if offset.starts_with('-') { -ahead } else { ahead }))
 }
 
-/// Splits a text into numbers of exactly so many digits.
 fn numbers<const N: usize>(text: &str, between: char, digits: [usize; N]) -> Option<[i64; N]> {
     let mut parts = text.split(between);
     let mut numbers = [0; N];

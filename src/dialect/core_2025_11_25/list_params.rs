@@ -12,7 +12,6 @@ use crate::task::{ListDirection, ListFilter, OrderedBy, PhaseKind, TaskId, TimeR
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, method};
 
-/// Longest list of values of one criterion.
 pub const LIST_VALUES_MAX: usize = 100;
 
 /// `capabilities.tasks.list` for filtered lists: all supported criteria (FIL-01, FIL-02).
@@ -32,10 +31,7 @@ pub(super) fn capability() -> Payload {
     ObjectWriter::new().member("filter", &filter).finish()
 }
 
-/// The filter of a list request; `None` without criteria, and then the list is as without this draft (FIL-07).
-///
-/// # Errors
-/// If a criterion has an invalid value; the error names the criterion.
+/// The filter of a list request; `None` without criteria (FIL-07). The error names a criterion with an invalid value.
 pub fn list_filter(params: &Object) -> Result<Option<ListFilter>, RequestError> {
     let nested = match params.get_object("filter") {
         None if params.contains("filter") => return Err(wrong("filter must be an object")),
@@ -64,7 +60,6 @@ const fn wrong(what: &'static str) -> RequestError {
 struct Criteria<'a> {
     direct: &'a Object,
     nested: Option<Object>,
-    /// Whether any was found.
     any: bool,
 }
 

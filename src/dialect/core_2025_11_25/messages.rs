@@ -18,7 +18,6 @@ pub struct StatusNotice {
 }
 
 impl CoreTasks {
-    /// The task's parts that cause a notification when they change.
     #[must_use]
     pub fn notice(&self, task: &Task) -> StatusNotice {
         let task = Summary::of(task);

@@ -10,7 +10,6 @@ use crate::wire::Object;
 /// A client's wish for a task (L25-57).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestedTtl {
-    /// For the gateway's default.
     Default,
     /// For this long after the task's creation.
     For(Duration),
@@ -19,15 +18,12 @@ pub enum RequestedTtl {
 }
 
 impl RequestedTtl {
-    /// Reads `params.task`. A value that is no object asks for nothing (GW-10).
-    ///
-    /// # Errors
-    /// If `ttl` is neither a number of milliseconds, zero or more, nor null.
+    /// Reads `params.task`. A value that is no object asks for nothing (GW-10). `ttl` is null or a number of
+    /// milliseconds.
     pub fn read(params: &Object) -> Result<Option<Self>, RequestError> {
         params.get_object("task").map(|task| Self::of(&task)).transpose()
     }
 
-    /// Reads a wish's members.
     pub(super) fn of(task: &Object) -> Result<Self, RequestError> {
         match task.get("ttl") {
             None => Ok(Self::Default),

@@ -12,10 +12,8 @@ use crate::wire::meta::{DRAFT_TASK, META};
 /// Longest id, in characters.
 const ID_CHARS_MAX: usize = 256;
 
-/// A client's wish for a task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestedTask {
-    /// The id that the client chose.
     pub text: Arc<str>,
     keep_alive: KeepAlive,
 }
@@ -23,18 +21,13 @@ pub struct RequestedTask {
 /// How long a result is kept, counted from the end of the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum KeepAlive {
-    /// The gateway's default.
     Default,
     For(Duration),
-    /// The gateway's longest time.
     Longest,
 }
 
 impl RequestedTask {
     /// Reads the member of a call's `_meta`. One without an id, or that is no object, asks for nothing (T-37).
-    ///
-    /// # Errors
-    /// If the id or `keepAlive` cannot be used.
     pub fn read(params: &Object) -> Result<Option<Self>, RequestError> {
         let wish = params.get_object(META).and_then(|meta| meta.get_object(DRAFT_TASK));
         let Some(wish) = wish.filter(|wish| wish.contains("taskId")) else { return Ok(None) };
@@ -63,9 +56,6 @@ const fn bad_keep_alive() -> RequestError {
 }
 
 /// The id in the params of a task method, or in a call's wish (D86-04).
-///
-/// # Errors
-/// If it is no usable string.
 pub fn chosen_text(params: &Object) -> Result<Arc<str>, RequestError> {
     let usable = |text: &String| (1..=ID_CHARS_MAX).contains(&text.chars().count()) && !text.contains(char::is_control);
     let text = params.get_string("taskId").filter(usable);

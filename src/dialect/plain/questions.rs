@@ -50,8 +50,8 @@ fn stripped(params: &Object) -> Payload {
     edit.finish().detached()
 }
 
-/// Users are sent to web pages only, and to none with credentials in its URL (U32). URL parsers silently drop control characters,
-/// each others: the displayed URL would not be the visited one.
+/// Users are sent to web pages only, and to none with credentials in its URL (U32). URL parsers drop different control
+/// characters, so the displayed URL might not be the visited one.
 fn check_address(params: &Object) -> Result<(), RefusalAnswer> {
     let url = params.get_str("url").ok_or_else(|| error(rpc_error::INVALID_PARAMS, "url must be a string"))?;
     let is_page =
@@ -60,7 +60,6 @@ fn check_address(params: &Object) -> Result<(), RefusalAnswer> {
     if is_plain && Url::parse(&url).is_ok_and(|url| is_page(&url)) { Ok(()) } else { Err(elicited("decline")) }
 }
 
-/// The refusal of a question that a client with these capabilities must not see; `None` for an allowed one.
 pub(super) fn forbidden(declared: &Object, question: &str, params: Option<&Payload>) -> Option<RefusalAnswer> {
     match decode(question, params) {
         Ok(request) if can_be_asked(declared, &request) => None,
@@ -90,7 +89,6 @@ pub(super) fn demanded(error: &RpcError) -> Vec<Result<Payload, RefusalAnswer>> 
     if error.code == URL_ELICITATION_REQUIRED { elicitations().unwrap_or_default() } else { Vec::new() }
 }
 
-/// The replacement for an error that would send the user to a forbidden address; `None` for every other error.
 pub(super) fn unfit(error: &RpcError) -> Option<RpcError> {
     let what = "the server wants its user at an address that nobody is sent to";
     demanded(error).iter().any(Result::is_err).then(|| RpcError::new(rpc_error::INTERNAL_ERROR, what))

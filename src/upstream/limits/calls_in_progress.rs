@@ -1,7 +1,7 @@
 //! Counts an upstream's calls in progress, by their fate if the gateway ends now.
 //!
-//! A call is counted from its beginning, with or without a permit, until its runner ends. Held calls are also listed for
-//! operators: no store has them.
+//! A call counts until its runner ends, with or without a permit. Held calls are also listed for operators: no store
+//! has them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -21,13 +21,10 @@ pub enum CallProspect {
     Held,
     /// A task that the next process cannot resume.
     Lost,
-    /// A task that the next process sends again.
     Repeated,
-    /// A task that the next process resumes.
     Resumed,
 }
 
-/// The number of calls of each prospect.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CallCounts {
     pub held: usize,
@@ -36,7 +33,6 @@ pub struct CallCounts {
     pub resumed: usize,
 }
 
-/// A call with a waiting client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeldCallEntry {
     pub tool: Arc<str>,
@@ -46,7 +42,6 @@ pub struct HeldCallEntry {
     pub last_sign: Option<Instant>,
 }
 
-/// The list's entry of one call.
 #[derive(Debug)]
 struct CallRecord {
     tool: Arc<str>,

@@ -1,6 +1,4 @@
-//! Slows the reading of a stream of comments only.
-//!
-//! Comments cost as much to read as messages, and end no wait.
+//! Slows the reading of a stream of comments only: they cost as much to read as messages, and end no wait.
 
 use std::time::Duration;
 
@@ -8,7 +6,6 @@ use tokio::time::{Instant, sleep_until};
 
 /// Bytes of comments that are read in a second, over [`BURST`].
 const BYTES_PER_SECOND: u32 = 1 << 20;
-/// The longest burst at once.
 const BURST: Duration = Duration::from_secs(1);
 
 /// The time at which the comments read so far are paid for.

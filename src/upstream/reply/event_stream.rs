@@ -1,4 +1,4 @@
-//! Reads the events of a stream one by one, within what an answer may hold.
+//! Reads the events of a stream one by one, within the bytes that a response may hold.
 
 use std::collections::VecDeque;
 use std::io;
@@ -11,7 +11,6 @@ use crate::answer_budget::{AnswerPermit, FREE_BYTES};
 use crate::upstream::answer_body::AnswerBody;
 use crate::wire::framing::{BodyPart, SseDecoder, SseEvent};
 
-/// Reads an event stream.
 #[derive(Debug)]
 pub(crate) struct EventStream<B = AnswerBody> {
     body: B,
@@ -93,7 +92,6 @@ impl<B: Body<Data = BodyPart, Error = io::Error> + Unpin> EventStream<B> {
         self.ready.pop_front()
     }
 
-    /// The bytes received of an incomplete event.
     pub(crate) const fn pending(&self) -> usize {
         self.pending
     }

@@ -14,7 +14,6 @@ use crate::wire::{Message, RpcError, ScanLimits, envelope};
 
 /// Largest error body that is read under a refusing status.
 const ERROR_BYTES_MAX: usize = 64 * 1024;
-/// How long such a body may take.
 const ERROR_WAIT: Duration = Duration::from_secs(5);
 /// The code of SDKs for errors of HTTP or the session, not of the message.
 const TRANSPORT_ERROR: i64 = -32_000;
@@ -72,9 +71,8 @@ pub(super) async fn judge<B: WholeBody>(response: RawResponse<B>, addressee: Err
     }
 }
 
-/// Whether an error means that the session is unknown, so that the request was not processed. Servers built after the SDKs'
-/// examples send it with 400. An error that names the request is its response, so the request may have run; except the
-/// specification's own code for an unknown session, under 404.
+/// Whether an error means that the session is unknown, so that the request was not processed; some servers send it with
+/// 400. An error that names the request is its response, except the code for an unknown session at 404.
 fn refuses_session(status: StatusCode, error: &RpcError, is_answer: bool) -> bool {
     match status {
         StatusCode::NOT_FOUND if is_answer => error.code == SESSION_NOT_FOUND,

@@ -1,7 +1,6 @@
 //! Chooses the log level of one session at the upstream.
 //!
-//! A session has one level, its clients one each: the session's is the lowest that a client asked for, and each client's messages
-//! are filtered by its own level (MOD-23).
+//! It is the lowest level that a client asked for; each client's messages are filtered by its own level (MOD-23).
 
 use tokio::sync::Mutex;
 
@@ -17,8 +16,7 @@ const LEVELS: [&str; 8] = ["debug", "info", "notice", "warning", "error", "criti
 pub(super) struct SessionLogLevel(Mutex<Option<usize>>);
 
 impl UpstreamSession {
-    /// Asks the upstream for messages of this level too, if it logs and was not asked before. A refusal costs messages, not the
-    /// call.
+    /// Asks the upstream for messages of this level too, unless it has. A refusal costs messages, not the call.
     pub(crate) async fn lower_log_level(&self, level: &str) {
         let Some(rank) = LEVELS.iter().position(|known| *known == level) else { return };
         if !self.logs() {

@@ -1,8 +1,8 @@
 //! Manages clients' own sessions at one server: opens, renews, lends and ends them.
 //!
-//! Such a session belongs to one client and is never pooled. Each request of its client carries all that is needed to renew it
-//! ([`OwnSession`]); the state kept here is bounded, and may be lost. Read `open` for handshakes, `lease` for calls that outlive
-//! the client's session, `stream` for the reader of the GET stream.
+//! Such a session belongs to one client and is never pooled. Each request carries all that is needed to renew it
+//! ([`OwnSession`]); the state kept here is bounded, and may be lost. Read `open` for handshakes, `lease` for calls
+//! that outlive the client's session, `stream` for the reader of the GET stream.
 
 mod lease;
 mod memory;
@@ -34,8 +34,8 @@ use memory::SessionMemory;
 use stream::SessionStreamReaders;
 pub(crate) use stream::{ResumedStreamKind, StreamRefusal};
 
-/// Sessions with remembered state; the least recently used is evicted. It loses its log level and subscriptions, and needs a new
-/// handshake if its upstream session had been renewed.
+/// Sessions with remembered state. An evicted one (least recently used) loses its log level and subscriptions, and
+/// needs a new handshake if its upstream session had been renewed.
 const REMEMBERED_MAX: usize = 20_000;
 /// Concurrent replies of the gateway's own to one server.
 const REPLIES_MAX: usize = 256;
@@ -64,14 +64,11 @@ pub(crate) struct OpenedSession {
     pub(crate) owner: Principal,
     pub(crate) binding: SessionBinding,
     pub(crate) version: ProtocolVersion,
-    /// The server's declared support for its own tasks, in any version.
     pub(crate) tasks: UpstreamTaskSupport,
-    /// The client's capabilities, and its name.
     pub(crate) capabilities: Payload,
     pub(crate) client_info: Option<Payload>,
 }
 
-/// All own sessions of one server's clients.
 #[derive(Debug)]
 pub(crate) struct OwnSessions {
     channel: Arc<dyn OwnSessionChannel>,
@@ -98,9 +95,6 @@ impl OwnSessions {
     }
 
     /// Sends a message in one upstream session, and judges the response's head.
-    ///
-    /// # Errors
-    /// If there is no response.
     pub(crate) async fn send(
         &self,
         binding: &SessionBinding,
@@ -117,12 +111,10 @@ impl OwnSessions {
         Ok(reply::judge(response, ErrorAddressee::passed_in(binding, message.as_ref())).await)
     }
 
-    /// Sends a message in the current session. A session that the server has lost is renewed, and the message is sent once more
-    /// if it `is_wanted` then: the first one was refused, so no tool runs twice. After two consecutive refusals of another form,
-    /// sends the server a `ping`; if it refuses that too, the session [is over](Self::is_over).
-    ///
-    /// # Errors
-    /// If there is no response, or no session.
+    /// Sends a message in the current session. A session that the server has lost is renewed, and the message is sent
+    /// once more if it `is_wanted` then: the first one was refused, so no tool runs twice. After two consecutive
+    /// refusals of another form, sends the server a `ping`; if it refuses that too, the session [is
+    /// over](Self::is_over).
     pub(crate) async fn deliver(
         self: &Arc<Self>,
         session: &OwnSession,
@@ -214,8 +206,7 @@ impl OwnSessions {
         self.leases.put_off(session.opened.nonce, &self.binding(session))
     }
 
-    /// Ends a session at the server, within five seconds; returns the response's status, if there is one. A session without an id
-    /// needs no end.
+    /// Ends a session at the server, within five seconds; a session without an id needs no end.
     pub(crate) async fn end(&self, session: &OwnSession) -> Option<StatusCode> {
         let binding = self.binding(session);
         binding.session.as_ref()?;

@@ -1,7 +1,7 @@
 //! Sends an upstream progress while its question waits for a human (T-47).
 //!
-//! Servers time out after a minute or so, and progress under the question's token resets their timer. A question without a token
-//! is not kept alive: the upstream would ignore the progress.
+//! Servers time out after a minute or so; progress under the question's token resets their timer. Without a token they
+//! ignore it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,6 @@ use crate::wire::{Payload, RequestId, envelope, meta, method};
 /// The interval of progress: twice within the timeout of SDKs.
 const EVERY: Duration = Duration::from_secs(20);
 
-/// A question with a progress token.
 pub(super) struct QuestionKeepAlive {
     ask: Payload,
     token: Payload,

@@ -1,8 +1,8 @@
-//! Routes an upstream's messages to their calls, and handles those that belong to none.
+//! Routes an upstream's messages to their calls, and handles messages without a call.
 //!
-//! All messages on a call's own stream belong to that call. On the session's stream a message goes to the call named by task or
-//! token, else to the only running one, else to none (T-20): a wrong guess would show one client's question to another call of
-//! the client.
+//! All messages on a call's own stream belong to that call. On the session's stream a message goes to the call named by
+//! task or token, else to the only running one, else to none (T-20): a wrong guess would show one client's question to
+//! another call.
 
 use std::sync::Arc;
 
@@ -33,7 +33,6 @@ enum NotificationSubject {
     Unusable,
 }
 
-/// How a message on a session's own stream may be matched to a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CallMatch {
     /// It names the call or its task: other calls of the client may run in the session.
@@ -65,15 +64,13 @@ impl UpstreamSession {
         }
     }
 
-    /// Handles a request that came on the stream of `call`.
     pub(crate) async fn ask_on(self: &Arc<Self>, call: &Arc<SessionCall>, request: Request) {
         if let Some(event) = self.admit(call, request) {
             call.tell(event).await;
         }
     }
 
-    /// Routes a message on the session's own stream to its call, and returns any other. Does not block: messages for a slow
-    /// reader are dropped.
+    /// Routes a message on the session's own stream to its call, or returns it. Drops messages for a slow reader.
     pub(crate) fn route(self: &Arc<Self>, message: Message, matching: CallMatch) -> Option<Message> {
         match message {
             Message::Request(request) => match self.asked_of(&request, matching) {

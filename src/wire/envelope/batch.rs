@@ -7,10 +7,8 @@ use bytes::Bytes;
 use super::{EnvelopeError, Message, read};
 use crate::wire::scan::{self, ScanError, ScanLimits, locate};
 
-/// Reads a batch, or one message as a batch of one. Each item is parsed on its own: an invalid item does not affect the others.
-///
-/// # Errors
-/// If the text is refused as a whole, is an empty array or has more than `messages_max` items.
+/// Reads a batch, or one message as a batch of one. An invalid item does not affect the others. Fails if the text is
+/// refused as a whole, is an empty array or has more than `messages_max` items.
 pub fn read_batch(
     text: &Bytes,
     limits: ScanLimits,
@@ -28,10 +26,7 @@ pub fn is_batch(text: &Bytes) -> bool {
     text.trim_ascii_start().starts_with(b"[")
 }
 
-/// The items of a batch, verbatim and unparsed.
-///
-/// # Errors
-/// As [`read_batch`].
+/// The items of a batch, verbatim and unparsed. Fails as [`read_batch`].
 pub fn split_batch(text: &Bytes, limits: ScanLimits, messages_max: usize) -> Result<Vec<Bytes>, EnvelopeError> {
     let refused = |error| EnvelopeError::Scan { error, id: None };
     let array_limits = ScanLimits { depth_max: limits.depth_max + 1, ..limits };

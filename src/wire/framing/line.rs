@@ -1,6 +1,5 @@
-//! Splits lines that end in LF or CRLF, as stdio transports write them.
-//!
-//! A byte order mark before a line is skipped (RFC 8259, 8.1).
+//! Splits lines that end in LF or CRLF, as stdio transports write them. Skips a byte order mark before a line (RFC
+//! 8259, 8.1).
 
 use bytes::Bytes;
 
@@ -21,11 +20,8 @@ impl LineDecoder {
         Self { line_bytes_max, partial: Vec::new(), failed: false }
     }
 
-    /// Takes bytes; returns complete lines in order, without their ends.
-    ///
-    /// # Errors
-    /// If one line outgrows the bound; the decoder fails for good. Complete lines before it are returned first, the error with
-    /// the next call.
+    /// Takes bytes; returns complete lines in order, without their ends. Fails for good if one line outgrows the bound;
+    /// complete lines before it are returned first, the error with the next call.
     pub fn feed(&mut self, bytes: &[u8]) -> Result<Vec<Bytes>, FramingError> {
         let mut lines = Vec::new();
         let mut rest = bytes;
@@ -58,7 +54,6 @@ impl LineDecoder {
         Ok(lines)
     }
 
-    /// The bytes received of an incomplete line.
     #[must_use]
     pub const fn held(&self) -> usize {
         self.partial.len()

@@ -12,8 +12,7 @@ const LINEAR_MAX: usize = 16;
 #[derive(Debug, Default)]
 pub(super) struct OpenKeys<'t> {
     stack: SmallVec<[Cow<'t, str>; 32]>,
-    /// The keys of large objects, which leave the stack. The standard hasher has a random seed, so colliding keys cannot be
-    /// prepared (B89).
+    /// The keys of large objects. The standard hasher has a random seed, so colliding keys cannot be prepared (B89).
     sets: Vec<HashSet<Cow<'t, str>>>,
 }
 

@@ -39,7 +39,6 @@ struct OpenObject {
     child: Option<ObjectPlace>,
 }
 
-/// The next step of the scan.
 enum NextValue {
     Value,
     /// The value that ends here may have been the last one of its container.

@@ -23,10 +23,7 @@ use crate::wire::{Payload, ProtocolVersion, RequestId, envelope, method};
 const ANSWER_BYTES_MAX: usize = 1024 * 1024;
 
 impl OwnSessions {
-    /// Opens a session with the client's own `initialize`; other versions are tried in turn.
-    ///
-    /// # Errors
-    /// If the server agrees to none within `HANDSHAKE_MAX`.
+    /// Opens a session with the client's own `initialize`; other versions are tried in turn, within `HANDSHAKE_MAX`.
     pub(crate) async fn open(
         &self,
         (owner, forwarded): (&Principal, &ForwardedHeaders),
@@ -40,11 +37,8 @@ impl OwnSessions {
         if agreed.version.is_stateless() { Err(malformed()) } else { Ok(agreed) }
     }
 
-    /// The upstream session that replaces a lost one: one handshake for all waiting requests. The client keeps its id and is not
-    /// notified.
-    ///
-    /// # Errors
-    /// If the server agrees to none: nothing was sent in it.
+    /// The upstream session that replaces a lost one: one handshake for all waiting requests. The client keeps its id
+    /// and is not notified. After an error nothing was sent in it.
     pub(crate) async fn renew(
         self: &Arc<Self>,
         session: &OwnSession,

@@ -49,13 +49,19 @@ pub enum TaskReply<'a> {
     Snapshot(&'a Task),
     Answered,
     /// A cancel was accepted; if `was_settled`, it came too late and changed nothing.
-    Cancelled { task: &'a Task, was_settled: bool },
+    Cancelled {
+        task: &'a Task,
+        was_settled: bool,
+    },
     Outcome(&'a Task),
     /// The outcome, requested without waiting; the task may be unsettled.
     Fetched(&'a Task),
     Deleted,
     /// One page of the client's tasks, and the cursor of the next page.
-    Listed { tasks: &'a [Summary], next: Option<&'a str> },
+    Listed {
+        tasks: &'a [Summary],
+        next: Option<&'a str>,
+    },
 }
 
 /// One dialect of tasks with clients: stateless and byte-exact.

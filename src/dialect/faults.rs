@@ -353,8 +353,8 @@ const fn executed_key(executed: Executed) -> &'static str {
 }
 
 /// Why a later process does not resume a call that used its client's credential.
-const CREDENTIAL_GONE: &str = "The gateway restarted while the tool was running, and keeps no credentials of clients to go on \
-                               with; log in and call again";
+const CREDENTIAL_GONE: &str = "The gateway restarted while the tool was running, and does not store clients' credentials; log in \
+                               and call again";
 
 const fn sentence(reason: Reason) -> &'static str {
     match reason {
@@ -374,19 +374,19 @@ const fn sentence(reason: Reason) -> &'static str {
         Reason::TtlExpired => "The task's time to live ended before its call did",
         Reason::GatewayRestart => "The gateway restarted while the tool was running; it may or may not have completed",
         Reason::ReplicaLost => {
-            "The gateway that ran the tool was lost, and no other one could go on; it may or may not have completed"
+            "The gateway that ran the tool was lost, and no other could resume the call; it may or may not have completed"
         }
         Reason::Poison => {
-            "The gateway ended again and again while the tool was running; the call is not taken up any more"
+            "The gateway ended several times in a row while the tool was running; the call is not resumed any more"
         }
         Reason::TooManyWaiters => "Too many requests wait for this task (64)",
         Reason::TooMuchStored => {
-            "Your tasks and their results take as much room as they may (`stored_bytes_per_principal_max`)"
+            "Your tasks and their results have reached their limit in bytes (`stored_bytes_per_principal_max`)"
         }
         Reason::TooMuchUnread => {
-            "Answers to you hold as many bytes as they may until they are read (`answer_bytes_per_principal_max`)"
+            "Your unread responses have reached their limit in bytes (`answer_bytes_per_principal_max`)"
         }
-        Reason::AnswersFull => "Answers under way hold as many bytes as they may (`answer_bytes_max`)",
+        Reason::AnswersFull => "Unread responses have reached their limit in bytes (`answer_bytes_max`)",
         Reason::RateLimited => "There are too many requests",
         Reason::TooManyTasks => {
             "There are too many unfinished tasks (`tasks_per_principal_max`, or `tasks_max` for all)"
@@ -394,14 +394,14 @@ const fn sentence(reason: Reason) -> &'static str {
         Reason::TooManyListeners => "There are too many open streams of notifications (`streams_per_principal_max`)",
         Reason::StoreFull => "The task store is full (`stored_bytes_max`, or its disk)",
         Reason::StoreFailed => "The task store failed",
-        Reason::StoreCorrupt => "What was stored of the task is damaged",
+        Reason::StoreCorrupt => "The task's stored record is damaged",
         Reason::QueueFull => {
             "Too many calls wait for this upstream server (`queue_max`, or `processes_max` of a program; one principal has \
              `places_percent_max` of either)"
         }
-        Reason::QueueDeadline => "The call waited too long for a place at the upstream server (`queue_deadline`)",
+        Reason::QueueDeadline => "The call waited too long for a permit at the upstream server (`queue_deadline`)",
         Reason::Draining => "The gateway is shutting down",
-        Reason::StoreLost => "The task store lost what it had acknowledged; the tool may or may not have completed",
+        Reason::StoreLost => "The task store lost acknowledged writes; the tool may or may not have completed",
         Reason::ReplicaUnavailable => "The gateway that has this session or call did not answer",
         Reason::Internal => "The gateway failed",
     }

@@ -109,7 +109,7 @@ pub fn not_askable(needed: Option<&Payload>, takes_stream: bool) -> String {
         (true, Some(needed)) => format!("it did not declare the capability {}", needed.as_str()),
         (true, None) => "too many questions are open, or it was none that this client knows".to_owned(),
     };
-    format!("The server asked something that cannot be put to this client: {because}. The call was ended.")
+    format!("The server asked a question that cannot be sent to this client: {because}. The call was ended.")
 }
 
 /// The result of a tool that failed, with the reason as its only text (T-51).

@@ -70,7 +70,10 @@ pub(crate) enum AnswerBody {
     Messages(AnswerMessages),
     Whole(Option<Bytes>),
     /// Another body, and a guard that is dropped with it.
-    Kept { body: Box<Self>, _kept: Box<dyn Any + Send + Sync> },
+    Kept {
+        body: Box<Self>,
+        _kept: Box<dyn Any + Send + Sync>,
+    },
 }
 
 impl Body for AnswerBody {

@@ -153,7 +153,7 @@ impl Breaker {
                 state.phase = BreakerPhase::Closed(FailureWindow::default());
                 state.generation += 1;
                 self.health.refused(false);
-                tracing::info!(upstream = %self.health.name(), "the upstream is well again");
+                tracing::info!(upstream = %self.health.name(), "the upstream has recovered: new requests are sent");
             }
             (BreakerPhase::Open { .. }, _) => (),
         }
@@ -165,7 +165,7 @@ impl Breaker {
             self.opened.increment(1);
             self.health.refused(true);
             let cause = self.health.last().map(|trouble| trouble.cause);
-            tracing::warn!(upstream = %self.health.name(), cause, "the upstream is ill; new requests are refused");
+            tracing::warn!(upstream = %self.health.name(), cause, "the upstream fails too often: new requests are refused");
         }
         state.phase = BreakerPhase::Open { until: Instant::now() + span };
         state.generation += 1;
@@ -215,7 +215,7 @@ mod tests {
         assert_eq!((refused.reason, refused.executed), (Reason::UpstreamCircuitOpen, Executed::No));
         assert_eq!(refused.retry_after, Some(OPEN_FOR));
         held.note(AnswerHealth::Well);
-        assert!(breaker.admit().is_err(), "what was sent before says nothing of now");
+        assert!(breaker.admit().is_err(), "results of earlier requests do not count");
         tokio::time::advance(OPEN_FOR).await;
         let probe = breaker.admit().unwrap();
         late.note(AnswerHealth::Well);
@@ -248,7 +248,7 @@ mod tests {
         replaced.health.retire();
         late.into_iter().for_each(|call| call.note(AnswerHealth::Ill(None)));
         assert!(replaced.admit().is_err() && newest.admit().is_ok());
-        assert_eq!(is_open(), 0.0, "what was under way to it says nothing of the newest");
+        assert_eq!(is_open(), 0.0, "requests in progress do not change the newest gauge");
         ill(&newest, 5);
         drop((next, replaced));
         assert_eq!(is_open(), 1.0);

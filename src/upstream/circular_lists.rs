@@ -21,7 +21,7 @@ impl CircularLists {
             tracing::warn!(
                 upstream,
                 list,
-                "the server names a further page of a list behind its last item; the list ends where nothing new comes"
+                "the server's list cursors are circular; the list ends at the first page without new items"
             );
         }
     }

@@ -266,7 +266,7 @@ impl EraUpstream {
         }
         self.eras.questions.lock().handshake(opened.as_deref(), Instant::now());
         let offers_sessions = opened.is_ok();
-        tracing::debug!(upstream = %self.session.name(), offers_sessions, "the server of 2026-07-28 was asked for a session");
+        tracing::debug!(upstream = %self.session.name(), offers_sessions, "probed a server of 2026-07-28 for sessions");
     }
 
     /// The other half, after a half failed to begin and nothing was sent: a server without sessions refuses the handshake.
@@ -458,7 +458,7 @@ mod tests {
         assert_eq!(probe.era().await, Era::Session);
         assert_eq!(began.elapsed(), ASK_MAX);
         assert_eq!((probe.era().await, probe.count()), (Era::Session, 1));
-        assert_eq!(began.elapsed(), ASK_MAX, "nobody waits again");
+        assert_eq!(began.elapsed(), ASK_MAX, "no client waits again");
         tokio::time::sleep(ASK_AGAIN).await;
         assert_eq!((probe.era().await, probe.count()), (Era::Session, 2));
     }

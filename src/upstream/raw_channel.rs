@@ -74,11 +74,17 @@ pub struct RawRequest {
 pub enum RawMethod {
     Post(MessageText),
     /// With headers that mirror it (2026-07-28), and its principal, for requests without a session or that open one.
-    PostWith { message: MessageText, headers: Box<HeaderMap>, principal: Principal },
+    PostWith {
+        message: MessageText,
+        headers: Box<HeaderMap>,
+        principal: Principal,
+    },
     /// One message of existing work, without a response: sent to a failing upstream, too.
     Note(MessageText),
     /// A stream: the session's own, or the rest of one that sent this event id.
-    Get { last_event: Option<HeaderValue> },
+    Get {
+        last_event: Option<HeaderValue>,
+    },
     Delete,
 }
 

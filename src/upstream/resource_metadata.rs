@@ -41,9 +41,9 @@ pub enum MetadataError {
     /// It was not fetched.
     #[error("the server has its metadata at another origin, where the gateway does not look")]
     Foreign,
-    #[error("the server's metadata cannot be had: {0}")]
+    #[error("the server's metadata cannot be fetched: {0}")]
     Unreachable(&'static str),
-    #[error("the server's metadata is of no use: {0}")]
+    #[error("the server's metadata is unusable: {0}")]
     Unusable(&'static str),
 }
 

@@ -325,7 +325,7 @@ mod tests {
         ended(before, Reason::UpstreamClosed);
         assert_eq!(state(&health).1, Some("upstream_closed"), "of that it has told nothing");
         ended(health.mark(), malformed);
-        assert_eq!(cause().as_deref(), Some("an answer that is not MCP"), "it told of what was before");
+        assert_eq!(cause().as_deref(), Some("an answer that is not MCP"), "the first failure was reported before");
         ended(before, Reason::UpstreamTimeout);
         assert_eq!(state(&health), ("failing", Some("upstream_timeout")));
     }

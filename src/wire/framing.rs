@@ -23,10 +23,10 @@ pub enum FramingError {
     #[error("one line is longer than {max} bytes")]
     LineTooLong { max: usize },
     /// Its beginning passed as one message, and then readers may take it for another.
-    #[error("one message reads as two")]
+    #[error("one message can be read as two")]
     TwoMessagesInOne,
     /// Most of it passed as a response, and then it turned out to ask something.
-    #[error("an answer asks something after it went into length")]
+    #[error("a response held a question after most of it was forwarded")]
     AsksTooLate,
 }
 

@@ -369,7 +369,7 @@ fn a_wish_in_either_place_is_read_and_what_is_neither_asks_for_nothing() {
             wishes(&text, TaskMode::Auto).iter().all(|read| matches!(read, Err(RequestError::Params(_)))),
             "{text}"
         );
-        assert_eq!(wishes(&text, TaskMode::Never)[0], Ok(None), "a plain call in this version, whatever it names");
+        assert_eq!(wishes(&text, TaskMode::Never)[0], Ok(None), "a plain call in this version, with any name");
     }
     let meta = format!("{{{key}{{\"ttl\":1}}}}}}");
     assert_eq!(wishes(&meta, TaskMode::Never), [Ok(None), Ok(None), Ok(None)]);

@@ -90,7 +90,7 @@ pub(super) fn demanded(error: &RpcError) -> Vec<Result<Payload, RefusalAnswer>> 
 }
 
 pub(super) fn unfit(error: &RpcError) -> Option<RpcError> {
-    let what = "the server wants its user at an address that nobody is sent to";
+    let what = "the server's error names an address to which users are not sent";
     demanded(error).iter().any(Result::is_err).then(|| RpcError::new(rpc_error::INTERNAL_ERROR, what))
 }
 
@@ -115,9 +115,9 @@ pub(super) fn refuse(question: &str, why: QuestionRefusal) -> RefusalAnswer {
             error(rpc_error::INTERNAL_ERROR, TOO_MANY_QUESTIONS)
         }
         (method::ELICIT, QuestionRefusal::Unanswered) => elicited("cancel"),
-        (method::SAMPLE, QuestionRefusal::Unanswered) => error(-1, "nobody answered the sampling request"),
+        (method::SAMPLE, QuestionRefusal::Unanswered) => error(-1, "the sampling request got no answer"),
         (method::ROOTS, QuestionRefusal::Unanswered) => {
-            error(rpc_error::INTERNAL_ERROR, "nobody answered the roots request")
+            error(rpc_error::INTERNAL_ERROR, "the roots request got no answer")
         }
         _ => error(rpc_error::METHOD_NOT_FOUND, "no such method"),
     }

@@ -282,7 +282,7 @@ mod tests {
         calls.enter(&first);
         assert_eq!(calls.only().map(|call| call.id.clone()), Some(first.id.clone()), "T-20");
         calls.enter(&second);
-        assert!(calls.only().is_none(), "with two it belongs to nobody");
+        assert!(calls.only().is_none(), "with two it belongs to no call");
         calls.leave(&first);
         assert_eq!(calls.only().map(|call| call.id.clone()), Some(second.id.clone()));
         assert_eq!(calls.count(), 1);
@@ -300,12 +300,12 @@ mod tests {
             "its handle is on the way"
         );
         waiting.task.set(Arc::from("u-1")).unwrap();
-        assert!(calls.by_task("u-2").is_none(), "T-20: a task that was let go asks nobody else's client");
+        assert!(calls.by_task("u-2").is_none(), "T-20: a released task asks no other call's client");
         let other = call_of("tg:2", UpstreamTaskState::Made(Arc::from("u-2")));
         calls.enter(&other);
         assert_eq!(calls.by_task("u-2").map(|call| call.id.clone()), Some(other.id.clone()));
         calls.enter(&call_of("tg:3", UpstreamTaskState::Asked));
-        assert!(calls.by_task("u-3").is_none(), "with several calls nobody knows whose it is");
+        assert!(calls.by_task("u-3").is_none(), "with several calls its call is unknown");
         calls.leave(&waiting);
         calls.leave(&other);
         calls.enter(&call("tg:3"));

@@ -151,7 +151,7 @@ impl OwnSessions {
         let memory = self.remembered.get_or_default(session.opened.nonce);
         let Some(owed) = memory.refusals.count() else { return };
         if owed.settle(self.ping(session).await) {
-            tracing::info!(upstream = %self.channel.name(), "the upstream refuses a client's session and a ping in it: the client is told that its session has ended");
+            tracing::info!(upstream = %self.channel.name(), "the upstream refuses a client's session and a ping in it: the client is notified that its session has ended");
         }
     }
 

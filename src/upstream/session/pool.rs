@@ -211,7 +211,7 @@ impl SessionPool {
         let giving = giving.max_by_key(|(theirs, used, _)| (*theirs, *used)).map(|(.., key)| key.clone());
         match giving.and_then(|key| places.remove(&key)) {
             Some(place) => {
-                tracing::debug!(upstream = %self.link.name, "an idle upstream session gave way to another");
+                tracing::debug!(upstream = %self.link.name, "ended an idle upstream session to make room for another");
                 self.end(&place);
                 Ok(())
             }

@@ -551,7 +551,7 @@ mod tests {
         }
         let large = Bytes::from(format!("data: {}\n\n", "x".repeat(100_000)));
         let passed = gate().feed(&large).unwrap();
-        assert_eq!(passed, [GateOutput::Through(large)], "the bound holds for what is kept");
+        assert_eq!(passed, [GateOutput::Through(large)], "the bound holds for kept bytes");
     }
 
     /// U47.

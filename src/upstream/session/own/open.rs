@@ -82,11 +82,11 @@ impl OwnSessions {
             Ok(agreed) => agreed.binding(),
             Err(BeginError::Gateway(fault)) => return Err(fault),
             Err(BeginError::Refused(error)) => {
-                tracing::warn!(upstream = %self.channel.name(), code = error.code, "the upstream refused a session anew");
+                tracing::warn!(upstream = %self.channel.name(), code = error.code, "the upstream refused to replace a lost session");
                 return Err(GatewayFault::new(Reason::UpstreamRefused, Executed::No));
             }
         };
-        tracing::info!(upstream = %self.channel.name(), "opened a session anew that the upstream had lost");
+        tracing::info!(upstream = %self.channel.name(), "replaced a session that the upstream had lost");
         let request = |name, params: &Payload| envelope::request(&own_ids::mint(), name, Some(params));
         let subscribe = |uri: &String| {
             let params = ObjectWriter::new().text("uri", uri).finish();

@@ -1,19 +1,20 @@
 //! Encodes tasks of 2025-11-25 for clients.
 //!
 //! Task fields are nested in a handle, flat elsewhere; `tasks/result` returns the outcome. A tool's own failure is `failed` here
-//! (L25-44), with its text as the status message. [`messages`] and [`super::related_task`] write the messages between requests.
+//! (L25-44), with its text as the status message. [`super::related_task`] writes the messages between requests.
 
 pub mod hybrid;
-mod instant;
 mod list_params;
-pub mod messages;
-mod task_param;
 #[cfg(test)]
 mod tests;
 
+use std::borrow::Cow;
 use std::sync::Arc;
+use std::time::Duration;
 
-use super::face_dialect::{FaceDialect, TaskCommand, TaskReply, list_cursor, list_page, task_id};
+use bytes::Bytes;
+
+use super::face_dialect::{FaceDialect, TaskCommand, TaskReply, list_cursor, list_page, milliseconds, task_id};
 use super::faults::{
     RequestError, already_settled, cancelled_words, not_in_flavour, not_settled, session_failure_error, was_cancelled,
 };
@@ -26,9 +27,8 @@ use crate::task::{
 use crate::wire::meta::{IMMEDIATE_RESPONSE, META};
 use crate::wire::object::ObjectWriter;
 use crate::wire::one_line::status_text;
-use crate::wire::{JsonPieces, Object, Payload, ProtocolVersion, RpcError, method};
+use crate::wire::{JsonPieces, Object, Payload, ProtocolVersion, RpcError, envelope, method};
 pub use list_params::{LIST_VALUES_MAX, list_filter};
-pub use task_param::RequestedTtl;
 
 #[derive(Clone, Debug, Default)]
 pub struct CoreTasks {
@@ -220,4 +220,69 @@ fn status_message(task: &Summary) -> Option<Arc<str>> {
         | SummaryPhase::AwaitingInput => task.failure.clone(),
     };
     message.or_else(|| task.status_message.clone())
+}
+
+/// A client's wish for a task (L25-57).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RequestedTtl {
+    Default,
+    /// For this long after the task's creation.
+    For(Duration),
+    /// For the longest time to live of the gateway (`ttl: null`, T-69).
+    Longest,
+}
+
+impl RequestedTtl {
+    /// Reads `params.task`. A value that is no object asks for nothing (GW-10). `ttl` is null or a number of
+    /// milliseconds.
+    pub fn read(params: &Object) -> Result<Option<Self>, RequestError> {
+        params.get_object("task").map(|task| Self::of(&task)).transpose()
+    }
+
+    fn of(task: &Object) -> Result<Self, RequestError> {
+        match task.get("ttl") {
+            None => Ok(Self::Default),
+            Some(ttl) if ttl.as_str() == "null" => Ok(Self::Longest),
+            Some(ttl) => match milliseconds(&ttl) {
+                Some(span) => Ok(Self::For(span)),
+                None => {
+                    Err(RequestError::Params(Cow::Borrowed("task.ttl must be a number of milliseconds, 0 or more")))
+                }
+            },
+        }
+    }
+
+    /// How long the task is kept: the requested time, capped.
+    #[must_use]
+    pub fn ttl(self, default: Duration, max: Duration) -> Duration {
+        match self {
+            Self::Default => default,
+            Self::For(span) => span.min(max),
+            Self::Longest => max,
+        }
+    }
+}
+
+/// The parts of a task that cause a notification when they change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StatusNotice {
+    status: &'static str,
+    message: Option<Arc<str>>,
+    /// The number of children that the client can see.
+    children: usize,
+}
+
+impl CoreTasks {
+    #[must_use]
+    pub fn notice(&self, task: &Task) -> StatusNotice {
+        let task = Summary::of(task);
+        let children = if self.names_tree { task.tree.children.len() } else { 0 };
+        StatusNotice { status: status(task.phase.kind()), message: status_message(&task), children }
+    }
+
+    /// `notifications/tasks/status`: the whole Task, and no related task (L25-31, L25-32).
+    #[must_use]
+    pub fn status_notification(&self, task: &Task) -> Bytes {
+        envelope::notification(method::TASK_STATUS, Some(&self.fields(&Summary::of(task))))
+    }
 }

@@ -143,7 +143,7 @@ pub fn client_capabilities(capabilities: &Payload, version: ProtocolVersion) -> 
     edit.finish()
 }
 
-/// A question (`{method, params}`) for a client of this version: its method and params. 2025-11-25 requires an `id`.
+/// A question (`{method, params}`) for a client of this version: its method and params. Only 2025-11-25 uses `id`.
 #[must_use]
 pub fn session_question(question: &Payload, version: ProtocolVersion, id: &str) -> Option<(String, Option<Payload>)> {
     let question = Object::of(question)?;

@@ -129,8 +129,7 @@ pub trait Exchange: Send {
         Ok(())
     }
 
-    /// The token to resume after a restart, if possible; `None` while an accepted answer, which it lacks, is on its
-    /// way.
+    /// The token to resume after a restart, if the transport can; `None` while an accepted answer is on its way.
     fn resume_token(&self) -> Option<ResumeToken>;
 }
 
@@ -264,7 +263,7 @@ pub enum ExchangeEvent {
     Progress(Progress),
     /// The status message of the upstream's own task, sanitised. It has no number.
     Status(Arc<str>),
-    /// For owners that [watch](UpstreamTaskMode::Watched) the upstream's task. The call's events come as others, too.
+    /// For owners that [watch](UpstreamTaskMode::Watched) the upstream's task; the call's events come as well.
     Task(UpstreamTaskEvent),
     /// New subtasks of the upstream's own task, in order, if wanted (SEP-2268); never the task itself or an ancestor.
     Subtasks(Vec<UpstreamSubtask>),

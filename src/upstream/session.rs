@@ -6,10 +6,8 @@
 pub(crate) mod calls;
 pub(crate) mod get_stream;
 pub(crate) mod initialize;
-mod log_level;
 pub(crate) mod own;
 pub(crate) mod pool;
-mod question_keep_alive;
 mod refusals;
 pub(crate) mod resource_subscriptions;
 pub(crate) mod route;
@@ -20,7 +18,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::Response;
-use tokio::sync::{Semaphore, SetOnce, broadcast};
+use tokio::sync::{Mutex, Semaphore, SetOnce, broadcast};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -33,13 +31,11 @@ use super::version_choice::VersionChoice;
 use super::{CallContext, ExchangeError, ExchangeEvent, ServerFacts, ServerNotification};
 use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
 use crate::metric;
-use crate::task::{Executed, Reason};
-use crate::task::{GatewayFault, Principal};
-use crate::upstream::ClientCredential;
+use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::upstream_health::{HealthMark, UpstreamHealth};
-use crate::wire::{Payload, RequestId};
+use crate::upstream::{ClientCredential, own_ids};
+use crate::wire::{Object, Payload, RequestId, envelope, method};
 use calls::SessionCalls;
-use log_level::SessionLogLevel;
 use refusals::{PING_BYTES_MAX, PING_MAX, PingVerdict, SessionRefusals, may_be_about_session};
 use resource_subscriptions::ResourceSubscriptions;
 
@@ -329,5 +325,38 @@ impl UpstreamSession {
 impl Drop for UpstreamSession {
     fn drop(&mut self) {
         self.over.cancel();
+    }
+}
+
+/// From the least severe on; an index into this list is a level's rank.
+const LOG_LEVELS: [&str; 8] = ["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"];
+
+/// The rank that the upstream was sent, the lowest that a client asked for; `None` while it decides by itself. Each
+/// client's messages are filtered by its own level (MOD-23).
+#[derive(Debug, Default)]
+struct SessionLogLevel(Mutex<Option<usize>>);
+
+impl UpstreamSession {
+    /// Asks the upstream for messages of this level too, unless it has. A refusal costs messages, not the call.
+    pub(crate) async fn lower_log_level(&self, level: &str) {
+        let Some(rank) = LOG_LEVELS.iter().position(|known| *known == level) else { return };
+        if !self.logs() {
+            return;
+        }
+        let mut lowest = self.level.0.lock().await;
+        if lowest.is_some_and(|lowest| lowest <= rank) {
+            return;
+        }
+        let params = Payload::of(&serde_json::json!({ "level": level }));
+        if self.tell(envelope::request(&own_ids::mint(), method::SET_LEVEL, Some(&params))).await.is_ok() {
+            *lowest = Some(rank);
+        } else {
+            self.link.dropped("log_level_failed");
+        }
+    }
+
+    fn logs(&self) -> bool {
+        let capabilities = self.facts().and_then(|facts| Object::of(&facts.capabilities));
+        capabilities.is_some_and(|capabilities| capabilities.contains("logging"))
     }
 }

@@ -1,12 +1,11 @@
 //! Reads one JSON-RPC message in one pass, and writes one. Knows no MCP rule beyond the envelope's.
 
-mod batch;
 mod malformed;
 #[cfg(test)]
 mod tests;
 
 use std::borrow::Cow;
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
@@ -14,8 +13,6 @@ use bytes::{Bytes, BytesMut};
 use super::payload::write_string;
 use super::scan::{self, LocatedMembers, Member, ObjectPlace};
 use super::{Object, Payload, RequestId, RpcError, ScanError, ScanLimits, method, one_line};
-
-pub use batch::{is_batch, read_batch, split_batch};
 pub use malformed::{MalformedMessage, asked_in, glimpse};
 
 /// Longest method name in bytes, decoded (B95).
@@ -337,3 +334,111 @@ fn close(mut out: Vec<u8>) -> Bytes {
     out.push(b'}');
     out.into()
 }
+
+/// Reads a batch, which only 2025-03-26 has (LEG-12), or one message as a batch of one. An invalid item does not affect the others. Fails if the text is
+/// refused as a whole, is an empty array or has more than `messages_max` items.
+pub fn read_batch(
+    text: &Bytes,
+    limits: ScanLimits,
+    messages_max: usize,
+) -> Result<Vec<Result<Message, EnvelopeError>>, EnvelopeError> {
+    if !is_batch(text) {
+        return read(text, limits).map(|message| vec![Ok(message)]);
+    }
+    Ok(split_batch(text, limits, messages_max)?.iter().map(|item| read(item, limits)).collect())
+}
+
+/// Whether a text can only be a batch.
+#[must_use]
+pub fn is_batch(text: &Bytes) -> bool {
+    text.trim_ascii_start().starts_with(b"[")
+}
+
+/// The items of a batch, verbatim and unparsed. Fails as [`read_batch`].
+pub fn split_batch(text: &Bytes, limits: ScanLimits, messages_max: usize) -> Result<Vec<Bytes>, EnvelopeError> {
+    let refused = |error| EnvelopeError::Scan { error, id: None };
+    let array_limits = ScanLimits { depth_max: limits.depth_max + 1, ..limits };
+    let outline = scan::scan(text, array_limits).and_then(scan::ObjectOutline::flawless).map_err(refused)?;
+    let array = text.slice(outline.root);
+    let spans: Vec<_> = scan::items(&array).take(messages_max.saturating_add(1)).collect();
+    if spans.is_empty() {
+        return Err(EnvelopeError::Shape { what: Cow::Borrowed("a batch is empty"), id: None });
+    }
+    if spans.len() > messages_max {
+        return Err(refused(ScanError::TooManyNodes { at: spans[messages_max].start }));
+    }
+    Ok(spans.into_iter().map(|span| array.slice(span)).collect())
+}
+
+/// A message's text with its parsed form, so that it is parsed once. Compared as text.
+#[derive(Clone, Debug, Default)]
+pub struct MessageText {
+    text: Bytes,
+    message: Option<Arc<Message>>,
+}
+
+impl MessageText {
+    /// A text with the message that was read in it.
+    #[must_use]
+    pub const fn with_message(text: Bytes, message: Arc<Message>) -> Self {
+        Self { text, message: Some(message) }
+    }
+
+    #[must_use]
+    pub fn message(&self) -> Option<&Message> {
+        self.message.as_deref()
+    }
+
+    /// The message; reads it unless it was read before. Fails as [`read`].
+    pub fn read(&self, limits: ScanLimits) -> Result<Arc<Message>, EnvelopeError> {
+        match &self.message {
+            Some(message) => Ok(Arc::clone(message)),
+            None => read(&self.text, limits).map(Arc::new),
+        }
+    }
+
+    /// The message, or the messages of a batch. Fails as [`read_batch`].
+    pub fn read_all(
+        &self,
+        limits: ScanLimits,
+        items_max: usize,
+    ) -> Result<Vec<Result<Message, EnvelopeError>>, EnvelopeError> {
+        match self.message() {
+            Some(message) => Ok(vec![Ok(message.clone())]),
+            None => read_batch(&self.text, limits, items_max),
+        }
+    }
+
+    /// The text in another buffer, unparsed: the parsed parts refer to the old buffer.
+    #[must_use]
+    pub(crate) fn held_by(self, attach: impl FnOnce(Bytes) -> Bytes) -> Self {
+        attach(self.text).into()
+    }
+
+    #[must_use]
+    pub fn into_bytes(self) -> Bytes {
+        self.text
+    }
+}
+
+impl Deref for MessageText {
+    type Target = Bytes;
+
+    fn deref(&self) -> &Bytes {
+        &self.text
+    }
+}
+
+impl From<Bytes> for MessageText {
+    fn from(text: Bytes) -> Self {
+        Self { text, message: None }
+    }
+}
+
+impl PartialEq for MessageText {
+    fn eq(&self, other: &Self) -> bool {
+        self.text == other.text
+    }
+}
+
+impl Eq for MessageText {}

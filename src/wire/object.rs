@@ -30,7 +30,7 @@ impl Object {
         let located = match payload.members() {
             Some(located) => located.clone(),
             None => {
-                let members = scan::locate::members(payload.bytes())?;
+                let members = scan::members(payload.bytes())?;
                 LocatedMembers { base: 0, place: ObjectPlace::Root, members: members.as_slice().into() }
             }
         };

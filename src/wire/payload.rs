@@ -108,7 +108,7 @@ impl Payload {
 
     /// The items of an array, verbatim; none if the text is no array.
     pub fn items(&self) -> impl Iterator<Item = Self> {
-        scan::locate::items(&self.text).map(|span| Self::from_scanned(self.text.slice(span)))
+        scan::items(&self.text).map(|span| Self::from_scanned(self.text.slice(span)))
     }
 
     #[must_use]
@@ -159,6 +159,65 @@ impl serde::Serialize for Payload {
         let raw: &serde_json::value::RawValue =
             serde_json::from_slice(&self.text).map_err(serde::ser::Error::custom)?;
         raw.serialize(serializer)
+    }
+}
+
+/// One JSON value: whole, or in consecutive pieces.
+#[derive(Clone, Debug)]
+pub enum JsonPieces {
+    Whole(Payload),
+    Pieces(Vec<Bytes>),
+}
+
+impl JsonPieces {
+    /// Payloads of at least so many bytes become a separate piece.
+    pub const SHARED_MIN: usize = 64 << 10;
+
+    #[must_use]
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Whole(payload) => payload.len(),
+            Self::Pieces(pieces) => pieces.iter().map(Bytes::len).sum(),
+        }
+    }
+
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    #[must_use]
+    pub fn is_large(&self) -> bool {
+        self.len() >= Self::SHARED_MIN
+    }
+
+    /// The value in one piece. Copies pieces.
+    #[must_use]
+    pub fn whole(self) -> Payload {
+        match self {
+            Self::Whole(payload) => payload,
+            Self::Pieces(pieces) => Payload::from_scanned(pieces.concat().into()),
+        }
+    }
+
+    /// A copy that keeps no other buffer alive; a small value is shared.
+    #[must_use]
+    pub fn detached(&self) -> Self {
+        if self.is_large() { Self::Whole(self.clone().whole().detached()) } else { self.clone() }
+    }
+
+    #[must_use]
+    pub fn into_pieces(self) -> Vec<Bytes> {
+        match self {
+            Self::Whole(payload) => vec![payload.into_bytes()],
+            Self::Pieces(pieces) => pieces,
+        }
+    }
+}
+
+impl From<Payload> for JsonPieces {
+    fn from(payload: Payload) -> Self {
+        Self::Whole(payload)
     }
 }
 

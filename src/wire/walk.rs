@@ -7,7 +7,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use super::Payload;
-use super::scan::{self, locate};
+use super::scan;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WalkedKind {
@@ -56,8 +56,8 @@ impl<'t> ValueWalk<'t> {
         let separator = self.separator()?;
         let bytes = self.text.as_bytes();
         let quoted = self.at..scan::string_end(bytes, self.at);
-        let colon = locate::skip_whitespace(bytes, quoted.end);
-        self.at = locate::skip_whitespace(bytes, colon + 1);
+        let colon = scan::skip_whitespace(bytes, quoted.end);
+        self.at = scan::skip_whitespace(bytes, colon + 1);
         let name = scan::decode_string(&bytes[quoted]).unwrap_or_default();
         Some(WalkedKey { name, separator })
     }
@@ -69,7 +69,7 @@ impl<'t> ValueWalk<'t> {
 
     pub fn skip(&mut self) -> &'t str {
         let start = self.at;
-        self.at = locate::value_end(self.text.as_bytes(), start);
+        self.at = scan::value_end(self.text.as_bytes(), start);
         &self.text[start..self.at]
     }
 
@@ -77,7 +77,7 @@ impl<'t> ValueWalk<'t> {
     #[must_use]
     pub fn extent(&self, key: &WalkedKey<'_>) -> Range<usize> {
         let bytes = self.text.as_bytes();
-        let next = locate::skip_whitespace(bytes, self.at);
+        let next = scan::skip_whitespace(bytes, self.at);
         match (bytes[key.separator], bytes.get(next)) {
             (b',', _) => key.separator..self.at,
             (_, Some(b',')) => key.separator + 1..next + 1,
@@ -89,10 +89,10 @@ impl<'t> ValueWalk<'t> {
     fn separator(&mut self) -> Option<usize> {
         let bytes = self.text.as_bytes();
         let mut before = self.at - 1;
-        self.at = locate::skip_whitespace(bytes, self.at);
+        self.at = scan::skip_whitespace(bytes, self.at);
         if bytes.get(self.at) == Some(&b',') {
             before = self.at;
-            self.at = locate::skip_whitespace(bytes, self.at + 1);
+            self.at = scan::skip_whitespace(bytes, self.at + 1);
         }
         if matches!(bytes.get(self.at), Some(b'}' | b']') | None) {
             self.at += 1;

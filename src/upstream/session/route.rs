@@ -5,16 +5,17 @@
 //! another call.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 
 use super::UpstreamSession;
 use super::calls::{AskRefusal, SessionCall};
-use super::question_keep_alive::QuestionKeepAlive;
 use crate::dialect::relay_core_2025_11_25 as relay;
 use crate::dialect::upstream_dialect::TOO_MANY_QUESTIONS;
 use crate::upstream::{ExchangeEvent, Progress};
 use crate::wire::envelope::Params;
+use crate::wire::object::ObjectWriter;
 use crate::wire::rpc_error::{INTERNAL_ERROR, METHOD_NOT_FOUND};
 use crate::wire::{Message, Notification, Object, Payload, Request, RequestId, RpcError, envelope, meta, method};
 
@@ -290,5 +291,61 @@ fn whole(params: Params) -> Option<Payload> {
         Params::Absent => None,
         Params::Object(object) => Some(object.payload().clone()),
         Params::Other(payload) => Some(payload),
+    }
+}
+
+/// The interval of progress: twice within the timeout of SDKs.
+const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(20);
+
+/// Sends an upstream progress while its question waits for a human (T-47): servers time out after a minute or so, and
+/// progress under the question's token resets their timer.
+struct QuestionKeepAlive {
+    ask: Payload,
+    token: Payload,
+    /// The upstream's task that asks, which every message about it must name.
+    related: Option<Payload>,
+}
+
+impl QuestionKeepAlive {
+    /// `None` if the question has no valid token.
+    fn of(id: &RequestId, params: &Params) -> Option<Self> {
+        let question_meta = params.object()?.get_object(meta::META)?;
+        let token = RequestId::from_payload(&question_meta.get(meta::PROGRESS_TOKEN)?)?;
+        let related = question_meta.get(meta::RELATED_TASK).map(|related| related.detached());
+        Some(Self { ask: id.payload().clone(), token: token.payload().clone(), related })
+    }
+
+    /// Sends progress in the background until the question is closed, or its call or session is gone.
+    fn keep(self, session: &Arc<UpstreamSession>, call: &Arc<SessionCall>) {
+        let (link, over) = (Arc::clone(&session.link), session.over().clone());
+        let (session, call) = (Arc::downgrade(session), Arc::downgrade(call));
+        let showing = async move {
+            for count in 1_u32.. {
+                tokio::time::sleep(KEEP_ALIVE_EVERY).await;
+                let Some(session) = session.upgrade() else { break };
+                if !call.upgrade().is_some_and(|call| call.is_open(&self.ask)) {
+                    break;
+                }
+                // An upstream that refuses it has lost the session, or will report the fault elsewhere.
+                if session.tell(self.sign(count)).await.is_err() {
+                    break;
+                }
+            }
+        };
+        link.tracker.spawn(over.run_until_cancelled_owned(Box::pin(showing)));
+    }
+
+    fn sign(&self, count: u32) -> bytes::Bytes {
+        let params = ObjectWriter::new()
+            .member(meta::PROGRESS_TOKEN, &self.token)
+            .number("progress", u64::from(count))
+            .text("message", "waiting for an answer");
+        let params = match &self.related {
+            Some(related) => {
+                params.member(meta::META, &ObjectWriter::new().member(meta::RELATED_TASK, related).finish())
+            }
+            None => params,
+        };
+        envelope::notification(method::PROGRESS, Some(&params.finish()))
     }
 }

@@ -127,8 +127,7 @@ impl BodyPart {
         matches!(self, Self::Bytes(bytes) if bytes.starts_with(b":"))
     }
 
-    /// One whole event with these messages in place of its data, one event each. Only the last has the id (all
-    /// received).
+    /// One whole event with these messages in place of its data, one event each. Only the last has the id.
     #[must_use]
     pub fn with_data(self, messages: &[MessageText]) -> Vec<Self> {
         let Some((last, before)) = messages.split_last() else { return Vec::new() };

@@ -41,7 +41,6 @@ pub use forwarding::{ForwardedHeaders, ForwardingRules};
 pub use outgoing::HandedOver;
 pub use session::own::{OwnSessionChannel, SessionLease};
 
-/// The scope of background tasks.
 #[derive(Clone, Debug)]
 pub struct TaskScope {
     pub tracker: TaskTracker,

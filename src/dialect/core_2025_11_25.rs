@@ -66,7 +66,6 @@ impl CoreTasks {
         version.traits().has_session_tasks
     }
 
-    /// Whether this is a task method of 2025-11-25.
     #[must_use]
     pub fn is_method(name: &str) -> bool {
         matches!(name, method::TASKS_GET | method::TASKS_RESULT | method::TASKS_LIST | method::TASKS_CANCEL)

@@ -50,7 +50,6 @@ pub struct FallbackToolName {
 impl FallbackTool {
     pub const ALL: [Self; 3] = [Self::Status, Self::Result, Self::Cancel];
 
-    /// Its name without a prefix.
     #[must_use]
     pub const fn base(self) -> &'static str {
         match self {
@@ -345,7 +344,6 @@ fn status_content(task: &Task) -> Payload {
     .finish()
 }
 
-/// The text of a question, for people.
 fn asked(question: &Question) -> String {
     let request = Object::of(&question.request);
     let message = request.as_ref().and_then(|request| request.get_object("params"));

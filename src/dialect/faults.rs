@@ -46,7 +46,6 @@ pub enum RequestError {
 }
 
 impl RequestError {
-    /// The error for a call of an unknown tool, by its params.
     #[must_use]
     pub fn unknown_tool(params: Option<&Object>) -> Self {
         Self::UnknownTool(

@@ -84,7 +84,6 @@ impl StatelessRequest {
         self.takes_tasks
     }
 
-    /// Whether the client can be asked anything.
     #[must_use]
     pub fn takes_questions(&self) -> bool {
         takes_questions(&self.capabilities)

@@ -25,7 +25,6 @@ pub const CHILDREN_MAX: usize = 10_000;
 pub struct UpstreamTaskSupport {
     /// `tools/call` may carry `task`.
     pub calls: bool,
-    /// `tasks/cancel` is served.
     pub cancel: bool,
 }
 
@@ -95,7 +94,6 @@ pub struct UpstreamTask {
     pub children: Vec<Arc<str>>,
 }
 
-/// A task's status, as far as it decides the next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UpstreamTaskStatus {
     Working,

@@ -25,7 +25,6 @@ pub enum StatelessResult {
     Task(ExtensionTaskHandle),
     /// Of a type that this request may not have.
     Misplaced,
-    /// No object, or an unusable handle.
     Malformed,
 }
 
@@ -66,7 +65,6 @@ pub enum ExtensionTaskState {
     Asking(Object),
     Returned(Payload),
     Faulted(RpcError),
-    /// The upstream ended it without an outcome.
     Cancelled,
     /// An unknown word: treated as work (GW-14).
     Unknown,

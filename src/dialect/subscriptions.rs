@@ -51,7 +51,6 @@ impl ListKind {
     }
 }
 
-/// The notifications that a client asks for, or is granted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SubscriptionFilter {
     pub lists: BTreeSet<ListKind>,
@@ -125,7 +124,6 @@ impl SubscriptionFilter {
         other.lists.is_subset(&self.lists) && other.resources.iter().flatten().all(has)
     }
 
-    /// Adds the upstream's part of `other`.
     pub fn extend(&mut self, other: &Self) {
         self.lists.extend(&other.lists);
         if let Some(uris) = &other.resources {
@@ -164,7 +162,6 @@ impl SubscriptionFilter {
         }
     }
 
-    /// Whether an upstream's notification is wanted.
     #[must_use]
     pub fn want(&self, name: &str, params: Option<&Object>) -> bool {
         if name == method::RESOURCE_UPDATED {

@@ -32,13 +32,11 @@ pub trait UpstreamDialect: Send + Sync + std::fmt::Debug {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CanonicalResult {
     pub result: Payload,
-    /// The tool itself reports a failure.
     pub is_error: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QuestionRefusal {
-    /// The client did not declare the capability for it.
     Undeclared,
     Unanswered,
     /// The upstream asks more than one call may (U29).

@@ -34,7 +34,6 @@ use crate::wire::{Object, Payload, ProtocolVersion, RpcError};
 pub(super) const ASK_MAX: Duration = Duration::from_secs(3);
 /// For a server that must be started first. Servers with sessions need not answer before `initialize`: silence is a verdict.
 const START_MAX: Duration = Duration::from_secs(10);
-/// How soon an upstream without a verdict is probed again.
 const ASK_AGAIN: Duration = Duration::from_secs(30);
 
 /// The code of SDKs for errors of HTTP or the session, not of the message.

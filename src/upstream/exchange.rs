@@ -208,7 +208,6 @@ impl UpstreamTaskMode {
         }
     }
 
-    /// Whether a task is requested, if the upstream declared tasks.
     #[must_use]
     pub const fn is_wanted(self) -> bool {
         matches!(self, Self::WhereServed { .. } | Self::Watched)
@@ -227,7 +226,6 @@ pub struct Timeouts {
 }
 
 impl Timeouts {
-    /// The timeouts for calls of a tool with its own limits.
     #[must_use]
     pub fn of_tool(self, limits: CallLimits) -> Self {
         Self { first_byte: limits.first_byte_max.or(self.first_byte), idle: limits.idle_max.or(self.idle) }
@@ -247,7 +245,6 @@ impl ClientFacts {
     }
 }
 
-/// A server's handshake result.
 #[derive(Clone, Debug)]
 pub struct ServerFacts {
     pub version: ProtocolVersion,
@@ -288,7 +285,6 @@ pub enum ExchangeEvent {
 }
 
 impl ExchangeEvent {
-    /// Whether no other event follows.
     #[must_use]
     pub const fn is_final(&self) -> bool {
         matches!(self, Self::Returned(_) | Self::Faulted(_) | Self::Cancelled | Self::Lost(_))

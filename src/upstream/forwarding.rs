@@ -142,7 +142,6 @@ impl ForwardedHeaders {
         }
     }
 
-    /// Copies the refusal of a request that was sent for several.
     pub(crate) fn note_as(&self, other: &Self) {
         if let Some(request) = &self.0 {
             let refusal = other.refusal();

@@ -34,7 +34,6 @@ enum HeaderValueKind {
     Boolean,
 }
 
-/// The annotations of a schema.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HeaderAnnotations {
     /// All are valid; usually there are none.
@@ -232,7 +231,6 @@ pub fn encode(text: &str) -> Option<HeaderValue> {
 }
 
 impl HeaderArgument {
-    /// Whether a header's decoded text equals the argument.
     #[must_use]
     pub fn agrees(&self, header: &str, argument: &Payload) -> bool {
         self.kind.agree(header, argument)

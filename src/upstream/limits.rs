@@ -94,7 +94,6 @@ impl CallPermitsByName {
         }
     }
 
-    /// The calls in progress at each upstream that has any.
     #[must_use]
     pub fn in_progress(&self) -> Vec<(Arc<str>, CallCounts)> {
         let all = self.all.lock();

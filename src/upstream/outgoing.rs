@@ -18,7 +18,6 @@ const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
 const COMMON_AND_FURTHER: usize = 12;
 
-/// The headers that an upstream requires in one session.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SessionHeaders {
     pub(crate) session: Option<HeaderValue>,

@@ -11,7 +11,6 @@ use uuid::Uuid;
 use crate::random;
 use crate::wire::RequestId;
 
-/// The first part of every gateway's ids.
 const MARK: &str = "tg:";
 
 static PREFIX: LazyLock<String> = LazyLock::new(|| format!("{MARK}{:016x}:", u64::from_be_bytes(random::bytes())));

@@ -244,7 +244,6 @@ pub(crate) async fn answer_after<B: Body<Data = BodyPart, Error = io::Error> + U
     }
 }
 
-/// The response to the request `id` in a message or a batch.
 pub(crate) fn answer_in(text: &Bytes, id: &RequestId) -> Option<envelope::Response> {
     let messages = envelope::read_batch(text, ScanLimits::UPSTREAM, envelope::BATCH_READ_MAX).ok()?;
     messages.into_iter().flatten().find_map(|message| match message {
@@ -344,7 +343,6 @@ pub(crate) async fn read_whole<B: Body<Data = BodyPart, Error = io::Error> + Unp
     Ok(held.attach(if rest.is_empty() { first } else { rest.freeze() }))
 }
 
-/// Why reading a body or a stream stops early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BodyReadError {
     Closed,
@@ -433,7 +431,6 @@ const ERROR_BYTES_MAX: usize = 64 * 1024;
 const ERROR_WAIT: Duration = Duration::from_secs(5);
 /// The code of SDKs for errors of HTTP or the session, not of the message.
 const TRANSPORT_ERROR: i64 = -32_000;
-/// The texts of SDKs for an unknown session.
 const LOST_SESSION: [&str; 4] = ["no valid session", "invalid session", "session not found", "server not initialized"];
 /// Longest untyped text that is searched for these texts.
 const PLAIN_REFUSAL_BYTES_MAX: usize = 256;

@@ -19,7 +19,6 @@ use super::transport::http_client::HttpClient;
 use crate::dialect::faults::reason_key;
 use crate::wire::{Object, Payload, ScanLimits};
 
-/// Path prefix of a resource's metadata.
 pub const WELL_KNOWN: &str = "/.well-known/oauth-protected-resource";
 
 const BYTES_MAX: usize = 64 * 1024;

@@ -39,7 +39,6 @@ use calls::SessionCalls;
 use refusals::{PING_BYTES_MAX, PING_MAX, PingVerdict, SessionRefusals, may_be_about_session};
 use resource_subscriptions::ResourceSubscriptions;
 
-/// Notifications buffered for a slow receiver.
 const NEWS_MAX: usize = 256;
 /// Concurrent replies of the gateway's own in one session.
 const REPLIES_MAX: usize = 32;

@@ -21,7 +21,6 @@ use rustix::process::{Pid, Resource, Rlimit, Signal, WaitId, WaitIdOptions};
 pub(crate) const SHOWN_NAME: &str = "taskgate";
 #[cfg(target_os = "linux")]
 const THREAD_NAME: &std::ffi::CStr = c"taskgate";
-/// The first argument that makes the program a supervisor.
 const NAME: &str = "supervise";
 /// How long a program may take to end once its standard input is closed, and after SIGTERM.
 const CLOSED_WAIT: Duration = Duration::from_secs(2);
@@ -87,7 +86,6 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Option<ExitCode> {
     })
 }
 
-/// Sets the limits of this process, which the program inherits.
 fn confine(limits: &ProgramLimits) -> io::Result<()> {
     rustix::process::setrlimit(Resource::Core, exactly(0))?;
     if let Some(max) = limits.descriptors_max {
@@ -130,7 +128,6 @@ const fn exactly(max: u64) -> Rlimit {
 enum SupervisorEvent {
     /// The program has ended; it is not reaped yet, so its group's number is still its own.
     Ended,
-    /// The standard input has no writer left.
     Closed,
 }
 
@@ -147,7 +144,6 @@ fn supervise(
     watched.and(status)
 }
 
-/// Starts waiting for a program's end and for the closed input.
 fn watch(program: Pid) -> io::Result<Receiver<SupervisorEvent>> {
     // The end of the program's output must be visible while this process lives.
     let nothing = std::fs::OpenOptions::new().write(true).open("/dev/null")?;

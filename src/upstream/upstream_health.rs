@@ -56,7 +56,6 @@ impl UpstreamFailure {
         Self { reason, cause: cause.into(), location: None }
     }
 
-    /// A fault without further details.
     pub(crate) fn of(fault: &GatewayFault) -> Self {
         let cause = match (fault.exit, fault.http_status) {
             (Some(exit), _) => format!("its process ended {exit}"),
@@ -173,7 +172,6 @@ impl UpstreamHealth {
         self.note(trouble);
     }
 
-    /// The transports' reports so far, for a beginning request.
     pub(crate) fn mark(&self) -> HealthMark {
         HealthMark(self.told_by_transports.each_ref().map(|told| told.load(Ordering::Relaxed)))
     }

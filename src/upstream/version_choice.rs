@@ -68,7 +68,6 @@ impl VersionChoice {
     }
 }
 
-/// The versions that a refusal names.
 fn supported(refusal: &BeginError) -> Option<Vec<String>> {
     let BeginError::Refused(error) = refusal else { return None };
     Object::of(error.data.as_ref()?)?.get("supported")?.read().ok()

@@ -35,7 +35,6 @@ fn write(walk: &mut ValueWalk<'_>, out: &mut Vec<u8>, spare: &mut Vec<u8>) {
                 members.push((key.name, start..out.len()));
             }
             put_in_order(members, from, out, spare);
-            // Drops the last comma, if there is a member.
             out.truncate(out.len() - usize::from(out.len() > from));
             out.push(b'}');
         }

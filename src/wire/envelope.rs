@@ -23,7 +23,6 @@ pub const BATCH_MAX: usize = 100;
 /// Most messages of a batch that is forwarded or inspected. A longer one is not split.
 pub const BATCH_READ_MAX: usize = 1_000;
 
-/// A message, classified by its members.
 #[derive(Clone, Debug)]
 pub enum Message {
     Request(Request),
@@ -31,7 +30,6 @@ pub enum Message {
     Response(Response),
 }
 
-/// A request. `params` is located in the same pass as the envelope.
 #[derive(Clone, Debug)]
 pub struct Request {
     pub id: RequestId,
@@ -60,7 +58,6 @@ impl Notification {
     }
 }
 
-/// The member `params`, verbatim.
 #[derive(Clone, Debug)]
 pub enum Params {
     Absent,
@@ -176,7 +173,6 @@ impl<'t> EnvelopeParts<'t> {
         self.id.clone().and_then(|id| RequestId::from_payload(&self.payload(id)))
     }
 
-    /// The message, or the fault in it.
     fn tell_apart(&self, members: &[Member]) -> Result<Message, &'static str> {
         let version = self.jsonrpc.clone().and_then(|span| self.string(span));
         if version.as_deref() != Some("2.0") {
@@ -378,7 +374,6 @@ pub struct MessageText {
 }
 
 impl MessageText {
-    /// A text with the message that was read in it.
     #[must_use]
     pub const fn with_message(text: Bytes, message: Arc<Message>) -> Self {
         Self { text, message: Some(message) }

@@ -8,7 +8,6 @@ use std::collections::HashSet;
 use super::object::ObjectWriter;
 use super::{Object, Payload, method};
 
-/// The lists of MCP that come in pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PagedList {
     Tools,
@@ -21,7 +20,6 @@ pub enum PagedList {
 impl PagedList {
     const OFFERS: [Self; 4] = [Self::Tools, Self::Prompts, Self::Resources, Self::Templates];
 
-    /// The list that this method asks for.
     #[must_use]
     pub fn of_offers(name: &str) -> Option<Self> {
         Self::OFFERS.into_iter().find(|list| list.method() == name)
@@ -49,7 +47,6 @@ impl PagedList {
         }
     }
 
-    /// The member that identifies an item.
     #[must_use]
     pub const fn key(self) -> &'static str {
         match self {
@@ -76,7 +73,6 @@ pub struct ListPages {
     end: Option<ListEnd>,
 }
 
-/// Why a list ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ListEnd {
     Complete,
@@ -90,7 +86,6 @@ impl ListPages {
         Self { list, pages_left: pages_max, names: HashSet::new(), cursors: Vec::new(), end: None }
     }
 
-    /// The params of the request for the next page.
     #[must_use]
     pub fn params(&self) -> Option<Payload> {
         let cursor = self.cursor()?;
@@ -131,7 +126,6 @@ impl ListPages {
         !is_repeated
     }
 
-    /// Why the list ended; `None` if there is a further page.
     #[must_use]
     pub const fn end(&self) -> Option<ListEnd> {
         self.end

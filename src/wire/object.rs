@@ -37,7 +37,6 @@ impl Object {
         Some(Self { text: payload.clone(), located })
     }
 
-    /// An object that a scan has located.
     pub(in crate::wire) const fn located(text: Payload, located: LocatedMembers) -> Self {
         Self { text, located }
     }
@@ -164,7 +163,6 @@ impl Object {
         &self.text.bytes()[member.key.start - self.located.base..member.key.end - self.located.base]
     }
 
-    /// As [`Object::value`], borrowed.
     fn raw(&self, member: &Member) -> &[u8] {
         &self.text.bytes()[self.start(member)..self.end(member)]
     }

@@ -135,7 +135,6 @@ impl Payload {
     }
 }
 
-/// Appends `text` as a JSON string.
 pub(in crate::wire) fn write_string(out: &mut Vec<u8>, text: &str) {
     if scan::needs_no_escape(text.as_bytes()) {
         out.push(b'"');
@@ -170,7 +169,6 @@ pub enum JsonPieces {
 }
 
 impl JsonPieces {
-    /// Payloads of at least so many bytes become a separate piece.
     pub const SHARED_MIN: usize = 64 << 10;
 
     #[must_use]

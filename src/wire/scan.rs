@@ -65,7 +65,6 @@ pub enum ScanError {
 }
 
 impl ScanError {
-    /// The byte offset of the error in the text.
     #[must_use]
     pub const fn at(self) -> usize {
         match self {
@@ -93,7 +92,6 @@ pub(in crate::wire) enum ObjectPlace {
 }
 
 impl ObjectPlace {
-    /// The location of the member `key`, if its value is an object.
     pub(in crate::wire) fn child(self, key: &str) -> Option<Self> {
         match (self, key) {
             (Self::Root, "params") => Some(Self::Params),
@@ -112,7 +110,6 @@ pub(in crate::wire) struct Member {
     pub(in crate::wire) place: ObjectPlace,
     /// The key between its quotation marks, as written.
     pub(in crate::wire) key: Range<usize>,
-    /// Whether the key is written with escapes.
     pub(in crate::wire) escaped: bool,
     pub(in crate::wire) value: Range<usize>,
 }
@@ -136,7 +133,6 @@ pub(in crate::wire) struct LocatedMembers {
 /// Located members in text order; inline room for a usual request.
 pub(in crate::wire) type Members = SmallVec<[Member; 16]>;
 
-/// The outline of a well-formed text.
 #[derive(Debug)]
 pub(in crate::wire) struct ObjectOutline {
     /// The value without surrounding whitespace.
@@ -235,7 +231,6 @@ pub(in crate::wire) fn value_end(text: &[u8], mut at: usize) -> usize {
     }
 }
 
-/// The end of a number or literal.
 fn scalar_end(text: &[u8], at: usize) -> usize {
     let rest = &text[at..];
     at + rest.iter().position(|&b| is_whitespace(b) || matches!(b, b',' | b']' | b'}')).unwrap_or(rest.len())

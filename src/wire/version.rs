@@ -40,7 +40,6 @@ versions! {
 
 #[derive(Clone, Copy, Debug)]
 pub struct VersionTraits {
-    /// The version's name on the wire.
     pub text: &'static str,
     /// Stored in tokens that outlive this program's version: no number is ever reused.
     pub number: u8,
@@ -55,11 +54,9 @@ pub struct VersionTraits {
     pub has_primers: bool,
     /// Whether requests in a session name the version in a header.
     pub has_version_header: bool,
-    /// How servers can ask clients for input.
     pub elicitation: ElicitationKinds,
     pub has_sampling_tools: bool,
     pub has_session_tasks: bool,
-    /// The error code for a capability that the client did not declare.
     pub missing_capability: i64,
 }
 

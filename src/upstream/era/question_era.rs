@@ -41,13 +41,10 @@ enum SessionOffer {
 pub enum QuestionRoute {
     /// In sessions: only there may a call ask.
     Sessions,
-    /// At 2026-07-28.
     Stateless(StatelessReason),
-    /// A handshake must decide first.
     Handshake,
 }
 
-/// Why clients that can be asked are served at 2026-07-28.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StatelessReason {
     DeclaresTasks,

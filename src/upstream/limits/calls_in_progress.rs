@@ -96,7 +96,6 @@ impl CallsInProgress {
     }
 }
 
-/// One call in progress; counted until it is dropped.
 #[must_use = "dropping it ends the count"]
 #[derive(Debug)]
 pub struct CallInProgress {
@@ -116,7 +115,6 @@ impl CallInProgress {
         Self { shared, prospect, index, record }
     }
 
-    /// Records that the upstream sent a message about the call.
     pub fn heard(&self) {
         let after = u64::try_from(self.record.began.elapsed().as_millis()).unwrap_or(u64::MAX - 1);
         self.record.last_sign.store(after + 1, Ordering::Relaxed);

@@ -39,7 +39,6 @@ pub(crate) struct AgreedSession {
 }
 
 impl AgreedSession {
-    /// The server's declared support for its own tasks, in any version.
     pub(crate) fn tasks(&self) -> UpstreamTaskSupport {
         let declared = self.result.get("capabilities");
         declared.map_or_else(UpstreamTaskSupport::default, |declared| UpstreamTaskSupport::declared(&declared))

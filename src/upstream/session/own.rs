@@ -98,7 +98,6 @@ impl OwnSessions {
         })
     }
 
-    /// Sends a message in one upstream session, and judges the response's head.
     pub(crate) async fn send(
         &self,
         binding: &SessionBinding,
@@ -195,7 +194,6 @@ impl OwnSessions {
         self.scope.tracker.spawn(stop.run_until_cancelled_owned(Box::pin(replying)));
     }
 
-    /// Counts a server's message without a recipient.
     pub(crate) fn dropped(&self, reason: &'static str) {
         metric::count_dropped(self.channel.name(), reason);
     }

@@ -20,12 +20,10 @@ use crate::upstream::{BeginError, ForwardedHeaders};
 const SESSIONS_MAX: usize = 1_024;
 /// How long a session without calls is kept.
 const IDLE_MAX: Duration = Duration::from_secs(5 * 60);
-/// How often idle sessions are searched.
 const SWEEP_EVERY: Duration = Duration::from_secs(30);
 
 type SessionOpening = Shared<BoxFuture<'static, Result<Arc<UpstreamSession>, BeginError>>>;
 
-/// The sessions of stateless clients, shared by clients with equal keys.
 #[derive(Debug)]
 pub(crate) struct SessionPool {
     link: Arc<UpstreamLink>,

@@ -23,7 +23,6 @@ pub(super) const PING_BYTES_MAX: usize = 64 * 1024;
 #[derive(Debug, Default)]
 pub(super) struct SessionRefusals(AtomicU8);
 
-/// The verdict on a session by the server's response to a `ping` in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PingVerdict {
     Alive,
@@ -52,12 +51,10 @@ impl SessionRefusals {
         }
     }
 
-    /// Whether the server refused the last request.
     pub(super) fn is_any(&self) -> bool {
         self.0.load(Ordering::Relaxed) > 0
     }
 
-    /// Whether the server refused a `ping` as well.
     pub(super) fn is_over(&self) -> bool {
         self.0.load(Ordering::Relaxed) == OVER
     }

@@ -45,7 +45,6 @@ enum SubscriptionState {
     Yes,
 }
 
-/// One listener's lease of subscriptions in a session, released when dropped.
 #[derive(Debug)]
 pub(crate) struct SubscriptionLease {
     session: Arc<UpstreamSession>,
@@ -53,7 +52,6 @@ pub(crate) struct SubscriptionLease {
 }
 
 impl SubscriptionLease {
-    /// The resources that the upstream agreed to report.
     pub(crate) fn uris(&self) -> Vec<String> {
         self.uris.iter().map(|uri| uri.as_ref().to_owned()).collect()
     }

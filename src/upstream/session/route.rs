@@ -26,9 +26,7 @@ enum NotificationSubject {
     Progress(Payload, Progress),
     Log(Payload),
     Withdrawn(Payload),
-    /// A task of the upstream changed.
     TaskChanged(String),
-    /// A message for the whole session.
     News,
     /// One of the kinds above, without a required member.
     Unusable,
@@ -156,7 +154,6 @@ impl UpstreamSession {
         Some(())
     }
 
-    /// Sends a question to its call, if the call's queue has room.
     pub(super) fn ask_of(self: &Arc<Self>, call: &Arc<SessionCall>, request: Request) {
         let id = request.id.clone();
         if let Some(event) = self.admit(call, request)
@@ -278,7 +275,6 @@ fn progress(params: &Object) -> Option<(Payload, Progress)> {
     Some((params.get(meta::PROGRESS_TOKEN)?, progress))
 }
 
-/// Params of a question, without the upstream's id of the task that asks.
 fn unrelated(params: Params) -> Option<Payload> {
     match params {
         Params::Object(object) => Some(relay::unrelated(&object)),

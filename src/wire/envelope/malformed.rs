@@ -4,7 +4,6 @@ use bytes::Bytes;
 
 use crate::wire::{Payload, RequestId, ScanLimits};
 
-/// Most objects that are read in one text.
 const TEXTS_MAX: usize = 1_000;
 const MARK: &[u8] = b"\xef\xbb\xbf";
 

@@ -66,7 +66,6 @@ pub struct EventGate {
     withheld: bool,
     /// Whether the current event has a field, not only comments.
     has_field: bool,
-    /// Whether a match was found in the current event.
     is_of_interest: bool,
     /// How many bytes of a byte order mark the stream has begun with; `None` once decided.
     mark: Option<usize>,
@@ -88,7 +87,6 @@ impl DataInspection {
         Self { glance: MessageClassifier::default(), field: Some(0) }
     }
 
-    /// Inspects the next bytes of the current line.
     fn pass(&mut self, mut bytes: &[u8]) {
         while let (Some(met), Some(first)) = (self.field.filter(|met| *met < Self::FIELD.len()), bytes.first()) {
             self.field = (Self::FIELD[met] == *first).then_some(met + 1);
@@ -108,7 +106,6 @@ struct EventFilter {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum GateState {
-    /// The event's data has not begun.
     Lead,
     Passing,
     Keeping,

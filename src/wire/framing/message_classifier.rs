@@ -19,7 +19,6 @@ const STATE: &[u8] = b"requestState";
 /// A server's methods that ask for the user's input or the client's own resources.
 const QUESTIONS: [&str; 3] = [method::ELICIT, method::SAMPLE, method::ROOTS];
 
-/// The class of a message so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MessageClass {
     Nothing,
@@ -39,7 +38,6 @@ pub struct MessageClassifier {
     name: NameBytes,
     length: usize,
     is_escaped: bool,
-    /// Whether the next byte is escaped.
     after_backslash: bool,
     expects_name: bool,
     expects_method: bool,
@@ -91,7 +89,6 @@ enum StringRole {
 }
 
 impl MessageClassifier {
-    /// Takes the next bytes; returns the class so far.
     pub fn feed(&mut self, bytes: &[u8]) -> MessageClass {
         let mut rest = bytes;
         while !rest.is_empty() {
@@ -223,7 +220,6 @@ impl MessageClassifier {
         Some(outcome)
     }
 
-    /// Advances to the end of a string, or of the bytes.
     fn in_string<'b>(&mut self, text: StringRole, bytes: &'b [u8]) -> &'b [u8] {
         if std::mem::take(&mut self.after_backslash) {
             self.note(text, &bytes[..1]);

@@ -62,7 +62,6 @@ impl SseDecoder {
         Self { failed: true, ..Self::new(0) }
     }
 
-    /// Whether an event or a comment may be inserted here.
     #[must_use]
     pub const fn is_between_events(&self) -> bool {
         !self.in_event

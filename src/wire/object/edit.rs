@@ -35,7 +35,6 @@ impl<'a> ObjectEdit<'a> {
         self.change(key, Some(value))
     }
 
-    /// Removes a member if the object has it.
     #[must_use]
     pub fn remove(self, key: &'a str) -> Self {
         self.change(key, None)
@@ -146,7 +145,6 @@ impl<'a> ObjectEdit<'a> {
 
 struct EditedText<'a> {
     source: &'a Bytes,
-    /// Unchanged parts of at least this size become separate pieces.
     large: usize,
     pieces: Vec<Bytes>,
     open: Vec<u8>,

@@ -6,7 +6,6 @@ use super::Payload;
 use crate::wire::JsonPieces;
 use crate::wire::payload::write_string;
 
-/// Capacity for an object without large members.
 const ROOM: usize = 512;
 
 /// Spare capacity after a large member, so that a few bytes do not reallocate it.

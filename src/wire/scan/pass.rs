@@ -33,7 +33,6 @@ struct OpenObject {
     keys: ObjectKeys,
     /// Set if its members are to be located.
     place: Option<ObjectPlace>,
-    /// The located member that is being read.
     current: Option<usize>,
     /// The location of that member's value, should it be an object.
     child: Option<ObjectPlace>,
@@ -309,7 +308,6 @@ impl<'t> OpenKeys<'t> {
         true
     }
 
-    /// Forgets the keys of the innermost object.
     fn close(&mut self, object: &ObjectKeys) {
         if object.is_large {
             self.sets.pop();

@@ -87,7 +87,6 @@ impl SessionLeases {
     }
 }
 
-/// A lease of a client's own session, released when dropped.
 #[derive(Debug)]
 pub struct SessionLease {
     sessions: Arc<OwnSessions>,

@@ -37,7 +37,6 @@ struct SessionFacts {
     preferences: SessionPreferences,
 }
 
-/// The settings of an upstream session that a new one needs again.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SessionPreferences {
     pub(super) level: Option<Payload>,

@@ -29,7 +29,6 @@ use crate::wire::{Message, MessageText, ScanLimits};
 /// How long a client's stream waits for an unavailable server, and the pause between two attempts.
 const AWAY_MAX: Duration = Duration::from_secs(60);
 const AWAY_PAUSE: Duration = Duration::from_millis(500);
-/// The pause before a stream that ended is read again.
 const AGAIN: Duration = Duration::from_secs(1);
 /// How long a call waits for the gateway's own stream: some servers send no head before the first event.
 const OPEN_MAX: Duration = Duration::from_secs(1);
@@ -169,7 +168,6 @@ enum StreamConsumer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ResumedStreamKind {
     Same,
-    /// The stream of a session that replaced a lost one.
     Another,
 }
 

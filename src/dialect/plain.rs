@@ -202,7 +202,7 @@ mod tests {
     use crate::wire::ScanLimits;
 
     fn payload(text: &str) -> Payload {
-        Payload::parse(&bytes::Bytes::copy_from_slice(text.as_bytes()), ScanLimits::CLIENT).unwrap()
+        Payload::parse(&bytes::Bytes::copy_from_slice(text.as_bytes()), ScanLimits::UPSTREAM).unwrap()
     }
 
     #[track_caller]
@@ -267,10 +267,6 @@ mod tests {
                 }
             }
         }
-    }
-
-    fn payload(text: &str) -> Payload {
-        Payload::parse(&bytes::Bytes::copy_from_slice(text.as_bytes()), ScanLimits::UPSTREAM).unwrap()
     }
 
     #[track_caller]

@@ -331,7 +331,7 @@ impl QuestionKeepAlive {
         link.tracker.spawn(over.run_until_cancelled_owned(Box::pin(showing)));
     }
 
-    fn sign(&self, count: u32) -> bytes::Bytes {
+    fn sign(&self, count: u32) -> Bytes {
         let params = ObjectWriter::new()
             .member(meta::PROGRESS_TOKEN, &self.token)
             .number("progress", u64::from(count))

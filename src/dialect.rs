@@ -1,8 +1,7 @@
 //! Translates between protocol messages and canonical values. No I/O, no clock.
 //!
-//! A dialect knows itself and the canonical task, never another dialect. Read [`face_dialect`] (the client's side) and
-//! [`upstream_dialect`] (the upstream's side) first. [`negotiate`] chooses a peer's dialect; no code asks for the version after
-//! that.
+//! A dialect knows itself and the canonical task, never another dialect. Read [`face_dialect`] (clients) and
+//! [`upstream_dialect`] (servers) first. [`negotiate`] chooses a peer's dialect; no later code asks for the version.
 
 pub mod core_2025_11_25;
 pub mod draft_sep_1686;

@@ -1,7 +1,7 @@
 //! Sends requests to MCP servers. An [`Upstream`] begins exchanges; an [`Exchange`] is one request in progress.
 //!
-//! Read [`exchange`] first: it is the whole interface for the layers above. Then [`transport`] for how requests reach a server,
-//! [`http`] for their contents, and [`era`] for the choice of the protocol era. Verbatim forwarding uses [`raw_channel`] instead.
+//! Read [`exchange`] first, the interface for the layers above; then [`transport`] (how requests reach a server),
+//! [`http`] (their contents) and [`era`] (the choice of the protocol era). Verbatim forwarding uses [`raw_channel`].
 
 pub mod answer_body;
 pub(crate) mod body;
@@ -41,10 +41,8 @@ pub use forwarding::{ForwardedHeaders, ForwardingRules};
 pub use outgoing::HandedOver;
 pub use session::own::{OwnSessionChannel, SessionLease};
 
-/// The scope of background tasks.
 #[derive(Clone, Debug)]
 pub struct TaskScope {
-    /// All background tasks are spawned here.
     pub tracker: TaskTracker,
     /// Stops background tasks that do not end by themselves.
     pub stop: CancellationToken,

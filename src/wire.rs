@@ -1,15 +1,12 @@
 //! Reads and writes JSON-RPC and MCP text: envelopes, verbatim payloads, the strict scan, event streams.
 //!
-//! Knows no tokio, no http, no clock. Read [`scan`] first: a text that passes it reads the same in every JSON parser, so its
-//! bytes are forwarded as they came.
+//! Knows no tokio, no http, no clock. Read [`scan`] first: a text that passes it reads the same in every JSON parser.
 
 pub mod canonical;
 pub mod envelope;
 pub mod framing;
 pub mod id;
-pub mod json_pieces;
 pub mod list_pages;
-pub mod message_text;
 pub mod meta;
 pub mod method;
 pub mod object;
@@ -22,13 +19,11 @@ pub mod version;
 pub mod walk;
 
 pub use canonical::canonical;
-pub use envelope::{Message, Notification, Request, Response};
+pub use envelope::{Message, MessageText, Notification, Request, Response};
 pub use id::RequestId;
-pub use json_pieces::JsonPieces;
 pub use list_pages::{ListEnd, ListPages, PagedList};
-pub use message_text::MessageText;
 pub use object::Object;
-pub use payload::Payload;
+pub use payload::{JsonPieces, Payload};
 pub use rpc_error::RpcError;
 pub use scan::{ScanError, ScanLimits};
 pub use version::{ElicitationKinds, ProtocolVersion};

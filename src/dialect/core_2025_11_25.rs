@@ -1,19 +1,20 @@
 //! Encodes tasks of 2025-11-25 for clients.
 //!
 //! Task fields are nested in a handle, flat elsewhere; `tasks/result` returns the outcome. A tool's own failure is `failed` here
-//! (L25-44), with its text as the status message. [`messages`] and [`super::related_task`] write the messages between requests.
+//! (L25-44), with its text as the status message. [`super::related_task`] writes the messages between requests.
 
 pub mod hybrid;
-mod instant;
 mod list_params;
-pub mod messages;
-mod task_param;
 #[cfg(test)]
 mod tests;
 
+use std::borrow::Cow;
 use std::sync::Arc;
+use std::time::Duration;
 
-use super::face_dialect::{FaceDialect, TaskCommand, TaskReply, list_cursor, list_page, task_id};
+use bytes::Bytes;
+
+use super::face_dialect::{FaceDialect, TaskCommand, TaskReply, list_cursor, list_page, milliseconds, task_id};
 use super::faults::{
     RequestError, already_settled, cancelled_words, not_in_flavour, not_settled, session_failure_error, was_cancelled,
 };
@@ -26,11 +27,9 @@ use crate::task::{
 use crate::wire::meta::{IMMEDIATE_RESPONSE, META};
 use crate::wire::object::ObjectWriter;
 use crate::wire::one_line::status_text;
-use crate::wire::{JsonPieces, Object, Payload, ProtocolVersion, RpcError, method};
+use crate::wire::{JsonPieces, Object, Payload, ProtocolVersion, RpcError, envelope, method};
 pub use list_params::{LIST_VALUES_MAX, list_filter};
-pub use task_param::RequestedTtl;
 
-/// The codec of 2025-11-25 tasks.
 #[derive(Clone, Debug, Default)]
 pub struct CoreTasks {
     /// A handle's text for the client's model.
@@ -40,7 +39,6 @@ pub struct CoreTasks {
 }
 
 impl CoreTasks {
-    /// A codec for clients that may use these drafts.
     #[must_use]
     pub fn with_drafts(drafts: Drafts) -> Self {
         Self { immediate_response: None, names_tree: drafts.has(Draft::Sep2268) }
@@ -68,13 +66,12 @@ impl CoreTasks {
         version.traits().has_session_tasks
     }
 
-    /// Whether this is a task method of 2025-11-25.
     #[must_use]
     pub fn is_method(name: &str) -> bool {
         matches!(name, method::TASKS_GET | method::TASKS_RESULT | method::TASKS_LIST | method::TASKS_CANCEL)
     }
 
-    /// The gateway's `capabilities.tasks`: exactly the served methods (L25-01, L25-02). Lists are only for authenticated clients
+    /// The gateway's `capabilities.tasks`: exactly the served methods (L25-01, L25-02), lists if authenticated
     /// (L25-54).
     #[must_use]
     pub fn capability(lists: ListSupport) -> Payload {
@@ -100,10 +97,7 @@ impl CoreTasks {
         }
     }
 
-    /// Reads a call's wish for a task, checked against the tool's rules.
-    ///
-    /// # Errors
-    /// If the tool's rules exclude the wish (L25-04, L25-05), or the wish cannot be read.
+    /// Reads a call's wish for a task. Fails if the tool's rules exclude it (L25-04, L25-05), or it cannot be read.
     pub fn wish(params: &Object, mode: TaskMode) -> Result<Option<RequestedTtl>, RequestError> {
         match (RequestedTtl::read(params)?, mode) {
             (Some(_), TaskMode::Never) => Err(RequestError::TakesNoTask),
@@ -169,7 +163,6 @@ fn tree_fields(writer: ObjectWriter, tree: &TreeLinks) -> ObjectWriter {
     writer.member("childTaskIds", &Payload::of(&children))
 }
 
-/// Whether a client may list its tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ListSupport {
     Served,
@@ -179,8 +172,7 @@ pub enum ListSupport {
 }
 
 impl FaceDialect for CoreTasks {
-    /// Reads only `taskId` and `cursor` from the params of task methods: a related task in `_meta` (L25-29), or the `task` that
-    /// some clients repeat there, has no meaning.
+    /// Reads only `taskId` and `cursor`: a related task in `_meta` (L25-29), or a repeated `task`, has no meaning.
     fn decode(&self, method: &str, params: &Object) -> Result<TaskCommand, RequestError> {
         match method {
             method::TASKS_GET => Ok(TaskCommand::Get(task_id(params)?)),
@@ -215,8 +207,7 @@ const fn status(phase: PhaseKind) -> &'static str {
     }
 }
 
-/// The status message; a failed task's is its error (L25-45): clients stop at `failed` and never fetch the result (T-02). A
-/// cancelled task's says so.
+/// A failed task's status message is its error (L25-45): clients stop at `failed` and never fetch the result (T-02).
 fn status_message(task: &Summary) -> Option<Arc<str>> {
     let message = match task.phase {
         SummaryPhase::Faulted(fault) => status_text(&session_failure_error(&Failure::Gateway(fault)).message),
@@ -228,4 +219,69 @@ fn status_message(task: &Summary) -> Option<Arc<str>> {
         | SummaryPhase::AwaitingInput => task.failure.clone(),
     };
     message.or_else(|| task.status_message.clone())
+}
+
+/// A client's wish for a task (L25-57).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RequestedTtl {
+    Default,
+    /// For this long after the task's creation.
+    For(Duration),
+    /// For the longest time to live of the gateway (`ttl: null`, T-69).
+    Longest,
+}
+
+impl RequestedTtl {
+    /// Reads `params.task`. A value that is no object asks for nothing (GW-10). `ttl` is null or a number of
+    /// milliseconds.
+    pub fn read(params: &Object) -> Result<Option<Self>, RequestError> {
+        params.get_object("task").map(|task| Self::of(&task)).transpose()
+    }
+
+    fn of(task: &Object) -> Result<Self, RequestError> {
+        match task.get("ttl") {
+            None => Ok(Self::Default),
+            Some(ttl) if ttl.as_str() == "null" => Ok(Self::Longest),
+            Some(ttl) => match milliseconds(&ttl) {
+                Some(span) => Ok(Self::For(span)),
+                None => {
+                    Err(RequestError::Params(Cow::Borrowed("task.ttl must be a number of milliseconds, 0 or more")))
+                }
+            },
+        }
+    }
+
+    /// How long the task is kept: the requested time, capped.
+    #[must_use]
+    pub fn ttl(self, default: Duration, max: Duration) -> Duration {
+        match self {
+            Self::Default => default,
+            Self::For(span) => span.min(max),
+            Self::Longest => max,
+        }
+    }
+}
+
+/// The parts of a task that cause a notification when they change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StatusNotice {
+    status: &'static str,
+    message: Option<Arc<str>>,
+    /// The number of children that the client can see.
+    children: usize,
+}
+
+impl CoreTasks {
+    #[must_use]
+    pub fn notice(&self, task: &Task) -> StatusNotice {
+        let task = Summary::of(task);
+        let children = if self.names_tree { task.tree.children.len() } else { 0 };
+        StatusNotice { status: status(task.phase.kind()), message: status_message(&task), children }
+    }
+
+    /// `notifications/tasks/status`: the whole Task, and no related task (L25-31, L25-32).
+    #[must_use]
+    pub fn status_notification(&self, task: &Task) -> Bytes {
+        envelope::notification(method::TASK_STATUS, Some(&self.fields(&Summary::of(task))))
+    }
 }

@@ -1,18 +1,19 @@
 //! Encodes tasks of the SEP-1686 draft for session clients.
 //!
-//! A call carries its task's id in `_meta` and still gets its own response. The client chooses the ids, in one namespace for each
-//! session: the task's key is derived from both ([`ChosenId::task_id`]). A tool's own failure is `completed` here (D86-26).
-//! [`super::related_task`] writes the messages between requests.
+//! A call carries its task's id in `_meta` and still gets its own response. The client chooses the ids, unique in its
+//! session: the task's key is derived from both ([`ChosenId::task_id`]). A tool's own failure is `completed` here
+//! (D86-26). [`super::related_task`] writes the messages between requests.
 
-mod task_key;
 #[cfg(test)]
 mod tests;
 
+use std::borrow::Cow;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::face_dialect::{FaceDialect, TaskCommand, TaskReply, list_cursor, list_page};
+use super::face_dialect::{FaceDialect, TaskCommand, TaskReply, list_cursor, list_page, milliseconds};
 use super::faults::{
     RequestError, already_settled, not_completed, not_in_flavour, not_settled, session_failure_error, was_cancelled,
 };
@@ -20,13 +21,11 @@ use super::related_task::RelatedTask;
 use super::session_results::without_odd_content;
 use crate::task::time::millis;
 use crate::task::{ChosenId, Failure, GatewayFault, Outcome, Phase, Reason, SessionScope, Task, TaskId};
-use crate::wire::meta::META;
+use crate::wire::meta::{DRAFT_TASK, META};
 use crate::wire::object::ObjectWriter;
 use crate::wire::one_line::status_text;
 use crate::wire::{JsonPieces, Object, Payload, RpcError, envelope, method};
-pub use task_key::{RequestedTask, chosen_text};
 
-/// The draft's codec, for one request of a session.
 #[derive(Clone, Debug)]
 pub struct DraftTasks {
     session: SessionScope,
@@ -35,13 +34,11 @@ pub struct DraftTasks {
 }
 
 impl DraftTasks {
-    /// For a request with these params.
     #[must_use]
     pub fn for_request(session: SessionScope, params: &Object) -> Self {
         Self { session, named: chosen_text(params).ok() }
     }
 
-    /// For the call that makes a task.
     #[must_use]
     pub fn for_call(chosen: &ChosenId) -> Self {
         Self { session: chosen.session, named: Some(Arc::clone(&chosen.text)) }
@@ -175,4 +172,60 @@ fn error(phase: &Phase) -> Option<Arc<str>> {
         Phase::Settled(Outcome::Faulted(failure)) => status_text(&session_failure_error(failure).message),
         Phase::Queued | Phase::Working | Phase::AwaitingInput(_) | Phase::Settled(_) => None,
     }
+}
+
+/// Longest id, in characters.
+const ID_CHARS_MAX: usize = 256;
+
+/// A call's wish for a task: the chosen id and `keepAlive`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RequestedTask {
+    pub text: Arc<str>,
+    keep_alive: KeepAlive,
+}
+
+/// How long a result is kept, counted from the end of the call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum KeepAlive {
+    Default,
+    For(Duration),
+    Longest,
+}
+
+impl RequestedTask {
+    /// Reads the member of a call's `_meta`. One without an id, or that is no object, asks for nothing (T-37).
+    pub fn read(params: &Object) -> Result<Option<Self>, RequestError> {
+        let wish = params.get_object(META).and_then(|meta| meta.get_object(DRAFT_TASK));
+        let Some(wish) = wish.filter(|wish| wish.contains("taskId")) else { return Ok(None) };
+        let text = chosen_text(&wish)?;
+        let keep_alive = match wish.get("keepAlive") {
+            None => KeepAlive::Default,
+            Some(span) if span.as_str() == "null" => KeepAlive::Longest,
+            Some(span) => KeepAlive::For(milliseconds(&span).ok_or_else(bad_keep_alive)?),
+        };
+        Ok(Some(Self { text, keep_alive }))
+    }
+
+    /// How long the result is kept: the requested time, capped (D86-29).
+    #[must_use]
+    pub fn keep_alive(&self, default: Duration, max: Duration) -> Duration {
+        match self.keep_alive {
+            KeepAlive::Default => default,
+            KeepAlive::For(span) => span.min(max),
+            KeepAlive::Longest => max,
+        }
+    }
+}
+
+const fn bad_keep_alive() -> RequestError {
+    RequestError::Params(Cow::Borrowed("keepAlive must be a number of milliseconds, 0 or more, or null"))
+}
+
+/// The id in the params of a task method, or in a call's wish (D86-04).
+pub fn chosen_text(params: &Object) -> Result<Arc<str>, RequestError> {
+    let usable = |text: &String| (1..=ID_CHARS_MAX).contains(&text.chars().count()) && !text.contains(char::is_control);
+    let text = params.get_string("taskId").filter(usable);
+    text.map(Arc::from).ok_or(RequestError::Params(Cow::Borrowed(
+        "taskId must be a string of 1 to 256 characters without control characters",
+    )))
 }

@@ -16,7 +16,6 @@ use crate::wire::meta::{META, SUBTASKS};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{JsonPieces, Object, Payload, RpcError, method};
 
-/// The extension's codec.
 #[derive(Clone, Debug)]
 pub struct ExtTasks {
     /// `_meta` of every result: the server's identity (MOD-13).
@@ -29,7 +28,6 @@ impl ExtTasks {
         Self { meta }
     }
 
-    /// Whether this is a method of the extension.
     #[must_use]
     pub fn is_method(name: &str) -> bool {
         matches!(name, method::TASKS_GET | method::TASKS_UPDATE | method::TASKS_CANCEL)

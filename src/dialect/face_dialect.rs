@@ -22,14 +22,12 @@ pub enum TaskCommand {
     Await(TaskId),
     /// Returns the outcome, if there is one.
     Fetch(TaskId),
-    /// Deletes a settled task.
     Delete(TaskId),
     /// Lists the client's tasks, from the cursor of an earlier page.
     List(Option<String>),
 }
 
 impl TaskCommand {
-    /// The task, if the command is about one.
     #[must_use]
     pub const fn task(&self) -> Option<TaskId> {
         match self {
@@ -47,52 +45,42 @@ impl TaskCommand {
 /// A reply of the engine, independent of the dialect.
 #[derive(Clone, Copy, Debug)]
 pub enum TaskReply<'a> {
-    /// The handle of a new task.
     Created(&'a Task),
-    /// The state of a task.
     Snapshot(&'a Task),
-    /// The client's input was accepted.
     Answered,
     /// A cancel was accepted; if `was_settled`, it came too late and changed nothing.
-    Cancelled { task: &'a Task, was_settled: bool },
-    /// The outcome of a settled task.
+    Cancelled {
+        task: &'a Task,
+        was_settled: bool,
+    },
     Outcome(&'a Task),
     /// The outcome, requested without waiting; the task may be unsettled.
     Fetched(&'a Task),
-    /// A task was deleted.
     Deleted,
     /// One page of the client's tasks, and the cursor of the next page.
-    Listed { tasks: &'a [Summary], next: Option<&'a str> },
+    Listed {
+        tasks: &'a [Summary],
+        next: Option<&'a str>,
+    },
 }
 
 /// One dialect of tasks with clients: stateless and byte-exact.
 pub trait FaceDialect: Send + Sync + std::fmt::Debug {
-    /// Reads a task method.
-    ///
-    /// # Errors
-    /// A [`RequestError`] that names the field. An id that cannot be ours is an unknown task.
+    /// Reads a task method. The error names the field; an id that cannot be ours is an unknown task.
     fn decode(&self, method: &str, params: &Object) -> Result<TaskCommand, RequestError>;
 
-    /// Writes the result of a task method, or the handle of a call. A large result of the task is shared, not copied.
-    ///
-    /// # Errors
-    /// If the dialect replies with an error (2025-11-25: cancelling a settled task, the outcome of a failed call), or has no such
-    /// reply.
+    /// Writes the result of a task method, or the handle of a call. A large result is shared, not copied. Fails if the
+    /// dialect replies with an error (2025-11-25: cancelling a settled task, the outcome of a failed call), or has no
+    /// such reply.
     fn pieces(&self, reply: TaskReply<'_>) -> Result<JsonPieces, RpcError>;
 
     /// As [`Self::pieces`], in one piece: a large result is copied.
-    ///
-    /// # Errors
-    /// As [`FaceDialect::pieces`].
     fn encode(&self, reply: TaskReply<'_>) -> Result<Payload, RpcError> {
         self.pieces(reply).map(JsonPieces::whole)
     }
 }
 
-/// The id in a task method's params.
-///
-/// # Errors
-/// If it is no usable string; one that cannot be ours is an unknown task (B119, B120, B123).
+/// The id in a task method's params; one that cannot be ours is an unknown task (B119, B120, B123).
 pub(super) fn task_id(params: &Object) -> Result<TaskId, RequestError> {
     let usable =
         |text: &Cow<'_, str>| !text.is_empty() && text.len() <= TASK_ID_BYTES_MAX && !text.contains(char::is_control);
@@ -103,10 +91,6 @@ pub(super) fn task_id(params: &Object) -> Result<TaskId, RequestError> {
     TaskId::parse(&text).ok_or(RequestError::UnknownTask)
 }
 
-/// The cursor in the params of a `tasks/list`.
-///
-/// # Errors
-/// If it is no string.
 pub(super) fn list_cursor(params: &Object) -> Result<Option<String>, RequestError> {
     match params.get_string("cursor") {
         None if params.contains("cursor") => Err(bad_cursor()),

@@ -33,7 +33,6 @@ const ID_BYTES_MAX: usize = 128;
 /// The text for an unknown task, equal for all clients.
 const UNKNOWN: &str = "There is no such task. Its id may be mistyped, or its time to live may be over.";
 
-/// One of the three tools.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FallbackTool {
     Status,
@@ -41,7 +40,6 @@ pub enum FallbackTool {
     Cancel,
 }
 
-/// A name that may mean one of the tools.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FallbackToolName {
     pub tool: FallbackTool,
@@ -52,7 +50,6 @@ pub struct FallbackToolName {
 impl FallbackTool {
     pub const ALL: [Self; 3] = [Self::Status, Self::Result, Self::Cancel];
 
-    /// Its name without a prefix.
     #[must_use]
     pub const fn base(self) -> &'static str {
         match self {
@@ -86,7 +83,6 @@ impl FallbackTool {
         named.is_some_and(|named| named.tool.definition(named.level).as_str() == item.as_str())
     }
 
-    /// Its entry in a tool list.
     #[must_use]
     pub fn definition(self, level: usize) -> Payload {
         let [status, result, cancel] = Self::ALL.map(|tool| tool.name(level));
@@ -158,7 +154,6 @@ fn with_output_schema(definition: &Payload) -> Payload {
     }
 }
 
-/// The arguments of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FallbackToolArguments {
     /// `None` for an id that cannot be ours: an unknown task.
@@ -167,10 +162,7 @@ pub struct FallbackToolArguments {
 }
 
 impl FallbackToolArguments {
-    /// Reads the arguments of a call.
-    ///
-    /// # Errors
-    /// The fault in the arguments, as a sentence for the model.
+    /// The error is a sentence for the model about the fault in the arguments.
     pub fn read(tool: FallbackTool, arguments: Option<&Object>) -> Result<Self, &'static str> {
         let id = arguments.and_then(|arguments| arguments.get_string("id"));
         let id = id.filter(|id| !id.is_empty() && id.len() <= ID_BYTES_MAX && !id.contains(char::is_control));
@@ -187,7 +179,6 @@ impl FallbackToolArguments {
     }
 }
 
-/// The codec for clients without tasks.
 #[derive(Clone, Debug)]
 pub struct FallbackTools {
     /// The prefix repetitions in this client's tool names.
@@ -197,7 +188,6 @@ pub struct FallbackTools {
 }
 
 impl FallbackTools {
-    /// For clients with a session.
     #[must_use]
     pub const fn for_session(level: usize) -> Self {
         Self { level, identity: None }
@@ -215,13 +205,11 @@ impl FallbackTools {
         self.failed(UNKNOWN)
     }
 
-    /// A result with an error text.
     #[must_use]
     pub fn failed(&self, why: &str) -> Payload {
         self.finished(&failed_result(why))
     }
 
-    /// A result in the form of the client's version.
     fn finished(&self, result: &Payload) -> Payload {
         match &self.identity {
             Some(server_info) => stateless_result(method::TOOLS_CALL, result, server_info),
@@ -307,7 +295,6 @@ impl FallbackTools {
 }
 
 impl FaceDialect for FallbackTools {
-    /// Reads the params of a call of one of the tools.
     fn decode(&self, _: &str, params: &Object) -> Result<TaskCommand, RequestError> {
         let named = params.get_str("name").and_then(|name| FallbackTool::named(&name));
         let tool = named.ok_or_else(|| RequestError::unknown_tool(Some(params)))?.tool;
@@ -333,7 +320,6 @@ impl FaceDialect for FallbackTools {
     }
 }
 
-/// The state of a task, as structured content.
 fn status_content(task: &Task) -> Payload {
     let writer = ObjectWriter::new()
         .text("taskId", &task.key.id.to_string())
@@ -358,7 +344,6 @@ fn status_content(task: &Task) -> Payload {
     .finish()
 }
 
-/// The text of a question, for people.
 fn asked(question: &Question) -> String {
     let request = Object::of(&question.request);
     let message = request.as_ref().and_then(|request| request.get_object("params"));

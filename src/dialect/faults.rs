@@ -1,18 +1,16 @@
 //! Gives every error its JSON-RPC code and its public text; no other file does.
 //!
-//! Every refusal is either a [`RequestError`] about the request itself or a [`GatewayFault`] about its handling. Texts never
-//! quote a client or an upstream, except names of methods, headers, members and tools; names that a client chose are bounded and
-//! have no control characters.
+//! A refusal is a [`RequestError`] about the request, or a [`GatewayFault`] about its handling. Texts never quote a
+//! client or an upstream, except names of methods, headers, members and tools; names that a client chose are bounded
+//! and have no control characters.
 
 use std::borrow::Cow;
 
 use crate::task::{Executed, Failure, GatewayFault, ProcessExit, RateRefusal, Reason};
 use crate::wire::{Object, Payload, ProtocolVersion, RpcError, method, one_line, rpc_error};
 
-/// A fault in a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RequestError {
-    /// No JSON document.
     NotJson(String),
     /// JSON, but no JSON-RPC request that is accepted here.
     NotARequest(Cow<'static, str>),
@@ -39,7 +37,6 @@ pub enum RequestError {
     NeedsTask,
     /// The tool never runs as a task, and the client asked for one (L25-04).
     TakesNoTask,
-    /// A header is missing or contradicts the body.
     Header(Cow<'static, str>),
     /// The request needs capabilities that its client did not declare: a `ClientCapabilities` object.
     Capability(Payload),
@@ -49,7 +46,6 @@ pub enum RequestError {
 }
 
 impl RequestError {
-    /// The error for a call of an unknown tool, by its params.
     #[must_use]
     pub fn unknown_tool(params: Option<&Object>) -> Self {
         Self::UnknownTool(
@@ -57,8 +53,7 @@ impl RequestError {
         )
     }
 
-    /// The error object for a request of `version`: the draft name of 2026-07-28 has another code for missing capabilities
-    /// (T-80).
+    /// 2026-07-28's draft name has another code for missing capabilities (T-80).
     #[must_use]
     pub fn to_error(&self, version: ProtocolVersion) -> RpcError {
         match self {
@@ -277,14 +272,13 @@ pub fn not_in_flavour() -> RpcError {
     RpcError::new(rpc_error::INTERNAL_ERROR, "This flavour of tasks has no such answer")
 }
 
-/// A client's answer to a question is no object.
 #[must_use]
 pub fn unusable_answer() -> RpcError {
     RpcError::new(rpc_error::INTERNAL_ERROR, "The client's answer is not an object")
 }
 
-/// Rewrites the codes of session versions that must not reach a stateless client (T-50, MOD-30): −32002 becomes −32602, codes
-/// about the gateway's own request and −32042 become −32603.
+/// Replaces session codes for stateless clients (T-50, MOD-30): −32002 becomes −32602, codes about the gateway's own
+/// request and −32042 become −32603.
 fn stateless_error(error: &RpcError) -> RpcError {
     let code = match error.code {
         rpc_error::RESOURCE_NOT_FOUND => rpc_error::INVALID_PARAMS,
@@ -358,8 +352,8 @@ const fn executed_key(executed: Executed) -> &'static str {
 }
 
 /// Why a later process does not resume a call that used its client's credential.
-const CREDENTIAL_GONE: &str = "The gateway restarted while the tool was running, and keeps no credentials of clients to go on \
-                               with; log in and call again";
+const CREDENTIAL_GONE: &str = "The gateway restarted while the tool was running, and does not store clients' credentials; log in \
+                               and call again";
 
 const fn sentence(reason: Reason) -> &'static str {
     match reason {
@@ -379,19 +373,19 @@ const fn sentence(reason: Reason) -> &'static str {
         Reason::TtlExpired => "The task's time to live ended before its call did",
         Reason::GatewayRestart => "The gateway restarted while the tool was running; it may or may not have completed",
         Reason::ReplicaLost => {
-            "The gateway that ran the tool was lost, and no other one could go on; it may or may not have completed"
+            "The gateway that ran the tool was lost, and no other could resume the call; it may or may not have completed"
         }
         Reason::Poison => {
-            "The gateway ended again and again while the tool was running; the call is not taken up any more"
+            "The gateway ended several times in a row while the tool was running; the call is not resumed any more"
         }
         Reason::TooManyWaiters => "Too many requests wait for this task (64)",
         Reason::TooMuchStored => {
-            "Your tasks and their results take as much room as they may (`stored_bytes_per_principal_max`)"
+            "Your tasks and their results have reached their limit in bytes (`stored_bytes_per_principal_max`)"
         }
         Reason::TooMuchUnread => {
-            "Answers to you hold as many bytes as they may until they are read (`answer_bytes_per_principal_max`)"
+            "Your unread responses have reached their limit in bytes (`answer_bytes_per_principal_max`)"
         }
-        Reason::AnswersFull => "Answers under way hold as many bytes as they may (`answer_bytes_max`)",
+        Reason::AnswersFull => "Unread responses have reached their limit in bytes (`answer_bytes_max`)",
         Reason::RateLimited => "There are too many requests",
         Reason::TooManyTasks => {
             "There are too many unfinished tasks (`tasks_per_principal_max`, or `tasks_max` for all)"
@@ -399,14 +393,14 @@ const fn sentence(reason: Reason) -> &'static str {
         Reason::TooManyListeners => "There are too many open streams of notifications (`streams_per_principal_max`)",
         Reason::StoreFull => "The task store is full (`stored_bytes_max`, or its disk)",
         Reason::StoreFailed => "The task store failed",
-        Reason::StoreCorrupt => "What was stored of the task is damaged",
+        Reason::StoreCorrupt => "The task's stored record is damaged",
         Reason::QueueFull => {
             "Too many calls wait for this upstream server (`queue_max`, or `processes_max` of a program; one principal has \
              `places_percent_max` of either)"
         }
-        Reason::QueueDeadline => "The call waited too long for a place at the upstream server (`queue_deadline`)",
+        Reason::QueueDeadline => "The call waited too long for a permit at the upstream server (`queue_deadline`)",
         Reason::Draining => "The gateway is shutting down",
-        Reason::StoreLost => "The task store lost what it had acknowledged; the tool may or may not have completed",
+        Reason::StoreLost => "The task store lost acknowledged writes; the tool may or may not have completed",
         Reason::ReplicaUnavailable => "The gateway that has this session or call did not answer",
         Reason::Internal => "The gateway failed",
     }

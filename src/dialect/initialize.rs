@@ -21,14 +21,12 @@ pub fn initialize_request(
     envelope::request(id, method::INITIALIZE, Some(&params))
 }
 
-/// The gateway's identity, for a client without one.
 #[must_use]
 pub fn own_identity() -> Payload {
     ObjectWriter::new().text("name", "taskgate").text("version", env!("CARGO_PKG_VERSION")).finish()
 }
 
-/// A client's capabilities as `version` has them: before 2025-11-25 there was one kind of elicitation, by form, and it had no
-/// members (GW-05).
+/// Before 2025-11-25 elicitation was by form only, and its capability had no members (GW-05).
 #[must_use]
 pub fn capabilities_in(version: ProtocolVersion, capabilities: &Payload) -> Payload {
     let unchanged = || capabilities.clone();

@@ -1,7 +1,6 @@
 //! Encodes questions and answers of 2026-07-28 (MOD-27, EXT-22).
 //!
-//! Both are maps: `inputRequests` to the client, `inputResponses` back. They are the same in a task and between two rounds of a
-//! plain call, so both codecs use this module.
+//! The maps `inputRequests` and `inputResponses` are the same in a task and between two rounds of a plain call.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -12,7 +11,6 @@ use crate::wire::meta::{DRAFT_RELATED_TASK, META, RELATED_TASK};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, RpcError, method, rpc_error};
 
-/// The actions of an elicitation's result.
 const ACTIONS: [&str; 3] = ["accept", "decline", "cancel"];
 
 /// `inputRequests`: every open question (EXT-23).
@@ -42,11 +40,8 @@ fn without_elicitation_id(request: &Payload) -> Payload {
     edited().unwrap_or_else(|| request.clone())
 }
 
-/// Reads `inputResponses`; absent means none. Keys that we never issued are ignored before their values are read (EXT-39); every
-/// other value must be an object.
-///
-/// # Errors
-/// A [`RequestError::Params`] that names the malformed member.
+/// Reads `inputResponses`; absent means none. Keys that we never issued are ignored unread (EXT-39); every other value
+/// must be an object.
 pub fn responses(params: &Object) -> Result<BTreeMap<InputKey, Answer>, RequestError> {
     let mut answers = BTreeMap::new();
     if !params.contains("inputResponses") {
@@ -71,10 +66,7 @@ fn without_related_task(answer: &Object) -> Payload {
     answer.edit().set(META, kept).finish()
 }
 
-/// Checks answers against the open questions (B129). Answers to other questions are ignored.
-///
-/// # Errors
-/// A [`RequestError::Params`] about the first answer that does not fit its question: then none must be used.
+/// Checks answers against the open questions (B129); ignores answers to others. After an error none must be used.
 pub fn check(open: &BTreeMap<InputKey, Question>, answers: &BTreeMap<InputKey, Answer>) -> Result<(), RequestError> {
     for (key, answer) in answers {
         if let (Some(question), Answer::Result(answer)) = (open.get(key), answer) {

@@ -6,7 +6,6 @@ use crate::wire::meta::{META, SERVER_INFO, TASKS_EXTENSION};
 use crate::wire::object::{ObjectEdit, ObjectWriter};
 use crate::wire::{JsonPieces, Object, Payload, ProtocolVersion, method};
 
-/// A session server's description, as far as stateless clients see it.
 #[derive(Clone, Copy, Debug)]
 pub struct SessionServerDescription<'a> {
     pub capabilities: &'a Payload,
@@ -14,7 +13,6 @@ pub struct SessionServerDescription<'a> {
     pub server_info: &'a Payload,
 }
 
-/// The result of `server/discover`.
 #[must_use]
 pub fn discover_result(server: SessionServerDescription<'_>) -> Payload {
     let versions = ProtocolVersion::advertised_stateless();
@@ -30,8 +28,8 @@ pub fn discover_result(server: SessionServerDescription<'_>) -> Payload {
     writer.number("ttlMs", 0).text("cacheScope", "private").member(META, &server_meta(server.server_info)).finish()
 }
 
-/// A session server's capabilities for stateless clients: without tasks of 2025-11-25 (EXT-60), with the extension as exactly
-/// `{}` (EXT-01). `listChanged` and `subscribe` stay: `subscriptions/listen` serves the server's notifications.
+/// A session server's capabilities for stateless clients: without tasks of 2025-11-25 (EXT-60), with the extension as
+/// exactly `{}` (EXT-01). `listChanged` and `subscribe` stay: they work by `subscriptions/listen`.
 fn stateless_capabilities(capabilities: &Payload) -> Payload {
     let Some(object) = Object::of(capabilities) else {
         return ObjectWriter::new().member("extensions", &extensions(None)).finish();
@@ -53,8 +51,8 @@ pub fn server_meta(server_info: &Payload) -> Payload {
     ObjectWriter::new().member(SERVER_INFO, server_info).finish()
 }
 
-/// Adds the members that 2026-07-28 requires on every result: `resultType`, the server's identity, and cache hints on cacheable
-/// ones (MOD-11, MOD-13, MOD-14). A session server gives no hint, so its results are stale at once and private.
+/// Adds the members that 2026-07-28 requires: `resultType`, the server's identity, and cache hints (MOD-11, MOD-13,
+/// MOD-14). A session server gives no hint, so its results are stale at once and private.
 #[must_use]
 pub fn stateless_result(method: &str, result: &Payload, server_info: &Payload) -> Payload {
     completed(method, result, server_info, |edit| edit.finish()).unwrap_or_else(|| result.clone())

@@ -33,10 +33,8 @@ pub fn names_version(params: Option<&Object>) -> bool {
 }
 
 impl StatelessRequest {
-    /// Checks the shape of `_meta` (MOD-03). The version is read but not checked: headers are compared first (GW-03).
-    ///
-    /// # Errors
-    /// A [`RequestError::Metadata`] that names the missing or malformed key.
+    /// Checks the shape of `_meta` (MOD-03); the error names the key. The version is checked later, after the headers
+    /// (GW-03).
     pub fn check_shape(params: Option<&Object>) -> Result<(String, Object), RequestError> {
         let complaint = |what: &'static str| RequestError::Metadata(Cow::Borrowed(what));
         let meta = params.and_then(|params| params.get_object(META)).ok_or_else(|| {
@@ -51,10 +49,8 @@ impl StatelessRequest {
         Ok((version, meta))
     }
 
-    /// Reads the other members, once the version is known to be served.
-    ///
-    /// # Errors
-    /// A [`RequestError`] about an invalid progress token or log level (MOD-36).
+    /// Reads the other members, once the version is known to be served. Refuses an invalid progress token or log level
+    /// (MOD-36).
     pub fn read(version: ProtocolVersion, meta: &Object) -> Result<Self, RequestError> {
         let capabilities = meta.get_object(CLIENT_CAPABILITIES).ok_or(RequestError::Metadata(Cow::Borrowed(
             "_meta[\"io.modelcontextprotocol/clientCapabilities\"] must be an object",
@@ -88,14 +84,13 @@ impl StatelessRequest {
         self.takes_tasks
     }
 
-    /// Whether the client can be asked anything.
     #[must_use]
     pub fn takes_questions(&self) -> bool {
         takes_questions(&self.capabilities)
     }
 
-    /// Whether the client declares tasks of 2025-11-25, which this version does not have: it counts as a client without tasks
-    /// (EXT-62), except for tasks that it made in sessions (T-10).
+    /// Whether the client declares tasks of 2025-11-25. Here it counts as a client without tasks (EXT-62), except for
+    /// tasks that it made in sessions (T-10).
     #[must_use]
     pub fn declares_session_tasks(&self) -> bool {
         self.capabilities.get("tasks").is_some_and(|tasks| !matches!(tasks.as_str(), "false" | "null"))
@@ -129,14 +124,12 @@ impl StatelessRequest {
         edit.finish().detached()
     }
 
-    /// The capabilities that these questions (`{method, params}`) need and the client did not declare: a `ClientCapabilities`
-    /// object. `None` if it declared all (EXT-41, MOD-27).
+    /// The `ClientCapabilities` that these questions (`{method, params}`) need and the client lacks (EXT-41, MOD-27).
     #[must_use]
     pub fn missing<'q>(&self, questions: impl IntoIterator<Item = &'q Payload>) -> Option<Payload> {
         missing(&self.capabilities, questions)
     }
 
-    /// The client's capabilities in this request.
     #[must_use]
     pub const fn declared(&self) -> &Object {
         &self.capabilities
@@ -162,7 +155,6 @@ pub fn can_be_asked(capabilities: &Object, question: &Payload) -> bool {
     missing(capabilities, [question]).is_none()
 }
 
-/// Whether a client with these capabilities (a `ClientCapabilities` object) can be asked anything.
 #[must_use]
 pub fn takes_questions(capabilities: &Object) -> bool {
     ["elicitation", "sampling", "roots"].into_iter().any(|capability| capabilities.has_object(capability))
@@ -174,7 +166,6 @@ pub fn declared_by(capabilities: &Payload) -> impl Fn(&Payload) -> bool + Send +
     move |question| declared.as_ref().is_some_and(|all| can_be_asked(all, question))
 }
 
-/// The capabilities that these questions need and that are not declared.
 fn missing<'q>(capabilities: &Object, questions: impl IntoIterator<Item = &'q Payload>) -> Option<Payload> {
     let mut missing: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     for (capability, part) in questions.into_iter().filter_map(need_of) {
@@ -203,7 +194,6 @@ fn has(capabilities: &Object, capability: &str, part: Option<&str>) -> bool {
     }
 }
 
-/// The modes of an elicitation.
 const FORM: &str = "form";
 const URL: &str = "url";
 

@@ -13,7 +13,6 @@ use crate::wire::meta::{DRAFT_RELATED_TASK, META, RELATED_TASK};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{JsonPieces, Object, Payload, RequestId, envelope, method};
 
-/// A task's reference in the `_meta` of its messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RelatedTask {
     member: &'static str,
@@ -31,7 +30,6 @@ impl RelatedTask {
         }
     }
 
-    /// By the id that the client chose.
     #[must_use]
     pub fn chosen(text: &Arc<str>) -> Self {
         Self { member: DRAFT_RELATED_TASK, id: Arc::clone(text), parent: None }
@@ -64,7 +62,6 @@ impl RelatedTask {
         }
     }
 
-    /// Adds the task to an existing `_meta`.
     fn beside(&self, meta: Option<&Object>) -> Payload {
         let related = ObjectWriter::new().text("taskId", &self.id);
         let related = match self.parent {
@@ -77,9 +74,8 @@ impl RelatedTask {
         }
     }
 
-    /// An upstream's question as a request to the client (L25-14, D86-11); `None` if it is invalid.
-    ///
-    /// An elicitation by URL gets an id if it has none, as 2025-11-25 requires one (T-49).
+    /// An upstream's question as a request to the client (L25-14, D86-11); `None` if it is invalid. An elicitation by
+    /// URL gets an id if it has none, as 2025-11-25 requires one (T-49).
     #[must_use]
     pub fn question(&self, key: InputKey, question: &Question, id: &RequestId) -> Option<Bytes> {
         let request = Object::of(&question.request)?;
@@ -99,7 +95,6 @@ impl RelatedTask {
         Some(envelope::request(id, &name, Some(&edit.finish())))
     }
 
-    /// Cancels a question that is no longer needed.
     #[must_use]
     pub fn withdrawn(&self, id: &RequestId) -> Bytes {
         let params = ObjectWriter::new()
@@ -110,7 +105,6 @@ impl RelatedTask {
         envelope::notification(method::CANCELLED, Some(&params))
     }
 
-    /// A log message of the task's call.
     #[must_use]
     pub fn log(&self, params: &Payload) -> Bytes {
         envelope::notification(method::LOG_MESSAGE, Some(&self.on(params)))

@@ -21,12 +21,10 @@ const TASK_ID_BYTES_MAX: usize = 1024;
 /// Most subtasks that are read from one task.
 pub const CHILDREN_MAX: usize = 10_000;
 
-/// An upstream's support for its own tasks. None by default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UpstreamTaskSupport {
     /// `tools/call` may carry `task`.
     pub calls: bool,
-    /// `tasks/cancel` is served.
     pub cancel: bool,
 }
 
@@ -80,7 +78,6 @@ impl ToolTaskSupport {
     }
 }
 
-/// A task as its upstream describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UpstreamTask {
     /// The upstream's own id, never sent to clients (T-67).
@@ -92,13 +89,11 @@ pub struct UpstreamTask {
     pub message: Option<Arc<str>>,
     /// Its time to live from its creation; `None` for unlimited.
     pub ttl: Option<Duration>,
-    /// The minimum interval between polls.
     pub poll_interval: Option<Duration>,
     /// The upstream's ids of its subtasks, in order, without duplicates (SEP-2268).
     pub children: Vec<Arc<str>>,
 }
 
-/// A task's status, as far as it decides the next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UpstreamTaskStatus {
     Working,
@@ -112,13 +107,11 @@ pub enum UpstreamTaskStatus {
     Unknown,
 }
 
-/// The kind of result of a call with `task`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TaskCallResult {
     Task(UpstreamTask),
     /// An ordinary result: a server may ignore `task` (T-46).
     Plain,
-    /// An unusable handle.
     Malformed,
 }
 
@@ -174,7 +167,6 @@ fn described(task: &Object) -> Option<UpstreamTask> {
     })
 }
 
-/// The subtasks that a task names, without unusable ids, and up to the limit.
 fn children(task: &Object) -> Vec<Arc<str>> {
     let Some(named) = task.get("childTaskIds") else { return Vec::new() };
     let Ok(named) = named.read::<Vec<Box<serde_json::value::RawValue>>>() else { return Vec::new() };
@@ -208,7 +200,6 @@ pub fn changed(params: &Object) -> Option<String> {
 /// The recipient of a message on a session's own stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MessageConcern {
-    /// The client, as for most messages.
     Client,
     /// A task of the upstream, unknown to the client.
     Task,
@@ -216,7 +207,6 @@ pub enum MessageConcern {
     Unsure,
 }
 
-/// The recipient of a message, as far as the message itself shows it.
 #[must_use]
 pub fn concern(message: &Message) -> MessageConcern {
     let (name, params) = match message {
@@ -243,7 +233,6 @@ pub fn concerns_a_task(text: &Bytes) -> bool {
     })
 }
 
-/// The related task of an upstream's message.
 #[must_use]
 pub fn related_task(params: &Object) -> Option<String> {
     params.get_object(META)?.get_object(RELATED_TASK)?.get_string("taskId")

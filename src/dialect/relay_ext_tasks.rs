@@ -1,7 +1,6 @@
 //! Encodes calls to upstreams of 2026-07-28 that may make tasks of them (UPC-09 to UPC-14).
 //!
-//! No status text leaves this module: callers read [`ExtensionTaskState`]. Questions are the same in a task and between two
-//! rounds of a plain call.
+//! No status text leaves this module: callers read [`ExtensionTaskState`].
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,17 +17,14 @@ const TASK_ID_BYTES_MAX: usize = 1024;
 /// Longest accepted key of a question, in bytes.
 const KEY_BYTES_MAX: usize = 1024;
 
-/// The kind of a request's result (UPC-09).
 #[derive(Clone, Debug)]
 pub enum StatelessResult {
-    /// The request's own result.
     Complete,
     /// Asks for input, after which the request is repeated.
     Round(InputRound),
     Task(ExtensionTaskHandle),
     /// Of a type that this request may not have.
     Misplaced,
-    /// No object, or an unusable handle.
     Malformed,
 }
 
@@ -41,7 +37,6 @@ pub struct InputRound {
     pub state: Option<Payload>,
 }
 
-/// The handle of an upstream's task.
 #[derive(Clone, Debug)]
 pub struct ExtensionTaskHandle {
     /// The upstream's own id, never sent to clients (T-67).
@@ -53,7 +48,6 @@ pub struct ExtensionTaskHandle {
     pub payload: Payload,
 }
 
-/// A task as its upstream describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExtensionTask {
     /// The upstream's status text, for display; empty without one.
@@ -64,7 +58,6 @@ pub struct ExtensionTask {
     pub poll_interval: Option<Duration>,
 }
 
-/// A task's state, with the members of its status.
 #[derive(Clone, Debug)]
 pub enum ExtensionTaskState {
     Working,
@@ -72,7 +65,6 @@ pub enum ExtensionTaskState {
     Asking(Object),
     Returned(Payload),
     Faulted(RpcError),
-    /// The upstream ended it without an outcome.
     Cancelled,
     /// An unknown word: treated as work (GW-14).
     Unknown,
@@ -80,7 +72,6 @@ pub enum ExtensionTaskState {
     Malformed(Executed),
 }
 
-/// An upstream's question.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExtensionQuestion {
     pub method: Arc<str>,
@@ -177,10 +168,7 @@ fn of_this_hop(params: &Object) -> Payload {
     edit.finish().detached()
 }
 
-/// An answer to a question, as an entry of `inputResponses`.
-///
-/// # Errors
-/// An error that cannot be expressed as an answer: it ends the call (T-48).
+/// An entry of `inputResponses`; an error that cannot be expressed as one ends the call (T-48).
 pub fn response(question: &str, answer: Answer) -> Result<Payload, RpcError> {
     match answer {
         Answer::Result(result) => Ok(result),
@@ -215,13 +203,11 @@ pub fn repeated(params: Option<&Payload>, responses: Option<Payload>, state: Opt
     Some(edit.finish())
 }
 
-/// The params of `tasks/get` and `tasks/cancel`.
 #[must_use]
 pub fn params_of(task: &str) -> Payload {
     ObjectWriter::new().text("taskId", task).finish()
 }
 
-/// The params of `tasks/update`.
 #[must_use]
 pub fn update_of(task: &str, responses: &Payload) -> Payload {
     ObjectWriter::new().text("taskId", task).member("inputResponses", responses).finish()

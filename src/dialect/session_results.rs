@@ -27,8 +27,8 @@ pub fn initialize_result(server: SessionServerDescription<'_>, version: Protocol
     }
 }
 
-/// A stateless server's capabilities for session clients: without the extension, which means nothing to them (EXT-64).
-/// `listChanged` and `subscribe` stay: the gateway subscribes, and forwards notifications on the session's stream.
+/// Without the tasks extension, which means nothing to session clients (EXT-64). `listChanged` and `subscribe` stay:
+/// the gateway subscribes, and forwards notifications on the session's stream.
 fn session_capabilities(capabilities: &Payload) -> Payload {
     let Some(object) = Object::of(capabilities) else { return Payload::empty_object() };
     let mut edit = object.edit().remove("tasks");
@@ -40,8 +40,7 @@ fn session_capabilities(capabilities: &Payload) -> Payload {
     edit.finish()
 }
 
-/// A stateless server's result for session clients: without newer members (LEG-17), and with structured content only if it is an
-/// object, as all their versions require (T-77).
+/// A stateless server's result for session clients: no newer members (LEG-17), structured content an object (T-77).
 #[must_use]
 pub fn session_result(method: &str, result: &Payload) -> JsonPieces {
     let Some(object) = Object::of(result) else { return result.clone().into() };
@@ -110,7 +109,7 @@ pub fn not_askable(needed: Option<&Payload>, takes_stream: bool) -> String {
         (true, Some(needed)) => format!("it did not declare the capability {}", needed.as_str()),
         (true, None) => "too many questions are open, or it was none that this client knows".to_owned(),
     };
-    format!("The server asked something that cannot be put to this client: {because}. The call was ended.")
+    format!("The server asked a question that cannot be sent to this client: {because}. The call was ended.")
 }
 
 /// The result of a tool that failed, with the reason as its only text (T-51).
@@ -121,8 +120,7 @@ pub fn failed_result(why: &str) -> Payload {
     writer.member("isError", &Payload::of(&true)).finish()
 }
 
-/// A session client's capabilities, as a stateless request declares them: without capabilities that its version does not have
-/// (GW-05, LEG-16), and without session features.
+/// A session client's capabilities for a stateless request: those of its version (GW-05, LEG-16), no session features.
 #[must_use]
 pub fn client_capabilities(capabilities: &Payload, version: ProtocolVersion) -> Payload {
     let Some(object) = Object::of(capabilities) else { return Payload::empty_object() };
@@ -145,8 +143,7 @@ pub fn client_capabilities(capabilities: &Payload, version: ProtocolVersion) -> 
     edit.finish()
 }
 
-/// A question (`{method, params}`) as a request to a client of this version: its method and params. `None` if it is no question.
-/// `id` names an elicitation for later notifications, which only 2025-11-25 requires.
+/// A question (`{method, params}`) for a client of this version: its method and params. Only 2025-11-25 uses `id`.
 #[must_use]
 pub fn session_question(question: &Payload, version: ProtocolVersion, id: &str) -> Option<(String, Option<Payload>)> {
     let question = Object::of(question)?;

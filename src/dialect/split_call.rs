@@ -14,7 +14,6 @@ const ARGUMENTS: &str = "arguments";
 const CONTENT: &str = "content";
 const STRUCTURED_CONTENT: &str = "structuredContent";
 
-/// A call that is split.
 #[derive(Clone, Debug)]
 pub struct SplitCall {
     argument: Arc<str>,
@@ -23,7 +22,6 @@ pub struct SplitCall {
     elements: Vec<Payload>,
 }
 
-/// How many elements a call's list has; `None` without a list.
 #[must_use]
 pub fn elements_in(rule: &SplitRule, params: &Object) -> Option<usize> {
     let list = params.get_object(ARGUMENTS)?.get(&rule.argument)?;
@@ -41,13 +39,11 @@ impl SplitCall {
         is_split.then(|| Self { argument: Arc::clone(&rule.argument), params: params.clone(), arguments, elements })
     }
 
-    /// How many calls it is split into; at least one.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.elements.len()
     }
 
-    /// Always false.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.elements.is_empty()
@@ -61,15 +57,13 @@ impl SplitCall {
         Some(self.params.edit().set(ARGUMENTS, arguments).finish())
     }
 
-    /// The name of the list argument.
     #[must_use]
     pub const fn argument(&self) -> &Arc<str> {
         &self.argument
     }
 }
 
-/// The combined result, in the order of the list. A failed call contributes a text that names its element and the error.
-/// `isError` if every call failed.
+/// In the order of the list. A failed call adds a text that names its element and the error. `isError` if all failed.
 #[must_use]
 pub fn combined(argument: &str, parts: &[SplitResult]) -> Payload {
     let mut content: Vec<Payload> = Vec::new();
@@ -117,11 +111,9 @@ fn failure(argument: &str, index: usize, why: &str) -> Payload {
     ObjectWriter::new().text("type", "text").text("text", &text).finish()
 }
 
-/// The result of one call.
 #[derive(Clone, Debug)]
 pub enum SplitResult {
     Returned(CanonicalResult),
-    /// The call failed; the text says why.
     Failed(String),
 }
 

@@ -13,10 +13,8 @@ use crate::wire::{Object, Payload, RequestId, envelope, method};
 
 /// Most task ids that one request may name (B132).
 pub const TASKS_MAX: usize = 1_000;
-/// Most resources that one request may name: each costs a request to the upstream.
 pub const RESOURCES_MAX: usize = 256;
 
-/// A kind of list that may change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ListKind {
     Tools,
@@ -27,7 +25,6 @@ pub enum ListKind {
 impl ListKind {
     pub const ALL: [Self; 3] = [Self::Tools, Self::Prompts, Self::Resources];
 
-    /// The member of `notifications` that asks for it.
     const fn member(self) -> &'static str {
         match self {
             Self::Tools => "toolsListChanged",
@@ -36,7 +33,6 @@ impl ListKind {
         }
     }
 
-    /// The capability under which a server declares `listChanged`.
     const fn capability(self) -> &'static str {
         match self {
             Self::Tools => "tools",
@@ -55,7 +51,6 @@ impl ListKind {
     }
 }
 
-/// The notifications that a client asks for, or is granted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SubscriptionFilter {
     pub lists: BTreeSet<ListKind>,
@@ -72,10 +67,8 @@ impl SubscriptionFilter {
         params.get_object("notifications").is_some_and(|wanted| wanted.contains("taskIds"))
     }
 
-    /// Reads `params`. Unknown members belong to extensions and are ignored.
-    ///
-    /// # Errors
-    /// A [`RequestError::Params`] that names the missing, mistyped or oversized member.
+    /// Reads `params`. Unknown members belong to extensions and are ignored; the error names a missing, mistyped or
+    /// oversized one.
     pub fn read(params: &Object) -> Result<Self, RequestError> {
         let wanted = params.get_object("notifications").ok_or_else(|| invalid("notifications must be an object"))?;
         let mut wishes = Self::default();
@@ -131,7 +124,6 @@ impl SubscriptionFilter {
         other.lists.is_subset(&self.lists) && other.resources.iter().flatten().all(has)
     }
 
-    /// Adds the upstream's part of `other`.
     pub fn extend(&mut self, other: &Self) {
         self.lists.extend(&other.lists);
         if let Some(uris) = &other.resources {
@@ -170,7 +162,6 @@ impl SubscriptionFilter {
         }
     }
 
-    /// Whether an upstream's notification is wanted.
     #[must_use]
     pub fn want(&self, name: &str, params: Option<&Object>) -> bool {
         if name == method::RESOURCE_UPDATED {
@@ -186,7 +177,6 @@ impl SubscriptionFilter {
         lists.chain(uris)
     }
 
-    /// Whether any of it is the upstream's.
     #[must_use]
     pub fn concern_the_upstream(&self) -> bool {
         !self.lists.is_empty() || self.resources.as_ref().is_some_and(|uris| !uris.is_empty())
@@ -218,8 +208,7 @@ fn strings(wanted: &Object, member: &'static str, max: usize) -> Result<Option<V
     }
 }
 
-/// The params of an upstream's notification without the gateway's own subscription id, and that id. The params are `None` if they
-/// had nothing else.
+/// The params of an upstream's notification without the gateway's own subscription id, and that id.
 #[must_use]
 pub fn untagged(params: Option<&Object>) -> (Option<Payload>, Option<Payload>) {
     let Some(params) = params else { return (None, None) };
@@ -248,8 +237,7 @@ fn complaint(member: &str, what: &str) -> RequestError {
     RequestError::Params(Cow::Owned(format!("notifications.{member} {what}")))
 }
 
-/// One open subscription. Writes its messages, each tagged with the id of the request that opened it, byte for byte (MOD-24,
-/// EXT-51).
+/// One open subscription. Tags its messages with the id of the request that opened it, byte for byte (MOD-24, EXT-51).
 #[derive(Clone, Debug)]
 pub struct Subscription {
     id: RequestId,
@@ -261,14 +249,12 @@ impl Subscription {
         Self { id }
     }
 
-    /// The first message: the granted filter.
     #[must_use]
     pub fn acknowledged(&self, granted: &SubscriptionFilter) -> Bytes {
         let params = ObjectWriter::new().member(META, &self.tag(None)).member("notifications", &granted.written());
         envelope::notification(method::LISTEN_ACKNOWLEDGED, Some(&params.finish()))
     }
 
-    /// An upstream's notification, if its kind was granted.
     #[must_use]
     pub fn passed_on(&self, granted: &SubscriptionFilter, name: &str, params: Option<&Payload>) -> Option<Bytes> {
         let params = params.and_then(Object::of);

@@ -5,34 +5,26 @@ use std::sync::Arc;
 use crate::task::{Answer, Reason};
 use crate::wire::{Object, Payload, RpcError};
 
-/// The codec for one kind of upstream.
 pub trait UpstreamDialect: Send + Sync + std::fmt::Debug {
     /// Removes members that this upstream must not see from a client's params.
     fn encode_params(&self, params: &Object) -> Payload;
 
-    /// Reads the result of a call.
-    ///
-    /// # Errors
-    /// The reason, if the upstream may not return this result.
+    /// Reads the result of a call. The error is the reason why the upstream may not return this result.
     fn decode_result(&self, result: Payload) -> Result<CanonicalResult, Reason>;
 
-    /// Reads a question during a call: `{method, params}` in canonical form.
-    ///
-    /// # Errors
-    /// The refusal, if no client may be asked this: no question of MCP (U30), or a forbidden address (U32).
+    /// Reads a question during a call: `{method, params}` in canonical form. Refuses a request that is no question of
+    /// MCP (U30), or names a forbidden address (U32).
     fn decode_question(&self, question: &str, params: Option<&Payload>) -> Result<Payload, RefusalAnswer>;
 
-    /// Encodes a client's answer for this upstream.
     fn encode_answer(&self, answer: Answer) -> Answer;
 
-    /// The questions in an error of the call: after their answers the call is repeated. Empty for every other error. Each is read
-    /// as by [`UpstreamDialect::decode_question`].
+    /// The questions in an error of the call, each as from [`UpstreamDialect::decode_question`]: the call is repeated
+    /// after their answers. Empty for every other error.
     fn demanded(&self, error: &RpcError) -> Vec<Result<Payload, RefusalAnswer>>;
 
     /// Whether the answer to such a question says that the user has visited the address.
     fn is_consent(&self, answer: &Answer) -> bool;
 
-    /// The response to a question that cannot reach the client.
     fn refuse(&self, question: &str, why: QuestionRefusal) -> RefusalAnswer;
 }
 
@@ -40,16 +32,12 @@ pub trait UpstreamDialect: Send + Sync + std::fmt::Debug {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CanonicalResult {
     pub result: Payload,
-    /// The tool itself reports a failure.
     pub is_error: bool,
 }
 
-/// Why a question does not reach the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QuestionRefusal {
-    /// The client did not declare the capability for it.
     Undeclared,
-    /// No client will answer.
     Unanswered,
     /// The upstream asks more than one call may (U29).
     TooMany,
@@ -65,7 +53,6 @@ pub fn question_method(request: &Payload) -> Arc<str> {
     Arc::from(method.unwrap_or_default())
 }
 
-/// The response to a refused question.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RefusalAnswer {
     Result(Payload),

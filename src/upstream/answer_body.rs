@@ -23,7 +23,6 @@ use crate::wire::framing::BodyPart;
 pub(crate) struct BodyBreakError(pub(crate) GatewayFault);
 
 impl BodyBreakError {
-    /// The upstream fault in a body's error, if it has one.
     pub(crate) fn known_in(error: &io::Error) -> Option<GatewayFault> {
         Some(error.get_ref()?.downcast_ref::<Self>()?.0)
     }
@@ -68,12 +67,13 @@ impl AnswerMessages {
 pub(crate) enum AnswerBody {
     /// With the reporter that updates the upstream's health.
     Http(Incoming, Option<AnswerReporter>),
-    /// Messages as they come; an error breaks the body off.
     Messages(AnswerMessages),
-    /// The whole body, until it is read.
     Whole(Option<Bytes>),
     /// Another body, and a guard that is dropped with it.
-    Kept { body: Box<Self>, _kept: Box<dyn Any + Send + Sync> },
+    Kept {
+        body: Box<Self>,
+        _kept: Box<dyn Any + Send + Sync>,
+    },
 }
 
 impl Body for AnswerBody {
@@ -122,7 +122,6 @@ impl Body for AnswerBody {
     }
 }
 
-/// Updates an upstream's health from a response's body.
 #[derive(Debug)]
 pub(crate) struct AnswerReporter {
     health: Arc<UpstreamHealth>,
@@ -176,7 +175,6 @@ impl MessageSearch {
     }
 }
 
-/// The kind of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BodyKind {
     Json,
@@ -185,7 +183,6 @@ pub enum BodyKind {
     Other,
 }
 
-/// Why a body broke off: the known fault, else that the upstream closed it.
 pub(crate) fn fault_in(error: &io::Error) -> GatewayFault {
     let closed = GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown);
     BodyBreakError::known_in(error).unwrap_or(closed)

@@ -29,7 +29,6 @@ pub(crate) fn edited_events(
     RawBody::new(EditedBody { parts: GatedBody::new(source, gate).within(share), edit, ready: VecDeque::new() })
 }
 
-/// Edits a whole event; it is kept if its text stays the same.
 fn edited(
     event: BodyPart,
     share: Option<&AnswerShare>,
@@ -83,10 +82,8 @@ impl<E: Fn(&SseEvent) -> Vec<MessageText> + Send + Unpin> Body for EditedBody<E>
     }
 }
 
-/// The output of a gate.
 #[derive(Debug)]
 pub(crate) enum GatedPart {
-    /// Forwarded as it came.
     Through(BodyPart),
     Event(BodyPart),
 }
@@ -107,7 +104,6 @@ impl<B: Body<Data = BodyPart, Error = io::Error> + Unpin> GatedBody<B> {
         Self { source, gate, ready: VecDeque::new(), share: None, held: AnswerPermit::default(), growing: None }
     }
 
-    /// The same body, charged to a principal's share.
     pub(crate) fn within(self, share: Option<AnswerShare>) -> Self {
         Self { share, ..self }
     }
@@ -131,8 +127,6 @@ impl<B: Body<Data = BodyPart, Error = io::Error> + Unpin> GatedBody<B> {
         Poll::Ready(Ok(()))
     }
 
-    /// The next output; `None` at the end of the source.
-    ///
     /// Fails if the source or the gate fails.
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<GatedPart>>> {
         loop {
@@ -184,7 +178,6 @@ impl<B: Body<Data = BodyPart, Error = io::Error> + Unpin> GatedBody<B> {
     }
 }
 
-/// A body with its beginning already read.
 pub(crate) struct PartlyReadBody {
     pub(crate) parts: VecDeque<BodyPart>,
     pub(crate) rest: RawBody,

@@ -36,8 +36,8 @@ pub(crate) enum AnswerHealth {
 }
 
 impl AnswerHealth {
-    /// The health by a response's head. Failing servers, and the proxies before them, say so by status. A 500 with JSON in it is
-    /// rather a healthy server's error about one request.
+    /// Failing servers and proxies say so by status. A 500 with JSON is rather a healthy server's error about one
+    /// request.
     pub(crate) fn of_head<B>(response: &Response<B>, is_json: bool, retry_after: Option<Duration>) -> Self {
         match response.status() {
             StatusCode::TOO_MANY_REQUESTS
@@ -50,8 +50,7 @@ impl AnswerHealth {
         }
     }
 
-    /// The health by a fault without a response. A rejected certificate is the operator's concern, and a refused connection costs
-    /// no more than the breaker.
+    /// A rejected certificate is the operator's concern, and a refused connection costs no more than the breaker.
     pub(crate) const fn of_fault(fault: &GatewayFault) -> Self {
         match matches!(fault.reason, Reason::UpstreamUnreachable | Reason::UpstreamClosed) {
             true => Self::Ill(None),
@@ -116,10 +115,7 @@ impl Breaker {
         }
     }
 
-    /// Admits or refuses a new request.
-    ///
-    /// # Errors
-    /// `UpstreamCircuitOpen`, without delay, with the time until the next probe.
+    /// Refuses with `UpstreamCircuitOpen`, without delay, and the time until the next probe.
     pub(crate) fn admit(&self) -> Result<BreakerPermit<'_>, GatewayFault> {
         let now = Instant::now();
         let mut state = self.state.lock();
@@ -157,7 +153,7 @@ impl Breaker {
                 state.phase = BreakerPhase::Closed(FailureWindow::default());
                 state.generation += 1;
                 self.health.refused(false);
-                tracing::info!(upstream = %self.health.name(), "the upstream is well again");
+                tracing::info!(upstream = %self.health.name(), "the upstream has recovered: new requests are sent");
             }
             (BreakerPhase::Open { .. }, _) => (),
         }
@@ -169,7 +165,7 @@ impl Breaker {
             self.opened.increment(1);
             self.health.refused(true);
             let cause = self.health.last().map(|trouble| trouble.cause);
-            tracing::warn!(upstream = %self.health.name(), cause, "the upstream is ill; new requests are refused");
+            tracing::warn!(upstream = %self.health.name(), cause, "the upstream fails too often: new requests are refused");
         }
         state.phase = BreakerPhase::Open { until: Instant::now() + span };
         state.generation += 1;
@@ -219,7 +215,7 @@ mod tests {
         assert_eq!((refused.reason, refused.executed), (Reason::UpstreamCircuitOpen, Executed::No));
         assert_eq!(refused.retry_after, Some(OPEN_FOR));
         held.note(AnswerHealth::Well);
-        assert!(breaker.admit().is_err(), "what was sent before says nothing of now");
+        assert!(breaker.admit().is_err(), "results of earlier requests do not count");
         tokio::time::advance(OPEN_FOR).await;
         let probe = breaker.admit().unwrap();
         late.note(AnswerHealth::Well);
@@ -252,7 +248,7 @@ mod tests {
         replaced.health.retire();
         late.into_iter().for_each(|call| call.note(AnswerHealth::Ill(None)));
         assert!(replaced.admit().is_err() && newest.admit().is_ok());
-        assert_eq!(is_open(), 0.0, "what was under way to it says nothing of the newest");
+        assert_eq!(is_open(), 0.0, "requests in progress do not change the newest gauge");
         ill(&newest, 5);
         drop((next, replaced));
         assert_eq!(is_open(), 1.0);

@@ -4,7 +4,6 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use crate::wire::{ListEnd, PagedList};
 
-/// The lists of one server that were circular when last read.
 #[derive(Debug, Default)]
 pub(crate) struct CircularLists(AtomicU8);
 
@@ -22,7 +21,7 @@ impl CircularLists {
             tracing::warn!(
                 upstream,
                 list,
-                "the server names a further page of a list behind its last item; the list ends where nothing new comes"
+                "the server's list cursors are circular; the list ends at the first page without new items"
             );
         }
     }

@@ -16,16 +16,14 @@ use crate::task::digest::{Digest, digest};
 const CHALLENGES_BYTES_MAX: usize = 8 * 1024;
 /// Most header fields with challenges that are read.
 const CHALLENGES_MAX: usize = 8;
-/// The parameter with the address of a server's metadata (RFC 9728, 5.1).
 const METADATA: &str = "resource_metadata";
 
-/// The credential of a client's requests to one server. State kept for one credential is never used for another.
+/// State kept for one credential is never used for another.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ClientCredential(CredentialState);
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 enum CredentialState {
-    /// Clients' credentials are not forwarded.
     #[default]
     NotPassedOn,
     /// It would be forwarded, but the client sent none.
@@ -60,7 +58,6 @@ impl fmt::Debug for GivenCredential {
 }
 
 impl ClientCredential {
-    /// A client's credential, for a server to which they are forwarded.
     pub(super) fn sent(value: Option<&HeaderValue>) -> Self {
         Self(value.map_or(CredentialState::Absent, |value| {
             let (mut value, digest) = (value.clone(), digest([b"forwarded", value.as_bytes()]));
@@ -74,7 +71,6 @@ impl ClientCredential {
         self.0 != CredentialState::NotPassedOn
     }
 
-    /// The header value for the server.
     pub(crate) fn value(&self) -> Option<&HeaderValue> {
         match &self.0 {
             CredentialState::Given(given) => Some(&given.value),
@@ -119,7 +115,6 @@ impl CredentialRefusal {
         named
     }
 
-    /// The server's metadata address.
     #[must_use]
     pub fn metadata_address(&self) -> Option<String> {
         let texts = self.challenges.iter().filter_map(|value| value.to_str().ok());
@@ -127,7 +122,6 @@ impl CredentialRefusal {
     }
 }
 
-/// One header field with another address in it.
 fn with_metadata(value: &HeaderValue, metadata: &str) -> Option<HeaderValue> {
     let text = value.to_str().ok()?;
     let mut edited = text.to_owned();
@@ -138,8 +132,7 @@ fn with_metadata(value: &HeaderValue, metadata: &str) -> Option<HeaderValue> {
     HeaderValue::try_from(edited).ok()
 }
 
-/// All metadata addresses of a field, and their ranges, quotes included; `None` if a quote is not closed, since names and values
-/// are then ambiguous.
+/// All metadata addresses of a field, and their ranges with quotes; `None` if a quote is not closed: ambiguous names.
 fn metadata_in(text: &str) -> Option<Vec<(Range<usize>, String)>> {
     let bytes = text.as_bytes();
     let (mut found, mut at) = (Vec::new(), 0);

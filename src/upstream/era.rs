@@ -1,13 +1,13 @@
 //! Determines the protocol era of an upstream for stateless clients.
 //!
-//! An upstream of both eras is used in the client's era. Session clients send `initialize`, which every server with sessions
-//! answers, so no probe precedes it: a `server/discover` would cost each of them a round trip, and hangs on some servers. For a
-//! stateless client only a probe shows whether its requests can be sent as they are: the first client sends `server/discover`,
-//! once for all waiting clients, within a time limit. The verdict is kept until the upstream contradicts it (UPC-22). A stateless
-//! client that can be asked is served in sessions if the server has them ([`question_era`]).
+//! An upstream of both eras is used in the client's era. Session clients send `initialize` without a probe: every
+//! server with sessions answers it, and some hang on `server/discover`. For stateless clients the first one sends
+//! `server/discover`, once for all waiting clients, within a time limit. The verdict is kept until the upstream
+//! contradicts it (UPC-22). A stateless client that can be asked is served in sessions if the server has them
+//! ([`question_era`]).
 //!
-//! [`EraUpstream`] owns both halves of one upstream and chooses between them. Stateless clients use it; session clients use the
-//! session half itself, so calls need not name their client's era.
+//! [`EraUpstream`] owns both halves of one upstream and chooses for stateless clients; session clients use the session
+//! half itself.
 
 pub mod question_era;
 
@@ -32,10 +32,8 @@ use crate::wire::{Object, Payload, ProtocolVersion, RpcError};
 
 /// How long the probe may take, connecting included.
 pub(super) const ASK_MAX: Duration = Duration::from_secs(3);
-/// How long it may take if the server must be started first. No network can explain its silence, so silence is a verdict: servers
-/// with sessions need not answer anything before `initialize`.
+/// For a server that must be started first. Servers with sessions need not answer before `initialize`: silence is a verdict.
 const START_MAX: Duration = Duration::from_secs(10);
-/// How soon an upstream without a verdict is probed again.
 const ASK_AGAIN: Duration = Duration::from_secs(30);
 
 /// The code of SDKs for errors of HTTP or the session, not of the message.
@@ -56,8 +54,7 @@ pub(super) enum EraAnswer {
     NotLetIn,
 }
 
-/// The era of a server that responds to a stateless request with this error. Not keyed to one code: every unrecognised error is a
-/// session server's.
+/// The era of a server that answers a stateless request so. Every unrecognised error is a session server's.
 #[must_use]
 pub(super) fn era_of_refusal(error: &RpcError) -> Era {
     let is_stateless = match error.code {
@@ -68,8 +65,7 @@ pub(super) fn era_of_refusal(error: &RpcError) -> Era {
     if is_stateless { Era::Stateless } else { Era::Session }
 }
 
-/// Whether a refusal of a stateless request excludes that era (UPC-22): it knows none of our versions, or has no JSON-RPC under a
-/// status about the request.
+/// Whether a refusal of a stateless request excludes that era (UPC-22): none of our versions, or no JSON-RPC.
 #[must_use]
 pub fn contradicts(http_status: Option<u16>, error: Option<&RpcError>) -> bool {
     match error {
@@ -89,7 +85,6 @@ fn names_stateless(error: &RpcError) -> bool {
     supported.unwrap_or_default().iter().any(|text| is_served(text))
 }
 
-/// Whether stateless requests are sent in this version.
 pub(super) fn is_served(version: &str) -> bool {
     ProtocolVersion::advertised_stateless().contains(&version)
 }
@@ -109,7 +104,6 @@ pub(super) struct EraCache {
 enum EraKnowledge {
     Nothing,
     Verdict(Era),
-    /// The last probe, at this time, gave no verdict.
     NoVerdict(Instant),
     /// A probe is in progress; set once it has ended.
     Asking(Arc<SetOnce<()>>),
@@ -177,8 +171,8 @@ impl EraCache {
         let _ = answered.set(());
     }
 
-    /// Discards a verdict, so that the next request probes again. Without one, the pause before the next probe stays: an upstream
-    /// that hangs must not cost its time limit with every request.
+    /// Discards a verdict, so that the next request probes again. Without one, the pause before the next probe stays:
+    /// an upstream that hangs must not cost its time limit with every request.
     pub(super) fn doubt(&self) {
         let mut known = self.known.lock();
         if matches!(*known, EraKnowledge::Verdict(_)) {
@@ -201,7 +195,6 @@ impl EraCache {
     }
 }
 
-/// One upstream as used by stateless clients.
 pub struct EraUpstream {
     eras: Arc<EraCache>,
     discover: Arc<dyn EraDiscovery>,
@@ -210,7 +203,6 @@ pub struct EraUpstream {
     tracker: TaskTracker,
 }
 
-/// The half for a request of one client.
 struct ChosenHalf<'a> {
     upstream: &'a Arc<dyn Upstream>,
     /// It is the session half at a server of 2026-07-28.
@@ -224,7 +216,6 @@ impl std::fmt::Debug for EraUpstream {
 }
 
 impl EraUpstream {
-    /// Both halves of one upstream, and its era.
     pub(super) fn new<S>(
         session: Arc<dyn Upstream>,
         stateless: Arc<S>,
@@ -250,7 +241,6 @@ impl EraUpstream {
         ChosenHalf { upstream, is_for_questions: chosen != era }
     }
 
-    /// The era for a client, at a server of this era.
     async fn era_of_client(&self, era: Era, context: &CallContext) -> Era {
         if era == Era::Session || self.eras.fixed.is_some() || !context.client.can_be_asked() {
             return era;
@@ -275,7 +265,7 @@ impl EraUpstream {
         }
         self.eras.questions.lock().handshake(opened.as_deref(), Instant::now());
         let offers_sessions = opened.is_ok();
-        tracing::debug!(upstream = %self.session.name(), offers_sessions, "the server of 2026-07-28 was asked for a session");
+        tracing::debug!(upstream = %self.session.name(), offers_sessions, "probed a server of 2026-07-28 for sessions");
     }
 
     /// The other half, after a half failed to begin and nothing was sent: a server without sessions refuses the handshake.
@@ -391,7 +381,6 @@ impl Upstream for EraUpstream {
         }
     }
 
-    /// Both halves share the connections.
     fn end_idle(&self) {
         self.session.end_idle();
     }
@@ -468,7 +457,7 @@ mod tests {
         assert_eq!(probe.era().await, Era::Session);
         assert_eq!(began.elapsed(), ASK_MAX);
         assert_eq!((probe.era().await, probe.count()), (Era::Session, 1));
-        assert_eq!(began.elapsed(), ASK_MAX, "nobody waits again");
+        assert_eq!(began.elapsed(), ASK_MAX, "no client waits again");
         tokio::time::sleep(ASK_AGAIN).await;
         assert_eq!((probe.era().await, probe.count()), (Era::Session, 2));
     }

@@ -24,27 +24,18 @@ use crate::wire::{Object, Payload, ProtocolVersion, RpcError};
 /// A server that requests can be sent to.
 #[async_trait]
 pub trait Upstream: Send + Sync + std::fmt::Debug {
-    /// Its name in the configuration.
     fn name(&self) -> &Arc<str>;
 
-    /// The server's facts from its handshake; cached, fetched again on contradiction.
-    ///
-    /// # Errors
-    /// If no handshake succeeds.
+    /// The server's facts from its handshake; cached, fetched again on contradiction. Fails if no handshake succeeds.
     async fn facts(&self, context: &CallContext) -> Result<Arc<ServerFacts>, BeginError>;
 
-    /// Sends one request. Returns once the upstream session is open and the request is being sent; the response comes as events.
-    ///
-    /// Dropping the future abandons the request: usually it is not sent, but it may have been.
-    ///
-    /// # Errors
-    /// Only if nothing was sent: the fault's `executed` is `No`.
+    /// Sends one request. Returns once the upstream session is open and the request is being sent; the response comes
+    /// as events. Fails only if nothing was sent: the fault's `executed` is `No`. Dropping the future abandons the
+    /// request: usually it is not sent, but it may have been.
     async fn begin(&self, request: UpstreamRequest, context: CallContext) -> Result<Box<dyn Exchange>, BeginError>;
 
-    /// Resumes an exchange that another process began.
-    ///
-    /// # Errors
-    /// If the token is not this upstream's. If the upstream has forgotten the exchange, its first event may be `Lost` instead.
+    /// Resumes an exchange that another process began. Fails if the token is not this upstream's. If the upstream has
+    /// forgotten the exchange, its first event may be `Lost` instead.
     async fn resume(&self, token: ResumeToken, context: CallContext) -> Result<Box<dyn Exchange>, BeginError>;
 
     /// The params of a `tools/call` in a form that a later process can send under changed settings.
@@ -52,26 +43,20 @@ pub trait Upstream: Send + Sync + std::fmt::Debug {
         params.detached()
     }
 
-    /// Turns [stored](Upstream::stored) params into params for [`Upstream::begin`], for a call of this tool; `None` if they would
-    /// run another tool under the present settings.
+    /// Turns [stored](Upstream::stored) params into those of [`Upstream::begin`]; `None` if they would run another
+    /// tool.
     fn restored(&self, _tool: &str, params: &Payload) -> Option<Payload> {
         Some(params.clone())
     }
 
-    /// A receiver of notifications that belong to no call (list changes, resource updates), for this client's pooled session.
-    /// Bounded; a slow receiver misses some.
-    ///
-    /// # Errors
-    /// If no session can be opened.
+    /// Notifications that belong to no call (list changes, resource updates), for this client's pooled session.
+    /// Bounded; a slow receiver misses some. Fails if no session can be opened.
     async fn notifications(&self, context: &CallContext)
     -> Result<broadcast::Receiver<ServerNotification>, BeginError>;
 
-    /// Subscribes to notifications that belong to no call, as selected by `wishes`, for this client. The granted filter omits
-    /// notifications that the server does not send or does not agree to within [`SUBSCRIBE_MAX`]. An upstream without
-    /// subscriptions grants no resource.
-    ///
-    /// # Errors
-    /// If no session, or no stream, can be opened.
+    /// Subscribes to notifications that belong to no call, as selected by `wishes`, for this client. The granted filter
+    /// omits notifications that the server does not send or agree to within [`SUBSCRIBE_MAX`]. An upstream without
+    /// subscriptions grants no resource. Fails if no session, or no stream, can be opened.
     async fn listen(
         &self,
         context: &CallContext,
@@ -88,8 +73,8 @@ pub trait Upstream: Send + Sync + std::fmt::Debug {
         Era::Session
     }
 
-    /// The era for a request of this client: at a server of both eras a client that can be asked is served in sessions, unless
-    /// the server asks at 2026-07-28. Bounded in time; usually known.
+    /// The era for a request of this client: at a server of both eras a client that can be asked is served in sessions,
+    /// unless the server asks at 2026-07-28. Bounded in time; usually known.
     async fn era_for(&self, context: &CallContext) -> Era {
         self.era(&context.forwarded).await
     }
@@ -107,11 +92,9 @@ pub trait Upstream: Send + Sync + std::fmt::Debug {
     async fn close(&self);
 }
 
-/// How long subscribing to resources may take, all of them together.
 pub const SUBSCRIBE_MAX: Duration = Duration::from_secs(10);
 
-/// A subscription to one upstream session, or to one stream of a stateless server. Dropping it cancels the subscriptions that it
-/// alone holds.
+/// A subscription to a session or a stateless server's stream. Dropping it cancels subscriptions that it alone holds.
 #[derive(Debug)]
 pub struct NotificationSubscription {
     /// Bounded; a slow receiver misses some and is notified of the gap.
@@ -124,37 +107,29 @@ pub struct NotificationSubscription {
     pub kept: Box<dyn Any + Send + Sync>,
 }
 
-/// A notification that belongs to no call: its method and params.
 pub type ServerNotification = (Arc<str>, Option<Payload>);
 
 /// One request in progress. Dropping it sends the upstream nothing: call [`Exchange::cancel`] first to stop the upstream.
 #[async_trait]
 pub trait Exchange: Send {
-    /// The next event. After `Returned`, `Faulted`, `Cancelled` or `Lost` there is none: calling again is a bug. Cancel safe: a
-    /// dropped call loses no event.
+    /// The next event. After `Returned`, `Faulted`, `Cancelled` or `Lost`, calling again is a bug. Cancel safe.
     async fn next(&mut self) -> ExchangeEvent;
 
-    /// Answers a question of the upstream. An answer to an answered or withdrawn question is ignored. Not cancel safe: a dropped
-    /// answer may have arrived.
-    ///
-    /// # Errors
-    /// If the answer could not be sent; the exchange itself may continue.
+    /// Answers a question of the upstream; an answered or withdrawn question is ignored. Not cancel safe: a dropped
+    /// answer may have arrived. Fails if the answer could not be sent; the exchange itself may continue.
     async fn answer(&mut self, ask: &Payload, answer: Answer) -> Result<(), ExchangeError>;
 
     /// Cancels the request at the upstream; bounded in time, best effort. Returns once the upstream was notified, or cannot be.
     async fn cancel(&mut self, reason: &str);
 
-    /// Asks the upstream to cancel its own task, and continues: the task's outcome comes as an event. Without such a task, sends
-    /// nothing. After dropping the future it is unknown whether the request was sent.
-    ///
-    /// # Errors
-    /// If the upstream refuses, or cannot be reached; the exchange itself continues.
+    /// Asks the upstream to cancel its own task, and continues: the task's outcome comes as an event. Without such a
+    /// task, sends nothing. After dropping the future it is unknown whether the request was sent. After an error the
+    /// exchange continues.
     async fn cancel_task(&mut self) -> Result<(), TaskRequestError> {
         Ok(())
     }
 
-    /// The token to resume after a restart, if the transport can. `None` while an accepted answer is on its way to the upstream,
-    /// since the token does not hold it.
+    /// The token to resume after a restart, if the transport can; `None` while an accepted answer is on its way.
     fn resume_token(&self) -> Option<ResumeToken>;
 }
 
@@ -166,7 +141,6 @@ pub struct UpstreamRequest {
     pub params: Option<Payload>,
 }
 
-/// The client of a request, and its options.
 #[derive(Clone, Debug)]
 pub struct CallContext {
     pub principal: Principal,
@@ -180,14 +154,11 @@ pub struct CallContext {
     pub result_bytes_max: usize,
     /// The account for the bytes of buffered responses.
     pub share: Option<AnswerShare>,
-    /// Whether the upstream may make its own task of this request.
     pub native_task: UpstreamTaskMode,
-    /// The client's headers that are forwarded with this request.
     pub forwarded: ForwardedHeaders,
     /// Whether the owner receives [`ExchangeEvent::Subtasks`] of the upstream's own task.
     pub subtasks: bool,
-    /// Set by [`Upstream::begin`] before the upstream may see the request. From then on `begin` returns at once, and dropping it
-    /// sends the upstream nothing.
+    /// Set by [`Upstream::begin`] before the upstream may see the request: from then on `begin` returns at once.
     pub handed_over: HandedOver,
 }
 
@@ -237,7 +208,6 @@ impl UpstreamTaskMode {
         }
     }
 
-    /// Whether a task is requested, if the upstream declared tasks.
     #[must_use]
     pub const fn is_wanted(self) -> bool {
         matches!(self, Self::WhereServed { .. } | Self::Watched)
@@ -248,8 +218,7 @@ impl UpstreamTaskMode {
     }
 }
 
-/// How long an upstream may be silent. `None` means unlimited: a legacy server that responds in JSON sends no byte before its
-/// tool ends.
+/// How long an upstream may be silent; `None` means unlimited: a legacy server in JSON sends no byte before its end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Timeouts {
     pub first_byte: Option<Duration>,
@@ -257,34 +226,28 @@ pub struct Timeouts {
 }
 
 impl Timeouts {
-    /// The timeouts for calls of a tool with its own limits.
     #[must_use]
     pub fn of_tool(self, limits: CallLimits) -> Self {
         Self { first_byte: limits.first_byte_max.or(self.first_byte), idle: limits.idle_max.or(self.idle) }
     }
 }
 
-/// The questions that a request's client can be asked.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ClientFacts {
-    /// `ClientCapabilities` to declare upstream: this request's, without tasks (UPC-21). Canonical text, so that equal
-    /// capabilities share a session.
+    /// `ClientCapabilities` to declare upstream, without tasks (UPC-21). Canonical text: equal ones share a session.
     pub capabilities: Payload,
 }
 
 impl ClientFacts {
-    /// Whether the client can be asked anything.
     #[must_use]
     pub fn can_be_asked(&self) -> bool {
         Object::of(&self.capabilities).is_some_and(|declared| negotiate::takes_questions(&declared))
     }
 }
 
-/// A server's handshake result.
 #[derive(Clone, Debug)]
 pub struct ServerFacts {
     pub version: ProtocolVersion,
-    /// `ServerCapabilities`, verbatim.
     pub capabilities: Payload,
     pub server_info: Option<Payload>,
     pub instructions: Option<Payload>,
@@ -292,27 +255,22 @@ pub struct ServerFacts {
     pub has_session: bool,
 }
 
-/// An event of an exchange.
 #[derive(Clone, Debug)]
 pub enum ExchangeEvent {
     Progress(Progress),
     /// The status message of the upstream's own task, sanitised. It has no number.
     Status(Arc<str>),
-    /// An event of the upstream's own task, for owners that [watch](UpstreamTaskMode::Watched) it. Events that matter to the call
-    /// come as the other variants too.
+    /// For owners that [watch](UpstreamTaskMode::Watched) the upstream's task; the call's events come as well.
     Task(UpstreamTaskEvent),
-    /// New subtasks of the upstream's own task, in order, for owners that asked for them (SEP-2268). None is the task itself or
-    /// one of its ancestors.
+    /// New subtasks of the upstream's own task, in order, if wanted (SEP-2268); never the task itself or an ancestor.
     Subtasks(Vec<UpstreamSubtask>),
     /// `notifications/message`: its params, verbatim except for the upstream's id of its task.
     Log(Payload),
-    /// A question of the upstream; answer it by its `ask`.
     Asked {
         ask: Payload,
         method: Arc<str>,
         params: Option<Payload>,
     },
-    /// The upstream withdraws a question.
     Withdrawn {
         ask: Payload,
     },
@@ -327,26 +285,22 @@ pub enum ExchangeEvent {
 }
 
 impl ExchangeEvent {
-    /// Whether no other event follows.
     #[must_use]
     pub const fn is_final(&self) -> bool {
         matches!(self, Self::Returned(_) | Self::Faulted(_) | Self::Cancelled | Self::Lost(_))
     }
 }
 
-/// An event of an upstream's own task.
 #[derive(Clone, Debug)]
 pub enum UpstreamTaskEvent {
     /// The upstream made a task of the call: its handle, verbatim.
     Made(Payload),
-    /// The upstream's status text, unparsed, and its status message, sanitised. Sent when either changed, and with the first
-    /// response after a failed poll.
+    /// The unparsed status text and the sanitised message. Sent when either changed, and first after a failed poll.
     Stands { word: Cow<'static, str>, message: Option<Arc<str>> },
     /// A request about the task failed. It is repeated, unless the last event follows.
     Unanswered(TaskRequestError),
 }
 
-/// A subtask at an upstream.
 #[derive(Clone, Debug)]
 pub struct UpstreamSubtask {
     /// The upstream's own id, never sent to clients (T-67).
@@ -355,7 +309,6 @@ pub struct UpstreamSubtask {
     pub resume: ResumeToken,
 }
 
-/// Why a request about an upstream's own task failed.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum TaskRequestError {
     #[error("the upstream refused it: {}", .0.message)]
@@ -384,17 +337,14 @@ impl Progress {
     }
 }
 
-/// Why an exchange ends without a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the upstream gave no answer: {}", reason_key(.0.reason))]
 pub struct ExchangeError(pub GatewayFault);
 
-/// Why an exchange did not begin; nothing was sent.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum BeginError {
     #[error("the upstream cannot be called: {}", reason_key(.0.reason))]
     Gateway(GatewayFault),
-    /// The upstream refused the handshake with a JSON-RPC error.
     #[error("the upstream refused the handshake: {}", .0.message)]
     Refused(RpcError),
 }
@@ -413,7 +363,6 @@ pub enum Era {
 }
 
 impl Era {
-    /// The era of a version.
     pub(super) fn of(version: ProtocolVersion) -> Self {
         if version.is_stateless() { Self::Stateless } else { Self::Session }
     }

@@ -38,14 +38,12 @@ const NEVER: [&str; 24] = [
 ];
 const NEVER_BEGUN_WITH: [&str; 4] = ["mcp-", "proxy-", "sec-", "access-control-"];
 
-/// Whether a client's header may be forwarded by name.
 #[must_use]
 pub fn may_be_forwarded(name: &HeaderName) -> bool {
     let name = name.as_str();
     !NEVER.contains(&name) && !NEVER_BEGUN_WITH.iter().any(|begin| name.starts_with(begin))
 }
 
-/// The client headers that are forwarded to one upstream.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ForwardingRules {
     names: Arc<[HeaderName]>,
@@ -64,7 +62,6 @@ impl ForwardingRules {
         Self { names: names.into() }
     }
 
-    /// Whether a header of a request is forwarded.
     #[must_use]
     pub fn has(&self, name: &HeaderName) -> bool {
         self.names.contains(name)
@@ -92,7 +89,6 @@ pub struct ForwardedHeaders(Option<Arc<ForwardedFields>>);
 struct ForwardedFields {
     headers: HeaderMap,
     credential: ClientCredential,
-    /// The upstream's last response to it, if that refused the client's credential.
     refusal: Arc<Mutex<Option<CredentialRefusal>>>,
 }
 
@@ -134,7 +130,6 @@ impl ForwardedHeaders {
         self.0.as_ref().map(|request| request.credential.clone()).unwrap_or_default()
     }
 
-    /// Adds the headers; existing ones of the same names are replaced.
     pub(crate) fn add_to(&self, headers: &mut HeaderMap) {
         if let Some(forwarded) = &self.0 {
             headers.extend(HeaderMap::clone(&forwarded.headers));
@@ -147,7 +142,6 @@ impl ForwardedHeaders {
         }
     }
 
-    /// Copies the refusal of a request that was sent for several.
     pub(crate) fn note_as(&self, other: &Self) {
         if let Some(request) = &self.0 {
             let refusal = other.refusal();

@@ -1,7 +1,7 @@
 //! Mirrors a tool's annotated arguments in headers (`x-mcp-header`, UPC-15).
 //!
-//! The annotation is in the tool's input schema, so it is read once per tool list. Clients' headers are checked against it, and
-//! the gateway's own are generated from it.
+//! The input schema's annotations are read once per tool list; clients' headers are checked against them, the gateway's
+//! generated.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -15,12 +15,10 @@ use crate::wire::walk::{self, ValueWalk};
 use crate::wire::{Object, Payload};
 
 const ANNOTATION: &str = "x-mcp-header";
-/// Prefix of a header that mirrors an argument.
 pub const PARAM_PREFIX: &str = "mcp-param-";
 /// Most annotations of one schema. Each is a header of every call; with more, all are removed.
 const ANNOTATIONS_MAX: usize = 64;
 
-/// One argument that is mirrored in a header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeaderArgument {
     /// Member names from `arguments` inwards.
@@ -36,7 +34,6 @@ enum HeaderValueKind {
     Boolean,
 }
 
-/// The annotations of a schema.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HeaderAnnotations {
     /// All are valid; usually there are none.
@@ -82,7 +79,6 @@ fn judge(schema: &Payload, mut found: Vec<FoundAnnotation>) -> HeaderAnnotations
     HeaderAnnotations::Stripped { schema: walk::without(schema, &gone), kept }
 }
 
-/// The path to a schema.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SchemaReach {
     Root,
@@ -92,11 +88,9 @@ enum SchemaReach {
     Elsewhere,
 }
 
-/// The content of a JSON Schema keyword.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum KeywordContent {
     Properties,
-    /// Schemas by names.
     Named,
     /// A schema, or an array of them.
     Schemas,
@@ -169,7 +163,6 @@ impl SchemaReader<'_> {
         }
     }
 
-    /// Walks through the value of a keyword.
     fn below(&mut self, holds: KeywordContent, reach: SchemaReach) {
         match (holds, self.walk.kind()) {
             (KeywordContent::Properties | KeywordContent::Named, walk::WalkedKind::Object) => {
@@ -195,7 +188,6 @@ impl SchemaReader<'_> {
         }
     }
 
-    /// The argument of an annotation, if it is valid.
     fn mirrored(&self, annotation: &str, kind: Option<HeaderValueKind>) -> Option<HeaderArgument> {
         let name: Cow<'_, str> = serde_json::from_str(annotation).ok()?;
         if name.is_empty() || self.found.len() > ANNOTATIONS_MAX {
@@ -239,7 +231,6 @@ pub fn encode(text: &str) -> Option<HeaderValue> {
 }
 
 impl HeaderArgument {
-    /// Whether a header's decoded text equals the argument.
     #[must_use]
     pub fn agrees(&self, header: &str, argument: &Payload) -> bool {
         self.kind.agree(header, argument)
@@ -258,7 +249,6 @@ impl HeaderArgument {
 }
 
 impl HeaderValueKind {
-    /// By the value of `type`.
     fn of(text: &str) -> Option<Self> {
         match &*serde_json::from_str::<Cow<'_, str>>(text).ok()? {
             "string" => Some(Self::Text),

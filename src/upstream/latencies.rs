@@ -14,7 +14,7 @@ pub(crate) enum ExchangeClass {
     Resumed,
 }
 
-/// The latencies of exchanges with one upstream, by class. The histograms are looked up once.
+/// By class. The histograms are looked up once.
 #[derive(Debug)]
 pub(crate) struct ExchangeLatencies {
     call: Histogram,

@@ -1,9 +1,9 @@
 //! Limits the calls at an upstream: grants permits, and queues calls in fair order.
 //!
-//! A call holds a [`CallPermit`] until the permit is dropped. Calls wait in a lane for each principal, and lanes are served in
-//! turn, so that one principal's many calls do not delay the others'. With several principals, each has at most its share of the
-//! permits and of the queue: a running call may last for hours, and is never ended for another. Replicas with shared limits have
-//! a part of the permits each.
+//! A call holds a [`CallPermit`] until the permit is dropped. Calls wait in a lane for each principal, and lanes are
+//! served in turn, so that one principal's many calls do not delay the others'. With several principals, each has at
+//! most its share of permits and queue: a running call may last for hours, and is never ended for another. Replicas
+//! with shared limits divide the permits.
 
 mod calls_in_progress;
 mod state;
@@ -38,8 +38,7 @@ impl CallPermitSettings {
     }
 }
 
-/// One principal's share of the queue holds all its tasks by default, even if few run at a time: a task with a handle waits
-/// there.
+/// By default one principal's share of the queue holds all its tasks, as a task with a handle waits there.
 impl Default for CallPermitSettings {
     fn default() -> Self {
         Self { in_flight_max: const { NonZeroUsize::new(256).unwrap() }, queue_max: 1_536 }
@@ -74,8 +73,7 @@ impl CallPermitsByName {
         Self { all: Mutex::default(), limits }
     }
 
-    /// An upstream's permits: the existing ones, with their limits until [`CallPermits::rebound`], else new ones. The metrics
-    /// recorder must be installed before.
+    /// The existing permits with their limits until [`CallPermits::rebound`], else new ones.
     #[must_use]
     pub fn of(&self, upstream: &Arc<str>, settings: CallPermitSettings) -> CallPermits {
         self.shared(upstream, || CallPermits::new(Arc::clone(upstream), settings, self.limits.clone()))
@@ -96,7 +94,6 @@ impl CallPermitsByName {
         }
     }
 
-    /// The calls in progress at each upstream that has any.
     #[must_use]
     pub fn in_progress(&self) -> Vec<(Arc<str>, CallCounts)> {
         let all = self.all.lock();
@@ -153,8 +150,7 @@ impl CallPermits {
         }))
     }
 
-    /// Changes the limits. If there are fewer permits than are taken, none is granted until enough are free again; waiting calls
-    /// stay in the queue.
+    /// Changes the limits. Permits taken beyond a lower limit stay taken; none is granted until enough are free.
     pub fn rebound(&self, settings: CallPermitSettings) {
         let called = {
             let mut state = self.0.state.lock();
@@ -164,26 +160,19 @@ impl CallPermits {
         self.hand_out(called);
     }
 
-    /// Takes a permit for a call of `owner` if one is free.
     #[must_use]
     pub fn try_acquire(&self, owner: &Principal) -> Option<CallPermit> {
         self.0.state.lock().take(owner).then(|| CallPermit::new(&self.0, owner.clone()))
     }
 
-    /// Takes a permit for a call of `owner`, waiting at most `wait_max`; `None` waits without limit.
-    ///
-    /// Cancel safe: a dropped wait gives its turn to the next.
-    ///
-    /// # Errors
-    /// `QueueFull` if the queue is full, `QueueDeadline` if the wait was too long.
+    /// Takes a permit for a call of `owner`, waiting at most `wait_max`; `None` waits without limit. Cancel safe: a
+    /// dropped wait gives its turn to the next. Fails with `QueueFull`, or `QueueDeadline` if the wait was too long.
     pub async fn acquire(&self, owner: &Principal, wait_max: Option<Duration>) -> Result<CallPermit, GatewayFault> {
         self.enter(owner)?.permit(wait_max).await
     }
 
-    /// Takes a permit for a call of `owner` if one is free, else a position in the queue, without waiting for the permit.
-    ///
-    /// # Errors
-    /// `QueueFull` if the queue is full.
+    /// Takes a permit for a call of `owner` if one is free, else a position in the queue, or fails with `QueueFull`.
+    /// Never waits.
     pub fn enter(&self, owner: &Principal) -> Result<PermitTurn, GatewayFault> {
         match self.queue(owner, true) {
             PermitRequest::Taken(turn) => Ok(turn),
@@ -191,11 +180,8 @@ impl CallPermits {
         }
     }
 
-    /// Waits without limit for a permit for a call of `owner` that an earlier process admitted: it is never refused. The caller
-    /// bounds the number of such calls. Cancel safe.
-    ///
-    /// # Errors
-    /// `Internal` by a bug.
+    /// Waits without limit for a permit for a call of `owner` that an earlier process admitted: it is never refused.
+    /// The caller bounds the number of such calls. Cancel safe. `Internal` is a bug.
     pub async fn acquire_again(&self, owner: &Principal) -> Result<CallPermit, GatewayFault> {
         match self.queue(owner, false) {
             PermitRequest::Taken(turn) => turn.permit(None).await,
@@ -203,7 +189,6 @@ impl CallPermits {
         }
     }
 
-    /// Takes a free permit, or a position in the owner's lane if `is_bounded` allows.
     fn queue(&self, owner: &Principal, is_bounded: bool) -> PermitRequest {
         let mut state = self.0.state.lock();
         if state.take(owner) {
@@ -225,7 +210,7 @@ impl CallPermits {
         CallInProgress::new(Arc::clone(&self.0), tool, owner)
     }
 
-    /// What answers to `owner` may hold.
+    /// The bytes that responses to `owner` may hold.
     pub(crate) fn answers_to(&self, owner: &Principal) -> AnswerShare {
         self.0.state.lock().principals().answers_to(owner)
     }
@@ -252,7 +237,6 @@ impl CallPermits {
         GatewayFault::new(reason, Executed::No)
     }
 
-    /// How many calls wait.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.0.state.lock().waiting()
@@ -272,10 +256,8 @@ pub enum PermitTurn {
 }
 
 impl PermitTurn {
-    /// Waits for the permit, at most `wait_max`; `None` waits without limit. Cancel safe, as [`CallPermits::acquire`].
-    ///
-    /// # Errors
-    /// `QueueDeadline` if the wait was too long.
+    /// Waits for the permit, at most `wait_max`, then fails with `QueueDeadline`; `None` waits without limit. Cancel
+    /// safe.
     pub async fn permit(self, wait_max: Option<Duration>) -> Result<CallPermit, GatewayFault> {
         let (guard, mut place) = match self {
             Self::Called(permit) => return Ok(permit),
@@ -298,7 +280,6 @@ impl PermitTurn {
     }
 }
 
-/// A position in the queue.
 #[derive(Debug)]
 pub struct QueueGuard {
     shared: Arc<CallPermitsInner>,
@@ -313,7 +294,6 @@ impl Drop for QueueGuard {
     }
 }
 
-/// A permit for one call at the upstream, released when dropped.
 #[must_use = "dropping the slot frees the place"]
 pub struct CallPermit {
     shared: Arc<CallPermitsInner>,

@@ -16,10 +16,8 @@ pub(crate) const SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-i
 const PROTOCOL_VERSION: HeaderName = HeaderName::from_static("mcp-protocol-version");
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
-/// Capacity of a header table, enough for most requests.
 const COMMON_AND_FURTHER: usize = 12;
 
-/// The headers that an upstream requires in one session.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SessionHeaders {
     pub(crate) session: Option<HeaderValue>,
@@ -35,7 +33,6 @@ impl SessionHeaders {
         self.posting(message.into(), None)
     }
 
-    /// As [`Self::post`], with further headers.
     pub(crate) fn post_with(&self, message: impl Into<MessageText>, further: Box<HeaderMap>) -> OutgoingRequest {
         self.posting(message.into(), Some(further))
     }
@@ -50,7 +47,6 @@ impl SessionHeaders {
         self.request(verb, RequestScope::UnderWay)
     }
 
-    /// A GET of a document about the server.
     pub(crate) fn document(&self) -> OutgoingRequest {
         self.request(OutgoingMethod::Document, RequestScope::UnderWay)
     }
@@ -114,7 +110,6 @@ impl fmt::Debug for StreamPurpose {
 }
 
 impl OutgoingRequest {
-    /// The same request in the scope of existing work.
     pub(crate) fn under_way(self) -> Self {
         Self { part: RequestScope::UnderWay, ..self }
     }
@@ -123,7 +118,6 @@ impl OutgoingRequest {
         Self { forwarded, ..self }
     }
 
-    /// The same request for a transport without session ids.
     pub(crate) fn without_session(mut self) -> Self {
         self.credentials.session = None;
         self
@@ -156,7 +150,6 @@ impl OutgoingRequest {
         self.principal.as_ref()
     }
 
-    /// Whether it is of a version without sessions.
     pub(crate) fn is_stateless(&self) -> bool {
         self.credentials.version.is_some_and(ProtocolVersion::is_stateless)
     }
@@ -258,7 +251,6 @@ impl OutgoingRequest {
     }
 }
 
-/// The headers of every request to one upstream, and of every POST: built once.
 pub(crate) fn common_headers(host: Option<HeaderValue>) -> HeaderMap {
     let mut headers = HeaderMap::with_capacity(COMMON_AND_FURTHER);
     if let Some(host) = host {

@@ -1,8 +1,8 @@
 //! Names the gateway's own requests, to servers and to clients: `"tg:<prefix>:<rest>"`.
 //!
-//! Each process draws a random prefix, so that a gateway behind or in front of another recognises only its own requests. Ids that
-//! must be recognised after a restart do not depend on the prefix: a call's row holds its whole id, and the rest of a question's
-//! id is sealed.
+//! The prefix is random in each process: a gateway behind or in front of another recognises only its own requests. Ids
+//! to recognise after a restart do not depend on it: a call's row holds its whole id, and the rest of a question's id
+//! is sealed.
 
 use std::sync::LazyLock;
 
@@ -11,16 +11,12 @@ use uuid::Uuid;
 use crate::random;
 use crate::wire::RequestId;
 
-/// The first part of every gateway's ids.
 const MARK: &str = "tg:";
 
-/// The first part of this process's ids.
 static PREFIX: LazyLock<String> = LazyLock::new(|| format!("{MARK}{:016x}:", u64::from_be_bytes(random::bytes())));
 
-/// A fresh id. Also used as the progress token: it cannot be guessed, so a message with it was meant for this call.
-///
-/// # Panics
-/// If the operating system gives no random bytes.
+/// Also used as the progress token: it cannot be guessed, so a message with it was meant for this call. Panics if the
+/// operating system gives no random bytes.
 pub(crate) fn mint() -> RequestId {
     of(Uuid::from_bytes(random::bytes()).simple().encode_lower(&mut Uuid::encode_buffer()))
 }

@@ -1,7 +1,7 @@
 //! Defines raw access to a server, for clients with their own session or none.
 //!
-//! An [`Exchange`](super::Exchange) understands its request; a channel forwards bytes: it knows a session's headers and not the
-//! messages. It has no session pool.
+//! An [`Exchange`](super::Exchange) understands its request; a channel forwards bytes: it knows a session's headers,
+//! not the messages.
 
 use std::io;
 use std::sync::Arc;
@@ -22,10 +22,8 @@ use crate::wire::{MessageText, ProtocolVersion};
 /// A response's body as it comes. Read only on demand; dropping it ends the request at the upstream.
 pub type RawBody = UnsyncBoxBody<BodyPart, io::Error>;
 
-/// A server that bytes can be sent to.
 #[async_trait]
 pub trait RawChannel: Send + Sync + std::fmt::Debug {
-    /// The upstream's name in the configuration.
     fn name(&self) -> &Arc<str>;
 
     /// The version to request for a client: its own, unless the operator fixed one.
@@ -34,11 +32,9 @@ pub trait RawChannel: Send + Sync + std::fmt::Debug {
     /// The older version to request after `asked` was refused, if there is one (UPC-22).
     fn version_after(&self, asked: ProtocolVersion, refusal: &BeginError) -> Option<ProtocolVersion>;
 
-    /// Sends one request and waits for the response's head, without a time limit. Dropping the future drops the request without
-    /// notifying the upstream.
-    ///
-    /// # Errors
-    /// If there is no response; the fault says whether the request may have arrived. A refusing status is a response.
+    /// Sends one request and waits for the response's head, without a time limit. Dropping the future drops the request
+    /// without notifying the upstream. The fault says whether the request may have arrived. A refusing status is a
+    /// response.
     async fn send(&self, request: RawRequest) -> Result<RawResponse, GatewayFault>;
 
     /// The upstream's health, for reporting a request that ends without a response.
@@ -46,13 +42,11 @@ pub trait RawChannel: Send + Sync + std::fmt::Debug {
         None
     }
 
-    /// Whether the gateway itself makes the event streams of responses, from messages of another transport. The server does not
-    /// know them then: resuming them is the gateway's task.
+    /// Whether the gateway makes responses' event streams, from another transport's messages, and so must resume them.
     fn makes_streams(&self) -> bool {
         false
     }
 
-    /// Whether the operator filters out some of the server's tools.
     fn hides_tools(&self) -> bool {
         false
     }
@@ -69,31 +63,31 @@ pub struct SessionBinding {
     pub tasks: UpstreamTaskSupport,
 }
 
-/// One HTTP request.
 #[derive(Clone, Debug)]
 pub struct RawRequest {
     pub binding: SessionBinding,
     pub verb: RawMethod,
-    /// The client's headers that are forwarded with this request.
     pub forwarded: ForwardedHeaders,
 }
 
 #[derive(Clone, Debug)]
 pub enum RawMethod {
-    /// One message, verbatim.
     Post(MessageText),
-    /// One message with headers that mirror it (2026-07-28), and with its principal, for requests without a session or that open
-    /// one.
-    PostWith { message: MessageText, headers: Box<HeaderMap>, principal: Principal },
+    /// With headers that mirror it (2026-07-28), and its principal, for requests without a session or that open one.
+    PostWith {
+        message: MessageText,
+        headers: Box<HeaderMap>,
+        principal: Principal,
+    },
     /// One message of existing work, without a response: sent to a failing upstream, too.
     Note(MessageText),
     /// A stream: the session's own, or the rest of one that sent this event id.
-    Get { last_event: Option<HeaderValue> },
-    /// The end of the session.
+    Get {
+        last_event: Option<HeaderValue>,
+    },
     Delete,
 }
 
-/// A response's head, and its unread body.
 #[derive(Debug)]
 pub struct RawResponse<B = RawBody> {
     pub status: StatusCode,

@@ -107,7 +107,6 @@ fn mix(key: u128) -> u64 {
     spread ^ spread >> 29
 }
 
-/// Hashes one number only.
 #[derive(Debug, Default)]
 struct RandomKeyHasher(u64);
 

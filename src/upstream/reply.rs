@@ -2,9 +2,7 @@
 //!
 //! Under a refusing status, a body that names the request is the response; the status alone means that the request was refused.
 
-mod comment_rate;
 mod event_stream;
-mod refusal;
 
 use std::io;
 use std::time::Duration;
@@ -22,6 +20,7 @@ use super::raw_channel::{RawBody, RawResponse, SessionBinding};
 use crate::answer_budget::{AnswerPermit, AnswerShare, FREE_BYTES};
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::framing::{BodyPart, SseEvent};
+use crate::wire::rpc_error::{INVALID_REQUEST, SESSION_NOT_FOUND};
 use crate::wire::{Message, MessageText, RequestId, RpcError, ScanLimits, envelope};
 pub(crate) use event_stream::EventStream;
 
@@ -38,7 +37,6 @@ pub(crate) struct ReadLimits {
 }
 
 impl ReadLimits {
-    /// A limit on the size alone.
     pub(crate) const fn of_bytes(bytes_max: usize) -> Self {
         Self { bytes_max, idle: None, share: None }
     }
@@ -47,7 +45,6 @@ impl ReadLimits {
         Self { bytes_max: context.result_bytes_max, idle: context.timeouts.idle, share: context.share.clone() }
     }
 
-    /// A limit on the size, charged to a principal's share.
     pub(crate) const fn within(bytes_max: usize, share: AnswerShare) -> Self {
         Self { bytes_max, idle: None, share: Some(share) }
     }
@@ -90,11 +87,9 @@ pub(crate) enum AcceptedResponse<B = AnswerBody> {
     Events(EventStream<B>),
 }
 
-/// A response with a refusing head.
 #[derive(Debug)]
 pub(crate) enum ResponseRefusal {
     Gateway(GatewayFault),
-    /// A JSON-RPC error came under the refusing status.
     Rpc(RpcError),
     /// The session is unknown; the message was not processed. Only for requests in a session.
     SessionLost,
@@ -117,7 +112,6 @@ pub(crate) enum ErrorAddressee<'a> {
     PassedInSession(Option<&'a MessageText>),
 }
 
-/// A response after its head was judged.
 #[derive(Debug)]
 pub(crate) enum JudgedResponse<B = RawBody> {
     /// A success, still to be read; or a result under a refusing status.
@@ -169,7 +163,6 @@ impl<'a> ErrorAddressee<'a> {
         matches!(self, Self::RequestInSession(_) | Self::PassedInSession(_))
     }
 
-    /// Whether a response names the request.
     fn is_named_by(self, response: &envelope::Response) -> bool {
         let Some(named) = &response.id else { return false };
         match self {
@@ -189,7 +182,7 @@ pub(crate) async fn judge<B: WholeBody>(response: RawResponse<B>, addressee: Err
         return JudgedResponse::Fine(response);
     }
     // On the heap: few responses are refusals, and every call waits in this future.
-    Box::pin(refusal::judge(response, addressee)).await
+    Box::pin(judge_refusal(response, addressee)).await
 }
 
 /// Judges the response to one of the gateway's own requests.
@@ -217,10 +210,8 @@ fn accepted_in<B: Body<Data = BodyPart, Error = io::Error> + Unpin>(
     }
 }
 
-/// The response to the request `id`, from a JSON body or an event stream. Messages before it are skipped.
-///
-/// # Errors
-/// If the response does not come, is no JSON-RPC response, or is larger than allowed.
+/// The response to the request `id`, from a JSON body or an event stream; skips messages before it. Fails if it does
+/// not come, is no JSON-RPC response, or is larger than allowed.
 pub(crate) async fn answer<B: Body<Data = BodyPart, Error = io::Error> + Unpin>(
     response: RawResponse<B>,
     id: &RequestId,
@@ -230,9 +221,6 @@ pub(crate) async fn answer<B: Body<Data = BodyPart, Error = io::Error> + Unpin>(
 }
 
 /// As [`answer`]; `skip` gets each text of a stream before the response.
-///
-/// # Errors
-/// As [`answer`].
 pub(crate) async fn answer_after<B: Body<Data = BodyPart, Error = io::Error> + Unpin>(
     response: RawResponse<B>,
     id: &RequestId,
@@ -256,7 +244,6 @@ pub(crate) async fn answer_after<B: Body<Data = BodyPart, Error = io::Error> + U
     }
 }
 
-/// The response to the request `id` in a message or a batch.
 pub(crate) fn answer_in(text: &Bytes, id: &RequestId) -> Option<envelope::Response> {
     let messages = envelope::read_batch(text, ScanLimits::UPSTREAM, envelope::BATCH_READ_MAX).ok()?;
     messages.into_iter().flatten().find_map(|message| match message {
@@ -312,7 +299,6 @@ pub(crate) fn is_json(headers: &HeaderMap) -> bool {
     is_media(headers, "application/json")
 }
 
-/// Whether the body has this media type, with any parameters.
 fn is_media(headers: &HeaderMap, media: &str) -> bool {
     let Some(value) = headers.get(CONTENT_TYPE) else { return false };
     if value.as_bytes() == media.as_bytes() {
@@ -322,11 +308,8 @@ fn is_media(headers: &HeaderMap, media: &str) -> bool {
     text.split(';').next().is_some_and(|essence| essence.trim().eq_ignore_ascii_case(media))
 }
 
-/// Reads a whole body. Not cancel safe: a dropped future loses the bytes read so far.
-///
-/// # Errors
-/// `ResultTooLarge` at the limit, without having read more (U12); `UpstreamTimeout` when silent too long; `UpstreamClosed` when
-/// it breaks.
+/// Reads a whole body. Not cancel safe: a dropped future loses the bytes read so far. `ResultTooLarge` at the limit,
+/// without having read more (U12); `UpstreamTimeout` when silent too long; `UpstreamClosed` when it breaks.
 pub(crate) async fn read_whole<B: Body<Data = BodyPart, Error = io::Error> + Unpin>(
     mut body: B,
     limits: &ReadLimits,
@@ -360,16 +343,11 @@ pub(crate) async fn read_whole<B: Body<Data = BodyPart, Error = io::Error> + Unp
     Ok(held.attach(if rest.is_empty() { first } else { rest.freeze() }))
 }
 
-/// Why reading a body or a stream stops early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BodyReadError {
-    /// The connection broke.
     Closed,
-    /// Silent for longer than allowed.
     Idle,
-    /// One event outgrew the limit.
     TooLarge,
-    /// It broke off for a known reason.
     Known(GatewayFault),
 }
 
@@ -385,9 +363,6 @@ impl BodyReadError {
 }
 
 /// The next bytes of a JSON body; `None` at its end. Cancel safe.
-///
-/// # Errors
-/// If it breaks.
 pub(crate) async fn next_data<B: Body<Data = BodyPart, Error = io::Error> + Unpin>(
     body: &mut B,
 ) -> Result<Option<Bytes>, GatewayFault> {
@@ -395,10 +370,7 @@ pub(crate) async fn next_data<B: Body<Data = BodyPart, Error = io::Error> + Unpi
     Ok(part.map(BodyPart::into_bytes))
 }
 
-/// The next part of a body; `None` at its end. Cancel safe.
-///
-/// # Errors
-/// If it breaks, or is silent for longer than `idle`.
+/// The next part of a body; `None` at its end. Fails if it breaks, or is silent for longer than `idle`. Cancel safe.
 pub(crate) async fn next_part<B: Body<Data = BodyPart, Error = io::Error> + Unpin>(
     body: &mut B,
     idle: Option<Duration>,
@@ -452,4 +424,96 @@ impl SseResumePoint {
     pub(crate) fn pause(&self) -> Duration {
         self.retry.unwrap_or(Self::RETRY_DEFAULT)
     }
+}
+
+/// Largest error body that is read under a refusing status.
+const ERROR_BYTES_MAX: usize = 64 * 1024;
+const ERROR_WAIT: Duration = Duration::from_secs(5);
+/// The code of SDKs for errors of HTTP or the session, not of the message.
+const TRANSPORT_ERROR: i64 = -32_000;
+const LOST_SESSION: [&str; 4] = ["no valid session", "invalid session", "session not found", "server not initialized"];
+/// Longest untyped text that is searched for these texts.
+const PLAIN_REFUSAL_BYTES_MAX: usize = 256;
+/// The text of early Rust SDKs for an unknown session, under 401.
+const EARLY_RUST_REFUSAL: &[u8] = b"Unauthorized: Session not found";
+
+/// Judges a response under a refusing status: a response, an unknown session, or a refusal.
+async fn judge_refusal<B: WholeBody>(response: RawResponse<B>, addressee: ErrorAddressee<'_>) -> JudgedResponse<B> {
+    use ErrorAddressee::{Alone, Handshake, Passed, PassedInSession};
+    let (fault, status) = (fault_of(response.status, response.retry_after), response.status);
+    let in_session = addressee.is_in_session();
+    let takes_any = matches!(addressee, Alone(_) | Handshake | Passed(_) | PassedInSession(_));
+    let is_passed = matches!(addressee, Passed(_) | PassedInSession(_));
+    let refused = |error, is_answer| JudgedResponse::Refused { fault, error, is_answer };
+    let text = match response.content {
+        BodyKind::Json if is_passed || fault.reason == Reason::UpstreamHttpStatus => {
+            match small_body(response.body, ERROR_BYTES_MAX).await {
+                Some(text) => text,
+                // It may be the response, so the request may have run.
+                None => return refused(None, false),
+            }
+        }
+        BodyKind::Other if in_session && matches!(status, StatusCode::BAD_REQUEST | StatusCode::UNAUTHORIZED) => {
+            let text = small_body(response.body, PLAIN_REFUSAL_BYTES_MAX).await.unwrap_or_default();
+            let is_answer = response_in(&text).is_some_and(|answer| addressee.is_named_by(&answer));
+            let is_lost = match status {
+                StatusCode::UNAUTHORIZED => text.trim_ascii() == EARLY_RUST_REFUSAL,
+                _ => names_lost_session(&String::from_utf8_lossy(&text)),
+            };
+            return if is_lost && !is_answer { JudgedResponse::SessionLost } else { refused(None, false) };
+        }
+        BodyKind::Json | BodyKind::Other if in_session && status == StatusCode::NOT_FOUND => {
+            return JudgedResponse::SessionLost;
+        }
+        BodyKind::Json | BodyKind::Events | BodyKind::Other => return refused(None, false),
+    };
+    let answer = response_in(&text);
+    let is_answer = answer.as_ref().is_some_and(|answer| addressee.is_named_by(answer));
+    match answer.map(|answer| answer.outcome) {
+        Some(Ok(_)) if is_answer => JudgedResponse::Fine(RawResponse {
+            status: StatusCode::OK,
+            content: BodyKind::Json,
+            retry_after: None,
+            session: response.session,
+            body: B::whole(text),
+        }),
+        Some(Err(error)) if in_session && refuses_session(status, &error, is_answer) => JudgedResponse::SessionLost,
+        Some(Err(error)) if is_answer => refused(Some(error), true),
+        Some(_) | None if in_session && status == StatusCode::NOT_FOUND => JudgedResponse::SessionLost,
+        Some(Err(error)) if takes_any => refused(Some(error), false),
+        Some(_) | None => refused(None, false),
+    }
+}
+
+/// Whether an error means that the session is unknown, so that the request was not processed; some servers send it with
+/// 400. An error that names the request is its response, except the code for an unknown session at 404.
+fn refuses_session(status: StatusCode, error: &RpcError, is_answer: bool) -> bool {
+    match status {
+        StatusCode::NOT_FOUND if is_answer => error.code == SESSION_NOT_FOUND,
+        _ if is_answer => false,
+        StatusCode::NOT_FOUND => match error.code {
+            SESSION_NOT_FOUND | INVALID_REQUEST => true,
+            TRANSPORT_ERROR => error.message.to_ascii_lowercase().contains("session"),
+            _ => false,
+        },
+        StatusCode::BAD_REQUEST => error.code == TRANSPORT_ERROR && names_lost_session(&error.message),
+        _ => false,
+    }
+}
+
+fn response_in(text: &Bytes) -> Option<envelope::Response> {
+    match envelope::read(text, ScanLimits::UPSTREAM) {
+        Ok(Message::Response(response)) => Some(response),
+        Ok(Message::Request(_) | Message::Notification(_)) | Err(_) => None,
+    }
+}
+
+fn names_lost_session(text: &str) -> bool {
+    let text = text.to_ascii_lowercase();
+    LOST_SESSION.iter().any(|words| text.contains(words))
+}
+
+/// A body of at most `bytes_max` bytes; `None` if it is larger, or does not come in time.
+async fn small_body<B: WholeBody>(body: B, bytes_max: usize) -> Option<Bytes> {
+    tokio::time::timeout(ERROR_WAIT, read_whole(body, &ReadLimits::of_bytes(bytes_max))).await.ok()?.ok()
 }

@@ -1,7 +1,7 @@
 //! Fetches a server's protected resource metadata (RFC 9728): its authorization servers.
 //!
-//! It is fetched from the server's own origin only: an attacker who could name another address could send the gateway's clients
-//! to another authorization server.
+//! Only from the server's own origin: another address could send the gateway's clients to an attacker's authorization
+//! server.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -19,7 +19,6 @@ use super::transport::http_client::HttpClient;
 use crate::dialect::faults::reason_key;
 use crate::wire::{Object, Payload, ScanLimits};
 
-/// Path prefix of a resource's metadata.
 pub const WELL_KNOWN: &str = "/.well-known/oauth-protected-resource";
 
 const BYTES_MAX: usize = 64 * 1024;
@@ -34,7 +33,6 @@ const TOLD_FOR: Duration = Duration::from_secs(60);
 const ADDRESS_BYTES_MAX: usize = 2 * 1024;
 const SERVERS_MAX: usize = 64;
 
-/// Why there is no metadata.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MetadataError {
     #[error("the server has no metadata of a protected resource")]
@@ -42,19 +40,17 @@ pub enum MetadataError {
     /// It was not fetched.
     #[error("the server has its metadata at another origin, where the gateway does not look")]
     Foreign,
-    #[error("the server's metadata cannot be had: {0}")]
+    #[error("the server's metadata cannot be fetched: {0}")]
     Unreachable(&'static str),
-    #[error("the server's metadata is of no use: {0}")]
+    #[error("the server's metadata is unusable: {0}")]
     Unusable(&'static str),
 }
 
-/// The metadata of one server.
 #[derive(Debug)]
 pub struct ResourceMetadata {
     name: Arc<str>,
     client: HttpClient,
     url: Url,
-    /// The address that the server announced last.
     announced: Mutex<Option<Url>>,
     /// One request at a time; others wait for its result.
     known: tokio::sync::Mutex<Option<KnownMetadata>>,
@@ -64,7 +60,6 @@ pub struct ResourceMetadata {
 #[derive(Debug)]
 struct KnownMetadata {
     at: Instant,
-    /// The announced address at that time.
     announced: Option<Url>,
     found: Result<Payload, MetadataError>,
 }
@@ -82,7 +77,6 @@ impl ResourceMetadata {
         Self { name: Arc::clone(name), client, url, announced, known, told }
     }
 
-    /// Records the address that the server announces.
     pub fn announce(&self, address: &str) {
         if address.len() <= ADDRESS_BYTES_MAX
             && let Ok(address) = self.url.join(address)
@@ -91,10 +85,8 @@ impl ResourceMetadata {
         }
     }
 
-    /// The metadata, verbatim: an object with its resource, and valid authorization servers if any. Cancel safe.
-    ///
-    /// # Errors
-    /// If the server's own origin has no usable metadata.
+    /// The metadata, verbatim: an object with its resource, and valid authorization servers if any. Cancel safe. Fails
+    /// if the server's own origin has no usable metadata.
     pub async fn get(&self) -> Result<Payload, MetadataError> {
         let mut known = self.known.lock().await;
         let announced = self.announced.lock().clone();

@@ -1,15 +1,13 @@
 //! Runs calls in one session at a streamable HTTP upstream, after its handshake.
 //!
-//! A session never changes: if the upstream forgets it, another replaces it in the [`pool`], and callers notice by comparing the
-//! two. Read [`calls`] and [`route`] for its incoming messages, `refusals` for a session that the upstream forgot silently.
+//! A session never changes: a forgotten one is replaced in the [`pool`], and callers compare the two. Read [`calls`]
+//! and [`route`] for its incoming messages, `refusals` for a session that the upstream forgot silently.
 
 pub(crate) mod calls;
 pub(crate) mod get_stream;
 pub(crate) mod initialize;
-mod log_level;
 pub(crate) mod own;
 pub(crate) mod pool;
-mod question_keep_alive;
 mod refusals;
 pub(crate) mod resource_subscriptions;
 pub(crate) mod route;
@@ -20,7 +18,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::Response;
-use tokio::sync::{Semaphore, SetOnce, broadcast};
+use tokio::sync::{Mutex, Semaphore, SetOnce, broadcast};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -33,17 +31,14 @@ use super::version_choice::VersionChoice;
 use super::{CallContext, ExchangeError, ExchangeEvent, ServerFacts, ServerNotification};
 use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
 use crate::metric;
-use crate::task::{Executed, Reason};
-use crate::task::{GatewayFault, Principal};
-use crate::upstream::ClientCredential;
+use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::upstream_health::{HealthMark, UpstreamHealth};
-use crate::wire::{Payload, RequestId};
+use crate::upstream::{ClientCredential, own_ids};
+use crate::wire::{Object, Payload, RequestId, envelope, method};
 use calls::SessionCalls;
-use log_level::SessionLogLevel;
 use refusals::{PING_BYTES_MAX, PING_MAX, PingVerdict, SessionRefusals, may_be_about_session};
 use resource_subscriptions::ResourceSubscriptions;
 
-/// Notifications buffered for a slow receiver.
 const NEWS_MAX: usize = 256;
 /// Concurrent replies of the gateway's own in one session.
 const REPLIES_MAX: usize = 32;
@@ -51,7 +46,6 @@ const REPLIES_MAX: usize = 32;
 const TELL_MAX: Duration = Duration::from_secs(30);
 const DELETE_MAX: Duration = Duration::from_secs(2);
 
-/// The state that all sessions of one upstream share.
 #[derive(Debug)]
 pub(crate) struct UpstreamLink {
     pub(crate) name: Arc<str>,
@@ -65,7 +59,6 @@ pub(crate) struct UpstreamLink {
     pub(crate) polls: Semaphore,
 }
 
-/// Concurrent polls of an upstream's tasks; more wait for their turn.
 pub(crate) const POLLS_MAX: usize = 64;
 
 impl UpstreamLink {
@@ -84,8 +77,7 @@ impl UpstreamLink {
     }
 }
 
-/// The key of a session. Sessions are never shared between principals, nor between credentials, nor between clients with
-/// different capabilities (T-20, T-60).
+/// Sessions are never shared between principals, credentials, or clients with different capabilities (T-20, T-60).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct SessionKey {
     pub(crate) principal: Principal,
@@ -104,14 +96,12 @@ impl SessionKey {
     }
 }
 
-/// A session after its handshake.
 #[derive(Debug)]
 pub(crate) struct UpstreamSession {
     pub(crate) link: Arc<UpstreamLink>,
     pub(crate) credentials: SessionHeaders,
     /// `None` for a session that another process opened.
     facts: Option<Arc<ServerFacts>>,
-    /// The upstream's support for its own tasks.
     pub(crate) tasks: UpstreamTaskSupport,
     pub(crate) calls: SessionCalls,
     news: broadcast::Sender<ServerNotification>,
@@ -129,7 +119,6 @@ pub(crate) struct UpstreamSession {
 }
 
 impl UpstreamSession {
-    /// A session with the `facts` of its handshake.
     fn opened(link: &Arc<UpstreamLink>, credentials: SessionHeaders, facts: ServerFacts) -> Arc<Self> {
         let tasks = UpstreamTaskSupport::of(facts.version, &facts.capabilities);
         Self::new(link, credentials, Some(Arc::new(facts)), tasks, Arc::default())
@@ -159,8 +148,8 @@ impl UpstreamSession {
         })
     }
 
-    /// A session that another process opened. It has no own stream and is never ended from here: other calls may still be
-    /// resumed in it. For tasks see [`pool::SessionPool::adopt`].
+    /// A session that another process opened. It has no own stream and is never ended from here: other calls may still
+    /// be resumed in it. For tasks see [`pool::SessionPool::adopt`].
     pub(crate) fn adopted(
         link: &Arc<UpstreamLink>,
         credentials: SessionHeaders,
@@ -169,7 +158,6 @@ impl UpstreamSession {
         Self::new(link, credentials, None, tasks, Arc::default())
     }
 
-    /// A client's own session, for one call in it.
     fn lent(
         link: &Arc<UpstreamLink>,
         credentials: SessionHeaders,
@@ -192,7 +180,6 @@ impl UpstreamSession {
         self.listened.wait().await;
     }
 
-    /// Cancelled once the session receives nothing more.
     pub(crate) const fn over(&self) -> &CancellationToken {
         &self.over
     }
@@ -206,7 +193,6 @@ impl UpstreamSession {
         self.credentials.session.is_some()
     }
 
-    /// Sends one request; returns the response's head.
     pub(crate) async fn post(
         &self,
         message: Bytes,
@@ -215,7 +201,6 @@ impl UpstreamSession {
         self.post_with(message, |post| post, handed_over).await
     }
 
-    /// As [`Self::post`], with what `with` adds to the request.
     pub(crate) async fn post_with(
         &self,
         message: Bytes,
@@ -234,8 +219,8 @@ impl UpstreamSession {
         self.link.transport.send(&self.credentials.post(message).under_way(), handed_over).await
     }
 
-    /// Judges the head of the response to the request `id` of this session. After two consecutive refusals of unknown form, sends
-    /// the upstream a `ping`; if it refuses that too, the session is over.
+    /// Judges the head of the response to the request `id` of this session. After two consecutive refusals of unknown
+    /// form, sends the upstream a `ping`; if it refuses that too, the session is over.
     pub(crate) async fn open(
         &self,
         response: Response<AnswerBody>,
@@ -339,5 +324,38 @@ impl UpstreamSession {
 impl Drop for UpstreamSession {
     fn drop(&mut self) {
         self.over.cancel();
+    }
+}
+
+/// From the least severe on; an index into this list is a level's rank.
+const LOG_LEVELS: [&str; 8] = ["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"];
+
+/// The rank that the upstream was sent, the lowest that a client asked for; `None` while it decides by itself. Each
+/// client's messages are filtered by its own level (MOD-23).
+#[derive(Debug, Default)]
+struct SessionLogLevel(Mutex<Option<usize>>);
+
+impl UpstreamSession {
+    /// Asks the upstream for messages of this level too, unless it has. A refusal costs messages, not the call.
+    pub(crate) async fn lower_log_level(&self, level: &str) {
+        let Some(rank) = LOG_LEVELS.iter().position(|known| *known == level) else { return };
+        if !self.logs() {
+            return;
+        }
+        let mut lowest = self.level.0.lock().await;
+        if lowest.is_some_and(|lowest| lowest <= rank) {
+            return;
+        }
+        let params = Payload::of(&serde_json::json!({ "level": level }));
+        if self.tell(envelope::request(&own_ids::mint(), method::SET_LEVEL, Some(&params))).await.is_ok() {
+            *lowest = Some(rank);
+        } else {
+            self.link.dropped("log_level_failed");
+        }
+    }
+
+    fn logs(&self) -> bool {
+        let capabilities = self.facts().and_then(|facts| Object::of(&facts.capabilities));
+        capabilities.is_some_and(|capabilities| capabilities.contains("logging"))
     }
 }

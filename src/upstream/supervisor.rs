@@ -1,9 +1,9 @@
 //! Supervises a program that is an upstream, in its own process between gateway and program.
 //!
-//! It starts the program in its own process group and with limits, passes the standard streams through, and stops the whole group
-//! when its standard input has no writer left: then the gateway has closed it, or has ended. So no program outlives the gateway,
-//! however that ended. Orphans of the program's children become this process's children: they are reaped as they end, and killed
-//! with the program. No runtime, no logging: it is small, and waits.
+//! Starts the program in its own process group and with limits, passes the standard streams through, and stops the
+//! whole group when its standard input has no writer left: the gateway has closed it, or has ended. So no program
+//! outlives the gateway. Orphans of the program's children become this process's children: they are reaped as they end,
+//! and killed with the program. No runtime, no logging.
 
 use std::ffi::OsString;
 use std::io::{self, Write as _};
@@ -21,12 +21,10 @@ use rustix::process::{Pid, Resource, Rlimit, Signal, WaitId, WaitIdOptions};
 pub(crate) const SHOWN_NAME: &str = "taskgate";
 #[cfg(target_os = "linux")]
 const THREAD_NAME: &std::ffi::CStr = c"taskgate";
-/// The first argument that makes the program a supervisor.
 const NAME: &str = "supervise";
 /// How long a program may take to end once its standard input is closed, and after SIGTERM.
 const CLOSED_WAIT: Duration = Duration::from_secs(2);
 const TERMINATED_WAIT: Duration = Duration::from_secs(3);
-/// How long stopping a program takes at most.
 pub(crate) const STOP_MAX: Duration = CLOSED_WAIT.saturating_add(TERMINATED_WAIT);
 
 /// The pause before orphans are searched again after a failure.
@@ -88,7 +86,6 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Option<ExitCode> {
     })
 }
 
-/// Sets the limits of this process, which the program inherits.
 fn confine(limits: &ProgramLimits) -> io::Result<()> {
     rustix::process::setrlimit(Resource::Core, exactly(0))?;
     if let Some(max) = limits.descriptors_max {
@@ -104,8 +101,7 @@ fn confine(limits: &ProgramLimits) -> io::Result<()> {
     Ok(())
 }
 
-/// Starts the program. Its memory is limited from outside, as this process's own allocator reserves more than many limits before
-/// it has done anything.
+/// Limits its memory from outside, as this process's own allocator reserves more than many limits.
 fn start(command: &mut Command, limits: &ProgramLimits) -> io::Result<Child> {
     #[cfg_attr(not(target_os = "linux"), expect(unused_mut, reason = "memory is limited on Linux alone"))]
     let mut child = command.spawn()?;
@@ -132,7 +128,6 @@ const fn exactly(max: u64) -> Rlimit {
 enum SupervisorEvent {
     /// The program has ended; it is not reaped yet, so its group's number is still its own.
     Ended,
-    /// The standard input has no writer left.
     Closed,
 }
 
@@ -149,7 +144,6 @@ fn supervise(
     watched.and(status)
 }
 
-/// Starts waiting for a program's end and for the closed input.
 fn watch(program: Pid) -> io::Result<Receiver<SupervisorEvent>> {
     // The end of the program's output must be visible while this process lives.
     let nothing = std::fs::OpenOptions::new().write(true).open("/dev/null")?;
@@ -161,7 +155,6 @@ fn watch(program: Pid) -> io::Result<Receiver<SupervisorEvent>> {
     Ok(waiting)
 }
 
-/// Returns once the program has ended, by itself or because it was stopped.
 fn stop_when_closed(waiting: &Receiver<SupervisorEvent>, group: Pid) {
     match waiting.recv() {
         Ok(SupervisorEvent::Ended) | Err(_) => return,
@@ -193,7 +186,6 @@ fn when_ended(program: Pid, events: &SyncSender<SupervisorEvent>) {
     let _ = events.send(SupervisorEvent::Ended);
 }
 
-/// Reaps ended children except the program.
 fn reap_orphans(program: Pid) {
     let mut reaped = 0;
     for orphan in children().into_iter().filter(|child| *child != program) {
@@ -214,7 +206,6 @@ fn end_orphans() {
             match rustix::process::waitid(WaitId::All, WaitIdOptions::EXITED | WaitIdOptions::NOHANG) {
                 Ok(Some(_)) | Err(Errno::INTR) => (),
                 Ok(None) => break,
-                // There are none.
                 Err(_) => return,
             }
         }
@@ -256,7 +247,6 @@ fn when_closed(events: &SyncSender<SupervisorEvent>) {
     let _ = events.send(SupervisorEvent::Closed);
 }
 
-/// Exits as the program did.
 fn pass_on(status: ExitStatus) -> ExitCode {
     if let Some(code) = status.code() {
         return ExitCode::from(u8::try_from(code).unwrap_or(u8::MAX));

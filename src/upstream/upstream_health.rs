@@ -1,8 +1,8 @@
 //! Keeps an upstream's health: whether its last response was good, and if not, why.
 //!
-//! Every transport reports only here, and so does the owner of a request that ends without a response. Operators read it in the
-//! log, in a counter, and on the pages of the operators' listener. Nothing here may hold a credential: an address is shown
-//! without user info, path and query, since some servers have keys in each of them.
+//! Every transport reports here, and so does the owner of a request without a response. Operators read it in the log, a
+//! counter, and the operators' pages. It never holds a credential: addresses are shown without user info, path and
+//! query.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
@@ -30,8 +30,7 @@ const REASONS: [Reason; 8] = [
     Reason::UpstreamTimeout,
 ];
 
-/// Faults that either a transport finds or the reader of a response. Silence is found by the reader only, all others by the
-/// transport.
+/// Faults that a transport or a response's reader finds. Only the reader finds silence, only transports the others.
 const FOUND_BY_BOTH: [Reason; 2] = [Reason::UpstreamMalformed, Reason::UpstreamClosed];
 
 /// How long the same reason is not logged again.
@@ -43,14 +42,12 @@ const UNTRIED: u8 = 0;
 const OK: u8 = 1;
 const FAILING: u8 = 2;
 
-/// A failure, described for an operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UpstreamFailure {
     pub reason: Reason,
     /// Such as `connection refused` or `HTTP 401`.
     pub cause: String,
-    /// The target of a redirect, or the address of the protected resource metadata. As the server sent it: it may hold secrets,
-    /// and is only for the caller.
+    /// A redirect's target, or the address of the protected resource metadata. May hold secrets: only for the caller.
     pub location: Option<Url>,
 }
 
@@ -59,7 +56,6 @@ impl UpstreamFailure {
         Self { reason, cause: cause.into(), location: None }
     }
 
-    /// A fault without further details.
     pub(crate) fn of(fault: &GatewayFault) -> Self {
         let cause = match (fault.exit, fault.http_status) {
             (Some(exit), _) => format!("its process ended {exit}"),
@@ -79,7 +75,6 @@ impl UpstreamFailure {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct HealthMark([u32; FOUND_BY_BOTH.len()]);
 
-/// The health of one upstream.
 pub struct UpstreamHealth {
     name: Arc<str>,
     address: Arc<str>,
@@ -110,7 +105,6 @@ impl std::fmt::Debug for UpstreamHealth {
     }
 }
 
-/// The health of an upstream, for operators.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct HealthReport {
     pub name: String,
@@ -130,7 +124,6 @@ pub struct LastFailure {
 }
 
 impl HealthReport {
-    /// Whether the last responses were failures.
     #[must_use]
     pub fn is_failing(&self) -> bool {
         ["failing", "refused"].contains(&self.state)
@@ -170,8 +163,8 @@ impl UpstreamHealth {
         &self.name
     }
 
-    /// Records a failure that a transport has found: counts it, and logs it unless the same reason was logged recently. Faults
-    /// that are not the upstream's are ignored.
+    /// Records a failure that a transport has found: counts it, and logs it unless the same reason was logged recently.
+    /// Faults that are not the upstream's are ignored.
     pub(crate) fn failed(&self, trouble: UpstreamFailure) {
         if let Some(at) = FOUND_BY_BOTH.iter().position(|reason| *reason == trouble.reason) {
             self.told_by_transports[at].fetch_add(1, Ordering::Relaxed);
@@ -179,13 +172,12 @@ impl UpstreamHealth {
         self.note(trouble);
     }
 
-    /// The transports' reports so far, for a beginning request.
     pub(crate) fn mark(&self) -> HealthMark {
         HealthMark(self.told_by_transports.each_ref().map(|told| told.load(Ordering::Relaxed)))
     }
 
-    /// Records that a request ended with this fault, unless a transport has reported the reason since the request began: the
-    /// transport knew the cause, and reports once for many requests. Reasons that only transports find are ignored.
+    /// Records that a request ended with this fault, unless a transport has reported the reason since the request
+    /// began: it knew the cause, and reports once for many requests. Reasons that only transports find are ignored.
     pub(crate) fn ended(&self, since: HealthMark, fault: &GatewayFault) {
         let is_to_be_told = match FOUND_BY_BOTH.iter().position(|reason| *reason == fault.reason) {
             Some(at) => self.told_by_transports[at].load(Ordering::Relaxed) == since.0[at],
@@ -235,7 +227,6 @@ impl UpstreamHealth {
         }
     }
 
-    /// Records whether the breaker refuses new requests.
     pub(crate) fn refused(&self, is_refused: bool) {
         let mut state = self.state.lock();
         state.is_refused = is_refused;
@@ -249,7 +240,6 @@ impl UpstreamHealth {
         self.refuses.set(0);
     }
 
-    /// The last failure.
     #[must_use]
     pub fn last(&self) -> Option<UpstreamFailure> {
         self.state.lock().last.as_ref().map(|(trouble, _)| trouble.clone())
@@ -278,7 +268,6 @@ impl UpstreamHealth {
 pub struct UpstreamHealthList(Arc<RwLock<Vec<Arc<UpstreamHealth>>>>);
 
 impl UpstreamHealthList {
-    /// Replaces the list of served upstreams.
     pub fn set(&self, all: Vec<Arc<UpstreamHealth>>) {
         *self.0.write() = all;
     }
@@ -334,7 +323,7 @@ mod tests {
         ended(before, Reason::UpstreamClosed);
         assert_eq!(state(&health).1, Some("upstream_closed"), "of that it has told nothing");
         ended(health.mark(), malformed);
-        assert_eq!(cause().as_deref(), Some("an answer that is not MCP"), "it told of what was before");
+        assert_eq!(cause().as_deref(), Some("an answer that is not MCP"), "the first failure was reported before");
         ended(before, Reason::UpstreamTimeout);
         assert_eq!(state(&health), ("failing", Some("upstream_timeout")));
     }

@@ -1,8 +1,8 @@
 //! Chooses the protocol version that is requested from an upstream.
 //!
-//! Every server with a handshake answers `initialize`, even if it also speaks 2026-07-28, so `initialize` is sent right away: no
-//! `server/discover` before it, which some servers take a minute to refuse. A server without a handshake refuses `initialize`
-//! with its versions, and that error is forwarded ([`BeginError::Refused`]).
+//! Every server with a handshake answers `initialize`, so no `server/discover` precedes it, which some servers take a
+//! minute to refuse. A server without a handshake refuses `initialize` with its versions, and that error is forwarded
+//! ([`BeginError::Refused`]).
 
 use parking_lot::Mutex;
 
@@ -15,8 +15,7 @@ use crate::wire::{Object, ProtocolVersion};
 #[derive(Debug)]
 pub(crate) struct VersionChoice {
     fixed: Option<ProtocolVersion>,
-    /// The version of the last handshake. Requested next, so that a server which refuses newer versions instead of naming its own
-    /// gets two requests only once.
+    /// The version of the last handshake, requested next: a server that refuses newer ones gets two requests only once.
     agreed: Mutex<Option<ProtocolVersion>>,
 }
 
@@ -43,9 +42,8 @@ impl VersionChoice {
         *self.agreed.lock() = Some(version);
     }
 
-    /// The version to request after a refusal; `None` if no version is left to try.
-    ///
-    /// A refusal that contradicts an earlier agreement starts again from the newest version; otherwise an older one follows.
+    /// The version to request after a refusal; `None` if none is left. A refusal that contradicts an earlier agreement
+    /// starts again from the newest version; otherwise an older one follows.
     pub(crate) fn after_refusal(&self, asked: ProtocolVersion, refusal: &BeginError) -> Option<ProtocolVersion> {
         if self.fixed.is_some() || !may_be_about_version(refusal) {
             return None;
@@ -56,8 +54,8 @@ impl VersionChoice {
         self.older(asked, refusal)
     }
 
-    /// The newest version older than `asked`, among the refusal's versions if it names any; none with a fixed version. A server
-    /// may refuse a version in any form, so every refusal leads to the next older one.
+    /// The newest version older than `asked`, among the refusal's versions if it names any; none with a fixed version.
+    /// A server may refuse a version in any form, so every refusal leads to the next older one.
     pub(crate) fn older(&self, asked: ProtocolVersion, refusal: &BeginError) -> Option<ProtocolVersion> {
         if self.fixed.is_some() || !may_be_about_version(refusal) {
             return None;
@@ -70,14 +68,13 @@ impl VersionChoice {
     }
 }
 
-/// The versions that a refusal names.
 fn supported(refusal: &BeginError) -> Option<Vec<String>> {
     let BeginError::Refused(error) = refusal else { return None };
     Object::of(error.data.as_ref()?)?.get("supported")?.read().ok()
 }
 
-/// Whether a refusal of `initialize` may be about the requested version. An error of servers without sessions that names no
-/// versions is about the handshake itself; the excluded statuses are about credentials, the address or the server's load.
+/// Whether a refusal of `initialize` may be about the version. Without versions, an error of a server without sessions
+/// is about the handshake; the excluded statuses are about credentials, the address or the server's load.
 fn may_be_about_version(refusal: &BeginError) -> bool {
     match refusal {
         // A server without `initialize` has it in no version.

@@ -8,11 +8,9 @@ use super::payload::write_string;
 use super::scan::{self, StringPiece};
 use super::walk::{ValueWalk, WalkedKind};
 
-/// Writes the value with sorted keys and no whitespace. Equal strings are written alike however they were escaped; numbers keep
-/// their text, so `1.0` and `1` differ and no digit is lost.
-///
-/// Reads the text once. Keys are sorted, and the members of an unsorted object are copied once more for each enclosing object: a
-/// fraction of the reading time, at any nesting.
+/// Writes the value with sorted keys and no whitespace. Equal strings are written alike however they were escaped;
+/// numbers keep their text, so `1.0` and `1` differ. Members of an unsorted object are copied once more for each
+/// enclosing object.
 #[must_use]
 pub fn canonical(value: &Payload) -> Vec<u8> {
     let mut out = Vec::with_capacity(value.len());
@@ -37,7 +35,6 @@ fn write(walk: &mut ValueWalk<'_>, out: &mut Vec<u8>, spare: &mut Vec<u8>) {
                 members.push((key.name, start..out.len()));
             }
             put_in_order(members, from, out, spare);
-            // Drops the last comma, if there is a member.
             out.truncate(out.len() - usize::from(out.len() > from));
             out.push(b'}');
         }

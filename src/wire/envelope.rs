@@ -1,14 +1,11 @@
-//! Reads one JSON-RPC message in one pass, and writes one.
-//!
-//! Knows no method and no MCP rule beyond the envelope's. Read [`super::scan`] first.
+//! Reads one JSON-RPC message in one pass, and writes one. Knows no MCP rule beyond the envelope's.
 
-mod batch;
 mod malformed;
 #[cfg(test)]
 mod tests;
 
 use std::borrow::Cow;
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
@@ -16,8 +13,6 @@ use bytes::{Bytes, BytesMut};
 use super::payload::write_string;
 use super::scan::{self, LocatedMembers, Member, ObjectPlace};
 use super::{Object, Payload, RequestId, RpcError, ScanError, ScanLimits, method, one_line};
-
-pub use batch::{is_batch, read_batch, split_batch};
 pub use malformed::{MalformedMessage, asked_in, glimpse};
 
 /// Longest method name in bytes, decoded (B95).
@@ -28,7 +23,6 @@ pub const BATCH_MAX: usize = 100;
 /// Most messages of a batch that is forwarded or inspected. A longer one is not split.
 pub const BATCH_READ_MAX: usize = 1_000;
 
-/// A message, classified by its members.
 #[derive(Clone, Debug)]
 pub enum Message {
     Request(Request),
@@ -36,7 +30,6 @@ pub enum Message {
     Response(Response),
 }
 
-/// A request. `params` is located in the same pass as the envelope.
 #[derive(Clone, Debug)]
 pub struct Request {
     pub id: RequestId,
@@ -44,7 +37,6 @@ pub struct Request {
     pub params: Params,
 }
 
-/// A notification.
 #[derive(Clone, Debug)]
 pub struct Notification {
     pub method: String,
@@ -66,7 +58,6 @@ impl Notification {
     }
 }
 
-/// The member `params`, verbatim.
 #[derive(Clone, Debug)]
 pub enum Params {
     Absent,
@@ -85,7 +76,6 @@ impl Params {
     }
 }
 
-/// A response.
 #[derive(Clone, Debug)]
 pub struct Response {
     /// `None` where the id is `null` or unusable: such a response matches no request.
@@ -96,33 +86,24 @@ pub struct Response {
 }
 
 impl Response {
-    /// The outcome. [`Object::of`] splits its result without another walk.
-    ///
-    /// # Errors
-    /// The response's error, if it is one.
+    /// The outcome; the error is the response's. [`Object::of`] splits its result without another walk.
     pub fn into_outcome(self) -> Result<Payload, RpcError> {
         self.outcome.map(|result| self.result.map_or(result, |object| object.located_payload()))
     }
 }
 
-/// Why a text is no message.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EnvelopeError {
-    /// The scan refused the text.
     #[error("{error}")]
     Scan { error: ScanError, id: Option<RequestId> },
     /// Well-formed JSON that is no JSON-RPC message; `what` names the member.
     #[error("{what}")]
     Shape { what: Cow<'static, str>, id: Option<RequestId> },
-    /// A top-level array.
     #[error("a batch is not accepted here")]
     Batch,
 }
 
-/// Reads one message in one pass.
-///
-/// # Errors
-/// See [`EnvelopeError`]; the id is set if it could be read and may be echoed (B80 to B95).
+/// Reads one message in one pass. The error has the id if it could be read and may be echoed (B80 to B95).
 pub fn read(text: &Bytes, limits: ScanLimits) -> Result<Message, EnvelopeError> {
     let outline = scan::scan(text, limits).map_err(|error| EnvelopeError::Scan { error, id: None })?;
     let parts = EnvelopeParts::gather(text, &outline.members);
@@ -142,7 +123,6 @@ pub fn read(text: &Bytes, limits: ScanLimits) -> Result<Message, EnvelopeError> 
     told.map_err(|what| EnvelopeError::Shape { what: Cow::Borrowed(what), id: parts.usable_id() })
 }
 
-/// The positions of an envelope's members.
 #[derive(Debug)]
 struct EnvelopeParts<'t> {
     text: &'t Bytes,
@@ -193,7 +173,6 @@ impl<'t> EnvelopeParts<'t> {
         self.id.clone().and_then(|id| RequestId::from_payload(&self.payload(id)))
     }
 
-    /// The message, or the fault in it.
     fn tell_apart(&self, members: &[Member]) -> Result<Message, &'static str> {
         let version = self.jsonrpc.clone().and_then(|span| self.string(span));
         if version.as_deref() != Some("2.0") {
@@ -270,19 +249,16 @@ impl<'t> EnvelopeParts<'t> {
     }
 }
 
-/// Writes a request.
 #[must_use]
 pub fn request(id: &RequestId, method: &str, params: Option<&Payload>) -> Bytes {
     call(Some(id), method, params)
 }
 
-/// Writes a notification.
 #[must_use]
 pub fn notification(method: &str, params: Option<&Payload>) -> Bytes {
     call(None, method, params)
 }
 
-/// Writes a successful response.
 #[must_use]
 pub fn result(id: &RequestId, result: &Payload) -> Bytes {
     let mut out = open(Some(id), result.len());
@@ -354,3 +330,110 @@ fn close(mut out: Vec<u8>) -> Bytes {
     out.push(b'}');
     out.into()
 }
+
+/// Reads a batch, which only 2025-03-26 has (LEG-12), or one message as a batch of one. An invalid item does not affect the others. Fails if the text is
+/// refused as a whole, is an empty array or has more than `messages_max` items.
+pub fn read_batch(
+    text: &Bytes,
+    limits: ScanLimits,
+    messages_max: usize,
+) -> Result<Vec<Result<Message, EnvelopeError>>, EnvelopeError> {
+    if !is_batch(text) {
+        return read(text, limits).map(|message| vec![Ok(message)]);
+    }
+    Ok(split_batch(text, limits, messages_max)?.iter().map(|item| read(item, limits)).collect())
+}
+
+/// Whether a text can only be a batch.
+#[must_use]
+pub fn is_batch(text: &Bytes) -> bool {
+    text.trim_ascii_start().starts_with(b"[")
+}
+
+/// The items of a batch, verbatim and unparsed. Fails as [`read_batch`].
+pub fn split_batch(text: &Bytes, limits: ScanLimits, messages_max: usize) -> Result<Vec<Bytes>, EnvelopeError> {
+    let refused = |error| EnvelopeError::Scan { error, id: None };
+    let array_limits = ScanLimits { depth_max: limits.depth_max + 1, ..limits };
+    let outline = scan::scan(text, array_limits).and_then(scan::ObjectOutline::flawless).map_err(refused)?;
+    let array = text.slice(outline.root);
+    let spans: Vec<_> = scan::items(&array).take(messages_max.saturating_add(1)).collect();
+    if spans.is_empty() {
+        return Err(EnvelopeError::Shape { what: Cow::Borrowed("a batch is empty"), id: None });
+    }
+    if spans.len() > messages_max {
+        return Err(refused(ScanError::TooManyNodes { at: spans[messages_max].start }));
+    }
+    Ok(spans.into_iter().map(|span| array.slice(span)).collect())
+}
+
+/// A message's text with its parsed form, so that it is parsed once. Compared as text.
+#[derive(Clone, Debug, Default)]
+pub struct MessageText {
+    text: Bytes,
+    message: Option<Arc<Message>>,
+}
+
+impl MessageText {
+    #[must_use]
+    pub const fn with_message(text: Bytes, message: Arc<Message>) -> Self {
+        Self { text, message: Some(message) }
+    }
+
+    #[must_use]
+    pub fn message(&self) -> Option<&Message> {
+        self.message.as_deref()
+    }
+
+    /// The message; reads it unless it was read before. Fails as [`read`].
+    pub fn read(&self, limits: ScanLimits) -> Result<Arc<Message>, EnvelopeError> {
+        match &self.message {
+            Some(message) => Ok(Arc::clone(message)),
+            None => read(&self.text, limits).map(Arc::new),
+        }
+    }
+
+    /// The message, or the messages of a batch. Fails as [`read_batch`].
+    pub fn read_all(
+        &self,
+        limits: ScanLimits,
+        items_max: usize,
+    ) -> Result<Vec<Result<Message, EnvelopeError>>, EnvelopeError> {
+        match self.message() {
+            Some(message) => Ok(vec![Ok(message.clone())]),
+            None => read_batch(&self.text, limits, items_max),
+        }
+    }
+
+    /// The text in another buffer, unparsed: the parsed parts refer to the old buffer.
+    #[must_use]
+    pub(crate) fn held_by(self, attach: impl FnOnce(Bytes) -> Bytes) -> Self {
+        attach(self.text).into()
+    }
+
+    #[must_use]
+    pub fn into_bytes(self) -> Bytes {
+        self.text
+    }
+}
+
+impl Deref for MessageText {
+    type Target = Bytes;
+
+    fn deref(&self) -> &Bytes {
+        &self.text
+    }
+}
+
+impl From<Bytes> for MessageText {
+    fn from(text: Bytes) -> Self {
+        Self { text, message: None }
+    }
+}
+
+impl PartialEq for MessageText {
+    fn eq(&self, other: &Self) -> bool {
+        self.text == other.text
+    }
+}
+
+impl Eq for MessageText {}

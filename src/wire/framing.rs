@@ -1,7 +1,6 @@
 //! Splits event streams (SSE) and lines, sans-IO: bytes in, events out, all buffers bounded.
 
 mod gate;
-mod line;
 mod message_classifier;
 mod part;
 mod sse;
@@ -11,12 +10,11 @@ mod tests;
 use bytes::Bytes;
 
 pub use gate::{EventGate, EventVerdict, GateOutput, HoldPolicy, PrimerPolicy};
-pub use line::LineDecoder;
 pub use message_classifier::{MessageClass, MessageClassifier};
 pub use part::{BodyPart, SseEvent, StreamEvent};
+use sse::BYTE_ORDER_MARK;
 pub use sse::SseDecoder;
 
-/// Why a decoder fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FramingError {
     #[error("one event is larger than {max} bytes")]
@@ -24,10 +22,10 @@ pub enum FramingError {
     #[error("one line is longer than {max} bytes")]
     LineTooLong { max: usize },
     /// Its beginning passed as one message, and then readers may take it for another.
-    #[error("one message reads as two")]
+    #[error("one message can be read as two")]
     TwoMessagesInOne,
     /// Most of it passed as a response, and then it turned out to ask something.
-    #[error("an answer asks something after it went into length")]
+    #[error("a response held a question after most of it was forwarded")]
     AsksTooLate,
 }
 
@@ -35,4 +33,59 @@ pub enum FramingError {
 #[must_use]
 pub fn sse_endpoint(address: &str) -> Bytes {
     format!("event: endpoint\ndata: {address}\n\n").into()
+}
+
+/// Splits a byte stream into lines that end in LF or CRLF, without empty ones; skips a byte order mark before a line
+/// (RFC 8259, 8.1). Holds at most one line of `line_bytes_max` bytes.
+#[derive(Debug)]
+pub struct LineDecoder {
+    line_bytes_max: usize,
+    partial: Vec<u8>,
+    failed: bool,
+}
+
+impl LineDecoder {
+    #[must_use]
+    pub const fn new(line_bytes_max: usize) -> Self {
+        Self { line_bytes_max, partial: Vec::new(), failed: false }
+    }
+
+    /// Takes bytes; returns complete lines in order, without their ends. Fails for good if one line outgrows the bound;
+    /// complete lines before it are returned first, the error with the next call.
+    pub fn feed(&mut self, bytes: &[u8]) -> Result<Vec<Bytes>, FramingError> {
+        let mut lines = Vec::new();
+        let mut rest = bytes;
+        while !self.failed && !rest.is_empty() {
+            let end = memchr::memchr(b'\n', rest);
+            let piece = &rest[..end.unwrap_or(rest.len())];
+            if self.partial.len() + piece.len() > self.line_bytes_max {
+                self.failed = true;
+                self.partial = Vec::new();
+                break;
+            }
+            self.partial.extend_from_slice(piece);
+            let Some(end) = end else { break };
+            rest = &rest[end + 1..];
+            let mut line = std::mem::take(&mut self.partial);
+            if line.last() == Some(&b'\r') {
+                line.pop();
+            }
+            let mut line = Bytes::from(line);
+            if line.starts_with(BYTE_ORDER_MARK) {
+                line = line.slice(BYTE_ORDER_MARK.len()..);
+            }
+            if !line.is_empty() {
+                lines.push(line);
+            }
+        }
+        if self.failed && lines.is_empty() {
+            return Err(FramingError::LineTooLong { max: self.line_bytes_max });
+        }
+        Ok(lines)
+    }
+
+    #[must_use]
+    pub const fn held(&self) -> usize {
+        self.partial.len()
+    }
 }

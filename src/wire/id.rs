@@ -8,15 +8,14 @@ use super::{Payload, scan};
 /// Longest id, in bytes of JSON text (B93).
 pub const ID_BYTES_MAX: usize = 256;
 
-/// A request id: a string without null characters, or a whole number. Echoed byte for byte (`1` is not `"1"`, T-62).
-///
-/// Compared as text.
+/// A request id: a string without null characters, or a whole number. Echoed byte for byte (`1` is not `"1"`, T-62);
+/// compared as text.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct RequestId(Payload);
 
 impl RequestId {
-    /// Accepts a JSON string without null characters and lone surrogates (B81), or an integer that fits `i64` and is written as
-    /// one (`1.0` is not).
+    /// Accepts a string without null characters or lone surrogates (B81), or an `i64` integer written as one (not
+    /// `1.0`).
     #[must_use]
     pub fn from_payload(text: &Payload) -> Option<Self> {
         let raw = text.as_str();
@@ -30,13 +29,11 @@ impl RequestId {
         is_id.then(|| Self(text.detached()))
     }
 
-    /// A string id that the gateway mints.
     #[must_use]
     pub fn text(text: &str) -> Self {
         Self(Payload::text(text))
     }
 
-    /// A number id that the gateway mints.
     #[must_use]
     pub fn number(number: i64) -> Self {
         Self(Payload::of(&number))
@@ -53,13 +50,11 @@ impl RequestId {
                 && text(self).is_some_and(|own| text(other).as_ref() == Some(&own)))
     }
 
-    /// The id as JSON text.
     #[must_use]
     pub fn as_json(&self) -> &str {
         self.0.as_str()
     }
 
-    /// The id decoded, if it is a string.
     #[must_use]
     pub fn as_text(&self) -> Option<Cow<'_, str>> {
         scan::decode_string(self.0.bytes())

@@ -1,14 +1,13 @@
 //! Decides which pages of a list count, and where a list with circular cursors ends.
 //!
-//! Only an absent or null cursor ends a list, and an empty string is a cursor (UPC-04). A server with circular cursors would be
-//! asked for ever, so a page without a new name ends its list, and so does a cursor that was sent before.
+//! An absent or null cursor ends a list; an empty string is a cursor (UPC-04). Against circular cursors, a page without
+//! a new name ends its list, and so does a cursor that was sent before.
 
 use std::collections::HashSet;
 
 use super::object::ObjectWriter;
 use super::{Object, Payload, method};
 
-/// The lists of MCP that come in pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PagedList {
     Tools,
@@ -19,10 +18,8 @@ pub enum PagedList {
 }
 
 impl PagedList {
-    /// The lists of tools, prompts, resources and templates.
     const OFFERS: [Self; 4] = [Self::Tools, Self::Prompts, Self::Resources, Self::Templates];
 
-    /// The list that this method asks for.
     #[must_use]
     pub fn of_offers(name: &str) -> Option<Self> {
         Self::OFFERS.into_iter().find(|list| list.method() == name)
@@ -39,7 +36,6 @@ impl PagedList {
         }
     }
 
-    /// The member of the result that holds the items.
     #[must_use]
     pub const fn items(self) -> &'static str {
         match self {
@@ -51,7 +47,6 @@ impl PagedList {
         }
     }
 
-    /// The member that identifies an item.
     #[must_use]
     pub const fn key(self) -> &'static str {
         match self {
@@ -69,24 +64,18 @@ pub fn next_cursor(page: &Object) -> Option<Payload> {
     page.get("nextCursor").filter(|cursor| cursor.as_str() != "null")
 }
 
-/// A list while its pages are read.
 #[derive(Debug)]
 pub struct ListPages {
     list: PagedList,
     pages_left: usize,
-    /// The names of all items so far.
     names: HashSet<String>,
-    /// The cursors named so far, in the order of their pages.
     cursors: Vec<Payload>,
     end: Option<ListEnd>,
 }
 
-/// Why a list ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ListEnd {
-    /// The server named no cursor.
     Complete,
-    /// The server's cursors lead back to earlier pages.
     Circular,
     TooManyPages,
 }
@@ -97,7 +86,6 @@ impl ListPages {
         Self { list, pages_left: pages_max, names: HashSet::new(), cursors: Vec::new(), end: None }
     }
 
-    /// The params of the request for the next page.
     #[must_use]
     pub fn params(&self) -> Option<Payload> {
         let cursor = self.cursor()?;
@@ -138,7 +126,6 @@ impl ListPages {
         !is_repeated
     }
 
-    /// Why the list ended; `None` if there is a further page.
     #[must_use]
     pub const fn end(&self) -> Option<ListEnd> {
         self.end

@@ -18,7 +18,6 @@ pub const SUBTASKS: &str = "io.taskgate/subtasks";
 pub const DRAFT_TASK: &str = "modelcontextprotocol.io/task";
 pub const DRAFT_RELATED_TASK: &str = "modelcontextprotocol.io/related-task";
 
-/// The tasks extension's identifier.
 pub const TASKS_EXTENSION: &str = "io.modelcontextprotocol/tasks";
 
 /// Keys that concern one hop only, or another dialect of tasks: never sent to a legacy upstream.

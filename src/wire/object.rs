@@ -1,6 +1,6 @@
 //! Locates the top-level members of a JSON object, edits some, and writes small objects.
 //!
-//! Read [`super::scan`] first. Nothing here validates: the text has passed a scan already.
+//! Validates nothing: the text has passed a scan already. Read [`super::scan`] first.
 
 mod edit;
 #[cfg(test)]
@@ -24,21 +24,19 @@ pub struct Object {
 }
 
 impl Object {
-    /// Locates the members of a payload; `None` if it is no object. Takes one walk over the text, unless the message's scan has
-    /// located them.
+    /// Locates the members of a payload; `None` if it is no object. One walk, unless the message's scan located them.
     #[must_use]
     pub fn of(payload: &Payload) -> Option<Self> {
         let located = match payload.members() {
             Some(located) => located.clone(),
             None => {
-                let members = scan::locate::members(payload.bytes())?;
+                let members = scan::members(payload.bytes())?;
                 LocatedMembers { base: 0, place: ObjectPlace::Root, members: members.as_slice().into() }
             }
         };
         Some(Self { text: payload.clone(), located })
     }
 
-    /// An object that a scan has located.
     pub(in crate::wire) const fn located(text: Payload, located: LocatedMembers) -> Self {
         Self { text, located }
     }
@@ -48,7 +46,6 @@ impl Object {
         Payload::with_members(self.text.bytes().clone(), self.located.clone())
     }
 
-    /// The whole object.
     #[must_use]
     pub const fn payload(&self) -> &Payload {
         &self.text
@@ -66,13 +63,11 @@ impl Object {
         self.find(key).map(|member| self.value(member))
     }
 
-    /// Whether the object has the member, with any value.
     #[must_use]
     pub fn contains(&self, key: &str) -> bool {
         self.find(key).is_some()
     }
 
-    /// A member that is a string, decoded.
     #[must_use]
     pub fn get_string(&self, key: &str) -> Option<String> {
         self.get_str(key).map(Cow::into_owned)
@@ -90,13 +85,11 @@ impl Object {
         scan::decode_lossy(self.raw(self.find(key)?)).map(Cow::into_owned)
     }
 
-    /// Whether the member is an object.
     #[must_use]
     pub fn has_object(&self, key: &str) -> bool {
         self.find(key).is_some_and(|member| self.raw(member).starts_with(b"{"))
     }
 
-    /// A member that is an object.
     #[must_use]
     pub fn get_object(&self, key: &str) -> Option<Self> {
         let member = self.find(key)?;
@@ -121,14 +114,13 @@ impl Object {
         self.members().map(|member| self.key(member))
     }
 
-    /// Members in order, keys decoded. Each member is visited once: a loop that looks up each of [`Object::keys`] takes quadratic
-    /// time.
+    /// Members in order, keys decoded. Visits each once; looking up each of [`Object::keys`] takes quadratic time.
     pub fn entries(&self) -> impl Iterator<Item = (Cow<'_, str>, Payload)> {
         self.members().map(|member| (self.key(member), self.value(member)))
     }
 
-    /// The first of `names` from which a member differs in case alone, by Unicode's folding (`paramſ` is `params`): other parsers
-    /// might take the member for that name (B85).
+    /// The first of `names` from which a member differs in case alone, by Unicode's folding (`paramſ` is `params`):
+    /// other parsers might take the member for that name (B85).
     #[must_use]
     pub fn case_variant<'n>(&self, names: &[&'n str]) -> Option<&'n str> {
         let is_ascii = |member: &Member| !member.escaped && self.raw_key(member).is_ascii();
@@ -171,7 +163,6 @@ impl Object {
         &self.text.bytes()[member.key.start - self.located.base..member.key.end - self.located.base]
     }
 
-    /// As [`Object::value`], borrowed.
     fn raw(&self, member: &Member) -> &[u8] {
         &self.text.bytes()[self.start(member)..self.end(member)]
     }

@@ -9,8 +9,8 @@ pub const STATUS_BYTES_MAX: usize = 1024;
 /// Longest name that is quoted in a sentence, in bytes.
 pub const NAME_BYTES_MAX: usize = 128;
 
-/// Makes an upstream's text fit for a status line: no control or bidirectional-override characters, at most [`STATUS_BYTES_MAX`]
-/// bytes, cut between characters. `None` if nothing is left.
+/// Makes an upstream's text fit for a status line: without control or bidirectional-override characters, at most
+/// [`STATUS_BYTES_MAX`] bytes, cut between characters. `None` if nothing is left.
 #[must_use]
 pub fn status_text(words: &str) -> Option<Arc<str>> {
     let mut text = String::with_capacity(words.len().min(STATUS_BYTES_MAX));
@@ -23,8 +23,7 @@ pub fn status_text(words: &str) -> Option<Arc<str>> {
     (!text.is_empty()).then(|| Arc::from(text))
 }
 
-/// Makes a foreign name fit to be quoted: without control and bidirectional-override characters, at most [`NAME_BYTES_MAX`] bytes
-/// and a mark where it was cut.
+/// As [`status_text`], for a name to be quoted: at most [`NAME_BYTES_MAX`] bytes, and a mark where it was cut.
 #[must_use]
 pub fn name(text: &str) -> String {
     let mut shown = String::with_capacity(text.len().min(NAME_BYTES_MAX));

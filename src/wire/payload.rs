@@ -9,9 +9,9 @@ use super::scan::{self, LocatedMembers, ScanError, ScanLimits};
 
 /// One complete JSON value, kept as the bytes it arrived in. Clones share them.
 ///
-/// Invariant: the text is UTF-8 and one well-formed JSON value without surrounding whitespace. Only [`crate::wire::scan`], the
-/// serialisation of our own values and the stores make one, so it is never validated again. Key order, number spelling and
-/// unknown members survive (T-14).
+/// Invariant: UTF-8, one well-formed JSON value without surrounding whitespace. Only [`crate::wire::scan`], the
+/// serialisation of our own values and the stores make one, so it is never validated again. Key order, number spelling
+/// and unknown members survive (T-14).
 #[derive(Clone)]
 pub struct Payload {
     text: Bytes,
@@ -37,9 +37,6 @@ impl std::hash::Hash for Payload {
 
 impl Payload {
     /// Scans a text that is one JSON value; surrounding whitespace is dropped.
-    ///
-    /// # Errors
-    /// If the strict scan refuses the text: see [`ScanError`].
     pub fn parse(text: &Bytes, limits: ScanLimits) -> Result<Self, ScanError> {
         let outline = scan::scan(text, limits)?.flawless()?;
         Ok(Self::from_scanned(text.slice(outline.root)))
@@ -50,39 +47,33 @@ impl Payload {
         Self { text, is_exact: false, members: None }
     }
 
-    /// Takes an object in which a scan has just located these members.
     pub(in crate::wire) fn with_members(text: Bytes, members: LocatedMembers) -> Self {
         Self { text, is_exact: false, members: Some(Arc::new(members)) }
     }
 
-    /// The positions of its members, if a scan has noted them.
     pub(in crate::wire) fn members(&self) -> Option<&LocatedMembers> {
         self.members.as_deref()
     }
 
-    /// Restores a payload that was stored. The caller guarantees that the text is unchanged (the stores have a checksum), and
-    /// that its buffer holds nothing else, or only the rest of its task. Only UTF-8 is checked again.
+    /// Restores a stored payload. The caller guarantees that the text is unchanged (the stores have a checksum), and
+    /// alone in its buffer but for the rest of its task. Only UTF-8 is checked again.
     #[must_use]
     pub fn restored(text: Bytes) -> Option<Self> {
         std::str::from_utf8(&text).is_ok().then_some(Self { text, is_exact: true, members: None })
     }
 
-    /// The payload `{}`.
     #[must_use]
     pub const fn empty_object() -> Self {
         Self { text: Bytes::from_static(b"{}"), is_exact: true, members: None }
     }
 
-    /// Serialises one of our own values.
-    ///
-    /// # Panics
-    /// If `value` cannot be written as JSON (a map with keys that are no strings): a bug of the caller.
+    /// Serialises one of our own values. Panics if it cannot be written as JSON (a map with keys that are no strings):
+    /// a bug of the caller.
     pub fn of<T: serde::Serialize + ?Sized>(value: &T) -> Self {
         let text = serde_json::to_vec(value).expect("our own values serialise");
         Self { text: Bytes::from(text.into_boxed_slice()), is_exact: true, members: None }
     }
 
-    /// Writes a string as a payload.
     #[must_use]
     pub fn text(text: &str) -> Self {
         let mut out = Vec::with_capacity(text.len() + 2);
@@ -100,19 +91,16 @@ impl Payload {
         &self.text
     }
 
-    /// The text.
     #[must_use]
     pub fn into_bytes(self) -> Bytes {
         self.text
     }
 
-    /// Bytes of text.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.text.len()
     }
 
-    /// Never true for a JSON value; here because `len` is.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.text.is_empty()
@@ -120,10 +108,9 @@ impl Payload {
 
     /// The items of an array, verbatim; none if the text is no array.
     pub fn items(&self) -> impl Iterator<Item = Self> {
-        scan::locate::items(&self.text).map(|span| Self::from_scanned(self.text.slice(span)))
+        scan::items(&self.text).map(|span| Self::from_scanned(self.text.slice(span)))
     }
 
-    /// The same text in another buffer.
     #[must_use]
     pub(crate) fn in_buffer(self, text: Bytes) -> Self {
         debug_assert_eq!(self.text.len(), text.len(), "another text");
@@ -143,15 +130,11 @@ impl Payload {
     }
 
     /// Deserialises the text into one of our own types (small values only: ids, capabilities).
-    ///
-    /// # Errors
-    /// If the value has another shape.
     pub fn read<'a, T: serde::Deserialize<'a>>(&'a self) -> Result<T, serde_json::Error> {
         serde_json::from_slice(&self.text)
     }
 }
 
-/// Appends `text` as a JSON string.
 pub(in crate::wire) fn write_string(out: &mut Vec<u8>, text: &str) {
     if scan::needs_no_escape(text.as_bytes()) {
         out.push(b'"');
@@ -175,6 +158,64 @@ impl serde::Serialize for Payload {
         let raw: &serde_json::value::RawValue =
             serde_json::from_slice(&self.text).map_err(serde::ser::Error::custom)?;
         raw.serialize(serializer)
+    }
+}
+
+/// One JSON value: whole, or in consecutive pieces.
+#[derive(Clone, Debug)]
+pub enum JsonPieces {
+    Whole(Payload),
+    Pieces(Vec<Bytes>),
+}
+
+impl JsonPieces {
+    pub const SHARED_MIN: usize = 64 << 10;
+
+    #[must_use]
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Whole(payload) => payload.len(),
+            Self::Pieces(pieces) => pieces.iter().map(Bytes::len).sum(),
+        }
+    }
+
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    #[must_use]
+    pub fn is_large(&self) -> bool {
+        self.len() >= Self::SHARED_MIN
+    }
+
+    /// The value in one piece. Copies pieces.
+    #[must_use]
+    pub fn whole(self) -> Payload {
+        match self {
+            Self::Whole(payload) => payload,
+            Self::Pieces(pieces) => Payload::from_scanned(pieces.concat().into()),
+        }
+    }
+
+    /// A copy that keeps no other buffer alive; a small value is shared.
+    #[must_use]
+    pub fn detached(&self) -> Self {
+        if self.is_large() { Self::Whole(self.clone().whole().detached()) } else { self.clone() }
+    }
+
+    #[must_use]
+    pub fn into_pieces(self) -> Vec<Bytes> {
+        match self {
+            Self::Whole(payload) => vec![payload.into_bytes()],
+            Self::Pieces(pieces) => pieces,
+        }
+    }
+}
+
+impl From<Payload> for JsonPieces {
+    fn from(payload: Payload) -> Self {
+        Self::Whole(payload)
     }
 }
 

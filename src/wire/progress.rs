@@ -5,7 +5,6 @@ use bytes::Bytes;
 use super::object::ObjectWriter;
 use super::{Payload, envelope, meta, method};
 
-/// The progress of a call: number texts as they came.
 #[derive(Clone, Copy, Debug)]
 pub struct ProgressView<'a> {
     pub progress: &'a Payload,

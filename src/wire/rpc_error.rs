@@ -7,7 +7,6 @@ pub const INVALID_REQUEST: i64 = -32600;
 pub const METHOD_NOT_FOUND: i64 = -32601;
 pub const INVALID_PARAMS: i64 = -32602;
 pub const INTERNAL_ERROR: i64 = -32603;
-/// Resource not found, up to 2025-11-25 only.
 pub const RESOURCE_NOT_FOUND: i64 = -32002;
 /// TypeScript's SDK and hosts read it as an unknown session, under 404.
 pub const SESSION_NOT_FOUND: i64 = -32001;
@@ -15,7 +14,6 @@ pub const HEADER_MISMATCH: i64 = -32020;
 pub const MISSING_CLIENT_CAPABILITY: i64 = -32021;
 pub const UNSUPPORTED_VERSION: i64 = -32022;
 
-/// A JSON-RPC error object; `data` is carried verbatim.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct RpcError {
     pub code: i64,

@@ -1,15 +1,13 @@
 //! Scans a text strictly in one pass: accepts or refuses it, and locates its members.
 //!
-//! `serde_json` accepts duplicate keys, `1e400` and unbounded nesting inside a raw value; other parsers then disagree about the
-//! meaning. The scan refuses them all (B78 to B88, U07, U27, U28) without recursion and without a tree. In the same pass it notes
-//! the positions of the members that the gateway reads, so that they are not searched again.
+//! `serde_json` accepts duplicate keys, `1e400` and unbounded nesting inside a raw value; other parsers then disagree
+//! about the meaning. The scan refuses them all (B78 to B88, U07, U27, U28), and notes the positions of the members
+//! that the gateway reads.
 //!
-//! Tools that cut a text inside an emoji write a lone surrogate (`"\ud83d"`), and clients read it: as a string value it passes. A
-//! key with one is refused, and a string with one does not decode here: no id, method or name has one.
+//! Tools that cut a text inside an emoji write a lone surrogate (`"\ud83d"`): as a string value it passes. A key with
+//! one is refused, and a string with one does not decode here: no id, method or name has one.
 
-mod keys;
 mod lexeme;
-pub(in crate::wire) mod locate;
 mod pass;
 #[cfg(test)]
 mod tests;
@@ -20,27 +18,22 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+use lexeme::is_whitespace;
 pub(in crate::wire) use lexeme::{
     StringPiece, decode_lossy, decode_string, inside, mark, needs_no_escape, pieces, string_end,
 };
 
-/// Bounds of one scan.
 #[derive(Clone, Copy, Debug)]
 pub struct ScanLimits {
     /// Deepest nesting of objects and arrays.
     pub depth_max: usize,
-    /// Values in all.
     pub nodes_max: usize,
-    /// Members of one object.
     pub members_max: usize,
-    /// Items of one array.
     pub items_max: usize,
-    /// Characters of one number.
     pub number_chars_max: usize,
 }
 
 impl ScanLimits {
-    /// Limits for a client's messages.
     pub const CLIENT: Self =
         Self { depth_max: 64, nodes_max: 200_000, members_max: 10_000, items_max: 1_000_000, number_chars_max: 64 };
     /// Limits for an upstream's responses that the gateway keeps; their size in bytes is bounded elsewhere.
@@ -53,7 +46,6 @@ impl ScanLimits {
     };
 }
 
-/// Why a text is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ScanError {
     #[error("not valid JSON (at byte {at})")]
@@ -73,7 +65,6 @@ pub enum ScanError {
 }
 
 impl ScanError {
-    /// The byte offset of the error in the text.
     #[must_use]
     pub const fn at(self) -> usize {
         match self {
@@ -91,9 +82,7 @@ impl ScanError {
 /// The objects of which a scan locates the members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::wire) enum ObjectPlace {
-    /// The text itself.
     Root,
-    /// The root's member of that name.
     Params,
     Result,
     Error,
@@ -103,7 +92,6 @@ pub(in crate::wire) enum ObjectPlace {
 }
 
 impl ObjectPlace {
-    /// The location of the member `key`, if its value is an object.
     pub(in crate::wire) fn child(self, key: &str) -> Option<Self> {
         match (self, key) {
             (Self::Root, "params") => Some(Self::Params),
@@ -122,7 +110,6 @@ pub(in crate::wire) struct Member {
     pub(in crate::wire) place: ObjectPlace,
     /// The key between its quotation marks, as written.
     pub(in crate::wire) key: Range<usize>,
-    /// Whether the key is written with escapes.
     pub(in crate::wire) escaped: bool,
     pub(in crate::wire) value: Range<usize>,
 }
@@ -146,20 +133,18 @@ pub(in crate::wire) struct LocatedMembers {
 /// Located members in text order; inline room for a usual request.
 pub(in crate::wire) type Members = SmallVec<[Member; 16]>;
 
-/// The outline of a well-formed text.
 #[derive(Debug)]
 pub(in crate::wire) struct ObjectOutline {
     /// The value without surrounding whitespace.
     pub(in crate::wire) root: Range<usize>,
     pub(in crate::wire) members: Members,
-    /// The first breach after which the rest is still read: a duplicate key or one with a lone surrogate below the root, a number
-    /// out of range, too many values. The text is refused, but its `id` may be echoed.
+    /// The first breach after which the rest is still read: a duplicate key or one with a lone surrogate below the
+    /// root, a number out of range, too many values. The text is refused, but its `id` may be echoed.
     pub(in crate::wire) flaw: Option<ScanError>,
 }
 
 impl ObjectOutline {
-    /// # Errors
-    /// The flaw, if there is one.
+    /// Fails with the flaw, if there is one.
     pub(in crate::wire) fn flawless(self) -> Result<Self, ScanError> {
         match self.flaw {
             None => Ok(self),
@@ -168,12 +153,92 @@ impl ObjectOutline {
     }
 }
 
-/// Scans a text once, in time linear to its length; memory grows with the nesting and with the members of open objects, both
-/// within `limits`.
-///
-/// # Errors
-/// If the text is unreadable or its root's members are ambiguous; see [`ObjectOutline::flaw`] for the rest.
+/// Scans a text once, in linear time; memory grows with the nesting and with the members of open objects, both within
+/// `limits`. Fails if the text is unreadable or its root's members are ambiguous; see [`ObjectOutline::flaw`] for the
+/// rest.
 pub(in crate::wire) fn scan(text: &[u8], limits: ScanLimits) -> Result<ObjectOutline, ScanError> {
     let text = simdutf8::compat::from_utf8(text).map_err(|error| ScanError::Utf8 { at: error.valid_up_to() })?;
     pass::ScanPass::new(text, limits).run()
+}
+
+/// The members of the outermost object, located without checking the text again, or `None` if the text is no object.
+pub(in crate::wire) fn members(text: &[u8]) -> Option<Members> {
+    let mut members = Members::new();
+    if text.first() != Some(&b'{') {
+        return None;
+    }
+    let mut at = 0;
+    loop {
+        // `at` is at the opening brace or the comma before a member.
+        let key_start = skip_whitespace(text, at + 1);
+        if text.get(key_start) != Some(&b'"') {
+            return Some(members);
+        }
+        let key_end = string_end(text, key_start);
+        let key = key_start + 1..key_end - 1;
+        let start = skip_whitespace(text, skip_whitespace(text, key_end) + 1);
+        let end = value_end(text, start);
+        let escaped = text[key.clone()].contains(&b'\\');
+        members.push(Member { place: ObjectPlace::Root, key, escaped, value: start..end });
+        at = skip_whitespace(text, end);
+        if text.get(at) != Some(&b',') {
+            return Some(members);
+        }
+    }
+}
+
+/// The items of the outermost array; none if the text is no array.
+pub(in crate::wire) fn items(text: &[u8]) -> impl Iterator<Item = Range<usize>> {
+    // `at` is at the opening bracket or the comma before an item.
+    let mut at = text.starts_with(b"[").then_some(0);
+    std::iter::from_fn(move || {
+        let start = skip_whitespace(text, at? + 1);
+        if text.get(start) == Some(&b']') {
+            return None;
+        }
+        let end = value_end(text, start);
+        let separator = skip_whitespace(text, end);
+        at = (text.get(separator) == Some(&b',')).then_some(separator);
+        Some(start..end)
+    })
+}
+
+/// The end of the value that begins at `at`.
+pub(in crate::wire) fn value_end(text: &[u8], mut at: usize) -> usize {
+    let mut depth = 0_usize;
+    loop {
+        match text.get(at) {
+            Some(b'"') => at = string_end(text, at),
+            Some(b'{' | b'[') => {
+                depth += 1;
+                at += 1;
+                continue;
+            }
+            Some(b'}' | b']') => {
+                depth -= 1;
+                at += 1;
+            }
+            Some(b',' | b':' | b' ' | b'\t' | b'\n' | b'\r') => {
+                at += 1;
+                continue;
+            }
+            Some(_) => at = scalar_end(text, at),
+            None => return at,
+        }
+        if depth == 0 {
+            return at;
+        }
+    }
+}
+
+fn scalar_end(text: &[u8], at: usize) -> usize {
+    let rest = &text[at..];
+    at + rest.iter().position(|&b| is_whitespace(b) || matches!(b, b',' | b']' | b'}')).unwrap_or(rest.len())
+}
+
+pub(in crate::wire) fn skip_whitespace(text: &[u8], mut at: usize) -> usize {
+    while text.get(at).is_some_and(|&b| is_whitespace(b)) {
+        at += 1;
+    }
+    at
 }

@@ -1,7 +1,6 @@
 //! Defines the protocol versions, a closed and ordered set, and their traits.
 //!
-//! A new version is a variant of [`ProtocolVersion`] and a row of [`VersionTraits`], a constant of the same name, with its
-//! changes.
+//! A new version is a variant of [`ProtocolVersion`] and a row of [`VersionTraits`], a constant of the same name.
 
 use std::fmt;
 
@@ -17,7 +16,6 @@ macro_rules! versions {
             /// Every version, oldest first.
             pub const ALL: [Self; [$(Self::$One),+].len()] = [$(Self::$One),+];
 
-            /// The traits of this version.
             #[must_use]
             pub const fn traits(self) -> &'static VersionTraits {
                 match self { $(Self::$One => &$One,)+ }
@@ -40,10 +38,8 @@ versions! {
     }
 }
 
-/// The traits of one version.
 #[derive(Clone, Copy, Debug)]
 pub struct VersionTraits {
-    /// The version's name on the wire.
     pub text: &'static str,
     /// Stored in tokens that outlive this program's version: no number is ever reused.
     pub number: u8,
@@ -51,7 +47,6 @@ pub struct VersionTraits {
     pub is_stateless: bool,
     /// Whether clients, servers and operators see it in lists.
     pub is_advertised: bool,
-    /// Whether it has batches.
     pub has_batches: bool,
     /// Whether a client resumes a stream by an event's id.
     pub has_event_ids: bool,
@@ -59,21 +54,15 @@ pub struct VersionTraits {
     pub has_primers: bool,
     /// Whether requests in a session name the version in a header.
     pub has_version_header: bool,
-    /// How servers can ask clients for input.
     pub elicitation: ElicitationKinds,
-    /// Whether sampling may use tools.
     pub has_sampling_tools: bool,
-    /// Whether sessions have tasks, on either side.
     pub has_session_tasks: bool,
-    /// The error code for a capability that the client did not declare.
     pub missing_capability: i64,
 }
 
-/// How servers can ask clients of one version for input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ElicitationKinds {
     None,
-    /// By form; neither capability nor question names the kind.
     Form,
     /// By form or by URL; both name the kind.
     FormAndUrl,
@@ -152,7 +141,6 @@ impl ProtocolVersion {
         self.traits().text
     }
 
-    /// Per-request metadata instead of a session.
     #[must_use]
     pub const fn is_stateless(self) -> bool {
         self.traits().is_stateless

@@ -1,15 +1,14 @@
 //! Walks once through a value, for callers that read all its parts.
 //!
-//! [`super::Object`] locates the members of one level. Opening level by level takes the length times the nesting; a walk takes
-//! the length. Nothing here validates: the text has passed a scan already.
+//! Opening an [`super::Object`] level by level takes the length times the nesting; a walk takes the length. Validates
+//! nothing: the text has passed a scan already.
 
 use std::borrow::Cow;
 use std::ops::Range;
 
 use super::Payload;
-use super::scan::{self, locate};
+use super::scan;
 
-/// The kind of the next value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WalkedKind {
     Object,
@@ -20,7 +19,6 @@ pub enum WalkedKind {
 /// One member of an object; the walk is at its value.
 #[derive(Clone, Debug)]
 pub struct WalkedKey<'t> {
-    /// The key, decoded.
     pub name: Cow<'t, str>,
     /// The position of the opening brace or comma before the member.
     separator: usize,
@@ -34,13 +32,11 @@ pub struct ValueWalk<'t> {
 }
 
 impl<'t> ValueWalk<'t> {
-    /// Begins before the whole value.
     #[must_use]
     pub fn of(value: &'t Payload) -> Self {
         Self { text: value.as_str(), at: 0 }
     }
 
-    /// The kind of the next value.
     #[must_use]
     pub fn kind(&self) -> WalkedKind {
         match self.text.as_bytes().get(self.at) {
@@ -60,8 +56,8 @@ impl<'t> ValueWalk<'t> {
         let separator = self.separator()?;
         let bytes = self.text.as_bytes();
         let quoted = self.at..scan::string_end(bytes, self.at);
-        let colon = locate::skip_whitespace(bytes, quoted.end);
-        self.at = locate::skip_whitespace(bytes, colon + 1);
+        let colon = scan::skip_whitespace(bytes, quoted.end);
+        self.at = scan::skip_whitespace(bytes, colon + 1);
         let name = scan::decode_string(&bytes[quoted]).unwrap_or_default();
         Some(WalkedKey { name, separator })
     }
@@ -71,19 +67,17 @@ impl<'t> ValueWalk<'t> {
         self.separator().is_some()
     }
 
-    /// Skips the value; returns its text.
     pub fn skip(&mut self) -> &'t str {
         let start = self.at;
-        self.at = locate::value_end(self.text.as_bytes(), start);
+        self.at = scan::value_end(self.text.as_bytes(), start);
         &self.text[start..self.at]
     }
 
-    /// The text range to delete so that this member, the one just skipped, is gone. Only one member of an object can be deleted
-    /// in this way.
+    /// The text range to delete so that the member just skipped is gone; for one member of an object only.
     #[must_use]
     pub fn extent(&self, key: &WalkedKey<'_>) -> Range<usize> {
         let bytes = self.text.as_bytes();
-        let next = locate::skip_whitespace(bytes, self.at);
+        let next = scan::skip_whitespace(bytes, self.at);
         match (bytes[key.separator], bytes.get(next)) {
             (b',', _) => key.separator..self.at,
             (_, Some(b',')) => key.separator + 1..next + 1,
@@ -95,10 +89,10 @@ impl<'t> ValueWalk<'t> {
     fn separator(&mut self) -> Option<usize> {
         let bytes = self.text.as_bytes();
         let mut before = self.at - 1;
-        self.at = locate::skip_whitespace(bytes, self.at);
+        self.at = scan::skip_whitespace(bytes, self.at);
         if bytes.get(self.at) == Some(&b',') {
             before = self.at;
-            self.at = locate::skip_whitespace(bytes, self.at + 1);
+            self.at = scan::skip_whitespace(bytes, self.at + 1);
         }
         if matches!(bytes.get(self.at), Some(b'}' | b']') | None) {
             self.at += 1;

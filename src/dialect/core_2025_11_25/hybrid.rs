@@ -1,8 +1,8 @@
 //! Serves 2025-11-25 tasks to clients that read handles as results, such as FastMCP 2.14.
 //!
-//! Such a client asks for a task as any other, in sessions of every version, or in `_meta` as SEP-1686 does, but without an id.
-//! It reads the task's id from the `_meta` of a result with `content`; its methods are 2025-11-25's. The handle here
-//! serves both kinds: a client that knows 2025-11-25 reads `task`, so clients need not be distinguished.
+//! Such a client asks for a task as any other, in sessions of every version, or in `_meta` as SEP-1686 does, but
+//! without an id. It reads the id from the `_meta` of a result with `content`. A client that knows 2025-11-25 reads
+//! `task`: one handle serves both.
 
 use super::{CoreTasks, RequestedTtl, status};
 use crate::dialect::face_dialect::{FaceDialect, TaskCommand, TaskReply};
@@ -12,7 +12,6 @@ use crate::wire::meta::{DRAFT_TASK, META};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{JsonPieces, Object, Payload, ProtocolVersion, RpcError};
 
-/// The codec for both kinds of clients.
 #[derive(Clone, Debug, Default)]
 pub struct HybridTasks {
     core: CoreTasks,
@@ -24,11 +23,8 @@ impl HybridTasks {
         Self { core }
     }
 
-    /// Reads a call's wish in a session of `version`. A wish in another form than 2025-11-25's, at a tool that takes no task,
-    /// gets a plain response.
-    ///
-    /// # Errors
-    /// As [`CoreTasks::wish`]; its errors about the tool are for sessions with tasks only.
+    /// Reads a call's wish in a session of `version`; fails as [`CoreTasks::wish`], about the tool in sessions with
+    /// tasks only. A wish in another form than 2025-11-25's, at a tool that takes no task, gets a plain response.
     pub fn wish(
         params: &Object,
         mode: TaskMode,

@@ -5,14 +5,12 @@
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 
-use super::instant::{Instant, instant};
 use super::status;
 use crate::dialect::RequestError;
-use crate::task::{ListDirection, ListFilter, OrderedBy, PhaseKind, TaskId, TimeRange};
+use crate::task::{ListDirection, ListFilter, OrderedBy, PhaseKind, TaskId, TimeRange, Timestamp};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, method};
 
-/// Longest list of values of one criterion.
 pub const LIST_VALUES_MAX: usize = 100;
 
 /// `capabilities.tasks.list` for filtered lists: all supported criteria (FIL-01, FIL-02).
@@ -32,10 +30,7 @@ pub(super) fn capability() -> Payload {
     ObjectWriter::new().member("filter", &filter).finish()
 }
 
-/// The filter of a list request; `None` without criteria, and then the list is as without this draft (FIL-07).
-///
-/// # Errors
-/// If a criterion has an invalid value; the error names the criterion.
+/// The filter of a list request; `None` without criteria (FIL-07). The error names a criterion with an invalid value.
 pub fn list_filter(params: &Object) -> Result<Option<ListFilter>, RequestError> {
     let nested = match params.get_object("filter") {
         None if params.contains("filter") => return Err(wrong("filter must be an object")),
@@ -64,7 +59,6 @@ const fn wrong(what: &'static str) -> RequestError {
 struct Criteria<'a> {
     direct: &'a Object,
     nested: Option<Object>,
-    /// Whether any was found.
     any: bool,
 }
 
@@ -148,5 +142,158 @@ impl Criteria<'_> {
             Some(_) => return Err(wrong(complaint)),
         }
         Ok(())
+    }
+}
+
+/// An instant, rounded down and up to milliseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Instant {
+    floor: i64,
+    ceiling: i64,
+}
+
+impl Instant {
+    /// The first task timestamp after it.
+    fn next(self) -> Timestamp {
+        Timestamp::from_millis(u64::try_from(self.floor + 1).unwrap_or(0))
+    }
+
+    /// The first task timestamp not before it.
+    fn end(self) -> Timestamp {
+        Timestamp::from_millis(u64::try_from(self.ceiling).unwrap_or(0))
+    }
+}
+
+/// Longest text that is read: room for 20 digits of a second's fraction.
+const LEN_MAX: usize = 64;
+
+/// Reads an ISO 8601 instant as RFC 3339 narrows it: date, time and zone, all required.
+fn instant(text: &str) -> Option<Instant> {
+    if text.len() > LEN_MAX {
+        return None;
+    }
+    let (date, rest) = text.split_once(['T', 't'])?;
+    let (time, zone) = zone(rest)?;
+    let (clock, fraction) = match time.split_once(['.', ',']) {
+        Some((clock, digits)) => (clock, Some(digits)),
+        None => (time, None),
+    };
+    let [year, month, day] = numbers(date, '-', [4, 2, 2])?;
+    let [hour, minute, second] = numbers(clock, ':', [2, 2, 2])?;
+    let is_time = hour < 24 && minute < 60 && second <= 60;
+    let is_day = (1..=12).contains(&month) && (1..=days_in(year, month)).contains(&day);
+    if !is_time || !is_day {
+        return None;
+    }
+    let seconds = days(year, month, day) * 86_400 + hour * 3_600 + minute * 60 + second - zone;
+    let (millis, has_rest) = fraction.map_or(Some((0, false)), millis)?;
+    let floor = seconds * 1_000 + millis;
+    Some(Instant { floor, ceiling: floor + i64::from(has_rest) })
+}
+
+/// The text before the zone, and the zone's offset in seconds.
+fn zone(text: &str) -> Option<(&str, i64)> {
+    if let Some(time) = text.strip_suffix(['Z', 'z']) {
+        return Some((time, 0));
+    }
+    let at = text.rfind(['+', '-'])?;
+    let (time, offset) = text.split_at(at);
+    let [hours, minutes] = numbers(&offset[1..], ':', [2, 2])?;
+    let ahead = hours * 3_600 + minutes * 60;
+    let is_zone = hours < 24 && minutes < 60;
+    is_zone.then_some((time, if offset.starts_with('-') { -ahead } else { ahead }))
+}
+
+fn numbers<const N: usize>(text: &str, between: char, digits: [usize; N]) -> Option<[i64; N]> {
+    let mut parts = text.split(between);
+    let mut numbers = [0; N];
+    for (number, digits) in numbers.iter_mut().zip(digits) {
+        let part = parts.next()?;
+        let is_number = part.len() == digits && part.bytes().all(|byte| byte.is_ascii_digit());
+        *number = is_number.then(|| part.parse().ok())??;
+    }
+    parts.next().is_none().then_some(numbers)
+}
+
+/// Whole milliseconds of a second's fraction, and whether there is a remainder.
+fn millis(digits: &str) -> Option<(i64, bool)> {
+    if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    let (whole, rest) = digits.split_at(digits.len().min(3));
+    let millis = format!("{whole:0<3}").parse().ok()?;
+    Some((millis, rest.bytes().any(|digit| digit != b'0')))
+}
+
+const fn days_in(year: i64, month: i64) -> i64 {
+    match month {
+        2 if year % 4 == 0 && (year % 100 != 0 || year % 400 == 0) => 29,
+        2 => 28,
+        4 | 6 | 9 | 11 => 30,
+        _ => 31,
+    }
+}
+
+/// Days since 1970, in the Gregorian calendar.
+const fn days(year: i64, month: i64, day: i64) -> i64 {
+    // Years begin in March here, so that a leap day is their last day.
+    let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
+    let leap_days = year.div_euclid(4) - year.div_euclid(100) + year.div_euclid(400);
+    365 * year + leap_days + (153 * month + 2) / 5 + day - 1 - 719_468
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// FIL-05.
+    #[test]
+    fn instants_are_read_whatever_their_zone_and_precision() {
+        let rows = [
+            ("2026-07-28T00:00:00.007Z", 1_785_196_800_007, 0),
+            ("2026-07-28t02:00:00.007+02:00", 1_785_196_800_007, 0),
+            ("2026-07-27T18:30:00,007-05:30", 1_785_196_800_007, 0),
+            ("2026-07-28T00:00:00.007000+00:00", 1_785_196_800_007, 0),
+            ("2026-07-28T00:00:00.0070001z", 1_785_196_800_007, 1),
+            ("2026-07-28T00:00:00.5Z", 1_785_196_800_500, 0),
+            ("2026-07-27T23:59:60Z", 1_785_196_800_000, 0),
+            ("1970-01-01T00:00:00Z", 0, 0),
+            ("2000-02-29T00:00:00Z", 951_782_400_000, 0),
+            ("1969-12-31T23:59:59.999Z", -1, 0),
+            ("9999-12-31T23:59:59Z", 253_402_300_799_000, 0),
+        ];
+        for (text, floor, more) in rows {
+            assert_eq!(instant(text), Some(Instant { floor, ceiling: floor + more }), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_lacks_a_part_or_names_no_day_is_no_instant() {
+        let rows = [
+            "",
+            "2026-07-28",
+            "2026-07-28T00:00:00",
+            "2026-07-28T00:00Z",
+            "2026-07-28 00:00:00Z",
+            "2026-02-29T00:00:00Z",
+            "2026-13-01T00:00:00Z",
+            "2026-00-01T00:00:00Z",
+            "2026-07-28T24:00:00Z",
+            "2026-07-28T00:60:00Z",
+            "2026-07-28T00:00:61Z",
+            "2026-07-28T00:00:00.Z",
+            "2026-07-28T00:00:00.x+00:00",
+            "2026-07-28T00:00:00+0200",
+            "2026-07-28T00:00:00+24:00",
+            "2026-7-28T00:00:00Z",
+            "+2026-07-28T00:00:00Z",
+            "2026-07-28T00:00:00Z ",
+            "1785196800007",
+            "yesterday",
+        ];
+        for text in rows {
+            assert_eq!(instant(text), None, "{text}");
+        }
+        assert_eq!(instant(&format!("2026-07-28T00:00:00.{}Z", "0".repeat(64))), None);
     }
 }

@@ -14,7 +14,7 @@ use crate::wire::{Message, RequestId, ScanLimits, envelope, rpc_error};
 const ID: &str = "0123456789abcdef0123456789abcdef";
 
 fn payload(text: &str) -> Payload {
-    Payload::parse(&bytes::Bytes::copy_from_slice(text.as_bytes()), ScanLimits::CLIENT).unwrap()
+    Payload::parse(&Bytes::copy_from_slice(text.as_bytes()), ScanLimits::CLIENT).unwrap()
 }
 
 fn params(text: &str) -> Object {
@@ -177,7 +177,7 @@ fn the_capability_names_every_criterion_that_is_read() {
     check_text("capability_filtered", CoreTasks::capability(ListSupport::Filtered).as_str());
 }
 
-fn check_message(name: &str, message: &bytes::Bytes) {
+fn check_message(name: &str, message: &Bytes) {
     check_text(name, std::str::from_utf8(message).unwrap());
 }
 
@@ -369,7 +369,7 @@ fn a_wish_in_either_place_is_read_and_what_is_neither_asks_for_nothing() {
             wishes(&text, TaskMode::Auto).iter().all(|read| matches!(read, Err(RequestError::Params(_)))),
             "{text}"
         );
-        assert_eq!(wishes(&text, TaskMode::Never)[0], Ok(None), "a plain call in this version, whatever it names");
+        assert_eq!(wishes(&text, TaskMode::Never)[0], Ok(None), "a plain call in this version, with any name");
     }
     let meta = format!("{{{key}{{\"ttl\":1}}}}}}");
     assert_eq!(wishes(&meta, TaskMode::Never), [Ok(None), Ok(None), Ok(None)]);
@@ -411,7 +411,7 @@ fn what_is_offered_is_what_is_served() {
 
 #[track_caller]
 fn check_answer(message: &str, expected: &Answer) {
-    let text = bytes::Bytes::copy_from_slice(message.as_bytes());
+    let text = Bytes::copy_from_slice(message.as_bytes());
     match envelope::read(&text, ScanLimits::CLIENT) {
         Ok(Message::Response(response)) => {
             assert_eq!(RelatedTask::of(TaskId::from_bits(1), None).answer(response), *expected, "{message}")

@@ -41,7 +41,7 @@ fn d86_09_every_phase_has_its_word_and_unknown_is_that_of_damage_alone() {
     let question = Question { ask: payload("1"), request: payload(r#"{"method":"roots/list"}"#) };
     let upstream = Failure::Upstream(RpcError::new(-32001, "no such page"));
     let restarted = "The gateway restarted while the tool was running; it may or may not have completed";
-    let damaged = "What was stored of the task is damaged";
+    let damaged = "The task's stored record is damaged";
     for (phase, word, error, is_fetched) in [
         (Phase::Queued, "submitted", None, false),
         (Phase::Working, "working", None, false),

@@ -1,10 +1,10 @@
 //! Chooses the era for clients that can be asked, at a server of both eras.
 //!
-//! A server of 2026-07-28 asks its client by an `InputRequiredResult`. Servers of today's SDKs serve both eras, and their tools
-//! ask during a call (`elicitation/create`), which works in sessions only: at 2026-07-28 such a call fails. So clients that can
-//! be asked are served in sessions, unless the server is known to ask at 2026-07-28: it declares the tasks extension there, or
-//! has answered an `InputRequiredResult`. `server/discover` does not list a server's session versions, so only a handshake shows
-//! whether it has sessions (UPC-28).
+//! Servers of today's SDKs serve both eras, and their tools ask during a call (`elicitation/create`), which works in
+//! sessions only: at 2026-07-28 such a call fails. So clients that can be asked are served in sessions, unless the
+//! server is known to ask at 2026-07-28: it declares the tasks extension there, or has answered an
+//! `InputRequiredResult`. `server/discover` does not list session versions, so only a handshake shows whether a server
+//! has sessions (UPC-28).
 
 use std::time::Duration;
 
@@ -31,7 +31,6 @@ pub struct QuestionEra {
 enum SessionOffer {
     #[default]
     Unknown,
-    /// A handshake at this time gave no verdict.
     NoVerdict(Instant),
     Yes,
     No,
@@ -42,13 +41,10 @@ enum SessionOffer {
 pub enum QuestionRoute {
     /// In sessions: only there may a call ask.
     Sessions,
-    /// At 2026-07-28.
     Stateless(StatelessReason),
-    /// A handshake must decide first.
     Handshake,
 }
 
-/// Why clients that can be asked are served at 2026-07-28.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StatelessReason {
     DeclaresTasks,
@@ -59,7 +55,6 @@ pub enum StatelessReason {
 }
 
 impl StatelessReason {
-    /// The reason as a part of a sentence.
     #[must_use]
     pub const fn text(self) -> &'static str {
         match self {
@@ -72,7 +67,6 @@ impl StatelessReason {
 }
 
 impl QuestionEra {
-    /// Records the capabilities from `server/discover`.
     pub fn discovered(&mut self, capabilities: &Payload) {
         let extensions = Object::of(capabilities).and_then(|all| all.get_object("extensions"));
         self.declares_tasks = extensions.is_some_and(|all| all.has_object(TASKS_EXTENSION));
@@ -83,8 +77,7 @@ impl QuestionEra {
         self.has_asked = true;
     }
 
-    /// Records the outcome of a handshake. A server that offered sessions before may be failing: its refusal is no verdict until
-    /// the next handshake repeats it.
+    /// A server that offered sessions before may be failing: its refusal is no verdict until the next one repeats it.
     pub fn handshake(&mut self, outcome: Result<&ServerFacts, &BeginError>, now: Instant) {
         self.sessions = match (outcome, self.sessions) {
             (Ok(facts), _) if facts.has_session => SessionOffer::Yes,
@@ -102,7 +95,6 @@ impl QuestionEra {
         self.sessions = SessionOffer::Unknown;
     }
 
-    /// The route for a client that can be asked.
     #[must_use]
     pub fn route(&self, now: Instant) -> QuestionRoute {
         match self.sessions {

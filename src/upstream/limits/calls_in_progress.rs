@@ -1,7 +1,7 @@
 //! Counts an upstream's calls in progress, by their fate if the gateway ends now.
 //!
-//! A call is counted from its beginning, with or without a permit, until its runner ends. Held calls are also listed for
-//! operators: no store has them.
+//! A call counts until its runner ends, with or without a permit. Held calls are also listed for operators: no store
+//! has them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -21,13 +21,10 @@ pub enum CallProspect {
     Held,
     /// A task that the next process cannot resume.
     Lost,
-    /// A task that the next process sends again.
     Repeated,
-    /// A task that the next process resumes.
     Resumed,
 }
 
-/// The number of calls of each prospect.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CallCounts {
     pub held: usize,
@@ -36,7 +33,6 @@ pub struct CallCounts {
     pub resumed: usize,
 }
 
-/// A call with a waiting client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeldCallEntry {
     pub tool: Arc<str>,
@@ -46,7 +42,6 @@ pub struct HeldCallEntry {
     pub last_sign: Option<Instant>,
 }
 
-/// The list's entry of one call.
 #[derive(Debug)]
 struct CallRecord {
     tool: Arc<str>,
@@ -101,7 +96,6 @@ impl CallsInProgress {
     }
 }
 
-/// One call in progress; counted until it is dropped.
 #[must_use = "dropping it ends the count"]
 #[derive(Debug)]
 pub struct CallInProgress {
@@ -121,7 +115,6 @@ impl CallInProgress {
         Self { shared, prospect, index, record }
     }
 
-    /// Records that the upstream sent a message about the call.
     pub fn heard(&self) {
         let after = u64::try_from(self.record.began.elapsed().as_millis()).unwrap_or(u64::MAX - 1);
         self.record.last_sign.store(after + 1, Ordering::Relaxed);

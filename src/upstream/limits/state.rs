@@ -31,9 +31,7 @@ pub(super) struct CallPermitsState {
 /// How permits are divided among replicas with the same server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PlaceDivision {
-    /// Each has a part of them.
     Divided,
-    /// Each has all of them.
     Own,
 }
 
@@ -97,7 +95,6 @@ impl CallPermitsState {
         self.waiting >= self.queue_max || of_owner >= share
     }
 
-    /// Takes a permit if there is one for this owner.
     pub(super) fn take(&mut self, owner: &Principal) -> bool {
         if self.taken >= self.max() {
             return false;
@@ -144,8 +141,8 @@ impl CallPermitsState {
         std::iter::from_fn(|| self.call_next()).collect()
     }
 
-    /// The next call to serve; its principal goes to the end of the queue. Principals with a full share keep their turns: at most
-    /// one of several has one, unless the limit was lowered.
+    /// The next call to serve; its principal goes to the end of the queue. Principals with a full share keep their
+    /// turns: at most one of several has one, unless the limit was lowered.
     fn call_next(&mut self) -> Option<(Principal, PermitWaiter)> {
         if self.taken >= self.max() {
             return None;

@@ -132,7 +132,7 @@ async fn places_by_name_go_on_counting_with_other_bounds() {
     assert!(after.try_acquire(&ada).is_some());
     drop(waits);
     drop((before, waiting, after));
-    assert_eq!(all.of(&name, settings(5)).0.state.lock().held_by(&ada), 0, "nobody held them any more");
+    assert_eq!(all.of(&name, settings(5)).0.state.lock().held_by(&ada), 0, "no call held them any more");
 }
 
 fn poll<F: Future + ?Sized>(future: Pin<&mut F>) -> Poll<F::Output> {
@@ -189,7 +189,7 @@ fn play(permits: &CallPermits, owners: &[Principal], steps: &[LoadStep]) -> Vec<
                 }
             }
         }
-        assert!(waiting.is_empty() || running.len() == 2, "nobody waits while a place is free");
+        assert!(waiting.is_empty() || running.len() == 2, "no call waits while a permit is free");
         assert_eq!(permits.waiting(), waiting.len());
     }
     granted

@@ -1,6 +1,4 @@
-//! Tracks the calls of one upstream session, and each call's open questions.
-//!
-//! Does no I/O: a call is its id, its task and its event queue here.
+//! Tracks the calls of one upstream session, and each call's open questions. Does no I/O.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,8 +10,7 @@ use tokio::sync::{Notify, SetOnce, mpsc};
 use crate::upstream::ExchangeEvent;
 use crate::wire::{Payload, RequestId};
 
-/// Events that wait for the exchange's owner. A full queue blocks the call's own stream; events of the session's stream are
-/// refused instead.
+/// A full queue blocks the call's own stream; events of the session's stream are refused instead.
 const EVENTS_MAX: usize = 64;
 /// Most open questions of one call, and most in all (U29).
 const OPEN_MAX: usize = 32;
@@ -40,13 +37,11 @@ pub(crate) struct SessionCall {
 struct AskedQuestions {
     /// By the upstream's id. Closed ones stay, so that a replay is not asked again.
     asked: HashMap<Payload, QuestionState>,
-    /// How many the upstream waits for.
     open: usize,
     /// The tasks that open ones named as their cause, which their answers name too.
     related: HashMap<Payload, Arc<str>>,
 }
 
-/// A question's state on each side of the call's queue.
 #[derive(Clone, Copy, Debug)]
 struct QuestionState {
     /// Whether the upstream waits for an answer.
@@ -55,7 +50,6 @@ struct QuestionState {
     is_shown: bool,
 }
 
-/// Whether the upstream makes a task of a call.
 #[derive(Clone, Debug)]
 pub(crate) enum UpstreamTaskState {
     Never,
@@ -64,7 +58,6 @@ pub(crate) enum UpstreamTaskState {
     Made(Arc<str>),
 }
 
-/// Why a question is not forwarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AskRefusal {
     /// It was asked before: each message counts once (UPC-24).
@@ -114,7 +107,6 @@ impl SessionCall {
         self.told.load(Ordering::Relaxed)
     }
 
-    /// Opens a question, within the limits.
     pub(crate) fn ask(&self, id: &RequestId) -> Result<(), AskRefusal> {
         let mut questions = self.questions.lock();
         if questions.asked.contains_key(id.payload()) {
@@ -135,7 +127,6 @@ impl SessionCall {
         questions.open += usize::from(known.is_none());
     }
 
-    /// Records that the call's owner received an event.
     pub(crate) fn heard(&self, event: &ExchangeEvent) {
         let show = |ask, is_shown| {
             if let Some(question) = self.questions.lock().asked.get_mut(ask) {
@@ -176,8 +167,8 @@ impl SessionCall {
         self.questions.lock().end(ask)
     }
 
-    /// The questions that the call's owner sees as open, sorted. On the call's own stream a later process receives the others
-    /// again, and withdrawals too; messages on other streams are not repeated.
+    /// The questions that the call's owner sees as open, sorted. A later process receives the others, and withdrawals,
+    /// again on the call's own stream; messages on other streams are not repeated.
     pub(crate) fn shown(&self) -> Vec<Payload> {
         let questions = self.questions.lock();
         let shown = questions.asked.iter().filter(|(_, question)| question.is_shown);
@@ -226,7 +217,6 @@ impl SessionCalls {
         known.or_else(|| self.only().filter(|call| call.awaits_task()))
     }
 
-    /// The call with this open question.
     pub(crate) fn by_question(&self, ask: &Payload) -> Option<Arc<SessionCall>> {
         self.0.lock().values().find(|call| call.is_open(ask)).cloned()
     }
@@ -292,7 +282,7 @@ mod tests {
         calls.enter(&first);
         assert_eq!(calls.only().map(|call| call.id.clone()), Some(first.id.clone()), "T-20");
         calls.enter(&second);
-        assert!(calls.only().is_none(), "with two it belongs to nobody");
+        assert!(calls.only().is_none(), "with two it belongs to no call");
         calls.leave(&first);
         assert_eq!(calls.only().map(|call| call.id.clone()), Some(second.id.clone()));
         assert_eq!(calls.count(), 1);
@@ -310,12 +300,12 @@ mod tests {
             "its handle is on the way"
         );
         waiting.task.set(Arc::from("u-1")).unwrap();
-        assert!(calls.by_task("u-2").is_none(), "T-20: a task that was let go asks nobody else's client");
+        assert!(calls.by_task("u-2").is_none(), "T-20: a released task asks no other call's client");
         let other = call_of("tg:2", UpstreamTaskState::Made(Arc::from("u-2")));
         calls.enter(&other);
         assert_eq!(calls.by_task("u-2").map(|call| call.id.clone()), Some(other.id.clone()));
         calls.enter(&call_of("tg:3", UpstreamTaskState::Asked));
-        assert!(calls.by_task("u-3").is_none(), "with several calls nobody knows whose it is");
+        assert!(calls.by_task("u-3").is_none(), "with several calls its call is unknown");
         calls.leave(&waiting);
         calls.leave(&other);
         calls.enter(&call("tg:3"));

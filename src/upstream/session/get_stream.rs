@@ -1,7 +1,6 @@
 //! Reads a session's GET stream, for messages that belong to no POST.
 //!
-//! It is opened once, reopened when it ends, and omitted if the upstream has none. It keeps no session alive: it ends with the
-//! session.
+//! It is reopened when it ends, omitted if the upstream has none, and keeps no session alive.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -25,14 +24,12 @@ const USEFUL_AFTER: Duration = Duration::from_secs(5);
 /// Largest event; questions are small.
 const EVENT_BYTES_MAX: usize = 4 * 1024 * 1024;
 
-/// The result of opening the stream once.
 enum GetStreamResult {
     Refused,
     /// It had one, and no longer knows the session.
     Lost,
     /// It failed, or ended too soon.
     Vain,
-    /// It was open for a while.
     Useful,
 }
 
@@ -84,7 +81,6 @@ impl GetStreamReader {
         }
     }
 
-    /// Opens the stream once and follows it to its end.
     async fn listen(&mut self) -> GetStreamResult {
         let get = self.credentials.get(self.point.last_event.as_ref());
         let get = match &self.purpose {
@@ -121,7 +117,6 @@ impl GetStreamReader {
         if heard || opened.elapsed() >= USEFUL_AFTER { GetStreamResult::Useful } else { GetStreamResult::Vain }
     }
 
-    /// Records that it is known whether there is such a stream.
     fn listened(&self) {
         if let Some(session) = self.session.upgrade() {
             // Already set if the stream was opened before.

@@ -17,14 +17,12 @@ use crate::upstream::upstream_health::UpstreamHealth;
 use crate::upstream::{BeginError, ForwardedHeaders, ServerFacts, own_ids};
 use crate::wire::{Object, ProtocolVersion, RequestId, envelope, method};
 
-/// How long a handshake may take in all; no tool runs in it. A program that is downloaded before it starts (`npx`, `uvx`) takes
-/// longest; clients wait 60 s.
+/// A program downloaded before it starts (`npx`, `uvx`) takes longest; no tool runs in it, and clients wait 60 s.
 pub(super) const HANDSHAKE_MAX: Duration = Duration::from_secs(55);
 const ANSWER_BYTES_MAX: usize = 1024 * 1024;
 /// Longest session id (U39).
 const SESSION_ID_BYTES_MAX: usize = 1024;
 
-/// The client for which a session is opened.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SessionOpener<'a> {
     pub(crate) owner: &'a Principal,
@@ -33,7 +31,6 @@ pub(crate) struct SessionOpener<'a> {
     pub(crate) addressee: ErrorAddressee<'static>,
 }
 
-/// A session that the server has agreed to.
 #[derive(Debug)]
 pub(crate) struct AgreedSession {
     pub(crate) session: Option<HeaderValue>,
@@ -42,7 +39,6 @@ pub(crate) struct AgreedSession {
 }
 
 impl AgreedSession {
-    /// The server's declared support for its own tasks, in any version.
     pub(crate) fn tasks(&self) -> UpstreamTaskSupport {
         let declared = self.result.get("capabilities");
         declared.map_or_else(UpstreamTaskSupport::default, |declared| UpstreamTaskSupport::declared(&declared))
@@ -54,10 +50,8 @@ impl AgreedSession {
     }
 }
 
-/// Opens a session for the pool, and its own stream. Declares exactly the key's capabilities (UPC-21).
-///
-/// # Errors
-/// If no handshake succeeds within `HANDSHAKE_MAX`; no call was sent, for any reason.
+/// Opens a session for the pool, and its own stream, within `HANDSHAKE_MAX`. Declares exactly the key's capabilities
+/// (UPC-21).
 pub(crate) async fn open(
     link: &Arc<UpstreamLink>,
     key: &SessionKey,
@@ -70,7 +64,6 @@ pub(crate) async fn open(
     Ok(session)
 }
 
-/// A session after `notifications/initialized`.
 async fn introduced(
     link: &Arc<UpstreamLink>,
     key: &SessionKey,
@@ -109,11 +102,8 @@ fn facts_in(agreed: &AgreedSession) -> Option<ServerFacts> {
     })
 }
 
-/// Requests versions until one is agreed on; `message` builds each request with its id. Ends when `next` gives no further version
-/// after a refusal.
-///
-/// # Errors
-/// The first refusal if all attempts fail: no call was sent.
+/// Requests versions until one is agreed on; `message` builds each request with its id. Ends when `next` gives no
+/// further version; then fails with the first refusal.
 pub(super) async fn agree(
     channel: &dyn RawChannel,
     opener: SessionOpener<'_>,

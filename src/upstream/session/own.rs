@@ -1,41 +1,45 @@
 //! Manages clients' own sessions at one server: opens, renews, lends and ends them.
 //!
-//! Such a session belongs to one client and is never pooled. Each request of its client carries all that is needed to renew it
-//! ([`OwnSession`]); the state kept here is bounded, and may be lost. Read `open` for handshakes, `lease` for calls that outlive
-//! the client's session, `stream` for the reader of the GET stream.
+//! Such a session belongs to one client and is never pooled. Each request carries all that is needed to renew it
+//! ([`OwnSession`]); the state kept here is bounded, and may be lost. Read `lease` for calls that outlive the
+//! client's session, `stream` for the reader of the GET stream.
 
 mod lease;
 mod memory;
-mod open;
 mod stream;
 
+use std::iter;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::FutureExt;
 use http::StatusCode;
 use tokio::sync::Semaphore;
 
+use crate::dialect::initialize::{capabilities_in, initialize_request};
 use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
 use crate::metric;
-use crate::task::{GatewayFault, Principal, Reason};
-use crate::upstream::TaskScope;
+use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::answer_body::BodyKind;
 use crate::upstream::raw_channel::{RawChannel, RawMethod, RawRequest, SessionBinding};
 use crate::upstream::recent_map::RecentMap;
 use crate::upstream::reply::{self, ErrorAddressee, JudgedResponse, ReadLimits};
+use crate::upstream::session::initialize::{AgreedSession, HANDSHAKE_MAX, SessionOpener, agree, in_time, malformed};
 use crate::upstream::session::refusals::{self, PING_BYTES_MAX, PING_MAX, PingVerdict, may_be_about_session};
-use crate::upstream::{ClientCredential, ForwardedHeaders, Upstream};
-use crate::wire::{Payload, ProtocolVersion};
+use crate::upstream::upstream_health::HealthMark;
+use crate::upstream::{BeginError, ClientCredential, ForwardedHeaders, TaskScope, Upstream, own_ids};
+use crate::wire::object::ObjectWriter;
+use crate::wire::{Payload, ProtocolVersion, RequestId, envelope, method};
 pub use lease::SessionLease;
 use lease::SessionLeases;
 pub(crate) use memory::PreferenceChange;
-use memory::SessionMemory;
+use memory::{SessionMemory, SessionPreferences};
 use stream::SessionStreamReaders;
 pub(crate) use stream::{ResumedStreamKind, StreamRefusal};
 
-/// Sessions with remembered state; the least recently used is evicted. It loses its log level and subscriptions, and needs a new
-/// handshake if its upstream session had been renewed.
+/// Sessions with remembered state. An evicted one (least recently used) loses its log level and subscriptions, and
+/// needs a new handshake if its upstream session had been renewed.
 const REMEMBERED_MAX: usize = 20_000;
 /// Concurrent replies of the gateway's own to one server.
 const REPLIES_MAX: usize = 256;
@@ -64,14 +68,11 @@ pub(crate) struct OpenedSession {
     pub(crate) owner: Principal,
     pub(crate) binding: SessionBinding,
     pub(crate) version: ProtocolVersion,
-    /// The server's declared support for its own tasks, in any version.
     pub(crate) tasks: UpstreamTaskSupport,
-    /// The client's capabilities, and its name.
     pub(crate) capabilities: Payload,
     pub(crate) client_info: Option<Payload>,
 }
 
-/// All own sessions of one server's clients.
 #[derive(Debug)]
 pub(crate) struct OwnSessions {
     channel: Arc<dyn OwnSessionChannel>,
@@ -97,10 +98,6 @@ impl OwnSessions {
         })
     }
 
-    /// Sends a message in one upstream session, and judges the response's head.
-    ///
-    /// # Errors
-    /// If there is no response.
     pub(crate) async fn send(
         &self,
         binding: &SessionBinding,
@@ -117,12 +114,10 @@ impl OwnSessions {
         Ok(reply::judge(response, ErrorAddressee::passed_in(binding, message.as_ref())).await)
     }
 
-    /// Sends a message in the current session. A session that the server has lost is renewed, and the message is sent once more
-    /// if it `is_wanted` then: the first one was refused, so no tool runs twice. After two consecutive refusals of another form,
-    /// sends the server a `ping`; if it refuses that too, the session [is over](Self::is_over).
-    ///
-    /// # Errors
-    /// If there is no response, or no session.
+    /// Sends a message in the current session. A session that the server has lost is renewed, and the message is sent
+    /// once more if it `is_wanted` then: the first one was refused, so no tool runs twice. After two consecutive
+    /// refusals of another form, sends the server a `ping`; if it refuses that too, the session [is
+    /// over](Self::is_over).
     pub(crate) async fn deliver(
         self: &Arc<Self>,
         session: &OwnSession,
@@ -159,7 +154,7 @@ impl OwnSessions {
         let memory = self.remembered.get_or_default(session.opened.nonce);
         let Some(owed) = memory.refusals.count() else { return };
         if owed.settle(self.ping(session).await) {
-            tracing::info!(upstream = %self.channel.name(), "the upstream refuses a client's session and a ping in it: the client is told that its session has ended");
+            tracing::info!(upstream = %self.channel.name(), "the upstream refuses a client's session and a ping in it: the client is notified that its session has ended");
         }
     }
 
@@ -199,7 +194,6 @@ impl OwnSessions {
         self.scope.tracker.spawn(stop.run_until_cancelled_owned(Box::pin(replying)));
     }
 
-    /// Counts a server's message without a recipient.
     pub(crate) fn dropped(&self, reason: &'static str) {
         metric::count_dropped(self.channel.name(), reason);
     }
@@ -214,8 +208,7 @@ impl OwnSessions {
         self.leases.put_off(session.opened.nonce, &self.binding(session))
     }
 
-    /// Ends a session at the server, within five seconds; returns the response's status, if there is one. A session without an id
-    /// needs no end.
+    /// Ends a session at the server, within five seconds; a session without an id needs no end.
     pub(crate) async fn end(&self, session: &OwnSession) -> Option<StatusCode> {
         let binding = self.binding(session);
         binding.session.as_ref()?;
@@ -231,5 +224,111 @@ impl OwnSessions {
             let request = RawRequest { binding, verb: RawMethod::Delete, forwarded };
             let _ = tokio::time::timeout(END_MAX, channel.send(request)).await;
         });
+    }
+}
+
+/// Largest response to a setting of a new session.
+const ANSWER_BYTES_MAX: usize = 1024 * 1024;
+
+impl OwnSessions {
+    /// Opens a session with the client's own `initialize`; other versions are tried in turn, within `HANDSHAKE_MAX`.
+    pub(crate) async fn open(
+        &self,
+        (owner, forwarded): (&Principal, &ForwardedHeaders),
+        version: ProtocolVersion,
+        message: impl Fn(ProtocolVersion) -> (RequestId, Bytes),
+    ) -> Result<AgreedSession, BeginError> {
+        let opener = SessionOpener { owner, forwarded, addressee: ErrorAddressee::Passed(None) };
+        let next = |asked, refusal: &BeginError| self.channel.version_after(asked, refusal);
+        let asked = self.channel.version_for(version);
+        let agreed = in_time(&*self.channel, agree(&*self.channel, opener, asked, next, message)).await?;
+        if agreed.version.is_stateless() { Err(malformed()) } else { Ok(agreed) }
+    }
+
+    /// The upstream session that replaces a lost one: one handshake for all waiting requests. The client keeps its id
+    /// and is not notified. After an error nothing was sent in it.
+    pub(crate) async fn renew(
+        self: &Arc<Self>,
+        session: &OwnSession,
+        lost: &SessionBinding,
+    ) -> Result<SessionBinding, GatewayFault> {
+        let open = |preferences| {
+            let (sessions, session) = (Arc::clone(self), session.clone());
+            let stop = self.scope.stop.clone();
+            // In its own task, so that a waiter who leaves does not stop it.
+            let opening = self.scope.tracker.spawn(stop.run_until_cancelled_owned(Box::pin(async move {
+                let renewed = sessions.open_anew(&session, preferences).await;
+                let outcome = if renewed.is_ok() { "renewed" } else { "failed" };
+                let upstream = Arc::clone(sessions.channel.name());
+                metrics::counter!(metric::SESSION_RENEWALS, "upstream" => upstream, "outcome" => outcome).increment(1);
+                renewed
+            })));
+            let opened = async move {
+                match opening.await {
+                    Ok(Some(opened)) => opened,
+                    Ok(None) => Err(GatewayFault::new(Reason::Draining, Executed::No)),
+                    Err(_) => Err(GatewayFault::new(Reason::Internal, Executed::No)),
+                }
+            };
+            opened.boxed()
+        };
+        self.replace(session, lost, open).await
+    }
+
+    async fn open_anew(
+        &self,
+        session: &OwnSession,
+        preferences: SessionPreferences,
+    ) -> Result<SessionBinding, GatewayFault> {
+        let OpenedSession { version, owner, capabilities, client_info, .. } = &*session.opened;
+        let id = own_ids::mint();
+        let message = |version| {
+            let capabilities = capabilities_in(version, capabilities);
+            (id.clone(), initialize_request(&id, version, &capabilities, client_info.as_ref()))
+        };
+        let binding = match self.open((owner, &session.forwarded), *version, message).await {
+            Ok(agreed) => agreed.binding(),
+            Err(BeginError::Gateway(fault)) => return Err(fault),
+            Err(BeginError::Refused(error)) => {
+                tracing::warn!(upstream = %self.channel.name(), code = error.code, "the upstream refused to replace a lost session");
+                return Err(GatewayFault::new(Reason::UpstreamRefused, Executed::No));
+            }
+        };
+        tracing::info!(upstream = %self.channel.name(), "replaced a session that the upstream had lost");
+        let request = |name, params: &Payload| envelope::request(&own_ids::mint(), name, Some(params));
+        let subscribe = |uri: &String| {
+            let params = ObjectWriter::new().text("uri", uri).finish();
+            request(method::RESOURCES_SUBSCRIBE, &params)
+        };
+        let level = preferences.level.as_ref().map(|level| request(method::SET_LEVEL, level));
+        let again = level.into_iter().chain(preferences.subscriptions.iter().map(subscribe));
+        for message in iter::once(envelope::notification(method::INITIALIZED, None)).chain(again) {
+            self.tell(&binding, &session.forwarded, message).await?;
+        }
+        Ok(binding)
+    }
+
+    /// Sends a message and waits for its response, which is ignored; only an unreachable server is an error.
+    async fn tell(
+        &self,
+        binding: &SessionBinding,
+        forwarded: &ForwardedHeaders,
+        message: Bytes,
+    ) -> Result<(), GatewayFault> {
+        let (binding, verb) = (binding.clone(), RawMethod::Post(message.into()));
+        let telling = self.channel.send(RawRequest { binding, verb, forwarded: forwarded.clone() });
+        let late = GatewayFault::new(Reason::UpstreamTimeout, Executed::No);
+        let sent = tokio::time::timeout(HANDSHAKE_MAX, telling).await.unwrap_or_else(|_| {
+            if let Some(health) = self.channel.health() {
+                health.ended(HealthMark::default(), &late);
+            }
+            Err(late)
+        });
+        let response = sent.map_err(|fault| GatewayFault { executed: Executed::No, ..fault })?;
+        // Only a session that has responded has surely applied the setting.
+        let limits = ReadLimits::of_bytes(ANSWER_BYTES_MAX);
+        let answer = reply::read_whole(response.body, &limits);
+        let _ = tokio::time::timeout(END_MAX, answer).await;
+        Ok(())
     }
 }

@@ -20,12 +20,10 @@ use crate::upstream::{BeginError, ForwardedHeaders};
 const SESSIONS_MAX: usize = 1_024;
 /// How long a session without calls is kept.
 const IDLE_MAX: Duration = Duration::from_secs(5 * 60);
-/// How often idle sessions are searched.
 const SWEEP_EVERY: Duration = Duration::from_secs(30);
 
 type SessionOpening = Shared<BoxFuture<'static, Result<Arc<UpstreamSession>, BeginError>>>;
 
-/// The sessions of stateless clients, shared by clients with equal keys.
 #[derive(Debug)]
 pub(crate) struct SessionPool {
     link: Arc<UpstreamLink>,
@@ -36,7 +34,6 @@ pub(crate) struct SessionPool {
     open: GaugeShare,
 }
 
-/// A session or its handshake.
 #[derive(Debug)]
 struct PooledSession {
     opening: SessionOpening,
@@ -87,11 +84,8 @@ impl SessionPool {
         pool
     }
 
-    /// The session of a key, opened if there is none, for the request with the headers `asking`. Cancel safe: a handshake
-    /// continues without its waiters.
-    ///
-    /// # Errors
-    /// If the handshake fails; all waiters of one handshake get the same error. `QueueFull` if the pool is full and all its
+    /// The session of a key, opened if there is none, for the request with the headers `asking`. Cancel safe: a
+    /// handshake continues without its waiters, who all get its error. `QueueFull` if the pool is full and all its
     /// sessions are in use.
     pub(crate) async fn session(
         &self,
@@ -107,10 +101,7 @@ impl SessionPool {
         opened
     }
 
-    /// The session that replaces one that the upstream has forgotten. Any number of calls share one handshake.
-    ///
-    /// # Errors
-    /// Like [`SessionPool::session`].
+    /// The session that replaces one that the upstream has forgotten: one handshake for any number of calls.
     pub(crate) async fn replace(
         &self,
         key: &SessionKey,
@@ -122,8 +113,8 @@ impl SessionPool {
         self.session(key, asking).await
     }
 
-    /// The session of existing tasks: the pool's, or one that another process opened: one for all its tasks, with its own stream,
-    /// since some upstreams send a task's questions only there. Never ended from here.
+    /// The session of existing tasks: the pool's, or one that another process opened, with its own stream, since some
+    /// upstreams send a task's questions only there. Never ended from here.
     pub(crate) fn adopt(
         &self,
         key: &SessionKey,
@@ -196,9 +187,8 @@ impl SessionPool {
         outcome.boxed().shared()
     }
 
-    /// Makes room for one more session of `owner`, if needed. With several principals, each has at most its share, however many
-    /// capabilities its clients declare; if the pool is full, a session without calls of the principal with the most sessions is
-    /// evicted, even if it was used recently.
+    /// Makes room for one more session of `owner`. With several principals, each has at most its share; a full pool
+    /// evicts a session without calls of the principal with most sessions, even a recently used one.
     fn make_room(&self, places: &mut HashMap<SessionKey, PooledSession>, owner: &Principal) -> Result<(), BeginError> {
         let share = PrincipalLimitTable::default().of(owner).permits.of(SESSIONS_MAX);
         if places.len() < share {
@@ -219,7 +209,7 @@ impl SessionPool {
         let giving = giving.max_by_key(|(theirs, used, _)| (*theirs, *used)).map(|(.., key)| key.clone());
         match giving.and_then(|key| places.remove(&key)) {
             Some(place) => {
-                tracing::debug!(upstream = %self.link.name, "an idle upstream session gave way to another");
+                tracing::debug!(upstream = %self.link.name, "ended an idle upstream session to make room for another");
                 self.end(&place);
                 Ok(())
             }

@@ -1,7 +1,7 @@
 //! Counts consecutive refusals in one session: after two, a `ping` tests the session.
 //!
-//! A server that forgot a session may refuse in any form. Known texts ([`reply`](crate::upstream::reply)) renew a session at
-//! once; all others are counted here. A response to the request itself is no refusal of its session.
+//! A server that forgot a session may refuse in any form. Known texts ([`reply`](crate::upstream::reply)) renew a
+//! session at once; others are counted here. A response to the request itself is no refusal.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
@@ -18,13 +18,11 @@ const REFUSALS_MAX: u8 = 2;
 const OVER: u8 = u8::MAX;
 /// How long the response to a `ping` may take. Without one the next refusal sends another.
 pub(super) const PING_MAX: Duration = Duration::from_secs(5);
-/// Largest response to a `ping`.
 pub(super) const PING_BYTES_MAX: usize = 64 * 1024;
 
 #[derive(Debug, Default)]
 pub(super) struct SessionRefusals(AtomicU8);
 
-/// The verdict on a session by the server's response to a `ping` in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PingVerdict {
     Alive,
@@ -46,7 +44,6 @@ impl SessionRefusals {
         (counted == Ok(REFUSALS_MAX - 1)).then_some(OwedPing(self))
     }
 
-    /// Records that the server accepted a request.
     pub(super) fn forget(&self) {
         // Read first: a working session writes nothing.
         if self.is_any() {
@@ -54,12 +51,10 @@ impl SessionRefusals {
         }
     }
 
-    /// Whether the server refused the last request.
     pub(super) fn is_any(&self) -> bool {
         self.0.load(Ordering::Relaxed) > 0
     }
 
-    /// Whether the server refused a `ping` as well.
     pub(super) fn is_over(&self) -> bool {
         self.0.load(Ordering::Relaxed) == OVER
     }
@@ -97,8 +92,7 @@ pub(super) fn ping() -> (RequestId, Bytes) {
     (id, message)
 }
 
-/// Whether a refusing status may be about the session. The excluded statuses are about a credential, the server's load, or a
-/// proxy before the server.
+/// Whether a refusing status may be about the session, not about a credential, the server's load, or a proxy before it.
 pub(super) const fn may_be_about_session(fault: &GatewayFault) -> bool {
     match fault.http_status {
         Some(status) => status >= 400 && !matches!(status, 401 | 403 | 407 | 408 | 425 | 429 | 502 | 503 | 504),

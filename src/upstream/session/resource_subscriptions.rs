@@ -1,7 +1,7 @@
 //! Subscribes to resources in one session: one request for all listeners.
 //!
-//! The subscription ends with its last listener. Beside the count of listeners is the upstream's known state; each change of the
-//! count makes the state follow. One request at a time for each resource keeps the two in order.
+//! The subscription ends with its last listener. The upstream's state follows the count of listeners; one request at a
+//! time for each resource keeps them in order.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -36,7 +36,6 @@ struct ResourceSubscription {
     state: Arc<tokio::sync::Mutex<SubscriptionState>>,
 }
 
-/// The state of a subscription at the upstream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum SubscriptionState {
     #[default]
@@ -46,7 +45,6 @@ enum SubscriptionState {
     Yes,
 }
 
-/// One listener's lease of subscriptions in a session, released when dropped.
 #[derive(Debug)]
 pub(crate) struct SubscriptionLease {
     session: Arc<UpstreamSession>,
@@ -54,7 +52,6 @@ pub(crate) struct SubscriptionLease {
 }
 
 impl SubscriptionLease {
-    /// The resources that the upstream agreed to report.
     pub(crate) fn uris(&self) -> Vec<String> {
         self.uris.iter().map(|uri| uri.as_ref().to_owned()).collect()
     }
@@ -83,8 +80,8 @@ impl Drop for PendingSubscription {
 }
 
 impl UpstreamSession {
-    /// Subscribes to resources, within [`SUBSCRIBE_MAX`]. Resources that the upstream refuses or does not grant in time are not
-    /// held. Cancel safe: pending subscriptions are cancelled.
+    /// Subscribes within [`SUBSCRIBE_MAX`]; late or refused resources are not held. Cancel safe: pending ones are
+    /// cancelled.
     pub(crate) async fn hold(self: &Arc<Self>, uris: Vec<String>) -> SubscriptionLease {
         let until = Instant::now() + SUBSCRIBE_MAX;
         let mut held = SubscriptionLease { session: Arc::clone(self), uris: Vec::with_capacity(uris.len()) };

@@ -1,20 +1,21 @@
-//! Routes an upstream's messages to their calls, and handles those that belong to none.
+//! Routes an upstream's messages to their calls, and handles messages without a call.
 //!
-//! All messages on a call's own stream belong to that call. On the session's stream a message goes to the call named by task or
-//! token, else to the only running one, else to none (T-20): a wrong guess would show one client's question to another call of
-//! the client.
+//! All messages on a call's own stream belong to that call. On the session's stream a message goes to the call named by
+//! task or token, else to the only running one, else to none (T-20): a wrong guess would show one client's question to
+//! another call.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 
 use super::UpstreamSession;
 use super::calls::{AskRefusal, SessionCall};
-use super::question_keep_alive::QuestionKeepAlive;
 use crate::dialect::relay_core_2025_11_25 as relay;
 use crate::dialect::upstream_dialect::TOO_MANY_QUESTIONS;
 use crate::upstream::{ExchangeEvent, Progress};
 use crate::wire::envelope::Params;
+use crate::wire::object::ObjectWriter;
 use crate::wire::rpc_error::{INTERNAL_ERROR, METHOD_NOT_FOUND};
 use crate::wire::{Message, Notification, Object, Payload, Request, RequestId, RpcError, envelope, meta, method};
 
@@ -25,15 +26,12 @@ enum NotificationSubject {
     Progress(Payload, Progress),
     Log(Payload),
     Withdrawn(Payload),
-    /// A task of the upstream changed.
     TaskChanged(String),
-    /// A message for the whole session.
     News,
     /// One of the kinds above, without a required member.
     Unusable,
 }
 
-/// How a message on a session's own stream may be matched to a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CallMatch {
     /// It names the call or its task: other calls of the client may run in the session.
@@ -65,15 +63,13 @@ impl UpstreamSession {
         }
     }
 
-    /// Handles a request that came on the stream of `call`.
     pub(crate) async fn ask_on(self: &Arc<Self>, call: &Arc<SessionCall>, request: Request) {
         if let Some(event) = self.admit(call, request) {
             call.tell(event).await;
         }
     }
 
-    /// Routes a message on the session's own stream to its call, and returns any other. Does not block: messages for a slow
-    /// reader are dropped.
+    /// Routes a message on the session's own stream to its call, or returns it. Drops messages for a slow reader.
     pub(crate) fn route(self: &Arc<Self>, message: Message, matching: CallMatch) -> Option<Message> {
         match message {
             Message::Request(request) => match self.asked_of(&request, matching) {
@@ -158,7 +154,6 @@ impl UpstreamSession {
         Some(())
     }
 
-    /// Sends a question to its call, if the call's queue has room.
     pub(super) fn ask_of(self: &Arc<Self>, call: &Arc<SessionCall>, request: Request) {
         let id = request.id.clone();
         if let Some(event) = self.admit(call, request)
@@ -280,7 +275,6 @@ fn progress(params: &Object) -> Option<(Payload, Progress)> {
     Some((params.get(meta::PROGRESS_TOKEN)?, progress))
 }
 
-/// Params of a question, without the upstream's id of the task that asks.
 fn unrelated(params: Params) -> Option<Payload> {
     match params {
         Params::Object(object) => Some(relay::unrelated(&object)),
@@ -293,5 +287,61 @@ fn whole(params: Params) -> Option<Payload> {
         Params::Absent => None,
         Params::Object(object) => Some(object.payload().clone()),
         Params::Other(payload) => Some(payload),
+    }
+}
+
+/// The interval of progress: twice within the timeout of SDKs.
+const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(20);
+
+/// Sends an upstream progress while its question waits for a human (T-47): servers time out after a minute or so, and
+/// progress under the question's token resets their timer.
+struct QuestionKeepAlive {
+    ask: Payload,
+    token: Payload,
+    /// The upstream's task that asks, which every message about it must name.
+    related: Option<Payload>,
+}
+
+impl QuestionKeepAlive {
+    /// `None` if the question has no valid token.
+    fn of(id: &RequestId, params: &Params) -> Option<Self> {
+        let question_meta = params.object()?.get_object(meta::META)?;
+        let token = RequestId::from_payload(&question_meta.get(meta::PROGRESS_TOKEN)?)?;
+        let related = question_meta.get(meta::RELATED_TASK).map(|related| related.detached());
+        Some(Self { ask: id.payload().clone(), token: token.payload().clone(), related })
+    }
+
+    /// Sends progress in the background until the question is closed, or its call or session is gone.
+    fn keep(self, session: &Arc<UpstreamSession>, call: &Arc<SessionCall>) {
+        let (link, over) = (Arc::clone(&session.link), session.over().clone());
+        let (session, call) = (Arc::downgrade(session), Arc::downgrade(call));
+        let showing = async move {
+            for count in 1_u32.. {
+                tokio::time::sleep(KEEP_ALIVE_EVERY).await;
+                let Some(session) = session.upgrade() else { break };
+                if !call.upgrade().is_some_and(|call| call.is_open(&self.ask)) {
+                    break;
+                }
+                // An upstream that refuses it has lost the session, or will report the fault elsewhere.
+                if session.tell(self.sign(count)).await.is_err() {
+                    break;
+                }
+            }
+        };
+        link.tracker.spawn(over.run_until_cancelled_owned(Box::pin(showing)));
+    }
+
+    fn sign(&self, count: u32) -> Bytes {
+        let params = ObjectWriter::new()
+            .member(meta::PROGRESS_TOKEN, &self.token)
+            .number("progress", u64::from(count))
+            .text("message", "waiting for an answer");
+        let params = match &self.related {
+            Some(related) => {
+                params.member(meta::META, &ObjectWriter::new().member(meta::RELATED_TASK, related).finish())
+            }
+            None => params,
+        };
+        envelope::notification(method::PROGRESS, Some(&params.finish()))
     }
 }

@@ -4,7 +4,6 @@ use bytes::Bytes;
 
 use crate::wire::{Payload, RequestId, ScanLimits};
 
-/// Most objects that are read in one text.
 const TEXTS_MAX: usize = 1_000;
 const MARK: &[u8] = b"\xef\xbb\xbf";
 
@@ -19,8 +18,7 @@ pub struct MalformedMessage {
     pub is_answer: bool,
 }
 
-/// Reads the members of each outermost object, as far as they can be recognised. The text may be anything: cut off, in another
-/// encoding, two messages on one line. Takes one pass.
+/// Reads the members of each outermost object in one pass, as far as possible, in any text: cut off, or two messages.
 #[must_use]
 pub fn glimpse(text: &[u8]) -> Vec<MalformedMessage> {
     let text = text.strip_prefix(MARK).unwrap_or(text);
@@ -101,7 +99,6 @@ impl MalformedMessageReader<'_> {
         }
     }
 
-    /// The id after a key.
     fn value(&self) -> Option<RequestId> {
         let rest = self.text.get(self.at..)?.trim_ascii_start().strip_prefix(b":")?.trim_ascii_start();
         let end = match rest.first()? {

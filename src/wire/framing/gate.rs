@@ -1,6 +1,4 @@
-//! Filters an event stream: forwards bytes, withholds primers, and yields some events whole.
-//!
-//! A caller may rewrite a whole event. A primer is an event without data.
+//! Filters an event stream: forwards bytes, withholds primers (events without data), and yields some events whole.
 
 use bytes::{Bytes, BytesMut};
 
@@ -11,7 +9,6 @@ use crate::wire::{Message, MessageText};
 
 /// Most bytes of an event before its data. Beyond this, comments and unknown fields are dropped.
 const LEAD_BYTES_MAX: usize = 64 * 1024;
-/// The field names of an event.
 const FIELDS: [&[u8]; 4] = [b"data", b"event", b"id", b"retry"];
 
 /// Largest event that is joined again from its parts.
@@ -27,38 +24,29 @@ pub enum PrimerPolicy {
 /// Selects the events that are yielded whole, by the first byte of their data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HoldPolicy {
-    /// None: every event passes.
     Nothing,
-    /// Batches.
     Arrays,
-    /// Messages that may ask their reader something, by [`MessageClassifier`]. Other messages are held only until they are
-    /// classified.
+    /// Messages that may ask their reader for input ([`MessageClassifier`]); others are held only until classified.
     Asking,
     /// All that carry messages.
     Messages,
 }
 
-/// An output of a gate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GateOutput {
-    /// Bytes, forwarded as they came.
     Through(Bytes),
     /// One event as it came, with the empty line after it.
     Event(Bytes),
 }
 
-/// The verdict on a whole event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventVerdict {
     Passes,
-    /// It is dropped.
     Withheld,
-    /// It is yielded whole.
     Held,
 }
 
-/// Filters an event stream, sans-IO. Holds the lines before an event's data, and at most one whole event of `event_bytes_max`
-/// bytes.
+/// Holds the lines before an event's data, and at most one whole event of `event_bytes_max` bytes.
 #[derive(Debug)]
 pub struct EventGate {
     primers: PrimerPolicy,
@@ -78,7 +66,6 @@ pub struct EventGate {
     withheld: bool,
     /// Whether the current event has a field, not only comments.
     has_field: bool,
-    /// Whether a match was found in the current event.
     is_of_interest: bool,
     /// How many bytes of a byte order mark the stream has begun with; `None` once decided.
     mark: Option<usize>,
@@ -86,7 +73,6 @@ pub struct EventGate {
     look: DataInspection,
 }
 
-/// Inspects the data of the current event, line by line.
 #[derive(Debug, Default)]
 struct DataInspection {
     glance: MessageClassifier,
@@ -101,7 +87,6 @@ impl DataInspection {
         Self { glance: MessageClassifier::default(), field: Some(0) }
     }
 
-    /// Inspects the next bytes of the current line.
     fn pass(&mut self, mut bytes: &[u8]) {
         while let (Some(met), Some(first)) = (self.field.filter(|met| *met < Self::FIELD.len()), bytes.first()) {
             self.field = (Self::FIELD[met] == *first).then_some(met + 1);
@@ -121,14 +106,12 @@ struct EventFilter {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum GateState {
-    /// The event's data has not begun.
     Lead,
     Passing,
     Keeping,
 }
 
 impl EventGate {
-    /// Bytes of the current event that are held.
     #[must_use]
     pub fn held(&self) -> usize {
         self.held.len()
@@ -155,19 +138,16 @@ impl EventGate {
         }
     }
 
-    /// Releases a held event once it has `bytes_max` bytes and none of them match: then it is forwarded as it comes, at any size.
-    /// A result that may hold questions matches too, and so does a message that is no response; if either shows only later, that
-    /// is an error.
+    /// Releases a held event once it has `bytes_max` bytes and none match, and forwards it at any size. A result that
+    /// may hold questions, or a message that is no response, matches too; if either shows only later, that is an error.
     #[must_use]
     pub const fn sniffing(mut self, bytes_max: usize, is_of_interest: fn(&[u8]) -> bool) -> Self {
         self.sniff = Some(EventFilter { bytes_max, is_of_interest });
         self
     }
 
-    /// Takes bytes; returns the outputs in order. A byte order mark at the start belongs to no event (WHATWG), and is dropped.
-    ///
-    /// # Errors
-    /// If an event that is to be yielded whole outgrows the bound, or is recognised only after its beginning was forwarded.
+    /// Takes bytes; returns the outputs in order. Drops a byte order mark at the start (WHATWG). Fails if an event to
+    /// be yielded whole outgrows the bound, or is recognised only after its beginning was forwarded.
     pub fn feed(&mut self, bytes: &Bytes) -> Result<Vec<GateOutput>, FramingError> {
         let mut out = Vec::new();
         let begun = self.mark.map(|seen| self.without_mark(seen, bytes));
@@ -244,10 +224,8 @@ impl EventGate {
         Ok(out)
     }
 
-    /// Judges a whole event, as [`EventGate::feed`] judges one that comes in bytes.
-    ///
-    /// # Errors
-    /// If the event is to be yielded whole, and is larger than the bound.
+    /// Judges a whole event, as [`EventGate::feed`] judges bytes. Fails if it is to be yielded whole, and is larger
+    /// than the bound.
     pub fn judge(&self, event: &StreamEvent) -> Result<EventVerdict, FramingError> {
         let data = &event.event().data;
         let Some(first) = data.iter().find(|byte| !byte.is_ascii_whitespace()) else {
@@ -295,8 +273,7 @@ impl EventGate {
         }
     }
 
-    /// Takes a line feed that belongs to the carriage return at the end of the last bytes, and treats it alike. Returns how many
-    /// bytes it took.
+    /// Takes a line feed after the carriage return at the end of the last bytes; returns how many bytes it took.
     fn end_of_return(&mut self, bytes: &Bytes, out: &mut Vec<GateOutput>) -> usize {
         let Some(first) = bytes.first() else { return 0 };
         let is_there = std::mem::take(&mut self.after_return) && *first == b'\n';
@@ -571,7 +548,7 @@ mod tests {
         }
         let large = Bytes::from(format!("data: {}\n\n", "x".repeat(100_000)));
         let passed = gate().feed(&large).unwrap();
-        assert_eq!(passed, [GateOutput::Through(large)], "the bound holds for what is kept");
+        assert_eq!(passed, [GateOutput::Through(large)], "the bound holds for kept bytes");
     }
 
     /// U47.

@@ -1,8 +1,7 @@
 //! Classifies a message in transit: whether it responds or may ask; reads its id.
 //!
-//! Reads the names of the envelope's and the result's members, the method and the id, in one pass over the bytes, and keeps
-//! nothing else. A message that it cannot classify for sure is [`MessageClass::Asking`]: the caller then reads it whole and
-//! strictly.
+//! Reads names of members, the method and the id, in one pass, and keeps nothing else. A message that it cannot
+//! classify for sure is [`MessageClass::Asking`]: the caller then reads it whole and strictly.
 
 use bytes::Bytes;
 use smallvec::SmallVec;
@@ -20,10 +19,8 @@ const STATE: &[u8] = b"requestState";
 /// A server's methods that ask for the user's input or the client's own resources.
 const QUESTIONS: [&str; 3] = [method::ELICIT, method::SAMPLE, method::ROOTS];
 
-/// The class of a message so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MessageClass {
-    /// Not known yet.
     Nothing,
     /// A response that is no error, or a method that asks nothing.
     Harmless,
@@ -33,7 +30,6 @@ pub enum MessageClass {
     Asking,
 }
 
-/// Classifies one message in transit. `feed` it piece by piece.
 #[derive(Clone, Debug, Default)]
 pub struct MessageClassifier {
     depth: usize,
@@ -42,17 +38,11 @@ pub struct MessageClassifier {
     name: NameBytes,
     length: usize,
     is_escaped: bool,
-    /// Whether the next byte is escaped.
     after_backslash: bool,
-    /// Whether a name, not a value, comes next in the envelope.
     expects_name: bool,
-    /// Whether the value of `method` comes next.
     expects_method: bool,
-    /// Whether the value of `id` comes next.
     expects_id: bool,
-    /// The outcome member before the next value.
     expects_outcome: Option<OutcomeMember>,
-    /// Whether the object `result` is being read.
     in_result: bool,
     /// Whether a name, not a value, comes next in that object.
     expects_member: bool,
@@ -73,7 +63,6 @@ pub struct MessageClassifier {
     has_state: bool,
 }
 
-/// A name's bytes.
 #[derive(Clone, Copy, Debug)]
 struct NameBytes([u8; NAME_BYTES_MAX]);
 
@@ -90,19 +79,16 @@ enum OutcomeMember {
     Error,
 }
 
-/// The role of the current string.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum StringRole {
     Name,
     Method,
     Id,
-    /// The name of a member of the result.
     Member,
     Other,
 }
 
 impl MessageClassifier {
-    /// Takes the next bytes; returns the class so far.
     pub fn feed(&mut self, bytes: &[u8]) -> MessageClass {
         let mut rest = bytes;
         while !rest.is_empty() {
@@ -114,7 +100,6 @@ impl MessageClassifier {
         self.shows()
     }
 
-    /// Whether it has a method, so is a request or a notification.
     #[must_use]
     pub const fn has_method(&self) -> bool {
         self.is_method
@@ -163,7 +148,6 @@ impl MessageClassifier {
         self.has_odd_id
     }
 
-    /// The class of the message so far.
     #[must_use]
     pub const fn shows(&self) -> MessageClass {
         match (self.is_asking, self.is_error && !self.is_other, self.is_answer || self.is_method || self.is_other) {
@@ -224,8 +208,7 @@ impl MessageClassifier {
         &[]
     }
 
-    /// Reads the first byte of a member's value, and returns the outcome that it belongs to. An outcome of `null` is as good as
-    /// absent, as for the strict reader.
+    /// Reads the first byte of a member's value; returns the outcome that it belongs to. A `null` outcome is absent.
     fn outcome_begins(&mut self, byte: u8) -> Option<OutcomeMember> {
         let outcome = self.expects_outcome.take()?;
         // `null`: no other value begins so.
@@ -237,7 +220,6 @@ impl MessageClassifier {
         Some(outcome)
     }
 
-    /// Advances to the end of a string, or of the bytes.
     fn in_string<'b>(&mut self, text: StringRole, bytes: &'b [u8]) -> &'b [u8] {
         if std::mem::take(&mut self.after_backslash) {
             self.note(text, &bytes[..1]);

@@ -9,7 +9,6 @@ use crate::wire::{JsonPieces, MessageText};
 const MESSAGE_HEAD: &[u8] = b"event: message\ndata: ";
 const EVENT_END: &[u8] = b"\n\n";
 
-/// One event of a stream.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SseEvent {
     /// `event:`, absent means `message`.
@@ -35,7 +34,6 @@ impl SseEvent {
 pub enum BodyPart {
     /// Bytes as they came, or as they are to be written: JSON, or any number of events and comments.
     Bytes(Bytes),
-    /// One event, whole.
     Event(StreamEvent),
 }
 
@@ -48,22 +46,18 @@ pub struct StreamEvent {
 }
 
 impl StreamEvent {
-    /// A `message` event with one JSON text, without an id: streams that the gateway makes for stateless clients cannot be
-    /// resumed (MOD-21).
-    ///
-    /// A text on several lines becomes several `data` lines, which read back as the same JSON.
+    /// A `message` event with one JSON text, without an id: streams of the gateway for stateless clients cannot be
+    /// resumed (MOD-21). A text on several lines becomes several `data` lines, which read back as the same JSON.
     #[must_use]
     pub fn message(text: impl Into<MessageText>) -> Self {
         Self::with_head(Bytes::from_static(MESSAGE_HEAD), SseEvent { data: text.into(), ..SseEvent::default() })
     }
 
-    /// The same event with this id.
     #[must_use]
     pub fn named(self, id: String) -> Self {
         Self::of(SseEvent { id: Some(id), ..self.event })
     }
 
-    /// An event that was decoded.
     #[must_use]
     pub fn of(event: SseEvent) -> Self {
         let mut head = Vec::with_capacity(MESSAGE_HEAD.len());
@@ -110,7 +104,6 @@ impl StreamEvent {
         &self.unwritten[0][..end]
     }
 
-    /// The event itself.
     #[must_use]
     pub const fn event(&self) -> &SseEvent {
         &self.event
@@ -118,7 +111,6 @@ impl StreamEvent {
 }
 
 impl BodyPart {
-    /// One message as an event.
     #[must_use]
     pub fn message(text: impl Into<MessageText>) -> Self {
         Self::Event(StreamEvent::message(text))
@@ -130,14 +122,12 @@ impl BodyPart {
         Self::Bytes(Bytes::from_static(b":\n\n"))
     }
 
-    /// Whether it is a comment.
     #[must_use]
     pub fn is_comment(&self) -> bool {
         matches!(self, Self::Bytes(bytes) if bytes.starts_with(b":"))
     }
 
-    /// One whole event with these messages in place of its data, one event each. The last one has the other fields: an id says
-    /// that everything before it was received.
+    /// One whole event with these messages in place of its data, one event each. Only the last has the id.
     #[must_use]
     pub fn with_data(self, messages: &[MessageText]) -> Vec<Self> {
         let Some((last, before)) = messages.split_last() else { return Vec::new() };
@@ -151,13 +141,11 @@ impl BodyPart {
         }
     }
 
-    /// Its number of bytes on the wire.
     #[must_use]
     pub fn len(&self) -> usize {
         self.remaining()
     }
 
-    /// Whether it has no bytes on the wire.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         !self.has_remaining()

@@ -10,14 +10,12 @@ const ID_BYTES_MAX: usize = 1024;
 
 pub(super) const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
-/// Decodes an event stream as WHATWG specifies it: BOM, CR, LF, CRLF, cuts anywhere.
-///
-/// Holds at most one event of `event_bytes_max` bytes; data, name, id and the current line count. It tracks event boundaries even
-/// after an event outgrew that.
+/// Decodes an event stream as WHATWG specifies it: BOM, CR, LF, CRLF, cuts anywhere. Holds at most one event of
+/// `event_bytes_max` bytes; data, name, id and the current line count. Tracks event boundaries even after an oversized
+/// one.
 #[derive(Debug)]
 pub struct SseDecoder {
     event_bytes_max: usize,
-    /// The beginning of an unfinished line.
     partial: Vec<u8>,
     /// Whether a line feed that comes next belongs to the preceding carriage return.
     after_return: bool,
@@ -64,7 +62,6 @@ impl SseDecoder {
         Self { failed: true, ..Self::new(0) }
     }
 
-    /// Whether an event or a comment may be inserted here.
     #[must_use]
     pub const fn is_between_events(&self) -> bool {
         !self.in_event
@@ -76,12 +73,9 @@ impl SseDecoder {
         self.gave_ids
     }
 
-    /// Takes bytes; returns complete events in order. Comments are skipped. Events with empty data but an id or a retry are
-    /// returned too (they prime a stream).
-    ///
-    /// # Errors
-    /// If one event outgrows the bound; nothing is decoded afterwards. Complete events before it are returned first, the error
-    /// with the next call.
+    /// Takes bytes; returns complete events in order. Comments are skipped. Events with empty data but an id or a retry
+    /// are returned too (they prime a stream). Fails if one event outgrows the bound; complete events before it are
+    /// returned first, the error with the next call.
     pub fn feed(&mut self, bytes: &[u8]) -> Result<Vec<SseEvent>, FramingError> {
         let mut events = Vec::new();
         let mut rest = bytes;
@@ -120,9 +114,6 @@ impl SseDecoder {
     }
 
     /// Takes a part of a body, as [`SseDecoder::feed`]; an event is returned as it is.
-    ///
-    /// # Errors
-    /// As [`SseDecoder::feed`].
     pub fn take(&mut self, part: &BodyPart) -> Result<Vec<SseEvent>, FramingError> {
         match part {
             BodyPart::Bytes(bytes) => self.feed(bytes),
@@ -146,7 +137,6 @@ impl SseDecoder {
         Ok(event.clone())
     }
 
-    /// Bytes of the incomplete event.
     #[must_use]
     pub fn held(&self) -> usize {
         let text = |text: &Option<String>| text.as_ref().map_or(0, String::len);
@@ -206,7 +196,6 @@ impl SseDecoder {
         }
     }
 
-    /// Ends the current event, if there is one.
     fn dispatch(&mut self) -> Option<SseEvent> {
         let mut block = std::mem::take(&mut self.block);
         if block.data.is_empty() && !block.has_id && block.retry_ms.is_none() {

@@ -35,7 +35,6 @@ impl<'a> ObjectEdit<'a> {
         self.change(key, Some(value))
     }
 
-    /// Removes a member if the object has it.
     #[must_use]
     pub fn remove(self, key: &'a str) -> Self {
         self.change(key, None)
@@ -72,7 +71,6 @@ impl<'a> ObjectEdit<'a> {
         }
     }
 
-    /// The edited text, in pieces if a large part is unchanged.
     #[must_use]
     pub fn finish_pieces(self) -> JsonPieces {
         if self.object.payload().len() < JsonPieces::SHARED_MIN {
@@ -114,8 +112,8 @@ impl<'a> ObjectEdit<'a> {
         Some(out)
     }
 
-    /// Writes the members that the object has. A member extends from the separator before it to the one after it, so whitespace
-    /// stays and goes with its member.
+    /// Writes the members that the object has. A member extends from the separator before it to the one after it, so
+    /// whitespace stays and goes with its member.
     fn write_standing(&self, out: &mut EditedText<'_>) {
         let text = self.object.payload().bytes();
         let mut start = 1;
@@ -147,7 +145,6 @@ impl<'a> ObjectEdit<'a> {
 
 struct EditedText<'a> {
     source: &'a Bytes,
-    /// Unchanged parts of at least this size become separate pieces.
     large: usize,
     pieces: Vec<Bytes>,
     open: Vec<u8>,
@@ -155,7 +152,6 @@ struct EditedText<'a> {
 }
 
 impl EditedText<'_> {
-    /// Appends a comma except after the opening brace.
     fn separate(&mut self) {
         if !std::mem::take(&mut self.is_empty) {
             self.open.push(b',');

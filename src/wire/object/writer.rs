@@ -6,7 +6,6 @@ use super::Payload;
 use crate::wire::JsonPieces;
 use crate::wire::payload::write_string;
 
-/// Capacity for an object without large members.
 const ROOM: usize = 512;
 
 /// Spare capacity after a large member, so that a few bytes do not reallocate it.
@@ -35,7 +34,6 @@ impl ObjectWriter {
         Self { pieces: Vec::new(), text, is_empty: true }
     }
 
-    /// Appends a member, verbatim.
     pub fn member(mut self, key: &str, value: &Payload) -> Self {
         self.key(key);
         self.text.reserve(value.len() + SLACK);
@@ -69,22 +67,20 @@ impl ObjectWriter {
         written
     }
 
-    /// Appends a string member.
     pub fn text(mut self, key: &str, value: &str) -> Self {
         self.key(key);
         write_string(&mut self.text, value);
         self
     }
 
-    /// Appends a number member.
     pub fn number(mut self, key: &str, value: u64) -> Self {
         self.key(key);
         self.text.extend_from_slice(value.to_string().as_bytes());
         self
     }
 
-    /// Appends `object` as a member, with one more member at its front: in a single copy, or shared if it is large. The caller
-    /// knows that `object` has no such member: the text is not searched for it.
+    /// Appends `object` as a member, with one more member at its front: in a single copy, or shared if it is large. The
+    /// caller knows that `object` has no such member: the text is not searched for it.
     pub fn member_led_by(mut self, key: &str, (lead, value): (&str, &str), object: &Payload) -> Self {
         let rest = object.bytes().strip_prefix(b"{").unwrap_or(b"}").trim_ascii_start();
         self.key(key);

@@ -6,7 +6,6 @@ use memchr::{memchr, memchr2};
 
 use super::ScanError;
 
-/// JSON's whitespace.
 pub(super) const fn is_whitespace(byte: u8) -> bool {
     matches!(byte, b' ' | b'\t' | b'\n' | b'\r')
 }
@@ -29,10 +28,8 @@ pub(super) struct Quoted {
     pub(super) lone: Option<usize>,
 }
 
-/// Reads the string with its opening quotation mark at `at`.
-///
-/// # Errors
-/// `Syntax` at the first raw control character, unknown escape or missing end.
+/// Reads the string with its opening quotation mark at `at`. `Syntax` at the first raw control character, unknown
+/// escape or missing end.
 pub(super) fn string(text: &[u8], at: usize) -> Result<Quoted, ScanError> {
     let start = at + 1;
     let near = &text[start..text.len().min(start + NEAR)];
@@ -40,8 +37,7 @@ pub(super) fn string(text: &[u8], at: usize) -> Result<Quoted, ScanError> {
     if near.get(found) == Some(&b'"') {
         return Ok(Quoted { end: start + found + 1, escaped: false, lone: None });
     }
-    // Most strings have ended by now. For a longer one, both the search for its end and the check of the skipped bytes take many
-    // bytes at once.
+    // Most strings have ended by now; for a longer one, search and check of the skipped bytes take many bytes at once.
     let read = rest_of_string(text, start + found);
     let passed = match read {
         Ok(Quoted { end, .. }) => end,
@@ -82,8 +78,7 @@ pub(in crate::wire) fn string_end(text: &[u8], at: usize) -> usize {
     at + 1
 }
 
-/// The next quotation mark or backslash from `at` on, or the end of the text. Escapes cluster, so the near bytes are inspected
-/// before a search with a higher fixed cost.
+/// The next quotation mark or backslash from `at` on, or the end. Escapes cluster, so near bytes are inspected first.
 pub(in crate::wire) fn mark(text: &[u8], at: usize) -> usize {
     let rest = text.get(at..).unwrap_or_default();
     let (near, far) = rest.split_at(rest.len().min(NEAR));
@@ -108,8 +103,8 @@ fn control(text: &[u8]) -> Option<usize> {
     text.iter().position(|&b| b < 0x20)
 }
 
-/// The next quotation mark or backslash, or control character if `CONTROLS`, or the end of the text. Reads eight bytes at a time,
-/// for short texts. In each sum below a borrow can only spoil bytes after the first hit, and only the first hit is used.
+/// The next quotation mark or backslash, or control character if `CONTROLS`, or the end of the text. Reads eight bytes
+/// at a time. In each sum a borrow can only spoil bytes after the first hit, and only the first hit is used.
 fn stop_near<const CONTROLS: bool>(text: &[u8]) -> usize {
     const ONES: u64 = u64::MAX / 0xff;
     const HIGH: u64 = ONES << 7;
@@ -130,14 +125,11 @@ fn stop_near<const CONTROLS: bool>(text: &[u8]) -> usize {
 #[derive(Clone, Copy, Debug)]
 struct Escape {
     end: usize,
-    /// It is a lone surrogate.
     is_lone: bool,
 }
 
-/// Reads the escape with its backslash at `at`; a surrogate pair counts as one.
-///
-/// # Errors
-/// The offset of an invalid escape.
+/// Reads the escape with its backslash at `at`; a surrogate pair counts as one. The error is the offset of an invalid
+/// escape.
 fn escape(text: &[u8], at: usize) -> Result<Escape, usize> {
     let whole = |end| Ok(Escape { end, is_lone: false });
     match text.get(at + 1) {
@@ -194,11 +186,9 @@ pub(in crate::wire) fn inside(value: &[u8]) -> Option<&str> {
     Some(std::str::from_utf8(raw).expect("scanned text is UTF-8"))
 }
 
-/// A part of a string.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::wire) enum StringPiece<'t> {
     Text(&'t str),
-    /// A lone surrogate.
     Half(u32),
 }
 
@@ -224,10 +214,7 @@ pub(super) fn unescape(raw: &str) -> String {
     serde_json::from_str(&format!("\"{raw}\"")).expect("a scanned string decodes")
 }
 
-/// Reads the number at `at` and returns its end.
-///
-/// # Errors
-/// Only `Syntax`; [`is_carried`] decides whether the value may be carried.
+/// Reads the number at `at` and returns its end. [`is_carried`] decides whether the value may be carried.
 pub(super) fn number(text: &[u8], at: usize) -> Result<usize, ScanError> {
     let mut end = at + usize::from(text[at] == b'-');
     end = match text.get(end) {

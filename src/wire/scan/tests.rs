@@ -413,14 +413,14 @@ proptest! {
     #[test]
     fn a_walk_over_scanned_text_finds_what_the_scan_found(value in json_value(), pretty in any::<bool>()) {
         let text = if pretty { serde_json::to_string_pretty(&value) } else { serde_json::to_string(&value) }.unwrap();
-        let walked = locate::members(text.as_bytes());
+        let walked = members(text.as_bytes());
         prop_assert_eq!(walked.is_some(), value.is_object());
         let outline = scan(text.as_bytes(), WIDE).unwrap();
         let root = |member: &&Member| member.place == ObjectPlace::Root;
         let spans = |member: &Member| (member.key.clone(), member.value.clone(), member.escaped);
         let scanned: Vec<_> = outline.members.iter().filter(root).map(spans).collect();
         prop_assert_eq!(walked.unwrap_or_default().iter().map(spans).collect::<Vec<_>>(), scanned);
-        let items: Vec<_> = locate::items(text.as_bytes()).map(|span| text[span].to_owned()).collect();
+        let items: Vec<_> = items(text.as_bytes()).map(|span| text[span].to_owned()).collect();
         let reread: serde_json::Value = serde_json::from_str(&text).unwrap();
         let expected = reread.as_array().cloned().unwrap_or_default();
         let read: Vec<serde_json::Value> = items.iter().map(|item| serde_json::from_str(item).unwrap()).collect();

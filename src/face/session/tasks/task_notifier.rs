@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep_until};
 use super::task_subscribers::SubscriberList;
 use super::tokens;
 use crate::cause::CauseChain;
-use crate::dialect::core_2025_11_25::messages::StatusNotice;
+use crate::dialect::core_2025_11_25::StatusNotice;
 use crate::dialect::related_task::RelatedTask;
 use crate::engine::TaskError;
 use crate::engine::retry_delays::RetryDelays;

@@ -1,6 +1,4 @@
-//! Leases a client's session to its calls, so that it outlives the client.
-//!
-//! It stays open at the server until the last call has ended (T-31).
+//! Leases a client's session to its calls: it stays open at the server until the last call has ended (T-31).
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -15,7 +13,6 @@ use crate::upstream::outgoing::SessionHeaders;
 use crate::upstream::raw_channel::SessionBinding;
 use crate::upstream::session::{UpstreamLink, UpstreamSession};
 
-/// Sessions with running calls, by nonce.
 #[derive(Debug, Default)]
 pub(super) struct SessionLeases(Mutex<HashMap<u128, LeasedSession>>);
 
@@ -90,7 +87,6 @@ impl SessionLeases {
     }
 }
 
-/// A lease of a client's own session, released when dropped.
 #[derive(Debug)]
 pub struct SessionLease {
     sessions: Arc<OwnSessions>,
@@ -103,15 +99,13 @@ impl SessionLease {
         Self { sessions: Arc::clone(sessions), session: session.clone() }
     }
 
-    /// The current session, for one call.
     pub(crate) async fn session(&self, link: &Arc<UpstreamLink>) -> Arc<UpstreamSession> {
         let ended = self.sessions.leases.ended(self.session.opened.nonce);
         let binding = ended.unwrap_or_else(|| self.sessions.binding(&self.session));
         self.listened_to(self.adopt(link, binding)).await
     }
 
-    /// An upstream session of this client, for one call. A call that may be the server's task receives messages of the session's
-    /// own stream.
+    /// A call that may be the server's task receives messages of the session's own stream.
     pub(crate) fn adopt(&self, link: &Arc<UpstreamLink>, binding: SessionBinding) -> Arc<UpstreamSession> {
         let SessionBinding { session, version, tasks } = binding;
         let client = self.session.forwarded.credential();
@@ -129,10 +123,7 @@ impl SessionLease {
         self.sessions.leases.keep(self.session.opened.nonce);
     }
 
-    /// The session that replaces one that the server has lost, for one call.
-    ///
-    /// # Errors
-    /// If the server agrees to none: nothing was sent in it.
+    /// The session that replaces one that the server has lost, for one call. After an error nothing was sent in it.
     pub(crate) async fn renew(&self, lost: &UpstreamSession) -> Result<Arc<UpstreamSession>, GatewayFault> {
         let SessionHeaders { session, version, .. } = lost.credentials.clone();
         let lost_binding = SessionBinding { session, version, tasks: lost.tasks };

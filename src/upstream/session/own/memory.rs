@@ -1,6 +1,5 @@
-//! Remembers a client session's renewed upstream session and its preferences.
-//!
-//! Preferences are sent again to the next upstream session. All of it is bounded and may be lost.
+//! Remembers a client session's renewed upstream session and its preferences, which the next one gets again. All of it
+//! is bounded and may be lost.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -38,12 +37,9 @@ struct SessionFacts {
     preferences: SessionPreferences,
 }
 
-/// The settings of an upstream session that a new one needs again.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SessionPreferences {
-    /// The params of `logging/setLevel`.
     pub(super) level: Option<Payload>,
-    /// The addresses of `resources/subscribe`.
     pub(super) subscriptions: BTreeSet<String>,
 }
 
@@ -95,7 +91,6 @@ impl OwnSessions {
         self.memory(session).is_some_and(|memory| memory.refusals.is_over())
     }
 
-    /// Whether another upstream session has replaced the first one.
     pub(crate) fn is_renewed(&self, session: &OwnSession) -> bool {
         self.recall(session, |facts| facts.renewed.is_some()).unwrap_or_default()
     }
@@ -119,8 +114,7 @@ impl OwnSessions {
         self.recall(session, |facts| facts.preferences.subscriptions.clone()).unwrap_or_default()
     }
 
-    /// The upstream session that replaces `lost`: an existing one, or the one that `open` is opening, started here unless another
-    /// request has started it.
+    /// The upstream session that replaces `lost`: an existing one, or one that `open` opens for all waiting requests.
     pub(super) async fn replace(
         &self,
         session: &OwnSession,

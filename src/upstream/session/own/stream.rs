@@ -1,7 +1,7 @@
 //! Reads a client session's GET stream, either for the client or for the session's calls.
 //!
-//! Many servers have one such stream per session, so client and gateway take turns. Messages about a server's task go to the call
-//! that made it: no client learns the id of a server's task (T-67).
+//! Many servers have one such stream per session, so client and gateway take turns. Messages about a server's task go
+//! to the call that made it: no client learns the id of a server's task (T-67).
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -29,14 +29,13 @@ use crate::wire::{Message, MessageText, ScanLimits};
 /// How long a client's stream waits for an unavailable server, and the pause between two attempts.
 const AWAY_MAX: Duration = Duration::from_secs(60);
 const AWAY_PAUSE: Duration = Duration::from_millis(500);
-/// The pause before a stream that ended is read again.
 const AGAIN: Duration = Duration::from_secs(1);
 /// How long a call waits for the gateway's own stream: some servers send no head before the first event.
 const OPEN_MAX: Duration = Duration::from_secs(1);
 /// How long the gateway's own stream may take to end.
 const STOP_MAX: Duration = Duration::from_secs(1);
-/// How long a server may take to notice that its stream was released, the pause between two attempts, and their least number: a
-/// gateway that was suspended may have seen only one response.
+/// How long a server may take to notice that its stream was released, the pause between two attempts, and their least
+/// number: a gateway that was suspended may have seen only one response.
 const TURN_MAX: Duration = Duration::from_secs(2);
 const TURN_PAUSE: Duration = Duration::from_millis(50);
 const TURN_TRIES_MIN: usize = 5;
@@ -45,7 +44,6 @@ const LET_GO_FOR: Duration = Duration::from_secs(10);
 /// Sessions with recently released streams; the least recently used is evicted.
 const LET_GO_MAX: usize = 1_024;
 
-/// The readers of sessions, by nonce.
 #[derive(Debug)]
 pub(super) struct SessionStreamReaders {
     states: Mutex<HashMap<u128, StreamReaderState>>,
@@ -96,7 +94,6 @@ impl SessionStreamReaders {
         self.let_go.get(nonce).is_some_and(|when| when.elapsed() < LET_GO_FOR)
     }
 
-    /// Changes the readers of a session, and removes it without readers.
     fn change(&self, nonce: u128, change: impl FnOnce(&mut StreamReaderState)) {
         let mut all = self.states.lock();
         let Some(readers) = all.get_mut(&nonce) else { return };
@@ -168,12 +165,9 @@ enum StreamConsumer {
     Gateway,
 }
 
-/// The kind of stream that a client got.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ResumedStreamKind {
-    /// The requested one.
     Same,
-    /// The stream of a session that replaced a lost one.
     Another,
 }
 
@@ -185,11 +179,8 @@ pub(crate) enum StreamRefusal {
 }
 
 impl OwnSessions {
-    /// The client's stream at the server, without messages about the server's tasks.
-    ///
-    /// # Errors
-    /// If there is none. A briefly unavailable server is waited for: some clients abandon their stream for good when it is
-    /// refused twice.
+    /// The client's stream at the server, without messages about the server's tasks. A briefly unavailable server is
+    /// waited for: some clients abandon their stream for good when it is refused twice.
     pub(crate) async fn stream_for_client(
         self: &Arc<Self>,
         session: &OwnSession,
@@ -210,8 +201,7 @@ impl OwnSessions {
         Ok((response, kind))
     }
 
-    /// As [`OwnSessions::stream`]. If the stream was in use a moment ago, the server may need another moment to notice that it is
-    /// free.
+    /// As [`OwnSessions::stream`]. The server may need a moment to notice that a stream in use until now is free.
     async fn stream_in_turn(
         self: &Arc<Self>,
         session: &OwnSession,
@@ -270,7 +260,7 @@ impl OwnSessions {
         self.readers.runs(nonce, running);
     }
 
-    /// Returns once the gateway's stream of a session is open, if it is to be; within [`OPEN_MAX`]. Some servers drop earlier
+    /// Returns once the gateway's stream is open, if it is to be, or after [`OPEN_MAX`]. Some servers drop earlier
     /// messages.
     pub(super) async fn stream_settled(&self, session: &OwnSession) {
         if let Some(settled) = self.readers.settled(session.opened.nonce) {
@@ -293,7 +283,6 @@ impl OwnSessions {
         }
     }
 
-    /// Opens a session's stream at the server, or resumes one.
     async fn stream(
         self: &Arc<Self>,
         session: &OwnSession,

@@ -73,7 +73,7 @@ async fn a_session_is_kept_for_five_minutes_after_its_last_use() {
     pool.sweep(start + IDLE_MAX - Duration::from_secs(1));
     assert_eq!(pool.count(), 3);
     pool.sweep(start + IDLE_MAX);
-    assert_eq!(pool.count(), 2, "a session in which a call runs, or that somebody listens to, is in use");
+    assert_eq!(pool.count(), 2, "a session with a call or a subscriber is in use");
     drop((held, news));
     pool.sweep(start + IDLE_MAX + IDLE_MAX - Duration::from_secs(1));
     assert_eq!(pool.count(), 2, "its time begins when it is no longer used");

@@ -206,7 +206,7 @@ mod tests {
         assert_ne!(key(of(&nobody, Some(7))), key(of(&ada, Some(7))));
         assert!(matches!(of(&nobody, None), Err(RequestError::Params(_))));
         let unnamed = read(&header(&[]), &params("{}"), IdempotencyScope::Nobodys, "up", "work");
-        assert_eq!(unnamed, Ok(None), "whoever names nothing is not refused");
+        assert_eq!(unnamed, Ok(None), "a request without a key is not refused");
     }
 
     #[test]

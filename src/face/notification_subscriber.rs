@@ -257,7 +257,7 @@ mod tests {
     /// A subscription with a queued notification.
     fn subscription(over: &CancellationToken) -> NotificationSubscription {
         let (told, news) = broadcast::channel(1);
-        told.send((Arc::from(NEWS), None)).expect("somebody listens");
+        told.send((Arc::from(NEWS), None)).expect("a client listens");
         let granted = SubscriptionFilter::default();
         NotificationSubscription { news, granted, over: over.clone(), kept: Box::new(told) }
     }

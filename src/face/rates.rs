@@ -357,7 +357,7 @@ mod tests {
         tokio::time::advance(Duration::from_secs(1)).await;
         assert_eq!(admitted(&rates, &ada, 300), 50);
         tokio::time::advance(Duration::from_secs(10)).await;
-        assert!(rates.admit(&ada, 100).is_ok(), "an array counts as what is in it");
+        assert!(rates.admit(&ada, 100).is_ok(), "an array counts as its messages");
         assert!(rates.admit(&ada, 1).is_err());
     }
 

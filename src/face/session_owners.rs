@@ -318,6 +318,6 @@ mod tests {
             assert_eq!(answer.extensions().get::<UnknownTaskMarker>().is_some(), is_unknown);
             assert!(answer.headers().is_empty(), "clients see nothing of it");
         }
-        assert!(taken(bare(http::StatusCode::OK)).is_none(), "of somebody who is no replica");
+        assert!(taken(bare(http::StatusCode::OK)).is_none(), "of a client that is no replica");
     }
 }

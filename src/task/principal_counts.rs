@@ -68,7 +68,7 @@ mod tests {
         assert_eq!((counts.of(&ada), counts.of(&bob), counts.all()), (2, 1, 3));
         counts.remove(&bob);
         counts.remove(&bob);
-        assert_eq!((counts.of(&bob), counts.all()), (0, 2), "what is not held is not taken back");
+        assert_eq!((counts.of(&bob), counts.all()), (0, 2), "a count that is not held is not returned");
         counts.remove(&ada);
         counts.remove(&ada);
         assert!(counts.is_empty());

@@ -22,7 +22,7 @@ async fn operators(tasks: usize) -> Operators {
 fn over(store: Arc<MemoryStore>) -> Operators {
     let clock = Arc::new(ManualClock::at(contract::task("key:ada", 0).created_at));
     let engine = Engine::new(store, clock, Box::new(|| 7), 1, SharedLimits::default());
-    Operators::new(engine, Box::new(|| unreachable!("nobody asks how the process stands")))
+    Operators::new(engine, Box::new(|| unreachable!("no operator asks for the process state")))
 }
 
 /// Neither a filter with hardly any match nor an id makes a request examine the whole store.

@@ -143,7 +143,7 @@ mod tests {
         assert_eq!(remembered(), 1);
         assert_eq!(tries(1, u32::MAX), (None, 2));
         assert_eq!(remembered(), 1, "what did not open is not remembered");
-        assert_eq!(tries(0, u32::MAX), (None, 3), "what is remembered takes nothing away");
+        assert_eq!(tries(0, u32::MAX), (None, 3), "a remembered key takes nothing away");
         for number in 1..=REMEMBERED_MAX {
             tries(number, 1);
         }

@@ -170,7 +170,7 @@ mod tests {
         assert_eq!(again.own.opened.binding.session.as_ref().unwrap(), "s-1");
         assert!(
             sessions.open(SEALED, "reports", &Principal::anonymous(), || None).is_none(),
-            "nobody else is let in by it"
+            "no other client is let in by it"
         );
         let other = format!("another beginning{}", &SEALED[SEALED.len() - 16..]);
         assert!(

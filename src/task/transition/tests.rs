@@ -357,7 +357,7 @@ fn f14_f15_an_answer_is_kept_until_it_is_about_to_be_sent() {
 fn f20_a_cancelled_call_stays_unnotified_until_its_upstream_was_notified() {
     for event in [Event::CancelRequested, Event::TtlElapsed] {
         let (queued, _) = transition(in_phase(Phase::Queued), event.clone(), NOW);
-        assert_eq!(queued.recovery, Recovery::default(), "nothing was sent, so nobody is to be told");
+        assert_eq!(queued.recovery, Recovery::default(), "nothing was sent, so no server is notified");
         let (settled, _) = transition(in_phase(Phase::Working), event, NOW);
         let unnotified = Recovery { resume: Some(Payload::of("here")), is_unnotified: true, ..Recovery::default() };
         assert_eq!(settled.recovery, unnotified);

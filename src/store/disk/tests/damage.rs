@@ -93,14 +93,14 @@ async fn one_row_that_cannot_be_read_delays_nobody() {
                 Err(error) => assert!(is_newer && key == live.key, "{error}"),
             }
         }
-        assert!(store.claim(99, &known()).await.unwrap().is_empty(), "nobody looks at it again");
+        assert!(store.claim(99, &known()).await.unwrap().is_empty(), "it is not read again");
         let page = store.page(&live.key.owner, None, 99, START).await.unwrap();
         assert_eq!((page.tasks.len(), page.next), (12, None));
         assert_eq!(store.survey(None, 99, START).await.unwrap().tasks.len(), 12);
         let past = START.after(Duration::from_secs(7 * 24 * 3_600));
         assert_eq!(store.overdue(past, 99).await.unwrap(), keys);
         let freed = store.sweep(past, 99).await.unwrap();
-        assert_eq!(freed, if is_newer { 6 } else { 7 }, "what is gone is freed, whether or not it can be read");
+        assert_eq!(freed, if is_newer { 6 } else { 7 }, "a removed row is freed, readable or not");
         for (task, number) in good.iter().zip(0_u8..) {
             let row = store.load(&task.key, past).await.unwrap().unwrap();
             store

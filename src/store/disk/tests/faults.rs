@@ -86,7 +86,7 @@ async fn f54_after_three_failures_nothing_new_is_taken_until_a_probe_succeeds() 
     let bounded = Duration::from_secs(20);
     tokio::time::timeout(bounded, health.wait_for(|now| *now == StoreHealth::Failing)).await.unwrap().unwrap();
     assert!(store.insert(&task("a", 5)).await.is_err());
-    assert!(store.load(&done.key, START).await.unwrap().is_some(), "what is there can be read");
+    assert!(store.load(&done.key, START).await.unwrap().is_some(), "the stored rows can be read");
     fails.store(false, Ordering::SeqCst);
     tokio::time::timeout(bounded, health.wait_for(|now| *now == StoreHealth::Good)).await.unwrap().unwrap();
     store.insert(&task("a", 6)).await.unwrap();
@@ -226,7 +226,7 @@ async fn f63_a_stalled_disk_holds_up_no_poll() {
             assert!(store.load(&task("a", id).key, START).await.unwrap().is_some());
         }
         assert_eq!(store.page(&late.key.owner, None, 9, START).await.unwrap().tasks.len(), 2);
-        assert_eq!(store.usage().tasks, 2, "what is not written is not there");
+        assert_eq!(store.usage().tasks, 2, "an unwritten row is not there");
         release.send(()).unwrap();
     };
     tokio::join!(store.insert(&late), polls).0.unwrap();
@@ -276,7 +276,7 @@ async fn a_writer_that_ended_is_known_and_keeps_others_out() {
         store.replace(revision, WriteRole::Holder, &cancelled(one.clone())).await,
         Err(StoreError::Io(_))
     ));
-    assert!(store.load(&one.key, START).await.unwrap().is_some(), "what is there can be read");
+    assert!(store.load(&one.key, START).await.unwrap().is_some(), "the stored rows can be read");
     assert!(is_open_elsewhere(&settings(&folder).folder));
     store.close().await;
     drop(store);

@@ -51,7 +51,7 @@ async fn b172_a_file_of_another_kind_is_refused_and_left_as_it_is() {
         fs::remove_file(path).unwrap();
         Connection::open(path).unwrap().execute_batch("PRAGMA application_id = 7; CREATE TABLE n (t)").unwrap();
     };
-    let text: Make = |path| fs::write(path, "a text that somebody put here by mistake\n".repeat(20)).unwrap();
+    let text: Make = |path| fs::write(path, "a text that a user put here by mistake\n".repeat(20)).unwrap();
     let short: Make = |path| fs::write(path, "SQLite format 3\0").unwrap();
     for (what, make, refusal) in [
         (
@@ -222,16 +222,16 @@ pub(super) fn flip(path: &Path, text: &str) {
 async fn f56_a_damaged_row_reads_as_failed_and_stays_so() {
     let folder = tempfile::tempdir().unwrap();
     let store = open(&folder).await;
-    let done = settled(task("a", 1), "a result nobody else has");
+    let done = settled(task("a", 1), "a result only this task has");
     let mut live = task("a", 2);
-    live.status_message = Some("words nobody else has".into());
+    live.status_message = Some("words only this task has".into());
     let whole = settled(task("a", 3), "whole");
     for one in [&done, &live, &whole] {
         store.insert(one).await.unwrap();
     }
     store.close().await;
-    flip(&database(&folder), "result nobody else has");
-    flip(&database(&folder), "words nobody else has");
+    flip(&database(&folder), "result only this task has");
+    flip(&database(&folder), "words only this task has");
     let corrupt = GatewayFault::new(Reason::StoreCorrupt, Executed::Unknown);
     for incarnation in 0..2 {
         let store = open(&folder).await;

@@ -181,7 +181,7 @@ impl ExpectedTasks {
             assert!(states.iter().any(|told| told.as_ref() == state), "{when}: {state:?} is none of {states:?}");
         }
         for key in found.keys() {
-            assert!(self.0.contains_key(key), "{when}: nobody was ever told of {key:?}");
+            assert!(self.0.contains_key(key), "{when}: no client was ever told of {key:?}");
         }
     }
 }
@@ -244,7 +244,7 @@ async fn acknowledged_is_there_refused_is_not_and_unknown_is_either() {
                 until("the store is well", || store.health() == StoreHealth::Good && store.unresolved.is_over()).await;
                 let found = everything(&store).await;
                 told.check(&found, &format!("seed {seed}, round {round}, healed"));
-                assert_eq!(found, faults.after_a_kill().await, "seed {seed}: what is shown is what is there");
+                assert_eq!(found, faults.after_a_kill().await, "seed {seed}: the visible rows are the stored rows");
                 let keys: Vec<TaskKey> = told.0.keys().cloned().collect();
                 for key in keys {
                     told.is(&key, found.get(&key).cloned());

@@ -112,14 +112,14 @@ async fn a_url_file_is_read_again_at_each_connect() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_first_host_that_can_be_written_to_is_used() {
     let Some(server) = shared() else { return };
-    let nobody = reserved_address().port();
+    let unused = reserved_address().port();
     let port = server.port();
-    let url = format!("postgres://postgres@127.0.0.1:{nobody},127.0.0.1:{port}/postgres?sslmode=disable");
+    let url = format!("postgres://postgres@127.0.0.1:{unused},127.0.0.1:{port}/postgres?sslmode=disable");
     let store = open_with(at(server, url)).await.unwrap();
     store.insert(&task("a", 1)).await.unwrap();
     assert!(store.load(&task("a", 1).key, START).await.unwrap().is_some());
     store.close().await;
-    let url = format!("postgres://postgres@127.0.0.1:{nobody}/postgres?sslmode=disable");
+    let url = format!("postgres://postgres@127.0.0.1:{unused}/postgres?sslmode=disable");
     let refused = open_with(at(server, url)).await.map(|store| store.holder());
     assert!(refused.as_ref().is_err_and(|error| error.retry() == Retry::Always), "{refused:?}");
 }

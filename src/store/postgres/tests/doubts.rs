@@ -117,7 +117,7 @@ async fn rows_of_a_claim_with_an_unknown_commit_are_handed_out_by_the_next_claim
     }
     assert!(at.store.declare_dead(ended.holder()).await.unwrap());
     until("the death is seen", || at.store.view.now().has_dead()).await;
-    at.names("nobody").await;
+    at.names("missing").await;
     let refused = at.store.claim(9, &known()).await;
     assert!(matches!(refused, Err(StoreError::Io(_))), "{refused:?}");
     at.names("").await;

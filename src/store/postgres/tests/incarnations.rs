@@ -136,7 +136,7 @@ async fn a_dead_incarnation_is_forgotten_once_no_row_names_it_and_its_sums_are_k
     let usage = || (asked.usage(), asked.usage_of(&Principal::new("a")));
     let before = usage();
     let forget = async |name: &str| asked.forget(name).await.unwrap();
-    assert_eq!(forget("nobody").await, ReplicaForgetting::Unknown);
+    assert_eq!(forget("missing").await, ReplicaForgetting::Unknown);
     assert_eq!(forget(&name).await, ReplicaForgetting::Alive);
     assert!(asked.declare_dead(gone.holder()).await.unwrap());
     assert_eq!(forget(&name).await, ReplicaForgetting::Holding(1));
@@ -191,7 +191,7 @@ async fn a_row_of_an_upstream_that_an_incarnation_lacks_is_left_to_others_for_as
     let store = open_with(other).await.unwrap();
     assert!(store.declare_dead(dead.holder()).await.unwrap());
     assert!(store.claim(9, &[Arc::from("else")]).await.unwrap().is_empty());
-    until("nobody else comes for it", || !store.view.now().abandoned.is_empty()).await;
+    until("no other replica comes for it", || !store.view.now().abandoned.is_empty()).await;
     assert_eq!(store.claim(9, &[Arc::from("else")]).await.unwrap(), std::slice::from_ref(&made.key));
     for store in [dead, store] {
         store.close().await;
@@ -379,7 +379,7 @@ async fn sums_that_come_to_nothing_with_those_of_another_incarnation_go() {
         upkeep::merge(&store.queue, &store.state.sums).await.unwrap();
         until("it is no more and no less", || usages() == [(1, 1); 2]).await;
     }
-    assert_eq!(rows(server, &schema)[2], 2, "those of one whose task is there");
+    assert_eq!(rows(server, &schema)[2], 2, "the sums of an incarnation with a task");
     // Its sums that cancelled out belong to incarnation 0; later changes are counted.
     one.insert(&task("owner 1", 30)).await.unwrap();
     until("it is counted by both", || [&one, &other].map(|store| store.usage().tasks) == [2; 2]).await;

@@ -60,7 +60,7 @@ async fn course(server: &PostgresServer, page: &PrometheusHandle) {
     until("one is left", || value(page, metric::REPLICAS_LIVING) == 1.0).await;
 
     assert_eq!(value(page, metric::DATABASE_UNSURE), 0.0);
-    name_standbys(server, "nobody").await;
+    name_standbys(server, "missing").await;
     let unsure = store.insert(&task("a", 2)).await;
     assert!(matches!(unsure, Err(StoreError::UnknownCommit(_) | StoreError::Io(_))), "{unsure:?}");
     until_some(page, metric::DATABASE_UNSURE).await;

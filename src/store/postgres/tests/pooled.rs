@@ -52,7 +52,7 @@ async fn a_pooler_that_keeps_a_session_for_its_client_changes_nothing() {
     };
     assert!(other.load(&key, START).await.unwrap().is_some());
     // Warnings arrive through it too: rule 2.
-    name_standbys(&server, "nobody").await;
+    name_standbys(&server, "missing").await;
     let cancelled = async {
         let sql = "SELECT count(pg_cancel_backend(pid)) FROM pg_stat_activity WHERE wait_event = 'SyncRep' \
                    AND application_name LIKE '% writer'";
@@ -107,7 +107,7 @@ async fn n5_a_commit_in_a_session_that_another_connection_set_up_is_unknown() {
         if made.len() == 8 {
             pooler.configure(&["pool_mode = transaction"]);
         }
-        assert!(begin.elapsed() < PATIENCE, "nobody notices; {}", pooler.log());
+        assert!(begin.elapsed() < PATIENCE, "no client notices; {}", pooler.log());
         tokio::time::sleep(Duration::from_millis(20)).await;
     };
     // Statements prepared on another connection may be missing there, which fails before any write.
@@ -173,7 +173,7 @@ async fn without_notifications_no_settled_task_is_kept() {
     assert_eq!(deaf.health(), PostgresHealth::Good);
     // Followers get no hint: they poll every second in any case.
     let mut hints = deaf.changes();
-    assert!(tokio::time::timeout(Duration::from_secs(4), hints.next()).await.is_err(), "a hint that nobody gave");
+    assert!(tokio::time::timeout(Duration::from_secs(4), hints.next()).await.is_err(), "a hint that no row gave");
     other.close().await;
     deaf.close().await;
     deafening.abort();

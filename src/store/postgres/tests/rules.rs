@@ -79,7 +79,7 @@ impl Waiting {
 #[tokio::test(flavor = "multi_thread")]
 async fn rule_1_the_gateways_own_time_out_drops_the_connection_and_leaves_a_write_unsure() {
     let Some(at) = Waiting::begin(READ_EACH).await else { return };
-    at.names("nobody").await;
+    at.names("missing").await;
     let begin = Instant::now();
     let two = task("a", 2);
     let unsure = at.store.insert(&two).await;
@@ -92,7 +92,10 @@ async fn rule_1_the_gateways_own_time_out_drops_the_connection_and_leaves_a_writ
     }
     assert!(at.backends_that_wait() <= 2, "{} commits wait", at.backends_that_wait());
     assert_eq!(at.rows(), 1, "a commit that waits was cancelled");
-    assert!(at.store.load(&two.key, START).await.is_ok_and(|row| row.is_none()), "nobody is shown a row in doubt");
+    assert!(
+        at.store.load(&two.key, START).await.is_ok_and(|row| row.is_none()),
+        "no client is shown a row with an unknown commit"
+    );
     assert!(matches!(at.store.resolve_write(&two.key, START).await, Err(StoreError::Io(_))));
     at.names("").await;
     at.recovers().await;
@@ -104,7 +107,7 @@ async fn rule_1_the_gateways_own_time_out_drops_the_connection_and_leaves_a_writ
 #[tokio::test(flavor = "multi_thread")]
 async fn rule_2_a_commit_that_is_acknowledged_with_a_warning_is_unknown() {
     let Some(at) = Waiting::begin(PATIENT).await else { return };
-    at.names("nobody").await;
+    at.names("missing").await;
     let (store, two) = (Arc::clone(&at.store), task("a", 2));
     let (written, ()) = tokio::join!(store.insert(&two), at.strike("pg_cancel_backend"));
     assert!(matches!(written, Err(StoreError::UnknownCommit(_))), "{written:?}");
@@ -123,7 +126,7 @@ async fn rule_3_what_changed_nothing_is_answered_only_after_a_write_of_ones_own(
         let Some(at) = Waiting::begin(READ_EACH).await else { return };
         let one = task("a", 1);
         at.store.replace(Revision(1), WriteRole::Command, &one).await.unwrap();
-        at.names("nobody").await;
+        at.names("missing").await;
         let answer = match number {
             0 => at.store.insert(&one).await,
             _ => at.store.replace(Revision(7), WriteRole::Command, &one).await,
@@ -141,7 +144,7 @@ async fn rule_4_what_was_read_is_believed_behind_a_barrier_alone() {
     let Some(at) = Waiting::begin(READ_EACH).await else { return };
     let key = task("a", 1).key;
     assert!(at.store.load(&key, START).await.unwrap().is_some());
-    at.names("nobody").await;
+    at.names("missing").await;
     let page = at.store.page(&key.owner, None, 9, START).await;
     let (row, found) = tokio::join!(at.store.load(&key, START), at.store.overdue(START, 9));
     assert!(row.is_err() && page.is_err() && found.is_err(), "{row:?} {page:?} {found:?}");
@@ -154,7 +157,7 @@ async fn rule_4_what_was_read_is_believed_behind_a_barrier_alone() {
 #[tokio::test(flavor = "multi_thread")]
 async fn rule_5_a_write_whose_connection_ended_is_unsure_until_a_barrier_of_the_next_one() {
     let Some(at) = Waiting::begin(PATIENT).await else { return };
-    at.names("nobody").await;
+    at.names("missing").await;
     let (store, two) = (Arc::clone(&at.store), task("a", 2));
     let (written, ()) = tokio::join!(store.insert(&two), at.strike("pg_terminate_backend"));
     assert!(matches!(written, Err(StoreError::UnknownCommit(_))), "{written:?}");
@@ -195,7 +198,7 @@ async fn rule_5_no_barrier_of_before_proves_what_is_read_after_a_write_in_doubt(
     for _ in 0..4 {
         assert!(at.store.load(&one.key, START).await.unwrap().is_some());
     }
-    at.names("nobody").await;
+    at.names("missing").await;
     let half = Task { status_message: Some("half".into()), ..one };
     let unsure = at.store.replace(Revision(1), WriteRole::Command, &half).await;
     assert!(matches!(unsure, Err(StoreError::UnknownCommit(_))), "{unsure:?}");
@@ -282,7 +285,7 @@ async fn n3_a_commit_that_a_person_released_is_not_shown_by_another_gateway() {
         let beside = with((*at.store.state.settings).clone(), |access| access.write_max = READ_EACH.write_max);
         let replica = ReplicaDescription { name: "beside".into(), ..beside.replica };
         let other = open_with(PostgresSettings { replica, ..beside }).await.unwrap();
-        at.names("nobody").await;
+        at.names("missing").await;
         let (store, two) = (Arc::clone(&at.store), task("a", 2));
         let (written, ()) = tokio::join!(store.insert(&two), at.strike(released_by));
         assert!(matches!(written, Err(StoreError::UnknownCommit(_))), "{written:?}");

@@ -22,7 +22,7 @@ async fn tries_while_a_standby_is_away_leave_one_connection_that_waits_for_it() 
     let Some(server) = PostgresServer::start(&[]) else { return };
     let settings = with(settings(&server, &new_schema()), |access| access.write_max = Duration::from_secs(1));
     open_with(settings.clone()).await.unwrap().close().await;
-    name_standbys(&server, "nobody").await;
+    name_standbys(&server, "missing").await;
     for _ in 0..3 {
         let refused = open_with(settings.clone()).await;
         assert!(refused.as_ref().is_err_and(|error| error.retry() == Retry::Always), "{refused:?}");
@@ -189,7 +189,7 @@ async fn an_incarnation_that_was_forgotten_is_no_sign_of_a_database_that_is_olde
     next.close().await;
     assert_eq!(asked.forget("gone").await.unwrap(), ReplicaForgetting::Forgotten(1));
     upkeep::pass(&asked.queue, None).await.unwrap();
-    assert_eq!(lanes(), format!("{first} {last}"), "nobody needs the other any more");
+    assert_eq!(lanes(), format!("{first} {last}"), "the other is not needed any more");
     let next = PostgresSettings { prior: Some(prior), ..named(settings(server, &schema), "gone") };
     let next = open_with(next).await.unwrap();
     for store in [next, asked] {

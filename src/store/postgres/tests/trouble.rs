@@ -109,7 +109,7 @@ async fn what_is_in_the_way_of_a_server_that_cannot_be_used_for_now_is_told_apar
     at.goes_on().await;
 
     at.server.stop(ServerStop::Fast);
-    until("nobody is there", || matches!(at.store.health(), PostgresHealth::Unavailable(_))).await;
+    until("no server is there", || matches!(at.store.health(), PostgresHealth::Unavailable(_))).await;
     at.server.write_file("standby.signal", "");
     at.server.configure(&["hot_standby = off"]);
     at.server.launch();
@@ -127,7 +127,7 @@ async fn what_is_in_the_way_of_a_server_that_cannot_be_used_for_now_is_told_apar
 async fn readers_that_nobody_lets_in_are_told_and_get_in_by_themselves() {
     let Some(at) = RoleStore::begin().await else { return };
     let count = format!("SELECT count(*) FROM pg_stat_activity WHERE usename = '{ROLE}'");
-    until("nobody else is connected", || at.server.psql(&count) == "2").await;
+    until("no other client is connected", || at.server.psql(&count) == "2").await;
     at.server.psql(&format!("ALTER ROLE {ROLE} CONNECTION LIMIT 2"));
     let key = task("a", 1).key;
     let (row, page) = (at.store.load(&key, START).await, at.store.page(&key.owner, None, 9, START).await);
@@ -170,7 +170,7 @@ async fn n1_a_server_whose_commits_wait_is_behind_until_they_do_not() {
     let Some(server) = PostgresServer::start(&[]) else { return };
     let settings = with(settings(&server, &new_schema()), |access| access.write_max = Duration::from_secs(1));
     let store = open_with(settings.clone()).await.unwrap();
-    name_standbys(&server, "nobody").await;
+    name_standbys(&server, "missing").await;
     until("beats say so alone", || matches!(store.health(), PostgresHealth::Behind(_))).await;
     let mut beside = settings;
     beside.replica.name.push('+');

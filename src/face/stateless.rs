@@ -81,7 +81,7 @@ struct StatelessRequestContext<'a> {
     counted_as: Principal,
     is_counted: bool,
     metadata: StatelessRequest,
-    request: &'a Request,
+    message: &'a Request,
     body: &'a Bytes,
     era: Era,
     method: &'a str,
@@ -143,7 +143,7 @@ impl StatelessFace {
         let mut addressee =
             Addressee { id: Some(request.id.clone()), version: ProtocolVersion::STATELESS, accepted: around.accepted };
         match self.admit(request, &mut addressee, around).await {
-            Ok(inquiry) => self.dispatch(inquiry).await,
+            Ok(request) => self.dispatch(request).await,
             Err(complaint) => addressee.complaint(&complaint),
         }
     }
@@ -200,7 +200,7 @@ impl StatelessFace {
             counted_as: around.counted_as,
             is_counted: around.is_counted,
             metadata,
-            request,
+            message: request,
             body: around.body,
             era,
             method: &request.method,
@@ -238,22 +238,22 @@ impl StatelessFace {
     }
 
     /// Boxed, so that the future of a request is only as large as its method needs.
-    async fn dispatch(&self, inquiry: StatelessRequestContext<'_>) -> FaceResponse {
-        if inquiry.era == Era::Stateless {
-            return Box::pin(self.pass(inquiry)).await;
+    async fn dispatch(&self, request: StatelessRequestContext<'_>) -> FaceResponse {
+        if request.era == Era::Stateless {
+            return Box::pin(self.pass(request)).await;
         }
-        match inquiry.method {
-            method::DISCOVER => Box::pin(self.discover(&inquiry)).await,
-            method::TOOLS_LIST => Box::pin(self.list_tools(&inquiry)).await,
-            method::TOOLS_CALL => Box::pin(self.call_tool(inquiry)).await,
-            method::TASKS_GET | method::TASKS_UPDATE | method::TASKS_CANCEL => self.task(&inquiry).await,
-            method::LISTEN => Box::pin(self.listen(&inquiry)).await,
-            _ => Box::pin(self.relay(inquiry)).await,
+        match request.method {
+            method::DISCOVER => Box::pin(self.discover(&request)).await,
+            method::TOOLS_LIST => Box::pin(self.list_tools(&request)).await,
+            method::TOOLS_CALL => Box::pin(self.call_tool(request)).await,
+            method::TASKS_GET | method::TASKS_UPDATE | method::TASKS_CANCEL => self.task(&request).await,
+            method::LISTEN => Box::pin(self.listen(&request)).await,
+            _ => Box::pin(self.relay(request)).await,
         }
     }
 
-    async fn discover(&self, inquiry: &StatelessRequestContext<'_>) -> FaceResponse {
-        match self.served.upstream.facts(&self.context(inquiry)).await {
+    async fn discover(&self, request: &StatelessRequestContext<'_>) -> FaceResponse {
+        match self.served.upstream.facts(&self.context(request)).await {
             Ok(facts) => {
                 self.remember(&facts);
                 let description = SessionServerDescription {
@@ -261,16 +261,16 @@ impl StatelessFace {
                     instructions: facts.instructions.as_ref(),
                     server_info: &facts.server_info.clone().unwrap_or_else(own_identity),
                 };
-                inquiry.addressee.result(discover_result(description))
+                request.addressee.result(discover_result(description))
             }
-            Err(error) => inquiry.addressee.fault(&not_begun(error)),
+            Err(error) => request.addressee.fault(&not_begun(error)),
         }
     }
 
     /// Learns the server's name before the first result, so that no result depends on earlier requests (MOD-17).
-    async fn meet(&self, inquiry: &StatelessRequestContext<'_>) -> Result<(), BeginError> {
+    async fn meet(&self, request: &StatelessRequestContext<'_>) -> Result<(), BeginError> {
         if self.identity.read().is_none() {
-            let facts = self.served.upstream.facts(&self.context(inquiry)).await?;
+            let facts = self.served.upstream.facts(&self.context(request)).await?;
             self.remember(&facts);
         }
         Ok(())
@@ -281,74 +281,74 @@ impl StatelessFace {
         *self.identity.write() = Some(ServerIdentity::of(info));
     }
 
-    async fn list_tools(&self, inquiry: &StatelessRequestContext<'_>) -> FaceResponse {
-        if inquiry.params.contains("cursor") {
-            return inquiry.addressee.complaint(&no_such_cursor());
+    async fn list_tools(&self, request: &StatelessRequestContext<'_>) -> FaceResponse {
+        if request.params.contains("cursor") {
+            return request.addressee.complaint(&no_such_cursor());
         }
-        if let Err(error) = self.meet(inquiry).await {
-            return inquiry.addressee.fault(&not_begun(error));
+        if let Err(error) = self.meet(request).await {
+            return request.addressee.fault(&not_begun(error));
         }
-        match self.catalog.list(&self.context(inquiry)).await {
+        match self.catalog.list(&self.context(request)).await {
             Ok(list) => {
-                let fallback = self.fallback_for(&inquiry.metadata).map(|fallback| fallback.listing(None));
+                let fallback = self.fallback_for(&request.metadata).map(|fallback| fallback.listing(None));
                 let listed = fallback.and_then(|fallback| fallback.listed(&Object::of(list.result())?));
                 let listed = listed.as_ref().unwrap_or_else(|| list.result());
-                let reachable = Object::of(listed).and_then(|list| self.reachable_tools(inquiry).listed(&list));
+                let reachable = Object::of(listed).and_then(|list| self.reachable_tools(request).listed(&list));
                 let shown = reachable.as_ref().unwrap_or(listed);
                 let shown = completed_result(method::TOOLS_LIST, shown, &self.identity());
-                let held = self.served.engine.within_budget(&inquiry.principal, shown);
-                held.map_or_else(|full| inquiry.addressee.fault(&full), |shown| inquiry.addressee.result(shown))
+                let held = self.served.engine.within_budget(&request.principal, shown);
+                held.map_or_else(|full| request.addressee.fault(&full), |shown| request.addressee.result(shown))
             }
-            Err(error) => error.answer(&inquiry.addressee),
+            Err(error) => error.answer(&request.addressee),
         }
     }
 
     /// The upstream's tools that the client may use.
-    fn reachable_tools(&self, inquiry: &StatelessRequestContext<'_>) -> ReachableTools {
-        let access = self.served.engine.access().tools_of(&inquiry.principal);
-        ReachableTools::new(access, self.fallback_for(&inquiry.metadata))
+    fn reachable_tools(&self, request: &StatelessRequestContext<'_>) -> ReachableTools {
+        let access = self.served.engine.access().tools_of(&request.principal);
+        ReachableTools::new(access, self.fallback_for(&request.metadata))
     }
 
-    async fn call_tool(&self, inquiry: StatelessRequestContext<'_>) -> FaceResponse {
-        if let Some(response) = self.own_tool_call(&inquiry).await {
+    async fn call_tool(&self, request: StatelessRequestContext<'_>) -> FaceResponse {
+        if let Some(response) = self.own_tool_call(&request).await {
             return response;
         }
-        match self.weigh(&inquiry).await {
-            Ok(weighed) => self.run_call(inquiry, &weighed).await,
+        match self.weigh(&request).await {
+            Ok(weighed) => self.run_call(request, &weighed).await,
             Err(refusal) => *refusal,
         }
     }
 
     /// Checks a call against its tool's list entry and the operator's rules.
-    async fn weigh(&self, inquiry: &StatelessRequestContext<'_>) -> Result<CallDecision, Box<FaceResponse>> {
-        let refuse = |complaint: &RequestError| Box::new(inquiry.addressee.complaint(complaint));
-        let tool = called_tool(inquiry.params).map_err(|complaint| refuse(&complaint))?;
-        let unknown = || refuse(&RequestError::unknown_tool(Some(inquiry.params)));
-        let access = self.served.engine.access().tools_of(&inquiry.principal);
+    async fn weigh(&self, request: &StatelessRequestContext<'_>) -> Result<CallDecision, Box<FaceResponse>> {
+        let refuse = |complaint: &RequestError| Box::new(request.addressee.complaint(complaint));
+        let tool = called_tool(request.params).map_err(|complaint| refuse(&complaint))?;
+        let unknown = || refuse(&RequestError::unknown_tool(Some(request.params)));
+        let access = self.served.engine.access().tools_of(&request.principal);
         access.has(&tool).then_some(()).ok_or_else(unknown)?;
-        let list = self.catalog.list_with(&tool, &self.context(inquiry)).await;
-        let list = list.map_err(|error| Box::new(error.answer(&inquiry.addressee)))?;
+        let list = self.catalog.list_with(&tool, &self.context(request)).await;
+        let list = list.map_err(|error| Box::new(error.answer(&request.addressee)))?;
         let hides_some = access.is_narrowed() || self.served.channel.hides_tools();
         let listed = list.tool_to_call(&tool, hides_some).ok_or_else(unknown)?;
         // Few tools have mirrored arguments; other arguments, which may be large, are not parsed.
-        if inquiry.carriage == MessageChannel::Request && !listed.mirrored.is_empty() {
-            let arguments = inquiry.params.get_object("arguments");
-            headers::check_arguments(&listed.mirrored, inquiry.headers, arguments.as_ref())
+        if request.carriage == MessageChannel::Request && !listed.mirrored.is_empty() {
+            let arguments = request.params.get_object("arguments");
+            headers::check_arguments(&listed.mirrored, request.headers, arguments.as_ref())
                 .map_err(|complaint| refuse(&complaint))?;
         }
-        argument_limits::check(&self.served.settings.rules, &tool, inquiry.params)
+        argument_limits::check(&self.served.settings.rules, &tool, request.params)
             .map_err(|complaint| refuse(&complaint))?;
         let policy = self.served.settings.rules.policy_of(&tool);
-        let (policy, takes_tasks) = tasks::takes_tasks(&inquiry.metadata, policy);
+        let (policy, takes_tasks) = tasks::takes_tasks(&request.metadata, policy);
         let plan = policy.mode.plan(takes_tasks, policy.grace);
         let plan = if list.tool(&tool).is_none() { plan.waiting(policy.grace) } else { plan };
         if plan == Plan::Refuse {
             return Err(refuse(&StatelessRequest::needs_extension()));
         }
-        let idempotency = if inquiry.has_key {
-            let names = idempotency_key::IdempotencyScope::of(&inquiry.principal, None);
+        let idempotency = if request.has_key {
+            let names = idempotency_key::IdempotencyScope::of(&request.principal, None);
             let upstream = self.served.upstream.name();
-            let read = idempotency_key::read(inquiry.headers, inquiry.params, names, upstream, &tool);
+            let read = idempotency_key::read(request.headers, request.params, names, upstream, &tool);
             read.map_err(|complaint| refuse(&complaint))?
         } else {
             None
@@ -362,17 +362,17 @@ impl StatelessFace {
         Ok(CallDecision { tool, policy, plan, idempotency, native, is_repeatable: listed.is_repeatable })
     }
 
-    async fn run_call(&self, inquiry: StatelessRequestContext<'_>, weighed: &CallDecision) -> FaceResponse {
-        if let Err(error) = self.meet(&inquiry).await {
-            return inquiry.addressee.fault(&not_begun(error));
+    async fn run_call(&self, request: StatelessRequestContext<'_>, weighed: &CallDecision) -> FaceResponse {
+        if let Err(error) = self.meet(&request).await {
+            return request.addressee.fault(&not_begun(error));
         }
-        self.run(inquiry, weighed).await
+        self.run(request, weighed).await
     }
 
     /// Forwards other methods unchanged.
-    async fn relay(&self, inquiry: StatelessRequestContext<'_>) -> FaceResponse {
-        if let Err(error) = self.meet(&inquiry).await {
-            return inquiry.addressee.fault(&not_begun(error));
+    async fn relay(&self, request: StatelessRequestContext<'_>) -> FaceResponse {
+        if let Err(error) = self.meet(&request).await {
+            return request.addressee.fault(&not_begun(error));
         }
         let (tool, policy) = (String::new(), self.served.settings.rules.default.clone());
         let plain = CallDecision {
@@ -383,63 +383,63 @@ impl StatelessFace {
             native: UpstreamTaskMode::Never,
             is_repeatable: false,
         };
-        self.run(inquiry, &plain).await
+        self.run(request, &plain).await
     }
 
-    async fn run(&self, inquiry: StatelessRequestContext<'_>, weighed: &CallDecision) -> FaceResponse {
+    async fn run(&self, request: StatelessRequestContext<'_>, weighed: &CallDecision) -> FaceResponse {
         let &CallDecision { ref tool, ref policy, plan, idempotency, native, is_repeatable } = weighed;
-        let rounds = RoundSupport::of(inquiry.method);
-        if rounds == RoundSupport::Allowed && inquiry.params.contains("requestState") {
-            return self.go_on(inquiry, policy.clone(), plan).await;
+        let rounds = RoundSupport::of(request.method);
+        if rounds == RoundSupport::Allowed && request.params.contains("requestState") {
+            return self.go_on(request, policy.clone(), plan).await;
         }
         let maker = CallMaker {
-            principal: inquiry.principal.clone(),
+            principal: request.principal.clone(),
             kind: ClientKind::Stateless,
-            capabilities: inquiry.metadata.upstream_capabilities(),
-            questions: questions_for(&inquiry.metadata),
-            forwarded: inquiry.forwarded.clone(),
-            arrived: inquiry.arrived,
+            capabilities: request.metadata.upstream_capabilities(),
+            questions: questions_for(&request.metadata),
+            forwarded: request.forwarded.clone(),
+            arrived: request.arrived,
         };
-        let tool = (inquiry.method == method::TOOLS_CALL).then(|| (Arc::from(tool.as_str()), policy.clone()));
-        let request = plain_request(inquiry.method, Some(inquiry.params));
-        let mut spec = self.served.target().plain_call(maker, request, tool);
-        spec.context.progress = inquiry.metadata.progress_token.is_some() || plan != Plan::Direct;
-        spec.context.log_level = inquiry.metadata.log_level.map(|level| Arc::from(level.as_str()));
+        let tool = (request.method == method::TOOLS_CALL).then(|| (Arc::from(tool.as_str()), policy.clone()));
+        let plain = plain_request(request.method, Some(request.params));
+        let mut spec = self.served.target().plain_call(maker, plain, tool);
+        spec.context.progress = request.metadata.progress_token.is_some() || plan != Plan::Direct;
+        spec.context.log_level = request.metadata.log_level.map(|level| Arc::from(level.as_str()));
         spec.context.native_task = native;
         let is_named = idempotency.is_some();
         let mut call = self.served.engine.call(CallSpec { plan, idempotency, is_repeatable, rounds, ..spec });
         let promotable = if plan == Plan::Direct { Promotable::No } else { Promotable::Yes };
-        let waits = plan == Plan::Task && !is_named && inquiry.forwarded.credential().is_clients();
-        match handle_delay::first_event(&self.served.engine, waits.then_some(&mut call), inquiry.forwarded).await {
-            Ok(first) => self.respond(inquiry, promotable, (first, call)).await,
-            Err(fault) => inquiry.addressee.fault(&fault),
+        let waits = plan == Plan::Task && !is_named && request.forwarded.credential().is_clients();
+        match handle_delay::first_event(&self.served.engine, waits.then_some(&mut call), request.forwarded).await {
+            Ok(first) => self.respond(request, promotable, (first, call)).await,
+            Err(fault) => request.addressee.fault(&fault),
         }
     }
 
     fn view<D: FaceDialect + 'static>(
         &self,
-        inquiry: StatelessRequestContext<'_>,
+        request: StatelessRequestContext<'_>,
         promotable: Promotable,
         dialect: D,
     ) -> CallView<D> {
         CallView {
-            rounds: self.seal_for(&inquiry),
-            method: inquiry.method.to_owned(),
-            uri: (inquiry.method == method::RESOURCES_READ).then(|| inquiry.params.get_string("uri")).flatten(),
+            rounds: self.seal_for(&request),
+            method: request.method.to_owned(),
+            uri: (request.method == method::RESOURCES_READ).then(|| request.params.get_string("uri")).flatten(),
             server_info: self.identity(),
             notices: CallNotices {
-                progress: inquiry.metadata.progress_token.map(MonotonicProgress::new),
+                progress: request.metadata.progress_token.map(MonotonicProgress::new),
                 life_signs: self.served.settings.life_signs,
-                logs: inquiry.metadata.log_level.map_or(LogFilter::None, LogFilter::From),
+                logs: request.metadata.log_level.map_or(LogFilter::None, LogFilter::From),
             },
             promotable,
             dialect,
-            addressee: inquiry.addressee,
+            addressee: request.addressee,
         }
     }
 
-    fn context(&self, inquiry: &StatelessRequestContext<'_>) -> CallContext {
-        self.context_of(&inquiry.principal, &inquiry.metadata, inquiry.forwarded)
+    fn context(&self, request: &StatelessRequestContext<'_>) -> CallContext {
+        self.context_of(&request.principal, &request.metadata, request.forwarded)
     }
 
     fn context_of(

@@ -111,15 +111,15 @@ impl SessionUpstream {
     ///
     /// # Errors
     /// If the address, the system's trusted roots or the configured files are unusable.
-    pub fn new(settings: HttpUpstreamSettings, life: TaskScope) -> Result<Self, ClientError> {
-        Self::within(settings, life, &SharedLimits::default())
+    pub fn new(settings: HttpUpstreamSettings, scope: TaskScope) -> Result<Self, ClientError> {
+        Self::within(settings, scope, &SharedLimits::default())
     }
 
     /// As [`SessionUpstream::new`], within these limits of principals.
     ///
     /// # Errors
     /// As [`SessionUpstream::new`].
-    pub fn within(settings: HttpUpstreamSettings, life: TaskScope, limits: &SharedLimits) -> Result<Self, ClientError> {
+    pub fn within(settings: HttpUpstreamSettings, scope: TaskScope, limits: &SharedLimits) -> Result<Self, ClientError> {
         let client = HttpClient::new(
             &settings.name,
             &settings.url,
@@ -139,18 +139,18 @@ impl SessionUpstream {
             }
             (HttpTransport::Auto, era) => {
                 let seen = SseDetected::default();
-                let sse = sse_stand(&settings, client.clone(), seen.clone(), &life, limits);
+                let sse = sse_stand(&settings, client.clone(), seen.clone(), &scope, limits);
                 (
                     Transport::Either(Box::new(TransportDetection::new(Arc::clone(&settings.name), client, sse, seen))),
                     era,
                 )
             }
             (HttpTransport::Sse, _) => {
-                let sse = sse_stand(&settings, client, SseDetected::default(), &life, limits);
+                let sse = sse_stand(&settings, client, SseDetected::default(), &scope, limits);
                 (Transport::Adapted(Box::new(sse)), Some(Era::Session))
             }
         };
-        let upstream = Self::over(transport, (settings.name, health), settings.protocol, era, life);
+        let upstream = Self::over(transport, (settings.name, health), settings.protocol, era, scope);
         Ok(Self { metadata: Some(Arc::new(metadata)), ..upstream })
     }
 
@@ -166,27 +166,27 @@ impl SessionUpstream {
 
     /// A program with MCP over standard input and output, not started yet. Must be called within a tokio runtime.
     #[must_use]
-    pub fn stdio(settings: StdioUpstreamSettings, life: TaskScope) -> Self {
+    pub fn stdio(settings: StdioUpstreamSettings, scope: TaskScope) -> Self {
         let processes = CallPermitsByName::default().unmetered_of(&settings.name, settings.process_permits());
-        Self::of_program(settings, life, processes, None)
+        Self::of_program(settings, scope, processes, None)
     }
 
     /// As [`Self::stdio`], with permits that may be shared.
     #[must_use]
-    pub fn stdio_within(settings: StdioUpstreamSettings, life: TaskScope, processes: CallPermits) -> Self {
-        Self::of_program(settings, life, processes, None)
+    pub fn stdio_within(settings: StdioUpstreamSettings, scope: TaskScope, processes: CallPermits) -> Self {
+        Self::of_program(settings, scope, processes, None)
     }
 
     /// As [`Self::stdio`]; `output` keeps the program's standard error for display.
     #[must_use]
-    pub fn stdio_with_output(settings: StdioUpstreamSettings, life: TaskScope, output: Arc<LastLines>) -> Self {
+    pub fn stdio_with_output(settings: StdioUpstreamSettings, scope: TaskScope, output: Arc<LastLines>) -> Self {
         let processes = CallPermitsByName::default().unmetered_of(&settings.name, settings.process_permits());
-        Self::of_program(settings, life, processes, Some(output))
+        Self::of_program(settings, scope, processes, Some(output))
     }
 
     fn of_program(
         settings: StdioUpstreamSettings,
-        life: TaskScope,
+        scope: TaskScope,
         processes: CallPermits,
         output: Option<Arc<LastLines>>,
     ) -> Self {
@@ -194,10 +194,10 @@ impl SessionUpstream {
         let apart = settings.apart.clone();
         // Not the arguments, which may hold secrets.
         let health = Arc::new(UpstreamHealth::new(&name, &settings.program));
-        let wire = Box::new(StdioTransport::new(settings, Arc::clone(&health), life.clone(), output));
+        let wire = Box::new(StdioTransport::new(settings, Arc::clone(&health), scope.clone(), output));
         let stand =
-            TransportAdapter::within(Arc::clone(&health), wire, processes, life.clone()).with_calls_apart(apart);
-        Self::over(Transport::Adapted(Box::new(stand)), (name, health), protocol, protocol.map(Era::of), life)
+            TransportAdapter::within(Arc::clone(&health), wire, processes, scope.clone()).with_calls_apart(apart);
+        Self::over(Transport::Adapted(Box::new(stand)), (name, health), protocol, protocol.map(Era::of), scope)
     }
 
     fn over(
@@ -205,7 +205,7 @@ impl SessionUpstream {
         (name, health): (Arc<str>, Arc<UpstreamHealth>),
         protocol: Option<ProtocolVersion>,
         era: Option<Era>,
-        life: TaskScope,
+        scope: TaskScope,
     ) -> Self {
         let link = Arc::new(UpstreamLink {
             latencies: ExchangeLatencies::of(&name),
@@ -213,8 +213,8 @@ impl SessionUpstream {
             health,
             transport,
             versions: VersionChoice::new(protocol.filter(|version| !version.is_stateless())),
-            tracker: life.tracker,
-            stop: life.stop,
+            tracker: scope.tracker,
+            stop: scope.stop,
             polls: Semaphore::new(POLLS_MAX),
         });
         Self { pool: SessionPool::new(Arc::clone(&link)), link, era, metadata: None }
@@ -267,13 +267,13 @@ fn sse_stand(
     settings: &HttpUpstreamSettings,
     client: HttpClient,
     seen: SseDetected,
-    life: &TaskScope,
+    scope: &TaskScope,
     limits: &SharedLimits,
 ) -> TransportAdapter {
     let (name, url) = (Arc::clone(&settings.name), settings.url.clone());
     let health = Arc::clone(client.health());
-    let wire = SseTransport::new(name, url, client, settings.event_bytes_max, seen, life.clone());
-    TransportAdapter::new(health, Box::new(wire), sse::SESSIONS_MAX, limits.clone(), life.clone())
+    let wire = SseTransport::new(name, url, client, settings.event_bytes_max, seen, scope.clone());
+    TransportAdapter::new(health, Box::new(wire), sse::SESSIONS_MAX, limits.clone(), scope.clone())
 }
 
 #[async_trait]

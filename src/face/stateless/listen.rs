@@ -52,15 +52,15 @@ impl From<BeginError> for ListenRefusal {
 
 impl StatelessFace {
     /// Dropping the response or this future ends subscriptions without another holder: the client disconnected.
-    pub(super) async fn listen(&self, inquiry: &StatelessRequestContext<'_>) -> FaceResponse {
-        let addressee = &inquiry.addressee;
-        match Box::pin(self.begin_to_listen(inquiry)).await {
+    pub(super) async fn listen(&self, request: &StatelessRequestContext<'_>) -> FaceResponse {
+        let addressee = &request.addressee;
+        match Box::pin(self.begin_to_listen(request)).await {
             // Counted as one miss: a client that reconnects may name all tasks that it ever had.
             Ok(listening) => {
                 let has_missed = listening.watched.has_missed();
                 let response = event_stream(stream(listening, addressee.clone(), None));
                 if has_missed {
-                    self.misses.note(&inquiry.principal);
+                    self.misses.note(&request.principal);
                     return missed(response);
                 }
                 response
@@ -71,28 +71,28 @@ impl StatelessFace {
         }
     }
 
-    async fn begin_to_listen(&self, inquiry: &StatelessRequestContext<'_>) -> Result<ListenStream, ListenRefusal> {
-        if !inquiry.addressee.accepted.takes_stream() {
+    async fn begin_to_listen(&self, request: &StatelessRequestContext<'_>) -> Result<ListenStream, ListenRefusal> {
+        if !request.addressee.accepted.takes_stream() {
             return Err(ListenRefusal::NotAcceptable);
         }
-        let Some(id) = inquiry.addressee.id.clone() else { return Err(ListenRefusal::Fault(INTERNAL)) };
-        if SubscriptionFilter::speak_of_tasks(inquiry.params) && inquiry.metadata.takes_tasks() == HandleSupport::No {
+        let Some(id) = request.addressee.id.clone() else { return Err(ListenRefusal::Fault(INTERNAL)) };
+        if SubscriptionFilter::speak_of_tasks(request.params) && request.metadata.takes_tasks() == HandleSupport::No {
             return Err(StatelessRequest::needs_extension().into());
         }
-        let wishes = SubscriptionFilter::read(inquiry.params)?;
+        let wishes = SubscriptionFilter::read(request.params)?;
         let listeners = &self.served.listeners;
-        let permit = match inquiry.is_counted {
+        let permit = match request.is_counted {
             true => None,
             false => {
-                Some(listeners.take(&inquiry.counted_as, self.served.upstream.name()).map_err(ListenRefusal::Fault)?)
+                Some(listeners.take(&request.counted_as, self.served.upstream.name()).map_err(ListenRefusal::Fault)?)
             }
         };
-        let (subscriber, mut granted) = self.subscribe(inquiry, wishes).await?;
+        let (subscriber, mut granted) = self.subscribe(request, wishes).await?;
         let watched = WatchedTasks::new(
             Arc::clone(&self.served.engine),
             self.dialect(),
-            inquiry.metadata.clone(),
-            &inquiry.principal,
+            request.metadata.clone(),
+            &request.principal,
             &mut granted,
         );
         let watched = watched.await.map_err(|error| {
@@ -115,10 +115,10 @@ impl StatelessFace {
     /// Subscribes to the upstream's notifications that are wished for and offered.
     async fn subscribe(
         &self,
-        inquiry: &StatelessRequestContext<'_>,
+        request: &StatelessRequestContext<'_>,
         wishes: SubscriptionFilter,
     ) -> Result<(NotificationSubscriber, SubscriptionFilter), ListenRefusal> {
-        let context = self.context(inquiry);
+        let context = self.context(request);
         let upstream = &self.served.upstream;
         if !wishes.concern_the_upstream() {
             return Ok((NotificationSubscriber::deaf(upstream, context), wishes));

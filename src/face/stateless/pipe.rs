@@ -58,73 +58,73 @@ pub(super) fn is_passed_on(name: &str) -> bool {
 
 impl StatelessFace {
     /// Forwards a request, or gives it to the engine if it may become a task.
-    pub(super) async fn pass(&self, inquiry: StatelessRequestContext<'_>) -> FaceResponse {
+    pub(super) async fn pass(&self, request: StatelessRequestContext<'_>) -> FaceResponse {
         let asker = StateBinding {
             upstream: Arc::clone(self.served.upstream.name()),
-            principal: inquiry.principal.clone(),
-            method: inquiry.method.to_owned(),
-            params: inquiry.params.clone(),
+            principal: request.principal.clone(),
+            method: request.method.to_owned(),
+            params: request.params.clone(),
         };
-        let state = match returned_state(&self.served, &inquiry, &asker) {
+        let state = match returned_state(&self.served, &request, &asker) {
             Ok(state) => state,
-            Err(complaint) => return inquiry.addressee.complaint(&complaint),
+            Err(complaint) => return request.addressee.complaint(&complaint),
         };
         let mut call = None;
-        if inquiry.method == method::TOOLS_CALL {
-            let weighed = match self.weigh(&inquiry).await {
+        if request.method == method::TOOLS_CALL {
+            let weighed = match self.weigh(&request).await {
                 Ok(weighed) => weighed,
                 Err(refusal) => return *refusal,
             };
             // A round that began without a task continues without one.
             let is_named = weighed.idempotency.is_some();
-            let is_driven = weighed.plan != Plan::Direct || is_named || weighed.is_split(inquiry.params);
+            let is_driven = weighed.plan != Plan::Direct || is_named || weighed.is_split(request.params);
             if is_driven && matches!(state, ReturnedState::New | ReturnedState::Held) {
-                return self.run_call(inquiry, &weighed).await;
+                return self.run_call(request, &weighed).await;
             }
             if state == ReturnedState::Held {
-                return inquiry.addressee.complaint(&RequestError::State);
+                return request.addressee.complaint(&RequestError::State);
             }
             if is_named {
-                return inquiry.addressee.complaint(&idempotency_key::not_from_the_first_request());
+                return request.addressee.complaint(&idempotency_key::not_from_the_first_request());
             }
             call = Some((weighed.policy.deadline, weighed.policy.limits));
         }
-        let signs = self.signs(&inquiry);
+        let signs = self.signs(&request);
         let edits = AnswerEdits {
-            id: inquiry.request.id.clone(),
-            aim: EditTarget::of(inquiry.method),
+            id: request.message.id.clone(),
+            aim: EditTarget::of(request.method),
             fallback: self
-                .fallback_for(&inquiry.metadata)
-                .map(|fallback| fallback.listing(inquiry.params.get("cursor"))),
-            tools: self.reachable_tools(&inquiry),
+                .fallback_for(&request.metadata)
+                .map(|fallback| fallback.listing(request.params.get("cursor"))),
+            tools: self.reachable_tools(&request),
             asker,
             server: Arc::clone(&self.served.upstream),
             sealer: Arc::clone(&self.served.sealer),
             clock: Arc::clone(&self.served.clock),
-            metadata: inquiry.metadata.clone(),
+            metadata: request.metadata.clone(),
             unmatched_rules: Arc::clone(&self.served.unmatched_rules),
         };
         let passing = StatelessForward {
             served: Arc::clone(&self.served),
             metrics: Arc::clone(&self.meter),
-            message: message(&inquiry, state),
-            headers: repeated(inquiry.headers),
-            forwarded: inquiry.forwarded.clone(),
+            message: message(&request, state),
+            headers: repeated(request.headers),
+            forwarded: request.forwarded.clone(),
             edits,
-            is_subscription: inquiry.method == method::LISTEN,
+            is_subscription: request.method == method::LISTEN,
             call,
             signs: signs.clone(),
         };
-        let addressee = inquiry.addressee.clone();
+        let addressee = request.addressee.clone();
         let accepted = addressee.accepted;
         respond(LateAnswer { answering: Box::pin(passing.run(accepted)), signs }, addressee).await
     }
 
     /// `None` unless the client requested progress (GW-26), and for a subscription.
-    fn signs(&self, inquiry: &StatelessRequestContext<'_>) -> Option<LifeSigns> {
-        let token = inquiry.metadata.progress_token.clone();
-        let token = token.filter(|_| self.served.settings.life_signs && inquiry.method != method::LISTEN)?;
-        Some(LifeSigns::new(inquiry.request.id.clone(), token))
+    fn signs(&self, request: &StatelessRequestContext<'_>) -> Option<LifeSigns> {
+        let token = request.metadata.progress_token.clone();
+        let token = token.filter(|_| self.served.settings.life_signs && request.method != method::LISTEN)?;
+        Some(LifeSigns::new(request.message.id.clone(), token))
     }
 }
 
@@ -139,24 +139,24 @@ enum ReturnedState {
 /// Opens a `requestState` (MOD-28). Methods that never ask have none.
 fn returned_state(
     served: &Served,
-    inquiry: &StatelessRequestContext<'_>,
+    request: &StatelessRequestContext<'_>,
     asker: &StateBinding,
 ) -> Result<ReturnedState, RequestError> {
-    if !method::may_ask(inquiry.method) || !inquiry.params.contains("requestState") {
+    if !method::may_ask(request.method) || !request.params.contains("requestState") {
         return Ok(ReturnedState::New);
     }
-    let sealed = inquiry.params.get_str("requestState").ok_or(RequestError::State)?;
+    let sealed = request.params.get_str("requestState").ok_or(RequestError::State)?;
     match served.sealer.open_state(&sealed, &asker.scope(), served.clock.now(), STATE_EXPIRES_AFTER) {
         Some(StateContent::Upstream(own)) => Ok(ReturnedState::Kept(own)),
-        Some(StateContent::Task { .. }) if inquiry.method == method::TOOLS_CALL => Ok(ReturnedState::Held),
+        Some(StateContent::Task { .. }) if request.method == method::TOOLS_CALL => Ok(ReturnedState::Held),
         // A call held for an upstream that no longer has sessions is gone.
         Some(StateContent::Task { .. }) | None => Err(RequestError::State),
     }
 }
 
 /// Unchanged, unless the message has parts for the gateway.
-fn message(inquiry: &StatelessRequestContext<'_>, state: ReturnedState) -> Bytes {
-    let mut edit = inquiry.params.edit();
+fn message(request: &StatelessRequestContext<'_>, state: ReturnedState) -> Bytes {
+    let mut edit = request.params.edit();
     let mut is_edited = false;
     if let ReturnedState::Kept(own) = state {
         is_edited = true;
@@ -166,21 +166,21 @@ fn message(inquiry: &StatelessRequestContext<'_>, state: ReturnedState) -> Bytes
         };
     }
     // No client could find a task of the upstream's own, so a forwarded call requests none.
-    let takes_tasks = inquiry.method == method::TOOLS_CALL && inquiry.metadata.takes_tasks() != HandleSupport::No;
-    let is_other_version = inquiry.metadata.version != ProtocolVersion::STATELESS;
+    let takes_tasks = request.method == method::TOOLS_CALL && request.metadata.takes_tasks() != HandleSupport::No;
+    let is_other_version = request.metadata.version != ProtocolVersion::STATELESS;
     if (takes_tasks || is_other_version)
-        && let Some(meta) = inquiry.params.get_object(META)
+        && let Some(meta) = request.params.get_object(META)
     {
         is_edited = true;
         let mut meta = meta.edit().set(PROTOCOL_VERSION, Payload::of(ProtocolVersion::STATELESS.as_str()));
         if takes_tasks {
-            meta = meta.set(CLIENT_CAPABILITIES, inquiry.metadata.upstream_capabilities());
+            meta = meta.set(CLIENT_CAPABILITIES, request.metadata.upstream_capabilities());
         }
         edit = edit.set(META, meta.finish());
     }
     match is_edited {
-        true => envelope::request(&inquiry.request.id, inquiry.method, Some(&edit.finish())),
-        false => inquiry.body.clone(),
+        true => envelope::request(&request.message.id, request.method, Some(&edit.finish())),
+        false => request.body.clone(),
     }
 }
 

@@ -45,15 +45,15 @@ impl From<RequestError> for HeldCallRefusal {
 }
 
 impl StatelessFace {
-    fn scope(&self, inquiry: &StatelessRequestContext<'_>) -> StateScope {
-        StateScope::of(self.served.upstream.name(), &inquiry.principal, inquiry.method, inquiry.params)
+    fn scope(&self, request: &StatelessRequestContext<'_>) -> StateScope {
+        StateScope::of(self.served.upstream.name(), &request.principal, request.method, request.params)
     }
 
     /// `None` if the response contains no questions.
-    pub(super) fn seal_for(&self, inquiry: &StatelessRequestContext<'_>) -> Option<RoundSeal> {
-        method::may_ask(inquiry.method).then(|| {
-            let (upstream, principal) = (Arc::clone(self.served.upstream.name()), inquiry.principal.clone());
-            let (method, params) = (inquiry.method.to_owned(), inquiry.params.clone());
+    pub(super) fn seal_for(&self, request: &StatelessRequestContext<'_>) -> Option<RoundSeal> {
+        method::may_ask(request.method).then(|| {
+            let (upstream, principal) = (Arc::clone(self.served.upstream.name()), request.principal.clone());
+            let (method, params) = (request.method.to_owned(), request.params.clone());
             RoundSeal {
                 sealer: Arc::clone(&self.served.sealer),
                 clock: Arc::clone(&self.served.clock),
@@ -66,47 +66,47 @@ impl StatelessFace {
     /// Resumes a held call. With an invalid state the tool is never run again (T-56).
     pub(super) async fn go_on(
         &self,
-        inquiry: StatelessRequestContext<'_>,
+        request: StatelessRequestContext<'_>,
         policy: ToolPolicy,
         plan: Plan,
     ) -> FaceResponse {
-        match self.take_up(&inquiry, &policy, plan).await {
+        match self.take_up(&request, &policy, plan).await {
             Ok(HeldCallResumption::Going(stream)) => {
                 let may_promote = plan != Plan::Direct && policy.early_input == EarlyInput::AskFirst;
                 let promotable = if may_promote { Promotable::Yes } else { Promotable::No };
-                self.respond(inquiry, promotable, (None, stream)).await
+                self.respond(request, promotable, (None, stream)).await
             }
-            Ok(HeldCallResumption::Over(event)) => match inquiry.metadata.takes_tasks() {
+            Ok(HeldCallResumption::Over(event)) => match request.metadata.takes_tasks() {
                 HandleSupport::No | HandleSupport::ByTools => {
                     let dialect = self.fallback_texts();
-                    self.view(inquiry, Promotable::No, dialect).answer(event)
+                    self.view(request, Promotable::No, dialect).answer(event)
                 }
                 HandleSupport::AfterGrace | HandleSupport::AtOnce => {
                     let dialect = self.dialect();
-                    self.view(inquiry, Promotable::No, dialect).answer(event)
+                    self.view(request, Promotable::No, dialect).answer(event)
                 }
             },
-            Err(HeldCallRefusal::Complaint(complaint)) => inquiry.addressee.complaint(&complaint),
-            Err(HeldCallRefusal::Fault(fault)) => inquiry.addressee.fault(&fault),
+            Err(HeldCallRefusal::Complaint(complaint)) => request.addressee.complaint(&complaint),
+            Err(HeldCallRefusal::Fault(fault)) => request.addressee.fault(&fault),
         }
     }
 
     async fn take_up(
         &self,
-        inquiry: &StatelessRequestContext<'_>,
+        request: &StatelessRequestContext<'_>,
         policy: &ToolPolicy,
         plan: Plan,
     ) -> Result<HeldCallResumption, HeldCallRefusal> {
-        let sealed = inquiry.params.get_string("requestState").ok_or(RequestError::State)?;
-        let (scope, now) = (self.scope(inquiry), self.served.clock.now());
+        let sealed = request.params.get_string("requestState").ok_or(RequestError::State)?;
+        let (scope, now) = (self.scope(request), self.served.clock.now());
         let lives = policy.ttl.saturating_add(LINGER);
         let content = self.served.sealer.open_state(&sealed, &scope, now, lives);
         // A state of another kind was issued by a gateway with another configuration.
         let Some(StateContent::Task { id, .. }) = content else { return Err(RequestError::State.into()) };
-        let answers = inputs::responses(inquiry.params)?;
-        let key = TaskKey { owner: inquiry.principal.clone(), id };
+        let answers = inputs::responses(request.params)?;
+        let key = TaskKey { owner: request.principal.clone(), id };
         let task = self.held(&key).await?;
-        let takes_tasks = inquiry.metadata.takes_tasks() != HandleSupport::No || matches!(plan, Plan::Grace(_));
+        let takes_tasks = request.metadata.takes_tasks() != HandleSupport::No || matches!(plan, Plan::Grace(_));
         if let Some(over) = end_of(&task, takes_tasks)? {
             return Ok(HeldCallResumption::Over(over));
         }
@@ -116,11 +116,11 @@ impl StatelessFace {
                 (!answers.contains_key(key)).then(|| question.request.clone())
             };
             let left: Vec<_> = open.iter().filter_map(left).collect();
-            if let Some(needed) = inquiry.metadata.missing(&left) {
+            if let Some(needed) = request.metadata.missing(&left) {
                 return Err(RequestError::Capability(needed).into());
             }
         }
-        let retry = RoundRetry { answers, plan, questions: questions_for(&inquiry.metadata) };
+        let retry = RoundRetry { answers, plan, questions: questions_for(&request.metadata) };
         match self.served.engine.retry(&key, retry) {
             Ok(stream) => Ok(HeldCallResumption::Going(stream)),
             // It may have ended just now.

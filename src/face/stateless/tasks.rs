@@ -28,49 +28,49 @@ pub(super) fn may_ask(metadata: &StatelessRequest, name: &str) -> bool {
 }
 
 impl StatelessFace {
-    pub(super) async fn task(&self, inquiry: &StatelessRequestContext<'_>) -> FaceResponse {
-        let answered = match inquiry.metadata.takes_tasks() {
-            HandleSupport::No | HandleSupport::ByTools => self.look_after(inquiry).await,
-            HandleSupport::AtOnce | HandleSupport::AfterGrace => self.answer(inquiry).await,
+    pub(super) async fn task(&self, request: &StatelessRequestContext<'_>) -> FaceResponse {
+        let answered = match request.metadata.takes_tasks() {
+            HandleSupport::No | HandleSupport::ByTools => self.look_after(request).await,
+            HandleSupport::AtOnce | HandleSupport::AfterGrace => self.answer(request).await,
         };
         match answered {
-            Ok(result) => inquiry.addressee.result(result),
-            Err(TaskMethodError::Complaint(complaint)) => inquiry.addressee.complaint(&complaint),
-            Err(TaskMethodError::Error(error)) => inquiry.addressee.error(http::StatusCode::OK, &error),
-            Err(TaskMethodError::Fault(fault)) => inquiry.addressee.fault(&fault),
+            Ok(result) => request.addressee.result(result),
+            Err(TaskMethodError::Complaint(complaint)) => request.addressee.complaint(&complaint),
+            Err(TaskMethodError::Error(error)) => request.addressee.error(http::StatusCode::OK, &error),
+            Err(TaskMethodError::Fault(fault)) => request.addressee.fault(&fault),
             Err(TaskMethodError::Task(TaskError::Unknown)) => {
-                self.misses.note(&inquiry.principal);
+                self.misses.note(&request.principal);
                 let has_extension =
-                    matches!(inquiry.metadata.takes_tasks(), HandleSupport::AtOnce | HandleSupport::AfterGrace);
+                    matches!(request.metadata.takes_tasks(), HandleSupport::AtOnce | HandleSupport::AfterGrace);
                 let complaint =
                     if has_extension { RequestError::UnknownTask } else { StatelessRequest::needs_extension() };
-                missed(inquiry.addressee.complaint(&complaint))
+                missed(request.addressee.complaint(&complaint))
             }
             Err(TaskMethodError::Task(error)) => {
                 tracing::error!(error = %CauseChain(&error), "a task could not be served");
-                inquiry.addressee.fault(&GatewayFault::new(error.reason(), Executed::No))
+                request.addressee.fault(&GatewayFault::new(error.reason(), Executed::No))
             }
         }
     }
 
-    async fn answer(&self, inquiry: &StatelessRequestContext<'_>) -> Result<JsonPieces, TaskMethodError> {
+    async fn answer(&self, request: &StatelessRequestContext<'_>) -> Result<JsonPieces, TaskMethodError> {
         let dialect = self.dialect();
-        match dialect.decode(inquiry.method, inquiry.params) {
-            Ok(command) => self.obey(command, inquiry, &dialect).await,
+        match dialect.decode(request.method, request.params) {
+            Ok(command) => self.obey(command, request, &dialect).await,
             Err(complaint) => Err(TaskMethodError::Complaint(complaint)),
         }
     }
 
     /// Answers a client without the extension about a task from a session, in that version's form. Any other id gets
     /// the error for the missing extension, so that existing and unknown ids look alike.
-    async fn look_after(&self, inquiry: &StatelessRequestContext<'_>) -> Result<JsonPieces, TaskMethodError> {
+    async fn look_after(&self, request: &StatelessRequestContext<'_>) -> Result<JsonPieces, TaskMethodError> {
         let other = || TaskMethodError::Complaint(StatelessRequest::needs_extension());
         let dialect = CoreTasks::with_drafts(self.served.settings.drafts);
-        let command = dialect.decode(inquiry.method, inquiry.params).map_err(|_| other())?;
+        let command = dialect.decode(request.method, request.params).map_err(|_| other())?;
         let Some(id) = command.task() else { return Err(other()) };
-        let key = TaskKey { owner: inquiry.principal.clone(), id };
+        let key = TaskKey { owner: request.principal.clone(), id };
         let engine = &self.served.engine;
-        let looked_at = match inquiry.method {
+        let looked_at = match request.method {
             method::TASKS_CANCEL => engine.shown(&key).await,
             _ => engine.get(&key).await,
         };
@@ -79,7 +79,7 @@ impl StatelessFace {
             Ok(_) | Err(TaskError::Unknown) => return Err(TaskError::Unknown.into()),
             Err(error) => return Err(error.into()),
         };
-        let result = if inquiry.method == method::TASKS_CANCEL {
+        let result = if request.method == method::TASKS_CANCEL {
             let cancelled = engine.cancel(&key).await?;
             let task = engine.as_seen(cancelled.task).await?;
             dialect.encode(TaskReply::Cancelled { task: &task, was_settled: cancelled.was_settled })?
@@ -88,28 +88,28 @@ impl StatelessFace {
             let task = engine.as_seen(task).await?;
             dialect.encode(TaskReply::Snapshot(&task))?
         };
-        Ok(stateless_result(inquiry.method, &result, &self.identity()).into())
+        Ok(stateless_result(request.method, &result, &self.identity()).into())
     }
 
     async fn obey(
         &self,
         command: TaskCommand,
-        inquiry: &StatelessRequestContext<'_>,
+        request: &StatelessRequestContext<'_>,
         dialect: &ExtTasks,
     ) -> Result<JsonPieces, TaskMethodError> {
-        let key = |id| TaskKey { owner: inquiry.principal.clone(), id };
+        let key = |id| TaskKey { owner: request.principal.clone(), id };
         let engine = &self.served.engine;
         let result = match command {
             TaskCommand::Get(id) => {
                 let task = engine.get(&key(id)).await?;
-                check_declared(&inquiry.metadata, &task)?;
+                check_declared(&request.metadata, &task)?;
                 engine.count_poll(&task);
                 let settled = match task.is_settled() {
                     false => engine.settled_subtasks(&task.key.owner, &task.tree, EARLY_BYTES_MAX).await?,
                     true => Vec::new(),
                 };
                 let task = engine.share(task)?;
-                Ok(engine.within_budget(&inquiry.principal, dialect.snapshot_with(&task, &settled))?)
+                Ok(engine.within_budget(&request.principal, dialect.snapshot_with(&task, &settled))?)
             }
             TaskCommand::Answer(id, answers) => {
                 // The expected answer to a question never changes: keys are not reused.
@@ -166,18 +166,18 @@ impl StatelessFace {
 
     pub(super) async fn respond(
         &self,
-        inquiry: StatelessRequestContext<'_>,
+        request: StatelessRequestContext<'_>,
         promotable: Promotable,
         (first, call): (Option<CallEvent>, CallStream),
     ) -> FaceResponse {
-        match inquiry.metadata.takes_tasks() {
+        match request.metadata.takes_tasks() {
             HandleSupport::No | HandleSupport::ByTools => {
                 let dialect = self.fallback_texts();
-                self.view(inquiry, promotable, dialect).respond_from(first, call).await
+                self.view(request, promotable, dialect).respond_from(first, call).await
             }
             HandleSupport::AfterGrace | HandleSupport::AtOnce => {
                 let dialect = self.dialect();
-                self.view(inquiry, promotable, dialect).respond_from(first, call).await
+                self.view(request, promotable, dialect).respond_from(first, call).await
             }
         }
     }
@@ -189,21 +189,21 @@ impl StatelessFace {
     }
 
     /// `None` for a call of another tool. Dropping the future does not affect the task.
-    pub(super) async fn own_tool_call(&self, inquiry: &StatelessRequestContext<'_>) -> Option<FaceResponse> {
+    pub(super) async fn own_tool_call(&self, request: &StatelessRequestContext<'_>) -> Option<FaceResponse> {
         let fallback = self
-            .fallback_for(&inquiry.metadata)
-            .filter(|_| self.is_own_tool_call(inquiry.method, Some(inquiry.params)))?;
+            .fallback_for(&request.metadata)
+            .filter(|_| self.is_own_tool_call(request.method, Some(request.params)))?;
         if !fallback.has_learned() {
-            let context = self.context(inquiry);
+            let context = self.context(request);
             if let Ok(Ok(list)) = tokio::time::timeout(LOOK_MAX, self.catalog.list(&context)).await
                 && let Some(list) = Object::of(list.result())
             {
                 fallback.learn(&list);
             }
         }
-        let tool = fallback.named(&inquiry.params.get_str("name")?)?;
-        let asker = TaskAsker { owner: &inquiry.principal, misses: &self.misses };
-        let call = FallbackCall { tool, request: inquiry.request, life_signs: self.served.settings.life_signs };
-        Some(answer(&self.served.engine, asker, call, self.fallback_texts(), inquiry.addressee.clone()).await)
+        let tool = fallback.named(&request.params.get_str("name")?)?;
+        let asker = TaskAsker { owner: &request.principal, misses: &self.misses };
+        let call = FallbackCall { tool, request: request.message, life_signs: self.served.settings.life_signs };
+        Some(answer(&self.served.engine, asker, call, self.fallback_texts(), request.addressee.clone()).await)
     }
 }

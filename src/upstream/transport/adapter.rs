@@ -99,7 +99,7 @@ impl fmt::Debug for TransportAdapter {
 struct AdapterShared {
     name: Arc<str>,
     health: Arc<UpstreamHealth>,
-    life: TaskScope,
+    scope: TaskScope,
     /// By connection id; clients know only the id of their own session.
     sessions: Mutex<HashMap<HeaderValue, Arc<AdapterConnection>>>,
     /// Permits are held until a connection has ended, or passes its permit on.
@@ -121,9 +121,9 @@ impl TransportAdapter {
         wire: Box<dyn MessageTransport>,
         sessions_max: NonZeroUsize,
         limits: SharedLimits,
-        life: TaskScope,
+        scope: TaskScope,
     ) -> Self {
-        Self::within(health, wire, connection_permits::new(sessions_max, limits), life)
+        Self::within(health, wire, connection_permits::new(sessions_max, limits), scope)
     }
 
     /// As [`Self::new`], with permits that may be shared.
@@ -131,12 +131,12 @@ impl TransportAdapter {
         health: Arc<UpstreamHealth>,
         wire: Box<dyn MessageTransport>,
         places: CallPermits,
-        life: TaskScope,
+        scope: TaskScope,
     ) -> Self {
         let shared = AdapterShared {
             name: Arc::clone(health.name()),
             health,
-            life,
+            scope,
             sessions: Mutex::default(),
             places,
             backoff: RestartBackoff::new(wire.pause_max()),

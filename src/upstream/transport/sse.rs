@@ -58,7 +58,7 @@ pub(crate) struct SseTransport {
     client: HttpClient,
     event_bytes_max: usize,
     seen: SseDetected,
-    life: TaskScope,
+    scope: TaskScope,
 }
 
 impl SseTransport {
@@ -69,9 +69,9 @@ impl SseTransport {
         client: HttpClient,
         event_bytes_max: usize,
         seen: SseDetected,
-        life: TaskScope,
+        scope: TaskScope,
     ) -> Self {
-        Self { name, url, client, event_bytes_max, seen, life }
+        Self { name, url, client, event_bytes_max, seen, scope }
     }
 
     /// Returns after the first event.
@@ -132,7 +132,7 @@ impl MessageTransport for SseTransport {
         };
         let (events, endpoint) = opened.map_err(unsent)?;
         let client = self.client.at(&endpoint).map_err(|_| EndpointError::NoAddress.into_fault())?;
-        let posts = SsePosts { client: Arc::new(client), life: self.life.clone(), closing: CancellationToken::new() };
+        let posts = SsePosts { client: Arc::new(client), scope: self.scope.clone(), closing: CancellationToken::new() };
         Ok(ConnectionEnds { sender: Arc::new(posts), receiver: Box::new(SseReceiver(events)) })
     }
 
@@ -172,7 +172,7 @@ fn endpoint_of(stream: &Url, data: &[u8]) -> Result<Url, EndpointError> {
 #[derive(Debug)]
 struct SsePosts {
     client: Arc<HttpClient>,
-    life: TaskScope,
+    scope: TaskScope,
     closing: CancellationToken,
 }
 
@@ -187,7 +187,7 @@ impl MessageSender for SsePosts {
         };
         // In its own task: the caller may have the response from the stream and be gone, but a server may abort a
         // POST's work when its connection closes.
-        self.life.tracker.spawn(self.closing.clone().run_until_cancelled_owned(Box::pin(post.run(judge))));
+        self.scope.tracker.spawn(self.closing.clone().run_until_cancelled_owned(Box::pin(post.run(judge))));
         let closed = || {
             let executed = if handed_over.initialized() { Executed::Unknown } else { Executed::No };
             GatewayFault::new(Reason::UpstreamClosed, executed)

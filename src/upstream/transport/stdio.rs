@@ -104,7 +104,7 @@ impl std::fmt::Debug for StdioUpstreamSettings {
 pub(crate) struct StdioTransport {
     settings: StdioUpstreamSettings,
     health: Arc<UpstreamHealth>,
-    life: TaskScope,
+    scope: TaskScope,
     output: Option<Arc<LastLines>>,
 }
 
@@ -113,10 +113,10 @@ impl StdioTransport {
     pub(crate) const fn new(
         settings: StdioUpstreamSettings,
         health: Arc<UpstreamHealth>,
-        life: TaskScope,
+        scope: TaskScope,
         output: Option<Arc<LastLines>>,
     ) -> Self {
-        Self { settings, health, life, output }
+        Self { settings, health, scope, output }
     }
 
     /// Reads the files without blocking the runtime.
@@ -201,7 +201,7 @@ impl MessageTransport for StdioTransport {
         let process =
             Arc::new(ServerProcess { outgoing, closing, exit: SetOnce::new(), given_up: OnceLock::new(), silent });
         let noise = Arc::new(ProgramOutputLog::new(Arc::clone(name), self.output.clone()));
-        let tracker = &self.life.tracker;
+        let tracker = &self.scope.tracker;
         tracker.spawn(write(stdin, queue, process.closing.clone()));
         let listening = program_output::log(stderr, Arc::clone(&noise));
         tracker.spawn(process.silent.clone().run_until_cancelled_owned(Box::pin(listening)));

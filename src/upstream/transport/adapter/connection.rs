@@ -78,7 +78,7 @@ impl AdapterConnection {
         kind: ConnectionPurpose,
         place: CallPermit,
     ) -> Arc<Self> {
-        let over = shared.life.stop.child_token();
+        let over = shared.scope.stop.child_token();
         Arc::new(Self {
             shared,
             id,
@@ -114,7 +114,7 @@ impl AdapterConnection {
     pub(super) fn start(self: &Arc<Self>, opened: ConnectionEnds, forwarded: ForwardedHeaders) {
         let _ = self.forwarded.set(forwarded);
         let _ = self.sender.set(opened.sender);
-        self.shared.life.tracker.spawn(Arc::clone(self).run(opened.receiver));
+        self.shared.scope.tracker.spawn(Arc::clone(self).run(opened.receiver));
     }
 
     pub(super) fn is_over(&self) -> bool {
@@ -320,7 +320,7 @@ impl AdapterConnection {
 
     /// The gateway's shutdown is not the server's fault.
     fn fault(&self) -> GatewayFault {
-        let is_stopping = self.shared.life.stop.is_cancelled();
+        let is_stopping = self.shared.scope.stop.is_cancelled();
         let reason = if is_stopping { Reason::GatewayRestart } else { Reason::UpstreamClosed };
         self.why.get().copied().unwrap_or_else(|| GatewayFault::new(reason, Executed::Unknown))
     }

@@ -171,7 +171,7 @@ impl AdapterConnection {
 
     fn take_back(self: &Arc<Self>, id: &RequestId) {
         let (session, text) = (Arc::clone(self), request_ids::cancelled(id));
-        self.shared.life.tracker.spawn(async move {
+        self.shared.scope.tracker.spawn(async move {
             if session.send(&session.own(text), &HandedOver::default()).await.is_err() {
                 session.shared.dropped("cancel_failed");
             }

@@ -183,7 +183,7 @@ impl AdapterConnection {
         };
         let session = Arc::clone(self);
         let outgoing = self.own(text);
-        self.shared.life.tracker.spawn(async move {
+        self.shared.scope.tracker.spawn(async move {
             let _permit = permit;
             if session.send(&outgoing, &HandedOver::default()).await.is_err() {
                 session.shared.dropped("reply_failed");

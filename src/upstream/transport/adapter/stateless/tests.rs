@@ -82,13 +82,13 @@ fn post(principal: &str, method: &str) -> OutgoingRequest {
 async fn t_20_each_principal_has_a_connection_and_whoever_calls_first_takes_the_one_that_was_asked() {
     let wire = RecordingTransport::default();
     let (heard, opened) = (Arc::clone(&wire.heard), Arc::clone(&wire.opened));
-    let life = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
+    let scope = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
     let stand = TransportAdapter::new(
         Arc::new(UpstreamHealth::new(&Arc::from("up"), "up")),
         Box::new(wire),
         NonZeroUsize::new(8).unwrap(),
         SharedLimits::default(),
-        life.clone(),
+        scope.clone(),
     );
     let mut answers = Vec::new();
     for (principal, method, connection) in [
@@ -111,7 +111,7 @@ async fn t_20_each_principal_has_a_connection_and_whoever_calls_first_takes_the_
 
     // MOD-20: the last one leaves.
     drop(answers.pop());
-    life.tracker.close();
+    scope.tracker.close();
     let told = async {
         while heard.lock().last().is_none_or(|(_, said)| said["method"] != method::CANCELLED) {
             tokio::task::yield_now().await;
@@ -120,7 +120,7 @@ async fn t_20_each_principal_has_a_connection_and_whoever_calls_first_takes_the_
     tokio::time::timeout(std::time::Duration::from_secs(10), told).await.unwrap();
     let (number, said) = heard.lock().last().cloned().unwrap();
     assert_eq!((number, &said["params"]["requestId"]), (2, &json!(1)));
-    life.stop.cancel();
+    scope.stop.cancel();
 }
 
 /// A slowly opening connection delays only its principal's requests, and is opened once.
@@ -128,13 +128,13 @@ async fn t_20_each_principal_has_a_connection_and_whoever_calls_first_takes_the_
 async fn nobody_waits_for_another_principals_connection() {
     let wire = RecordingTransport { held_up: vec![1], ..RecordingTransport::default() };
     let (heard, opened, let_go) = (Arc::clone(&wire.heard), Arc::clone(&wire.opened), wire.let_go.clone());
-    let life = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
+    let scope = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
     let stand = TransportAdapter::new(
         Arc::new(UpstreamHealth::new(&Arc::from("up"), "up")),
         Box::new(wire),
         NonZeroUsize::new(8).unwrap(),
         SharedLimits::default(),
-        life.clone(),
+        scope.clone(),
     );
     let send = async |principal: &str| stand.send(&post(principal, method::TOOLS_CALL), &HandedOver::default()).await;
     let first = send("ada").await.unwrap();
@@ -152,7 +152,7 @@ async fn nobody_waits_for_another_principals_connection() {
     let numbers: Vec<_> = heard.lock().iter().map(|(number, _)| *number).collect();
     assert_eq!(numbers, [0, 0, 2, 1, 1]);
     drop((first, one.unwrap(), two.unwrap(), others));
-    life.stop.cancel();
+    scope.stop.cancel();
 }
 
 /// Says what it is given.
@@ -191,13 +191,13 @@ async fn b190_an_answer_that_finds_no_room_ends_its_call_after_a_minute_and_one_
 
     let table = PrincipalLimitTable { answer_bytes_max: 7 << 19, ..PrincipalLimitTable::default() };
     let (say, said) = tokio::sync::mpsc::channel(8);
-    let life = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
+    let scope = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
     let stand = TransportAdapter::new(
         Arc::new(UpstreamHealth::new(&Arc::from("up"), "up")),
         Box::new(SpeakingTransport(parking_lot::Mutex::new(Some(said)))),
         NonZeroUsize::new(8).unwrap(),
         SharedLimits::new(Arc::new(table)),
-        life.clone(),
+        scope.clone(),
     );
     let send = async |is_kept: bool| {
         let post = post("ada", method::TOOLS_CALL).kept_if(is_kept);
@@ -223,5 +223,5 @@ async fn b190_an_answer_that_finds_no_room_ends_its_call_after_a_minute_and_one_
     assert!(calls[3].frame().await.unwrap().unwrap().into_data().unwrap().len() > 1 << 20);
     assert!(calls[4].frame().await.unwrap().is_ok(), "it waits no longer than the others");
     assert!(calls[0].frame().await.unwrap().is_ok() && calls[1].frame().await.unwrap().is_ok());
-    life.stop.cancel();
+    scope.stop.cancel();
 }

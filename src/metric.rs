@@ -86,12 +86,12 @@ pub const STORE_FILE_BYTES: &str = "taskgate_store_file_bytes";
 // Metrics of a shared database.
 
 /// Writes of tasks with an unknown commit.
-pub const DATABASE_UNSURE: &str = "taskgate_database_unsure_writes_total";
+pub const DATABASE_UNRESOLVED_WRITES: &str = "taskgate_database_unresolved_writes_total";
 pub const DATABASE_BARRIERS: &str = "taskgate_database_barriers_total";
 pub const DATABASE_OLDEST_TRANSACTION: &str = "taskgate_database_oldest_transaction_seconds";
 pub const DATABASE_DEAD_ROWS: &str = "taskgate_database_dead_rows";
-pub const REPLICA_BEATS: &str = "taskgate_replica_beats_total";
-pub const REPLICA_BEAT_AGE: &str = "taskgate_replica_beat_age_seconds";
+pub const REPLICA_HEARTBEATS: &str = "taskgate_replica_heartbeats_total";
+pub const REPLICA_HEARTBEAT_AGE: &str = "taskgate_replica_heartbeat_age_seconds";
 pub const REPLICAS_LIVING: &str = "taskgate_replicas_living";
 pub const REPLICA_CLAIMED: &str = "taskgate_replica_claimed_tasks_total";
 pub const REPLICA_FENCED: &str = "taskgate_replica_fenced_writes_total";

@@ -49,7 +49,7 @@ const LISTEN_MAX: Duration = Duration::from_secs(2);
 pub(super) struct CalledServer {
     sessions: Arc<SessionUpstream>,
     stateless: Arc<dyn Upstream>,
-    life: TaskScope,
+    scope: TaskScope,
     pub(super) address: ServerAddress,
     /// The tool that was looked up, and whether it was in a session.
     tool: OnceCell<(bool, Option<Arc<Tool>>)>,
@@ -57,7 +57,7 @@ pub(super) struct CalledServer {
 
 impl Drop for CalledServer {
     fn drop(&mut self) {
-        self.life.stop.cancel();
+        self.scope.stop.cancel();
     }
 }
 
@@ -80,12 +80,12 @@ impl CalledServer {
             proxy: ProxySettings::Environment,
             headers: Vec::new(),
         };
-        let life = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
-        let sessions = SessionUpstream::new(settings, life.clone())
+        let scope = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
+        let sessions = SessionUpstream::new(settings, scope.clone())
             .map_err(|error| NoResultError(CauseChain(&error).to_string()))?;
         let sessions = Arc::new(sessions);
         let stateless = sessions.for_stateless_clients().stateless();
-        Ok(Self { sessions, stateless, life, address, tool: OnceCell::new() })
+        Ok(Self { sessions, stateless, scope, address, tool: OnceCell::new() })
     }
 
     pub(super) fn upstream(&self, in_session: bool) -> &dyn Upstream {

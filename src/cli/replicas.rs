@@ -32,11 +32,11 @@ pub(super) enum ReplicasCommand {
 #[derive(Debug, Deserialize)]
 struct ReplicaEntry {
     name: String,
-    life: u64,
+    incarnation: u64,
     state: String,
     address: Option<String>,
     version: String,
-    beat_age_seconds: Option<f64>,
+    heartbeat_age_seconds: Option<f64>,
     record_format: u32,
 }
 
@@ -48,7 +48,7 @@ pub(super) async fn run(admin: &AdminClient, order: &ReplicasCommand) -> Result<
     }
     #[derive(Deserialize)]
     struct ForgettingAnswer {
-        lives: usize,
+        incarnations: usize,
     }
     match order {
         ReplicasCommand::List { json } => {
@@ -69,20 +69,21 @@ pub(super) async fn run(admin: &AdminClient, order: &ReplicasCommand) -> Result<
             if !status.is_success() {
                 return refused(&body);
             }
-            let ForgettingAnswer { lives } = read(&body)?;
-            let of = if lives > 1 { format!(" ({lives} lives)") } else { String::new() };
+            let ForgettingAnswer { incarnations } = read(&body)?;
+            let of = if incarnations > 1 { format!(" ({incarnations} incarnations)") } else { String::new() };
             Ok(AdminOutput::Done(format!("forgotten: {}{of}\n", printable(name))))
         }
     }
 }
 
 fn lines(replicas: &[ReplicaEntry]) -> String {
-    let head = ["NAME", "LIFE", "STATE", "BEAT", "ADDRESS", "VERSION", "RECORDS"].map(str::to_owned).to_vec();
+    let head =
+        ["NAME", "INCARNATION", "STATE", "HEARTBEAT", "ADDRESS", "VERSION", "RECORDS"].map(str::to_owned).to_vec();
     let row = |one: &ReplicaEntry| {
-        let age = one.beat_age_seconds.and_then(|age| Duration::try_from_secs_f64(age).ok());
+        let age = one.heartbeat_age_seconds.and_then(|age| Duration::try_from_secs_f64(age).ok());
         vec![
             printable(&one.name).into_owned(),
-            one.life.to_string(),
+            one.incarnation.to_string(),
             printable(&one.state).into_owned(),
             age.map(|age| format!("{} ago", in_short(age))).unwrap_or_default(),
             printable(one.address.as_deref().unwrap_or_default()).into_owned(),
@@ -102,19 +103,19 @@ mod tests {
     fn replicas_stand_in_columns_and_no_name_is_obeyed() {
         let one = |name: &str, address: Option<&str>, age| ReplicaEntry {
             name: name.to_owned(),
-            life: 12,
+            incarnation: 12,
             state: "this one".to_owned(),
             address: address.map(str::to_owned),
             version: "0.1.0".to_owned(),
-            beat_age_seconds: age,
+            heartbeat_age_seconds: age,
             record_format: 9,
         };
         let text = lines(&[one("a", Some("10.0.0.5:9443"), Some(61.4)), one("\u{1b}[2J", None, None)]);
         assert_eq!(
             text,
-            "NAME  LIFE  STATE     BEAT       ADDRESS        VERSION  RECORDS\n\
-             a     12    this one  1m 1s ago  10.0.0.5:9443  0.1.0    9\n\
-             \x20[2J  12    this one                            0.1.0    9\n"
+            "NAME  INCARNATION  STATE     HEARTBEAT  ADDRESS        VERSION  RECORDS\n\
+             a     12           this one  1m 1s ago  10.0.0.5:9443  0.1.0    9\n\
+             \x20[2J  12           this one                            0.1.0    9\n"
         );
     }
 }

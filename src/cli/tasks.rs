@@ -78,7 +78,7 @@ struct TaskEntry {
     children: Option<usize>,
     /// The name and the incarnation of the replica that holds it.
     holder: Option<String>,
-    holder_life: Option<u64>,
+    holder_incarnation: Option<u64>,
     why: Option<String>,
     progress: Option<String>,
     bytes: Option<u64>,
@@ -196,9 +196,9 @@ fn state(task: &TaskEntry) -> String {
 
 /// The name of the replica that holds the task, or its state.
 fn holder(task: &TaskEntry) -> String {
-    match (&task.holder, task.holder_life) {
+    match (&task.holder, task.holder_incarnation) {
         (Some(name), _) => printable(name).into_owned(),
-        (None, Some(life)) => format!("life {life}"),
+        (None, Some(incarnation)) => format!("incarnation {incarnation}"),
         (None, None) => String::new(),
     }
 }
@@ -305,7 +305,7 @@ mod tests {
             parent: None,
             children: None,
             holder: None,
-            holder_life: None,
+            holder_incarnation: None,
             why: None,
             progress: None,
             bytes: None,
@@ -356,7 +356,7 @@ mod tests {
             began_at: Some("1970-01-01T00:00:00.000Z".to_owned()),
             created_at: "1970-01-01T00:00:02.000Z".to_owned(),
             holder: Some("a".to_owned()),
-            holder_life: Some(7),
+            holder_incarnation: Some(7),
             ..entry("t")
         };
         assert_eq!(
@@ -377,12 +377,15 @@ mod tests {
              00000000000a  failed (ttl_expired)  up        grüße  b          1h 1m ago  1h 0m ago\n\
              00000000000a  failed (ttl_expired)  up         [2J   b          1h 1m ago  1h 0m ago\n"
         );
-        let held = TaskEntry { holder_life: Some(7), ..entry("t") };
+        let held = TaskEntry { holder_incarnation: Some(7), ..entry("t") };
         let text = table(
-            &[TaskEntry { holder: Some("a".to_owned()), ..held }, TaskEntry { holder_life: Some(8), ..entry("t") }],
+            &[
+                TaskEntry { holder: Some("a".to_owned()), ..held },
+                TaskEntry { holder_incarnation: Some(8), ..entry("t") },
+            ],
             NOW,
         );
         let ends: Vec<_> = text.lines().map(|line| line.rsplit("  ").next().unwrap_or_default()).collect();
-        assert_eq!(ends, ["HOLDER", "a", "life 8"]);
+        assert_eq!(ends, ["HOLDER", "a", "incarnation 8"]);
     }
 }

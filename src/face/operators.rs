@@ -302,8 +302,9 @@ impl Operators {
         let Some(store) = &self.shared else { return Ok(()) };
         let keys: Vec<TaskKey> = tasks.iter().map(|(key, _)| key.clone()).collect();
         let holders = self.engine.holders(&keys).await?;
-        let lives = OperatorReplica::all(store);
-        let name = |holder: Incarnation| lives.iter().find(|one| one.life == holder.0).map(|one| one.name.clone());
+        let replicas = OperatorReplica::all(store);
+        let name =
+            |holder: Incarnation| replicas.iter().find(|one| one.incarnation == holder.0).map(|one| one.name.clone());
         for ((_, entry), holder) in tasks.iter_mut().zip(holders) {
             if let Some(holder) = holder {
                 entry.held_by(name(holder), holder);

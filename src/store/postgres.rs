@@ -215,7 +215,7 @@ impl PostgresStore {
     /// Updates the metrics that depend on the current time.
     pub fn refresh_metrics(&self) {
         let age = boot_time().since(self.view.now().heartbeat_sent);
-        metrics::gauge!(metric::REPLICA_BEAT_AGE).set(age.as_secs_f64());
+        metrics::gauge!(metric::REPLICA_HEARTBEAT_AGE).set(age.as_secs_f64());
     }
 
     /// Announces that this replica is leaving, with an immediate heartbeat. From then on it claims no rows; the others

@@ -489,7 +489,7 @@ impl MetricFamily {
 pub(super) const DATABASE_FAMILIES: [MetricFamily; 9] = [
     MetricFamily {
         kind: MetricKind::Counter,
-        name: metric::DATABASE_UNSURE,
+        name: metric::DATABASE_UNRESOLVED_WRITES,
         unit: Unit::Count,
         text: "Task writes with an unknown commit",
         first: FirstSeries::Database,
@@ -517,14 +517,14 @@ pub(super) const DATABASE_FAMILIES: [MetricFamily; 9] = [
     },
     MetricFamily {
         kind: MetricKind::Counter,
-        name: metric::REPLICA_BEATS,
+        name: metric::REPLICA_HEARTBEATS,
         unit: Unit::Count,
         text: "Acknowledged heartbeats of this replica",
         first: FirstSeries::Database,
     },
     MetricFamily {
         kind: MetricKind::Gauge,
-        name: metric::REPLICA_BEAT_AGE,
+        name: metric::REPLICA_HEARTBEAT_AGE,
         unit: Unit::Seconds,
         text: "Age of the last acknowledged heartbeat",
         first: FirstSeries::Database,

@@ -119,7 +119,11 @@ impl SessionUpstream {
     ///
     /// # Errors
     /// As [`SessionUpstream::new`].
-    pub fn within(settings: HttpUpstreamSettings, scope: TaskScope, limits: &SharedLimits) -> Result<Self, ClientError> {
+    pub fn within(
+        settings: HttpUpstreamSettings,
+        scope: TaskScope,
+        limits: &SharedLimits,
+    ) -> Result<Self, ClientError> {
         let client = HttpClient::new(
             &settings.name,
             &settings.url,

@@ -43,14 +43,14 @@ const END_MAX: Duration = Duration::from_secs(6);
 const CANCEL_MAX: Duration = Duration::from_secs(1);
 
 pub(super) async fn run(probe: &ProbeCommand) -> Result<ProbeReport, String> {
-    let life = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
+    let scope = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
     let until = Instant::now() + probe.timeout;
     let output = ProgramOutput::default();
-    let report = anywhere(probe, until, &life, &output).await;
-    life.stop.cancel();
-    life.tracker.close();
+    let report = anywhere(probe, until, &scope, &output).await;
+    scope.stop.cancel();
+    scope.tracker.close();
     // A program that does not stop is killed after this process has ended.
-    let _ = tokio::time::timeout(END_MAX, life.tracker.wait()).await;
+    let _ = tokio::time::timeout(END_MAX, scope.tracker.wait()).await;
     // All of the program's output has been read by now.
     report.map_err(|why| why + &output.text())
 }
@@ -82,13 +82,13 @@ impl ProgramOutput {
 async fn anywhere(
     probe: &ProbeCommand,
     until: Instant,
-    life: &TaskScope,
+    scope: &TaskScope,
     output: &ProgramOutput,
 ) -> Result<ProbeReport, String> {
     if let ServerTarget::Program(words) = &probe.target {
         program(probe, Arc::from(NAME), words, None).find_program().map_err(|error| error.to_string())?;
     }
-    let asking = ProbeRun { probe, until, life: life.clone(), output };
+    let asking = ProbeRun { probe, until, scope: scope.clone(), output };
     let nowhere = match asking.all().await {
         Ok(report) => return Ok(report),
         Err(nowhere) => nowhere,
@@ -96,7 +96,7 @@ async fn anywhere(
     let others = nowhere.others(&probe.target);
     for other in &others {
         let probe = ProbeCommand { target: ServerTarget::Url(other.clone()), ..probe.clone() };
-        let asking = ProbeRun { probe: &probe, until, life: life.clone(), output };
+        let asking = ProbeRun { probe: &probe, until, scope: scope.clone(), output };
         if let Ok(report) = asking.all().await {
             return Ok(report);
         }
@@ -130,7 +130,7 @@ impl NotMcpError {
 struct ProbeRun<'a> {
     probe: &'a ProbeCommand,
     until: Instant,
-    life: TaskScope,
+    scope: TaskScope,
     output: &'a ProgramOutput,
 }
 
@@ -307,12 +307,12 @@ impl ProbeRun<'_> {
                     proxy: ProxySettings::Environment,
                     headers: self.probe.headers.clone(),
                 };
-                let made = SessionUpstream::new(settings, self.life.clone());
+                let made = SessionUpstream::new(settings, self.scope.clone());
                 made.map_err(|error| ProbeError::Unusable(crate::cause::CauseChain(&error).to_string()))?
             }
             ServerTarget::Program(words) => {
                 let settings = program(self.probe, name, words, protocol);
-                SessionUpstream::stdio_with_output(settings, self.life.clone(), self.output.next())
+                SessionUpstream::stdio_with_output(settings, self.scope.clone(), self.output.next())
             }
         };
         Ok(Arc::new(upstream))

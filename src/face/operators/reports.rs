@@ -41,7 +41,7 @@ pub(super) struct OperatorTaskEntry {
     #[serde(skip_serializing_if = "Option::is_none")]
     holder: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    holder_life: Option<u64>,
+    holder_incarnation: Option<u64>,
 }
 
 impl OperatorTaskEntry {
@@ -64,13 +64,13 @@ impl OperatorTaskEntry {
             }),
             children: Some(task.tree.children.len()).filter(|count| *count > 0),
             holder: None,
-            holder_life: None,
+            holder_incarnation: None,
         }
     }
 
     /// An incarnation without a known row has no name.
-    pub(super) fn held_by(&mut self, name: Option<String>, life: Incarnation) {
-        (self.holder, self.holder_life) = (name, Some(life.0));
+    pub(super) fn held_by(&mut self, name: Option<String>, incarnation: Incarnation) {
+        (self.holder, self.holder_incarnation) = (name, Some(incarnation.0));
     }
 }
 
@@ -154,7 +154,7 @@ pub(super) const fn state(phase: SummaryPhase) -> (&'static str, Option<&'static
 pub struct OperatorReplica {
     pub name: String,
     /// The incarnation's number, which is never reused.
-    pub life: u64,
+    pub incarnation: u64,
     /// `this one`, `living`, `leaving` or `dead`.
     pub state: &'static str,
     /// The address for other replicas.
@@ -163,7 +163,7 @@ pub struct OperatorReplica {
     pub version: String,
     /// The time since its heartbeat changed; for this replica, since its last acknowledged heartbeat.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub beat_age_seconds: Option<f64>,
+    pub heartbeat_age_seconds: Option<f64>,
     pub record_format: u32,
 }
 
@@ -196,11 +196,11 @@ impl OperatorReplica {
         let tenths = |seconds: f64| (seconds * 10.0).round() / 10.0;
         Self {
             name: row.name.clone(),
-            life: row.incarnation.0,
+            incarnation: row.incarnation.0,
             state,
             address: row.address.clone(),
             version: one.version.clone(),
-            beat_age_seconds: since.map(|since| tenths(now.since(since).as_secs_f64())),
+            heartbeat_age_seconds: since.map(|since| tenths(now.since(since).as_secs_f64())),
             record_format: row.record_reads,
         }
     }
@@ -208,19 +208,19 @@ impl OperatorReplica {
 
 impl fmt::Display for OperatorReplica {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { name, life, state, address, version, beat_age_seconds, record_format } = self;
-        write!(f, "replica {name} (life {life}): {state}, version {version}, records {record_format}")?;
+        let Self { name, incarnation, state, address, version, heartbeat_age_seconds, record_format } = self;
+        write!(f, "replica {name} (incarnation {incarnation}): {state}, version {version}, records {record_format}")?;
         if let Some(address) = address {
             write!(f, ", at {address}")?;
         }
-        beat_age_seconds.map_or(Ok(()), |age| write!(f, ", beat {age} s ago"))
+        heartbeat_age_seconds.map_or(Ok(()), |age| write!(f, ", heartbeat {age} s ago"))
     }
 }
 
 #[derive(Debug, Serialize)]
 pub(super) struct ForgottenReplica {
     forgotten: String,
-    lives: usize,
+    incarnations: usize,
 }
 
 impl ForgottenReplica {
@@ -229,7 +229,7 @@ impl ForgottenReplica {
     pub(super) fn of(name: &str, outcome: ReplicaForgetting) -> Result<Self, (StatusCode, String)> {
         let because = |why: String| Err((StatusCode::CONFLICT, why));
         match outcome {
-            ReplicaForgetting::Forgotten(lives) => Ok(Self { forgotten: name.to_owned(), lives }),
+            ReplicaForgetting::Forgotten(incarnations) => Ok(Self { forgotten: name.to_owned(), incarnations }),
             ReplicaForgetting::Unknown => Err((StatusCode::NOT_FOUND, "no replica has this name".to_owned())),
             ReplicaForgetting::Alive => {
                 because("the replica is alive; only a dead replica can be forgotten".to_owned())

@@ -252,7 +252,7 @@ impl ReplicaControl {
         let was_acknowledged = matches!(answer, HeartbeatAnswer::Acknowledged { .. });
         self.membership.heartbeat_answered(answer, sent, boot_time());
         if was_acknowledged {
-            metrics::counter!(metric::REPLICA_BEATS).increment(1);
+            metrics::counter!(metric::REPLICA_HEARTBEATS).increment(1);
             let heartbeat = self.membership.acknowledged_heartbeat();
             self.view.change(|view| (view.heartbeat, view.heartbeat_sent) = (heartbeat, sent));
         }

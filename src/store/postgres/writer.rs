@@ -186,7 +186,7 @@ impl PostgresWriter {
                         | TaskWrite::Remove(_)
                         | TaskWrite::Withdraw(_)
                         | TaskWrite::SweepOne { .. } => {
-                            metrics::counter!(metric::DATABASE_UNSURE).increment(1);
+                            metrics::counter!(metric::DATABASE_UNRESOLVED_WRITES).increment(1);
                             StoreError::UnknownCommit(cause)
                         }
                     }));

@@ -63,17 +63,17 @@ async fn gateways_on_one_database_are_listed_with_whose_each_task_is_and_a_dead_
     assert_eq!((code, said.as_str()), (Some(0), ""));
     let records = plain(&table)[1].rsplit(' ').next().unwrap().to_owned();
     let expected = [
-        "NAME LIFE STATE BEAT ADDRESS VERSION RECORDS".to_owned(),
+        "NAME INCARNATION STATE HEARTBEAT ADDRESS VERSION RECORDS".to_owned(),
         format!("a 1 this one ago VERSION {records}"),
         format!("b 2 living ago VERSION {records}"),
     ];
     assert_eq!(plain(&table), expected, "{table}");
     // How old a beat is nobody says who has not seen another one before it.
-    until_list(&other, "a beat", |list| list[0]["beat_age_seconds"].is_number()).await;
+    until_list(&other, "a heartbeat", |list| list[0]["heartbeat_age_seconds"].is_number()).await;
     let (code, listed, _) = other.operate(&["replicas", "list", "--json"]).await;
     let listed: Value = serde_json::from_str(&listed).unwrap();
     assert_eq!((code, &listed[0]["state"], &listed[1]["state"]), (Some(0), &"living".into(), &"this one".into()));
-    assert!(listed[0]["beat_age_seconds"].as_f64().is_some_and(|age| age < 60.0), "{listed}");
+    assert!(listed[0]["heartbeat_age_seconds"].as_f64().is_some_and(|age| age < 60.0), "{listed}");
 
     // Whose they are stands in the list of each, and each can cancel them all.
     let id = other.task("/up/mcp", "k").await;
@@ -93,14 +93,16 @@ async fn gateways_on_one_database_are_listed_with_whose_each_task_is_and_a_dead_
     worker.server.world.first(|seen| seen.rpc() == "notifications/cancelled").await;
     other.until("/up/mcp", &id, "cancelled").await;
     let page = one.get("/metrics").await.body;
-    for series in
-        ["taskgate_replicas_living 2", "taskgate_database_unsure_writes_total 0", "taskgate_replica_beats_total "]
-    {
+    for series in [
+        "taskgate_replicas_living 2",
+        "taskgate_database_unresolved_writes_total 0",
+        "taskgate_replica_heartbeats_total ",
+    ] {
         assert!(page.contains(&format!("\n{series}")), "{series} in {page}");
     }
     let page = one.get("/").await.body;
     assert!(
-        page.contains("\nreplica b (life 2): living, version ") && page.contains("/tasks /calls /replicas "),
+        page.contains("\nreplica b (incarnation 2): living, version ") && page.contains("/tasks /calls /replicas "),
         "{page}"
     );
 
@@ -213,7 +215,7 @@ async fn a_call_that_waits_hears_that_the_store_is_lost_and_the_gateway_ends_wit
     let (answer, ()) = tokio::join!(call.send(program.clients, "/up/mcp"), async {
         worker.calls(1).await;
         in_time(async {
-            while program.counted("taskgate_replica_beats_total").await < 2 {
+            while program.counted("taskgate_replica_heartbeats_total").await < 2 {
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
         })

@@ -42,9 +42,9 @@ async fn course(server: &PostgresServer, page: &PrometheusHandle) {
     until_some(page, metric::DATABASE_DEAD_ROWS).await;
     until("both are seen", || value(page, metric::REPLICAS_LIVING) == 2.0).await;
     assert!(old.load(&one.key, START).await.unwrap().is_some());
-    until_some(page, metric::REPLICA_BEATS).await;
+    until_some(page, metric::REPLICA_HEARTBEATS).await;
     store.refresh_metrics();
-    let age = value(page, metric::REPLICA_BEAT_AGE);
+    let age = value(page, metric::REPLICA_HEARTBEAT_AGE);
     assert!(age > 0.0 && age < 30.0, "{age}");
     assert!(value(page, metric::STORE_COMMITS) >= 1.0);
     // Each writer connection starts with a barrier.
@@ -59,11 +59,11 @@ async fn course(server: &PostgresServer, page: &PrometheusHandle) {
     assert_eq!(value(page, metric::REPLICA_FENCED), 1.0);
     until("one is left", || value(page, metric::REPLICAS_LIVING) == 1.0).await;
 
-    assert_eq!(value(page, metric::DATABASE_UNSURE), 0.0);
+    assert_eq!(value(page, metric::DATABASE_UNRESOLVED_WRITES), 0.0);
     name_standbys(server, "missing").await;
     let unsure = store.insert(&task("a", 2)).await;
     assert!(matches!(unsure, Err(StoreError::UnknownCommit(_) | StoreError::Io(_))), "{unsure:?}");
-    until_some(page, metric::DATABASE_UNSURE).await;
+    until_some(page, metric::DATABASE_UNRESOLVED_WRITES).await;
     name_standbys(server, "").await;
     drop(other);
     for store in [old, store] {

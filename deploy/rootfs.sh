@@ -4,8 +4,8 @@
 #   deploy/rootfs.sh              rootfs.tar: authorities, the user 65532, /tmp, the store's folder
 #   deploy/rootfs.sh programs     rootfs-programs.tar: the same on Debian with Node, uv and Python (as root, with mmdebstrap)
 #
-# TARGET names the architecture (x86_64-unknown-linux-musl). CA_FILE is the file of authorities; SUITE and MIRROR are Debian's,
-# without MIRROR this machine's sources are used. Equal inputs give equal bytes, with the time SOURCE_DATE_EPOCH.
+# TARGET names the architecture (x86_64-unknown-linux-musl). CA_FILE is the file of authorities; SUITE (trixie) and MIRROR are
+# Debian's. Equal inputs give equal bytes, with the time SOURCE_DATE_EPOCH.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -57,7 +57,6 @@ programs() {
         --platform "$wheel" --dest "$work" "uv==${UV_VERSION:-0.13.9}"
     python3 -m zipfile -e "$work"/uv-*.whl "$work/wheel"
     install -m 0755 -t "$work" "$work"/wheel/uv-*.data/scripts/uv "$work"/wheel/uv-*.data/scripts/uvx
-    # Without a mirror mmdebstrap takes the sources of this machine.
     mmdebstrap --quiet --variant=minbase --architectures="$architecture" \
         --include=ca-certificates,nodejs,npm,python3,python3-venv \
         --customize-hook="mkdir -p \$1/etc/taskgate" \
@@ -68,7 +67,7 @@ programs() {
         --customize-hook="echo taskgate:x:$user: >> \$1/etc/group" \
         --customize-hook="install -d -m 0700 -o $user -g $user \$1/var/lib/taskgate" \
         --customize-hook="rm -rf \$1/usr/share/doc \$1/usr/share/man \$1/var/cache/apt \$1/var/lib/apt/lists" \
-        "${SUITE:-bookworm}" "$out/rootfs-programs.tar" ${MIRROR:+"$MIRROR"}
+        "${SUITE:-trixie}" "$out/rootfs-programs.tar" ${MIRROR:+"$MIRROR"}
 }
 
 case ${1:-base} in

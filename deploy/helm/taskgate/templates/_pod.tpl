@@ -3,8 +3,9 @@
 {{- $values := .Values }}
 {{- $postgres := eq $values.store.kind "postgres" }}
 metadata:
+  # Without the chart's version, which would replace the pods.
   labels:
-    {{- include "taskgate.labels" . | nindent 4 }}
+    {{- include "taskgate.selector" . | nindent 4 }}
     {{- with $values.podLabels }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
@@ -81,7 +82,7 @@ spec:
         httpGet: {path: /readyz, port: metrics}
         periodSeconds: 2
         timeoutSeconds: 2
-        failureThreshold: 1
+        failureThreshold: 2
       resources:
         {{- toYaml $values.resources | nindent 8 }}
       volumeMounts:

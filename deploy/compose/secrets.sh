@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# Makes the secrets of both compose files in deploy/compose/secrets, as root, and keeps those that are there:
+# Makes the secrets of both compose files as root, and keeps those that are there:
 #
-#   sudo deploy/compose/secrets.sh
+#   sudo deploy/compose/secrets.sh [DIR]
 #
+# DIR is target/secrets unless written; the compose files read it from TASKGATE_SECRETS.
 # Compose mounts the files as they are, so each belongs to the user that reads it: 65532 (taskgate) or 999 (PostgreSQL), mode 0400.
 # The authority's key is thrown away: remove replica.crt to make all certificates again.
 set -euo pipefail
 
-dir=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/secrets
+dir=${1:-$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)/target/secrets}
 gateway=65532 database=999
 days=3650
 

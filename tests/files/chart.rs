@@ -191,6 +191,23 @@ fn the_plain_manifests_are_those_of_the_chart() {
     }
 }
 
+/// The first block is complete, and the others change it.
+#[test]
+fn the_values_of_the_page_render() {
+    let page = read(&folder("docs/kubernetes.md"));
+    let blocks: Vec<&str> = page.split("```yaml\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
+    assert_eq!(blocks.len(), 4);
+    let Some(helm) = Helm::find() else { return };
+    let (base, changes) = (helm.home.path().join("base.yaml"), helm.home.path().join("changes.yaml"));
+    fs::write(&base, blocks[0]).expect("a writable folder");
+    for block in blocks {
+        fs::write(&changes, block).expect("a writable folder");
+        let output = helm.template(&[&base, &changes]);
+        assert!(output.status.success(), "{block}{}", text(&output.stderr));
+        check_accepted(block, &configuration(&text(&output.stdout)));
+    }
+}
+
 #[test]
 fn the_chart_has_no_lint() {
     let Some(helm) = Helm::find() else { return };

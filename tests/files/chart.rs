@@ -1,5 +1,6 @@
-//! The Helm chart, the plain manifests and the compose files: what they render, what they refuse, and that the gateway accepts
-//! their configurations.
+//! Renders the Helm chart, and compares manifests and refusals with recorded ones.
+//!
+//! The gateway must accept each configuration of the chart, the plain manifests and the compose files.
 //!
 //! `UPDATE_GOLDEN=1` rewrites the expected files.
 
@@ -17,7 +18,7 @@ const REFUSED_FILES: usize = 46;
 /// The values that each refused file changes.
 const BASE: &str = "tests/chart/values/disk.yaml";
 
-/// What the pods have in their environment.
+/// The environment of the pods and of the replicas in the compose file.
 fn env(name: &str) -> Option<String> {
     let value = match name {
         "POD_NAME" | "REPLICA_NAME" => "taskgate-0",
@@ -107,7 +108,7 @@ fn check_accepted(name: &str, toml: &str) {
     assert!(warnings.is_empty(), "{name}: {warnings:?}");
 }
 
-/// What helm says of values that are refused, without the place in the templates.
+/// Helm's message for refused values, without the location in the templates.
 fn refusal(output: &Output) -> String {
     let said = text(&output.stderr);
     let lines = said.lines().filter(|line| {

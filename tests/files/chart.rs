@@ -46,7 +46,7 @@ fn files(path: &str, extension: &str) -> Vec<PathBuf> {
     files
 }
 
-/// Helm with folders of its own, so that it reads and writes nothing in the home folder.
+/// Helm with a temporary folder in place of the home folder.
 struct Helm {
     program: PathBuf,
     home: tempfile::TempDir,

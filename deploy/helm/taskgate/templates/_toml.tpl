@@ -28,7 +28,7 @@
 {{- end }}
 {{- end }}
 
-{{/* `path` and `table`: the table under its header, its maps and its lists of maps under headers of theirs. */}}
+{{/* `path` and `table`: the table under its header, then a header for each map and for each item of a list of maps. */}}
 {{- define "taskgate.toml.table" -}}
 {{- $plain := dict }}{{ $tables := dict }}{{ $lists := dict }}
 {{- range $key, $value := .table }}

@@ -218,6 +218,15 @@ fn the_chart_has_no_lint() {
 }
 
 #[test]
+fn the_chart_and_the_images_have_the_version_of_the_program() {
+    let version = env!("CARGO_PKG_VERSION");
+    let chart = read(&folder(CHART).join("Chart.yaml"));
+    assert!(chart.contains(&format!("\nversion: {version}\nappVersion: \"{version}\"\n")), "{chart}");
+    let images = read(&folder("deploy/Dockerfile"));
+    assert_eq!(images.matches(&format!("ARG VERSION={version}\n")).count(), 2);
+}
+
+#[test]
 fn the_configurations_of_the_compose_files_are_accepted() {
     let files = files("deploy/compose", "toml");
     for file in &files {

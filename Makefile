@@ -56,7 +56,7 @@ define lanes
 	}
 endef
 
-.PHONY: begun prepared installable built peers memory restarted-servers test check setup fmt lint unit rules doc seconds bench instructions sessions audit fuzz soak
+.PHONY: begun prepared installable built peers memory restarted-servers test check setup fmt lint unit rules doc seconds bench instructions sessions manifests audit fuzz soak
 
 # Its steps follow one another; what runs side by side does so within them.
 .NOTPARALLEL:
@@ -208,6 +208,10 @@ instructions:
 # Records the terminal sessions of docs/command-line.md anew; `unit` compares them.
 sessions:
 	@UPDATE_SESSIONS=1 cargo test --quiet --locked --test programs readme_sessions::
+
+# Renders deploy/kubernetes from the chart; `unit` compares them.
+manifests: setup
+	@HELM="$(PEERS)/py-helm/bin/helm" deploy/kubernetes/render.sh
 
 # The advisory database is no registry's, so this needs more of the network than the tests have.
 audit:

@@ -1,5 +1,6 @@
-//! Suites that read files of the repository: configurations, and the seeds of the fuzz targets.
+//! Suites that read files of the repository: configurations, the chart, and the seeds of the fuzz targets.
 
+mod chart;
 mod config;
 mod corpus;
 mod dependencies;

@@ -10,6 +10,7 @@
 #   DIR/py-fastmcp2      FastMCP 2
 #   DIR/py-old           the Python SDK as it was before streamable HTTP
 #   DIR/py-patroni       Patroni, which keeps a database on several servers
+#   DIR/py-helm          Helm, which renders the chart
 #   DIR/*.mjs, DIR/*.py  copies of the scripts beside this one, to be run there
 #
 # Run again with nothing to do it takes well under a second.
@@ -103,7 +104,7 @@ cp "$here"/*.mjs "$here"/*.py "$dir/"
 # Side by side: each waits for the network most of the time.
 running=()
 install_npm & running+=($!)
-for name in modern legacy fastmcp2 old patroni; do
+for name in modern legacy fastmcp2 old patroni helm; do
     install_python "$name" & running+=($!)
 done
 failed=0

@@ -1,0 +1,124 @@
+{{/* One sentence for each value that would lose tasks, leave the gateway open, or keep it from its start; all of them at once. */}}
+{{- define "taskgate.refusals" -}}
+{{- $values := .Values }}
+{{- $found := list }}
+{{- $kind := $values.store.kind }}
+{{- $postgres := $values.store.postgres }}
+{{- $outside := list }}
+{{- if $values.ingress.enabled }}{{ $outside = append $outside "ingress" }}{{ end }}
+{{- if $values.httpRoute.enabled }}{{ $outside = append $outside "httpRoute" }}{{ end }}
+{{- if ne $values.service.type "ClusterIP" }}{{ $outside = append $outside (printf "service.type %s" $values.service.type) }}{{ end }}
+
+{{- if and (gt (int $values.replicas) 1) (ne $kind "postgres") }}
+{{- $found = append $found (printf "replicas: %d gateways cannot share a store of kind %s, so each would lose the tasks of the others; set store.kind to postgres, or replicas to 1." (int $values.replicas) $kind) }}
+{{- end }}
+{{- if and (eq $kind "memory") (not $values.store.memory.acceptLoss) }}
+{{- $found = append $found "store.kind: with memory each restart of the pod loses all tasks; set store.kind to disk or postgres, or store.memory.acceptLoss to true." }}
+{{- end }}
+{{- if eq $kind "postgres" }}
+{{- if not (or $postgres.url $postgres.urlSecret.name) }}
+{{- $found = append $found "store.postgres: the database has no address; set store.postgres.url or store.postgres.urlSecret.name." }}
+{{- end }}
+{{- if and $postgres.url $postgres.urlSecret.name }}
+{{- $found = append $found "store.postgres: url and urlSecret exclude each other; set one of them." }}
+{{- end }}
+{{- if not (or $postgres.passwordSecret.name $postgres.urlSecret.name) }}
+{{- $found = append $found "store.postgres: the database asks for no secret, so every pod of the cluster could read and change tasks; set store.postgres.passwordSecret.name or store.postgres.urlSecret.name." }}
+{{- end }}
+{{- if regexMatch "://[^/@]*:[^/@]*@" $postgres.url }}
+{{- $found = append $found "store.postgres.url: a password in it would be in a ConfigMap; set store.postgres.passwordSecret.name instead." }}
+{{- end }}
+{{- if contains "sslmode=disable" $postgres.url }}
+{{- $found = append $found "store.postgres.url: with sslmode=disable the password and all results would cross the network in clear text; leave it out." }}
+{{- end }}
+{{- if not $postgres.durability }}
+{{- $found = append $found "store.postgres.durability: it has no default; set replicated if commits wait for a synchronous standby, vouched if the storage is replicated, or single if tasks may be lost with one server." }}
+{{- end }}
+{{- if not $values.sealSecret.name }}
+{{- $found = append $found "sealSecret: without one key for all replicas, also for two pods during an update, each refuses the sessions of the others; set sealSecret.name." }}
+{{- end }}
+{{- else }}
+{{- if $values.sealSecret.name }}
+{{- $found = append $found (printf "sealSecret: it is for store.kind postgres, and a gateway with a store of kind %s makes its own key; leave it out." $kind) }}
+{{- end }}
+{{- if $values.replica.certificates }}
+{{- $found = append $found "replica.certificates: only replicas on one database forward requests to each other; leave it out, or set store.kind to postgres." }}
+{{- end }}
+{{- end }}
+{{- if $values.limits.drain_max }}
+{{- $found = append $found "limits.drain_max: the pod's grace period is computed from drainSeconds, and a pod that is killed earlier loses its calls; set drainSeconds instead." }}
+{{- end }}
+
+{{- if eq $values.auth.mode "api_keys" }}
+{{- if not $values.auth.keys }}
+{{- $found = append $found "auth.keys: no client could connect; add an id with a secret or a sha256." }}
+{{- end }}
+{{- if $values.auth.anonymous }}
+{{- $found = append $found "auth.anonymous: it serves every client, and auth.mode api_keys asks for keys; leave one of them out." }}
+{{- end }}
+{{- if not (or $values.listen.tlsSecret $values.listen.plaintext) }}
+{{- $found = append $found "listen: API keys would reach the pods in clear text; set listen.tlsSecret, or listen.plaintext to true if TLS ends in front of the pods." }}
+{{- end }}
+{{- else }}
+{{- if not $values.auth.anonymous }}
+{{- $found = append $found "auth.mode: with none every pod of the cluster could use the gateway; set auth.mode to api_keys, or auth.anonymous to true to serve every client." }}
+{{- end }}
+{{- if and $outside (not $values.auth.anonymousOutside) }}
+{{- $found = append $found (printf "%s: without auth every client outside the cluster could call every tool; set auth.mode to api_keys, or auth.anonymousOutside to true if that is intended." (join " and " $outside)) }}
+{{- end }}
+{{- if $values.auth.keys }}
+{{- $found = append $found "auth.keys: no client is asked for them; set auth.mode to api_keys." }}
+{{- end }}
+{{- end }}
+{{- range $values.auth.keys }}
+{{- if eq (not .secret) (not .sha256) }}
+{{- $found = append $found (printf "auth.keys: %s needs either a secret or a sha256." .id) }}
+{{- end }}
+{{- end }}
+
+{{- if and $values.ingress.enabled (not (or $values.ingress.tlsSecret $values.ingress.defaultCertificate)) }}
+{{- $found = append $found "ingress: without TLS keys and results would cross the network in clear text; set ingress.tlsSecret, or ingress.defaultCertificate to true if the controller has a certificate." }}
+{{- end }}
+{{- if and $values.ingress.enabled (not $values.ingress.host) }}
+{{- $found = append $found "ingress.host: a rule without a host takes the requests of every name; set it." }}
+{{- end }}
+{{- if and $values.httpRoute.enabled (not $values.httpRoute.parentRefs) }}
+{{- $found = append $found "httpRoute.parentRefs: the route belongs to no Gateway; name one." }}
+{{- end }}
+{{- if and $values.httpRoute.enabled (not $values.httpRoute.hostnames) }}
+{{- $found = append $found "httpRoute.hostnames: a route without a host takes the requests of every name; name one." }}
+{{- end }}
+{{- if and $values.httpRoute.enabled $values.listen.tlsSecret }}
+{{- $found = append $found "httpRoute: its Gateway sends plain HTTP to pods that expect TLS; set listen.plaintext to true in place of listen.tlsSecret." }}
+{{- end }}
+{{- if and (ne $values.service.type "ClusterIP") (not $values.listen.tlsSecret) }}
+{{- $found = append $found (printf "service.type: with %s and without listen.tlsSecret keys and results would leave the cluster in clear text; set listen.tlsSecret." $values.service.type) }}
+{{- end }}
+
+{{- if not (values $values.upstreams | compact) }}
+{{- $found = append $found "upstreams: the gateway has no server; name at least one." }}
+{{- end }}
+{{- range $name, $upstream := $values.upstreams }}
+{{- $upstream = $upstream | default dict }}
+{{- if and $upstream.command (not $values.image.programs) }}
+{{- $found = append $found (printf "upstreams.%s.command: the image has no programs; set image.programs to true." $name) }}
+{{- end }}
+{{- range $key := list "authorization" "value" }}
+{{- $secret := get ($upstream.auth | default dict) $key }}
+{{- if and $secret (not (contains "${" $secret)) }}
+{{- $found = append $found (printf "upstreams.%s.auth.%s: the secret would be in a ConfigMap; write \"${NAME}\", and name its secret in env." $name $key) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- $known := list "POD_NAME" "POD_IP" }}
+{{- range $values.env }}{{ $known = append $known .name }}{{ end }}
+{{- $written := dict "upstreams" $values.upstreams "endpoints" $values.endpoints "listen" $values.listen | toRawJson | replace "$${" "" }}
+{{- range regexFindAll "\\$\\{[^}]*\\}" $written -1 | uniq }}
+{{- $name := . | trimPrefix "${" | trimSuffix "}" }}
+{{- if not (has $name $known) }}
+{{- $found = append $found (printf "env: no entry is named %s, which a value uses as ${%s}; add it with its secret." $name $name) }}
+{{- end }}
+{{- end }}
+{{- join "\n" $found }}
+{{- end }}

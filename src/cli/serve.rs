@@ -50,7 +50,14 @@ impl ServeArguments {
         } else if servers.is_empty()
             && let Some(file) = env::var_os(CONFIG_VARIABLE)
         {
-            return self.of_file(PathBuf::from(file), &format!("the file that {CONFIG_VARIABLE} names"));
+            let file = PathBuf::from(file);
+            if !file.exists() {
+                return Err(format!(
+                    "{}: there is no such file, but {CONFIG_VARIABLE} names it; write or mount a configuration there, with at least one [upstreams.NAME]",
+                    file.display()
+                ));
+            }
+            return self.of_file(file, &format!("the file that {CONFIG_VARIABLE} names"));
         } else if servers.is_empty()
             && let Some(option) = self.options.of_an_address()
         {

@@ -19,6 +19,7 @@ mod question;
 mod replicas;
 mod serve;
 pub mod server_address;
+mod store;
 mod task;
 pub mod tasks;
 mod terminal;
@@ -51,6 +52,7 @@ use offers::{OfferArguments, OfferKind};
 use printable::printable_lines;
 use replicas::ReplicasCommand;
 use serve::ServeArguments;
+use store::StoreCommand;
 use task::TaskSubcommand;
 use tasks::TasksCommand;
 use wrap::WrapArguments;
@@ -186,6 +188,14 @@ enum CliCommand {
         #[arg(long, global = true, value_name = "URL", default_value = "http://127.0.0.1:9090")]
         admin: url::Url,
     },
+    /// Checks a store on disk, and copies it while a gateway runs.
+    ///
+    /// Exit codes: 0, 1 if something in it is damaged, 64 for a mistake in the command line, 74 if it cannot be read or the copy
+    /// cannot be written.
+    Store {
+        #[command(subcommand)]
+        order: StoreCommand,
+    },
 }
 
 const SERVE_EXIT_CODES: &str = "\
@@ -234,6 +244,7 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         CliCommand::Replicas { order, admin } => {
             Box::pin(operate(&admin, async |at| replicas::run(&at, &order).await)).await
         }
+        CliCommand::Store { order } => Ok(store::run(&order)),
     };
     ended.unwrap_or_else(|error| {
         say(format_args!("{error:#}"));
@@ -391,6 +402,7 @@ mod tests {
                 "health",
                 "tasks",
                 "replicas",
+                "store",
             ]
         );
     }

@@ -10,7 +10,7 @@ use crate::face::sealed::{KeyError, SealingKeys};
 use crate::random;
 use crate::secret_file::{self, SecretFileError};
 
-const FILE_NAME: &str = "seal.key";
+pub const FILE_NAME: &str = "seal.key";
 const FOLDER_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
 /// More than a full key ring needs.

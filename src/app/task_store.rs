@@ -23,7 +23,7 @@ use crate::telemetry;
 use crate::upstream::TaskScope;
 
 /// The exit code for a store that is unreadable, damaged, out of disk space, or has lost acknowledged writes (`EX_IOERR`).
-pub(super) const EXIT_IO: u8 = 74;
+pub const EXIT_IO: u8 = 74;
 /// The exit code for a store that another process has locked (`EX_TEMPFAIL`).
 pub(super) const EXIT_LOCKED: u8 = 75;
 

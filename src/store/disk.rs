@@ -7,6 +7,7 @@
 mod batch;
 mod check;
 mod columns;
+pub mod copies;
 mod folder;
 mod health;
 mod reads;

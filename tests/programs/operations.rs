@@ -19,6 +19,7 @@ pub(crate) mod program;
 mod reload;
 mod replicas;
 mod shutdown;
+mod store_copies;
 mod telemetry;
 mod units;
 mod upstreams;

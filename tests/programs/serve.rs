@@ -196,7 +196,7 @@ fn a_port_that_was_asked_for_is_taken_or_refused() {
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert_eq!(refused.status.code(), Some(70), "{said}");
     assert!(said.contains(&format!("--port: cannot listen on 127.0.0.1:{port}: ")), "{said}");
-    assert!(said.contains("leave it out to have a free one taken"), "{said}");
+    assert!(said.contains("omit it to use a free one"), "{said}");
     assert!(!folder.path().join("taskgate-data").exists(), "ports are found before the store is opened");
     drop(holder);
     let (_gateway, lines) = serve(folder.path(), &arguments[1..]);

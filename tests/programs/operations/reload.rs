@@ -51,7 +51,7 @@ async fn a_changed_file_is_put_in_force_and_no_held_call_notices() {
 /// A rule with a slip in its name would do nothing, and nobody would know.
 #[tokio::test]
 async fn a_rule_that_fits_no_tool_is_told_of_once_at_the_first_list_and_after_a_reload() {
-    const TOLD: &str = "a rule for tools fits no tool";
+    const TOLD: &str = "a tool rule matches no tool of the server";
     let (worker, folder) = (Worker::start().await, Folder::new());
     let rule = |pattern: &str, keys: &str| format!("[[upstreams.up.tools]]\nmatch = \"{pattern}\"\n{keys}\n");
     folder.write(&(block("up", &worker.server) + &rule("wrok", "grace = \"1s\"") + &rule("w*", "grace = \"3s\"")));

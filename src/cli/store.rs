@@ -1,0 +1,72 @@
+//! Checks the folder of a disk store, and copies it while a gateway runs.
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use super::say;
+use crate::app::sealing_key;
+use crate::app::task_store::EXIT_IO;
+use crate::cause::CauseChain;
+use crate::console;
+use crate::store::disk::copies::{self, CheckedStore};
+
+#[derive(Debug, clap::Subcommand)]
+pub(super) enum StoreCommand {
+    /// Reads every task of a store, and reports damage. Changes nothing; a gateway may have the store open.
+    Check {
+        /// The store's folder, `store.path` of the configuration.
+        #[arg(value_name = "DIR")]
+        folder: PathBuf,
+    },
+    /// Copies a store with its sealing key into another folder, as it is at one moment; a gateway may have it open.
+    ///
+    /// A gateway that is started on the copy later lacks the tasks that were made since. Calls that had not ended at that moment
+    /// are treated as after a crash at that moment. The copy holds arguments, results and a key: treat it as a secret.
+    Backup {
+        /// The store's folder, `store.path` of the configuration.
+        #[arg(value_name = "DIR")]
+        folder: PathBuf,
+        /// The folder of the copy. It is created, or has no store yet.
+        #[arg(value_name = "TO")]
+        to: PathBuf,
+    },
+}
+
+pub(super) fn run(order: &StoreCommand) -> ExitCode {
+    let (shown, found) = match order {
+        StoreCommand::Check { folder } => (folder, copies::check(folder)),
+        StoreCommand::Backup { folder, to } => (to, copies::backup(folder, to, &[sealing_key::FILE_NAME])),
+    };
+    match found {
+        Ok(found) => {
+            // A closed stdout cannot be reported.
+            let _ = writeln!(console::stdout(), "{}", report(shown, &found));
+            if found.damaged == 0 && found.fault.is_none() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+        }
+        Err(error) => {
+            say(CauseChain(&error));
+            ExitCode::from(EXIT_IO)
+        }
+    }
+}
+
+fn report(folder: &Path, found: &CheckedStore) -> String {
+    let mut text = format!("{}: {} tasks, {} of them unfinished", folder.display(), found.tasks, found.unfinished);
+    if let Some(fault) = &found.fault {
+        let _ = write!(text, "\nthe file is damaged: {fault}");
+    }
+    if found.damaged > 0 {
+        let named: Vec<_> = found.named.iter().map(ToString::to_string).collect();
+        let _ =
+            write!(text, "\n{} tasks cannot be read; they are served as failed: {}", found.damaged, named.join(" "));
+        if found.damaged > named.len() as u64 {
+            text.push_str(" ...");
+        }
+    }
+    if found.damaged == 0 && found.fault.is_none() {
+        text.push_str("; all of them can be read");
+    }
+    text
+}

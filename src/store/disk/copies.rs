@@ -1,0 +1,146 @@
+//! Checks a store's file and copies it, in a process of its own (`taskgate store`). A gateway may have the file open.
+
+use std::fs::{self, File};
+use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+use rusqlite::backup::{Backup, StepResult};
+use rusqlite::config::DbConfig;
+use rusqlite::{Connection, OpenFlags};
+
+use super::columns::key;
+use super::folder::{self, FILE_MODE};
+use super::reads::{self, ReadRow};
+use super::{OpenError, schema};
+use crate::store::record::RecordError;
+use crate::task::ShortReference;
+
+/// References of damaged rows that a report names.
+const NAMED_MAX: usize = 20;
+
+/// The contents of a store's file.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct CheckedStore {
+    pub tasks: u64,
+    pub unfinished: u64,
+    pub damaged: u64,
+    /// Some of the damaged rows.
+    pub named: Vec<ShortReference>,
+    /// What SQLite found wrong with the file: the first fault.
+    pub fault: Option<String>,
+}
+
+/// Reads the whole file and every record in it, and changes nothing.
+///
+/// Fails if the file is missing, of another version or another program's, or cannot be read. Damage is no failure.
+pub fn check(folder: &Path) -> Result<CheckedStore, OpenError> {
+    let path = existing_file(folder)?;
+    let conn = open(&path)?;
+    contents(&conn).map_err(|error| schema::open_error(&path, error))
+}
+
+/// Copies the file as it is at one moment, and checks the copy. Tasks that are made later are not in it.
+///
+/// `to` is created (mode 0700), or has no store yet. Nothing stands there under the store's name before it is whole and on the disk.
+/// `also` are further files of the folder to copy, if they exist.
+///
+/// Fails as [`check`], and if the copy cannot be written.
+pub fn backup(folder: &Path, to: &Path, also: &[&str]) -> Result<CheckedStore, OpenError> {
+    let path = existing_file(folder)?;
+    let source = open(&path)?;
+    folder::prepare(to)?;
+    let target = schema::file_in(to);
+    let cannot = |path: &Path| {
+        let path = path.to_owned();
+        move |source| OpenError::Folder { path, source }
+    };
+    let taken = io::Error::new(io::ErrorKind::AlreadyExists, "there is a file already; name another folder");
+    if target.exists() {
+        return Err(cannot(&target)(taken));
+    }
+    let unfinished = to.join("tasks.db.unfinished");
+    let mut options = File::options();
+    options.write(true).create(true).truncate(true).mode(FILE_MODE);
+    options.open(&unfinished).map_err(cannot(&unfinished))?;
+    copy(&source, &unfinished).map_err(|error| schema::open_error(&unfinished, error))?;
+    let copied = open(&unfinished)?;
+    let found = contents(&copied).map_err(|error| schema::open_error(&unfinished, error))?;
+    drop(copied);
+    for name in also {
+        let bytes = match fs::read(folder.join(name)) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            Err(error) => return Err(cannot(&folder.join(name))(error)),
+        };
+        let mut file = options.open(to.join(name)).map_err(cannot(&to.join(name)))?;
+        file.write_all(&bytes).and_then(|()| file.sync_all()).map_err(cannot(&to.join(name)))?;
+    }
+    let finish = || {
+        File::open(&unfinished)?.sync_all()?;
+        fs::rename(&unfinished, &target)?;
+        File::open(to)?.sync_all()
+    };
+    finish().map_err(cannot(&target))?;
+    Ok(found)
+}
+
+/// All pages in one step: a copy in several would begin again with each write of the gateway.
+fn copy(source: &Connection, to: &Path) -> rusqlite::Result<()> {
+    let mut target = Connection::open(to)?;
+    let backup = Backup::new(source, &mut target)?;
+    match backup.step(-1)? {
+        StepResult::Done => (),
+        other => {
+            let code = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_BUSY);
+            return Err(rusqlite::Error::SqliteFailure(code, Some(format!("the copy is not whole: {other:?}"))));
+        }
+    }
+    drop(backup);
+    // One file, without a log beside it.
+    target.pragma_update(None, "journal_mode", "DELETE")
+}
+
+fn existing_file(folder: &Path) -> Result<PathBuf, OpenError> {
+    folder::examine(folder)?;
+    let path = schema::file_in(folder);
+    fs::metadata(&path).map_err(|source| OpenError::Folder { path: path.clone(), source })?;
+    schema::examine(&path)?;
+    Ok(path)
+}
+
+/// Read-only. SQLite still has to write its shared index of the log beside the file.
+fn open(path: &Path) -> Result<Connection, OpenError> {
+    let opened = || {
+        let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        let conn = Connection::open_with_flags(path, flags)?;
+        conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
+        schema::make_wary(&conn)?;
+        Ok(conn)
+    };
+    opened().map_err(|error| schema::open_error(path, error))
+}
+
+fn contents(conn: &Connection) -> rusqlite::Result<CheckedStore> {
+    let mut found = CheckedStore::default();
+    let verdict: String = conn.query_row("PRAGMA integrity_check(1)", (), |row| row.get(0))?;
+    found.fault = (verdict != "ok").then_some(verdict);
+    let mut statement = conn.prepare("SELECT owner, id, settled FROM tasks")?;
+    let mut rows = statement.query(())?;
+    while let Some(row) = rows.next()? {
+        found.tasks += 1;
+        found.unfinished += u64::from(!row.get::<_, bool>(2)?);
+        let wanted = key(row, 0)?;
+        let is_whole = match reads::read(conn, &wanted)? {
+            Some(ReadRow::Whole(_)) => true,
+            Some(ReadRow::Damaged { error: RecordError::Damaged | RecordError::OtherVersion(_), .. }) | None => false,
+        };
+        if !is_whole {
+            found.damaged += 1;
+            if found.named.len() < NAMED_MAX {
+                found.named.push(ShortReference::of(&wanted));
+            }
+        }
+    }
+    Ok(found)
+}

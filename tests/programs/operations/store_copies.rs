@@ -1,0 +1,101 @@
+//! `taskgate store`: a store checked and copied under a running gateway, and a gateway that begins with the copy.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use rusqlite::Connection;
+use serde_json::json;
+
+use super::program::{Call, Folder, Program, block};
+use super::upstream::{ScriptedServer, answer};
+
+async fn server() -> ScriptedServer {
+    ScriptedServer::start(|seen| match seen.rpc() {
+        "tools/list" => Some(answer(seen, &json!({"tools": [{"name": "work", "inputSchema": {"type": "object"}}]}))),
+        "tools/call" => Some(answer(seen, &json!({"content": [{"type": "text", "text": "done"}]}))),
+        _ => None,
+    })
+    .await
+}
+
+fn store(arguments: &[&Path]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_taskgate")).arg("store").args(arguments).output().unwrap()
+}
+
+fn said(output: &Output) -> (Option<i32>, String) {
+    let text = [output.stdout.as_slice(), output.stderr.as_slice()].concat();
+    (output.status.code(), String::from_utf8(text).unwrap())
+}
+
+/// A gateway on disk whose calls are tasks, with one that has ended.
+async fn gateway_with_a_task(server: &ScriptedServer) -> (Folder, Program, serde_json::Value) {
+    let folder = Folder::on_disk();
+    folder.write(&format!("{}[[upstreams.up.tools]]\nmatch = \"work\"\nmode = \"always\"\n", block("up", server)));
+    let program = Program::serve(&folder).await;
+    let made = program.task("/up/mcp", "one").await;
+    program.until("/up/mcp", &made, "completed").await;
+    (folder, program, made)
+}
+
+#[tokio::test]
+async fn a_copy_of_a_running_gateways_store_has_its_tasks_until_then_and_its_key() {
+    let server = server().await;
+    let (folder, program, before) = gateway_with_a_task(&server).await;
+    let (data, copy) = (folder.path().join("data"), folder.path().join("copy"));
+    let (code, text) = said(&store(&[Path::new("backup"), &data, &copy]));
+    assert_eq!(
+        (code, text.contains("1 tasks, 0 of them unfinished; all of them can be read")),
+        (Some(0), true),
+        "{text}"
+    );
+    let since = program.task("/up/mcp", "two").await;
+    program.until("/up/mcp", &since, "completed").await;
+    assert_eq!(std::fs::read(copy.join("seal.key")).unwrap(), std::fs::read(data.join("seal.key")).unwrap());
+    let (code, text) = said(&store(&[Path::new("check"), &data]));
+    assert_eq!((code, text.contains("2 tasks, 0 of them unfinished; all")), (Some(0), true), "{text}");
+
+    let (code, text) = said(&store(&[Path::new("backup"), &data, &copy]));
+    assert_eq!((code, text.contains("there is a file already; name another folder")), (Some(74), true), "{text}");
+
+    // The copy in place of the store: its task is read, and the later one is lost.
+    drop(program);
+    std::fs::remove_dir_all(&data).unwrap();
+    std::fs::rename(&copy, &data).unwrap();
+    let restored = Program::serve(&folder).await;
+    assert_eq!(restored.status("/up/mcp", &before).await, "completed");
+    let lost = Call::new("tasks/get", &json!({"taskId": since})).send(restored.clients, "/up/mcp").await;
+    assert_eq!(lost.json()["error"]["code"], -32602, "{lost:?}");
+}
+
+#[tokio::test]
+async fn a_check_names_damaged_tasks_and_changes_nothing() {
+    let server = server().await;
+    let (folder, program, _) = gateway_with_a_task(&server).await;
+    drop(program);
+    let data = folder.path().join("data");
+    let database = Connection::open(data.join("tasks.db")).unwrap();
+    database.execute_batch("UPDATE records SET record = x'00'; PRAGMA wal_checkpoint(TRUNCATE)").unwrap();
+    drop(database);
+    let bytes = std::fs::read(data.join("tasks.db")).unwrap();
+    let (code, text) = said(&store(&[Path::new("check"), &data]));
+    assert_eq!((code, text.contains("1 tasks cannot be read; they are served as failed: ")), (Some(1), true), "{text}");
+    assert_eq!(std::fs::read(data.join("tasks.db")).unwrap(), bytes);
+}
+
+#[test]
+fn a_store_that_cannot_be_read_ends_with_74_and_its_reason() {
+    let folder = tempfile::tempdir().unwrap();
+    let (empty, text) = (folder.path().join("empty"), folder.path().join("text"));
+    std::fs::create_dir(&empty).unwrap();
+    std::fs::create_dir(&text).unwrap();
+    std::fs::write(text.join("tasks.db"), "words").unwrap();
+    let nowhere = folder.path().join("nowhere");
+    for (from, reason) in
+        [(&empty, "No such file or directory"), (&nowhere, "No such file or directory"), (&text, "is not a database")]
+    {
+        for arguments in [vec![Path::new("check"), from], vec![Path::new("backup"), from, Path::new("/proc/nowhere")]] {
+            let (code, words) = said(&store(&arguments));
+            assert_eq!((code, words.contains(reason)), (Some(74), true), "{words}");
+        }
+    }
+}

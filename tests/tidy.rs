@@ -1,6 +1,8 @@
 //! Keeps what a text search can keep: the direction of dependencies, files of a bearable size, and sources that
 //! speak of the product alone, of pages that are there and of rules that are explained.
 
+#[path = "tidy/client_code.rs"]
+mod client_code;
 #[path = "tidy/cycles.rs"]
 mod cycles;
 #[path = "tidy/documents.rs"]

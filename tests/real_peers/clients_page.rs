@@ -24,10 +24,11 @@ use std::time::Duration;
 
 use bridge::UnixSocketProxy;
 use gateway::Gateway;
+use http::{HeaderName, HeaderValue};
 use install::Peers;
 use process::Child;
-use rmcp::model::{CallToolResponse, ClientConfig, TaskPayload, TaskStatus};
-use rmcp::service::{RoleClient, RunningService};
+use rmcp::model::{CallToolRequestParams, CallToolResponse, ClientConfig, TaskPayload, TaskStatus};
+use rmcp::service::{RoleClient, RunningService, ServiceError};
 use rmcp::transport::StreamableHttpClientTransport;
 use rmcp::transport::streamable_http_client::StreamableHttpClientTransportConfig;
 use serde_json::json;
@@ -313,6 +314,28 @@ async fn rmcp_follows_tasks_by_hand() {
     assert_eq!(ended.status(), TaskStatus::Cancelled);
     client.cancel().await.unwrap();
     project.idle().await;
+}
+
+/// The page says which call loses the handle, and where else a key may stand.
+#[tokio::test]
+async fn rmcp_loses_the_handle_of_call_tool_and_finds_it_by_a_key_in_a_header() {
+    let Some(project) = Project::open("clients-rmcp-lost", "sh").await else { return };
+    let bridge = UnixSocketProxy::to(project.gateway.url(DEMO)).unwrap();
+    let headers = [(HeaderName::from_static("idempotency-key"), HeaderValue::from_static("report-8"))];
+    let config = StreamableHttpClientTransportConfig::with_uri(project.gateway.url(DEMO)).auth_header(KEY);
+    let config = config.custom_headers(headers.into());
+    let socket = bridge.socket();
+    let transport = StreamableHttpClientTransport::from_unix_socket_with_config(&socket.to_string_lossy(), config);
+    let client = in_time(connect::connect(transport)).await.unwrap();
+    let mut params = CallToolRequestParams::new("slow_report");
+    params.arguments = json!({ "seconds": 4, "steps": 4 }).as_object().cloned();
+    let lost = in_time(client.call_tool(params.clone())).await;
+    assert!(matches!(lost, Err(ServiceError::UnexpectedResponse)), "{lost:?}");
+    let found = id_of(in_time(client.peer().call_tool_once(params)).await.unwrap());
+    let ended = in_time(task::follow(client.peer(), &found, drop)).await.unwrap();
+    assert_eq!(ended.status(), TaskStatus::Completed);
+    assert_eq!(project.created().await, 1, "the second call found the task of the first");
+    client.cancel().await.unwrap();
 }
 
 #[tokio::test]

@@ -106,7 +106,7 @@ fn files_under(folder: &str) -> Vec<String> {
         for entry in fs::read_dir(&folder).expect("the folder is readable") {
             let path: PathBuf = entry.expect("the folder is readable").path();
             let name = path.file_name().and_then(|name| name.to_str()).expect("names are UTF-8");
-            let is_made = matches!(name, "target" | "node_modules" | ".git" | "artifacts" | "coverage");
+            let is_made = matches!(name, "target" | "node_modules" | ".git" | "artifacts" | "coverage" | "__pycache__");
             if path.is_dir() && !is_made {
                 folders.push(path);
             } else if path.is_file() && !is_made {

@@ -1,6 +1,8 @@
 //! Keeps what a text search can keep: the direction of dependencies, files of a bearable size, and sources that
 //! speak of the product alone, of pages that are there and of rules that are explained.
 
+#[path = "tidy/client_code.rs"]
+mod client_code;
 #[path = "tidy/cycles.rs"]
 mod cycles;
 #[path = "tidy/documents.rs"]
@@ -107,7 +109,7 @@ fn files_under(folder: &str) -> Vec<String> {
         for entry in fs::read_dir(&folder).expect("the folder is readable") {
             let path: PathBuf = entry.expect("the folder is readable").path();
             let name = path.file_name().and_then(|name| name.to_str()).expect("names are UTF-8");
-            let is_made = matches!(name, "target" | "node_modules" | ".git" | "artifacts" | "coverage");
+            let is_made = matches!(name, "target" | "node_modules" | ".git" | "artifacts" | "coverage" | "__pycache__");
             if path.is_dir() && !is_made {
                 folders.push(path);
             } else if path.is_file() && !is_made {

@@ -1,0 +1,2 @@
+. ./rpc.sh
+follow "$1"

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use super::super::error::MistakeCollector;
 use super::super::keys::KeyField as _;
-use super::super::raw::{AuthMode, RawConfig};
+use super::super::raw::{AuthMode, RawConfig, RawUpstream};
 use super::is_loopback;
 use crate::server::forwarded::AddressRange;
 use crate::server::is_loopback as names_loopback;
@@ -24,6 +24,15 @@ pub(super) fn check(raw: &RawConfig, address: SocketAddr, report: &mut MistakeCo
     }
     let has_keys = raw.auth.mode.value == AuthMode::ApiKeys;
     let is_anonymous = raw.auth.anonymous.value;
+    let forwards = |upstream: &RawUpstream| upstream.url.forward_authorization.value;
+    if let Some(location) = raw.auth.anonymous.location().filter(|_| is_anonymous && raw.upstreams.iter().any(forwards))
+    {
+        report.warning(
+            location,
+            "serves all clients as one, also at an upstream with `forward_authorization`: a client that knows a task's id reads \
+             the task of another login; leave it out, and each credential has tasks of its own there",
+        );
+    }
     if is_loopback(address) {
         if !has_keys && !is_anonymous {
             warn_of_many(raw, report);
@@ -59,19 +68,32 @@ pub(super) fn check(raw: &RawConfig, address: SocketAddr, report: &mut MistakeCo
     }
 }
 
-/// Only a warning, as earlier versions served such a file with one principal.
+/// Only a warning: the clients may all be one person's.
 fn warn_of_many(raw: &RawConfig, report: &mut MistakeCollector) {
+    // There a client's credential for the server identifies it.
+    let forwards = |upstream: &&RawUpstream| upstream.url.forward_authorization.value;
+    let forwarding = raw.upstreams.iter().filter(forwards).count();
+    if forwarding > 0 && forwarding == raw.upstreams.len() {
+        return;
+    }
     let hosts = raw.listen.allowed_hosts.location();
     let public = raw.listen.public_url.as_ref();
     let named = hosts.filter(|_| !raw.listen.allowed_hosts.value.iter().all(|name| names_loopback(name)));
     let public = public.filter(|url| !url.value.host_str().is_some_and(names_loopback)).map(|url| &url.location);
     let proxies = raw.listen.trusted_proxies.location().filter(|_| !raw.listen.trusted_proxies.value.is_empty());
-    if let Some(location) = named.or(public).or(proxies) {
-        report.warning(
-            location,
-            "lets clients of other users in, and no credentials are required: every client is served as anonymous, \
-             without a list of tasks, and every client that knows a task's id can read it for an hour at most; write in \
-             [auth] `anonymous = true` if that is intended, or `mode = \"api_keys\"`",
-        );
-    }
+    let Some(location) = named.or(public).or(proxies) else { return };
+    let (which, remedy) = match forwarding {
+        0 => ("", "write in [auth] `anonymous = true` if that is intended, or `mode = \"api_keys\"`"),
+        _ => (
+            " at the upstreams without `forward_authorization`",
+            "write `mode = \"api_keys\"` in [auth], or serve these upstreams from a gateway of their own",
+        ),
+    };
+    report.warning(
+        location,
+        format!(
+            "lets clients of other users in, and no credentials are required: every client is served as anonymous{which}, \
+             without a list of tasks, and every client that knows a task's id can read it for an hour at most; {remedy}"
+        ),
+    );
 }

@@ -77,6 +77,7 @@ fn main() -> anyhow::Result<()> {
         Some(parts::PART) => serve(&arguments[1..]),
         _ if arguments.iter().any(|argument| argument == "--instructions") => count(wanted(&arguments)),
         // Without the flag that `cargo bench` adds it is a trial: does everything start and answer?
+        _ if arguments.iter().any(|argument| argument == "--train") => train(),
         _ if arguments.iter().any(|argument| argument == "--bench") => measure(plan::Size::FULL, wanted(&arguments)),
         _ => measure(plan::Size::TRIAL, wanted(&arguments)),
     }
@@ -91,6 +92,12 @@ fn wanted(arguments: &[String]) -> &str {
 fn measure(size: plan::Size, wanted: &str) -> anyhow::Result<()> {
     let is_whole = size == plan::Size::FULL && wanted.is_empty();
     until_ended(async { report::publish(&plan::run(size, wanted).await?, is_whole) })
+}
+
+/// Some of each load, for a gateway that records a profile: it ends by a signal, since a killed program writes none.
+fn train() -> anyhow::Result<()> {
+    parts::end_by_signal();
+    until_ended(async { plan::run(plan::Size::TRAINING, "").await.map(drop) })
 }
 
 fn count(wanted: &str) -> anyhow::Result<()> {

@@ -7,6 +7,7 @@ mod called_server;
 mod dialog;
 pub mod flavour;
 mod follow;
+mod generated;
 mod health;
 mod import;
 mod keys;
@@ -67,7 +68,7 @@ const KEY_VARIABLE: &str = "TASKGATE_KEY";
 
 /// A reverse proxy that turns slow MCP tool calls into tasks.
 #[derive(Debug, Parser)]
-#[command(name = "taskgate", version)]
+#[command(name = "taskgate", version = generated::VERSION.as_str())]
 struct CommandLine {
     #[command(subcommand)]
     command: Option<CliCommand>,
@@ -196,6 +197,14 @@ enum CliCommand {
         #[command(subcommand)]
         order: StoreCommand,
     },
+    /// Prints the completions of a shell, for its folder of completions or to be sourced.
+    Completions { shell: clap_complete::Shell },
+    /// Writes the manual pages of all commands into a folder.
+    Man {
+        /// The folder, such as /usr/local/share/man/man1.
+        #[arg(value_name = "DIR")]
+        folder: PathBuf,
+    },
 }
 
 const SERVE_EXIT_CODES: &str = "\
@@ -245,6 +254,8 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             Box::pin(operate(&admin, async |at| replicas::run(&at, &order).await)).await
         }
         CliCommand::Store { order } => Ok(store::run(&order)),
+        CliCommand::Completions { shell } => Ok(generated::print_completions(shell)),
+        CliCommand::Man { folder } => generated::write_manual(&folder),
     };
     ended.unwrap_or_else(|error| {
         say(format_args!("{error:#}"));
@@ -403,6 +414,8 @@ mod tests {
                 "tasks",
                 "replicas",
                 "store",
+                "completions",
+                "man",
             ]
         );
     }
@@ -477,6 +490,9 @@ mod tests {
         "taskgate tools ftp://127.0.0.1/mcp",
         "taskgate resources http://127.0.0.1:1/mcp --ca /nowhere.pem",
         "taskgate prompts http://127.0.0.1:1/mcp --key a\u{7f}b",
+        "taskgate completions",
+        "taskgate completions csh",
+        "taskgate man",
     ];
 
     #[tokio::test]

@@ -5,9 +5,11 @@ use std::fs::File;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
+use rustix::process::{Pid, Signal};
 use support::ports::reserved_address;
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
@@ -28,6 +30,16 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Every held call is a socket or two: a process may have as many as the system admits at all.
 const WITH_MANY_FILES: &str = r#"ulimit -n "$(ulimit -H -n)" && exec "$0" "$@""#;
+
+/// How long a process may take to end by a signal.
+const END_MAX: Duration = Duration::from_secs(30);
+
+static IS_ENDED_BY_SIGNAL: AtomicBool = AtomicBool::new(false);
+
+/// From now on a process is not killed before it had time to end by SIGTERM.
+pub(crate) fn end_by_signal() {
+    IS_ENDED_BY_SIGNAL.store(true, Ordering::Relaxed);
+}
 
 /// A process that serves HTTP. Killed when dropped.
 #[derive(Debug)]
@@ -179,6 +191,22 @@ impl Part {
         let line = status.lines().find_map(|line| line.strip_prefix(name)).with_context(|| format!("no {name}"))?;
         let kilobytes: u64 = line.trim().trim_end_matches("kB").trim_end().parse()?;
         Ok(kilobytes << 10)
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        let Some(pid) = self.pid.filter(|_| IS_ENDED_BY_SIGNAL.load(Ordering::Relaxed)) else { return };
+        let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return };
+        if rustix::process::kill_process(pid, Signal::TERM).is_err() {
+            return;
+        }
+        let ends_at = Instant::now() + END_MAX;
+        let has_ended =
+            || std::fs::read_to_string(self.process.join("status")).is_ok_and(|status| status.contains("State:\tZ"));
+        while self.process.exists() && !has_ended() && Instant::now() < ends_at {
+            std::thread::sleep(LOOK_EVERY);
+        }
     }
 }
 

@@ -87,6 +87,26 @@ impl Size {
         now_and_then: 1_000,
         kept: [1_000, 100_000, 1_000_000],
     };
+    /// What a compiler has to see of each load.
+    pub(crate) const TRAINING: Self = Self {
+        rounds: 1,
+        clients: 8,
+        small: 6_000,
+        large: 600,
+        huge: 8,
+        held_tasks: 200,
+        held_calls: 100,
+        sessions: 500,
+        creates: 1_600,
+        commits: 200,
+        pages: 200,
+        splits: 10,
+        live_tasks: 800,
+        rows: 2_000,
+        held: 200,
+        now_and_then: 200,
+        kept: [200, 1_000, 4_000],
+    };
     pub(crate) const TRIAL: Self = Self {
         rounds: 1,
         clients: 2,

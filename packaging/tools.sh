@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Installs what `packaging/dist.sh` uses into DIR, each in the version that is written here. With nothing to do it takes a second.
+#   packaging/tools.sh DIR
+set -euo pipefail
+tools=$1
+mkdir -p "$tools"
+
+python=(ziglang==0.17.1 cargo-zigbuild==0.24.1 maturin==1.16.0)
+stamp=$(printf '%s\n' "${python[@]}")
+if [ "$(cat "$tools/dist/.stamp" 2> /dev/null || true)" != "$stamp" ]; then
+	python3 -m venv "$tools/dist"
+	"$tools/dist/bin/pip" install --quiet --disable-pip-version-check "${python[@]}"
+	printf '%s\n' "$stamp" > "$tools/dist/.stamp"
+fi
+crate() {
+	"$tools/bin/$1" --version 2> /dev/null | grep -q " $2\$" || cargo install --quiet --locked --debug "$1" --version "$2" --root "$tools"
+}
+crate cargo-cyclonedx 0.5.9
+crate cargo-about 0.9.3
+crate cargo-deb 3.8.0
+crate cargo-generate-rpm 0.21.1

@@ -16,7 +16,7 @@ use taskgate::tls::IdentityFiles;
 use taskgate::upstream::http::UpstreamTlsFiles;
 
 const BAD_FILES: usize = 73;
-const GOOD_FILES: usize = 27;
+const GOOD_FILES: usize = 30;
 const SAMPLE_FILES: usize = 4;
 
 /// The environment of every test. `SECRET` is never to be seen in a report.

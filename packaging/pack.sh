@@ -3,7 +3,7 @@
 #
 #   packaging/pack.sh VERSION OUT WORK TARGET...    each program is WORK/programs/TARGET/taskgate
 #
-# Equal programs give equal bytes, with the time SOURCE_DATE_EPOCH. In PATH: npm, cargo-deb, cargo-generate-rpm, cargo-cyclonedx,
+# Equal programs give equal bytes, with the time SOURCE_DATE_EPOCH (without it: the last commit's). In PATH: npm, cargo-deb, cargo-generate-rpm, cargo-cyclonedx,
 # cargo-about, Python 3.11.
 # GENERATOR=FILE    prints completions and manual pages, where no program of WORK runs here
 # PARTS="archives npm"    packs these alone, of: lists archives npm wheels packages formula
@@ -18,7 +18,8 @@ shift 3
 cd "$(dirname "$0")/.."
 root=$PWD
 parts=" ${PARTS:-lists archives npm wheels packages formula} "
-export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-0} LC_ALL=C TZ=UTC
+SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
+export SOURCE_DATE_EPOCH LC_ALL=C TZ=UTC
 umask 022
 
 step() { printf '\n==== pack: %s\n' "$*"; }
@@ -35,7 +36,7 @@ exec 9> "$root/target/stage.lock"
 flock 9
 stage=$root/target/stage
 rm -rf "$stage"
-mkdir -p "$stage/completions" "$stage/man" "$stage/units" "$stage/licences"
+mkdir -p "$stage/completions" "$stage/man" "$stage/units" "$stage/documents"
 trap 'rm -rf "$stage"' EXIT
 
 generator=${GENERATOR:-}
@@ -53,7 +54,8 @@ if has lists; then
 	step "components and licences"
 	packaging/lists.sh "$version" "$out"
 fi
-[ ! -f "$out/licences.txt" ] || cp "$out/licences.txt" "$stage/licences/"
+cp README.md "$stage/documents/"
+[ ! -f "$out/licences.txt" ] || cp "$out/licences.txt" "$stage/documents/"
 
 archive() {
 	local target=$1 name=taskgate-$version-$1 folder
@@ -61,9 +63,8 @@ archive() {
 	rm -rf "$folder"
 	mkdir -p "$folder/config" "$folder/systemd"
 	install -m 755 "$work/programs/$target/taskgate" "$folder/taskgate"
-	install -m 644 LICENSE README.md "$folder/"
+	install -m 644 LICENSE "$stage"/documents/* "$folder/"
 	cp -r "$stage/man" "$stage/completions" "$folder/"
-	[ ! -f "$stage/licences/licences.txt" ] || install -m 644 "$stage/licences/licences.txt" "$folder/"
 	install -m 644 config/minimal.toml config/taskgate.example.toml "$folder/config/"
 	install -m 644 deploy/taskgate.service deploy/taskgate.socket "$folder/systemd/"
 	find "$folder" -type d -exec chmod 755 {} +

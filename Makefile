@@ -11,7 +11,7 @@ TOOLS := $(TARGET)/tools
 DENY := $(TOOLS)/bin/cargo-deny
 
 # What tests start beside the peers: a program, and its package where that has another name.
-PROGRAMS := cc=build-essential strace valgrind nginx haproxy caddy chromium initdb=postgresql pgbouncer etcd=etcd-server
+PROGRAMS := cc=build-essential curl strace valgrind nginx haproxy caddy chromium initdb=postgresql pgbouncer etcd=etcd-server
 
 # The second at which each step began stays in a file: `make test` prints the minutes of each at its end.
 PHASES := $(TARGET)/reports/phases.tsv

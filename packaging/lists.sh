@@ -12,5 +12,5 @@ cargo cyclonedx --quiet --format json --spec-version 1.5 --target all --override
 sed -e "s#$PWD#/taskgate#g" taskgate-components.json > "$out/taskgate-$version.cdx.json"
 
 for kind in html txt; do
-	cargo about --log-level warn generate --offline --fail --config packaging/about.toml "packaging/licences.$kind.hbs" > "$out/licences.$kind"
+	cargo about -L warn generate --offline --fail --config packaging/about.toml "packaging/licences.$kind.hbs" > "$out/licences.$kind"
 done

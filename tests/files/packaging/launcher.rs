@@ -70,7 +70,7 @@ fn arguments_streams_and_the_exit_code_pass() {
 fn signals_reach_the_program_and_its_end_is_the_launchers() {
     let script = "#!/bin/sh\n\
         for name in TERM INT HUP; do trap \"echo $name; kill \\$sleeper; exit 3\" $name; done\n\
-        sleep 600 > /dev/null 2>&1 < /dev/null & sleeper=$!\n\
+        sleep 60 > /dev/null 2>&1 < /dev/null & sleeper=$!\n\
         echo ready\nwait\n";
     let Some(installation) = Installation::new(Some(script)) else { return };
     for name in ["TERM", "INT", "HUP"] {

@@ -3,8 +3,7 @@
 # names of symbols; a profile finds functions by these names. Here a crate for a target has an id that depends on its name, its
 # version and its features alone. Crates for the host (build scripts, macros) keep theirs.
 set -euo pipefail
-is_for_target= name= features=
-previous=
+is_for_target='' name='' features='' previous=''
 for argument in "$@"; do
 	case "$previous" in
 		--crate-name) name=$argument ;;

@@ -12,10 +12,12 @@ if [ "$(cat "$tools/dist/.stamp" 2> /dev/null || true)" != "$stamp" ]; then
 	"$tools/dist/bin/pip" install --quiet --disable-pip-version-check "${python[@]}"
 	printf '%s\n' "$stamp" > "$tools/dist/.stamp"
 fi
+# crate NAME VERSION [WORD...]
 crate() {
-	"$tools/bin/$1" --version 2> /dev/null | grep -q " $2\$" || cargo install --quiet --locked --debug "$1" --version "$2" --root "$tools"
+	cargo install --list --root "$tools" | grep -q "^$1 v$2:" || cargo install --quiet --locked --debug "$1" --version "$2" --root "$tools" "${@:3}"
 }
 crate cargo-cyclonedx 0.5.9
-crate cargo-about 0.9.3
+# It compares texts for an hour without optimisation.
+CARGO_PROFILE_DEV_OPT_LEVEL=1 crate cargo-about 0.9.3 --features cli
 crate cargo-deb 3.8.0
 crate cargo-generate-rpm 0.21.1

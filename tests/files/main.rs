@@ -1,4 +1,4 @@
-//! Suites that read files of the repository: configurations, the chart, and the seeds of the fuzz targets.
+//! Suites that read files of the repository: configurations, the chart, the files of a release, and the seeds of the fuzz targets.
 
 mod chart;
 mod config;
@@ -6,3 +6,4 @@ mod corpus;
 mod dependencies;
 mod env_files;
 mod key_files;
+mod packaging;

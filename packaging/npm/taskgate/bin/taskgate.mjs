@@ -3,6 +3,7 @@
 import { spawn } from "node:child_process";
 import { createRequire } from "node:module";
 import { constants } from "node:os";
+import { isatty } from "node:tty";
 
 const { platform, arch, argv } = process;
 const name = `@taskgate/${platform}-${arch}`;
@@ -19,10 +20,12 @@ try {
   fail(69, `no program for ${platform} on ${arch}: the optional package ${name} is not installed`);
 }
 
-const child = spawn(program, argv.slice(2), { stdio: "inherit" });
+let child;
+// Before the program starts, which may be sent a signal at once.
 for (const signal of ["SIGHUP", "SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2"]) {
   // A terminal sends Ctrl-C to both.
-  process.on(signal, () => signal === "SIGINT" && process.stdin.isTTY ? undefined : child.kill(signal));
+  process.on(signal, () => signal !== "SIGINT" || !isatty(0) ? child.kill(signal) : undefined);
 }
+child = spawn(program, argv.slice(2), { stdio: "inherit" });
 child.on("error", (error) => fail(70, `${program}: ${error.message}`));
 child.on("exit", (code, signal) => process.exit(code ?? 128 + constants.signals[signal]));

@@ -7,7 +7,7 @@ mod shape;
 mod syntax;
 
 use std::fmt::Display;
-use std::io::{self, IsTerminal as _, Write as _};
+use std::io::{self, BufRead as _, IsTerminal as _, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -18,13 +18,14 @@ use super::{refuse, say};
 use crate::console;
 use crate::own_command::{IS_RELEASED, OwnCommand};
 use changed_file::{CopyChange, ReadFile};
-use edit::{EditedText, unwrap, wrap};
+use edit::{EditedServers, unwrap, wrap};
 use hosts::{HostFolders, KnownHost};
 use shape::HostShape;
 
 /// Unchanged lines around a change.
 const CONTEXT_LINES: usize = 3;
-const ANSWER_BYTES_MAX: usize = 64;
+/// A longer answer is no yes.
+const ANSWER_BYTES_MAX: u64 = 64;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct InstallArguments {
@@ -199,7 +200,7 @@ impl<'a> HostChange<'a> {
     }
 
     /// Shows the change and asks for it; `state` is the state of a server that needs none.
-    fn is_agreed(&self, file: &ReadFile, path: &Path, edited: &EditedText, state: &str) -> Result<bool, String> {
+    fn is_agreed(&self, file: &ReadFile, path: &Path, edited: &EditedServers, state: &str) -> Result<bool, String> {
         for (name, why) in &edited.skipped {
             say(format_args!("{name} stays as it is: it {why}"));
         }
@@ -234,8 +235,11 @@ fn asked() -> Result<bool, String> {
     let mut stderr = console::stderr();
     let _ = write!(stderr, "Change the file so? (yes/no) [no]: ").and_then(|()| stderr.flush());
     let mut answer = String::new();
-    io::stdin().read_line(&mut answer).map_err(|error| format!("the answer cannot be read: {error}"))?;
-    answer.truncate(answer.floor_char_boundary(ANSWER_BYTES_MAX));
+    io::stdin()
+        .lock()
+        .take(ANSWER_BYTES_MAX)
+        .read_line(&mut answer)
+        .map_err(|error| format!("the answer cannot be read: {error}"))?;
     Ok(matches!(answer.trim().to_ascii_lowercase().as_str(), "y" | "yes"))
 }
 
@@ -263,4 +267,32 @@ fn difference(old: &str, new: &str, path: &Path, has_colours: bool) -> String {
 
 fn write_out(text: &str) -> Result<(), String> {
     console::stdout().write_all(text.as_bytes()).map_err(|error| format!("standard output cannot be written: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_launcher_is_written_into_a_hosts_file_only_after_a_release() {
+        for own in [OwnCommand::Npx, OwnCommand::Uvx] {
+            let why = own_words(&own, false).unwrap_err();
+            assert!(
+                why.starts_with("this program is in the cache of a launcher") && why.contains("cargo install"),
+                "{why}"
+            );
+            assert_eq!(own_words(&own, true).unwrap(), own.words());
+        }
+        let path = OwnCommand::Path(PathBuf::from("/opt/taskgate"));
+        assert_eq!(own_words(&path, IS_RELEASED).unwrap(), ["/opt/taskgate"]);
+    }
+
+    #[test]
+    fn the_difference_is_coloured_on_a_terminal_and_safe_for_it() {
+        let (old, new) = ("1\n2\n3\n4\n5\n", "1\n2\n3\n4\u{1b}\n5\n");
+        let plain = difference(old, new, Path::new("/f"), false);
+        assert_eq!(plain, "--- /f\n+++ /f\n@@ -1,5 +1,5 @@\n 1\n 2\n 3\n-4\n+4 \n 5\n");
+        let coloured = difference(old, new, Path::new("/f"), true);
+        assert!(coloured.contains("\u{1b}[31m-4\u{1b}[0m\n\u{1b}[32m+4 \u{1b}[0m\n 5\n"), "{coloured:?}");
+    }
 }

@@ -69,7 +69,9 @@ impl Machine {
     fn shown(&self, output: &Output) -> String {
         let text = [text(&output.stdout), text(&output.stderr)].concat();
         let home = self.path("home").display().to_string();
-        text.replace(&home, "~").replace(self.path("project").to_str().unwrap(), "PROJECT").replace(TASKGATE, "TASKGATE")
+        text.replace(&home, "~")
+            .replace(self.path("project").to_str().unwrap(), "PROJECT")
+            .replace(TASKGATE, "TASKGATE")
     }
 
     #[track_caller]
@@ -153,7 +155,8 @@ fn each_hosts_file_is_shown_changed_and_given_back_byte_for_byte() {
 /// The entries of the file's folder that were there before.
 fn siblings(machine: &Machine, file: &Path) -> usize {
     // The home folder of Claude Code has nothing else.
-    usize::from(file.exists()) + usize::from(file.parent() == Some(&machine.path("home")) && machine.path("home/.config").exists())
+    usize::from(file.exists())
+        + usize::from(file.parent() == Some(&machine.path("home")) && machine.path("home/.config").exists())
 }
 
 #[test]
@@ -177,7 +180,9 @@ fn a_named_server_alone_is_wrapped_and_unwrapped() {
 #[test]
 fn the_hosts_on_a_machine_are_listed_with_their_servers() {
     let machine = Machine::new();
-    assert!(machine.done(&["install"]).contains("no host's file is found; name one: taskgate install HOST --file FILE"));
+    assert!(
+        machine.done(&["install"]).contains("no host's file is found; name one: taskgate install HOST --file FILE")
+    );
     for host in HOSTS {
         machine.put_recorded(host);
     }
@@ -197,7 +202,7 @@ fn a_file_by_its_path_and_the_target_of_a_link_are_changed() {
     machine.done(&["install", "cursor", "--yes"]);
     assert!(link.is_symlink() && copy_of(&target).exists() && !copy_of(&link).exists());
     assert!(fs::read_to_string(&target).unwrap().contains("\"wrap\""));
-    machine.done(&["uninstall", "cursor", "--file", "../home/dotfiles/mcp.json", "--yes"]);
+    machine.done(&["uninstall", "cursor", "--file", target.to_str().unwrap(), "--yes"]);
     assert_eq!(fs::read_to_string(&target).unwrap(), "{\"mcpServers\": {\"a\": {\"command\": \"b\"}}}");
 }
 
@@ -246,9 +251,11 @@ fn a_file_that_cannot_be_changed_is_refused_and_stays() {
 #[test]
 fn a_missing_file_a_read_only_one_and_one_that_another_run_changes_are_refused() {
     let machine = Machine::new();
-    machine.refused(&["install", "word"], "there is no host `word`; write one of claude-desktop, claude-code, vscode, ");
+    machine
+        .refused(&["install", "word"], "there is no host `word`; write one of claude-desktop, claude-code, vscode, ");
     for command in ["install", "uninstall"] {
-        machine.refused(&[command, "zed"], "zed: there is no ~/.config/zed/settings.json; add a server in the host first");
+        machine
+            .refused(&[command, "zed"], "zed: there is no ~/.config/zed/settings.json; add a server in the host first");
         machine.refused(&[command, "librechat"], "librechat: there is no librechat.yaml; ");
         machine.refused(&[command, "zed", "--file", "a.json"], "a.json: there is no such file; ");
         machine.refused(&[command, "zed", "--file", "."], ".: this is no file; name the host's file by --file");

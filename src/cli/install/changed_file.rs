@@ -38,9 +38,14 @@ impl ReadFile {
     /// If the file is missing, empty, too large or not UTF-8.
     pub(super) fn read(path: &Path) -> Result<Self, String> {
         let name = path.display().to_string();
-        let refused = |error: io::Error| match error.kind() {
-            io::ErrorKind::NotFound => format!("{name}: there is no such file; add a server in the host first"),
-            _ => format!("{name}: {error}"),
+        let refused = |error: io::Error| {
+            let is_missing = error.kind() == io::ErrorKind::NotFound;
+            let what = if is_missing {
+                "there is no such file; add a server in the host first".into()
+            } else {
+                error.to_string()
+            };
+            format!("{name}: {what}")
         };
         let path = path.canonicalize().map_err(refused)?;
         let metadata = fs::metadata(&path).map_err(refused)?;
@@ -103,7 +108,7 @@ impl ReadFile {
     }
 
     fn folder(&self) -> &Path {
-        self.path.parent().unwrap_or(Path::new("/"))
+        self.path.parent().unwrap_or_else(|| Path::new("/"))
     }
 
     fn beside(&self, ending: &str) -> PathBuf {
@@ -122,11 +127,11 @@ struct NewFile {
 impl NewFile {
     fn create(path: &Path) -> Result<Self, String> {
         let opened = OpenOptions::new().write(true).create_new(true).mode(FIRST_MODE).open(path);
-        let file = opened.map_err(|error| match error.kind() {
-            io::ErrorKind::AlreadyExists => {
-                format!("{}: another run changes the file now; if none does, remove this one", path.display())
-            }
-            _ => format!("{}: {error}; make the folder writable first", path.display()),
+        let file = opened.map_err(|error| {
+            let is_locked = error.kind() == io::ErrorKind::AlreadyExists;
+            let locked = "another run changes the file now; if none does, remove this one";
+            let what = if is_locked { locked.into() } else { format!("{error}; make the folder writable first") };
+            format!("{}: {what}", path.display())
         })?;
         Ok(Self { path: path.to_owned(), file })
     }
@@ -153,5 +158,56 @@ impl Drop for NewFile {
     fn drop(&mut self) {
         // After a rename the name is gone.
         let _ = fs::remove_file(&self.path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(folder: &Path) -> Vec<String> {
+        let mut names: Vec<_> = fs::read_dir(folder)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
+            .collect();
+        assert!(names.len() < 5);
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn a_file_that_changed_after_it_was_read_is_not_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("mcp.json");
+        fs::write(&path, "first").unwrap();
+        let file = ReadFile::read(&path).unwrap();
+        fs::write(&path, "other").unwrap();
+        let why = file.replace("new", CopyChange::Write("first".to_owned())).unwrap_err();
+        assert!(why.ends_with("mcp.json: the file was changed meanwhile; run the command again"), "{why}");
+        assert_eq!(
+            (fs::read_to_string(&path).unwrap().as_str(), names(folder.path())),
+            ("other", vec!["mcp.json".into()])
+        );
+        fs::remove_file(&path).unwrap();
+        let why = file.replace("new", CopyChange::Keep).unwrap_err();
+        assert!(why.ends_with("; nothing was changed"), "{why}");
+        assert_eq!(names(folder.path()), Vec::<String>::new());
+    }
+
+    #[test]
+    fn one_of_two_runs_at_once_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("mcp.json");
+        fs::write(&path, "first").unwrap();
+        let (one, other) = (ReadFile::read(&path).unwrap(), ReadFile::read(&path).unwrap());
+        let lock = NewFile::create(&one.beside(NEW)).unwrap();
+        let why = other.replace("new", CopyChange::Keep).unwrap_err();
+        assert!(why.contains("another run changes the file now"), "{why}");
+        drop(lock);
+        one.replace("new", CopyChange::Write("first".to_owned())).unwrap();
+        // The second run had read the text before.
+        assert!(other.replace("newer", CopyChange::Keep).unwrap_err().contains("was changed meanwhile"));
+        assert_eq!(names(folder.path()), ["mcp.json", "mcp.json.taskgate-backup"]);
+        assert_eq!((fs::read_to_string(&path).unwrap().as_str(), one.copy().as_deref()), ("new", Some("first")));
     }
 }

@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use super::shape::{HostEntry, HostShape, ShapeError, WrappedTarget};
 use super::syntax::{LocatedMember, LocatedNode, NodeKind, Syntax};
+use crate::config::{ServerTarget, is_command_line};
 
 /// The variable that hands a server's bearer token to `wrap`, as its arguments can be read by other users.
 const KEY_VARIABLE: &str = "TASKGATE_SERVER_KEY";
@@ -27,7 +28,7 @@ const LOGIN_KEYS: [&str; 10] = [
 
 /// The new text, and the result for each server.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct EditedText {
+pub(super) struct EditedServers {
     pub(super) text: String,
     pub(super) changed: Vec<String>,
     /// Servers that need no change.
@@ -54,6 +55,9 @@ fn listed(names: &[String]) -> String {
     }
 }
 
+/// The splices of an entry, none if it needs no change, or why it cannot be changed.
+type EntryEdit = Result<Option<Vec<Splice>>, String>;
+
 /// Replaces a range of the text.
 struct Splice {
     range: Range<usize>,
@@ -64,7 +68,7 @@ struct Splice {
 ///
 /// # Errors
 /// If the text is not valid, or a named server is missing or cannot be wrapped.
-pub(super) fn wrap(text: &str, shape: &HostShape, names: &[String], own: &[String]) -> Result<EditedText, EditError> {
+pub(super) fn wrap(text: &str, shape: &HostShape, names: &[String], own: &[String]) -> Result<EditedServers, EditError> {
     edited(text, shape, names, |entry, writer| {
         if entry.wrapped().is_some() {
             return Ok(None);
@@ -89,11 +93,11 @@ pub(super) fn unwrap(
     shape: &HostShape,
     names: &[String],
     original: Option<&str>,
-) -> Result<EditedText, EditError> {
+) -> Result<EditedServers, EditError> {
     if let Some(original) = original.filter(|_| names.is_empty())
         && let Some(changed) = changed_by_wrap_alone(text, original, shape)
     {
-        return Ok(EditedText { text: original.to_owned(), changed, unchanged: vec![], skipped: vec![] });
+        return Ok(EditedServers { text: original.to_owned(), changed, unchanged: vec![], skipped: vec![] });
     }
     let original = original.and_then(|text| Some((text, LocatedNode::parse(body(text), shape.syntax).ok()?)));
     let first_entries = original.as_ref().and_then(|(_, root)| shape.entries(root).ok()).unwrap_or_default();
@@ -143,8 +147,8 @@ fn edited(
     text: &str,
     shape: &HostShape,
     names: &[String],
-    edit: impl Fn(&HostEntry<'_>, &SpliceWriter<'_>) -> Result<Option<Vec<Splice>>, String>,
-) -> Result<EditedText, EditError> {
+    edit: impl Fn(&HostEntry<'_>, &SpliceWriter<'_>) -> EntryEdit,
+) -> Result<EditedServers, EditError> {
     let (mark, text) = text.split_at(text.len() - body(text).len());
     let root = LocatedNode::parse(text, shape.syntax).map_err(ShapeError::from)?;
     let entries = shape.entries(&root)?;
@@ -153,7 +157,7 @@ fn edited(
         return Err(EditError::Unknown { name: name.clone(), known });
     }
     let writer = SpliceWriter { text, shape };
-    let mut result = EditedText { text: String::new(), changed: vec![], unchanged: vec![], skipped: vec![] };
+    let mut result = EditedServers { text: String::new(), changed: vec![], unchanged: vec![], skipped: vec![] };
     let (mut splices, mut indexes) = (Vec::new(), Vec::new());
     let is_named = |entry: &HostEntry<'_>| names.is_empty() || names.iter().any(|name| name == entry.name);
     for (index, entry) in entries.iter().enumerate().filter(|(_, entry)| is_named(entry)) {
@@ -228,6 +232,9 @@ impl SpliceWriter<'_> {
         own: &[String],
     ) -> Result<Vec<Splice>, String> {
         let raw = self.word(&command.value, self.shape.command_key)?;
+        if entry.words().len() == 1 && command.value.as_text().is_some_and(is_command_line) {
+            return Err("has arguments in its command; write them into `args`".to_owned());
+        }
         let (program, rest) = own.split_first().ok_or("this program has no path")?;
         let mut words: Vec<String> = rest.iter().map(|word| self.quoted(word)).collect();
         words.extend([self.quoted("wrap"), self.quoted("--")]);
@@ -271,15 +278,17 @@ impl SpliceWriter<'_> {
             ));
         }
         let raw = self.in_list(&self.word(&url.value, &url.key)?, &url.value);
+        // An address with a variable is known to the host alone.
+        if let Some(address) = url.value.as_text().filter(|address| !address.contains('$'))
+            && let Err(why) = ServerTarget::url(address)
+        {
+            return Err(format!("has an address that `wrap` cannot use: {why}"));
+        }
         let (program, rest) = own.split_first().ok_or("this program has no path")?;
         let mut words: Vec<String> = rest.iter().map(|word| self.quoted(word)).collect();
         words.push(self.quoted("wrap"));
         let mut splices = Vec::new();
         if let Some(transport) = entry.transport() {
-            let kind = transport.value.as_text().unwrap_or_default();
-            if kind.eq_ignore_ascii_case("ws") || kind.eq_ignore_ascii_case("websocket") {
-                return Err("is reached by a WebSocket, which `wrap` cannot open; leave it as it is".to_owned());
-            }
             let range = transport.value.range.clone();
             splices.push(Splice { text: self.like(&self.text[range.clone()], "stdio"), range });
         }

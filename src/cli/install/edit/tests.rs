@@ -126,8 +126,9 @@ fn a_server_that_cannot_be_wrapped_is_skipped_or_refused_with_the_reason() {
         (r#"{"url": 1}"#, "has a `url` that is no text on one line; write it so"),
         (
             r#"{"type": "ws", "url": "ws://h"}"#,
-            "is reached by a WebSocket, which `wrap` cannot open; leave it as it is",
+            "has an address that `wrap` cannot use: has another scheme than http and https",
         ),
+        (r#"{"command": "npx -y s"}"#, "has arguments in its command; write them into `args`"),
         (
             r#"{"url": "http://h", "oauth": {}}"#,
             "has `oauth`: the host logs in at this server, which `wrap` cannot; leave it as it is",
@@ -221,7 +222,7 @@ fn blank() -> impl Strategy<Value = &'static str> {
 }
 
 fn text() -> impl Strategy<Value = String> {
-    "[a-z,/*\\[\\]{}:ü -]{1,8}".prop_map(|text| serde_json::Value::from(text).to_string())
+    "[a-z,/*\\[\\]{}:ü-]{1,8}".prop_map(|text| serde_json::Value::from(text).to_string())
 }
 
 prop_compose! {
@@ -243,6 +244,7 @@ prop_compose! {
             members.push(format!("\"type\"{}:{}\"http\"", b[0], b[1]));
         }
         let key = if is_url { ["url", "serverUrl", "httpUrl"][kind] } else { "command" };
+        let word = if is_url { "\"http:\\/\\/h\"".to_owned() } else { word };
         members.push(format!("\"{key}\"{}:{}{word}", b[2], b[3]));
         let list = arguments.filter(|_| !is_url).map(|list| format!("\"args\":{}{list}", b[4]));
         if is_last { members.extend(list) } else { members.splice(0..0, list); }

@@ -20,10 +20,13 @@ use crate::own_command::{IS_RELEASED, OwnCommand};
 use changed_file::{CopyChange, ReadFile};
 use edit::{EditedServers, unwrap, wrap};
 use hosts::{HostFolders, KnownHost};
-use shape::HostShape;
+use shape::{HostShape, ShapeError};
 
 /// Unchanged lines around a change.
 const CONTEXT_LINES: usize = 3;
+/// The states of a server.
+const WRAPPED: &str = "wrapped";
+const DIRECT: &str = "direct";
 /// A longer answer is no yes.
 const ANSWER_BYTES_MAX: u64 = 64;
 
@@ -63,23 +66,29 @@ pub(super) fn install(arguments: &InstallArguments) -> ExitCode {
 pub(super) fn uninstall(arguments: &InstallArguments) -> ExitCode {
     finished(HostFolders::of_this_process().and_then(|folders| {
         if let Some(change) = HostChange::of(arguments, &folders)? {
-            let files = match &arguments.file {
-                Some(file) => vec![file.clone()],
-                None => change.wrapped_files(&folders),
-            };
-            let files = if files.is_empty() { vec![change.usual_file(None, &folders)?] } else { files };
+            let mut files = change.host.files(&folders);
+            files.retain(|file| change.is_wrapped(file).unwrap_or(false));
+            if arguments.file.is_some() || files.is_empty() {
+                files = vec![change.usual_file(arguments.file.as_deref(), &folders)?];
+            }
             return files.iter().try_for_each(|file| change.uninstall(file));
         }
         let mut is_wrapped = false;
         for host in KnownHost::ALL {
             let change = HostChange::new(host, arguments, &folders);
-            for file in change.wrapped_files(&folders) {
-                is_wrapped = true;
-                change.uninstall(&file)?;
+            for file in host.files(&folders) {
+                match change.is_wrapped(&file) {
+                    Ok(false) => (),
+                    Ok(true) => {
+                        is_wrapped = true;
+                        change.uninstall(&file)?;
+                    }
+                    Err(why) => say(format_args!("{why}; left out")),
+                }
             }
         }
         if !is_wrapped {
-            say("no server is wrapped in any host's file; nothing is to be changed");
+            say("no server is wrapped in a host's file; nothing is to be changed");
         }
         Ok(())
     }))
@@ -112,7 +121,7 @@ fn list(folders: &HostFolders) -> Result<(), String> {
             let found = read.map(|read| edit::servers(&read.text, &host.shape(&folders.current)));
             match found {
                 Ok(Ok(servers)) => lines.extend(servers.iter().map(|(name, own)| {
-                    format!("  {} {}", if own.is_some() { "wrapped" } else { "direct " }, printable(name))
+                    format!("  {:7} {}", if own.is_some() { WRAPPED } else { DIRECT }, printable(name))
                 })),
                 Ok(Err(why)) => lines.push(format!("  {}", printable(&why.to_string()))),
                 Err(why) => lines.push(format!("  {}", printable(&why))),
@@ -155,24 +164,28 @@ impl<'a> HostChange<'a> {
         })
     }
 
-    fn wrapped_files(&self, folders: &HostFolders) -> Vec<PathBuf> {
-        let is_wrapped = |file: &PathBuf| {
-            let servers = ReadFile::read(file).ok().and_then(|read| edit::servers(&read.text, &self.shape).ok());
-            servers.is_some_and(|servers| servers.iter().any(|(_, own)| own.is_some()))
-        };
-        self.host.files(folders).into_iter().filter(is_wrapped).collect()
+    /// Whether a server of the file is wrapped.
+    fn is_wrapped(&self, path: &Path) -> Result<bool, String> {
+        let file = ReadFile::read(path)?;
+        match edit::servers(&file.text, &self.shape) {
+            Ok(servers) => Ok(servers.iter().any(|(_, own)| own.is_some())),
+            Err(ShapeError::NoServers(_)) => Ok(false),
+            Err(why @ (ShapeError::Syntax(_) | ShapeError::NoTable(_))) => Err(at(path)(why)),
+        }
     }
 
     fn install(&self, path: &Path, own: &[String]) -> Result<(), String> {
         let file = ReadFile::read(path)?;
         let edited = wrap(&file.text, &self.shape, self.servers, own).map_err(at(path))?;
-        if !self.is_agreed(&file, path, &edited, "wrapped")? {
+        if !self.is_agreed(&file, path, &edited, WRAPPED)? {
             return Ok(());
         }
         // With some servers wrapped already, the copy is the file without them.
-        let copy = file.copy();
-        let first = unwrap(&file.text, &self.shape, &[], copy.as_deref()).map_err(at(path))?;
-        file.replace(&edited.text, CopyChange::Write(first.text))?;
+        let first = match file.copy() {
+            Some(copy) => unwrap(&file.text, &self.shape, &[], Some(&copy)).map_err(at(path))?.text,
+            None => file.text.clone(),
+        };
+        file.replace(&edited.text, CopyChange::Write(first))?;
         let (names, copy) = (edited.changed.join(", "), file.copy_path());
         say(format_args!("wrapped {names} in {}; the copy is {}", path.display(), copy.display()));
         self.say_when();
@@ -183,7 +196,7 @@ impl<'a> HostChange<'a> {
         let file = ReadFile::read(path)?;
         let copy = file.copy();
         let edited = unwrap(&file.text, &self.shape, self.servers, copy.as_deref()).map_err(at(path))?;
-        if !self.is_agreed(&file, path, &edited, "direct")? {
+        if !self.is_agreed(&file, path, &edited, DIRECT)? {
             return Ok(());
         }
         let is_first = copy.as_ref() == Some(&edited.text);
@@ -204,7 +217,8 @@ impl<'a> HostChange<'a> {
         for (name, why) in &edited.skipped {
             say(format_args!("{name} stays as it is: it {why}"));
         }
-        if !edited.unchanged.is_empty() {
+        // Without names all servers are meant, also those that were never wrapped.
+        if !edited.unchanged.is_empty() && (state == WRAPPED || !self.servers.is_empty()) {
             say(format_args!("already {state}: {}", edited.unchanged.join(", ")));
         }
         if edited.changed.is_empty() {

@@ -145,10 +145,7 @@ fn each_hosts_file_is_shown_changed_and_given_back_byte_for_byte() {
         let comment: &[u8] = if recorded.ends_with("json") { b"// mine\n" } else { b"# mine\n" };
         fs::write(&file, [&fs::read(&file).unwrap(), comment].concat()).unwrap();
         machine.done(&["uninstall", "--yes"]);
-        let by_hand = first.windows(8).any(|part| part == b"taskgate");
-        if !by_hand {
-            assert_eq!(fs::read(&file).unwrap(), [&first, comment].concat(), "{name}");
-        }
+        assert_eq!(fs::read(&file).unwrap(), [&first, comment].concat(), "{name}");
     }
 }
 
@@ -174,7 +171,7 @@ fn a_named_server_alone_is_wrapped_and_unwrapped() {
     machine.done(&["uninstall", "--yes"]);
     assert_eq!(fs::read_to_string(&file).unwrap(), first);
     let said = machine.done(&["uninstall", "--yes"]);
-    assert!(said.contains("no server is wrapped in any host's file"), "{said}");
+    assert!(said.contains("no server is wrapped in a host's file"), "{said}");
 }
 
 #[test]

@@ -118,10 +118,12 @@ impl ReadFile {
     }
 }
 
-/// A file that is removed unless it takes its place.
+/// A file that is removed unless it took its place.
 struct NewFile {
     path: PathBuf,
     file: File,
+    /// Its name may be another run's by then.
+    is_in_place: bool,
 }
 
 impl NewFile {
@@ -133,14 +135,16 @@ impl NewFile {
             let what = if is_locked { locked.into() } else { format!("{error}; make the folder writable first") };
             format!("{}: {what}", path.display())
         })?;
-        Ok(Self { path: path.to_owned(), file })
+        Ok(Self { path: path.to_owned(), file, is_in_place: false })
     }
 
     /// Writes the text with mode and owner of `like`, and takes the place of `target`.
     fn become_file(mut self, target: &Path, text: &str, like: &Metadata) -> Result<(), String> {
         self.write(text, like)
             .and_then(|()| fs::rename(&self.path, target))
-            .map_err(|error| format!("{}: {error}; nothing was changed", target.display()))
+            .map_err(|error| format!("{}: {error}; nothing was changed", target.display()))?;
+        self.is_in_place = true;
+        Ok(())
     }
 
     fn write(&mut self, text: &str, like: &Metadata) -> io::Result<()> {
@@ -156,8 +160,9 @@ impl NewFile {
 
 impl Drop for NewFile {
     fn drop(&mut self) {
-        // After a rename the name is gone.
-        let _ = fs::remove_file(&self.path);
+        if !self.is_in_place {
+            let _ = fs::remove_file(&self.path);
+        }
     }
 }
 

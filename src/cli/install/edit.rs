@@ -68,7 +68,12 @@ struct Splice {
 ///
 /// # Errors
 /// If the text is not valid, or a named server is missing or cannot be wrapped.
-pub(super) fn wrap(text: &str, shape: &HostShape, names: &[String], own: &[String]) -> Result<EditedServers, EditError> {
+pub(super) fn wrap(
+    text: &str,
+    shape: &HostShape,
+    names: &[String],
+    own: &[String],
+) -> Result<EditedServers, EditError> {
     edited(text, shape, names, |entry, writer| {
         if entry.wrapped().is_some() {
             return Ok(None);
@@ -104,7 +109,12 @@ pub(super) fn unwrap(
     edited(text, shape, names, |entry, writer| {
         let Some(wrapped) = entry.wrapped() else { return Ok(None) };
         let same = |first: &&HostEntry<'_>| first.list == entry.list && first.name == entry.name;
-        let first = first_entries.iter().find(same).filter(|first| first.wrapped().is_none());
+        let first = first_entries.iter().find(same);
+        // The user wrapped it by hand.
+        if names.is_empty() && first.is_some_and(|first| first.words() == entry.words()) {
+            return Ok(None);
+        }
+        let first = first.filter(|first| first.wrapped().is_none());
         let first =
             first.zip(original.as_ref()).map(|(entry, (text, _))| FirstEntry { entry: *entry, text: body(text) });
         let splices = match wrapped.target {

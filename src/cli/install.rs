@@ -266,7 +266,8 @@ fn difference(old: &str, new: &str, path: &Path, has_colours: bool) -> String {
     let name = path.display().to_string();
     let lines = TextDiff::from_lines(old, new);
     let text = lines.unified_diff().context_radius(CONTEXT_LINES).header(&name, &name).to_string();
-    let text = printable_lines(&text);
+    let parts = text.split('\t').map(printable_lines);
+    let text = parts.collect::<Vec<_>>().join("\t");
     if !has_colours {
         return text;
     }

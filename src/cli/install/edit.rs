@@ -64,6 +64,10 @@ struct Splice {
     text: String,
 }
 
+fn splice(range: &Range<usize>, text: impl Into<String>) -> Splice {
+    Splice { range: range.clone(), text: text.into() }
+}
+
 /// Makes each named server start as `own` and `wrap`; all servers without names.
 ///
 /// # Errors
@@ -217,6 +221,17 @@ fn is_as_meant(before: &[HostEntry<'_>], edited: &[usize], text: &str, shape: &H
     before.len() == after.len() && all.all(|is_same| is_same)
 }
 
+/// The program of `own`, and the words up to `wrap`.
+fn own_words(own: &[String]) -> Result<(String, Vec<String>), String> {
+    let (program, rest) = own.split_first().ok_or("cannot start this program, which has no path")?;
+    Ok((quoted(program), rest.iter().map(String::as_str).chain(["wrap"]).map(quoted).collect()))
+}
+
+/// A string of JSON, which is one of TOML and YAML, too.
+fn quoted(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
+}
+
 /// The entry as it was before it was wrapped.
 struct FirstEntry<'n> {
     entry: HostEntry<'n>,
@@ -245,14 +260,13 @@ impl SpliceWriter<'_> {
         if entry.words().len() == 1 && command.value.as_text().is_some_and(is_command_line) {
             return Err("has arguments in its command; write them into `args`".to_owned());
         }
-        let (program, rest) = own.split_first().ok_or("this program has no path")?;
-        let mut words: Vec<String> = rest.iter().map(|word| self.quoted(word)).collect();
-        words.extend([self.quoted("wrap"), self.quoted("--")]);
-        let mut splices = vec![Splice { range: command.value.range.clone(), text: self.quoted(program) }];
+        let (program, mut words) = own_words(own)?;
+        words.push(quoted("--"));
+        let mut splices = vec![splice(&command.value.range, program)];
         let Some(arguments) = entry.arguments() else {
             words.push(self.in_list(&raw, &command.value));
             let end = command.value.range.end;
-            splices.push(Splice { range: end..end, text: self.sibling(entry, command, &words) });
+            splices.push(splice(&(end..end), self.sibling(entry, command, &words)));
             return Ok(splices);
         };
         let items = arguments.value.items().ok_or("has `args` that are no list; write a list")?;
@@ -274,7 +288,7 @@ impl SpliceWriter<'_> {
                 (dash, lines.collect())
             }
         };
-        splices.push(Splice { range: at..at, text });
+        splices.push(splice(&(at..at), text));
         Ok(splices)
     }
 
@@ -283,9 +297,7 @@ impl SpliceWriter<'_> {
             return Err("has `args` beside its address; remove them".to_owned());
         }
         if let Some(key) = LOGIN_KEYS.iter().find(|key| entry.node.member(key).is_some()) {
-            return Err(format!(
-                "has `{key}`: the host logs in at this server, which `wrap` cannot; leave it as it is"
-            ));
+            return Err(format!("has `{key}`, by which the host logs in; `wrap` cannot do that"));
         }
         let raw = self.in_list(&self.word(&url.value, &url.key)?, &url.value);
         // An address with a variable is known to the host alone.
@@ -294,27 +306,16 @@ impl SpliceWriter<'_> {
         {
             return Err(format!("has an address that `wrap` cannot use: {why}"));
         }
-        let (program, rest) = own.split_first().ok_or("this program has no path")?;
-        let mut words: Vec<String> = rest.iter().map(|word| self.quoted(word)).collect();
-        words.push(self.quoted("wrap"));
-        let mut splices = Vec::new();
-        if let Some(transport) = entry.transport() {
-            let range = transport.value.range.clone();
-            splices.push(Splice { text: self.like(&self.text[range.clone()], "stdio"), range });
-        }
-        if let Some(headers) =
-            entry.headers().filter(|headers| headers.value.members().is_none_or(|all| !all.is_empty()))
-        {
+        let (program, mut words) = own_words(own)?;
+        let mut splices = vec![self.renamed(&url.key_range, self.shape.command_key)];
+        splices.extend(entry.transport().map(|transport| self.renamed(&transport.value.range, "stdio")));
+        let is_empty = |headers: &LocatedMember| headers.value.members().is_some_and(<[_]>::is_empty);
+        if let Some(headers) = entry.headers().filter(|headers| !is_empty(headers)) {
             splices.extend(self.token_to_environment(entry, headers)?);
-            words.extend([self.quoted("--key-env"), self.quoted(KEY_VARIABLE)]);
+            words.extend([quoted("--key-env"), quoted(KEY_VARIABLE)]);
         }
-        words.extend([self.quoted("--url"), raw]);
-        splices.push(Splice {
-            range: url.key_range.clone(),
-            text: self.like(&self.text[url.key_range.clone()], self.shape.command_key),
-        });
-        let text = self.quoted(program) + &self.sibling(entry, url, &words);
-        splices.push(Splice { range: url.value.range.clone(), text });
+        words.extend([quoted("--url"), raw]);
+        splices.push(splice(&url.value.range, program + &self.sibling(entry, url, &words)));
         Ok(splices)
     }
 
@@ -331,14 +332,10 @@ impl SpliceWriter<'_> {
         if entry.environment().is_some() {
             return Err(format!("has `{}` beside its address; remove it", self.shape.environment_key));
         }
-        let renamed = |range: &Range<usize>, name| Splice {
-            range: range.clone(),
-            text: self.like(&self.text[range.clone()], name),
-        };
         Ok(vec![
-            renamed(&headers.key_range, self.shape.environment_key),
-            renamed(&header.key_range, KEY_VARIABLE),
-            Splice { range: at..at + BEARER.len(), text: String::new() },
+            self.renamed(&headers.key_range, self.shape.environment_key),
+            self.renamed(&header.key_range, KEY_VARIABLE),
+            splice(&(at..at + BEARER.len()), ""),
         ])
     }
 
@@ -364,7 +361,7 @@ impl SpliceWriter<'_> {
             || self.text[program.range.clone()].to_owned(),
             |(first, command)| first.raw(&command.value.range),
         );
-        let mut splices = vec![Splice { range: command.value.range.clone(), text: raw }];
+        let mut splices = vec![splice(&command.value.range, raw)];
         let list = &arguments.value.range;
         let is_flow = self.text[list.clone()].starts_with('[');
         let start = |item: &LocatedNode| match is_flow {
@@ -382,12 +379,11 @@ impl SpliceWriter<'_> {
             }
             None if is_flow => begin..self.behind_comma(program.range.end),
             None => {
-                let range = arguments.key_range.end..program.range.end;
-                splices.push(Splice { range, text: ": []".to_owned() });
+                splices.push(splice(&(arguments.key_range.end..program.range.end), ": []"));
                 return Ok(splices);
             }
         };
-        splices.push(Splice { range, text: String::new() });
+        splices.push(splice(&range, ""));
         Ok(splices)
     }
 
@@ -403,25 +399,27 @@ impl SpliceWriter<'_> {
         if !self.follows(command, arguments) {
             return Err("has other text between its command and its `args`; edit it by hand".to_owned());
         }
+        let words = entry.words();
+        let options = words.split(|word| *word == "--url").next().unwrap_or_default();
+        let of_others = |option: &&str| matches!(*option, "--header" | "--ca");
+        let key = options.windows(2).find(|pair| pair[0] == "--key-env").map(|pair| pair[1]);
+        if options.iter().any(of_others) || key.is_some_and(|key| key != KEY_VARIABLE) {
+            return Err("has options of `wrap` that the host has no settings for; edit it by hand".to_owned());
+        }
         let first_url = first.and_then(|first| Some((first, first.entry.url()?)));
         let raw = first_url
             .filter(|(_, url)| url.value.as_text() == address.as_text())
             .map_or_else(|| self.text[address.range.clone()].to_owned(), |(first, url)| first.raw(&url.value.range));
-        let written = &self.text[command.key_range.clone()];
-        let key =
-            first_url.map_or_else(|| self.like(written, self.shape.url_key), |(first, url)| first.raw(&url.key_range));
-        let mut splices = vec![
-            Splice { range: command.key_range.clone(), text: key },
-            Splice { range: command.value.range.start..arguments.value.range.end, text: raw },
-        ];
-        let transport = entry.transport().filter(|member| member.value.as_text() == Some("stdio"));
-        if let Some(transport) = transport {
-            let range = transport.value.range.clone();
-            let of_first = first.and_then(|first| Some(first.raw(&first.entry.transport()?.value.range)));
-            let usual = || self.shape.remote_type.map(|kind| self.like(&self.text[range.clone()], kind));
-            if let Some(text) = of_first.or_else(usual) {
-                splices.push(Splice { range, text });
-            }
+        let key = match first_url {
+            Some((first, url)) => splice(&command.key_range, first.raw(&url.key_range)),
+            None => self.renamed(&command.key_range, self.shape.url_key),
+        };
+        let mut splices = vec![key, splice(&(command.value.range.start..arguments.value.range.end), raw)];
+        if let Some(transport) = entry.transport().filter(|member| member.value.as_text() == Some("stdio")) {
+            let range = &transport.value.range;
+            let of_first =
+                first.and_then(|first| Some(splice(range, first.raw(&first.entry.transport()?.value.range))));
+            splices.extend(of_first.or_else(|| Some(self.renamed(range, self.shape.remote_type?))));
         }
         splices.extend(self.token_to_header(entry, first));
         Ok(splices)
@@ -438,17 +436,16 @@ impl SpliceWriter<'_> {
             let header = headers.value.members()?.first()?;
             Some((first.raw(&headers.key_range), first.raw(&header.key_range)))
         });
-        let headers = if self.shape.syntax == Syntax::Toml { "http_headers" } else { "headers" };
-        let like = |range: &Range<usize>, name| self.like(&self.text[range.clone()], name);
-        let (headers, header) = of_first
-            .unwrap_or_else(|| (like(&environment.key_range, headers), like(&variable.key_range, "Authorization")));
+        let (headers, header) = match of_first {
+            Some((headers, header)) => (splice(&environment.key_range, headers), splice(&variable.key_range, header)),
+            None => {
+                let headers = if self.shape.syntax == Syntax::Toml { "http_headers" } else { "headers" };
+                (self.renamed(&environment.key_range, headers), self.renamed(&variable.key_range, "Authorization"))
+            }
+        };
         let value = &self.text[variable.value.range.clone()];
         let token = variable.value.range.start + value.len() - value.trim_start_matches(['"', '\'']).len();
-        vec![
-            Splice { range: environment.key_range.clone(), text: headers },
-            Splice { range: variable.key_range.clone(), text: header },
-            Splice { range: token..token, text: BEARER.to_owned() },
-        ]
+        vec![headers, header, splice(&(token..token), BEARER)]
     }
 
     fn wrapped_members<'n>(&self, entry: &HostEntry<'n>) -> Result<(&'n LocatedMember, &'n LocatedMember), String> {
@@ -470,22 +467,16 @@ impl SpliceWriter<'_> {
     fn in_list(&self, raw: &str, value: &LocatedNode) -> String {
         let is_plain = self.shape.syntax == Syntax::Yaml && !raw.starts_with(['"', '\'']);
         match value.as_text() {
-            Some(text) if is_plain && raw.contains([',', '[', ']', '{', '}']) => self.quoted(text),
+            Some(text) if is_plain && raw.contains([',', '[', ']', '{', '}']) => quoted(text),
             Some(_) | None => raw.to_owned(),
         }
     }
 
-    /// A string of JSON, which is one of TOML and YAML, too.
-    fn quoted(&self, text: &str) -> String {
-        serde_json::Value::from(text).to_string()
-    }
-
-    /// A name with the quotes of another one.
-    fn like(&self, written: &str, name: &str) -> String {
-        match written.chars().next() {
-            Some('\'') => format!("'{name}'"),
-            Some('"') => format!("\"{name}\""),
-            Some(_) | None => name.to_owned(),
+    /// Replaces a name, and keeps its quotes.
+    fn renamed(&self, range: &Range<usize>, name: &str) -> Splice {
+        match self.text[range.clone()].chars().next() {
+            Some(quote @ ('\'' | '"')) => splice(range, format!("{quote}{name}{quote}")),
+            Some(_) | None => splice(range, name),
         }
     }
 

@@ -129,10 +129,7 @@ fn a_server_that_cannot_be_wrapped_is_skipped_or_refused_with_the_reason() {
             "has an address that `wrap` cannot use: has another scheme than http and https",
         ),
         (r#"{"command": "npx -y s"}"#, "has arguments in its command; write them into `args`"),
-        (
-            r#"{"url": "http://h", "oauth": {}}"#,
-            "has `oauth`: the host logs in at this server, which `wrap` cannot; leave it as it is",
-        ),
+        (r#"{"url": "http://h", "oauth": {}}"#, "has `oauth`, by which the host logs in; `wrap` cannot do that"),
         (
             r#"{"url": "http://h", "headers": {"X-Key": "k"}}"#,
             "has headers, which other users of this machine could read in the arguments of `wrap`; write them into a \
@@ -192,6 +189,14 @@ fn a_file_that_its_user_or_host_changed_meanwhile_is_unwrapped_in_place() {
     );
     for (server, why) in [
         (r#"["wrap", "--config", "f"]"#, "starts the servers of a configuration; edit the entry by hand"),
+        (
+            r#"["wrap", "--header", "A: b", "--url", "http://h"]"#,
+            "has options of `wrap` that the host has no settings for; edit it by hand",
+        ),
+        (
+            r#"["wrap", "--key-env", "K", "--url", "http://h"]"#,
+            "has options of `wrap` that the host has no settings for; edit it by hand",
+        ),
         (r#"["wrap", "--url", "http://h"], "x": 1"#, ""),
     ] {
         let text = format!(r#"{{"s": {{"a": {{"command": "taskgate", "args": {server}}}}}}}"#);
@@ -201,6 +206,20 @@ fn a_file_that_its_user_or_host_changed_meanwhile_is_unwrapped_in_place() {
     let apart = r#"{"s": {"a": {"command": "taskgate", "x": 1, "args": ["wrap", "--url", "http://h"]}}}"#;
     let refused = unwrap(apart, &json, &["a".to_owned()], None).unwrap_err();
     assert_eq!(refused.to_string(), "a: has other text between its command and its `args`; edit it by hand");
+}
+
+#[test]
+fn a_server_that_was_wrapped_by_hand_stays_so_unless_it_is_named() {
+    let json = shape(Syntax::Json);
+    let by_hand = r#""h": {"command": "taskgate", "args": ["wrap", "--grace", "5s", "--", "m"]}"#;
+    let first = format!(r#"{{"s": {{"a": {{"command": "n"}}, {by_hand}}}}}"#);
+    let wrapped = wrap(&first, &json, &[], &own()).unwrap();
+    assert_eq!((wrapped.changed, wrapped.unchanged), (vec!["a".to_owned()], vec!["h".to_owned()]));
+    let now = format!("{} // mine", wrapped.text);
+    let back = unwrap(&now, &json, &[], Some(&first)).unwrap();
+    assert_eq!((back.text, back.changed), (format!("{first} // mine"), vec!["a".to_owned()]));
+    let named = unwrap(&now, &json, &["h".to_owned()], Some(&first)).unwrap();
+    assert!(named.text.contains(r#""h": {"command": "m", "args": []}"#), "{}", named.text);
 }
 
 /// A launcher has several words; servers that were wrapped at different times go back together.

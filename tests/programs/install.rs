@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::fs;
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -72,6 +72,26 @@ impl Machine {
         text.replace(&home, "~")
             .replace(self.path("project").to_str().unwrap(), "PROJECT")
             .replace(TASKGATE, "TASKGATE")
+    }
+
+    /// Runs `install cursor` on a terminal, calls `meanwhile` at the question, and returns all that was shown.
+    fn answered(&self, answer: &str, meanwhile: impl FnOnce()) -> String {
+        let mut command = Command::new("script");
+        command.args(["-qec", &format!("{TASKGATE} install cursor"), "/dev/null"]);
+        command.current_dir(self.path("project")).env("HOME", self.path("home")).env_remove("NO_COLOR");
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let (mut input, mut output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        let mut shown = Vec::new();
+        while !shown.ends_with(b"[no]: ") {
+            let mut byte = [0];
+            output.read_exact(&mut byte).unwrap_or_else(|_| panic!("no question: {}", text(&shown)));
+            shown.push(byte[0]);
+        }
+        meanwhile();
+        writeln!(input, "{answer}").unwrap();
+        output.read_to_end(&mut shown).unwrap();
+        child.wait().unwrap();
+        text(&shown).to_owned()
     }
 
     #[track_caller]
@@ -270,6 +290,23 @@ fn a_missing_file_a_read_only_one_and_one_that_another_run_changes_are_refused()
     fs::remove_file(lock).unwrap();
     assert!(!copy_of(&file).exists());
     machine.done(&["install", "cursor", "--yes"]);
+}
+
+#[test]
+fn a_person_is_asked_and_a_file_that_changes_before_the_answer_stays() {
+    let machine = Machine::new();
+    let first = "{\"mcpServers\": {\"a\": {\"command\": \"b\"}}}\n";
+    let file = machine.put("home/.cursor/mcp.json", first);
+    let shown = machine.answered("", || ());
+    assert!(shown.contains("\u{1b}[31m-{") && shown.contains("nothing was changed"), "{shown}");
+    assert_eq!(fs::read_to_string(&file).unwrap(), first);
+    let shown = machine.answered("y", || fs::write(&file, "{}").unwrap());
+    assert!(shown.contains("mcp.json: the file was changed meanwhile; run the command again"), "{shown}");
+    assert!(fs::read_to_string(&file).unwrap() == "{}" && fs::read_dir(file.parent().unwrap()).unwrap().count() == 1);
+    fs::write(&file, first).unwrap();
+    let shown = machine.answered("yes", || ());
+    assert!(shown.contains("wrapped a in ") && shown.contains("; the copy is "), "{shown}");
+    assert_eq!(fs::read_to_string(copy_of(&file)).unwrap(), first);
 }
 
 /// The host's part: it starts the words of its file.

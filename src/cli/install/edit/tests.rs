@@ -149,6 +149,14 @@ fn a_server_that_cannot_be_wrapped_is_skipped_or_refused_with_the_reason() {
 }
 
 #[test]
+fn values_that_an_alias_repeats_elsewhere_are_not_changed() {
+    let text = "s:\n  a: &a\n    command: n\n  b:\n    <<: *a\n    args: [x]\n  c: {command: &c n}\n  d: {command: *c}\n  e: {command: n, args: &e [y]}\n";
+    let all = wrap(text, &shape(Syntax::Yaml), &[], &own()).unwrap();
+    let skipped: Vec<_> = all.skipped.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!((all.text.as_str(), skipped.as_slice()), (text, ["a", "b", "c", "d", "e"].as_slice()));
+}
+
+#[test]
 fn a_text_without_servers_and_an_unknown_name_are_refused() {
     let json = shape(Syntax::Json);
     for (text, names, expected) in [

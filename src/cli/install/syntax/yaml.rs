@@ -51,19 +51,19 @@ impl<'t> EventReader<'t> {
             return Err(self.error(span, "nested too deeply"));
         }
         let mut range = self.bytes(span);
-        let kind = match event {
+        let (kind, anchor) = match event {
             // Only text on one line can be moved.
-            Event::Scalar(_, ScalarStyle::Literal | ScalarStyle::Folded, ..) => NodeKind::Other,
-            Event::Scalar(text, style, ..) => {
+            Event::Scalar(_, ScalarStyle::Literal | ScalarStyle::Folded, anchor, _) => (NodeKind::Other, anchor),
+            Event::Scalar(text, style, anchor, _) => {
                 // The parser's range of a quoted scalar has the comment behind it.
                 match style {
                     ScalarStyle::SingleQuoted => range.end = self.behind_quote(range.start, '\''),
                     ScalarStyle::DoubleQuoted => range.end = self.behind_quote(range.start, '"'),
                     ScalarStyle::Plain | ScalarStyle::Literal | ScalarStyle::Folded => (),
                 }
-                NodeKind::Text(text.into_owned())
+                (NodeKind::Text(text.into_owned()), anchor)
             }
-            Event::SequenceStart(..) => {
+            Event::SequenceStart(anchor, _) => {
                 let mut items = Vec::new();
                 while let Some((event, span)) = self.next()? {
                     if event == Event::SequenceEnd {
@@ -72,9 +72,9 @@ impl<'t> EventReader<'t> {
                     }
                     items.push(self.node(event, span, depth - 1)?);
                 }
-                NodeKind::List(items)
+                (NodeKind::List(items), anchor)
             }
-            Event::MappingStart(..) => {
+            Event::MappingStart(anchor, _) => {
                 let mut members = Vec::new();
                 while let Some((event, span)) = self.next()? {
                     if event == Event::MappingEnd {
@@ -87,7 +87,7 @@ impl<'t> EventReader<'t> {
                     let NodeKind::Text(name) = key.kind else { continue };
                     members.push(LocatedMember { key: name, key_range: key.range, value });
                 }
-                NodeKind::Table(members)
+                (NodeKind::Table(members), anchor)
             }
             Event::Alias(_)
             | Event::Nothing
@@ -96,8 +96,10 @@ impl<'t> EventReader<'t> {
             | Event::DocumentStart(_)
             | Event::DocumentEnd
             | Event::SequenceEnd
-            | Event::MappingEnd => NodeKind::Other,
+            | Event::MappingEnd => (NodeKind::Other, 0),
         };
+        // Other places of the file have the same value by an alias.
+        let kind = if anchor == 0 { kind } else { NodeKind::Other };
         Ok(LocatedNode { range, kind })
     }
 

@@ -120,8 +120,9 @@ fn list(folders: &HostFolders) -> Result<(), String> {
             let read = ReadFile::read(&file);
             let found = read.map(|read| edit::servers(&read.text, &host.shape(&folders.current)));
             match found {
-                Ok(Ok(servers)) => lines.extend(servers.iter().map(|(name, own)| {
-                    format!("  {:7} {}", if own.is_some() { WRAPPED } else { DIRECT }, printable(name))
+                Ok(Ok(servers)) => lines.extend(servers.iter().map(|server| {
+                    let state = if server.own.is_some() { WRAPPED } else { DIRECT };
+                    format!("  {state:7} {}", printable(&server.name))
                 })),
                 Ok(Err(why)) => lines.push(format!("  {}", printable(&why.to_string()))),
                 Err(why) => lines.push(format!("  {}", printable(&why))),
@@ -168,7 +169,7 @@ impl<'a> HostChange<'a> {
     fn is_wrapped(&self, path: &Path) -> Result<bool, String> {
         let file = ReadFile::read(path)?;
         match edit::servers(&file.text, &self.shape) {
-            Ok(servers) => Ok(servers.iter().any(|(_, own)| own.is_some())),
+            Ok(servers) => Ok(servers.iter().any(|server| server.own.is_some())),
             Err(ShapeError::NoServers(_)) => Ok(false),
             Err(why @ (ShapeError::Syntax(_) | ShapeError::NoTable(_))) => Err(at(path)(why)),
         }

@@ -132,24 +132,31 @@ pub(super) fn unwrap(
 
 /// The wrapped servers, if nothing else distinguishes the text from the original.
 fn changed_by_wrap_alone(text: &str, original: &str, shape: &HostShape) -> Option<Vec<String>> {
-    let wrapped = servers(text, shape).ok()?;
-    let own = wrapped.iter().find_map(|(_, own)| own.clone())?;
-    let names: Vec<String> = wrapped.into_iter().filter_map(|(name, own)| own.map(|_| name)).collect();
+    let mut wrapped = servers(text, shape).ok()?;
+    wrapped.retain(|server| server.own.is_some());
+    let own = wrapped.first()?.own.clone()?;
+    let names: Vec<String> = wrapped.into_iter().map(|server| server.name).collect();
     let again = wrap(original, shape, &names, &own).ok()?;
     (again.text == text).then_some(again.changed)
 }
 
-/// The names of all servers, with the words that start each wrapped one.
-///
+/// A server in a host's file.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct ListedServer {
+    pub(super) name: String,
+    /// The words that start this program, if the server is wrapped.
+    pub(super) own: Option<Vec<String>>,
+}
+
 /// # Errors
 /// If the text is not valid.
-pub(super) fn servers(text: &str, shape: &HostShape) -> Result<Vec<(String, Option<Vec<String>>)>, ShapeError> {
+pub(super) fn servers(text: &str, shape: &HostShape) -> Result<Vec<ListedServer>, ShapeError> {
     let root = LocatedNode::parse(body(text), shape.syntax)?;
-    let own = |entry: &HostEntry<'_>| {
-        let wrapped = entry.wrapped()?;
-        Some(entry.words().iter().take(wrapped.wrap).map(|word| (*word).to_owned()).collect())
+    let listed = |entry: &HostEntry<'_>| {
+        let own = |wrap| entry.words().into_iter().take(wrap).map(str::to_owned).collect();
+        ListedServer { name: entry.name.to_owned(), own: entry.wrapped().map(|wrapped| own(wrapped.wrap)) }
     };
-    Ok(shape.entries(&root)?.iter().map(|entry| (entry.name.to_owned(), own(entry))).collect())
+    Ok(shape.entries(&root)?.iter().map(listed).collect())
 }
 
 /// The text without a byte order mark.

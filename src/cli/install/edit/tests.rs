@@ -292,8 +292,8 @@ proptest! {
         let shape = shape(Syntax::Json);
         let wrapped = wrap(&first, &shape, &[], &own()).unwrap();
         prop_assert_eq!((wrapped.changed.len(), &wrapped.skipped), (servers.len(), &vec![]));
-        let own = super::servers(&wrapped.text, &shape).unwrap();
-        prop_assert!(own.iter().all(|(_, own)| own.as_deref() == Some(&["/bin/taskgate".to_owned()])));
+        let listed = super::servers(&wrapped.text, &shape).unwrap();
+        prop_assert!(listed.iter().all(|server| server.own.as_ref() == Some(&own())));
         for names in [vec![], wrapped.changed.clone()] {
             let back = unwrap(&wrapped.text, &shape, &names, Some(&first)).unwrap();
             prop_assert_eq!(&back.text, &first);

@@ -88,7 +88,7 @@ pub(super) fn uninstall(arguments: &InstallArguments) -> ExitCode {
             }
         }
         if !is_wrapped {
-            say("no server is wrapped in a host's file; nothing is to be changed");
+            say("no server is wrapped in a host's file; no change is needed");
         }
         Ok(())
     }))
@@ -223,7 +223,7 @@ impl<'a> HostChange<'a> {
             say(format_args!("already {state}: {}", edited.unchanged.join(", ")));
         }
         if edited.changed.is_empty() {
-            say(format_args!("{}: nothing is to be changed", path.display()));
+            say(format_args!("{}: no change is needed", path.display()));
             return Ok(false);
         }
         file.check_writable()?;

@@ -151,7 +151,7 @@ fn each_hosts_file_is_shown_changed_and_given_back_byte_for_byte() {
         assert!(wrapped != first && fs::read(copy_of(&file)).unwrap() == first, "{name}");
         assert_eq!((mode(&file), mode(&copy_of(&file))), (0o640, 0o640));
         let again = machine.done(&["install", name, "--yes"]);
-        assert!(again.contains("already wrapped: ") && again.contains("nothing is to be changed"), "{again}");
+        assert!(again.contains("already wrapped: ") && again.contains("no change is needed"), "{again}");
         assert!(fs::read(&file).unwrap() == wrapped, "{name}");
         assert!(machine.done(&["install"]).contains("  wrapped "), "{name}");
 

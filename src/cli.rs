@@ -10,6 +10,7 @@ mod follow;
 mod generated;
 mod health;
 mod import;
+mod install;
 mod keys;
 mod listing;
 pub mod media;
@@ -101,6 +102,19 @@ enum CliCommand {
     ///
     /// Exit codes: 0, 64 for a mistake in the command line or in the file.
     Import(import::ImportArguments),
+    /// Wraps the servers of a desktop host: it then starts `taskgate wrap` in front of each.
+    ///
+    /// Without HOST it lists the hosts on this machine with their servers. It shows the difference, asks, and keeps a copy of the
+    /// file beside it; comments, order and spaces stay. `taskgate uninstall` gives the first file back.
+    ///
+    /// Exit codes: 0, 64 for a mistake in the command line or in the file, or if the file cannot be changed.
+    Install(install::InstallArguments),
+    /// Unwraps the servers of a desktop host, or of all hosts.
+    ///
+    /// If nothing else was changed, the file gets its first bytes back; otherwise only the servers are changed.
+    ///
+    /// Exit codes: 0, 64 for a mistake in the command line or in the file, or if the file cannot be changed.
+    Uninstall(install::InstallArguments),
     /// Runs a small MCP server without tasks, to try the gateway on.
     DemoServer {
         /// The address to serve HTTP on; port 0 picks one. Without it, stdin and stdout are served.
@@ -235,6 +249,8 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         },
         CliCommand::Check { file } => Ok(check(&file)),
         CliCommand::Import(arguments) => Ok(import::run(&arguments)),
+        CliCommand::Install(arguments) => Ok(install::install(&arguments)),
+        CliCommand::Uninstall(arguments) => Ok(install::uninstall(&arguments)),
         CliCommand::DemoServer { listen: Some(address) } => demo_server(address).await,
         CliCommand::DemoServer { listen: None } => demo::serve_stdio(tokio::io::stdin(), tokio::io::stdout())
             .await
@@ -401,6 +417,8 @@ mod tests {
                 "serve",
                 "check",
                 "import",
+                "install",
+                "uninstall",
                 "demo-server",
                 "call",
                 "task",
@@ -436,6 +454,11 @@ mod tests {
         "taskgate import /nowhere.json",
         "taskgate import /",
         "taskgate import a.json b.json",
+        "taskgate install nowhere",
+        "taskgate install --file /nowhere.json",
+        "taskgate install cursor --file /nowhere.json",
+        "taskgate uninstall nowhere",
+        "taskgate uninstall cursor --file /nowhere.json",
         "taskgate serve a.toml --config b.toml",
         "taskgate serve a.toml http://127.0.0.1:1/mcp",
         "taskgate serve npx -y server",

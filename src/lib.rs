@@ -7,6 +7,7 @@ pub mod cause;
 mod console;
 pub mod failpoint;
 pub mod metric;
+pub mod own_command;
 pub mod random;
 
 pub mod wire;

@@ -1,12 +1,11 @@
 //! Prints the gateway's addresses, and commands to try.
 
-use std::env;
 use std::io::{self, Write};
-use std::path::PathBuf;
 
 use serde_json::{Map, Value, json};
 
 use super::Gateway;
+use crate::own_command::OwnCommand;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Announcement {
@@ -52,12 +51,8 @@ impl Announcement {
     }
 }
 
-fn program() -> String {
-    env::current_exe().unwrap_or_else(|_| PathBuf::from("taskgate")).display().to_string()
-}
-
 fn demo(out: &mut impl Write, urls: &[(&str, String)]) -> io::Result<()> {
-    let program = program();
+    let program = OwnCommand::of_this_process().words().join(" ");
     for (_, url) in urls {
         writeln!(out, "  {program} call {url} greet '{{\"name\":\"Ada\"}}'")?;
         writeln!(out, "  {program} call {url} slow_report '{{\"seconds\":8,\"steps\":8}}'")?;
@@ -67,7 +62,8 @@ fn demo(out: &mut impl Write, urls: &[(&str, String)]) -> io::Result<()> {
 }
 
 fn hosts(out: &mut impl Write, urls: &[(&str, String)]) -> io::Result<()> {
-    let program = program();
+    let words = OwnCommand::of_this_process().words();
+    let program = words.join(" ");
     writeln!(out, "Claude Code:")?;
     for (name, url) in urls {
         writeln!(out, "  claude mcp add --transport http {name} {url}")?;
@@ -77,7 +73,10 @@ fn hosts(out: &mut impl Write, urls: &[(&str, String)]) -> io::Result<()> {
     };
     let over_http = servers(&|url| json!({ "type": "http", "url": url }));
     writeln!(out, "VS Code, in .vscode/mcp.json:\n  {}", json!({ "servers": over_http }))?;
-    let over_stdio = servers(&|url| json!({ "command": program, "args": ["wrap", "--url", url] }));
+    let over_stdio = servers(&|url| {
+        let arguments: Vec<_> = words.iter().skip(1).map(String::as_str).chain(["wrap", "--url", url]).collect();
+        json!({ "command": words.first(), "args": arguments })
+    });
     writeln!(out, "A desktop host, in its JSON:\n  {}", json!({ "mcpServers": over_stdio }))?;
     writeln!(out, "A shell, where the first names the tools:")?;
     for (_, url) in urls {

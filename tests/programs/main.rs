@@ -3,6 +3,7 @@
 mod cli_call;
 mod descriptors;
 mod import;
+mod install;
 mod keys;
 mod operations;
 mod probe;

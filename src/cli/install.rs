@@ -1,0 +1,314 @@
+//! Puts `taskgate wrap` in front of the servers in a desktop host's file, and takes it out again.
+
+mod changed_file;
+mod edit;
+mod hosts;
+mod shape;
+mod syntax;
+
+use std::fmt::Display;
+use std::io::{self, BufRead as _, IsTerminal as _, Read as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use similar::TextDiff;
+
+use super::printable::{printable, printable_lines};
+use super::{refuse, say};
+use crate::console;
+use crate::own_command::{IS_RELEASED, OwnCommand};
+use changed_file::{CopyChange, ReadFile};
+use edit::{EditedServers, unwrap, wrap};
+use hosts::{HostFolders, KnownHost};
+use shape::{HostShape, ShapeError};
+
+/// Unchanged lines around a change.
+const CONTEXT_LINES: usize = 3;
+/// The states of a server.
+const WRAPPED: &str = "wrapped";
+const DIRECT: &str = "direct";
+/// A longer answer is no yes.
+const ANSWER_BYTES_MAX: u64 = 64;
+
+#[derive(Debug, clap::Args)]
+pub(super) struct InstallArguments {
+    /// The host: claude-desktop, claude-code, vscode, cursor, windsurf, gemini, zed, goose, codex or librechat.
+    #[arg(value_name = "HOST")]
+    host: Option<String>,
+    /// The servers, by their names in the host; all of them by default.
+    #[arg(value_name = "SERVER")]
+    servers: Vec<String>,
+    /// The host's file, if it is not at its usual place.
+    #[arg(long, value_name = "FILE", requires = "host")]
+    file: Option<PathBuf>,
+    /// Change the file without a question.
+    #[arg(long, short)]
+    yes: bool,
+}
+
+/// A change of one host's file.
+struct HostChange<'a> {
+    host: KnownHost,
+    shape: HostShape,
+    servers: &'a [String],
+    is_confirmed: bool,
+}
+
+pub(super) fn install(arguments: &InstallArguments) -> ExitCode {
+    finished(HostFolders::of_this_process().and_then(|folders| {
+        let Some(change) = HostChange::of(arguments, &folders)? else { return list(&folders) };
+        let own = own_words(&OwnCommand::of_this_process(), IS_RELEASED)?;
+        let file = change.usual_file(arguments.file.as_deref(), &folders)?;
+        change.install(&file, &own)
+    }))
+}
+
+pub(super) fn uninstall(arguments: &InstallArguments) -> ExitCode {
+    finished(HostFolders::of_this_process().and_then(|folders| {
+        if let Some(change) = HostChange::of(arguments, &folders)? {
+            let mut files = change.host.files(&folders);
+            files.retain(|file| change.is_wrapped(file).unwrap_or(false));
+            if arguments.file.is_some() || files.is_empty() {
+                files = vec![change.usual_file(arguments.file.as_deref(), &folders)?];
+            }
+            return files.iter().try_for_each(|file| change.uninstall(file));
+        }
+        let mut is_wrapped = false;
+        for host in KnownHost::ALL {
+            let change = HostChange::new(host, arguments, &folders);
+            for file in host.files(&folders) {
+                match change.is_wrapped(&file) {
+                    Ok(false) => (),
+                    Ok(true) => {
+                        is_wrapped = true;
+                        change.uninstall(&file)?;
+                    }
+                    Err(why) => say(format_args!("{why}; left out")),
+                }
+            }
+        }
+        if !is_wrapped {
+            say("no server is wrapped in a host's file; no change is needed");
+        }
+        Ok(())
+    }))
+}
+
+fn finished(result: Result<(), String>) -> ExitCode {
+    result.map_or_else(refuse, |()| ExitCode::SUCCESS)
+}
+
+/// The words that a host starts this program by.
+fn own_words(own: &OwnCommand, is_released: bool) -> Result<Vec<String>, String> {
+    match own {
+        OwnCommand::Npx | OwnCommand::Uvx if !is_released => Err("this program is in the cache of a launcher, which may \
+             be emptied, and the launcher might fetch another program of this name later; install taskgate (cargo install \
+             --locked --path .), then run this command with the installed one"
+            .to_owned()),
+        OwnCommand::Path(path) if path.to_str().is_none() => {
+            Err(format!("{}: this program's path is no UTF-8 text; move it", path.display()))
+        }
+        OwnCommand::Npx | OwnCommand::Uvx | OwnCommand::Path(_) => Ok(own.words()),
+    }
+}
+
+fn list(folders: &HostFolders) -> Result<(), String> {
+    let mut lines = Vec::new();
+    for host in KnownHost::ALL {
+        for file in host.files(folders) {
+            lines.push(format!("{}: {}", host.name(), printable(&file.display().to_string())));
+            let read = ReadFile::read(&file);
+            let found = read.map(|read| edit::servers(&read.text, &host.shape(&folders.current)));
+            match found {
+                Ok(Ok(servers)) => lines.extend(servers.iter().map(|server| {
+                    let state = if server.own.is_some() { WRAPPED } else { DIRECT };
+                    format!("  {state:7} {}", printable(&server.name))
+                })),
+                Ok(Err(why)) => lines.push(format!("  {}", printable(&why.to_string()))),
+                Err(why) => lines.push(format!("  {}", printable(&why))),
+            }
+        }
+    }
+    if lines.is_empty() {
+        say("no host's file is found; name one: taskgate install HOST --file FILE");
+        return Ok(());
+    }
+    write_out(&(lines.join("\n") + "\n"))?;
+    say("wrap the servers of a host: taskgate install HOST [SERVER]...");
+    Ok(())
+}
+
+impl<'a> HostChange<'a> {
+    fn of(arguments: &'a InstallArguments, folders: &HostFolders) -> Result<Option<Self>, String> {
+        let host = arguments.host.as_deref().map(KnownHost::named).transpose()?;
+        Ok(host.map(|host| Self::new(host, arguments, folders)))
+    }
+
+    fn new(host: KnownHost, arguments: &'a InstallArguments, folders: &HostFolders) -> Self {
+        let shape = host.shape(&folders.current);
+        Self { host, shape, servers: &arguments.servers, is_confirmed: arguments.yes }
+    }
+
+    fn usual_file(&self, named: Option<&Path>, folders: &HostFolders) -> Result<PathBuf, String> {
+        if let Some(file) = named {
+            return Ok(file.to_owned());
+        }
+        self.host.files(folders).into_iter().next().ok_or_else(|| {
+            let place = self
+                .host
+                .user_file(folders)
+                .map_or_else(|| "librechat.yaml".to_owned(), |file| file.display().to_string());
+            format!(
+                "{}: there is no {place}; add a server in the host first, or name its file by --file",
+                self.host.name()
+            )
+        })
+    }
+
+    /// Whether a server of the file is wrapped.
+    fn is_wrapped(&self, path: &Path) -> Result<bool, String> {
+        let file = ReadFile::read(path)?;
+        match edit::servers(&file.text, &self.shape) {
+            Ok(servers) => Ok(servers.iter().any(|server| server.own.is_some())),
+            Err(ShapeError::NoServers(_)) => Ok(false),
+            Err(why @ (ShapeError::Syntax(_) | ShapeError::NoTable(_))) => Err(at(path)(why)),
+        }
+    }
+
+    fn install(&self, path: &Path, own: &[String]) -> Result<(), String> {
+        let file = ReadFile::read(path)?;
+        let edited = wrap(&file.text, &self.shape, self.servers, own).map_err(at(path))?;
+        if !self.is_agreed(&file, path, &edited, WRAPPED)? {
+            return Ok(());
+        }
+        // With some servers wrapped already, the copy is the file without them.
+        let first = match file.copy() {
+            Some(copy) => unwrap(&file.text, &self.shape, &[], Some(&copy)).map_err(at(path))?.text,
+            None => file.text.clone(),
+        };
+        file.replace(&edited.text, CopyChange::Write(first))?;
+        let (names, copy) = (edited.changed.join(", "), file.copy_path());
+        say(format_args!("wrapped {names} in {}; the copy is {}", path.display(), copy.display()));
+        self.say_when();
+        Ok(())
+    }
+
+    fn uninstall(&self, path: &Path) -> Result<(), String> {
+        let file = ReadFile::read(path)?;
+        let copy = file.copy();
+        let edited = unwrap(&file.text, &self.shape, self.servers, copy.as_deref()).map_err(at(path))?;
+        if !self.is_agreed(&file, path, &edited, DIRECT)? {
+            return Ok(());
+        }
+        let is_first = copy.as_ref() == Some(&edited.text);
+        file.replace(&edited.text, if is_first { CopyChange::Remove } else { CopyChange::Keep })?;
+        let state = if is_first { "; the file is as it was before `taskgate install`" } else { "" };
+        say(format_args!("unwrapped {} in {}{state}", edited.changed.join(", "), path.display()));
+        self.say_when();
+        Ok(())
+    }
+
+    /// Hosts read their files when they start, and some write them while they run.
+    fn say_when(&self) {
+        say(format_args!("{} reads the file when it starts: restart it if it is running", self.host.name()));
+    }
+
+    /// Shows the change and asks for it; `state` is the state of a server that needs none.
+    fn is_agreed(&self, file: &ReadFile, path: &Path, edited: &EditedServers, state: &str) -> Result<bool, String> {
+        for (name, why) in &edited.skipped {
+            say(format_args!("{name} stays as it is: it {why}"));
+        }
+        // Without names all servers are meant, also those that were never wrapped.
+        if !edited.unchanged.is_empty() && (state == WRAPPED || !self.servers.is_empty()) {
+            say(format_args!("already {state}: {}", edited.unchanged.join(", ")));
+        }
+        if edited.changed.is_empty() {
+            say(format_args!("{}: no change is needed", path.display()));
+            return Ok(false);
+        }
+        file.check_writable()?;
+        write_out(&difference(&file.text, &edited.text, path, has_colours()))?;
+        if self.is_confirmed {
+            return Ok(true);
+        }
+        if !io::stdin().is_terminal() {
+            return Err("standard input is no terminal, so the change cannot be confirmed; add --yes".to_owned());
+        }
+        let is_agreed = asked()?;
+        if !is_agreed {
+            say("nothing was changed");
+        }
+        Ok(is_agreed)
+    }
+}
+
+fn at<E: Display>(path: &Path) -> impl Fn(E) -> String {
+    move |error| format!("{}: {error}", path.display())
+}
+
+fn asked() -> Result<bool, String> {
+    let mut stderr = console::stderr();
+    let _ = write!(stderr, "Change the file so? (yes/no) [no]: ").and_then(|()| stderr.flush());
+    let mut answer = String::new();
+    io::stdin()
+        .lock()
+        .take(ANSWER_BYTES_MAX)
+        .read_line(&mut answer)
+        .map_err(|error| format!("the answer cannot be read: {error}"))?;
+    Ok(matches!(answer.trim().to_ascii_lowercase().as_str(), "y" | "yes"))
+}
+
+fn has_colours() -> bool {
+    io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+}
+
+/// A unified difference.
+fn difference(old: &str, new: &str, path: &Path, has_colours: bool) -> String {
+    let name = path.display().to_string();
+    let lines = TextDiff::from_lines(old, new);
+    let text = lines.unified_diff().context_radius(CONTEXT_LINES).header(&name, &name).to_string();
+    let parts = text.split('\t').map(printable_lines);
+    let text = parts.collect::<Vec<_>>().join("\t");
+    if !has_colours {
+        return text;
+    }
+    let coloured = text.lines().map(|line| match line.chars().next() {
+        Some('+') => format!("\u{1b}[32m{line}\u{1b}[0m\n"),
+        Some('-') => format!("\u{1b}[31m{line}\u{1b}[0m\n"),
+        Some('@') => format!("\u{1b}[36m{line}\u{1b}[0m\n"),
+        Some(_) | None => format!("{line}\n"),
+    });
+    coloured.collect()
+}
+
+fn write_out(text: &str) -> Result<(), String> {
+    console::stdout().write_all(text.as_bytes()).map_err(|error| format!("standard output cannot be written: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_launcher_is_written_into_a_hosts_file_only_after_a_release() {
+        for own in [OwnCommand::Npx, OwnCommand::Uvx] {
+            let why = own_words(&own, false).unwrap_err();
+            assert!(
+                why.starts_with("this program is in the cache of a launcher") && why.contains("cargo install"),
+                "{why}"
+            );
+            assert_eq!(own_words(&own, true).unwrap(), own.words());
+        }
+        let path = OwnCommand::Path(PathBuf::from("/opt/taskgate"));
+        assert_eq!(own_words(&path, IS_RELEASED).unwrap(), ["/opt/taskgate"]);
+    }
+
+    #[test]
+    fn the_difference_is_coloured_on_a_terminal_and_safe_for_it() {
+        let (old, new) = ("1\n2\n3\n4\n5\n", "1\n2\n3\n4\u{1b}\n5\n");
+        let plain = difference(old, new, Path::new("/f"), false);
+        assert_eq!(plain, "--- /f\n+++ /f\n@@ -1,5 +1,5 @@\n 1\n 2\n 3\n-4\n+4 \n 5\n");
+        let coloured = difference(old, new, Path::new("/f"), true);
+        assert!(coloured.contains("\u{1b}[31m-4\u{1b}[0m\n\u{1b}[32m+4 \u{1b}[0m\n 5\n"), "{coloured:?}");
+    }
+}

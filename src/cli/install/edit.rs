@@ -1,0 +1,539 @@
+//! Wraps and unwraps servers in the text of a host's file, without I/O.
+//!
+//! All text around the moved words stays byte for byte, and the words keep their spelling, so unwrapping gives the first
+//! text back.
+
+use std::ops::Range;
+
+use super::shape::{HostEntry, HostShape, ShapeError, WrappedTarget};
+use super::syntax::{LocatedMember, LocatedNode, NodeKind, Syntax};
+use crate::config::{ServerTarget, is_command_line};
+
+/// The variable that hands a server's bearer token to `wrap`, as its arguments can be read by other users.
+const KEY_VARIABLE: &str = "TASKGATE_SERVER_KEY";
+const BEARER: &str = "Bearer ";
+/// Settings by which a host logs in at a server; `wrap` has no counterpart.
+const LOGIN_KEYS: [&str; 10] = [
+    "auth",
+    "authProviderType",
+    "bearer_token_env_var",
+    "customUserVars",
+    "env_http_headers",
+    "headersHelper",
+    "oauth",
+    "oauth_resource",
+    "requiresOAuth",
+    "scopes",
+];
+
+/// The new text, and the result for each server.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct EditedServers {
+    pub(super) text: String,
+    pub(super) changed: Vec<String>,
+    /// Servers that need no change.
+    pub(super) unchanged: Vec<String>,
+    /// Servers that cannot be changed, and the reasons.
+    pub(super) skipped: Vec<(String, String)>,
+}
+
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum EditError {
+    #[error(transparent)]
+    Shape(#[from] ShapeError),
+    #[error("there is no server `{name}`; there {}", listed(known))]
+    Unknown { name: String, known: Vec<String> },
+    #[error("{name}: {why}")]
+    Refused { name: String, why: String },
+}
+
+fn listed(names: &[String]) -> String {
+    match names {
+        [] => "is none".to_owned(),
+        [only] => format!("is `{only}`"),
+        [_, _, ..] => format!("are {}", names.join(", ")),
+    }
+}
+
+/// The splices of an entry, none if it needs no change, or why it cannot be changed.
+type EntryEdit = Result<Option<Vec<Splice>>, String>;
+
+/// Replaces a range of the text.
+struct Splice {
+    range: Range<usize>,
+    text: String,
+}
+
+fn splice(range: &Range<usize>, text: impl Into<String>) -> Splice {
+    Splice { range: range.clone(), text: text.into() }
+}
+
+/// Makes each named server start as `own` and `wrap`; all servers without names.
+///
+/// # Errors
+/// If the text is not valid, or a named server is missing or cannot be wrapped.
+pub(super) fn wrap(
+    text: &str,
+    shape: &HostShape,
+    names: &[String],
+    own: &[String],
+) -> Result<EditedServers, EditError> {
+    edited(text, shape, names, |entry, writer| {
+        if entry.wrapped().is_some() {
+            return Ok(None);
+        }
+        let splices = match (entry.command(), entry.url()) {
+            (Some(_), Some(_)) => Err("names both a command and an address; remove one of them".to_owned()),
+            (Some(command), None) => writer.wrap_program(entry, command, own),
+            (None, Some(url)) => writer.wrap_url(entry, url, own),
+            (None, None) => Err("has neither a command nor an address, so the host itself provides it".to_owned()),
+        };
+        splices.map(Some)
+    })
+}
+
+/// Makes each named server start as before; all wrapped servers without names. `original` is the file before `wrap`, if known:
+/// it tells how the server was spelled.
+///
+/// # Errors
+/// If the text is not valid, or a named server is missing or cannot be unwrapped.
+pub(super) fn unwrap(
+    text: &str,
+    shape: &HostShape,
+    names: &[String],
+    original: Option<&str>,
+) -> Result<EditedServers, EditError> {
+    if let Some(original) = original.filter(|_| names.is_empty())
+        && let Some(changed) = changed_by_wrap_alone(text, original, shape)
+    {
+        return Ok(EditedServers { text: original.to_owned(), changed, unchanged: vec![], skipped: vec![] });
+    }
+    let original = original.and_then(|text| Some((text, LocatedNode::parse(body(text), shape.syntax).ok()?)));
+    let first_entries = original.as_ref().and_then(|(_, root)| shape.entries(root).ok()).unwrap_or_default();
+    edited(text, shape, names, |entry, writer| {
+        let Some(wrapped) = entry.wrapped() else { return Ok(None) };
+        let same = |first: &&HostEntry<'_>| first.list == entry.list && first.name == entry.name;
+        let first = first_entries.iter().find(same);
+        // The user wrapped it by hand.
+        if names.is_empty() && first.is_some_and(|first| first.words() == entry.words()) {
+            return Ok(None);
+        }
+        let first = first.filter(|first| first.wrapped().is_none());
+        let first =
+            first.zip(original.as_ref()).map(|(entry, (text, _))| FirstEntry { entry: *entry, text: body(text) });
+        let splices = match wrapped.target {
+            WrappedTarget::Program(at) => writer.unwrap_program(entry, at, first.as_ref()),
+            WrappedTarget::Url(at) => writer.unwrap_url(entry, at, first.as_ref()),
+            WrappedTarget::File => Err("starts the servers of a configuration; edit the entry by hand".to_owned()),
+        };
+        splices.map(Some)
+    })
+}
+
+/// The wrapped servers, if nothing else distinguishes the text from the original.
+fn changed_by_wrap_alone(text: &str, original: &str, shape: &HostShape) -> Option<Vec<String>> {
+    let mut wrapped = servers(text, shape).ok()?;
+    wrapped.retain(|server| server.own.is_some());
+    let own = wrapped.first()?.own.clone()?;
+    let names: Vec<String> = wrapped.into_iter().map(|server| server.name).collect();
+    let again = wrap(original, shape, &names, &own).ok()?;
+    (again.text == text).then_some(again.changed)
+}
+
+/// A server in a host's file.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct ListedServer {
+    pub(super) name: String,
+    /// The words that start this program, if the server is wrapped.
+    pub(super) own: Option<Vec<String>>,
+}
+
+/// # Errors
+/// If the text is not valid.
+pub(super) fn servers(text: &str, shape: &HostShape) -> Result<Vec<ListedServer>, ShapeError> {
+    let root = LocatedNode::parse(body(text), shape.syntax)?;
+    let listed = |entry: &HostEntry<'_>| {
+        let own = |wrap| entry.words().into_iter().take(wrap).map(str::to_owned).collect();
+        ListedServer { name: entry.name.to_owned(), own: entry.wrapped().map(|wrapped| own(wrapped.wrap)) }
+    };
+    Ok(shape.entries(&root)?.iter().map(listed).collect())
+}
+
+/// The text without a byte order mark.
+fn body(text: &str) -> &str {
+    text.strip_prefix('\u{feff}').unwrap_or(text)
+}
+
+fn edited(
+    text: &str,
+    shape: &HostShape,
+    names: &[String],
+    edit: impl Fn(&HostEntry<'_>, &SpliceWriter<'_>) -> EntryEdit,
+) -> Result<EditedServers, EditError> {
+    let (mark, text) = text.split_at(text.len() - body(text).len());
+    let root = LocatedNode::parse(text, shape.syntax).map_err(ShapeError::from)?;
+    let entries = shape.entries(&root)?;
+    if let Some(name) = names.iter().find(|name| entries.iter().all(|entry| entry.name != name.as_str())) {
+        let known = entries.iter().map(|entry| entry.name.to_owned()).collect();
+        return Err(EditError::Unknown { name: name.clone(), known });
+    }
+    let writer = SpliceWriter { text, shape };
+    let mut result = EditedServers { text: String::new(), changed: vec![], unchanged: vec![], skipped: vec![] };
+    let (mut splices, mut indexes) = (Vec::new(), Vec::new());
+    let is_named = |entry: &HostEntry<'_>| names.is_empty() || names.iter().any(|name| name == entry.name);
+    for (index, entry) in entries.iter().enumerate().filter(|(_, entry)| is_named(entry)) {
+        let name = entry.name.to_owned();
+        match edit(entry, &writer) {
+            Ok(Some(found)) => {
+                splices.extend(found);
+                indexes.push(index);
+                result.changed.push(name);
+            }
+            Ok(None) => result.unchanged.push(name),
+            Err(why) if names.is_empty() => result.skipped.push((name, why)),
+            Err(why) => return Err(EditError::Refused { name, why }),
+        }
+    }
+    let new = spliced(text, splices);
+    if !is_as_meant(&entries, &indexes, &new, shape) {
+        let why = "written in a way that cannot be edited here; edit it by hand, or name the other servers".to_owned();
+        return Err(EditError::Refused { name: result.changed.join(", "), why });
+    }
+    result.text = format!("{mark}{new}");
+    Ok(result)
+}
+
+fn spliced(text: &str, mut splices: Vec<Splice>) -> String {
+    splices.sort_by_key(|splice| (splice.range.start, splice.range.end));
+    let (mut result, mut from) = (String::with_capacity(text.len()), 0);
+    for splice in splices {
+        result.push_str(text.get(from..splice.range.start).unwrap_or_default());
+        result.push_str(&splice.text);
+        from = splice.range.end;
+    }
+    result.push_str(text.get(from..).unwrap_or_default());
+    result
+}
+
+/// Whether each server starts as before, but for the wrapping of the edited ones. An unusual spelling, such as a comment between
+/// two words, may have misled an edit.
+fn is_as_meant(before: &[HostEntry<'_>], edited: &[usize], text: &str, shape: &HostShape) -> bool {
+    let Ok(root) = LocatedNode::parse(text, shape.syntax) else { return false };
+    let Ok(after) = shape.entries(&root) else { return false };
+    let pairs = before.iter().zip(&after).enumerate();
+    let mut all = pairs.map(|(index, (before, after))| {
+        let is_flipped = before.wrapped().is_some() != after.wrapped().is_some();
+        before.server_words() == after.server_words() && is_flipped == edited.contains(&index)
+    });
+    before.len() == after.len() && all.all(|is_same| is_same)
+}
+
+/// The program of `own`, and the words up to `wrap`.
+fn own_words(own: &[String]) -> Result<(String, Vec<String>), String> {
+    let (program, rest) = own.split_first().ok_or("cannot start this program, which has no path")?;
+    Ok((quoted(program), rest.iter().map(String::as_str).chain(["wrap"]).map(quoted).collect()))
+}
+
+/// A string of JSON, which is one of TOML and YAML, too.
+fn quoted(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
+}
+
+/// The entry as it was before it was wrapped.
+struct FirstEntry<'n> {
+    entry: HostEntry<'n>,
+    text: &'n str,
+}
+
+impl FirstEntry<'_> {
+    fn raw(&self, range: &Range<usize>) -> String {
+        self.text[range.clone()].to_owned()
+    }
+}
+
+struct SpliceWriter<'t> {
+    text: &'t str,
+    shape: &'t HostShape,
+}
+
+impl SpliceWriter<'_> {
+    fn wrap_program(
+        &self,
+        entry: &HostEntry<'_>,
+        command: &LocatedMember,
+        own: &[String],
+    ) -> Result<Vec<Splice>, String> {
+        let raw = self.word(&command.value, self.shape.command_key)?;
+        if entry.words().len() == 1 && command.value.as_text().is_some_and(is_command_line) {
+            return Err("has arguments in its command; write them into `args`".to_owned());
+        }
+        let (program, mut words) = own_words(own)?;
+        words.push(quoted("--"));
+        let mut splices = vec![splice(&command.value.range, program)];
+        let Some(arguments) = entry.arguments() else {
+            words.push(self.in_list(&raw, &command.value));
+            let end = command.value.range.end;
+            splices.push(splice(&(end..end), self.sibling(entry, command, &words)));
+            return Ok(splices);
+        };
+        let items = arguments.value.items().ok_or("has `args` that are no list; write a list")?;
+        let list = &arguments.value.range;
+        let is_flow = self.text[list.clone()].starts_with('[');
+        words.push(if is_flow { self.in_list(&raw, &command.value) } else { raw });
+        let (at, text) = match items.first() {
+            None => (list.start + 1, words.join(", ")),
+            Some(first) if is_flow => {
+                let gap = &self.text[list.start + 1..first.range.start];
+                let separator =
+                    if gap.contains('\n') && gap.trim().is_empty() { format!(",{gap}") } else { ", ".into() };
+                (first.range.start, words.join(&separator) + &separator)
+            }
+            Some(first) => {
+                let (dash, line) =
+                    self.dash(first).ok_or("has `args` whose first line cannot be found; edit it by hand")?;
+                let lines = words.iter().map(|word| format!("- {word}{}{line}", self.line_end()));
+                (dash, lines.collect())
+            }
+        };
+        splices.push(splice(&(at..at), text));
+        Ok(splices)
+    }
+
+    fn wrap_url(&self, entry: &HostEntry<'_>, url: &LocatedMember, own: &[String]) -> Result<Vec<Splice>, String> {
+        if entry.arguments().is_some() {
+            return Err("has `args` beside its address; remove them".to_owned());
+        }
+        if let Some(key) = LOGIN_KEYS.iter().find(|key| entry.node.member(key).is_some()) {
+            return Err(format!("has `{key}`, by which the host logs in; `wrap` cannot do that"));
+        }
+        let raw = self.in_list(&self.word(&url.value, &url.key)?, &url.value);
+        // An address with a variable is known to the host alone.
+        if let Some(address) = url.value.as_text().filter(|address| !address.contains('$'))
+            && let Err(why) = ServerTarget::url(address)
+        {
+            return Err(format!("has an address that `wrap` cannot use: {why}"));
+        }
+        let (program, mut words) = own_words(own)?;
+        let mut splices = vec![self.renamed(&url.key_range, self.shape.command_key)];
+        splices.extend(entry.transport().map(|transport| self.renamed(&transport.value.range, "stdio")));
+        let is_empty = |headers: &LocatedMember| headers.value.members().is_some_and(<[_]>::is_empty);
+        if let Some(headers) = entry.headers().filter(|headers| !is_empty(headers)) {
+            splices.extend(self.token_to_environment(entry, headers)?);
+            words.extend([quoted("--key-env"), quoted(KEY_VARIABLE)]);
+        }
+        words.extend([quoted("--url"), raw]);
+        splices.push(splice(&url.value.range, program + &self.sibling(entry, url, &words)));
+        Ok(splices)
+    }
+
+    /// Turns `headers` with one bearer token into `env` with the token.
+    fn token_to_environment(&self, entry: &HostEntry<'_>, headers: &LocatedMember) -> Result<Vec<Splice>, String> {
+        let exposed = || {
+            "has headers, which other users of this machine could read in the arguments of `wrap`; write them into a \
+             configuration for `wrap --config`"
+                .to_owned()
+        };
+        let Some([header]) = headers.value.members() else { return Err(exposed()) };
+        let range = header.value.range.clone();
+        let at = self.token(&range).filter(|_| header.key.eq_ignore_ascii_case("authorization")).ok_or_else(exposed)?;
+        if entry.environment().is_some() {
+            return Err(format!("has `{}` beside its address; remove it", self.shape.environment_key));
+        }
+        Ok(vec![
+            self.renamed(&headers.key_range, self.shape.environment_key),
+            self.renamed(&header.key_range, KEY_VARIABLE),
+            splice(&(at..at + BEARER.len()), ""),
+        ])
+    }
+
+    /// The offset of `Bearer ` at the start of a value.
+    fn token(&self, range: &Range<usize>) -> Option<usize> {
+        let raw = &self.text[range.clone()];
+        let inner = raw.trim_start_matches(['"', '\'']);
+        inner.starts_with(BEARER).then_some(range.start + raw.len() - inner.len())
+    }
+
+    fn unwrap_program(
+        &self,
+        entry: &HostEntry<'_>,
+        at: usize,
+        first: Option<&FirstEntry<'_>>,
+    ) -> Result<Vec<Splice>, String> {
+        let (command, arguments) = self.wrapped_members(entry)?;
+        let items = arguments.value.items().unwrap_or_default();
+        // The words begin with the command, which is no item.
+        let program = items.get(at - 1).ok_or("has fewer words than expected")?;
+        let first_command = first.and_then(|first| Some((first, first.entry.command()?)));
+        let raw = first_command.filter(|(_, command)| command.value.as_text() == program.as_text()).map_or_else(
+            || self.text[program.range.clone()].to_owned(),
+            |(first, command)| first.raw(&command.value.range),
+        );
+        let mut splices = vec![splice(&command.value.range, raw)];
+        let list = &arguments.value.range;
+        let is_flow = self.text[list.clone()].starts_with('[');
+        let start = |item: &LocatedNode| match is_flow {
+            true => Some(item.range.start),
+            false => self.dash(item).map(|(dash, _)| dash),
+        };
+        let unclear = "has `args` whose lines cannot be found; edit it by hand";
+        let begin = items.first().and_then(start).ok_or(unclear)?;
+        let range = match items.get(at) {
+            Some(next) => begin..start(next).ok_or(unclear)?,
+            None if first.is_some_and(|first| first.entry.arguments().is_none())
+                && self.follows(command, arguments) =>
+            {
+                command.value.range.end..list.end
+            }
+            None if is_flow => begin..self.behind_comma(program.range.end),
+            None => {
+                splices.push(splice(&(arguments.key_range.end..program.range.end), ": []"));
+                return Ok(splices);
+            }
+        };
+        splices.push(splice(&range, ""));
+        Ok(splices)
+    }
+
+    fn unwrap_url(
+        &self,
+        entry: &HostEntry<'_>,
+        at: usize,
+        first: Option<&FirstEntry<'_>>,
+    ) -> Result<Vec<Splice>, String> {
+        let (command, arguments) = self.wrapped_members(entry)?;
+        let items = arguments.value.items().unwrap_or_default();
+        let address = items.get(at - 1).ok_or("has fewer words than expected")?;
+        if !self.follows(command, arguments) {
+            return Err("has other text between its command and its `args`; edit it by hand".to_owned());
+        }
+        let words = entry.words();
+        let options = words.split(|word| *word == "--url").next().unwrap_or_default();
+        let of_others = |option: &&str| matches!(*option, "--header" | "--ca");
+        let key = options.windows(2).find(|pair| pair[0] == "--key-env").map(|pair| pair[1]);
+        if options.iter().any(of_others) || key.is_some_and(|key| key != KEY_VARIABLE) {
+            return Err("has options of `wrap` that the host has no settings for; edit it by hand".to_owned());
+        }
+        let first_url = first.and_then(|first| Some((first, first.entry.url()?)));
+        let raw = first_url
+            .filter(|(_, url)| url.value.as_text() == address.as_text())
+            .map_or_else(|| self.text[address.range.clone()].to_owned(), |(first, url)| first.raw(&url.value.range));
+        let key = match first_url {
+            Some((first, url)) => splice(&command.key_range, first.raw(&url.key_range)),
+            None => self.renamed(&command.key_range, self.shape.url_key),
+        };
+        let mut splices = vec![key, splice(&(command.value.range.start..arguments.value.range.end), raw)];
+        if let Some(transport) = entry.transport().filter(|member| member.value.as_text() == Some("stdio")) {
+            let range = &transport.value.range;
+            let of_first =
+                first.and_then(|first| Some(splice(range, first.raw(&first.entry.transport()?.value.range))));
+            splices.extend(of_first.or_else(|| Some(self.renamed(range, self.shape.remote_type?))));
+        }
+        splices.extend(self.token_to_header(entry, first));
+        Ok(splices)
+    }
+
+    fn token_to_header(&self, entry: &HostEntry<'_>, first: Option<&FirstEntry<'_>>) -> Vec<Splice> {
+        let Some(environment) = entry.environment() else { return Vec::new() };
+        let Some([variable]) = environment.value.members() else { return Vec::new() };
+        if variable.key != KEY_VARIABLE {
+            return Vec::new();
+        }
+        let of_first = first.and_then(|first| {
+            let headers = first.entry.headers()?;
+            let header = headers.value.members()?.first()?;
+            Some((first.raw(&headers.key_range), first.raw(&header.key_range)))
+        });
+        let (headers, header) = match of_first {
+            Some((headers, header)) => (splice(&environment.key_range, headers), splice(&variable.key_range, header)),
+            None => {
+                let headers = if self.shape.syntax == Syntax::Toml { "http_headers" } else { "headers" };
+                (self.renamed(&environment.key_range, headers), self.renamed(&variable.key_range, "Authorization"))
+            }
+        };
+        let value = &self.text[variable.value.range.clone()];
+        let token = variable.value.range.start + value.len() - value.trim_start_matches(['"', '\'']).len();
+        vec![headers, header, splice(&(token..token), BEARER)]
+    }
+
+    fn wrapped_members<'n>(&self, entry: &HostEntry<'n>) -> Result<(&'n LocatedMember, &'n LocatedMember), String> {
+        entry.command().zip(entry.arguments()).ok_or_else(|| "has no `args`; edit it by hand".to_owned())
+    }
+
+    /// A value as written, if it is text on one line.
+    fn word(&self, value: &LocatedNode, key: &str) -> Result<String, String> {
+        let raw = &self.text[value.range.clone()];
+        match &value.kind {
+            NodeKind::Text(text) if !text.is_empty() && !raw.contains('\n') => Ok(raw.to_owned()),
+            NodeKind::Text(_) | NodeKind::List(_) | NodeKind::Table(_) | NodeKind::Other => {
+                Err(format!("has a `{key}` that is no text on one line; write it so"))
+            }
+        }
+    }
+
+    /// A word in a list with brackets: YAML's text without quotes may hold marks of such a list.
+    fn in_list(&self, raw: &str, value: &LocatedNode) -> String {
+        let is_plain = self.shape.syntax == Syntax::Yaml && !raw.starts_with(['"', '\'']);
+        match value.as_text() {
+            Some(text) if is_plain && raw.contains([',', '[', ']', '{', '}']) => quoted(text),
+            Some(_) | None => raw.to_owned(),
+        }
+    }
+
+    /// Replaces a name, and keeps its quotes.
+    fn renamed(&self, range: &Range<usize>, name: &str) -> Splice {
+        match self.text[range.clone()].chars().next() {
+            Some(quote @ ('\'' | '"')) => splice(range, format!("{quote}{name}{quote}")),
+            Some(_) | None => splice(range, name),
+        }
+    }
+
+    /// The text that adds `args` behind a member.
+    fn sibling(&self, entry: &HostEntry<'_>, member: &LocatedMember, words: &[String]) -> String {
+        let list = format!("[{}]", words.join(", "));
+        let start = self.text[..member.key_range.start].rfind('\n').map_or(0, |at| at + 1);
+        let before = &self.text[start..member.key_range.start];
+        let is_braced = self.text[entry.node.range.clone()].starts_with('{');
+        let line_end = self.line_end();
+        match self.shape.syntax {
+            Syntax::Json if start > 0 && before.trim().is_empty() => format!(",{line_end}{before}\"args\": {list}"),
+            Syntax::Json => format!(", \"args\": {list}"),
+            Syntax::Toml if is_braced => format!(", args = {list}"),
+            // A dotted key is repeated.
+            Syntax::Toml => format!("{line_end}{before}args = {list}"),
+            Syntax::Yaml if is_braced => format!(", args: {list}"),
+            Syntax::Yaml => format!("{line_end}{before}args: {list}"),
+        }
+    }
+
+    /// Whether only blanks and a comma, or the start of a dotted key, stand between the two members.
+    fn follows(&self, member: &LocatedMember, next: &LocatedMember) -> bool {
+        let Some(between) = self.text.get(member.value.range.end..next.key_range.start) else { return false };
+        let start = self.text[..member.key_range.start].rfind('\n').map_or(0, |at| at + 1);
+        let dotted = self.text[start..member.key_range.start].trim();
+        let between = between.trim().trim_start_matches(',').trim();
+        between.is_empty() || between == dotted
+    }
+
+    /// The offset of an item's dash, and the text between a line's start and it.
+    fn dash(&self, item: &LocatedNode) -> Option<(usize, &str)> {
+        let before = self.text[..item.range.start].trim_end_matches([' ', '\t']);
+        let dash = before.strip_suffix('-')?.len();
+        let start = self.text[..dash].rfind('\n').map_or(0, |at| at + 1);
+        let indent = &self.text[start..dash];
+        indent.trim().is_empty().then_some((dash, indent))
+    }
+
+    /// The offset behind a comma that follows, or `end`.
+    fn behind_comma(&self, end: usize) -> usize {
+        let rest = &self.text[end..];
+        let blanks = rest.len() - rest.trim_start().len();
+        if rest[blanks..].starts_with(',') { end + blanks + 1 } else { end }
+    }
+
+    fn line_end(&self) -> &'static str {
+        if self.text.contains("\r\n") { "\r\n" } else { "\n" }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -44,12 +44,14 @@ else
 	recording=$machine-unknown-linux-musl raw=$work/raw
 	rm -rf "$raw"
 	mkdir -p "$raw"
-	RUSTFLAGS="$names -Cprofile-generate=$raw" cargo zigbuild --locked --profile dist --target "$recording" \
+	# Zig's linker does not take an option that rustc needs for a program that records.
+	linker=CARGO_TARGET_$(tr a-z- A-Z_ <<< "$recording")_LINKER
+	env "$linker=cc" RUSTFLAGS="$names -Cprofile-generate=$raw" cargo zigbuild --locked --profile dist --target "$recording" \
 		--target-dir "$work/recording" --bin taskgate
 	step "the loads"
-	# The loads come from a program of its own, which records nothing and may be slow.
-	cargo bench --locked --no-run --profile release --bench gateway --target-dir "$work/loads"
-	loads=$(find "$work/loads/release/deps" -name 'gateway-*' -type f -perm -u+x -newer Cargo.toml | head -n 1)
+	# The loads come from a program of their own, which records nothing and may be slow.
+	loads=$(env -u RUSTC_WRAPPER -u CFLAGS cargo bench --locked --no-run --profile dev --bench gateway --target-dir "$work/loads" \
+		--message-format=json | sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -n 1)
 	TASKGATE_BENCH_PROGRAM=$work/recording/$recording/dist/taskgate "$loads" --train
 	"$profdata" merge --sparse --output "$out/taskgate.profdata" "$raw"
 fi

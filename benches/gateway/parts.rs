@@ -198,8 +198,12 @@ impl Drop for Part {
     fn drop(&mut self) {
         let Some(pid) = self.pid.filter(|_| IS_ENDED_BY_SIGNAL.load(Ordering::Relaxed)) else { return };
         let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return };
-        if rustix::process::kill_process(pid, Signal::TERM).is_err() {
-            return;
+        // The second signal ends a drain that waits for held calls.
+        for _ in 0..2 {
+            if rustix::process::kill_process(pid, Signal::TERM).is_err() {
+                return;
+            }
+            std::thread::sleep(10 * LOOK_EVERY);
         }
         let ends_at = Instant::now() + END_MAX;
         let has_ended =

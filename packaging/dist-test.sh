@@ -22,7 +22,7 @@ machine=$(uname -m)
 target=$machine-unknown-linux-musl
 work=$(mktemp -d)
 processes=()
-trap 'for id in ${processes[*]}; do kill "$id" 2> /dev/null || :; done; rm -rf "$work"' EXIT
+trap '[ "${#processes[@]}" = 0 ] || kill "${processes[@]}" 2> /dev/null || :; rm -rf "$work"' EXIT
 
 step() { printf '\n==== dist-test: %s\n' "$*"; }
 say() { printf 'dist-test: %s\n' "$*"; }
@@ -92,8 +92,9 @@ try_npx() {
 		(cd "$tools" && npm install --no-audit --no-fund --loglevel=error verdaccio@6.10.4)
 	fi
 	port=$(free_port)
+	# shellcheck disable=SC2016 # verdaccio's words
 	printf '%s\n' "storage: $work/npm-storage" 'packages: {"**": {access: $all, publish: $all}}' \
-		'auth: {htpasswd: {file: ./htpasswd, max_users: -1}}' 'log: {type: stdout, level: warn}' > "$work/verdaccio.yaml"
+		'auth: {htpasswd: {file: ./htpasswd, max_users: -1}}' 'log: {type: stdout, level: warn}' 'max_body_size: 200mb' > "$work/verdaccio.yaml"
 	"$peers/node" "$tools/node_modules/verdaccio/bin/verdaccio" --config "$work/verdaccio.yaml" --listen "127.0.0.1:$port" > "$work/verdaccio.log" 2>&1 &
 	processes+=("$!")
 	wait_for "http://127.0.0.1:$port/"

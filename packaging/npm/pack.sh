@@ -19,7 +19,7 @@ for platform in "$@"; do
 	platforms+=("$name")
 	install -D -m 755 "$program" "$work/$name/bin/taskgate"
 	cp "$here/../../LICENSE" "$work/$name/"
-	printf 'The program of the npm package taskgate for %s.\n' "$name" > "$work/$name"/README.md
+	(cd "$work/$name" && printf 'The program of the npm package taskgate for %s.\n' "$name" > README.md)
 	cat > "$work/$name/package.json" <<-JSON
 	{
 	  "name": "@taskgate/$name",

@@ -56,7 +56,7 @@ define lanes
 	}
 endef
 
-.PHONY: begun prepared installable built peers memory restarted-servers test check setup fmt lint unit rules doc seconds bench instructions sessions manifests audit fuzz soak
+.PHONY: begun prepared installable built peers memory restarted-servers test check setup fmt lint unit rules doc seconds bench instructions sessions manifests audit fuzz soak dist dist-test
 
 # Its steps follow one another; what runs side by side does so within them.
 .NOTPARALLEL:
@@ -238,6 +238,27 @@ fuzz:
 		mkdir -p "$$found"
 		cargo fuzz run "$${target%%:*}" "$$found" "tests/corpus/$${target##*:}" -- -max_total_time=$(FUZZ_SECONDS)
 	done
+
+# The files of a release in target/dist, for each of DIST_TARGETS (the host's processor, static and for glibc 2.17). With
+# PROFILE=FILE it records no profile; see the head of packaging/dist.sh.
+DIST_TARGETS ?=
+dist:
+	$(call step,files of a release)
+	@packaging/dist.sh $(DIST_TARGETS)
+
+# Not part of `make test`: tries the files of `make dist` with registries on loopback, an empty root and new Debians. PARTS names
+# some of them: archive chroot npx uvx deb rpm lint; `chroot`, `deb` and `rpm` need root.
+PARTS ?=
+dist-test: setup
+	$(call step,files of a release as users get them)
+	@if [ "$$(id -u)" = 0 ]; then
+		missing=()
+		for program in mmdebstrap lintian rpm rpmlint ruby zsh fish; do
+			command -v "$$program" > /dev/null || missing+=("$$program")
+		done
+		[ "$${#missing[@]}" = 0 ] || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$${missing[@]}"; }
+	fi
+	TASKGATE_PEERS="$(PEERS)" packaging/dist-test.sh $(PARTS)
 
 # Large answers that are not read, of every kind over every way: how much memory the gateway takes.
 memory:

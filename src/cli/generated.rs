@@ -16,7 +16,7 @@ use crate::console;
 /// The version, the commit if the build was given one (`TASKGATE_COMMIT`), and the system that the program was built for.
 pub(super) static VERSION: LazyLock<String> = LazyLock::new(|| {
     let commit = option_env!("TASKGATE_COMMIT").filter(|commit| !commit.is_empty());
-    let commit = commit.map_or("from source".to_owned(), |commit| format!("commit {commit}"));
+    let commit = commit.map_or_else(|| "from source".to_owned(), |commit| format!("commit {commit}"));
     format!("{} ({commit}, {})", env!("CARGO_PKG_VERSION"), target())
 });
 

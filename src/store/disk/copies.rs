@@ -89,12 +89,10 @@ pub fn backup(folder: &Path, to: &Path, also: &[&str]) -> Result<CheckedStore, O
 fn copy(source: &Connection, to: &Path) -> rusqlite::Result<()> {
     let mut target = Connection::open(to)?;
     let backup = Backup::new(source, &mut target)?;
-    match backup.step(-1)? {
-        StepResult::Done => (),
-        other => {
-            let code = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_BUSY);
-            return Err(rusqlite::Error::SqliteFailure(code, Some(format!("the copy is not whole: {other:?}"))));
-        }
+    let step = backup.step(-1)?;
+    if step != StepResult::Done {
+        let code = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_BUSY);
+        return Err(rusqlite::Error::SqliteFailure(code, Some(format!("the copy is not whole: {step:?}"))));
     }
     drop(backup);
     // One file, without a log beside it.

@@ -17,7 +17,7 @@ crate() {
 	cargo install --list --root "$tools" | grep -q "^$1 v$2:" || cargo install --quiet --locked --debug "$1" --version "$2" --root "$tools" "${@:3}"
 }
 crate cargo-cyclonedx 0.5.9
-# It compares texts for an hour without optimisation.
-CARGO_PROFILE_DEV_OPT_LEVEL=1 crate cargo-about 0.9.3 --features cli
+# It compares texts for over ten minutes without optimisation.
+CARGO_PROFILE_DEV_OPT_LEVEL=3 crate cargo-about 0.9.3 --features cli
 crate cargo-deb 3.8.0
 crate cargo-generate-rpm 0.21.1

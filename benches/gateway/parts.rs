@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use rustix::process::{Pid, Signal};
@@ -15,6 +15,7 @@ use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::net::TcpStream;
 use tokio::process::{Child, ChildStdout, Command};
+use tokio::time::Instant;
 
 use crate::counted;
 
@@ -107,8 +108,8 @@ impl Part {
         };
         let pid = child.id().with_context(|| format!("{} ended at once", proxy.program()))?;
         let process = PathBuf::from(format!("/proc/{pid}"));
-        let ends_at = tokio::time::Instant::now() + START_MAX;
-        while child.try_wait()?.is_none() && tokio::time::Instant::now() < ends_at {
+        let ends_at = Instant::now() + START_MAX;
+        while child.try_wait()?.is_none() && Instant::now() < ends_at {
             if TcpStream::connect(address).await.is_ok() {
                 let (pid, folder) = (Some(pid), Some(folder));
                 return Ok(Some(Self { address, pid, process, _child: child, output: None, _folder: folder }));

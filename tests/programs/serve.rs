@@ -329,7 +329,7 @@ fn a_file_that_the_environment_names_holds_where_nothing_else_is_said() {
     assert_eq!(code, Some(64));
     assert!(said.contains("nowhere.toml: there is no such file, but TASKGATE_CONFIG names it"), "{said}");
     assert_eq!(named(&[]), (code, said));
-    std::fs::write(folder.path().join("nowhere.toml"), "").unwrap();
+    fs::write(folder.path().join("nowhere.toml"), "").unwrap();
     let (code, said) = named(&["serve", "--grace", "1s"]);
     assert_eq!(code, Some(64));
     assert!(said.contains("the file that TASKGATE_CONFIG names has `grace`"), "{said}");

@@ -163,7 +163,8 @@ fn a_wheel_holds_the_program_with_the_metadata_of_the_project() {
     assert_eq!(list.lines().count(), 6, "a heading and five files: {list}");
     let unpacked = folder();
     output_of(Command::new("python3").args(["-m", "zipfile", "-e"]).args([&wheel, unpacked.path()]));
-    let read = |file: &str| fs::read_to_string(unpacked.path().join(format!("taskgate-{VERSION}.{file}"))).expect("text");
+    let read =
+        |file: &str| fs::read_to_string(unpacked.path().join(format!("taskgate-{VERSION}.{file}"))).expect("text");
     assert_eq!(read("data/scripts/taskgate"), PROGRAM);
     let metadata = read("dist-info/METADATA");
     for line in ["Name: taskgate", "Version: 9.8.7", "License-Expression: Apache-2.0", "Requires-Python: >=3.8"] {
@@ -196,7 +197,8 @@ fn debian_and_rpm_packages_keep_the_configuration_and_name_their_files() {
     assert_eq!(conffiles.trim(), "/etc/taskgate/taskgate.toml");
     let files = output_of(Command::new("dpkg-deb").arg("-c").arg(&deb));
     let shared = ["/usr/bin/taskgate", "/etc/taskgate/taskgate.toml", "/usr/lib/systemd/system/taskgate.service"];
-    let shared = shared.into_iter().chain(["/usr/lib/systemd/system/taskgate.socket", "/usr/lib/sysusers.d/taskgate.conf"]);
+    let shared =
+        shared.into_iter().chain(["/usr/lib/systemd/system/taskgate.socket", "/usr/lib/sysusers.d/taskgate.conf"]);
     let shared = shared.chain(["/usr/share/man/man1/taskgate.1.gz", "/usr/share/bash-completion/completions/taskgate"]);
     let shared: Vec<&str> = shared.collect();
     for file in &shared {

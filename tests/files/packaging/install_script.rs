@@ -94,9 +94,15 @@ impl Machine {
 
     /// Runs the script from a pipe; its exit code and what it says.
     fn run(&self, words: &[&str]) -> (Option<i32>, String) {
-        let path = format!("{}:{}", self.home.path().join("programs").display(), std::env::var("PATH").unwrap_or_default());
+        let path =
+            format!("{}:{}", self.home.path().join("programs").display(), std::env::var("PATH").unwrap_or_default());
         let mut command = Command::new("sh");
-        command.args(["-s", "--"]).args(words).env("PATH", path).env("HOME", self.home.path()).env("TMPDIR", self.home.path());
+        command
+            .args(["-s", "--"])
+            .args(words)
+            .env("PATH", path)
+            .env("HOME", self.home.path())
+            .env("TMPDIR", self.home.path());
         command.env_remove("TASKGATE_FROM").env_remove("TASKGATE_TO");
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("sh runs");
@@ -140,7 +146,8 @@ fn a_release_is_installed_and_replaces_an_earlier_one() {
     assert!(machine.is_clean());
 
     let spaces = machine.home.path().join(".local/a folder/bin");
-    let (code, text) = machine.run(&["--to", &spaces.display().to_string(), "--from", &second.from, "--version", "1.3.0"]);
+    let (code, text) =
+        machine.run(&["--to", &spaces.display().to_string(), "--from", &second.from, "--version", "1.3.0"]);
     assert_eq!(code, Some(0), "{text}");
     assert_eq!(output_of(Command::new(spaces.join("taskgate")).arg("--version")), "taskgate 1.3.0\n");
 }

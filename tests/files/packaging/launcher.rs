@@ -97,6 +97,9 @@ fn a_missing_package_is_named_in_a_sentence() {
     let Some(installation) = Installation::new(None) else { return };
     let (code, stdout, stderr) = end(installation.start(&[]));
     assert_eq!((code, stdout.as_str()), (Some(69), ""));
-    assert!(stderr.starts_with("taskgate: no program for linux on ") && stderr.contains("@taskgate/linux-"), "{stderr}");
+    assert!(
+        stderr.starts_with("taskgate: no program for linux on ") && stderr.contains("@taskgate/linux-"),
+        "{stderr}"
+    );
     assert_eq!(stderr.lines().count(), 1, "{stderr}");
 }

@@ -5,7 +5,7 @@ set -euo pipefail
 tools=$1
 mkdir -p "$tools"
 
-python=(ziglang==0.17.1 cargo-zigbuild==0.24.1 maturin==1.16.0)
+python=(ziglang==0.17.1 cargo-zigbuild==0.24.1)
 stamp=$(printf '%s\n' "${python[@]}")
 if [ "$(cat "$tools/dist/.stamp" 2> /dev/null || true)" != "$stamp" ]; then
 	python3 -m venv "$tools/dist"

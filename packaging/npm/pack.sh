@@ -13,7 +13,8 @@ out=$(cd "$out" && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-platforms=()
+pack() { (cd "$1" && npm pack --silent --ignore-scripts --offline --pack-destination "$out" > /dev/null); }
+platforms=() packing=()
 for platform in "$@"; do
 	name=${platform%%=*} program=${platform#*=}
 	platforms+=("$name")
@@ -33,7 +34,7 @@ for platform in "$@"; do
 	  "preferUnplugged": true
 	}
 	JSON
-	(cd "$work/$name" && npm pack --silent --ignore-scripts --offline --pack-destination "$out" > /dev/null)
+	pack "$work/$name" & packing+=("$!")
 done
 
 cp -r "$here/taskgate" "$work/taskgate"
@@ -56,4 +57,5 @@ ${optional%,}
   }
 }
 JSON
-(cd "$work/taskgate" && npm pack --silent --ignore-scripts --offline --pack-destination "$out" > /dev/null)
+pack "$work/taskgate" & packing+=("$!")
+for one in "${packing[@]}"; do wait "$one"; done

@@ -252,7 +252,7 @@ async fn a_gateway_that_begins_anew_takes_the_certificate_that_a_reload_names() 
     until("it is ready", async || replica.is_ready().await).await;
     fs::remove_file(&old.key).unwrap();
     site.tables.sql(ALL_DEAD);
-    replica.says("old.key: cannot be read: No such file or directory (os error 2); this is tried until", 1).await;
+    replica.says("old.key: cannot be read: No such file or directory (os error 2); this is retried until", 1).await;
     change(&replica, &table(&old), &table(&new));
     replica.says("the configuration was read again", 1).await;
     replica.says("restarted beside the other gateways", 1).await;

@@ -153,12 +153,12 @@ unit:
 		TASKGATE_POSTGRES="$(PEERS)/postgres-18" run --lib store::postgres::tests::keeps store::postgres::tests::rules store::postgres::tests::plan store::postgres::tests::pooled &&
 		cargo check --quiet --locked --bin taskgate && $(MAKE) doc PHASES=/dev/null && cargo test --locked --doc
 	}
-	processes() { run "--test gateway --test programs"; }
-	real() { run "--test faces" && cargo test --locked --workspace $(TIMED) --test real_peers -- $(TIMES) --test-threads $(PEERS_THREADS); }
+	processes() { run "--test faces --test gateway --test programs"; }
+	real() { cargo test --locked --workspace $(TIMED) --test real_peers -- $(TIMES) --test-threads $(PEERS_THREADS); }
 	# With `&&`: in front of `||` the shell goes on behind what failed.
 	{
 		run "--lib --bins --test complexity --test engine --test files --test tidy" &&
-		{ $(call begin,tests in lanes: durability upstreams$(comma) gateway programs$(comma) faces real_peers); } &&
+		{ $(call begin,tests in lanes: durability upstreams$(comma) faces gateway programs$(comma) real_peers); } &&
 		{ beside stores; beside processes; beside real; ended; }
 	} 2>&1 | tee "$(LOG)" || { tests/failures.sh "$(LOG)"; exit 1; }
 

@@ -18,7 +18,7 @@ const PY_LEGACY: &str = include_str!("../../../peers/requirements-legacy.txt");
 
 /// How many tests of a process may have peers at a time. Their interpreters are idle most of the time, so these are more
 /// than the smallest machine has cores; the limits on what peers may take allow for so many.
-const TESTS_MAX: usize = 3;
+const TESTS_MAX: usize = 4;
 
 static RUNNING: Mutex<usize> = Mutex::new(0);
 static ENDED: Condvar = Condvar::new();

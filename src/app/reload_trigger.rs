@@ -13,15 +13,18 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::descriptors::ConnectionCapacity;
-use super::prepared_config::{ReportedWarnings, configured_again};
+use super::prepared_config::{PreparedConfig, ReportedWarnings, configured_again};
 use super::reload::{self, Fingerprint, ReloadSummary};
 use super::service_manager;
-use crate::config::Config;
+use crate::config::{Config, ConfigError};
 use crate::failpoint;
 use crate::metric;
 
 /// How long changes are collected: an editor writes more than once.
 const SETTLE: Duration = Duration::from_millis(200);
+
+/// Readings of a file that is written again and again.
+const READ_TRIES: usize = 5;
 
 /// The least time between two reloads (F66).
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -117,14 +120,14 @@ impl ReloadTrigger {
             tracing::info!("there is no configuration file to read again");
             return false;
         };
-        let before = reload::fingerprint_of(&file);
-        match configured_again(&file) {
+        let (read, is_exact) = read_unchanged(&file);
+        match read {
             Ok(mut read) => {
                 if !self.is_news(why, reload::fingerprint(&file, &read.config)) {
                     return false;
                 }
-                if reload::fingerprint_of(&file) != before {
-                    // The file was written during the reading: the next change counts in any case.
+                if !is_exact {
+                    // The fingerprint may be of later contents: the next change counts in any case.
                     self.seen = Fingerprint::default();
                 }
                 // Not earlier: it logs, and the log may be in a watched folder.
@@ -182,6 +185,18 @@ impl ReloadWait {
         self.received = None;
         why
     }
+}
+
+/// Reads the file, again if it is written meanwhile. Returns whether it was the same before and after the reading.
+fn read_unchanged(file: &Path) -> (Result<PreparedConfig, ConfigError>, bool) {
+    for _ in 1..READ_TRIES {
+        let before = reload::fingerprint_of(file);
+        let read = configured_again(file);
+        if reload::fingerprint_of(file) == before {
+            return (read, true);
+        }
+    }
+    (configured_again(file), false)
 }
 
 fn log_outcome(outcome: anyhow::Result<ReloadSummary>) -> bool {

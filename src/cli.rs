@@ -4,10 +4,10 @@ mod admin_client;
 pub mod call;
 mod call_arguments;
 mod called_server;
+mod completions;
 mod dialog;
 pub mod flavour;
 mod follow;
-mod generated;
 mod health;
 mod import;
 mod install;
@@ -28,6 +28,7 @@ mod terminal;
 pub mod tool_arguments;
 mod tool_schema;
 pub mod ui;
+mod version;
 mod wrap;
 
 use std::env;
@@ -69,7 +70,7 @@ const KEY_VARIABLE: &str = "TASKGATE_KEY";
 
 /// A reverse proxy that turns slow MCP tool calls into tasks.
 #[derive(Debug, Parser)]
-#[command(name = "taskgate", version = generated::VERSION.as_str())]
+#[command(name = "taskgate", version = version::VERSION.as_str())]
 struct CommandLine {
     #[command(subcommand)]
     command: Option<CliCommand>,
@@ -270,8 +271,8 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             Box::pin(operate(&admin, async |at| replicas::run(&at, &order).await)).await
         }
         CliCommand::Store { order } => Ok(store::run(&order)),
-        CliCommand::Completions { shell } => Ok(generated::print_completions(shell)),
-        CliCommand::Man { folder } => generated::write_manual(&folder),
+        CliCommand::Completions { shell } => Ok(completions::print(shell)),
+        CliCommand::Man { folder } => completions::write_manual(&folder),
     };
     ended.unwrap_or_else(|error| {
         say(format_args!("{error:#}"));

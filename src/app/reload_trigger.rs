@@ -13,10 +13,10 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::descriptors::ConnectionCapacity;
-use super::prepared_config::{PreparedConfig, ReportedWarnings, configured_again};
+use super::prepared_config::{ReportedWarnings, configured_again};
 use super::reload::{self, Fingerprint, ReloadSummary};
 use super::service_manager;
-use crate::config::{Config, ConfigError};
+use crate::config::Config;
 use crate::failpoint;
 use crate::metric;
 
@@ -120,7 +120,7 @@ impl ReloadTrigger {
             tracing::info!("there is no configuration file to read again");
             return false;
         };
-        let (read, is_exact) = read_unchanged(&file);
+        let (read, is_exact) = read_unchanged(&file, configured_again);
         match read {
             Ok(mut read) => {
                 if !self.is_news(why, reload::fingerprint(&file, &read.config)) {
@@ -188,15 +188,17 @@ impl ReloadWait {
 }
 
 /// Reads the file, again if it is written meanwhile. Returns whether it was the same before and after the reading.
-fn read_unchanged(file: &Path) -> (Result<PreparedConfig, ConfigError>, bool) {
-    for _ in 1..READ_TRIES {
+fn read_unchanged<T>(file: &Path, mut read: impl FnMut(&Path) -> T) -> (T, bool) {
+    let mut tries = 1;
+    loop {
         let before = reload::fingerprint_of(file);
-        let read = configured_again(file);
-        if reload::fingerprint_of(file) == before {
-            return (read, true);
+        let found = read(file);
+        let is_exact = reload::fingerprint_of(file) == before;
+        if is_exact || tries == READ_TRIES {
+            return (found, is_exact);
         }
+        tries += 1;
     }
-    (configured_again(file), false)
 }
 
 fn log_outcome(outcome: anyhow::Result<ReloadSummary>) -> bool {
@@ -228,6 +230,25 @@ mod tests {
     use tokio::time::timeout;
 
     use super::*;
+
+    #[test]
+    fn a_file_that_is_written_while_it_is_read_is_read_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("taskgate.toml");
+        for (writes, expected) in [(0, ("0", true)), (1, ("1", true)), (99, ("4", false))] {
+            std::fs::write(&file, "0").unwrap();
+            let mut written = 0;
+            let (read, is_exact) = read_unchanged(&file, |file| {
+                let text = std::fs::read_to_string(file).unwrap();
+                if written < writes {
+                    written += 1;
+                    std::fs::write(file, written.to_string()).unwrap();
+                }
+                text
+            });
+            assert_eq!((read.as_str(), is_exact), expected, "{writes} writes");
+        }
+    }
 
     const MOMENT: Duration = Duration::from_millis(50);
 

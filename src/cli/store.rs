@@ -28,7 +28,7 @@ pub(super) enum StoreCommand {
         /// The store's folder, `store.path` of the configuration.
         #[arg(value_name = "DIR")]
         folder: PathBuf,
-        /// The folder of the copy. It is created, or has no store yet.
+        /// The folder of the copy. It is created, or has no file of a store yet.
         #[arg(value_name = "TO")]
         to: PathBuf,
     },
@@ -53,20 +53,19 @@ pub(super) fn run(order: &StoreCommand) -> ExitCode {
 }
 
 fn report(folder: &Path, found: &CheckedStore) -> String {
-    let mut text = format!("{}: {} tasks, {} of them unfinished", folder.display(), found.tasks, found.unfinished);
+    let mut text = format!("{}: tasks: {}, unfinished: {}", folder.display(), found.tasks, found.unfinished);
     if let Some(fault) = &found.fault {
         let _ = write!(text, "\nthe file is damaged: {fault}");
     }
     if found.damaged > 0 {
         let named: Vec<_> = found.named.iter().map(ToString::to_string).collect();
-        let _ =
-            write!(text, "\n{} tasks cannot be read; they are served as failed: {}", found.damaged, named.join(" "));
+        let _ = write!(text, "\nunreadable tasks, served as failed: {}: {}", found.damaged, named.join(" "));
         if found.damaged > named.len() as u64 {
             text.push_str(" ...");
         }
     }
     if found.damaged == 0 && found.fault.is_none() {
-        text.push_str("; all of them can be read");
+        text.push_str("; all can be read");
     }
     text
 }

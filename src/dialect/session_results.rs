@@ -120,7 +120,7 @@ pub fn failed_result(why: &str) -> Payload {
     writer.member("isError", &Payload::of(&true)).finish()
 }
 
-/// A session client's capabilities for a stateless request: those of its version (GW-05, LEG-16), no session features.
+/// A session client's capabilities for a stateless request: the ones of its version (GW-05, LEG-16), no session features.
 #[must_use]
 pub fn client_capabilities(capabilities: &Payload, version: ProtocolVersion) -> Payload {
     let Some(object) = Object::of(capabilities) else { return Payload::empty_object() };

@@ -135,7 +135,7 @@ impl SessionFace {
         tokio::join!(self.shared.task_tools.keep_tidy(stop), fallback);
     }
 
-    /// A piped message is awaited without its HTTP request, whose headers hold their read buffer. Dropping the future
+    /// A piped message is awaited without its HTTP request: the headers hold their read buffer. Dropping the future
     /// means that the client disconnected: the upstream's stream is closed, nothing is cancelled (T-81).
     pub fn post(&self, inbound: Box<Inbound>, message: Box<Message>) -> impl Future<Output = FaceResponse> + Send {
         self.serve(inbound, message, None)

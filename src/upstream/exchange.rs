@@ -43,7 +43,7 @@ pub trait Upstream: Send + Sync + std::fmt::Debug {
         params.detached()
     }
 
-    /// Turns [stored](Upstream::stored) params into those of [`Upstream::begin`]; `None` if they would run another
+    /// Turns [stored](Upstream::stored) params into the params of [`Upstream::begin`]; `None` if they would run another
     /// tool.
     fn restored(&self, _tool: &str, params: &Payload) -> Option<Payload> {
         Some(params.clone())

@@ -12,6 +12,7 @@ use crate::config::{ServerTarget, is_command_line};
 /// The variable that hands a server's bearer token to `wrap`, as its arguments can be read by other users.
 const KEY_VARIABLE: &str = "TASKGATE_SERVER_KEY";
 const BEARER: &str = "Bearer ";
+const NO_LINES: &str = "has `args` in lines that cannot be changed; edit it by hand";
 /// Settings by which a host logs in at a server; `wrap` has no counterpart.
 const LOGIN_KEYS: [&str; 10] = [
     "auth",
@@ -289,8 +290,7 @@ impl SpliceWriter<'_> {
                 (first.range.start, words.join(&separator) + &separator)
             }
             Some(first) => {
-                let (dash, line) =
-                    self.dash(first).ok_or("has `args` whose first line cannot be found; edit it by hand")?;
+                let (dash, line) = self.dash(first).ok_or(NO_LINES)?;
                 let lines = words.iter().map(|word| format!("- {word}{}{line}", self.line_end()));
                 (dash, lines.collect())
             }
@@ -359,15 +359,9 @@ impl SpliceWriter<'_> {
         at: usize,
         first: Option<&FirstEntry<'_>>,
     ) -> Result<Vec<Splice>, String> {
-        let (command, arguments) = self.wrapped_members(entry)?;
+        let (command, arguments, program) = self.wrapped_members(entry, at)?;
         let items = arguments.value.items().unwrap_or_default();
-        // The words begin with the command, which is no item.
-        let program = items.get(at - 1).ok_or("has fewer words than expected")?;
-        let first_command = first.and_then(|first| Some((first, first.entry.command()?)));
-        let raw = first_command.filter(|(_, command)| command.value.as_text() == program.as_text()).map_or_else(
-            || self.text[program.range.clone()].to_owned(),
-            |(first, command)| first.raw(&command.value.range),
-        );
+        let raw = self.spelling(program, first.and_then(|first| Some((first, first.entry.command()?))));
         let mut splices = vec![splice(&command.value.range, raw)];
         let list = &arguments.value.range;
         let is_flow = self.text[list.clone()].starts_with('[');
@@ -375,10 +369,9 @@ impl SpliceWriter<'_> {
             true => Some(item.range.start),
             false => self.dash(item).map(|(dash, _)| dash),
         };
-        let unclear = "has `args` whose lines cannot be found; edit it by hand";
-        let begin = items.first().and_then(start).ok_or(unclear)?;
+        let begin = items.first().and_then(start).ok_or(NO_LINES)?;
         let range = match items.get(at) {
-            Some(next) => begin..start(next).ok_or(unclear)?,
+            Some(next) => begin..start(next).ok_or(NO_LINES)?,
             None if first.is_some_and(|first| first.entry.arguments().is_none())
                 && self.follows(command, arguments) =>
             {
@@ -400,9 +393,7 @@ impl SpliceWriter<'_> {
         at: usize,
         first: Option<&FirstEntry<'_>>,
     ) -> Result<Vec<Splice>, String> {
-        let (command, arguments) = self.wrapped_members(entry)?;
-        let items = arguments.value.items().unwrap_or_default();
-        let address = items.get(at - 1).ok_or("has fewer words than expected")?;
+        let (command, arguments, address) = self.wrapped_members(entry, at)?;
         if !self.follows(command, arguments) {
             return Err("has other text between its command and its `args`; edit it by hand".to_owned());
         }
@@ -414,9 +405,7 @@ impl SpliceWriter<'_> {
             return Err("has options of `wrap` that the host has no settings for; edit it by hand".to_owned());
         }
         let first_url = first.and_then(|first| Some((first, first.entry.url()?)));
-        let raw = first_url
-            .filter(|(_, url)| url.value.as_text() == address.as_text())
-            .map_or_else(|| self.text[address.range.clone()].to_owned(), |(first, url)| first.raw(&url.value.range));
+        let raw = self.spelling(address, first_url);
         let key = match first_url {
             Some((first, url)) => splice(&command.key_range, first.raw(&url.key_range)),
             None => self.renamed(&command.key_range, self.shape.url_key),
@@ -455,8 +444,24 @@ impl SpliceWriter<'_> {
         vec![headers, header, splice(&(token..token), BEARER)]
     }
 
-    fn wrapped_members<'n>(&self, entry: &HostEntry<'n>) -> Result<(&'n LocatedMember, &'n LocatedMember), String> {
-        entry.command().zip(entry.arguments()).ok_or_else(|| "has no `args`; edit it by hand".to_owned())
+    /// The command of a wrapped server, its arguments, and the word at `at` among both.
+    fn wrapped_members<'n>(
+        &self,
+        entry: &HostEntry<'n>,
+        at: usize,
+    ) -> Result<(&'n LocatedMember, &'n LocatedMember, &'n LocatedNode), String> {
+        let (command, arguments) = entry.command().zip(entry.arguments()).ok_or("has no `args`; edit it by hand")?;
+        // The words begin with the command, which is no item.
+        let word = arguments.value.items().unwrap_or_default().get(at - 1).ok_or("has fewer words than expected")?;
+        Ok((command, arguments, word))
+    }
+
+    /// A word as the copy has it, if the copy has the same text there, else as it is now.
+    fn spelling(&self, word: &LocatedNode, first: Option<(&FirstEntry<'_>, &LocatedMember)>) -> String {
+        match first.filter(|(_, member)| member.value.as_text() == word.as_text()) {
+            Some((first, member)) => first.raw(&member.value.range),
+            None => self.text[word.range.clone()].to_owned(),
+        }
     }
 
     /// A value as written, if it is text on one line.

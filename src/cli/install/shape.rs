@@ -12,7 +12,7 @@ pub(super) struct HostShape {
     pub(super) lists: Vec<Vec<String>>,
     pub(super) command_key: &'static str,
     pub(super) environment_key: &'static str,
-    /// The key of an address whose first spelling is unknown.
+    /// The key of an address if the copy has none.
     pub(super) url_key: &'static str,
     /// The `type` of a server with an address, if the host requires one.
     pub(super) remote_type: Option<&'static str>,

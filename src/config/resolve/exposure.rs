@@ -24,13 +24,16 @@ pub(super) fn check(raw: &RawConfig, address: SocketAddr, report: &mut MistakeCo
     }
     let has_keys = raw.auth.mode.value == AuthMode::ApiKeys;
     let is_anonymous = raw.auth.anonymous.value;
-    let forwards = |upstream: &RawUpstream| upstream.url.forward_authorization.value;
     if let Some(location) = raw.auth.anonymous.location().filter(|_| is_anonymous && raw.upstreams.iter().any(forwards))
     {
+        // Another address is refused without it.
+        let remedy = if is_loopback(address) { "" } else { "write a loopback address, with a proxy in front, and " };
         report.warning(
             location,
-            "serves all clients as one, also at an upstream with `forward_authorization`: a client that knows a task's id reads \
-             the task of another login; leave it out, and each credential has tasks of its own there",
+            format!(
+                "serves all clients as one, also at an upstream with `forward_authorization`: a client that knows a task's \
+                 id reads the task of another login; {remedy}leave it out, and each login has its own tasks there"
+            ),
         );
     }
     if is_loopback(address) {
@@ -68,11 +71,14 @@ pub(super) fn check(raw: &RawConfig, address: SocketAddr, report: &mut MistakeCo
     }
 }
 
+/// Whether a client's credential for the server identifies the client at this upstream.
+fn forwards(upstream: &RawUpstream) -> bool {
+    upstream.url.forward_authorization.value
+}
+
 /// Only a warning: the clients may all be one person's.
 fn warn_of_many(raw: &RawConfig, report: &mut MistakeCollector) {
-    // There a client's credential for the server identifies it.
-    let forwards = |upstream: &&RawUpstream| upstream.url.forward_authorization.value;
-    let forwarding = raw.upstreams.iter().filter(forwards).count();
+    let forwarding = raw.upstreams.iter().filter(|upstream| forwards(upstream)).count();
     if forwarding > 0 && forwarding == raw.upstreams.len() {
         return;
     }

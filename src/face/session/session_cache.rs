@@ -12,7 +12,7 @@ use crate::upstream::raw_channel::SessionBinding;
 use crate::upstream::recent_map::RecentMap;
 use crate::upstream::session::own::{OpenedSession, OwnSession};
 
-/// The most sessions whose clients use tasks; the least recently used is dropped.
+/// The most sessions of clients that use tasks; the least recently used is dropped.
 const TASK_CLIENTS_MAX: usize = 20_000;
 /// The most ended sessions. A client that uses a dropped one gets a new upstream session.
 const ENDED_MAX: usize = 100_000;

@@ -1,4 +1,4 @@
-//! Checks a store's file and copies it, in a process of its own (`taskgate store`). A gateway may have the file open.
+//! Checks a store's file and copies it, in a separate process (`taskgate store`). A gateway may have the file open.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -42,47 +42,73 @@ pub fn check(folder: &Path) -> Result<CheckedStore, OpenError> {
 
 /// Copies the file as it is at one moment, and checks the copy. Tasks that are made later are not in it.
 ///
-/// `to` is created (mode 0700), or has no store yet. Nothing stands there under the store's name before it is whole and on the disk.
-/// `also` are further files of the folder to copy, if they exist.
+/// `to` is created (mode 0700), or has neither a store nor files of one. Nothing stands there under the store's name before it is
+/// whole and on the disk, and no existing file is written. `also` are further files of the folder to copy, if they exist.
 ///
-/// Fails as [`check`], and if the copy cannot be written.
+/// Fails as [`check`], and if the copy cannot be written; a copy that is not whole is removed.
 pub fn backup(folder: &Path, to: &Path, also: &[&str]) -> Result<CheckedStore, OpenError> {
     let path = existing_file(folder)?;
     let source = open(&path)?;
     folder::prepare(to)?;
     let target = schema::file_in(to);
-    let cannot = |path: &Path| {
-        let path = path.to_owned();
-        move |source| OpenError::Folder { path, source }
-    };
-    let taken = io::Error::new(io::ErrorKind::AlreadyExists, "there is a file already; name another folder");
-    if target.exists() {
-        return Err(cannot(&target)(taken));
+    let beside = ["db-wal", "db-shm", "db-journal"].map(|ending| target.with_extension(ending));
+    let others = also.iter().map(|name| to.join(name));
+    let mut names = std::iter::once(target.clone()).chain(beside).chain(others);
+    if let Some(taken) = names.find(|path| path.exists()) {
+        let taken_error = io::Error::new(io::ErrorKind::AlreadyExists, "there is a file already; name another folder");
+        return Err(folder_error(&taken)(taken_error));
     }
     let unfinished = to.join("tasks.db.unfinished");
-    let mut options = File::options();
-    options.write(true).create(true).truncate(true).mode(FILE_MODE);
-    options.open(&unfinished).map_err(cannot(&unfinished))?;
-    copy(&source, &unfinished).map_err(|error| schema::open_error(&unfinished, error))?;
-    let copied = open(&unfinished)?;
-    let found = contents(&copied).map_err(|error| schema::open_error(&unfinished, error))?;
-    drop(copied);
-    for name in also {
-        let bytes = match fs::read(folder.join(name)) {
-            Ok(bytes) => bytes,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-            Err(error) => return Err(cannot(&folder.join(name))(error)),
-        };
-        let mut file = options.open(to.join(name)).map_err(cannot(&to.join(name)))?;
-        file.write_all(&bytes).and_then(|()| file.sync_all()).map_err(cannot(&to.join(name)))?;
-    }
-    let finish = || {
-        File::open(&unfinished)?.sync_all()?;
-        fs::rename(&unfinished, &target)?;
-        File::open(to)?.sync_all()
-    };
-    finish().map_err(cannot(&target))?;
+    let prepared = copy_checked(&source, &unfinished).and_then(|found| {
+        also.iter().try_for_each(|name| copy_file(&folder.join(name), &to.join(name)))?;
+        Ok(found)
+    });
+    let found = prepared.inspect_err(|_| {
+        // They may hold arguments, results and a key. The error stays the first one.
+        for path in also.iter().map(|name| to.join(name)).chain([unfinished.clone()]) {
+            let _ = fs::remove_file(path);
+        }
+    })?;
+    fs::rename(&unfinished, &target).map_err(folder_error(&target))?;
+    sync(to)?;
     Ok(found)
+}
+
+/// Copies the database, and reads the copy.
+fn copy_checked(source: &Connection, to: &Path) -> Result<CheckedStore, OpenError> {
+    create(to, true).map_err(folder_error(to))?;
+    copy(source, to).map_err(|error| schema::open_error(to, error))?;
+    let copied = open(to)?;
+    let found = contents(&copied).map_err(|error| schema::open_error(to, error))?;
+    sync(to)?;
+    Ok(found)
+}
+
+/// Copies a file that may be missing.
+fn copy_file(from: &Path, to: &Path) -> Result<(), OpenError> {
+    let bytes = match fs::read(from) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(folder_error(from)(error)),
+    };
+    create(to, false).and_then(|mut file| file.write_all(&bytes)).map_err(folder_error(to))?;
+    sync(to)
+}
+
+/// Creates a file for its owner alone. What an interrupted copy left may be replaced.
+fn create(path: &Path, may_replace: bool) -> io::Result<File> {
+    let mut options = File::options();
+    options.write(true).create_new(!may_replace).create(may_replace).truncate(may_replace);
+    options.mode(FILE_MODE).open(path)
+}
+
+fn sync(path: &Path) -> Result<(), OpenError> {
+    File::open(path).and_then(|file| file.sync_all()).map_err(folder_error(path))
+}
+
+fn folder_error(path: &Path) -> impl Fn(io::Error) -> OpenError {
+    let path = path.to_owned();
+    move |source| OpenError::Folder { path: path.clone(), source }
 }
 
 /// All pages in one step: a copy in several would begin again with each write of the gateway.
@@ -102,7 +128,7 @@ fn copy(source: &Connection, to: &Path) -> rusqlite::Result<()> {
 fn existing_file(folder: &Path) -> Result<PathBuf, OpenError> {
     folder::examine(folder)?;
     let path = schema::file_in(folder);
-    fs::metadata(&path).map_err(|source| OpenError::Folder { path: path.clone(), source })?;
+    fs::metadata(&path).map_err(folder_error(&path))?;
     schema::examine(&path)?;
     Ok(path)
 }

@@ -43,16 +43,12 @@ async fn a_copy_of_a_running_gateways_store_has_its_tasks_until_then_and_its_key
     let (folder, program, before) = gateway_with_a_task(&server).await;
     let (data, copy) = (folder.path().join("data"), folder.path().join("copy"));
     let (code, text) = said(&store(&[Path::new("backup"), &data, &copy]));
-    assert_eq!(
-        (code, text.contains("1 tasks, 0 of them unfinished; all of them can be read")),
-        (Some(0), true),
-        "{text}"
-    );
+    assert_eq!((code, text.contains("tasks: 1, unfinished: 0; all can be read")), (Some(0), true), "{text}");
     let since = program.task("/up/mcp", "two").await;
     program.until("/up/mcp", &since, "completed").await;
     assert_eq!(std::fs::read(copy.join("seal.key")).unwrap(), std::fs::read(data.join("seal.key")).unwrap());
     let (code, text) = said(&store(&[Path::new("check"), &data]));
-    assert_eq!((code, text.contains("2 tasks, 0 of them unfinished; all")), (Some(0), true), "{text}");
+    assert_eq!((code, text.contains("tasks: 2, unfinished: 0; all can be read")), (Some(0), true), "{text}");
 
     let (code, text) = said(&store(&[Path::new("backup"), &data, &copy]));
     assert_eq!((code, text.contains("there is a file already; name another folder")), (Some(74), true), "{text}");
@@ -78,7 +74,7 @@ async fn a_check_names_damaged_tasks_and_changes_nothing() {
     drop(database);
     let bytes = std::fs::read(data.join("tasks.db")).unwrap();
     let (code, text) = said(&store(&[Path::new("check"), &data]));
-    assert_eq!((code, text.contains("1 tasks cannot be read; they are served as failed: ")), (Some(1), true), "{text}");
+    assert_eq!((code, text.contains("unreadable tasks, served as failed: 1: ")), (Some(1), true), "{text}");
     assert_eq!(std::fs::read(data.join("tasks.db")).unwrap(), bytes);
 }
 
@@ -98,4 +94,29 @@ fn a_store_that_cannot_be_read_ends_with_74_and_its_reason() {
             assert_eq!((code, words.contains(reason)), (Some(74), true), "{words}");
         }
     }
+}
+
+#[tokio::test]
+async fn a_copy_writes_over_no_file_and_leaves_none_behind_that_is_not_whole() {
+    let server = server().await;
+    let (folder, _program, _) = gateway_with_a_task(&server).await;
+    let data = folder.path().join("data");
+    for name in ["tasks.db", "tasks.db-wal", "tasks.db-journal", "seal.key"] {
+        let copy = folder.path().join(name.replace('.', "-"));
+        std::fs::create_dir(&copy).unwrap();
+        std::fs::write(copy.join(name), "mine").unwrap();
+        let (code, text) = said(&store(&[Path::new("backup"), &data, &copy]));
+        assert_eq!((code, text.contains(&format!("{name}: there is a file already"))), (Some(74), true), "{text}");
+        assert_eq!(std::fs::read_to_string(copy.join(name)).unwrap(), "mine");
+        assert_eq!(std::fs::read_dir(&copy).unwrap().count(), 1, "{name}: nothing else is there");
+    }
+    // The key cannot be read: it is a folder.
+    let (broken, copy) = (folder.path().join("broken"), folder.path().join("copy"));
+    let (code, text) = said(&store(&[Path::new("backup"), &data, &broken]));
+    assert_eq!(code, Some(0), "{text}");
+    std::fs::remove_file(broken.join("seal.key")).unwrap();
+    std::fs::create_dir(broken.join("seal.key")).unwrap();
+    let (code, text) = said(&store(&[Path::new("backup"), &broken, &copy]));
+    assert_eq!((code, text.contains("broken/seal.key: ")), (Some(74), true), "{text}");
+    assert_eq!(std::fs::read_dir(&copy).unwrap().count(), 0, "nothing that is not whole stays");
 }

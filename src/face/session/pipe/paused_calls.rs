@@ -77,7 +77,7 @@ pub(super) enum AwaitedCall {
 }
 
 impl PausedCalls {
-    /// The call whose stream `session` resumes. An ended one is kept, in case its client loses this stream, too.
+    /// The call that `session` resumes by its stream. An ended one is kept, in case its client loses this stream, too.
     pub(super) fn take(&self, session: &ClientSession, last_event: &HeaderValue) -> Option<AwaitedCall> {
         let event = String::from_utf8_lossy(last_event.as_bytes()).into_owned();
         let key = (session.token.nonce, event);
@@ -117,7 +117,7 @@ impl PausedCalls {
         Some((call, fault))
     }
 
-    /// Records the fault of a call whose client had resumed it before the deadline: it may lose the fault.
+    /// Records the fault of a call that its client had resumed before the deadline: the client may lose the fault.
     pub(super) fn note_end(&self, call: &SessionPipeEra, fault: &GatewayFault) {
         let Some(event) = call.resumed_at.as_ref().filter(|_| fault.reason == Reason::DeadlineExceeded) else {
             return;

@@ -52,14 +52,14 @@ impl MessageQueue {
     fn put(&self, text: &MessageText) -> Result<(), DeliveryError> {
         let waiting = self.waiting.load(Ordering::Relaxed);
         if waiting > 0 && waiting.saturating_add(text.len()) > QUEUE_BYTES_MAX {
-            return Err(if self.is_closed() { DeliveryError::Nobody } else { DeliveryError::Slow });
+            return Err(if self.is_closed() { DeliveryError::NoReceiver } else { DeliveryError::Slow });
         }
         self.waiting.fetch_add(text.len(), Ordering::Relaxed);
         self.sender.try_send(Ok(text.clone())).map_err(|refused| {
             self.waiting.fetch_sub(text.len(), Ordering::Relaxed);
             match refused {
                 mpsc::error::TrySendError::Full(_) => DeliveryError::Slow,
-                mpsc::error::TrySendError::Closed(_) => DeliveryError::Nobody,
+                mpsc::error::TrySendError::Closed(_) => DeliveryError::NoReceiver,
             }
         })
     }
@@ -136,7 +136,7 @@ pub(super) enum RequestStartError {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DeliveryError {
-    Nobody,
+    NoReceiver,
     Slow,
 }
 
@@ -280,7 +280,7 @@ impl CallTable {
         };
         let Some(queue) = id else {
             return match &self.own {
-                UnsolicitedStream::Early(_) => Err(DeliveryError::Nobody),
+                UnsolicitedStream::Early(_) => Err(DeliveryError::NoReceiver),
                 UnsolicitedStream::Heard(queue, _) => queue.put(text),
             };
         };
@@ -360,7 +360,7 @@ impl CallTable {
                 early.push(text.clone());
                 Ok(())
             }
-            UnsolicitedStream::Early(_) => Err(DeliveryError::Nobody),
+            UnsolicitedStream::Early(_) => Err(DeliveryError::NoReceiver),
             UnsolicitedStream::Heard(queue, _) => queue.put(text),
         }
     }
@@ -401,7 +401,7 @@ impl CallTable {
         notification: &Notification,
         counted: impl FnOnce(Bytes) -> MessageText,
     ) -> Result<(), DeliveryError> {
-        let (call, text) = self.named(notification).ok_or(DeliveryError::Nobody)?;
+        let (call, text) = self.named(notification).ok_or(DeliveryError::NoReceiver)?;
         call.queue.put(&counted(text))
     }
 

@@ -73,7 +73,7 @@ async fn t_20_a_message_goes_to_the_call_it_names_else_to_the_only_one_else_to_t
     assert_eq!(ask(&mut table, 9, json!({})), Ok(()), "the only tool call");
     assert_eq!(drained(&mut one), (1, false));
     let mut two = table.begin(&call(2)).unwrap().messages;
-    assert_eq!(ask(&mut table, 10, json!({})), Err(DeliveryError::Nobody), "two calls and no listener");
+    assert_eq!(ask(&mut table, 10, json!({})), Err(DeliveryError::NoReceiver), "two calls and no listener");
     assert_eq!(progress(&mut table, 2), Ok(()));
     assert_eq!((drained(&mut one), drained(&mut two)), ((0, false), (1, false)));
     let mut own = table.listen(None);
@@ -177,7 +177,7 @@ async fn a_stream_of_the_gateways_own_is_of_use_only_while_its_session_is() {
 async fn what_is_said_before_the_session_is_open_is_not_the_handshakes() {
     let mut table = CallTable::new();
     let mut first = table.begin(&request(0, "initialize", json!({}))).unwrap().messages;
-    assert_eq!(ask(&mut table, 9, json!({})), Err(DeliveryError::Nobody), "answered by the stand, if it is a ping");
+    assert_eq!(ask(&mut table, 9, json!({})), Err(DeliveryError::NoReceiver), "answered by the stand, if it is a ping");
     assert_eq!(note(&mut table, "notifications/message", json!({ "level": "info", "data": 1 })), Ok(()));
     assert_eq!(drained(&mut first), (0, false));
     assert_eq!(drained(&mut table.listen(None)), (1, false), "kept for the first listener");

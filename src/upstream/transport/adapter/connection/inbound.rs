@@ -60,7 +60,7 @@ impl AdapterConnection {
         };
         match taken {
             Ok(()) => (),
-            Err(DeliveryError::Nobody) => self.shared.dropped("stray_notification"),
+            Err(DeliveryError::NoReceiver) => self.shared.dropped("stray_notification"),
             Err(DeliveryError::Slow) => {
                 self.shared.dropped("slow_reader");
                 if text.len() > LARGE_BYTES {
@@ -166,10 +166,10 @@ impl AdapterConnection {
         };
         let why = match asked {
             Ok(()) => return,
-            Err(DeliveryError::Nobody) if request.method == method::PING => {
+            Err(DeliveryError::NoReceiver) if request.method == method::PING => {
                 return self.reply(envelope::result(&request.id, &Payload::empty_object()));
             }
-            Err(DeliveryError::Nobody) => "the request cannot be assigned to a single call",
+            Err(DeliveryError::NoReceiver) => "the request cannot be assigned to a single call",
             Err(DeliveryError::Slow) => "the client does not keep up",
         };
         self.shared.dropped("stray_request");

@@ -97,9 +97,11 @@ tokio::task_local! {
     static REQUEST: AnswerRequest;
 }
 
-/// Runs the work for one request: all shares created meanwhile belong to it.
+/// Runs the work for one request: all shares created meanwhile belong to it. Work that is part of another request's belongs to
+/// that one, which would wait for its own bytes otherwise.
 pub async fn as_one_request<F: Future>(asking: F) -> F::Output {
-    REQUEST.scope(AnswerRequest::next(), asking).await
+    let request = REQUEST.try_with(|request| *request).unwrap_or_else(|_| AnswerRequest::next());
+    REQUEST.scope(request, asking).await
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

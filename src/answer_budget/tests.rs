@@ -132,6 +132,27 @@ async fn a_request_that_needs_several_answers_has_them_all_while_others_wait() {
     assert!(budget.0.counts.lock().shares[&ada].exceeding_answers > 0, "its other answer exceeds the share");
 }
 
+/// As at an endpoint, whose response to an item of an array is a copy of the server's.
+#[tokio::test(start_paused = true)]
+async fn a_copy_of_a_response_that_was_asked_for_within_a_request_does_not_wait_for_its_original() {
+    let (budget, ada) = (budget(8 * MIB), Principal::holding("ada"));
+    let share = || budget.share(&ada, 2 * MIB);
+    let (mut other, mut copy) = <(AnswerPermit, AnswerPermit)>::default();
+    share().grow(&mut other, MIB).await.unwrap();
+    as_one_request(async {
+        let original = as_one_request(async {
+            let mut permit = AnswerPermit::default();
+            share().grow(&mut permit, 2 * MIB).await.unwrap();
+            permit
+        })
+        .await;
+        let copying = share();
+        assert!(!is_pending(std::pin::pin!(copying.grow(&mut copy, 2 * MIB))), "it waits for its own original");
+        drop(original);
+    })
+    .await;
+}
+
 /// For each of its responses that may wait in the queue.
 #[tokio::test(start_paused = true)]
 async fn an_answer_of_the_request_that_exceeds_a_bound_passes_those_that_wait() {

@@ -342,6 +342,9 @@ async fn failures_of(asked: Asked, reader: Reader, over: Over) -> Vec<String> {
     {
         read = read.max(bytes);
     }
+    // Of an array, one answer at a time is complete, and the others wait for no bytes that it does not give back.
+    let is_array = matches!(asked, Asked::Array | Asked::EndpointArray);
+    let refused = if is_array { bench.program.counted("taskgate_answers_refused_total").await } else { 0 };
     let mib = |bytes: usize| bytes >> 20;
     println!(
         "{asked:?} {reader:?} {over:?}: {} MiB, {} MiB before, {} MiB held, {} MiB read",
@@ -353,7 +356,8 @@ async fn failures_of(asked: Asked, reader: Reader, over: Over) -> Vec<String> {
     let failures = [
         (peak > CONSTANT + BUDGET, format!("{} MiB", mib(peak))),
         (held < held_min(asked, over), format!("answers hold {} MiB", mib(held))),
-        (read < BIG / 2, format!("no client read more than {read} bytes")),
+        (read < BIG / 2, format!("no client read a whole answer, and none more than {read} bytes")),
+        (refused > 0, format!("{refused} answers were refused")),
     ];
     let failures = failures.into_iter().filter(|(is_failure, _)| *is_failure);
     failures.map(|(_, what)| format!("{asked:?} {reader:?} {over:?}: {what}")).collect()

@@ -1,6 +1,7 @@
 //! The canonical task and its pure transition function. Depends only on `wire::{Payload, RpcError, one_line}` and a
 //! hash; reads no clock, generates no id, does no I/O. Start with [`model`], then [`mod@transition`].
 
+pub mod caller;
 pub mod digest;
 pub mod drafts;
 mod exact;
@@ -20,6 +21,7 @@ pub mod summary;
 pub mod time;
 pub mod transition;
 
+pub use caller::{Caller, Claims};
 pub use digest::Digest;
 pub use drafts::{Draft, Drafts, SubtaskLimits};
 pub use id::{TaskId, TaskKey};

@@ -1,0 +1,45 @@
+//! Defines who sends a request, and what the request's credential grants.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use super::{Principal, Timestamp};
+
+/// The sender of one request. Its principal owns tasks; its claims are those of this request's credential alone, as one
+/// person may hold a wide and a narrow token.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Caller {
+    pub principal: Principal,
+    /// `None` if there is no credential, or one that says nothing beside its principal.
+    pub claims: Option<Arc<Claims>>,
+}
+
+/// What a credential says beside its principal.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Claims {
+    /// Sorted, with the implied ones.
+    pub scopes: BTreeSet<Arc<str>>,
+    pub groups: BTreeSet<Arc<str>>,
+    /// The issuer of a token; `None` for an API key.
+    pub issuer: Option<Arc<str>>,
+    /// The end of the credential's validity: its streams end then.
+    pub until: Option<Timestamp>,
+}
+
+impl Caller {
+    /// A caller whose credential says nothing beside its principal.
+    #[must_use]
+    pub const fn of(principal: Principal) -> Self {
+        Self { principal, claims: None }
+    }
+
+    #[must_use]
+    pub fn has_scope(&self, scope: &str) -> bool {
+        self.claims.as_ref().is_some_and(|claims| claims.scopes.contains(scope))
+    }
+
+    #[must_use]
+    pub fn until(&self) -> Option<Timestamp> {
+        self.claims.as_ref().and_then(|claims| claims.until)
+    }
+}

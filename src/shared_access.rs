@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use crate::task::{Principal, PrincipalAccessTable, ToolAccess};
+use crate::task::{Caller, PrincipalAccessTable, ToolAccess};
 
 #[derive(Clone, Debug)]
 pub struct SharedAccess(Arc<watch::Sender<Arc<PrincipalAccessTable>>>);
@@ -23,27 +23,27 @@ impl SharedAccess {
     }
 
     #[must_use]
-    pub fn has_upstream(&self, principal: &Principal, upstream: &str) -> bool {
-        self.0.borrow().has_upstream(principal, upstream)
+    pub fn has_upstream(&self, caller: &Caller, upstream: &str) -> bool {
+        self.0.borrow().has_upstream(caller, upstream)
     }
 
     #[must_use]
-    pub fn tools_of(&self, principal: &Principal) -> ToolAccess {
-        self.0.borrow().tools_of(principal)
+    pub fn tools_of(&self, caller: &Caller, upstream: &str) -> ToolAccess {
+        self.0.borrow().tools_of(caller, upstream)
     }
 
-    /// Whether a principal may use the upstream and tool of its task.
+    /// Whether a caller may use an upstream and its tool, for a call or for a task of it.
     #[must_use]
-    pub fn has_tool(&self, principal: &Principal, upstream: &str, tool: &str) -> bool {
-        self.0.borrow().has_tool(principal, upstream, tool)
+    pub fn has_tool(&self, caller: &Caller, upstream: &str, tool: &str) -> bool {
+        self.0.borrow().has_tool(caller, upstream, tool)
     }
 
-    /// Returns once a principal may not use an upstream any more.
-    pub fn upstream_lost(&self, principal: &Principal, upstream: &Arc<str>) -> impl Future<Output = ()> + Send + use<> {
-        let (mut access, principal, upstream) = (self.0.subscribe(), principal.clone(), Arc::clone(upstream));
+    /// Returns once a caller may not use an upstream any more.
+    pub fn upstream_lost(&self, caller: &Caller, upstream: &Arc<str>) -> impl Future<Output = ()> + Send + use<> {
+        let (mut access, caller, upstream) = (self.0.subscribe(), caller.clone(), Arc::clone(upstream));
         async move {
             // A dropped table withdraws nothing.
-            if access.wait_for(|table| !table.has_upstream(&principal, &upstream)).await.is_err() {
+            if access.wait_for(|table| !table.has_upstream(&caller, &upstream)).await.is_err() {
                 std::future::pending::<()>().await;
             }
         }
@@ -57,7 +57,7 @@ mod tests {
     use futures_util::FutureExt as _;
 
     use super::*;
-    use crate::task::PrincipalAccess;
+    use crate::task::{Principal, PrincipalAccess};
 
     fn only(upstream: &str) -> Arc<PrincipalAccessTable> {
         let access = PrincipalAccess { upstreams: Some([Arc::from(upstream)].into()), ..PrincipalAccess::default() };
@@ -66,7 +66,8 @@ mod tests {
 
     #[tokio::test]
     async fn whoever_loses_an_upstream_is_told_of_it_and_nobody_else() {
-        let (access, ada, bob) = (SharedAccess::default(), Principal::holding("ada"), Principal::holding("bob"));
+        let [ada, bob] = ["ada", "bob"].map(|id| Caller::of(Principal::holding(id)));
+        let access = SharedAccess::default();
         let (reports, files) = (Arc::from("reports"), Arc::from("files"));
         let mut waits = [
             access.upstream_lost(&ada, &reports).boxed(),

@@ -29,7 +29,7 @@ use crate::face::sse::SseServed;
 use crate::face::stdio::{self, StdioEnds};
 use crate::face::stream_client::StreamClient;
 use crate::server::admin::Readiness;
-use crate::task::{Clock as _, Principal, Reason, SystemClock};
+use crate::task::{Caller, Clock as _, Principal, Reason, SystemClock};
 use crate::telemetry::{self, LogFormat};
 use crate::upstream::TaskScope;
 
@@ -123,7 +123,7 @@ fn host(endpoint: Arc<dyn Endpoint>, with: &SseServed) -> StreamClient {
         endpoint,
         upstream: Arc::clone(&with.name),
         path: with.path.to_string(),
-        principal: Principal::local(),
+        caller: Caller::of(Principal::local()),
         address: None,
         limits: with.served.engine.limits().clone(),
         message_bytes_max: with.result_bytes_max.saturating_add(ENVELOPE_BYTES),
@@ -215,7 +215,7 @@ fn log_lost_calls(calls: &CallSurvey) {
 async fn take_back(engine: &Arc<Engine>) {
     let mut after = None;
     loop {
-        let Ok(page) = engine.list(&Principal::local(), after, PAGE).await else { return };
+        let Ok(page) = engine.list(&Caller::of(Principal::local()), after, PAGE).await else { return };
         for task in page.tasks.iter().filter(|task| !task.is_settled()) {
             // It may have ended meanwhile.
             let _ = engine.cancel(&task.key).await;

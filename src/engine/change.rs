@@ -21,7 +21,8 @@ use crate::failpoint;
 use crate::store::{StoreError, WriteRole};
 use crate::task::reference::{LoggedPrincipal, LoggedTask};
 use crate::task::{
-    Answer, Event, InputKey, ListFilter, ListPosition, Principal, Summary, Task, TaskKey, TaskVisibility, Timestamp,
+    Answer, Caller, Event, InputKey, ListFilter, ListPosition, Summary, Task, TaskId, TaskKey, TaskVisibility,
+    Timestamp,
 };
 
 /// Changes in progress at a time; a further one waits, and has changed nothing if its client disconnects meanwhile.
@@ -45,9 +46,9 @@ impl Default for RunningChanges {
 
 impl Engine {
     /// Returns a task's state, for its owner. `Unknown` alike for ids that are unknown, foreign, expired or hidden, and
-    /// for tasks of tools that their owner may no longer use. Cancel safe.
-    pub async fn get(self: &Arc<Self>, key: &TaskKey) -> Result<Arc<Task>, TaskError> {
-        self.readable(self.shown(key).await?)
+    /// for tasks of tools that the caller may not use. Cancel safe.
+    pub async fn get(self: &Arc<Self>, caller: &Caller, id: TaskId) -> Result<Arc<Task>, TaskError> {
+        self.readable(caller, self.shown(&caller.task(id)).await?)
     }
 
     /// Like [`Engine::get`], without the check of the owner's access: for operators, and for cancels.
@@ -55,9 +56,9 @@ impl Engine {
         self.under_parent(visible(self.held(key).await?)?).await
     }
 
-    /// Decides whether an owner may read a task, by the row's upstream and tool. The only such check.
-    fn readable(&self, task: Arc<Task>) -> Result<Arc<Task>, TaskError> {
-        let is_readable = self.access.has_tool(&task.key.owner, &task.origin.upstream, &task.origin.tool);
+    /// Decides whether a caller may read a task of its own, by the row's upstream and tool. The only such check.
+    fn readable(&self, caller: &Caller, task: Arc<Task>) -> Result<Arc<Task>, TaskError> {
+        let is_readable = self.access.has_tool(caller, &task.origin.upstream, &task.origin.tool);
         if is_readable { Ok(task) } else { Err(TaskError::Unknown) }
     }
 
@@ -90,27 +91,27 @@ impl Engine {
     /// left out, so a page may hold fewer. Cancel safe.
     pub async fn list(
         self: &Arc<Self>,
-        owner: &Principal,
+        caller: &Caller,
         after: Option<TaskCursor>,
         limit: usize,
     ) -> Result<TaskPage, TaskError> {
         let now = self.clock.now();
-        let page = self.store.page(owner, after, limit, now).await?;
-        Ok(TaskPage { tasks: self.present_listed(page.tasks, now).await?, next: page.next })
+        let page = self.store.page(&caller.principal, after, limit, now).await?;
+        Ok(TaskPage { tasks: self.present_listed(caller, page.tasks, now).await?, next: page.next })
     }
 
     /// Like [`Engine::list`], for tasks that match `filter`, in its order. A page reads a bounded number of tasks, so
     /// it may be short or empty without being the last. Cancel safe.
     pub async fn list_filtered(
         self: &Arc<Self>,
-        owner: &Principal,
+        caller: &Caller,
         filter: &ListFilter,
         after: Option<ListPosition>,
         limit: usize,
     ) -> Result<TaskPage, TaskError> {
         let now = self.clock.now();
-        let page = self.store.select(owner, filter, after, limit, now).await?;
-        let mut tasks = self.present_listed(page.tasks, now).await?;
+        let page = self.store.select(&caller.principal, filter, after, limit, now).await?;
+        let mut tasks = self.present_listed(caller, page.tasks, now).await?;
         // A task that settled just now may no longer match, or sort differently.
         tasks.retain(|task| filter.fits(task));
         tasks.sort_by(|one, other| filter.compare(&filter.position(one), &filter.position(other)));
@@ -118,17 +119,22 @@ impl Engine {
     }
 
     /// The visible tasks of a page, each as a read by id returns it: overdue tasks settle, and removed tasks are left out.
-    async fn present_listed(self: &Arc<Self>, found: Vec<Summary>, now: Timestamp) -> Result<Vec<Summary>, TaskError> {
+    async fn present_listed(
+        self: &Arc<Self>,
+        caller: &Caller,
+        found: Vec<Summary>,
+        now: Timestamp,
+    ) -> Result<Vec<Summary>, TaskError> {
         let mut tasks = Vec::with_capacity(found.len());
         for task in found.into_iter().filter(|task| task.shown == TaskVisibility::Handle) {
-            if !self.access.has_tool(&task.key.owner, &task.origin.upstream, &task.origin.tool) {
+            if !self.access.has_tool(caller, &task.origin.upstream, &task.origin.tool) {
                 continue;
             }
             if task.tree.parent.is_none() && (task.is_settled() || task.expires_at() > now) {
                 tasks.push(task);
                 continue;
             }
-            match self.get(&task.key).await {
+            match self.get(caller, task.key.id).await {
                 Ok(task) => tasks.push(Summary::of(&task)),
                 Err(TaskError::Unknown) => (),
                 Err(error) => return Err(error),
@@ -139,10 +145,15 @@ impl Engine {
 
     /// Adds answers to a task's open questions, and retries the delivery of earlier ones; keys that are not open are
     /// ignored (EXT-39). The answers are stored when this returns (EXT-74). A dropped call did all of it, or nothing.
-    pub async fn answer(self: &Arc<Self>, key: &TaskKey, answers: BTreeMap<InputKey, Answer>) -> Result<(), TaskError> {
-        let (engine, key) = (Arc::clone(self), key.clone());
+    pub async fn answer(
+        self: &Arc<Self>,
+        caller: &Caller,
+        id: TaskId,
+        answers: BTreeMap<InputKey, Answer>,
+    ) -> Result<(), TaskError> {
+        let (engine, caller, key) = (Arc::clone(self), caller.clone(), caller.task(id));
         self.finish(async move {
-            engine.readable(engine.under_parent(visible(engine.present(&key).await?)?).await?)?;
+            engine.readable(&caller, engine.under_parent(visible(engine.present(&key).await?)?).await?)?;
             failpoint::hit("answer-heard");
             let applied = engine.apply_with_room(&key, Event::Answered { answers }).await?;
             if !applied.changed && !applied.task.recovery.undelivered.is_empty() {
@@ -161,10 +172,10 @@ impl Engine {
     }
 
     /// Removes a settled task for its owner, for good once this returns. A dropped call did all of it, or nothing.
-    pub async fn delete(self: &Arc<Self>, key: &TaskKey) -> Result<DeleteResult, TaskError> {
-        let (engine, key) = (Arc::clone(self), key.clone());
+    pub async fn delete(self: &Arc<Self>, caller: &Caller, id: TaskId) -> Result<DeleteResult, TaskError> {
+        let (engine, caller, key) = (Arc::clone(self), caller.clone(), caller.task(id));
         self.finish(async move {
-            let task = engine.readable(engine.under_parent(visible(engine.present(&key).await?)?).await?)?;
+            let task = engine.readable(&caller, engine.under_parent(visible(engine.present(&key).await?)?).await?)?;
             if !task.is_settled() {
                 return Ok(DeleteResult::Unsettled);
             }

@@ -63,7 +63,7 @@ impl Engine {
     pub async fn seen_tree(self: &Arc<Self>, owner: &Principal, tree: &TreeLinks) -> Result<TreeLinks, TaskError> {
         // All children of one task have the same visibility.
         let Some(first) = tree.children.first() else { return Ok(tree.clone()) };
-        match self.get(&TaskKey { owner: owner.clone(), id: *first }).await {
+        match self.shown(&TaskKey { owner: owner.clone(), id: *first }).await {
             Ok(_) => Ok(tree.clone()),
             Err(TaskError::Unknown) => Ok(TreeLinks { parent: tree.parent, ..TreeLinks::default() }),
             Err(error) => Err(error),

@@ -158,7 +158,7 @@ fn count(
     let Served { rates, engine, .. } = served;
     match message {
         Message::Request(request) if matches!(&*request.method, method::TASKS_GET | method::TASKS_RESULT) => {
-            rates.poll(&refusable.principal, engine.unfinished_of(&inbound.principal))
+            rates.poll(&refusable.principal, engine.unfinished_of(&inbound.caller.principal))
         }
         Message::Request(_) | Message::Notification(_) | Message::Response(_) => rates.admit(&refusable.principal, 1),
     }
@@ -167,7 +167,7 @@ fn count(
 /// Why a request with a possibly large response is refused: responses in progress hold all bytes.
 fn no_bytes(served: &Served, inbound: &Inbound, name: &str) -> Option<BudgetRefusal> {
     let is_short = matches!(name, method::PING | method::INITIALIZE | method::TASKS_CANCEL | method::TASKS_UPDATE);
-    if is_short { None } else { served.engine.limits().refusal_of_answers(&inbound.principal) }
+    if is_short { None } else { served.engine.limits().refusal_of_answers(&inbound.caller.principal) }
 }
 
 /// Whether a message would begin a call during the drain. Tasks can be polled until its end.

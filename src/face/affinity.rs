@@ -104,7 +104,7 @@ fn destination(
         let Message::Request(request) = message else { return Destination::Here };
         let params = request.params.object().filter(|_| method::may_ask(&request.method));
         let state = params.and_then(|params| params.get_string("requestState"));
-        let call = state.and_then(|state| sealer.open(IdKind::RequestState, Some(&inbound.principal), &state));
+        let call = state.and_then(|state| sealer.open(IdKind::RequestState, Some(&inbound.caller.principal), &state));
         let holder = call.and_then(|call| owners.named(&call.id));
         return holder.map_or(Destination::Here, Destination::from);
     }
@@ -131,7 +131,7 @@ fn destination(
 /// The session that a request names, if its principal owns it.
 fn session(sealer: &Sealer, inbound: &Inbound) -> Option<GatewayId> {
     let sealed = headers::single(&inbound.headers, &headers::SESSION_ID).ok()??;
-    Some(sealer.open(IdKind::Session, Some(&inbound.principal), sealed)?.id)
+    Some(sealer.open(IdKind::Session, Some(&inbound.caller.principal), sealed)?.id)
 }
 
 fn question(sealer: &Sealer, kind: IdKind, response: &Response) -> Option<GatewayId> {
@@ -216,7 +216,7 @@ async fn route_batch(
 ) -> FaceResponse {
     let sealer = &faces.path().served.sealer;
     let sealed = headers::single(&inbound.headers, &headers::SESSION_ID).ok().flatten();
-    let token = sealed.and_then(|sealed| sealer.open_session(&inbound.principal, sealed));
+    let token = sealed.and_then(|sealed| sealer.open_session(&inbound.caller.principal, sealed));
     let has_arrays = token.is_some_and(|token| token.client_version.traits().has_batches);
     let Some(session) = session(sealer, &inbound).filter(|_| has_arrays) else {
         return intake::serve(faces, AdmittedRequest::Batch(inbound, items)).await;

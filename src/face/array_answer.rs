@@ -104,7 +104,7 @@ where
         };
         let bytes_max = bounds.result_bytes_max;
         let answering =
-            response_text(posted, id, Arc::clone(&served), inbound.principal.clone(), inbound.client, bytes_max);
+            response_text(posted, id, Arc::clone(&served), inbound.caller.principal.clone(), inbound.client, bytes_max);
         // A response and its copy are one request's: the copy does not wait for the response.
         as_one_request(answering)
     };

@@ -40,7 +40,7 @@ use super::rates::UnknownTaskWatch;
 use super::served::Served;
 use super::session as session_face;
 use crate::metric;
-use crate::task::Principal;
+use crate::task::{Caller, Principal};
 use crate::upstream::circular_lists::CircularLists;
 use crate::upstream::reply::ReadLimits;
 use crate::wire::envelope::Request;
@@ -193,18 +193,18 @@ impl CombinedUpstreams {
         ReadLimits::within(served.settings.result_bytes_max, served.engine.limits().answers_to(principal))
     }
 
-    fn is_for(&self, at: usize, principal: &Principal) -> bool {
-        self.members[at].endpoint.is_for(principal)
+    fn is_for(&self, at: usize, caller: &Caller) -> bool {
+        self.members[at].endpoint.is_for(caller)
     }
 
-    fn members_for(&self, principal: &Principal) -> impl Iterator<Item = usize> {
-        (0..self.members.len()).filter(|at| self.is_for(*at, principal))
+    fn members_for(&self, caller: &Caller) -> impl Iterator<Item = usize> {
+        (0..self.members.len()).filter(|at| self.is_for(*at, caller))
     }
 
-    /// `None` also for an upstream that the principal may not use.
-    fn position(&self, upstream: &str, principal: &Principal) -> Option<usize> {
+    /// `None` also for an upstream that the caller may not use.
+    fn position(&self, upstream: &str, caller: &Caller) -> Option<usize> {
         let at = self.settings.upstreams.iter().position(|name| **name == *upstream);
-        at.filter(|at| self.is_for(*at, principal))
+        at.filter(|at| self.is_for(*at, caller))
     }
 
     /// Logs the absence, and marks it so that the client is notified once the upstream returns.
@@ -282,8 +282,8 @@ impl Endpoint for CombinedEndpoint {
         affinity::answer(&self.0, inbound).await
     }
 
-    fn is_for(&self, principal: &Principal) -> bool {
-        self.0.members.iter().any(|member| member.endpoint.is_for(principal))
+    fn is_for(&self, caller: &Caller) -> bool {
+        self.0.members.iter().any(|member| member.endpoint.is_for(caller))
     }
 
     fn forwards(&self, header: &HeaderName) -> bool {

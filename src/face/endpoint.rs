@@ -23,7 +23,7 @@ use super::session::{self, SessionFace};
 use super::session_owners::ForwardedMarker;
 use super::stateless::{MessageContext, StatelessFace};
 use crate::metric;
-use crate::task::{Executed, GatewayFault, Principal, Reason};
+use crate::task::{Caller, Executed, GatewayFault, Reason};
 use crate::wire::envelope::{self, Request, Response};
 use crate::wire::{Message, RequestId, ScanLimits, method};
 
@@ -60,8 +60,8 @@ impl UpstreamEndpoint {
     }
 
     /// Accepts the answer to a task's question in any session of the principal.
-    pub(super) async fn take_answer(&self, principal: &Principal, response: Response) -> FaceResponse {
-        let response = self.session.take_answer(principal, response).await;
+    pub(super) async fn take_answer(&self, caller: &Caller, response: Response) -> FaceResponse {
+        let response = self.session.take_answer(caller, response).await;
         self.outcomes.count(&response);
         response
     }
@@ -76,10 +76,10 @@ impl UpstreamEndpoint {
 impl Endpoint for UpstreamEndpoint {
     async fn serve(&self, mut inbound: Inbound) -> FaceResponse {
         // The path was checked before, but not for each message of an HTTP+SSE stream.
-        if !self.is_for(&inbound.principal) {
+        if !self.is_for(&inbound.caller) {
             return bare(StatusCode::NOT_FOUND);
         }
-        let holder = inbound.principal.key_id().is_some().then(|| inbound.principal.clone());
+        let holder = inbound.caller.has_credential().then(|| inbound.caller.clone());
         let (forwarded, carriage) = (self.served.settings.forwarding.of(&inbound.headers), inbound.carriage);
         inbound.forwarded = forwarded.clone();
         let response = affinity::answer(self, inbound).await;
@@ -98,12 +98,12 @@ impl Endpoint for UpstreamEndpoint {
         }
     }
 
-    fn is_for(&self, principal: &Principal) -> bool {
-        self.served.engine.access().has_upstream(principal, self.served.upstream.name())
+    fn is_for(&self, caller: &Caller) -> bool {
+        self.served.engine.access().has_upstream(caller, self.served.upstream.name())
     }
 
-    fn withheld_from(&self, principal: &Principal) -> BoxFuture<'static, ()> {
-        self.served.engine.access().upstream_lost(principal, self.served.upstream.name()).boxed()
+    fn withheld_from(&self, caller: &Caller) -> BoxFuture<'static, ()> {
+        self.served.engine.access().upstream_lost(caller, self.served.upstream.name()).boxed()
     }
 
     fn forwards(&self, header: &HeaderName) -> bool {
@@ -125,7 +125,7 @@ impl PathFaces for UpstreamEndpoint {
             headers: &inbound.headers,
             forwarded: &inbound.forwarded,
             body: &inbound.body,
-            principal: inbound.principal.clone(),
+            caller: inbound.caller.clone(),
             counted_as: inbound.counted_as(),
             is_counted: inbound.is_counted,
             accepted: inbound.accepted,
@@ -189,8 +189,8 @@ impl Endpoint for ClosingEndpoint {
         if is_kept(&request) { self.0.serve(request).await } else { bare(StatusCode::NOT_FOUND) }
     }
 
-    fn is_for(&self, principal: &Principal) -> bool {
-        self.0.is_for(principal)
+    fn is_for(&self, caller: &Caller) -> bool {
+        self.0.is_for(caller)
     }
 
     fn forwards(&self, header: &HeaderName) -> bool {

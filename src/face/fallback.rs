@@ -22,7 +22,7 @@ use crate::dialect::faults::gateway_error;
 use crate::dialect::{FaceDialect, TaskReply};
 use crate::engine::apply::record_shown;
 use crate::engine::{Engine, TaskError};
-use crate::task::{Executed, GatewayFault, Principal, Task, TaskKey, ToolRules};
+use crate::task::{Caller, Executed, GatewayFault, Task, TaskId, ToolRules};
 use crate::wire::envelope::Request;
 use crate::wire::list_pages::next_cursor;
 use crate::wire::{JsonPieces, Message, Object, Payload, RequestId, RpcError, ScanLimits, envelope};
@@ -164,7 +164,7 @@ pub(super) struct FallbackCall<'a> {
 
 #[derive(Clone, Copy)]
 pub(super) struct TaskAsker<'a> {
-    pub(super) owner: &'a Principal,
+    pub(super) caller: &'a Caller,
     pub(super) misses: &'a UnknownTaskWatch,
 }
 
@@ -196,7 +196,7 @@ pub(super) async fn answer(
 /// Serves the owner's tasks only, as `tasks/*` does. Only a cancel reaches the upstream.
 async fn run(
     engine: &Arc<Engine>,
-    TaskAsker { owner, misses }: TaskAsker<'_>,
+    TaskAsker { caller, misses }: TaskAsker<'_>,
     (tool, params): (FallbackTool, Option<&Object>),
     dialect: FallbackTools,
 ) -> FallbackAnswer {
@@ -206,11 +206,11 @@ async fn run(
         Err(why) => return FallbackAnswer::Now(Ok(dialect.failed(why).into())),
     };
     let missed = || {
-        misses.note(owner);
+        misses.note(&caller.principal);
         FallbackAnswer::Missed(dialect.unknown())
     };
     let Some(id) = arguments.id else { return missed() };
-    let key = TaskKey { owner: owner.clone(), id };
+    let key = caller.task(id);
     if tool == FallbackTool::Cancel {
         return match engine.cancel(&key).await {
             Ok(done) => FallbackAnswer::Now(
@@ -220,7 +220,7 @@ async fn run(
             Err(error) => FallbackAnswer::Now(Err(unserved(&error))),
         };
     }
-    let task = match engine.get(&key).await {
+    let task = match engine.get(caller, id).await {
         Ok(task) => task,
         Err(TaskError::Unknown) => return missed(),
         Err(error) => return FallbackAnswer::Now(Err(unserved(&error))),
@@ -232,17 +232,22 @@ async fn run(
     if task.is_settled() || arguments.wait.is_zero() {
         return FallbackAnswer::Now(outcome(engine, task, &dialect));
     }
-    FallbackAnswer::Later(Box::pin(wait(Arc::clone(engine), key, arguments.wait, dialect)))
+    FallbackAnswer::Later(Box::pin(wait(Arc::clone(engine), (caller.clone(), id), arguments.wait, dialect)))
 }
 
 /// Returns the outcome, or the status after `patience`.
-async fn wait(engine: Arc<Engine>, key: TaskKey, patience: Duration, dialect: FallbackTools) -> FallbackResult {
+async fn wait(
+    engine: Arc<Engine>,
+    (caller, id): (Caller, TaskId),
+    patience: Duration,
+    dialect: FallbackTools,
+) -> FallbackResult {
     let end = Instant::now() + patience;
-    let Ok(mut watcher) = engine.watchers().watch(&key) else {
+    let Ok(mut watcher) = engine.watchers().watch(&caller.task(id)) else {
         return Ok(dialect.failed("Too many requests wait for this task (64). Ask again in a while.").into());
     };
     loop {
-        let task = match engine.get(&key).await {
+        let task = match engine.get(&caller, id).await {
             Ok(task) => task,
             Err(TaskError::Unknown) => return Ok(dialect.unknown().into()),
             Err(error) => return Err(unserved(&error)),

@@ -19,7 +19,7 @@ use hyper::body::{Body, Frame, SizeHint};
 use tokio::time::Instant;
 
 use super::arrival::Arrival;
-use crate::task::principal::Principal;
+use crate::task::{Caller, Principal};
 use crate::upstream::ForwardedHeaders;
 use crate::wire::framing::BodyPart;
 use crate::wire::{Message, MessageText};
@@ -84,7 +84,7 @@ pub struct Inbound {
     pub body: Bytes,
     /// The message in the body, if the caller has parsed it.
     pub message: Option<Message>,
-    pub principal: Principal,
+    pub caller: Caller,
     /// An IPv4 address, or a /64 of IPv6, if known.
     pub client: Option<IpAddr>,
     pub accepted: AcceptedTypes,
@@ -104,7 +104,7 @@ pub struct Inbound {
 impl Inbound {
     #[must_use]
     pub fn counted_as(&self) -> Principal {
-        self.principal.counted_at(self.client)
+        self.caller.principal.counted_at(self.client)
     }
 }
 
@@ -143,13 +143,13 @@ pub trait Endpoint: Send + Sync {
         false
     }
 
-    /// Whether a principal may use the path; others see an unknown path.
-    fn is_for(&self, _principal: &Principal) -> bool {
+    /// Whether a caller may use the path; others see an unknown path.
+    fn is_for(&self, _caller: &Caller) -> bool {
         true
     }
 
-    /// Returns once the principal loses its right, which ends its streams.
-    fn withheld_from(&self, _principal: &Principal) -> BoxFuture<'static, ()> {
+    /// Returns once the caller loses its right, which ends its streams.
+    fn withheld_from(&self, _caller: &Caller) -> BoxFuture<'static, ()> {
         std::future::pending().boxed()
     }
 

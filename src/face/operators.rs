@@ -373,7 +373,7 @@ impl Operators {
         let goes_on = self.engine.survey(after, look).await?;
         Ok(match (found, goes_on) {
             (Some(key), _) => {
-                let task = self.engine.get(&key).await?;
+                let task = self.engine.shown(&key).await?;
                 OperatorTaskFinding::Found(Box::new(self.details(&task).await?))
             }
             (None, Some(next)) => OperatorTaskFinding::GoesOn { next: position_text(next) },
@@ -405,7 +405,7 @@ impl Operators {
 impl Endpoint for Operators {
     async fn serve(&self, request: Inbound) -> FaceResponse {
         let route = OperatorRoute::of(&request.path);
-        if route.acts() && !request.principal.may_act() {
+        if route.acts() && !request.caller.principal.may_act() {
             return refusal(StatusCode::FORBIDDEN, MAY_NOT_ACT);
         }
         let allowed = if route.is_post() { Method::POST } else { Method::GET };

@@ -57,13 +57,13 @@ mod tests {
     use std::collections::{BTreeSet, HashMap};
 
     use super::*;
-    use crate::task::{Principal, PrincipalAccess, PrincipalAccessTable, ToolPatterns};
+    use crate::task::{Caller, Principal, PrincipalAccess, PrincipalAccessTable, ToolPatterns};
 
     fn reachable(pattern: &str) -> ReachableTools {
         let tools = Some(Arc::new(ToolPatterns::new(BTreeSet::from([Arc::from(pattern)]))));
         let (ada, access) = (Principal::holding("ada"), PrincipalAccess { tools, ..PrincipalAccess::default() });
         let table = PrincipalAccessTable { own: HashMap::from([(ada.clone(), access)]) };
-        ReachableTools::new(table.tools_of(&ada), None)
+        ReachableTools::new(table.tools_of(&Caller::of(ada), "reports"), None)
     }
 
     #[test]

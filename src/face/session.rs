@@ -35,7 +35,7 @@ use super::pipe::forward::PipeMetrics;
 use super::sealed::Sealer;
 use super::served::Served;
 use crate::dialect::RequestError;
-use crate::task::{Drafts, Principal, Reason};
+use crate::task::{Caller, Drafts, Reason};
 use crate::upstream::own_ids::is_own;
 use crate::upstream::session::own::OwnSessions;
 use crate::wire::envelope::{self, Request, Response};
@@ -159,13 +159,13 @@ impl SessionFace {
             Err(none) => return none.answer(&addressee),
         };
         if let Message::Request(request) = &*message
-            && let Some(hidden) = Box::pin(self.shared.hidden(&session, &inbound.principal, request, listed)).await
+            && let Some(hidden) = Box::pin(self.shared.hidden(&session, &inbound.caller, request, listed)).await
         {
             return hidden.answer(request, &inbound);
         }
         let asking = |session| TaskRequestContext {
             session,
-            principal: &inbound.principal,
+            caller: &inbound.caller,
             headers: &inbound.headers,
             accepted: inbound.accepted,
             arrived: inbound.received_at,
@@ -193,7 +193,7 @@ impl SessionFace {
             }
             Ok(MessageRoute::Call(call)) => Box::pin(self.shared.call(asking(session), call)).await,
             Ok(MessageRoute::Method(request)) => Box::pin(self.shared.task_method(asking(session), &request)).await,
-            Ok(MessageRoute::Answer(response)) => Box::pin(self.shared.take_answer(&inbound.principal, response)).await,
+            Ok(MessageRoute::Answer(response)) => Box::pin(self.shared.take_answer(&inbound.caller, response)).await,
             Ok(MessageRoute::Withdrawn(id)) => {
                 Box::pin(self.shared.withdraw(&session, &id)).await;
                 accepted()
@@ -276,8 +276,8 @@ impl SessionFace {
     }
 
     /// Accepts the answer to a task's question in any session of the principal.
-    pub(super) async fn take_answer(&self, principal: &Principal, response: Response) -> FaceResponse {
-        Box::pin(self.shared.take_answer(principal, response)).await
+    pub(super) async fn take_answer(&self, caller: &Caller, response: Response) -> FaceResponse {
+        Box::pin(self.shared.take_answer(caller, response)).await
     }
 
     /// For a server without session ids, a message without a session gets a new session.
@@ -311,8 +311,8 @@ pub(super) fn session_of(
     check_version(&inbound.headers).map_err(in_session)?;
     let sealed = headers::single(&inbound.headers, &headers::SESSION_ID).map_err(in_session)?;
     let sealed = sealed.ok_or(SessionLookupError::Missing)?;
-    let open = || sealer.open_session(&inbound.principal, sealed).filter(|token| token.upstream == opened_for);
-    sessions.open(sealed, opened_for, &inbound.principal, open).ok_or(SessionLookupError::Unknown)
+    let open = || sealer.open_session(&inbound.caller.principal, sealed).filter(|token| token.upstream == opened_for);
+    sessions.open(sealed, opened_for, &inbound.caller, open).ok_or(SessionLookupError::Unknown)
 }
 
 /// The refusal of an array in a session of another version than 2025-03-26, and without a session.

@@ -195,7 +195,7 @@ impl SessionOwners {
             number: self.number.fetch_add(1, Ordering::Relaxed) + 1,
             issued_at: self.clock.now(),
             request: digest_of_request(&inbound.method, &inbound.path, inbound.query.as_deref(), &inbound.headers),
-            principal: inbound.principal.clone(),
+            caller: inbound.caller.clone(),
             client: inbound.client,
         };
         let mut request = http::Request::new(inbound.body.clone());

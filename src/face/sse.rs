@@ -29,7 +29,7 @@ use super::stream_client::{self, ClientMessage};
 use crate::metric;
 use crate::replica::OwnerReplica;
 use crate::shared_limits::SharedLimits;
-use crate::task::{Executed, GatewayFault, Principal, Reason};
+use crate::task::{Caller, Executed, GatewayFault, Reason};
 use crate::wire::envelope::{self, is_batch};
 use crate::wire::{ScanLimits, framing};
 pub use streams::STREAMS_MAX;
@@ -92,10 +92,11 @@ impl SseEndpoint {
         if leaving.is_cancelled() {
             return bare(StatusCode::SERVICE_UNAVAILABLE);
         }
-        let (key, owner) = (self.key(&inbound, (served.random)()), inbound.principal.clone());
+        let (key, caller) = (self.key(&inbound, (served.random)()), inbound.caller.clone());
         // A path: the gateway does not know the host and scheme that its clients use.
         let id = GatewayId::in_memory(IdKind::SseStream, served.own_replica(), key.nonce);
-        let sealed = served.sealer.seal(&id, Some(&owner), &[]).expect("an id without a payload has one length");
+        let sealed =
+            served.sealer.seal(&id, Some(&caller.principal), &[]).expect("an id without a payload has one length");
         let address = format!("{}?{STREAM}={sealed}", inbound.path);
         let (inlet, messages_in) = mpsc::channel(RECEIVED_MAX);
         let (outgoing, messages) = mpsc::channel(OUTGOING_MAX);
@@ -107,7 +108,7 @@ impl SseEndpoint {
             endpoint: Arc::clone(&self.endpoint),
             upstream: Arc::clone(name),
             path: path.to_string(),
-            principal: inbound.principal,
+            caller: inbound.caller,
             address: inbound.client,
             limits: served.engine.limits().clone(),
             message_bytes_max: result_bytes_max.saturating_add(ENVELOPE_BYTES),
@@ -119,13 +120,13 @@ impl SseEndpoint {
             addressee(None, inbound.accepted),
             Some(address),
         ));
-        ending_with(opened, || self.endpoint.withheld_from(&owner))
+        ending_with(opened, || self.endpoint.withheld_from(&caller))
     }
 
     /// Accepts a message for a stream: 202 once it will be processed, with any outcome.
     async fn take(&self, inbound: Inbound) -> FaceResponse {
         let Some(sealed) = stream_named(inbound.query.as_deref()) else { return only_get() };
-        let opened = self.sse.served.sealer.open(IdKind::SseStream, Some(&inbound.principal), sealed);
+        let opened = self.sse.served.sealer.open(IdKind::SseStream, Some(&inbound.caller.principal), sealed);
         let stream = opened.map(|opened| opened.id);
         if let (Some(owners), Some(id)) = (&self.sse.served.owners, &stream)
             && let Some(OwnerReplica::There(peer)) = owners.named(id).filter(|_| may_forward(&inbound))
@@ -147,7 +148,7 @@ impl SseEndpoint {
             let answer = || refuse(&addressee(None, AcceptedTypes::Json), &complaint);
             return self.refuse(&inbound, "message_unreadable", answer);
         }
-        let messages_in = ClientMessage { text: inbound.body, headers: inbound.headers };
+        let messages_in = ClientMessage { text: inbound.body, headers: inbound.headers, caller: Some(inbound.caller) };
         match inlet.send_timeout(messages_in, TAKEN_MAX).await {
             Ok(()) => accepted(),
             Err(mpsc::error::SendTimeoutError::Closed(_)) => bare(StatusCode::NOT_FOUND),
@@ -168,7 +169,7 @@ impl SseEndpoint {
     }
 
     fn key(&self, inbound: &Inbound, nonce: u128) -> SseStreamKey {
-        SseStreamKey { owner: inbound.principal.clone(), upstream: Arc::clone(&self.sse.name), nonce }
+        SseStreamKey { owner: inbound.caller.principal.clone(), upstream: Arc::clone(&self.sse.name), nonce }
     }
 }
 
@@ -185,8 +186,8 @@ impl Endpoint for SseEndpoint {
         }
     }
 
-    fn is_for(&self, principal: &Principal) -> bool {
-        self.endpoint.is_for(principal)
+    fn is_for(&self, caller: &Caller) -> bool {
+        self.endpoint.is_for(caller)
     }
 
     fn forwards(&self, header: &HeaderName) -> bool {
@@ -239,6 +240,7 @@ mod tests {
     use super::*;
     use crate::face::call_stream::LIFE_SIGN as SIGN;
     use crate::face::http::ResponseBody;
+    use crate::task::Principal;
 
     fn open() -> (mpsc::Sender<Bytes>, ResponseBody) {
         let key = SseStreamKey { owner: Principal::local(), upstream: Arc::from("up"), nonce: 1 };

@@ -40,7 +40,7 @@ use crate::dialect::split_call::SplitCall;
 use crate::dialect::{FaceDialect, RequestError};
 use crate::engine::{CallMaker, CallSpec, RoundSupport, plain_request};
 use crate::task::{
-    ClientKind, Executed, GatewayFault, HandleSupport, Idempotency, Plan, Principal, Reason, ToolPolicy,
+    Caller, ClientKind, Executed, GatewayFault, HandleSupport, Idempotency, Plan, Principal, Reason, ToolPolicy,
 };
 use crate::upstream::{BeginError, CallContext, Era, ForwardedHeaders, ServerFacts, UpstreamTaskMode};
 use crate::wire::envelope::Request;
@@ -77,7 +77,7 @@ impl ServerIdentity {
 
 struct StatelessRequestContext<'a> {
     addressee: Addressee,
-    principal: Principal,
+    caller: Caller,
     counted_as: Principal,
     is_counted: bool,
     metadata: StatelessRequest,
@@ -113,7 +113,7 @@ pub struct MessageContext<'a> {
     pub headers: &'a HeaderMap,
     pub forwarded: &'a ForwardedHeaders,
     pub body: &'a Bytes,
-    pub principal: Principal,
+    pub caller: Caller,
     pub counted_as: Principal,
     /// Whether the caller has counted the request.
     pub is_counted: bool,
@@ -196,7 +196,7 @@ impl StatelessFace {
         }
         Ok(StatelessRequestContext {
             addressee: addressee.clone(),
-            principal: around.principal,
+            caller: around.caller,
             counted_as: around.counted_as,
             is_counted: around.is_counted,
             metadata,
@@ -230,7 +230,7 @@ impl StatelessFace {
         let era = self.served.upstream.era(around.forwarded).await;
         match metadata.filter(|metadata| era == Era::Stateless && metadata.takes_questions()) {
             Some(metadata) => {
-                let context = self.context_of(&around.principal, metadata, around.forwarded);
+                let context = self.context_of(&around.caller.principal, metadata, around.forwarded);
                 self.served.upstream.era_for(&context).await
             }
             None => era,
@@ -296,7 +296,7 @@ impl StatelessFace {
                 let reachable = Object::of(listed).and_then(|list| self.reachable_tools(request).listed(&list));
                 let shown = reachable.as_ref().unwrap_or(listed);
                 let shown = completed_result(method::TOOLS_LIST, shown, &self.identity());
-                let held = self.served.engine.within_budget(&request.principal, shown);
+                let held = self.served.engine.within_budget(&request.caller.principal, shown);
                 held.map_or_else(|full| request.addressee.fault(&full), |shown| request.addressee.result(shown))
             }
             Err(error) => error.answer(&request.addressee),
@@ -305,7 +305,7 @@ impl StatelessFace {
 
     /// The upstream's tools that the client may use.
     fn reachable_tools(&self, request: &StatelessRequestContext<'_>) -> ReachableTools {
-        let access = self.served.engine.access().tools_of(&request.principal);
+        let access = self.served.engine.access().tools_of(&request.caller, self.served.upstream.name());
         ReachableTools::new(access, self.fallback_for(&request.metadata))
     }
 
@@ -324,7 +324,7 @@ impl StatelessFace {
         let refuse = |complaint: &RequestError| Box::new(request.addressee.complaint(complaint));
         let tool = called_tool(request.params).map_err(|complaint| refuse(&complaint))?;
         let unknown = || refuse(&RequestError::unknown_tool(Some(request.params)));
-        let access = self.served.engine.access().tools_of(&request.principal);
+        let access = self.served.engine.access().tools_of(&request.caller, self.served.upstream.name());
         access.has(&tool).then_some(()).ok_or_else(unknown)?;
         let list = self.catalog.list_with(&tool, &self.context(request)).await;
         let list = list.map_err(|error| Box::new(error.answer(&request.addressee)))?;
@@ -346,7 +346,7 @@ impl StatelessFace {
             return Err(refuse(&StatelessRequest::needs_extension()));
         }
         let idempotency = if request.has_key {
-            let names = idempotency_key::IdempotencyScope::of(&request.principal, None);
+            let names = idempotency_key::IdempotencyScope::of(&request.caller.principal, None);
             let upstream = self.served.upstream.name();
             let read = idempotency_key::read(request.headers, request.params, names, upstream, &tool);
             read.map_err(|complaint| refuse(&complaint))?
@@ -393,7 +393,7 @@ impl StatelessFace {
             return self.go_on(request, policy.clone(), plan).await;
         }
         let maker = CallMaker {
-            principal: request.principal.clone(),
+            principal: request.caller.principal.clone(),
             kind: ClientKind::Stateless,
             capabilities: request.metadata.upstream_capabilities(),
             questions: questions_for(&request.metadata),
@@ -439,7 +439,7 @@ impl StatelessFace {
     }
 
     fn context(&self, request: &StatelessRequestContext<'_>) -> CallContext {
-        self.context_of(&request.principal, &request.metadata, request.forwarded)
+        self.context_of(&request.caller.principal, &request.metadata, request.forwarded)
     }
 
     fn context_of(

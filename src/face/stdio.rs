@@ -7,7 +7,6 @@ use std::io;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use http::HeaderMap;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
@@ -151,7 +150,7 @@ async fn read(
             if text.trim_ascii().is_empty() {
                 continue;
             }
-            if lines.send(ClientMessage { text, headers: HeaderMap::new() }).await.is_err() {
+            if lines.send(ClientMessage { text, ..ClientMessage::default() }).await.is_err() {
                 return Ok(());
             }
         }

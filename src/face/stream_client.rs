@@ -36,7 +36,7 @@ use crate::dialect::RequestError;
 use crate::dialect::faults::gateway_error;
 use crate::metric;
 use crate::shared_limits::SharedLimits;
-use crate::task::{Executed, GatewayFault, Principal, Reason};
+use crate::task::{Caller, Executed, GatewayFault, Reason};
 use crate::wire::envelope::{self, Notification, is_batch};
 use crate::wire::{Message, Payload, ProtocolVersion, RequestId, RpcError, ScanLimits, method};
 use client_link::{ClientDisconnected, ClientLink};
@@ -64,7 +64,7 @@ pub struct StreamClient {
     /// The name of the server, for metrics.
     pub upstream: Arc<str>,
     pub path: String,
-    pub principal: Principal,
+    pub caller: Caller,
     /// The client's address, if it is remote.
     pub address: Option<IpAddr>,
     /// The limits on the bytes of its responses.
@@ -77,7 +77,7 @@ impl fmt::Debug for StreamClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("StreamClient")
             .field("path", &self.path)
-            .field("principal", &self.principal)
+            .field("principal", &self.caller.principal)
             .finish_non_exhaustive()
     }
 }
@@ -88,6 +88,8 @@ pub struct ClientMessage {
     pub text: Bytes,
     /// Its headers, to be forwarded to the upstream. HTTP's session and version headers are ignored.
     pub headers: HeaderMap,
+    /// Its sender, if it came with a credential of its own, of the stream's principal.
+    pub caller: Option<Caller>,
 }
 
 /// The meaning of the end of a client's input.

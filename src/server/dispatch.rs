@@ -17,7 +17,7 @@ use super::refusal::{Refusal, StreamPosition};
 use super::{ListenerLimits, body, head, media};
 use crate::face::arrival::Arrival;
 use crate::face::http::{AcceptedTypes, Endpoint, FaceResponse, Inbound, MessageChannel, empty_body};
-use crate::task::principal::Principal;
+use crate::task::{Caller, Principal};
 use crate::upstream::ForwardedHeaders;
 
 /// Paths that the answer to a request for an unknown one names.
@@ -88,7 +88,7 @@ impl fmt::Debug for Routes {
 }
 
 pub(super) struct AdmittedCaller {
-    pub(super) principal: Principal,
+    pub(super) caller: Caller,
     pub(super) client: IpAddr,
     /// Whether another replica counts its requests.
     pub(super) is_counted: bool,
@@ -112,7 +112,7 @@ fn inbound(
         headers: parts.headers,
         body,
         message: None,
-        principal: caller.principal,
+        caller: caller.caller,
         client: Some(network(caller.client)),
         accepted,
         forwarded: ForwardedHeaders::default(),
@@ -168,10 +168,10 @@ impl DispatchState {
     async fn answer(&self, mut request: Box<Request<Incoming>>, caller: AdmittedCaller) -> FaceResponse {
         let received_at = Instant::now();
         let position = StreamPosition::of(&request);
-        let (endpoint, accepted) = match self.admit(&request, &caller.principal) {
+        let (endpoint, accepted) = match self.admit(&request, &caller.caller) {
             Ok(admitted) => admitted,
             Err(refusal) => {
-                let refused = RefusedCaller { client: caller.client, principal: Some(&caller.principal) };
+                let refused = RefusedCaller { client: caller.client, principal: Some(&caller.caller.principal) };
                 self.notices.refused(&refusal, refused, request.uri(), request.headers());
                 return refusal.answer(position);
             }
@@ -182,7 +182,7 @@ impl DispatchState {
                 Ok(body) => body,
                 Err(_) if caller.arrival.has_left() => return FaceResponse::new(empty_body()),
                 Err(refusal) => {
-                    let refused = RefusedCaller { client: caller.client, principal: Some(&caller.principal) };
+                    let refused = RefusedCaller { client: caller.client, principal: Some(&caller.caller.principal) };
                     self.notices.refused(&refusal, refused, request.uri(), request.headers());
                     return refusal.answer(position.after_body());
                 }
@@ -203,11 +203,11 @@ impl DispatchState {
     fn admit(
         &self,
         request: &Request<Incoming>,
-        principal: &Principal,
+        caller: &Caller,
     ) -> Result<(&Arc<dyn Endpoint>, AcceptedTypes), Refusal> {
-        let unknown = || Refusal::PathUnknown(self.routes.paths_for(principal));
+        let unknown = || Refusal::PathUnknown(self.routes.paths_for(&caller.principal));
         let endpoint = self.routes.find(request.uri().path()).ok_or_else(unknown)?;
-        if !endpoint.is_for(principal) {
+        if !endpoint.is_for(caller) {
             return Err(Refusal::PathWithheld);
         }
         let (method, headers) = (request.method(), request.headers());

@@ -18,6 +18,7 @@ use super::refusal::{ForwardRefusal, Refusal};
 use crate::face::sealed::{ForwardToken, digest_of_request};
 use crate::face::session_owners::{FORWARD, SessionOwners};
 use crate::replica::{ForwardedNumberRefusal, ForwardedNumbers};
+use crate::task::Caller;
 use crate::task::principal::Principal;
 
 /// A proxy header with a name outside the common prefix, and that prefix.
@@ -113,7 +114,7 @@ fn came_through_a_proxy<B>(request: &Request<B>) -> bool {
 
 #[derive(Debug)]
 pub(super) struct AuthenticatedCaller {
-    pub(super) principal: Principal,
+    pub(super) caller: Caller,
     pub(super) grant: Grant,
     /// The client's address, if another replica forwards the request and has counted it.
     pub(super) forwarded_from: Option<IpAddr>,
@@ -121,7 +122,7 @@ pub(super) struct AuthenticatedCaller {
 
 impl AuthenticatedCaller {
     const fn of_this_listener(principal: Principal, grant: Grant) -> Self {
-        Self { principal, grant, forwarded_from: None }
+        Self { caller: Caller::of(principal), grant, forwarded_from: None }
     }
 }
 
@@ -200,8 +201,7 @@ impl PrincipalGuard {
             }
             Authenticator::Replicas(replicas) => {
                 let token = replicas.identify(request).map_err(Refusal::NotForwarded)?;
-                let caller = keyless(token.principal);
-                Ok(AuthenticatedCaller { forwarded_from: token.client, ..caller })
+                Ok(AuthenticatedCaller { caller: token.caller, grant: self.open.clone(), forwarded_from: token.client })
             }
         }
     }
@@ -269,7 +269,7 @@ mod tests {
     use crate::server::api_keys::{ApiKey, ApiKeys};
 
     fn who(guard: &PrincipalGuard, request: &Request<()>, forwards: bool) -> Result<Principal, Refusal> {
-        guard.identify(request, |_| forwards).map(|caller| caller.principal)
+        guard.identify(request, |_| forwards).map(|caller| caller.caller.principal)
     }
 
     /// B73.

@@ -131,11 +131,10 @@ impl Layers {
             return answer;
         }
         match self.admit(&request) {
-            Ok(AuthenticatedCaller { principal, grant, forwarded_from }) => {
+            Ok(AuthenticatedCaller { caller, grant, forwarded_from }) => {
                 self.principal.withhold_keys(request.headers_mut());
                 let is_counted = self.is_for_replicas();
-                let caller =
-                    AdmittedCaller { principal, client: forwarded_from.unwrap_or(client), is_counted, arrival };
+                let caller = AdmittedCaller { caller, client: forwarded_from.unwrap_or(client), is_counted, arrival };
                 let mut response = self.dispatch.answer(request, caller).await;
                 if is_counted {
                     note_taken(&mut response);

@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::{Principal, Timestamp};
+use super::{Principal, TaskId, TaskKey, Timestamp};
 
 /// The sender of one request. Its principal owns tasks; its claims are those of this request's credential alone, as one
 /// person may hold a wide and a narrow token.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Caller {
     pub principal: Principal,
     /// `None` if there is no credential, or one that says nothing beside its principal.
@@ -15,7 +15,7 @@ pub struct Caller {
 }
 
 /// What a credential says beside its principal.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Claims {
     /// Sorted, with the implied ones.
     pub scopes: BTreeSet<Arc<str>>,
@@ -31,6 +31,18 @@ impl Caller {
     #[must_use]
     pub const fn of(principal: Principal) -> Self {
         Self { principal, claims: None }
+    }
+
+    /// The key of a task that it owns, if it exists.
+    #[must_use]
+    pub fn task(&self, id: TaskId) -> TaskKey {
+        TaskKey { owner: self.principal.clone(), id }
+    }
+
+    /// Whether it came with a credential that can be withdrawn or end.
+    #[must_use]
+    pub fn has_credential(&self) -> bool {
+        self.claims.is_some() || self.principal.key_id().is_some()
     }
 
     #[must_use]

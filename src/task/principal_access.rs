@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use wildmatch::WildMatch;
 
-use super::Principal;
+use super::{Caller, Principal};
 
 /// One principal's upstreams and tools. `None` allows all.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -65,19 +65,19 @@ pub struct PrincipalAccessTable {
 
 impl PrincipalAccessTable {
     #[must_use]
-    pub fn has_upstream(&self, principal: &Principal, upstream: &str) -> bool {
-        self.own.get(principal).is_none_or(|own| own.has(upstream))
+    pub fn has_upstream(&self, caller: &Caller, upstream: &str) -> bool {
+        self.own.get(&caller.principal).is_none_or(|own| own.has(upstream))
     }
 
     #[must_use]
-    pub fn tools_of(&self, principal: &Principal) -> ToolAccess {
-        ToolAccess(self.own.get(principal).and_then(|own| own.tools.clone()))
+    pub fn tools_of(&self, caller: &Caller, _upstream: &str) -> ToolAccess {
+        ToolAccess(self.own.get(&caller.principal).and_then(|own| own.tools.clone()))
     }
 
-    /// Whether a principal may still use the upstream and tool of its task.
+    /// Whether a caller may use an upstream and its tool, for a call or for a task of it.
     #[must_use]
-    pub fn has_tool(&self, principal: &Principal, upstream: &str, tool: &str) -> bool {
-        self.has_upstream(principal, upstream) && self.tools_of(principal).has(tool)
+    pub fn has_tool(&self, caller: &Caller, upstream: &str, tool: &str) -> bool {
+        self.has_upstream(caller, upstream) && self.tools_of(caller, upstream).has(tool)
     }
 }
 
@@ -113,8 +113,9 @@ mod tests {
                 tools: tools.map(texts).map(|texts| Arc::new(ToolPatterns::new(texts))),
             };
             let table = PrincipalAccessTable { own: HashMap::from([(ada.clone(), access)]) };
+            let (ada, bob) = (Caller::of(ada.clone()), Caller::of(Principal::holding("bob")));
             assert_eq!(table.has_tool(&ada, upstream, tool), expected, "{upstreams:?} {tools:?} {upstream} {tool}");
-            assert!(table.has_tool(&Principal::holding("bob"), upstream, tool), "others");
+            assert!(table.has_tool(&bob, upstream, tool), "others");
         }
     }
 }

@@ -64,14 +64,19 @@ pub(crate) fn survey(tasks: usize) -> BoxFuture<'static, Act> {
 pub(crate) fn get(tasks: usize) -> BoxFuture<'static, Act> {
     Box::pin(async move {
         let (engine, key) = engine(tasks).await;
-        Box::pin(async move { assert_eq!(engine.get(&key).await.unwrap().key, key) }) as Act
+        Box::pin(async move { assert_eq!(engine.shown(&key).await.unwrap().key, key) }) as Act
     })
 }
 
 pub(crate) fn page(tasks: usize) -> BoxFuture<'static, Act> {
     Box::pin(async move {
         let (engine, key) = engine(tasks).await;
-        Box::pin(async move { assert_eq!(engine.list(&key.owner, None, 50).await.unwrap().tasks.len(), 50) }) as Act
+        Box::pin(async move {
+            assert_eq!(
+                engine.list(&taskgate::task::Caller::of(key.owner.clone()), None, 50).await.unwrap().tasks.len(),
+                50
+            )
+        }) as Act
     })
 }
 
@@ -83,7 +88,7 @@ fn inbound(method: Method, path: &str, query: Option<&str>) -> Inbound {
         headers: HeaderMap::new(),
         body: ::bytes::Bytes::new(),
         message: None,
-        principal: Principal::local(),
+        caller: taskgate::task::Caller::of(Principal::local()),
         client: None,
         accepted: AcceptedTypes::Both,
         forwarded: taskgate::upstream::ForwardedHeaders::default(),
@@ -167,7 +172,7 @@ pub(crate) fn lines(count: usize, bytes: usize) -> BoxFuture<'static, Act> {
                 endpoint: Arc::new(Short),
                 upstream: Arc::from("up"),
                 path: "/up/mcp".to_owned(),
-                principal: Principal::local(),
+                caller: taskgate::task::Caller::of(Principal::local()),
                 address: None,
                 limits: SharedLimits::default(),
                 message_bytes_max: 1 << 20,

@@ -135,7 +135,7 @@ impl Host {
             endpoint: Arc::<Script>::clone(&script),
             upstream: Arc::from("up"),
             path: "/mcp".to_owned(),
-            principal: Principal::local(),
+            caller: taskgate::task::Caller::of(Principal::local()),
             address: None,
             limits: SharedLimits::default(),
             message_bytes_max: BYTES_MAX,
@@ -163,7 +163,7 @@ impl Host {
     }
 
     async fn write_text(&self, text: &str) {
-        let spoken = ClientMessage { text: Bytes::copy_from_slice(text.as_bytes()), headers: HeaderMap::new() };
+        let spoken = ClientMessage { text: Bytes::copy_from_slice(text.as_bytes()), ..ClientMessage::default() };
         timeout(PATIENCE, self.to.as_ref().unwrap().send(spoken)).await.unwrap().unwrap();
     }
 

@@ -258,7 +258,7 @@ async fn f11_f12_f14_a_question_over_http_is_answered_in_the_next_process() {
         let second = Process::start(&store, &server, 2);
         let answers = BTreeMap::from([(InputKey(0), Answer::Result(Payload::of(&json!({ "action": "accept" }))))]);
         if is_early {
-            second.engine.answer(&key, answers).await.unwrap();
+            second.engine.answer(&taskgate::task::Caller::of(key.owner.clone()), key.id, answers).await.unwrap();
             second.recover().await;
         } else {
             second.recover().await;
@@ -266,7 +266,7 @@ async fn f11_f12_f14_a_question_over_http_is_answered_in_the_next_process() {
             let task = second.engine.held(&key).await.unwrap();
             let Phase::AwaitingInput(open) = &task.phase else { panic!("{:?}", task.phase) };
             assert_eq!(open.keys().collect::<Vec<_>>(), [&InputKey(0)]);
-            second.engine.answer(&key, answers).await.unwrap();
+            second.engine.answer(&taskgate::task::Caller::of(key.owner.clone()), key.id, answers).await.unwrap();
         }
         let task = second.sees(&key, Task::is_settled).await;
         assert_eq!(returned(&task), r#"{"content":[],"said":{"action":"accept"}}"#);

@@ -82,7 +82,7 @@ impl Runner {
             self.dialog.clients_mut().end(CallEnd::Misnamed).await;
             return Some(RunnerFlow::Stop);
         }
-        match self.engine.get(&row.task.key).await {
+        match self.engine.shown(&row.task.key).await {
             Ok(task) => {
                 tracing::info!(task = %LoggedTask(&task.key), principal = %LoggedPrincipal(&task.key.owner), "a repeated call found its task");
                 if self.spec.is_held_by_key() {
@@ -170,7 +170,7 @@ impl Runner {
         };
         let grace_end = self.dialog.grace_end().filter(|_| matches!(self.spec.plan, Plan::Grace(_)));
         loop {
-            let task = match engine.get(&key).await {
+            let task = match engine.shown(&key).await {
                 Ok(task) => task,
                 // It existed a moment ago, and has expired.
                 Err(error) => {

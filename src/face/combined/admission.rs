@@ -26,7 +26,7 @@ use crate::face::arrival::Arrival;
 use crate::face::headers;
 use crate::face::http::{AcceptedTypes, Endpoint as _, FaceResponse, Inbound, MessageChannel, ResponseBody, full_body};
 use crate::metric;
-use crate::task::{Executed, GatewayFault, Principal, Reason, TaskId, TaskKey};
+use crate::task::{Caller, Executed, GatewayFault, Reason, TaskId};
 use crate::upstream::ForwardedHeaders;
 use crate::wire::envelope::{self, Request};
 use crate::wire::framing::{BodyPart, MessageClassifier};
@@ -72,7 +72,7 @@ pub(super) struct ServerVoice {
     pub(super) upstreams: Arc<CombinedUpstreams>,
     pub(super) at: usize,
     pub(super) request: AnswerScope,
-    pub(super) session: Option<(Arc<CombinedSession>, Principal)>,
+    pub(super) session: Option<(Arc<CombinedSession>, Caller)>,
     /// The request's progress token, which the upstream may use on other streams, too.
     pub(super) given: Option<GivenToken>,
 }
@@ -93,8 +93,8 @@ impl GivenRequests for ServerVoice {
             AnswerScope::Resumed(mark) => mark.names_token(token),
         };
         is_of_stream
-            || self.session.as_ref().is_some_and(|(session, owner)| {
-                session.is_given(self.upstream(), token) || self.is_of_running_task(owner, params)
+            || self.session.as_ref().is_some_and(|(session, caller)| {
+                session.is_given(self.upstream(), token) || self.is_of_running_task(caller, params)
             })
     }
 
@@ -121,10 +121,10 @@ impl ServerVoice {
 
     /// Whether progress is for a running task of the gateway: its token outlives its call. No server knows such task
     /// ids.
-    fn is_of_running_task(&self, owner: &Principal, params: &Object) -> bool {
+    fn is_of_running_task(&self, caller: &Caller, params: &Object) -> bool {
         let related = params.get_object(META).and_then(|meta| meta.get_object(RELATED_TASK));
         let id = related.and_then(|related| TaskId::parse(&related.get_string("taskId")?));
-        id.is_some_and(|id| self.upstreams.common().engine.is_running(&TaskKey { owner: owner.clone(), id }))
+        id.is_some_and(|id| self.upstreams.common().engine.is_running(&caller.task(id)))
     }
 
     pub(super) fn admit(&self, text: MessageText) -> Option<MessageText> {
@@ -156,7 +156,7 @@ impl ServerVoice {
     fn refuse(&self, id: &RequestId) {
         let upstream = self.upstream();
         metric::count_dropped(upstream, "long_id");
-        let Some((session, principal)) = &self.session else { return };
+        let Some((session, caller)) = &self.session else { return };
         let Some(opened) = session.open_member(upstream) else { return };
         let Ok(permit) = Arc::clone(&self.upstreams.refusals).try_acquire_owned() else { return };
         let what = format!(
@@ -165,7 +165,7 @@ impl ServerVoice {
             request_id_bytes_max(upstream)
         );
         let error = envelope::error(Some(id), &RpcError::new(rpc_error::INVALID_REQUEST, what));
-        let inbound = self.upstreams.gateways_message(principal.clone(), opened, Method::POST, error);
+        let inbound = self.upstreams.gateways_message(caller.clone(), opened, Method::POST, error);
         let (upstreams, at) = (Arc::clone(&self.upstreams), self.at);
         let refusing = async move {
             let _permit = permit;
@@ -210,7 +210,7 @@ impl ServerVoice {
 impl CombinedUpstreams {
     pub(super) fn gateways_message(
         &self,
-        principal: Principal,
+        caller: Caller,
         session: HeaderValue,
         method: Method,
         body: Bytes,
@@ -222,7 +222,7 @@ impl CombinedUpstreams {
             headers: HeaderMap::from_iter([(headers::SESSION_ID, session)]),
             body,
             message: None,
-            principal,
+            caller,
             client: None,
             accepted: AcceptedTypes::Both,
             forwarded: ForwardedHeaders::default(),

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use crate::task::Principal;
+use crate::task::{Caller, Principal};
 
 /// The limit for all principals. Above it, the principal with most sessions loses its least recently used one.
 const REMEMBERED_MAX: usize = 20_000;
@@ -38,7 +38,7 @@ struct KnownSession<S> {
 
 #[derive(Clone, Debug)]
 pub(super) struct SessionOwner {
-    pub(super) principal: Principal,
+    pub(super) caller: Caller,
     /// The principal that the session counts for: anonymous clients are distinguished by address.
     pub(super) counted_as: Principal,
 }
@@ -46,7 +46,7 @@ pub(super) struct SessionOwner {
 #[derive(Debug)]
 pub(super) struct ForgottenSession<S> {
     pub(super) session: Arc<S>,
-    pub(super) principal: Principal,
+    pub(super) caller: Caller,
 }
 
 impl<S: Default> Default for KnownSessions<S> {
@@ -113,7 +113,7 @@ impl<S: Default> SessionIndex<S> {
             owners.into_iter().find_map(idle)
         })?;
         let KnownSession { session, owner, .. } = self.remove(nonce)?;
-        Some(ForgottenSession { session, principal: owner.principal })
+        Some(ForgottenSession { session, caller: owner.caller })
     }
 
     fn remove(&mut self, nonce: u128) -> Option<KnownSession<S>> {
@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     fn owner(name: &str) -> SessionOwner {
-        SessionOwner { principal: Principal::new(name), counted_as: Principal::new(name) }
+        SessionOwner { caller: Caller::of(Principal::new(name)), counted_as: Principal::new(name) }
     }
 
     #[test]
@@ -148,7 +148,7 @@ mod tests {
             forgotten.extend(remember(nonce, "key:mallory").1);
         }
         assert_eq!(forgotten.len(), 92);
-        assert!(forgotten.iter().all(|session| session.principal == Principal::new("key:mallory")));
+        assert!(forgotten.iter().all(|session| session.caller.principal == Principal::new("key:mallory")));
         assert!(!forgotten.iter().any(|session| Arc::ptr_eq(&session.session, &busy)));
         assert!(remember(1, "key:ada").1.is_none(), "hers is still there");
         assert!(Arc::ptr_eq(&remember(2, "key:mallory").0, &busy));

@@ -224,7 +224,7 @@ impl CombinedUpstreams {
         let is_wanted = |(_, part): &(usize, SubscriptionFilter)| part.concern_the_upstream() || part.tasks.is_some();
         let tasks = SubscriptionFilter { tasks: requested.tasks, ..SubscriptionFilter::default() };
         let parts = parts.into_iter().enumerate().chain([(self.any_open(client), tasks)]);
-        parts.filter(|(at, _)| self.is_for(*at, client.principal())).filter(is_wanted).collect()
+        parts.filter(|(at, _)| self.is_for(*at, client.caller())).filter(is_wanted).collect()
     }
 }
 

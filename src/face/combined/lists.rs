@@ -18,7 +18,7 @@ use crate::answer_budget::as_one_request;
 use crate::dialect::RequestError;
 use crate::dialect::fallback_tools::FallbackTool;
 use crate::face::catalog::{BYTES_MAX, MISS_AFTER, PAGES_MAX, TOOLS_MAX, no_such_cursor};
-use crate::task::Principal;
+use crate::task::Caller;
 use crate::wire::object::ObjectWriter;
 use crate::wire::{ListPages, Object, PagedList, Payload};
 
@@ -55,7 +55,7 @@ pub(super) struct GatheredList {
     refusal: Option<MemberRefusal>,
 }
 
-pub(super) struct ListOwners(moka::sync::Cache<(Principal, MergedList), Arc<KnownOwners>>);
+pub(super) struct ListOwners(moka::sync::Cache<(Caller, MergedList), Arc<KnownOwners>>);
 
 struct KnownOwners {
     owners: HashMap<Arc<str>, ItemOwner>,
@@ -64,7 +64,7 @@ struct KnownOwners {
 
 impl ListOwners {
     pub(super) fn new() -> Self {
-        let weigh = |_: &(Principal, MergedList), known: &Arc<KnownOwners>| {
+        let weigh = |_: &(Caller, MergedList), known: &Arc<KnownOwners>| {
             u32::try_from(known.owners.len()).unwrap_or(u32::MAX).saturating_add(1)
         };
         Self(moka::sync::Cache::builder().max_capacity(NAMES_MAX).weigher(weigh).time_to_idle(KEPT_FOR).build())
@@ -113,7 +113,7 @@ impl CombinedUpstreams {
     fn read_cursor(&self, client: &EndpointClient, cursor: &Payload) -> Option<(usize, usize)> {
         let text: String = cursor.read().ok()?;
         let (upstream, index) = text.split_once(':')?;
-        Some((self.position(upstream, client.principal())?, index.parse().ok()?))
+        Some((self.position(upstream, client.caller())?, index.parse().ok()?))
     }
 
     /// Looks in the last list, then in a new one.
@@ -142,7 +142,7 @@ impl CombinedUpstreams {
     }
 
     async fn known_owners(self: &Arc<Self>, client: &EndpointClient, list: MergedList) -> Arc<KnownOwners> {
-        let key = (client.principal().clone(), list);
+        let key = (client.caller().clone(), list);
         if let Some(known) = self.owners.0.get(&key) {
             return known;
         }
@@ -155,7 +155,7 @@ impl CombinedUpstreams {
 
     /// An unavailable upstream contributes nothing.
     async fn gather(self: &Arc<Self>, client: &EndpointClient, list: MergedList) -> GatheredList {
-        let asked = self.members_for(client.principal());
+        let asked = self.members_for(client.caller());
         let asked = asked.map(|at| async move { (at, self.items_of(client, list, at).await) });
         let mut lists = Vec::with_capacity(self.members.len());
         let mut gathered = GatheredList::default();
@@ -174,7 +174,7 @@ impl CombinedUpstreams {
         self.put_together(list, &lists, &mut gathered);
         let owners = gathered.owners.clone();
         let known = KnownOwners { owners, fetched_at: Instant::now() };
-        self.owners.0.insert((client.principal().clone(), list), Arc::new(known));
+        self.owners.0.insert((client.caller().clone(), list), Arc::new(known));
         gathered
     }
 

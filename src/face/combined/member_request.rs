@@ -15,7 +15,7 @@ use crate::face::headers;
 use crate::face::http::{AcceptedTypes, Endpoint as _, FaceResponse, Inbound};
 use crate::face::idempotency_key;
 use crate::face::sealed::SessionToken;
-use crate::task::Principal;
+use crate::task::{Caller, Principal};
 use crate::upstream::ForwardedHeaders;
 use crate::upstream::header_annotations;
 use crate::wire::envelope::{self, Params, Request};
@@ -44,8 +44,12 @@ impl EndpointClient {
         Self { head: head_of(inbound), session, token, metadata: Payload::empty_object() }
     }
 
+    pub(super) const fn caller(&self) -> &Caller {
+        &self.head.caller
+    }
+
     pub(super) const fn principal(&self) -> &Principal {
-        &self.head.principal
+        &self.head.caller.principal
     }
 
     /// Whether a request is a call with an idempotency key.
@@ -69,7 +73,7 @@ impl EndpointClient {
     }
 
     pub(super) fn voice(&self, upstreams: &Arc<CombinedUpstreams>, at: usize, request: AnswerScope) -> ServerVoice {
-        let session = self.session.as_ref().map(|session| (Arc::clone(session), self.head.principal.clone()));
+        let session = self.session.as_ref().map(|session| (Arc::clone(session), self.head.caller.clone()));
         ServerVoice { upstreams: Arc::clone(upstreams), at, request, session, given: None }
     }
 

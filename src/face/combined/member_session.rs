@@ -264,7 +264,7 @@ impl CombinedUpstreams {
             upstream: Arc::clone(&self.settings.upstreams[at]),
             endpoint: Arc::clone(&member.endpoint),
             inbound,
-            limits: self.read_limits(at, &client.head.principal),
+            limits: self.read_limits(at, &client.head.caller.principal),
         };
         let (shared, session) = (Arc::clone(self), Arc::clone(session));
         let (upstream, endpoint) = (Arc::clone(&handshake.upstream), Arc::clone(&handshake.endpoint));

@@ -133,7 +133,7 @@ pub(super) async fn open(
     let last = match inbound.headers.get(headers::LAST_EVENT_ID).map(|last| last.to_str().ok()) {
         Some(last) => {
             let read = last.and_then(MarkedEvent::read);
-            match read.and_then(|(upstream, place)| Some((upstreams.position(upstream, &inbound.principal)?, place))) {
+            match read.and_then(|(upstream, place)| Some((upstreams.position(upstream, &inbound.caller)?, place))) {
                 Some(last) => Some(last),
                 // Not 404, which means that the session has ended.
                 None => return bare(StatusCode::BAD_REQUEST),
@@ -251,7 +251,7 @@ impl MergedStream {
     /// Also notifies the client if a missing upstream has become available.
     fn read_all_open(&mut self) {
         for (upstream, _) in self.session.open_members() {
-            if let Some(at) = self.upstreams.position(&upstream, self.client.principal()) {
+            if let Some(at) = self.upstreams.position(&upstream, self.client.caller()) {
                 self.read(at, None, Duration::ZERO, PAUSE_MIN);
             }
         }
@@ -324,7 +324,7 @@ impl MergedStream {
         let (upstreams, client, session) =
             (Arc::clone(&self.upstreams), self.client.clone(), Arc::clone(&self.session));
         let retrying = async move {
-            for at in refused.iter().filter_map(|upstream| upstreams.position(upstream, client.principal())) {
+            for at in refused.iter().filter_map(|upstream| upstreams.position(upstream, client.caller())) {
                 let _ = client.opened(&upstreams, &session, at).await;
             }
             MemberNews::Retried

@@ -14,7 +14,7 @@ use crate::face::answer::Addressee;
 use crate::face::fallback::{self, FallbackCall, TaskAsker};
 use crate::face::http::FaceResponse;
 use crate::face::served::Served;
-use crate::task::{Principal, TaskId, TaskKey};
+use crate::task::{Caller, TaskId};
 use crate::wire::envelope::Request;
 use crate::wire::{Object, Payload, method};
 
@@ -102,7 +102,7 @@ impl CombinedUpstreams {
     /// Answers a call of a gateway tool without any upstream.
     pub(super) async fn own_tool(
         &self,
-        principal: &Principal,
+        caller: &Caller,
         tool: FallbackTool,
         request: &Request,
         words: FallbackTools,
@@ -110,13 +110,13 @@ impl CombinedUpstreams {
     ) -> FaceResponse {
         let Served { engine, settings, .. } = self.common();
         let call = FallbackCall { tool, request, life_signs: settings.life_signs };
-        let asker = TaskAsker { owner: principal, misses: &self.misses };
+        let asker = TaskAsker { caller, misses: &self.misses };
         fallback::answer(engine, asker, call, words, addressee.clone()).await
     }
 
     fn may_call(&self, client: &EndpointClient, at: usize, tool: &str) -> bool {
         let upstream = &self.settings.upstreams[at];
-        self.common().engine.access().has_tool(client.principal(), upstream, tool)
+        self.common().engine.access().has_tool(client.caller(), upstream, tool)
     }
 
     async fn owner_of_name(
@@ -125,9 +125,8 @@ impl CombinedUpstreams {
         list: MergedList,
         name: &str,
     ) -> Option<(usize, Arc<str>)> {
-        let principal = client.principal();
         if let Some((at, own)) = split(&self.settings.upstreams, name) {
-            return self.is_for(at, principal).then(|| (at, Arc::from(own)));
+            return self.is_for(at, client.caller()).then(|| (at, Arc::from(own)));
         }
         match self.settings.prefix {
             PrefixPolicy::Always => None,
@@ -145,7 +144,7 @@ impl CombinedUpstreams {
         }
         let has_resources =
             |at: &usize| self.members[*at].summary.read().as_ref().is_none_or(|summary| summary.has("resources"));
-        match self.members_for(client.principal()).filter(has_resources).collect::<Vec<_>>() {
+        match self.members_for(client.caller()).filter(has_resources).collect::<Vec<_>>() {
             none if none.is_empty() => RequestTarget::Member(self.any_open(client), None),
             some => RequestTarget::Unlisted(some),
         }
@@ -182,10 +181,9 @@ impl CombinedUpstreams {
     async fn of_task(&self, client: &EndpointClient, params: Option<&Object>) -> usize {
         let id = params.and_then(|params| params.get_str("taskId")).and_then(|text| TaskId::parse(&text));
         let Some(id) = id else { return self.any_open(client) };
-        let key = TaskKey { owner: client.principal().clone(), id };
-        match self.common().engine.get(&key).await {
+        match self.common().engine.get(client.caller(), id).await {
             Ok(task) => {
-                let at = self.position(&task.origin.upstream, client.principal());
+                let at = self.position(&task.origin.upstream, client.caller());
                 at.unwrap_or_else(|| self.any_open(client))
             }
             Err(_) => self.any_open(client),
@@ -194,9 +192,9 @@ impl CombinedUpstreams {
 
     /// An upstream where the client has a session, so that none need be opened; else the first that it may use.
     pub(super) fn any_open(&self, client: &EndpointClient) -> usize {
-        let principal = client.principal();
+        let caller = client.caller();
         let open = client.session.iter().flat_map(|session| session.open_members());
-        let mut open = open.filter_map(|(upstream, _)| self.position(&upstream, principal));
-        open.next().or_else(|| self.members_for(principal).next()).unwrap_or(0)
+        let mut open = open.filter_map(|(upstream, _)| self.position(&upstream, caller));
+        open.next().or_else(|| self.members_for(caller).next()).unwrap_or(0)
     }
 }

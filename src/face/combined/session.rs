@@ -61,14 +61,14 @@ impl CombinedUpstreams {
 
     /// Closes the upstream sessions of a session that made room.
     fn known_session(self: &Arc<Self>, nonce: u128, inbound: &Inbound) -> Arc<CombinedSession> {
-        let owner = || SessionOwner { principal: inbound.principal.clone(), counted_as: inbound.counted_as() };
+        let owner = || SessionOwner { caller: inbound.caller.clone(), counted_as: inbound.counted_as() };
         let (session, forgotten) = self.sessions.known.get_or_default(nonce, owner);
-        if let Some(ForgottenSession { session, principal }) = forgotten {
+        if let Some(ForgottenSession { session, caller }) = forgotten {
             let (shared, scope) = (Arc::clone(self), &self.common().scope);
             let closing = async move {
                 for (upstream, id) in session.open_members() {
-                    let Some(at) = shared.position(&upstream, &principal) else { continue };
-                    let inbound = shared.gateways_message(principal.clone(), id, Method::DELETE, Bytes::new());
+                    let Some(at) = shared.position(&upstream, &caller) else { continue };
+                    let inbound = shared.gateways_message(caller.clone(), id, Method::DELETE, Bytes::new());
                     shared.members[at].endpoint.serve(inbound).await;
                 }
             };
@@ -167,7 +167,7 @@ impl CombinedUpstreams {
             }
             RequestTarget::Unlisted(some) => self.first_that_knows(&client, &some, &request, addressee).await?,
             RequestTarget::OwnTool(tool) => {
-                self.own_tool(client.principal(), tool, &request, FallbackTools::for_session(0), addressee).await
+                self.own_tool(client.caller(), tool, &request, FallbackTools::for_session(0), addressee).await
             }
         }))
     }
@@ -212,7 +212,7 @@ impl CombinedUpstreams {
         let Some(session) = &client.session else { return Err(MemberRefusal::late()) };
         session.set_level(params.payload());
         let open = session.open_members();
-        let open = open.iter().filter_map(|(upstream, _)| self.position(upstream, client.principal()));
+        let open = open.iter().filter_map(|(upstream, _)| self.position(upstream, client.caller()));
         let sent = open.map(|at| client.ask(self, at, method::SET_LEVEL, params.payload().clone()));
         let sent = join_all(sent).await;
         let refusal = sent.into_iter().filter_map(Result::err).find(|refusal| refusal.is_about_params());
@@ -249,9 +249,9 @@ impl CombinedUpstreams {
         if let Some((upstream, id)) = response.id.as_ref().and_then(messages::unmarked)
             && self.members[0].endpoint.is_asked_by_a_task(&id)
         {
-            let Some(at) = self.position(&upstream, client.principal()) else { return accepted() };
+            let Some(at) = self.position(&upstream, client.caller()) else { return accepted() };
             let response = Response { id: Some(id), ..response.clone() };
-            return self.members[at].endpoint.take_answer(client.principal(), response).await;
+            return self.members[at].endpoint.take_answer(client.caller(), response).await;
         }
         let marked = messages::answer(response);
         let (only, text) = match &marked {
@@ -270,11 +270,10 @@ impl CombinedUpstreams {
     ) -> FaceResponse {
         let open = session.open_members();
         let open = open.iter().filter(|(upstream, _)| only.is_none_or(|only| **upstream == *only));
-        let telling =
-            open.filter_map(|(upstream, _)| self.position(upstream, client.principal())).map(|at| async move {
-                let inbound = client.inbound(self, at, (text.clone(), None)).await.ok()?;
-                Some(served(Some(session), self, at, inbound).await)
-            });
+        let telling = open.filter_map(|(upstream, _)| self.position(upstream, client.caller())).map(|at| async move {
+            let inbound = client.inbound(self, at, (text.clone(), None)).await.ok()?;
+            Some(served(Some(session), self, at, inbound).await)
+        });
         let mut answers: Vec<_> = join_all(telling).await.into_iter().flatten().collect();
         match answers.len() {
             // A 404 concerns the server's session, not the endpoint's.
@@ -292,7 +291,7 @@ impl CombinedUpstreams {
         };
         let token = SessionToken {
             upstream: self.settings.path.to_string(),
-            principal: inbound.principal.clone(),
+            principal: inbound.caller.principal.clone(),
             nonce: (self.common().random)(),
             client_version: introduction.version,
             upstream_version: introduction.version,
@@ -322,7 +321,7 @@ impl CombinedUpstreams {
             server_info: &own_identity(),
         };
         let result = initialize_result(description, introduction.version);
-        let offer = session::tasks::offer(introduction.version, &inbound.principal, Drafts::default());
+        let offer = session::tasks::offer(introduction.version, &inbound.caller.principal, Drafts::default());
         let Some(result) = Object::of(&result).map(|result| introduction_result(&result, introduction.version, offer))
         else {
             return bare(StatusCode::INTERNAL_SERVER_ERROR);
@@ -351,7 +350,7 @@ impl CombinedUpstreams {
         self: &Arc<Self>,
         client: &EndpointClient,
     ) -> Result<Vec<(Arc<str>, Arc<ServerSummary>)>, MemberRefusal> {
-        let asking = self.members_for(client.principal()).map(|at| async move {
+        let asking = self.members_for(client.caller()).map(|at| async move {
             if let Some(known) = self.members[at].summary.read().clone() {
                 return (at, Ok(known));
             }
@@ -417,7 +416,7 @@ impl CombinedUpstreams {
         let ending = session.open_members().into_iter().filter_map(|(upstream, id)| {
             let mut inbound = Inbound { is_counted: true, ..inbound.clone() };
             inbound.headers.insert(headers::SESSION_ID, id);
-            Some(self.members[self.position(&upstream, &inbound.principal)?].endpoint.serve(inbound))
+            Some(self.members[self.position(&upstream, &inbound.caller)?].endpoint.serve(inbound))
         });
         join_all(ending).await;
         self.sessions.known.remove(token.nonce);

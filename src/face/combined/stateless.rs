@@ -80,7 +80,7 @@ impl CombinedUpstreams {
             }
             RequestTarget::OwnTool(tool) => {
                 let words = FallbackTools::for_stateless(0, own_identity());
-                Ok(self.own_tool(client.principal(), tool, &request, words, addressee).await)
+                Ok(self.own_tool(client.caller(), tool, &request, words, addressee).await)
             }
             RequestTarget::Unlisted(some) => self.first_that_knows(&client, &some, &request, addressee).await,
         }

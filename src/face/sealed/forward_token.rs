@@ -1,15 +1,16 @@
-//! Encodes the token of a forwarded request: its principal, and a digest of the request.
+//! Encodes the token of a forwarded request: its caller, and a digest of the request.
 
 use std::net::{IpAddr, Ipv6Addr};
+use std::sync::Arc;
 
 use http::{HeaderMap, Method};
 
-use super::gateway_id::put;
+use super::gateway_id::{TokenReader, put};
 use super::{GatewayId, IdKind, OpenedId, Sealer};
 use crate::face::headers;
 use crate::replica::Incarnation;
 use crate::task::digest::{Digest, digest};
-use crate::task::{Principal, Timestamp};
+use crate::task::{Caller, Claims, Principal, Timestamp};
 
 const NO_ADDRESS: u8 = 0;
 const IPV4: u8 = 4;
@@ -24,12 +25,12 @@ pub struct ForwardToken {
     pub issued_at: Timestamp,
     /// [`digest_of_request`].
     pub request: Digest,
-    pub principal: Principal,
+    pub caller: Caller,
     pub client: Option<IpAddr>,
 }
 
 impl Sealer {
-    /// `None` if the principal is too long.
+    /// `None` if the caller has too many or too long names.
     #[must_use]
     pub fn seal_forward(&self, token: &ForwardToken) -> Option<String> {
         let random = (u128::from(token.sender.0) << 64) | u128::from(token.number);
@@ -53,7 +54,10 @@ impl ForwardToken {
         out.extend_from_slice(&address.octets());
         out.extend_from_slice(&self.issued_at.as_millis().to_be_bytes());
         out.extend_from_slice(&self.request.0);
-        put(&mut out, self.principal.as_str().as_bytes());
+        put(&mut out, self.caller.principal.as_str().as_bytes());
+        if let Some(claims) = &self.caller.claims {
+            put_claims(&mut out, claims);
+        }
         out
     }
 
@@ -73,10 +77,40 @@ impl ForwardToken {
             client,
             issued_at: Timestamp::from_millis(u64::from_be_bytes(rest.take()?)),
             request: Digest(rest.take()?),
-            principal: Principal::new(&rest.text()?),
+            caller: Caller {
+                principal: Principal::new(&rest.text()?),
+                claims: if rest.is_empty() { None } else { Some(Arc::new(read_claims(&mut rest)?)) },
+            },
         };
         rest.is_empty().then_some(token)
     }
+}
+
+fn put_claims(out: &mut Vec<u8>, Claims { scopes, groups, issuer, until }: &Claims) {
+    out.extend_from_slice(&until.map_or(0, Timestamp::as_millis).to_be_bytes());
+    let issuer = issuer.as_slice();
+    for names in
+        [&mut issuer.iter() as &mut dyn ExactSizeIterator<Item = &Arc<str>>, &mut scopes.iter(), &mut groups.iter()]
+    {
+        let count = u32::try_from(names.len()).expect("a credential has far fewer names");
+        out.extend_from_slice(&count.to_be_bytes());
+        names.for_each(|name| put(out, name.as_bytes()));
+    }
+}
+
+fn read_claims(rest: &mut TokenReader<'_>) -> Option<Claims> {
+    let until = u64::from_be_bytes(rest.take()?);
+    let mut names = || -> Option<Vec<Arc<str>>> {
+        let count = u32::from_be_bytes(rest.take()?);
+        (0..count).map(|_| rest.text().map(Arc::from)).collect()
+    };
+    let (issuer, scopes, groups) = (names()?, names()?, names()?);
+    Some(Claims {
+        until: (until != 0).then(|| Timestamp::from_millis(until)),
+        issuer: issuer.into_iter().next(),
+        scopes: scopes.into_iter().collect(),
+        groups: groups.into_iter().collect(),
+    })
 }
 
 /// Identifies a request by method, path, query and session id.

@@ -59,7 +59,7 @@ impl IdKind {
             Self::Session => 2 << 10,
             Self::RequestState => 64 << 10,
             Self::Cursor | Self::TaskQuestion | Self::Question | Self::SseStream | Self::EventStream => 256,
-            Self::Forward => 1 << 10,
+            Self::Forward => 8 << 10,
         }
     }
 

@@ -1,6 +1,7 @@
 //! The guarantees of a sealed id, over random contents and random damage.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -11,7 +12,7 @@ use super::salted_keys::SALT_LEN;
 use super::*;
 use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
 use crate::replica::Incarnation;
-use crate::task::{Digest, Principal, Timestamp};
+use crate::task::{Caller, Claims, Digest, Principal, Timestamp};
 use crate::wire::{Payload, ProtocolVersion, ScanLimits};
 
 fn sealer(keys: &[u8]) -> Sealer {
@@ -205,10 +206,22 @@ fn an_id_is_found_behind_the_prefix_of_its_process_and_the_mark_of_an_endpoint()
 }
 
 prop_compose! {
+    fn claims()(
+        names in prop::array::uniform2(prop::collection::btree_set("[a-z:]{1,8}", 0..5)),
+        issuer in prop::option::of("[a-z:/.]{1,30}"),
+        until in prop::option::of(1..u64::MAX),
+    ) -> Claims {
+        let [scopes, groups] = names.map(|names| names.into_iter().map(Arc::from).collect());
+        Claims { scopes, groups, issuer: issuer.map(Arc::from), until: until.map(Timestamp::from_millis) }
+    }
+}
+
+prop_compose! {
     fn forwarded()(
         numbers: [u64; 4],
         request: [u8; 32],
         principal in ".{0,80}",
+        claims in prop::option::of(claims()),
         client in prop::option::of(any::<IpAddr>()),
     ) -> ForwardToken {
         let [target, sender, number, issued_at] = numbers;
@@ -218,7 +231,7 @@ prop_compose! {
             number,
             issued_at: Timestamp::from_millis(issued_at),
             request: Digest(request),
-            principal: Principal::new(&principal),
+            caller: Caller { principal: Principal::new(&principal), claims: claims.map(Arc::new) },
             client,
         }
     }
@@ -240,7 +253,7 @@ proptest! {
         for odd in [&payload[..cut.index(payload.len())], &[payload, b"x"].concat()] {
             prop_assert_eq!(sealer.open_forward(&sealer.seal(&opened.id, None, odd).unwrap()), None);
         }
-        prop_assert_eq!(sealer.open_session(&token.principal, &sealed), None);
+        prop_assert_eq!(sealer.open_session(&token.caller.principal, &sealed), None);
         let as_session = GatewayId { kind: IdKind::Session, ..opened.id.clone() };
         prop_assert_eq!(sealer.open_forward(&sealer.seal(&as_session, None, payload).unwrap()), None);
         let mut bytes = URL_SAFE_NO_PAD.decode(&sealed).unwrap();
@@ -259,13 +272,13 @@ fn a_forwarded_request_opens_with_every_key_of_the_ring() {
         number: 3,
         issued_at: Timestamp::from_millis(4),
         request: Digest([5; 32]),
-        principal: Principal::local(),
+        caller: Caller::of(Principal::local()),
         client: None,
     };
     let sealed = sealer(&[1]).seal_forward(&token).unwrap();
     assert_eq!(sealer(&[2, 1]).open_forward(&sealed), Some(token.clone()));
     assert_eq!(sealer(&[2]).open_forward(&sealed), None);
-    let long = ForwardToken { principal: Principal::new(&"p".repeat(1_000)), ..token };
+    let long = ForwardToken { caller: Caller::of(Principal::new(&"p".repeat(10_000))), ..token };
     assert_eq!(sealer(&[1]).seal_forward(&long), None, "what would never open is not sealed");
 }
 

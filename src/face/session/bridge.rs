@@ -51,7 +51,7 @@ pub(super) async fn post(
         return refuse(&addressee, &complaint);
     }
     if let Message::Request(request) = &message
-        && let Some(answering) = bridge_stream::subscription(shared, &session, request, &inbound.principal)
+        && let Some(answering) = bridge_stream::subscription(shared, &session, request, &inbound.caller.principal)
     {
         return match answering.await {
             Ok(result) => addressee.result(result),

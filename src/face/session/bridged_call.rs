@@ -35,7 +35,7 @@ use crate::face::reachable_tools::ReachableTools;
 use crate::face::rewrite::{self, TaskSupportLookup};
 use crate::face::served::Served;
 use crate::metric;
-use crate::task::{ClientKind, Failure, HandleSupport, Idempotency, Outcome, Plan, Principal, Reason, Task};
+use crate::task::{Caller, ClientKind, Failure, HandleSupport, Idempotency, Outcome, Plan, Principal, Reason, Task};
 use crate::upstream::{CallContext, ForwardedHeaders, Upstream, UpstreamTaskMode};
 use crate::wire::envelope::{Params, Request};
 use crate::wire::framing::BodyPart;
@@ -47,7 +47,7 @@ pub(super) use ask_client::BridgedQuestions;
 use ask_client::BridgedRoundOutcome;
 
 pub(super) struct BridgedCaller {
-    pub(super) principal: Principal,
+    pub(super) caller: Caller,
     pub(super) accepted: AcceptedTypes,
     pub(super) arrived: Instant,
     key_header: HeaderMap,
@@ -56,7 +56,7 @@ pub(super) struct BridgedCaller {
 impl BridgedCaller {
     pub(super) fn of(inbound: &Inbound) -> Self {
         Self {
-            principal: inbound.principal.clone(),
+            caller: inbound.caller.clone(),
             accepted: inbound.accepted,
             arrived: inbound.received_at,
             key_header: idempotency_key::header_alone(&inbound.headers),
@@ -143,6 +143,7 @@ pub(super) fn begin_on(
         method: request.method.clone(),
         uri: params.filter(|_| request.method == method::RESOURCES_READ).and_then(|params| params.get_string("uri")),
         nonce: session.token.nonce,
+        caller: caller.caller.clone(),
         version,
         notices: CallNotices {
             progress: token.map(MonotonicProgress::new),
@@ -159,7 +160,7 @@ pub(super) fn begin_on(
         fallback: shared
             .fallback_for(session)
             .map(|fallback| fallback.listing(params.and_then(|params| params.get("cursor")))),
-        tools: shared.reachable_tools(session, &caller.principal),
+        tools: shared.reachable_tools(session, &caller.caller),
         plan: Plan::Direct,
         is_named: idempotency.is_some(),
         era: route.era,
@@ -187,7 +188,7 @@ fn checked(
 ) -> Result<Option<Idempotency>, RequestError> {
     let Some((tool, params)) = call else { return Ok(None) };
     argument_limits::check(&shared.served.settings.rules, tool, params)?;
-    let names = session.idempotency_scope(&caller.principal);
+    let names = session.idempotency_scope(&caller.caller.principal);
     idempotency_key::read(&caller.key_header, params, names, shared.served.channel.name(), tool)
 }
 
@@ -197,6 +198,7 @@ pub(super) struct BridgedCall {
     method: String,
     uri: Option<String>,
     pub(super) nonce: u128,
+    caller: Caller,
     pub(super) version: ProtocolVersion,
     notices: CallNotices,
     writer: ReplayWriter,
@@ -231,7 +233,7 @@ impl BridgedCall {
     ) -> CallSpec {
         let served = &self.shared.served;
         let maker = CallMaker {
-            principal: caller.principal,
+            principal: caller.caller.principal,
             kind: ClientKind::Session,
             capabilities: client.capabilities(),
             questions: Arc::clone(&self.questions),
@@ -332,7 +334,7 @@ impl BridgedCall {
     /// The response to a call that continues as a task, for a client without tasks.
     fn word_of(&self, task: &Arc<Task>) -> CallResult {
         if CoreTasks::are_offered_in(self.version) && !task.is_settled() {
-            self.shared.speak_of(task, self.nonce);
+            self.shared.speak_of(&self.caller, task, self.nonce);
         }
         self.shared.fallback_texts().pieces(TaskReply::Created(task))
     }

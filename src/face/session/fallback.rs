@@ -108,10 +108,10 @@ pub(super) async fn post(
     request: Request,
     inbound: &Inbound,
 ) -> Result<FaceResponse, Request> {
-    shared.learn_names(session, &inbound.principal).await;
+    shared.learn_names(session, &inbound.caller.principal).await;
     let Some(tool) = called(shared, session, &request) else { return Err(request) };
     let addressee = addressee(Some(&request.id), inbound.accepted);
-    let asker = TaskAsker { owner: &inbound.principal, misses: shared.tasks.misses() };
+    let asker = TaskAsker { caller: &inbound.caller, misses: shared.tasks.misses() };
     let call = FallbackCall { tool, request: &request, life_signs: shared.served.settings.life_signs };
     Ok(answer(&shared.served.engine, asker, call, shared.fallback_texts(), addressee).await)
 }

@@ -47,7 +47,7 @@ pub(super) async fn open(shared: &Arc<SessionFaceState>, inbound: &Inbound, requ
     };
     let token = SessionToken {
         upstream: shared.served.channel.name().to_string(),
-        principal: inbound.principal.clone(),
+        principal: inbound.caller.principal.clone(),
         nonce: inbound.endpoint_session.unwrap_or_else(shared.served.random),
         client_version: introduction.version,
         upstream_version: opened.version,
@@ -90,9 +90,9 @@ async fn open_either(
     request: &Request,
     introduction: &ClientInitialize,
 ) -> Result<InitializedSession, RpcError> {
-    let tasks = super::tasks::offer(introduction.version, &inbound.principal, shared.served.settings.drafts);
+    let tasks = super::tasks::offer(introduction.version, &inbound.caller.principal, shared.served.settings.drafts);
     let bridged = async || {
-        let result = introduce(shared, (&inbound.principal, &inbound.forwarded), introduction).await?;
+        let result = introduce(shared, (&inbound.caller.principal, &inbound.forwarded), introduction).await?;
         let result = rewrite::introduction_result(&result, introduction.version, tasks.clone());
         let (binding, tasks) = (SessionBinding::default(), UpstreamTaskSupport::default());
         Ok(InitializedSession { binding, version: ProtocolVersion::STATELESS, result, tasks })
@@ -101,7 +101,7 @@ async fn open_either(
         return bridged().await;
     }
     let message = |version| (request.id.clone(), introduction.message(&request.id, version, &inbound.body));
-    let opening = shared.own.open((&inbound.principal, &inbound.forwarded), introduction.version, message);
+    let opening = shared.own.open((&inbound.caller.principal, &inbound.forwarded), introduction.version, message);
     let refusal = match opening.await {
         Ok(agreed) => {
             let result = rewrite::introduction_result(&agreed.result, introduction.version, tasks);
@@ -200,7 +200,7 @@ pub(super) fn session_without_id(shared: &SessionFaceState, inbound: &Inbound) -
     let version = named.map_or(Some(ProtocolVersion::V2025_03_26), ProtocolVersion::parse)?;
     let token = SessionToken {
         upstream: served.channel.name().to_string(),
-        principal: inbound.principal.clone(),
+        principal: inbound.caller.principal.clone(),
         nonce: (served.random)(),
         client_version: version,
         upstream_version: version,
@@ -212,5 +212,5 @@ pub(super) fn session_without_id(shared: &SessionFaceState, inbound: &Inbound) -
         tasks: UpstreamTaskSupport::default(),
         declares_tasks: false,
     };
-    (!version.is_stateless()).then(|| ClientSession::for_one_request(token, inbound.principal.clone()))
+    (!version.is_stateless()).then(|| ClientSession::for_one_request(token, inbound.caller.clone()))
 }

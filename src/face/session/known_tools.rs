@@ -20,7 +20,7 @@ use crate::face::answer::addressee;
 use crate::face::catalog::Catalog;
 use crate::face::http::{FaceResponse, Inbound};
 use crate::face::reachable_tools::ReachableTools;
-use crate::task::{Executed, GatewayFault, Principal, Reason};
+use crate::task::{Caller, Executed, GatewayFault, Principal, Reason};
 use crate::upstream::recent_map::RecentMap;
 use crate::wire::envelope::Request;
 use crate::wire::{Object, RpcError, method};
@@ -115,8 +115,11 @@ impl SessionFaceState {
     }
 
     /// The upstream's tools that the session's client may use.
-    pub(super) fn reachable_tools(&self, session: &ClientSession, principal: &Principal) -> ReachableTools {
-        ReachableTools::new(self.served.engine.access().tools_of(principal), self.fallback_for(session))
+    pub(super) fn reachable_tools(&self, session: &ClientSession, caller: &Caller) -> ReachableTools {
+        ReachableTools::new(
+            self.served.engine.access().tools_of(caller, self.served.upstream.name()),
+            self.fallback_for(session),
+        )
     }
 
     /// Whether a call as a task has a tool, checked before it gets a handle (T-72). True if the server returns no list.
@@ -134,14 +137,14 @@ impl SessionFaceState {
     pub(super) async fn hidden(
         self: &Arc<Self>,
         session: &ClientSession,
-        principal: &Principal,
+        caller: &Caller,
         request: &Request,
         listed: Option<&ServerTools>,
     ) -> Option<HiddenToolRefusal> {
         if request.method != method::TOOLS_CALL {
             return None;
         }
-        let access = self.served.engine.access().tools_of(principal);
+        let access = self.served.engine.access().tools_of(caller, self.served.upstream.name());
         if !access.is_narrowed() && !self.served.channel.hides_tools() {
             return None;
         }
@@ -153,7 +156,7 @@ impl SessionFaceState {
         if !access.has(&tool) {
             return Some(HiddenToolRefusal::Unknown);
         }
-        match self.listing_of(session, principal, &tool, listed).await {
+        match self.listing_of(session, &caller.principal, &tool, listed).await {
             ToolListing::Listed => None,
             ToolListing::Unlisted => Some(HiddenToolRefusal::Unknown),
             ToolListing::Untold => Some(HiddenToolRefusal::Untold),

@@ -349,7 +349,7 @@ impl SessionFaceState {
 
     fn edits(self: &Arc<Self>, session: &ClientSession) -> StreamEdits {
         let filter = ClientFilter::new(Arc::clone(self), session.clone());
-        let tools = self.reachable_tools(session, &session.own.opened.owner);
+        let tools = self.reachable_tools(session, &session.caller);
         StreamEdits::new(session.token.client_version, filter, tools)
     }
 }

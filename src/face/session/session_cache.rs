@@ -6,7 +6,7 @@ use http::HeaderValue;
 
 use crate::face::idempotency_key::IdempotencyScope;
 use crate::face::sealed::SessionToken;
-use crate::task::Principal;
+use crate::task::{Caller, Principal};
 use crate::upstream::ForwardedHeaders;
 use crate::upstream::raw_channel::SessionBinding;
 use crate::upstream::recent_map::RecentMap;
@@ -23,23 +23,26 @@ const OPENED_MAX: usize = 4_096;
 pub(in crate::face) struct ClientSession {
     pub(in crate::face) token: Arc<SessionToken>,
     pub(in crate::face) own: OwnSession,
+    /// The sender of the current request: others of the session may come with other credentials of the same principal.
+    pub(in crate::face) caller: Caller,
     /// Whether it belongs to one request only: each has a new nonce.
     is_for_one_request: bool,
 }
 
 impl ClientSession {
-    pub(super) fn new(token: SessionToken, owner: Principal) -> Self {
+    pub(super) fn new(token: SessionToken, caller: Caller) -> Self {
+        let owner = caller.principal.clone();
         let session = token.upstream_session.as_deref().and_then(|id| HeaderValue::from_str(id).ok());
         let (version, tasks) = (token.upstream_version, token.tasks);
         let binding = SessionBinding { session, version: Some(version), tasks: tasks.within(version) };
         let (capabilities, client_info) = (token.capabilities.clone(), token.client_info.clone());
         let opened = OpenedSession { nonce: token.nonce, owner, binding, version, tasks, capabilities, client_info };
         let own = OwnSession { opened: Arc::new(opened), forwarded: ForwardedHeaders::default() };
-        Self { token: Arc::new(token), own, is_for_one_request: false }
+        Self { token: Arc::new(token), own, caller, is_for_one_request: false }
     }
 
-    pub(super) fn for_one_request(token: SessionToken, owner: Principal) -> Self {
-        Self { is_for_one_request: true, ..Self::new(token, owner) }
+    pub(super) fn for_one_request(token: SessionToken, caller: Caller) -> Self {
+        Self { is_for_one_request: true, ..Self::new(token, caller) }
     }
 
     /// The scope of idempotency keys in this session.
@@ -83,7 +86,7 @@ impl ClientSessionCache {
         &self,
         sealed: &str,
         opened_for: &str,
-        owner: &Principal,
+        caller: &Caller,
         open: impl FnOnce() -> Option<SessionToken>,
     ) -> Option<ClientSession> {
         // A text with the same end and another beginning is no valid token.
@@ -91,12 +94,14 @@ impl ClientSessionCache {
         // All that `open` checks.
         let is_same = |known: &Arc<OpenedToken>| {
             let session = &known.session;
-            *known.sealed == *sealed && session.token.upstream == opened_for && session.own.opened.owner == *owner
+            *known.sealed == *sealed
+                && session.token.upstream == opened_for
+                && session.own.opened.owner == caller.principal
         };
         let session = match self.opened.get(key).filter(is_same) {
-            Some(known) => known.session.clone(),
+            Some(known) => ClientSession { caller: caller.clone(), ..known.session.clone() },
             None => {
-                let session = ClientSession::new(open()?, owner.clone());
+                let session = ClientSession::new(open()?, caller.clone());
                 self.opened.insert(key, Arc::new(OpenedToken { sealed: sealed.into(), session: session.clone() }));
                 session
             }
@@ -163,13 +168,13 @@ mod tests {
     #[test]
     fn an_id_is_opened_once_for_its_owner_and_anew_for_anybody_else() {
         let sessions = ClientSessionCache::new();
-        let owner = Principal::local();
+        let owner = Caller::of(Principal::local());
         let first = sessions.open(SEALED, "reports", &owner, || Some(token(1))).unwrap();
         let again = sessions.open(SEALED, "reports", &owner, || panic!("it is known from before")).unwrap();
         assert!(Arc::ptr_eq(&first.token, &again.token));
         assert_eq!(again.own.opened.binding.session.as_ref().unwrap(), "s-1");
         assert!(
-            sessions.open(SEALED, "reports", &Principal::anonymous(), || None).is_none(),
+            sessions.open(SEALED, "reports", &Caller::of(Principal::anonymous()), || None).is_none(),
             "no other client is let in by it"
         );
         let other = format!("another beginning{}", &SEALED[SEALED.len() - 16..]);
@@ -184,8 +189,8 @@ mod tests {
     #[test]
     fn a_stranger_has_idempotency_keys_in_a_session_and_none_in_a_request_without_one() {
         let (nobody, ada) = (Principal::anonymous(), Principal::new("key:ada"));
-        let session = ClientSession::new(token(7), nobody.clone());
-        let request = ClientSession::for_one_request(token(7), nobody.clone());
+        let session = ClientSession::new(token(7), Caller::of(nobody.clone()));
+        let request = ClientSession::for_one_request(token(7), Caller::of(nobody.clone()));
         assert_eq!(session.idempotency_scope(&nobody), IdempotencyScope::Sessions(7));
         assert_eq!(request.idempotency_scope(&nobody), IdempotencyScope::Nobodys);
         assert_eq!(request.idempotency_scope(&ada), IdempotencyScope::Principals);
@@ -193,9 +198,9 @@ mod tests {
 
     #[test]
     fn an_id_that_has_ended_stands_for_nothing_though_it_was_open_before() {
-        let sessions = ClientSessionCache::new();
-        let session = sessions.open(SEALED, "reports", &Principal::local(), || Some(token(1))).unwrap();
+        let (sessions, owner) = (ClientSessionCache::new(), Caller::of(Principal::local()));
+        let session = sessions.open(SEALED, "reports", &owner, || Some(token(1))).unwrap();
         sessions.ended(session.token.nonce);
-        assert!(sessions.open(SEALED, "reports", &Principal::local(), || Some(token(1))).is_none());
+        assert!(sessions.open(SEALED, "reports", &owner, || Some(token(1))).is_none());
     }
 }

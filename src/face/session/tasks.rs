@@ -39,8 +39,8 @@ use crate::face::idempotency_key;
 use crate::face::rates::UnknownTaskWatch;
 use crate::face::rewrite::TaskSupportLookup;
 use crate::task::{
-    ChosenId, ClientKind, Draft, Drafts, Executed, Failure, GatewayFault, HandleSupport, InputKey, ListFilter, Outcome,
-    Phase, Principal, Reason, SessionScope, Task, TaskKey, TaskMode,
+    Caller, ChosenId, ClientKind, Draft, Drafts, Executed, Failure, GatewayFault, HandleSupport, InputKey, ListFilter,
+    Outcome, Phase, Principal, Reason, SessionScope, Task, TaskId, TaskKey, TaskMode,
 };
 use crate::upstream::{Progress, Upstream, UpstreamTaskMode};
 use crate::wire::envelope::{self, Request};
@@ -137,7 +137,7 @@ pub(super) fn is_served_method(drafts: Drafts, name: &str) -> bool {
 
 pub(super) struct TaskRequestContext<'a> {
     pub(super) session: ClientSession,
-    pub(super) principal: &'a Principal,
+    pub(super) caller: &'a Caller,
     pub(super) headers: &'a HeaderMap,
     pub(super) accepted: AcceptedTypes,
     pub(super) arrived: Instant,
@@ -162,7 +162,7 @@ impl SessionFaceState {
             TaskWish::Draft(wish) => Some(self.draft_call(&asking, &call.request, wish)),
             TaskWish::Core(_) => None,
         };
-        let names = asking.session.idempotency_scope(asking.principal);
+        let names = asking.session.idempotency_scope(&asking.caller.principal);
         let idempotency =
             match idempotency_key::read(asking.headers, params, names, self.served.channel.name(), &call.tool) {
                 // The client's chosen id identifies the call already.
@@ -170,10 +170,10 @@ impl SessionFaceState {
                 Ok(idempotency) => idempotency,
                 Err(complaint) => return refuse(&addressee, &complaint),
             };
-        if !Box::pin(self.may_begin(&asking.session, asking.principal, &call.tool)).await {
+        if !Box::pin(self.may_begin(&asking.session, &asking.caller.principal, &call.tool)).await {
             return refuse(&addressee, &RequestError::unknown_tool(Some(params)));
         }
-        let native = self.native_task(&asking.session, asking.principal, &call.tool).await;
+        let native = self.native_task(&asking.session, &asking.caller.principal, &call.tool).await;
         if !self.open.in_flight.is_wanted(asking.session.token.nonce, &call.request.id, asking.arrived) {
             return unanswered(asking.accepted).into_response(&addressee);
         }
@@ -187,7 +187,8 @@ impl SessionFaceState {
                     return self.follow(&task, draft, rising, addressee).await;
                 }
                 if !task.is_settled() {
-                    self.subscribers(&task.key, asking.session.token.nonce, Some(&task)).wants_progress(rising);
+                    self.subscribers(asking.caller, task.key.id, asking.session.token.nonce, Some(&task))
+                        .wants_progress(rising);
                     handle_delay::pass(&self.served.engine, &task.key, is_named).await;
                 }
                 let forwarded = &asking.session.own.forwarded;
@@ -263,7 +264,7 @@ impl SessionFaceState {
             false => token.capabilities.clone(),
         };
         let maker = CallMaker {
-            principal: asking.principal.clone(),
+            principal: asking.caller.principal.clone(),
             kind: ClientKind::Session,
             questions: declared_questions(&capabilities),
             capabilities,
@@ -309,11 +310,21 @@ impl SessionFaceState {
     }
 
     /// An unsettled task's subscriber list, with a running notifier. `shown` is the state that the client knows.
-    fn subscribers(self: &Arc<Self>, key: &TaskKey, nonce: u128, shown: Option<&Task>) -> Arc<SubscriberList> {
-        let (subscribers, is_new) = self.tasks.subscribers.open(key, nonce);
+    fn subscribers(
+        self: &Arc<Self>,
+        caller: &Caller,
+        id: TaskId,
+        nonce: u128,
+        shown: Option<&Task>,
+    ) -> Arc<SubscriberList> {
+        let (subscribers, is_new) = self.tasks.subscribers.open(&caller.task(id), nonce);
         if is_new {
-            let notifier =
-                task_notifier::TaskNotifier::new(Arc::clone(self), key.clone(), Arc::clone(&subscribers), shown);
+            let notifier = task_notifier::TaskNotifier::new(
+                Arc::clone(self),
+                (caller.clone(), id),
+                Arc::clone(&subscribers),
+                shown,
+            );
             let scope = &self.served.scope;
             scope.tracker.spawn(scope.stop.clone().run_until_cancelled_owned(Box::pin(notifier.run())));
         }
@@ -321,8 +332,8 @@ impl SessionFaceState {
     }
 
     /// Sends the task's questions on the session's own stream.
-    pub(super) fn speak_of(self: &Arc<Self>, task: &Task, nonce: u128) {
-        self.subscribers(&task.key, nonce, Some(task));
+    pub(super) fn speak_of(self: &Arc<Self>, caller: &Caller, task: &Task, nonce: u128) {
+        self.subscribers(caller, task.key.id, nonce, Some(task));
     }
 
     pub(super) async fn task_method(
@@ -342,27 +353,29 @@ impl SessionFaceState {
         if self.served.settings.drafts.has(Draft::Sep1686)
             && let Some(answered) = self.draft_method(&asking, &request.method, params).await
         {
-            return self.answer_method(answered, asking.principal, &addressee);
+            return self.answer_method(answered, &asking.caller.principal, &addressee);
         }
         let command = match self.tasks.codec().decode(&request.method, params) {
             Ok(command) => command,
             Err(complaint) => return refuse(&addressee, &complaint),
         };
         let nonce = asking.session.token.nonce;
-        let key = |id| TaskKey { owner: asking.principal.clone(), id };
+        let caller = asking.caller;
         let answered = match command {
-            TaskCommand::Get(id) => self.get(&key(id), nonce).await,
-            TaskCommand::Cancel(id) => self.cancel(&key(id)).await,
-            TaskCommand::List(cursor) => self.list(asking.principal, cursor, params).await,
+            TaskCommand::Get(id) => self.get(caller, id, nonce).await,
+            TaskCommand::Cancel(id) => self.cancel(&caller.task(id)).await,
+            TaskCommand::List(cursor) => self.list(caller, cursor, params).await,
             TaskCommand::Await(id) => {
                 let shared = Arc::clone(self);
-                return OutcomeRequest { shared, key: key(id), nonce, addressee, call: None }.answer().await;
+                return OutcomeRequest { shared, caller: caller.clone(), id, nonce, addressee, call: None }
+                    .answer()
+                    .await;
             }
             TaskCommand::Answer(..) | TaskCommand::Fetch(_) | TaskCommand::Delete(_) => {
                 Err(TaskMethodError::Error(not_in_flavour()))
             }
         };
-        self.answer_method(answered, asking.principal, &addressee)
+        self.answer_method(answered, &asking.caller.principal, &addressee)
     }
 
     fn answer_method(
@@ -384,16 +397,16 @@ impl SessionFaceState {
 
     /// Accepts a client's answer to a task's question, both named by the id. An unexpected answer gets the same
     /// response.
-    pub(super) async fn take_answer(&self, principal: &Principal, response: envelope::Response) -> FaceResponse {
+    pub(super) async fn take_answer(&self, caller: &Caller, response: envelope::Response) -> FaceResponse {
         let Some((task, key)) = response.id.as_ref().and_then(|id| tokens::question(&self.served.sealer, id)) else {
             return bare(StatusCode::ACCEPTED);
         };
-        let task_key = TaskKey { owner: principal.clone(), id: task };
+        let task_key = caller.task(task);
         if let Some(subscribers) = self.tasks.subscribers.get(&task_key) {
             subscribers.note_answer(key);
         }
         // An answer that does not fit its question is replaced by a refusal: its client sees no error (B129).
-        let answer = match self.served.engine.get(&task_key).await.as_deref() {
+        let answer = match self.served.engine.get(caller, task).await.as_deref() {
             Ok(task) => {
                 let answer = RelatedTask::of(task.key.id, task.chosen.as_ref()).answer(response);
                 match &task.phase {
@@ -404,7 +417,7 @@ impl SessionFaceState {
             Err(_) => RelatedTask::of(task, None).answer(response),
         };
         let answers = std::collections::BTreeMap::<InputKey, _>::from([(key, answer)]);
-        match self.served.engine.answer(&task_key, answers).await {
+        match self.served.engine.answer(caller, task, answers).await {
             Ok(()) | Err(TaskError::Unknown) => bare(StatusCode::ACCEPTED),
             Err(error) => {
                 tracing::error!(error = %CauseChain(&error), "an answer could not be stored");
@@ -415,11 +428,11 @@ impl SessionFaceState {
 }
 
 impl SessionFaceState {
-    async fn get(self: &Arc<Self>, key: &TaskKey, nonce: u128) -> Result<Payload, TaskMethodError> {
-        let task = self.served.engine.get(key).await?;
+    async fn get(self: &Arc<Self>, caller: &Caller, id: TaskId, nonce: u128) -> Result<Payload, TaskMethodError> {
+        let task = self.served.engine.get(caller, id).await?;
         if !task.is_settled() {
             // After a restart this links the task to its client's stream again.
-            self.subscribers(key, nonce, None);
+            self.subscribers(caller, id, nonce, None);
         }
         self.served.engine.count_poll(&task);
         let task = self.as_seen(task).await?;
@@ -449,12 +462,8 @@ impl SessionFaceState {
         if self.served.settings.drafts.has(Draft::Sep1904) { list_filter(params) } else { Ok(None) }
     }
 
-    async fn list(
-        &self,
-        owner: &Principal,
-        cursor: Option<String>,
-        params: &Object,
-    ) -> Result<Payload, TaskMethodError> {
+    async fn list(&self, caller: &Caller, cursor: Option<String>, params: &Object) -> Result<Payload, TaskMethodError> {
+        let owner = &caller.principal;
         if !owner.is_identified() {
             return Err(TaskMethodError::Complaint(RequestError::UnknownMethod(method::TASKS_LIST.to_owned())));
         }
@@ -465,12 +474,12 @@ impl SessionFaceState {
         };
         let after = cursor.map(position).transpose()?;
         let mut page = match filter {
-            Some(filter) => self.served.engine.list_filtered(owner, filter, after, PAGE).await?,
+            Some(filter) => self.served.engine.list_filtered(caller, filter, after, PAGE).await?,
             // Tasks with chosen ids belong to the sessions that chose them (T-66).
             None if self.served.settings.drafts.has(Draft::Sep1686) => {
-                self.served.engine.list_filtered(owner, &ListFilter::of_scope(None), after, PAGE).await?
+                self.served.engine.list_filtered(caller, &ListFilter::of_scope(None), after, PAGE).await?
             }
-            None => self.served.engine.list(owner, after, PAGE).await?,
+            None => self.served.engine.list(caller, after, PAGE).await?,
         };
         if self.tasks.drafts.has(Draft::Sep2268) {
             for task in &mut page.tasks {

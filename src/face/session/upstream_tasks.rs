@@ -140,7 +140,7 @@ pub(super) async fn drive(
     let tool = tool_of(request.params.object()).ok()?;
     let served_natively =
         UpstreamTaskMode::WhereServed { deadline: shared.served.settings.rules.policy_of(&tool).deadline };
-    let (upstream, native) = match shared.support(session, &inbound.principal, &tool).await {
+    let (upstream, native) = match shared.support(session, &inbound.caller.principal, &tool).await {
         ToolTaskSupport::Required => (shared.upstream_for_native(session), served_natively),
         ToolTaskSupport::Optional | ToolTaskSupport::Forbidden
             if !shared.falls_back(session, &tool)

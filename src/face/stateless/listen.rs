@@ -28,7 +28,7 @@ use crate::face::call_stream::{CallMessage, CallMessages, stream};
 use crate::face::http::FaceResponse;
 use crate::face::listen_permits::ListenPermit;
 use crate::face::notification_subscriber::{NotificationSubscriber, SubscriberEvent};
-use crate::task::{Executed, GatewayFault, HandleSupport, Phase, Principal, Reason, Task, TaskKey};
+use crate::task::{Caller, Executed, GatewayFault, HandleSupport, Phase, Reason, Task, TaskKey};
 use crate::upstream::BeginError;
 use crate::wire::Payload;
 
@@ -60,7 +60,7 @@ impl StatelessFace {
                 let has_missed = listening.watched.has_missed();
                 let response = event_stream(stream(listening, addressee.clone(), None));
                 if has_missed {
-                    self.misses.note(&request.principal);
+                    self.misses.note(&request.caller.principal);
                     return missed(response);
                 }
                 response
@@ -92,7 +92,7 @@ impl StatelessFace {
             Arc::clone(&self.served.engine),
             self.dialect(),
             request.metadata.clone(),
-            &request.principal,
+            &request.caller,
             &mut granted,
         );
         let watched = watched.await.map_err(|error| {
@@ -182,6 +182,7 @@ impl CallMessages for ListenStream {
 /// The tasks of a subscription: their state at the beginning, then after each change.
 struct WatchedTasks {
     engine: Arc<Engine>,
+    caller: Caller,
     dialect: ExtTasks,
     metadata: StatelessRequest,
     /// Tasks that have changed or were not read yet.
@@ -222,16 +223,16 @@ impl WatchedTasks {
         engine: Arc<Engine>,
         dialect: ExtTasks,
         metadata: StatelessRequest,
-        owner: &Principal,
+        caller: &Caller,
         granted: &mut SubscriptionFilter,
     ) -> Result<Self, TaskError> {
         let (mut due, mut has_missed) = (VecDeque::new(), false);
         if let Some(ids) = &mut granted.tasks {
             for id in std::mem::take(ids) {
-                let key = TaskKey { owner: owner.clone(), id };
+                let key = caller.task(id);
                 // Read after the watch began, so that no change is missed.
                 let Ok(watcher) = engine.watchers().watch(&key) else { continue };
-                match engine.get(&key).await {
+                match engine.get(caller, id).await {
                     Ok(_) => {
                         ids.insert(id);
                         due.push_back(WatchedTask::new(key, watcher));
@@ -241,7 +242,7 @@ impl WatchedTasks {
                 }
             }
         }
-        Ok(Self { engine, dialect, metadata, due, quiet: FuturesUnordered::new(), has_missed })
+        Ok(Self { engine, caller: caller.clone(), dialect, metadata, due, quiet: FuturesUnordered::new(), has_missed })
     }
 
     const fn has_missed(&self) -> bool {
@@ -253,7 +254,7 @@ impl WatchedTasks {
         loop {
             while let Some(one) = self.due.front() {
                 // Stays in front until it was read: this future may be dropped in between.
-                let read = self.engine.get(&one.key).await;
+                let read = self.engine.get(&self.caller, one.key.id).await;
                 let Some(mut one) = self.due.pop_front() else { break };
                 let snapshot = match &read {
                     Ok(task) => self.snapshot(task),

@@ -61,7 +61,7 @@ impl StatelessFace {
     pub(super) async fn pass(&self, request: StatelessRequestContext<'_>) -> FaceResponse {
         let asker = StateBinding {
             upstream: Arc::clone(self.served.upstream.name()),
-            principal: request.principal.clone(),
+            principal: request.caller.principal.clone(),
             method: request.method.to_owned(),
             params: request.params.clone(),
         };

@@ -46,13 +46,13 @@ impl From<RequestError> for HeldCallRefusal {
 
 impl StatelessFace {
     fn scope(&self, request: &StatelessRequestContext<'_>) -> StateScope {
-        StateScope::of(self.served.upstream.name(), &request.principal, request.method, request.params)
+        StateScope::of(self.served.upstream.name(), &request.caller.principal, request.method, request.params)
     }
 
     /// `None` if the response contains no questions.
     pub(super) fn seal_for(&self, request: &StatelessRequestContext<'_>) -> Option<RoundSeal> {
         method::may_ask(request.method).then(|| {
-            let (upstream, principal) = (Arc::clone(self.served.upstream.name()), request.principal.clone());
+            let (upstream, principal) = (Arc::clone(self.served.upstream.name()), request.caller.principal.clone());
             let (method, params) = (request.method.to_owned(), request.params.clone());
             RoundSeal {
                 sealer: Arc::clone(&self.served.sealer),
@@ -104,7 +104,7 @@ impl StatelessFace {
         // A state of another kind was issued by a gateway with another configuration.
         let Some(StateContent::Task { id, .. }) = content else { return Err(RequestError::State.into()) };
         let answers = inputs::responses(request.params)?;
-        let key = TaskKey { owner: request.principal.clone(), id };
+        let key = TaskKey { owner: request.caller.principal.clone(), id };
         let task = self.held(&key).await?;
         let takes_tasks = request.metadata.takes_tasks() != HandleSupport::No || matches!(plan, Plan::Grace(_));
         if let Some(over) = end_of(&task, takes_tasks)? {

@@ -15,7 +15,7 @@ use crate::dialect::{FaceDialect, RequestError, TaskCommand, TaskReply, inputs};
 use crate::engine::{CallEvent, CallStream, TaskError};
 use crate::face::answer::{TaskMethodError, missed};
 use crate::face::fallback::{FallbackCall, FallbackToolService, TaskAsker, answer};
-use crate::task::{ClientKind, Executed, GatewayFault, HandleSupport, Phase, Task, TaskKey, TaskMode, ToolPolicy};
+use crate::task::{ClientKind, Executed, GatewayFault, HandleSupport, Phase, Task, TaskMode, ToolPolicy};
 use crate::wire::{JsonPieces, Object, method};
 
 /// The most bytes of subtasks' outcomes in one response about a running task.
@@ -39,7 +39,7 @@ impl StatelessFace {
             Err(TaskMethodError::Error(error)) => request.addressee.error(http::StatusCode::OK, &error),
             Err(TaskMethodError::Fault(fault)) => request.addressee.fault(&fault),
             Err(TaskMethodError::Task(TaskError::Unknown)) => {
-                self.misses.note(&request.principal);
+                self.misses.note(&request.caller.principal);
                 let has_extension =
                     matches!(request.metadata.takes_tasks(), HandleSupport::AtOnce | HandleSupport::AfterGrace);
                 let complaint =
@@ -68,11 +68,11 @@ impl StatelessFace {
         let dialect = CoreTasks::with_drafts(self.served.settings.drafts);
         let command = dialect.decode(request.method, request.params).map_err(|_| other())?;
         let Some(id) = command.task() else { return Err(other()) };
-        let key = TaskKey { owner: request.principal.clone(), id };
+        let key = request.caller.task(id);
         let engine = &self.served.engine;
         let looked_at = match request.method {
             method::TASKS_CANCEL => engine.shown(&key).await,
-            _ => engine.get(&key).await,
+            _ => engine.get(&request.caller, id).await,
         };
         let task = match looked_at {
             Ok(task) if task.origin.maker == ClientKind::Session => task,
@@ -97,11 +97,10 @@ impl StatelessFace {
         request: &StatelessRequestContext<'_>,
         dialect: &ExtTasks,
     ) -> Result<JsonPieces, TaskMethodError> {
-        let key = |id| TaskKey { owner: request.principal.clone(), id };
-        let engine = &self.served.engine;
+        let (caller, engine) = (&request.caller, &self.served.engine);
         let result = match command {
             TaskCommand::Get(id) => {
-                let task = engine.get(&key(id)).await?;
+                let task = engine.get(caller, id).await?;
                 check_declared(&request.metadata, &task)?;
                 engine.count_poll(&task);
                 let settled = match task.is_settled() {
@@ -109,18 +108,18 @@ impl StatelessFace {
                     true => Vec::new(),
                 };
                 let task = engine.share(task)?;
-                Ok(engine.within_budget(&request.principal, dialect.snapshot_with(&task, &settled))?)
+                Ok(engine.within_budget(&request.caller.principal, dialect.snapshot_with(&task, &settled))?)
             }
             TaskCommand::Answer(id, answers) => {
                 // The expected answer to a question never changes: keys are not reused.
-                if let Phase::AwaitingInput(open) = &engine.get(&key(id)).await?.phase {
+                if let Phase::AwaitingInput(open) = &engine.get(caller, id).await?.phase {
                     inputs::check(open, &answers)?;
                 }
-                engine.answer(&key(id), answers).await?;
+                engine.answer(caller, id, answers).await?;
                 dialect.pieces(TaskReply::Answered)
             }
             TaskCommand::Cancel(id) => {
-                let cancelled = engine.cancel(&key(id)).await?;
+                let cancelled = engine.cancel(&caller.task(id)).await?;
                 dialect.pieces(TaskReply::Cancelled { task: &cancelled.task, was_settled: cancelled.was_settled })
             }
             TaskCommand::Await(_) | TaskCommand::Fetch(_) | TaskCommand::Delete(_) | TaskCommand::List(_) => {
@@ -202,7 +201,7 @@ impl StatelessFace {
             }
         }
         let tool = fallback.named(&request.params.get_str("name")?)?;
-        let asker = TaskAsker { owner: &request.principal, misses: &self.misses };
+        let asker = TaskAsker { caller: &request.caller, misses: &self.misses };
         let call = FallbackCall { tool, request: request.message, life_signs: self.served.settings.life_signs };
         Some(answer(&self.served.engine, asker, call, self.fallback_texts(), request.addressee.clone()).await)
     }

@@ -42,8 +42,8 @@ impl ClientLink {
     }
 
     pub(super) fn read_limits(&self) -> ReadLimits {
-        let StreamClient { limits, principal, message_bytes_max, .. } = &self.client;
-        ReadLimits::within(*message_bytes_max, limits.answers_to(principal))
+        let StreamClient { limits, caller, message_bytes_max, .. } = &self.client;
+        ReadLimits::within(*message_bytes_max, limits.answers_to(&caller.principal))
     }
 
     pub(super) const fn upstream(&self) -> &Arc<str> {
@@ -74,8 +74,9 @@ impl ClientLink {
 
     /// A message of a stateless client, or the one that opens a session.
     pub(super) fn outside(&self, received: ParsedMessage) -> Inbound {
-        let ParsedMessage { message, received: ClientMessage { text, headers }, arrived } = received;
-        Inbound { message, ..self.inbound(Method::POST, text, cleaned(headers), arrived) }
+        let ParsedMessage { message, received: ClientMessage { text, headers, caller }, arrived } = received;
+        let caller = caller.unwrap_or_else(|| self.client.caller.clone());
+        Inbound { message, caller, ..self.inbound(Method::POST, text, cleaned(headers), arrived) }
     }
 
     pub(super) fn inside(&self, received: ParsedMessage) -> Inbound {
@@ -127,7 +128,7 @@ impl ClientLink {
             headers,
             body,
             message: None,
-            principal: self.client.principal.clone(),
+            caller: self.client.caller.clone(),
             client: self.client.address,
             accepted: AcceptedTypes::Both,
             forwarded: ForwardedHeaders::default(),

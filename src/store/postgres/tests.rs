@@ -70,6 +70,19 @@ async fn open_with(settings: PostgresSettings) -> Result<Arc<PostgresStore>, Pos
     PostgresStore::open(settings).await
 }
 
+/// A store of a database that is there, however busy the machine is.
+async fn opened(settings: PostgresSettings) -> Arc<PostgresStore> {
+    let begin = Instant::now();
+    loop {
+        match open_with(settings.clone()).await {
+            Err(PostgresOpenError::Unavailable(_)) if begin.elapsed() < Duration::from_secs(60) => {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            opened => return opened.unwrap(),
+        }
+    }
+}
+
 async fn until(what: &str, holds: impl Fn() -> bool) {
     let begin = Instant::now();
     while !holds() {
@@ -94,12 +107,12 @@ impl StoreOpener for Postgres {
 
     async fn open(&self, stored_bytes_max: usize) -> Arc<PostgresStore> {
         let settings = PostgresSettings { stored_bytes_max, ..settings(self.server, &new_schema()) };
-        open_with(settings).await.unwrap()
+        opened(settings).await
     }
 
     async fn next_incarnation(&self, ended: Arc<PostgresStore>) -> Arc<PostgresStore> {
         ended.close().await;
-        open_with((*ended.state.settings).clone()).await.unwrap()
+        opened((*ended.state.settings).clone()).await
     }
 
     async fn next_incarnation_ahead(&self, ended: Arc<PostgresStore>) -> Option<(Arc<PostgresStore>, Timestamp)> {
@@ -107,7 +120,7 @@ impl StoreOpener for Postgres {
         ended.close().await;
         // Long before the server's own clock.
         clock::used_at(self.server, &schema, START);
-        let store = open_with((*ended.state.settings).clone()).await.unwrap();
+        let store = opened((*ended.state.settings).clone()).await;
         let shown = store.clock().now();
         Some((store, shown))
     }
@@ -115,7 +128,7 @@ impl StoreOpener for Postgres {
     async fn beside(&self, store: &Arc<PostgresStore>) -> Option<Arc<PostgresStore>> {
         let mut settings = (*store.state.settings).clone();
         settings.replica.name.push('+');
-        Some(open_with(settings).await.unwrap())
+        Some(opened(settings).await)
     }
 
     async fn open_losing_acknowledgements(&self) -> Option<(Arc<PostgresStore>, contract::AcknowledgementLoss)> {

@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use http::HeaderMap;
 use http_body_util::BodyExt as _;
 use hyper::body::{Body, Frame, SizeHint};
 use serde_json::json;
@@ -114,7 +113,7 @@ async fn a_client_that_asks_and_does_not_read_holds_up_its_server_and_not_memory
             endpoint: Arc::new(Generous { sending, taken: Arc::clone(&taken) }),
             upstream: Arc::from("up"),
             path: "/mcp".to_owned(),
-            principal: Principal::local(),
+            caller: taskgate::task::Caller::of(Principal::local()),
             address: None,
             limits: SharedLimits::new(Arc::new(PrincipalLimitTable {
                 answer_bytes_max: 8 << 20,
@@ -127,7 +126,7 @@ async fn a_client_that_asks_and_does_not_read_holds_up_its_server_and_not_memory
         let serving = TaskTracker::new().spawn(stream_client::serve(client, spoken, outgoing));
         for id in 0..60 {
             let text = stateless(id, "tools/call").to_string().into();
-            to.send(ClientMessage { text, headers: HeaderMap::new() }).await.unwrap();
+            to.send(ClientMessage { text, ..ClientMessage::default() }).await.unwrap();
         }
         // Everything that can go on has gone on once a timer fires in paused time.
         tokio::time::sleep(Duration::from_secs(5)).await;
@@ -235,7 +234,7 @@ impl Piped {
             endpoint: Arc::<Script>::clone(&script),
             upstream: Arc::from("up"),
             path: "/mcp".to_owned(),
-            principal: Principal::local(),
+            caller: taskgate::task::Caller::of(Principal::local()),
             address: None,
             limits: SharedLimits::default(),
             message_bytes_max: 1 << 20,

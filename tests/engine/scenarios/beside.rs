@@ -48,7 +48,7 @@ async fn f52_a_task_is_the_same_at_each_gateway() {
         assert_eq!(world.get(&id).await["status"], "working");
     }
     assert_eq!(other.settled(&id).await["result"]["content"][0]["text"], "done");
-    let listed = other.engine.list(&Principal::local(), None, 9).await.unwrap();
+    let listed = other.engine.list(&taskgate::task::Caller::of(Principal::local().clone()), None, 9).await.unwrap();
     assert_eq!(listed.tasks.len(), 1);
     assert_eq!(one.upstream.calls().len(), 1);
     one.is_idle().await;
@@ -128,7 +128,7 @@ async fn f84_whoever_waits_at_one_gateway_hears_of_the_end_at_another() {
         let (engine, key) = (Arc::clone(&other.engine), key(&id));
         let waiting = TaskTracker::new().spawn(async move {
             let mut watcher = engine.watchers().watch(&key).unwrap();
-            while !engine.get(&key).await.unwrap().is_settled() {
+            while !engine.shown(&key).await.unwrap().is_settled() {
                 watcher.changed().await;
             }
         });

@@ -43,7 +43,7 @@ impl<'w> Caller<'w> {
             headers,
             body: message.to_string().into(),
             message: None,
-            principal: Principal::local(),
+            caller: taskgate::task::Caller::of(Principal::local()),
             client: None,
             accepted,
             forwarded: taskgate::upstream::ForwardedHeaders::default(),

@@ -88,17 +88,26 @@ type Run = for<'a> fn(&'a Case) -> BoxFuture<'a, ()>;
 
 /// Each method with what it is tried on.
 const METHODS: &[(&str, Stage, Then, Run)] = &[
-    ("get", Stage::Overdue, Then::GivenUp, |case| Box::pin(async { drop(case.world.engine.get(&case.key).await) })),
+    ("get", Stage::Overdue, Then::GivenUp, |case| Box::pin(async { drop(case.world.engine.shown(&case.key).await) })),
     ("shown", Stage::Overdue, Then::GivenUp, |case| Box::pin(async { drop(case.world.engine.shown(&case.key).await) })),
     ("held", Stage::Overdue, Then::GivenUp, |case| Box::pin(async { drop(case.world.engine.held(&case.key).await) })),
     ("list", Stage::Overdue, Then::GivenUp, |case| {
-        Box::pin(async { drop(case.world.engine.list(&case.key.owner, None, 10).await) })
+        Box::pin(async {
+            drop(case.world.engine.list(&taskgate::task::Caller::of(case.key.owner.clone()), None, 10).await)
+        })
     }),
     ("list_filtered", Stage::Overdue, Then::GivenUp, |case| {
         let all = taskgate::task::ListFilter::default();
-        Box::pin(async move { drop(case.world.engine.list_filtered(&case.key.owner, &all, None, 10).await) })
+        Box::pin(async move {
+            drop(
+                case.world
+                    .engine
+                    .list_filtered(&taskgate::task::Caller::of(case.key.owner.clone()), &all, None, 10)
+                    .await,
+            )
+        })
     }),
-    ("get", Stage::Running, Then::Same, |case| Box::pin(async { drop(case.world.engine.get(&case.key).await) })),
+    ("get", Stage::Running, Then::Same, |case| Box::pin(async { drop(case.world.engine.shown(&case.key).await) })),
     ("survey", Stage::Running, Then::Same, |case| {
         Box::pin(async { drop(case.world.engine.survey(None, |_| std::ops::ControlFlow::Continue(())).await) })
     }),
@@ -143,7 +152,14 @@ const METHODS: &[(&str, Stage, Then, Run)] = &[
         })
     }),
     ("answer", Stage::Asking, Then::Answered, |case| {
-        Box::pin(async { drop(case.world.engine.answer(&case.key, case.answers().await).await) })
+        Box::pin(async {
+            drop(
+                case.world
+                    .engine
+                    .answer(&taskgate::task::Caller::of(case.key.owner.clone()), case.key.id, case.answers().await)
+                    .await,
+            )
+        })
     }),
     ("cancel", Stage::Running, Then::GivenUp, |case| {
         Box::pin(async { drop(case.world.engine.cancel(&case.key).await) })
@@ -154,8 +170,16 @@ const METHODS: &[(&str, Stage, Then, Run)] = &[
     ("cancel_for_operator", Stage::Running, Then::GivenUp, |case| {
         Box::pin(async { drop(case.world.engine.cancel_for_operator(&case.key).await) })
     }),
-    ("delete", Stage::Running, Then::Same, |case| Box::pin(async { drop(case.world.engine.delete(&case.key).await) })),
-    ("delete", Stage::Ended, Then::Gone, |case| Box::pin(async { drop(case.world.engine.delete(&case.key).await) })),
+    ("delete", Stage::Running, Then::Same, |case| {
+        Box::pin(async {
+            drop(case.world.engine.delete(&taskgate::task::Caller::of(case.key.owner.clone()), case.key.id).await)
+        })
+    }),
+    ("delete", Stage::Ended, Then::Gone, |case| {
+        Box::pin(async {
+            drop(case.world.engine.delete(&taskgate::task::Caller::of(case.key.owner.clone()), case.key.id).await)
+        })
+    }),
     ("let_go", Stage::Held, Then::GivenUp, |case| Box::pin(async { drop(case.world.engine.let_go(&case.key).await) })),
 ];
 
@@ -305,7 +329,7 @@ impl Case {
             }
         }
         if then == Then::Gone {
-            assert!(matches!(self.world.engine.get(&self.key).await, Err(TaskError::Unknown)));
+            assert!(matches!(self.world.engine.shown(&self.key).await, Err(TaskError::Unknown)));
         }
         self.eventually("the wake", async || self.woken.is_finished()).await;
         let in_flight = f64::from_bits(self.in_flight.load(Ordering::Relaxed));
@@ -384,7 +408,7 @@ async fn drop_calls_at_every_point(make: MakeStore) {
             drop(stream);
             match &event {
                 Some(Some(CallEvent::Created(task))) => {
-                    assert!(world.engine.get(&task.key).await.is_ok(), "a handle without a task");
+                    assert!(world.engine.shown(&task.key).await.is_ok(), "a handle without a task");
                     world.engine.cancel(&task.key).await.unwrap();
                 }
                 Some(Some(CallEvent::Ended(_))) | None => (),
@@ -425,7 +449,7 @@ async fn the_next_event_of_a_call_comes_however_often_it_is_waited_for() {
         tokio::task::yield_now().await;
     };
     drop(stream);
-    assert!(world.engine.get(&key).await.is_ok());
+    assert!(world.engine.shown(&key).await.is_ok());
 }
 
 /// A client that comes back with answers and leaves again: they reach the upstream once or not at all, and the call

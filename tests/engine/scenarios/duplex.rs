@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::HeaderMap;
 use serde_json::{Value, json};
 use taskgate::face::endpoint::UpstreamEndpoint;
 use taskgate::face::stream_client::{self, ClientMessage, StreamClient};
@@ -26,14 +25,14 @@ async fn ask(world: &World, params: Value) -> Value {
         endpoint: Arc::<UpstreamEndpoint>::clone(&world.face),
         upstream: Arc::from("up"),
         path: "/mcp".to_owned(),
-        principal: Principal::local(),
+        caller: taskgate::task::Caller::of(Principal::local()),
         address: None,
         limits: SharedLimits::default(),
         message_bytes_max: 1 << 20,
     };
     let ((to, spoken), (outgoing, mut from)) = (mpsc::channel(1), mpsc::channel::<Bytes>(1));
     let asking = async {
-        to.send(ClientMessage { text: message.to_string().into(), headers: HeaderMap::new() }).await.unwrap();
+        to.send(ClientMessage { text: message.to_string().into(), ..ClientMessage::default() }).await.unwrap();
         let answer = from.recv().await.unwrap();
         drop(to);
         serde_json::from_slice(&answer).unwrap()

@@ -91,7 +91,7 @@ async fn each_element_is_a_task_whose_parent_ends_after_all_of_them() {
         assert_eq!((child.tree.parent, child.shown), (Some(parent.key.id), TaskVisibility::Part));
         assert!(child.expires_at() >= parent.expires_at(), "SUB-17");
         // Their client knows no subtasks.
-        assert!(world.engine.get(&child.key).await.is_err());
+        assert!(world.engine.shown(&child.key).await.is_err());
     }
     world.is_idle().await;
 }
@@ -137,7 +137,7 @@ async fn a_client_that_knows_subtasks_reads_each_by_its_id_as_long_as_the_parent
     assert_eq!(first.expires_at(), parent.expires_at(), "it ends with its parent");
     // One alone can be cancelled, and the other goes on.
     world.engine.cancel(&child_of(0)).await.unwrap();
-    let all = world.engine.list(&Principal::local(), None, 10).await.unwrap().tasks;
+    let all = world.engine.list(&taskgate::task::Caller::of(Principal::local().clone()), None, 10).await.unwrap().tasks;
     assert_eq!(all.len(), 3);
     let result = loop {
         let parent = world.task(&parent.key).await;
@@ -149,8 +149,8 @@ async fn a_client_that_knows_subtasks_reads_each_by_its_id_as_long_as_the_parent
     };
     assert_eq!(texts(&serde_json::from_str(&result).unwrap()), ["items[0] failed: it was cancelled", "4"]);
     // A parent that is gone takes its children with it, however long their rows are kept.
-    world.engine.delete(&parent.key).await.unwrap();
-    assert!(world.engine.get(&child_of(1)).await.is_err());
+    world.engine.delete(&taskgate::task::Caller::of(parent.key.owner.clone()), parent.key.id).await.unwrap();
+    assert!(world.engine.shown(&child_of(1)).await.is_err());
     assert_eq!(world.store.usage().tasks, 0);
     world.is_idle().await;
 }
@@ -177,7 +177,7 @@ async fn sub_14_a_client_that_knows_subtasks_is_asked_under_the_child() {
     assert!(matches!(world.task(&parent.key).await.phase, Phase::Working));
     let answer = Answer::Result(super::script::payload(r#"{"action":"decline"}"#));
     let answers = open.keys().map(|key| (*key, answer.clone())).collect();
-    world.engine.answer(&child, answers).await.unwrap();
+    world.engine.answer(&taskgate::task::Caller::of(child.owner.clone()), child.id, answers).await.unwrap();
     tokio::time::sleep(seconds(3)).await;
     assert!(matches!(world.task(&parent.key).await.outcome(), Some(Outcome::Returned { .. })));
     world.is_idle().await;

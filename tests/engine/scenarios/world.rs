@@ -206,7 +206,7 @@ impl World {
 
     /// How a task stands, by the engine's own view.
     pub(crate) async fn task(&self, key: &TaskKey) -> Arc<Task> {
-        self.engine.get(key).await.unwrap()
+        self.engine.shown(key).await.unwrap()
     }
 
     /// All calls have ended, and no place is taken any more. Nothing can be called after this.
@@ -405,7 +405,7 @@ impl Ask {
             headers,
             body: Bytes::from(body.to_string()),
             message: None,
-            principal: self.principal.clone(),
+            caller: taskgate::task::Caller::of(self.principal.clone()),
             client: None,
             accepted: self.accepted,
             forwarded: ForwardedHeaders::default(),

@@ -6,7 +6,7 @@ use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use taskgate::face::sealed::{ForwardToken, GatewayId, IdKind, digest_of_request};
 use taskgate::replica::Incarnation;
-use taskgate::task::{Clock as _, Principal, Timestamp};
+use taskgate::task::{Caller, Clock as _, Principal, Timestamp};
 use tokio::net::TcpStream;
 
 use super::client::call;
@@ -57,7 +57,7 @@ pub(crate) fn token(target: Incarnation, session: &str) -> ForwardToken {
         number: 1,
         issued_at: NOW,
         request: digest_of_request(&Method::POST, "/mcp", None, &headers),
-        principal: Principal::local(),
+        caller: Caller::of(Principal::local()),
         client: None,
     }
 }
@@ -135,7 +135,8 @@ async fn a_principal_has_no_session_of_anothers_by_way_of_a_replica() {
     let server = ScriptedServer::polite().await;
     let replicas = Replicas::pair(&server).await;
     let session = replicas.client().await.session.unwrap();
-    let token = ForwardToken { principal: Principal::holding("eve"), ..token(replicas.all[0].incarnation, &session) };
+    let token =
+        ForwardToken { caller: Caller::of(Principal::holding("eve")), ..token(replicas.all[0].incarnation, &session) };
     let request = Forwarding {
         method: Method::POST,
         target: "/mcp",

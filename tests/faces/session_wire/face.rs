@@ -173,7 +173,7 @@ impl Caller {
             headers,
             body: Bytes::from(body),
             message: None,
-            principal: self.principal.clone(),
+            caller: taskgate::task::Caller::of(self.principal.clone()),
             client: None,
             accepted: self.accepted,
             forwarded: taskgate::upstream::ForwardedHeaders::default(),

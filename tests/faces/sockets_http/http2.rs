@@ -245,7 +245,7 @@ async fn half_a_body_is_answered_408_on_its_stream() {
     assert_eq!(gate.reached(), 0);
     http2.send(&posted(3, &[])).await;
     assert_eq!(http2.fate(3).await, "200");
-    assert_eq!(gate.recorder.seen.lock()[0].principal, Principal::local());
+    assert_eq!(gate.recorder.seen.lock()[0].caller.principal, Principal::local());
 }
 
 /// F64: a panic costs its stream.

@@ -233,7 +233,7 @@ async fn the_endpoint_gets_the_body_the_accepted_types_and_a_principal_of_ours()
     assert_eq!(seen[0].body, "{\"odd\" : 1.10}");
     assert_eq!(seen[0].path, "/mcp");
     assert_eq!(seen[0].accepted, AcceptedTypes::EventStream);
-    assert_eq!(seen[0].principal, Principal::local());
+    assert_eq!(seen[0].caller.principal, Principal::local());
 }
 
 /// A redirect would lose the body, or the credential, of many a client.

@@ -140,7 +140,7 @@ async fn answered(face: &StatelessFace, token: &Value, accepted: AcceptedTypes) 
         forwarded: &ForwardedHeaders::default(),
         body: &body,
         counted_as: principal.clone(),
-        principal,
+        caller: taskgate::task::Caller::of(principal),
         is_counted: false,
         accepted,
         arrived,

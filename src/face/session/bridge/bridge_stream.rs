@@ -81,7 +81,7 @@ pub(in crate::face::session) async fn get(
         // Not 404, which would mean that the session has ended.
         return taken_up.unwrap_or_else(|| bare(StatusCode::BAD_REQUEST));
     }
-    let principal = &inbound.principal;
+    let principal = &inbound.caller.principal;
     let bridged = BridgedUpstream::of(shared, &session, principal);
     // An unavailable server is asked later: the client would not retry after a refusal.
     let declared = bridged.capabilities().await.ok();

@@ -21,12 +21,13 @@ use crate::face::call_stream::request_answer::unanswered;
 use crate::face::http::FaceResponse;
 use crate::face::session::SessionFaceState;
 use crate::face::session::session_cache::ClientSession;
-use crate::task::{ChosenId, ListFilter, Principal, SessionScope, Task, TaskId, TaskKey, Timestamp};
+use crate::task::{Caller, ChosenId, ListFilter, SessionScope, Task, TaskId, TaskKey, Timestamp};
 use crate::wire::envelope::{Notification, Request};
 use crate::wire::{JsonPieces, Object, Payload, RequestId};
 
 pub(super) struct DraftCall {
     chosen: ChosenId,
+    caller: Caller,
     request: Arc<TaskRequestEntry>,
     nonce: u128,
 }
@@ -49,7 +50,12 @@ impl SessionFaceState {
     ) -> DraftCall {
         let nonce = asking.session.token.nonce;
         let chosen = ChosenId { session: SessionScope(nonce), text: Arc::clone(&wish.text) };
-        DraftCall { chosen, request: Arc::new(self.tasks.requests.enter(nonce, &request.id)), nonce }
+        DraftCall {
+            chosen,
+            caller: asking.caller.clone(),
+            request: Arc::new(self.tasks.requests.enter(nonce, &request.id)),
+            nonce,
+        }
     }
 
     /// Responds to a call that became a task: a notification about it, its messages, and its outcome (D86-02, D86-03).
@@ -65,13 +71,15 @@ impl SessionFaceState {
             self.cancel_withdrawn(&task.key).await;
             return unanswered(addressee.accepted).into_response(&addressee);
         }
-        let subscribers = self.subscribers(&task.key, call.nonce, Some(task));
+        let subscribers = self.subscribers(&call.caller, task.key.id, call.nonce, Some(task));
         subscribers.wants_progress(rising);
         subscribers.answers(Arc::clone(&call.request));
         let created = DraftTasks::created(&call.chosen);
         let waiting = WaitingCall { chosen: call.chosen, request: call.request };
-        let (shared, key, nonce) = (Arc::clone(self), task.key.clone(), call.nonce);
-        OutcomeRequest { shared, key, nonce, addressee, call: Some(waiting) }.answer_from(created, &subscribers).await
+        let (shared, id, nonce) = (Arc::clone(self), task.key.id, call.nonce);
+        OutcomeRequest { shared, caller: call.caller, id, nonce, addressee, call: Some(waiting) }
+            .answer_from(created, &subscribers)
+            .await
     }
 
     /// Whether a notification cancels a call that became a task or will.
@@ -128,35 +136,33 @@ impl SessionFaceState {
         dialect: &DraftTasks,
         command: TaskCommand,
     ) -> Result<JsonPieces, TaskMethodError> {
-        let key = |id| TaskKey { owner: asking.principal.clone(), id };
-        let engine = &self.served.engine;
+        let (caller, engine) = (asking.caller, &self.served.engine);
         let reply = match command {
             TaskCommand::Get(id) => {
-                let key = key(id);
-                let task = engine.get(&key).await?;
+                let task = engine.get(caller, id).await?;
                 if !task.is_settled() {
                     // After a restart this links the task to its client's stream again.
-                    self.subscribers(&key, asking.session.token.nonce, None);
+                    self.subscribers(caller, id, asking.session.token.nonce, None);
                 }
                 engine.count_poll(&task);
                 dialect.pieces(TaskReply::Snapshot(&task))
             }
             TaskCommand::Fetch(id) => {
-                let task = engine.get(&key(id)).await?;
+                let task = engine.get(caller, id).await?;
                 record_shown(&task);
                 let task = engine.share(task)?;
                 let reply = dialect.pieces(TaskReply::Fetched(&task))?;
-                return Ok(engine.within_budget(asking.principal, reply)?);
+                return Ok(engine.within_budget(&asking.caller.principal, reply)?);
             }
             TaskCommand::Cancel(id) => {
-                let key = key(id);
+                let key = caller.task(id);
                 let cancelled = engine.cancel(&key).await?;
                 if let Some(subscribers) = self.tasks.subscribers.get(&key) {
                     subscribers.mute();
                 }
                 dialect.pieces(TaskReply::Cancelled { task: &cancelled.task, was_settled: cancelled.was_settled })
             }
-            TaskCommand::Delete(id) => match engine.delete(&key(id)).await? {
+            TaskCommand::Delete(id) => match engine.delete(caller, id).await? {
                 DeleteResult::Deleted => dialect.pieces(TaskReply::Deleted),
                 DeleteResult::Unsettled => Err(not_deletable()),
             },
@@ -175,7 +181,7 @@ impl SessionFaceState {
         cursor: Option<String>,
         params: &Object,
     ) -> Result<Option<Payload>, TaskMethodError> {
-        let (owner, has_core) = (asking.principal, asking.session.has_tasks());
+        let (owner, has_core) = (&asking.caller.principal, asking.session.has_tasks());
         if !owner.is_identified() || (has_core && !matches!(self.wanted_tasks(params), Ok(None))) {
             return Ok(None);
         }
@@ -187,10 +193,10 @@ impl SessionFaceState {
             Some(None) => return Err(bad_cursor().into()),
             after => after.flatten(),
         };
-        let page = engine.list_filtered(owner, &ours, after, PAGE).await?;
+        let page = engine.list_filtered(asking.caller, &ours, after, PAGE).await?;
         let mut tasks = Vec::new();
         for task in page.tasks {
-            match engine.get(&task.key).await {
+            match engine.get(asking.caller, task.key.id).await {
                 Ok(task) => tasks.push(task),
                 Err(TaskError::Unknown) => (),
                 Err(error) => return Err(error.into()),
@@ -199,16 +205,16 @@ impl SessionFaceState {
         let next = match page.next {
             Some(next) => Some(tokens::cursor(sealer, owner, Some(&ours), next)),
             None if has_core && is_first && tasks.is_empty() => return Ok(None),
-            None if has_core => self.first_cursor(owner).await?,
+            None if has_core => self.first_cursor(asking.caller).await?,
             None => None,
         };
         Ok(Some(dialect.page(&tasks, next.as_deref())))
     }
 
-    async fn first_cursor(&self, owner: &Principal) -> Result<Option<String>, TaskMethodError> {
-        let page = self.served.engine.list_filtered(owner, &ListFilter::of_scope(None), None, 1).await?;
+    async fn first_cursor(&self, caller: &Caller) -> Result<Option<String>, TaskMethodError> {
+        let page = self.served.engine.list_filtered(caller, &ListFilter::of_scope(None), None, 1).await?;
         let is_any = page.next.is_some() || !page.tasks.is_empty();
         let before_all = (Timestamp::from_millis(0), TaskId::from_bits(0));
-        Ok(is_any.then(|| tokens::cursor(&self.served.sealer, owner, None, before_all)))
+        Ok(is_any.then(|| tokens::cursor(&self.served.sealer, &caller.principal, None, before_all)))
     }
 }

@@ -24,7 +24,7 @@ use crate::face::call_stream::request_answer::RequestAnswer;
 use crate::face::call_stream::{CallMessage, CallMessages, respond};
 use crate::face::http::FaceResponse;
 use crate::face::session::{SessionFaceState, refuse};
-use crate::task::{ChosenId, Executed, GatewayFault, Reason, Task, TaskKey};
+use crate::task::{Caller, ChosenId, Executed, GatewayFault, Reason, Task, TaskId};
 use crate::wire::framing::BodyPart;
 use crate::wire::{JsonPieces, ProtocolVersion, RpcError};
 
@@ -33,7 +33,8 @@ const STORE_WAIT_MAX: Duration = Duration::from_secs(300);
 
 pub(super) struct OutcomeRequest {
     pub(super) shared: Arc<SessionFaceState>,
-    pub(super) key: TaskKey,
+    pub(super) caller: Caller,
+    pub(super) id: TaskId,
     pub(super) nonce: u128,
     pub(super) addressee: Addressee,
     /// `None` for `tasks/result`.
@@ -49,7 +50,7 @@ impl OutcomeRequest {
     /// Responds at once if the task has settled, otherwise with an event stream (L25-22, L25-23).
     pub(super) async fn answer(self) -> FaceResponse {
         // Released at once: the result may be large, and is read again for the response.
-        match self.shared.served.engine.get(&self.key).await.map(|task| task.is_settled()) {
+        match self.shared.served.engine.get(&self.caller, self.id).await.map(|task| task.is_settled()) {
             Ok(false) => (),
             Err(TaskError::Unknown) => return refuse(&self.addressee, &RequestError::UnknownTask),
             Err(error) => {
@@ -73,7 +74,7 @@ impl OutcomeRequest {
             true => ResultStreamKind::Messages,
             false => ResultStreamKind::OutcomeAlone,
         };
-        self.shared.subscribers(&self.key, self.nonce, None).listen(kind)
+        self.shared.subscribers(&self.caller, self.id, self.nonce, None).listen(kind)
     }
 
     /// Responds with `first`, the task's messages, and its outcome; an error if the task cannot be watched.
@@ -98,11 +99,11 @@ impl OutcomeRequest {
                     Some(call) => DraftTasks::for_call(&call.chosen).pieces(TaskReply::Outcome(&task)),
                     None => self.shared.tasks.codec().pieces(TaskReply::Outcome(&task)),
                 };
-                engine.within_budget(&self.key.owner, reply?).map_err(refused)
+                engine.within_budget(&self.caller.principal, reply?).map_err(refused)
             }
             Ok(_) => Err(too_many()),
             Err(TaskError::Unknown) => {
-                self.shared.tasks.misses.note(&self.key.owner);
+                self.shared.tasks.misses.note(&self.caller.principal);
                 Err(RequestError::UnknownTask.to_error(ProtocolVersion::NEWEST_SESSION))
             }
             Err(error) => {
@@ -121,7 +122,7 @@ impl StoreWait {
     /// Returns once the task can be read. Cancel safe: the time already waited counts.
     async fn for_task(&mut self, request: &OutcomeRequest) -> Result<Arc<Task>, TaskError> {
         loop {
-            let read = request.shared.served.engine.get(&request.key).await;
+            let read = request.shared.served.engine.get(&request.caller, request.id).await;
             if !matches!(read, Err(TaskError::Store(_))) {
                 self.0 = None;
                 return read;
@@ -176,12 +177,12 @@ impl CallMessages for OutcomeWait {
 
     /// Progress if the client requested it and the task still runs (L25-46, L25-47), otherwise a comment.
     async fn sign(&mut self) -> BodyPart {
-        let OutcomeRequest { shared, key, .. } = &self.awaiting;
+        let OutcomeRequest { shared, caller, id, .. } = &self.awaiting;
         let rising = self.listener.as_ref().and_then(ResultSubscriber::rising);
         let Some(rising) = rising.filter(|_| shared.served.settings.life_signs) else {
             return BodyPart::comment();
         };
-        let related = match shared.served.engine.get(key).await {
+        let related = match shared.served.engine.get(caller, *id).await {
             Ok(task) if !task.is_settled() => shared.tasks.codec().related(&task),
             Ok(_) | Err(_) => return BodyPart::comment(),
         };

@@ -21,7 +21,7 @@ use crate::engine::TaskError;
 use crate::engine::retry_delays::RetryDelays;
 use crate::face::session::SessionFaceState;
 use crate::task::reference::LoggedTask;
-use crate::task::{InputKey, Phase, Question, Task, TaskKey};
+use crate::task::{Caller, InputKey, Phase, Question, Task, TaskId, TaskKey};
 use crate::wire::RequestId;
 
 /// A question's longest wait for a stream of `tasks/result` before it uses the session's own (T-32).
@@ -31,6 +31,8 @@ const AGAIN: Duration = Duration::from_secs(1);
 
 pub(super) struct TaskNotifier {
     shared: Arc<SessionFaceState>,
+    /// The caller that first asked about the task in the session.
+    caller: Caller,
     key: TaskKey,
     subscribers: Arc<SubscriberList>,
     shown: Option<StatusNotice>,
@@ -54,12 +56,13 @@ impl TaskNotifier {
     /// `shown` is the state that the client knows.
     pub(super) fn new(
         shared: Arc<SessionFaceState>,
-        key: TaskKey,
+        (caller, id): (Caller, TaskId),
         subscribers: Arc<SubscriberList>,
         shown: Option<&Task>,
     ) -> Self {
+        let key = caller.task(id);
         let shown = shown.map(|task| shared.tasks.codec().notice(task));
-        Self { shared, key, subscribers, shown, put: BTreeMap::new(), waiting: BTreeMap::new() }
+        Self { shared, caller, key, subscribers, shown, put: BTreeMap::new(), waiting: BTreeMap::new() }
     }
 
     pub(super) async fn run(mut self) {
@@ -70,7 +73,7 @@ impl TaskNotifier {
             loop {
                 // A stream that is opened after this is seen below.
                 opened.borrow_and_update();
-                let task = match shared.served.engine.get(&self.key).await {
+                let task = match shared.served.engine.get(&self.caller, self.key.id).await {
                     Ok(task) => task,
                     Err(TaskError::Unknown) => break,
                     Err(error) => {

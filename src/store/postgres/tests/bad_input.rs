@@ -91,7 +91,7 @@ async fn a_url_file_is_read_again_at_each_connect() {
         assert!(!refused.contains("secret") && refused.contains("database"), "{wrong}: {refused}");
     }
     write_url(&format!("{}\n", server.url()));
-    let store = open_with(settings).await.unwrap();
+    let store = opened(settings).await;
     store.insert(&task("a", 1)).await.unwrap();
     let own = format!("application_name LIKE 'taskgate {name} %'");
     let count = format!("SELECT count(*) >= 2 FROM pg_stat_activity WHERE {own}");
@@ -115,7 +115,7 @@ async fn the_first_host_that_can_be_written_to_is_used() {
     let unused = reserved_address().port();
     let port = server.port();
     let url = format!("postgres://postgres@127.0.0.1:{unused},127.0.0.1:{port}/postgres?sslmode=disable");
-    let store = open_with(at(server, url)).await.unwrap();
+    let store = opened(at(server, url)).await;
     store.insert(&task("a", 1)).await.unwrap();
     assert!(store.load(&task("a", 1).key, START).await.unwrap().is_some());
     store.close().await;
@@ -184,7 +184,7 @@ fn spoil(server: &PostgresServer, schema: &str, id: u128, record: &str) {
 async fn a_row_that_is_damaged_is_a_failed_task() {
     let Some(server) = shared() else { return };
     let schema = new_schema();
-    let store = open_with(settings(server, &schema)).await.unwrap();
+    let store = opened(settings(server, &schema)).await;
     let changes = [
         "set_byte(record, 30, get_byte(record, 30) # 1)",
         "substring(record FROM 1 FOR length(record) - 1)",
@@ -218,7 +218,7 @@ const NEWER: &str = "'\\x0063'::bytea || substring(sha256('\\x0063' || substring
 async fn a_record_of_a_newer_format_is_left_as_it_is() {
     let Some(server) = shared() else { return };
     let schema = new_schema();
-    let store = open_with(settings(server, &schema)).await.unwrap();
+    let store = opened(settings(server, &schema)).await;
     let one = task("a", 1);
     store.insert(&one).await.unwrap();
     spoil(server, &schema, 1, NEWER);
@@ -236,7 +236,7 @@ async fn a_record_of_a_newer_format_is_left_as_it_is() {
 async fn lists_go_on_behind_rows_that_cannot_be_read() {
     let Some(server) = shared() else { return };
     let schema = new_schema();
-    let store = open_with(settings(server, &schema)).await.unwrap();
+    let store = opened(settings(server, &schema)).await;
     for id in 1..=6 {
         store
             .insert(&Task { created_at: START.after(Duration::from_millis(id)), ..task("a", id.into()) })
@@ -272,7 +272,7 @@ async fn lists_go_on_behind_rows_that_cannot_be_read() {
 async fn a_notification_that_is_no_hint_says_that_something_was_missed() {
     let Some(server) = shared() else { return };
     let schema = new_schema();
-    let store = open_with(settings(server, &schema)).await.unwrap();
+    let store = opened(settings(server, &schema)).await;
     let mut changes = store.changes();
     // Its own connection emits the same hint when it starts to listen.
     assert_eq!(changes.next().await, Some(StoreHint::Missed));

@@ -51,7 +51,7 @@ async fn tables_do_not_grow_however_many_tasks_have_lived() {
     let Some(server) = PostgresServer::start(&["autovacuum_naptime = 5s"]) else { return };
     let lives: u64 = std::env::var("BLOAT_LIVES").map_or(100_000, |lives| lives.parse().expect("a number"));
     let schema = new_schema();
-    let store = open_with(settings(&server, &schema)).await.unwrap();
+    let store = opened(settings(&server, &schema)).await;
     let portion = lives / (2 * LOOKS);
     let begin = Instant::now();
     let mut seen = Vec::new();

@@ -18,7 +18,7 @@ fn is_right(store: &PostgresStore) -> bool {
 
 /// A database with a server clock 400 days ahead of its last use.
 async fn used_long_ago(server: &PostgresServer, schema: &str) {
-    let store = open_with(settings(server, schema)).await.unwrap();
+    let store = opened(settings(server, schema)).await;
     store.insert(&task("a", 1)).await.unwrap();
     store.close().await;
     used_at(server, schema, START);
@@ -47,7 +47,7 @@ async fn f88_a_right_clock_counts_again_after_a_wrong_one() {
         (DAY * 400).as_millis()
     ));
     used_at(server, &schema, SystemClock.now());
-    let store = open_with(settings(server, &schema)).await.unwrap();
+    let store = opened(settings(server, &schema)).await;
     assert!(is_right(&store) && !store.trust.is_distrusted(), "{}", store.clock().now());
     store.close().await;
 }
@@ -57,7 +57,7 @@ async fn f88_a_right_clock_counts_again_after_a_wrong_one() {
 async fn a_server_whose_clock_is_400_days_ahead_loses_no_kept_result() {
     let Some(right) = PostgresServer::start(&[]) else { return };
     let schema = new_schema();
-    let store = open_with(settings(&right, &schema)).await.unwrap();
+    let store = opened(settings(&right, &schema)).await;
     let made_at = store.clock().now();
     let kept = Task { created_at: made_at, updated_at: made_at, ttl: DAY, ..contract::settled(task("a", 1), "r") };
     store.insert(&kept).await.unwrap();
@@ -66,7 +66,7 @@ async fn a_server_whose_clock_is_400_days_ahead_loses_no_kept_result() {
     let wrong = tokio::task::block_in_place(|| PostgresServer::standby_with_clock(&right, "one", ahead));
     wrong.promote();
     for _ in 0..2 {
-        let store = open_with(settings(&wrong, &schema)).await.unwrap();
+        let store = opened(settings(&wrong, &schema)).await;
         let shown = store.clock().now();
         assert!(shown.since(made_at) > DAY * 399, "{shown}");
         assert_eq!(store.sweep(shown, 9).await.unwrap(), 0);
@@ -82,21 +82,21 @@ async fn an_operator_resets_the_time_that_the_store_goes_by() {
     let (schema, folder) = (new_schema(), tempfile::tempdir().unwrap());
     let own = PostgresSettings { folder: Some(folder.path().to_owned()), ..settings(server, &schema) };
     let wish = folder.path().join("tasks.reset-clock");
-    open_with(own.clone()).await.unwrap().close().await;
+    opened(own.clone()).await.close().await;
     used_at(server, &schema, SystemClock.now().after(DAY * 400));
     let mut beside = settings(server, &schema);
     beside.replica.name.push('+');
-    let other = open_with(beside).await.unwrap();
+    let other = opened(beside).await;
     assert!(!is_right(&other), "it was noted");
     std::fs::write(&wish, "").unwrap();
-    let store = open_with(own.clone()).await.unwrap();
+    let store = opened(own.clone()).await;
     assert!(!is_right(&store) && wish.exists(), "another gateway lives");
     let shown = store.clock().now();
     store.insert(&Task { created_at: shown, updated_at: shown, ..task("a", 1) }).await.unwrap();
     store.close().await;
     other.close().await;
     for _ in 0..2 {
-        let store = open_with(own.clone()).await.unwrap();
+        let store = opened(own.clone()).await;
         assert!(is_right(&store) && !wish.exists(), "{}", store.clock().now());
         assert_eq!(store.usage().tasks, 1);
         store.close().await;

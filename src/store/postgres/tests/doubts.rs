@@ -19,7 +19,7 @@ impl Deafened {
         let other = settings(server, &new_schema());
         let mut deaf = behind(&proxy, other.clone());
         deaf.replica.name.push('+');
-        Self { proxy, other: open_with(other).await.unwrap(), deaf: open_with(deaf).await.unwrap() }
+        Self { proxy, other: opened(other).await, deaf: opened(deaf).await }
     }
 
     /// Inserts a row with an unknown commit, at the deaf replica.
@@ -110,7 +110,7 @@ async fn rows_of_a_claim_with_an_unknown_commit_are_handed_out_by_the_next_claim
     let Some(at) = Waiting::begin(READ_EACH).await else { return };
     let mut beside = (*at.store.state.settings).clone();
     beside.replica.name.push('+');
-    let ended = open_with(beside).await.unwrap();
+    let ended = opened(beside).await;
     let wanted: BTreeSet<_> = (2..7).map(|id| task("a", id).key).collect();
     for id in 2..7 {
         ended.insert(&task("a", id)).await.unwrap();

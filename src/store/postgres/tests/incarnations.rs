@@ -11,10 +11,10 @@ fn rows(server: &PostgresServer, schema: &str) -> [usize; 3] {
 }
 
 pub(super) async fn two(server: &PostgresServer, schema: &str) -> [Arc<PostgresStore>; 2] {
-    let one = open_with(settings(server, schema)).await.unwrap();
+    let one = opened(settings(server, schema)).await;
     let mut other = settings(server, schema);
     other.replica.name.push('+');
-    [one, open_with(other).await.unwrap()]
+    [one, opened(other).await]
 }
 
 /// As when several gateways start on a new database.
@@ -72,7 +72,7 @@ async fn what_an_incarnation_leaves_is_removed_once_it_is_long_dead_and_nobody_n
         store.close().await;
     }
     // The next process counts the same.
-    let next = open_with(settings(server, &schema)).await.unwrap();
+    let next = opened(settings(server, &schema)).await;
     assert_eq!(next.usage(), before.0);
     next.close().await;
 }
@@ -166,9 +166,9 @@ async fn incarnations_that_died_are_forgotten_beside_one_of_their_name_that_live
     let Some(server) = shared() else { return };
     let schema = new_schema();
     for _ in 0..2 {
-        open_with(settings(server, &schema)).await.unwrap().close().await;
+        opened(settings(server, &schema)).await.close().await;
     }
-    let store = open_with(settings(server, &schema)).await.unwrap();
+    let store = opened(settings(server, &schema)).await;
     assert_eq!(rows(server, &schema)[0], 3);
     assert_eq!(store.forget(&schema).await.unwrap(), ReplicaForgetting::Forgotten(2));
     assert_eq!(store.forget(&schema).await.unwrap(), ReplicaForgetting::Alive);
@@ -183,12 +183,12 @@ async fn a_row_of_an_upstream_that_an_incarnation_lacks_is_left_to_others_for_as
     let Some(server) = shared() else { return };
     let schema = new_schema();
     let terms = LeaseTerms::new(Duration::from_secs(4), Duration::from_secs(5)).unwrap();
-    let dead = open_with(PostgresSettings { terms, ..settings(server, &schema) }).await.unwrap();
+    let dead = opened(PostgresSettings { terms, ..settings(server, &schema) }).await;
     let made = task("a", 1);
     dead.insert(&made).await.unwrap();
     let mut other = PostgresSettings { terms, ..settings(server, &schema) };
     other.replica.name.push('+');
-    let store = open_with(other).await.unwrap();
+    let store = opened(other).await;
     assert!(store.declare_dead(dead.holder()).await.unwrap());
     assert!(store.claim(9, &[Arc::from("else")]).await.unwrap().is_empty());
     until("no other replica comes for it", || !store.view.now().abandoned.is_empty()).await;
@@ -210,7 +210,7 @@ async fn an_incarnation_that_is_about_to_end_leaves_the_rows_of_the_dead_to_othe
     leaving.leave();
     assert!(leaving.claim(9, &known()).await.unwrap().is_empty());
     leaving.close().await;
-    let next = open_with(settings(server, &schema)).await.unwrap();
+    let next = opened(settings(server, &schema)).await;
     assert_eq!(next.claim(9, &known()).await.unwrap(), [made.key]);
     for store in [dead, next] {
         store.close().await;
@@ -252,7 +252,7 @@ async fn a_start_beside_one_that_creates_the_tables_is_refused_and_tried_again()
     assert!(refused.retry() == Retry::Always && refused.to_string().contains("another gateway changes"), "{refused}");
     let waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted";
     until("no connection waits", || server.psql(waiting) == "0").await;
-    for store in [opening.await.unwrap().unwrap(), open_with(other).await.unwrap()] {
+    for store in [opening.await.unwrap().unwrap(), opened(other).await] {
         store.close().await;
     }
 }
@@ -262,7 +262,7 @@ async fn a_start_beside_one_that_creates_the_tables_is_refused_and_tried_again()
 async fn f68_a_schema_of_another_version_is_refused() {
     let Some(server) = shared() else { return };
     let schema = new_schema();
-    open_with(settings(server, &schema)).await.unwrap().close().await;
+    opened(settings(server, &schema)).await.close().await;
     let own: i32 = server.psql(&format!("SELECT schema_version FROM {schema}.tg_meta")).parse().unwrap();
     for (version, said) in [
         (
@@ -294,11 +294,11 @@ async fn f68_a_schema_of_another_version_is_refused() {
 async fn the_number_of_a_prior_incarnation_that_another_gateway_has_by_now_says_nothing() {
     let Some(server) = shared() else { return };
     let schema = new_schema();
-    let one = open_with(settings(server, &schema)).await.unwrap();
+    let one = opened(settings(server, &schema)).await;
     let mut other = settings(server, &schema);
     other.replica.name.push('+');
     other.prior = Some(one.as_prior());
-    let other = open_with(other).await.unwrap();
+    let other = opened(other).await;
     assert!(!other.view.now().has_dead());
     one.insert(&task("a", 1)).await.unwrap();
     for store in [one, other] {
@@ -386,7 +386,7 @@ async fn sums_that_come_to_nothing_with_those_of_another_incarnation_go() {
     for store in [one, other] {
         store.close().await;
     }
-    let next = open_with(settings(server, &schema)).await.unwrap();
+    let next = opened(settings(server, &schema)).await;
     assert_eq!(next.usage().tasks, 2);
     next.close().await;
 }
@@ -396,7 +396,7 @@ async fn sums_that_come_to_nothing_with_those_of_another_incarnation_go() {
 async fn nobodys_sums_are_counted_by_whoever_is_left_alone() {
     let Some(server) = shared() else { return };
     let schema = new_schema();
-    let store = open_with(settings(server, &schema)).await.unwrap();
+    let store = opened(settings(server, &schema)).await;
     for id in 1..3 {
         store.insert(&contract::settled(task("a", id), "r")).await.unwrap();
     }

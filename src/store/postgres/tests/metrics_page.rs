@@ -33,11 +33,11 @@ async fn course(server: &PostgresServer, page: &PrometheusHandle) {
     let quick = with(settings(server, &schema), |access| access.write_max = Duration::from_secs(1));
     let mut beside = quick.clone();
     beside.replica.name.push('+');
-    let (old, one) = (open_with(quick).await.unwrap(), task("a", 1));
+    let (old, one) = (opened(quick).await, task("a", 1));
     let first = old.insert(&one).await.unwrap();
     server.psql(&format!("UPDATE {schema}.tg_task SET rev = rev"));
     // A new replica looks at once.
-    let store = open_with(beside).await.unwrap();
+    let store = opened(beside).await;
     until_some(page, metric::DATABASE_OLDEST_TRANSACTION).await;
     until_some(page, metric::DATABASE_DEAD_ROWS).await;
     until("both are seen", || value(page, metric::REPLICAS_LIVING) == 2.0).await;

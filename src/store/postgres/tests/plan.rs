@@ -53,7 +53,7 @@ async fn a_batch_reads_the_rows_that_it_writes_and_no_others() {
     let Some(server) = shared() else { return };
     let schema = new_schema();
     let patient = with(settings(server, &schema), |access| access.write_max = Duration::from_secs(30));
-    let store = open_with(patient).await.unwrap();
+    let store = opened(patient).await;
     server.psql(&format!("ALTER TABLE {schema}.tg_task SET (autovacuum_enabled = false)"));
     let first = task("a", 2 * BATCH);
     let revision = store.insert(&first).await.unwrap();
@@ -86,7 +86,7 @@ async fn a_batch_reads_the_rows_that_it_writes_and_no_others() {
 async fn a_batch_reads_the_sums_that_it_changes_and_no_others() {
     let Some(server) = shared() else { return };
     let schema = new_schema();
-    let store = open_with(settings(server, &schema)).await.unwrap();
+    let store = opened(settings(server, &schema)).await;
     let tasks: Vec<Task> = (0..200).map(|id| task(&format!("owner {id}"), id)).collect();
     store.insert(&tasks[0]).await.unwrap();
     store.remove(&tasks[0].key).await.unwrap();
@@ -110,7 +110,7 @@ async fn a_batch_reads_the_sums_that_it_changes_and_no_others() {
 async fn progress_is_written_to_no_index() {
     let Some(server) = shared() else { return };
     let schema = new_schema();
-    let store = open_with(settings(server, &schema)).await.unwrap();
+    let store = opened(settings(server, &schema)).await;
     let (attempt, steps) = (Attempt::FIRST, [1, 40, 80]);
     for id in 0..20 {
         let mut task = task("a", id);
@@ -139,7 +139,7 @@ async fn progress_is_written_to_no_index() {
 async fn no_index_but_that_of_keys_can_serve_a_lookup_by_key() {
     let Some(server) = shared() else { return };
     let schema = new_schema();
-    let store = open_with(settings(server, &schema)).await.unwrap();
+    let store = opened(settings(server, &schema)).await;
     let plan = |more: &str| {
         server.psql(&format!(
             "BEGIN; SET LOCAL search_path = {schema}; SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off;

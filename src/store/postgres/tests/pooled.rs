@@ -17,7 +17,7 @@ fn through(server: &PostgresServer, url: String) -> PostgresSettings {
 async fn beside(store: &PostgresStore) -> Arc<PostgresStore> {
     let mut settings = (*store.state.settings).clone();
     settings.replica.name.push('+');
-    open_with(settings).await.unwrap()
+    opened(settings).await
 }
 
 /// The next hint with a key, if there is one in time.
@@ -154,11 +154,11 @@ async fn without_notifications_no_settled_task_is_kept() {
     let tracker = TaskTracker::new();
     let deafening = tracker.spawn(deafen(listener, ("127.0.0.1", server.port()), tracker.clone()));
     let url = format!("postgres://postgres@127.0.0.1:{port}/postgres?sslmode=disable");
-    let deaf = open_with(through(&server, url)).await.unwrap();
+    let deaf = opened(through(&server, url)).await;
     let mut hearing = (*deaf.state.settings).clone();
     hearing.access.url = DatabaseUrl::Here(server.url());
     hearing.replica.name.push('+');
-    let other = open_with(hearing).await.unwrap();
+    let other = opened(hearing).await;
     // After the evictions at the start of its connection and of the other replica.
     tokio::time::sleep(Duration::from_secs(3)).await;
     let done = settled(task("a", 1), "r");

@@ -34,7 +34,7 @@ impl Waiting {
         let PostgresTimes { write_max, read_trust } = times;
         let settings =
             with(settings(&server, &schema), |access| (access.write_max, access.read_trust) = (write_max, read_trust));
-        let store = open_with(settings).await.unwrap();
+        let store = opened(settings).await;
         store.insert(&task("a", 1)).await.unwrap();
         assert!(store.load(&task("a", 1).key, START).await.unwrap().is_some());
         Some(Self { server, schema, store })
@@ -218,7 +218,7 @@ async fn rule_5_a_batch_with_an_unknown_commit_that_comes_after_the_next_barrier
         access.url = DatabaseUrl::Here(format!("postgres://postgres@{}/postgres?sslmode=disable", proxy.address));
         access.write_max = Duration::from_secs(1);
     });
-    let store = open_with(settings).await.unwrap();
+    let store = opened(settings).await;
     store.insert(&task("a", 1)).await.unwrap();
     proxy.set_present(Fault::up("", 0, Verb::Hold));
     let two = task("a", 2);
@@ -248,7 +248,7 @@ async fn rule_6_a_commit_of_a_server_that_names_no_standby_is_unknown() {
     name_standbys(&server, "one").await;
     let sql = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'";
     until("the standby follows", || server.psql(sql) == "1").await;
-    let store = open_with(settings).await.unwrap();
+    let store = opened(settings).await;
     store.insert(&task("a", 1)).await.unwrap();
     name_standbys(&server, "").await;
     let unsure = store.insert(&task("a", 2)).await;
@@ -269,7 +269,7 @@ async fn rule_6_a_commit_of_a_server_that_names_no_standby_is_unknown() {
 async fn n2_names_that_are_emptied_are_noticed_where_nobody_writes() {
     let Some([server, _standby]) = pair().await else { return };
     let settings = with(settings(&server, &new_schema()), |access| access.durability = Durability::Replicated);
-    let store = open_with(settings).await.unwrap();
+    let store = opened(settings).await;
     name_standbys(&server, "").await;
     until("readiness says why", || store.health() == PostgresHealth::NoStandby).await;
     name_standbys(&server, "one").await;
@@ -284,7 +284,7 @@ async fn n3_a_commit_that_a_person_released_is_not_shown_by_another_gateway() {
         let Some(at) = Waiting::begin(PATIENT).await else { return };
         let beside = with((*at.store.state.settings).clone(), |access| access.write_max = READ_EACH.write_max);
         let replica = ReplicaDescription { name: "beside".into(), ..beside.replica };
-        let other = open_with(PostgresSettings { replica, ..beside }).await.unwrap();
+        let other = opened(PostgresSettings { replica, ..beside }).await;
         at.names("missing").await;
         let (store, two) = (Arc::clone(&at.store), task("a", 2));
         let (written, ()) = tokio::join!(store.insert(&two), at.strike(released_by));
@@ -326,7 +326,7 @@ async fn n4_what_an_old_primary_shows_is_believed_no_longer_than_reads_are_trust
         // Without a heartbeat in between.
         let terms = LeaseTerms::new(Duration::from_secs(60), Duration::from_secs(300)).unwrap();
         let settings = PostgresSettings { terms, ..settings };
-        let store = open_with(settings).await.unwrap();
+        let store = opened(settings).await;
         let one = task("a", 1);
         store.insert(&one).await.unwrap();
         // Each new connection requires a barrier; no more are made.
@@ -367,7 +367,7 @@ async fn n4_a_host_where_commits_wait_keeps_nobody_from_the_new_primary() {
         access.url = DatabaseUrl::Here(format!("postgres://postgres@{}/postgres", hosts.join(",")));
         access.write_max = Duration::from_secs(1);
     });
-    let store = open_with(settings).await.unwrap();
+    let store = opened(settings).await;
     store.insert(&task("a", 1)).await.unwrap();
     new.promote();
     let begin = Instant::now();
@@ -391,7 +391,7 @@ async fn n4_a_barrier_on_the_new_primary_proves_nothing_of_the_old_one() {
     });
     let terms = LeaseTerms::new(Duration::from_secs(60), Duration::from_secs(300)).unwrap();
     let settings = PostgresSettings { terms, ..settings };
-    let store = open_with(settings).await.unwrap();
+    let store = opened(settings).await;
     let (one, two) = (task("a", 1), task("a", 2));
     store.insert(&one).await.unwrap();
     for _ in 0..4 {

@@ -30,7 +30,7 @@ async fn listens(store: &PostgresStore) {
 async fn a_task_that_was_removed_here_is_not_shown_whoever_removed_it_first() {
     let Some(server) = shared() else { return };
     let schema = new_schema();
-    let store = open_with(settings(server, &schema)).await.unwrap();
+    let store = opened(settings(server, &schema)).await;
     listens(&store).await;
     let keys = [insert_settled(&store, 1).await, insert_settled(&store, 2).await];
     for key in &keys {
@@ -101,7 +101,7 @@ async fn n4_a_settled_row_of_an_old_primary_is_shown_no_longer_than_reads_are_tr
     });
     // Without a heartbeat in between.
     let terms = LeaseTerms::new(Duration::from_secs(60), Duration::from_secs(300)).unwrap();
-    let store = open_with(PostgresSettings { terms, ..settings }).await.unwrap();
+    let store = opened(PostgresSettings { terms, ..settings }).await;
     let proven = insert_settled(&store, 1).await;
     for _ in 0..4 {
         assert!(store.load(&task("a", 9).key, START).await.unwrap().is_none());

@@ -21,7 +21,7 @@ fn named(mut settings: PostgresSettings, name: &str) -> PostgresSettings {
 async fn tries_while_a_standby_is_away_leave_one_connection_that_waits_for_it() {
     let Some(server) = PostgresServer::start(&[]) else { return };
     let settings = with(settings(&server, &new_schema()), |access| access.write_max = Duration::from_secs(1));
-    open_with(settings.clone()).await.unwrap().close().await;
+    opened(settings.clone()).await.close().await;
     name_standbys(&server, "missing").await;
     for _ in 0..3 {
         let refused = open_with(settings.clone()).await;
@@ -31,7 +31,7 @@ async fn tries_while_a_standby_is_away_leave_one_connection_that_waits_for_it() 
     assert_eq!(server.psql(left), "1");
     name_standbys(&server, "").await;
     until("it has ended", || server.psql(left) == "0").await;
-    open_with(settings).await.unwrap().close().await;
+    opened(settings).await.close().await;
 }
 
 /// A new incarnation in the same process finds the unfinished writer before it, and leaves no row itself.
@@ -39,7 +39,7 @@ async fn tries_while_a_standby_is_away_leave_one_connection_that_waits_for_it() 
 async fn tries_while_an_earlier_writer_is_not_done_leave_no_rows() {
     let Some(server) = shared() else { return };
     let schema = new_schema();
-    let store = open_with(settings(server, &schema)).await.unwrap();
+    let store = opened(settings(server, &schema)).await;
     let session = store.connector.connect("writer left", None).await.unwrap();
     session
         .client
@@ -53,7 +53,7 @@ async fn tries_while_an_earlier_writer_is_not_done_leave_no_rows() {
     assert!(refused.as_ref().is_err_and(|error| error.retry() == Retry::Always), "{refused:?}");
     assert_eq!(rows(), "1");
     session.client.batch_execute("ROLLBACK").await.unwrap();
-    open_with(settings(server, &schema)).await.unwrap().close().await;
+    opened(settings(server, &schema)).await.close().await;
     assert_eq!(rows(), "2");
 }
 
@@ -61,10 +61,10 @@ async fn tries_while_an_earlier_writer_is_not_done_leave_no_rows() {
 async fn gateways_whose_leases_differ_do_not_take_each_other_for_dead() {
     let Some(server) = shared() else { return };
     let schema = new_schema();
-    let short = open_with(settings(server, &schema)).await.unwrap();
+    let short = opened(settings(server, &schema)).await;
     let terms = LeaseTerms::new(LeaseTerms::LEASE_MAX, Duration::from_secs(300)).unwrap();
     let long = named(PostgresSettings { terms, ..settings(server, &schema) }, "long");
-    let long = open_with(long).await.unwrap();
+    let long = opened(long).await;
     tokio::time::sleep(LeaseTerms::LEASE_MIN * 2).await;
     assert_eq!(server.psql(&format!("SELECT count(*) FROM {schema}.tg_replica WHERE dead")), "0");
     for store in [short, long] {
@@ -85,7 +85,7 @@ async fn a_row_that_is_silent_for_a_lease_keeps_no_gateway_with_another_key_from
     drop(gone);
     let other = sealing_with(named(settings(server, &schema), "other"), 2);
     let began = Instant::now();
-    let store = open_with(other.clone()).await.unwrap();
+    let store = opened(other.clone()).await;
     assert!(began.elapsed() >= other.terms.lease(), "{:?}", began.elapsed());
     let dead = format!("SELECT incarnation FROM {schema}.tg_replica WHERE dead");
     assert_eq!(server.psql(&dead), former.to_string());
@@ -104,7 +104,7 @@ async fn a_row_that_is_silent_for_a_lease_keeps_no_gateway_with_another_key_from
 async fn a_database_that_lacks_the_incarnation_before_is_older_however_far_its_numbers_are() {
     let Some(server) = shared() else { return };
     let schema = new_schema();
-    let store = open_with(settings(server, &schema)).await.unwrap();
+    let store = opened(settings(server, &schema)).await;
     let incarnation = store.as_prior();
     store.close().await;
     let ahead = incarnation.holder.0 + LOGGED_AHEAD;
@@ -116,7 +116,7 @@ async fn a_database_that_lacks_the_incarnation_before_is_older_however_far_its_n
     let refused = open_with(next.clone()).await;
     assert!(matches!(refused, Err(PostgresOpenError::Lost { .. })), "{refused:?}");
     let accepted = with(next, |access| access.accept_loss = Some(incarnation.generation));
-    let store = open_with(accepted).await.unwrap();
+    let store = opened(accepted).await;
     assert!(store.holder().0 > ahead);
     store.close().await;
 }
@@ -126,18 +126,18 @@ async fn a_database_that_lacks_the_incarnation_before_is_older_however_far_its_n
 async fn a_database_that_has_fewer_heartbeats_than_it_acknowledged_to_the_incarnation_before_is_older() {
     let Some(server) = shared() else { return };
     let schema = new_schema();
-    let store = open_with(settings(server, &schema)).await.unwrap();
+    let store = opened(settings(server, &schema)).await;
     until("beats are acknowledged", || store.as_prior().heartbeat > 1).await;
     let incarnation = store.as_prior();
     store.close().await;
     let next = PostgresSettings { prior: Some(incarnation), ..settings(server, &schema) };
-    open_with(next.clone()).await.unwrap().close().await;
+    opened(next.clone()).await.close().await;
     let loses = |set: &str| server.psql(&format!("UPDATE {schema}.{set}"));
     loses(&format!("tg_replica SET beat = {} WHERE incarnation = {}", incarnation.heartbeat - 1, incarnation.holder));
     let refused = open_with(next.clone()).await;
     assert!(matches!(refused, Err(PostgresOpenError::Lost { .. })), "{refused:?}");
     let accepted = with(next, |access| access.accept_loss = Some(incarnation.generation));
-    open_with(accepted.clone()).await.unwrap().close().await;
+    opened(accepted.clone()).await.close().await;
     loses("tg_meta SET generation = gen_random_uuid()");
     let refused = open_with(accepted).await;
     assert!(matches!(refused, Err(PostgresOpenError::Lost { .. })), "{refused:?}");
@@ -173,7 +173,7 @@ async fn a_gateway_whose_incarnation_is_there_hides_from_no_other_that_its_own_i
 async fn an_incarnation_that_was_forgotten_is_no_sign_of_a_database_that_is_older() {
     let Some(server) = shared() else { return };
     let schema = new_schema();
-    let asked = open_with(settings(server, &schema)).await.unwrap();
+    let asked = opened(settings(server, &schema)).await;
     let gone = open_with(named(settings(server, &schema), "gone")).await.unwrap();
     let prior = gone.as_prior();
     gone.close().await;
@@ -182,7 +182,7 @@ async fn an_incarnation_that_was_forgotten_is_no_sign_of_a_database_that_is_olde
         server.psql(&format!("SELECT string_agg(incarnation::text, ' ' ORDER BY incarnation) FROM {schema}.tg_lane"))
     };
     let next = PostgresSettings { prior: Some(prior), ..named(settings(server, &schema), "gone") };
-    let next = open_with(next).await.unwrap();
+    let next = opened(next).await;
     upkeep::pass(&asked.queue, None).await.unwrap();
     let [first, forgotten, last] = [asked.holder(), prior.holder, next.holder()];
     assert_eq!(lanes(), format!("{first} {forgotten} {last}"));
@@ -191,7 +191,7 @@ async fn an_incarnation_that_was_forgotten_is_no_sign_of_a_database_that_is_olde
     upkeep::pass(&asked.queue, None).await.unwrap();
     assert_eq!(lanes(), format!("{first} {last}"), "the other is not needed any more");
     let next = PostgresSettings { prior: Some(prior), ..named(settings(server, &schema), "gone") };
-    let next = open_with(next).await.unwrap();
+    let next = opened(next).await;
     for store in [next, asked] {
         store.close().await;
     }

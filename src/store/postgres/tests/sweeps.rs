@@ -19,7 +19,7 @@ fn fill(server: &PostgresServer, schema: &str, sizes: &[u64]) {
 async fn no_more_bytes_are_freed_at_a_time_than_a_write_has_time_for() {
     let Some(server) = shared() else { return };
     let schema = new_schema();
-    let store = open_with(settings(server, &schema)).await.unwrap();
+    let store = opened(settings(server, &schema)).await;
     let max = u64::try_from(SWEEP_BYTES_MAX).unwrap();
     fill(server, &schema, &[3 * max, max / 2, max / 2 - 1, 1024, 1024, max - 1024, max]);
     let mut freed = Vec::new();

@@ -33,7 +33,7 @@ impl RoleStore {
             access.url = DatabaseUrl::Here(server.url().replace("postgres@", &format!("{ROLE}@")));
             access.password_file = Some(folder.path().join("password"));
         });
-        let store = open_with(settings).await.unwrap();
+        let store = opened(settings).await;
         store.insert(&task("a", 1)).await.unwrap();
         let begun = Self { server, folder, store };
         begun.connected().await;
@@ -169,7 +169,7 @@ async fn a_read_whose_connection_ends_is_no_trouble_of_the_server() {
 async fn n1_a_server_whose_commits_wait_is_behind_until_they_do_not() {
     let Some(server) = PostgresServer::start(&[]) else { return };
     let settings = with(settings(&server, &new_schema()), |access| access.write_max = Duration::from_secs(1));
-    let store = open_with(settings.clone()).await.unwrap();
+    let store = opened(settings.clone()).await;
     name_standbys(&server, "missing").await;
     until("beats say so alone", || matches!(store.health(), PostgresHealth::Behind(_))).await;
     let mut beside = settings;
@@ -251,7 +251,7 @@ async fn a_gateway_whose_heartbeats_are_not_acknowledged_begins_nothing_and_goes
 async fn a_batch_of_which_the_rest_does_not_come_is_undone_by_the_server() {
     let Some(server) = shared() else { return };
     let settings = with(settings(server, &new_schema()), |access| access.write_max = Duration::from_secs(1));
-    let store = open_with(settings).await.unwrap();
+    let store = opened(settings).await;
     let session = store.connector.connect("half", None).await.unwrap();
     session.client.batch_execute("BEGIN; UPDATE tg_lane SET writes = writes + 1").await.unwrap();
     until("the server ends it", || session.client.is_closed()).await;
@@ -268,7 +268,7 @@ async fn a_gateway_that_connects_anew_to_send_heartbeats_does_not_wait_for_ever(
         access.url = DatabaseUrl::Here(format!("postgres://postgres@{}/postgres?sslmode=disable", proxy.address));
         access.write_max = Duration::from_secs(1);
     });
-    let store = open_with(settings).await.unwrap();
+    let store = opened(settings).await;
     let name = store.connector.name_of_connections();
     proxy.set_times(Fault::down("LISTEN", 0, Verb::Stall), 1);
     let control = format!(
@@ -291,7 +291,7 @@ async fn a_role_that_owns_the_schema_need_not_be_allowed_to_make_one() {
     let settings = with(settings(&server, &schema), |access| {
         access.url = DatabaseUrl::Here(server.url().replace("postgres@", &format!("{ROLE}@")));
     });
-    let store = open_with(settings).await.unwrap();
+    let store = opened(settings).await;
     store.insert(&task("a", 1)).await.unwrap();
     store.close().await;
 }
@@ -310,7 +310,7 @@ fn disk_is_full(server: &PostgresServer, schema: &str, when: &str) {
 async fn a_full_disk_refuses_what_has_no_room_and_nothing_else() {
     let Some(server) = shared() else { return };
     let schema = new_schema();
-    let store = open_with(settings(server, &schema)).await.unwrap();
+    let store = opened(settings(server, &schema)).await;
     let rows = futures_util::future::try_join_all((1..5).map(async |id| store.insert(&task("a", id)).await));
     rows.await.unwrap();
     disk_is_full(server, &schema, "NEW.rev = 1 OR NEW.id = decode(lpad(to_hex(4), 32, '0'), 'hex')");
@@ -339,7 +339,7 @@ async fn a_full_disk_refuses_what_has_no_room_and_nothing_else() {
 async fn a_disk_that_was_full_is_tried_again_where_nobody_writes() {
     let Some(server) = shared() else { return };
     let schema = new_schema();
-    let store = open_with(settings(server, &schema)).await.unwrap();
+    let store = opened(settings(server, &schema)).await;
     disk_is_full(server, &schema, "true");
     assert!(matches!(store.insert(&task("a", 1)).await, Err(StoreError::NoRoom)));
     until("it is tried again", || store.health() == PostgresHealth::Good).await;
@@ -356,7 +356,7 @@ async fn a_host_that_says_nothing_is_passed_over() {
         access.url = DatabaseUrl::Here(format!("postgres://postgres@{hosts}/postgres?sslmode=disable"));
         access.write_max = Duration::from_secs(1);
     });
-    let store = open_with(settings).await.unwrap();
+    let store = opened(settings).await;
     let one = task("a", 1);
     store.insert(&one).await.unwrap();
     assert!(store.load(&one.key, START).await.unwrap().is_some());

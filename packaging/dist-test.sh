@@ -69,6 +69,8 @@ try_archive() {
 	tar -xzf "$(one "$dist/taskgate-$version-$target.tar.gz")" -C "$work/a folder"
 	(cd "$dist" && sha256sum --check --quiet SHA256SUMS)
 	drive "$began" "$work/a folder/taskgate-$version-$target/taskgate"
+	packaging/install.sh --from "file://$dist" --to "$work/bin"
+	say "install.sh: $("$work/bin/taskgate" --version)"
 }
 
 try_chroot() {

@@ -247,13 +247,13 @@ dist:
 	@packaging/dist.sh $(DIST_TARGETS)
 
 # Not part of `make test`: tries the files of `make dist` with registries on loopback, an empty root and new Debians. PARTS names
-# some of them: archive chroot npx uvx deb rpm lint; `chroot`, `deb` and `rpm` need root.
+# some of them: archive chroot npx uvx deb rpm lint image program; `chroot`, `deb`, `rpm` and `image` need root.
 PARTS ?=
 dist-test: setup
 	$(call step,files of a release as users get them)
 	@if [ "$$(id -u)" = 0 ]; then
 		missing=()
-		for program in mmdebstrap lintian rpm rpmlint ruby zsh fish; do
+		for program in buildah mmdebstrap lintian rpm rpmlint ruby zsh fish; do
 			command -v "$$program" > /dev/null || missing+=("$$program")
 		done
 		[ "$${#missing[@]}" = 0 ] || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$${missing[@]}"; }

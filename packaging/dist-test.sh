@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
 # Tries the files of `make dist` as users get them. `make dist-test` installs the peers first and names them in TASKGATE_PEERS.
 #
-#   packaging/dist-test.sh [PART ...]    of: archive chroot npx uvx deb rpm lint; all without further words
+#   packaging/dist-test.sh [PART ...]    of: archive chroot npx uvx deb rpm lint image program; all without further words
 #
 # archive    unpacked in a folder with a space
 # chroot     the static program alone in an empty root starts in under 50 ms (as root)
 # npx        a registry on loopback: publish, `npx -y taskgate`, `npm install --global`
 # uvx        a registry on loopback: publish, `uvx taskgate`, `pip install`, `uv tool install`
 # deb, rpm   installed, upgraded, downgraded, removed and purged in a new Debian (as root)
-# lint       lintian, rpmlint, units, completions and the formula
+# lint       lintian, rpmlint, units, completions, the formula and the schema of the list of components
+# image      deploy/Dockerfile by buildah: its files, and a gateway in it, read-only and as user 65532 (as root)
+# program    tests that kill, replace and drive the gateway, and clients of each matrix, with the static program
 #
 # archive, npx, uvx and deb are driven by stdio clients of SDKs, before server-everything; the seconds from nothing to the end of
 # a first task are printed. DIST names another folder than target/dist, SUITE another Debian than trixie.
@@ -29,6 +31,7 @@ say() { printf 'dist-test: %s\n' "$*"; }
 fail() { printf 'dist-test: %s\n' "$*" >&2; exit 1; }
 need_root() { [ "$(id -u)" = 0 ] || fail "$1 needs root"; }
 need() { for name in "$@"; do command -v "$name" > /dev/null || fail "$name is missing: run 'apt-get install $name' as root"; done; }
+since() { awk "BEGIN { printf \"%.1f\", $(date +%s.%N) - $1 }"; }
 free_port() { python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
 # wait_for URL
 wait_for() {
@@ -50,7 +53,7 @@ drive() {
 	facts=$(cd "$peers" && "$peers/py-modern/bin/python" wrap_py.py fastmcp "${calls[@]}" "$@" wrap --grace 500ms -- "${server[@]}")
 	say "$part: FastMCP: $facts"
 	[[ $facts == *'"task": "'* && $facts == *'Echo: hi'* ]] || fail "$part: no task was noted"
-	say "$part: $(awk "BEGIN { printf \"%.1f\", $(date +%s.%N) - $began }") s from nothing to the end of the first task, two calls of 2 s included"
+	say "$part: $(since "$began") s from nothing to the end of the first task, two calls of 2 s included"
 	facts=$(cd "$peers" && "$peers/py-modern/bin/python" wrap_py.py sdk "${calls[@]}" "$@" wrap --grace 500ms -- "${server[@]}")
 	say "$part: Python SDK: $facts"
 	facts=$(cd "$peers" && "$peers/node" wrap_ts.mjs ts2 "${calls[@]}" "$@" wrap --grace 500ms -- "${server[@]}")
@@ -66,6 +69,8 @@ try_archive() {
 	tar -xzf "$(one "$dist/taskgate-$version-$target.tar.gz")" -C "$work/a folder"
 	(cd "$dist" && sha256sum --check --quiet SHA256SUMS)
 	drive "$began" "$work/a folder/taskgate-$version-$target/taskgate"
+	packaging/install.sh --from "file://$dist" --to "$work/bin"
+	say "install.sh: $("$work/bin/taskgate" --version)"
 }
 
 try_chroot() {
@@ -183,7 +188,6 @@ try_deb() {
 	say "deb: installed, upgraded, downgraded, removed, purged"
 }
 
-
 try_rpm() {
 	need rpm
 	local rpm
@@ -205,11 +209,31 @@ try_rpm() {
 	say "rpm: installed, upgraded, removed"
 }
 
+# components FILE: it is valid by the schema of CycloneDX, and names libraries.
+components() {
+	if [ ! -x "$tools/cyclonedx/bin/python" ]; then
+		python3 -m venv "$tools/cyclonedx"
+		"$tools/cyclonedx/bin/pip" install --quiet --disable-pip-version-check 'cyclonedx-python-lib[json-validation]==11.12.0'
+	fi
+	"$tools/cyclonedx/bin/python" - "$1" <<-'PYTHON'
+	import json, sys
+	from cyclonedx.schema import SchemaVersion
+	from cyclonedx.validation.json import JsonStrictValidator
+	text = open(sys.argv[1]).read()
+	if fault := JsonStrictValidator(SchemaVersion.V1_5).validate_str(text):
+	    sys.exit(f"dist-test: the list of components breaks CycloneDX's schema: {fault}")
+	names = {one["name"] for one in json.loads(text)["components"]}
+	if len(names) < 50 or "tokio" not in names:
+	    sys.exit(f"dist-test: the list of components has {len(names)} names")
+	PYTHON
+}
+
 try_lint() {
 	need lintian rpmlint ruby zsh fish
 	lintian --fail-on error,warning "$dist"/*.deb
 	rpmlint --config packaging/rpm/rpmlint.toml "$dist"/*.rpm
 	ruby -c "$dist/taskgate.rb"
+	components "$(one "$dist/taskgate-$version.cdx.json")"
 	local folder=$work/linted
 	mkdir -p "$folder"
 	tar -xzf "$(one "$dist/taskgate-$version-$target.tar.gz")" -C "$folder" --strip-components 1
@@ -225,9 +249,109 @@ try_lint() {
 	say "lint: clean"
 }
 
-[ "$#" != 0 ] || set -- archive chroot npx uvx deb rpm lint
+# Becomes the command in the image's root: process 1 of its namespace, user 65532, no capabilities, a network of its own.
+enter_image() {
+	# shellcheck disable=SC2016 # the inner shell's
+	local script='
+		read -r process _ < /proc/self/stat
+		printf "%s\n" "$process" > "$3"
+		ip link set lo up
+		mount --bind "$1" "$1"
+		mount --bind "$2" "$1/var/lib/taskgate"
+		mount -o remount,bind,ro "$1"
+		exec env --ignore-environment HOME=/var/lib/taskgate TASKGATE_CONFIG=/etc/taskgate/taskgate.toml PATH=/usr/bin \
+			chroot --userspec=65532:65532 --groups= "$1" "${@:4}"'
+	PATH=$PATH:/usr/sbin exec unshare --mount --pid --fork --kill-child --net \
+		bash -euc "$script" image "$work/root" "$work/store" "$work/process" "$@"
+}
+# refused REASON: a start that ends at once, with one sentence.
+refused() {
+	local status=0
+	(enter_image /usr/bin/taskgate serve) > "$work/said" 2>&1 || status=$?
+	say "image: $1: exit code $status, $(cat "$work/said")"
+	[ "$status" = 64 ] && [ "$(wc -l < "$work/said")" = 1 ] || fail "$1: that is not one sentence and exit code 64"
+}
+
+try_image() {
+	need_root image
+	need buildah
+	[ "$dist" = "$repository/target/dist" ] || fail "image is built from target/dist"
+	local began container gateway status=0
+	layers() { buildah --root "$work/layers" --runroot "$work/layers-run" --storage-driver vfs "$@"; }
+	began=$(date +%s.%N)
+	TARGET=$target deploy/rootfs.sh
+	layers build --quiet --format docker --file deploy/Dockerfile --build-arg "TARGET=$target" --build-arg "VERSION=$version" --tag taskgate .
+	container=$(layers from taskgate)
+	cp -a "$(layers mount "$container")" "$work/root"
+	layers inspect --type image --format '{{.Docker.Config.User}} {{.Docker.Config.Entrypoint}} {{.Docker.Config.Cmd}} {{.Docker.Config.Healthcheck.Test}}' taskgate > "$work/said"
+	[ "$(cat "$work/said")" = '65532:65532 [/usr/bin/taskgate] [serve] [CMD /usr/bin/taskgate health]' ] || fail "the image is set to $(cat "$work/said")"
+	(cd "$work/root" && find . -mindepth 1 -printf '%P %U %m\n' | LC_ALL=C sort) > "$work/found"
+	diff - "$work/found" <<-FILES || fail "the image holds other files"
+	etc 0 755
+	etc/group 0 644
+	etc/passwd 0 644
+	etc/ssl 0 755
+	etc/ssl/certs 0 755
+	etc/ssl/certs/ca-certificates.crt 0 644
+	etc/taskgate 0 755
+	tmp 0 1777
+	usr 0 755
+	usr/bin 0 755
+	usr/bin/taskgate 0 755
+	var 0 755
+	var/lib 0 755
+	var/lib/taskgate 65532 700
+	FILES
+	cp -a "$work/root/var/lib/taskgate" "$work/store"
+
+	refused "no configuration"
+	printf '[upstreams.reports]\nurl = "http://127.0.0.1:9000/mcp"\n' > "$work/root/etc/taskgate/taskgate.toml"
+	chmod 600 "$work/root/etc/taskgate/taskgate.toml"
+	refused "a configuration of root's alone"
+	chmod 644 "$work/root/etc/taskgate/taskgate.toml"
+
+	rmdir "$work/root/tmp"
+	enter_image /usr/bin/taskgate serve > "$work/gateway.log" 2>&1 &
+	processes+=("$!")
+	beside() { nsenter --net="/proc/$(cat "$work/process")/ns/net" "$@"; }
+	for _ in {1..300}; do
+		! grep -q '^admin ' "$work/gateway.log" || break
+		sleep 0.1
+	done
+	grep -q '^admin ' "$work/gateway.log" || fail "the gateway does not serve: $(cat "$work/gateway.log")"
+	gateway=$(cat "$work/process")
+	[ "$(awk '/^NSpid:/ { print $NF }' "/proc/$gateway/status")" = 1 ] || fail "the gateway is not process 1"
+	[ "$(awk '/^Uid:/ { print $2, $3, $4, $5 }' "/proc/$gateway/status")" = "65532 65532 65532 65532" ] || fail "the gateway runs as another user"
+	beside "$dist/$target/taskgate" demo-server --listen 127.0.0.1:9000 > "$work/demo.log" 2>&1 &
+	processes+=("$!")
+	beside curl --silent --output /dev/null --retry 50 --retry-connrefused --retry-delay 1 http://127.0.0.1:9000/mcp || fail "the demo server does not serve"
+	beside "$dist/$target/taskgate" call http://127.0.0.1:8080/reports/mcp slow_report '{"seconds":4,"steps":4}' > "$work/said" 2>&1 || fail "$(cat "$work/said")"
+	say "image: $(tail -n 1 "$work/said")"
+	grep -q working "$work/said" || fail "the call did not become a task"
+	say "image: $(since "$began") s from nothing (its build included) to the end of the first task, a call of 4 s included"
+	beside "$dist/$target/taskgate" health || fail "the probe of the image fails"
+	kill -TERM "$gateway"
+	wait "${processes[-2]}" || status=$?
+	[ "$status" = 0 ] || fail "SIGTERM to process 1: it ended with $status"
+	[ -n "$(find "$work/store" -mindepth 1 -uid 65532 -name '*.key')" ] || fail "the store holds no key of user 65532: $(find "$work/store")"
+	say "image: no /tmp, a read-only root, SIGTERM to process 1: passed"
+}
+
+# Faults that need no failpoint: programs of a release have none.
+try_program() {
+	local ends=(f05_ f06_ f09_ f16_ f25_a_drain f59_)
+	TASKGATE_PROGRAM=$(one "$dist/$target/taskgate")
+	export TASKGATE_PROGRAM
+	tests() { cargo test --locked --test "$1" -- --test-threads 4 "${@:2}"; }
+	tests durability "${ends[@]}" keys:: endpoint_sessions:: restarts::
+	tests programs quick_start::
+	tests real_peers ::fastmcp_4_ ::the_typescript_sdk_1_ every_client_is_served_in_front_of clients_page:: wrap_peers::
+	say "program: passed"
+}
+
+[ "$#" != 0 ] || set -- archive chroot npx uvx deb rpm lint image program
 for part in "$@"; do
-	case "$part" in archive | chroot | npx | uvx | deb | rpm | lint) ;; *) fail "$part is unknown: $(sed -n '4s/^# *//p' "$0")" ;; esac
+	case "$part" in archive | chroot | npx | uvx | deb | rpm | lint | image | program) ;; *) fail "$part is unknown: $(sed -n '4s/^# *//p' "$0")" ;; esac
 	step "$part"
 	"try_$part"
 done

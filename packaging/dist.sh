@@ -4,7 +4,7 @@
 #
 #   packaging/dist.sh [TARGET ...]    the host's processor without further words: musl (static) and glibc 2.17
 #
-# PROFILE=FILE    uses this profile (target/dist/taskgate.profdata of another run) and records none: the programs have equal bytes then
+# PROFILE=FILE    uses this profile (target/dist/taskgate.profdata of an earlier run) and records none: the programs have equal bytes then
 # MINISIGN_KEY=FILE    signs the checksums
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -12,7 +12,7 @@ root=$PWD out=$PWD/target/dist work=$PWD/target/dist-build tools=$PWD/target/too
 machine=$(uname -m)
 [ "$#" != 0 ] || set -- "$machine-unknown-linux-musl" "$machine-unknown-linux-gnu"
 
-step() { printf '\n==== dist: %s\n' "$*"; }
+step() { printf '\n==== dist: %s (after %s min)\n' "$*" "$((SECONDS / 60))"; }
 
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 TASKGATE_COMMIT=$(git rev-parse --short=12 HEAD)
@@ -34,11 +34,14 @@ remap="--remap-path-prefix=$root=/taskgate --remap-path-prefix=${CARGO_HOME:-$HO
 export CFLAGS="-ffile-prefix-map=$root=/taskgate -ffile-prefix-map=${CARGO_HOME:-$HOME/.cargo}=/cargo"
 names="-Csymbol-mangling-version=v0"
 
+mkdir -p "$work"
+# It may be a file of the folder that is deleted now.
+[ -z "${PROFILE:-}" ] || cp "$PROFILE" "$work/given.profdata"
 rm -rf "$out"
-mkdir -p "$out" "$work"
+mkdir -p "$out"
 
 if [ -n "${PROFILE:-}" ]; then
-	cp "$PROFILE" "$out/taskgate.profdata"
+	cp "$work/given.profdata" "$out/taskgate.profdata"
 else
 	step "a program that records"
 	recording=$machine-unknown-linux-musl raw=$work/raw
@@ -65,3 +68,4 @@ for target in "$@"; do
 done
 
 "$root/packaging/pack.sh" "$version" "$out" "$work" "$@"
+step "done"

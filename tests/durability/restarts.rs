@@ -44,7 +44,7 @@ impl Life {
     fn start(folder: &Path, socket: &TcpListener) -> Self {
         let script = "export LISTEN_PID=$$ LISTEN_FDS=1; exec \"$0\" serve --config taskgate.toml 3<&0 0</dev/null";
         let mut command = Command::new("bash");
-        command.args(["-c", script, env!("CARGO_BIN_EXE_taskgate")]).current_dir(folder);
+        command.args(["-c", script, support::taskgate()]).current_dir(folder);
         let log = std::fs::File::options().create(true).append(true).open(folder.join("log")).unwrap();
         command.stdin(Stdio::from(OwnedFd::from(socket.try_clone().unwrap())));
         command.stdout(Stdio::piped()).stderr(log).kill_on_drop(true);

@@ -223,7 +223,7 @@ fn the_chart_and_the_images_have_the_version_of_the_program() {
     let chart = read(&folder(CHART).join("Chart.yaml"));
     assert!(chart.contains(&format!("\nversion: {version}\nappVersion: \"{version}\"\n")), "{chart}");
     let images = read(&folder("deploy/Dockerfile"));
-    assert_eq!(images.matches(&format!("ARG VERSION={version}\n")).count(), 2);
+    assert_eq!(images.matches(&format!("ARG VERSION={version}\n")).count(), 1);
 }
 
 #[test]

@@ -251,6 +251,9 @@ fn workflows_parse_and_pin_each_action_or_say_that_it_is_not_pinned() {
             assert!(is_digest || pin == UNPINNED, "{name}: {action}@{pin} can be moved");
             assert!(is_digest || releasing.contains(&format!("`{action}`")), "RELEASING.md does not list {action}");
         }
+        for build in text.lines().filter(|line| line.contains("buildah build")) {
+            assert!(build.contains("--format docker"), "{name}: an image of another format has no probe: {build}");
+        }
         if let Some(peers) = Peers::find("a parser of workflows") {
             let parse = "import sys, yaml; jobs = yaml.safe_load(open(sys.argv[1]))['jobs']; print(len(jobs))";
             let jobs = output_of(Command::new(peers.join("py-modern/bin/python")).args(["-c", parse]).arg(&path));

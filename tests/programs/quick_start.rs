@@ -26,7 +26,7 @@ impl Drop for Program {
 
 fn start() -> (Program, Vec<String>) {
     let folder = tempfile::tempdir().unwrap_or_else(|error| panic!("no folder: {error}"));
-    let mut child = Command::new(env!("CARGO_BIN_EXE_taskgate"))
+    let mut child = Command::new(support::taskgate())
         .env_remove("TASKGATE_CONFIG")
         .current_dir(folder.path())
         .stdout(Stdio::piped())

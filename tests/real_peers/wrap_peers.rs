@@ -53,7 +53,7 @@ fn servers(peers: &Path) -> Vec<Server> {
 
 /// `taskgate wrap` with a server, as a host's configuration has it.
 fn wrapped(server: &Server) -> Vec<String> {
-    let own = [env!("CARGO_BIN_EXE_taskgate"), "wrap", "--grace", "500ms", "--"].map(str::to_owned);
+    let own = [support::taskgate(), "wrap", "--grace", "500ms", "--"].map(str::to_owned);
     own.into_iter().chain(server.command.iter().cloned()).collect()
 }
 

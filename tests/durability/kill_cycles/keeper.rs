@@ -45,8 +45,6 @@ pub(crate) struct Keeper {
 }
 
 impl Keeper {
-    pub(crate) const THIS_BUILD: &str = env!("CARGO_BIN_EXE_taskgate");
-
     /// `upstreams` is the part of the configuration that names them.
     pub(crate) fn new(name: &str, upstreams: &str, history: Arc<History>) -> Self {
         let kind = std::env::var("KILL_STORE").unwrap_or_else(|_| "disk".to_owned());
@@ -69,7 +67,7 @@ impl Keeper {
         let _ = fs::remove_file(&log);
         let head = sections(folder.path());
         let (child, lines, address, admin) = (None, None, None, None);
-        let program = PathBuf::from(Self::THIS_BUILD);
+        let program = PathBuf::from(support::taskgate());
         let keeper =
             Self { folder, log, head, history, places, namespace: None, program, child, lines, address, admin };
         keeper.configure(upstreams);

@@ -304,7 +304,7 @@ async fn a_gateway_that_waits_to_begin_anew_takes_a_new_configuration_as_one_tha
     let mut said = String::new();
     until("the command is answered", async || {
         let list =
-            Command::new(Keeper::THIS_BUILD).args(["replicas", "list", "--admin", &admin]).output().await.unwrap();
+            Command::new(support::taskgate()).args(["replicas", "list", "--admin", &admin]).output().await.unwrap();
         said = String::from_utf8_lossy(&list.stderr).into_owned();
         !said.contains("the connection to the gateway broke")
     })

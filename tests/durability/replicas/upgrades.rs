@@ -49,7 +49,7 @@ async fn gateways_are_replaced_by_those_of_another_version_forth_and_back_under_
         .buffer_unordered(CALLS)
         .count();
     let replacing = async {
-        for program in [Keeper::THIS_BUILD, &earlier] {
+        for program in [support::taskgate(), &earlier] {
             for replica in &mut *replicas {
                 sleep(SIDE_BY_SIDE).await;
                 // As a balancer that asks for readiness: nothing new comes to one that ends.

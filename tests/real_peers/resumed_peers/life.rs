@@ -98,7 +98,7 @@ fn resumable(file: &std::path::Path) -> rusqlite::Result<usize> {
 
 async fn live(folder: &TempDir, log: &PathBuf) -> (Child, SocketAddr) {
     let log = File::options().create(true).append(true).open(log).unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_taskgate"));
+    let mut command = Command::new(support::taskgate());
     command.args(["serve", "--config", "taskgate.toml"]).current_dir(folder.path());
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).kill_on_drop(true);
     let mut child = command.spawn().unwrap();

@@ -101,7 +101,7 @@ pub(crate) async fn probe(url: &str, call: &(&str, Value, &str), transport: &str
 }
 
 async fn run_probe(target: &[String], (tool, arguments, _): &(&str, Value, &str)) -> Value {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_taskgate"));
+    let mut command = Command::new(support::taskgate());
     command.args(["probe", "--json", "--call", tool, &arguments.to_string()]).args(target).kill_on_drop(true);
     let output = in_time(command.stdin(Stdio::null()).output()).await.unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));

@@ -51,11 +51,12 @@ pub fn target_dir() -> PathBuf {
     deps.ancestors().nth(2).expect("cargo puts test binaries two folders below the target folder").to_owned()
 }
 
-/// The path of the program, built for this run.
+/// The path of the program: built for this run, unless `TASKGATE_PROGRAM` names another one.
 pub fn taskgate() -> &'static str {
     static PATH: LazyLock<String> = LazyLock::new(|| {
         // Cargo names it; for a test binary that is run by hand it lies beside the folder of the binary.
-        env::var("CARGO_BIN_EXE_taskgate").unwrap_or_else(|_| {
+        let named = env::var("TASKGATE_PROGRAM").or_else(|_| env::var("CARGO_BIN_EXE_taskgate"));
+        named.unwrap_or_else(|_| {
             let itself = env::current_exe().expect("the path of a test binary");
             let profile = itself.ancestors().nth(2).expect("cargo puts test binaries below the folder of the profile");
             profile.join("taskgate").display().to_string()

@@ -3,6 +3,7 @@
 mod announcement;
 mod api_key_files;
 mod descriptors;
+mod dev;
 mod drain;
 pub mod files;
 mod listeners;
@@ -58,6 +59,7 @@ use crate::upstream::http::SessionUpstream;
 use crate::upstream::limits::CallPermitsByName;
 use crate::upstream::upstream_health::{UpstreamHealth, UpstreamHealthList};
 use crate::wire::ProtocolVersion;
+pub use dev::DevSettings;
 use files::FileMistakes;
 use listeners::{StoreSource, WaitingListeners, clients_site, listen, listen_for_probes, open_store};
 use live_calls::LiveCalls;

@@ -5,6 +5,7 @@ pub mod call;
 mod call_arguments;
 mod called_server;
 mod completions;
+mod dev;
 mod dialog;
 pub mod flavour;
 mod follow;
@@ -51,6 +52,7 @@ use crate::demo::{self, DemoServer};
 use crate::{app, config, console};
 use admin_client::{AdminClient, AdminOutput, AdminRequestError, TOKEN_VARIABLE};
 use call_arguments::{CallArguments, EXIT_CODES};
+use dev::DevArguments;
 use offers::{OfferArguments, OfferKind};
 use printable::printable_lines;
 use replicas::ReplicasCommand;
@@ -90,6 +92,17 @@ enum CliCommand {
                           taskgate serve [OPTIONS] -- COMMAND [ARGUMENT]..."
     )]
     Serve(ServeArguments),
+    /// Serves a program under development: starts it anew when its files change, and shows what happens.
+    ///
+    /// Serves it as `taskgate serve -- COMMAND` does. A line each shows calls with their arguments, what the client got, progress, log
+    /// lines, questions, standard error, and the program's start and end. A call that runs when a file changes fails. A program that
+    /// cannot start is started again at the next change.
+    #[command(
+        after_long_help = SERVE_EXIT_CODES,
+        after_help = SERVE_EXIT_CODES,
+        override_usage = "taskgate dev [OPTIONS] -- COMMAND [ARGUMENT]..."
+    )]
+    Dev(DevArguments),
     /// Reports every mistake in a configuration file; binds nothing.
     Check {
         /// The configuration.
@@ -245,6 +258,10 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     };
     let ended = match command.unwrap_or_else(|| CliCommand::Serve(ServeArguments::default())) {
         CliCommand::Serve(arguments) => match arguments.served() {
+            Ok(served) => Box::pin(app::serve(served)).await,
+            Err(why) => Ok(refuse(why)),
+        },
+        CliCommand::Dev(arguments) => match arguments.served() {
             Ok(served) => Box::pin(app::serve(served)).await,
             Err(why) => Ok(refuse(why)),
         },

@@ -18,6 +18,7 @@ use url::Url;
 
 use super::announcement::Announcement;
 use super::descriptors::ConnectionCapacity;
+use super::dev::{self, DevSettings, Development};
 use super::files::FileMistakes;
 use super::live_calls::NOTIFY_MAX;
 use super::prepared_config::{PreparedConfig, ReportedWarnings, configured};
@@ -42,19 +43,27 @@ pub enum ServedConfig {
     File(PathBuf),
     /// The command line. Without a server it serves the demo server in this process.
     CommandLine(CommandLineConfig),
+    /// The command line with a program that is started anew when its files change.
+    Development(CommandLineConfig, DevSettings),
 }
 
 /// Runs the gateway until a signal ends it. Mistakes in the configuration and in the files that it names are printed
 /// and end with [`EXIT_CONFIG`]; a missing program of the command line ends with [`EXIT_UNAVAILABLE`].
 pub async fn serve(served: ServedConfig) -> anyhow::Result<ExitCode> {
-    telemetry::install_logs(LogFormat::Auto)?;
+    let filter =
+        if matches!(served, ServedConfig::Development(..)) { telemetry::WARNINGS } else { telemetry::INFORMATION };
+    telemetry::install_logs(LogFormat::Auto, filter)?;
     let sockets = Sockets::from_environment().context("the passed sockets cannot be used")?;
     let metrics = telemetry::install_metrics()?;
     let (demo_tracker, demo_stop) = (TaskTracker::new(), CancellationToken::new());
     let (announcement, file, port) = match &served {
         ServedConfig::File(file) => (Announcement::Addresses, Some(file.clone()), None),
         ServedConfig::CommandLine(line) if line.servers.is_empty() => (Announcement::Demo, None, line.port),
-        ServedConfig::CommandLine(line) => (Announcement::Hosts, None, line.port),
+        ServedConfig::CommandLine(line) | ServedConfig::Development(line, _) => (Announcement::Hosts, None, line.port),
+    };
+    let developed = match &served {
+        ServedConfig::Development(_, settings) => Some(settings.clone()),
+        ServedConfig::File(_) | ServedConfig::CommandLine(_) => None,
     };
     let mut read = match prepared(served, &demo_tracker, &demo_stop).await? {
         Ok(read) => read,
@@ -73,6 +82,7 @@ pub async fn serve(served: ServedConfig) -> anyhow::Result<ExitCode> {
     // Signal handlers before the listeners: no signal may be missed.
     let mut signals = Signals::new()?;
     let mut reloads = ReloadTrigger::new(file, &config, warned, connections)?;
+    let mut development = developed.map(|settings| Development::new(&settings, &config)).transpose()?;
     if matches!(config.store, StoreSettings::Memory(_)) {
         tracing::warn!("the task store is in memory: tasks and their results are lost when the gateway ends");
     }
@@ -102,7 +112,8 @@ pub async fn serve(served: ServedConfig) -> anyhow::Result<ExitCode> {
     };
     announcement.print(&gateway, &paths).context("cannot print the addresses")?;
     service_manager::notify_ready();
-    let (gateway, notice) = match until_signal(gateway, &metrics, (&mut signals, &mut reloads)).await {
+    development.iter_mut().for_each(|development| development.start(&gateway));
+    let (gateway, notice) = match until_signal(gateway, &metrics, (&mut signals, &mut reloads), development).await {
         Ok(ServingEnd::Signal(gateway, notice)) => (*gateway, notice),
         Ok(ServingEnd::Nothing) => return Ok(ExitCode::SUCCESS),
         Ok(ServingEnd::StoreLost) => return Ok(ExitCode::from(task_store::EXIT_IO)),
@@ -126,6 +137,7 @@ async fn until_signal(
     mut gateway: Gateway,
     metrics: &PrometheusHandle,
     (signals, reloads): (&mut Signals, &mut ReloadTrigger),
+    mut development: Option<Development>,
 ) -> anyhow::Result<ServingEnd> {
     loop {
         let ended = tokio::select! {
@@ -133,6 +145,10 @@ async fn until_signal(
             ended = gateway.incarnation_ended() => ended,
             why = reloads.next() => {
                 reloads.carry_out(why, |config| gateway.reload(config));
+                continue;
+            }
+            changed = dev::next_change(&mut development) => {
+                development.iter_mut().for_each(|development| development.restart(&gateway, &changed));
                 continue;
             }
         };
@@ -223,7 +239,7 @@ async fn prepared(
 ) -> anyhow::Result<Result<PreparedConfig, ConfigError>> {
     Ok(match served {
         ServedConfig::File(file) => configured(&file),
-        ServedConfig::CommandLine(mut line) => {
+        ServedConfig::CommandLine(mut line) | ServedConfig::Development(mut line, _) => {
             if line.servers.is_empty() {
                 line.servers.push(demo_server(tracker, stop).await?);
             }

@@ -159,8 +159,12 @@ fn any_phase() -> impl Strategy<Value = Phase> {
             let exit = exit.map(
                 |(by_itself, number)| if by_itself { ProcessExit::Code(number) } else { ProcessExit::Signal(number) },
             );
-            let fault =
-                GatewayFault { reason: REASONS[reason], executed: Executed::Unknown, http_status, retry_after, exit };
+            let fault = GatewayFault {
+                http_status,
+                retry_after,
+                exit,
+                ..GatewayFault::new(REASONS[reason], Executed::Unknown)
+            };
             Phase::Settled(Outcome::Faulted(Failure::Gateway(fault)))
         },
     );

@@ -307,6 +307,9 @@ fn hint(error: &clap::Error) -> Option<&'static str> {
     if error.kind() == ErrorKind::UnknownArgument && usage.contains("taskgate wrap") && !what.starts_with('-') {
         return Some("the server's command stands after `--`: taskgate wrap -- COMMAND [ARGUMENT]...");
     }
+    if error.kind() == ErrorKind::UnknownArgument && usage.contains("taskgate dev") && !what.starts_with('-') {
+        return Some("the server's command stands after `--`: taskgate dev -- COMMAND [ARGUMENT]...");
+    }
     if error.kind() == ErrorKind::UnknownArgument && usage.contains("taskgate serve") && !what.starts_with("--") {
         return Some("a server's command stands after `--`: taskgate serve -- COMMAND [ARGUMENT]...");
     }

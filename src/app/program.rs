@@ -47,12 +47,26 @@ pub enum ServedConfig {
     Development(CommandLineConfig, DevSettings),
 }
 
+impl ServedConfig {
+    const fn log_filter(&self) -> &'static str {
+        match self {
+            Self::File(_) | Self::CommandLine(_) => telemetry::INFORMATION,
+            Self::Development(..) => telemetry::WARNINGS,
+        }
+    }
+
+    fn developed(&self) -> Option<DevSettings> {
+        match self {
+            Self::File(_) | Self::CommandLine(_) => None,
+            Self::Development(_, settings) => Some(settings.clone()),
+        }
+    }
+}
+
 /// Runs the gateway until a signal ends it. Mistakes in the configuration and in the files that it names are printed
 /// and end with [`EXIT_CONFIG`]; a missing program of the command line ends with [`EXIT_UNAVAILABLE`].
 pub async fn serve(served: ServedConfig) -> anyhow::Result<ExitCode> {
-    let filter =
-        if matches!(served, ServedConfig::Development(..)) { telemetry::WARNINGS } else { telemetry::INFORMATION };
-    telemetry::install_logs(LogFormat::Auto, filter)?;
+    telemetry::install_logs(LogFormat::Auto, served.log_filter())?;
     let sockets = Sockets::from_environment().context("the passed sockets cannot be used")?;
     let metrics = telemetry::install_metrics()?;
     let (demo_tracker, demo_stop) = (TaskTracker::new(), CancellationToken::new());
@@ -61,10 +75,7 @@ pub async fn serve(served: ServedConfig) -> anyhow::Result<ExitCode> {
         ServedConfig::CommandLine(line) if line.servers.is_empty() => (Announcement::Demo, None, line.port),
         ServedConfig::CommandLine(line) | ServedConfig::Development(line, _) => (Announcement::Hosts, None, line.port),
     };
-    let developed = match &served {
-        ServedConfig::Development(_, settings) => Some(settings.clone()),
-        ServedConfig::File(_) | ServedConfig::CommandLine(_) => None,
-    };
+    let developed = served.developed();
     let mut read = match prepared(served, &demo_tracker, &demo_stop).await? {
         Ok(read) => read,
         Err(mistakes) => return print_and_end(&mistakes, EXIT_CONFIG),

@@ -226,10 +226,13 @@ fn a_signal_ends_it_with_its_program() {
 }
 
 #[test]
-fn a_path_that_is_not_there_is_refused() {
+fn a_path_that_is_not_there_and_a_command_without_its_mark_are_refused() {
     let refused = taskgate(&["dev", "--watch", "nowhere.py", "--", "python3", "server.py"]).output().unwrap();
     assert_eq!(refused.status.code(), Some(64));
     assert_eq!(text(&refused), "taskgate: --watch: nowhere.py: there is no such file or folder\n");
+    let refused = taskgate(&["dev", "python3", "server.py"]).output().unwrap();
+    assert_eq!(refused.status.code(), Some(64));
+    assert!(text(&refused).contains("stands after `--`: taskgate dev -- COMMAND"), "{}", text(&refused));
 }
 
 /// Crashes a program as a task; returns what `tasks show` says of it, and the lines of the log with its last words.

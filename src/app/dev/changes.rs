@@ -134,7 +134,7 @@ impl FileChanges {
             self.folders += 1;
             for entry in folder.read_dir().into_iter().flatten().flatten() {
                 let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
-                if is_folder && !is_ignored_folder(&entry.file_name()) && self.folders + waiting.len() < FOLDERS_MAX {
+                if is_folder && !is_ignored_folder(entry.file_name()) && self.folders + waiting.len() < FOLDERS_MAX {
                     // It may be gone meanwhile, or be unreadable.
                     let _ = self.watcher.watch(&entry.path(), RecursiveMode::NonRecursive);
                     waiting.push(entry.path());

@@ -29,6 +29,7 @@ fn samples() -> Vec<(&'static str, Task)> {
         http_status: Some(503),
         retry_after: Some(Duration::from_millis(1_500)),
         exit: None,
+        process: None,
     };
     let error = RpcError { code: -32_000, message: "no ß".to_owned(), data: Some(payload("why")) };
     let call = StoredCall {

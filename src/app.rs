@@ -17,6 +17,7 @@ mod replica;
 mod replica_file;
 pub mod sealing_key;
 mod served_endpoint;
+#[cfg_attr(not(unix), path = "app/no_service_manager.rs")]
 pub mod service_manager;
 mod shared_store;
 pub mod sockets;

@@ -43,13 +43,12 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Parser, Subcommand};
-use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::cause::CauseChain;
 use crate::demo::{self, DemoServer};
-use crate::{app, config, console};
+use crate::{app, config, console, system};
 use admin_client::{AdminClient, AdminOutput, AdminRequestError, TOKEN_VARIABLE};
 use call_arguments::{CallArguments, EXIT_CODES};
 use dev::DevArguments;
@@ -358,8 +357,8 @@ fn in_short(config: &config::Config) -> String {
 
 async fn demo_server(address: SocketAddr) -> anyhow::Result<ExitCode> {
     let (tracker, cancel) = (TaskTracker::new(), CancellationToken::new());
-    let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for signals")?;
-    let mut terminate = signal(SignalKind::terminate()).context("cannot listen for signals")?;
+    let mut interrupt = system::interrupts().context("cannot listen for signals")?;
+    let mut terminate = system::terminations().context("cannot listen for signals")?;
     let server = DemoServer::start(address, &tracker, cancel.clone())
         .await
         .with_context(|| format!("cannot listen on {address}"))?;

@@ -10,6 +10,7 @@ mod line_budget;
 pub mod metric;
 pub mod own_command;
 pub mod random;
+mod system;
 
 pub mod wire;
 

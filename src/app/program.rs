@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use metrics_exporter_prometheus::PrometheusHandle;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -32,6 +31,7 @@ use crate::config::{CommandLineConfig, CommandLineServer, Config, ConfigError, S
 use crate::console;
 use crate::demo::DemoServer;
 use crate::server::StartError;
+use crate::system::{self, SignalStream};
 use crate::task::Reason;
 use crate::telemetry::{self, LogFormat};
 
@@ -298,14 +298,15 @@ fn free_socket(address: &mut SocketAddr, asked: Option<u16>) -> anyhow::Result<T
 }
 
 pub(super) struct Signals {
-    interrupt: Signal,
-    terminate: Signal,
+    interrupt: SignalStream,
+    terminate: SignalStream,
 }
 
 impl Signals {
     pub(super) fn new() -> anyhow::Result<Self> {
-        let listen = |kind| signal(kind).context("cannot listen for signals");
-        Ok(Self { interrupt: listen(SignalKind::interrupt())?, terminate: listen(SignalKind::terminate())? })
+        let signals = system::interrupts().and_then(|interrupt| Ok((interrupt, system::terminations()?)));
+        let (interrupt, terminate) = signals.context("cannot listen for signals")?;
+        Ok(Self { interrupt, terminate })
     }
 
     /// Waits for a signal; returns the notice for load balancers, which is zero for a user at a terminal.

@@ -41,7 +41,7 @@ impl DevArguments {
             servers: vec![server],
             mode: self.mode,
             grace: self.grace,
-            store: self.store.map_or(CommandLineStore::UsualFolder, CommandLineStore::Folder),
+            store: self.store.map_or_else(CommandLineStore::default, CommandLineStore::Folder),
             port: self.port,
             ..CommandLineConfig::default()
         };

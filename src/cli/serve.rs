@@ -68,7 +68,7 @@ impl ServeArguments {
             mode: self.options.mode,
             grace: self.options.grace,
             fallback: None,
-            store: self.options.store.map_or(CommandLineStore::UsualFolder, CommandLineStore::Folder),
+            store: self.options.store.map_or_else(CommandLineStore::default, CommandLineStore::Folder),
             port: self.port,
             key_variable: self.options.key_env,
             headers: self.options.header,

@@ -9,8 +9,6 @@ use std::env;
 use std::ffi::OsString;
 use std::fs;
 use std::num::NonZeroUsize;
-use std::os::unix::fs::PermissionsExt as _;
-use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::sync::{Arc, OnceLock};
@@ -29,6 +27,7 @@ use super::adapter::{ConnectionEnds, MessageReceiver, MessageRoom, MessageSender
 use crate::dev_output::{self, DevSource};
 use crate::died_programs;
 use crate::secret_file::{self, SecretFileError};
+use crate::system;
 use crate::task::{Executed, GatewayFault, ProcessExit, Reason};
 use crate::upstream::limits::CallPermitSettings;
 use crate::upstream::outgoing::{HandedOver, OutgoingRequest};
@@ -51,7 +50,6 @@ const STATUS_MAX: Duration = Duration::from_secs(3);
 const OUTPUT_MAX: Duration = Duration::from_millis(500);
 /// How long a supervisor may take to stop its program.
 const STOP_MAX: Duration = supervisor::STOP_MAX.saturating_add(Duration::from_secs(2));
-const MAY_RUN: u32 = 0o111;
 const PATH: &str = "PATH";
 
 #[derive(Clone, PartialEq, Eq)]
@@ -146,9 +144,7 @@ impl StdioTransport {
             descriptors_max: settings.descriptors_max.map(u64::from),
             memory_bytes_max: settings.memory_bytes_max.map(|bytes| bytes as u64),
         };
-        let mut command = Command::new(supervisor::program()?);
-        command.arg0(supervisor::SHOWN_NAME);
-        command.args(supervisor::arguments(&limits)).arg(&settings.program).args(&settings.arguments);
+        let mut command = Command::from(supervisor::command(&limits, &settings.program, &settings.arguments)?);
         command.env_clear();
         command.envs(INHERITED.iter().filter_map(|name| Some((name, env::var_os(name)?))));
         command.envs(settings.env.iter().map(|(name, value)| (name, value)));
@@ -157,8 +153,6 @@ impl StdioTransport {
             command.current_dir(folder);
         }
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // Signals of the gateway's terminal are for the gateway.
-        command.process_group(0);
         Ok(command)
     }
 }
@@ -361,7 +355,7 @@ async fn keep(mut child: Child, process: Arc<ServerProcess>, noise: Arc<ProgramO
 }
 
 fn exit_of(status: ExitStatus) -> Option<ProcessExit> {
-    status.code().map(ProcessExit::Code).or_else(|| status.signal().map(ProcessExit::Signal))
+    status.code().map(ProcessExit::Code).or_else(|| system::signal_of(status).map(ProcessExit::Signal))
 }
 
 struct StdoutReceiver {
@@ -454,11 +448,13 @@ impl StdioUpstreamSettings {
 }
 
 fn may_run(file: &Path) -> bool {
-    fs::metadata(file).is_ok_and(|found| found.is_file() && found.permissions().mode() & MAY_RUN != 0)
+    fs::metadata(file).is_ok_and(|found| system::is_runnable(&found))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
     use crate::upstream::outgoing::SessionHeaders;
 

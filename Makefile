@@ -56,7 +56,7 @@ define lanes
 	}
 endef
 
-.PHONY: begun prepared installable built peers memory restarted-servers test check setup fmt lint unit rules doc seconds bench instructions sessions manifests audit fuzz soak dist dist-test
+.PHONY: begun prepared installable built peers memory restarted-servers test check setup fmt lint unit rules doc seconds bench instructions sessions manifests audit fuzz soak dist dist-test other-systems
 
 # Its steps follow one another; what runs side by side does so within them.
 .NOTPARALLEL:
@@ -259,6 +259,19 @@ dist-test: setup
 		[ "$${#missing[@]}" = 0 ] || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$${missing[@]}"; }
 	fi
 	TASKGATE_PEERS="$(PEERS)" packaging/dist-test.sh $(PARTS)
+
+# The program compiles for other systems; zig compiles the libraries that are no Rust. Nothing is linked or run. Not part of `make test`.
+OTHER_SYSTEMS ?= aarch64-apple-darwin x86_64-pc-windows-gnu
+other-systems:
+	$(call step,other systems: $(OTHER_SYSTEMS))
+	@if [ ! -x "$(TOOLS)/zig/bin/cargo-zigbuild" ]; then
+		python3 -m venv "$(TOOLS)/zig"
+		"$(TOOLS)/zig/bin/pip" install --quiet --disable-pip-version-check $$(sed -n 's/^python=(\(.*\))$$/\1/p' packaging/tools.sh)
+	fi
+	for system in $(OTHER_SYSTEMS); do
+		rustup target add "$$system"
+		PATH="$(TOOLS)/zig/bin:$$PATH" cargo-zigbuild check --locked --bin taskgate --target "$$system"
+	done
 
 # Large answers that are not read, of every kind over every way: how much memory the gateway takes.
 memory:

@@ -3,6 +3,7 @@
 mod announcement;
 mod api_key_files;
 mod descriptors;
+mod dev;
 mod drain;
 pub mod files;
 mod listeners;
@@ -16,6 +17,7 @@ mod replica;
 mod replica_file;
 pub mod sealing_key;
 mod served_endpoint;
+#[cfg_attr(not(unix), path = "app/no_service_manager.rs")]
 pub mod service_manager;
 mod shared_store;
 pub mod sockets;
@@ -58,6 +60,7 @@ use crate::upstream::http::SessionUpstream;
 use crate::upstream::limits::CallPermitsByName;
 use crate::upstream::upstream_health::{UpstreamHealth, UpstreamHealthList};
 use crate::wire::ProtocolVersion;
+pub use dev::DevSettings;
 use files::FileMistakes;
 use listeners::{StoreSource, WaitingListeners, clients_site, listen, listen_for_probes, open_store};
 use live_calls::LiveCalls;

@@ -2,17 +2,12 @@
 
 use std::time::Duration;
 
-use rustix::time::{ClockId, clock_gettime};
+use crate::system;
 
 /// The time since boot, suspension included (F59).
 #[must_use]
 pub fn since_boot() -> Duration {
-    #[cfg(any(target_os = "linux", target_os = "android"))]
-    const CLOCK: ClockId = ClockId::Boottime;
-    // On other systems the monotonic clock includes suspension, or no clock does.
-    #[cfg(not(any(target_os = "linux", target_os = "android")))]
-    const CLOCK: ClockId = ClockId::Monotonic;
-    Duration::try_from(clock_gettime(CLOCK)).unwrap_or_default()
+    system::since_boot()
 }
 
 #[cfg(test)]

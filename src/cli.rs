@@ -5,6 +5,7 @@ pub mod call;
 mod call_arguments;
 mod called_server;
 mod completions;
+mod dev;
 mod dialog;
 pub mod flavour;
 mod follow;
@@ -42,15 +43,15 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Parser, Subcommand};
-use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::cause::CauseChain;
 use crate::demo::{self, DemoServer};
-use crate::{app, config, console};
+use crate::{app, config, console, system};
 use admin_client::{AdminClient, AdminOutput, AdminRequestError, TOKEN_VARIABLE};
 use call_arguments::{CallArguments, EXIT_CODES};
+use dev::DevArguments;
 use offers::{OfferArguments, OfferKind};
 use printable::printable_lines;
 use replicas::ReplicasCommand;
@@ -90,6 +91,17 @@ enum CliCommand {
                           taskgate serve [OPTIONS] -- COMMAND [ARGUMENT]..."
     )]
     Serve(ServeArguments),
+    /// Serves a program under development: starts it anew when its files change, and shows what happens.
+    ///
+    /// Serves it as `taskgate serve -- COMMAND` does. A line each shows calls with their arguments, what the client got, progress, log
+    /// lines, questions, standard error, and the program's start and end. A call that runs when a file changes fails. A program that
+    /// cannot start is started again at the next change.
+    #[command(
+        after_long_help = SERVE_EXIT_CODES,
+        after_help = SERVE_EXIT_CODES,
+        override_usage = "taskgate dev [OPTIONS] -- COMMAND [ARGUMENT]..."
+    )]
+    Dev(DevArguments),
     /// Reports every mistake in a configuration file; binds nothing.
     Check {
         /// The configuration.
@@ -248,6 +260,10 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             Ok(served) => Box::pin(app::serve(served)).await,
             Err(why) => Ok(refuse(why)),
         },
+        CliCommand::Dev(arguments) => match arguments.served() {
+            Ok(served) => Box::pin(app::serve(served)).await,
+            Err(why) => Ok(refuse(why)),
+        },
         CliCommand::Check { file } => Ok(check(&file)),
         CliCommand::Import(arguments) => Ok(import::run(&arguments)),
         CliCommand::Install(arguments) => Ok(install::install(&arguments)),
@@ -289,6 +305,9 @@ fn hint(error: &clap::Error) -> Option<&'static str> {
     let usage = usage + &error.to_string();
     if error.kind() == ErrorKind::UnknownArgument && usage.contains("taskgate wrap") && !what.starts_with('-') {
         return Some("the server's command stands after `--`: taskgate wrap -- COMMAND [ARGUMENT]...");
+    }
+    if error.kind() == ErrorKind::UnknownArgument && usage.contains("taskgate dev") && !what.starts_with('-') {
+        return Some("the server's command stands after `--`: taskgate dev -- COMMAND [ARGUMENT]...");
     }
     if error.kind() == ErrorKind::UnknownArgument && usage.contains("taskgate serve") && !what.starts_with("--") {
         return Some("a server's command stands after `--`: taskgate serve -- COMMAND [ARGUMENT]...");
@@ -338,8 +357,8 @@ fn in_short(config: &config::Config) -> String {
 
 async fn demo_server(address: SocketAddr) -> anyhow::Result<ExitCode> {
     let (tracker, cancel) = (TaskTracker::new(), CancellationToken::new());
-    let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for signals")?;
-    let mut terminate = signal(SignalKind::terminate()).context("cannot listen for signals")?;
+    let mut interrupt = system::interrupts().context("cannot listen for signals")?;
+    let mut terminate = system::terminations().context("cannot listen for signals")?;
     let server = DemoServer::start(address, &tracker, cancel.clone())
         .await
         .with_context(|| format!("cannot listen on {address}"))?;

@@ -13,7 +13,7 @@ pub mod call_stream;
 pub mod catalog;
 pub mod client_login;
 pub mod combined;
-
+mod dev_requests;
 pub mod endpoint;
 mod fallback;
 pub(crate) mod handle_delay;

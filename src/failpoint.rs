@@ -47,6 +47,7 @@ pub fn hit(name: &str) {
 /// Ends the process at once, as `kill -9` does.
 #[cfg(debug_assertions)]
 pub fn die() -> ! {
+    #[cfg(unix)]
     // It cannot fail: a process may always signal itself.
     let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
     std::process::abort();

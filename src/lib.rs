@@ -6,18 +6,22 @@ pub mod boot_clock;
 pub mod cause;
 mod console;
 pub mod failpoint;
+mod line_budget;
 pub mod metric;
 pub mod own_command;
 pub mod random;
+mod system;
 
 pub mod wire;
 
+pub mod dev_output;
 pub mod task;
 
 pub mod replica;
 
 pub mod answer_budget;
 pub mod dialect;
+mod died_programs;
 pub mod secret_file;
 pub mod shared_access;
 pub mod shared_limits;

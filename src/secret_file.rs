@@ -1,9 +1,9 @@
 //! Reads files with secrets, if only their owner may access them (B168).
 
-use std::fs::OpenOptions;
 use std::io::{self, Read as _};
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+
+use crate::system;
 
 /// Permissions that only the owner may have.
 const OTHERS: u32 = 0o077;
@@ -12,7 +12,6 @@ const OTHERS_OF_GIVEN: u32 = 0o037;
 const ROOT: u32 = 0;
 /// The folder of credentials from a service manager (systemd's `LoadCredential=`).
 const CREDENTIALS: &str = "CREDENTIALS_DIRECTORY";
-const MODE_BITS: u32 = 0o7777;
 
 /// Why a file cannot be used. Never shows its content; the caller knows its name.
 #[derive(Debug, thiserror::Error)]
@@ -44,17 +43,15 @@ fn read_beside(
     what: &'static str,
     bytes_max: usize,
 ) -> Result<Vec<u8>, SecretFileError> {
-    // Opening a pipe would wait for its writer.
-    let nonblocking = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
-    let file = OpenOptions::new().read(true).custom_flags(nonblocking).open(path)?;
+    let file = system::open_without_waiting(path)?;
     // The metadata of the open file: its path may lead to another one by now.
     let metadata = file.metadata()?;
     if !metadata.is_file() {
         return Err(SecretFileError::NoFile);
     }
-    let mode = metadata.mode() & MODE_BITS;
+    let mode = system::mode(&metadata);
     let is_given = credentials.is_some_and(|folder| lies_in(path, folder))
-        || is_let_in_by_root(metadata.uid(), rustix::process::geteuid().as_raw());
+        || is_let_in_by_root(system::owner(&metadata), system::user());
     if is_exposed(mode, is_given) {
         return Err(SecretFileError::Exposed { mode, what });
     }

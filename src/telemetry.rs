@@ -20,7 +20,10 @@ use json_lines::JsonLines;
 /// The environment variable with the log filter, such as `info,taskgate::server=debug`.
 pub const LOG_FILTER: &str = "TASKGATE_LOG";
 
-const LOG_FILTER_DEFAULT: &str = "info";
+/// The usual log filter.
+pub const INFORMATION: &str = "info";
+/// The log filter beside lines for people, which show more of an upstream than its health.
+pub const WARNINGS: &str = "warn,taskgate::upstream::upstream_health=error,taskgate::upstream::transport::stdio=error";
 
 /// The interval at which histogram samples are folded without a scrape.
 const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
@@ -53,12 +56,12 @@ pub enum TelemetryError {
     Metrics(#[source] BuildError),
 }
 
-/// Installs the log and a panic hook that writes to it.
-pub fn install_logs(format: LogFormat) -> Result<(), TelemetryError> {
+/// Installs the log and a panic hook that writes to it. `filter` holds unless the environment has another.
+pub fn install_logs(format: LogFormat, filter: &str) -> Result<(), TelemetryError> {
     use tracing_subscriber::util::SubscriberInitExt;
 
     let directives = std::env::var(LOG_FILTER).unwrap_or_default();
-    let directives = if directives.is_empty() { LOG_FILTER_DEFAULT } else { &directives };
+    let directives = if directives.is_empty() { filter } else { &directives };
     let filter = EnvFilter::try_new(directives).map_err(TelemetryError::Filter)?;
     let terminal = io::stderr().is_terminal();
     let has_colours = terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());

@@ -22,6 +22,7 @@ pub(crate) mod recent_map;
 pub(crate) mod reply;
 pub mod resource_metadata;
 pub(crate) mod session;
+#[cfg_attr(not(unix), path = "upstream/no_supervisor.rs")]
 pub mod supervisor;
 pub mod transport;
 pub mod upstream_health;

@@ -28,16 +28,19 @@ use plain_words::WordCount;
 
 /// The modules, each with the rank that it may use only what stands below in number. Those of one rank do not use
 /// each other, but for the outermost, which put everything together.
-const RANKS: [(&str, usize); 26] = [
+const RANKS: [(&str, usize); 29] = [
     ("boot_clock", 0),
     ("cause", 0),
     ("console", 0),
     ("failpoint", 0),
+    ("line_budget", 0),
     ("metric", 0),
     ("own_command", 0),
     ("random", 0),
     ("wire", 1),
     ("task", 2),
+    ("dev_output", 2),
+    ("died_programs", 3),
     ("dialect", 3),
     ("secret_file", 2),
     ("replica", 3),
@@ -92,7 +95,7 @@ const RIDDLES_PER_THOUSAND: usize = 1;
 
 /// Lines of `src` without blanks and tests. Lower a bound when the count allows.
 const CODE_LINES_MAX: usize = 82_500;
-const COMMENT_LINES_MAX: usize = 8_600;
+const COMMENT_LINES_MAX: usize = 9_000;
 const FILES_MAX: usize = 500;
 
 /// Names that stand for several types: a list that may only shrink.

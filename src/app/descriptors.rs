@@ -2,9 +2,8 @@
 
 use std::num::NonZeroUsize;
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-
 use crate::config::Config;
+use crate::system;
 
 /// One for the client and one for the upstream. A call takes one for its upstream: its client's connection is counted.
 const PER_CONNECTION: usize = 2;
@@ -66,7 +65,7 @@ impl DescriptorShortage {
 /// Reduces the configuration to the available descriptors; returns the shortage to log.
 fn provide(config: &mut Config) -> Option<DescriptorShortage> {
     let wanted = wanted(config);
-    let granted = raise(wanted);
+    let granted = system::raise_descriptors(wanted);
     if granted >= needed(config) {
         return None;
     }
@@ -94,21 +93,6 @@ fn wanted(config: &Config) -> usize {
 fn needed(config: &Config) -> usize {
     let connections = config.listen.connections_max.get().saturating_mul(PER_CONNECTION);
     connections.saturating_add(likely_calls(config)).saturating_add(RESERVE)
-}
-
-/// Raises the limit towards `wanted`; returns the resulting limit.
-fn raise(wanted: usize) -> usize {
-    let limit = getrlimit(Resource::Nofile);
-    let now = |limit: &Rlimit| limit.current.map_or(usize::MAX, |now| usize::try_from(now).unwrap_or(usize::MAX));
-    if now(&limit) >= wanted {
-        return now(&limit);
-    }
-    let wanted = u64::try_from(wanted).unwrap_or(u64::MAX);
-    let raised = Rlimit { current: Some(limit.maximum.map_or(wanted, |most| most.min(wanted))), ..limit };
-    match setrlimit(Resource::Nofile, raised) {
-        Ok(()) => now(&raised),
-        Err(_) => now(&limit),
-    }
 }
 
 /// Reduces connections, and calls only if less than a quarter would be left for connections.
@@ -160,8 +144,9 @@ mod tests {
 
     #[test]
     fn b174_a_limit_that_is_high_enough_stays() {
+        use rustix::process::{Resource, getrlimit};
         let before = getrlimit(Resource::Nofile);
-        assert!(raise(16) >= 16);
+        assert!(system::raise_descriptors(16) >= 16);
         assert_eq!(getrlimit(Resource::Nofile), before);
     }
 }

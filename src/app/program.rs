@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use metrics_exporter_prometheus::PrometheusHandle;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -18,6 +17,7 @@ use url::Url;
 
 use super::announcement::Announcement;
 use super::descriptors::ConnectionCapacity;
+use super::dev::{self, DevSettings, Development};
 use super::files::FileMistakes;
 use super::live_calls::NOTIFY_MAX;
 use super::prepared_config::{PreparedConfig, ReportedWarnings, configured};
@@ -31,6 +31,7 @@ use crate::config::{CommandLineConfig, CommandLineServer, Config, ConfigError, S
 use crate::console;
 use crate::demo::DemoServer;
 use crate::server::StartError;
+use crate::system::{self, SignalStream};
 use crate::task::Reason;
 use crate::telemetry::{self, LogFormat};
 
@@ -42,20 +43,39 @@ pub enum ServedConfig {
     File(PathBuf),
     /// The command line. Without a server it serves the demo server in this process.
     CommandLine(CommandLineConfig),
+    /// The command line with a program that is started anew when its files change.
+    Development(CommandLineConfig, DevSettings),
+}
+
+impl ServedConfig {
+    const fn log_filter(&self) -> &'static str {
+        match self {
+            Self::File(_) | Self::CommandLine(_) => telemetry::INFORMATION,
+            Self::Development(..) => telemetry::WARNINGS,
+        }
+    }
+
+    fn developed(&self) -> Option<DevSettings> {
+        match self {
+            Self::File(_) | Self::CommandLine(_) => None,
+            Self::Development(_, settings) => Some(settings.clone()),
+        }
+    }
 }
 
 /// Runs the gateway until a signal ends it. Mistakes in the configuration and in the files that it names are printed
 /// and end with [`EXIT_CONFIG`]; a missing program of the command line ends with [`EXIT_UNAVAILABLE`].
 pub async fn serve(served: ServedConfig) -> anyhow::Result<ExitCode> {
-    telemetry::install_logs(LogFormat::Auto)?;
+    telemetry::install_logs(LogFormat::Auto, served.log_filter())?;
     let sockets = Sockets::from_environment().context("the passed sockets cannot be used")?;
     let metrics = telemetry::install_metrics()?;
     let (demo_tracker, demo_stop) = (TaskTracker::new(), CancellationToken::new());
     let (announcement, file, port) = match &served {
         ServedConfig::File(file) => (Announcement::Addresses, Some(file.clone()), None),
         ServedConfig::CommandLine(line) if line.servers.is_empty() => (Announcement::Demo, None, line.port),
-        ServedConfig::CommandLine(line) => (Announcement::Hosts, None, line.port),
+        ServedConfig::CommandLine(line) | ServedConfig::Development(line, _) => (Announcement::Hosts, None, line.port),
     };
+    let developed = served.developed();
     let mut read = match prepared(served, &demo_tracker, &demo_stop).await? {
         Ok(read) => read,
         Err(mistakes) => return print_and_end(&mistakes, EXIT_CONFIG),
@@ -73,6 +93,7 @@ pub async fn serve(served: ServedConfig) -> anyhow::Result<ExitCode> {
     // Signal handlers before the listeners: no signal may be missed.
     let mut signals = Signals::new()?;
     let mut reloads = ReloadTrigger::new(file, &config, warned, connections)?;
+    let mut development = developed.map(|settings| Development::new(&settings, &config)).transpose()?;
     if matches!(config.store, StoreSettings::Memory(_)) {
         tracing::warn!("the task store is in memory: tasks and their results are lost when the gateway ends");
     }
@@ -102,7 +123,8 @@ pub async fn serve(served: ServedConfig) -> anyhow::Result<ExitCode> {
     };
     announcement.print(&gateway, &paths).context("cannot print the addresses")?;
     service_manager::notify_ready();
-    let (gateway, notice) = match until_signal(gateway, &metrics, (&mut signals, &mut reloads)).await {
+    development.iter_mut().for_each(|development| development.start(&gateway));
+    let (gateway, notice) = match until_signal(gateway, &metrics, (&mut signals, &mut reloads), development).await {
         Ok(ServingEnd::Signal(gateway, notice)) => (*gateway, notice),
         Ok(ServingEnd::Nothing) => return Ok(ExitCode::SUCCESS),
         Ok(ServingEnd::StoreLost) => return Ok(ExitCode::from(task_store::EXIT_IO)),
@@ -126,6 +148,7 @@ async fn until_signal(
     mut gateway: Gateway,
     metrics: &PrometheusHandle,
     (signals, reloads): (&mut Signals, &mut ReloadTrigger),
+    mut development: Option<Development>,
 ) -> anyhow::Result<ServingEnd> {
     loop {
         let ended = tokio::select! {
@@ -133,6 +156,10 @@ async fn until_signal(
             ended = gateway.incarnation_ended() => ended,
             why = reloads.next() => {
                 reloads.carry_out(why, |config| gateway.reload(config));
+                continue;
+            }
+            changed = dev::next_change(&mut development) => {
+                development.iter_mut().for_each(|development| development.restart(&gateway, &changed));
                 continue;
             }
         };
@@ -223,7 +250,7 @@ async fn prepared(
 ) -> anyhow::Result<Result<PreparedConfig, ConfigError>> {
     Ok(match served {
         ServedConfig::File(file) => configured(&file),
-        ServedConfig::CommandLine(mut line) => {
+        ServedConfig::CommandLine(mut line) | ServedConfig::Development(mut line, _) => {
             if line.servers.is_empty() {
                 line.servers.push(demo_server(tracker, stop).await?);
             }
@@ -271,14 +298,15 @@ fn free_socket(address: &mut SocketAddr, asked: Option<u16>) -> anyhow::Result<T
 }
 
 pub(super) struct Signals {
-    interrupt: Signal,
-    terminate: Signal,
+    interrupt: SignalStream,
+    terminate: SignalStream,
 }
 
 impl Signals {
     pub(super) fn new() -> anyhow::Result<Self> {
-        let listen = |kind| signal(kind).context("cannot listen for signals");
-        Ok(Self { interrupt: listen(SignalKind::interrupt())?, terminate: listen(SignalKind::terminate())? })
+        let signals = system::interrupts().and_then(|interrupt| Ok((interrupt, system::terminations()?)));
+        let (interrupt, terminate) = signals.context("cannot listen for signals")?;
+        Ok(Self { interrupt, terminate })
     }
 
     /// Waits for a signal; returns the notice for load balancers, which is zero for a user at a terminal.

@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher as _};
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
@@ -19,6 +18,7 @@ use super::service_manager;
 use crate::config::Config;
 use crate::failpoint;
 use crate::metric;
+use crate::system::{self, SignalStream};
 
 /// How long changes are collected: an editor writes more than once.
 const SETTLE: Duration = Duration::from_millis(200);
@@ -50,7 +50,7 @@ pub(super) struct ReloadTrigger {
 
 #[derive(Debug)]
 struct ReloadWait {
-    hangups: Signal,
+    hangups: SignalStream,
     changes: mpsc::Receiver<()>,
     /// A received trigger and its time, until `next` returns it.
     received: Option<(ReloadCause, Instant)>,
@@ -65,7 +65,7 @@ impl ReloadTrigger {
         warned: ReportedWarnings,
         connections: ConnectionCapacity,
     ) -> anyhow::Result<Self> {
-        let hangups = signal(SignalKind::hangup()).context("cannot listen for signals")?;
+        let hangups = system::hangups().context("cannot listen for signals")?;
         let (sender, changes) = mpsc::channel(1);
         let notice = move |event: notify::Result<notify::Event>| {
             // Reading a file does not change it. A full channel already holds a trigger.
@@ -256,7 +256,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_wait_that_is_given_up_leaves_its_reason_to_the_next_one() {
         let (sender, changes) = mpsc::channel(1);
-        let hangups = signal(SignalKind::hangup()).unwrap();
+        let hangups = system::hangups().unwrap();
         let mut wait = ReloadWait { hangups, changes, received: None, last: None };
         for pause in [SETTLE, INTERVAL] {
             let begun = Instant::now();

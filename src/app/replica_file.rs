@@ -3,19 +3,17 @@
 //! The holder of the lock knows that the earlier process has ended, and takes over its tasks at once. The file shows
 //! whether the database is another one than before, or older than the last heartbeat in the file.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read as _, Seek as _, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, flock};
 use uuid::Uuid;
 
 use crate::cause::CauseChain;
 use crate::replica::{Incarnation, StoreGeneration};
 use crate::store::postgres::PriorIncarnation;
+use crate::system::OwnersAlone as _;
 
-const FILE_MODE: u32 = 0o600;
 /// An incarnation that no store has.
 const UNKNOWN: Incarnation = Incarnation(i64::MAX.unsigned_abs());
 /// More than is ever written.
@@ -54,12 +52,12 @@ impl ReplicaFile {
         let path = folder.join(format!("{name}.replica"));
         let failed = |source| ReplicaFileError::File { path: path.clone(), source };
         let mut options = OpenOptions::new();
-        let options = options.read(true).write(true).create(true).truncate(false).mode(FILE_MODE);
+        let options = options.read(true).write(true).create(true).truncate(false).owners_alone();
         let file = options.open(&path).map_err(failed)?;
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        match file.try_lock() {
             Ok(()) => (),
-            Err(rustix::io::Errno::WOULDBLOCK) => return Err(ReplicaFileError::Locked { path }),
-            Err(errno) => return Err(failed(errno.into())),
+            Err(TryLockError::WouldBlock) => return Err(ReplicaFileError::Locked { path }),
+            Err(TryLockError::Error(error)) => return Err(failed(error)),
         }
         let mut text = String::new();
         (&file).take(BYTES_MAX).read_to_string(&mut text).map_err(failed)?;

@@ -3,16 +3,14 @@
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use crate::face::sealed::{KeyError, SealingKeys};
 use crate::random;
 use crate::secret_file::{self, SecretFileError};
+use crate::system::OwnersAlone as _;
 
 pub const FILE_NAME: &str = "seal.key";
-const FOLDER_MODE: u32 = 0o700;
-const FILE_MODE: u32 = 0o600;
 /// More than a full key ring needs.
 const FILE_BYTES_MAX: usize = 64 << 10;
 
@@ -90,7 +88,7 @@ pub fn ephemeral() -> SealingKeys {
 
 /// Creates the key file complete or not at all, and never replaces one: a hard link fails if the name exists.
 fn make(folder: &Path, path: &Path) -> io::Result<()> {
-    DirBuilder::new().mode(FOLDER_MODE).recursive(true).create(folder)?;
+    DirBuilder::new().owners_alone().recursive(true).create(folder)?;
     let mut tag = [0; 8];
     getrandom::fill(&mut tag)?;
     let draft = folder.join(format!("{FILE_NAME}.{:016x}", u64::from_be_bytes(tag)));
@@ -106,7 +104,7 @@ fn make(folder: &Path, path: &Path) -> io::Result<()> {
 }
 
 fn write(path: &Path, text: &str) -> io::Result<()> {
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(FILE_MODE).open(path)?;
+    let mut file = OpenOptions::new().write(true).create_new(true).owners_alone().open(path)?;
     file.write_all(text.as_bytes())?;
     file.sync_all()
 }

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use aws_lc_rs::digest::{Context, SHA256};
-use rustix::system::uname;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -21,6 +20,7 @@ use crate::store::postgres::{
     PostgresHealth, PostgresOpenError, PostgresSettings, PostgresStore, PriorIncarnation, ReplicaDescription, Retry,
     StoredReplica,
 };
+use crate::system;
 use crate::task::{Clock as _, SystemClock};
 use crate::tls::TlsFileError;
 
@@ -285,10 +285,7 @@ pub(super) fn digest_of_upstreams(config: &Config) -> Vec<u8> {
 
 /// The host's name, reduced to a valid replica name.
 fn host_name() -> String {
-    let names = uname();
-    let name: String = names
-        .nodename()
-        .to_string_lossy()
+    let name: String = system::host_name()
         .chars()
         .map(|char| if char.is_ascii_alphanumeric() || "-_.".contains(char) { char } else { '-' })
         .take(64)

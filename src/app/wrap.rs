@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use futures_util::future::join_all;
-use rustix::event::{PollFd, PollFlags, Timespec};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
@@ -29,6 +28,7 @@ use crate::face::sse::SseServed;
 use crate::face::stdio::{self, StdioEnds};
 use crate::face::stream_client::StreamClient;
 use crate::server::admin::Readiness;
+use crate::system;
 use crate::task::{Caller, Clock as _, Principal, Reason, SystemClock};
 use crate::telemetry::{self, LogFormat};
 use crate::upstream::TaskScope;
@@ -48,7 +48,7 @@ const PAGE: usize = 100;
 /// a store is printed and ends with the exit code of [`super::serve`]; a missing program ends with
 /// [`EXIT_UNAVAILABLE`](super::EXIT_UNAVAILABLE).
 pub async fn wrap(loaded: LoadedConfig, store_option: Option<&str>) -> anyhow::Result<ExitCode> {
-    telemetry::install_logs(LogFormat::Auto)?;
+    telemetry::install_logs(LogFormat::Auto, telemetry::INFORMATION)?;
     let read = PreparedConfig::new(loaded);
     let missing = files::missing_programs(&read.config).count();
     if missing == read.config.upstreams.len()
@@ -69,7 +69,7 @@ pub async fn wrap(loaded: LoadedConfig, store_option: Option<&str>) -> anyhow::R
     let line_bytes_max = body_bytes_max.max(wrapping.served.message_bytes_max);
     let (leaving, stop) = (CancellationToken::new(), CancellationToken::new());
     let (input, output) = (tokio::io::stdin(), tokio::io::stdout());
-    let ends = StdioEnds { input, output, is_reader_gone: is_stdout_closed };
+    let ends = StdioEnds { input, output, is_reader_gone: system::is_stdout_closed };
     let served = {
         let serving = stdio::serve(wrapping.served.clone(), line_bytes_max, ends, (leaving.clone(), &stop));
         tokio::pin!(serving);
@@ -97,13 +97,6 @@ pub async fn wrap(loaded: LoadedConfig, store_option: Option<&str>) -> anyhow::R
     }
     served.context("the host cannot be served any more")?;
     Ok(ExitCode::SUCCESS)
-}
-
-/// Whether the reader of standard output is gone, by which a killed host is detected.
-fn is_stdout_closed() -> bool {
-    let output = std::io::stdout();
-    let mut ends = [PollFd::new(&output, PollFlags::empty())];
-    rustix::event::poll(&mut ends, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
 }
 
 struct WrappedGateway {

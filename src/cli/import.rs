@@ -10,7 +10,6 @@ use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, IsTerminal as _, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -18,12 +17,11 @@ use super::printable::printable;
 use super::tool_arguments::text_of;
 use super::{USAGE, refuse, write_line};
 use crate::config::{fallback_name, fitting_name, quoted};
+use crate::system::OwnersAlone as _;
 use variables::Variables;
 
 const BYTES_MAX: u64 = 4 << 20;
 const MISTAKES_MAX: usize = 20;
-/// Both files may contain secrets.
-const FILE_MODE: u32 = 0o600;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct ImportArguments {
@@ -86,7 +84,7 @@ fn write_files(imported: &Imported, toml_file: &Path, env_file: &Path) -> Result
     let files = [Some(env).filter(|(_, lines)| !lines.is_empty()), Some((toml_file, &imported.toml))];
     let mut created: Vec<&Path> = Vec::new();
     for (path, text) in files.into_iter().flatten() {
-        let opened = OpenOptions::new().write(true).create_new(true).mode(FILE_MODE).open(path);
+        let opened = OpenOptions::new().write(true).create_new(true).owners_alone().open(path);
         let written = opened.and_then(|mut file| {
             created.push(path);
             file.write_all(text.as_bytes())

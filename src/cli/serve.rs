@@ -68,7 +68,7 @@ impl ServeArguments {
             mode: self.options.mode,
             grace: self.options.grace,
             fallback: None,
-            store: self.options.store.map_or(CommandLineStore::UsualFolder, CommandLineStore::Folder),
+            store: self.options.store.map_or_else(CommandLineStore::default, CommandLineStore::Folder),
             port: self.port,
             key_variable: self.options.key_env,
             headers: self.options.header,
@@ -156,7 +156,7 @@ impl ServerOptions {
     }
 }
 
-fn mode(text: &str) -> Result<TaskMode, &'static str> {
+pub(super) fn mode(text: &str) -> Result<TaskMode, &'static str> {
     match text {
         "never" => Ok(TaskMode::Never),
         "auto" => Ok(TaskMode::Auto),
@@ -166,7 +166,7 @@ fn mode(text: &str) -> Result<TaskMode, &'static str> {
     }
 }
 
-fn grace(text: &str) -> Result<Duration, String> {
+pub(super) fn grace(text: &str) -> Result<Duration, String> {
     match humantime::parse_duration(text) {
         Ok(grace) if grace <= GRACE_MAX => Ok(grace),
         Ok(_) => Err("a call is held back for 30s at most".to_owned()),

@@ -80,6 +80,9 @@ struct TaskEntry {
     holder: Option<String>,
     holder_incarnation: Option<u64>,
     why: Option<String>,
+    /// The last lines of the program with which it failed.
+    #[serde(default)]
+    stderr: Vec<String>,
     progress: Option<String>,
     bytes: Option<u64>,
     attempt: Option<u32>,
@@ -261,6 +264,10 @@ fn details(task: &TaskEntry, now: Timestamp) -> String {
             let _ = writeln!(all, "{name:<10}{}", value.trim_end_matches(" ()"));
         }
     }
+    if !task.stderr.is_empty() {
+        all.push_str("stderr\n");
+        task.stderr.iter().for_each(|line| all.extend(["  ", &printable(line), "\n"]));
+    }
     if let Some(count) = task.children {
         let _ = writeln!(all, "{:<10}{count}", "subtasks");
         tree(task, 1, &mut all);
@@ -307,6 +314,7 @@ mod tests {
             holder: None,
             holder_incarnation: None,
             why: None,
+            stderr: Vec::new(),
             progress: None,
             bytes: None,
             attempt: None,
@@ -357,6 +365,7 @@ mod tests {
             created_at: "1970-01-01T00:00:02.000Z".to_owned(),
             holder: Some("a".to_owned()),
             holder_incarnation: Some(7),
+            stderr: vec!["Traceback:".to_owned(), "  \u{1b}[31mfault".to_owned()],
             ..entry("t")
         };
         assert_eq!(
@@ -364,7 +373,8 @@ mod tests {
             "ref       00000000000a\nstate     failed (ttl_expired)\nwhy       The task's time to live ended\n\
              progress  page  2\nupstream  up\ntool      t\nprincipal b\nholder    a\n\
              created   1970-01-01T00:00:02.000Z (1h 0m ago)\nupdated   1970-01-01T00:01:00.000Z (1h 0m ago)\n\
-             took      1m 0s\nexpires   e\nsize      2048 bytes\nattempt   2\n"
+             took      1m 0s\nexpires   e\nsize      2048 bytes\nattempt   2\n\
+             stderr\n  Traceback:\n     [31mfault\n"
         );
     }
 

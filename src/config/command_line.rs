@@ -109,13 +109,19 @@ impl CommandLineServer {
     }
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CommandLineStore {
     Memory,
     /// The default folder of a file.
-    #[default]
     UsualFolder,
     Folder(PathBuf),
+}
+
+impl Default for CommandLineStore {
+    fn default() -> Self {
+        // Elsewhere there is no store on disk.
+        if cfg!(unix) { Self::UsualFolder } else { Self::Memory }
+    }
 }
 
 #[derive(Clone, Debug, Default)]

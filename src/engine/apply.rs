@@ -10,6 +10,7 @@ use super::retry_delays::RetryDelays;
 use super::unknown_commits::UnknownCommit;
 use crate::cause::CauseChain;
 use crate::dialect::faults::reason_key;
+use crate::died_programs;
 use crate::failpoint;
 use crate::store::{StoreError, StoredTask, WriteRole};
 use crate::task::reference::{LoggedPrincipal, LoggedTask};
@@ -243,6 +244,9 @@ impl Engine {
         let Phase::Settled(outcome) = &after.phase else { return };
         if before.is_settled() {
             return;
+        }
+        if let Outcome::Faulted(Failure::Gateway(GatewayFault { process: Some(process), .. })) = outcome {
+            died_programs::note(&after.key, *process);
         }
         let label = outcome_label(outcome);
         if after.shown == TaskVisibility::Hidden {

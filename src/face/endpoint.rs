@@ -16,6 +16,7 @@ use super::affinity;
 use super::answer::{ErrorAnswerMarker, bare};
 use super::array_answer::ArrayItems;
 use super::client_login::ClientLogin;
+use super::dev_requests;
 use super::http::{Endpoint, FaceResponse, Inbound, ending_with};
 use super::intake::{PathContext, PathFaces};
 use super::served::Served;
@@ -66,15 +67,7 @@ impl UpstreamEndpoint {
         response
     }
 
-    /// Cleans up the caches, until stopped.
-    pub async fn keep_tidy(&self, stop: &CancellationToken) {
-        tokio::join!(self.stateless.keep_tidy(stop), self.session.keep_tidy(stop));
-    }
-}
-
-#[async_trait]
-impl Endpoint for UpstreamEndpoint {
-    async fn serve(&self, mut inbound: Inbound) -> FaceResponse {
+    async fn answer(&self, mut inbound: Inbound) -> FaceResponse {
         // The path was checked before, but not for each message of an HTTP+SSE stream.
         if !self.is_for(&inbound.caller) {
             return bare(StatusCode::NOT_FOUND);
@@ -94,6 +87,23 @@ impl Endpoint for UpstreamEndpoint {
         match holder {
             Some(holder) => ending_with(response, || self.withheld_from(&holder)),
             // A client without a key has no right that could be withdrawn.
+            None => response,
+        }
+    }
+
+    /// Cleans up the caches, until stopped.
+    pub async fn keep_tidy(&self, stop: &CancellationToken) {
+        tokio::join!(self.stateless.keep_tidy(stop), self.session.keep_tidy(stop));
+    }
+}
+
+#[async_trait]
+impl Endpoint for UpstreamEndpoint {
+    async fn serve(&self, inbound: Inbound) -> FaceResponse {
+        let shown = dev_requests::begin(&inbound, |inbound| self.session.client_version(inbound).ok());
+        let response = self.answer(inbound).await;
+        match shown {
+            Some(request) => dev_requests::shown(request, response),
             None => response,
         }
     }

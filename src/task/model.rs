@@ -354,6 +354,8 @@ pub struct GatewayFault {
     pub http_status: Option<u16>,
     pub retry_after: Option<Duration>,
     pub exit: Option<ProcessExit>,
+    /// The number of the process that ended, if its last lines may be shown (`died_programs`). Not stored.
+    pub process: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -374,7 +376,7 @@ impl std::fmt::Display for ProcessExit {
 impl GatewayFault {
     #[must_use]
     pub const fn new(reason: Reason, executed: Executed) -> Self {
-        Self { reason, executed, http_status: None, retry_after: None, exit: None }
+        Self { reason, executed, http_status: None, retry_after: None, exit: None, process: None }
     }
 }
 

@@ -88,6 +88,10 @@ pub trait Upstream: Send + Sync + std::fmt::Debug {
     /// Ends idle sessions, if each holds one of few permits.
     fn end_idle(&self) {}
 
+    /// Ends the server's processes and sessions, and their calls as if the server had ended; later requests start it
+    /// anew. Bounded in time.
+    async fn restart(&self) {}
+
     /// Ends sessions and streams; bounded in time.
     async fn close(&self);
 }

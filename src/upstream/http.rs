@@ -328,6 +328,10 @@ impl Upstream for SessionUpstream {
         self.link.transport.end_idle();
     }
 
+    async fn restart(&self) {
+        self.link.transport.restart().await;
+    }
+
     async fn close(&self) {
         let _ = tokio::time::timeout(CLOSE_MAX, self.pool.close()).await;
         self.link.transport.close().await;

@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, Resource, Rlimit, Signal, WaitId, WaitIdOptions};
 
 /// The supervisor's name in process lists; its file has no name there.
-pub(crate) const SHOWN_NAME: &str = "taskgate";
+const SHOWN_NAME: &str = "taskgate";
 #[cfg(target_os = "linux")]
 const THREAD_NAME: &std::ffi::CStr = c"taskgate";
 const NAME: &str = "supervise";
@@ -48,13 +48,20 @@ pub(crate) struct ProgramLimits {
     pub(crate) memory_bytes_max: Option<u64>,
 }
 
+/// The command that starts a program under a supervisor. Signals of the gateway's terminal are for the gateway.
+pub(crate) fn command(limits: &ProgramLimits, program: &str, with: &[String]) -> io::Result<Command> {
+    let mut command = Command::new(supervising_program()?);
+    command.arg0(SHOWN_NAME).args(arguments(limits)).arg(program).args(with).process_group(0);
+    Ok(command)
+}
+
 /// The program that can supervise: this one, even if its file was replaced since.
-pub(crate) fn program() -> io::Result<PathBuf> {
+fn supervising_program() -> io::Result<PathBuf> {
     if cfg!(target_os = "linux") { Ok(PathBuf::from("/proc/self/exe")) } else { std::env::current_exe() }
 }
 
 /// Its arguments, before the program and the program's arguments.
-pub(crate) fn arguments(limits: &ProgramLimits) -> [String; 3] {
+fn arguments(limits: &ProgramLimits) -> [String; 3] {
     let text = |limit: Option<u64>| limit.map_or_else(|| "-".to_owned(), |limit| limit.to_string());
     [NAME.to_owned(), text(limits.descriptors_max), text(limits.memory_bytes_max)]
 }

@@ -51,6 +51,9 @@ pub(crate) trait StreamableAdapter: Send + Sync + fmt::Debug {
 
     fn end_idle(&self);
 
+    /// Ends all connections, and the server's processes. Bounded in time.
+    async fn restart(&self);
+
     /// Bounded in time.
     async fn close(&self);
 }
@@ -82,6 +85,14 @@ impl Transport {
         match self {
             Self::Http(_) | Self::Either(_) => (),
             Self::Adapted(adapter) => adapter.end_idle(),
+        }
+    }
+
+    /// Ends the processes of a server that is a program; bounded in time.
+    pub(crate) async fn restart(&self) {
+        match self {
+            Self::Http(_) | Self::Either(_) => (),
+            Self::Adapted(adapter) => adapter.restart().await,
         }
     }
 

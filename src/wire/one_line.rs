@@ -37,6 +37,21 @@ pub fn name(text: &str) -> String {
     shown
 }
 
+/// Makes a peer's text fit for a line on a terminal: blanks in place of control and bidirectional-override characters, at most
+/// `bytes_max` bytes, and a mark where it was cut.
+#[must_use]
+pub fn shown(text: &str, bytes_max: usize) -> String {
+    let mut shown = String::with_capacity(text.len().min(bytes_max) + '…'.len_utf8());
+    for c in text.chars() {
+        if shown.len() + c.len_utf8() > bytes_max {
+            shown.push('…');
+            break;
+        }
+        shown.push(if is_hidden(c) { ' ' } else { c });
+    }
+    shown
+}
+
 /// The first text block of a tool's result. Takes time linear to the result's size.
 #[must_use]
 pub fn first_text(result: &Payload) -> Option<String> {
@@ -65,6 +80,12 @@ mod tests {
         let cut = status_text(&long).unwrap();
         assert_eq!(cut.len(), STATUS_BYTES_MAX);
         assert!(cut.chars().all(|c| c == 'é'));
+    }
+
+    #[test]
+    fn a_text_on_a_terminal_keeps_its_blanks_and_is_cut() {
+        assert_eq!(shown("  a\u{1b}[2J\tb\u{202e}\nc", 64), "  a [2J b  c");
+        assert_eq!(shown("éé", 3), "é…");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 mod cli_call;
 mod descriptors;
+mod dev;
 mod import;
 mod install;
 mod keys;

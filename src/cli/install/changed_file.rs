@@ -3,14 +3,12 @@
 use std::ffi::OsString;
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, Write as _};
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, fchown};
 use std::path::{Path, PathBuf};
 
 use super::super::tool_arguments::text_of;
+use crate::system::{self, OwnersAlone as _};
 
 const BYTES_MAX: u64 = 4 << 20;
-/// Until the file has its mode, it is its owner's alone.
-const FIRST_MODE: u32 = 0o600;
 /// The ending of the copy beside the file.
 const COPY: &str = ".taskgate-backup";
 /// The ending of the new file, which is also the lock between two runs.
@@ -128,7 +126,7 @@ struct NewFile {
 
 impl NewFile {
     fn create(path: &Path) -> Result<Self, String> {
-        let opened = OpenOptions::new().write(true).create_new(true).mode(FIRST_MODE).open(path);
+        let opened = OpenOptions::new().write(true).create_new(true).owners_alone().open(path);
         let file = opened.map_err(|error| {
             let is_locked = error.kind() == io::ErrorKind::AlreadyExists;
             let locked = "another run changes the file now; if none does, remove this one";
@@ -149,10 +147,7 @@ impl NewFile {
 
     fn write(&mut self, text: &str, like: &Metadata) -> io::Result<()> {
         self.file.write_all(text.as_bytes())?;
-        let own = self.file.metadata()?;
-        if (own.uid(), own.gid()) != (like.uid(), like.gid()) {
-            fchown(&self.file, Some(like.uid()), Some(like.gid()))?;
-        }
+        system::take_owner(&self.file, like)?;
         self.file.set_permissions(like.permissions())?;
         self.file.sync_all()
     }

@@ -22,7 +22,7 @@ use crate::upstream::era::question_era::{QuestionEra, QuestionRoute};
 use crate::upstream::http::{HttpTransport, HttpUpstreamSettings, ProxySettings, SessionUpstream, UpstreamTlsFiles};
 use crate::upstream::transport::adapter::dedicated_process::DedicatedProcessRules;
 use crate::upstream::transport::credential::{Credential, CredentialSource};
-use crate::upstream::transport::stdio::{LastLines, StdioUpstreamSettings};
+use crate::upstream::transport::stdio::{LastLines, StderrUse, StdioUpstreamSettings};
 use crate::upstream::{
     BeginError, CallContext, Exchange, ExchangeEvent, ServerFacts, TaskScope, Timeouts, Upstream, UpstreamRequest,
     UpstreamTaskMode,
@@ -434,6 +434,7 @@ fn program(
     let mut words = words.iter().cloned();
     StdioUpstreamSettings {
         apart: DedicatedProcessRules::default(),
+        stderr_use: StderrUse::Never,
         unusable: None,
         name,
         program: words.next().unwrap_or_default(),

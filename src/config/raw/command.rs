@@ -117,6 +117,7 @@ pub(in crate::config) fn resolve(
         line_bytes_max,
         protocol,
         apart: dedicated_processes(raw, names),
+        stderr_use: own.stderr.value,
         unusable: None,
     })
 }

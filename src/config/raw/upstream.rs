@@ -15,6 +15,7 @@ use super::super::value::{
 };
 use crate::face::client_login::ResourceName;
 use crate::task::{AfterCrash, Draft, EarlyInput, FallbackPolicy, TaskMode};
+use crate::upstream::transport::stdio::StderrUse;
 use crate::wire::ProtocolVersion;
 
 /// The most elements by which a call may be split.
@@ -52,6 +53,7 @@ const AFTER_CRASHES: WordList<AfterCrash> = &[
     ("rerun-if-safe", Some(AfterCrash::RerunIfSafe)),
     ("rerun", Some(AfterCrash::Rerun)),
 ];
+const STDERR_USES: WordList<StderrUse> = &[("never", Some(StderrUse::Never)), ("on-death", Some(StderrUse::OnDeath))];
 const FALLBACKS: WordList<FallbackPolicy> =
     &[("hold", Some(FallbackPolicy::Hold)), ("tools", Some(FallbackPolicy::Tools))];
 
@@ -137,6 +139,9 @@ keys! {
         reload descriptors_max: u32 = count(16);
         /// Writable memory of each process.
         reload memory_max: usize = read(&SIZE);
+        /// `"on-death"`: the last 20 lines of standard error of a process that ended by itself are written to the log,
+        /// and shown with the tasks that failed with it. They may hold arguments of calls.
+        reload stderr: StderrUse = word(STDERR_USES), default "never";
         /// The program's environment variables. From the gateway's environment it gets only `PATH`, `HOME` and `LANG`.
         reload env: NamedTexts<String> = texts(&ENV_VALUE), bounds "names without `=`, at most 256 bytes";
         /// The same, read from files at each start of a process; a line break at the end is left out.

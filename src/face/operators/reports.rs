@@ -9,6 +9,7 @@ use tokio::time::Instant;
 
 use crate::boot_clock::since_boot;
 use crate::dialect::faults::{gateway_error, reason_key};
+use crate::died_programs;
 use crate::engine::SubtaskTree;
 use crate::replica::{BootTime, Incarnation};
 use crate::store::TaskStore as _;
@@ -84,6 +85,9 @@ pub(super) struct OperatorTaskDetails {
     /// The text of a gateway's fault that the client gets.
     #[serde(skip_serializing_if = "Option::is_none")]
     why: Option<String>,
+    /// The last lines of the program with which it failed, if the configuration shows them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stderr: Option<Arc<[String]>>,
     /// The upstream's last progress message.
     #[serde(skip_serializing_if = "Option::is_none")]
     progress: Option<Arc<str>>,
@@ -112,6 +116,7 @@ impl OperatorTaskDetails {
             client,
             began_at: task.began_at().to_string(),
             why,
+            stderr: died_programs::lines(&task.key),
             progress: task.status_message.clone(),
             bytes: task.stored_bytes(),
             attempt: task.attempt.0,

@@ -119,8 +119,7 @@ pub(super) fn begin_on(
     let idempotency = idempotency.map_err(|complaint| complain(&complaint))?;
     let arrived = (session.token.nonce, &request.id, caller.arrived);
     let entered = shared.open.in_flight.drive(arrived).map_err(|full| gateway_error(&full))?;
-    let counter = if tool.is_some() { &shared.meter.calls } else { &shared.meter.requests };
-    counter.increment(1);
+    (if tool.is_some() { &shared.meter.calls } else { &shared.meter.requests }).increment(1);
 
     let client = BridgedClient::of(version, &session.token.capabilities);
     let questions = match caller.takes_stream() {

@@ -2,7 +2,6 @@
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use rusqlite::backup::{Backup, StepResult};
@@ -10,10 +9,11 @@ use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags};
 
 use super::columns::key;
-use super::folder::{self, FILE_MODE};
+use super::folder;
 use super::reads::{self, ReadRow};
 use super::{OpenError, schema};
 use crate::store::record::RecordError;
+use crate::system::OwnersAlone as _;
 use crate::task::ShortReference;
 
 /// References of damaged rows that a report names.
@@ -99,7 +99,7 @@ fn copy_file(from: &Path, to: &Path) -> Result<(), OpenError> {
 fn create(path: &Path, may_replace: bool) -> io::Result<File> {
     let mut options = File::options();
     options.write(true).create_new(!may_replace).create(may_replace).truncate(may_replace);
-    options.mode(FILE_MODE).open(path)
+    options.owners_alone().open(path)
 }
 
 fn sync(path: &Path) -> Result<(), OpenError> {

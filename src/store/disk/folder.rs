@@ -1,18 +1,13 @@
 //! Opens and locks the store's folder: private, on a durable medium, used by one process.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::fs::{Access, FallocateFlags, FlockOperation, access, fallocate, flock, statvfs};
-use rustix::io::Errno;
-
 use super::OpenError;
-
-const FOLDER_MODE: u32 = 0o700;
-pub(super) const FILE_MODE: u32 = 0o600;
+use crate::system::{self, OwnersAlone as _};
+pub(super) use crate::system::{DiskSpace, space};
 
 const LOCK: &str = "tasks.lock";
 const BALLAST: &str = "tasks.ballast";
@@ -29,13 +24,6 @@ const FREE_SHARE_MIN: u64 = 20;
 /// New tasks are accepted above this, on disks of any size.
 const FREE_BYTES_ENOUGH: u64 = 1 << 30;
 
-/// A disk's space available to ordinary users, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct DiskSpace {
-    pub(super) free: u64,
-    pub(super) all: u64,
-}
-
 impl DiskSpace {
     pub(super) fn is_low(self) -> bool {
         self.free < self.wanted()
@@ -51,16 +39,11 @@ impl DiskSpace {
     }
 }
 
-pub(super) fn space(folder: &Path) -> io::Result<DiskSpace> {
-    let found = statvfs(folder)?;
-    Ok(DiskSpace { free: found.f_bavail * found.f_frsize, all: found.f_blocks * found.f_frsize })
-}
-
 pub(super) fn prepare(folder: &Path) -> Result<(), OpenError> {
     let wrong = |source| OpenError::Folder { path: folder.to_owned(), source };
     if !folder.exists() {
         let made: Vec<&Path> = folder.ancestors().take_while(|at| !at.as_os_str().is_empty() && !at.exists()).collect();
-        DirBuilder::new().mode(FOLDER_MODE).recursive(true).create(folder).map_err(wrong)?;
+        DirBuilder::new().owners_alone().recursive(true).create(folder).map_err(wrong)?;
         for parent in made.into_iter().filter_map(Path::parent) {
             let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
             match File::open(parent).and_then(|parent| parent.sync_all()) {
@@ -80,9 +63,7 @@ pub(super) fn prepare(folder: &Path) -> Result<(), OpenError> {
 pub(super) fn examine(folder: &Path) -> Result<(), OpenError> {
     let wrong = |source| OpenError::Folder { path: folder.to_owned(), source };
     match fs::metadata(folder) {
-        Ok(found) if found.is_dir() => {
-            access(folder, Access::READ_OK | Access::WRITE_OK | Access::EXEC_OK).map_err(|e| wrong(e.into()))
-        }
+        Ok(found) if found.is_dir() => system::check_access(folder).map_err(wrong),
         Ok(_) => Err(wrong(io::ErrorKind::NotADirectory.into())),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(wrong(error)),
@@ -91,7 +72,7 @@ pub(super) fn examine(folder: &Path) -> Result<(), OpenError> {
 
 /// Whether any user of the machine can replace files in a folder.
 pub(super) fn is_open_to_all(folder: &Path) -> bool {
-    fs::metadata(folder).is_ok_and(|found| found.mode() & 0o1002 == 0o002)
+    fs::metadata(folder).is_ok_and(|found| system::mode(&found) & 0o1002 == 0o002)
 }
 
 /// Memory or a network (B171), which does not keep files or lock them reliably. `None` for a disk.
@@ -124,7 +105,7 @@ pub(super) struct FolderLock(#[expect(dead_code, reason = "held, not read: closi
 pub(super) async fn lock(folder: &Path, patience: Duration) -> Result<FolderLock, OpenError> {
     let path = folder.join(LOCK);
     let wrong = |source| OpenError::Folder { path: path.clone(), source };
-    let file = OpenOptions::new().write(true).create(true).truncate(false).mode(FILE_MODE).open(&path);
+    let file = OpenOptions::new().write(true).create(true).truncate(false).owners_alone().open(&path);
     let files = [file.map_err(wrong)?, File::open(folder).map_err(wrong)?];
     let mut is_logged = false;
     let taken = async {
@@ -146,20 +127,21 @@ pub(super) async fn lock(folder: &Path, patience: Duration) -> Result<FolderLock
 }
 
 fn try_lock(file: &File) -> io::Result<bool> {
-    match flock(file, FlockOperation::NonBlockingLockExclusive) {
+    match file.try_lock() {
         Ok(()) => Ok(true),
-        Err(Errno::WOULDBLOCK | Errno::INTR) => Ok(false),
+        Err(TryLockError::WouldBlock) => Ok(false),
+        Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Interrupted => Ok(false),
         // Network file systems may support locks on files only.
-        Err(Errno::BADF | Errno::OPNOTSUPP | Errno::INVAL | Errno::NOLCK) if file.metadata()?.is_dir() => Ok(true),
-        Err(error) => Err(error.into()),
+        Err(TryLockError::Error(error)) if system::is_no_lock(&error) && file.metadata()?.is_dir() => Ok(true),
+        Err(TryLockError::Error(error)) => Err(error),
     }
 }
 
 /// Whether a process has the store open. Creates nothing.
 pub(super) fn is_locked(folder: &Path) -> bool {
-    [folder.join(LOCK), folder.to_owned()].iter().any(|path| {
-        File::open(path).is_ok_and(|file| flock(&file, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK))
-    })
+    [folder.join(LOCK), folder.to_owned()]
+        .iter()
+        .any(|path| File::open(path).is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock))))
 }
 
 #[derive(Clone, Debug)]
@@ -180,12 +162,12 @@ impl Ballast {
     /// Reserves the space. Removes a partly allocated file.
     pub(super) fn lay_down(&self) -> io::Result<()> {
         self.drop_it()?;
-        let file = OpenOptions::new().write(true).create_new(true).mode(FILE_MODE).open(&self.path)?;
-        let taken = fallocate(&file, FallocateFlags::empty(), 0, BALLAST_BYTES);
+        let file = OpenOptions::new().write(true).create_new(true).owners_alone().open(&self.path)?;
+        let taken = system::reserve(&file, BALLAST_BYTES);
         if taken.is_err() {
             self.drop_it()?;
         }
-        Ok(taken?)
+        taken
     }
 
     /// Frees the space; returns whether there was any.

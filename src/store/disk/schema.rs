@@ -5,15 +5,14 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _};
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
-use super::folder::FILE_MODE;
 use super::{DiskTuning, OpenError};
+use crate::system::OwnersAlone as _;
 
 /// "tgat", which distinguishes the file from other programs' databases.
 const APPLICATION_ID: i32 = 0x7467_6174;
@@ -108,7 +107,7 @@ pub(super) fn reopen(path: &Path, tuning: DiskTuning) -> Result<Connection, Open
 pub(super) fn open(path: &Path, tuning: DiskTuning) -> Result<Connection, OpenError> {
     examine(path)?;
     // SQLite gives the files next to it the same mode.
-    let made = OpenOptions::new().append(true).create(true).mode(FILE_MODE).open(path);
+    let made = OpenOptions::new().append(true).create(true).owners_alone().open(path);
     made.map_err(|source| OpenError::Folder { path: path.to_owned(), source })?;
     reopen(path, tuning)
 }

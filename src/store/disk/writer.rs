@@ -4,7 +4,6 @@
 //! again: after a failed fsync, the result of the next one is meaningless (F54).
 
 use std::collections::VecDeque;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,6 +24,7 @@ use crate::failpoint;
 use crate::metric;
 use crate::store::clock_trust::ClockTrust;
 use crate::store::tasks::StoreError;
+use crate::system;
 use crate::task::Timestamp;
 
 /// The time applies to writes that arrive after its start.
@@ -420,7 +420,7 @@ fn cannot_open(why: &str) -> rusqlite::Error {
 }
 
 pub(super) fn identity(path: &Path) -> Option<(u64, u64)> {
-    std::fs::metadata(path).ok().map(|found| (found.dev(), found.ino()))
+    std::fs::metadata(path).ok().map(|found| system::identity(&found))
 }
 
 const fn no_new(health: StoreHealth) -> Option<InsertRefusal> {

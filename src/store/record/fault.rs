@@ -7,7 +7,7 @@ use crate::task::{Executed, GatewayFault, ProcessExit, Reason};
 const EXIT_FOLLOWS: u8 = 0x80;
 
 pub(super) fn put_fault(out: &mut RecordWriter, fault: &GatewayFault) {
-    let GatewayFault { reason, executed, http_status, retry_after, exit } = fault;
+    let GatewayFault { reason, executed, http_status, retry_after, exit, process: _ } = fault;
     out.byte(reason_code(*reason));
     let executed = match executed {
         Executed::No => 0,
@@ -41,6 +41,7 @@ pub(super) fn take_fault(body: &mut RecordReader) -> Option<GatewayFault> {
         http_status: body.maybe(|body| body.fixed().map(u16::from_be_bytes))?,
         retry_after: body.maybe(RecordReader::span)?,
         exit: if executed & EXIT_FOLLOWS == 0 { None } else { Some(take_exit(body)?) },
+        process: None,
     })
 }
 

@@ -29,6 +29,7 @@ fn samples() -> Vec<(&'static str, Task)> {
         http_status: Some(503),
         retry_after: Some(Duration::from_millis(1_500)),
         exit: None,
+        process: None,
     };
     let error = RpcError { code: -32_000, message: "no ß".to_owned(), data: Some(payload("why")) };
     let call = StoredCall {
@@ -159,8 +160,12 @@ fn any_phase() -> impl Strategy<Value = Phase> {
             let exit = exit.map(
                 |(by_itself, number)| if by_itself { ProcessExit::Code(number) } else { ProcessExit::Signal(number) },
             );
-            let fault =
-                GatewayFault { reason: REASONS[reason], executed: Executed::Unknown, http_status, retry_after, exit };
+            let fault = GatewayFault {
+                http_status,
+                retry_after,
+                exit,
+                ..GatewayFault::new(REASONS[reason], Executed::Unknown)
+            };
             Phase::Settled(Outcome::Faulted(Failure::Gateway(fault)))
         },
     );

@@ -39,7 +39,7 @@ use crate::wire::rpc_error::INVALID_REQUEST;
 use crate::wire::{Message, Request, RequestId, RpcError, ScanLimits, envelope, method};
 use connection::{AdapterConnection, ConnectionPurpose, SessionTemplate, UnopenedConnectionGuard};
 pub use connection_permits::WAITING_MAX;
-use connection_permits::{PermitWait, RestartBackoff};
+use connection_permits::{ENDING_MAX, PermitWait, RestartBackoff};
 use dedicated_process::DedicatedProcessRules;
 
 const CLOSE_MAX: Duration = Duration::from_secs(2);
@@ -270,6 +270,14 @@ impl StreamableAdapter for TransportAdapter {
 
     fn end_idle(&self) {
         self.shared.sessions.lock().values().for_each(|session| session.end_if_idle());
+    }
+
+    async fn restart(&self) {
+        let all: Vec<_> = self.shared.sessions.lock().values().cloned().collect();
+        all.iter().for_each(|session| session.end());
+        self.shared.backoff.reset();
+        let ended = futures_util::future::join_all(all.iter().map(|session| session.ended()));
+        let _ = tokio::time::timeout(ENDING_MAX, ended).await;
     }
 
     async fn close(&self) {

@@ -9,8 +9,6 @@ use std::env;
 use std::ffi::OsString;
 use std::fs;
 use std::num::NonZeroUsize;
-use std::os::unix::fs::PermissionsExt as _;
-use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::sync::{Arc, OnceLock};
@@ -19,14 +17,17 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command};
 use tokio::sync::{SetOnce, mpsc, oneshot};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::adapter::dedicated_process::DedicatedProcessRules;
 use super::adapter::{ConnectionEnds, MessageReceiver, MessageRoom, MessageSender, MessageTransport, WAITING_MAX};
+use crate::dev_output::{self, DevSource};
+use crate::died_programs;
 use crate::secret_file::{self, SecretFileError};
+use crate::system;
 use crate::task::{Executed, GatewayFault, ProcessExit, Reason};
 use crate::upstream::limits::CallPermitSettings;
 use crate::upstream::outgoing::{HandedOver, OutgoingRequest};
@@ -34,8 +35,8 @@ use crate::upstream::upstream_health::{UpstreamFailure, UpstreamHealth};
 use crate::upstream::{ForwardedHeaders, TaskScope, supervisor};
 use crate::wire::ProtocolVersion;
 use crate::wire::framing::LineDecoder;
-pub use program_output::LastLines;
-use program_output::ProgramOutputLog;
+pub use program_output::{LastLines, StderrUse};
+use program_output::{ProcessEnd, ProgramOutputLog};
 
 const INHERITED: [&str; 3] = ["PATH", "HOME", "LANG"];
 const SECRET_BYTES_MAX: usize = 64 * 1024;
@@ -49,7 +50,6 @@ const STATUS_MAX: Duration = Duration::from_secs(3);
 const OUTPUT_MAX: Duration = Duration::from_millis(500);
 /// How long a supervisor may take to stop its program.
 const STOP_MAX: Duration = supervisor::STOP_MAX.saturating_add(Duration::from_secs(2));
-const MAY_RUN: u32 = 0o111;
 const PATH: &str = "PATH";
 
 #[derive(Clone, PartialEq, Eq)]
@@ -73,6 +73,7 @@ pub struct StdioUpstreamSettings {
     /// `None` negotiates.
     pub protocol: Option<ProtocolVersion>,
     pub apart: DedicatedProcessRules,
+    pub stderr_use: StderrUse,
     /// Why the configuration cannot start the program.
     pub unusable: Option<Arc<str>>,
 }
@@ -143,9 +144,7 @@ impl StdioTransport {
             descriptors_max: settings.descriptors_max.map(u64::from),
             memory_bytes_max: settings.memory_bytes_max.map(|bytes| bytes as u64),
         };
-        let mut command = Command::new(supervisor::program()?);
-        command.arg0(supervisor::SHOWN_NAME);
-        command.args(supervisor::arguments(&limits)).arg(&settings.program).args(&settings.arguments);
+        let mut command = Command::from(supervisor::command(&limits, &settings.program, &settings.arguments)?);
         command.env_clear();
         command.envs(INHERITED.iter().filter_map(|name| Some((name, env::var_os(name)?))));
         command.envs(settings.env.iter().map(|(name, value)| (name, value)));
@@ -154,8 +153,6 @@ impl StdioTransport {
             command.current_dir(folder);
         }
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // Signals of the gateway's terminal are for the gateway.
-        command.process_group(0);
         Ok(command)
     }
 }
@@ -196,16 +193,26 @@ impl MessageTransport for StdioTransport {
             return Err(GatewayFault::new(Reason::Internal, Executed::No));
         };
         tracing::debug!(upstream = %name, pid = child.id(), "started a program");
+        dev_output::show(DevSource::Program, "started");
         let (outgoing, queue) = mpsc::channel(OUTGOING_MAX);
         let (closing, silent) = (CancellationToken::new(), CancellationToken::new());
-        let process =
-            Arc::new(ServerProcess { outgoing, closing, exit: SetOnce::new(), given_up: OnceLock::new(), silent });
-        let noise = Arc::new(ProgramOutputLog::new(Arc::clone(name), self.output.clone()));
+        let (number, stderr_use) = (died_programs::number(), self.settings.stderr_use);
+        let process = Arc::new(ServerProcess {
+            number,
+            shows_stderr: stderr_use == StderrUse::OnDeath || dev_output::is_on(),
+            outgoing,
+            closing,
+            end: SetOnce::new(),
+            given_up: OnceLock::new(),
+            silent,
+            is_heard: CancellationToken::new(),
+        });
+        let noise = ProgramOutputLog::new(Arc::clone(name), number, self.output.clone(), stderr_use);
+        let noise = Arc::new(noise);
         let tracker = &self.scope.tracker;
-        tracker.spawn(write(stdin, queue, process.closing.clone()));
-        let listening = program_output::log(stderr, Arc::clone(&noise));
-        tracker.spawn(process.silent.clone().run_until_cancelled_owned(Box::pin(listening)));
-        tracker.spawn(keep(child, Arc::clone(&process)));
+        tracker.spawn(write(stdin, queue, Arc::clone(&process)));
+        tracker.spawn(listen(stderr, Arc::clone(&noise), Arc::clone(&process)));
+        tracker.spawn(keep(child, Arc::clone(&process), Arc::clone(&noise)));
         let receiver = StdoutReceiver {
             stdout,
             decoder: LineDecoder::new(self.settings.line_bytes_max),
@@ -220,15 +227,20 @@ impl MessageTransport for StdioTransport {
 
 #[derive(Debug)]
 struct ServerProcess {
+    /// Tells it from the upstream's other processes.
+    number: u64,
+    shows_stderr: bool,
     outgoing: mpsc::Sender<QueuedMessage>,
     /// Closes the standard input, and with that all the rest.
     closing: CancellationToken,
-    /// Set once the process is reaped; `None` inside for an unknown status.
-    exit: SetOnce<Option<ProcessExit>>,
+    /// Set once the process is reaped.
+    end: SetOnce<ProcessEnd>,
     /// When to stop waiting for the status; set at the end of input or output.
     given_up: OnceLock<Instant>,
     /// Ends the reading: later output is not the program's.
     silent: CancellationToken,
+    /// Cancelled at the end of standard error.
+    is_heard: CancellationToken,
 }
 
 #[derive(Debug)]
@@ -243,9 +255,10 @@ impl ServerProcess {
     /// first call; cancel safe.
     async fn ended(&self) -> GatewayFault {
         let until = *self.given_up.get_or_init(|| Instant::now() + STATUS_MAX);
-        let exit = tokio::time::timeout_at(until, self.exit.wait()).await;
-        let exit = exit.ok().copied().flatten();
-        GatewayFault { exit, ..GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown) }
+        let end = tokio::time::timeout_at(until, self.end.wait()).await;
+        let exit = end.ok().and_then(|end| end.exit);
+        let process = self.shows_stderr.then_some(self.number);
+        GatewayFault { exit, process, ..GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown) }
     }
 }
 
@@ -266,7 +279,7 @@ impl MessageSender for ServerProcess {
 
     async fn close(&self) {
         self.closing.cancel();
-        let _ = tokio::time::timeout(STOP_MAX, self.exit.wait()).await;
+        let _ = tokio::time::timeout(STOP_MAX, self.end.wait()).await;
     }
 }
 
@@ -277,7 +290,7 @@ impl Drop for StdoutReceiver {
 }
 
 /// One line each, until the process takes no more.
-async fn write(mut stdin: ChildStdin, mut queue: mpsc::Receiver<QueuedMessage>, closing: CancellationToken) {
+async fn write(mut stdin: ChildStdin, mut queue: mpsc::Receiver<QueuedMessage>, process: Arc<ServerProcess>) {
     let writing = async {
         while let Some(QueuedMessage { message, handed_over, written }) = queue.recv().await {
             // Its caller is gone, and no byte of it is written.
@@ -286,14 +299,21 @@ async fn write(mut stdin: ChildStdin, mut queue: mpsc::Receiver<QueuedMessage>, 
             }
             // Set already by an earlier attempt.
             let _ = handed_over.set(());
+            dev_output::sent(process.number, &message);
             if stdin.write_all(&line_of(&message)).await.is_err() || stdin.flush().await.is_err() {
                 return;
             }
             let _ = written.send(());
         }
     };
-    closing.run_until_cancelled(writing).await;
-    closing.cancel();
+    process.closing.run_until_cancelled(writing).await;
+    process.closing.cancel();
+}
+
+/// Reads standard error to its end.
+async fn listen(stderr: ChildStderr, noise: Arc<ProgramOutputLog>, process: Arc<ServerProcess>) {
+    process.silent.run_until_cancelled(Box::pin(program_output::log(stderr, &noise))).await;
+    process.is_heard.cancel();
 }
 
 /// Line breaks in JSON are whitespace, so a blank is equivalent.
@@ -305,11 +325,12 @@ fn line_of(message: &Bytes) -> Vec<u8> {
 }
 
 /// Reaps a process that ends for any cause.
-async fn keep(mut child: Child, process: Arc<ServerProcess>) {
+async fn keep(mut child: Child, process: Arc<ServerProcess>, noise: Arc<ProgramOutputLog>) {
     let by_itself = tokio::select! {
         status = child.wait() => Some(status),
         () = process.closing.cancelled() => None,
     };
+    let is_own = by_itself.is_some();
     let status = match by_itself {
         Some(status) => status,
         None => match tokio::time::timeout(STOP_MAX, child.wait()).await {
@@ -321,14 +342,20 @@ async fn keep(mut child: Child, process: Arc<ServerProcess>) {
             }
         },
     };
-    let _ = process.exit.set(status.ok().and_then(exit_of));
+    if process.shows_stderr {
+        // Its last lines are known before its calls fail.
+        let _ = tokio::time::timeout(OUTPUT_MAX, process.is_heard.cancelled()).await;
+    }
+    let end = ProcessEnd { exit: status.ok().and_then(exit_of), is_own };
+    noise.ended(end);
+    let _ = process.end.set(end);
     process.closing.cancel();
     tokio::time::sleep(OUTPUT_MAX).await;
     process.silent.cancel();
 }
 
 fn exit_of(status: ExitStatus) -> Option<ProcessExit> {
-    status.code().map(ProcessExit::Code).or_else(|| status.signal().map(ProcessExit::Signal))
+    status.code().map(ProcessExit::Code).or_else(|| system::signal_of(status).map(ProcessExit::Signal))
 }
 
 struct StdoutReceiver {
@@ -348,7 +375,10 @@ impl MessageReceiver for StdoutReceiver {
                 // A message with a byte order mark is unreadable, but answers a request.
                 let text = line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&line);
                 match text.trim_ascii_start().first() {
-                    Some(b'{' | b'[') => return Ok(line),
+                    Some(b'{' | b'[') => {
+                        dev_output::received(self.process.number, &line);
+                        return Ok(line);
+                    }
                     Some(_) | None => self.noise.stray(&line),
                 }
             }
@@ -418,11 +448,13 @@ impl StdioUpstreamSettings {
 }
 
 fn may_run(file: &Path) -> bool {
-    fs::metadata(file).is_ok_and(|found| found.is_file() && found.permissions().mode() & MAY_RUN != 0)
+    fs::metadata(file).is_ok_and(|found| system::is_runnable(&found))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
     use crate::upstream::outgoing::SessionHeaders;
 
@@ -431,9 +463,18 @@ mod tests {
 
     /// A process that takes no more messages, and has not been reaped.
     fn unreachable_process() -> ServerProcess {
-        let ((outgoing, _), exit) = (mpsc::channel(1), SetOnce::new());
+        let ((outgoing, _), end) = (mpsc::channel(1), SetOnce::new());
         let (closing, silent) = (CancellationToken::new(), CancellationToken::new());
-        ServerProcess { outgoing, closing, exit, given_up: OnceLock::new(), silent }
+        ServerProcess {
+            number: 1,
+            shows_stderr: false,
+            outgoing,
+            closing,
+            end,
+            given_up: OnceLock::new(),
+            silent,
+            is_heard: CancellationToken::new(),
+        }
     }
 
     /// For every sign of the end: a supervisor may have to kill orphans, and to wait for a processor.
@@ -442,7 +483,7 @@ mod tests {
         let process = unreachable_process();
         let reporting = async {
             tokio::time::sleep(LATE).await;
-            process.exit.set(Some(ProcessExit::Code(7))).unwrap();
+            process.end.set(ProcessEnd { exit: Some(ProcessExit::Code(7)), is_own: true }).unwrap();
         };
         let (request, handed_over) = (SessionHeaders::default().post(Bytes::from_static(b"{}")), HandedOver::default());
         let (heard, sent, ()) = tokio::join!(process.ended(), process.send(&request, &handed_over), reporting);
@@ -479,6 +520,7 @@ mod tests {
             line_bytes_max: 1024,
             protocol: None,
             apart: DedicatedProcessRules::default(),
+            stderr_use: StderrUse::Never,
             unusable: None,
         };
         let shown = format!("{settings:?}");
@@ -536,6 +578,7 @@ mod tests {
             line_bytes_max: 1024,
             protocol: None,
             apart: Default::default(),
+            stderr_use: StderrUse::Never,
             unusable: None,
         }
     }

@@ -16,7 +16,6 @@ use tokio::process::Command;
 use tokio::time::sleep;
 
 use super::harness::{PLAIN, RESUMABLE, Replica, Site, Terms, until};
-use crate::kill_cycles::keeper::Keeper;
 
 /// Begins anew as soon as it may.
 const BRIEFLY_ALONE: Terms = Terms { alone_max: "4s", ..Terms::USUAL };

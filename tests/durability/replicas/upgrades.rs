@@ -12,7 +12,6 @@ use tokio::time::{Instant, sleep};
 
 use super::harness::{PATIENCE, RESUMABLE, Site, Terms, client, job, until};
 use super::killed::mixed;
-use crate::kill_cycles::keeper::Keeper;
 
 /// How many calls are under way.
 const CALLS: usize = 24;

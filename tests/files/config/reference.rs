@@ -193,7 +193,8 @@ fn literals(cell: &str) -> Vec<&str> {
 
 /// A file with this line in this table, and without it. Both have whatever else the line needs.
 fn files(table: &str, key: &str, line: &str) -> (String, String) {
-    let of_programs = ["command", "args", "cwd", "processes_max", "descriptors_max", "memory_max", "process_per_call"];
+    let of_programs =
+        ["command", "args", "cwd", "processes_max", "descriptors_max", "memory_max", "stderr", "process_per_call"];
     let reached = match key {
         "command" => "path = \"/reports/mcp\"",
         _ if of_programs.contains(&key) => "command = [\"true\"]",

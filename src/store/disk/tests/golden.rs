@@ -39,6 +39,7 @@ fn outcomes() -> Vec<Outcome> {
         http_status: Some(503),
         retry_after: Some(Duration::from_millis(1_500)),
         exit: Some(ProcessExit::Signal(9)),
+        process: None,
     };
     let returned = |text: &str, is_error| Outcome::Returned { result: Payload::of(text), is_error };
     vec![

@@ -26,7 +26,7 @@ const PLACE_WAIT: Duration = Duration::from_secs(30);
 const FIRST_WAIT: Duration = Duration::from_secs(25);
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How long a server may take to end, including all limits for programs.
-const ENDING_MAX: Duration = Duration::from_secs(8);
+pub(super) const ENDING_MAX: Duration = Duration::from_secs(8);
 pub const WAITING_MAX: usize = 4_096;
 /// Duration after which a connection was useful, so that failures before it no longer count.
 const USEFUL_AFTER: Duration = Duration::from_secs(10);
@@ -154,6 +154,11 @@ impl RestartBackoff {
         }
         tokio::time::sleep(left).await;
         Ok(())
+    }
+
+    /// Forgets the failures: the server is another one now.
+    pub(super) fn reset(&self) {
+        *self.state.lock() = BackoffState::default();
     }
 
     pub(super) fn note_failure(&self) {

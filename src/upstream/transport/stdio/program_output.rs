@@ -4,25 +4,26 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use tokio::io::AsyncReadExt as _;
 use tokio::process::ChildStderr;
-use tokio::time::Instant;
 
+use crate::dev_output::{self, DevSource};
+use crate::died_programs;
+use crate::line_budget::LineBudget;
 use crate::metric;
+use crate::task::ProcessExit;
 
 /// The rest of a line is cut off.
 const LINE_BYTES_MAX: usize = 1024;
-/// Lines at once, then lines per second.
-const LINES_BURST: f64 = 100.0;
-const LINES_PER_SECOND: f64 = 20.0;
 const READ_BYTES: usize = 8 * 1024;
-/// Lines of standard error kept for a program started by hand.
-const LAST_MAX: usize = 10;
+/// Lines of standard error that are kept.
+const LAST_MAX: usize = 20;
 
-/// The last lines of standard error: for the person who runs the program, never for a log, since they may hold its
-/// arguments.
+/// The last lines of standard error. They may hold a call's arguments, so they go to the person who runs the program, and
+/// into a log or a task only if the configuration says so.
 #[derive(Debug, Default)]
 pub struct LastLines(Mutex<VecDeque<String>>);
 
@@ -42,63 +43,93 @@ impl LastLines {
     }
 }
 
+/// What becomes of a program's last lines of standard error when it dies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum StderrUse {
+    /// They are kept from log and tasks.
+    #[default]
+    Never,
+    /// The log and the tasks that died with the program show them.
+    OnDeath,
+}
+
+/// The output of one process.
 #[derive(Debug)]
 pub(super) struct ProgramOutputLog {
     upstream: Arc<str>,
-    budget: Mutex<LogBudget>,
+    number: u64,
+    budget: LineBudget,
+    /// Of all processes, for the person who started them.
     last: Option<Arc<LastLines>>,
+    stderr_use: StderrUse,
+    of_process: LastLines,
+    /// The newest lines that were not printed.
+    unshown: AtomicU64,
 }
 
-#[derive(Debug)]
-struct LogBudget {
-    lines: f64,
-    at: Instant,
-    left_out: u64,
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ProcessEnd {
+    pub(super) exit: Option<ProcessExit>,
+    /// Whether the gateway did not stop it.
+    pub(super) is_own: bool,
 }
 
 impl ProgramOutputLog {
-    pub(super) fn new(upstream: Arc<str>, last: Option<Arc<LastLines>>) -> Self {
-        let budget = LogBudget { lines: LINES_BURST, at: Instant::now(), left_out: 0 };
-        Self { upstream, budget: Mutex::new(budget), last }
+    /// `number` is the process's.
+    pub(super) fn new(upstream: Arc<str>, number: u64, last: Option<Arc<LastLines>>, stderr_use: StderrUse) -> Self {
+        let (budget, of_process, unshown) = (LineBudget::new(), LastLines::default(), AtomicU64::new(0));
+        Self { upstream, number, budget, last, stderr_use, of_process, unshown }
     }
 
     pub(super) fn stray(&self, line: &[u8]) {
         self.count("stray_line");
-        if let Some(left_out) = self.admit() {
-            tracing::warn!(upstream = %self.upstream, left_out, line = shown(line), "a program wrote a line to standard output that is no message");
+        if let Some(left_out) = self.budget.admit() {
+            let line = shown(line);
+            dev_output::show_output(DevSource::Stdout, left_out, &format!("is no message: {line}"));
+            tracing::warn!(upstream = %self.upstream, left_out, line, "a program wrote a line to standard output that is no message");
         }
     }
 
     /// Programs may write their arguments there, so the level is lower.
     fn said(&self, line: &[u8]) {
+        let line = shown(line);
         if let Some(last) = &self.last {
-            last.keep(shown(line));
+            last.keep(line.clone());
         }
-        match self.admit() {
+        if self.stderr_use == StderrUse::OnDeath || dev_output::is_on() {
+            self.of_process.keep(line.clone());
+        }
+        match self.budget.admit() {
             Some(left_out) => {
-                tracing::debug!(upstream = %self.upstream, left_out, line = shown(line), "a program wrote to standard error")
+                self.unshown.store(0, Ordering::Relaxed);
+                dev_output::show_output(DevSource::Stderr, left_out, &line);
+                tracing::debug!(upstream = %self.upstream, left_out, line, "a program wrote to standard error")
             }
-            None => self.count("stderr_line"),
+            None => {
+                self.unshown.fetch_add(1, Ordering::Relaxed);
+                self.count("stderr_line");
+            }
+        }
+    }
+
+    /// Records the process's end, after its last line.
+    pub(super) fn ended(&self, end: ProcessEnd) {
+        let lines = self.of_process.all();
+        let how = end.exit.map(|exit| format!(" {exit}")).unwrap_or_default();
+        let (kept, unshown) = (lines.len() as u64, self.unshown.load(Ordering::Relaxed));
+        let mut left_out = unshown.saturating_sub(kept);
+        for (_, line) in (0..).zip(&lines).skip_while(|(at, _)| at + unshown < kept) {
+            dev_output::show_output(DevSource::Stderr, std::mem::take(&mut left_out), line);
+        }
+        dev_output::show(DevSource::Program, format_args!("ended{how}"));
+        if end.is_own && self.stderr_use == StderrUse::OnDeath {
+            tracing::warn!(upstream = %self.upstream, stderr = ?lines, "a program ended{how}");
+            died_programs::keep(self.number, lines);
         }
     }
 
     fn count(&self, reason: &'static str) {
         metric::count_dropped(&self.upstream, reason);
-    }
-
-    /// How many lines were left out before this one; `None` if it is left out too.
-    fn admit(&self) -> Option<u64> {
-        let mut budget = self.budget.lock();
-        let now = Instant::now();
-        let refilled = now.duration_since(budget.at).as_secs_f64() * LINES_PER_SECOND;
-        budget.at = now;
-        budget.lines = (budget.lines + refilled).min(LINES_BURST);
-        if budget.lines < 1.0 {
-            budget.left_out += 1;
-            return None;
-        }
-        budget.lines -= 1.0;
-        Some(std::mem::take(&mut budget.left_out))
     }
 }
 
@@ -109,7 +140,7 @@ fn shown(line: &[u8]) -> String {
 }
 
 /// Reads to the end: a program without a reader would block on a full pipe.
-pub(super) async fn log(mut stderr: ChildStderr, noise: Arc<ProgramOutputLog>) {
+pub(super) async fn log(mut stderr: ChildStderr, noise: &ProgramOutputLog) {
     let mut buffer = vec![0; READ_BYTES];
     let mut line = Vec::new();
     while let Ok(read @ 1..) = stderr.read(&mut buffer).await {
@@ -131,26 +162,14 @@ pub(super) async fn log(mut stderr: ChildStderr, noise: Arc<ProgramOutputLog>) {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
-
-    /// F45.
-    #[tokio::test(start_paused = true)]
-    async fn f45_a_flood_of_lines_is_logged_in_part_and_the_rest_counted() {
-        let noise = ProgramOutputLog::new(Arc::from("local"), None);
-        let logged = (0..10_000).filter(|_| noise.admit().is_some()).count();
-        assert_eq!(logged, 100);
-        tokio::time::advance(Duration::from_secs(1)).await;
-        assert_eq!(noise.admit(), Some(9_900), "the next line says how many are missing");
-    }
 
     #[test]
     fn of_what_a_program_says_the_last_lines_are_kept() {
         let last = Arc::new(LastLines::default());
-        let noise = ProgramOutputLog::new(Arc::from("local"), Some(Arc::clone(&last)));
+        let noise = ProgramOutputLog::new(Arc::from("local"), 1, Some(Arc::clone(&last)), StderrUse::Never);
         (0..1_000).for_each(|n| noise.said(format!("line {n}").as_bytes()));
-        let expected: Vec<_> = (990..1_000).map(|n| format!("line {n}")).collect();
+        let expected: Vec<_> = (980..1_000).map(|n| format!("line {n}")).collect();
         assert_eq!(last.all(), expected, "however many of them are logged");
     }
 

@@ -1,0 +1,162 @@
+//! Starts a program anew when its files change, for `taskgate dev`.
+
+mod changes;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use tokio::time::timeout;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::Gateway;
+use crate::config::Config;
+use crate::dev_output::{self, DevSource};
+use crate::dialect::faults::gateway_error;
+use crate::face::served::Served;
+use crate::task::Principal;
+use crate::upstream::{BeginError, CallContext, ExchangeEvent, ServerFacts, UpstreamRequest};
+use crate::wire::{Object, Payload, method};
+use changes::{ChangedFiles, FileChanges};
+
+/// How long a program may take to list its tools.
+const READY_MAX: Duration = Duration::from_secs(60);
+/// The most tools that are named.
+const TOOLS_SHOWN: usize = 10;
+
+#[derive(Clone, Debug)]
+pub struct DevSettings {
+    /// The watched folders and files; if there are none, the command's own.
+    pub watched: Vec<PathBuf>,
+    pub command: Vec<String>,
+}
+
+/// The program under development.
+#[derive(Debug)]
+pub(super) struct Development {
+    changes: FileChanges,
+    /// Ends a restart in progress.
+    restarting: Option<DropGuard>,
+}
+
+impl Development {
+    /// Turns the output on, and watches the files but those of the gateway itself.
+    pub(super) fn new(settings: &DevSettings, config: &Config) -> anyhow::Result<Self> {
+        dev_output::install();
+        let watched = match settings.watched.as_slice() {
+            [] => changes::watched_by(&settings.command),
+            named => named.to_vec(),
+        };
+        let changes = FileChanges::new(&watched, &config.folder).context("the files cannot be watched")?;
+        Ok(Self { changes, restarting: None })
+    }
+
+    /// Waits for changes of files. Cancel safe.
+    pub(super) async fn next(&mut self) -> ChangedFiles {
+        self.changes.next().await
+    }
+
+    /// Starts the program for the first time.
+    pub(super) fn start(&mut self, gateway: &Gateway) {
+        dev_output::show(DevSource::Files, format_args!("watching {}", self.changes));
+        self.in_background(gateway, |served| async move { show_readiness(&served).await });
+    }
+
+    /// Starts the program anew. Its calls end as if it had ended.
+    pub(super) fn restart(&mut self, gateway: &Gateway, changed: &ChangedFiles) {
+        dev_output::show(DevSource::Files, format_args!("changed: {changed}"));
+        self.in_background(gateway, |served| async move {
+            served.pool.restart().await;
+            show_readiness(&served).await;
+        });
+    }
+
+    fn in_background<F>(&mut self, gateway: &Gateway, work: impl Fn(Arc<Served>) -> F)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let token = CancellationToken::new();
+        for upstream in &gateway.upstreams {
+            let work = work(Arc::clone(&upstream.served));
+            gateway.parts.scope.tracker.spawn(token.clone().run_until_cancelled_owned(work));
+        }
+        self.restarting = Some(token.drop_guard());
+    }
+}
+
+/// Waits for changes of files, if a program is under development.
+pub(super) async fn next_change(development: &mut Option<Development>) -> ChangedFiles {
+    match development {
+        Some(development) => development.next().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Asks the program for its tools, and shows the answer. The program then runs for clients without a session.
+async fn show_readiness(served: &Served) {
+    match timeout(READY_MAX, readiness(served)).await {
+        Ok(Ok(ready)) => dev_output::show(DevSource::Program, format_args!("ready: {ready}")),
+        Ok(Err(why)) => dev_output::show(DevSource::Program, format_args!("not ready: {why}")),
+        Err(_) => dev_output::show(DevSource::Program, "not ready: it has not listed its tools for 60 s"),
+    }
+}
+
+async fn readiness(served: &Served) -> Result<String, String> {
+    let context = CallContext::new(
+        Principal::local(),
+        Payload::empty_object(),
+        served.settings.timeouts,
+        served.settings.result_bytes_max,
+    );
+    let (upstream, facts) = match served.pool.facts(&context).await {
+        Ok(facts) => (&served.pool, facts),
+        // It may know no sessions.
+        Err(BeginError::Refused(_)) => (&served.stateless, served.stateless.facts(&context).await.map_err(reason)?),
+        Err(error) => return Err(reason(error)),
+    };
+    let request = UpstreamRequest { method: Arc::from(method::TOOLS_LIST), params: None };
+    let mut listing = upstream.begin(request, context).await.map_err(reason)?;
+    loop {
+        match listing.next().await {
+            ExchangeEvent::Returned(result) => return Ok(format!("{}, {}", name(&facts), tools(&result))),
+            ExchangeEvent::Faulted(error) => return Ok(format!("{}, no tools: {}", name(&facts), error.message)),
+            ExchangeEvent::Lost(error) => return Err(gateway_error(&error.0).message),
+            ExchangeEvent::Cancelled => return Err("it cancelled the list of its tools".to_owned()),
+            ExchangeEvent::Progress(_)
+            | ExchangeEvent::Status(_)
+            | ExchangeEvent::Task(_)
+            | ExchangeEvent::Subtasks(_)
+            | ExchangeEvent::Log(_)
+            | ExchangeEvent::Asked { .. }
+            | ExchangeEvent::Withdrawn { .. } => (),
+        }
+    }
+}
+
+fn reason(error: BeginError) -> String {
+    match error {
+        BeginError::Gateway(fault) => gateway_error(&fault).message,
+        BeginError::Refused(error) => format!("it refused the handshake: {}", error.message),
+    }
+}
+
+fn name(facts: &ServerFacts) -> String {
+    let info = facts.server_info.as_ref().and_then(Object::of);
+    let text = |key| info.as_ref().and_then(|info| info.get_lossy(key)).unwrap_or_default();
+    format!("{} {}, {}", text("name"), text("version"), facts.version.as_str())
+}
+
+fn tools(result: &Payload) -> String {
+    let tools = Object::of(result).and_then(|result| result.get("tools"));
+    let tools = tools.iter().flat_map(Payload::items).filter_map(|tool| Object::of(&tool)?.get_lossy("name"));
+    let names: Vec<_> = tools.collect();
+    let shown = names.iter().take(TOOLS_SHOWN).map(String::as_str).collect::<Vec<_>>().join(", ");
+    let more = if names.len() > TOOLS_SHOWN { ", ..." } else { "" };
+    format!("{} tools: {shown}{more}", names.len())
+}
+
+/// The last part of a path, for a line.
+fn file_name(path: &Path) -> String {
+    path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
+}

@@ -1,0 +1,263 @@
+//! Watches the files of a program under development.
+//!
+//! Watches each folder by itself and not a whole tree, since a tree may hold folders of tens of thousands of files that
+//! nobody edits. Changes within a moment are one.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher as _};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep_until};
+
+use super::file_name;
+
+/// How long no further change may come: editors and version control write many files.
+const SETTLE: Duration = Duration::from_millis(200);
+/// The longest wait while changes continue.
+const SETTLE_MAX: Duration = Duration::from_secs(5);
+/// The most watched folders; the system limits them, too.
+const FOLDERS_MAX: usize = 4_096;
+/// The most changed files that are counted.
+const FILES_MAX: usize = 64;
+/// ChangeNotices that are not read yet. Further ones are dropped: these suffice for a restart.
+const NOTICES_MAX: usize = 256;
+
+/// Folders whose files are made by tools.
+const IGNORED_FOLDERS: &str =
+    ".git .hg .jj .svn .idea .mypy_cache .pytest_cache .ruff_cache .tox .venv __pycache__ node_modules target";
+/// The endings of files that people write. Other files are often written by the program itself: a restart for each would
+/// never end.
+const SOURCES: &str = "bash c cc cjs clj cpp cs cts dart ex exs fs go h hpp java jl js jsx kt lua mjs mts php pl py pyi rb rs scala sh sql swift toml ts tsx yaml yml";
+
+/// The folder of the first argument that is a file, and the program itself if it is a path; else the working directory.
+pub(super) fn watched_by(command: &[String]) -> Vec<PathBuf> {
+    let mut words = command.iter().map(Path::new);
+    let program = words.next().filter(|program| program.components().count() > 1 && program.is_file());
+    let script = words.find(|word| word.is_file());
+    let folder = script.map(|script| match script.parent() {
+        Some(folder) if folder != Path::new("") => folder.to_owned(),
+        Some(_) | None => PathBuf::from("."),
+    });
+    let own: Vec<_> = program.map(Path::to_owned).into_iter().chain(folder).collect();
+    if own.is_empty() { vec![PathBuf::from(".")] } else { own }
+}
+
+/// The files of one moment.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(in crate::app) struct ChangedFiles(BTreeSet<PathBuf>);
+
+impl fmt::Display for ChangedFiles {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut files = self.0.iter();
+        write!(f, "{}", files.next().map(|file| file_name(file)).unwrap_or_default())?;
+        match files.len() {
+            0 => Ok(()),
+            more => write!(f, " and {more} more"),
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct FileChanges {
+    roots: Vec<PathBuf>,
+    watcher: RecommendedWatcher,
+    folders: usize,
+    notices: ChangeNotices,
+}
+
+#[derive(Debug)]
+struct ChangeNotices {
+    received: mpsc::Receiver<PathBuf>,
+    /// The files so far, with the times of the first and the last notice.
+    pending: Option<(ChangedFiles, Instant, Instant)>,
+}
+
+impl fmt::Display for FileChanges {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let roots: Vec<_> = self.roots.iter().map(|root| root.display().to_string()).collect();
+        write!(f, "{}", roots.join(", "))?;
+        if self.folders >= FOLDERS_MAX {
+            write!(f, " (only {FOLDERS_MAX} folders of it; name fewer by --watch)")?;
+        }
+        Ok(())
+    }
+}
+
+impl FileChanges {
+    /// Watches files and folders, but not the gateway's own folder.
+    pub(super) fn new(paths: &[PathBuf], own_folder: &Path) -> notify::Result<Self> {
+        let canonical =
+            |path: &PathBuf| path.canonicalize().map_err(|error| notify::Error::io(error).add_path(path.clone()));
+        let roots = paths.iter().map(canonical).collect::<notify::Result<Vec<_>>>()?;
+        let filter = ChangeFilter {
+            roots: roots.clone(),
+            // It may not exist yet.
+            own_folder: std::path::absolute(own_folder).unwrap_or_else(|_| own_folder.to_owned()),
+        };
+        let (sender, received) = mpsc::channel(NOTICES_MAX);
+        let notice = move |event: notify::Result<notify::Event>| {
+            let Ok(event) = event else { return };
+            if matches!(event.kind, EventKind::Access(_)) {
+                return;
+            }
+            for path in event.paths.into_iter().filter(|path| filter.takes(path)) {
+                let _ = sender.try_send(path);
+            }
+        };
+        let watcher = notify::recommended_watcher(notice)?;
+        let mut changes = Self { roots, watcher, folders: 0, notices: ChangeNotices { received, pending: None } };
+        changes.watch()?;
+        Ok(changes)
+    }
+
+    /// See [`super::Development::next`].
+    pub(super) async fn next(&mut self) -> ChangedFiles {
+        let changed = self.notices.next().await;
+        // New folders. One that is gone meanwhile needs no watch.
+        let _ = self.watch();
+        changed
+    }
+
+    /// Watches all folders that exist now; watching one again changes nothing.
+    fn watch(&mut self) -> notify::Result<()> {
+        self.folders = 0;
+        let mut waiting: Vec<PathBuf> = Vec::new();
+        for root in &self.roots {
+            let folder = if root.is_dir() { root } else { root.parent().unwrap_or(root) };
+            self.watcher.watch(folder, RecursiveMode::NonRecursive)?;
+            waiting.extend(root.is_dir().then(|| root.clone()));
+        }
+        while let Some(folder) = waiting.pop() {
+            self.folders += 1;
+            for entry in folder.read_dir().into_iter().flatten().flatten() {
+                let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
+                if is_folder && !is_ignored_folder(entry.file_name()) && self.folders + waiting.len() < FOLDERS_MAX {
+                    // It may be gone meanwhile, or be unreadable.
+                    let _ = self.watcher.watch(&entry.path(), RecursiveMode::NonRecursive);
+                    waiting.push(entry.path());
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl ChangeNotices {
+    async fn next(&mut self) -> ChangedFiles {
+        loop {
+            let Some((_, first, last)) = &self.pending else {
+                match self.received.recv().await {
+                    Some(path) => self.add(path),
+                    None => std::future::pending().await,
+                }
+                continue;
+            };
+            let settled = (*last + SETTLE).min(*first + SETTLE_MAX);
+            tokio::select! {
+                Some(path) = self.received.recv() => self.add(path),
+                () = sleep_until(settled) => return self.pending.take().map(|(files, ..)| files).unwrap_or_default(),
+            }
+        }
+    }
+
+    fn add(&mut self, path: PathBuf) {
+        let now = Instant::now();
+        let (files, _, last) = self.pending.get_or_insert_with(|| (ChangedFiles::default(), now, now));
+        *last = now;
+        if files.0.len() < FILES_MAX {
+            files.0.insert(path);
+        }
+    }
+}
+
+struct ChangeFilter {
+    roots: Vec<PathBuf>,
+    own_folder: PathBuf,
+}
+
+impl ChangeFilter {
+    /// Whether a changed file is the program's.
+    fn takes(&self, path: &Path) -> bool {
+        if path.starts_with(&self.own_folder) {
+            return false;
+        }
+        self.roots.iter().filter_map(|root| path.strip_prefix(root).ok()).any(|below| {
+            // A named file counts in any case.
+            below == Path::new("") || (is_source(below) && !below.iter().any(is_ignored_folder))
+        })
+    }
+}
+
+/// A path without an ending may be a new folder, whose files are watched from then on.
+fn is_source(path: &Path) -> bool {
+    let is_variables = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(".env"));
+    is_variables || path.extension().map_or_else(|| path.is_dir(), |end| SOURCES.split(' ').any(|source| end == source))
+}
+
+fn is_ignored_folder(name: impl AsRef<std::ffi::OsStr>) -> bool {
+    IGNORED_FOLDERS.split(' ').any(|ignored| name.as_ref() == ignored)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn changes_of_a_moment_are_one_and_endless_ones_are_reported_in_time() {
+        let (sender, received) = mpsc::channel(NOTICES_MAX);
+        let mut notices = ChangeNotices { received, pending: None };
+        for n in 0..100 {
+            sender.try_send(PathBuf::from(format!("/s/{n}.py"))).unwrap();
+        }
+        let changed = notices.next().await;
+        assert_eq!(changed.to_string(), "0.py and 63 more");
+        let begun = Instant::now();
+        let writing = async {
+            loop {
+                tokio::time::sleep(SETTLE / 2).await;
+                sender.try_send(PathBuf::from("/s/a.py")).unwrap();
+            }
+        };
+        let changed = tokio::select! { changed = notices.next() => changed, () = writing => unreachable!() };
+        assert_eq!((changed.to_string().as_str(), begun.elapsed()), ("a.py", SETTLE / 2 + SETTLE_MAX));
+        // A wait that is given up loses nothing.
+        sender.try_send(PathBuf::from("/s/b.py")).unwrap();
+        assert!(tokio::time::timeout(SETTLE / 2, notices.next()).await.is_err());
+        assert_eq!(notices.next().await.to_string(), "b.py");
+    }
+
+    #[test]
+    fn files_that_tools_write_change_nothing() {
+        let filter =
+            ChangeFilter { roots: vec!["/s".into(), "/bin/server".into()], own_folder: "/s/taskgate-data".into() };
+        for (path, expected) in [
+            ("/s/server.py", true),
+            ("/s/lib/.env", true),
+            ("/s", true),
+            ("/bin/server", true),
+            ("/bin/other", false),
+            ("/s/.git/index", false),
+            ("/s/a/node_modules/b/c.js", false),
+            ("/s/__pycache__", false),
+            ("/s/out.txt", false),
+            ("/s/.server.py.swp", false),
+            ("/s/taskgate-data/made.py", false),
+        ] {
+            assert_eq!(filter.takes(Path::new(path)), expected, "{path}");
+        }
+    }
+
+    #[test]
+    fn a_command_names_its_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let text = |name: &str| folder.path().join(name).display().to_string();
+        std::fs::write(text("server.py"), "").unwrap();
+        let words = |words: &[&str]| watched_by(&words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>());
+        assert_eq!(words(&["python3", "-u", &text("server.py"), "/"]), [folder.path()]);
+        assert_eq!(words(&[&text("server.py")]), [folder.path().join("server.py")]);
+        assert_eq!(words(&["python3", "-m", "server"]), [Path::new(".")]);
+    }
+}

@@ -1,0 +1,146 @@
+//! Implements the functions on Linux and macOS.
+
+use std::ffi::CStr;
+use std::fs::{DirBuilder, File, Metadata, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, fchown};
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::Path;
+use std::process::ExitStatus;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fs::{Access, FallocateFlags, access, fallocate, statvfs};
+use rustix::io::Errno;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::time::{ClockId, clock_gettime};
+pub(crate) use tokio::signal::unix::Signal as SignalStream;
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::{DiskSpace, OwnersAlone};
+
+const FILE_MODE: u32 = 0o600;
+const FOLDER_MODE: u32 = 0o700;
+const MODE_BITS: u32 = 0o7777;
+const MAY_RUN: u32 = 0o111;
+
+pub(crate) fn interrupts() -> io::Result<SignalStream> {
+    signal(SignalKind::interrupt())
+}
+
+pub(crate) fn terminations() -> io::Result<SignalStream> {
+    signal(SignalKind::terminate())
+}
+
+pub(crate) fn hangups() -> io::Result<SignalStream> {
+    signal(SignalKind::hangup())
+}
+
+impl OwnersAlone for OpenOptions {
+    fn owners_alone(&mut self) -> &mut Self {
+        self.mode(FILE_MODE)
+    }
+}
+
+impl OwnersAlone for DirBuilder {
+    fn owners_alone(&mut self) -> &mut Self {
+        self.mode(FOLDER_MODE)
+    }
+}
+
+/// Opens a file to read it. Opening a pipe would wait for its writer.
+pub(crate) fn open_without_waiting(path: &Path) -> io::Result<File> {
+    let nonblocking = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+    OpenOptions::new().read(true).custom_flags(nonblocking).open(path)
+}
+
+/// The rights to a file, as bits for owner, group and others.
+pub(crate) fn mode(file: &Metadata) -> u32 {
+    file.mode() & MODE_BITS
+}
+
+pub(crate) fn owner(file: &Metadata) -> u32 {
+    file.uid()
+}
+
+/// The user of this process.
+pub(crate) fn user() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
+pub(crate) fn is_runnable(file: &Metadata) -> bool {
+    file.is_file() && file.mode() & MAY_RUN != 0
+}
+
+pub(crate) fn signal_of(status: ExitStatus) -> Option<i32> {
+    status.signal()
+}
+
+/// What tells a file from all others.
+pub(crate) fn identity(file: &Metadata) -> (u64, u64) {
+    (file.dev(), file.ino())
+}
+
+/// Gives a file the owner of another.
+pub(crate) fn take_owner(file: &File, like: &Metadata) -> io::Result<()> {
+    let own = file.metadata()?;
+    let is_alike = (own.uid(), own.gid()) == (like.uid(), like.gid());
+    if is_alike { Ok(()) } else { fchown(file, Some(like.uid()), Some(like.gid())) }
+}
+
+/// Whether this process may list a folder and create files in it.
+pub(crate) fn check_access(folder: &Path) -> io::Result<()> {
+    Ok(access(folder, Access::READ_OK | Access::WRITE_OK | Access::EXEC_OK)?)
+}
+
+pub(crate) fn space(folder: &Path) -> io::Result<DiskSpace> {
+    let found = statvfs(folder)?;
+    Ok(DiskSpace { free: found.f_bavail * found.f_frsize, all: found.f_blocks * found.f_frsize })
+}
+
+pub(crate) fn reserve(file: &File, bytes: u64) -> io::Result<()> {
+    Ok(fallocate(file, FallocateFlags::empty(), 0, bytes)?)
+}
+
+/// Whether an error says that a folder cannot be locked there, as on network file systems.
+pub(crate) fn is_no_lock(error: &io::Error) -> bool {
+    let none = [Errno::BADF, Errno::OPNOTSUPP, Errno::INVAL, Errno::NOLCK];
+    none.iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
+}
+
+/// Raises the limit on open files towards `wanted`; returns the resulting limit.
+pub(crate) fn raise_descriptors(wanted: usize) -> usize {
+    let limit = getrlimit(Resource::Nofile);
+    let now = |limit: &Rlimit| limit.current.map_or(usize::MAX, |now| usize::try_from(now).unwrap_or(usize::MAX));
+    if now(&limit) >= wanted {
+        return now(&limit);
+    }
+    let wanted = u64::try_from(wanted).unwrap_or(u64::MAX);
+    let raised = Rlimit { current: Some(limit.maximum.map_or(wanted, |most| most.min(wanted))), ..limit };
+    match setrlimit(Resource::Nofile, raised) {
+        Ok(()) => now(&raised),
+        Err(_) => now(&limit),
+    }
+}
+
+pub(crate) fn host_name() -> String {
+    let names = rustix::system::uname();
+    CStr::to_string_lossy(names.nodename()).into_owned()
+}
+
+/// The time since boot; on Linux with suspension.
+pub(crate) fn since_boot() -> Duration {
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    const CLOCK: ClockId = ClockId::Boottime;
+    // On other systems the monotonic clock includes suspension, or no clock does.
+    #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    const CLOCK: ClockId = ClockId::Monotonic;
+    Duration::try_from(clock_gettime(CLOCK)).unwrap_or_default()
+}
+
+/// Whether the reader of standard output is gone.
+pub(crate) fn is_stdout_closed() -> bool {
+    let output = io::stdout();
+    let mut ends = [PollFd::new(&output, PollFlags::empty())];
+    rustix::event::poll(&mut ends, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+}

@@ -1,0 +1,271 @@
+//! `taskgate dev` before a program of its own, and `stderr = "on-death"`.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::fs;
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc;
+use std::thread;
+
+use serde_json::Value;
+use support::scripted::WAIT_MAX;
+use tempfile::TempDir;
+
+const TASKGATE: &str = env!("CARGO_BIN_EXE_taskgate");
+const SERVER: &str = include_str!("dev/server.py");
+
+/// A gateway in a folder of its own, with the server's file.
+struct Started {
+    child: Child,
+    lines: mpsc::Receiver<String>,
+    seen: Vec<String>,
+    folder: TempDir,
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Started {
+    fn with(arguments: &[&str], files: &[(&str, &str)]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("server.py"), SERVER).unwrap();
+        for (name, text) in files {
+            fs::write(folder.path().join(name), text).unwrap();
+        }
+        let mut command = taskgate(arguments);
+        let command = command.current_dir(folder.path()).stdin(Stdio::null());
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let out = child.stdout.take().unwrap();
+        let (sender, lines) = mpsc::channel();
+        thread::spawn(move || {
+            // Bytes that are no text would be a fault of the output.
+            BufReader::new(out).lines().map(Result::unwrap).try_for_each(|line| sender.send(line))
+        });
+        Self { child, lines, seen: Vec::new(), folder }
+    }
+
+    /// A program under development that is ready.
+    fn developed(files: &[(&str, &str)]) -> Self {
+        let mut started = Self::with(&["dev", "--port", "0", "--", "python3", "server.py"], files);
+        started.wait("ready: developed 1.2");
+        started
+    }
+
+    /// Waits for a line that no wait has found, and returns it.
+    #[track_caller]
+    fn wait(&mut self, part: &str) -> String {
+        loop {
+            let line = self.lines.recv_timeout(WAIT_MAX).unwrap_or_else(|_| panic!("no {part} in {:#?}", self.seen));
+            self.seen.push(line.clone());
+            if line.contains(part) {
+                return line;
+            }
+        }
+    }
+
+    fn has(&self, part: &str) -> bool {
+        self.seen.iter().any(|line| line.contains(part))
+    }
+
+    fn url(&self) -> &str {
+        self.seen.iter().find_map(|line| line.strip_prefix("serving ")).unwrap()
+    }
+
+    fn calling(&self, tool: &str, options: &[&str]) -> Command {
+        let mut command = taskgate(&["call", self.url(), tool]);
+        command.args(options).stdin(Stdio::null());
+        command
+    }
+
+    fn call(&self, tool: &str, options: &[&str]) -> String {
+        text(&self.calling(tool, options).output().unwrap())
+    }
+
+    fn write(&self, text: &str) {
+        fs::write(self.folder.path().join("server.py"), text).unwrap();
+    }
+
+    /// Ends it by a signal, and returns its standard error once it has ended well.
+    fn end(mut self, signal: &str) -> String {
+        let pid = self.child.id().to_string();
+        assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
+        let mut log = String::new();
+        self.child.stderr.take().unwrap().read_to_string(&mut log).unwrap();
+        assert!(self.child.wait().unwrap().success(), "{log}");
+        log
+    }
+}
+
+fn taskgate(arguments: &[&str]) -> Command {
+    let mut command = Command::new(TASKGATE);
+    command.env_remove("TASKGATE_CONFIG").env_remove("TASKGATE_LOG").args(arguments);
+    command
+}
+
+fn text(output: &Output) -> String {
+    [&output.stdout[..], &output.stderr].map(String::from_utf8_lossy).concat()
+}
+
+#[test]
+fn a_changed_file_starts_the_program_anew_and_the_next_call_reaches_it() {
+    let mut dev = Started::developed(&[]);
+    assert!(dev.call("quick", &[]).contains("first quick"));
+    let waiting = dev.calling("waits", &[]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    dev.wait("stderr  it waits");
+    dev.write(&SERVER.replace("\"first\"", "\"second\""));
+    dev.wait("changed: server.py");
+    let ended = text(&waiting.wait_with_output().unwrap());
+    assert!(ended.contains("\"reason\":\"upstream_closed\",\"executed\":\"unknown\""), "{ended}");
+    dev.wait("ready: developed 1.2");
+    assert!(dev.call("quick", &[]).contains("second quick"));
+    // A folder that is new, and a file in it.
+    let module = dev.folder.path().join("module");
+    fs::create_dir(&module).unwrap();
+    dev.wait("changed: module");
+    dev.wait("ready: developed 1.2");
+    fs::write(module.join("part.py"), "").unwrap();
+    dev.wait("changed: part.py");
+    dev.wait("ready: developed 1.2");
+}
+
+#[test]
+fn a_session_goes_on_with_the_program_that_was_started_anew() {
+    let mut dev = Started::developed(&[]);
+    let flavour = ["--flavour", "core"];
+    let waiting = dev.calling("waits", &flavour).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    dev.wait("got a task");
+    dev.write(&SERVER.replace("\"first\"", "\"second\""));
+    let ended = text(&waiting.wait_with_output().unwrap());
+    assert!(ended.contains("upstream_closed"), "the session outlives its process: {ended}");
+    dev.wait("ready: developed 1.2");
+    assert!(dev.call("quick", &flavour).contains("second quick"));
+}
+
+#[test]
+fn a_program_that_cannot_start_is_shown_with_its_traceback_and_started_at_the_next_change() {
+    let broken = "import sys\nraise RuntimeError('it cannot start')\n";
+    let mut dev = Started::with(&["dev", "--port", "0", "--", "python3", "server.py"], &[("server.py", broken)]);
+    dev.wait("not ready: ");
+    for shown in [
+        "stderr  Traceback (most recent call last):",
+        "stderr  RuntimeError: it cannot start",
+        "ended with exit status 1",
+    ] {
+        assert!(dev.has(shown), "{shown}: {:#?}", dev.seen);
+    }
+    let before = dev.seen.len();
+    dev.write(SERVER);
+    dev.wait("changed: server.py");
+    assert_eq!(dev.seen.len(), before + 1, "it was not started without a change: {:#?}", dev.seen);
+    dev.wait("ready: developed 1.2, 2025-11-25, 5 tools: quick, tells, waits, floods, crashes");
+}
+
+#[test]
+fn calls_of_each_kind_of_client_are_shown_with_what_they_got() {
+    let mut dev = Started::developed(&[]);
+    for (flavour, kind, got) in [
+        ("extension", "2026-07-28, with tasks", "a task of the extension"),
+        ("core", "2025-11-25, with tasks", "a task of 2025-11-25"),
+    ] {
+        let options = ["{\"a\": 1}", "--flavour", flavour];
+        let waiting = dev.calling("waits", &options).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+        let mut waiting = waiting.unwrap();
+        let called = dev.wait("calls waits {\"a\": 1}");
+        assert!(called.ends_with(&format!("({kind})")), "{called}");
+        let handle = dev.wait("#");
+        assert!(handle.contains(&format!(" got {got} (after ")) && handle.ends_with(&format!("; {kind})")), "{handle}");
+        waiting.kill().unwrap();
+        waiting.wait().unwrap();
+    }
+    assert!(dev.call("tells", &["--flavour", "none"]).contains("first tells"));
+    let lines = ["calls tells {}", "tells progress 1/3 a part", "log warning: a note", "tells returned after", " got "];
+    let lines = lines.map(|part| dev.wait(part));
+    assert!(lines[0].ends_with("without tasks)"), "{}", lines[0]);
+    assert!(lines[4].contains("its result: \"first tells\" (after "), "{}", lines[4]);
+    let refused = dev.call("tasks", &["--flavour", "none"]);
+    assert!(dev.wait(" got error ").contains("-32602"), "{refused}");
+}
+
+#[test]
+fn hostile_arguments_and_lines_reach_the_terminal_without_control_characters() {
+    let mut dev = Started::developed(&[]);
+    dev.call("crashes", &["{\"a\": \"\\u001b[2J\u{202e}\u{9b}x\"}", "--flavour", "none"]);
+    assert!(dev.wait("calls crashes").contains("x"));
+    assert!(dev.wait("RuntimeError: deliberate").ends_with("[31mfault "));
+    dev.wait("ended with exit status 3");
+    let is_obeyed = |c: char| c.is_control() || ('\u{202a}'..='\u{202e}').contains(&c);
+    assert!(!dev.seen.iter().any(|line| line.contains(is_obeyed)), "{:#?}", dev.seen);
+}
+
+#[test]
+fn a_flood_of_standard_error_is_shown_in_part_and_with_its_end() {
+    let mut dev = Started::developed(&[]);
+    dev.call("floods", &["--flavour", "none"]);
+    dev.wait("stderr  flood 0");
+    dev.wait("lines left out) ");
+    dev.wait("RuntimeError: deliberate");
+    dev.wait("ended with exit status 3");
+    assert!(dev.seen.len() < 1_000, "{}", dev.seen.len());
+}
+
+#[test]
+fn a_signal_ends_it_with_its_program() {
+    for signal in ["-INT", "-TERM"] {
+        let dev = Started::developed(&[]);
+        let process = dev.seen.iter().find_map(|line| line.split_once("stderr  process ")).unwrap().1.to_owned();
+        assert!(Path::new("/proc").join(&process).exists());
+        let log = dev.end(signal);
+        assert!(!Path::new("/proc").join(&process).exists(), "{signal}: {log}");
+    }
+}
+
+#[test]
+fn a_path_that_is_not_there_and_a_command_without_its_mark_are_refused() {
+    let refused = taskgate(&["dev", "--watch", "nowhere.py", "--", "python3", "server.py"]).output().unwrap();
+    assert_eq!(refused.status.code(), Some(64));
+    assert_eq!(text(&refused), "taskgate: --watch: nowhere.py: there is no such file or folder\n");
+    let refused = taskgate(&["dev", "python3", "server.py"]).output().unwrap();
+    assert_eq!(refused.status.code(), Some(64));
+    assert!(text(&refused).contains("stands after `--`: taskgate dev -- COMMAND"), "{}", text(&refused));
+}
+
+/// Crashes a program as a task; returns what `tasks show` says of it, and the lines of the log with its last words.
+fn crashed(key: &str) -> (String, Vec<String>) {
+    let config = format!(
+        "[listen]\naddress = \"127.0.0.1:0\"\n[admin]\naddress = \"127.0.0.1:0\"\n[store]\nephemeral = true\n[upstreams.one]\n\
+         command = [\"python3\", \"server.py\"]\npath = \"/mcp\"\n{key}\n[upstreams.one.tasks]\nmode = \"always\"\n"
+    );
+    let mut gateway = Started::with(&["serve", "taskgate.toml"], &[("taskgate.toml", &config)]);
+    let admin = gateway.wait("admin   ").split_whitespace().last().unwrap().to_owned();
+    let failed = gateway.call("crashes", &["--flavour", "extension"]);
+    assert!(failed.contains("\"exitStatus\":3"), "{failed}");
+    let listed = taskgate(&["tasks", "--admin", &admin, "list", "--json"]).output().unwrap();
+    let listed: Value = serde_json::from_slice(&listed.stdout).unwrap();
+    let reference = listed[0]["ref"].as_str().unwrap();
+    let shown = text(&taskgate(&["tasks", "--admin", &admin, "show", reference]).output().unwrap());
+    let log = gateway.end("-INT");
+    (shown, log.lines().filter(|line| line.contains("deliberate")).map(str::to_owned).collect())
+}
+
+#[test]
+fn last_words_are_shown_and_logged_once_where_the_configuration_says_so() {
+    let (shown, logged) = crashed("stderr = \"on-death\"");
+    let (_, lines) = shown.split_once("\nstderr\n").unwrap_or_else(|| panic!("{shown}"));
+    assert!(lines.contains("  Traceback (most recent call last):\n"), "{lines}");
+    assert!(lines.contains("  RuntimeError: deliberate  [31mfault"), "{lines}");
+    let [line] = logged.as_slice() else { panic!("{logged:?}") };
+    let line: Value = serde_json::from_str(line).unwrap();
+    assert_eq!((&line["level"], &line["fields"]["upstream"]), (&Value::from("WARN"), &Value::from("one")));
+
+    let (shown, logged) = crashed("");
+    assert!(
+        shown.contains("exit status 3") && !shown.contains("deliberate") && logged.is_empty(),
+        "{shown} {logged:?}"
+    );
+}

@@ -435,6 +435,7 @@ mod tests {
             offered,
             [
                 "serve",
+                "dev",
                 "check",
                 "import",
                 "install",

@@ -2,12 +2,25 @@
 
 use std::time::Duration;
 
-use crate::system;
-
 /// The time since boot, suspension included (F59).
+#[cfg(unix)]
 #[must_use]
 pub fn since_boot() -> Duration {
-    system::since_boot()
+    use rustix::time::{ClockId, clock_gettime};
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    const CLOCK: ClockId = ClockId::Boottime;
+    // On other systems the monotonic clock includes suspension, or no clock does.
+    #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    const CLOCK: ClockId = ClockId::Monotonic;
+    Duration::try_from(clock_gettime(CLOCK)).unwrap_or_default()
+}
+
+/// The time since the first call: Windows has no such clock in the standard library.
+#[cfg(not(unix))]
+#[must_use]
+pub fn since_boot() -> Duration {
+    static BEGAN: std::sync::OnceLock<tokio::time::Instant> = std::sync::OnceLock::new();
+    BEGAN.get_or_init(tokio::time::Instant::now).elapsed()
 }
 
 #[cfg(test)]

@@ -24,3 +24,10 @@ pub(crate) struct DiskSpace {
     pub(crate) free: u64,
     pub(crate) all: u64,
 }
+
+/// Limits on a program; an absent one is the gateway's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ProgramLimits {
+    pub(crate) descriptors_max: Option<u64>,
+    pub(crate) memory_bytes_max: Option<u64>,
+}

@@ -28,7 +28,7 @@ use plain_words::WordCount;
 
 /// The modules, each with the rank that it may use only what stands below in number. Those of one rank do not use
 /// each other, but for the outermost, which put everything together.
-const RANKS: [(&str, usize); 29] = [
+const RANKS: [(&str, usize); 30] = [
     ("boot_clock", 0),
     ("cause", 0),
     ("console", 0),
@@ -37,6 +37,7 @@ const RANKS: [(&str, usize); 29] = [
     ("metric", 0),
     ("own_command", 0),
     ("random", 0),
+    ("system", 0),
     ("wire", 1),
     ("task", 2),
     ("dev_output", 2),

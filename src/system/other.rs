@@ -5,7 +5,6 @@ use std::io;
 use std::path::Path;
 use std::process::ExitStatus;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use tokio::signal::windows::{CtrlBreak, CtrlC, ctrl_break, ctrl_c};
 
@@ -114,12 +113,6 @@ pub(crate) const fn raise_descriptors(_: usize) -> usize {
 
 pub(crate) fn host_name() -> String {
     std::env::var("COMPUTERNAME").unwrap_or_default()
-}
-
-/// No clock here counts from the boot: replicas, which need one, need a database and one system.
-pub(crate) fn since_boot() -> Duration {
-    static BEGAN: std::sync::OnceLock<tokio::time::Instant> = std::sync::OnceLock::new();
-    BEGAN.get_or_init(tokio::time::Instant::now).elapsed()
 }
 
 pub(crate) const fn is_stdout_closed() -> bool {

@@ -7,13 +7,11 @@ use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as 
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::ExitStatus;
-use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{Access, FallocateFlags, access, fallocate, statvfs};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use rustix::time::{ClockId, clock_gettime};
 pub(crate) use tokio::signal::unix::Signal as SignalStream;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -126,16 +124,6 @@ pub(crate) fn raise_descriptors(wanted: usize) -> usize {
 pub(crate) fn host_name() -> String {
     let names = rustix::system::uname();
     CStr::to_string_lossy(names.nodename()).into_owned()
-}
-
-/// The time since boot; on Linux with suspension.
-pub(crate) fn since_boot() -> Duration {
-    #[cfg(any(target_os = "linux", target_os = "android"))]
-    const CLOCK: ClockId = ClockId::Boottime;
-    // On other systems the monotonic clock includes suspension, or no clock does.
-    #[cfg(not(any(target_os = "linux", target_os = "android")))]
-    const CLOCK: ClockId = ClockId::Monotonic;
-    Duration::try_from(clock_gettime(CLOCK)).unwrap_or_default()
 }
 
 /// Whether the reader of standard output is gone.

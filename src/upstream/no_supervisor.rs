@@ -5,14 +5,10 @@ use std::io;
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
+use crate::system::ProgramLimits;
+
 pub(crate) const STOP_MAX: Duration = Duration::ZERO;
 const REFUSED: &str = "a server that is a program needs Linux or macOS; on this system name a server by its URL";
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct ProgramLimits {
-    pub(crate) descriptors_max: Option<u64>,
-    pub(crate) memory_bytes_max: Option<u64>,
-}
 
 pub(crate) fn command(_: &ProgramLimits, _: &str, _: &[String]) -> io::Result<Command> {
     Err(io::Error::new(io::ErrorKind::Unsupported, REFUSED))

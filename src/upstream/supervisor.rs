@@ -17,6 +17,8 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::process::{Pid, Resource, Rlimit, Signal, WaitId, WaitIdOptions};
 
+use crate::system::ProgramLimits;
+
 /// The supervisor's name in process lists; its file has no name there.
 const SHOWN_NAME: &str = "taskgate";
 #[cfg(target_os = "linux")]
@@ -40,13 +42,6 @@ const NOT_FOUND: u8 = 127;
 const NOT_STARTED: u8 = 126;
 /// Shells add this to the number of a signal.
 const SIGNALLED: u8 = 128;
-
-/// Limits on a program; an absent one is the gateway's.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct ProgramLimits {
-    pub(crate) descriptors_max: Option<u64>,
-    pub(crate) memory_bytes_max: Option<u64>,
-}
 
 /// The command that starts a program under a supervisor. Signals of the gateway's terminal are for the gateway.
 pub(crate) fn command(limits: &ProgramLimits, program: &str, with: &[String]) -> io::Result<Command> {

@@ -163,7 +163,7 @@ fn a_program_that_cannot_start_is_shown_with_its_traceback_and_started_at_the_ne
     dev.write(SERVER);
     dev.wait("changed: server.py");
     assert_eq!(dev.seen.len(), before + 1, "it was not started without a change: {:#?}", dev.seen);
-    dev.wait("ready: developed 1.2, 2025-11-25, 5 tools: quick, tells, waits, floods, crashes");
+    dev.wait("ready: developed 1.2, 2025-11-25, 6 tools: quick, tells, waits, refuses, floods, crashes");
 }
 
 #[test]
@@ -188,10 +188,12 @@ fn calls_of_each_kind_of_client_are_shown_with_what_they_got() {
     let lines = lines.map(|part| dev.wait(part));
     assert!(lines[0].ends_with("without tasks)"), "{}", lines[0]);
     assert!(lines[4].contains("its result: \"first tells\" (after "), "{}", lines[4]);
-    let refused = dev.call("tasks", &["--flavour", "none"]);
-    assert!(dev.wait(" got error ").contains("-32602"), "{refused}");
+    dev.call("refuses", &["--flavour", "none"]);
+    dev.wait("server  refuses returned error -32001 after ");
+    assert!(dev.wait(" got ").contains("got error -32001: not today (after "));
 }
 
+/// B192.
 #[test]
 fn hostile_arguments_and_lines_reach_the_terminal_without_control_characters() {
     let mut dev = Started::developed(&[]);
@@ -253,6 +255,7 @@ fn crashed(key: &str) -> (String, Vec<String>) {
     (shown, log.lines().filter(|line| line.contains("deliberate")).map(str::to_owned).collect())
 }
 
+/// B191.
 #[test]
 fn last_words_are_shown_and_logged_once_where_the_configuration_says_so() {
     let (shown, logged) = crashed("stderr = \"on-death\"");

@@ -27,7 +27,7 @@ use super::adapter::{ConnectionEnds, MessageReceiver, MessageRoom, MessageSender
 use crate::dev_output::{self, DevSource};
 use crate::died_programs;
 use crate::secret_file::{self, SecretFileError};
-use crate::system;
+use crate::system::{self, ProgramLimits};
 use crate::task::{Executed, GatewayFault, ProcessExit, Reason};
 use crate::upstream::limits::CallPermitSettings;
 use crate::upstream::outgoing::{HandedOver, OutgoingRequest};
@@ -140,7 +140,7 @@ impl StdioTransport {
 
     fn command(&self, secrets: Vec<(String, String)>) -> std::io::Result<Command> {
         let settings = &self.settings;
-        let limits = supervisor::ProgramLimits {
+        let limits = ProgramLimits {
             descriptors_max: settings.descriptors_max.map(u64::from),
             memory_bytes_max: settings.memory_bytes_max.map(|bytes| bytes as u64),
         };

@@ -42,6 +42,9 @@ def call(message):
             progress = {"progressToken": token, "progress": 1, "total": 3, "message": "a part"}
             send({"method": "notifications/progress", "params": progress})
         send({"method": "notifications/message", "params": {"level": "warning", "data": "a note"}})
+    if name == "refuses":
+        send({"id": message["id"], "error": {"code": -32001, "message": "not today"}})
+        return
     if name == "floods":
         say("".join("flood %d\n" % n for n in range(20000)))
         ends()
@@ -61,7 +64,7 @@ for line in sys.stdin:
         }
         send({"id": message["id"], "result": result})
     elif message.get("method") == "tools/list":
-        names = ["quick", "tells", "waits", "floods", "crashes"]
+        names = ["quick", "tells", "waits", "refuses", "floods", "crashes"]
         send({"id": message["id"], "result": {"tools": [{"name": n, "inputSchema": {"type": "object"}} for n in names]}})
     elif message.get("method") == "tools/call":
         threading.Thread(target=call, args=(message,), daemon=True).start()

@@ -23,6 +23,7 @@ mod shared_store;
 pub mod sockets;
 mod successor;
 pub mod task_store;
+mod token_keys;
 mod wrap;
 
 use std::net::SocketAddr;
@@ -72,6 +73,7 @@ use replica::{ReplicaFollower, ReplicaListener};
 use served_endpoint::{ServedEndpoint, add_endpoints};
 use sockets::Sockets;
 use task_store::{IncarnationEnd, OpenedStore, SharedIncarnation};
+use token_keys::FreshKeys;
 pub use wrap::wrap;
 
 /// The exit code for a mistake in the configuration or in a file that it names (`EX_USAGE`).
@@ -96,6 +98,7 @@ pub struct Gateway {
     upstreams: Vec<ServedUpstream>,
     endpoints: Vec<ServedEndpoint>,
     healths: UpstreamHealthList,
+    tokens: Option<FreshKeys>,
     /// Removed upstreams that still have calls.
     retired: RetiredUpstreams,
     /// Removed upstreams that still serve their tasks.
@@ -184,6 +187,8 @@ impl Gateway {
         let endpoints: Vec<_> =
             config.endpoints.iter().map(|settings| ServedEndpoint::new(settings, &members, &parts)).collect();
         let routes = add_endpoints(reload::routes(&upstreams, &[]), &endpoints);
+        let routes = token_keys::with_metadata(routes, &current, &parts.rates);
+        let tokens = token_keys::keep_fresh(&callers, &parts.scope, &readiness);
         let drain_max = config.listen.drain_max;
         let healths = UpstreamHealthList::default();
         healths.set(upstreams.iter().map(ServedUpstream::health).collect());
@@ -229,6 +234,7 @@ impl Gateway {
             upstreams,
             endpoints,
             healths,
+            tokens,
             retired: RetiredUpstreams::default(),
             gone: Vec::new(),
             started,

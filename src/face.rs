@@ -24,6 +24,7 @@ mod intake;
 pub mod listen_permits;
 mod notification_subscriber;
 pub mod operators;
+pub mod own_metadata;
 mod pipe;
 pub mod rates;
 mod reachable_tools;

@@ -28,6 +28,7 @@ pub mod replica_link;
 pub mod replicas;
 mod stack;
 mod tls;
+pub mod tokens;
 
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
@@ -39,7 +40,7 @@ pub use dispatch::Routes;
 use forwarded::AddressRange;
 pub(crate) use host::is_loopback;
 pub use listener::{DrainPlan, Drained, ListenerSpec, RunningListener, StartError, start, start_on};
-pub use principal::{Authenticator, ForwardedCallers, LocalUser};
+pub use principal::{Authenticator, ForwardedCallers, LocalUser, TokenHolders};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ListenerRole {

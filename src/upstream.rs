@@ -8,6 +8,7 @@ pub(crate) mod body;
 pub(crate) mod breaker;
 pub(crate) mod circular_lists;
 pub mod client_credential;
+pub mod document;
 pub mod era;
 pub mod exchange;
 pub mod forwarding;

@@ -10,7 +10,9 @@ use super::task_store;
 use crate::config::{self, Config, ConfigError, Findings, LoadedConfig, StoreSettings, UpstreamConfig};
 use crate::server::api_keys::{ApiKeyRing, ApiKeySettings, ApiKeys, AuthSettings, KeyPlace};
 use crate::server::replicas::ReplicaTls;
-use crate::server::{AdminSettings, Authenticator, LocalUser};
+use crate::server::tokens::settings::TokenSettings;
+use crate::server::tokens::{KeySourceError, TokenVerifier, check_file};
+use crate::server::{AdminSettings, Authenticator, LocalUser, TokenHolders};
 use crate::store::OpenError;
 use crate::task::{Clock as _, Principal, SystemClock, Timestamp};
 use crate::tls::{IdentityFiles, TlsFileError, read_roots};
@@ -32,6 +34,8 @@ pub enum FileError {
     Variable { file: PathBuf, source: VariableFileError },
     #[error("{}: is not a folder", folder.display())]
     Folder { folder: PathBuf },
+    #[error("{}: {source}", file.display())]
+    KeySet { file: PathBuf, source: KeySourceError },
     #[error(transparent)]
     Credential(#[from] CredentialError),
     #[error(transparent)]
@@ -132,6 +136,15 @@ pub fn check(config: &Config, now: Timestamp) -> Result<(), FileMistakes> {
         }
     }
     wrong.extend(api_key_files::read(&config.admin.tokens).1.into_iter().map(|(place, error)| (place, error.into())));
+    let issuers = config.auth.tokens().into_iter().flat_map(|tokens| &tokens.issuers);
+    for (index, issuer) in issuers.enumerate() {
+        if let Some(file) = issuer.keys.file()
+            && let Err(source) = check_file(file)
+        {
+            let error = FileError::KeySet { file: file.clone(), source };
+            wrong.push((format!("auth.issuers[{index}].jwks_file").into(), error));
+        }
+    }
     wrong.extend(api_keys(&config.auth).err().map(|mistakes| mistakes.0).into_iter().flatten());
     if wrong.is_empty() { Ok(()) } else { Err(FileMistakes(wrong)) }
 }
@@ -160,11 +173,7 @@ fn at_fault(table: &str, identity: &IdentityFiles, error: &TlsFileError) -> Stri
 
 /// The clients' keys; none where no client needs one.
 pub fn api_keys(auth: &AuthSettings) -> Result<ApiKeys, FileMistakes> {
-    let settings = match auth {
-        AuthSettings::Everyone(_) => return Ok(ApiKeys::default()),
-        AuthSettings::ApiKeys(settings) => settings,
-    };
-    ring_of(settings)
+    ring_of(auth.keys())
 }
 
 fn ring_of(settings: &[ApiKeySettings]) -> Result<ApiKeys, FileMistakes> {
@@ -191,6 +200,10 @@ pub fn callers(config: &Config) -> Result<Authenticator, FileMistakes> {
         }
         AuthSettings::Everyone(principal) => Authenticator::Everyone(principal.clone()),
         keys @ AuthSettings::ApiKeys(_) => Authenticator::KeyHolders(ApiKeyRing::new(api_keys(keys)?)),
+        with_tokens @ AuthSettings::Tokens(tokens, _) => Authenticator::TokenHolders(TokenHolders {
+            keys: ApiKeyRing::new(api_keys(with_tokens)?),
+            tokens: TokenVerifier::new(TokenSettings::clone(tokens)),
+        }),
     })
 }
 

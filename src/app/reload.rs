@@ -15,7 +15,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use super::served_endpoint::{self, add_endpoints};
 use super::shared_store::digest_of_upstreams;
 use super::sockets::{check_admin_reach, check_reach};
-use super::{Gateway, GatewayParts, OpenedUpstream, client_address, files, open};
+use super::{Gateway, GatewayParts, OpenedUpstream, client_address, files, open, token_keys};
 use crate::config::{Config, UpstreamConfig};
 use crate::engine::CallTarget;
 use crate::face::client_login::{MetadataEndpoint, metadata_path};
@@ -24,7 +24,7 @@ use crate::face::endpoint::{ClosingEndpoint, UpstreamEndpoint};
 use crate::face::served::Served;
 use crate::face::sse::{SseEndpoint, SseServed};
 use crate::server::Routes;
-use crate::server::api_keys::{AuthSettings, KeySource};
+use crate::server::api_keys::KeySource;
 use crate::task::{Clock as _, SystemClock};
 use crate::telemetry;
 use crate::tls::IdentityFiles;
@@ -198,6 +198,7 @@ impl Gateway {
         check_reach(self.clients.local_addr(), &config)?;
         check_admin_reach(self.admin.local_addr(), &config)?;
         let (callers, operators) = (files::callers(&config)?, files::operators(&config.admin)?);
+        let callers = token_keys::succeeding(callers, self.tokens.as_ref());
         let mut fresh = Vec::new();
         for one in &config.upstreams {
             let is_kept = self.upstreams.iter().any(|opened| opened.is(one));
@@ -239,9 +240,11 @@ impl Gateway {
             shared.store.tell_config(digest_of_upstreams(&config));
         }
         let routes = add_endpoints(routes(&self.upstreams, &self.gone), &self.endpoints);
+        let routes = token_keys::with_metadata(routes, &config, &self.parts.rates);
         if let Some(replicas) = &mut self.replicas {
             replicas.replace(config.listen.body_bytes_max, routes.clone());
         }
+        self.tokens = token_keys::keep_fresh(&callers, &self.parts.scope, &self.readiness);
         self.clients.replace(&config.listen, callers, routes);
         self.admin.replace(&self.operators.settings, operators, self.operators.routes.clone());
         changes.others = self.adopt(config);
@@ -335,17 +338,22 @@ fn upstream_files(config: &UpstreamConfig) -> impl Iterator<Item = &Path> {
 
 pub(super) fn files(file: &Path, config: &Config) -> Vec<PathBuf> {
     let own = config.listen.tls.iter().flat_map(identity);
-    let keys = match &config.auth {
-        AuthSettings::Everyone(_) => &[][..],
-        AuthSettings::ApiKeys(keys) => keys,
-    };
-    let keys = keys.iter().chain(&config.admin.tokens).filter_map(|key| match &key.source {
+    let issuers = config.auth.tokens().into_iter().flat_map(|tokens| &tokens.issuers);
+    let key_sets = issuers.filter_map(|issuer| issuer.keys.file()).map(PathBuf::as_path);
+    let keys = config.auth.keys().iter().chain(&config.admin.tokens).filter_map(|key| match &key.source {
         KeySource::Known(_) => None,
         KeySource::File(path) => Some(path.as_path()),
     });
     let further = config.further_files.iter().map(PathBuf::as_path);
     let theirs = config.upstreams.iter().flat_map(upstream_files);
-    std::iter::once(file).chain(own).chain(further).chain(keys).chain(theirs).map(Path::to_owned).collect()
+    std::iter::once(file)
+        .chain(own)
+        .chain(further)
+        .chain(keys)
+        .chain(key_sets)
+        .chain(theirs)
+        .map(Path::to_owned)
+        .collect()
 }
 
 pub(super) fn fingerprint(file: &Path, config: &Config) -> Fingerprint {

@@ -15,7 +15,7 @@ use super::keys::{KeyRow, KeyTable, inherited, keys};
 use super::section::Section;
 use super::value::{SERVED_PATH, UPSTREAM_NAME, WordList};
 use crate::face::combined::PrefixPolicy;
-pub(super) use auth::{AuthMode, RawApiKey, RawApiKeyValues, RawAuth, read_keys};
+pub(super) use auth::{AuthMode, RawApiKey, RawApiKeyValues, RawAuth, RawIssuer, RawIssuerValues, read_keys};
 pub(super) use limits::{RawLimits, RawPrincipalLimits};
 pub(super) use listeners::{RawAdmin, RawAdminToken, RawListen, RawListenTls, RawMetrics};
 pub(super) use store::{RawDatabase, RawReplica, RawStore, StoreKind};
@@ -42,6 +42,7 @@ pub(super) struct RawConfig {
     pub(super) auth: RawAuth,
     /// The keys of the further files follow, once these are read.
     pub(super) api_keys: Vec<RawApiKey>,
+    pub(super) issuers: Vec<RawIssuer>,
     pub(super) upstreams: Vec<RawUpstream>,
     pub(super) endpoints: Vec<RawEndpoint>,
 }
@@ -120,6 +121,7 @@ pub(super) fn tables() -> Vec<(&'static str, Vec<KeyRow>)> {
         ("replica", RawReplica::ROWS.to_vec()),
         ("limits", [RawLimits::ROWS, RawPrincipalLimits::ROWS].concat()),
         ("auth", RawAuth::ROWS.to_vec()),
+        ("auth.issuers", RawIssuerValues::ROWS.to_vec()),
         ("auth.api_keys", RawApiKeyValues::ROWS.to_vec()),
         ("auth.api_keys.limits", inherited(RawPrincipalLimits::ROWS, of_key)),
         ("upstreams.NAME", upstream.concat()),
@@ -158,6 +160,7 @@ pub(super) fn read(mut root: Section<'_, '_>) -> RawConfig {
     let mut section = root.section("auth");
     raw.auth = RawAuth::read(&mut section);
     raw.api_keys = section.each("api_keys", auth::read_api_key);
+    raw.issuers = section.each("issuers", auth::read_issuer);
     section.close();
     raw.upstreams = root.named("upstreams", read_upstream);
     raw.endpoints =

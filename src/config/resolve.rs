@@ -8,6 +8,7 @@ mod exposure;
 pub(super) mod listeners;
 mod paths;
 mod store;
+mod token_issuers;
 mod tool_names;
 mod upstream_headers;
 

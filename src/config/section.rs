@@ -218,26 +218,79 @@ impl<'s, 'a> Section<'s, 'a> {
         Some(LocatedValue { value: all, location })
     }
 
-    /// A word of a closed list. `None` beside a word: known, but not implemented.
-    pub(super) fn word<T: Copy>(&mut self, key: &'static str, words: &[(&str, Option<T>)]) -> Option<LocatedValue<T>> {
-        let list = value::word_list(words);
-        let (location, value) = self.value(key, &list)?;
-        let DeValue::String(written) = value.get_ref() else {
-            self.wrong_type(&location, value, &list);
-            return None;
-        };
-        let text = self.fill_in(&location, written)?;
-        match words.iter().find(|(word, _)| *word == text) {
-            Some((_, Some(meant))) => Some(LocatedValue { value: *meant, location }),
-            Some((_, None)) => {
-                self.source.report.mistake(&location, format!("{written:?} is not built yet; write {list}"));
-                None
-            }
-            None => {
-                self.source.report.mistake(&location, format!("{written:?} is unknown; write {list}"));
-                None
+    /// A table of arrays of strings of this format, under names of the operator's choice.
+    pub(super) fn lists<T>(
+        &mut self,
+        key: &'static str,
+        kind: &StringFormat<T>,
+    ) -> Option<LocatedValue<NamedTexts<Vec<LocatedValue<T>>>>> {
+        let wanted = format!("a table of names, each with an array of strings, each {}", kind.wanted);
+        let (location, value) = self.value(key, &wanted)?;
+        let table = self.table_in(&location, value, &format!("[{}]", location.key))?;
+        let mut all = Vec::new();
+        for (name, value) in table {
+            let line = self.source.line_at(name.span().start);
+            let location = self.source.written(line, join(&location.key, name.get_ref()));
+            match value.get_ref().as_array() {
+                Some(items) => {
+                    let texts = self.texts_of(&location, items, kind);
+                    all.push(LocatedValue { value: (name.get_ref().clone().into_owned(), texts), location });
+                }
+                None => self.wrong_type(&location, value, &format!("an array of strings, each {}", kind.wanted)),
             }
         }
+        Some(LocatedValue { value: all, location })
+    }
+
+    /// A word of a closed list, or an array of them. `None` beside a word: known, but not implemented.
+    pub(super) fn words<T: Copy>(
+        &mut self,
+        key: &'static str,
+        words: &[(&str, Option<T>)],
+    ) -> Option<LocatedValue<Vec<T>>> {
+        let wanted = format!("{}, or an array of them", value::word_list(words));
+        let (location, value) = self.value(key, &wanted)?;
+        let items = match value.get_ref().as_array() {
+            Some(items) => items.iter().collect(),
+            None => vec![value],
+        };
+        if items.is_empty() {
+            self.source.report.mistake(&location, format!("is empty; write {wanted}"));
+            return None;
+        }
+        let mut all = Vec::new();
+        for item in items {
+            all.push(self.word_in(&location, item, words)?);
+        }
+        Some(LocatedValue { value: all, location })
+    }
+
+    /// A word of a closed list. `None` beside a word: known, but not implemented.
+    pub(super) fn word<T: Copy>(&mut self, key: &'static str, words: &[(&str, Option<T>)]) -> Option<LocatedValue<T>> {
+        let (location, value) = self.value(key, &value::word_list(words))?;
+        let value = self.word_in(&location, value, words)?;
+        Some(LocatedValue { value, location })
+    }
+
+    fn word_in<T: Copy>(
+        &mut self,
+        location: &ConfigLocation,
+        value: &Spanned<DeValue<'_>>,
+        words: &[(&str, Option<T>)],
+    ) -> Option<T> {
+        let list = value::word_list(words);
+        let DeValue::String(written) = value.get_ref() else {
+            self.wrong_type(location, value, &list);
+            return None;
+        };
+        let text = self.fill_in(location, written)?;
+        let why = match words.iter().find(|(word, _)| *word == text) {
+            Some((_, Some(meant))) => return Some(*meant),
+            Some((_, None)) => "not built yet",
+            None => "unknown",
+        };
+        self.source.report.mistake(location, format!("{written:?} is {why}; write {list}"));
+        None
     }
 
     /// A whole number between `min` and 2³²−1: higher counts are certainly mistakes, and some counters of dependencies end there.

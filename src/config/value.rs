@@ -7,10 +7,13 @@ use std::time::Duration;
 use bytesize::ByteSize;
 use http::header::AUTHORIZATION;
 use http::{HeaderName, HeaderValue};
+use jsonwebtoken::Algorithm;
 use url::{Host, Url};
 
 use crate::server::api_keys::{ApiKey, ApiKeyError, KEY_HEADER};
 use crate::server::forwarded::{AddressRange, AddressRangeError};
+use crate::server::tokens::is_trustworthy;
+use crate::server::tokens::settings::signature_algorithm;
 use crate::task::{Draft, NamePattern};
 use crate::upstream::forwarding::may_be_forwarded;
 use crate::upstream::transport::credential::secret_value;
@@ -97,16 +100,74 @@ pub(super) const KEYS_FILE: StringFormat<PathBuf> =
 pub(super) const PRINCIPAL_ID: StringFormat<String> =
     StringFormat { wanted: "a name such as \"ada\"", read: principal_id };
 
+/// The issuer of tokens, as written: a token names it byte for byte.
+pub(super) const ISSUER: StringFormat<String> =
+    StringFormat { wanted: "a URL such as \"https://login.example\"", read: issuer };
+pub(super) const TRUSTED_URL: StringFormat<Url> =
+    StringFormat { wanted: "a URL such as \"https://login.example/keys\"", read: trusted_url };
+pub(super) const KEY_SET_FILE: StringFormat<PathBuf> =
+    StringFormat { wanted: "a file such as \"login.jwks.json\"", read: path };
+pub(super) const ALGORITHM: StringFormat<Algorithm> =
+    StringFormat { wanted: "an algorithm such as \"ES256\"", read: algorithm };
+pub(super) const SCOPE: StringFormat<String> = StringFormat { wanted: "a scope such as \"reports:read\"", read: scope };
+pub(super) const AUDIENCE: StringFormat<String> =
+    StringFormat { wanted: "an audience such as \"https://mcp.example\"", read: claim };
+pub(super) const CLAIM: StringFormat<String> = StringFormat { wanted: "a claim such as \"groups\"", read: claim };
+pub(super) const TOKEN_TYPE: StringFormat<String> =
+    StringFormat { wanted: "a type such as \"at+jwt\", or \"none\"", read: claim };
+
 /// Longer durations are typing mistakes, and some sums of times would overflow.
 const DURATION_MAX: Duration = Duration::from_secs(3650 * 24 * 60 * 60);
 const SIZE_MAX: u64 = bytesize::PIB;
 const PRINCIPAL_ID_LEN_MAX: usize = 64;
+/// The longest name in a token.
+const NAME_LEN_MAX: usize = 255;
 
 fn new_name(text: &str) -> Result<String, ValueError> {
     match NamePattern::parse(text) {
         Some(_) => Ok(text.to_owned()),
         None if text.is_empty() => Err(ValueError::Form),
         None => Err(ValueError::Because("has more than one *, or a ?; one * takes the text of the * in `match`")),
+    }
+}
+
+fn issuer(text: &str) -> Result<String, ValueError> {
+    let url = trusted_url(text)?;
+    match url.query() {
+        Some(_) => Err(ValueError::Because("has a query; write the issuer as its tokens name it")),
+        None => Ok(text.to_owned()),
+    }
+}
+
+fn trusted_url(text: &str) -> Result<Url, ValueError> {
+    let url = upstream_url(text)?;
+    match is_trustworthy(&url) {
+        true => Ok(url),
+        false => Err(ValueError::Because("begins with http://, where others could replace its keys; write https://")),
+    }
+}
+
+fn algorithm(text: &str) -> Result<Algorithm, ValueError> {
+    signature_algorithm(text).ok_or(ValueError::Because(
+        "is no algorithm with a public key; write RS256, RS384, RS512, PS256, PS384, PS512, ES256, ES384 or EdDSA",
+    ))
+}
+
+/// A scope as RFC 6749, 3.3 defines it.
+fn scope(text: &str) -> Result<String, ValueError> {
+    let fits = |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'"' | b'\\');
+    match text.bytes().all(fits) && (1..=NAME_LEN_MAX).contains(&text.len()) {
+        true => Ok(text.to_owned()),
+        false => {
+            Err(ValueError::Because("is no scope: it has 1 to 255 characters of ASCII, without spaces, \" and \\"))
+        }
+    }
+}
+
+fn claim(text: &str) -> Result<String, ValueError> {
+    match (1..=NAME_LEN_MAX).contains(&text.len()) && !text.chars().any(char::is_control) {
+        true => Ok(text.to_owned()),
+        false => Err(ValueError::Because("has 1 to 255 bytes, without control characters")),
     }
 }
 

@@ -176,6 +176,13 @@ pub fn gateway_error(fault: &GatewayFault) -> RpcError {
     })
 }
 
+/// The error for a token without a scope that the operation needs. Nothing was done.
+#[must_use]
+pub fn insufficient_scope_error() -> RpcError {
+    let data = serde_json::json!({ "source": "gateway", "reason": "insufficient_scope", "executed": "no" });
+    RpcError::new(rpc_error::INVALID_REQUEST, INSUFFICIENT_SCOPE).with_data(&data)
+}
+
 /// The error for a request over a rate limit: names the limit and its scope.
 #[must_use]
 pub fn rate_error(refusal: &RateRefusal) -> RpcError {
@@ -350,6 +357,9 @@ const fn executed_key(executed: Executed) -> &'static str {
         Executed::Yes => "yes",
     }
 }
+
+const INSUFFICIENT_SCOPE: &str =
+    "Forbidden: the access token lacks a scope; the WWW-Authenticate header lists all that are needed";
 
 /// Why a later process does not resume a call that used its client's credential.
 const CREDENTIAL_GONE: &str = "The gateway restarted while the tool was running, and does not store clients' credentials; log in \

@@ -1,6 +1,7 @@
 //! Builds responses for clients: bytes and HTTP status (T-19).
 
 use std::borrow::Cow;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -12,7 +13,7 @@ use super::http::{
     AcceptedTypes, FaceResponse, Inbound, ResponseBody, SingleEventBody, empty_body, full_body, joined_body,
 };
 use crate::dialect::RequestError;
-use crate::dialect::faults::{gateway_error, rate_error};
+use crate::dialect::faults::{gateway_error, insufficient_scope_error, rate_error};
 use crate::engine::TaskError;
 use crate::task::{Executed, GatewayFault, RateRefusal, Reason};
 use crate::wire::envelope::{self, EnvelopeError};
@@ -114,6 +115,14 @@ impl Addressee {
         response
     }
 
+    /// 403 for an operation for which the token lacks a scope: lists all scopes that the operation needs.
+    #[must_use]
+    pub fn insufficient_scope(&self, needed: &[Arc<str>]) -> FaceResponse {
+        let mut response = self.error(StatusCode::FORBIDDEN, &insufficient_scope_error());
+        response.extensions_mut().insert(ScopesNeeded(needed.to_vec()));
+        response
+    }
+
     #[must_use]
     pub fn error(&self, status: StatusCode, error: &RpcError) -> FaceResponse {
         let mut response = self.message(status, envelope::error(self.id.as_ref(), error));
@@ -206,6 +215,20 @@ pub fn bare(status: StatusCode) -> FaceResponse {
 pub fn refused(status: StatusCode, code: i64, sentence: &str) -> FaceResponse {
     let mut response = json(full_body(envelope::error(None, &RpcError::new(code, sentence))));
     *response.status_mut() = status;
+    response
+}
+
+/// The scopes that an operation needs, if a token lacks one: the listener writes the challenge, as it knows the endpoint's
+/// metadata and the scopes that every request needs.
+#[derive(Clone, Debug)]
+pub struct ScopesNeeded(pub Vec<Arc<str>>);
+
+/// 403 without an id, for a request whose body was not read.
+#[must_use]
+pub fn insufficient_scope(sentence: &str) -> FaceResponse {
+    let error = RpcError { message: sentence.to_owned(), ..insufficient_scope_error() };
+    let mut response = json(full_body(envelope::error(None, &error)));
+    *response.status_mut() = StatusCode::FORBIDDEN;
     response
 }
 

@@ -139,7 +139,7 @@ impl Endpoint for MetadataEndpoint {
     }
 }
 
-fn document(text: Bytes) -> FaceResponse {
+pub(super) fn document(text: Bytes) -> FaceResponse {
     let mut response = FaceResponse::new(full_body(text));
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));

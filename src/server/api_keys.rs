@@ -13,6 +13,7 @@ use aws_lc_rs::digest::{SHA256, SHA256_OUTPUT_LEN, digest};
 use http::HeaderName;
 
 use super::grant::Grant;
+use super::tokens::settings::TokenSettings;
 use crate::random;
 use crate::task::Principal;
 use crate::task::digest::hex;
@@ -167,6 +168,26 @@ pub enum AuthSettings {
     Everyone(Principal),
     /// Requires one of these keys. Never empty.
     ApiKeys(Vec<ApiKeySettings>),
+    /// Requires a token, or one of these keys if there are some.
+    Tokens(Arc<TokenSettings>, Vec<ApiKeySettings>),
+}
+
+impl AuthSettings {
+    #[must_use]
+    pub fn keys(&self) -> &[ApiKeySettings] {
+        match self {
+            Self::Everyone(_) => &[],
+            Self::ApiKeys(keys) | Self::Tokens(_, keys) => keys,
+        }
+    }
+
+    #[must_use]
+    pub const fn tokens(&self) -> Option<&Arc<TokenSettings>> {
+        match self {
+            Self::Everyone(_) | Self::ApiKeys(_) => None,
+            Self::Tokens(tokens, _) => Some(tokens),
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

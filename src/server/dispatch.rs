@@ -13,7 +13,9 @@ use tokio::time::Instant;
 
 use super::forwarded::network;
 use super::notices::{Notices, RefusedCaller};
+use super::principal::AskedPath;
 use super::refusal::{Refusal, StreamPosition};
+use super::tokens::KeyWait;
 use super::{ListenerLimits, body, head, media};
 use crate::face::arrival::Arrival;
 use crate::face::http::{AcceptedTypes, Endpoint, FaceResponse, Inbound, MessageChannel, empty_body};
@@ -51,6 +53,15 @@ impl Routes {
         self.forward_authorization |= endpoint.forwards(&AUTHORIZATION);
         self.below.push((prefix.into(), endpoint));
         self
+    }
+
+    /// Adds an endpoint beside each path that serves clients, as `beside` makes it for the path.
+    #[must_use]
+    pub fn with_beside(self, beside: impl Fn(&str) -> (String, Arc<dyn Endpoint>)) -> Self {
+        let serves = |endpoint: &Arc<dyn Endpoint>| endpoint.takes(&Method::POST) && !endpoint.is_public();
+        let paths: Vec<String> =
+            self.exact.iter().filter(|(_, endpoint)| serves(endpoint)).map(|(path, _)| path.clone()).collect();
+        paths.iter().map(|path| beside(path)).fold(self, |routes, (path, endpoint)| routes.with(path, endpoint))
     }
 
     fn forwards(&self, header: &HeaderName) -> bool {
@@ -149,9 +160,15 @@ impl Dispatch {
         self.0.routes.find(path).is_some_and(|endpoint| endpoint.is_public())
     }
 
-    pub(super) fn forwards_authorization(&self, path: &str) -> bool {
-        self.0.routes.forward_authorization
-            && self.0.routes.find(path).is_some_and(|endpoint| endpoint.forwards(&AUTHORIZATION))
+    /// What a guard needs to know of a request's path.
+    pub(super) fn asked<'p>(&self, path: &'p str) -> AskedPath<'p> {
+        let routes = &self.0.routes;
+        let found = routes.find(path).filter(|endpoint| !endpoint.is_public());
+        AskedPath {
+            endpoint: found.map(|_| routes.served_path(path)),
+            wait: KeyWait::Allowed,
+            forwards: routes.forward_authorization && found.is_some_and(|endpoint| endpoint.forwards(&AUTHORIZATION)),
+        }
     }
 
     /// Whether any upstream receives a header, regardless of path: a preflight must not reveal which paths exist.

@@ -15,11 +15,13 @@ use super::api_keys::{ApiKeyRing, KEY_HEADER, shows_key};
 use super::grant::Grant;
 use super::host::{is_loopback, names_this_machine};
 use super::refusal::{ForwardRefusal, Refusal};
+use super::tokens::claims::TokenError;
+use super::tokens::{KeyLookup, KeyWait, TokenVerdict, TokenVerifier};
+use crate::face::own_metadata::{ChallengeError, challenge};
 use crate::face::sealed::{ForwardToken, digest_of_request};
 use crate::face::session_owners::{FORWARD, SessionOwners};
 use crate::replica::{ForwardedNumberRefusal, ForwardedNumbers};
-use crate::task::Caller;
-use crate::task::principal::Principal;
+use crate::task::{Caller, Principal};
 
 /// A proxy header with a name outside the common prefix, and that prefix.
 const ADDRESS_OF_ANOTHER: &str = "x-real-ip";
@@ -35,8 +37,67 @@ pub enum Authenticator {
     OnePerson(LocalUser),
     /// Requires an API key, and serves its principal.
     KeyHolders(ApiKeyRing),
+    /// Requires an access token, or an API key if there are some too. The form of a credential decides which it is.
+    TokenHolders(TokenHolders),
     /// Serves requests that other replicas forward, with the principal that they authenticated.
     Replicas(ForwardedCallers),
+}
+
+#[derive(Clone, Debug)]
+pub struct TokenHolders {
+    pub tokens: TokenVerifier,
+    /// Empty unless API keys are accepted too.
+    pub keys: ApiKeyRing,
+}
+
+/// The parameter of a query that would hold a token.
+const TOKEN_PARAMETER: &str = "access_token";
+
+impl TokenHolders {
+    fn identify<B>(&self, request: &Request<B>, asked: AskedPath<'_>) -> Result<Identity, Refusal> {
+        let path = asked.endpoint;
+        let (own, authorization) = (only(request.headers(), &KEY_HEADER)?, only(request.headers(), &AUTHORIZATION)?);
+        let query = request.uri().query().unwrap_or_default();
+        if url::form_urlencoded::parse(query.as_bytes()).any(|(name, _)| name == TOKEN_PARAMETER) {
+            return Err(Refusal::TokenInQuery);
+        }
+        let credential = match (own, authorization) {
+            (Some(_), Some(_)) => return Err(Refusal::CredentialsUnclear),
+            (Some(own), None) => own.to_str().ok(),
+            (None, Some(authorization)) => bearer(authorization),
+            (None, None) => return Err(Refusal::LoginRequired(self.challenge(path, None))),
+        };
+        let invalid = |why| Refusal::CredentialRefused(self.challenge(path, Some(ChallengeError::InvalidToken)), why);
+        let Some(credential) = credential else { return Err(invalid(Some(TokenError::Malformed))) };
+        if own.is_some() || shows_key(credential.as_bytes()) {
+            let (principal, grant) = self.keys.owner(credential).ok_or_else(|| invalid(None))?;
+            return Ok(AuthenticatedCaller::of_this_listener(Caller::of(principal.clone()), grant.clone()).into());
+        }
+        match self.tokens.check(credential, path.unwrap_or_default(), asked.wait) {
+            TokenVerdict::Valid { caller, grant, ends_in } => {
+                let needed = &self.tokens.settings().scopes;
+                if !needed.iter().all(|scope| caller.has_scope(scope)) {
+                    let error = Some(ChallengeError::InsufficientScope);
+                    return Err(Refusal::ScopesMissing(self.challenge(path, error)));
+                }
+                Ok(AuthenticatedCaller { ends_in, ..AuthenticatedCaller::of_this_listener(caller, grant) }.into())
+            }
+            TokenVerdict::Invalid(error) => Err(invalid(Some(error))),
+            TokenVerdict::NeedsKeys(lookup) => Ok(Identity::NeedsKeys(lookup)),
+            TokenVerdict::KeysAway => Err(Refusal::IssuerAway),
+        }
+    }
+
+    fn challenge(&self, path: Option<&str>, error: Option<ChallengeError>) -> HeaderValue {
+        self.challenge_with(path, error, &[])
+    }
+
+    /// A challenge that lists further scopes after those that every request needs.
+    fn challenge_with(&self, path: Option<&str>, error: Option<ChallengeError>, further: &[Arc<str>]) -> HeaderValue {
+        let settings = self.tokens.settings();
+        let further = further.iter().filter(|scope| !settings.scopes.contains(scope));
+        challenge(&settings.public_url, path, error, settings.scopes.iter().chain(further).map(|scope| &**scope))
+    }
 }
 
 /// The one user of a loopback listener without authentication. A client behind a proxy may be another person and is
@@ -47,6 +108,23 @@ pub struct LocalUser {
     is_shared: bool,
     /// Whether the log already has the warning about requests through a proxy.
     is_logged: Arc<AtomicBool>,
+}
+
+impl Authenticator {
+    fn keys(&self) -> Option<&ApiKeyRing> {
+        match self {
+            Self::KeyHolders(keys) | Self::TokenHolders(TokenHolders { keys, .. }) => Some(keys),
+            Self::Everyone(_) | Self::OnePerson(_) | Self::Replicas(_) => None,
+        }
+    }
+
+    #[must_use]
+    pub const fn tokens(&self) -> Option<&TokenVerifier> {
+        match self {
+            Self::TokenHolders(holders) => Some(&holders.tokens),
+            Self::Everyone(_) | Self::OnePerson(_) | Self::KeyHolders(_) | Self::Replicas(_) => None,
+        }
+    }
 }
 
 impl LocalUser {
@@ -112,17 +190,42 @@ fn came_through_a_proxy<B>(request: &Request<B>) -> bool {
         || headers.keys().any(|name| is_added(name.as_str()))
 }
 
+/// The path that a request asks for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct AskedPath<'p> {
+    /// That of the endpoint, if there is one that asks for credentials.
+    pub(super) endpoint: Option<&'p str>,
+    /// Whether it forwards clients' credentials upstream.
+    pub(super) forwards: bool,
+    pub(super) wait: KeyWait,
+}
+
+/// What a request's credential says of its sender, perhaps after a lookup.
+pub(super) enum Identity {
+    Known(Box<AuthenticatedCaller>),
+    /// The keys of the token's issuer must be fetched first.
+    NeedsKeys(KeyLookup),
+}
+
+impl From<AuthenticatedCaller> for Identity {
+    fn from(caller: AuthenticatedCaller) -> Self {
+        Self::Known(Box::new(caller))
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct AuthenticatedCaller {
     pub(super) caller: Caller,
     pub(super) grant: Grant,
+    /// The rest of its credential's validity, if that ends.
+    pub(super) ends_in: Option<Duration>,
     /// The client's address, if another replica forwards the request and has counted it.
     pub(super) forwarded_from: Option<IpAddr>,
 }
 
 impl AuthenticatedCaller {
-    const fn of_this_listener(principal: Principal, grant: Grant) -> Self {
-        Self { caller: Caller::of(principal), grant, forwarded_from: None }
+    const fn of_this_listener(caller: Caller, grant: Grant) -> Self {
+        Self { caller, grant, ends_in: None, forwarded_from: None }
     }
 }
 
@@ -140,9 +243,23 @@ impl PrincipalGuard {
 
     /// The guard that replaces this one. Clients that remain valid keep their streams; all other streams end.
     pub(super) fn followed_by(&self, callers: Authenticator) -> Self {
-        if let (Authenticator::KeyHolders(before), Authenticator::KeyHolders(now)) = (&self.callers, &callers) {
-            return Self::new(Authenticator::KeyHolders(now.clone().succeeding(before)));
+        if let Some(before) = self.callers.tokens() {
+            before.withdraw_beside(callers.tokens());
         }
+        let callers = match (self.callers.keys(), callers) {
+            (Some(before), Authenticator::KeyHolders(now)) => {
+                return Self::new(Authenticator::KeyHolders(now.succeeding(before)));
+            }
+            (Some(before), Authenticator::TokenHolders(now)) => {
+                let keys = now.keys.succeeding(before);
+                return Self::new(Authenticator::TokenHolders(TokenHolders { keys, ..now }));
+            }
+            (Some(before), callers) => {
+                before.withdraw();
+                return Self::new(callers);
+            }
+            (None, callers) => callers,
+        };
         match (&self.callers, &callers) {
             (Authenticator::Everyone(before), Authenticator::Everyone(now)) if before == now => return self.clone(),
             (Authenticator::OnePerson(before), Authenticator::OnePerson(now)) if before.is_shared == now.is_shared => {
@@ -152,16 +269,17 @@ impl PrincipalGuard {
             (Authenticator::Replicas(_), Authenticator::Replicas(_)) => {
                 return Self { callers, open: self.open.clone() };
             }
-            (Authenticator::KeyHolders(before), _) => before.withdraw(),
-            (Authenticator::Everyone(_) | Authenticator::OnePerson(_) | Authenticator::Replicas(_), _) => {
-                self.open.withdraw();
-            }
+            (_, _) => self.open.withdraw(),
         }
         Self::new(callers)
     }
 
-    pub(super) const fn asks_all(&self) -> bool {
-        matches!(self.callers, Authenticator::KeyHolders(_))
+    pub(super) const fn takes_tokens(&self) -> bool {
+        self.callers.tokens().is_some()
+    }
+
+    pub(super) fn asks_all(&self) -> bool {
+        self.callers.keys().is_some()
     }
 
     /// Removes this gateway's keys, texts that look like one, and replicas' seals from an admitted request: no upstream receives
@@ -169,7 +287,8 @@ impl PrincipalGuard {
     pub(super) fn withhold_keys(&self, headers: &mut HeaderMap) {
         if self.asks_all() {
             headers.remove(KEY_HEADER);
-            if headers.get(AUTHORIZATION).is_some_and(|value| shows_key(value.as_bytes())) {
+            let is_ours = |value: &HeaderValue| self.callers.tokens().is_some() || shows_key(value.as_bytes());
+            if headers.get(AUTHORIZATION).is_some_and(is_ours) {
                 headers.remove(AUTHORIZATION);
             }
         }
@@ -179,29 +298,41 @@ impl PrincipalGuard {
     }
 
     pub(super) fn anybody(&self) -> AuthenticatedCaller {
-        AuthenticatedCaller::of_this_listener(Principal::anonymous(), self.open.clone())
+        AuthenticatedCaller::of_this_listener(Caller::of(Principal::anonymous()), self.open.clone())
     }
 
-    /// Authenticates a request; `forwards` tells whether a path's endpoint forwards credentials upstream. Fails with
-    /// `CredentialsUnclear` for two credentials (B150), `Unauthorized` without a known key, `NotForwarded` on the
-    /// replica listener for a request that no replica sealed.
-    pub(super) fn identify<B>(
-        &self,
-        request: &Request<B>,
-        forwards: impl FnOnce(&str) -> bool,
-    ) -> Result<AuthenticatedCaller, Refusal> {
-        let keyless = |principal| AuthenticatedCaller::of_this_listener(principal, self.open.clone());
+    /// The challenge for an operation that needs more scopes than its token has, if clients have tokens.
+    pub(super) fn scope_challenge(&self, asked: AskedPath<'_>, needed: &[Arc<str>]) -> Option<HeaderValue> {
+        match &self.callers {
+            Authenticator::TokenHolders(holders) => {
+                Some(holders.challenge_with(asked.endpoint, Some(ChallengeError::InsufficientScope), needed))
+            }
+            Authenticator::Everyone(_)
+            | Authenticator::OnePerson(_)
+            | Authenticator::KeyHolders(_)
+            | Authenticator::Replicas(_) => None,
+        }
+    }
+
+    /// Authenticates a request. Fails with `CredentialsUnclear` for two credentials (B150), `Unauthorized` without a known
+    /// key, a challenge without a valid token, `NotForwarded` on the replica listener for a request that no replica
+    /// sealed.
+    pub(super) fn identify<B>(&self, request: &Request<B>, asked: AskedPath<'_>) -> Result<Identity, Refusal> {
+        let keyless =
+            |principal| AuthenticatedCaller::of_this_listener(Caller::of(principal), self.open.clone()).into();
         match &self.callers {
             Authenticator::Everyone(principal) => Ok(keyless(principal.clone())),
-            Authenticator::OnePerson(person) => person.identify(request, forwards(request.uri().path())).map(keyless),
+            Authenticator::OnePerson(person) => person.identify(request, asked.forwards).map(keyless),
+            Authenticator::TokenHolders(holders) => holders.identify(request, asked),
             Authenticator::KeyHolders(keys) => {
                 let token = key_in(request.headers())?.ok_or(Refusal::Unauthorized)?;
                 let (principal, grant) = keys.owner(token).ok_or(Refusal::Unauthorized)?;
-                Ok(AuthenticatedCaller::of_this_listener(principal.clone(), grant.clone()))
+                Ok(AuthenticatedCaller::of_this_listener(Caller::of(principal.clone()), grant.clone()).into())
             }
             Authenticator::Replicas(replicas) => {
                 let token = replicas.identify(request).map_err(Refusal::NotForwarded)?;
-                Ok(AuthenticatedCaller { caller: token.caller, grant: self.open.clone(), forwarded_from: token.client })
+                let caller = AuthenticatedCaller::of_this_listener(token.caller, self.open.clone());
+                Ok(AuthenticatedCaller { forwarded_from: token.client, ..caller }.into())
             }
         }
     }
@@ -269,7 +400,11 @@ mod tests {
     use crate::server::api_keys::{ApiKey, ApiKeys};
 
     fn who(guard: &PrincipalGuard, request: &Request<()>, forwards: bool) -> Result<Principal, Refusal> {
-        guard.identify(request, |_| forwards).map(|caller| caller.caller.principal)
+        let asked = AskedPath { endpoint: None, forwards, wait: KeyWait::Over };
+        guard.identify(request, asked).map(|identity| match identity {
+            Identity::Known(known) => known.caller.principal,
+            Identity::NeedsKeys(_) => panic!("no token was sent"),
+        })
     }
 
     /// B73.

@@ -4,13 +4,17 @@
 
 use std::borrow::Cow;
 
-use http::header::{ALLOW, CONNECTION, WWW_AUTHENTICATE};
+use http::header::{ALLOW, CONNECTION, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderValue, Request, StatusCode, Version};
 
-use crate::face::answer::refused;
+use super::tokens::claims::TokenError;
+use crate::face::answer::{insufficient_scope, refused};
 use crate::face::http::FaceResponse;
 use crate::metric;
 use crate::wire::rpc_error;
+
+/// The keys of an issuer are fetched for tokens that often.
+const ISSUER_RETRY_AFTER: HeaderValue = HeaderValue::from_static("30");
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
@@ -26,6 +30,16 @@ pub(super) enum Refusal {
     CredentialsUnclear,
     /// No credential, or an unknown one: the client does not learn which (B151).
     Unauthorized,
+    /// No credential, where access tokens are accepted. Carries the challenge that starts the login.
+    LoginRequired(HeaderValue),
+    /// A token that is refused, or an unknown key beside tokens. Carries the challenge.
+    CredentialRefused(HeaderValue, Option<TokenError>),
+    /// A valid token without a scope that every request needs. Carries the challenge.
+    ScopesMissing(HeaderValue),
+    /// A token in the query, which is logged by servers and proxies on the way (RFC 6750, 5.3).
+    TokenInQuery,
+    /// The keys of the token's issuer cannot be fetched.
+    IssuerAway,
     /// The paths of OAuth metadata and of client registration, which this gateway does not have (RFC 8414, 9728).
     NoMetadata,
     /// Carries the paths of servers, for a client that may know them; else it is empty.
@@ -161,6 +175,12 @@ impl Refusal {
             Self::OriginForeign => RefusalResponse::new(S::FORBIDDEN, "origin_foreign", GoesOn),
             Self::CredentialsUnclear => RefusalResponse::new(S::BAD_REQUEST, "credentials_unclear", GoesOn),
             Self::Unauthorized => RefusalResponse::new(S::UNAUTHORIZED, "unauthorized", GoesOn),
+            Self::LoginRequired(_) => RefusalResponse::new(S::UNAUTHORIZED, "login_required", GoesOn),
+            Self::CredentialRefused(_, Some(error)) => RefusalResponse::new(S::UNAUTHORIZED, error.label(), GoesOn),
+            Self::CredentialRefused(_, None) => RefusalResponse::new(S::UNAUTHORIZED, "unauthorized", GoesOn),
+            Self::ScopesMissing(_) => RefusalResponse::new(S::FORBIDDEN, "insufficient_scope", GoesOn),
+            Self::TokenInQuery => RefusalResponse::new(S::BAD_REQUEST, "token_in_query", GoesOn),
+            Self::IssuerAway => RefusalResponse::new(S::SERVICE_UNAVAILABLE, "issuer_away", GoesOn),
             Self::NoMetadata | Self::PathUnknown(_) => RefusalResponse::new(S::NOT_FOUND, "path_unknown", GoesOn),
             Self::PathWithheld => RefusalResponse::new(S::NOT_FOUND, "path_withheld", GoesOn),
             Self::MethodUnknown(_) => RefusalResponse::new(S::METHOD_NOT_ALLOWED, "method_unknown", GoesOn),
@@ -200,6 +220,17 @@ impl Refusal {
                 "Unauthorized: send an API key as `Authorization: Bearer tg_ID_SECRET` or `X-Taskgate-Key: tg_ID_SECRET`; \
                  the gateway's operator issues keys"
             }
+            Self::LoginRequired(_) | Self::CredentialRefused(..) => {
+                "Unauthorized: send a valid access token as `Authorization: Bearer TOKEN`; the WWW-Authenticate header \
+                 says where clients log in"
+            }
+            Self::ScopesMissing(_) => {
+                "Forbidden: the access token lacks a scope; the WWW-Authenticate header lists all that are needed"
+            }
+            Self::TokenInQuery => "Bad request: send the access token in the Authorization header, never in the query",
+            Self::IssuerAway => {
+                "Service unavailable: the keys of the token's issuer cannot be fetched; nothing was done, try again later"
+            }
             Self::NoMetadata => "Not found: this gateway has no OAuth metadata and no client registration",
             Self::PathUnknown(_) | Self::PathWithheld => {
                 "Not found: no server has this path; each has its own, such as /NAME/mcp, which the gateway's operator knows"
@@ -233,6 +264,18 @@ impl Refusal {
             Self::Unauthorized => {
                 ("auth.api_keys", HeadPart::Nothing, "the request has no known API key; add one to this key")
             }
+            Self::CredentialRefused(_, Some(error)) => ("auth.issuers", HeadPart::Nothing, error.sentence()),
+            Self::CredentialRefused(_, None) => {
+                ("auth.api_keys", HeadPart::Nothing, "the request has no known API key; add one to this key")
+            }
+            Self::ScopesMissing(_) => (
+                "auth.scopes",
+                HeadPart::Nothing,
+                "an access token lacks a scope of this key, which every request needs",
+            ),
+            Self::IssuerAway => {
+                ("auth.issuers", HeadPart::Nothing, "the keys of a token's issuer are unknown, and cannot be fetched")
+            }
             Self::BodyTooLarge => {
                 ("limits.body_bytes_max", HeadPart::Length, "the body is too large; raise this key to accept it")
             }
@@ -247,6 +290,8 @@ impl Refusal {
             | Self::TargetTooLong
             | Self::HostUnclear
             | Self::CredentialsUnclear
+            | Self::LoginRequired(_)
+            | Self::TokenInQuery
             | Self::NoMetadata
             | Self::MethodUnknown(_)
             | Self::MediaType
@@ -274,7 +319,9 @@ impl Refusal {
         {
             sentence = Cow::from(format!("Not found: no server has this path; there are servers at {paths}"));
         }
-        let mut response = refused(status, code, &sentence);
+        let is_about_scopes = matches!(self, Self::ScopesMissing(_));
+        let mut response =
+            if is_about_scopes { insufficient_scope(&sentence) } else { refused(status, code, &sentence) };
         response.extensions_mut().insert(RefusalMarker);
         let ends = match stream {
             StreamPosition::Multiplexed => false,
@@ -286,6 +333,15 @@ impl Refusal {
         }
         if self == Self::Unauthorized {
             response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        if self == Self::IssuerAway {
+            response.headers_mut().insert(RETRY_AFTER, ISSUER_RETRY_AFTER);
+        }
+        if let Self::LoginRequired(challenge) | Self::CredentialRefused(challenge, _) | Self::ScopesMissing(challenge) =
+            self
+        {
+            response.headers_mut().insert(WWW_AUTHENTICATE, challenge);
+            return response;
         }
         if let Self::MethodUnknown(allow) = self {
             response.headers_mut().insert(ALLOW, allow);

@@ -5,7 +5,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use futures_util::FutureExt;
-use http::header::{CONNECTION, CONTENT_TYPE};
+use http::header::{CONNECTION, CONTENT_TYPE, WWW_AUTHENTICATE};
 use http::{HeaderValue, Method, Request, StatusCode, Version};
 use hyper::body::Incoming;
 
@@ -16,8 +16,10 @@ use super::forwarded::{ForwardedRequest, TrustedProxies};
 use super::head::HeadGuard;
 use super::host::{HostGuard, OriginGuard};
 use super::notices::{Notices, RefusedCaller};
-use super::principal::{AuthenticatedCaller, PrincipalGuard};
+use super::principal::{AskedPath, AuthenticatedCaller, Identity, PrincipalGuard};
 use super::refusal::{Guard as _, Refusal, RefusalMarker, StreamPosition};
+use super::tokens::KeyWait;
+use crate::face::answer::ScopesNeeded;
 use crate::face::arrival::Arrival;
 use crate::face::http::{FaceResponse, empty_body};
 use crate::face::session_owners::note_taken;
@@ -130,18 +132,41 @@ impl Layers {
         if let Some(answer) = page.and_then(|page| page.preflight(&request, |name| self.dispatch.forwards(name))) {
             return answer;
         }
-        match self.admit(&request) {
-            Ok(AuthenticatedCaller { caller, grant, forwarded_from }) => {
+        let identity = match self.admit(&request, KeyWait::Allowed) {
+            Ok(Identity::NeedsKeys(lookup)) => {
+                // Boxed: rare, and every request would be larger by it.
+                Box::pin(lookup.wait()).await;
+                self.admit(&request, KeyWait::Over)
+            }
+            identity => identity,
+        };
+        match identity {
+            Ok(Identity::Known(known)) => {
+                let AuthenticatedCaller { caller, grant, ends_in, forwarded_from } = *known;
                 self.principal.withhold_keys(request.headers_mut());
                 let is_counted = self.is_for_replicas();
+                let path = self.principal.takes_tokens().then(|| request.uri().path().to_owned());
                 let caller = AdmittedCaller { caller, client: forwarded_from.unwrap_or(client), is_counted, arrival };
                 let mut response = self.dispatch.answer(request, caller).await;
                 if is_counted {
                     note_taken(&mut response);
                 }
-                grant.bind(response)
+                if let Some(path) = path {
+                    self.challenge_for_scopes(&path, &mut response);
+                }
+                grant.bind(response, ends_in)
             }
+            Ok(Identity::NeedsKeys(_)) => self.refuse(Refusal::IssuerAway, &request, client),
             Err(refusal) => self.refuse(refusal, &request, client),
+        }
+    }
+
+    /// Writes the challenge of a response that a face gave for want of a scope.
+    fn challenge_for_scopes(&self, path: &str, response: &mut FaceResponse) {
+        if let Some(ScopesNeeded(needed)) = response.extensions_mut().remove()
+            && let Some(challenge) = self.principal.scope_challenge(self.dispatch.asked(path), &needed)
+        {
+            response.headers_mut().insert(WWW_AUTHENTICATE, challenge);
         }
     }
 
@@ -151,21 +176,21 @@ impl Layers {
         refusal.answer(StreamPosition::of(request))
     }
 
-    fn admit<B>(&self, request: &Request<B>) -> Result<AuthenticatedCaller, Refusal> {
+    fn admit<B>(&self, request: &Request<B>, wait: KeyWait) -> Result<Identity, Refusal> {
         // Clients without a key look here for authorization metadata. Its absence is no secret.
         let path = request.uri().path();
         if self.is_for_replicas() {
-            return self.principal.identify(request, |_| false);
+            return self.principal.identify(request, AskedPath { endpoint: None, forwards: false, wait });
         }
         if is_metadata(path) && !self.dispatch.serves(path) {
             return Err(Refusal::NoMetadata);
         }
         // A client that looks for a login has no credential yet.
         if self.dispatch.is_public(path) {
-            return Ok(self.principal.anybody());
+            return Ok(self.principal.anybody().into());
         }
         // Before the routes, so that an unauthenticated client cannot find out which paths exist (SEC-05).
-        self.principal.identify(request, |path| self.dispatch.forwards_authorization(path))
+        self.principal.identify(request, AskedPath { wait, ..self.dispatch.asked(path) })
     }
 }
 

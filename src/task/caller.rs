@@ -12,6 +12,8 @@ pub struct Caller {
     pub principal: Principal,
     /// `None` if there is no credential, or one that says nothing beside its principal.
     pub claims: Option<Arc<Claims>>,
+    /// The end of the credential's validity: its streams end then.
+    pub until: Option<Timestamp>,
 }
 
 /// What a credential says beside its principal.
@@ -22,15 +24,13 @@ pub struct Claims {
     pub groups: BTreeSet<Arc<str>>,
     /// The issuer of a token; `None` for an API key.
     pub issuer: Option<Arc<str>>,
-    /// The end of the credential's validity: its streams end then.
-    pub until: Option<Timestamp>,
 }
 
 impl Caller {
     /// A caller whose credential says nothing beside its principal.
     #[must_use]
     pub const fn of(principal: Principal) -> Self {
-        Self { principal, claims: None }
+        Self { principal, claims: None, until: None }
     }
 
     /// The key of a task that it owns, if it exists.
@@ -48,10 +48,5 @@ impl Caller {
     #[must_use]
     pub fn has_scope(&self, scope: &str) -> bool {
         self.claims.as_ref().is_some_and(|claims| claims.scopes.contains(scope))
-    }
-
-    #[must_use]
-    pub fn until(&self) -> Option<Timestamp> {
-        self.claims.as_ref().and_then(|claims| claims.until)
     }
 }

@@ -4,11 +4,17 @@ use std::fmt;
 use std::fmt::Write as _;
 use std::sync::{Arc, LazyLock};
 
-use super::digest::digest;
+use aws_lc_rs::digest::SHA256;
+
+use super::digest::{digest, hex};
 
 /// The scheme of principals with an unchecked upstream credential.
 const UNCHECKED: &str = "cred:";
 const KEY: &str = "key:";
+/// The scheme of principals with an access token; the issuer's digest follows.
+const TOKEN: &str = "jwt:";
+/// How many digits of an issuer's digest distinguish issuers.
+const ISSUER_DIGITS: usize = 16;
 const ANONYMOUS: &str = "anon";
 /// The prefix for anonymous requests from one address, when they are counted.
 const AT_ADDRESS: &str = "anon@";
@@ -55,6 +61,19 @@ impl Principal {
     #[must_use]
     pub fn holding(id: &str) -> Self {
         Self::new(&format!("{KEY}{id}"))
+    }
+
+    /// The subject of an issuer's tokens, or the client where there is no person. One subject of two issuers is two
+    /// principals (B156).
+    #[must_use]
+    pub fn of_subject(issuer: &str, subject: &str) -> Self {
+        Self::new(&format!("{TOKEN}{}:{subject}", issuer_digits(issuer)))
+    }
+
+    /// All subjects of an issuer with one value of a claim. No subject is such a principal, as no digest has a `/`.
+    #[must_use]
+    pub fn of_claim(issuer: &str, claim: &str, value: &str) -> Self {
+        Self::new(&format!("{TOKEN}{}/{claim}:{value}", issuer_digits(issuer)))
     }
 
     #[must_use]
@@ -115,6 +134,12 @@ impl Principal {
     }
 }
 
+fn issuer_digits(issuer: &str) -> String {
+    let mut digits = hex(aws_lc_rs::digest::digest(&SHA256, issuer.as_bytes()).as_ref());
+    digits.truncate(ISSUER_DIGITS);
+    digits
+}
+
 impl fmt::Debug for Principal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
@@ -133,5 +158,18 @@ mod tests {
         assert_ne!(ada, Principal::bearing(b"Bearer bob"));
         assert!(ada.is_identified() && ada != Principal::local());
         assert!(ada.as_str().starts_with("cred:") && ada.as_str().len() == 5 + 64, "{ada:?}");
+    }
+
+    /// Stored, so it must never change.
+    #[test]
+    fn a_subject_is_one_person_of_its_issuer_and_no_team_in_every_version() {
+        let ada = Principal::of_subject("https://login.example", "ada");
+        assert_eq!(ada.as_str(), "jwt:ced4229bf4ad3faa:ada");
+        assert_eq!(
+            Principal::of_claim("https://login.example", "team", "ada").as_str(),
+            "jwt:ced4229bf4ad3faa/team:ada"
+        );
+        assert_ne!(ada, Principal::of_subject("https://login.example/", "ada"));
+        assert!(ada.is_identified() && !ada.is_unchecked() && ada.key_id().is_none());
     }
 }

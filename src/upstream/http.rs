@@ -93,7 +93,8 @@ pub struct UpstreamTlsFiles {
 impl UpstreamTlsFiles {
     fn read(&self) -> Result<ClientTls, TlsFileError> {
         let identity = self.identity.as_ref().map(|files| files.read(SystemClock.now()));
-        Ok(ClientTls { roots: self.ca.as_deref().map(read_roots).transpose()?, identity: identity.transpose()? })
+        let roots = self.ca.as_deref().map(read_roots).transpose()?;
+        Ok(ClientTls { roots, identity: identity.transpose()?, ..ClientTls::default() })
     }
 }
 

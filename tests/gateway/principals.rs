@@ -9,7 +9,9 @@ mod access;
 mod bounds;
 mod gate;
 mod isolation;
+mod issuers;
 mod keys;
 mod proxied;
+mod tokens;
 
 use support::scripted as upstream;

@@ -4,7 +4,8 @@
 //
 // Does each step in turn, and prints one JSON line of facts for each on stdout. Steps: {"tools": true}, {"whoami": true},
 // {"sleep": MS}, {"task": TOOL, "ms": MS} (a call as a task of 2026-07-28, followed to its end), {"peek": ID} (whether
-// the task with this id can be read). With PEER_KEY in the environment, that key of a gateway's goes along. The facts have the number of logins and of refreshes until then.
+// the task with this id can be read), {"begin": TOOL, "ms": MS} (such a call, left to itself), {"refresh": true} (another
+// token, though this one is good), {"finish": true} (the call that was begun, followed to its end). With PEER_KEY in the environment, that key of a gateway's goes along. The facts have the number of logins and of refreshes until then.
 
 import { setTimeout as sleep } from 'node:timers/promises';
 import { auth, Client, StreamableHTTPClientTransport, UnauthorizedError } from '@modelcontextprotocol/client';
@@ -13,7 +14,7 @@ const VERSION = '2026-07-28';
 const CLIENT = { name: 'taskgate-peer', version: '1.0.0' };
 const REDIRECT = 'http://127.0.0.1:1/callback';
 const HOPS_MAX = 12;
-const POLLS_MAX = 200;
+const POLLS_MAX = 1_500;
 
 const [url, user, mode, steps] = process.argv.slice(2);
 if (steps === undefined || !['legacy', 'auto'].includes(mode)) {
@@ -92,6 +93,7 @@ class Login {
 }
 
 const login = new Login();
+let begun;
 
 async function connected() {
   for (let attempt = 0; attempt < 2; attempt += 1) {
@@ -147,10 +149,13 @@ async function ask(method, params) {
   throw new Error('refreshed, and not let in');
 }
 
-async function task(tool, ms) {
+async function begin(tool, ms) {
   const made = await ask('tools/call', { name: tool, arguments: { ms } });
-  const taskId = made.result?.taskId;
-  if (!taskId) throw new Error(`no handle: ${JSON.stringify(made)}`);
+  if (!made.result?.taskId) throw new Error(`no handle: ${JSON.stringify(made)}`);
+  return made.result.taskId;
+}
+
+async function finish(taskId) {
   for (let poll = 0; poll < POLLS_MAX; poll += 1) {
     const { result } = await ask('tasks/get', { taskId });
     if (result.status !== 'working') {
@@ -165,7 +170,14 @@ async function task(tool, ms) {
 async function step(client, wanted) {
   if (wanted.tools) return { tools: (await client.listTools()).tools.map(({ name }) => name) };
   if (wanted.whoami) return { text: (await client.callTool({ name: 'whoami', arguments: {} })).content[0].text };
-  if (wanted.task) return task(wanted.task, wanted.ms);
+  if (wanted.task) return finish(await begin(wanted.task, wanted.ms));
+  if (wanted.begin) return { taskId: (begun = await begin(wanted.begin, wanted.ms)) };
+  if (wanted.finish) return finish(begun);
+  if (wanted.refresh) {
+    const before = login.kept.access_token;
+    if ((await auth(login, { serverUrl: url })) !== 'AUTHORIZED') throw new Error('a refresh was to do');
+    return { isNew: login.kept.access_token !== before };
+  }
   if (wanted.peek) {
     const { result, error } = await ask('tasks/get', { taskId: wanted.peek });
     return { status: result?.status, code: error?.code, message: error?.message };

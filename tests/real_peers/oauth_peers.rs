@@ -5,10 +5,13 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 use support::peers::gateway::Gateway;
 use support::peers::install::Peers;
 use support::peers::process::Child;
+use support::scripted::{ScriptedReply, ScriptedServer, SeenRequest, answer};
 
 /// Interpreter and script of a client.
 const CLIENTS: [(&str, &str, &str); 2] =
@@ -143,4 +146,104 @@ async fn a_second_person_sees_nothing_of_the_first_ones_tasks() {
             assert_eq!(seen[0], seen[1], "as one that there never was: {kind} {client:?}");
         }
     }
+}
+
+/// A gateway that checks tokens itself, in front of two servers without a login.
+struct OwnLogin {
+    peers: Peers,
+    what: &'static str,
+    server: ScriptedServer,
+    gateway: Gateway,
+    _issuer: Child,
+}
+
+impl OwnLogin {
+    async fn start(what: &'static str, token_seconds: u32) -> Option<Self> {
+        let peers = Peers::find(what)?;
+        let command = peers.command("node", ["oauth_server.mjs", "stateless", &token_seconds.to_string()]);
+        let mut issuer = Child::start(&format!("{what}-issuer"), command).unwrap();
+        let address = issuer.line("as ").await.unwrap();
+        let server = ScriptedServer::slow(async |seen: SeenRequest, _| own_answer(&seen).await).await;
+        let upstream = |name: &str| {
+            format!(
+                "[upstreams.{name}]\nurl = \"{}\"\nfirst_byte_max = \"5m\"\nidle_max = \"5m\"\n\
+                 [upstreams.{name}.tasks]\ngrace = \"300ms\"\npoll_interval = \"100ms\"\n",
+                server.url()
+            )
+        };
+        let config = format!(
+            "[auth]\nmode = [\"tokens\", \"api_keys\"]\nscopes = [\"mcp\"]\n[[auth.issuers]]\nissuer = \"{address}\"\n\
+             [[auth.api_keys]]\nid = \"alice\"\nkey = \"{}\"\n{}{}\
+             [[endpoints]]\npath = \"/all/mcp\"\nupstreams = [\"up\", \"two\"]\n",
+            key_of("alice"),
+            upstream("up"),
+            upstream("two")
+        );
+        let gateway = Gateway::start_public(&format!("{what}-gateway"), &config, 3).await.unwrap();
+        Some(Self { peers, what, server, gateway, _issuer: issuer })
+    }
+
+    async fn seen(&self, path: &str, user: &str, steps: &[Value]) -> Vec<Value> {
+        let wanted = Value::from(steps).to_string();
+        let command = self.peers.command("node", ["oauth_ts.mjs", self.gateway.url(path), user, "auto", &wanted]);
+        let name = format!("{}-{path}-{user}", self.what);
+        let mut child = Child::start(&name, command).unwrap();
+        let mut seen = Vec::with_capacity(steps.len());
+        for step in steps {
+            let facts = child.line("facts ").await.unwrap_or_else(|why| panic!("{name} {step}: {why}"));
+            seen.push(serde_json::from_str(&facts).unwrap());
+        }
+        seen
+    }
+}
+
+async fn own_answer(seen: &SeenRequest) -> Option<ScriptedReply> {
+    match seen.rpc() {
+        "tools/list" => {
+            let tools = json!([{ "name": "slow", "inputSchema": { "type": "object" } }]);
+            Some(answer(seen, &json!({ "tools": tools })))
+        }
+        "tools/call" => {
+            let millis = seen.body["params"]["arguments"]["ms"].as_u64().unwrap();
+            tokio::time::sleep(Duration::from_millis(millis)).await;
+            Some(answer(seen, &json!({ "content": [{ "type": "text", "text": "done" }] })))
+        }
+        _ => None,
+    }
+}
+
+/// 401, the gateway's own metadata, registration, authorization, token; a task that outlives the token that began it.
+#[tokio::test]
+async fn a_client_logs_in_at_the_gateway_itself_and_its_task_outlives_its_token() {
+    let Some(own) = OwnLogin::start("oauth-own", 300).await else { return };
+    for (path, tool) in [("up", "slow"), ("all", "up__slow")] {
+        let steps = [
+            json!({"tools": true}),
+            json!({"begin": tool, "ms": 3_000}),
+            json!({"refresh": true}),
+            json!({"finish": true}),
+        ];
+        let seen = own.seen(path, "alice", &steps).await;
+        assert!(seen[0]["tools"].as_array().unwrap().contains(&json!(tool)), "{path}: {seen:?}");
+        assert_eq!(seen[2]["isNew"], json!(true), "{path}: {seen:?}");
+        let end = &seen[3];
+        assert_eq!((&end["status"], &end["text"]), (&json!("completed"), &json!("done")), "{path}: {seen:?}");
+        assert_eq!((&end["logins"], &end["refreshes"]), (&json!(1), &json!(1)), "{path}: {seen:?}");
+        let peek = [json!({ "peek": end["taskId"] }), json!({ "peek": "0".repeat(32) })];
+        let other = own.seen(path, "bob", &peek).await;
+        assert_eq!((&other[0]["status"], &other[0]["code"]), (&Value::Null, &json!(-32602)), "{path}: {other:?}");
+        assert_eq!(other[0]["message"], other[1]["message"], "as one that there never was: {path}");
+    }
+    let shown = own.server.world.all(|seen| seen.header("authorization").is_some());
+    assert!(shown.is_empty(), "no server gets a token: {shown:?}");
+}
+
+/// Clocks may differ by a minute: a token is good for so long after its end.
+#[tokio::test]
+async fn a_token_that_ends_while_a_task_runs_at_the_gateway_is_refreshed_by_its_client() {
+    let Some(own) = OwnLogin::start("oauth-own-expiry", 1).await else { return };
+    let seen = own.seen("up", "alice", &[json!({"task": "slow", "ms": 63_000})]).await;
+    assert_eq!((&seen[0]["status"], &seen[0]["text"]), (&json!("completed"), &json!("done")), "{seen:?}");
+    assert!(seen[0]["refreshes"].as_u64() >= Some(1), "{seen:?}");
+    assert_eq!(seen[0]["logins"], json!(1), "{seen:?}");
 }

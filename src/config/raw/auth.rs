@@ -1,12 +1,17 @@
 //! Declares the keys of `[auth]` and of further files of keys.
 
 use std::path::PathBuf;
+use std::time::Duration;
+
+use jsonwebtoken::Algorithm;
+use url::Url;
 
 use super::super::error::ConfigLocation;
 use super::super::keys::{KeyTable as _, keys};
-use super::super::section::{LocatedValue, Section};
+use super::super::section::{LocatedValue, NamedTexts, Section};
 use super::super::value::{
-    API_KEY, API_KEY_DIGEST, KEY_FILE, KEYS_FILE, PATTERN, PRINCIPAL_ID, UPSTREAM_NAME, WordList,
+    ALGORITHM, API_KEY, API_KEY_DIGEST, AUDIENCE, CLAIM, DURATION_NOT_ZERO, ISSUER, KEY_FILE, KEY_SET_FILE, KEYS_FILE,
+    PATTERN, PRINCIPAL_ID, SCOPE, TOKEN_TYPE, TRUSTED_URL, UPSTREAM_NAME, WordList,
 };
 use super::{RawPrincipalLimits, read_table};
 use crate::server::api_keys::ApiKey;
@@ -15,10 +20,16 @@ use crate::server::api_keys::ApiKey;
 pub(in crate::config) enum AuthMode {
     None,
     ApiKeys,
+    Tokens,
 }
 
-const MODES: WordList<AuthMode> =
-    &[("none", Some(AuthMode::None)), ("api_keys", Some(AuthMode::ApiKeys)), ("jwt", None), ("mtls", None)];
+const MODES: WordList<AuthMode> = &[
+    ("none", Some(AuthMode::None)),
+    ("api_keys", Some(AuthMode::ApiKeys)),
+    ("tokens", Some(AuthMode::Tokens)),
+    ("jwt", None),
+    ("mtls", None),
+];
 
 keys! {
     /// `[auth]`
@@ -26,8 +37,9 @@ keys! {
         /// `"none"`: no credentials. All clients on loopback are one principal (`local`); requests through a proxy (a
         /// `Host` other than loopback, `Forwarded`, `Via`, `X-Real-IP`, `X-Forwarded-*`) are served as with
         /// `anonymous`. `"api_keys"`: each request needs one of the keys below, as `Authorization: Bearer KEY` or as
-        /// `X-Taskgate-Key: KEY`.
-        reload mode: AuthMode = word(MODES), default "none";
+        /// `X-Taskgate-Key: KEY`. `"tokens"`: each needs an [access token](docs/login.md) of one of the issuers below, as
+        /// `Authorization: Bearer TOKEN`. A list accepts several kinds: `["tokens", "api_keys"]`.
+        reload mode: Vec<AuthMode> = words(MODES), default "none";
         /// `true`: serve every client that reaches the address. A task's id is then enough to read the task, so `ttl`,
         /// `ttl_max` and `keep_result_min` are at most 1 h, and the first two default to 1 h.
         reload anonymous: bool = flag(), default false;
@@ -35,6 +47,35 @@ keys! {
         /// be readable by its owner alone (mode 0600) and is read again when it changes. Mistakes are reported with
         /// that file and its lines.
         reload api_key_files: Vec<LocatedValue<PathBuf>> = read_each(&KEYS_FILE), default [];
+        /// With `"tokens"`: scopes that every request's token needs. Clients ask for them at their login.
+        reload scopes: Vec<LocatedValue<String>> = read_each(&SCOPE), default [];
+    }
+}
+
+keys! {
+    /// `[[auth.issuers]]`
+    struct RawIssuerValues {
+        /// The issuer as its tokens name it in `iss`, byte for byte.
+        reload issuer: String = require(&ISSUER);
+        /// Where its keys are, if its metadata does not say. Its metadata is at `/.well-known/oauth-authorization-server` or
+        /// `/.well-known/openid-configuration`.
+        reload jwks_url: Url = read(&TRUSTED_URL), shown "as the issuer's metadata says";
+        /// A file with its keys (a JSON Web Key Set), instead of an address; read again when it changes.
+        reload jwks_file: PathBuf = read(&KEY_SET_FILE);
+        /// The algorithms of its signatures.
+        reload algorithms: Vec<LocatedValue<Algorithm>> = read_some(&ALGORITHM), default ["RS256", "ES256"];
+        /// Audiences (`aud`) that are accepted besides the address of the endpoint, for issuers that put none there.
+        reload audiences: Vec<LocatedValue<String>> = read_some(&AUDIENCE);
+        /// The accepted types (`typ`) of its tokens' headers. `"none"` is a header without one.
+        reload token_types: Vec<LocatedValue<String>> = read_some(&TOKEN_TYPE), default ["at+jwt"];
+        /// The claim with the groups of a person: a name, or names with dots between them (`realm_access.roles`).
+        reload groups: String = read(&CLAIM), shown "no groups";
+        /// The claim that owns tasks instead of `sub`: all people with the same value share their tasks.
+        reload owner_claim: String = read(&CLAIM), shown "`sub`, or `client_id` where it is missing";
+        /// Scopes that include others: `implies = { admin = ["mcp", "reports:read"] }`.
+        reload implies: NamedTexts<Vec<LocatedValue<String>>> = lists(&SCOPE), shown "no scope includes another";
+        /// How long its keys are used after the last time that they were fetched; then its tokens are answered 503.
+        reload max_stale: Duration = read(&DURATION_NOT_ZERO), default "24h";
     }
 }
 
@@ -64,6 +105,22 @@ pub(in crate::config) struct RawApiKey {
     pub(in crate::config) values: RawApiKeyValues,
     /// The limits of its holder, if they differ from the common ones.
     pub(in crate::config) limits: RawPrincipalLimits,
+}
+
+#[derive(Debug)]
+pub(in crate::config) struct RawIssuer {
+    pub(in crate::config) location: ConfigLocation,
+    pub(in crate::config) values: RawIssuerValues,
+}
+
+pub(super) fn read_issuer(section: Section<'_, '_>) -> RawIssuer {
+    RawIssuer { location: section.location(), values: read_table(section) }
+}
+
+impl RawAuth {
+    pub(in crate::config) fn asks_for(&self, mode: AuthMode) -> bool {
+        self.mode.value.contains(&mode)
+    }
 }
 
 pub(in crate::config) fn read_keys(mut root: Section<'_, '_>) -> Vec<RawApiKey> {

@@ -11,7 +11,7 @@ use super::super::keys::KeyField as _;
 use super::super::raw::{AuthMode, RawApiKey, RawApiKeyValues, RawConfig, RawPrincipalLimits};
 use super::super::section::LocatedValue;
 use super::endpoints::unknown;
-use super::{count, value_or};
+use super::{count, token_issuers, value_or};
 use crate::server::api_keys::{ApiKeySettings, AuthSettings, KeySource};
 use crate::task::{
     PermitShare, Principal, PrincipalAccess, PrincipalAccessTable, PrincipalLimitTable, PrincipalLimits, ToolPatterns,
@@ -21,27 +21,42 @@ pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> AuthSet
     let (mode, anonymous) = (&raw.auth.mode, &raw.auth.anonymous);
     let keys: Vec<_> = raw.api_keys.iter().filter_map(|key| resolve_key(key, report)).collect();
     check_ids(raw, report);
-    match mode.value {
-        AuthMode::ApiKeys => {
-            if let Some(location) = anonymous.location().filter(|_| anonymous.value) {
-                report.mistake(location, "serves every client, but `auth.mode` requires keys; leave one of them out");
-            }
-            if let Some(location) =
-                mode.location().filter(|_| raw.api_keys.is_empty() && !report.blames("auth.api_keys"))
-            {
-                report
-                    .mistake(location, "no key is declared; write [[auth.api_keys]] with an `id` and a `key` below it");
-            }
-            AuthSettings::ApiKeys(keys)
+    let asks = |kind| raw.auth.asks_for(kind);
+    check_kinds(raw, report);
+    let tokens = token_issuers::resolve(raw, report);
+    if !asks(AuthMode::None)
+        && let Some(location) = anonymous.location().filter(|_| anonymous.value)
+    {
+        report.mistake(location, "serves every client, but `auth.mode` requires credentials; leave one of them out");
+    }
+    if !asks(AuthMode::ApiKeys) {
+        // A file with keys shows that its author expects them to be required.
+        if let Some(key) = raw.api_keys.first().filter(|_| mode.location().is_some() || !report.blames("auth.mode")) {
+            let wanted = if asks(AuthMode::Tokens) { "[\"tokens\", \"api_keys\"]" } else { "\"api_keys\"" };
+            report.mistake(&key.location, format!("no client is asked for a key; write `mode = {wanted}` in [auth]"));
         }
-        AuthMode::None => {
-            // A file with keys shows that its author expects them to be required.
-            if let Some(key) = raw.api_keys.first().filter(|_| mode.location().is_some() || !report.blames("auth.mode"))
-            {
-                report.mistake(&key.location, "no client is asked for a key; write `mode = \"api_keys\"` in [auth]");
-            }
+    } else if let Some(location) =
+        mode.location().filter(|_| raw.api_keys.is_empty() && !report.blames("auth.api_keys"))
+    {
+        report.mistake(location, "no key is declared; write [[auth.api_keys]] with an `id` and a `key` below it");
+    }
+    match (asks(AuthMode::Tokens), asks(AuthMode::ApiKeys)) {
+        (true, true) => AuthSettings::Tokens(Arc::new(tokens), keys),
+        (true, false) => AuthSettings::Tokens(Arc::new(tokens), Vec::new()),
+        (false, true) => AuthSettings::ApiKeys(keys),
+        (false, false) => {
             AuthSettings::Everyone(if anonymous.value { Principal::anonymous() } else { Principal::local() })
         }
+    }
+}
+
+fn check_kinds(raw: &RawConfig, report: &mut MistakeCollector) {
+    let kinds = &raw.auth.mode.value;
+    let Some(location) = raw.auth.mode.location() else { return };
+    if kinds.contains(&AuthMode::None) && kinds.len() > 1 {
+        report.mistake(location, "has \"none\" beside kinds of credentials; leave \"none\" out");
+    } else if kinds.iter().enumerate().any(|(index, kind)| kinds[..index].contains(kind)) {
+        report.mistake(location, "names a kind of credentials twice; write each once");
     }
 }
 

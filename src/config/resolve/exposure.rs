@@ -22,7 +22,7 @@ pub(super) fn check(raw: &RawConfig, address: SocketAddr, report: &mut MistakeCo
     if ["auth", "auth.mode", "auth.anonymous"].into_iter().any(|key| report.blames(key)) {
         return;
     }
-    let has_keys = raw.auth.mode.value == AuthMode::ApiKeys;
+    let has_keys = !raw.auth.asks_for(AuthMode::None);
     let is_anonymous = raw.auth.anonymous.value;
     if let Some(location) = raw.auth.anonymous.location().filter(|_| is_anonymous && raw.upstreams.iter().any(forwards))
     {

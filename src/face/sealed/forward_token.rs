@@ -55,6 +55,8 @@ impl ForwardToken {
         out.extend_from_slice(&self.issued_at.as_millis().to_be_bytes());
         out.extend_from_slice(&self.request.0);
         put(&mut out, self.caller.principal.as_str().as_bytes());
+        out.extend_from_slice(&self.caller.until.map_or(0, Timestamp::as_millis).to_be_bytes());
+        out.push(u8::from(self.caller.claims.is_some()));
         if let Some(claims) = &self.caller.claims {
             put_claims(&mut out, claims);
         }
@@ -77,17 +79,13 @@ impl ForwardToken {
             client,
             issued_at: Timestamp::from_millis(u64::from_be_bytes(rest.take()?)),
             request: Digest(rest.take()?),
-            caller: Caller {
-                principal: Principal::new(&rest.text()?),
-                claims: if rest.is_empty() { None } else { Some(Arc::new(read_claims(&mut rest)?)) },
-            },
+            caller: read_caller(&mut rest)?,
         };
         rest.is_empty().then_some(token)
     }
 }
 
-fn put_claims(out: &mut Vec<u8>, Claims { scopes, groups, issuer, until }: &Claims) {
-    out.extend_from_slice(&until.map_or(0, Timestamp::as_millis).to_be_bytes());
+fn put_claims(out: &mut Vec<u8>, Claims { scopes, groups, issuer }: &Claims) {
     let issuer = issuer.as_slice();
     for names in
         [&mut issuer.iter() as &mut dyn ExactSizeIterator<Item = &Arc<str>>, &mut scopes.iter(), &mut groups.iter()]
@@ -98,15 +96,23 @@ fn put_claims(out: &mut Vec<u8>, Claims { scopes, groups, issuer, until }: &Clai
     }
 }
 
+fn read_caller(rest: &mut TokenReader<'_>) -> Option<Caller> {
+    let (principal, until) = (Principal::new(&rest.text()?), u64::from_be_bytes(rest.take()?));
+    let claims = match rest.take()? {
+        [0] => None,
+        [1] => Some(Arc::new(read_claims(rest)?)),
+        [_] => return None,
+    };
+    Some(Caller { principal, claims, until: (until != 0).then(|| Timestamp::from_millis(until)) })
+}
+
 fn read_claims(rest: &mut TokenReader<'_>) -> Option<Claims> {
-    let until = u64::from_be_bytes(rest.take()?);
     let mut names = || -> Option<Vec<Arc<str>>> {
         let count = u32::from_be_bytes(rest.take()?);
         (0..count).map(|_| rest.text().map(Arc::from)).collect()
     };
     let (issuer, scopes, groups) = (names()?, names()?, names()?);
     Some(Claims {
-        until: (until != 0).then(|| Timestamp::from_millis(until)),
         issuer: issuer.into_iter().next(),
         scopes: scopes.into_iter().collect(),
         groups: groups.into_iter().collect(),

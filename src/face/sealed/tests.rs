@@ -209,10 +209,9 @@ prop_compose! {
     fn claims()(
         names in prop::array::uniform2(prop::collection::btree_set("[a-z:]{1,8}", 0..5)),
         issuer in prop::option::of("[a-z:/.]{1,30}"),
-        until in prop::option::of(1..u64::MAX),
     ) -> Claims {
         let [scopes, groups] = names.map(|names| names.into_iter().map(Arc::from).collect());
-        Claims { scopes, groups, issuer: issuer.map(Arc::from), until: until.map(Timestamp::from_millis) }
+        Claims { scopes, groups, issuer: issuer.map(Arc::from) }
     }
 }
 
@@ -222,6 +221,7 @@ prop_compose! {
         request: [u8; 32],
         principal in ".{0,80}",
         claims in prop::option::of(claims()),
+        until in prop::option::of(1..u64::MAX),
         client in prop::option::of(any::<IpAddr>()),
     ) -> ForwardToken {
         let [target, sender, number, issued_at] = numbers;
@@ -231,7 +231,7 @@ prop_compose! {
             number,
             issued_at: Timestamp::from_millis(issued_at),
             request: Digest(request),
-            caller: Caller { principal: Principal::new(&principal), claims: claims.map(Arc::new) },
+            caller: Caller { principal: Principal::new(&principal), claims: claims.map(Arc::new), until: until.map(Timestamp::from_millis) },
             client,
         }
     }

@@ -2,6 +2,7 @@
 //!
 //! Knows no JSON. Follows no redirect, accepts no encoding, adds no header by itself.
 
+mod address_reach;
 mod connector;
 mod pool;
 mod session_cookies;
@@ -31,6 +32,7 @@ use crate::upstream::breaker::{AnswerHealth, Breaker};
 use crate::upstream::outgoing::{HandedOver, OutgoingRequest, RequestScope, SESSION_ID, common_headers};
 use crate::upstream::reply;
 use crate::upstream::upstream_health::{UpstreamFailure, UpstreamHealth};
+pub(crate) use address_reach::{AddressReach, is_public};
 pub(crate) use connector::ClientTls;
 use connector::{Connector, Proxy};
 pub use connector::{ProxyError, ProxySettings};

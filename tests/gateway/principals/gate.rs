@@ -169,8 +169,12 @@ impl Gate {
         made.json()["result"]["taskId"].as_str().unwrap_or_else(|| panic!("{}", made.text())).to_owned()
     }
 
-    /// The id of a session of 2025-11-25.
     pub(crate) async fn session(&self, key: &'static str) -> String {
+        self.session_of(key).await
+    }
+
+    /// The id of a session of 2025-11-25.
+    pub(crate) async fn session_of(&self, key: &str) -> String {
         let params = json!({
             "protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": { "name": "raw", "version": "1" },
         });

@@ -16,6 +16,7 @@ pub mod crowd;
 pub mod fault_proxy;
 pub mod history;
 pub mod hostile_twin;
+pub mod issuer;
 pub mod kind;
 pub mod ledger;
 pub mod pair_client;

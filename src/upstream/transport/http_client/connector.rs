@@ -30,6 +30,7 @@ use tower::{Service, ServiceExt as _};
 use url::{Host, Url, form_urlencoded};
 
 use super::BoxError;
+use super::address_reach::{AddressReach, ReachedNames};
 use crate::secret_file::{self, SecretFileError};
 use crate::tls::provider;
 
@@ -40,11 +41,12 @@ const CREDENTIALS_BYTES_MAX: usize = 8 * 1024;
 /// Boxed: TLS is large, and over HTTP/2 hyper gives each request a future with room for the connection.
 pub(super) type Stream = Box<MaybeHttpsStream<TokioIo<TcpStream>>>;
 
-/// By default the system's roots and no certificate.
+/// By default the system's roots, no certificate, and servers at every address.
 #[derive(Debug, Default)]
 pub(crate) struct ClientTls {
     pub(crate) roots: Option<RootCertStore>,
     pub(crate) identity: Option<Arc<CertifiedKey>>,
+    pub(crate) reach: AddressReach,
 }
 
 #[derive(Clone, Debug)]
@@ -56,7 +58,8 @@ pub(super) struct Connector {
 impl Connector {
     /// Fails if the system's trusted roots cannot be used.
     pub(super) fn new(to: Uri, tls: ClientTls, proxy: Option<Proxy>) -> Result<Self, rustls::Error> {
-        let mut plain = HttpConnector::new();
+        let reach = if proxy.is_some() { AddressReach::Any } else { tls.reach };
+        let mut plain = HttpConnector::new_with_resolver(ReachedNames::new(reach));
         plain.enforce_http(false);
         plain.set_nodelay(true);
         plain.set_keepalive(Some(KEEP_ALIVE));
@@ -296,7 +299,7 @@ fn is_in(entry: &str, address: IpAddr) -> bool {
 
 #[derive(Clone, Debug)]
 struct RouteConnector {
-    direct: HttpConnector,
+    direct: HttpConnector<ReachedNames>,
     proxy: Option<Proxy>,
 }
 

@@ -59,7 +59,7 @@ async fn serve(config: rustls::ServerConfig) -> url::Url {
 fn trusting(authority: CertificateDer<'static>) -> ClientTls {
     let mut roots = RootCertStore::empty();
     roots.add(authority).unwrap();
-    ClientTls { roots: Some(roots), identity: None }
+    ClientTls { roots: Some(roots), ..ClientTls::default() }
 }
 
 async fn post(url: &url::Url, tls: ClientTls) -> Result<Version, GatewayFault> {

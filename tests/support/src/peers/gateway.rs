@@ -36,6 +36,8 @@ struct Setup {
     count: usize,
     /// Where it serves, in each of its lives.
     address: SocketAddr,
+    /// Further keys of `[listen]`.
+    listen: String,
     /// Holds its configuration, and all that it keeps.
     dir: TempDir,
 }
@@ -46,9 +48,28 @@ impl Gateway {
     /// # Errors
     /// If it does not say where it listens.
     pub async fn start(name: &str, upstreams: &str, count: usize) -> Result<Self, String> {
+        Self::start_at(name, upstreams, count, reserved_address(), "").await
+    }
+
+    /// Starts a gateway that has its address as `public_url`, which tokens are for.
+    ///
+    /// # Errors
+    /// As [`Gateway::start`].
+    pub async fn start_public(name: &str, upstreams: &str, count: usize) -> Result<Self, String> {
+        let address = reserved_address();
+        Self::start_at(name, upstreams, count, address, &format!("public_url = \"http://{address}\"\n")).await
+    }
+
+    async fn start_at(
+        name: &str,
+        upstreams: &str,
+        count: usize,
+        address: SocketAddr,
+        listen: &str,
+    ) -> Result<Self, String> {
         let dir = tempfile::tempdir().map_err(|error| format!("no folder for {name}: {error}"))?;
-        let setup =
-            Setup { name: name.to_owned(), upstreams: upstreams.to_owned(), count, address: reserved_address(), dir };
+        let (name, upstreams, listen) = (name.to_owned(), upstreams.to_owned(), listen.to_owned());
+        let setup = Setup { name, upstreams, count, address, listen, dir };
         let running = setup.launch().await?;
         Ok(Self { setup, running })
     }
@@ -101,7 +122,8 @@ impl Gateway {
 impl Setup {
     async fn launch(&self) -> Result<Running, String> {
         let file = self.dir.path().join("taskgate.toml");
-        let (listen, store) = (format!("address = \"{}\"", self.address), self.dir.path().join("data"));
+        let (listen, store) =
+            (format!("address = \"{}\"\n{}", self.address, self.listen), self.dir.path().join("data"));
         let admin = "address = \"127.0.0.1:0\"";
         let own = format!(
             "[listen]\n{listen}\n\n[admin]\n{admin}\n\n[store]\npath = \"{}\"\nephemeral = true\n\n",

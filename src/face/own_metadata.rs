@@ -1,0 +1,155 @@
+//! Serves the gateway's own protected resource metadata (RFC 9728), and writes the challenges that point to it.
+//!
+//! From the configuration alone: no request's `Host` and no server decides where clients log in.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use http::{HeaderValue, Method};
+use serde::Serialize;
+
+use super::answer::too_often;
+use super::client_login::{document, metadata_path};
+use super::http::{Endpoint, FaceResponse, Inbound};
+use super::rates::Rates;
+
+/// A scope for refreshing, which concerns the client and its issuer alone.
+const OFFLINE: &str = "offline_access";
+
+/// What clients learn before their login.
+#[derive(Clone, Debug)]
+pub struct OwnResource {
+    /// The base of clients' URLs: scheme, host and port.
+    pub public_url: Arc<str>,
+    pub issuers: Vec<Arc<str>>,
+    /// The scopes that the gateway asks for anywhere.
+    pub scopes: BTreeSet<Arc<str>>,
+}
+
+#[derive(Serialize)]
+struct Metadata<'a> {
+    resource: String,
+    authorization_servers: &'a [Arc<str>],
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    scopes_supported: Vec<&'a str>,
+    bearer_methods_supported: [&'static str; 1],
+}
+
+impl OwnResource {
+    /// The endpoint with the metadata of the endpoint at `path`.
+    #[must_use]
+    pub fn metadata(&self, path: &str, rates: Arc<Rates>) -> OwnMetadataEndpoint {
+        let metadata = Metadata {
+            resource: format!("{}{path}", self.public_url),
+            authorization_servers: &self.issuers,
+            scopes_supported: self.scopes.iter().map(|scope| &**scope).filter(|scope| *scope != OFFLINE).collect(),
+            bearer_methods_supported: ["header"],
+        };
+        // Texts and lists of texts: nothing here can fail.
+        let text = serde_json::to_vec(&metadata).unwrap_or_default();
+        OwnMetadataEndpoint { text: text.into(), rates }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChallengeError {
+    InvalidToken,
+    InsufficientScope,
+}
+
+/// The challenge for a request to the endpoint at `path`, if there is one (RFC 6750, 3; RFC 9728, 5.1). Scopes and addresses
+/// have no quotes; a text that does is left out.
+#[must_use]
+pub fn challenge<'a>(
+    public_url: &str,
+    path: Option<&str>,
+    error: Option<ChallengeError>,
+    scopes: impl IntoIterator<Item = &'a str>,
+) -> HeaderValue {
+    let mut members = Vec::new();
+    members.extend(error.map(|error| match error {
+        ChallengeError::InvalidToken => "error=\"invalid_token\"".to_owned(),
+        ChallengeError::InsufficientScope => "error=\"insufficient_scope\"".to_owned(),
+    }));
+    let scopes: Vec<&str> = scopes.into_iter().collect();
+    let metadata = path.map(|path| format!("resource_metadata=\"{public_url}{}\"", metadata_path(path)));
+    let scopes = (!scopes.is_empty()).then(|| format!("scope=\"{}\"", scopes.join(" ")));
+    match error {
+        // A client that reads one member first reads the scopes that it lacks.
+        Some(ChallengeError::InsufficientScope) => members.extend(scopes.into_iter().chain(metadata)),
+        Some(ChallengeError::InvalidToken) | None => members.extend(metadata.into_iter().chain(scopes)),
+    }
+    let text = if members.is_empty() { "Bearer".to_owned() } else { format!("Bearer {}", members.join(", ")) };
+    HeaderValue::try_from(text).unwrap_or(HeaderValue::from_static("Bearer"))
+}
+
+/// Needs no authentication: its clients have no credential yet.
+pub struct OwnMetadataEndpoint {
+    text: Bytes,
+    rates: Arc<Rates>,
+}
+
+impl fmt::Debug for OwnMetadataEndpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OwnMetadataEndpoint").field("text", &self.text).finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+impl Endpoint for OwnMetadataEndpoint {
+    async fn serve(&self, inbound: Inbound) -> FaceResponse {
+        match self.rates.admit(&inbound.counted_as(), 1) {
+            Ok(_) => document(self.text.clone()),
+            Err(refusal) => too_often(&refusal),
+        }
+    }
+
+    fn is_public(&self) -> bool {
+        true
+    }
+
+    fn takes(&self, method: &Method) -> bool {
+        [Method::GET, Method::HEAD].contains(method)
+    }
+
+    fn allow(&self) -> HeaderValue {
+        HeaderValue::from_static("GET, HEAD")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_challenge_says_where_to_log_in_and_with_which_scopes() {
+        use ChallengeError::{InsufficientScope, InvalidToken};
+        let metadata = "resource_metadata=\"https://mcp.example/.well-known/oauth-protected-resource/a/mcp\"";
+        for (path, error, scopes, expected) in [
+            (Some("/a/mcp"), None, &["mcp"][..], format!("Bearer {metadata}, scope=\"mcp\"")),
+            (Some("/a/mcp"), None, &[], format!("Bearer {metadata}")),
+            (
+                Some("/a/mcp"),
+                Some(InvalidToken),
+                &["mcp", "x"],
+                format!("Bearer error=\"invalid_token\", {metadata}, scope=\"mcp x\""),
+            ),
+            (
+                Some("/a/mcp"),
+                Some(InsufficientScope),
+                &["mcp"],
+                format!("Bearer error=\"insufficient_scope\", scope=\"mcp\", {metadata}"),
+            ),
+            (None, None, &[], "Bearer".to_owned()),
+            (None, Some(InvalidToken), &[], "Bearer error=\"invalid_token\"".to_owned()),
+        ] {
+            let found = challenge("https://mcp.example", path, error, scopes.iter().copied());
+            assert_eq!(found, expected, "{path:?} {error:?}");
+        }
+        let root = challenge("https://mcp.example", Some("/"), None, []);
+        assert_eq!(root, "Bearer resource_metadata=\"https://mcp.example/.well-known/oauth-protected-resource\"");
+    }
+}

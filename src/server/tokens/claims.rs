@@ -1,0 +1,305 @@
+//! Checks one access token (RFC 9068, 8725): a pure function of its text, its issuer's settings and keys, and the time.
+//!
+//! The strict scan refuses what two parsers could read differently; `jsonwebtoken` checks the signature alone.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::prelude::BASE64_URL_SAFE_NO_PAD;
+use bytes::Bytes;
+use jsonwebtoken::{Algorithm, crypto};
+use serde_json::{Map, Value};
+
+use super::keys::{KeyMiss, KeySet};
+use super::settings::{IssuerSettings, NO_TYPE, normal_address, normal_type, signature_algorithm};
+use crate::task::{Claims, Principal, Timestamp};
+use crate::wire::{Payload, ScanLimits};
+
+const TOKEN_BYTES_MAX: usize = 16 << 10;
+const HEADER_BYTES_MAX: usize = 4 << 10;
+/// The longest subject, scope, group or key id.
+const NAME_BYTES_MAX: usize = 255;
+/// The most scopes, groups or audiences of one token.
+const NAMES_MAX: usize = 1_000;
+/// How far the clocks of the gateway and an issuer may differ.
+pub const LEEWAY: Duration = Duration::from_secs(60);
+/// The last second of the year 9999; later times are mistakes.
+const SECONDS_MAX: f64 = 253_402_300_799.0;
+
+/// Why a token is refused: for operators. Clients learn only that it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TokenError {
+    TooLarge,
+    Malformed,
+    Algorithm,
+    Critical,
+    Type,
+    UnknownIssuer,
+    UnknownKey,
+    UnfitKey,
+    Signature,
+    Times,
+    Expired,
+    NotYetValid,
+    Audience,
+    Subject,
+    Bound,
+    Scopes,
+    Groups,
+}
+
+impl TokenError {
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::TooLarge => "token_too_large",
+            Self::Malformed => "token_malformed",
+            Self::Algorithm => "token_algorithm",
+            Self::Critical => "token_critical",
+            Self::Type => "token_type",
+            Self::UnknownIssuer => "token_issuer",
+            Self::UnknownKey => "token_key_unknown",
+            Self::UnfitKey => "token_key_unfit",
+            Self::Signature => "token_signature",
+            Self::Times => "token_times",
+            Self::Expired => "token_expired",
+            Self::NotYetValid => "token_not_yet_valid",
+            Self::Audience => "token_audience",
+            Self::Subject => "token_subject",
+            Self::Bound => "token_bound",
+            Self::Scopes => "token_scopes",
+            Self::Groups => "token_groups",
+        }
+    }
+
+    /// The explanation for operators, who read which key of the configuration decides.
+    #[must_use]
+    pub const fn sentence(self) -> &'static str {
+        match self {
+            Self::TooLarge => "a token is refused: it is larger than 16 KiB, or its header than 4 KiB",
+            Self::Malformed => "a token is refused: it is no signed token of three parts with JSON objects",
+            Self::Algorithm => "a token is refused: its algorithm is not one of `algorithms`",
+            Self::Critical => "a token is refused: its header has `crit`, which the gateway does not know",
+            Self::Type => "a token is refused: its header's `typ` is not one of `token_types`",
+            Self::UnknownIssuer => "a token is refused: no [[auth.issuers]] has its `iss`",
+            Self::UnknownKey => "a token is refused: its issuer has no key with its `kid`",
+            Self::UnfitKey => "a token is refused: its key is for another algorithm",
+            Self::Signature => "a token is refused: its signature is wrong",
+            Self::Times => "a token is refused: `exp` is missing, or a time is no number of seconds",
+            Self::Expired => "a token is refused: it has expired",
+            Self::NotYetValid => "a token is refused: it is not valid yet; compare the clocks",
+            Self::Audience => {
+                "a token is refused: its `aud` is neither the address that was asked nor one of `audiences`"
+            }
+            Self::Subject => "a token is refused: it has no usable subject: `sub`, `client_id` or the `owner_claim`",
+            Self::Bound => {
+                "a token is refused: it is bound to a key or a certificate (`cnf`), which the gateway cannot check"
+            }
+            Self::Scopes => "a token is refused: its scopes are no text or list of at most 1,000 names of 255 bytes",
+            Self::Groups => "a token is refused: its groups are no text or list of at most 1,000 names of 255 bytes",
+        }
+    }
+}
+
+/// A token that is read, and proves nothing yet.
+pub(super) struct UnverifiedToken<'t> {
+    signed: &'t str,
+    signature: &'t str,
+    algorithm: Algorithm,
+    key: Option<String>,
+    kind: Option<String>,
+    issuer: String,
+    claims: Map<String, Value>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct VerifiedToken {
+    pub(super) owner: Principal,
+    pub(super) claims: Claims,
+    /// Its `exp` and the leeway: nothing of it is valid any longer.
+    pub(super) until: Timestamp,
+}
+
+impl<'t> UnverifiedToken<'t> {
+    pub(super) fn read(token: &'t str) -> Result<Self, TokenError> {
+        if token.len() > TOKEN_BYTES_MAX {
+            return Err(TokenError::TooLarge);
+        }
+        let (signed, signature) = token.rsplit_once('.').ok_or(TokenError::Malformed)?;
+        let (header, body) = signed.split_once('.').ok_or(TokenError::Malformed)?;
+        if signature.is_empty() || body.contains('.') {
+            return Err(TokenError::Malformed);
+        }
+        // Four characters are three bytes.
+        if header.len() > HEADER_BYTES_MAX / 3 * 4 {
+            return Err(TokenError::TooLarge);
+        }
+        let (header, claims) = (object(header)?, object(body)?);
+        let text = |name: &str| match header.get(name) {
+            Some(value) => name_in(value).map(|text| Some(text.to_owned())).ok_or(TokenError::Malformed),
+            None => Ok(None),
+        };
+        let algorithm = text("alg")?.and_then(|name| signature_algorithm(&name)).ok_or(TokenError::Algorithm)?;
+        if header.contains_key("crit") {
+            return Err(TokenError::Critical);
+        }
+        let (key, kind) = (text("kid")?, text("typ")?);
+        let issuer = claims.get("iss").and_then(Value::as_str).ok_or(TokenError::UnknownIssuer)?.to_owned();
+        Ok(Self { signed, signature, algorithm, key, kind, issuer, claims })
+    }
+
+    pub(super) fn issuer(&self) -> &str {
+        &self.issuer
+    }
+
+    /// Checks everything that the token says against the issuer that it names. `asked` is the address of the endpoint, as
+    /// [`normal_address`] writes it.
+    pub(super) fn verify(
+        &self,
+        issuer: &IssuerSettings,
+        keys: &KeySet,
+        asked: &str,
+        now: Timestamp,
+    ) -> Result<VerifiedToken, TokenError> {
+        if self.issuer != *issuer.issuer {
+            return Err(TokenError::UnknownIssuer);
+        }
+        if !issuer.algorithms.contains(&self.algorithm) {
+            return Err(TokenError::Algorithm);
+        }
+        if !issuer.token_types.contains(&self.kind.as_deref().map_or_else(|| NO_TYPE.to_owned(), normal_type)) {
+            return Err(TokenError::Type);
+        }
+        let key = keys.find(self.key.as_deref(), self.algorithm).map_err(|miss| match miss {
+            KeyMiss::Unknown => TokenError::UnknownKey,
+            KeyMiss::Unfit => TokenError::UnfitKey,
+        })?;
+        if !crypto::verify(self.signature, self.signed.as_bytes(), key, self.algorithm).unwrap_or(false) {
+            return Err(TokenError::Signature);
+        }
+        let until = self.check_times(now)?;
+        self.check_audience(issuer, asked)?;
+        if self.claims.contains_key("cnf") {
+            return Err(TokenError::Bound);
+        }
+        let claims = Claims {
+            scopes: self.scopes(issuer)?,
+            groups: self.groups(issuer)?,
+            issuer: Some(Arc::clone(&issuer.issuer)),
+        };
+        Ok(VerifiedToken { owner: self.owner(issuer)?, claims, until })
+    }
+
+    fn check_times(&self, now: Timestamp) -> Result<Timestamp, TokenError> {
+        let at = |name: &str| {
+            let Some(value) = self.claims.get(name) else { return Ok(None) };
+            let seconds = value.as_f64().filter(|seconds| (0.0..=SECONDS_MAX).contains(seconds));
+            let seconds = seconds.ok_or(TokenError::Times)?;
+            // Positive and bounded above, so nothing is lost but parts of a millisecond.
+            #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bounded above")]
+            let millis = (seconds * 1000.0) as u64;
+            Ok(Some(Timestamp::from_millis(millis)))
+        };
+        let (end, begin, issued) = (at("exp")?.ok_or(TokenError::Times)?, at("nbf")?, at("iat")?);
+        let until = end.after(LEEWAY);
+        if now >= until {
+            return Err(TokenError::Expired);
+        }
+        if [begin, issued].into_iter().flatten().any(|time| time > now.after(LEEWAY)) {
+            return Err(TokenError::NotYetValid);
+        }
+        Ok(until)
+    }
+
+    fn check_audience(&self, issuer: &IssuerSettings, asked: &str) -> Result<(), TokenError> {
+        let listed = match self.claims.get("aud") {
+            Some(Value::String(one)) => vec![one.as_str()],
+            Some(Value::Array(all)) if all.len() <= NAMES_MAX => {
+                all.iter().map(Value::as_str).collect::<Option<_>>().ok_or(TokenError::Audience)?
+            }
+            _ => return Err(TokenError::Audience),
+        };
+        let is_ours = |audience: &str| {
+            let audience = normal_address(audience);
+            audience == asked || issuer.audiences.contains(&audience)
+        };
+        if listed.into_iter().any(is_ours) { Ok(()) } else { Err(TokenError::Audience) }
+    }
+
+    /// The owner of tasks: the person, or the client where there is none.
+    fn owner(&self, issuer: &IssuerSettings) -> Result<Principal, TokenError> {
+        let named = |claim: &str| self.claims.get(claim).map(|value| name_in(value).ok_or(TokenError::Subject));
+        if let Some(claim) = &issuer.owner_claim {
+            let shared = named(claim).unwrap_or(Err(TokenError::Subject))?;
+            return Ok(Principal::of_claim(&issuer.issuer, claim, shared));
+        }
+        let subject = named("sub").or_else(|| named("client_id")).unwrap_or(Err(TokenError::Subject))?;
+        Ok(Principal::of_subject(&issuer.issuer, subject))
+    }
+
+    /// `scope` is a text with spaces (RFC 9068, 2.2.3), `scp` a list or such a text.
+    fn scopes(&self, issuer: &IssuerSettings) -> Result<BTreeSet<Arc<str>>, TokenError> {
+        let listed: Vec<&str> = match (self.claims.get("scope"), self.claims.get("scp")) {
+            (None, None) => Vec::new(),
+            (Some(Value::String(text)), _) | (None, Some(Value::String(text))) => {
+                text.split(' ').filter(|name| !name.is_empty()).collect()
+            }
+            (None, Some(Value::Array(all))) => {
+                all.iter().map(name_in).collect::<Option<_>>().ok_or(TokenError::Scopes)?
+            }
+            (_, _) => return Err(TokenError::Scopes),
+        };
+        if listed.len() > NAMES_MAX || listed.iter().any(|name| !is_name(name)) {
+            return Err(TokenError::Scopes);
+        }
+        let mut scopes = BTreeSet::new();
+        for name in listed {
+            match issuer.implies.get_key_value(name) {
+                Some((name, implied)) => {
+                    scopes.insert(Arc::clone(name));
+                    scopes.extend(implied.iter().cloned());
+                }
+                None => drop(scopes.insert(Arc::from(name))),
+            }
+        }
+        Ok(scopes)
+    }
+
+    fn groups(&self, issuer: &IssuerSettings) -> Result<BTreeSet<Arc<str>>, TokenError> {
+        let Some(path) = &issuer.groups else { return Ok(BTreeSet::new()) };
+        match claim_at(&self.claims, path) {
+            None | Some(Value::Null) => Ok(BTreeSet::new()),
+            Some(Value::Array(all)) if all.len() <= NAMES_MAX => {
+                all.iter().map(|one| name_in(one).map(Arc::from)).collect::<Option<_>>().ok_or(TokenError::Groups)
+            }
+            Some(one) => Ok(BTreeSet::from([Arc::from(name_in(one).ok_or(TokenError::Groups)?)])),
+        }
+    }
+}
+
+/// A claim by its whole name, or by the names on the way to it. Names of claims may have dots themselves.
+fn claim_at<'c>(claims: &'c Map<String, Value>, path: &str) -> Option<&'c Value> {
+    if let Some(value) = claims.get(path) {
+        return Some(value);
+    }
+    path.match_indices('.').find_map(|(at, _)| claim_at(claims.get(&path[..at])?.as_object()?, &path[at + 1..]))
+}
+
+fn name_in(value: &Value) -> Option<&str> {
+    value.as_str().filter(|text| is_name(text))
+}
+
+fn is_name(text: &str) -> bool {
+    (1..=NAME_BYTES_MAX).contains(&text.len()) && !text.chars().any(char::is_control)
+}
+
+fn object(part: &str) -> Result<Map<String, Value>, TokenError> {
+    let text = BASE64_URL_SAFE_NO_PAD.decode(part).map_err(|_| TokenError::Malformed)?;
+    let payload = Payload::parse(&Bytes::from(text), ScanLimits::CLIENT).map_err(|_| TokenError::Malformed)?;
+    payload.read().map_err(|_| TokenError::Malformed)
+}
+
+#[cfg(test)]
+mod tests;

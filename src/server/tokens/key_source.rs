@@ -1,0 +1,265 @@
+//! Keeps one issuer's key set: reads it from a file, or fetches it again before it is stale.
+
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use serde_json::{Map, Value};
+use tokio::sync::Notify;
+use tokio::time::Instant;
+use url::{Host, Url};
+
+use super::keys::{KEY_SET_BYTES_MAX, KeySet, KeySetError};
+use super::settings::{IssuerSettings, KeyLocation};
+use crate::task::digest::Digest;
+use crate::upstream::document::{self, DocumentError};
+use crate::upstream::transport::http_client::AddressReach;
+use crate::wire::{Payload, ScanLimits};
+
+/// How often key sets are fetched in the background.
+const REFRESHED_EACH: Duration = Duration::from_secs(600);
+/// How often tokens with an unknown key cause a fetch, and how soon a failed fetch is repeated.
+const ASKED_EACH: Duration = Duration::from_secs(30);
+const METADATA_BYTES_MAX: usize = 256 << 10;
+
+#[derive(Debug, thiserror::Error)]
+pub enum KeySourceError {
+    #[error("the file cannot be read")]
+    File(#[source] io::Error),
+    #[error(transparent)]
+    Set(#[from] KeySetError),
+    #[error("its key set: {0}")]
+    Keys(DocumentError),
+    #[error("its metadata: {0}")]
+    Metadata(DocumentError),
+    #[error("its metadata is no JSON object, names another `issuer`, or has no `jwks_uri` of https")]
+    Unusable,
+}
+
+#[derive(Debug)]
+pub(super) struct IssuerKeys {
+    settings: Arc<IssuerSettings>,
+    name: Arc<str>,
+    known: Mutex<KnownKeys>,
+    /// One fetch at a time; others wait for its result.
+    fetching: tokio::sync::Mutex<()>,
+    news: Notify,
+}
+
+#[derive(Debug, Default)]
+struct KnownKeys {
+    set: Option<(Arc<KeySet>, Instant)>,
+    /// The last fetch, whether it succeeded or not.
+    tried: Option<Instant>,
+    /// The last fetch for a token with an unknown key.
+    asked: Option<Instant>,
+    failed: bool,
+}
+
+impl KnownKeys {
+    fn current(&self, settings: &IssuerSettings) -> Option<&Arc<KeySet>> {
+        let (set, at) = self.set.as_ref()?;
+        let is_kept = settings.keys.file().is_some() || at.elapsed() < settings.max_stale;
+        is_kept.then_some(set)
+    }
+}
+
+impl IssuerKeys {
+    /// Knows no keys yet, except those of a file.
+    pub(super) fn new(settings: Arc<IssuerSettings>) -> Self {
+        let host = Url::parse(&settings.issuer).ok().and_then(|url| url.host_str().map(str::to_owned));
+        let name = Arc::from(format!("issuer {}", host.as_deref().unwrap_or("-")));
+        let known = Mutex::default();
+        let keys = Self { settings, name, known, fetching: tokio::sync::Mutex::default(), news: Notify::new() };
+        if let Some(path) = keys.settings.keys.file() {
+            keys.note(read_file(path));
+        }
+        keys
+    }
+
+    /// Whether both have the same keys: those of a file are read again at each reload.
+    pub(super) fn is_same_as(&self, other: &Self) -> bool {
+        self.settings.keys.file().is_none() || self.digest() == other.digest()
+    }
+
+    fn digest(&self) -> Option<Digest> {
+        self.known.lock().set.as_ref().map(|(set, _)| set.digest())
+    }
+
+    /// The keys, unless they were fetched too long ago.
+    pub(super) fn current(&self) -> Option<Arc<KeySet>> {
+        let known = self.known.lock();
+        known.current(&self.settings).cloned()
+    }
+
+    pub(super) fn are_current(&self) -> bool {
+        self.known.lock().current(&self.settings).is_some()
+    }
+
+    /// Returns once there was a fetch. For one task.
+    pub(super) async fn fetched(&self) {
+        self.news.notified().await;
+    }
+
+    /// Whether the last fetch failed, so that an unknown key may be a new one.
+    pub(super) fn is_away(&self) -> bool {
+        self.known.lock().failed
+    }
+
+    /// Whether a token may wait for a fetch: at most one in 30 s is made for tokens.
+    pub(super) fn may_be_asked(&self) -> bool {
+        let is_remote = self.settings.keys.file().is_none();
+        is_remote && self.known.lock().asked.is_none_or(|asked| asked.elapsed() >= ASKED_EACH)
+    }
+
+    /// Fetches the keys for tokens that need other ones, once for all that wait. Bounded by the time of a fetch.
+    pub(super) async fn ask(&self) {
+        let before = self.known.lock().tried;
+        let _one = self.fetching.lock().await;
+        if !self.may_be_asked() {
+            return;
+        }
+        // The background has fetched them meanwhile, or another token.
+        if self.known.lock().tried == before {
+            self.fetch().await;
+            self.known.lock().asked = Some(Instant::now());
+        }
+    }
+
+    /// Fetches the keys if that is due; returns how long until it is due again, or the keys are stale.
+    pub(super) async fn refresh(&self) -> Duration {
+        if self.settings.keys.file().is_some() {
+            return REFRESHED_EACH;
+        }
+        let _one = self.fetching.lock().await;
+        if self.due_in().is_zero() {
+            self.fetch().await;
+        }
+        self.stale_in().map_or_else(|| self.due_in(), |stale| stale.min(self.due_in()))
+    }
+
+    fn due_in(&self) -> Duration {
+        let known = self.known.lock();
+        let each = if known.failed { ASKED_EACH } else { REFRESHED_EACH.min(self.settings.max_stale / 2) };
+        known.tried.map_or(Duration::ZERO, |tried| each.saturating_sub(tried.elapsed()))
+    }
+
+    /// How long the keys that are known may still be used, if that ends.
+    fn stale_in(&self) -> Option<Duration> {
+        let known = self.known.lock();
+        let (_, at) = known.set.as_ref()?;
+        self.settings.max_stale.checked_sub(at.elapsed())
+    }
+
+    async fn fetch(&self) {
+        let fetched = match &self.settings.keys {
+            KeyLocation::File(_) => return,
+            KeyLocation::Url(url) => self.fetch_set(url, AddressReach::Any).await,
+            KeyLocation::Discovered(issuer) => self.discover(issuer).await,
+        };
+        self.note(fetched);
+    }
+
+    fn note(&self, fetched: Result<KeySet, KeySourceError>) {
+        let now = Instant::now();
+        let mut known = self.known.lock();
+        known.tried = Some(now);
+        known.failed = fetched.is_err();
+        let issuer = &self.settings.issuer;
+        match fetched {
+            Ok(set) => {
+                for why in set.unused() {
+                    tracing::warn!(%issuer, "a key of the issuer is not used: {why}");
+                }
+                known.set = Some((Arc::new(set), now));
+            }
+            Err(error) => tracing::warn!(%issuer, %error, "the keys of an issuer cannot be fetched"),
+        }
+        drop(known);
+        self.news.notify_one();
+    }
+
+    async fn fetch_set(&self, url: &Url, reach: AddressReach) -> Result<KeySet, KeySourceError> {
+        let text = document::fetch(&self.name, url, KEY_SET_BYTES_MAX, reach).await.map_err(KeySourceError::Keys)?;
+        Ok(KeySet::parse(&text)?)
+    }
+
+    /// Reads the issuer's metadata at the first of its locations that has some (RFC 8414, 3 and 5).
+    async fn discover(&self, issuer: &Url) -> Result<KeySet, KeySourceError> {
+        let mut first = None;
+        for place in metadata_locations(issuer) {
+            match document::fetch(&self.name, &place, METADATA_BYTES_MAX, AddressReach::Any).await {
+                Ok(text) => {
+                    let url = self.keys_in(&text).ok_or(KeySourceError::Unusable)?;
+                    return self.fetch_set(&url, reach_of(&url, issuer)).await;
+                }
+                Err(DocumentError::Missing(status)) => first = first.or(Some(DocumentError::Missing(status))),
+                Err(error) => return Err(KeySourceError::Metadata(error)),
+            }
+        }
+        Err(first.map_or(KeySourceError::Unusable, KeySourceError::Metadata))
+    }
+
+    fn keys_in(&self, text: &Bytes) -> Option<Url> {
+        let payload = Payload::parse(text, ScanLimits::CLIENT).ok()?;
+        let metadata: Map<String, Value> = payload.read().ok()?;
+        let says = |name: &str| metadata.get(name).and_then(Value::as_str);
+        let url = Url::parse(says("jwks_uri")?).ok()?;
+        (says("issuer") == Some(&*self.settings.issuer) && is_trustworthy(&url)).then_some(url)
+    }
+}
+
+/// The three locations of metadata: RFC 8414, and OpenID Connect with the path behind and before its name.
+fn metadata_locations(issuer: &Url) -> Vec<Url> {
+    let path = issuer.path().trim_end_matches('/');
+    let at = |path: String| {
+        let mut url = issuer.clone();
+        url.set_path(&path);
+        url
+    };
+    let mut places = vec![
+        at(format!("/.well-known/oauth-authorization-server{path}")),
+        at(format!("/.well-known/openid-configuration{path}")),
+        at(format!("{path}/.well-known/openid-configuration")),
+    ];
+    places.dedup();
+    places
+}
+
+/// Whether nobody on the way can replace what an address serves: https, or this machine.
+#[must_use]
+pub fn is_trustworthy(url: &Url) -> bool {
+    url.scheme() == "https" || (url.scheme() == "http" && is_loopback(url))
+}
+
+fn is_loopback(url: &Url) -> bool {
+    match url.host() {
+        Some(Host::Ipv4(ip)) => ip.is_loopback(),
+        Some(Host::Ipv6(ip)) => ip.is_loopback(),
+        Some(Host::Domain(name)) => name == "localhost" || name.ends_with(".localhost"),
+        None => false,
+    }
+}
+
+/// The operator wrote the issuer's own host. Another host is the issuer's word, and may be private only if the issuer is on
+/// this machine.
+fn reach_of(url: &Url, issuer: &Url) -> AddressReach {
+    if url.host() == issuer.host() || is_loopback(issuer) { AddressReach::Any } else { AddressReach::Public }
+}
+
+/// Reads a file with a key set.
+pub fn check_file(path: &Path) -> Result<(), KeySourceError> {
+    read_file(path).map(drop)
+}
+
+fn read_file(path: &Path) -> Result<KeySet, KeySourceError> {
+    let mut text = Vec::new();
+    let limit = u64::try_from(KEY_SET_BYTES_MAX).unwrap_or(u64::MAX).saturating_add(1);
+    let read = File::open(path).and_then(|file| file.take(limit).read_to_end(&mut text));
+    read.map_err(KeySourceError::File)?;
+    Ok(KeySet::parse(&Bytes::from(text))?)
+}

@@ -1,0 +1,85 @@
+//! Fetches one document of an issuer over HTTP: bounded in bytes and time, without redirects.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::StatusCode;
+use url::{Host, Url};
+
+use super::outgoing::{HandedOver, SessionHeaders};
+use super::reply::{self, ReadLimits};
+use super::transport::http_client::{AddressReach, ClientTls, HttpClient, ProxySettings, is_public};
+use crate::dialect::faults::reason_key;
+use crate::task::Reason;
+
+const CONNECT_MAX: Duration = Duration::from_secs(5);
+/// From the connection to the last byte.
+const FETCH_MAX: Duration = Duration::from_secs(10);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DocumentError {
+    #[error("there is none (HTTP {0})")]
+    Missing(u16),
+    #[error("it is at another address, which is not followed (HTTP {0})")]
+    Redirected(u16),
+    #[error("the server answers with HTTP {0}")]
+    Status(u16),
+    #[error("it is larger than {0} bytes, or broke off")]
+    Unreadable(usize),
+    #[error("its address is private, and was not configured")]
+    Private,
+    #[error("it cannot be fetched: {0}")]
+    Unreachable(&'static str),
+}
+
+/// Gets a document of at most `bytes_max`. `name` stands in metrics and the log. Cancel safe.
+pub async fn fetch(
+    name: &Arc<str>,
+    address: &Url,
+    bytes_max: usize,
+    reach: AddressReach,
+) -> Result<Bytes, DocumentError> {
+    let fetching = fetch_untimed(name, address, bytes_max, reach);
+    let late = Err(DocumentError::Unreachable("it did not come in time"));
+    tokio::time::timeout(FETCH_MAX, Box::pin(fetching)).await.unwrap_or(late)
+}
+
+async fn fetch_untimed(
+    name: &Arc<str>,
+    address: &Url,
+    bytes_max: usize,
+    reach: AddressReach,
+) -> Result<Bytes, DocumentError> {
+    if reach == AddressReach::Public && names_private(address) {
+        return Err(DocumentError::Private);
+    }
+    let tls = ClientTls { reach, ..ClientTls::default() };
+    let client = HttpClient::new(name, address, CONNECT_MAX, tls, &ProxySettings::Environment);
+    let client = client.map_err(|_| DocumentError::Unreachable("the address, the proxy or the roots are unusable"))?;
+    let sent = client.try_send(&SessionHeaders::default().document(), &HandedOver::default()).await;
+    let response = sent.map_err(|fault| DocumentError::Unreachable(cause(fault.reason)))?;
+    match response.status() {
+        StatusCode::OK => (),
+        status if status.is_client_error() => return Err(DocumentError::Missing(status.as_u16())),
+        status if status.is_redirection() => return Err(DocumentError::Redirected(status.as_u16())),
+        status => return Err(DocumentError::Status(status.as_u16())),
+    }
+    let body = response.into_body().reporting_to(None);
+    let text = reply::read_whole(body, &ReadLimits::of_bytes(bytes_max)).await;
+    text.map_err(|_| DocumentError::Unreadable(bytes_max))
+}
+
+fn cause(reason: Reason) -> &'static str {
+    reason_key(reason)
+}
+
+/// Whether an address names a private network by itself; names are checked when they are resolved.
+fn names_private(address: &Url) -> bool {
+    match address.host() {
+        Some(Host::Ipv4(ip)) => !is_public(IpAddr::V4(ip)),
+        Some(Host::Ipv6(ip)) => !is_public(IpAddr::V6(ip)),
+        Some(Host::Domain(_)) | None => false,
+    }
+}

@@ -11,5 +11,6 @@ mod gate;
 mod isolation;
 mod keys;
 mod proxied;
+mod rules;
 
 use support::scripted as upstream;

@@ -4,12 +4,14 @@ use std::path::PathBuf;
 
 use super::super::error::ConfigLocation;
 use super::super::keys::{KeyTable as _, keys};
-use super::super::section::{LocatedValue, Section};
+use super::super::section::{ListOrTable, LocatedValue, NamedLists, Section};
 use super::super::value::{
-    API_KEY, API_KEY_DIGEST, KEY_FILE, KEYS_FILE, PATTERN, PRINCIPAL_ID, UPSTREAM_NAME, WordList,
+    API_KEY, API_KEY_DIGEST, EXPIRY, GROUP, GROUP_MEMBER, KEY_FILE, KEYS_FILE, PATTERN, PRINCIPAL_ID, SCOPE,
+    UPSTREAM_NAME, WordList,
 };
 use super::{RawPrincipalLimits, read_table};
 use crate::server::api_keys::ApiKey;
+use crate::task::Timestamp;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::config) enum AuthMode {
@@ -35,6 +37,8 @@ keys! {
         /// be readable by its owner alone (mode 0600) and is read again when it changes. Mistakes are reported with
         /// that file and its lines.
         reload api_key_files: Vec<LocatedValue<PathBuf>> = read_each(&KEYS_FILE), default [];
+        /// Groups for rules: for each name, principals (`key:ada`) and groups of tokens (`group:NAME`).
+        reload groups: NamedLists = named_lists(&GROUP_MEMBER);
     }
 }
 
@@ -53,7 +57,17 @@ keys! {
         reload upstreams: Vec<LocatedValue<String>> = read_some(&UPSTREAM_NAME), shown "every upstream";
         /// [Tools that the principal can list and call](docs/teams.md#access), by their names at the upstream's own path.
         /// The same in all blocks of one `id`.
-        reload tools: Vec<LocatedValue<String>> = read_some(&PATTERN), shown "every tool";
+        /// A table has a list for each upstream: of other upstreams, the principal can use no tool.
+        reload tools: ListOrTable = list_or_table(&PATTERN), shown "every tool";
+        /// Tools that the principal can not use, as a list or as a table. The same in all blocks of one `id`.
+        reload deny: ListOrTable = list_or_table(&PATTERN);
+        /// Scopes for rules and for the `scopes` of tools.
+        reload scopes: Vec<LocatedValue<String>> = read_some(&SCOPE);
+        /// Groups for rules.
+        reload groups: Vec<LocatedValue<String>> = read_some(&GROUP);
+        /// When the key expires: it is then refused as an unknown one, and its streams end. A date is its beginning in
+        /// UTC.
+        reload expires: Timestamp = time(&EXPIRY), shown "never", bounds "a date, or a time with its offset";
     }
 }
 

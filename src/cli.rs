@@ -4,6 +4,7 @@ mod admin_client;
 pub mod call;
 mod call_arguments;
 mod called_server;
+mod check;
 mod completions;
 mod dev;
 mod dialog;
@@ -37,7 +38,7 @@ use std::ffi::OsString;
 use std::fmt::Display;
 use std::io::Write as _;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
@@ -51,6 +52,7 @@ use crate::demo::{self, DemoServer};
 use crate::{app, config, console, system};
 use admin_client::{AdminClient, AdminOutput, AdminRequestError, TOKEN_VARIABLE};
 use call_arguments::{CallArguments, EXIT_CODES};
+use check::CheckArguments;
 use dev::DevArguments;
 use offers::{OfferArguments, OfferKind};
 use printable::printable_lines;
@@ -103,10 +105,11 @@ enum CliCommand {
     )]
     Dev(DevArguments),
     /// Reports every mistake in a configuration file; binds nothing.
-    Check {
-        /// The configuration.
-        file: PathBuf,
-    },
+    ///
+    /// With --as and --can it prints the line that decides whether a caller may use a tool, and what it decides.
+    ///
+    /// Exit codes: 0; 1 if --can names what the caller may not use; 64 for a mistake in the command line or in the file.
+    Check(CheckArguments),
     /// Turns the JSON in which a host names its servers into a configuration.
     ///
     /// Reads `mcpServers` (Claude, Cursor, Windsurf, Gemini) and `servers` (VS Code), comments and all. The values of `env` and
@@ -264,7 +267,7 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             Ok(served) => Box::pin(app::serve(served)).await,
             Err(why) => Ok(refuse(why)),
         },
-        CliCommand::Check { file } => Ok(check(&file)),
+        CliCommand::Check(arguments) => Ok(check(&arguments)),
         CliCommand::Import(arguments) => Ok(import::run(&arguments)),
         CliCommand::Install(arguments) => Ok(install::install(&arguments)),
         CliCommand::Uninstall(arguments) => Ok(install::uninstall(&arguments)),
@@ -316,8 +319,8 @@ fn hint(error: &clap::Error) -> Option<&'static str> {
 }
 
 /// Prints mistakes with the text that `serve` prints. Reads the files of a valid configuration, too; creates none.
-fn check(file: &Path) -> ExitCode {
-    match app::files::load(file) {
+fn check(arguments: &CheckArguments) -> ExitCode {
+    match app::files::load(&arguments.file) {
         Ok(loaded) => {
             for warning in &loaded.warnings {
                 write_line(format_args!("warning: {warning}"));
@@ -326,8 +329,12 @@ fn check(file: &Path) -> ExitCode {
                 let folder = folder.display();
                 write_line(format_args!("warning: key `store.path`: {folder}: a gateway has the store open now"));
             }
-            let _ = writeln!(console::stdout(), "{}", in_short(&loaded.config));
-            ExitCode::SUCCESS
+            let (text, code) = match arguments.answer(&loaded.config) {
+                Ok(answer) => answer.unwrap_or_else(|| (in_short(&loaded.config), ExitCode::SUCCESS)),
+                Err(why) => return refuse(why),
+            };
+            let _ = writeln!(console::stdout(), "{text}");
+            code
         }
         Err(mistakes) => refuse_file(&mistakes),
     }

@@ -344,7 +344,7 @@ fn broken_message(error: &toml::de::Error, text: &str) -> String {
 /// Every key of a file and its content; `NAME` is an upstream's name.
 #[must_use]
 pub fn known_keys() -> BTreeMap<String, KeyContent> {
-    let every_table = "[[admin.tokens]]\n[[auth.api_keys]]\n[[endpoints]]\n[upstreams.NAME]\n[[upstreams.NAME.tools]]";
+    let every_table = "[[admin.tokens]]\n[[auth.api_keys]]\n[[auth.rules]]\n[[endpoints]]\n[upstreams.NAME]\n[[upstreams.NAME.tools]]";
     let (tree, _) = DeTable::parse_recoverable(every_table);
     let mut source = ConfigSource::new(every_table, &|_| None, MistakeCollector::new(""));
     let mut root = source.root(tree.get_ref());
@@ -367,7 +367,7 @@ fn advice(unknown: &UnknownKey, known: &[String]) -> String {
     }
     let suffix = format!(".{}", unknown.key);
     let header = |table: &str| {
-        if table.ends_with(".tools") || ["admin.tokens", "auth.api_keys", "endpoints"].contains(&table) {
+        if table.ends_with(".tools") || ["admin.tokens", "auth.api_keys", "auth.rules", "endpoints"].contains(&table) {
             format!("[[{table}]]")
         } else {
             format!("[{table}]")

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use crate::task::{Caller, PrincipalAccessTable, ToolAccess};
+use crate::task::{AccessDecision, AccessItem, CallArguments, Caller, PrincipalAccessTable, ToolAccess};
 
 #[derive(Clone, Debug)]
 pub struct SharedAccess(Arc<watch::Sender<Arc<PrincipalAccessTable>>>);
@@ -32,10 +32,33 @@ impl SharedAccess {
         self.0.borrow().tools_of(caller, upstream)
     }
 
-    /// Whether a caller may use an upstream and its tool, for a call or for a task of it.
+    /// Decides about an item, and about its upstream.
+    #[must_use]
+    pub fn decision(
+        &self,
+        caller: &Caller,
+        upstream: &str,
+        item: AccessItem<'_>,
+        arguments: CallArguments<'_>,
+    ) -> AccessDecision {
+        self.0.borrow().decision(caller, upstream, item, arguments)
+    }
+
+    /// Whether a caller may use the upstream and tool of its task.
     #[must_use]
     pub fn has_tool(&self, caller: &Caller, upstream: &str, tool: &str) -> bool {
         self.0.borrow().has_tool(caller, upstream, tool)
+    }
+
+    /// Returns once there are other rules.
+    pub fn rules_changed(&self) -> impl Future<Output = ()> + Send + use<> {
+        let mut access = self.0.subscribe();
+        let before = Arc::clone(&access.borrow_and_update());
+        async move {
+            if access.wait_for(|table| !table.rules().decide_like(before.rules())).await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
     }
 
     /// Returns once a caller may not use an upstream any more.
@@ -57,11 +80,12 @@ mod tests {
     use futures_util::FutureExt as _;
 
     use super::*;
-    use crate::task::{Principal, PrincipalAccess};
+    use crate::task::{AccessRules, Principal, PrincipalAccess};
 
     fn only(upstream: &str) -> Arc<PrincipalAccessTable> {
         let access = PrincipalAccess { upstreams: Some([Arc::from(upstream)].into()), ..PrincipalAccess::default() };
-        Arc::new(PrincipalAccessTable { own: HashMap::from([(Principal::holding("ada"), access)]) })
+        let own = HashMap::from([(Principal::holding("ada"), access)]);
+        Arc::new(PrincipalAccessTable::new(own, AccessRules::default(), HashMap::new()))
     }
 
     #[tokio::test]

@@ -1,11 +1,14 @@
 //! The canonical task and its pure transition function. Depends only on `wire::{Payload, RpcError, one_line}` and a
 //! hash; reads no clock, generates no id, does no I/O. Start with [`model`], then [`mod@transition`].
 
+mod access_memo;
+pub mod access_rules;
 pub mod caller;
 pub mod digest;
 pub mod drafts;
 mod exact;
 pub mod id;
+pub mod item_patterns;
 pub mod list_filter;
 pub mod model;
 pub mod names;
@@ -21,10 +24,14 @@ pub mod summary;
 pub mod time;
 pub mod transition;
 
+pub use access_rules::{
+    AccessItem, AccessRule, AccessRules, AccessVerdict, CallArguments, GroupMembers, RuleArgument, RuleItems, RuleWho,
+};
 pub use caller::{Caller, Claims};
 pub use digest::Digest;
 pub use drafts::{Draft, Drafts, SubtaskLimits};
 pub use id::{TaskId, TaskKey};
+pub use item_patterns::ItemPatterns;
 pub use list_filter::{ListDirection, ListFilter, ListPosition, OrderedBy, TimeRange};
 pub use model::{
     Answer, Attempt, CallOrigin, ChosenId, ClientKind, Executed, Failure, GatewayFault, Idempotency, InputKey, Outcome,
@@ -39,7 +46,9 @@ pub use policy::{
     ToolPolicy, ToolRules,
 };
 pub use principal::{OperatorRight, Principal};
-pub use principal_access::{PrincipalAccess, PrincipalAccessTable, ToolAccess, ToolPatterns};
+pub use principal_access::{
+    AccessDecision, DecidedBy, PrincipalAccess, PrincipalAccessTable, ToolAccess, ToolLists, ToolScopes,
+};
 pub use principal_counts::PrincipalCounts;
 pub use principal_limits::{PermitShare, PrincipalLimitTable, PrincipalLimits};
 pub use rate_refusal::{RateBound, RateRefusal};

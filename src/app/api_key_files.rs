@@ -28,7 +28,7 @@ pub(super) fn read(settings: &[ApiKeySettings]) -> (ApiKeys, Vec<(KeyPlace, ApiK
             KeySource::File(path) => read_file(path),
         };
         let added = read.and_then(|key| {
-            keys.add(key, &one.principal).map_err(|twice| ApiKeyFileError::Twice { id: twice.id().to_owned() })
+            keys.add(key, &one.caller).map_err(|twice| ApiKeyFileError::Twice { id: twice.id().to_owned() })
         });
         wrong.extend(added.err().map(|error| (one.place.clone(), error)));
     }
@@ -50,7 +50,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
-    use crate::task::Principal;
+    use crate::task::{Caller, Principal};
 
     #[test]
     fn b168_b169_a_key_file_is_its_owners_alone_and_holds_one_strong_key() {
@@ -79,7 +79,7 @@ mod tests {
     fn b168_all_unusable_keys_are_named_at_once() {
         let key = ApiKey::read("tg_a1_0123456789abcdef0123456789abcdef").unwrap();
         let of = |source, place: &str| ApiKeySettings {
-            principal: Principal::new("key:ada"),
+            caller: Caller::of(Principal::new("key:ada")),
             source,
             place: place.to_owned().into(),
         };

@@ -3,6 +3,7 @@
 //! This is the schema: a key that is not read here is unknown. Unimplemented features have their keys here, too, so that they are
 //! refused by name. [`super::resolve`] checks the values against each other.
 
+mod access;
 mod auth;
 pub(super) mod command;
 mod limits;
@@ -15,6 +16,7 @@ use super::keys::{KeyRow, KeyTable, inherited, keys};
 use super::section::Section;
 use super::value::{SERVED_PATH, UPSTREAM_NAME, WordList};
 use crate::face::combined::PrefixPolicy;
+pub(super) use access::{RawAccessRule, RawAccessRuleValues, RawRuleWho};
 pub(super) use auth::{AuthMode, RawApiKey, RawApiKeyValues, RawAuth, RawIssuer, RawIssuerValues, read_keys};
 pub(super) use limits::{RawLimits, RawPrincipalLimits};
 pub(super) use listeners::{RawAdmin, RawAdminToken, RawListen, RawListenTls, RawMetrics};
@@ -43,6 +45,7 @@ pub(super) struct RawConfig {
     /// The keys of the further files follow, once these are read.
     pub(super) api_keys: Vec<RawApiKey>,
     pub(super) issuers: Vec<RawIssuer>,
+    pub(super) access_rules: Vec<RawAccessRule>,
     pub(super) upstreams: Vec<RawUpstream>,
     pub(super) endpoints: Vec<RawEndpoint>,
 }
@@ -124,6 +127,8 @@ pub(super) fn tables() -> Vec<(&'static str, Vec<KeyRow>)> {
         ("auth.issuers", RawIssuerValues::ROWS.to_vec()),
         ("auth.api_keys", RawApiKeyValues::ROWS.to_vec()),
         ("auth.api_keys.limits", inherited(RawPrincipalLimits::ROWS, of_key)),
+        ("auth.rules", RawAccessRuleValues::ROWS.to_vec()),
+        ("auth.rules.who", RawRuleWho::ROWS.to_vec()),
         ("upstreams.NAME", upstream.concat()),
         ("upstreams.NAME.auth", RawCredentialValues::ROWS.to_vec()),
         ("upstreams.NAME.tls", RawUpstreamTls::ROWS.to_vec()),
@@ -161,6 +166,7 @@ pub(super) fn read(mut root: Section<'_, '_>) -> RawConfig {
     raw.auth = RawAuth::read(&mut section);
     raw.api_keys = section.each("api_keys", auth::read_api_key);
     raw.issuers = section.each("issuers", auth::read_issuer);
+    raw.access_rules = section.each("rules", access::read_rule);
     section.close();
     raw.upstreams = root.named("upstreams", read_upstream);
     raw.endpoints =

@@ -2,6 +2,7 @@
 //!
 //! Total: a faulty value is noted and replaced by its default, so that one run finds all mistakes. Read [`super::raw`] first.
 
+mod access;
 mod auth;
 mod endpoints;
 mod exposure;
@@ -65,7 +66,7 @@ pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> Config 
     let upstreams = resolve_upstreams(&raw.upstreams, &shared, &mut taken, report);
     let known: BTreeSet<Arc<str>> = raw.upstreams.iter().map(|raw| Arc::from(raw.name.as_str())).collect();
     let endpoints = endpoints::resolve(&raw.endpoints, &known, &mut taken, report);
-    let access = Arc::new(auth::resolve_access(raw, &known, report));
+    let access = Arc::new(access::resolve(raw, &known, report));
     let own = [
         ("listen.address", Some(listen.address)),
         ("admin.address", Some(admin.address)),

@@ -24,6 +24,16 @@ pub(super) struct LocatedValue<T> {
 /// The members of a table under names of the operator's choice.
 pub(super) type NamedTexts<T> = Vec<LocatedValue<(String, T)>>;
 
+/// The lists of a table under names of the operator's choice.
+pub(super) type NamedLists = Vec<LocatedValue<(String, Vec<LocatedValue<String>>)>>;
+
+/// One list for everything, or a list for each name.
+#[derive(Clone, Debug)]
+pub(super) enum ListOrTable {
+    List(Vec<LocatedValue<String>>),
+    Table(NamedLists),
+}
+
 /// The state that all sections of one file share.
 pub(super) struct ConfigSource<'a> {
     /// Set if it is not the main configuration file.
@@ -177,10 +187,7 @@ impl<'s, 'a> Section<'s, 'a> {
             self.wrong_type(&location, value, &wanted);
             return None;
         };
-        if items.is_empty() {
-            self.source.report.mistake(&location, format!("is empty; write {wanted}, or leave it out"));
-        }
-        Some(LocatedValue { value: self.texts_of(&location, items, kind), location })
+        Some(LocatedValue { value: self.some_texts(&location, items, &wanted, kind), location })
     }
 
     /// A string of this format, or a non-empty array of them.
@@ -218,28 +225,99 @@ impl<'s, 'a> Section<'s, 'a> {
         Some(LocatedValue { value: all, location })
     }
 
-    /// A table of arrays of strings of this format, under names of the operator's choice.
-    pub(super) fn lists<T>(
+    /// A table of names, each with a string of this format or a non-empty array of them.
+    pub(super) fn named_lists(
         &mut self,
         key: &'static str,
-        kind: &StringFormat<T>,
-    ) -> Option<LocatedValue<NamedTexts<Vec<LocatedValue<T>>>>> {
+        kind: &StringFormat<String>,
+    ) -> Option<LocatedValue<NamedLists>> {
         let wanted = format!("a table of names, each with an array of strings, each {}", kind.wanted);
         let (location, value) = self.value(key, &wanted)?;
-        let table = self.table_in(&location, value, &format!("[{}]", location.key))?;
-        let mut all = Vec::new();
+        let value = self.lists_in(&location, value, kind)?;
+        Some(LocatedValue { value, location })
+    }
+
+    /// A non-empty array of strings of this format, or a table as of [`Self::named_lists`].
+    pub(super) fn list_or_table(
+        &mut self,
+        key: &'static str,
+        kind: &StringFormat<String>,
+    ) -> Option<LocatedValue<ListOrTable>> {
+        let wanted = format!("an array of at least one string, each {}; or a table of such arrays", kind.wanted);
+        let (location, value) = self.value(key, &wanted)?;
+        let value = match value.get_ref() {
+            DeValue::Table(_) => ListOrTable::Table(self.lists_in(&location, value, kind)?),
+            DeValue::Array(items) => ListOrTable::List(self.some_texts(&location, items, &wanted, kind)),
+            DeValue::String(_)
+            | DeValue::Integer(_)
+            | DeValue::Float(_)
+            | DeValue::Boolean(_)
+            | DeValue::Datetime(_) => {
+                self.wrong_type(&location, value, &wanted);
+                return None;
+            }
+        };
+        Some(LocatedValue { value, location })
+    }
+
+    fn lists_in(
+        &mut self,
+        location: &ConfigLocation,
+        value: &'s Spanned<DeValue<'a>>,
+        kind: &StringFormat<String>,
+    ) -> Option<NamedLists> {
+        let table = self.table_in(location, value, &format!("[{}]", location.key))?;
+        let wanted = format!("an array of at least one string, each {}", kind.wanted);
+        if table.is_empty() {
+            self.source.report.mistake(location, "is empty; write names with lists, or leave it out");
+        }
+        let mut lists = Vec::new();
         for (name, value) in table {
             let line = self.source.line_at(name.span().start);
             let location = self.source.written(line, join(&location.key, name.get_ref()));
-            match value.get_ref().as_array() {
-                Some(items) => {
-                    let texts = self.texts_of(&location, items, kind);
-                    all.push(LocatedValue { value: (name.get_ref().clone().into_owned(), texts), location });
+            let list = match value.get_ref().as_array() {
+                Some(items) => self.some_texts(&location, items, &wanted, kind),
+                None => {
+                    let text = self.text(&location, value, kind);
+                    text.map(|value| LocatedValue { value, location: location.clone() }).into_iter().collect()
                 }
-                None => self.wrong_type(&location, value, &format!("an array of strings, each {}", kind.wanted)),
+            };
+            lists.push(LocatedValue { value: (name.get_ref().clone().into_owned(), list), location });
+        }
+        Some(lists)
+    }
+
+    fn some_texts<T>(
+        &mut self,
+        location: &ConfigLocation,
+        items: &DeArray<'_>,
+        wanted: &str,
+        kind: &StringFormat<T>,
+    ) -> Vec<LocatedValue<T>> {
+        if items.is_empty() {
+            self.source.report.mistake(location, format!("is empty; write {wanted}, or leave it out"));
+        }
+        self.texts_of(location, items, kind)
+    }
+
+    /// A date or time of TOML's, or a string of this format.
+    pub(super) fn time<T>(&mut self, key: &'static str, kind: &StringFormat<T>) -> Option<LocatedValue<T>> {
+        let (location, value) = self.value(key, kind.wanted)?;
+        let DeValue::Datetime(written) = value.get_ref() else {
+            let value = self.text(&location, value, kind)?;
+            return Some(LocatedValue { value, location });
+        };
+        match (kind.read)(&written.to_string()) {
+            Ok(value) => Some(LocatedValue { value, location }),
+            Err(wrong) => {
+                let why = match wrong {
+                    ValueError::Form => format!("is not {}", kind.wanted),
+                    ValueError::Because(why) => why.to_owned(),
+                };
+                self.source.report.mistake(&location, why);
+                None
             }
         }
-        Some(LocatedValue { value: all, location })
     }
 
     /// A word of a closed list, or an array of them. `None` beside a word: known, but not implemented.

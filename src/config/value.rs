@@ -2,19 +2,22 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use bytesize::ByteSize;
 use http::header::AUTHORIZATION;
 use http::{HeaderName, HeaderValue};
 use jsonwebtoken::Algorithm;
+use toml::value::{Datetime, Offset};
 use url::{Host, Url};
 
 use crate::server::api_keys::{ApiKey, ApiKeyError, KEY_HEADER};
 use crate::server::forwarded::{AddressRange, AddressRangeError};
 use crate::server::tokens::is_trustworthy;
 use crate::server::tokens::settings::signature_algorithm;
+use crate::task::time::millis;
 use crate::task::{Draft, NamePattern};
+use crate::task::{Draft, NamePattern, Timestamp};
 use crate::upstream::forwarding::may_be_forwarded;
 use crate::upstream::transport::credential::secret_value;
 
@@ -63,7 +66,26 @@ pub(super) const SERVED_PATH: StringFormat<String> =
 pub(super) const UPSTREAM_NAME: StringFormat<String> =
     StringFormat { wanted: "the name of an upstream such as \"reports\"", read: not_empty };
 pub(super) const PATTERN: StringFormat<String> =
-    StringFormat { wanted: "a tool's name, with * for any text and ? for one character", read: not_empty };
+    StringFormat { wanted: "a tool's name, with * for any text and ? for one character", read: pattern };
+pub(super) const UPSTREAM_PATTERN: StringFormat<String> =
+    StringFormat { wanted: "the name of an upstream such as \"reports\", with * and ?", read: pattern };
+pub(super) const PROMPT_PATTERN: StringFormat<String> =
+    StringFormat { wanted: "a prompt's name, with * for any text and ? for one character", read: pattern };
+pub(super) const RESOURCE_PATTERN: StringFormat<String> =
+    StringFormat { wanted: "a URI such as \"file:///public/*\", with * and ?", read: pattern };
+pub(super) const ARGUMENT_PATTERN: StringFormat<String> =
+    StringFormat { wanted: "a text such as \"staging*\", with * and ?", read: pattern };
+pub(super) const SCOPE: StringFormat<String> = StringFormat { wanted: "a scope such as \"reports:read\"", read: scope };
+pub(super) const GROUP: StringFormat<String> = StringFormat { wanted: "a group such as \"analysts\"", read: group };
+pub(super) const GROUP_MEMBER: StringFormat<String> = StringFormat {
+    wanted: "\"key:ID\" or another principal, or \"group:NAME\" for a group of tokens",
+    read: caller_id,
+};
+pub(super) const CALLER_ID: StringFormat<String> =
+    StringFormat { wanted: "a principal such as \"key:ada\"", read: caller_id };
+/// When a key expires. A date is its beginning in UTC.
+pub(super) const EXPIRY: StringFormat<Timestamp> =
+    StringFormat { wanted: "a date such as 2027-01-31, or a time such as 2027-01-31T18:00:00Z", read: expiry };
 pub(super) const DRAFT: StringFormat<Draft> =
     StringFormat { wanted: "\"sep-1686\", \"sep-2268\" or \"sep-1904\"", read: draft };
 pub(super) const ARGUMENT: StringFormat<String> =
@@ -388,6 +410,64 @@ fn words(text: &str) -> Result<String, ValueError> {
 
 pub(super) fn not_empty(text: &str) -> Result<String, ValueError> {
     if text.is_empty() { Err(ValueError::Form) } else { Ok(text.to_owned()) }
+}
+
+/// Longer patterns are mistakes, and comparing takes the longer.
+const PATTERN_LEN_MAX: usize = 1024;
+const SCOPE_LEN_MAX: usize = 256;
+
+fn pattern(text: &str) -> Result<String, ValueError> {
+    if text.len() > PATTERN_LEN_MAX {
+        return Err(ValueError::Because("is longer than 1024 bytes"));
+    }
+    not_empty(text)
+}
+
+/// RFC 6749, 3.3.
+fn scope(text: &str) -> Result<String, ValueError> {
+    if text.bytes().any(|byte| !byte.is_ascii_graphic() || matches!(byte, b'"' | b'\\')) {
+        return Err(ValueError::Because(
+            "is no scope: it has a space, a quotation mark or another character that no scope has",
+        ));
+    }
+    if text.len() > SCOPE_LEN_MAX {
+        return Err(ValueError::Because("is longer than 256 bytes"));
+    }
+    not_empty(text)
+}
+
+fn group(text: &str) -> Result<String, ValueError> {
+    if text.len() > SCOPE_LEN_MAX {
+        return Err(ValueError::Because("is longer than 256 bytes"));
+    }
+    if text.chars().any(char::is_control) { Err(ValueError::Form) } else { not_empty(text) }
+}
+
+fn caller_id(text: &str) -> Result<String, ValueError> {
+    let is_known = text.split_once(':').is_some_and(|(scheme, name)| !scheme.is_empty() && !name.is_empty());
+    if is_known || matches!(text, "local" | "anon") { group(text) } else { Err(ValueError::Form) }
+}
+
+fn expiry(text: &str) -> Result<Timestamp, ValueError> {
+    let written: Datetime = text.parse().map_err(|_| ValueError::Form)?;
+    let (date, time) = match written {
+        Datetime { date: Some(date), time: None, offset: None } => (date, None),
+        Datetime { date: Some(date), time: Some(time), offset: Some(offset) } => (date, Some((time, offset))),
+        Datetime { date: Some(_), .. } => {
+            return Err(ValueError::Because("has no offset; write Z at its end for UTC, or one such as +01:00"));
+        }
+        Datetime { date: None, .. } => return Err(ValueError::Form),
+    };
+    let (clock, minutes) = match time {
+        None => ("00:00:00".to_owned(), 0),
+        Some((time, Offset::Z)) => (time.to_string(), 0),
+        Some((time, Offset::Custom { minutes })) => (time.to_string(), minutes),
+    };
+    let utc = humantime::parse_rfc3339(&format!("{date}T{clock}Z")).map_err(|_| ValueError::Form)?;
+    let since = utc.duration_since(SystemTime::UNIX_EPOCH).map_err(|_| ValueError::Form)?;
+    let offset = Duration::from_secs(u64::from(minutes.unsigned_abs()) * 60);
+    let since = if minutes < 0 { since.checked_add(offset) } else { since.checked_sub(offset) };
+    Ok(Timestamp::from_millis(millis(since.ok_or(ValueError::Form)?)))
 }
 
 /// `a`, `a or b`, `a, b or c`: the implemented words.

@@ -12,17 +12,17 @@ use metrics::Counter;
 use tokio_util::sync::CancellationToken;
 
 use super::admitted_request::refuse_all;
-use super::affinity;
 use super::answer::{ErrorAnswerMarker, bare};
 use super::array_answer::ArrayItems;
 use super::client_login::ClientLogin;
 use super::dev_requests;
-use super::http::{Endpoint, FaceResponse, Inbound, ending_with};
+use super::http::{Endpoint, FaceResponse, Inbound, MessageChannel, ending_with};
 use super::intake::{PathContext, PathFaces};
 use super::served::Served;
 use super::session::{self, SessionFace};
 use super::session_owners::ForwardedMarker;
 use super::stateless::{MessageContext, StatelessFace};
+use super::{affinity, headers};
 use crate::metric;
 use crate::task::{Caller, Executed, GatewayFault, Reason};
 use crate::wire::envelope::{self, Request, Response};
@@ -67,6 +67,18 @@ impl UpstreamEndpoint {
         response
     }
 
+    /// Returns once there are other rules, by which a resource with notifications may be withheld.
+    fn access_changed(&self, caller: &Caller) -> BoxFuture<'static, ()> {
+        let (lost, changed) = (self.withheld_from(caller), self.served.engine.access().rules_changed());
+        async move {
+            tokio::select! {
+                () = lost => (),
+                () = changed => (),
+            }
+        }
+        .boxed()
+    }
+
     async fn answer(&self, mut inbound: Inbound) -> FaceResponse {
         // The path was checked before, but not for each message of an HTTP+SSE stream.
         if !self.is_for(&inbound.caller) {
@@ -75,6 +87,7 @@ impl UpstreamEndpoint {
         let holder = inbound.caller.has_credential().then(|| inbound.caller.clone());
         let (forwarded, carriage) = (self.served.settings.forwarding.of(&inbound.headers), inbound.carriage);
         inbound.forwarded = forwarded.clone();
+        let carries_notifications = carries_notifications(&inbound);
         let response = affinity::answer(self, inbound).await;
         // A forwarded request was counted by the replica that answered it.
         if response.extensions().get::<ForwardedMarker>().is_none() {
@@ -85,6 +98,7 @@ impl UpstreamEndpoint {
             None => response,
         };
         match holder {
+            Some(holder) if carries_notifications => ending_with(response, || self.access_changed(&holder)),
             Some(holder) => ending_with(response, || self.withheld_from(&holder)),
             // A client without a key has no right that could be withdrawn.
             None => response,
@@ -123,6 +137,12 @@ impl Endpoint for UpstreamEndpoint {
     fn allow(&self) -> HeaderValue {
         session::ALLOWED
     }
+}
+
+/// Whether a request opens a stream of notifications, which its client opens again.
+fn carries_notifications(request: &Inbound) -> bool {
+    let listens = || request.headers.get(headers::METHOD).is_some_and(|name| name == method::LISTEN);
+    request.carriage == MessageChannel::Request && (request.method == Method::GET || listens())
 }
 
 impl PathFaces for UpstreamEndpoint {

@@ -1,4 +1,4 @@
-//! Removes tools that a client may not use from its lists, after all other edits.
+//! Removes tools, prompts and resources that a client may not use from its lists, after all other edits.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use super::fallback::FallbackToolService;
 use crate::task::ToolAccess;
-use crate::wire::{Message, Object, Payload, ScanLimits, envelope};
+use crate::wire::{Message, Object, Payload, ScanLimits, envelope, method};
 
 #[derive(Clone)]
 pub(super) struct ReachableTools {
@@ -20,25 +20,47 @@ impl ReachableTools {
         Self { access, own }
     }
 
-    pub(super) const fn are_narrowed(&self) -> bool {
+    /// Whether some list may lose items.
+    pub(super) fn are_narrowed(&self) -> bool {
         self.access.is_narrowed()
+    }
+
+    /// Whether a method's list of prompts, resources or resource templates may lose items.
+    pub(super) fn narrow_list_of(&self, method: &str) -> bool {
+        let is_list =
+            matches!(method, method::PROMPTS_LIST | method::RESOURCES_LIST | method::RESOURCES_TEMPLATES_LIST);
+        is_list && self.access.narrows_others()
     }
 
     fn has(&self, tool: &str) -> bool {
         self.access.has(tool) || self.own.as_ref().is_some_and(|own| own.named(tool).is_some())
     }
 
-    /// The list without unreachable tools and tools without a name; `None` if nothing changes.
+    /// The list without unreachable items and items without a name; `None` if nothing changes.
     pub(super) fn listed(&self, result: &Object) -> Option<Payload> {
         if !self.are_narrowed() {
             return None;
         }
-        let tools = result.get("tools")?;
-        let is_shown = |tool: &Payload| {
-            Object::of(tool).is_some_and(|tool| tool.get_str("name").is_some_and(|name| self.has(&name)))
-        };
-        let (shown, hidden): (Vec<Payload>, Vec<Payload>) = tools.items().partition(is_shown);
-        (!hidden.is_empty()).then(|| result.edit().set("tools", Payload::of(&shown)).finish())
+        let (has_prompt, has_resource) =
+            (|name: &str| self.access.has_prompt(name), |uri: &str| self.access.has_resource(uri));
+        let lists: [(&str, &str, &dyn Fn(&str) -> bool); 4] = [
+            ("tools", "name", &|name| self.has(name)),
+            ("prompts", "name", &has_prompt),
+            ("resources", "uri", &has_resource),
+            ("resourceTemplates", "uriTemplate", &has_resource),
+        ];
+        let lists = if self.access.narrows_others() { &lists[..] } else { &lists[..1] };
+        let mut edited = None;
+        for (list, key, has) in lists {
+            let Some(items) = result.get(list) else { continue };
+            let is_shown =
+                |item: &Payload| Object::of(item).is_some_and(|item| item.get_str(key).is_some_and(|name| has(&name)));
+            let (shown, hidden): (Vec<Payload>, Vec<Payload>) = items.items().partition(is_shown);
+            if !hidden.is_empty() {
+                edited = Some(edited.unwrap_or_else(|| result.edit()).set(list, Payload::of(&shown)));
+            }
+        }
+        Some(edited?.finish())
     }
 
     /// Edits a message that may answer any request: a request of another stream may be resumed on this one.
@@ -57,12 +79,13 @@ mod tests {
     use std::collections::{BTreeSet, HashMap};
 
     use super::*;
-    use crate::task::{Caller, Principal, PrincipalAccess, PrincipalAccessTable, ToolPatterns};
+    use crate::task::{AccessRules, Caller, ItemPatterns, Principal, PrincipalAccess, PrincipalAccessTable, ToolLists};
 
     fn reachable(pattern: &str) -> ReachableTools {
-        let tools = Some(Arc::new(ToolPatterns::new(BTreeSet::from([Arc::from(pattern)]))));
+        let tools = Some(ToolLists::Everywhere(ItemPatterns::new(BTreeSet::from([Arc::from(pattern)]))));
         let (ada, access) = (Principal::holding("ada"), PrincipalAccess { tools, ..PrincipalAccess::default() });
-        let table = PrincipalAccessTable { own: HashMap::from([(ada.clone(), access)]) };
+        let own = HashMap::from([(ada.clone(), access)]);
+        let table = PrincipalAccessTable::new(own, AccessRules::default(), HashMap::new());
         ReachableTools::new(table.tools_of(&Caller::of(ada), "reports"), None)
     }
 

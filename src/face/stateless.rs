@@ -19,11 +19,12 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::answer::Addressee;
-use super::call_stream::engine_call::{CallView, Promotable};
+use super::call_stream::engine_call::{CallView, Promotable, ResultEdit};
 use super::call_stream::progress::{CallNotices, LogFilter, MonotonicProgress};
 use super::catalog::{Catalog, no_such_cursor};
 use super::fallback::FallbackToolService;
 use super::http::{AcceptedTypes, FaceResponse, MessageChannel};
+use super::item_refusal::refusal_of;
 use super::pipe::forward::PipeMetrics;
 use super::rates::UnknownTaskWatch;
 use super::reachable_tools::ReachableTools;
@@ -40,7 +41,8 @@ use crate::dialect::split_call::SplitCall;
 use crate::dialect::{FaceDialect, RequestError};
 use crate::engine::{CallMaker, CallSpec, RoundSupport, plain_request};
 use crate::task::{
-    Caller, ClientKind, Executed, GatewayFault, HandleSupport, Idempotency, Plan, Principal, Reason, ToolPolicy,
+    Caller, ClientKind, Executed, GatewayFault, HandleSupport, Idempotency, Plan, Principal, Reason, ToolAccess,
+    ToolPolicy,
 };
 use crate::upstream::{BeginError, CallContext, Era, ForwardedHeaders, ServerFacts, UpstreamTaskMode};
 use crate::wire::envelope::Request;
@@ -239,6 +241,11 @@ impl StatelessFace {
 
     /// Boxed, so that the future of a request is only as large as its method needs.
     async fn dispatch(&self, request: StatelessRequestContext<'_>) -> FaceResponse {
+        if request.method != method::TOOLS_CALL
+            && let Some(refusal) = refusal_of(&self.access(&request), request.method, Some(request.params))
+        {
+            return refusal.answer(&request.addressee, |complaint| request.addressee.complaint(complaint));
+        }
         if request.era == Era::Stateless {
             return Box::pin(self.pass(request)).await;
         }
@@ -305,8 +312,11 @@ impl StatelessFace {
 
     /// The upstream's tools that the client may use.
     fn reachable_tools(&self, request: &StatelessRequestContext<'_>) -> ReachableTools {
-        let access = self.served.engine.access().tools_of(&request.caller, self.served.upstream.name());
-        ReachableTools::new(access, self.fallback_for(&request.metadata))
+        ReachableTools::new(self.access(request), self.fallback_for(&request.metadata))
+    }
+
+    fn access(&self, request: &StatelessRequestContext<'_>) -> ToolAccess {
+        self.served.engine.access().tools_of(&request.caller, self.served.upstream.name())
     }
 
     async fn call_tool(&self, request: StatelessRequestContext<'_>) -> FaceResponse {
@@ -324,8 +334,12 @@ impl StatelessFace {
         let refuse = |complaint: &RequestError| Box::new(request.addressee.complaint(complaint));
         let tool = called_tool(request.params).map_err(|complaint| refuse(&complaint))?;
         let unknown = || refuse(&RequestError::unknown_tool(Some(request.params)));
-        let access = self.served.engine.access().tools_of(&request.caller, self.served.upstream.name());
-        access.has(&tool).then_some(()).ok_or_else(unknown)?;
+        let access = self.access(request);
+        if let Some(refusal) = refusal_of(&access, method::TOOLS_CALL, Some(request.params)) {
+            return Err(Box::new(
+                refusal.answer(&request.addressee, |complaint| request.addressee.complaint(complaint)),
+            ));
+        }
         let list = self.catalog.list_with(&tool, &self.context(request)).await;
         let list = list.map_err(|error| Box::new(error.answer(&request.addressee)))?;
         let hides_some = access.is_narrowed() || self.served.channel.hides_tools();
@@ -424,6 +438,7 @@ impl StatelessFace {
     ) -> CallView<D> {
         CallView {
             rounds: self.seal_for(&request),
+            shown: self.list_edit(&request),
             method: request.method.to_owned(),
             uri: (request.method == method::RESOURCES_READ).then(|| request.params.get_string("uri")).flatten(),
             server_info: self.identity(),
@@ -436,6 +451,15 @@ impl StatelessFace {
             dialect,
             addressee: request.addressee,
         }
+    }
+
+    /// Removes unreachable items from a list.
+    fn list_edit(&self, request: &StatelessRequestContext<'_>) -> Option<ResultEdit> {
+        let items = self.reachable_tools(request);
+        if !items.narrow_list_of(request.method) {
+            return None;
+        }
+        Some(ResultEdit(Box::new(move |result| items.listed(&Object::of(result)?))))
     }
 
     fn context(&self, request: &StatelessRequestContext<'_>) -> CallContext {

@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use aws_lc_rs::constant_time::verify_slices_are_equal;
 use aws_lc_rs::digest::{SHA256, SHA256_OUTPUT_LEN, digest};
@@ -15,8 +16,8 @@ use http::HeaderName;
 use super::grant::Grant;
 use super::tokens::settings::TokenSettings;
 use crate::random;
-use crate::task::Principal;
 use crate::task::digest::hex;
+use crate::task::{Caller, Clock, Principal, SystemClock, Timestamp};
 
 /// The header of a gateway key, for clients that use `Authorization` for the upstream.
 pub const KEY_HEADER: HeaderName = HeaderName::from_static("x-taskgate-key");
@@ -192,7 +193,7 @@ impl AuthSettings {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiKeySettings {
-    pub principal: Principal,
+    pub caller: Caller,
     pub source: KeySource,
     pub place: KeyPlace,
 }
@@ -232,8 +233,10 @@ pub struct ApiKeys(HashMap<Box<str>, ApiKeyRecord>);
 #[derive(Clone)]
 struct ApiKeyRecord {
     digest: ApiKeyDigest,
-    owner: Principal,
+    owner: Caller,
     grant: Grant,
+    /// Whether the log says that it has expired.
+    is_expiry_logged: Arc<AtomicBool>,
 }
 
 impl ApiKeyRecord {
@@ -249,12 +252,13 @@ impl fmt::Debug for ApiKeyRecord {
 }
 
 impl ApiKeys {
-    /// Adds a key of `principal`, which may have several during a rotation. Returns the key if its ID is taken.
-    pub fn add(&mut self, key: ApiKey, principal: &Principal) -> Result<(), ApiKey> {
+    /// Adds a key of a principal, which may have several during a rotation. Returns the key if its ID is taken.
+    pub fn add(&mut self, key: ApiKey, owner: &Caller) -> Result<(), ApiKey> {
         if self.0.contains_key(&key.id) {
             return Err(key);
         }
-        self.0.insert(key.id, ApiKeyRecord { digest: key.digest, owner: principal.clone(), grant: Grant::default() });
+        let (owner, is_expiry_logged) = (owner.clone(), Arc::default());
+        self.0.insert(key.id, ApiKeyRecord { digest: key.digest, owner, grant: Grant::default(), is_expiry_logged });
         Ok(())
     }
 
@@ -268,9 +272,9 @@ impl ApiKeys {
         self.0.is_empty()
     }
 
-    /// The principal of a token. Takes the same time for every token of one length, whether its ID is known or not.
+    /// The owner of a token that has not expired at `now`. Takes the same time for every token of one length, whether its ID is known or not.
     #[must_use]
-    pub(super) fn owner(&self, token: &str) -> Option<(&Principal, &Grant)> {
+    fn owner(&self, token: &str, now: Timestamp) -> Option<(&Caller, &Grant)> {
         if token.len() > KEY_LEN_MAX {
             return None;
         }
@@ -279,47 +283,66 @@ impl ApiKeys {
         // No text with this digest can be found; the comparison costs the same as a real one.
         let expected = known.map_or(&[0; SHA256_OUTPUT_LEN], |held| &held.digest);
         let is_same = verify_slices_are_equal(expected, &shown).is_ok();
-        known.filter(|_| is_same).map(|held| (&held.owner, &held.grant))
+        let held = known.filter(|_| is_same)?;
+        if held.owner.until.is_some_and(|until| until <= now) {
+            if !held.is_expiry_logged.swap(true, Ordering::Relaxed) {
+                tracing::warn!(
+                    principal = held.owner.principal.as_str(),
+                    key = parts(token).map_or("", |(id, _)| id),
+                    "a client uses an API key that has expired"
+                );
+            }
+            return None;
+        }
+        Some((&held.owner, &held.grant))
     }
 }
 
 /// The keys of a running listener. A reload replaces all of them at once: a running request is still answered (B152), a stream
 /// ends with its key.
 #[derive(Clone, Debug)]
-pub struct ApiKeyRing(Arc<ApiKeys>);
+pub struct ApiKeyRing {
+    keys: Arc<ApiKeys>,
+    clock: Arc<dyn Clock>,
+}
 
 impl ApiKeyRing {
     #[must_use]
     pub fn new(keys: ApiKeys) -> Self {
-        Self(Arc::new(keys))
+        Self { keys: Arc::new(keys), clock: Arc::new(SystemClock) }
     }
 
-    pub(super) fn owner(&self, token: &str) -> Option<(&Principal, &Grant)> {
-        self.0.owner(token)
+    /// The sender of a request with this key, its grant, and the rest of its validity if that ends.
+    pub(super) fn owner(&self, token: &str) -> Option<(&Caller, &Grant, Option<Duration>)> {
+        let now = self.clock.now();
+        let (caller, grant) = self.keys.owner(token, now)?;
+        Some((caller, grant, caller.until.map(|until| until.since(now))))
     }
 
     /// The keys that replace `before`. Streams of a key in both continue; streams of a removed or reassigned key end.
     pub(super) fn succeeding(self, before: &Self) -> Self {
-        let mut keys = Arc::unwrap_or_clone(self.0);
-        for (id, held) in &before.0.0 {
+        let mut keys = Arc::unwrap_or_clone(self.keys);
+        for (id, held) in &before.keys.0 {
             match keys.0.get_mut(id).filter(|now| now.is(held)) {
                 Some(now) => now.grant = held.grant.clone(),
                 None => held.grant.withdraw(),
             }
         }
-        Self(Arc::new(keys))
+        Self { keys: Arc::new(keys), clock: self.clock }
     }
 
     pub(super) fn withdraw(&self) {
-        self.0.0.values().for_each(|held| held.grant.withdraw());
+        self.keys.0.values().for_each(|held| held.grant.withdraw());
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::task::Claims;
 
     const HEX: &str = "0123456789abcdef0123456789abcdef";
+    const NOW: Timestamp = Timestamp::from_millis(1_000);
 
     fn key(id: &str) -> String {
         format!("tg_{id}_{HEX}")
@@ -374,7 +397,7 @@ mod tests {
 
     #[test]
     fn b151_only_the_whole_key_is_its_owners() {
-        let (ada, bob) = (Principal::new("key:ada"), Principal::new("key:bob"));
+        let (ada, bob) = (Caller::of(Principal::new("key:ada")), Caller::of(Principal::new("key:bob")));
         let mut keys = ApiKeys::default();
         for (id, owner) in [("a1", &ada), ("a2", &ada), ("b1", &bob)] {
             keys.add(ApiKey::read(&key(id)).unwrap(), owner).unwrap();
@@ -392,8 +415,22 @@ mod tests {
             (format!("tg_a1_{}", "0".repeat(300)), None),
             (String::new(), None),
         ] {
-            assert_eq!(keys.owner(&token).map(|(found, _)| found), owner, "{token}");
+            assert_eq!(keys.owner(&token, NOW).map(|(found, _)| found), owner, "{token}");
         }
+    }
+
+    #[test]
+    fn an_expired_key_is_refused_and_another_of_its_owner_is_not() {
+        let until = |until| {
+            let until = Some(Timestamp::from_millis(until));
+            Caller { until, ..Caller::of(Principal::new("key:ada")) }
+        };
+        let mut keys = ApiKeys::default();
+        for (id, end) in [("a1", 999), ("a2", 1_000), ("a3", 1_001)] {
+            keys.add(ApiKey::read(&key(id)).unwrap(), &until(end)).unwrap();
+        }
+        let has_owner = |id| keys.owner(&key(id), NOW).is_some();
+        assert_eq!(["a1", "a2", "a3"].map(has_owner), [false, false, true]);
     }
 
     #[test]
@@ -419,7 +456,7 @@ mod tests {
         let mut keys = ApiKeys::default();
         let one = ApiKey::read(&key("a1")).unwrap();
         assert_eq!(format!("{one:?}"), "ApiKey(\"a1\")");
-        keys.add(one, &Principal::new("key:ada")).unwrap();
+        keys.add(one, &Caller::of(Principal::new("key:ada"))).unwrap();
         assert!(!format!("{:?}", ApiKeyRing::new(keys)).contains(HEX));
     }
 }

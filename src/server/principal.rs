@@ -70,8 +70,9 @@ impl TokenHolders {
         let invalid = |why| Refusal::CredentialRefused(self.challenge(path, Some(ChallengeError::InvalidToken)), why);
         let Some(credential) = credential else { return Err(invalid(Some(TokenError::Malformed))) };
         if own.is_some() || shows_key(credential.as_bytes()) {
-            let (principal, grant) = self.keys.owner(credential).ok_or_else(|| invalid(None))?;
-            return Ok(AuthenticatedCaller::of_this_listener(Caller::of(principal.clone()), grant.clone()).into());
+            return AuthenticatedCaller::of_key(&self.keys, credential)
+                .map(Identity::from)
+                .ok_or_else(|| invalid(None));
         }
         match self.tokens.check(credential, path.unwrap_or_default(), asked.wait) {
             TokenVerdict::Valid { caller, grant, ends_in } => {
@@ -224,6 +225,11 @@ pub(super) struct AuthenticatedCaller {
 }
 
 impl AuthenticatedCaller {
+    fn of_key(keys: &ApiKeyRing, credential: &str) -> Option<Self> {
+        let (caller, grant, ends_in) = keys.owner(credential)?;
+        Some(Self { ends_in, ..Self::of_this_listener(caller.clone(), grant.clone()) })
+    }
+
     const fn of_this_listener(caller: Caller, grant: Grant) -> Self {
         Self { caller, grant, ends_in: None, forwarded_from: None }
     }
@@ -326,8 +332,7 @@ impl PrincipalGuard {
             Authenticator::TokenHolders(holders) => holders.identify(request, asked),
             Authenticator::KeyHolders(keys) => {
                 let token = key_in(request.headers())?.ok_or(Refusal::Unauthorized)?;
-                let (principal, grant) = keys.owner(token).ok_or(Refusal::Unauthorized)?;
-                Ok(AuthenticatedCaller::of_this_listener(Caller::of(principal.clone()), grant.clone()).into())
+                AuthenticatedCaller::of_key(keys, token).map(Identity::from).ok_or(Refusal::Unauthorized)
             }
             Authenticator::Replicas(replicas) => {
                 let token = replicas.identify(request).map_err(Refusal::NotForwarded)?;
@@ -492,7 +497,7 @@ mod tests {
     fn b150_one_bearer_token_is_looked_at_and_nothing_else() {
         let ada = Principal::new("key:ada");
         let mut keys = ApiKeys::default();
-        keys.add(ApiKey::read(KEY).unwrap(), &ada).unwrap();
+        keys.add(ApiKey::read(KEY).unwrap(), &crate::task::Caller::of(ada.clone())).unwrap();
         let ring = ApiKeyRing::new(keys);
         for scheme in ["Bearer ", "bearer ", "BEARER   "] {
             check(&ring, &[&format!("{scheme}{KEY}")], &Ok(ada.clone()));
@@ -511,7 +516,7 @@ mod tests {
     fn a_key_in_the_gateways_own_header_alone_decides_and_no_key_goes_on() {
         let ada = Principal::new("key:ada");
         let mut keys = ApiKeys::default();
-        keys.add(ApiKey::read(KEY).unwrap(), &ada).unwrap();
+        keys.add(ApiKey::read(KEY).unwrap(), &crate::task::Caller::of(ada.clone())).unwrap();
         let guard = PrincipalGuard::new(Authenticator::KeyHolders(ApiKeyRing::new(keys)));
         let (bearer, long) = (format!("Bearer {KEY}"), "x".repeat(20_000));
         let (yes, unclear, no) = (Ok(ada), Err(Refusal::CredentialsUnclear), Err(Refusal::Unauthorized));

@@ -1,121 +1,296 @@
-//! Defines which upstreams and tools a principal may use.
+//! Decides which upstreams, tools, prompts and resources a caller may use.
+//!
+//! A caller needs the rules' consent, and that of the lists beside its own key. A tool may require scopes besides.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use wildmatch::WildMatch;
+use super::access_memo::{AccessMemo, CallerAccess};
+use super::access_rules::{AccessItem, AccessRules, AccessVerdict, CallArguments, RuleDecision};
+use super::item_patterns::ItemPatterns;
+use super::{Caller, Claims, Principal};
 
-use super::{Caller, Principal};
-
-/// One principal's upstreams and tools. `None` allows all.
+/// The lists of one principal's keys. `None` allows all upstreams and tools, and denies no tool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PrincipalAccess {
+    /// `FILE:LINE` of the first key, for operators.
+    pub line: Arc<str>,
     pub upstreams: Option<BTreeSet<Arc<str>>>,
-    pub tools: Option<Arc<ToolPatterns>>,
+    pub tools: Option<ToolLists>,
+    pub denied: Option<ToolLists>,
+}
+
+/// Patterns for client-visible tool names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ToolLists {
+    Everywhere(ItemPatterns),
+    /// Of an upstream without a list, no tool.
+    ByUpstream(BTreeMap<Arc<str>, ItemPatterns>),
+}
+
+impl ToolLists {
+    fn have(&self, upstream: &str, tool: &str) -> bool {
+        match self {
+            Self::Everywhere(patterns) => patterns.fit(tool),
+            Self::ByUpstream(lists) => lists.get(upstream).is_some_and(|patterns| patterns.fit(tool)),
+        }
+    }
 }
 
 impl PrincipalAccess {
-    fn has(&self, upstream: &str) -> bool {
+    #[must_use]
+    pub fn has_lists_of(&self, other: &Self) -> bool {
+        Self { line: Arc::clone(&other.line), ..self.clone() } == *other
+    }
+
+    const fn is_free(&self) -> bool {
+        self.upstreams.is_none() && self.tools.is_none() && self.denied.is_none()
+    }
+
+    fn has_upstream(&self, upstream: &str) -> bool {
         self.upstreams.as_ref().is_none_or(|names| names.contains(upstream))
     }
+
+    fn has_tool(&self, upstream: &str, tool: &str) -> bool {
+        self.tools.as_ref().is_none_or(|lists| lists.have(upstream, tool))
+            && !self.denied.as_ref().is_some_and(|lists| lists.have(upstream, tool))
+    }
 }
 
-/// Patterns with `*` and `?` for client-visible tool names. A name has to match one.
-#[derive(Clone, Debug)]
-pub struct ToolPatterns {
-    texts: BTreeSet<Arc<str>>,
-    patterns: Vec<WildMatch>,
+/// The scopes that calls of some tools require, all of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ToolScopes {
+    /// `FILE:LINE` of the block, for operators.
+    pub line: Arc<str>,
+    pub patterns: ItemPatterns,
+    pub scopes: BTreeSet<Arc<str>>,
 }
 
-impl ToolPatterns {
+/// Why a decision is as it is, with the `FILE:LINE` that decided.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DecidedBy {
+    /// There are no rules, and nothing is narrowed.
+    Nothing,
+    Rule(Arc<str>),
+    /// No rule fits.
+    EndOfRules,
+    /// The lists beside the principal's keys.
+    Key(Arc<str>),
+    /// The scopes of the tool's block.
+    ToolScopes(Arc<str>),
+}
+
+impl DecidedBy {
     #[must_use]
-    pub fn new(texts: BTreeSet<Arc<str>>) -> Self {
-        let patterns = texts.iter().map(|text| WildMatch::new(text)).collect();
-        Self { texts, patterns }
+    pub fn line(&self) -> Option<&str> {
+        match self {
+            Self::Rule(line) | Self::Key(line) | Self::ToolScopes(line) => Some(line),
+            Self::Nothing | Self::EndOfRules => None,
+        }
     }
 }
 
-impl PartialEq for ToolPatterns {
-    fn eq(&self, other: &Self) -> bool {
-        self.texts == other.texts
-    }
-}
-
-impl Eq for ToolPatterns {}
-
-#[derive(Clone, Debug, Default)]
-pub struct ToolAccess(Option<Arc<ToolPatterns>>);
-
-impl ToolAccess {
-    #[must_use]
-    pub const fn is_narrowed(&self) -> bool {
-        self.0.is_some()
-    }
-
-    #[must_use]
-    pub fn has(&self, tool: &str) -> bool {
-        self.0.as_ref().is_none_or(|tools| tools.patterns.iter().any(|pattern| pattern.matches(tool)))
-    }
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AccessDecision {
+    pub verdict: AccessVerdict,
+    pub by: DecidedBy,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PrincipalAccessTable {
-    pub own: HashMap<Principal, PrincipalAccess>,
+    own: HashMap<Principal, Arc<PrincipalAccess>>,
+    rules: Arc<AccessRules>,
+    /// By upstream; the first block that matches a tool counts.
+    scopes: HashMap<Arc<str>, Arc<[ToolScopes]>>,
+    memo: AccessMemo,
+}
+
+/// A caller's access at one upstream.
+#[derive(Clone, Debug, Default)]
+pub struct ToolAccess {
+    /// For `own`.
+    upstream: Arc<str>,
+    claims: Option<Arc<Claims>>,
+    own: Option<Arc<PrincipalAccess>>,
+    rules: Option<Arc<CallerAccess>>,
+    scopes: Option<Arc<[ToolScopes]>>,
 }
 
 impl PrincipalAccessTable {
     #[must_use]
-    pub fn has_upstream(&self, caller: &Caller, upstream: &str) -> bool {
-        self.own.get(&caller.principal).is_none_or(|own| own.has(upstream))
+    pub fn new(
+        own: HashMap<Principal, PrincipalAccess>,
+        rules: AccessRules,
+        scopes: HashMap<Arc<str>, Vec<ToolScopes>>,
+    ) -> Self {
+        let own = own.into_iter().filter(|(_, its)| !its.is_free());
+        let scopes = scopes.into_iter().filter(|(_, blocks)| !blocks.is_empty());
+        Self {
+            own: own.map(|(principal, its)| (principal, Arc::new(its))).collect(),
+            rules: Arc::new(rules),
+            scopes: scopes.map(|(upstream, blocks)| (upstream, blocks.into())).collect(),
+            memo: AccessMemo::default(),
+        }
     }
 
     #[must_use]
-    pub fn tools_of(&self, caller: &Caller, _upstream: &str) -> ToolAccess {
-        ToolAccess(self.own.get(&caller.principal).and_then(|own| own.tools.clone()))
+    pub fn rules(&self) -> &AccessRules {
+        &self.rules
     }
 
-    /// Whether a caller may use an upstream and its tool, for a call or for a task of it.
+    #[must_use]
+    pub fn has_upstream(&self, caller: &Caller, upstream: &str) -> bool {
+        self.upstream(caller, upstream).verdict == AccessVerdict::Allowed
+    }
+
+    /// Decides whether a caller may use anything at an upstream.
+    #[must_use]
+    pub fn upstream(&self, caller: &Caller, upstream: &str) -> AccessDecision {
+        if let Some(own) = self.own.get(&caller.principal).filter(|own| !own.has_upstream(upstream)) {
+            return AccessDecision { verdict: AccessVerdict::Denied, by: DecidedBy::Key(Arc::clone(&own.line)) };
+        }
+        match self.caller_access(caller, upstream) {
+            Some(rules) => AccessDecision::of_rules(rules.upstream()),
+            None => AccessDecision::free(),
+        }
+    }
+
+    #[must_use]
+    pub fn tools_of(&self, caller: &Caller, upstream: &str) -> ToolAccess {
+        let own = self.own.get(&caller.principal).cloned();
+        ToolAccess {
+            upstream: if own.is_some() { Arc::from(upstream) } else { Arc::default() },
+            claims: caller.claims.clone(),
+            own,
+            rules: self.caller_access(caller, upstream),
+            scopes: self.scopes.get(upstream).cloned(),
+        }
+    }
+
+    /// Whether a caller may still use the upstream and tool of its task.
     #[must_use]
     pub fn has_tool(&self, caller: &Caller, upstream: &str, tool: &str) -> bool {
-        self.has_upstream(caller, upstream) && self.tools_of(caller, upstream).has(tool)
+        let any = CallArguments::Any;
+        self.has_upstream(caller, upstream)
+            && self.tools_of(caller, upstream).decision(AccessItem::Tool(tool), any).verdict == AccessVerdict::Allowed
+    }
+
+    /// Decides about an item, and about its upstream.
+    #[must_use]
+    pub fn decision(
+        &self,
+        caller: &Caller,
+        upstream: &str,
+        item: AccessItem<'_>,
+        arguments: CallArguments<'_>,
+    ) -> AccessDecision {
+        let at_upstream = self.upstream(caller, upstream);
+        match at_upstream.verdict {
+            AccessVerdict::Allowed => self.tools_of(caller, upstream).decision(item, arguments),
+            AccessVerdict::Denied | AccessVerdict::NeedsScopes(_) => at_upstream,
+        }
+    }
+
+    fn caller_access(&self, caller: &Caller, upstream: &str) -> Option<Arc<CallerAccess>> {
+        (!self.rules.rules.is_empty()).then(|| self.memo.of(&self.rules, caller, upstream))
+    }
+}
+
+impl AccessDecision {
+    const fn free() -> Self {
+        Self { verdict: AccessVerdict::Allowed, by: DecidedBy::Nothing }
+    }
+
+    fn of_rules(decided: RuleDecision) -> Self {
+        Self { verdict: decided.verdict, by: decided.line.map_or(DecidedBy::EndOfRules, DecidedBy::Rule) }
+    }
+}
+
+impl ToolAccess {
+    /// Whether some tools are withheld, or require scopes: only listed names may then reach the server.
+    #[must_use]
+    pub fn is_narrowed(&self) -> bool {
+        self.rules.is_some()
+            || self.scopes.is_some()
+            || self.own.as_ref().is_some_and(|own| own.tools.is_some() || own.denied.is_some())
+    }
+
+    /// Whether some prompts or resources are withheld.
+    #[must_use]
+    pub const fn narrows_others(&self) -> bool {
+        self.rules.is_some()
+    }
+
+    /// Whether a decision may depend on the arguments of a call.
+    #[must_use]
+    pub fn reads_arguments(&self) -> bool {
+        self.rules.as_ref().is_some_and(|rules| rules.reads_arguments())
+    }
+
+    /// Whether a tool is listed: with some arguments, or with another token that has the tool's scopes.
+    #[must_use]
+    pub fn has(&self, tool: &str) -> bool {
+        let decision = self.decision(AccessItem::Tool(tool), CallArguments::Any);
+        match decision.verdict {
+            AccessVerdict::Allowed => true,
+            AccessVerdict::Denied => false,
+            AccessVerdict::NeedsScopes(_) => matches!(decision.by, DecidedBy::ToolScopes(_)),
+        }
+    }
+
+    #[must_use]
+    pub fn has_prompt(&self, name: &str) -> bool {
+        self.decision(AccessItem::Prompt(name), CallArguments::Any).verdict == AccessVerdict::Allowed
+    }
+
+    #[must_use]
+    pub fn has_resource(&self, uri: &str) -> bool {
+        self.decision(AccessItem::Resource(uri), CallArguments::Any).verdict == AccessVerdict::Allowed
+    }
+
+    /// Decides about an item of an upstream that the caller may use.
+    #[must_use]
+    pub fn decision(&self, item: AccessItem<'_>, arguments: CallArguments<'_>) -> AccessDecision {
+        if let (AccessItem::Tool(tool), Some(own)) = (item, &self.own)
+            && !own.has_tool(&self.upstream, tool)
+        {
+            return AccessDecision { verdict: AccessVerdict::Denied, by: DecidedBy::Key(Arc::clone(&own.line)) };
+        }
+        let decided = match &self.rules {
+            Some(rules) => AccessDecision::of_rules(rules.decision(item, arguments)),
+            None => match &self.own {
+                Some(own) => AccessDecision { by: DecidedBy::Key(Arc::clone(&own.line)), ..AccessDecision::free() },
+                None => AccessDecision::free(),
+            },
+        };
+        match (item, decided.verdict) {
+            (AccessItem::Tool(tool), AccessVerdict::Allowed) => self.with_scopes(tool, decided.by),
+            (AccessItem::Tool(tool), AccessVerdict::NeedsScopes(mut scopes)) => {
+                scopes.extend(self.required(tool).into_iter().flat_map(|block| &block.scopes).cloned());
+                AccessDecision { verdict: AccessVerdict::NeedsScopes(scopes), by: decided.by }
+            }
+            (_, verdict) => AccessDecision { verdict, by: decided.by },
+        }
+    }
+
+    fn required(&self, tool: &str) -> Option<&ToolScopes> {
+        let mut blocks = self.scopes.iter().flat_map(|blocks| blocks.iter());
+        blocks.find(|block| block.patterns.fit(tool))
+    }
+
+    /// Allows a tool if the caller has all scopes of its block.
+    fn with_scopes(&self, tool: &str, by: DecidedBy) -> AccessDecision {
+        let held = self.claims.as_ref().map(|claims| &claims.scopes);
+        let lacks = |block: &&ToolScopes| !held.is_some_and(|held| block.scopes.is_subset(held));
+        let Some(block) = self.required(tool).filter(lacks) else {
+            return AccessDecision { verdict: AccessVerdict::Allowed, by };
+        };
+        // Only the holder of a token can get another one.
+        let is_token = self.claims.as_ref().is_some_and(|claims| claims.issuer.is_some());
+        let verdict = if is_token { AccessVerdict::NeedsScopes(block.scopes.clone()) } else { AccessVerdict::Denied };
+        AccessDecision { verdict, by: DecidedBy::ToolScopes(Arc::clone(&block.line)) }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn texts(texts: &[&str]) -> BTreeSet<Arc<str>> {
-        texts.iter().map(|text| Arc::from(*text)).collect()
-    }
-
-    /// A key's upstreams and tools; an upstream and a tool, and whether the key's holder may use both.
-    #[test]
-    fn whoever_has_lists_uses_what_fits_both_and_everybody_else_uses_all() {
-        let ada = Principal::holding("ada");
-        for (upstreams, tools, upstream, tool, expected) in [
-            (None, None, "reports", "write_x", true),
-            (Some(["reports"].as_slice()), None, "reports", "write_x", true),
-            (Some(&["reports"]), None, "files", "write_x", false),
-            (Some(&["reports", "files"]), None, "files", "read_x", true),
-            (None, Some(["read_*"].as_slice()), "reports", "read_x", true),
-            (None, Some(&["read_*"]), "reports", "write_x", false),
-            (None, Some(&["read_*"]), "reports", "READ_x", false),
-            (None, Some(&["read_*"]), "reports", " read_x", false),
-            (None, Some(&["read_?", "write"]), "reports", "read_xy", false),
-            (None, Some(&["read_?", "write"]), "reports", "write", true),
-            (Some(&["reports"]), Some(&["read_*"]), "files", "read_x", false),
-            (None, Some(&["*"]), "files", "", true),
-            (None, Some(&["nothing-of-the-kind"]), "files", "read_x", false),
-        ] {
-            let access = PrincipalAccess {
-                upstreams: upstreams.map(texts),
-                tools: tools.map(texts).map(|texts| Arc::new(ToolPatterns::new(texts))),
-            };
-            let table = PrincipalAccessTable { own: HashMap::from([(ada.clone(), access)]) };
-            let (ada, bob) = (Caller::of(ada.clone()), Caller::of(Principal::holding("bob")));
-            assert_eq!(table.has_tool(&ada, upstream, tool), expected, "{upstreams:?} {tools:?} {upstream} {tool}");
-            assert!(table.has_tool(&bob, upstream, tool), "others");
-        }
-    }
-}
+mod tests;

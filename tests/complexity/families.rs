@@ -174,6 +174,7 @@ pub(crate) const FAMILIES: &[Family] = &[
     alone(flat("canonical form: depth", [2, 6, 50], |_, n| parts::canonical(nested(n)))),
     alone(row("array of messages", SMALL, |_, n| parts::batch(n))),
     alone(row("input schema: annotations", [60, 600, 6_000], |_, n| parts::schema(&annotated(n)))),
+    alone(flat("access decision: rules", KEYS, |_, n| parts::decision(n))),
     // What there is beside.
     alone(flat("a request beside tasks", [10, 100, 1_000], |_, n| rest::get(n))),
     alone(flat("a page of tasks", [100, 300, 1_000], |_, n| rest::page(n))),

@@ -1,7 +1,15 @@
 //! Texts that are cut or read without a gateway around them.
 
+use std::collections::HashMap;
+use std::sync::Arc;
+
 use ::bytes::Bytes;
 use futures_util::future::BoxFuture;
+use taskgate::shared_access::SharedAccess;
+use taskgate::task::{
+    AccessItem, AccessRule, AccessRules, AccessVerdict, CallArguments, Caller, Claims, ItemPatterns, Principal,
+    PrincipalAccessTable, RuleItems, RuleWho,
+};
 use taskgate::upstream::header_annotations::{self, HeaderAnnotations};
 use taskgate::wire::envelope::read_batch;
 use taskgate::wire::framing::{EventGate, HoldPolicy, LineDecoder, PrimerPolicy, SseDecoder};
@@ -49,6 +57,31 @@ pub(crate) fn schema(tools: &str) -> BoxFuture<'static, Act> {
     let tool = Payload::parse(&Bytes::copy_from_slice(tools.as_bytes()), ScanLimits::UPSTREAM).unwrap().items().next();
     let schema = Object::of(&tool.unwrap()).unwrap().get("inputSchema").unwrap();
     act(move || assert_ne!(header_annotations::read(&schema), HeaderAnnotations::Valid(Vec::new())))
+}
+
+/// A decision about a call by so many rules, of which the last fits; an earlier call was decided in the same way.
+pub(crate) fn decision(count: usize) -> BoxFuture<'static, Act> {
+    let rule = |n| AccessRule {
+        line: Arc::from(format!("gateway.toml:{n}")),
+        who: RuleWho { groups: [Arc::from("team")].into(), ..RuleWho::default() },
+        upstreams: Some([Arc::from("reports")].into()),
+        items: RuleItems {
+            tools: Some(ItemPatterns::new([Arc::from(format!("t{n}_*"))].into())),
+            ..RuleItems::default()
+        },
+        arguments: Vec::new(),
+        allow: true,
+    };
+    let rules = AccessRules { rules: (1..=count).map(rule).collect(), groups: Vec::new() };
+    let access = SharedAccess::default();
+    access.replace(Arc::new(PrincipalAccessTable::new(HashMap::new(), rules, HashMap::new())));
+    let claims = Claims { groups: [Arc::from("team")].into(), ..Claims::default() };
+    let caller = Caller { claims: Some(Arc::new(claims)), ..Caller::of(Principal::holding("ada")) };
+    let tool = format!("t{count}_x");
+    let decided =
+        move || access.decision(&caller, "reports", AccessItem::Tool(&tool), CallArguments::These(None)).verdict;
+    assert_eq!(decided(), AccessVerdict::Allowed);
+    act(move || assert_eq!(decided(), AccessVerdict::Allowed))
 }
 
 pub(crate) fn batch(count: usize) -> BoxFuture<'static, Act> {

@@ -12,6 +12,7 @@ mod isolation;
 mod issuers;
 mod keys;
 mod proxied;
+mod rules;
 mod tokens;
 
 use support::scripted as upstream;

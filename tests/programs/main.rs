@@ -1,5 +1,6 @@
 //! Suites that start the program as a user does.
 
+mod access_check;
 mod cli_call;
 mod descriptors;
 mod dev;

@@ -8,13 +8,14 @@ use url::Url;
 
 use super::super::error::ConfigLocation;
 use super::super::keys::{KeyTable as _, keys};
-use super::super::section::{LocatedValue, NamedTexts, Section};
+use super::super::section::{ListOrTable, LocatedValue, NamedLists, Section};
 use super::super::value::{
-    ALGORITHM, API_KEY, API_KEY_DIGEST, AUDIENCE, CLAIM, DURATION_NOT_ZERO, ISSUER, KEY_FILE, KEY_SET_FILE, KEYS_FILE,
-    PATTERN, PRINCIPAL_ID, SCOPE, TOKEN_TYPE, TRUSTED_URL, UPSTREAM_NAME, WordList,
+    ALGORITHM, API_KEY, API_KEY_DIGEST, AUDIENCE, CLAIM, DURATION_NOT_ZERO, EXPIRY, GROUP, GROUP_MEMBER, ISSUER,
+    KEY_FILE, KEY_SET_FILE, KEYS_FILE, PATTERN, PRINCIPAL_ID, SCOPE, TOKEN_TYPE, TRUSTED_URL, UPSTREAM_NAME, WordList,
 };
 use super::{RawPrincipalLimits, read_table};
 use crate::server::api_keys::ApiKey;
+use crate::task::Timestamp;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::config) enum AuthMode {
@@ -49,6 +50,8 @@ keys! {
         reload api_key_files: Vec<LocatedValue<PathBuf>> = read_each(&KEYS_FILE), default [];
         /// With `"tokens"`: scopes that every request's token needs. Clients ask for them at their login.
         reload scopes: Vec<LocatedValue<String>> = read_each(&SCOPE), default [];
+        /// Groups for rules: for each name, principals (`key:ada`) and groups of tokens (`group:NAME`).
+        reload groups: NamedLists = named_lists(&GROUP_MEMBER);
     }
 }
 
@@ -73,7 +76,7 @@ keys! {
         /// The claim that owns tasks instead of `sub`: all people with the same value share their tasks.
         reload owner_claim: String = read(&CLAIM), shown "`sub`, or `client_id` where it is missing";
         /// Scopes that include others: `implies = { admin = ["mcp", "reports:read"] }`.
-        reload implies: NamedTexts<Vec<LocatedValue<String>>> = lists(&SCOPE), shown "no scope includes another";
+        reload implies: NamedLists = named_lists(&SCOPE), shown "no scope includes another";
         /// How long its keys are used after the last time that they were fetched; then its tokens are answered 503.
         reload max_stale: Duration = read(&DURATION_NOT_ZERO), default "24h";
     }
@@ -94,7 +97,17 @@ keys! {
         reload upstreams: Vec<LocatedValue<String>> = read_some(&UPSTREAM_NAME), shown "every upstream";
         /// [Tools that the principal can list and call](docs/teams.md#access), by their names at the upstream's own path.
         /// The same in all blocks of one `id`.
-        reload tools: Vec<LocatedValue<String>> = read_some(&PATTERN), shown "every tool";
+        /// A table has a list for each upstream: of other upstreams, the principal can use no tool.
+        reload tools: ListOrTable = list_or_table(&PATTERN), shown "every tool";
+        /// Tools that the principal can not use, as a list or as a table. The same in all blocks of one `id`.
+        reload deny: ListOrTable = list_or_table(&PATTERN);
+        /// Scopes for rules and for the `scopes` of tools.
+        reload scopes: Vec<LocatedValue<String>> = read_some(&SCOPE);
+        /// Groups for rules.
+        reload groups: Vec<LocatedValue<String>> = read_some(&GROUP);
+        /// When the key expires: it is then refused as an unknown one, and its streams end. A date is its beginning in
+        /// UTC.
+        reload expires: Timestamp = time(&EXPIRY), shown "never", bounds "a date, or a time with its offset";
     }
 }
 

@@ -7,11 +7,11 @@ use http::{HeaderName, HeaderValue};
 use url::Url;
 
 use super::super::keys::keys;
-use super::super::section::NamedTexts;
+use super::super::section::{LocatedValue, NamedTexts};
 use super::super::value::{
     ARGUMENT, CREDENTIAL_HEADER, DRAFT, DURATION, DURATION_NOT_ZERO, ENV_FILE, ENV_VALUE, FOLDER, FORWARDED_HEADER,
-    KEY_FILE, NEW_NAME, PATTERN, PEM_FILE, PROXY, SECRET, SERVED_PATH, SIZE, UPSTREAM_URL, WORD_OF_COMMAND, WORDS,
-    WordList,
+    KEY_FILE, NEW_NAME, PATTERN, PEM_FILE, PROXY, SCOPE, SECRET, SERVED_PATH, SIZE, UPSTREAM_URL, WORD_OF_COMMAND,
+    WORDS, WordList,
 };
 use crate::face::client_login::ResourceName;
 use crate::task::{AfterCrash, Draft, EarlyInput, FallbackPolicy, TaskMode};
@@ -251,6 +251,8 @@ keys! {
         /// The name that clients see; `*` takes the text that the one `*` of `match` stands for. `match` is then the
         /// server's own name. A server's tool that already has the new name is hidden, unless a block above fits it.
         reload rename: String = read(&NEW_NAME), bounds "at most one `*`, no `?`";
+        /// Scopes that a caller needs for these tools, all of them, besides a rule that allows the call.
+        reload scopes: Vec<LocatedValue<String>> = read_some(&SCOPE);
         /// `true`: clients neither see nor call these tools, by the server's own names.
         reload hide: bool = flag(), default false;
         /// `true`, with `command` alone: each call has a separate process. The processes count for `processes_max`; a

@@ -1,21 +1,19 @@
-//! Resolves the authentication, and the limits and rights of each key's principal.
+//! Resolves the authentication, and the limits of each key's principal.
 //!
-//! Limits are beside a key, else in `[limits]`. A principal may use all upstreams and tools by default.
+//! Limits are beside a key, else in `[limits]`.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use super::super::error::MistakeCollector;
 use super::super::keys::KeyField as _;
-use super::super::raw::{AuthMode, RawApiKey, RawApiKeyValues, RawConfig, RawPrincipalLimits};
+use super::super::raw::{AuthMode, RawApiKey, RawConfig, RawPrincipalLimits};
 use super::super::section::LocatedValue;
-use super::endpoints::unknown;
+use super::access::texts;
 use super::{count, token_issuers, value_or};
 use crate::server::api_keys::{ApiKeySettings, AuthSettings, KeySource};
-use crate::task::{
-    PermitShare, Principal, PrincipalAccess, PrincipalAccessTable, PrincipalLimitTable, PrincipalLimits, ToolPatterns,
-};
+use crate::task::{Caller, Claims, PermitShare, Principal, PrincipalLimitTable, PrincipalLimits};
 
 pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> AuthSettings {
     let (mode, anonymous) = (&raw.auth.mode, &raw.auth.anonymous);
@@ -76,7 +74,16 @@ fn resolve_key(raw: &RawApiKey, report: &mut MistakeCollector) -> Option<ApiKeyS
     }
     let (source, location) = sources.pop()?;
     let principal = Principal::holding(&values.id.as_ref()?.value);
-    Some(ApiKeySettings { principal, source, place: location.key_place() })
+    let until = values.expires.as_ref().map(|expires| expires.value);
+    let caller = Caller { principal, claims: claims(raw), until };
+    Some(ApiKeySettings { caller, source, place: location.key_place() })
+}
+
+/// What a key says beside its principal.
+fn claims(raw: &RawApiKey) -> Option<Arc<Claims>> {
+    let claims =
+        Claims { scopes: texts(raw.values.scopes.as_ref()), groups: texts(raw.values.groups.as_ref()), issuer: None };
+    (claims != Claims::default()).then(|| Arc::new(claims))
 }
 
 /// Two keys with one ID cannot be distinguished. Keys in files are compared when they are read.
@@ -128,55 +135,5 @@ fn limits(raw: &RawPrincipalLimits, others: &PrincipalLimits) -> PrincipalLimits
         answer_bytes_max: value_or(raw.answer_bytes_per_principal_max.as_ref(), others.answer_bytes_max),
         streams_max: raw.streams_per_principal_max.as_ref().map_or(others.streams_max, |max| count(max.value)),
         permits: permits.unwrap_or(others.permits),
-    }
-}
-
-pub(super) fn resolve_access(
-    raw: &RawConfig,
-    known: &BTreeSet<Arc<str>>,
-    report: &mut MistakeCollector,
-) -> PrincipalAccessTable {
-    let mut own: HashMap<Principal, (PrincipalAccess, &RawApiKey)> = HashMap::new();
-    for key in &raw.api_keys {
-        check_upstreams(&key.values, known, report);
-        let Some(id) = &key.values.id else { continue };
-        let its = access(&key.values);
-        match own.get(&Principal::holding(&id.value)) {
-            // During a rotation both keys belong to one principal, so their rights must be equal.
-            Some((before, first)) if *before != its => {
-                let line = first.location.line_seen_from(&key.location, &report.file());
-                let message = format!(
-                    "{:?} has a key in {line} with other `upstreams` or `tools`; write the same at both",
-                    id.value
-                );
-                report.mistake(&key.location, message);
-            }
-            Some(_) => (),
-            None => drop(own.insert(Principal::holding(&id.value), (its, key))),
-        }
-    }
-    let own = own.into_iter().map(|(principal, (its, _))| (principal, its));
-    PrincipalAccessTable { own: own.filter(|(_, its)| *its != PrincipalAccess::default()).collect() }
-}
-
-/// A misspelt name would lock a team out, or leave it an upstream that was meant to be withheld.
-fn check_upstreams(raw: &RawApiKeyValues, known: &BTreeSet<Arc<str>>, report: &mut MistakeCollector) {
-    if report.blames("upstreams") {
-        return;
-    }
-    for named in raw.upstreams.iter().flat_map(|list| &list.value) {
-        if !known.contains(named.value.as_str()) {
-            report.mistake(&named.location, unknown(&named.value, known));
-        }
-    }
-}
-
-fn access(raw: &RawApiKeyValues) -> PrincipalAccess {
-    let texts = |list: &LocatedValue<Vec<LocatedValue<String>>>| -> BTreeSet<Arc<str>> {
-        list.value.iter().map(|one| Arc::from(one.value.as_str())).collect()
-    };
-    PrincipalAccess {
-        upstreams: raw.upstreams.as_ref().map(texts),
-        tools: raw.tools.as_ref().map(texts).map(|patterns| Arc::new(ToolPatterns::new(patterns))),
     }
 }

@@ -10,7 +10,7 @@ use super::super::raw::{RawAdmin, RawAdminToken, RawConfig, RawListen};
 use super::{count, exposure, identity, is_at, is_loopback, not_zero};
 use crate::server::api_keys::{ApiKeySettings, KeySource};
 use crate::server::{AdminSettings, ListenSettings};
-use crate::task::Principal;
+use crate::task::{Caller, Principal};
 
 pub(in crate::config) fn listen_address() -> SocketAddr {
     RawListen::default().address.value
@@ -54,8 +54,8 @@ pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> Listene
 
 fn resolve_token(raw: &RawAdminToken) -> Option<ApiKeySettings> {
     let file = raw.file.as_ref()?;
-    let principal = Principal::operator(raw.may.value);
-    Some(ApiKeySettings { principal, source: KeySource::File(file.value.clone()), place: file.location.key_place() })
+    let caller = Caller::of(Principal::operator(raw.may.value));
+    Some(ApiKeySettings { caller, source: KeySource::File(file.value.clone()), place: file.location.key_place() })
 }
 
 fn resolve_listen(raw: &RawConfig, report: &mut MistakeCollector) -> ListenSettings {

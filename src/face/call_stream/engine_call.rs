@@ -35,6 +35,16 @@ pub struct CallView<D> {
     pub promotable: Promotable,
     pub dialect: D,
     pub rounds: Option<RoundSeal>,
+    pub shown: Option<ResultEdit>,
+}
+
+/// An edit of a result; `None` if nothing changes.
+pub struct ResultEdit(pub Box<dyn Fn(&Payload) -> Option<Payload> + Send + Sync>);
+
+impl fmt::Debug for ResultEdit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ResultEdit").finish_non_exhaustive()
+    }
 }
 
 pub struct RoundSeal {
@@ -161,8 +171,18 @@ impl<D: FaceDialect + 'static> CallView<D> {
         }
     }
 
+    fn edited(&self, outcome: Outcome) -> Outcome {
+        match (outcome, &self.shown) {
+            (Outcome::Returned { result, is_error }, Some(edit)) => {
+                let result = (edit.0)(&result).unwrap_or(result);
+                Outcome::Returned { result, is_error }
+            }
+            (outcome, _) => outcome,
+        }
+    }
+
     fn outcome(&self, outcome: Outcome) -> RequestAnswer {
-        match outcome {
+        match self.edited(outcome) {
             Outcome::Returned { result, .. } => match &self.addressee.id {
                 Some(id) if result.len() >= LARGE => {
                     let pieces = stateless_result_in_pieces(&self.method, &result, &self.server_info, LARGE);

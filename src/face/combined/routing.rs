@@ -13,6 +13,7 @@ use crate::dialect::fallback_tools::{FallbackTool, FallbackTools};
 use crate::face::answer::Addressee;
 use crate::face::fallback::{self, FallbackCall, TaskAsker};
 use crate::face::http::FaceResponse;
+use crate::face::item_refusal::{ItemRefusal, no_prompt, refusal_of_call};
 use crate::face::served::Served;
 use crate::task::{Caller, TaskId};
 use crate::wire::envelope::Request;
@@ -80,15 +81,16 @@ impl CombinedUpstreams {
         }
         match self.owner_of_name(client, list, &name).await {
             // Refused here, the error contains the name that the client used.
-            Some((at, own)) if list == MergedList::Tools && !self.may_call(client, at, &own) => {
+            Some((at, own)) if list == MergedList::Tools && self.is_refused(client, at, params, &own) => {
                 Err(RequestError::unknown_tool(Some(params)))
             }
+            Some((at, own)) if list == MergedList::Prompts && !self.may_get(client, at, &own) => Err(no_prompt()),
             Some((at, own)) if *own == *name => Ok(RequestTarget::Member(at, None)),
             Some((at, own)) => {
                 Ok(RequestTarget::Member(at, Some(params.edit().set("name", Payload::text(&own)).finish())))
             }
             None if list == MergedList::Tools => Err(RequestError::unknown_tool(Some(params))),
-            None => Err(RequestError::Params(Cow::Borrowed("no prompt has this name"))),
+            None => Err(no_prompt()),
         }
     }
 
@@ -114,9 +116,14 @@ impl CombinedUpstreams {
         fallback::answer(engine, asker, call, words, addressee.clone()).await
     }
 
-    fn may_call(&self, client: &EndpointClient, at: usize, tool: &str) -> bool {
-        let upstream = &self.settings.upstreams[at];
-        self.common().engine.access().has_tool(client.caller(), upstream, tool)
+    /// Whether a call gets the answer of an unknown tool. The upstream's endpoint asks for missing scopes.
+    fn is_refused(&self, client: &EndpointClient, at: usize, params: &Object, tool: &str) -> bool {
+        let access = self.common().engine.access().tools_of(client.caller(), &self.settings.upstreams[at]);
+        matches!(refusal_of_call(&access, tool, params), Some(ItemRefusal::Unknown(_)))
+    }
+
+    fn may_get(&self, client: &EndpointClient, at: usize, prompt: &str) -> bool {
+        self.common().engine.access().tools_of(client.caller(), &self.settings.upstreams[at]).has_prompt(prompt)
     }
 
     async fn owner_of_name(

@@ -353,8 +353,19 @@ impl BridgedCall {
         Object::of(&listed).and_then(|list| self.tools.listed(&list)).unwrap_or(listed)
     }
 
-    pub(super) fn ending(&self, outcome: Outcome) -> CallResult {
+    /// Removes unreachable items from a list.
+    fn reachable(&self, outcome: Outcome) -> Outcome {
         match outcome {
+            Outcome::Returned { result, is_error } if !self.is_call && self.tools.are_narrowed() => {
+                let listed = Object::of(&result).and_then(|list| self.tools.listed(&list));
+                Outcome::Returned { result: listed.unwrap_or(result), is_error }
+            }
+            outcome => outcome,
+        }
+    }
+
+    pub(super) fn ending(&self, outcome: Outcome) -> CallResult {
+        match self.reachable(outcome) {
             Outcome::Returned { result, .. } if self.era == AnswerEra::Sessions && !self.is_of_another(&result) => {
                 Ok(result.into())
             }

@@ -19,6 +19,7 @@ use crate::dialect::plain::PlainUpstream;
 use crate::face::answer::addressee;
 use crate::face::catalog::Catalog;
 use crate::face::http::{FaceResponse, Inbound};
+use crate::face::item_refusal::{ItemRefusal, refusal_of};
 use crate::face::reachable_tools::ReachableTools;
 use crate::task::{Caller, Executed, GatewayFault, Principal, Reason};
 use crate::upstream::recent_map::RecentMap;
@@ -116,10 +117,8 @@ impl SessionFaceState {
 
     /// The upstream's tools that the session's client may use.
     pub(super) fn reachable_tools(&self, session: &ClientSession, caller: &Caller) -> ReachableTools {
-        ReachableTools::new(
-            self.served.engine.access().tools_of(caller, self.served.upstream.name()),
-            self.fallback_for(session),
-        )
+        let access = self.served.engine.access().tools_of(caller, self.served.upstream.name());
+        ReachableTools::new(access, self.fallback_for(session))
     }
 
     /// Whether a call as a task has a tool, checked before it gets a handle (T-72). True if the server returns no list.
@@ -132,8 +131,8 @@ impl SessionFaceState {
         self.listing_of(session, principal, tool, None).await != ToolListing::Unlisted
     }
 
-    /// Refuses a call of an unlisted tool if tools are filtered out for this client: a server could match another
-    /// spelling of such a tool, so only listed names reach it.
+    /// Refuses requests about items that this client may not use, and calls of unlisted tools if tools are filtered out
+    /// for it: a server could match another spelling of such a tool, so only listed names reach it.
     pub(super) async fn hidden(
         self: &Arc<Self>,
         session: &ClientSession,
@@ -141,20 +140,21 @@ impl SessionFaceState {
         request: &Request,
         listed: Option<&ServerTools>,
     ) -> Option<HiddenToolRefusal> {
-        if request.method != method::TOOLS_CALL {
-            return None;
-        }
         let access = self.served.engine.access().tools_of(caller, self.served.upstream.name());
         if !access.is_narrowed() && !self.served.channel.hides_tools() {
             return None;
+        }
+        if request.method != method::TOOLS_CALL {
+            let refusal = refusal_of(&access, &request.method, request.params.object());
+            return refusal.map(HiddenToolRefusal::Item);
         }
         // The next check reports the fault.
         let tool = tool_of(request.params.object()).ok()?;
         if super::fallback::called(self, session, request).is_some() {
             return None;
         }
-        if !access.has(&tool) {
-            return Some(HiddenToolRefusal::Unknown);
+        if let Some(refusal) = refusal_of(&access, &request.method, request.params.object()) {
+            return Some(HiddenToolRefusal::Item(refusal));
         }
         match self.listing_of(session, &caller.principal, &tool, listed).await {
             ToolListing::Listed => None,
@@ -165,8 +165,9 @@ impl SessionFaceState {
 }
 
 /// Why a call is refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum HiddenToolRefusal {
+    Item(ItemRefusal),
     Unknown,
     /// Without a list, the tool may be a hidden one.
     Untold,
@@ -176,6 +177,7 @@ impl HiddenToolRefusal {
     pub(super) fn answer(self, request: &Request, inbound: &Inbound) -> FaceResponse {
         let addressee = addressee(Some(&request.id), inbound.accepted);
         match self {
+            Self::Item(refusal) => refusal.answer(&addressee, |complaint| refuse(&addressee, complaint)),
             Self::Unknown => refuse(&addressee, &RequestError::unknown_tool(request.params.object())),
             Self::Untold => addressee.error(http::StatusCode::OK, &untold()),
         }

@@ -288,6 +288,7 @@ impl SessionPipeEra {
             self.shared.own.remember(&self.session.own, preference);
         }
         let mut edits = self.shared.edits(&self.session);
+        edits.await_list_of(&self.request.method);
         edits.tool_list = (self.request.method == method::TOOLS_LIST).then(|| {
             let support = self.shared.tasks.support(&self.session);
             let fallback = self.shared.fallback_for(&self.session);

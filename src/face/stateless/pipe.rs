@@ -90,13 +90,14 @@ impl StatelessFace {
             call = Some((weighed.policy.deadline, weighed.policy.limits));
         }
         let signs = self.signs(&request);
+        let tools = self.reachable_tools(&request);
         let edits = AnswerEdits {
             id: request.message.id.clone(),
-            aim: EditTarget::of(request.method),
+            aim: EditTarget::of(request.method, &tools),
             fallback: self
                 .fallback_for(&request.metadata)
                 .map(|fallback| fallback.listing(request.params.get("cursor"))),
-            tools: self.reachable_tools(&request),
+            tools,
             asker,
             server: Arc::clone(&self.served.upstream),
             sealer: Arc::clone(&self.served.sealer),

@@ -66,6 +66,22 @@ async fn act(seen: &SeenRequest, world: &Arc<ScriptedState>) -> ScriptedReply {
         ("tools/call", _) => {
             answer(seen, &json!({ "content": [], "structuredContent": seen.body["params"]["arguments"] }))
         }
+        ("prompts/list", _) => answer(seen, &json!({ "prompts": [{ "name": "read_a" }, { "name": "write_b" }] })),
+        ("prompts/get", _) => answer(seen, &json!({ "messages": [] })),
+        ("resources/list", _) => {
+            let resources = ["file:///public/a", "file:///secret/b"].map(|uri| json!({ "uri": uri, "name": "r" }));
+            answer(seen, &json!({ "resources": resources }))
+        }
+        ("resources/templates/list", _) => {
+            let templates = ["file:///public/{x}", "file:///secret/{x}"];
+            let templates = templates.map(|template| json!({ "uriTemplate": template, "name": "t" }));
+            answer(seen, &json!({ "resourceTemplates": templates }))
+        }
+        ("completion/complete", _) => answer(seen, &json!({ "completion": { "values": ["v"] } })),
+        ("resources/subscribe", _) => answer(seen, &json!({})),
+        ("resources/read", _) if seen.body["params"]["uri"].as_str().is_some_and(|uri| uri.starts_with("file:")) => {
+            answer(seen, &json!({ "contents": [] }))
+        }
         ("resources/read", _) => status(404),
         _ => polite(seen, world),
     }
@@ -215,7 +231,7 @@ impl Ask {
             "io.modelcontextprotocol/protocolVersion": "2026-07-28",
             "io.modelcontextprotocol/clientCapabilities": capabilities,
         });
-        let name = ["name", "taskId"].into_iter().find_map(|key| params[key].as_str().map(str::to_owned));
+        let name = ["name", "uri", "taskId"].into_iter().find_map(|key| params[key].as_str().map(str::to_owned));
         let body = json!({ "jsonrpc": "2.0", "id": 7, "method": method, "params": params }).to_string();
         let mut ask = Self::of(key, &[("MCP-Protocol-Version", "2026-07-28"), ("Mcp-Method", method)], body);
         ask.headers.extend(name.map(|name| ("Mcp-Name".to_owned(), name)));

@@ -23,6 +23,8 @@ pub(super) struct StreamEdits {
     pub(super) primers: PrimerPolicy,
     pub(super) arrays: ArrayPolicy,
     pub(super) tool_list: Option<ToolListEdit>,
+    /// Whether the answer is a list of prompts or resources, some of which may be withheld.
+    is_narrowed_list: bool,
     filter: ClientFilter,
     tools: ReachableTools,
 }
@@ -52,9 +54,14 @@ impl StreamEdits {
             // A server may send primers although its version has none.
             arrays: if client.traits().has_batches { ArrayPolicy::Pass } else { ArrayPolicy::Split },
             tool_list: None,
+            is_narrowed_list: false,
             filter,
             tools,
         }
+    }
+
+    pub(super) fn await_list_of(&mut self, method: &str) {
+        self.is_narrowed_list = self.tools.narrow_list_of(method);
     }
 
     /// For an event stream.
@@ -106,9 +113,9 @@ impl ResponseEdits for StreamEdits {
         limits: &ReadLimits,
         accepted: AcceptedTypes,
     ) -> Result<OpenedAnswer, GatewayFault> {
-        let body = match &self.tool_list {
-            Some(_) => body,
-            None => match client_filter::opened(body).await? {
+        let body = match self.tool_list.is_some() || self.is_narrowed_list {
+            true => body,
+            false => match client_filter::opened(body).await? {
                 PeekedAnswer::Plain(body) => return Ok(OpenedAnswer::Through(body)),
                 PeekedAnswer::Odd(body) => body,
             },

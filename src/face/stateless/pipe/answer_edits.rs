@@ -52,14 +52,17 @@ fn asks(result: &Object) -> bool {
 pub(super) enum EditTarget {
     Discovery,
     ToolList,
+    /// Prompts, resources or resource templates, some of which are withheld.
+    ItemList,
     Other,
 }
 
 impl EditTarget {
-    pub(super) fn of(name: &str) -> Self {
+    pub(super) fn of(name: &str, tools: &ReachableTools) -> Self {
         match name {
             method::DISCOVER => Self::Discovery,
             method::TOOLS_LIST => Self::ToolList,
+            name if tools.narrow_list_of(name) => Self::ItemList,
             _ => Self::Other,
         }
     }
@@ -117,6 +120,7 @@ impl AnswerEdits {
                 let text = fallback.unwrap_or(text);
                 self.tools.listed_in(&text).unwrap_or(text)
             }
+            EditTarget::ItemList => self.tools.listed_in(&text).unwrap_or(text),
             EditTarget::Other => text,
         };
         if !may_be_edited(&classifier) {
@@ -246,7 +250,7 @@ impl ResponseEdits for AnswerEdits {
     fn events(self, source: RawBody, limits: &ReadLimits) -> RawBody {
         let gate = EventGate::new(PrimerPolicy::Pass, HoldPolicy::Messages, limits.bytes_max);
         let gate = match self.aim {
-            EditTarget::Discovery | EditTarget::ToolList => gate,
+            EditTarget::Discovery | EditTarget::ToolList | EditTarget::ItemList => gate,
             EditTarget::Other => gate.sniffing(SNIFF_BYTES_MAX, is_of_interest),
         };
         edited_events(source, gate, limits.share.clone(), move |event| self.event(event))

@@ -1,0 +1,127 @@
+//! Checks a configuration, and tells who may use what by it.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use clap::{Args, ValueEnum};
+
+use crate::config::Config;
+use crate::server::api_keys::AuthSettings;
+use crate::task::{AccessDecision, AccessItem, AccessVerdict, CallArguments, Caller, Claims, DecidedBy, Principal};
+use crate::wire::{Object, Payload, ScanLimits};
+
+#[derive(Debug, Args)]
+pub(super) struct CheckArguments {
+    /// The configuration.
+    pub(super) file: PathBuf,
+    #[command(flatten)]
+    question: AccessQuestion,
+}
+
+#[derive(Debug, Args)]
+struct AccessQuestion {
+    /// Who asks, such as key:ada. A key has its groups and scopes of the file.
+    #[arg(long = "as", value_name = "ID", requires = "can")]
+    caller: Option<String>,
+    /// Further groups of the caller.
+    #[arg(long, value_name = "GROUP", value_delimiter = ',', requires = "can")]
+    groups: Vec<String>,
+    /// Further scopes of the caller.
+    #[arg(long, value_name = "SCOPE", value_delimiter = ',', requires = "can")]
+    scopes: Vec<String>,
+    /// The issuer of the caller's token.
+    #[arg(long, value_name = "URL", requires = "can")]
+    issuer: Option<String>,
+    /// A tool, by its name at the upstream's own path.
+    #[arg(long, value_name = "UPSTREAM/TOOL", requires = "caller")]
+    can: Option<String>,
+    /// What --can names.
+    #[arg(long, value_enum, default_value = "tool", requires = "can")]
+    kind: AccessKind,
+    /// The arguments of the call as a JSON object. Without them, some arguments have to be allowed.
+    #[arg(long, value_name = "JSON", requires = "can")]
+    arguments: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum AccessKind {
+    Tool,
+    Prompt,
+    Resource,
+}
+
+impl CheckArguments {
+    /// The answer to `--can`, and its exit code; `None` without the option. Fails with the mistake in the command line.
+    pub(super) fn answer(&self, config: &Config) -> Result<Option<(String, ExitCode)>, String> {
+        let AccessQuestion { can: Some(can), .. } = &self.question else { return Ok(None) };
+        let (upstream, name) = can.split_once('/').ok_or("--can is UPSTREAM/TOOL")?;
+        if !config.upstreams.iter().any(|one| *one.name == *upstream) {
+            return Err(format!("--can: there is no upstream `{upstream}`"));
+        }
+        let item = match self.question.kind {
+            AccessKind::Tool => AccessItem::Tool(name),
+            AccessKind::Prompt => AccessItem::Prompt(name),
+            AccessKind::Resource => AccessItem::Resource(name),
+        };
+        let arguments = self.question.arguments.as_deref().map(object).transpose()?;
+        let arguments = arguments.as_ref().map_or(CallArguments::Any, |these| CallArguments::These(Some(these)));
+        let decision = config.access.decision(&self.question.caller(config)?, upstream, item, arguments);
+        let code = if decision.verdict == AccessVerdict::Allowed { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+        Ok(Some((self.line(&decision), code)))
+    }
+
+    /// `FILE:LINE: the verdict: the reason`
+    fn line(&self, AccessDecision { verdict, by }: &AccessDecision) -> String {
+        let mut text = by.line().map_or_else(|| self.file.display().to_string(), str::to_owned);
+        text.push_str(match verdict {
+            AccessVerdict::Allowed => ": allowed",
+            AccessVerdict::Denied | AccessVerdict::NeedsScopes(_) => ": denied",
+        });
+        text.push_str(match by {
+            DecidedBy::Nothing => ": no rule and no list narrows it",
+            DecidedBy::Rule(_) => ": this rule fits first",
+            DecidedBy::EndOfRules => ": no rule fits",
+            DecidedBy::Key(_) => ": by the lists beside this key",
+            DecidedBy::ToolScopes(_) => ": the tool needs scopes",
+        });
+        if let AccessVerdict::NeedsScopes(scopes) = verdict {
+            let scopes: Vec<&str> = scopes.iter().map(|scope| &**scope).collect();
+            let _ = write!(text, "; scopes that help: {}", scopes.join(" "));
+        }
+        text
+    }
+}
+
+impl AccessQuestion {
+    fn caller(&self, config: &Config) -> Result<Caller, String> {
+        let principal = Principal::new(self.caller.as_deref().unwrap_or_default());
+        let mut claims = Claims::default();
+        if principal.key_id().is_some() {
+            let keys = match &config.auth {
+                AuthSettings::ApiKeys(keys) => keys.as_slice(),
+                AuthSettings::Everyone(_) => &[],
+            };
+            let key = keys.iter().find(|key| key.caller.principal == principal);
+            let key = key.ok_or_else(|| format!("--as: there is no key with the id of {:?}", principal.as_str()))?;
+            claims = key.caller.claims.as_deref().cloned().unwrap_or_default();
+        }
+        claims.groups.extend(texts(&self.groups));
+        claims.scopes.extend(texts(&self.scopes));
+        claims.issuer = self.issuer.as_deref().map(Arc::from);
+        Ok(Caller { principal, claims: Some(Arc::new(claims)) })
+    }
+}
+
+fn texts(texts: &[String]) -> BTreeSet<Arc<str>> {
+    texts.iter().map(|text| Arc::from(text.as_str())).collect()
+}
+
+fn object(text: &str) -> Result<Object, String> {
+    let payload = Payload::parse(&Bytes::copy_from_slice(text.as_bytes()), ScanLimits::CLIENT);
+    let payload = payload.map_err(|error| format!("--arguments: {error}"))?;
+    Object::of(&payload).ok_or_else(|| "--arguments is a JSON object".to_owned())
+}

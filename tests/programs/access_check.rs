@@ -1,0 +1,79 @@
+//! `taskgate check FILE --as … --can …`: the line that decides, as operators read it.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::fs;
+use std::process::Command;
+
+use tempfile::TempDir;
+
+/// Each line that decides has its number behind it.
+const FILE: &str = r#"
+[auth]
+mode = "api_keys"
+groups = { admins = ["group:directory"] }
+[[auth.api_keys]]                                            # 5
+id = "ada"
+key_sha256 = "ada1:0b9c2625dc21ef05f6ad4ddf47c5f203837aa32c0b9c2625dc21ef05f6ad4ddf"
+groups = ["analysts"]
+deny = { reports = ["*_secret"] }
+[[auth.rules]]                                               # 10
+who = { groups = ["admins"] }
+allow = true
+[[auth.rules]]                                               # 13
+who = { groups = ["analysts"] }
+upstreams = ["reports"]
+tools = ["read_*"]
+arguments = { env = "staging*" }
+allow = true
+[[auth.rules]]                                               # 19
+who = { groups = ["analysts"] }
+upstreams = ["reports"]
+resources = ["file:///secret/*"]
+allow = false
+[[auth.rules]]                                               # 24
+who = { groups = ["analysts"] }
+prompts = ["*"]
+resources = ["*"]
+allow = true
+[upstreams.reports]
+url = "http://127.0.0.1:9/mcp"
+[upstreams.files]
+url = "http://127.0.0.1:9/mcp"
+"#;
+
+#[test]
+fn the_line_that_decides_is_told_with_what_it_decides() {
+    let folder = TempDir::new().unwrap();
+    fs::write(folder.path().join("gate.toml"), FILE).unwrap();
+    for (arguments, code, said) in [
+        (vec!["--can", "reports/read_x"], 0, "gate.toml:13: allowed: this rule fits first"),
+        (vec!["--can", "reports/read_x", "--arguments", r#"{"env":"staging"}"#], 0, "gate.toml:13: allowed"),
+        (vec!["--can", "reports/read_x", "--arguments", r#"{"env":"prod"}"#], 1, "gate.toml: denied: no rule fits"),
+        (vec!["--can", "reports/read_secret"], 1, "gate.toml:5: denied: by the lists beside this key"),
+        (vec!["--can", "files/read_x"], 1, "gate.toml: denied: no rule fits"),
+        (vec!["--groups", "x,directory", "--can", "files/read_x"], 0, "gate.toml:10: allowed"),
+        (
+            vec!["--can", "reports/file:///secret/a", "--kind", "resource"],
+            1,
+            "gate.toml:19: denied: this rule fits first",
+        ),
+        (vec!["--can", "reports/file:///a", "--kind", "resource"], 0, "gate.toml:24: allowed"),
+        (vec!["--can", "files/p", "--kind", "prompt"], 0, "gate.toml:24: allowed"),
+        (vec!["--can", "nothing/x"], 64, "there is no upstream `nothing`"),
+        (vec!["--can", "reports"], 64, "--can is UPSTREAM/TOOL"),
+        (vec!["--can", "reports/x", "--arguments", "7"], 64, "--arguments is a JSON object"),
+        (vec!["--can", "reports/x", "--as", "key:eve"], 64, "cannot be used multiple times"),
+    ] {
+        let command = [&["check", "gate.toml", "--as", "key:ada"], arguments.as_slice()].concat();
+        let output =
+            Command::new(env!("CARGO_BIN_EXE_taskgate")).args(&command).current_dir(folder.path()).output().unwrap();
+        let printed = if code == 64 { &output.stderr } else { &output.stdout };
+        let printed = String::from_utf8_lossy(printed);
+        assert_eq!(output.status.code(), Some(code), "{command:?}: {output:?}");
+        assert!(printed.contains(said), "{command:?}: {printed}");
+    }
+    let eve = ["check", "gate.toml", "--as", "key:eve", "--can", "reports/x"];
+    let output = Command::new(env!("CARGO_BIN_EXE_taskgate")).args(eve).current_dir(folder.path()).output().unwrap();
+    assert_eq!(output.status.code(), Some(64), "{output:?}");
+}

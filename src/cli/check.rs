@@ -10,7 +10,6 @@ use bytes::Bytes;
 use clap::{Args, ValueEnum};
 
 use crate::config::Config;
-use crate::server::api_keys::AuthSettings;
 use crate::task::{AccessDecision, AccessItem, AccessVerdict, CallArguments, Caller, Claims, DecidedBy, Principal};
 use crate::wire::{Object, Payload, ScanLimits};
 
@@ -101,18 +100,14 @@ impl AccessQuestion {
         let principal = Principal::new(self.caller.as_deref().unwrap_or_default());
         let mut claims = Claims::default();
         if principal.key_id().is_some() {
-            let keys = match &config.auth {
-                AuthSettings::ApiKeys(keys) => keys.as_slice(),
-                AuthSettings::Everyone(_) => &[],
-            };
-            let key = keys.iter().find(|key| key.caller.principal == principal);
+            let key = config.auth.keys().iter().find(|key| key.caller.principal == principal);
             let key = key.ok_or_else(|| format!("--as: there is no key with the id of {:?}", principal.as_str()))?;
             claims = key.caller.claims.as_deref().cloned().unwrap_or_default();
         }
         claims.groups.extend(texts(&self.groups));
         claims.scopes.extend(texts(&self.scopes));
         claims.issuer = self.issuer.as_deref().map(Arc::from);
-        Ok(Caller { principal, claims: Some(Arc::new(claims)) })
+        Ok(Caller { principal, claims: Some(Arc::new(claims)), until: None })
     }
 }
 

@@ -41,7 +41,7 @@ pub(super) async fn run(arguments: WrapArguments) -> anyhow::Result<ExitCode> {
     let WrapArguments { options, fallback, url, config, command } = arguments;
     if let Some(file) = config {
         return match app::files::load_wrapped(&file) {
-            Ok(loaded) => app::wrap(loaded, None).await,
+            Ok(loaded) => Box::pin(app::wrap(loaded, None)).await,
             Err(mistakes) => Ok(super::refuse_file(&mistakes)),
         };
     }
@@ -62,7 +62,7 @@ pub(super) async fn run(arguments: WrapArguments) -> anyhow::Result<ExitCode> {
         ca: options.ca,
     };
     match line.resolve(&|name| env::var(name).ok()) {
-        Ok(loaded) => app::wrap(loaded, Some("--store")).await,
+        Ok(loaded) => Box::pin(app::wrap(loaded, Some("--store"))).await,
         Err(mistakes) => Ok(super::refuse(mistakes)),
     }
 }

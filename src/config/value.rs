@@ -16,7 +16,6 @@ use crate::server::forwarded::{AddressRange, AddressRangeError};
 use crate::server::tokens::is_trustworthy;
 use crate::server::tokens::settings::signature_algorithm;
 use crate::task::time::millis;
-use crate::task::{Draft, NamePattern};
 use crate::task::{Draft, NamePattern, Timestamp};
 use crate::upstream::forwarding::may_be_forwarded;
 use crate::upstream::transport::credential::secret_value;
@@ -131,7 +130,6 @@ pub(super) const KEY_SET_FILE: StringFormat<PathBuf> =
     StringFormat { wanted: "a file such as \"login.jwks.json\"", read: path };
 pub(super) const ALGORITHM: StringFormat<Algorithm> =
     StringFormat { wanted: "an algorithm such as \"ES256\"", read: algorithm };
-pub(super) const SCOPE: StringFormat<String> = StringFormat { wanted: "a scope such as \"reports:read\"", read: scope };
 pub(super) const AUDIENCE: StringFormat<String> =
     StringFormat { wanted: "an audience such as \"https://mcp.example\"", read: claim };
 pub(super) const CLAIM: StringFormat<String> = StringFormat { wanted: "a claim such as \"groups\"", read: claim };
@@ -176,16 +174,6 @@ fn algorithm(text: &str) -> Result<Algorithm, ValueError> {
 }
 
 /// A scope as RFC 6749, 3.3 defines it.
-fn scope(text: &str) -> Result<String, ValueError> {
-    let fits = |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'"' | b'\\');
-    match text.bytes().all(fits) && (1..=NAME_LEN_MAX).contains(&text.len()) {
-        true => Ok(text.to_owned()),
-        false => {
-            Err(ValueError::Because("is no scope: it has 1 to 255 characters of ASCII, without spaces, \" and \\"))
-        }
-    }
-}
-
 fn claim(text: &str) -> Result<String, ValueError> {
     match (1..=NAME_LEN_MAX).contains(&text.len()) && !text.chars().any(char::is_control) {
         true => Ok(text.to_owned()),

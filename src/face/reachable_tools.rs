@@ -8,6 +8,8 @@ use super::fallback::FallbackToolService;
 use crate::task::ToolAccess;
 use crate::wire::{Message, Object, Payload, ScanLimits, envelope, method};
 
+type IsReachable<'a> = &'a dyn Fn(&str) -> bool;
+
 #[derive(Clone)]
 pub(super) struct ReachableTools {
     access: ToolAccess,
@@ -43,7 +45,7 @@ impl ReachableTools {
         }
         let (has_prompt, has_resource) =
             (|name: &str| self.access.has_prompt(name), |uri: &str| self.access.has_resource(uri));
-        let lists: [(&str, &str, &dyn Fn(&str) -> bool); 4] = [
+        let lists: [(&str, &str, IsReachable<'_>); 4] = [
             ("tools", "name", &|name| self.has(name)),
             ("prompts", "name", &has_prompt),
             ("resources", "uri", &has_resource),

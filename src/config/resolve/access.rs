@@ -42,9 +42,7 @@ pub(super) fn resolve(
         keys: keys.clone().filter_map(|key| Some(Principal::holding(&key.id.as_ref()?.value))).collect(),
         groups: groups.chain(named).collect(),
         scopes: keys.flat_map(|key| texts(key.scopes.as_ref())).collect(),
-        has_tokens: match raw.auth.mode.value {
-            AuthMode::None | AuthMode::ApiKeys => false,
-        },
+        has_tokens: raw.auth.mode.value.contains(&AuthMode::Tokens),
     };
     let rules = AccessRules { groups: resolve_groups(raw, &known, report), rules: resolve_rules(raw, &known, report) };
     let own = resolve_lists(&raw.api_keys, &known, report);

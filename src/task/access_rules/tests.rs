@@ -58,9 +58,9 @@ fn some_rule() -> impl Strategy<Value = AccessRule> {
 
 fn some_caller() -> impl Strategy<Value = Caller> {
     let claims = (some_names(&["s", "t"]), some_names(&["g", "x"]), proptest::option::of(Just(Arc::from("i"))));
-    let claims = claims.prop_map(|(scopes, groups, issuer)| Claims { scopes, groups, issuer, until: None });
+    let claims = claims.prop_map(|(scopes, groups, issuer)| Claims { scopes, groups, issuer });
     (proptest::sample::select(vec!["key:a", "key:b", "key:c"]), proptest::option::of(claims))
-        .prop_map(|(id, claims)| Caller { principal: Principal::new(id), claims: claims.map(Arc::new) })
+        .prop_map(|(id, claims)| Caller { claims: claims.map(Arc::new), ..Caller::of(Principal::new(id)) })
 }
 
 /// What every rule says, read in order; `None` for arguments that are not known.

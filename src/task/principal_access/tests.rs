@@ -27,7 +27,7 @@ fn at(lists: &[(&str, &[&str])]) -> ToolLists {
 
 fn ada(scopes: &[&str], issuer: Option<&str>) -> Caller {
     let claims = Claims { scopes: texts(scopes), issuer: issuer.map(Arc::from), ..Claims::default() };
-    Caller { principal: Principal::holding("ada"), claims: Some(Arc::new(claims)) }
+    Caller { claims: Some(Arc::new(claims)), ..Caller::of(Principal::holding("ada")) }
 }
 
 /// A key's upstreams and tools; an upstream and a tool, and whether the key's holder may use both.

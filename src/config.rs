@@ -344,7 +344,7 @@ fn broken_message(error: &toml::de::Error, text: &str) -> String {
 /// Every key of a file and its content; `NAME` is an upstream's name.
 #[must_use]
 pub fn known_keys() -> BTreeMap<String, KeyContent> {
-    let every_table = "[[admin.tokens]]\n[[auth.api_keys]]\n[[auth.rules]]\n[[endpoints]]\n[upstreams.NAME]\n[[upstreams.NAME.tools]]";
+    let every_table = "[[admin.tokens]]\n[[auth.api_keys]]\n[[auth.issuers]]\n[[auth.rules]]\n[[endpoints]]\n[upstreams.NAME]\n[[upstreams.NAME.tools]]";
     let (tree, _) = DeTable::parse_recoverable(every_table);
     let mut source = ConfigSource::new(every_table, &|_| None, MistakeCollector::new(""));
     let mut root = source.root(tree.get_ref());

@@ -17,6 +17,7 @@ type Implied = BTreeMap<Arc<str>, BTreeSet<Arc<str>>>;
 /// The settings of tokens; without effect unless `auth.mode` names them.
 pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> TokenSettings {
     let is_asked = raw.auth.asks_for(AuthMode::Tokens);
+    let has_scopes = !raw.auth.scopes.value.is_empty();
     let mut issuers: Vec<Arc<IssuerSettings>> = Vec::new();
     let mut locations = BTreeMap::new();
     for one in &raw.issuers {
@@ -31,7 +32,7 @@ pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> TokenSe
         check_needs(raw, report);
     } else if let Some(issuer) = raw.issuers.first().filter(|_| !report.blames("auth.mode")) {
         report.mistake(&issuer.location, "no client is asked for a token; write `mode = \"tokens\"` in [auth]");
-    } else if let Some(location) = raw.auth.scopes.location().filter(|_| !report.blames("auth.mode")) {
+    } else if let Some(location) = raw.auth.scopes.location().filter(|_| has_scopes && !report.blames("auth.mode")) {
         report.mistake(location, "needs tokens, which have scopes; write `mode = \"tokens\"` in [auth]");
     }
     let public_url = raw.listen.public_url.as_ref().map(|url| url.value.origin().ascii_serialization());

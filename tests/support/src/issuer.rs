@@ -60,7 +60,7 @@ impl IssuerKey {
     }
 
     pub fn token(&self, claims: &Value) -> String {
-        self.sign(&self.header().to_string(), &claims.to_string())
+        self.sign(self.header().to_string(), claims.to_string())
     }
 
     /// Signs any two texts as header and claims.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use crate::task::{AccessDecision, AccessItem, CallArguments, Caller, PrincipalAccessTable, ToolAccess};
+use crate::task::{AccessDecision, AccessItem, Caller, DecisionArguments, PrincipalAccessTable, ToolAccess};
 
 #[derive(Clone, Debug)]
 pub struct SharedAccess(Arc<watch::Sender<Arc<PrincipalAccessTable>>>);
@@ -39,7 +39,7 @@ impl SharedAccess {
         caller: &Caller,
         upstream: &str,
         item: AccessItem<'_>,
-        arguments: CallArguments<'_>,
+        arguments: DecisionArguments<'_>,
     ) -> AccessDecision {
         self.0.borrow().decision(caller, upstream, item, arguments)
     }

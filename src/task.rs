@@ -25,7 +25,8 @@ pub mod time;
 pub mod transition;
 
 pub use access_rules::{
-    AccessItem, AccessRule, AccessRules, AccessVerdict, CallArguments, GroupMembers, RuleArgument, RuleItems, RuleWho,
+    AccessItem, AccessRule, AccessRules, AccessVerdict, DecisionArguments, GroupMembers, RuleArgument, RuleItems,
+    RuleWho,
 };
 pub use caller::{Caller, Claims};
 pub use digest::Digest;

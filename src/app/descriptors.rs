@@ -146,7 +146,6 @@ mod tests {
 
     #[test]
     fn b174_a_limit_that_is_high_enough_stays() {
-        use rustix::process::{Resource, getrlimit};
         let before = getrlimit(Resource::Nofile);
         assert!(system::raise_descriptors(16) >= 16);
         assert_eq!(getrlimit(Resource::Nofile), before);

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use clap::{Args, ValueEnum};
 
 use crate::config::Config;
-use crate::task::{AccessDecision, AccessItem, AccessVerdict, CallArguments, Caller, Claims, DecidedBy, Principal};
+use crate::task::{AccessDecision, AccessItem, AccessVerdict, Caller, Claims, DecidedBy, DecisionArguments, Principal};
 use crate::wire::{Object, Payload, ScanLimits};
 
 #[derive(Debug, Args)]
@@ -67,7 +67,8 @@ impl CheckArguments {
             AccessKind::Resource => AccessItem::Resource(name),
         };
         let arguments = self.question.arguments.as_deref().map(object).transpose()?;
-        let arguments = arguments.as_ref().map_or(CallArguments::Any, |these| CallArguments::These(Some(these)));
+        let arguments =
+            arguments.as_ref().map_or(DecisionArguments::Any, |these| DecisionArguments::These(Some(these)));
         let decision = config.access.decision(&self.question.caller(config)?, upstream, item, arguments);
         let code = if decision.verdict == AccessVerdict::Allowed { ExitCode::SUCCESS } else { ExitCode::FAILURE };
         Ok(Some((self.line(&decision), code)))

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::answer::Addressee;
 use super::http::FaceResponse;
 use crate::dialect::RequestError;
-use crate::task::{AccessItem, AccessVerdict, CallArguments, ToolAccess};
+use crate::task::{AccessItem, AccessVerdict, DecisionArguments, ToolAccess};
 use crate::wire::{Object, method};
 
 /// Why a request is refused. Nothing was sent to the server.
@@ -32,10 +32,18 @@ impl ItemRefusal {
     }
 }
 
-/// The refusal of a request, if its caller may not use an item that it names. Ends of subscriptions are never refused.
+/// Whether requests of a method name a prompt or a resource that may be withheld. Ends of subscriptions never are refused.
+pub(super) fn names_item(method: &str) -> bool {
+    matches!(
+        method,
+        method::PROMPTS_GET | method::RESOURCES_READ | method::RESOURCES_SUBSCRIBE | method::COMPLETE | method::LISTEN
+    )
+}
+
+/// The refusal of a request, if its caller may not use an item that it names.
 pub(super) fn refusal_of(access: &ToolAccess, method: &str, params: Option<&Object>) -> Option<ItemRefusal> {
     let params = params?;
-    let decided = |item: AccessItem<'_>| access.decision(item, CallArguments::These(None)).verdict;
+    let decided = |item: AccessItem<'_>| access.decision(item, DecisionArguments::These(None)).verdict;
     let text = |member| params.get_str(member).unwrap_or_default();
     match method {
         method::TOOLS_CALL => refusal_of_call(access, &params.get_str("name")?, params),
@@ -70,7 +78,7 @@ pub(super) fn refusal_of_call(access: &ToolAccess, tool: &str, params: &Object) 
     // Large arguments are read only for a rule about them.
     let arguments = params.get("arguments").filter(|_| access.reads_arguments());
     let arguments = arguments.as_ref().and_then(Object::of);
-    let decision = access.decision(AccessItem::Tool(tool), CallArguments::These(arguments.as_ref()));
+    let decision = access.decision(AccessItem::Tool(tool), DecisionArguments::These(arguments.as_ref()));
     refusal(decision.verdict, || RequestError::unknown_tool(Some(params)))
 }
 

@@ -24,7 +24,7 @@ use super::call_stream::progress::{CallNotices, LogFilter, MonotonicProgress};
 use super::catalog::{Catalog, no_such_cursor};
 use super::fallback::FallbackToolService;
 use super::http::{AcceptedTypes, FaceResponse, MessageChannel};
-use super::item_refusal::refusal_of;
+use super::item_refusal::{names_item, refusal_of};
 use super::pipe::forward::PipeMetrics;
 use super::rates::UnknownTaskWatch;
 use super::reachable_tools::ReachableTools;
@@ -241,7 +241,7 @@ impl StatelessFace {
 
     /// Boxed, so that the future of a request is only as large as its method needs.
     async fn dispatch(&self, request: StatelessRequestContext<'_>) -> FaceResponse {
-        if request.method != method::TOOLS_CALL
+        if names_item(request.method)
             && let Some(refusal) = refusal_of(&self.access(&request), request.method, Some(request.params))
         {
             return refusal.answer(&request.addressee, |complaint| request.addressee.complaint(complaint));

@@ -340,7 +340,6 @@ impl ApiKeyRing {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::task::Claims;
 
     const HEX: &str = "0123456789abcdef0123456789abcdef";
     const NOW: Timestamp = Timestamp::from_millis(1_000);

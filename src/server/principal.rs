@@ -497,7 +497,7 @@ mod tests {
     fn b150_one_bearer_token_is_looked_at_and_nothing_else() {
         let ada = Principal::new("key:ada");
         let mut keys = ApiKeys::default();
-        keys.add(ApiKey::read(KEY).unwrap(), &crate::task::Caller::of(ada.clone())).unwrap();
+        keys.add(ApiKey::read(KEY).unwrap(), &Caller::of(ada.clone())).unwrap();
         let ring = ApiKeyRing::new(keys);
         for scheme in ["Bearer ", "bearer ", "BEARER   "] {
             check(&ring, &[&format!("{scheme}{KEY}")], &Ok(ada.clone()));
@@ -516,7 +516,7 @@ mod tests {
     fn a_key_in_the_gateways_own_header_alone_decides_and_no_key_goes_on() {
         let ada = Principal::new("key:ada");
         let mut keys = ApiKeys::default();
-        keys.add(ApiKey::read(KEY).unwrap(), &crate::task::Caller::of(ada.clone())).unwrap();
+        keys.add(ApiKey::read(KEY).unwrap(), &Caller::of(ada.clone())).unwrap();
         let guard = PrincipalGuard::new(Authenticator::KeyHolders(ApiKeyRing::new(keys)));
         let (bearer, long) = (format!("Bearer {KEY}"), "x".repeat(20_000));
         let (yes, unclear, no) = (Ok(ada), Err(Refusal::CredentialsUnclear), Err(Refusal::Unauthorized));

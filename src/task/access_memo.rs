@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::RwLock;
 
-use super::access_rules::{AccessItem, AccessRules, CallArguments, CallerRules, ItemRules, RuleDecision};
+use super::access_rules::{AccessItem, AccessRules, CallerRules, DecisionArguments, ItemRules, RuleDecision};
 use super::{Caller, Claims, Principal};
 
 /// The memory of all entries, about. When it is full, all entries are dropped, and are made again when they are needed.
@@ -84,7 +84,7 @@ impl CallerAccess {
         self.reads_arguments
     }
 
-    pub(super) fn decision(&self, item: AccessItem<'_>, arguments: CallArguments<'_>) -> RuleDecision {
+    pub(super) fn decision(&self, item: AccessItem<'_>, arguments: DecisionArguments<'_>) -> RuleDecision {
         let (entries, name) = match item {
             AccessItem::Tool(name) => (&self.tools, name),
             AccessItem::Prompt(name) => (&self.prompts, name),

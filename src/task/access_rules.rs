@@ -84,7 +84,7 @@ pub enum AccessVerdict {
 
 /// The arguments of a call, if they are known.
 #[derive(Clone, Copy, Debug)]
-pub enum CallArguments<'a> {
+pub enum DecisionArguments<'a> {
     /// Decides whether some arguments would be allowed.
     Any,
     These(Option<&'a Object>),
@@ -236,10 +236,10 @@ impl CallerRules {
 
 impl ItemRules {
     #[must_use]
-    pub fn decide(&self, rules: &AccessRules, arguments: CallArguments<'_>) -> RuleDecision {
+    pub fn decide(&self, rules: &AccessRules, arguments: DecisionArguments<'_>) -> RuleDecision {
         let arguments = match arguments {
-            CallArguments::Any => return rules.decide(&self.0, |rule| rule.allow || rule.arguments.is_empty()),
-            CallArguments::These(arguments) => arguments,
+            DecisionArguments::Any => return rules.decide(&self.0, |rule| rule.allow || rule.arguments.is_empty()),
+            DecisionArguments::These(arguments) => arguments,
         };
         // Many rules may be about one argument, which is read once.
         let mut read: Vec<(Arc<str>, ArgumentValue)> = Vec::new();

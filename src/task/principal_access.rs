@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use super::access_memo::{AccessMemo, CallerAccess};
-use super::access_rules::{AccessItem, AccessRules, AccessVerdict, CallArguments, RuleDecision};
+use super::access_rules::{AccessItem, AccessRules, AccessVerdict, DecisionArguments, RuleDecision};
 use super::item_patterns::ItemPatterns;
 use super::{Caller, Claims, Principal};
 
@@ -98,7 +98,7 @@ pub struct AccessDecision {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PrincipalAccessTable {
-    own: HashMap<Principal, Arc<PrincipalAccess>>,
+    pub own: HashMap<Principal, Arc<PrincipalAccess>>,
     rules: Arc<AccessRules>,
     /// By upstream; the first block that matches a tool counts.
     scopes: HashMap<Arc<str>, Arc<[ToolScopes]>>,
@@ -170,7 +170,7 @@ impl PrincipalAccessTable {
     /// Whether a caller may still use the upstream and tool of its task.
     #[must_use]
     pub fn has_tool(&self, caller: &Caller, upstream: &str, tool: &str) -> bool {
-        let any = CallArguments::Any;
+        let any = DecisionArguments::Any;
         self.has_upstream(caller, upstream)
             && self.tools_of(caller, upstream).decision(AccessItem::Tool(tool), any).verdict == AccessVerdict::Allowed
     }
@@ -182,7 +182,7 @@ impl PrincipalAccessTable {
         caller: &Caller,
         upstream: &str,
         item: AccessItem<'_>,
-        arguments: CallArguments<'_>,
+        arguments: DecisionArguments<'_>,
     ) -> AccessDecision {
         let at_upstream = self.upstream(caller, upstream);
         match at_upstream.verdict {
@@ -230,7 +230,7 @@ impl ToolAccess {
     /// Whether a tool is listed: with some arguments, or with another token that has the tool's scopes.
     #[must_use]
     pub fn has(&self, tool: &str) -> bool {
-        let decision = self.decision(AccessItem::Tool(tool), CallArguments::Any);
+        let decision = self.decision(AccessItem::Tool(tool), DecisionArguments::Any);
         match decision.verdict {
             AccessVerdict::Allowed => true,
             AccessVerdict::Denied => false,
@@ -240,17 +240,17 @@ impl ToolAccess {
 
     #[must_use]
     pub fn has_prompt(&self, name: &str) -> bool {
-        self.decision(AccessItem::Prompt(name), CallArguments::Any).verdict == AccessVerdict::Allowed
+        self.decision(AccessItem::Prompt(name), DecisionArguments::Any).verdict == AccessVerdict::Allowed
     }
 
     #[must_use]
     pub fn has_resource(&self, uri: &str) -> bool {
-        self.decision(AccessItem::Resource(uri), CallArguments::Any).verdict == AccessVerdict::Allowed
+        self.decision(AccessItem::Resource(uri), DecisionArguments::Any).verdict == AccessVerdict::Allowed
     }
 
     /// Decides about an item of an upstream that the caller may use.
     #[must_use]
-    pub fn decision(&self, item: AccessItem<'_>, arguments: CallArguments<'_>) -> AccessDecision {
+    pub fn decision(&self, item: AccessItem<'_>, arguments: DecisionArguments<'_>) -> AccessDecision {
         if let (AccessItem::Tool(tool), Some(own)) = (item, &self.own)
             && !own.has_tool(&self.upstream, tool)
         {

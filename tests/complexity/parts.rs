@@ -7,7 +7,7 @@ use ::bytes::Bytes;
 use futures_util::future::BoxFuture;
 use taskgate::shared_access::SharedAccess;
 use taskgate::task::{
-    AccessItem, AccessRule, AccessRules, AccessVerdict, CallArguments, Caller, Claims, ItemPatterns, Principal,
+    AccessItem, AccessRule, AccessRules, AccessVerdict, Caller, Claims, DecisionArguments, ItemPatterns, Principal,
     PrincipalAccessTable, RuleItems, RuleWho,
 };
 use taskgate::upstream::header_annotations::{self, HeaderAnnotations};
@@ -79,7 +79,7 @@ pub(crate) fn decision(count: usize) -> BoxFuture<'static, Act> {
     let caller = Caller { claims: Some(Arc::new(claims)), ..Caller::of(Principal::holding("ada")) };
     let tool = format!("t{count}_x");
     let decided =
-        move || access.decision(&caller, "reports", AccessItem::Tool(&tool), CallArguments::These(None)).verdict;
+        move || access.decision(&caller, "reports", AccessItem::Tool(&tool), DecisionArguments::These(None)).verdict;
     assert_eq!(decided(), AccessVerdict::Allowed);
     act(move || assert_eq!(decided(), AccessVerdict::Allowed))
 }

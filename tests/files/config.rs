@@ -315,7 +315,7 @@ fn whoever_may_come_gets_short_lived_tasks_and_no_name() {
 fn keys_come_out_with_their_owners_and_none_is_shown() {
     let config = parse_file(&folder("tests/config/good/api_keys.toml")).unwrap().config;
     let AuthSettings::ApiKeys(keys) = &config.auth else { panic!("{:?}", config.auth) };
-    let owners: Vec<_> = keys.iter().map(|key| (key.principal.as_str(), key.place.key.as_str())).collect();
+    let owners: Vec<_> = keys.iter().map(|key| (key.caller.principal.as_str(), key.place.key.as_str())).collect();
     assert_eq!(
         owners,
         [

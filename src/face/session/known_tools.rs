@@ -19,7 +19,7 @@ use crate::dialect::plain::PlainUpstream;
 use crate::face::answer::addressee;
 use crate::face::catalog::Catalog;
 use crate::face::http::{FaceResponse, Inbound};
-use crate::face::item_refusal::{ItemRefusal, refusal_of};
+use crate::face::item_refusal::{ItemRefusal, names_item, refusal_of};
 use crate::face::reachable_tools::ReachableTools;
 use crate::task::{Caller, Executed, GatewayFault, Principal, Reason};
 use crate::upstream::recent_map::RecentMap;
@@ -140,6 +140,9 @@ impl SessionFaceState {
         request: &Request,
         listed: Option<&ServerTools>,
     ) -> Option<HiddenToolRefusal> {
+        if request.method != method::TOOLS_CALL && !names_item(&request.method) {
+            return None;
+        }
         let access = self.served.engine.access().tools_of(caller, self.served.upstream.name());
         if !access.is_narrowed() && !self.served.channel.hides_tools() {
             return None;

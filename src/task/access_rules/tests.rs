@@ -129,7 +129,7 @@ proptest! {
         let arguments = arguments.map(object);
         let decide = |caller: &Caller| {
             let about = rules.for_caller(caller, upstream).about(&rules, item);
-            about.decide(&rules, arguments.as_ref().map_or(CallArguments::Any, |these| CallArguments::These(Some(these))))
+            about.decide(&rules, arguments.as_ref().map_or(DecisionArguments::Any, |these| DecisionArguments::These(Some(these))))
         };
         let decided = decide(&caller);
         let allows = |caller: &Caller| naive(&rules, caller, upstream, item, arguments.as_ref());
@@ -187,7 +187,7 @@ fn sec_28_an_argument_that_servers_may_read_otherwise_fails_both_kinds_of_rules(
         let (caller, arguments) = (Caller::of(Principal::holding("ada")), object(arguments));
         let is_allowed = |rules: &AccessRules| {
             let about = rules.for_caller(&caller, "one").about(rules, AccessItem::Tool("t"));
-            about.decide(rules, CallArguments::These(Some(&arguments))).verdict == AccessVerdict::Allowed
+            about.decide(rules, DecisionArguments::These(Some(&arguments))).verdict == AccessVerdict::Allowed
         };
         assert_eq!((is_allowed(&allows), !is_allowed(&denies)), (allowed, denied), "{arguments:?}");
     }

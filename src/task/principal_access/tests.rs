@@ -1,3 +1,5 @@
+//! Tests what a caller may use: by the lists beside its key, the rules, and the scopes of tools.
+
 use super::*;
 use crate::task::{AccessRule, RuleItems, RuleWho};
 
@@ -96,7 +98,8 @@ fn a_call_needs_the_rules_the_keys_lists_and_the_tools_scopes() {
         (ada(&["read"], None), "reports", "delete_x", denied, block.clone(), false),
     ] {
         let said = format!("{caller:?} {upstream} {tool}");
-        let decision = table.tools_of(&caller, upstream).decision(AccessItem::Tool(tool), CallArguments::These(None));
+        let decision =
+            table.tools_of(&caller, upstream).decision(AccessItem::Tool(tool), DecisionArguments::These(None));
         assert_eq!(decision, AccessDecision { verdict, by }, "{said}");
         assert_eq!(table.tools_of(&caller, upstream).has(tool), is_listed, "{said}");
     }

@@ -69,10 +69,8 @@ fn check(name: &str, answer: &Answer, status: &str, challenge: Option<&str>, bod
     assert_eq!(answer.json(), *body, "{name}");
 }
 
-/// B136, B137, B138 and on to B150: one sentence and one challenge for every token that is not good.
-#[tokio::test]
-async fn b136_to_b150_a_hostile_token_gets_401_and_learns_nothing() {
-    let at = TokenGate::start("").await;
+/// What is wrong with a credential, and the credential.
+fn hostile_credentials(at: &TokenGate) -> Vec<(&'static str, String)> {
     let token = |changes: Value| at.token(&changes);
     let headed = |changes: Value| at.key.sign(with(&at.key.header(), &changes).to_string(), claims("ada").to_string());
     let good = token(json!({}));
@@ -80,7 +78,7 @@ async fn b136_to_b150_a_hostile_token_gets_401_and_learns_nothing() {
     let (stranger, rsa) = (IssuerKey::es256("k1"), IssuerKey::rs256("k1"));
     let header = at.key.header().to_string();
     let text = |claims: &str| at.key.sign(&header, claims);
-    let rows: Vec<(&str, String)> = vec![
+    vec![
         ("no token at all", "x".to_owned()),
         ("two parts", signed.to_owned()),
         ("no signature", format!("{signed}.")),
@@ -125,7 +123,14 @@ async fn b136_to_b150_a_hostile_token_gets_401_and_learns_nothing() {
         ("17 KiB", token(json!({ "x": "x".repeat(17 << 10) }))),
         ("a key that nobody has", EVE.to_owned()),
         ("a key that is cut", ADA[..ADA.len() - 1].to_owned()),
-    ];
+    ]
+}
+
+/// B136, B137, B138 and on to B150: one sentence and one challenge for every token that is not good.
+#[tokio::test]
+async fn b136_to_b150_a_hostile_token_gets_401_and_learns_nothing() {
+    let at = TokenGate::start("").await;
+    let (good, rows) = (at.token(&json!({})), hostile_credentials(&at));
     assert!(rows.len() >= 40, "{}", rows.len());
     let sentence = "Unauthorized: send a valid access token as `Authorization: Bearer TOKEN`; the WWW-Authenticate header says \
                     where clients log in";

@@ -80,6 +80,8 @@ pub(super) const GROUP_MEMBER: StringFormat<String> = StringFormat {
     wanted: "\"key:ID\" or another principal, or \"group:NAME\" for a group of tokens",
     read: caller_id,
 };
+pub(super) const TOKEN_ISSUER: StringFormat<String> =
+    StringFormat { wanted: "the issuer of tokens such as \"https://login.example\"", read: group };
 pub(super) const CALLER_ID: StringFormat<String> =
     StringFormat { wanted: "a principal such as \"key:ada\"", read: caller_id };
 /// When a key expires. A date is its beginning in UTC.

@@ -189,7 +189,7 @@ const ROWS: &[(&str, &str, &[u8], u32, &str)] = &[
         "",
         concat!("[[auth.api_keys]]\nid = \"ada\"\nkey_file = \"x\"\ntools = [\"a\"]\n", good!()).as_bytes(),
         0o600,
-        "keys/team.toml:5: key `auth.api_keys[1]`: \"ada\" has a key in line 1 with other `upstreams` or `tools`; write the same at both",
+        "keys/team.toml:5: key `auth.api_keys[1]`: \"ada\" has a key in line 1 with other `upstreams`, `tools` or `deny`; write the same at both",
     ),
     (
         r#"["keys/team.toml", "keys/team.toml"]"#,

@@ -4,7 +4,8 @@ use super::super::error::ConfigLocation;
 use super::super::keys::{KeyTable as _, keys};
 use super::super::section::{LocatedValue, NamedLists, Section};
 use super::super::value::{
-    ARGUMENT_PATTERN, CALLER_ID, GROUP, PATTERN, PROMPT_PATTERN, RESOURCE_PATTERN, SCOPE, UPSTREAM_PATTERN,
+    ARGUMENT_PATTERN, CALLER_ID, GROUP, PATTERN, PROMPT_PATTERN, RESOURCE_PATTERN, SCOPE, TOKEN_ISSUER,
+    UPSTREAM_PATTERN,
 };
 use super::read_table;
 
@@ -37,7 +38,7 @@ keys! {
         /// Scopes of keys and tokens.
         reload scopes: Vec<LocatedValue<String>> = read_some(&SCOPE);
         /// Issuers of tokens.
-        reload issuer: Vec<String> = one_or_all(&GROUP);
+        reload issuer: Vec<String> = one_or_all(&TOKEN_ISSUER);
     }
 }
 

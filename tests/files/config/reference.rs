@@ -465,6 +465,45 @@ const OTHERS: &[(&str, &str)] = &[
         "auth.api_keys.tools",
         "[auth]\nmode = \"api_keys\"\n[[auth.api_keys]]\nid = \"ada\"\nkey = \"${ADA_KEY}\"\ntools = [\"read_*\"]",
     ),
+    ("auth.groups", "[auth]\ngroups = { team = [\"group:x\"] }"),
+    (
+        "auth.api_keys.deny",
+        "[auth]\nmode = \"api_keys\"\n[[auth.api_keys]]\nid = \"ada\"\nkey = \"${ADA_KEY}\"\ndeny = [\"x\"]",
+    ),
+    (
+        "auth.api_keys.scopes",
+        "[auth]\nmode = \"api_keys\"\n[[auth.api_keys]]\nid = \"ada\"\nkey = \"${ADA_KEY}\"\nscopes = [\"x\"]",
+    ),
+    (
+        "auth.api_keys.groups",
+        "[auth]\nmode = \"api_keys\"\n[[auth.api_keys]]\nid = \"ada\"\nkey = \"${ADA_KEY}\"\ngroups = [\"x\"]",
+    ),
+    (
+        "auth.api_keys.expires",
+        "[auth]\nmode = \"api_keys\"\n[[auth.api_keys]]\nid = \"ada\"\nkey = \"${ADA_KEY}\"\nexpires = 2027-01-31",
+    ),
+    ("auth.rules.upstreams", "[[auth.rules]]\nupstreams = [\"rep*\"]\nallow = true"),
+    ("auth.rules.tools", "[[auth.rules]]\ntools = [\"x\"]\nallow = true"),
+    ("auth.rules.prompts", "[[auth.rules]]\nprompts = [\"x\"]\nallow = true"),
+    ("auth.rules.resources", "[[auth.rules]]\nresources = [\"x:*\"]\nallow = true"),
+    ("auth.rules.arguments", "[[auth.rules]]\narguments = { env = \"x\" }\nallow = true"),
+    ("auth.rules.allow", "[[auth.rules]]\nallow = true"),
+    (
+        "auth.rules.who.ids",
+        "[auth]\nmode = \"api_keys\"\n[[auth.api_keys]]\nid = \"ada\"\nkey = \"${ADA_KEY}\"\n[[auth.rules]]\nwho = { ids = [\"key:ada\"] }\nallow = true",
+    ),
+    (
+        "auth.rules.who.groups",
+        "[auth]\nmode = \"api_keys\"\n[[auth.api_keys]]\nid = \"ada\"\nkey = \"${ADA_KEY}\"\ngroups = [\"x\"]\n[[auth.rules]]\nwho = { groups = [\"x\"] }\nallow = true",
+    ),
+    (
+        "auth.rules.who.scopes",
+        "[auth]\nmode = \"api_keys\"\n[[auth.api_keys]]\nid = \"ada\"\nkey = \"${ADA_KEY}\"\nscopes = [\"x\"]\n[[auth.rules]]\nwho = { scopes = [\"x\"] }\nallow = true",
+    ),
+    (
+        "auth.rules.who.issuer",
+        "[auth]\nmode = \"api_keys\"\n[[auth.api_keys]]\nid = \"ada\"\nkey = \"${ADA_KEY}\"\n[[auth.rules]]\nwho = { issuer = \"https://login.example\" }\nallow = true",
+    ),
     ("auth.api_keys.id", "[auth]\nmode = \"api_keys\"\n[[auth.api_keys]]\nid = \"bob\"\nkey = \"${ADA_KEY}\""),
     ("auth.api_keys.key", "[auth]\nmode = \"api_keys\"\n[[auth.api_keys]]\nid = \"ada\"\nkey = \"${ADA_KEY}\""),
     ("auth.api_keys.key_file", "[auth]\nmode = \"api_keys\"\n[[auth.api_keys]]\nid = \"ada\"\nkey_file = \"k\""),

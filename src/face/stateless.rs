@@ -7,6 +7,8 @@ pub mod listen;
 pub(super) mod pipe;
 mod rounds;
 mod tasks;
+#[cfg(test)]
+mod tests;
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -154,7 +156,7 @@ impl StatelessFace {
         request: &'a Request,
         addressee: &mut Addressee,
         around: MessageContext<'a>,
-    ) -> Result<StatelessRequestContext<'a>, RequestError> {
+    ) -> Result<Box<StatelessRequestContext<'a>>, RequestError> {
         let params = request.params.object();
         if params.is_some_and(|params| params.case_variant(&["_meta"]).is_some()) {
             return Err(RequestError::Metadata(Cow::Borrowed("_meta is spelt in another case")));
@@ -194,7 +196,7 @@ impl StatelessFace {
         if name.is_some_and(|name| name.contains('\0')) {
             return Err(RequestError::Params(Cow::Borrowed("names hold no null characters")));
         }
-        Ok(StatelessRequestContext {
+        Ok(Box::new(StatelessRequestContext {
             addressee: addressee.clone(),
             caller: around.caller,
             counted_as: around.counted_as,
@@ -210,7 +212,7 @@ impl StatelessFace {
             arrived: around.arrived,
             carriage: around.carriage,
             has_key: around.has_key,
-        })
+        }))
     }
 
     /// Requests about the gateway's own tasks, and subscriptions to them, need no upstream.
@@ -238,7 +240,7 @@ impl StatelessFace {
     }
 
     /// Boxed, so that the future of a request is only as large as its method needs.
-    async fn dispatch(&self, request: StatelessRequestContext<'_>) -> FaceResponse {
+    async fn dispatch(&self, request: Box<StatelessRequestContext<'_>>) -> FaceResponse {
         if request.era == Era::Stateless {
             return Box::pin(self.pass(request)).await;
         }
@@ -246,7 +248,9 @@ impl StatelessFace {
             method::DISCOVER => Box::pin(self.discover(&request)).await,
             method::TOOLS_LIST => Box::pin(self.list_tools(&request)).await,
             method::TOOLS_CALL => Box::pin(self.call_tool(request)).await,
-            method::TASKS_GET | method::TASKS_UPDATE | method::TASKS_CANCEL => self.task(&request).await,
+            method::TASKS_GET | method::TASKS_UPDATE | method::TASKS_CANCEL => {
+                Box::pin(self.task(&request)).await
+            }
             method::LISTEN => Box::pin(self.listen(&request)).await,
             _ => Box::pin(self.relay(request)).await,
         }
@@ -309,8 +313,10 @@ impl StatelessFace {
         ReachableTools::new(access, self.fallback_for(&request.metadata))
     }
 
-    async fn call_tool(&self, request: StatelessRequestContext<'_>) -> FaceResponse {
-        if let Some(response) = self.own_tool_call(&request).await {
+    async fn call_tool(&self, request: Box<StatelessRequestContext<'_>>) -> FaceResponse {
+        if self.is_own_tool_call(request.method, Some(request.params))
+            && let Some(response) = Box::pin(self.own_tool_call(&request)).await
+        {
             return response;
         }
         match self.weigh(&request).await {
@@ -362,7 +368,7 @@ impl StatelessFace {
         Ok(CallDecision { tool, policy, plan, idempotency, native, is_repeatable: listed.is_repeatable })
     }
 
-    async fn run_call(&self, request: StatelessRequestContext<'_>, weighed: &CallDecision) -> FaceResponse {
+    async fn run_call(&self, request: Box<StatelessRequestContext<'_>>, weighed: &CallDecision) -> FaceResponse {
         if let Err(error) = self.meet(&request).await {
             return request.addressee.fault(&not_begun(error));
         }
@@ -370,7 +376,7 @@ impl StatelessFace {
     }
 
     /// Forwards other methods unchanged.
-    async fn relay(&self, request: StatelessRequestContext<'_>) -> FaceResponse {
+    async fn relay(&self, request: Box<StatelessRequestContext<'_>>) -> FaceResponse {
         if let Err(error) = self.meet(&request).await {
             return request.addressee.fault(&not_begun(error));
         }
@@ -386,11 +392,11 @@ impl StatelessFace {
         self.run(request, &plain).await
     }
 
-    async fn run(&self, request: StatelessRequestContext<'_>, weighed: &CallDecision) -> FaceResponse {
+    async fn run(&self, request: Box<StatelessRequestContext<'_>>, weighed: &CallDecision) -> FaceResponse {
         let &CallDecision { ref tool, ref policy, plan, idempotency, native, is_repeatable } = weighed;
         let rounds = RoundSupport::of(request.method);
         if rounds == RoundSupport::Allowed && request.params.contains("requestState") {
-            return self.go_on(request, policy.clone(), plan).await;
+            return Box::pin(self.go_on(request, policy.clone(), plan)).await;
         }
         let maker = CallMaker {
             principal: request.caller.principal.clone(),
@@ -410,8 +416,12 @@ impl StatelessFace {
         let mut call = self.served.engine.call(CallSpec { plan, idempotency, is_repeatable, rounds, ..spec });
         let promotable = if plan == Plan::Direct { Promotable::No } else { Promotable::Yes };
         let waits = plan == Plan::Task && !is_named && request.forwarded.credential().is_clients();
-        match handle_delay::first_event(&self.served.engine, waits.then_some(&mut call), request.forwarded).await {
-            Ok(first) => self.respond(request, promotable, (first, call)).await,
+        let first = match waits {
+            true => Box::pin(handle_delay::first_event(&self.served.engine, &mut call, request.forwarded)).await,
+            false => Ok(None),
+        };
+        match first {
+            Ok(first) => Box::pin(self.respond(request, promotable, (first, call))).await,
             Err(fault) => request.addressee.fault(&fault),
         }
     }
@@ -421,8 +431,8 @@ impl StatelessFace {
         request: StatelessRequestContext<'_>,
         promotable: Promotable,
         dialect: D,
-    ) -> CallView<D> {
-        CallView {
+    ) -> Box<CallView<D>> {
+        Box::new(CallView {
             rounds: self.seal_for(&request),
             method: request.method.to_owned(),
             uri: (request.method == method::RESOURCES_READ).then(|| request.params.get_string("uri")).flatten(),
@@ -435,7 +445,7 @@ impl StatelessFace {
             promotable,
             dialect,
             addressee: request.addressee,
-        }
+        })
     }
 
     fn context(&self, request: &StatelessRequestContext<'_>) -> CallContext {

@@ -21,6 +21,7 @@ pub mod headers;
 pub mod http;
 pub mod idempotency_key;
 mod intake;
+mod lazy_timer;
 pub mod listen_permits;
 mod notification_subscriber;
 pub mod operators;

@@ -132,6 +132,12 @@ impl SessionFaceState {
         self.listing_of(session, principal, tool, None).await != ToolListing::Unlisted
     }
 
+    /// Whether a request calls a tool while tools are filtered out for its caller.
+    pub(super) fn filters_tools(&self, caller: &Caller, request: &Request) -> bool {
+        let access = || self.served.engine.access().tools_of(caller, self.served.upstream.name());
+        request.method == method::TOOLS_CALL && (self.served.channel.hides_tools() || access().is_narrowed())
+    }
+
     /// Refuses a call of an unlisted tool if tools are filtered out for this client: a server could match another
     /// spelling of such a tool, so only listed names reach it.
     pub(super) async fn hidden(
@@ -141,13 +147,10 @@ impl SessionFaceState {
         request: &Request,
         listed: Option<&ServerTools>,
     ) -> Option<HiddenToolRefusal> {
-        if request.method != method::TOOLS_CALL {
+        if !self.filters_tools(caller, request) {
             return None;
         }
         let access = self.served.engine.access().tools_of(caller, self.served.upstream.name());
-        if !access.is_narrowed() && !self.served.channel.hides_tools() {
-            return None;
-        }
         // The next check reports the fault.
         let tool = tool_of(request.params.object()).ok()?;
         if super::fallback::called(self, session, request).is_some() {

@@ -22,6 +22,7 @@ pub mod http;
 pub mod idempotency_key;
 mod intake;
 mod item_refusal;
+mod lazy_timer;
 pub mod listen_permits;
 mod notification_subscriber;
 pub mod operators;

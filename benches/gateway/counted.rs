@@ -1,4 +1,5 @@
-//! Instructions in user space for one request, counted by valgrind: `cargo bench --bench gateway -- --instructions`.
+//! Instructions in user space and allocations for one request, counted by valgrind:
+//! `cargo bench --bench gateway -- --instructions`.
 //!
 //! A count does not depend on what else the machine does, so that counts of two programs can be compared: with
 //! `TASKGATE_BENCH_PROGRAM` another gateway is counted, such as the one before a change.
@@ -16,7 +17,7 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::time::timeout;
 
-use crate::baseline::Count;
+use crate::baseline::{Cost, Count};
 use crate::line::{Line, Protocol};
 use crate::load::{Crowd, Question};
 use crate::messages;
@@ -162,7 +163,7 @@ async fn through_wrap(upstream: SocketAddr, wanted: &str, counts: &mut Vec<Count
     host.server.call(WARMING).await?;
     host.counts.taken().await?;
     host.server.call(REQUESTS).await?;
-    let gateway = host.counts.taken().await? / REQUESTS as u64;
+    let gateway = host.counts.taken().await? / REQUESTS;
     counts.push(Count { what: what.to_owned(), bare: None, gateway });
     Ok(())
 }
@@ -207,8 +208,8 @@ impl Counted<Part> {
         Self::new(part, pid, folder)
     }
 
-    /// Instructions of a task: up to its stored outcome; and with two polls of it.
-    async fn life(&mut self) -> anyhow::Result<[u64; 2]> {
+    /// The cost of a task: up to its stored outcome; and with two polls of it.
+    async fn life(&mut self) -> anyhow::Result<[Cost; 2]> {
         let mut lines = Vec::new();
         for _ in 0..CLIENTS {
             lines.push(Line::connect(self.server.address).await?);
@@ -221,16 +222,16 @@ impl Counted<Part> {
             status(&mut lines[number % CLIENTS], task).await?;
         }
         let polled = self.counts.taken().await?;
-        Ok([settled, settled + polled].map(|all| all / REQUESTS as u64))
+        Ok([settled, settled + polled].map(|all| all / REQUESTS))
     }
 
-    /// Instructions of one request, over `requests` of them.
-    async fn of(&mut self, question: Question, requests: usize) -> anyhow::Result<u64> {
+    /// The cost of one request, over `requests` of them.
+    async fn of(&mut self, question: Question, requests: usize) -> anyhow::Result<Cost> {
         let mut crowd = Crowd::connect(self.server.address, (CLIENTS, Protocol::Http1), question).await?;
         crowd.round(&[&self.server], requests.min(WARMING)).await?;
         self.counts.taken().await?;
         crowd.round(&[&self.server], requests).await?;
-        Ok(self.counts.taken().await? / requests as u64)
+        Ok(self.counts.taken().await? / requests)
     }
 }
 
@@ -247,8 +248,8 @@ struct Counts {
 }
 
 impl Counts {
-    /// Instructions since this was asked for before.
-    async fn taken(&mut self) -> anyhow::Result<u64> {
+    /// The cost of all requests since this was called before.
+    async fn taken(&mut self) -> anyhow::Result<Cost> {
         let asked = Command::new("callgrind_control").arg("--dump").arg(self.pid.to_string()).output();
         let asked = timeout(PATIENCE, asked).await.context("callgrind_control does not end")??;
         ensure!(asked.status.success(), "callgrind_control: {}", String::from_utf8_lossy(&asked.stderr));
@@ -258,13 +259,34 @@ impl Counts {
             loop {
                 let text = std::fs::read_to_string(&dump).unwrap_or_default();
                 if let Some(total) = text.lines().rev().find_map(|line| line.strip_prefix("totals: ")) {
-                    return Ok(total.trim().parse()?);
+                    return Ok(Cost { instructions: total.trim().parse()?, allocations: allocations_in(&text) });
                 }
                 tokio::time::sleep(LOOK_EVERY).await;
             }
         };
         timeout(PATIENCE, total).await.context("no counts were written")?
     }
+}
+
+/// What the program's own code calls for memory; libraries in C have another allocator.
+const ALLOCATORS: [&str; 3] = ["mi_malloc_aligned", "mi_zalloc_aligned", "mi_realloc_aligned"];
+
+/// The calls of the allocator in callgrind's file, which names a function once and then by its number. `None` if the program has
+/// no names.
+fn allocations_in(dump: &str) -> Option<f64> {
+    let (mut allocators, mut calls, mut is_called) = (Vec::new(), 0_u64, false);
+    for line in dump.lines() {
+        if let Some(function) = line.strip_prefix("cfn=").or_else(|| line.strip_prefix("fn=")) {
+            let (number, name) = function.split_once(' ').unwrap_or((function, ""));
+            if ALLOCATORS.contains(&name) {
+                allocators.push(number);
+            }
+            is_called = line.starts_with('c') && allocators.contains(&number);
+        } else if let Some(count) = line.strip_prefix("calls=").filter(|_| is_called) {
+            calls += count.split(' ').next().and_then(|count| count.parse::<u64>().ok()).unwrap_or_default();
+        }
+    }
+    (!allocators.is_empty()).then_some(calls as f64)
 }
 
 /// The command that counts the instructions of a program, but not of those that it starts.

@@ -119,7 +119,7 @@ impl Engine {
         role: WriteRole,
         mut events: Vec<Event>,
     ) -> Result<AppliedEvent, TaskError> {
-        let (mut failures, mut own) = (0, None::<(Task, bool)>);
+        let (mut failures, mut own) = (0, None::<(Arc<Task>, bool)>);
         for _ in 0..CONFLICTS_MAX {
             let now = self.clock.now();
             let (row, was_unresolved) = match self.read_decided(key, now, own.is_some()).await {
@@ -130,7 +130,7 @@ impl Engine {
                 }
                 row => row?.ok_or(TaskError::Unknown)?,
             };
-            if was_unresolved && let Some((_, changed)) = own.take_if(|(written, _)| *written == *row.task) {
+            if was_unresolved && let Some((_, changed)) = own.take_if(|(written, _)| **written == *row.task) {
                 // The commit was unknown, and the write succeeded.
                 return Ok(AppliedEvent { task: row.task, changed });
             }
@@ -150,12 +150,14 @@ impl Engine {
             if settles && !before.tree.children.is_empty() {
                 self.settle_children(&before, &task, role).await?;
             }
+            // Shared: the futures of a write would hold the whole task, and be copied with it.
+            let task = Arc::new(task);
             match self.store.replace(revision, role, &task).await {
                 Ok(_) => {
                     self.unstored.changed();
                     self.decided_by(key, revision);
                     self.follow(key, &before, &task, effects);
-                    return Ok(AppliedEvent { task: Arc::new(task), changed });
+                    return Ok(AppliedEvent { task, changed });
                 }
                 // Another writer was first: decide again from its state.
                 Err(StoreError::Conflict) => (),
@@ -171,7 +173,7 @@ impl Engine {
                     if matches!(error, StoreError::UnknownCommit(_)) {
                         self.add_unknown_commit(
                             key,
-                            UnknownCommit { before, upon: revision, written: task.clone(), effects },
+                            UnknownCommit { before, upon: revision, written: Task::clone(&task), effects },
                         );
                         own = Some((task, changed));
                     }

@@ -82,7 +82,8 @@ impl Engine {
         let row = self.store.load(key, now).await?.ok_or(TaskError::Unknown)?;
         if self.is_overdue(&row.task, now) {
             let (engine, key) = (Arc::clone(self), key.clone());
-            return self.finish(async move { engine.expired(&key).await }).await;
+            // Boxed: few tasks are overdue, and each read would hold the memory of a write.
+            return Box::pin(self.finish(async move { engine.expired(&key).await })).await;
         }
         Ok(row.task)
     }
@@ -253,7 +254,7 @@ impl Engine {
     async fn present(self: &Arc<Self>, key: &TaskKey) -> Result<Arc<Task>, TaskError> {
         let now = self.clock.now();
         let row = self.store.load(key, now).await?.ok_or(TaskError::Unknown)?;
-        if self.is_overdue(&row.task, now) { self.expired(key).await } else { Ok(row.task) }
+        if self.is_overdue(&row.task, now) { Box::pin(self.expired(key)).await } else { Ok(row.task) }
     }
 
     async fn expired(self: &Arc<Self>, key: &TaskKey) -> Result<Arc<Task>, TaskError> {

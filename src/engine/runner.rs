@@ -53,15 +53,16 @@ impl Runner {
         self.timers().into_iter().filter_map(|(due, _)| due).min()
     }
 
+    /// Boxed, as most steps end without a timer.
     async fn serve_timer(&mut self, is_due: impl Fn(Instant) -> bool) -> RunnerFlow {
         match self.timers().into_iter().find(|(due, _)| due.is_some_and(&is_due)) {
-            Some((_, RunnerTimer::Store)) => self.try_again().await,
-            Some((_, RunnerTimer::Queue)) => self.queue_over().await,
-            Some((_, RunnerTimer::Round)) => self.ask_client().await,
-            Some((_, RunnerTimer::Grace)) => self.grace_over().await,
-            Some((_, RunnerTimer::Input)) => self.expire_inputs().await,
-            Some((_, RunnerTimer::Progress)) => self.store_progress().await,
-            Some((_, RunnerTimer::Checkpoint)) => self.checkpoint_due().await,
+            Some((_, RunnerTimer::Store)) => Box::pin(self.try_again()).await,
+            Some((_, RunnerTimer::Queue)) => Box::pin(self.queue_over()).await,
+            Some((_, RunnerTimer::Round)) => Box::pin(self.ask_client()).await,
+            Some((_, RunnerTimer::Grace)) => Box::pin(self.grace_over()).await,
+            Some((_, RunnerTimer::Input)) => Box::pin(self.expire_inputs()).await,
+            Some((_, RunnerTimer::Progress)) => Box::pin(self.store_progress()).await,
+            Some((_, RunnerTimer::Checkpoint)) => Box::pin(self.checkpoint_due()).await,
             None => RunnerFlow::Continue,
         }
     }
@@ -262,10 +263,12 @@ impl Runner {
         }
     }
 
+    /// Writes are boxed, here and below: each of these futures would hold the memory of the largest one, and be copied
+    /// with it.
     async fn handle_step(&mut self, step: RunnerEvent) -> RunnerFlow {
         match step {
             RunnerEvent::Upstream(StageEvent::PermitTaken) => self.dispatched(None).await,
-            RunnerEvent::Upstream(StageEvent::NotBegun(outcome)) => self.end(outcome).await,
+            RunnerEvent::Upstream(StageEvent::NotBegun(outcome)) => Box::pin(self.end(outcome)).await,
             RunnerEvent::Upstream(StageEvent::Exchange(event)) => match self.exchange_event(event).await {
                 // A constantly active upstream must not starve the timers.
                 RunnerFlow::Continue => {
@@ -279,27 +282,33 @@ impl Runner {
                 RunnerFlow::Stop
             }
             RunnerEvent::Command(RunnerCommand::Abandon) => {
-                failpoint::hit("cancel-stored");
-                self.subtasks_notified().await;
-                self.cancel_exchanges("the task was cancelled").await;
-                self.mark_notified().await;
+                Box::pin(self.abandoned()).await;
                 RunnerFlow::Stop
             }
-            RunnerEvent::Command(RunnerCommand::Deliver(answers)) => self.deliver(answers).await,
-            RunnerEvent::Command(RunnerCommand::LookAgain) => self.deliver_rest().await,
-            RunnerEvent::Command(RunnerCommand::Retried(sender, retry)) => self.retried(sender, retry).await,
-            RunnerEvent::ClientGone => self.client_left().await,
-            RunnerEvent::DeadlineOver => {
-                self.cancel_exchanges("the call ran longer than its deadline").await;
-                self.end(Outcome::lost(GatewayFault::new(Reason::DeadlineExceeded, Executed::Unknown))).await
-            }
+            RunnerEvent::Command(RunnerCommand::Deliver(answers)) => Box::pin(self.deliver(answers)).await,
+            RunnerEvent::Command(RunnerCommand::LookAgain) => Box::pin(self.deliver_rest()).await,
+            RunnerEvent::Command(RunnerCommand::Retried(sender, retry)) => Box::pin(self.retried(sender, retry)).await,
+            RunnerEvent::ClientGone => Box::pin(self.client_left()).await,
+            RunnerEvent::DeadlineOver => Box::pin(self.deadline_over()).await,
             RunnerEvent::TimerDue => {
                 let now = Instant::now();
                 self.serve_timer(|due| due <= now).await
             }
-            RunnerEvent::Leaving => self.leave_for_later().await,
-            RunnerEvent::GatewayEnds => self.end_with_gateway().await,
+            RunnerEvent::Leaving => Box::pin(self.leave_for_later()).await,
+            RunnerEvent::GatewayEnds => Box::pin(self.end_with_gateway()).await,
         }
+    }
+
+    async fn abandoned(&mut self) {
+        failpoint::hit("cancel-stored");
+        self.subtasks_notified().await;
+        self.cancel_exchanges("the task was cancelled").await;
+        self.mark_notified().await;
+    }
+
+    async fn deadline_over(&mut self) -> RunnerFlow {
+        self.cancel_exchanges("the call ran longer than its deadline").await;
+        self.end(Outcome::lost(GatewayFault::new(Reason::DeadlineExceeded, Executed::Unknown))).await
     }
 
     async fn queue_over(&mut self) -> RunnerFlow {
@@ -342,31 +351,31 @@ impl Runner {
         if let ExchangeEvent::Lost(ExchangeError(fault)) = &event
             && self.is_failed_resume(fault)
         {
-            return self.resume_failed().await;
+            return Box::pin(self.resume_failed()).await;
         }
         self.record_alive().await;
         if self.recorder.check_due().is_some() {
             self.recorder.check_soon();
         }
         match event {
-            ExchangeEvent::Progress(progress) => self.progress_received(progress).await,
+            ExchangeEvent::Progress(progress) => Box::pin(self.progress_received(progress)).await,
             ExchangeEvent::Status(text) => self.status_received(text),
             // Only subscribers of the upstream task receive it.
             ExchangeEvent::Task(_) => RunnerFlow::Continue,
-            ExchangeEvent::Subtasks(named) => self.subtasks_received(named).await,
-            ExchangeEvent::Log(log) => self.log_received(log).await,
-            ExchangeEvent::Asked { ask, method, params } => self.question_received(ask, method, params).await,
-            ExchangeEvent::Withdrawn { ask } => self.withdrawal_received(ask).await,
+            ExchangeEvent::Subtasks(named) => Box::pin(self.subtasks_received(named)).await,
+            ExchangeEvent::Log(log) => Box::pin(self.log_received(log)).await,
+            ExchangeEvent::Asked { ask, method, params } => Box::pin(self.question_received(ask, method, params)).await,
+            ExchangeEvent::Withdrawn { ask } => Box::pin(self.withdrawal_received(ask)).await,
             ExchangeEvent::Returned(result) => {
                 let outcome = match self.spec.peer.decode_result(result) {
                     Ok(returned) => Outcome::Returned { result: returned.result, is_error: returned.is_error },
                     Err(reason) => Outcome::lost(GatewayFault::new(reason, Executed::Yes)),
                 };
-                self.end(outcome).await
+                Box::pin(self.end(outcome)).await
             }
-            ExchangeEvent::Faulted(error) => self.faulted(error).await,
-            ExchangeEvent::Cancelled => self.end(Outcome::Cancelled).await,
-            ExchangeEvent::Lost(ExchangeError(fault)) => self.end(Outcome::lost(fault)).await,
+            ExchangeEvent::Faulted(error) => Box::pin(self.faulted(error)).await,
+            ExchangeEvent::Cancelled => Box::pin(self.end(Outcome::Cancelled)).await,
+            ExchangeEvent::Lost(ExchangeError(fault)) => Box::pin(self.end(Outcome::lost(fault))).await,
         }
     }
 

@@ -39,13 +39,13 @@ pub(super) struct AdmittedMessage {
 }
 
 /// Admits a request, unless its client has disconnected and needs no response.
-pub(super) fn admit(served: &Served, mut inbound: Inbound) -> AdmittedRequest {
+pub(super) fn admit(served: &Served, mut inbound: Box<Inbound>) -> AdmittedRequest {
     if is_batch(&inbound.body) && !header_is_stateless(&inbound.headers) {
-        return admit_batch(served, Box::new(inbound));
+        return admit_batch(served, inbound);
     }
     if inbound.method != Method::POST {
         return match count_many(served, &inbound, 1) {
-            Ok(()) if is_in_session(&inbound.headers) => AdmittedRequest::Operation(Box::new(inbound)),
+            Ok(()) if is_in_session(&inbound.headers) => AdmittedRequest::Operation(inbound),
             Ok(()) => AdmittedRequest::Refused(only_post()),
             Err(refusal) => AdmittedRequest::Refused(too_often(&refusal)),
         };
@@ -58,7 +58,7 @@ pub(super) fn admit(served: &Served, mut inbound: Inbound) -> AdmittedRequest {
         Ok(message) if !inbound.arrival.is_wanted([&message]) => {
             AdmittedRequest::Refused(FaceResponse::new(empty_body()))
         }
-        Ok(message) => admit_message(served, Box::new(inbound), Box::new(message)),
+        Ok(message) => admit_message(served, inbound, Box::new(message)),
         Err(error) => AdmittedRequest::Refused(refuse_unreadable(served, &inbound, error)),
     }
 }

@@ -37,7 +37,7 @@ impl From<OwnerReplica> for Destination {
     }
 }
 
-pub(super) fn answer(faces: &impl PathFaces, inbound: Inbound) -> impl Future<Output = FaceResponse> + Send {
+pub(super) fn answer(faces: &impl PathFaces, inbound: Box<Inbound>) -> impl Future<Output = FaceResponse> + Send {
     let served = faces.path().served;
     let admitted = admit(served, inbound);
     async move {

@@ -30,6 +30,9 @@ pub(super) fn check(rules: &ToolRules, tool: &str, params: &Object) -> Result<()
 
 /// A call without a tool's name is refused elsewhere.
 pub(super) fn check_call(rules: &ToolRules, request: &Request) -> Result<(), RequestError> {
+    if !rules.any_bounds_arguments() {
+        return Ok(());
+    }
     let params = request.params.object().filter(|_| request.method == method::TOOLS_CALL);
     match params.and_then(|params| Some((params.get_str("name")?, params))) {
         Some((tool, params)) => check(rules, &tool, params),

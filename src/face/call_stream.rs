@@ -16,10 +16,11 @@ use bytes::Bytes;
 use futures_util::stream;
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::Instant;
 
 use super::answer::{Addressee, event_stream};
 use super::http::{FaceResponse, ResponseBody};
+use super::lazy_timer::within;
 use crate::wire::framing::BodyPart;
 use request_answer::{RequestAnswer, unanswered};
 
@@ -153,6 +154,6 @@ impl Silence {
 
     /// `None` if a life sign is due first. Cancel safe if `next` is.
     pub async fn wait<T>(self, next: impl Future<Output = T>) -> Option<T> {
-        timeout_at(self.ends_at(), next).await.ok()
+        within(self.ends_at(), next).await
     }
 }

@@ -183,11 +183,15 @@ impl Catalog {
             }
             self.lists.invalidate(&key).await;
         }
-        let fetch = async {
-            let fetching = tokio::time::timeout(FETCH_MAX, self.fetch(context)).await;
-            fetching.map_err(|_| CatalogError::Gateway(GatewayFault::new(Reason::UpstreamTimeout, Executed::No)))?
-        };
-        self.lists.try_get_with(key, fetch).await.map_err(|shared| (*shared).clone())
+        // Boxed: most calls find a list, and need no memory for a fetch.
+        let fetched = Box::pin(async move {
+            let fetch = async {
+                let fetching = tokio::time::timeout(FETCH_MAX, self.fetch(context)).await;
+                fetching.map_err(|_| CatalogError::Gateway(GatewayFault::new(Reason::UpstreamTimeout, Executed::No)))?
+            };
+            self.lists.try_get_with(key, fetch).await
+        });
+        fetched.await.map_err(|shared| (*shared).clone())
     }
 
     /// The list with this tool, fetched again if the cached one lacks it.

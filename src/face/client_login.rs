@@ -112,7 +112,7 @@ impl MetadataEndpoint {
 
 #[async_trait]
 impl Endpoint for MetadataEndpoint {
-    async fn serve(&self, inbound: Inbound) -> FaceResponse {
+    async fn serve(&self, inbound: Box<Inbound>) -> FaceResponse {
         if let Err(refusal) = self.rates.admit(&inbound.counted_as(), 1) {
             return too_often(&refusal);
         }

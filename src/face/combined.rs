@@ -278,7 +278,7 @@ impl fmt::Debug for CombinedEndpoint {
 
 #[async_trait]
 impl Endpoint for CombinedEndpoint {
-    async fn serve(&self, inbound: Inbound) -> FaceResponse {
+    async fn serve(&self, inbound: Box<Inbound>) -> FaceResponse {
         affinity::answer(&self.0, inbound).await
     }
 

@@ -79,7 +79,7 @@ impl UpstreamEndpoint {
         .boxed()
     }
 
-    async fn answer(&self, mut inbound: Inbound) -> FaceResponse {
+    async fn answer(&self, mut inbound: Box<Inbound>) -> FaceResponse {
         // The path was checked before, but not for each message of an HTTP+SSE stream.
         if !self.is_for(&inbound.caller) {
             return bare(StatusCode::NOT_FOUND);
@@ -113,7 +113,7 @@ impl UpstreamEndpoint {
 
 #[async_trait]
 impl Endpoint for UpstreamEndpoint {
-    async fn serve(&self, inbound: Inbound) -> FaceResponse {
+    async fn serve(&self, inbound: Box<Inbound>) -> FaceResponse {
         let shown = dev_requests::begin(&inbound, |inbound| self.session.client_version(inbound).ok());
         let response = self.answer(inbound).await;
         match shown {
@@ -215,7 +215,7 @@ fn is_kept(request: &Inbound) -> bool {
 
 #[async_trait]
 impl Endpoint for ClosingEndpoint {
-    async fn serve(&self, request: Inbound) -> FaceResponse {
+    async fn serve(&self, request: Box<Inbound>) -> FaceResponse {
         if is_kept(&request) { self.0.serve(request).await } else { bare(StatusCode::NOT_FOUND) }
     }
 
@@ -240,7 +240,7 @@ pub struct StoreAwayEndpoint;
 
 #[async_trait]
 impl Endpoint for StoreAwayEndpoint {
-    async fn serve(&self, request: Inbound) -> FaceResponse {
+    async fn serve(&self, request: Box<Inbound>) -> FaceResponse {
         refuse_all(&request, &STORE_AWAY)
     }
 }

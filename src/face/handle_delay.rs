@@ -53,10 +53,9 @@ pub(in crate::face) async fn refusal(
 /// If the server refused the client's credential.
 pub(in crate::face) async fn first_event(
     engine: &Arc<Engine>,
-    call: Option<&mut CallStream>,
+    call: &mut CallStream,
     forwarded: &ForwardedHeaders,
 ) -> Result<Option<CallEvent>, GatewayFault> {
-    let Some(call) = call else { return Ok(None) };
     let first = call.next().await;
     if let Some(CallEvent::Created(task)) = &first {
         pass(engine, &task.key, false).await;

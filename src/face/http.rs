@@ -135,8 +135,9 @@ impl AcceptedTypes {
 
 #[async_trait]
 pub trait Endpoint: Send + Sync {
-    /// Dropped when the client disconnects: work that must continue runs in another task.
-    async fn serve(&self, request: Inbound) -> FaceResponse;
+    /// Dropped when the client disconnects: work that must continue runs in another task. The request is boxed: each
+    /// nested future would hold it twice.
+    async fn serve(&self, request: Box<Inbound>) -> FaceResponse;
 
     /// Whether a header is forwarded to the upstream, which identifies clients by it.
     fn forwards(&self, _header: &HeaderName) -> bool {

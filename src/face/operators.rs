@@ -145,7 +145,7 @@ impl UnopenedOperators {
 
 #[async_trait]
 impl Endpoint for UnopenedOperators {
-    async fn serve(&self, _: Inbound) -> FaceResponse {
+    async fn serve(&self, _: Box<Inbound>) -> FaceResponse {
         let error = format!("the store is not open yet: {}", (self.0)().join(", ")).into();
         json(StatusCode::SERVICE_UNAVAILABLE, &OperatorRefusal { error, task: None })
     }
@@ -403,7 +403,7 @@ impl Operators {
 
 #[async_trait]
 impl Endpoint for Operators {
-    async fn serve(&self, request: Inbound) -> FaceResponse {
+    async fn serve(&self, request: Box<Inbound>) -> FaceResponse {
         let route = OperatorRoute::of(&request.path);
         if route.acts() && !request.caller.principal.may_act() {
             return refusal(StatusCode::FORBIDDEN, MAY_NOT_ACT);

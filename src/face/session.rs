@@ -159,6 +159,7 @@ impl SessionFace {
             Err(none) => return none.answer(&addressee),
         };
         if let Message::Request(request) = &*message
+            && self.shared.withholds_items(&inbound.caller, request)
             && let Some(hidden) = Box::pin(self.shared.hidden(&session, &inbound.caller, request, listed)).await
         {
             return hidden.answer(request, &inbound);

@@ -84,7 +84,7 @@ impl SseEndpoint {
     }
 
     /// The first event is the URL for the client's messages.
-    fn open(&self, inbound: Inbound) -> FaceResponse {
+    fn open(&self, inbound: Box<Inbound>) -> FaceResponse {
         if matches!(inbound.accepted, AcceptedTypes::Json | AcceptedTypes::Neither) {
             return bare(StatusCode::NOT_ACCEPTABLE);
         }
@@ -124,7 +124,7 @@ impl SseEndpoint {
     }
 
     /// Accepts a message for a stream: 202 once it will be processed, with any outcome.
-    async fn take(&self, inbound: Inbound) -> FaceResponse {
+    async fn take(&self, inbound: Box<Inbound>) -> FaceResponse {
         let Some(sealed) = stream_named(inbound.query.as_deref()) else { return only_get() };
         let opened = self.sse.served.sealer.open(IdKind::SseStream, Some(&inbound.caller.principal), sealed);
         let stream = opened.map(|opened| opened.id);
@@ -175,7 +175,7 @@ impl SseEndpoint {
 
 #[async_trait]
 impl Endpoint for SseEndpoint {
-    async fn serve(&self, inbound: Inbound) -> FaceResponse {
+    async fn serve(&self, inbound: Box<Inbound>) -> FaceResponse {
         match inbound.method {
             Method::GET => match self.sse.served.rates.admit(&inbound.counted_as(), 1) {
                 Ok(()) => self.open(inbound),

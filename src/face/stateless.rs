@@ -7,6 +7,8 @@ pub mod listen;
 pub(super) mod pipe;
 mod rounds;
 mod tasks;
+#[cfg(test)]
+mod tests;
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -156,7 +158,7 @@ impl StatelessFace {
         request: &'a Request,
         addressee: &mut Addressee,
         around: MessageContext<'a>,
-    ) -> Result<StatelessRequestContext<'a>, RequestError> {
+    ) -> Result<Box<StatelessRequestContext<'a>>, RequestError> {
         let params = request.params.object();
         if params.is_some_and(|params| params.case_variant(&["_meta"]).is_some()) {
             return Err(RequestError::Metadata(Cow::Borrowed("_meta is spelt in another case")));
@@ -196,7 +198,7 @@ impl StatelessFace {
         if name.is_some_and(|name| name.contains('\0')) {
             return Err(RequestError::Params(Cow::Borrowed("names hold no null characters")));
         }
-        Ok(StatelessRequestContext {
+        Ok(Box::new(StatelessRequestContext {
             addressee: addressee.clone(),
             caller: around.caller,
             counted_as: around.counted_as,
@@ -212,7 +214,7 @@ impl StatelessFace {
             arrived: around.arrived,
             carriage: around.carriage,
             has_key: around.has_key,
-        })
+        }))
     }
 
     /// Requests about the gateway's own tasks, and subscriptions to them, need no upstream.
@@ -240,7 +242,7 @@ impl StatelessFace {
     }
 
     /// Boxed, so that the future of a request is only as large as its method needs.
-    async fn dispatch(&self, request: StatelessRequestContext<'_>) -> FaceResponse {
+    async fn dispatch(&self, request: Box<StatelessRequestContext<'_>>) -> FaceResponse {
         if names_item(request.method)
             && let Some(refusal) = refusal_of(&self.access(&request), request.method, Some(request.params))
         {
@@ -253,7 +255,7 @@ impl StatelessFace {
             method::DISCOVER => Box::pin(self.discover(&request)).await,
             method::TOOLS_LIST => Box::pin(self.list_tools(&request)).await,
             method::TOOLS_CALL => Box::pin(self.call_tool(request)).await,
-            method::TASKS_GET | method::TASKS_UPDATE | method::TASKS_CANCEL => self.task(&request).await,
+            method::TASKS_GET | method::TASKS_UPDATE | method::TASKS_CANCEL => Box::pin(self.task(&request)).await,
             method::LISTEN => Box::pin(self.listen(&request)).await,
             _ => Box::pin(self.relay(request)).await,
         }
@@ -319,8 +321,10 @@ impl StatelessFace {
         self.served.engine.access().tools_of(&request.caller, self.served.upstream.name())
     }
 
-    async fn call_tool(&self, request: StatelessRequestContext<'_>) -> FaceResponse {
-        if let Some(response) = self.own_tool_call(&request).await {
+    async fn call_tool(&self, request: Box<StatelessRequestContext<'_>>) -> FaceResponse {
+        if self.is_own_tool_call(request.method, Some(request.params))
+            && let Some(response) = Box::pin(self.own_tool_call(&request)).await
+        {
             return response;
         }
         match self.weigh(&request).await {
@@ -376,7 +380,7 @@ impl StatelessFace {
         Ok(CallDecision { tool, policy, plan, idempotency, native, is_repeatable: listed.is_repeatable })
     }
 
-    async fn run_call(&self, request: StatelessRequestContext<'_>, weighed: &CallDecision) -> FaceResponse {
+    async fn run_call(&self, request: Box<StatelessRequestContext<'_>>, weighed: &CallDecision) -> FaceResponse {
         if let Err(error) = self.meet(&request).await {
             return request.addressee.fault(&not_begun(error));
         }
@@ -384,7 +388,7 @@ impl StatelessFace {
     }
 
     /// Forwards other methods unchanged.
-    async fn relay(&self, request: StatelessRequestContext<'_>) -> FaceResponse {
+    async fn relay(&self, request: Box<StatelessRequestContext<'_>>) -> FaceResponse {
         if let Err(error) = self.meet(&request).await {
             return request.addressee.fault(&not_begun(error));
         }
@@ -400,11 +404,11 @@ impl StatelessFace {
         self.run(request, &plain).await
     }
 
-    async fn run(&self, request: StatelessRequestContext<'_>, weighed: &CallDecision) -> FaceResponse {
+    async fn run(&self, request: Box<StatelessRequestContext<'_>>, weighed: &CallDecision) -> FaceResponse {
         let &CallDecision { ref tool, ref policy, plan, idempotency, native, is_repeatable } = weighed;
         let rounds = RoundSupport::of(request.method);
         if rounds == RoundSupport::Allowed && request.params.contains("requestState") {
-            return self.go_on(request, policy.clone(), plan).await;
+            return Box::pin(self.go_on(request, policy.clone(), plan)).await;
         }
         let maker = CallMaker {
             principal: request.caller.principal.clone(),
@@ -424,8 +428,12 @@ impl StatelessFace {
         let mut call = self.served.engine.call(CallSpec { plan, idempotency, is_repeatable, rounds, ..spec });
         let promotable = if plan == Plan::Direct { Promotable::No } else { Promotable::Yes };
         let waits = plan == Plan::Task && !is_named && request.forwarded.credential().is_clients();
-        match handle_delay::first_event(&self.served.engine, waits.then_some(&mut call), request.forwarded).await {
-            Ok(first) => self.respond(request, promotable, (first, call)).await,
+        let first = match waits {
+            true => Box::pin(handle_delay::first_event(&self.served.engine, &mut call, request.forwarded)).await,
+            false => Ok(None),
+        };
+        match first {
+            Ok(first) => Box::pin(self.respond(request, promotable, (first, call))).await,
             Err(fault) => request.addressee.fault(&fault),
         }
     }
@@ -435,8 +443,8 @@ impl StatelessFace {
         request: StatelessRequestContext<'_>,
         promotable: Promotable,
         dialect: D,
-    ) -> CallView<D> {
-        CallView {
+    ) -> Box<CallView<D>> {
+        Box::new(CallView {
             rounds: self.seal_for(&request),
             shown: self.list_edit(&request),
             method: request.method.to_owned(),
@@ -450,7 +458,7 @@ impl StatelessFace {
             promotable,
             dialect,
             addressee: request.addressee,
-        }
+        })
     }
 
     /// Removes unreachable items from a list.

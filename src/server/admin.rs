@@ -163,7 +163,7 @@ enum AdminPage {
 
 #[async_trait]
 impl Endpoint for AdminPage {
-    async fn serve(&self, request: Inbound) -> FaceResponse {
+    async fn serve(&self, request: Box<Inbound>) -> FaceResponse {
         match self {
             Self::Health => text(StatusCode::OK, "ok\n".into()),
             Self::Readiness(readiness, upstreams) => {

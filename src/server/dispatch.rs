@@ -114,9 +114,9 @@ fn inbound(
     caller: AdmittedCaller,
     accepted: AcceptedTypes,
     received_at: Instant,
-) -> Inbound {
+) -> Box<Inbound> {
     let (parts, _) = request.into_parts();
-    Inbound {
+    Box::new(Inbound {
         path,
         query: parts.uri.query().map(str::to_owned),
         method: parts.method,
@@ -132,7 +132,7 @@ fn inbound(
         is_counted: caller.is_counted,
         endpoint_session: None,
         arrival: caller.arrival,
-    }
+    })
 }
 
 /// The innermost layer.

@@ -5,7 +5,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 
 use tokio::time::{Instant, Sleep, sleep_until};
 
@@ -28,12 +28,14 @@ pub(super) struct HeaderTimeout {
     /// The number of requests when the stage began: another number means that the stage is over.
     begun: u32,
     timer: Option<Pin<Box<Sleep>>>,
+    /// The task that the timer wakes.
+    woken: Option<Waker>,
 }
 
 impl HeaderTimeout {
     pub(super) fn new(trail: Arc<ConnectionState>) -> Self {
         let begun = trail.begun();
-        Self { trail, stage: HeaderTimeoutStage::Idle, since: Instant::now(), begun, timer: None }
+        Self { trail, stage: HeaderTimeoutStage::Idle, since: Instant::now(), begun, timer: None, woken: None }
     }
 
     /// Records received bytes. Returns whether a head begins with them; bytes of a body or a pipelined request begin none.
@@ -61,13 +63,18 @@ impl HeaderTimeout {
             // A timer that fires too early is set again; only a timer that would fire too late is moved at once.
             if timer.deadline() > ends_at {
                 timer.as_mut().reset(ends_at);
+            } else if !timer.is_elapsed() && self.woken.as_ref().is_some_and(|task| task.will_wake(context.waker())) {
+                return Poll::Pending;
             }
+            self.woken = Some(context.waker().clone());
             if timer.as_mut().poll(context).is_pending() {
                 return Poll::Pending;
             }
             if Instant::now() >= ends_at {
                 return Poll::Ready(self.stage);
             }
+            // One that has fired wakes no task until it is polled again.
+            self.woken = None;
             timer.as_mut().reset(ends_at);
         }
     }

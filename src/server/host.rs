@@ -2,7 +2,7 @@
 //!
 //! The two checks are independent, and apply to every listener.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
@@ -18,8 +18,8 @@ const LOOPBACK_NAMES: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
 /// The names that this listener serves, on any port.
 #[derive(Clone, Debug)]
 pub(super) struct HostGuard {
-    /// `None` where any name is served.
-    names: Option<Arc<HashSet<String>>>,
+    /// Sorted; `None` where any name is served.
+    names: Option<Arc<[String]>>,
     /// The certificate of a TLS listener; its names are served, too.
     certificate: Option<Arc<ListenerCertificate>>,
     /// The address that the client connected to. A page under a rebound name cannot send it as `Host`.
@@ -29,12 +29,12 @@ pub(super) struct HostGuard {
 impl HostGuard {
     /// `bound` is the listener's address; `allowed` adds names in lower case, without port.
     pub(super) fn new(bound: SocketAddr, allowed: &[String], certificate: Option<Arc<ListenerCertificate>>) -> Self {
-        let mut names: HashSet<String> = allowed.iter().map(|name| name.to_ascii_lowercase()).collect();
+        let mut names: BTreeSet<String> = allowed.iter().map(|name| name.to_ascii_lowercase()).collect();
         // A listener on all addresses includes loopback.
         if bound.ip().is_loopback() || bound.ip().is_unspecified() {
             names.extend(LOOPBACK_NAMES.map(str::to_owned));
         }
-        Self { names: Some(Arc::new(names)), certificate, local: bound.ip() }
+        Self { names: Some(names.into_iter().collect()), certificate, local: bound.ip() }
     }
 
     /// Serves any name. A page under a rebound name gains nothing there: it has no credential, or its origin is refused.
@@ -59,8 +59,9 @@ impl HostGuard {
         };
         let bare = name.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(name);
         // Nearly every client sends the name as it is listed; only the others pay for a copy.
-        names.contains(name)
-            || names.contains(&name.to_ascii_lowercase())
+        let is_listed = |name: &str| names.binary_search_by(|listed| listed.as_str().cmp(name)).is_ok();
+        is_listed(name)
+            || is_listed(&name.to_ascii_lowercase())
             || bare.parse::<IpAddr>().is_ok_and(|ip| ip == self.local && !ip.is_unspecified())
             || self.certificate.as_ref().is_some_and(|shown| shown.is_for(bare))
     }

@@ -217,6 +217,13 @@ impl ToolRules {
         self.default.split.is_some() || self.patterns.iter().any(|(_, policy)| policy.split.is_some())
     }
 
+    /// Whether any call's arguments have a limit beside the message's.
+    #[must_use]
+    pub fn any_bounds_arguments(&self) -> bool {
+        let bounds = |policy: &ToolPolicy| policy.split.is_some() || policy.limits.arguments_bytes_max.is_some();
+        bounds(&self.default) || self.patterns.iter().any(|(_, policy)| bounds(policy))
+    }
+
     #[must_use]
     pub fn rule(&self, tool: &str) -> &ToolPolicy {
         self.patterns.iter().find(|(pattern, _)| pattern.matches(tool)).map_or(&self.default, |(_, policy)| policy)

@@ -106,7 +106,7 @@ pub(crate) fn operators(tasks: usize) -> BoxFuture<'static, Act> {
         let (engine, _) = engine(tasks).await;
         let operators = Operators::new(engine, Box::new(|| unreachable!("a list does not say it")));
         Box::pin(async move {
-            let answer = operators.serve(inbound(Method::GET, "/tasks", Some("limit=10"))).await;
+            let answer = operators.serve(Box::new(inbound(Method::GET, "/tasks", Some("limit=10")))).await;
             let body = answer.into_body().collect().await.unwrap().to_bytes();
             assert!(body.windows(6).any(|bytes| bytes == b"\"next\""), "{body:?}");
         }) as Act
@@ -147,7 +147,7 @@ struct Short;
 
 #[async_trait]
 impl Endpoint for Short {
-    async fn serve(&self, inbound: Inbound) -> FaceResponse {
+    async fn serve(&self, inbound: Box<Inbound>) -> FaceResponse {
         let id = taskgate::wire::envelope::read(&inbound.body, taskgate::wire::ScanLimits::CLIENT);
         let Ok(taskgate::wire::Message::Request(request)) = id else { panic!("a request is expected") };
         let body = taskgate::wire::envelope::result(&request.id, &taskgate::wire::Payload::empty_object());

@@ -63,7 +63,7 @@ impl Drop for Dropped {
 
 #[async_trait]
 impl Endpoint for Script {
-    async fn serve(&self, inbound: Inbound) -> FaceResponse {
+    async fn serve(&self, inbound: Box<Inbound>) -> FaceResponse {
         assert_eq!(inbound.carriage, MessageChannel::Stream);
         let body = String::from_utf8(inbound.body.to_vec()).unwrap();
         self.seen.lock().push((inbound.method.clone(), inbound.headers, body.clone()));

@@ -25,7 +25,7 @@ impl Runner {
     pub(super) async fn promote(&mut self, first: Option<Question>) -> Result<RunnerFlow, GatewayFault> {
         let not_sent = |reason| GatewayFault::new(reason, Executed::No);
         let task = match self.recorder.key() {
-            Some(key) => self.reveal(&key).await.map_err(not_sent)?,
+            Some(key) => Box::pin(self.reveal(&key)).await.map_err(not_sent)?,
             None => self.insert(TaskVisibility::Handle, first).await?,
         };
         Ok(self.hand_out(task).await)
@@ -34,7 +34,7 @@ impl Runner {
     pub(super) async fn hand_out(&mut self, task: Arc<Task>) -> RunnerFlow {
         // A client that knows the call's name can find the task (T-27).
         if !self.dialog.clients_mut().hand_over(CallEvent::Created(task)).await && !self.spec.is_named() {
-            return self.drop_orphan().await;
+            return Box::pin(self.drop_orphan()).await;
         }
         self.becomes_task();
         if matches!(self.spec.plan, Plan::Grace(_)) {
@@ -42,7 +42,9 @@ impl Runner {
         }
         tracing::debug!(principal = %LoggedPrincipal(&self.spec.owner), "a call became a task");
         self.dialog.set_grace_status(None);
-        self.mirror_subtasks().await;
+        if self.family.has_waiting() {
+            Box::pin(self.mirror_subtasks()).await;
+        }
         RunnerFlow::Continue
     }
 
@@ -107,7 +109,7 @@ impl Runner {
         if let Some(permit) = self.recorder.permit_mut() {
             permit.is_being_stored();
         }
-        let task = match self.store_tree(task, now).await {
+        let task = match self.store_tree(Box::new(task), now).await {
             Ok(task) => task,
             Err(error) => {
                 if matches!(error, StoreError::UnknownCommit(_)) {
@@ -128,25 +130,25 @@ impl Runner {
             self.recorder.position_written(position);
             self.recorder.check_soon();
         }
-        Ok(Arc::new(task))
+        Ok(task)
     }
 
     /// Stores a new task, after the rows of its elements if its call is split and it has a handle.
-    async fn store_tree(&mut self, mut task: Task, now: Timestamp) -> Result<Task, StoreError> {
-        if task.shown == TaskVisibility::Handle {
-            task.tree.children = self.insert_elements(&task.key, now).await?;
+    async fn store_tree(&mut self, mut task: Box<Task>, now: Timestamp) -> Result<Arc<Task>, StoreError> {
+        if task.shown == TaskVisibility::Handle && self.call.elements().is_some() {
+            task.tree.children = Box::pin(self.insert_elements(&task.key, now)).await?;
             if !task.tree.children.is_empty() {
                 // The rows of its elements have the params.
                 task.recovery.call = task.recovery.call.map(StoredCall::without_params);
             }
         }
-        let task = task.exact();
+        let task = Arc::new(task.exact());
         let stored = match self.engine.has_room_for(&self.spec.owner, task.stored_bytes()) {
             true => self.engine.insert_row(&task).await,
             false => Err(StoreError::OwnerFull),
         };
         let stored = match stored {
-            Err(StoreError::UnknownCommit(cause)) => found_out(&self.engine, &task.key, cause).await,
+            Err(StoreError::UnknownCommit(cause)) => Box::pin(found_out(&self.engine, &task.key, cause)).await,
             stored => stored.map(|()| task),
         };
         if stored.is_err() {
@@ -201,7 +203,7 @@ impl Runner {
     /// Cancels the call of a client without a handle that left (MOD-20).
     pub(super) async fn client_left(&mut self) -> RunnerFlow {
         if self.spec.idempotency.is_some() && self.recorder.has_row() {
-            return self.continue_unattended().await;
+            return Box::pin(self.continue_unattended()).await;
         }
         // Before the slower writes to the store: the call has no client, and no process resumes a hidden task.
         self.cancel_exchanges("the client left").await;
@@ -237,7 +239,7 @@ impl Runner {
         self.finish_exchanges();
         if self.spec.plan == Plan::Task && self.asks_first() && self.recorder.has_row() && self.is_waited_for() {
             // `always` and `required` end in a handle, however quickly the call ended after its questions.
-            match self.promote(None).await {
+            match Box::pin(self.promote(None)).await {
                 Ok(RunnerFlow::Stop) => return RunnerFlow::Stop,
                 Ok(RunnerFlow::Continue) => (),
                 Err(_) => tracing::warn!("a call stays without the handle that it should have"),
@@ -247,7 +249,7 @@ impl Runner {
             self.count_grace("plain");
         }
         if let Some(key) = self.recorder.key() {
-            self.settle(&key, outcome.clone()).await;
+            Box::pin(self.settle(&key, outcome.clone())).await;
         }
         if self.dialog.clients().is_there() {
             self.dialog.clients_mut().end(CallEnd::Outcome(outcome)).await;
@@ -271,7 +273,8 @@ impl Runner {
         failpoint::hit("outcome-heard");
         // Stores the last status message even if it arrived too early to be stored separately.
         if let Some(message) = self.recorder.take_progress() {
-            let _ = self.write(key, vec![Event::Progressed { attempt: self.recorder.attempt(), message }]).await;
+            let said = Event::Progressed { attempt: self.recorder.attempt(), message };
+            let _ = Box::pin(self.write(key, vec![said])).await;
         }
         let attempt = self.recorder.attempt();
         let is_cancelled = outcome == Outcome::Cancelled;
@@ -286,10 +289,10 @@ impl Runner {
                 metric::count_dropped(self.spec.upstream.name(), "settled");
                 tracing::info!("a late outcome was dropped");
                 // The upstream has ended the call, so it needs no cancel.
-                self.mark_notified().await;
+                Box::pin(self.mark_notified()).await;
             }
             // The upstream cancelled it, and needs no cancel either.
-            Ok(_) if is_cancelled => self.mark_notified().await,
+            Ok(_) if is_cancelled => Box::pin(self.mark_notified()).await,
             // The replica that holds the task stores its outcome.
             Ok(_) | Err(TaskError::Store(StoreError::Fenced)) => (),
             Err(error) => tracing::error!(error = %CauseChain(&error), "an outcome could not be stored"),
@@ -322,7 +325,7 @@ impl Runner {
             self.call_sent();
             return RunnerFlow::Continue;
         };
-        match self.mark(&key, certain).await {
+        match Box::pin(self.mark(&key, certain)).await {
             Ok(true) => {
                 self.call_sent();
                 self.record_resend();
@@ -331,14 +334,15 @@ impl Runner {
             }
             // It settled while it waited: nothing is sent after an acknowledged cancel (L6).
             Ok(false) => {
-                self.mark_notified().await;
+                Box::pin(self.mark_notified()).await;
                 RunnerFlow::Stop
             }
             Err(error) if error.is_passing() => self.wait_for_store(UnstoredStep::Mark, &error),
             Err(TaskError::Store(StoreError::Fenced)) => RunnerFlow::Stop,
             Err(error) => {
                 tracing::error!(error = %CauseChain(&error), "the task could not be marked as sent and is not sent");
-                self.end(Outcome::lost(GatewayFault::new(error.reason(), self.recorder.executed_so_far()))).await
+                let fault = GatewayFault::new(error.reason(), self.recorder.executed_so_far());
+                Box::pin(self.end(Outcome::lost(fault))).await
             }
         }
     }
@@ -395,12 +399,10 @@ impl Runner {
 
 /// The task of an unknown insert, if it exists and this process still holds it. If the store cannot confirm it now, the
 /// error stays `UnknownCommit`, because a later process could find the row and send the call.
-async fn found_out(engine: &Engine, key: &TaskKey, cause: io::Error) -> Result<Task, StoreError> {
+async fn found_out(engine: &Engine, key: &TaskKey, cause: io::Error) -> Result<Arc<Task>, StoreError> {
     match engine.store.resolve_write(key, engine.clock.now()).await {
         // Other replicas may have seen it, so it remains.
-        Ok(Some(row)) if row.holder == Some(engine.store.holder()) && !row.task.is_settled() => {
-            Ok(Arc::unwrap_or_clone(row.task))
-        }
+        Ok(Some(row)) if row.holder == Some(engine.store.holder()) && !row.task.is_settled() => Ok(row.task),
         Ok(Some(_)) => Err(StoreError::UnknownCommit(cause)),
         Ok(None) => Err(StoreError::Io(cause)),
         Err(failed) => {

@@ -1,6 +1,9 @@
-//! Measures the memory of a waiting call.
+//! Measures the memory of a call: what waits, and what each step moves.
 
-use super::Runner;
+use super::call_state::StageEvent;
+use super::{Runner, RunnerEvent};
+use crate::task::{Event, Outcome, TaskKey};
+use crate::upstream::ExchangeEvent;
 
 /// The size of a function's return type.
 const fn returned_bytes<A, R>(_: fn(A) -> R) -> usize {
@@ -12,4 +15,29 @@ const fn returned_bytes<A, R>(_: fn(A) -> R) -> usize {
 fn a_call_that_waits_takes_no_room_for_what_it_may_do_next() {
     let bytes = returned_bytes(|runner: Box<Runner>| runner.run());
     assert!(bytes <= 2_048, "{bytes}");
+}
+
+/// A future is copied as a whole wherever another awaits it: rare branches are boxed, so that each call does not move
+/// their memory.
+#[test]
+fn no_step_of_a_call_moves_the_memory_of_a_rare_one() {
+    type Steps = &'static mut Runner;
+    let sizes = [
+        ("prepare", returned_bytes(|runner: Steps| runner.prepare())),
+        ("handle_step", returned_bytes(|(runner, step): (Steps, RunnerEvent)| runner.handle_step(step))),
+        ("exchange_event", returned_bytes(|(runner, event): (Steps, ExchangeEvent)| runner.exchange_event(event))),
+        ("dispatched", returned_bytes(|runner: Steps| runner.dispatched(None))),
+        ("promote", returned_bytes(|runner: Steps| runner.promote(None))),
+        ("end", returned_bytes(|(runner, outcome): (Steps, Outcome)| runner.end(outcome))),
+        (
+            "write_outcome",
+            returned_bytes(|(runner, key, event): (Steps, &'static TaskKey, Event)| runner.write_outcome(key, event)),
+        ),
+        ("next_event", returned_bytes(|runner: Steps| runner.next_event())),
+        ("an event", size_of::<StageEvent>()),
+    ];
+    println!("{sizes:?}");
+    for (step, bytes) in sizes {
+        assert!(bytes <= 2_048, "{step}: {bytes}");
+    }
 }

@@ -169,7 +169,7 @@ impl ServerVoice {
         let (upstreams, at) = (Arc::clone(&self.upstreams), self.at);
         let refusing = async move {
             let _permit = permit;
-            let _ = upstreams.members[at].endpoint.serve(inbound).await;
+            let _ = upstreams.members[at].endpoint.serve(Box::new(inbound)).await;
         };
         let scope = &self.upstreams.common().scope;
         scope.tracker.spawn(scope.stop.clone().run_until_cancelled_owned(refusing));

@@ -192,7 +192,7 @@ pub(super) async fn served(
     inbound: Inbound,
 ) -> FaceResponse {
     let id = inbound.headers.get(headers::SESSION_ID).cloned();
-    let answer = upstreams.members[at].endpoint.serve(inbound).await;
+    let answer = upstreams.members[at].endpoint.serve(Box::new(inbound)).await;
     if let (Some(session), Some(id), StatusCode::NOT_FOUND) = (session, id, answer.status()) {
         session.forget_member(&upstreams.settings.upstreams[at], &id);
     }

@@ -188,14 +188,14 @@ struct MemberHandshake {
 impl MemberHandshake {
     /// Opens the session, and sends it the client's log level.
     async fn run(self, session: Arc<CombinedSession>) -> Result<OpenedMember, MemberRefusal> {
-        let answer = self.endpoint.serve(self.inbound.clone()).await;
+        let answer = self.endpoint.serve(Box::new(self.inbound.clone())).await;
         let id = answer.headers().get(headers::SESSION_ID).cloned();
         let result = read_result(answer, &self.limits).await?;
         let Some(id) = id else { return Err(MemberRefusal::late()) };
         let say = |message: Bytes| {
             let mut inbound = Inbound { body: message, ..self.inbound.clone() };
             inbound.headers.insert(headers::SESSION_ID, id.clone());
-            self.endpoint.serve(inbound)
+            self.endpoint.serve(Box::new(inbound))
         };
         let _ = say(envelope::notification(method::INITIALIZED, None)).await;
         if let Some(level) = session.level() {
@@ -277,7 +277,7 @@ impl CombinedUpstreams {
             if let (Ok(opened), true) = (&opened, session.ended.is_cancelled()) {
                 ending.method = Method::DELETE;
                 ending.headers.insert(headers::SESSION_ID, opened.id.clone());
-                let _ = endpoint.serve(ending).await;
+                let _ = endpoint.serve(Box::new(ending)).await;
             }
             session.note(&upstream, &opened);
             opened

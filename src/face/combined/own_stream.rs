@@ -182,7 +182,7 @@ async fn reopened(
     if let Some(id) = last_event.and_then(|id| HeaderValue::from_str(id).ok()) {
         inbound.headers.insert(headers::LAST_EVENT_ID, id);
     }
-    upstreams.members[at].endpoint.serve(inbound).await
+    upstreams.members[at].endpoint.serve(Box::new(inbound)).await
 }
 
 struct MemberStream {

@@ -69,7 +69,7 @@ impl CombinedUpstreams {
                 for (upstream, id) in session.open_members() {
                     let Some(at) = shared.position(&upstream, &caller) else { continue };
                     let inbound = shared.gateways_message(caller.clone(), id, Method::DELETE, Bytes::new());
-                    shared.members[at].endpoint.serve(inbound).await;
+                    shared.members[at].endpoint.serve(Box::new(inbound)).await;
                 }
             };
             scope.tracker.spawn(scope.stop.clone().run_until_cancelled_owned(closing));
@@ -416,7 +416,7 @@ impl CombinedUpstreams {
         let ending = session.open_members().into_iter().filter_map(|(upstream, id)| {
             let mut inbound = Inbound { is_counted: true, ..inbound.clone() };
             inbound.headers.insert(headers::SESSION_ID, id);
-            Some(self.members[self.position(&upstream, &inbound.caller)?].endpoint.serve(inbound))
+            Some(self.members[self.position(&upstream, &inbound.caller)?].endpoint.serve(Box::new(inbound)))
         });
         join_all(ending).await;
         self.sessions.known.remove(token.nonce);

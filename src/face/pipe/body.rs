@@ -1,5 +1,6 @@
 //! Forwards a response body: frames as they arrive, life signs between events, time limits.
 
+use std::future::poll_fn;
 use std::io;
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll};
@@ -7,13 +8,14 @@ use std::time::Duration;
 
 use hyper::body::{Body, Frame, SizeHint};
 use tokio::time::{Instant, Sleep};
-use tokio_util::sync::WaitForCancellationFutureOwned;
+use tokio_util::sync::{WaitForCancellationFuture, WaitForCancellationFutureOwned};
 
 use crate::dialect::faults::gateway_error;
 use crate::engine::CallsEnd;
 use crate::face::call_stream::Silence;
 use crate::face::call_stream::progress::LifeSigns;
 use crate::face::call_stream::request_answer::brings_answer;
+use crate::face::lazy_timer::within;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::answer_body::{BodyBreakError, fault_in};
 use crate::upstream::raw_channel::RawBody;
@@ -293,17 +295,29 @@ impl<C: AnsweredRequest> PipeBody<C> {
 /// future: one that is moved into another takes its space twice.
 pub(in crate::face) async fn in_time<T>(
     call: &impl AnsweredRequest,
-    waiting: Pin<&mut impl Future<Output = Result<T, GatewayFault>>>,
+    mut waiting: Pin<&mut impl Future<Output = Result<T, GatewayFault>>>,
     silence_max: Option<Duration>,
     deadline: Option<Instant>,
 ) -> Result<T, GatewayFault> {
-    let waiting = pin!(until_calls_end(call.calls_end(), Executed::Unknown, waiting));
+    let mut ending = pin!(None::<WaitForCancellationFuture<'_>>);
+    // The response goes first: most that are awaited here have come, and need no look at the gateway's end.
+    let waiting = poll_fn(|context| {
+        if let Poll::Ready(done) = waiting.as_mut().poll(context) {
+            return Poll::Ready(done);
+        }
+        let Some(calls_end) = call.calls_end() else { return Poll::Pending };
+        if ending.is_none() {
+            ending.set(Some(calls_end.token().cancelled()));
+        }
+        let ended = ending.as_mut().as_pin_mut().is_some_and(|ending| ending.poll(context).is_ready());
+        if ended { Poll::Ready(Err(calls_end.fault(Executed::Unknown))) } else { Poll::Pending }
+    });
     let silent = silence_max.map(|max| (Instant::now() + max, Reason::UpstreamTimeout));
     let late = deadline.map(|deadline| (deadline, Reason::DeadlineExceeded));
     let Some((end, reason)) = [silent, late].into_iter().flatten().min_by_key(|(end, _)| *end) else {
         return waiting.await.inspect_err(|fault| call.ended(fault));
     };
-    let outcome = tokio::time::timeout_at(end, waiting).await.unwrap_or_else(|_| {
+    let outcome = within(end, waiting).await.unwrap_or_else(|| {
         call.cancel(reason);
         Err(GatewayFault::new(reason, Executed::Unknown))
     });

@@ -82,6 +82,31 @@ pub(in crate::face) trait ResponseEdits: Send + Sync {
     fn events(self, source: RawBody, limits: &ReadLimits) -> RawBody;
 }
 
+/// Boxed edits are moved through several futures at the price of a pointer.
+impl<E: ResponseEdits> ResponseEdits for Box<E> {
+    fn open(
+        &self,
+        id: &RequestId,
+        body: RawBody,
+        limits: &ReadLimits,
+        accepted: AcceptedTypes,
+    ) -> impl Future<Output = Result<OpenedAnswer, GatewayFault>> + Send {
+        E::open(self, id, body, limits, accepted)
+    }
+
+    fn whole(&self, id: &RequestId, text: Bytes, accepted: AcceptedTypes) -> Result<RequestAnswer, GatewayFault> {
+        E::whole(self, id, text, accepted)
+    }
+
+    fn skip(&self, text: &MessageText) {
+        E::skip(self, text);
+    }
+
+    fn events(self, source: RawBody, limits: &ReadLimits) -> RawBody {
+        E::events(*self, source, limits)
+    }
+}
+
 pub(in crate::face) enum OpenedAnswer {
     Whole(RequestAnswer),
     /// Forwarded as it arrives.

@@ -131,6 +131,14 @@ impl SessionFaceState {
         self.listing_of(session, principal, tool, None).await != ToolListing::Unlisted
     }
 
+    /// Whether a request names an item while some are withheld from its caller.
+    pub(super) fn withholds_items(&self, caller: &Caller, request: &Request) -> bool {
+        let is_call = request.method == method::TOOLS_CALL;
+        let access = || self.served.engine.access().tools_of(caller, self.served.upstream.name());
+        (is_call && self.served.channel.hides_tools())
+            || ((is_call || names_item(&request.method)) && access().is_narrowed())
+    }
+
     /// Refuses requests about items that this client may not use, and calls of unlisted tools if tools are filtered out
     /// for it: a server could match another spelling of such a tool, so only listed names reach it.
     pub(super) async fn hidden(
@@ -140,13 +148,10 @@ impl SessionFaceState {
         request: &Request,
         listed: Option<&ServerTools>,
     ) -> Option<HiddenToolRefusal> {
-        if request.method != method::TOOLS_CALL && !names_item(&request.method) {
+        if !self.withholds_items(caller, request) {
             return None;
         }
         let access = self.served.engine.access().tools_of(caller, self.served.upstream.name());
-        if !access.is_narrowed() && !self.served.channel.hides_tools() {
-            return None;
-        }
         if request.method != method::TOOLS_CALL {
             let refusal = refusal_of(&access, &request.method, request.params.object());
             return refusal.map(HiddenToolRefusal::Item);

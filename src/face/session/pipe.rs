@@ -242,8 +242,9 @@ impl PipeForward {
                 let permit = shared.open.in_flight.before_it_is_sent(key, pin!(beginning)).await.transpose()?;
                 // The client has cancelled it meanwhile.
                 let Some(permit) = permit else { return Ok(unanswered(accepted)) };
-                let deadline = Instant::now() + settings.rules.policy_of(tool).deadline;
-                (Some(permit), settings.call_timeouts.of_tool(settings.rules.limits_of(tool)), Some(deadline))
+                let policy = settings.rules.rule(tool);
+                let deadline = Instant::now() + policy.deadline;
+                (Some(permit), settings.call_timeouts.of_tool(policy.limits), Some(deadline))
             }
             None => (None, settings.timeouts, None),
         };
@@ -268,7 +269,8 @@ impl PipeForward {
         };
         let (edits, limits) = (call.era.edits(), call.era.shared.read_limits(&call.era.session));
         let pace = PipeTimeouts { idle: timeouts.idle, deadline };
-        call.answer(response, edits, limits, accepted, pace, signs).await
+        // Boxed: a request waits for its response without the memory that this takes.
+        Box::pin(call.answer(response, edits, limits, accepted, pace, signs)).await
     }
 }
 
@@ -486,5 +488,32 @@ const fn verdict(judged: &JudgedResponse) -> StatusCode {
     match judged {
         JudgedResponse::Fine(_) => StatusCode::ACCEPTED,
         JudgedResponse::SessionLost | JudgedResponse::Refused { .. } => StatusCode::BAD_REQUEST,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::face::http::Inbound;
+    use crate::face::session::SessionFace;
+
+    /// The size of a function's return type.
+    const fn returned_bytes<A, R>(_: fn(A) -> R) -> usize {
+        size_of::<R>()
+    }
+
+    /// A future is copied as a whole wherever another awaits it.
+    #[test]
+    fn a_request_that_waits_takes_no_room_for_what_it_will_do_with_its_response() {
+        type Posted = (&'static SessionFace, Box<Inbound>, Box<Message>);
+        let sizes = [
+            ("post", returned_bytes(|(face, inbound, message): Posted| face.post(inbound, message))),
+            ("attempt", returned_bytes(|piping: PipeForward| piping.attempt(AcceptedTypes::Both))),
+            ("run", returned_bytes(|piping: PipeForward| piping.run(AcceptedTypes::Both))),
+        ];
+        println!("{sizes:?}");
+        for (step, bytes) in sizes {
+            assert!(bytes <= 2_048, "{step}: {bytes}");
+        }
     }
 }

@@ -58,7 +58,7 @@ pub(super) fn is_passed_on(name: &str) -> bool {
 
 impl StatelessFace {
     /// Forwards a request, or gives it to the engine if it may become a task.
-    pub(super) async fn pass(&self, request: StatelessRequestContext<'_>) -> FaceResponse {
+    pub(super) async fn pass(&self, request: Box<StatelessRequestContext<'_>>) -> FaceResponse {
         let asker = StateBinding {
             upstream: Arc::clone(self.served.upstream.name()),
             principal: request.caller.principal.clone(),
@@ -79,7 +79,7 @@ impl StatelessFace {
             let is_named = weighed.idempotency.is_some();
             let is_driven = weighed.plan != Plan::Direct || is_named || weighed.is_split(request.params);
             if is_driven && matches!(state, ReturnedState::New | ReturnedState::Held) {
-                return self.run_call(request, &weighed).await;
+                return Box::pin(self.run_call(request, &weighed)).await;
             }
             if state == ReturnedState::Held {
                 return request.addressee.complaint(&RequestError::State);
@@ -91,7 +91,7 @@ impl StatelessFace {
         }
         let signs = self.signs(&request);
         let tools = self.reachable_tools(&request);
-        let edits = AnswerEdits {
+        let edits = Box::new(AnswerEdits {
             id: request.message.id.clone(),
             aim: EditTarget::of(request.method, &tools),
             fallback: self
@@ -104,7 +104,7 @@ impl StatelessFace {
             clock: Arc::clone(&self.served.clock),
             metadata: request.metadata.clone(),
             unmatched_rules: Arc::clone(&self.served.unmatched_rules),
-        };
+        });
         let passing = StatelessForward {
             served: Arc::clone(&self.served),
             metrics: Arc::clone(&self.meter),
@@ -199,7 +199,7 @@ struct StatelessForward {
     message: Bytes,
     headers: HeaderMap,
     forwarded: ForwardedHeaders,
-    edits: AnswerEdits,
+    edits: Box<AnswerEdits>,
     is_subscription: bool,
     call: Option<(Duration, CallLimits)>,
     signs: Option<LifeSigns>,
@@ -269,7 +269,8 @@ impl StatelessForward {
         let limits = ReadLimits::within(self.served.settings.result_bytes_max, share);
         // A subscription is silent while nothing changes.
         let pace = PipeTimeouts { idle: timeouts.idle.filter(|_| !self.is_subscription), deadline };
-        call.answer(response, self.edits, limits, accepted, pace, self.signs).await
+        // Boxed: a request waits for its response without the memory that this takes.
+        Box::pin(call.answer(response, self.edits, limits, accepted, pace, self.signs)).await
     }
 
     async fn deliver(&mut self) -> Result<JudgedResponse, GatewayFault> {
@@ -307,5 +308,19 @@ fn about_us(error: &RpcError, is_lacking: impl FnOnce(&Payload) -> bool) -> Opti
             Some(failure_error(&Failure::Upstream(error.clone())))
         }
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_that_waits_takes_no_room_for_what_it_will_do_with_its_response() {
+        const fn returned_bytes<R>(_: fn(StatelessForward, AcceptedTypes) -> R) -> usize {
+            size_of::<R>()
+        }
+        let bytes = returned_bytes(StatelessForward::attempt);
+        assert!(bytes <= 2_048, "{bytes}");
     }
 }

@@ -66,7 +66,7 @@ impl StatelessFace {
     /// Resumes a held call. With an invalid state the tool is never run again (T-56).
     pub(super) async fn go_on(
         &self,
-        request: StatelessRequestContext<'_>,
+        request: Box<StatelessRequestContext<'_>>,
         policy: ToolPolicy,
         plan: Plan,
     ) -> FaceResponse {
@@ -79,11 +79,11 @@ impl StatelessFace {
             Ok(HeldCallResumption::Over(event)) => match request.metadata.takes_tasks() {
                 HandleSupport::No | HandleSupport::ByTools => {
                     let dialect = self.fallback_texts();
-                    self.view(request, Promotable::No, dialect).answer(event)
+                    self.view(*request, Promotable::No, dialect).answer(event)
                 }
                 HandleSupport::AfterGrace | HandleSupport::AtOnce => {
                     let dialect = self.dialect();
-                    self.view(request, Promotable::No, dialect).answer(event)
+                    self.view(*request, Promotable::No, dialect).answer(event)
                 }
             },
             Err(HeldCallRefusal::Complaint(complaint)) => request.addressee.complaint(&complaint),

@@ -30,7 +30,7 @@ pub(super) fn may_ask(metadata: &StatelessRequest, name: &str) -> bool {
 impl StatelessFace {
     pub(super) async fn task(&self, request: &StatelessRequestContext<'_>) -> FaceResponse {
         let answered = match request.metadata.takes_tasks() {
-            HandleSupport::No | HandleSupport::ByTools => self.look_after(request).await,
+            HandleSupport::No | HandleSupport::ByTools => Box::pin(self.look_after(request)).await,
             HandleSupport::AtOnce | HandleSupport::AfterGrace => self.answer(request).await,
         };
         match answered {
@@ -104,7 +104,8 @@ impl StatelessFace {
                 check_declared(&request.metadata, &task)?;
                 engine.count_poll(&task);
                 let settled = match task.is_settled() {
-                    false => engine.settled_subtasks(&task.key.owner, &task.tree, EARLY_BYTES_MAX).await?,
+                    false if task.tree.children.is_empty() => Vec::new(),
+                    false => Box::pin(engine.settled_subtasks(&task.key.owner, &task.tree, EARLY_BYTES_MAX)).await?,
                     true => Vec::new(),
                 };
                 let task = engine.share(task)?;
@@ -115,11 +116,11 @@ impl StatelessFace {
                 if let Phase::AwaitingInput(open) = &engine.get(caller, id).await?.phase {
                     inputs::check(open, &answers)?;
                 }
-                engine.answer(caller, id, answers).await?;
+                Box::pin(engine.answer(caller, id, answers)).await?;
                 dialect.pieces(TaskReply::Answered)
             }
             TaskCommand::Cancel(id) => {
-                let cancelled = engine.cancel(&caller.task(id)).await?;
+                let cancelled = Box::pin(engine.cancel(&caller.task(id))).await?;
                 dialect.pieces(TaskReply::Cancelled { task: &cancelled.task, was_settled: cancelled.was_settled })
             }
             TaskCommand::Await(_) | TaskCommand::Fetch(_) | TaskCommand::Delete(_) | TaskCommand::List(_) => {
@@ -165,18 +166,18 @@ impl StatelessFace {
 
     pub(super) async fn respond(
         &self,
-        request: StatelessRequestContext<'_>,
+        request: Box<StatelessRequestContext<'_>>,
         promotable: Promotable,
         (first, call): (Option<CallEvent>, CallStream),
     ) -> FaceResponse {
         match request.metadata.takes_tasks() {
             HandleSupport::No | HandleSupport::ByTools => {
                 let dialect = self.fallback_texts();
-                self.view(request, promotable, dialect).respond_from(first, call).await
+                self.view(*request, promotable, dialect).respond_from(first, call).await
             }
             HandleSupport::AfterGrace | HandleSupport::AtOnce => {
                 let dialect = self.dialect();
-                self.view(request, promotable, dialect).respond_from(first, call).await
+                self.view(*request, promotable, dialect).respond_from(first, call).await
             }
         }
     }

@@ -102,7 +102,7 @@ impl ClientLink {
     }
 
     pub(super) async fn serve(&self, inbound: Inbound) -> FaceResponse {
-        self.client.endpoint.serve(inbound).await
+        self.client.endpoint.serve(Box::new(inbound)).await
     }
 
     /// Ends the session, within a second.

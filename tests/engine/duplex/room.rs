@@ -82,7 +82,7 @@ struct Generous {
 
 #[async_trait]
 impl Endpoint for Generous {
-    async fn serve(&self, inbound: Inbound) -> FaceResponse {
+    async fn serve(&self, inbound: Box<Inbound>) -> FaceResponse {
         let id = serde_json::from_slice::<serde_json::Value>(&inbound.body).unwrap()["id"].take();
         let is_stream = matches!(self.sending, Sending::Events);
         let (before, after) = if is_stream { ("data: ", "\n\n") } else { ("", "") };

@@ -53,7 +53,7 @@ impl<'w> Caller<'w> {
             endpoint_session: None,
             arrival: Arrival::default(),
         };
-        Answer::of(self.world.face.serve(inbound).await, self.world.started)
+        Answer::of(self.world.face.serve(Box::new(inbound)).await, self.world.started)
     }
 
     async fn cancel(&self, id: u32) {

@@ -222,12 +222,12 @@ impl World {
 
     /// Sends a request, and has the client wait for its answer however long it takes.
     pub(crate) async fn send(&self, ask: &Ask) -> Answer {
-        Answer::of(self.face.serve(ask.inbound()).await, self.started)
+        Answer::of(self.face.serve(Box::new(ask.inbound())).await, self.started)
     }
 
     /// The same without waiting: dropping what comes back means that the client leaves.
     pub(crate) fn sending(&self, ask: &Ask) -> impl Future<Output = Answer> + Send + 'static {
-        let (face, started, inbound) = (Arc::clone(&self.face), self.started, ask.inbound());
+        let (face, started, inbound) = (Arc::clone(&self.face), self.started, Box::new(ask.inbound()));
         async move { Answer::of(face.serve(inbound).await, started) }
     }
 

@@ -139,7 +139,7 @@ struct Buggy;
 
 #[async_trait::async_trait]
 impl Endpoint for Buggy {
-    async fn serve(&self, _: Inbound) -> FaceResponse {
+    async fn serve(&self, _: Box<Inbound>) -> FaceResponse {
         panic!("a handler with a bug")
     }
 }

@@ -69,7 +69,7 @@ impl Drop for CountedDrop<'_> {
 
 #[async_trait]
 impl Endpoint for Recorder {
-    async fn serve(&self, request: Inbound) -> FaceResponse {
+    async fn serve(&self, request: Box<Inbound>) -> FaceResponse {
         let (method, path) = (request.method.clone(), request.path.clone());
         note_messages(&request);
         self.seen.lock().push(request);

@@ -100,7 +100,7 @@ impl fmt::Debug for OwnMetadataEndpoint {
 
 #[async_trait]
 impl Endpoint for OwnMetadataEndpoint {
-    async fn serve(&self, inbound: Inbound) -> FaceResponse {
+    async fn serve(&self, inbound: Box<Inbound>) -> FaceResponse {
         match self.rates.admit(&inbound.counted_as(), 1) {
             Ok(_) => document(self.text.clone()),
             Err(refusal) => too_often(&refusal),

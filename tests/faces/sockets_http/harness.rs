@@ -72,7 +72,7 @@ impl Endpoint for Recorder {
     async fn serve(&self, request: Box<Inbound>) -> FaceResponse {
         let (method, path) = (request.method.clone(), request.path.clone());
         note_messages(&request);
-        self.seen.lock().push(request);
+        self.seen.lock().push(*request);
         self.arrived.add_permits(1);
         match path.as_str() {
             "/panic" => panic!("a handler with a bug"),

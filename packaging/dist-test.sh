@@ -110,6 +110,8 @@ try_npx() {
 		npm publish --loglevel=error "$(one "$package")"
 	done
 	began=$(date +%s.%N)
+	# The download comes first: the Python SDK 2 waits 10 s for a start, and then goes on without tasks.
+	say "npx: $(npx -y taskgate --version)"
 	drive "$began" npx -y taskgate
 	npm install --global --prefix "$work/global" --loglevel=error taskgate
 	say "npm install --global: $("$work/global/bin/taskgate" --version)"
@@ -132,6 +134,7 @@ try_uvx() {
 	export UV_CACHE_DIR=$work/uv-cache UV_TOOL_DIR=$work/uv-tools UV_TOOL_BIN_DIR=$work/uv-bin UV_DEFAULT_INDEX=$index/simple
 	uv publish --quiet --publish-url "$index/" --username none --password none "$dist"/pypi/*.whl
 	began=$(date +%s.%N)
+	say "uvx: $(uvx taskgate --version)"
 	drive "$began" uvx taskgate
 	python3 -m venv "$work/venv"
 	"$work/venv/bin/pip" install --quiet --disable-pip-version-check --index-url "$index/simple" taskgate

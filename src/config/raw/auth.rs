@@ -74,7 +74,7 @@ keys! {
         /// The claim with the groups of a person: a name, or names with dots between them (`realm_access.roles`).
         reload groups: String = read(&CLAIM), shown "no groups";
         /// The claim that owns tasks instead of `sub`: all people with the same value share their tasks.
-        reload owner_claim: String = read(&CLAIM), shown "`sub`, or `client_id` where it is missing";
+        reload owner_claim: String = read(&CLAIM), shown "the subject, or the client where there is none";
         /// Scopes that include others: `implies = { admin = ["mcp", "reports:read"] }`.
         reload implies: NamedLists = named_lists(&SCOPE), shown "no scope includes another";
         /// How long its keys are used after the last time that they were fetched; then its tokens are answered 503.

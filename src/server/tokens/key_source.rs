@@ -230,7 +230,7 @@ fn metadata_locations(issuer: &Url) -> Vec<Url> {
     places
 }
 
-/// Whether nobody on the way can replace what an address serves: https, or this machine.
+/// Whether a document at an address cannot be replaced on its way: by https, or on this machine.
 #[must_use]
 pub fn is_trustworthy(url: &Url) -> bool {
     url.scheme() == "https" || (url.scheme() == "http" && is_loopback(url))

@@ -219,6 +219,12 @@ fn files(table: &str, key: &str, line: &str) -> (String, String) {
         let lines: Vec<_> = needed.map(|(_, line)| *line).collect();
         parts.insert("store", format!("kind = \"postgres\"\n{}", lines.join("\n")));
     }
+    if table == "auth.issuers" {
+        parts.insert("listen", "public_url = \"https://mcp.example\"".to_owned());
+        parts.insert("auth", "mode = \"tokens\"".to_owned());
+        let needed = if key == "issuer" { "" } else { "issuer = \"https://login.example\"" };
+        parts.insert(table, needed.to_owned());
+    }
     if table == "auth.api_keys.limits" {
         parts.insert("auth", "mode = \"api_keys\"".to_owned());
         parts.insert("auth.api_keys", "id = \"ada\"\nkey = \"${ADA_KEY}\"".to_owned());
@@ -229,7 +235,9 @@ fn files(table: &str, key: &str, line: &str) -> (String, String) {
     }
     let text = |parts: &BTreeMap<&str, String>| {
         let header = |table: &str| {
-            if table.ends_with(".tools") || ["admin.tokens", "auth.api_keys", "endpoints"].contains(&table) {
+            if table.ends_with(".tools")
+                || ["admin.tokens", "auth.api_keys", "auth.issuers", "endpoints"].contains(&table)
+            {
                 format!("[[{table}]]")
             } else if table == "." {
                 String::new()
@@ -283,6 +291,7 @@ fn is_taken(table: &str, key: &str, value: &str) -> bool {
     let path = format!("{table}.{key}")
         .replace("NAME", "reports")
         .replace(".tools.", ".tools[0].")
+        .replace("issuers.", "issuers[0].")
         .replace("api_keys.", "api_keys[0].");
     let error = config::parse("test.toml", &with, &env).err();
     error.is_none_or(|error| !error.mistakes.iter().any(|mistake| mistake.key.as_deref() == Some(&path)))
@@ -325,6 +334,17 @@ fn the_reader_takes_what_lies_within_the_bounds_of_the_reference_and_nothing_bey
         }
     }
     assert!(count >= 50, "only {count} bounds were tried");
+}
+
+/// A file with one issuer of tokens, which has this line too.
+macro_rules! issuer {
+    ($line:literal) => {
+        concat!(
+            "[listen]\npublic_url = \"https://mcp.example\"\n[auth]\nmode = \"tokens\"\n[[auth.issuers]]\n",
+            "issuer = \"https://login.example\"\n",
+            $line
+        )
+    };
 }
 
 /// Another value for each key outside of the upstreams, and whatever else a file with it needs.
@@ -453,6 +473,20 @@ const OTHERS: &[(&str, &str)] = &[
     ("limits.drain_max", "[limits]\ndrain_max = \"7s\""),
     ("auth.mode", "[auth]\nmode = \"api_keys\"\n[[auth.api_keys]]\nid = \"ada\"\nkey = \"${ADA_KEY}\""),
     ("auth.anonymous", "[auth]\nanonymous = true"),
+    (
+        "auth.scopes",
+        "[listen]\npublic_url = \"https://mcp.example\"\n[auth]\nmode = \"tokens\"\nscopes = [\"mcp\"]\n[[auth.issuers]]\nissuer = \"https://login.example\"",
+    ),
+    ("auth.issuers.issuer", issuer!("")),
+    ("auth.issuers.jwks_url", issuer!("jwks_url = \"https://login.example/keys\"")),
+    ("auth.issuers.jwks_file", issuer!("jwks_file = \"keys.json\"")),
+    ("auth.issuers.algorithms", issuer!("algorithms = [\"EdDSA\"]")),
+    ("auth.issuers.audiences", issuer!("audiences = [\"api://mcp\"]")),
+    ("auth.issuers.token_types", issuer!("token_types = [\"JWT\"]")),
+    ("auth.issuers.groups", issuer!("groups = \"groups\"")),
+    ("auth.issuers.owner_claim", issuer!("owner_claim = \"team\"")),
+    ("auth.issuers.implies", issuer!("implies = { admin = [\"mcp\"] }")),
+    ("auth.issuers.max_stale", issuer!("max_stale = \"1h\"")),
     (
         "auth.api_key_files",
         "[auth]\nmode = \"api_keys\"\napi_key_files = []\n[[auth.api_keys]]\nid = \"ada\"\nkey = \"${ADA_KEY}\"",

@@ -265,7 +265,7 @@ enter_image() {
 		exec env --ignore-environment HOME=/var/lib/taskgate TASKGATE_CONFIG=/etc/taskgate/taskgate.toml PATH=/usr/bin \
 			"$(command -v unshare)" --root "$1" --wd /var/lib/taskgate --setuid 65532 --setgid 65532 "${@:4}"'
 	PATH=$PATH:/usr/sbin exec unshare --mount --pid --fork --kill-child --net \
-		bash -euc "$script" image "$work/root" "$work/store" "$work/process" "$@"
+		bash -euc "$script" image "$work/image" "$work/store" "$work/process" "$@"
 }
 # refused REASON: a start that ends at once, with one sentence.
 refused() {
@@ -285,10 +285,10 @@ try_image() {
 	TARGET=$target deploy/rootfs.sh
 	layers build --quiet --format docker --file deploy/Dockerfile --build-arg "TARGET=$target" --build-arg "VERSION=$version" --tag taskgate .
 	container=$(layers from taskgate)
-	cp -a "$(layers mount "$container")" "$work/root"
+	cp -a "$(layers mount "$container")" "$work/image"
 	layers inspect --type image --format '{{.Docker.Config.User}} {{.Docker.Config.Entrypoint}} {{.Docker.Config.Cmd}} {{.Docker.Config.Healthcheck.Test}}' taskgate > "$work/said"
 	[ "$(cat "$work/said")" = '65532:65532 [/usr/bin/taskgate] [serve] [CMD /usr/bin/taskgate health]' ] || fail "the image is set to $(cat "$work/said")"
-	(cd "$work/root" && find . -mindepth 1 -printf '%P %U %m\n' | LC_ALL=C sort) > "$work/found"
+	(cd "$work/image" && find . -mindepth 1 -printf '%P %U %m\n' | LC_ALL=C sort) > "$work/found"
 	diff - "$work/found" <<-FILES || fail "the image holds other files"
 	etc 0 755
 	etc/group 0 644
@@ -305,15 +305,15 @@ try_image() {
 	var/lib 0 755
 	var/lib/taskgate 65532 700
 	FILES
-	cp -a "$work/root/var/lib/taskgate" "$work/store"
+	cp -a "$work/image/var/lib/taskgate" "$work/store"
 
 	refused "no configuration"
-	printf '[upstreams.reports]\nurl = "http://127.0.0.1:9000/mcp"\n' > "$work/root/etc/taskgate/taskgate.toml"
-	chmod 600 "$work/root/etc/taskgate/taskgate.toml"
+	printf '[upstreams.reports]\nurl = "http://127.0.0.1:9000/mcp"\n' > "$work/image/etc/taskgate/taskgate.toml"
+	chmod 600 "$work/image/etc/taskgate/taskgate.toml"
 	refused "a configuration of root's alone"
-	chmod 644 "$work/root/etc/taskgate/taskgate.toml"
+	chmod 644 "$work/image/etc/taskgate/taskgate.toml"
 
-	rmdir "$work/root/tmp"
+	rmdir "$work/image/tmp"
 	enter_image /usr/bin/taskgate serve > "$work/gateway.log" 2>&1 &
 	processes+=("$!")
 	beside() { nsenter --net="/proc/$(cat "$work/process")/ns/net" "$@"; }

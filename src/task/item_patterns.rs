@@ -1,6 +1,5 @@
 //! Matches the names of tools and prompts, and the URIs of resources, with `*` and `?`.
 
-use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -68,7 +67,7 @@ impl ItemPatterns {
 }
 
 /// Whether servers cannot read another path in a decoded URI.
-fn is_plain(uri: &Cow<'_, str>) -> bool {
+fn is_plain(uri: &str) -> bool {
     let is_encoded = |text: &[u8]| matches!(text, [b'%', a, b] if a.is_ascii_hexdigit() && b.is_ascii_hexdigit());
     !uri.split(['/', '\\', '?', '#']).any(|segment| matches!(segment, "." | ".."))
         && !uri.as_bytes().windows(3).any(is_encoded)

@@ -39,7 +39,9 @@ pub struct CallView<D> {
 }
 
 /// An edit of a result; `None` if nothing changes.
-pub struct ResultEdit(pub Box<dyn Fn(&Payload) -> Option<Payload> + Send + Sync>);
+pub struct ResultEdit(pub Box<ResultEditor>);
+
+type ResultEditor = dyn Fn(&Payload) -> Option<Payload> + Send + Sync;
 
 impl fmt::Debug for ResultEdit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

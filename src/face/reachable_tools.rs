@@ -8,7 +8,9 @@ use super::fallback::FallbackToolService;
 use crate::task::ToolAccess;
 use crate::wire::{Message, Object, Payload, ScanLimits, envelope, method};
 
-type IsReachable<'a> = &'a dyn Fn(&str) -> bool;
+/// The lists of results, each with the member that names an item.
+const LISTS: [(&str, &str); 4] =
+    [("tools", "name"), ("prompts", "name"), ("resources", "uri"), ("resourceTemplates", "uriTemplate")];
 
 #[derive(Clone)]
 pub(super) struct ReachableTools {
@@ -34,8 +36,13 @@ impl ReachableTools {
         is_list && self.access.narrows_others()
     }
 
-    fn has(&self, tool: &str) -> bool {
-        self.access.has(tool) || self.own.as_ref().is_some_and(|own| own.named(tool).is_some())
+    /// Whether an item of one of [`LISTS`] is reachable.
+    fn has(&self, list: &str, name: &str) -> bool {
+        match list {
+            "tools" => self.access.has(name) || self.own.as_ref().is_some_and(|own| own.named(name).is_some()),
+            "prompts" => self.access.has_prompt(name),
+            _ => self.access.has_resource(name),
+        }
     }
 
     /// The list without unreachable items and items without a name; `None` if nothing changes.
@@ -43,20 +50,13 @@ impl ReachableTools {
         if !self.are_narrowed() {
             return None;
         }
-        let (has_prompt, has_resource) =
-            (|name: &str| self.access.has_prompt(name), |uri: &str| self.access.has_resource(uri));
-        let lists: [(&str, &str, IsReachable<'_>); 4] = [
-            ("tools", "name", &|name| self.has(name)),
-            ("prompts", "name", &has_prompt),
-            ("resources", "uri", &has_resource),
-            ("resourceTemplates", "uriTemplate", &has_resource),
-        ];
-        let lists = if self.access.narrows_others() { &lists[..] } else { &lists[..1] };
+        let lists = if self.access.narrows_others() { &LISTS[..] } else { &LISTS[..1] };
         let mut edited = None;
-        for (list, key, has) in lists {
+        for (list, key) in lists {
             let Some(items) = result.get(list) else { continue };
-            let is_shown =
-                |item: &Payload| Object::of(item).is_some_and(|item| item.get_str(key).is_some_and(|name| has(&name)));
+            let is_shown = |item: &Payload| {
+                Object::of(item).is_some_and(|item| item.get_str(key).is_some_and(|name| self.has(list, &name)))
+            };
             let (shown, hidden): (Vec<Payload>, Vec<Payload>) = items.items().partition(is_shown);
             if !hidden.is_empty() {
                 edited = Some(edited.unwrap_or_else(|| result.edit()).set(list, Payload::of(&shown)));

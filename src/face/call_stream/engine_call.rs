@@ -39,9 +39,9 @@ pub struct CallView<D> {
 }
 
 /// An edit of a result; `None` if nothing changes.
-pub struct ResultEdit(pub EditResult);
+pub struct ResultEdit(pub Box<ResultEditor>);
 
-type EditResult = Box<dyn Fn(&Payload) -> Option<Payload> + Send + Sync>;
+type ResultEditor = dyn Fn(&Payload) -> Option<Payload> + Send + Sync;
 
 impl fmt::Debug for ResultEdit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -81,7 +81,7 @@ pub enum Promotable {
 }
 
 struct EngineCallMessages<D> {
-    view: Box<CallView<D>>,
+    view: CallView<D>,
     call: CallStream,
     /// The next message, if it is known already.
     next: Option<CallMessage>,
@@ -109,11 +109,11 @@ impl<D: FaceDialect + 'static> CallMessages for EngineCallMessages<D> {
 
 impl<D: FaceDialect + 'static> CallView<D> {
     /// Dropping the response or this future means that the client disconnected.
-    pub async fn respond(self: Box<Self>, call: CallStream) -> FaceResponse {
+    pub async fn respond(self, call: CallStream) -> FaceResponse {
         self.respond_from(None, call).await
     }
 
-    pub async fn respond_from(mut self: Box<Self>, first: Option<CallEvent>, mut call: CallStream) -> FaceResponse {
+    pub async fn respond_from(mut self, first: Option<CallEvent>, mut call: CallStream) -> FaceResponse {
         let mut next = first.and_then(|first| self.show(Some(first)));
         while self.promotable == Promotable::Yes && next.is_none() {
             next = self.show(call.next().await);

@@ -360,7 +360,7 @@ impl BridgedCall {
                 let listed = Object::of(&result).and_then(|list| self.tools.listed(&list));
                 Outcome::Returned { result: listed.unwrap_or(result), is_error }
             }
-            Outcome::Returned { .. } | Outcome::Faulted(_) | Outcome::Cancelled => outcome,
+            outcome @ (Outcome::Returned { .. } | Outcome::Faulted(_) | Outcome::Cancelled) => outcome,
         }
     }
 

@@ -112,7 +112,17 @@ impl Gate {
 
     /// The same on sockets that listen already.
     pub(crate) async fn on(listen: &str, auth: &str, upstream: &str, sockets: Sockets) -> Self {
+        Self::before(server().await, (listen, auth, upstream), sockets).await
+    }
+
+    /// In front of a server that introduces itself in this way.
+    pub(crate) async fn introduced(auth: &str, introduction: Value) -> Self {
         let server = server().await;
+        *server.world.introduction.lock() = introduction;
+        Self::before(server, ("", auth, ""), Sockets::default()).await
+    }
+
+    async fn before(server: ScriptedServer, (listen, auth, upstream): (&str, &str, &str), sockets: Sockets) -> Self {
         let text = format!(
             "[store]\nkind = \"memory\"\n[listen]\naddress = \"127.0.0.1:0\"\n{listen}\n[admin]\naddress = \"127.0.0.1:0\"\n\
              [auth]\n{auth}\n[upstreams.up]\nurl = \"{}\"\npath = \"/mcp\"\n{upstream}\n\

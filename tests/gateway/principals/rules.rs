@@ -49,22 +49,19 @@ fn text(rules: &str) -> String {
     text + rules
 }
 
+const ENDPOINT: &str = "[[endpoints]]\npath = \"/all/mcp\"\nupstreams = [\"up\"]\n";
+
 async fn gate() -> Gate {
-    let endpoint = "[[endpoints]]\npath = \"/all/mcp\"\nupstreams = [\"up\"]\n";
-    let gate = Gate::of("", &(text(RULES) + endpoint), "").await;
-    *gate.server.world.introduction.lock() = json!({ "capabilities": capabilities() });
-    gate
+    Gate::introduced(&(text(RULES) + ENDPOINT), json!({ "capabilities": capabilities() })).await
 }
 
 /// The same in front of a server without sessions.
 async fn stateless_gate() -> Gate {
-    let gate = gate().await;
     let discovered = json!({
         "resultType": "complete", "supportedVersions": ["2026-07-28"], "capabilities": capabilities(),
         "ttlMs": 0, "cacheScope": "private", "serverInfo": { "name": "scripted", "version": "1" },
     });
-    *gate.server.world.introduction.lock() = json!({ "discovered": discovered });
-    gate
+    Gate::introduced(&(text(RULES) + ENDPOINT), json!({ "discovered": discovered })).await
 }
 
 fn capabilities() -> Value {

@@ -110,6 +110,8 @@ fn fit(config: &mut Config, granted: usize) {
 
 #[cfg(test)]
 mod tests {
+    use rustix::process::{Resource, getrlimit};
+
     use super::*;
     use crate::config::{CommandLineConfig, CommandLineServer};
 

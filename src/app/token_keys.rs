@@ -65,7 +65,7 @@ pub(super) fn with_metadata(routes: Routes, config: &Config, rates: &Arc<Rates>)
     let resource = OwnResource {
         public_url: Arc::clone(&tokens.public_url),
         issuers: tokens.issuers.iter().map(|one| Arc::clone(&one.issuer)).collect(),
-        scopes: tokens.scopes.iter().cloned().collect(),
+        scopes: tokens.scopes.iter().chain(config.access.scopes()).cloned().collect(),
     };
     let own = config.upstreams.iter().map(|one| one.path.as_str());
     let mut paths = own.chain(config.endpoints.iter().map(|one| &*one.path));

@@ -138,6 +138,13 @@ impl PrincipalAccessTable {
         &self.rules
     }
 
+    /// The scopes that a tool requires, or for which a rule allows something.
+    pub fn scopes(&self) -> impl Iterator<Item = &Arc<str>> {
+        let of_tools = self.scopes.values().flat_map(|blocks| blocks.iter()).flat_map(|block| &block.scopes);
+        let of_rules = self.rules.rules.iter().filter(|rule| rule.allow).flat_map(|rule| &rule.who.scopes);
+        of_tools.chain(of_rules)
+    }
+
     #[must_use]
     pub fn has_upstream(&self, caller: &Caller, upstream: &str) -> bool {
         self.upstream(caller, upstream).verdict == AccessVerdict::Allowed

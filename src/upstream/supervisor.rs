@@ -104,6 +104,7 @@ fn confine(limits: &ProgramLimits) -> io::Result<()> {
 }
 
 /// Limits its memory from outside, as this process's own allocator reserves more than many limits.
+#[cfg_attr(not(target_os = "linux"), expect(unused_variables, reason = "memory is limited on Linux alone"))]
 fn start(command: &mut Command, limits: &ProgramLimits) -> io::Result<Child> {
     #[cfg_attr(not(target_os = "linux"), expect(unused_mut, reason = "memory is limited on Linux alone"))]
     let mut child = command.spawn()?;

@@ -316,7 +316,7 @@ try_image() {
 	rmdir "$work/image/tmp"
 	enter_image /usr/bin/taskgate serve > "$work/gateway.log" 2>&1 &
 	processes+=("$!")
-	beside() { nsenter --net="/proc/$(cat "$work/process")/ns/net" "$@"; }
+	beside() { nsenter --net="/proc/$gateway/ns/net" "$@"; }
 	for _ in {1..300}; do
 		! grep -q '^admin ' "$work/gateway.log" || break
 		sleep 0.1
@@ -325,7 +325,8 @@ try_image() {
 	gateway=$(cat "$work/process")
 	[ "$(awk '/^NSpid:/ { print $NF }' "/proc/$gateway/status")" = 1 ] || fail "the gateway is not process 1"
 	[ "$(awk '/^Uid:/ { print $2, $3, $4, $5 }' "/proc/$gateway/status")" = "65532 65532 65532 65532" ] || fail "the gateway runs as another user"
-	beside "$dist/$target/taskgate" demo-server --listen 127.0.0.1:9000 > "$work/demo.log" 2>&1 &
+	# Without the function, whose process would be ended in place of the server's.
+	nsenter --net="/proc/$gateway/ns/net" "$dist/$target/taskgate" demo-server --listen 127.0.0.1:9000 > "$work/demo.log" 2>&1 &
 	processes+=("$!")
 	beside curl --silent --output /dev/null --retry 50 --retry-connrefused --retry-delay 1 http://127.0.0.1:9000/mcp || fail "the demo server does not serve"
 	beside "$dist/$target/taskgate" call http://127.0.0.1:8080/reports/mcp slow_report '{"seconds":4,"steps":4}' > "$work/said" 2>&1 || fail "$(cat "$work/said")"

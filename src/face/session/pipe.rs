@@ -15,8 +15,8 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
+use futures_util::{FutureExt as _, StreamExt};
 use http::{HeaderValue, Method, StatusCode};
 use http_body_util::{BodyExt, BodyStream, StreamBody};
 use hyper::body::{Body, Frame};
@@ -220,16 +220,17 @@ struct PipeForward {
 
 impl PipeForward {
     /// Dropping the future closes the upstream's stream without a cancel (T-81).
-    async fn run(self, accepted: AcceptedTypes) -> RequestAnswer {
+    fn run(self, accepted: AcceptedTypes) -> impl Future<Output = RequestAnswer> {
         let upstream = self.shared.served.channel.name();
         let span = tracing::debug_span!("pipe", %upstream, method = self.request.method);
-        let answering = async {
-            self.attempt(accepted).await.unwrap_or_else(|fault| {
+        // No `async` block around it, which would hold the request twice.
+        let answering = self.attempt(accepted).map(|answered| {
+            answered.unwrap_or_else(|fault| {
                 tracing::debug!(reason = reason_key(fault.reason), "the request failed without a response");
                 RequestAnswer::Error(gateway_error(&fault))
             })
-        };
-        answering.instrument(span).await
+        });
+        answering.instrument(span)
     }
 
     async fn attempt(self, accepted: AcceptedTypes) -> Result<RequestAnswer, GatewayFault> {

@@ -66,10 +66,6 @@ async fn act(seen: &SeenRequest, world: &Arc<ScriptedState>) -> ScriptedReply {
         ("tools/call", _) => {
             answer(seen, &json!({ "content": [], "structuredContent": seen.body["params"]["arguments"] }))
         }
-        ("server/discover", _) if world.introduction.lock()["discovered"].is_object() => {
-            let discovered = world.introduction.lock()["discovered"].clone();
-            answer(seen, &discovered)
-        }
         ("prompts/list", _) => answer(seen, &json!({ "prompts": [{ "name": "read_a" }, { "name": "write_b" }] })),
         ("prompts/get", _) => answer(seen, &json!({ "messages": [] })),
         ("resources/list", _) => {

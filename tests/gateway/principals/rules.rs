@@ -55,15 +55,6 @@ async fn gate() -> Gate {
     Gate::introduced(&(text(RULES) + ENDPOINT), json!({ "capabilities": capabilities() })).await
 }
 
-/// The same in front of a server without sessions.
-async fn stateless_gate() -> Gate {
-    let discovered = json!({
-        "resultType": "complete", "supportedVersions": ["2026-07-28"], "capabilities": capabilities(),
-        "ttlMs": 0, "cacheScope": "private", "serverInfo": { "name": "scripted", "version": "1" },
-    });
-    Gate::introduced(&(text(RULES) + ENDPOINT), json!({ "discovered": discovered })).await
-}
-
 fn capabilities() -> Value {
     json!({ "tools": {}, "prompts": {}, "resources": { "subscribe": true }, "completions": {} })
 }
@@ -86,25 +77,6 @@ fn names(answer: &Value, list: &str, key: &str) -> Vec<String> {
 #[tokio::test]
 async fn lists_have_the_items_that_some_rule_allows_and_no_others() {
     check_lists(&gate().await, &[("/mcp", ""), ("/all/mcp", "up__")]).await;
-}
-
-#[tokio::test]
-async fn lists_of_servers_without_sessions_have_the_items_that_some_rule_allows_and_no_others() {
-    let gate = stateless_gate().await;
-    check_lists(&gate, &[("/mcp", "")]).await;
-    assert_eq!(gate.server.world.count("initialize"), 0, "it has no sessions");
-    for (method, params) in [
-        ("tools/call", json!({ "name": "ask", "arguments": {} })),
-        ("tools/call", json!({ "name": "quick", "arguments": { "env": "prod" } })),
-        ("prompts/get", json!({ "name": "write_b" })),
-        ("resources/read", json!({ "uri": "file:///secret/b" })),
-        ("subscriptions/listen", json!({ "notifications": { "resourceSubscriptions": ["file:///secret/b"] } })),
-    ] {
-        assert_eq!(gate.send(&Ask::new(ADA, method, params)).await.summary(), "200 -32602", "{method}");
-        assert_eq!(gate.server.world.count(method), 0, "{method}");
-    }
-    let staging = Ask::call(ADA, "quick", &json!({ "env": "staging" }));
-    assert_eq!(gate.send(&staging).await.summary(), "200 ok");
 }
 
 /// Each path, with the prefix of its names.

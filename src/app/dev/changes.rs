@@ -221,7 +221,7 @@ mod tests {
                 sender.try_send(PathBuf::from("/s/a.py")).unwrap();
             }
         };
-        let changed = tokio::select! { changed = notices.next() => changed, () = writing => unreachable!() };
+        let changed = tokio::select! { biased; changed = notices.next() => changed, () = writing => unreachable!() };
         assert_eq!((changed.to_string().as_str(), begun.elapsed()), ("a.py", SETTLE / 2 + SETTLE_MAX));
         // A wait that is given up loses nothing.
         sender.try_send(PathBuf::from("/s/b.py")).unwrap();

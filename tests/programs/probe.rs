@@ -219,9 +219,9 @@ async fn what_a_program_says_on_its_standard_error_is_shown_when_it_fails() {
     let output = probe(&["--", "sh", "-c", script]).await;
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(69), "{said}");
-    assert!(said.contains("exit code 3") && said.contains("Its standard error ends with:\n  line 22\n"), "{said}");
+    assert!(said.contains("exit code 3") && said.contains("Its standard error ends with:\n  line 12\n"), "{said}");
     assert_eq!(said.matches("API_TOKEN is not set\n").count(), 1, "once, however often it was started: {said}");
-    assert!(!said.contains("line 21\n") && !said.contains('\u{1b}'), "{said}");
+    assert!(!said.contains("line 11\n") && !said.contains('\u{1b}'), "{said}");
 }
 
 /// What answers, and what is said of it.

@@ -41,7 +41,7 @@ pub(super) struct Development {
 }
 
 impl Development {
-    /// Turns the output on, and watches the files but those of the gateway itself.
+    /// Turns the output on, and watches all files except the gateway's own.
     pub(super) fn new(settings: &DevSettings, config: &Config) -> anyhow::Result<Self> {
         dev_output::install();
         let watched = match settings.watched.as_slice() {

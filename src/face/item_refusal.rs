@@ -19,7 +19,7 @@ pub(super) enum ItemRefusal {
 }
 
 impl ItemRefusal {
-    /// For a call that may get a task: the refusal of a scope is HTTP's, whatever the version (RFC 6750, 3.1).
+    /// A missing scope is refused with HTTP 403 in every protocol version (RFC 6750, 3.1); an unknown item by `refuse`.
     pub(super) fn answer(
         &self,
         addressee: &Addressee,

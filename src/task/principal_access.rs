@@ -1,6 +1,6 @@
 //! Decides which upstreams, tools, prompts and resources a caller may use.
 //!
-//! A caller needs the rules' consent, and that of the lists beside its own key. A tool may require scopes besides.
+//! The rules and the lists beside a key must both allow a request. A tool may require scopes besides.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! Watches the files of a program under development.
 //!
 //! Watches each folder by itself and not a whole tree, since a tree may hold folders of tens of thousands of files that
-//! nobody edits. Changes within a moment are one.
+//! no author edits. Changes within 200 ms count as one.
 
 use std::collections::BTreeSet;
 use std::fmt;

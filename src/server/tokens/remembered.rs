@@ -13,7 +13,7 @@ use crate::task::{Caller, Claims, Timestamp};
 const WEIGHT_MAX: u64 = 32 << 20;
 /// How long a token is believed without another look at its issuer's keys.
 const KEPT_FOR: Duration = Duration::from_secs(300);
-/// The cache's own bytes for an entry, and those of a reference-counted text.
+/// The bytes that the cache needs for an entry, and the header of a reference-counted text.
 const ENTRY_BYTES: usize = 128;
 const TEXT_BYTES: usize = 32;
 /// The most different sets of claims that tokens share.

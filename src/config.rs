@@ -57,7 +57,7 @@ use wrapped::FilePurpose;
 /// Larger files are refused unread (B166).
 pub const FILE_BYTES_MAX: usize = 1 << 20;
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     pub listen: ListenSettings,
     pub admin: AdminSettings,

@@ -42,10 +42,22 @@ pub(super) struct ReloadTrigger {
     /// Kept alive; `None` if folders cannot be watched.
     watcher: Option<RecommendedWatcher>,
     watched: Vec<PathBuf>,
-    seen: Fingerprint,
+    /// Triggers a reload. A full channel already holds a trigger.
+    changed: mpsc::Sender<()>,
+    seen: SeenFiles,
     warned: ReportedWarnings,
     connections: ConnectionCapacity,
     wait: ReloadWait,
+}
+
+/// What the files held when they were read last.
+#[derive(Debug, PartialEq)]
+enum SeenFiles {
+    /// Both are compared: the files may have changed after the configuration was read and before its fingerprint was
+    /// taken, and certificates are in the fingerprint alone.
+    Usable(Box<Config>, Fingerprint),
+    /// The mistakes may be in files that the configuration names.
+    Mistaken(String, Fingerprint),
 }
 
 #[derive(Debug)]
@@ -67,8 +79,9 @@ impl ReloadTrigger {
     ) -> anyhow::Result<Self> {
         let hangups = system::hangups().context("cannot listen for signals")?;
         let (sender, changes) = mpsc::channel(1);
+        let changed = sender.clone();
         let notice = move |event: notify::Result<notify::Event>| {
-            // Reading a file does not change it. A full channel already holds a trigger.
+            // Reading a file does not change it.
             if !event.is_ok_and(|event| matches!(event.kind, EventKind::Access(_))) {
                 let _ = sender.try_send(());
             }
@@ -81,7 +94,8 @@ impl ReloadTrigger {
         };
         let seen = file.as_deref().map_or_else(Fingerprint::default, |file| reload::fingerprint(file, config));
         let wait = ReloadWait { hangups, changes, received: None, last: None };
-        let mut reloads = Self { file, watcher, watched: Vec::new(), seen, warned, connections, wait };
+        let seen = SeenFiles::Usable(Box::new(config.clone()), seen);
+        let mut reloads = Self { file, watcher, watched: Vec::new(), changed, seen, warned, connections, wait };
         reloads.watch(config);
         Ok(reloads)
     }
@@ -97,7 +111,11 @@ impl ReloadTrigger {
                 continue;
             }
             match watcher.watch(&folder, RecursiveMode::NonRecursive) {
-                Ok(()) => self.watched.push(folder),
+                Ok(()) => {
+                    self.watched.push(folder);
+                    // A change between the reading of its files and now was not noticed.
+                    let _ = self.changed.try_send(());
+                }
                 Err(error) => {
                     tracing::warn!(%error, folder = %folder.display(), "changes in this folder are not noticed")
                 }
@@ -120,15 +138,11 @@ impl ReloadTrigger {
             tracing::info!("there is no configuration file to read again");
             return false;
         };
-        let (read, is_exact) = read_unchanged(&file, configured_again);
-        match read {
+        match read_unchanged(&file, configured_again) {
             Ok(mut read) => {
-                if !self.is_news(why, reload::fingerprint(&file, &read.config)) {
+                let fingerprint = reload::fingerprint(&file, &read.config);
+                if !self.is_news(why, SeenFiles::Usable(Box::new(read.config.clone()), fingerprint)) {
                     return false;
-                }
-                if !is_exact {
-                    // The fingerprint may be of later contents: the next change counts in any case.
-                    self.seen = Fingerprint::default();
                 }
                 // Not earlier: it logs, and the log may be in a watched folder.
                 read.shortage = self.connections.keep(&mut read.config);
@@ -141,8 +155,7 @@ impl ReloadTrigger {
                 is_applied
             }
             Err(mistakes) => {
-                // The mistakes may be in files that it names.
-                let seen = [reload::fingerprint_of(&file), mistakes.to_string().into_bytes()].concat();
+                let seen = SeenFiles::Mistaken(mistakes.to_string(), reload::fingerprint_of(&file));
                 if self.is_news(why, seen) {
                     count("rejected");
                     tracing::error!(%mistakes, "the configuration has mistakes; the one in force is kept");
@@ -152,7 +165,7 @@ impl ReloadTrigger {
         }
     }
 
-    fn is_news(&mut self, why: ReloadCause, seen: Fingerprint) -> bool {
+    fn is_news(&mut self, why: ReloadCause, seen: SeenFiles) -> bool {
         let is_other = seen != self.seen;
         self.seen = seen;
         is_other || why == ReloadCause::Asked
@@ -187,15 +200,14 @@ impl ReloadWait {
     }
 }
 
-/// Reads the file, again if it is written meanwhile. Returns whether it was the same before and after the reading.
-fn read_unchanged<T>(file: &Path, mut read: impl FnMut(&Path) -> T) -> (T, bool) {
+/// Reads the file, again if it is written meanwhile: half of a file may be a mistake, or mean something else.
+fn read_unchanged<T>(file: &Path, mut read: impl FnMut(&Path) -> T) -> T {
     let mut tries = 1;
     loop {
         let before = reload::fingerprint_of(file);
         let found = read(file);
-        let is_exact = reload::fingerprint_of(file) == before;
-        if is_exact || tries == READ_TRIES {
-            return (found, is_exact);
+        if reload::fingerprint_of(file) == before || tries == READ_TRIES {
+            return found;
         }
         tries += 1;
     }
@@ -235,10 +247,10 @@ mod tests {
     fn a_file_that_is_written_while_it_is_read_is_read_again() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("taskgate.toml");
-        for (writes, expected) in [(0, ("0", true)), (1, ("1", true)), (99, ("4", false))] {
+        for (writes, expected) in [(0, "0"), (1, "1"), (99, "4")] {
             std::fs::write(&file, "0").unwrap();
             let mut written = 0;
-            let (read, is_exact) = read_unchanged(&file, |file| {
+            let read = read_unchanged(&file, |file| {
                 let text = std::fs::read_to_string(file).unwrap();
                 if written < writes {
                     written += 1;
@@ -246,8 +258,33 @@ mod tests {
                 }
                 text
             });
-            assert_eq!((read.as_str(), is_exact), expected, "{writes} writes");
+            assert_eq!(read, expected, "{writes} writes");
         }
+    }
+
+    /// As if the file changed after it was read and before its fingerprint was taken.
+    #[tokio::test]
+    async fn a_change_between_the_reading_and_the_watching_is_applied() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("taskgate.toml");
+        let write = |url: &str| std::fs::write(&file, format!("[upstreams.up]\nurl = \"{url}\"\n")).unwrap();
+        write("http://127.0.0.1:1/former");
+        let mut read = configured_again(&file).unwrap().config;
+        write("http://127.0.0.1:1/next");
+        let (connections, _) = ConnectionCapacity::provide(&mut read);
+        let mut reloads =
+            ReloadTrigger::new(Some(file.clone()), &read, ReportedWarnings::default(), connections).unwrap();
+        let mut applied = Vec::new();
+        for _ in 0..2 {
+            let why = timeout(Duration::from_secs(60), reloads.next()).await.unwrap();
+            reloads.carry_out(why, |config| {
+                applied.push(config.upstreams[0].server.http().unwrap().url.to_string());
+                Ok(ReloadSummary::default())
+            });
+            // Same contents: nothing to apply.
+            write("http://127.0.0.1:1/next");
+        }
+        assert_eq!(applied, ["http://127.0.0.1:1/next"]);
     }
 
     const MOMENT: Duration = Duration::from_millis(50);

@@ -24,7 +24,8 @@ pub const FREE_BYTES: usize = 64 << 10;
 const STEP: usize = 1 << 20;
 /// How long a response waits for bytes if no store keeps it.
 const WAIT_MAX: Duration = Duration::from_secs(60);
-/// Once a response has waited this long, new requests are refused: its principal, or all together, read too slowly.
+/// Once a response in memory has waited this long, new requests are refused: its principal, or all together, read too
+/// slowly.
 const STALLED_AFTER: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Debug)]
@@ -145,8 +146,36 @@ pub struct AnswerShare {
     bytes_max: usize,
     /// The request that it belongs to; `None` if each response counts as a request.
     request: Option<AnswerRequest>,
-    /// How long a response waits for bytes; `None` if its call has a deadline and an owner that keeps its outcome.
-    wait_max: Option<Duration>,
+    wait: AnswerWait,
+}
+
+/// How a response waits for bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum AnswerWait {
+    /// In memory, as far as it was read: for [`WAIT_MAX`] at most, and new requests are refused meanwhile.
+    InMemory,
+    /// Until its call's deadline; then an owner keeps the call's outcome.
+    UntilDeadline,
+    /// In the store, from which it is read once it may be in memory: for this long at most.
+    InStore(Duration),
+}
+
+impl AnswerWait {
+    const fn max(self) -> Option<Duration> {
+        match self {
+            Self::InMemory => Some(WAIT_MAX),
+            Self::UntilDeadline => None,
+            Self::InStore(max) => Some(max),
+        }
+    }
+
+    /// Whether new requests are refused while it waits: its client, or all together, read too slowly.
+    const fn refuses_others(self) -> bool {
+        match self {
+            Self::InMemory => true,
+            Self::UntilDeadline | Self::InStore(_) => false,
+        }
+    }
 }
 
 /// The bytes of one response; released when dropped.
@@ -179,7 +208,13 @@ impl AnswerBudget {
     #[must_use]
     pub fn share(&self, principal: &Principal, bytes_max: usize) -> AnswerShare {
         let request = REQUEST.try_with(|request| *request).ok();
-        AnswerShare { budget: self.clone(), principal: principal.clone(), bytes_max, request, wait_max: Some(WAIT_MAX) }
+        AnswerShare {
+            budget: self.clone(),
+            principal: principal.clone(),
+            bytes_max,
+            request,
+            wait: AnswerWait::InMemory,
+        }
     }
 
     /// Why a new request of a principal is refused; `share_max` is the bound of the principal's share.
@@ -288,16 +323,26 @@ impl AnswerShare {
     /// The share of a stored call: its response waits until the call's deadline.
     #[must_use]
     pub fn until_deadline(self) -> Self {
-        Self { wait_max: None, ..self }
+        Self { wait: AnswerWait::UntilDeadline, ..self }
+    }
+
+    /// The share of a response that stays in its store while it waits.
+    #[must_use]
+    pub fn in_store(self, max: Duration) -> Self {
+        Self { wait: AnswerWait::InStore(max), ..self }
     }
 
     /// Whether the call's outcome has an owner that keeps it.
     #[must_use]
     pub const fn is_kept(&self) -> bool {
-        self.wait_max.is_none()
+        match self.wait {
+            AnswerWait::UntilDeadline => true,
+            AnswerWait::InMemory | AnswerWait::InStore(_) => false,
+        }
     }
 
-    /// Waits until a response may hold `bytes` in total. Cancel safe. Fails after a minute, unless its call has a deadline.
+    /// Waits until a response may hold `bytes` in total. Cancel safe. Fails after a minute, unless its call has a deadline
+    /// or it was told another time.
     pub async fn grow(&self, held: &mut AnswerPermit, bytes: usize) -> Result<(), GatewayFault> {
         let more = missing(held, bytes);
         if more == 0 || self.take_now(held, more).is_ok() {
@@ -309,7 +354,7 @@ impl AnswerShare {
 
     async fn wait(&self, held: &mut AnswerPermit, more: usize) -> Result<(), GatewayFault> {
         let request = self.request_of(held);
-        let (answer, granted) = WaitingAnswer::new(self.principal.clone(), more, self.bytes_max, request, held.excess);
+        let (answer, granted) = WaitingAnswer::new(self, more, request, held.excess);
         {
             let mut counts = self.budget.0.counts.lock();
             counts.waiting.push(answer);
@@ -317,7 +362,7 @@ impl AnswerShare {
         }
         // Bytes may have been released before it was queued.
         self.budget.grant();
-        let granted = match self.wait_max {
+        let granted = match self.wait.max() {
             Some(max) => tokio::time::timeout(max, granted).await.ok(),
             None => Some(granted.await),
         };
@@ -351,9 +396,15 @@ impl AnswerShare {
     /// Takes bytes for a copy of a text that held them until now, even above a bound.
     #[must_use]
     pub fn rehold(&self, text: Bytes) -> Bytes {
+        self.of_copy(text.len()).attach(text)
+    }
+
+    /// The permit of a copy of a text that held these bytes until now, even above a bound.
+    #[must_use]
+    pub fn of_copy(&self, bytes: usize) -> AnswerPermit {
         let mut held = AnswerPermit::default();
-        self.take(&mut held, text.len());
-        held.attach(text)
+        self.take(&mut held, bytes);
+        held
     }
 
     fn take(&self, held: &mut AnswerPermit, bytes: usize) {

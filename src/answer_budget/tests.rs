@@ -192,3 +192,28 @@ async fn new_requests_are_refused_while_nothing_becomes_free_for_an_answer_that_
     waiting.await.unwrap();
     assert!(budget.refusal(&ada, || MIB).is_none());
 }
+
+/// What waits for the store, or in it, goes on however slowly clients read.
+#[tokio::test(start_paused = true)]
+async fn no_request_is_refused_while_answers_wait_that_a_store_keeps() {
+    let (budget, ada) = (budget(8 * MIB), Principal::holding("ada"));
+    let share = budget.share(&ada, MIB);
+    let stored = share.clone().in_store(4 * STALLED_AFTER);
+    for share in [share.clone().until_deadline(), stored.clone()] {
+        let (mut first, mut second, mut third) = <(AnswerPermit, AnswerPermit, AnswerPermit)>::default();
+        share.grow(&mut first, MIB).await.unwrap();
+        share.grow(&mut second, MIB).await.unwrap();
+        let mut waiting = Box::pin(share.grow(&mut third, MIB));
+        assert!(is_pending(waiting.as_mut()));
+        tokio::time::advance(2 * STALLED_AFTER).await;
+        assert!(budget.refusal(&ada, || MIB).is_none());
+        drop((first, second));
+        waiting.await.unwrap();
+    }
+    let (mut first, mut second, mut third) = <(AnswerPermit, AnswerPermit, AnswerPermit)>::default();
+    stored.grow(&mut first, MIB).await.unwrap();
+    stored.grow(&mut second, MIB).await.unwrap();
+    let begun = Instant::now();
+    assert_eq!(stored.grow(&mut third, MIB).await.unwrap_err().reason, Reason::TooMuchUnread);
+    assert_eq!(begun.elapsed(), 4 * STALLED_AFTER);
+}

@@ -5,7 +5,7 @@ use std::collections::{HashSet, VecDeque};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::{AnswerPermit, AnswerRequest, Excess, FullBound};
+use super::{AnswerPermit, AnswerRequest, AnswerShare, Excess, FullBound};
 use crate::task::Principal;
 
 #[derive(Debug)]
@@ -16,6 +16,7 @@ pub(super) struct WaitingAnswer {
     pub(super) request: AnswerRequest,
     /// The bounds that it exceeds already.
     pub(super) excess: Excess,
+    refuses_others: bool,
     since: Instant,
     /// The exhausted bound at the last attempt.
     full: FullBound,
@@ -24,15 +25,24 @@ pub(super) struct WaitingAnswer {
 
 impl WaitingAnswer {
     pub(super) fn new(
-        principal: Principal,
+        share: &AnswerShare,
         more: usize,
-        share_max: usize,
         request: AnswerRequest,
         excess: Excess,
     ) -> (Self, oneshot::Receiver<AnswerPermit>) {
         let (granted, receiver) = oneshot::channel();
-        let (since, full) = (Instant::now(), FullBound::Share);
-        (Self { principal, more, share_max, request, excess, since, full, granted }, receiver)
+        let waiting = Self {
+            principal: share.principal.clone(),
+            more,
+            share_max: share.bytes_max,
+            request,
+            excess,
+            refuses_others: share.wait.refuses_others(),
+            since: Instant::now(),
+            full: FullBound::Share,
+            granted,
+        };
+        (waiting, receiver)
     }
 }
 
@@ -93,9 +103,10 @@ impl WaitingAnswers {
     }
 
     /// The bound for which a response of the principal has waited since `then` without another one being served, or a response of
-    /// any principal if the whole is exhausted.
+    /// any principal if the whole is exhausted. Only responses that refuse others count.
     pub(super) fn stalled_since(&self, then: Instant, principal: &Principal) -> Option<FullBound> {
-        let stalled = self.0.iter().filter(|answer| answer.since <= then && !answer.granted.is_closed());
+        let waiting = self.0.iter().filter(|answer| answer.refuses_others && !answer.granted.is_closed());
+        let stalled = waiting.filter(|answer| answer.since <= then);
         let mut bounds = stalled.filter(|answer| answer.full == FullBound::Whole || answer.principal == *principal);
         bounds.next().map(|answer| answer.full)
     }

@@ -2,16 +2,22 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
 
 use super::Engine;
 use super::call::CallSpec;
-use crate::answer_budget::AnswerShare;
+use crate::answer_budget::{AnswerPermit, AnswerShare};
+use crate::cause::CauseChain;
 use crate::shared_limits::SharedLimits;
-use crate::task::{GatewayFault, Outcome, Phase, Plan, Principal, Task, TaskKey};
+use crate::task::reference::LoggedTask;
+use crate::task::{Executed, GatewayFault, Outcome, Phase, Plan, Principal, Task, TaskKey};
 use crate::wire::{JsonPieces, Payload};
+
+/// How long a poll waits for room for its result: shorter than any client waits for a response.
+const ROOM_WAIT_MAX: Duration = Duration::from_secs(20);
 
 #[derive(Debug)]
 pub(super) struct SharedResults {
@@ -33,30 +39,81 @@ impl SharedResults {
         Self { limits, shown: Mutex::default() }
     }
 
-    /// The buffer of a settled task's result that other responses use, or a new one.
+    /// The buffer of a task's result that other responses use, or a new one; fails if it has no room.
     fn text(&self, key: &TaskKey, result: &Payload) -> Result<Bytes, GatewayFault> {
+        self.text_or(key, result.len(), || self.limits.answers_to(&key.owner).hold(result.bytes().clone()))
+    }
+
+    fn text_or(
+        &self,
+        key: &TaskKey,
+        bytes: usize,
+        new: impl FnOnce() -> Result<Bytes, GatewayFault>,
+    ) -> Result<Bytes, GatewayFault> {
         let mut shown = self.shown.lock();
-        if let Some(text) = shown.get(key).and_then(Weak::upgrade).filter(|text| text.len() == result.len()) {
+        if let Some(text) = shown.get(key).and_then(Weak::upgrade).filter(|text| text.len() == bytes) {
             return Ok(Bytes::from_owner(SharedText(text)));
         }
-        let text = Arc::new(self.limits.answers_to(&key.owner).hold(result.bytes().clone())?);
+        let text = Arc::new(new()?);
         shown.retain(|_, text| text.strong_count() > 0);
         shown.insert(key.clone(), Arc::downgrade(&text));
         Ok(Bytes::from_owner(SharedText(text)))
     }
 }
 
-impl Engine {
-    /// Puts a task's large result into the one buffer that all responses share. Fails with `TooMuchUnread` or
-    /// `AnswersFull`.
-    pub fn share(&self, task: Arc<Task>) -> Result<Arc<Task>, GatewayFault> {
-        let Phase::Settled(Outcome::Returned { result, is_error }) = &task.phase else { return Ok(task) };
-        if result.len() < JsonPieces::SHARED_MIN {
-            return Ok(task);
+/// A task's result if its responses share a buffer.
+fn large_result(task: &Task) -> Option<LargeResult<'_>> {
+    match &task.phase {
+        Phase::Settled(Outcome::Returned { result, is_error }) if result.len() >= JsonPieces::SHARED_MIN => {
+            Some(LargeResult { result, is_error: *is_error })
         }
-        let result = result.clone().in_buffer(self.results.text(&task.key, result)?);
-        let phase = Phase::Settled(Outcome::Returned { result, is_error: *is_error });
-        Ok(Arc::new(Task { phase, ..Task::clone(&task) }))
+        Phase::Settled(Outcome::Returned { .. } | Outcome::Faulted(_) | Outcome::Cancelled)
+        | Phase::Queued
+        | Phase::Working
+        | Phase::AwaitingInput(_) => None,
+    }
+}
+
+struct LargeResult<'a> {
+    result: &'a Payload,
+    is_error: bool,
+}
+
+impl LargeResult<'_> {
+    fn in_buffer(&self, text: Bytes) -> Phase {
+        let result = self.result.clone().in_buffer(text);
+        Phase::Settled(Outcome::Returned { result, is_error: self.is_error })
+    }
+}
+
+impl Engine {
+    /// Puts a task's large result into the one buffer that all responses share. Without room, lets go of the result until
+    /// there is, and reads it again. Fails with `TooMuchUnread` or `AnswersFull` after [`ROOM_WAIT_MAX`], with
+    /// `StoreFailed` if it cannot be read again. Cancel safe.
+    pub async fn share(self: &Arc<Self>, task: Arc<Task>) -> Result<Arc<Task>, GatewayFault> {
+        let Some(large) = large_result(&task) else { return Ok(task) };
+        match self.results.text(&task.key, large.result) {
+            Ok(text) => Ok(Arc::new(Task { phase: large.in_buffer(text), ..Task::clone(&task) })),
+            // Boxed: few results wait, and each poll has this future.
+            Err(_) => Box::pin(self.share_with_room(task)).await,
+        }
+    }
+
+    async fn share_with_room(self: &Arc<Self>, task: Arc<Task>) -> Result<Arc<Task>, GatewayFault> {
+        let (key, bytes) = (task.key.clone(), large_result(&task).map_or(0, |large| large.result.len()));
+        let shown = Task { phase: Phase::Working, ..Task::clone(&task) };
+        drop(task);
+        let share = self.limits().answers_to(&key.owner).in_store(ROOM_WAIT_MAX);
+        let mut permit = AnswerPermit::default();
+        share.grow(&mut permit, bytes).await.map_err(|fault| GatewayFault::new(fault.reason, Executed::No))?;
+        let read = self.held(&key).await.map_err(|error| {
+            tracing::warn!(task = %LoggedTask(&key), error = %CauseChain(&error), "a result could not be read");
+            GatewayFault::new(error.reason(), Executed::No)
+        })?;
+        // A settled result never changes.
+        let Some(large) = large_result(&read) else { return Ok(read) };
+        let text = self.results.text_or(&key, bytes, || Ok(permit.attach(large.result.bytes().clone())))?;
+        Ok(Arc::new(Task { phase: large.in_buffer(text), ..shown }))
     }
 
     /// Charges a response to its principal if it is large and shares no buffer. Fails as [`Engine::share`].

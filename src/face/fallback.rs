@@ -230,7 +230,7 @@ async fn run(
         return FallbackAnswer::Now(dialect.pieces(TaskReply::Snapshot(&task)));
     }
     if task.is_settled() || arguments.wait.is_zero() {
-        return FallbackAnswer::Now(outcome(engine, task, &dialect));
+        return FallbackAnswer::Now(outcome(engine, task, &dialect).await);
     }
     FallbackAnswer::Later(Box::pin(wait(Arc::clone(engine), (caller.clone(), id), arguments.wait, dialect)))
 }
@@ -254,16 +254,16 @@ async fn wait(
         };
         if task.is_settled() || Instant::now() >= end {
             record_shown(&task);
-            return outcome(&engine, task, &dialect);
+            return outcome(&engine, task, &dialect).await;
         }
         // A change and the deadline both lead to another check.
         let _ = timeout_at(end, watcher.changed()).await;
     }
 }
 
-fn outcome(engine: &Engine, task: Arc<Task>, dialect: &FallbackTools) -> FallbackResult {
+async fn outcome(engine: &Arc<Engine>, task: Arc<Task>, dialect: &FallbackTools) -> FallbackResult {
     let refused = |fault: GatewayFault| gateway_error(&fault);
-    let task = engine.share(task).map_err(refused)?;
+    let task = engine.share(task).await.map_err(refused)?;
     engine.within_budget(&task.key.owner, dialect.pieces(TaskReply::Outcome(&task))?).map_err(refused)
 }
 

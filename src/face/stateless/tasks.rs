@@ -108,7 +108,7 @@ impl StatelessFace {
                     false => Box::pin(engine.settled_subtasks(&task.key.owner, &task.tree, EARLY_BYTES_MAX)).await?,
                     true => Vec::new(),
                 };
-                let task = engine.share(task)?;
+                let task = engine.share(task).await?;
                 Ok(engine.within_budget(&request.caller.principal, dialect.snapshot_with(&task, &settled))?)
             }
             TaskCommand::Answer(id, answers) => {

@@ -150,7 +150,7 @@ impl SessionFaceState {
             TaskCommand::Fetch(id) => {
                 let task = engine.get(caller, id).await?;
                 record_shown(&task);
-                let task = engine.share(task)?;
+                let task = engine.share(task).await?;
                 let reply = dialect.pieces(TaskReply::Fetched(&task))?;
                 return Ok(engine.within_budget(&asking.caller.principal, reply)?);
             }

@@ -94,7 +94,7 @@ impl OutcomeRequest {
                 record_shown(&task);
                 let engine = &self.shared.served.engine;
                 let refused = |fault: GatewayFault| gateway_error(&fault);
-                let task = engine.share(task).map_err(refused)?;
+                let task = engine.share(task).await.map_err(refused)?;
                 let reply = match &self.call {
                     Some(call) => DraftTasks::for_call(&call.chosen).pieces(TaskReply::Outcome(&task)),
                     None => self.shared.tasks.codec().pieces(TaskReply::Outcome(&task)),

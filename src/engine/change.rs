@@ -44,6 +44,16 @@ impl Default for RunningChanges {
     }
 }
 
+/// What [`Engine::held_within`] found.
+pub(super) enum HeldRow {
+    Read(Arc<Task>),
+    /// Settled. The size counts its other contents too.
+    Large {
+        key: TaskKey,
+        bytes: usize,
+    },
+}
+
 impl Engine {
     /// Returns a task's state, for its owner. `Unknown` alike for ids that are unknown, foreign, expired or hidden, and
     /// for tasks of tools that the caller may not use. Cancel safe.
@@ -86,6 +96,14 @@ impl Engine {
             return Box::pin(self.finish(async move { engine.expired(&key).await })).await;
         }
         Ok(row.task)
+    }
+
+    /// As [`Engine::held`], but leaves a settled row above `bytes_max` in a store that would copy it. Cancel safe.
+    pub(super) async fn held_within(self: &Arc<Self>, key: &TaskKey, bytes_max: usize) -> Result<HeldRow, TaskError> {
+        match self.store.settled_bytes(key).await? {
+            Some(bytes) if bytes > bytes_max => Ok(HeldRow::Large { key: key.clone(), bytes }),
+            Some(_) | None => Ok(HeldRow::Read(self.held(key).await?)),
+        }
     }
 
     /// Lists one owner's tasks by creation time, at most `limit`, after the cursor of an earlier page. Hidden tasks are

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::change::HeldRow;
 use super::{Engine, TaskError};
 use crate::task::{Principal, Summary, Task, TaskId, TaskKey, TreeLinks};
 
@@ -80,12 +81,13 @@ impl Engine {
     ) -> Result<Vec<(usize, Arc<Task>)>, TaskError> {
         let (mut settled, mut bytes) = (Vec::new(), 0);
         for (index, id) in tree.children.iter().enumerate() {
-            let child = match self.held(&TaskKey { owner: owner.clone(), id: *id }).await {
-                Ok(child) if child.is_settled() => child,
-                Ok(_) | Err(TaskError::Unknown) => continue,
+            let room = bytes_max.saturating_sub(bytes);
+            let child = match self.held_within(&TaskKey { owner: owner.clone(), id: *id }, room).await {
+                Ok(HeldRow::Read(child)) if child.is_settled() => child,
+                Ok(HeldRow::Read(_) | HeldRow::Large { .. }) | Err(TaskError::Unknown) => continue,
                 Err(error) => return Err(error),
             };
-            if bytes + child.stored_bytes() <= bytes_max {
+            if child.stored_bytes() <= room {
                 bytes += child.stored_bytes();
                 settled.push((index, child));
             }

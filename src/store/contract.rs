@@ -13,7 +13,7 @@ use std::time::Duration;
 pub(crate) use incarnations::{AcknowledgementLoss, StoreOpener};
 
 use super::tasks::{FILTERED_ROWS_MAX, PAGE_BYTES_MAX};
-use super::{Revision, StoreError, TaskStore, Usage, WriteRole};
+use super::{Reach, Revision, StoreError, TaskStore, Usage, WriteRole};
 use crate::task::model::ROW_BYTES_MIN;
 use crate::task::{
     Attempt, CallOrigin, ChosenId, ClientKind, Digest, Event, Executed, Failure, GatewayFault, Idempotency, InputKey,
@@ -47,6 +47,7 @@ pub(crate) async fn check_all<K: StoreOpener>(kind: &K) {
     let roomy = async || open(64 * ROW_BYTES_MIN).await;
     an_inserted_task_is_found_by_its_owner_alone(&*roomy().await).await;
     a_second_insert_of_a_key_is_refused(&*roomy().await).await;
+    the_size_of_a_settled_row_is_known_before_it_is_read(&*open(64 << 20).await).await;
     only_the_first_of_two_writers_wins(&*roomy().await).await;
     an_expired_settled_task_is_gone_and_an_overdue_live_one_is_not(&*roomy().await).await;
     the_sweeper_frees_only_what_is_gone(&*roomy().await).await;
@@ -106,6 +107,25 @@ async fn an_inserted_task_is_found_by_its_owner_alone(store: &impl TaskStore) {
     store.remove(&one.key).await.unwrap();
     store.remove(&one.key).await.unwrap();
     assert!(store.load(&one.key, START).await.unwrap().is_none());
+}
+
+/// Whoever has a bound for what a read takes asks first. A store that has a row in memory takes nothing.
+async fn the_size_of_a_settled_row_is_known_before_it_is_read(store: &impl TaskStore) {
+    const LARGE: usize = 9 << 20;
+    let unsettled = task("a", 1);
+    store.insert(&unsettled).await.unwrap();
+    let mut one = task("a", 2);
+    let revision = store.insert(&one).await.unwrap();
+    let result = Payload::of(&"x".repeat(LARGE));
+    one.phase = Phase::Settled(Outcome::Returned { result, is_error: false });
+    store.replace(revision, WriteRole::Holder, &one).await.unwrap();
+    let foreign = TaskKey { owner: Principal::new("b"), id: one.key.id };
+    for key in [&unsettled.key, &foreign, &task("a", 3).key] {
+        assert_eq!(store.settled_bytes(key).await.unwrap(), None, "{key:?}");
+    }
+    let expected = (store.reach() != Reach::Process).then(|| one.stored_bytes());
+    assert_eq!(store.settled_bytes(&one.key).await.unwrap(), expected);
+    assert_eq!(*store.load(&one.key, START).await.unwrap().unwrap().task, one);
 }
 
 async fn a_second_insert_of_a_key_is_refused(store: &impl TaskStore) {

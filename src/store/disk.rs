@@ -276,6 +276,14 @@ impl TaskStore for DiskStore {
         Ok(self.find(key, self.raise(now)).await?.map(|row| self.earlier.named(row)))
     }
 
+    async fn settled_bytes(&self, key: &TaskKey) -> Result<Option<usize>, StoreError> {
+        if self.resident.live(key).is_some() || self.resident.settled(key).is_some() {
+            return Ok(None);
+        }
+        let wanted = key.clone();
+        self.readers.read(move |conn| reads::settled_bytes(conn, &wanted)).await
+    }
+
     async fn replace(&self, expected: Revision, role: WriteRole, task: &Task) -> Result<Revision, StoreError> {
         debug_assert!(task.is_exact(), "a task holds more than it counts");
         if role == WriteRole::Holder && self.earlier.holds(&task.key) {

@@ -117,6 +117,10 @@ impl TaskStore for MemoryStore {
         Ok(found.filter(|row| !row.task.is_settled() || row.task.expires_at() > now))
     }
 
+    async fn settled_bytes(&self, _: &TaskKey) -> Result<Option<usize>, StoreError> {
+        Ok(None)
+    }
+
     async fn find_idempotent(
         &self,
         owner: &Principal,

@@ -315,6 +315,13 @@ impl TaskStore for PostgresStore {
         self.present(read, now).await
     }
 
+    async fn settled_bytes(&self, key: &TaskKey) -> Result<Option<usize>, StoreError> {
+        if self.state.settled.has(key) {
+            return Ok(None);
+        }
+        self.lists.reader()?.read(async |link| lists::settled_bytes(link, key).await).await
+    }
+
     async fn find_idempotent(
         &self,
         owner: &Principal,

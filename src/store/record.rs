@@ -22,6 +22,7 @@ use aws_lc_rs::digest::{Context, SHA256};
 
 use self::bytes::{RecordReader, RecordWriter};
 use self::fault::{put_fault, take_fault};
+use crate::task::model::ROW_BYTES_MIN;
 use crate::task::{
     Answer, Attempt, CallOrigin, ChosenId, ClientKind, Digest, Executed, Failure, GatewayFault, Idempotency, InputKey,
     Outcome, Phase, Principal, Question, Reason, Recovery, SessionScope, StoredCall, Task, TaskId, TaskKey, TaskTimes,
@@ -47,13 +48,25 @@ pub enum RecordError {
 
 #[must_use]
 pub fn encode(task: &Task) -> Vec<u8> {
-    let mut out = RecordWriter::with_capacity(HEAD_LEN, task.stored_bytes());
+    // Large enough for a row's other fields too: a buffer that grows doubles.
+    let mut out = RecordWriter::with_capacity(HEAD_LEN, task.stored_bytes() + ROW_BYTES_MIN);
     put_task(&mut out, task);
     let mut record = out.into_bytes();
     record[..2].copy_from_slice(&VERSION.to_be_bytes());
     let sum = checksum(VERSION, &record[HEAD_LEN..]);
     record[2..HEAD_LEN].copy_from_slice(&sum);
     record
+}
+
+/// As [`encode`], in pieces: payloads from `piece_min` bytes on are not copied.
+#[must_use]
+pub fn encode_in_pieces(task: &Task, piece_min: usize) -> Vec<Bytes> {
+    let mut out = RecordWriter::in_pieces(piece_min);
+    put_task(&mut out, task);
+    let body = out.into_pieces();
+    let sum = checksum_of(VERSION, &body.iter().map(|piece| &piece[..]).collect::<Vec<_>>());
+    let head = [&VERSION.to_be_bytes()[..], &sum].concat().into();
+    std::iter::once(head).chain(body).collect()
 }
 
 /// Decodes a record. The task's payloads share its bytes. Never returns a task other than the encoded one, except with

@@ -267,6 +267,10 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
     /// unsettled task past its `ttl`, which `apply` settles first.
     async fn load(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError>;
 
+    /// The size of a settled row that [`TaskStore::load`] would copy into memory, read without its contents. `None` for
+    /// a row that is unsettled, unknown, or in memory already.
+    async fn settled_bytes(&self, key: &TaskKey) -> Result<Option<usize>, StoreError>;
+
     /// Finds an owner's task by idempotency key, while [`TaskStore::load`] would find it. From then on its maker no
     /// longer treats it as unseen.
     async fn find_idempotent(

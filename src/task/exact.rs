@@ -60,7 +60,21 @@ impl Outcome {
         self
     }
 
-    fn is_exact(&self) -> bool {
+    /// The size of a server's texts in it.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        match self {
+            Self::Returned { result, .. } => result.len(),
+            Self::Faulted(Failure::Upstream(error)) => {
+                error.message.len() + error.data.as_ref().map_or(0, Payload::len)
+            }
+            Self::Faulted(Failure::Gateway(_)) | Self::Cancelled => 0,
+        }
+    }
+
+    /// Whether it holds only the memory that it counts.
+    #[must_use]
+    pub fn is_exact(&self) -> bool {
         match self {
             Self::Returned { result, .. } => result.is_exact(),
             Self::Faulted(Failure::Upstream(error)) => is_error_exact(error),

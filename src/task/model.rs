@@ -228,11 +228,7 @@ impl Task {
         let payload = match &self.phase {
             Phase::Queued | Phase::Working => 0,
             Phase::AwaitingInput(open) => open.values().map(|q| q.ask.len() + q.request.len()).sum(),
-            Phase::Settled(Outcome::Returned { result, .. }) => result.len(),
-            Phase::Settled(Outcome::Faulted(Failure::Upstream(error))) => {
-                error.message.len() + error.data.as_ref().map_or(0, Payload::len)
-            }
-            Phase::Settled(Outcome::Faulted(Failure::Gateway(_)) | Outcome::Cancelled) => 0,
+            Phase::Settled(outcome) => outcome.bytes(),
         };
         let message = self.status_message.as_ref().map_or(0, |text| text.len());
         let chosen = self.chosen.as_ref().map_or(0, |chosen| chosen.text.len());

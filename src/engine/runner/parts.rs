@@ -132,8 +132,8 @@ fn subtask_event(
             call.elements_mut()?.status_received(Some(text));
             None
         }
-        ChildEvent::Settled { index, task } => {
-            call.elements_mut()?.settled(engine, index, task.as_deref());
+        ChildEvent::Settled { index, row } => {
+            call.elements_mut()?.settled(engine, index, row);
             family.element_settled();
             None
         }

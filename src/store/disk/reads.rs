@@ -286,6 +286,16 @@ fn glimpse(conn: &Connection, row: i64) -> rusqlite::Result<Option<ListedRow>> {
     }))
 }
 
+/// `None` for a damaged row as well: whoever reads it finds the damage.
+pub(super) fn settled_bytes(conn: &Connection, wanted: &TaskKey) -> rusqlite::Result<Option<usize>> {
+    let sql = format!("SELECT {OUTLINE} FROM tasks WHERE ref = ?1 AND owner = ?2 AND id = ?3");
+    let values = params![ShortReference::of(wanted).0, wanted.owner.as_str(), id(wanted)];
+    match conn.prepare_cached(&sql)?.query_row(values, |row| outline(row, 0)).optional() {
+        Err(error) if is_damage(&error) => Ok(None),
+        found => Ok(found?.filter(|row| row.is_settled).map(|row| row.bytes)),
+    }
+}
+
 pub(super) fn referred(conn: &Connection, reference: ShortReference, limit: usize) -> rusqlite::Result<Vec<TaskKey>> {
     let sql = "SELECT owner, id FROM tasks WHERE ref = ?1 LIMIT ?2";
     conn.prepare_cached(sql)?.query_map(params![reference.0, number(limit)], |row| key(row, 0))?.collect()

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 
+use bytes::Bytes;
 use parking_lot::Mutex;
+use rusqlite::blob::ZeroBlob;
 use rusqlite::{Connection, OptionalExtension as _, params};
 
 use super::columns::{COLUMNS, MOVING, RowColumns, at, id, is_damage, number, time};
@@ -56,9 +58,47 @@ impl UnfreeableRows {
 
 const VALUES: &str = "?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13";
 
+/// A larger record is written over zeros, which take no memory: as a value of a statement, SQLite would copy it twice.
+const VALUE_BYTES_MAX: usize = 1 << 20;
+
 fn put_record(conn: &Connection, task: &Task) -> rusqlite::Result<i64> {
-    conn.prepare_cached("INSERT INTO records (record) VALUES (?1)")?.execute([record::encode(task)])?;
-    Ok(conn.last_insert_rowid())
+    let mut statement = conn.prepare_cached("INSERT INTO records (record) VALUES (?1)")?;
+    if task.stored_bytes() <= VALUE_BYTES_MAX {
+        statement.execute([record::encode(task)])?;
+        return Ok(conn.last_insert_rowid());
+    }
+    let pieces = record::encode_in_pieces(task, VALUE_BYTES_MAX);
+    statement.execute([room_for(&pieces)])?;
+    let row = conn.last_insert_rowid();
+    fill(conn, row, &pieces).map(|()| row)
+}
+
+/// Returns whether the record was there.
+fn replace_record(conn: &Connection, row: i64, task: &Task) -> rusqlite::Result<bool> {
+    let mut statement = conn.prepare_cached("UPDATE records SET record = ?2 WHERE row = ?1")?;
+    if task.stored_bytes() <= VALUE_BYTES_MAX {
+        return Ok(statement.execute(params![row, record::encode(task)])? == 1);
+    }
+    let pieces = record::encode_in_pieces(task, VALUE_BYTES_MAX);
+    let is_there = statement.execute(params![row, room_for(&pieces)])? == 1;
+    if is_there {
+        fill(conn, row, &pieces)?;
+    }
+    Ok(is_there)
+}
+
+fn room_for(pieces: &[Bytes]) -> ZeroBlob {
+    ZeroBlob(pieces.iter().map(|piece| piece.len() as u64).sum())
+}
+
+fn fill(conn: &Connection, row: i64, pieces: &[Bytes]) -> rusqlite::Result<()> {
+    let mut blob = conn.blob_open("main", "records", "record", row, false)?;
+    let mut at = 0;
+    for piece in pieces {
+        blob.write_at(piece, at)?;
+        at += piece.len();
+    }
+    Ok(())
 }
 
 /// Deletes a record without a row. A damaged one stays, unreachable.
@@ -99,9 +139,11 @@ pub(super) fn update(
     let before = found.record();
     let record = match before {
         Some(row) if !anew => {
-            let sql = "UPDATE records SET record = ?2 WHERE row = ?1";
-            let written = conn.prepare_cached(sql)?.execute(params![row, record::encode(task)])?;
-            if written == 1 { row } else { put_record(conn, task)? }
+            if replace_record(conn, row, task)? {
+                row
+            } else {
+                put_record(conn, task)?
+            }
         }
         Some(_) | None => put_record(conn, task)?,
     };

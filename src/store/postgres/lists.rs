@@ -111,6 +111,13 @@ pub(super) async fn holders(link: &mut ReaderLink, keys: &[TaskKey]) -> Result<V
     rows.iter().map(|row| Ok(row.try_get::<_, Option<i64>>(0)?.map(holder))).collect()
 }
 
+pub(super) async fn settled_bytes(link: &mut ReaderLink, key: &TaskKey) -> Result<Option<usize>, Error> {
+    let sql = "SELECT size FROM tg_task WHERE id = $1 AND owner = $2 AND settled";
+    let (ids, owners) = key_arrays(std::slice::from_ref(key));
+    let rows = link.query(sql, &vec![&ids[0], &owners[0]]).await?;
+    rows.first().map(|row| Ok(usize::try_from(row.try_get::<_, i64>(0)?).unwrap_or(usize::MAX))).transpose()
+}
+
 async fn keys(
     link: &mut ReaderLink,
     rest: &str,

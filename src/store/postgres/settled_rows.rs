@@ -73,6 +73,10 @@ impl SettledRows {
     }
 
     /// Returns a cached row if its read is proven, or if `judge` believes it now.
+    pub(super) fn has(&self, key: &TaskKey) -> bool {
+        self.rows.contains_key(key)
+    }
+
     pub(super) fn get(&self, key: &TaskKey, judge: impl FnOnce(ReadSource) -> ReadBelief) -> Option<StoredTask> {
         let KeptRow { row, source, is_proven, .. } = self.rows.get(key)?;
         if !is_proven.load(Ordering::Relaxed) {

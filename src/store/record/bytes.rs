@@ -9,22 +9,38 @@ use crate::task::Timestamp;
 use crate::task::time::millis;
 use crate::wire::Payload;
 
-pub(super) struct RecordWriter(Vec<u8>);
+pub(super) struct RecordWriter {
+    /// The pieces before `text`.
+    pieces: Vec<Bytes>,
+    text: Vec<u8>,
+    /// The size from which a payload is a piece of its own, which is not copied.
+    piece_min: usize,
+}
 
 impl RecordWriter {
     /// Starts after `head` bytes that are filled in later.
     pub(super) fn with_capacity(head: usize, body: usize) -> Self {
         let mut out = Vec::with_capacity(head + body);
         out.resize(head, 0);
-        Self(out)
+        Self { pieces: Vec::new(), text: out, piece_min: usize::MAX }
     }
 
+    pub(super) const fn in_pieces(piece_min: usize) -> Self {
+        Self { pieces: Vec::new(), text: Vec::new(), piece_min }
+    }
+
+    /// All of it, from a writer that makes no pieces.
     pub(super) fn into_bytes(self) -> Vec<u8> {
-        self.0
+        self.text
+    }
+
+    pub(super) fn into_pieces(mut self) -> Vec<Bytes> {
+        self.pieces.push(self.text.into());
+        self.pieces
     }
 
     pub(super) fn byte(&mut self, value: u8) {
-        self.0.push(value);
+        self.text.push(value);
     }
 
     pub(super) fn flag(&mut self, value: bool) {
@@ -32,7 +48,7 @@ impl RecordWriter {
     }
 
     pub(super) fn fixed(&mut self, bytes: &[u8]) {
-        self.0.extend_from_slice(bytes);
+        self.text.extend_from_slice(bytes);
     }
 
     pub(super) fn number(&mut self, value: u32) {
@@ -58,7 +74,12 @@ impl RecordWriter {
     }
 
     pub(super) fn payload(&mut self, value: &Payload) {
-        self.text(value.as_str());
+        if value.len() < self.piece_min {
+            return self.text(value.as_str());
+        }
+        self.count(value.len());
+        self.pieces.push(std::mem::take(&mut self.text).into());
+        self.pieces.push(value.bytes().clone());
     }
 
     pub(super) fn maybe<T>(&mut self, value: Option<T>, put: impl FnOnce(&mut Self, T)) {

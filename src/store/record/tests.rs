@@ -189,6 +189,7 @@ proptest! {
         words in proptest::option::of(any_text()),
         named in any::<Option<([u8; 32], [u8; 32])>>(),
         (crashes, is_unnotified) in any::<(u8, bool)>(),
+        piece_min in 0_usize..64,
     ) {
         let span = Duration::from_millis;
         let whole = Task {
@@ -205,7 +206,9 @@ proptest! {
             idempotency: named.map(|(key, call)| Idempotency { key: Digest(key), call: Digest(call) }),
             ..task(&owner, id)
         };
-        prop_assert_eq!(decode(&Bytes::from(encode(&whole))), Ok(whole));
+        let record = encode(&whole);
+        prop_assert_eq!(&encode_in_pieces(&whole, piece_min).concat(), &record, "the same in pieces");
+        prop_assert_eq!(decode(&Bytes::from(record)), Ok(whole));
     }
 
     #[test]

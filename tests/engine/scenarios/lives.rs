@@ -96,6 +96,10 @@ impl TaskStore for Mortal<GatedStore> {
         self.life.living(self.inner.load(key, now)).await
     }
 
+    async fn settled_bytes(&self, key: &TaskKey) -> Result<Option<usize>, StoreError> {
+        self.life.living(self.inner.settled_bytes(key)).await
+    }
+
     async fn replace(&self, expected: Revision, role: WriteRole, task: &Task) -> Result<Revision, StoreError> {
         self.life.writing(self.inner.replace(expected, role, task)).await
     }

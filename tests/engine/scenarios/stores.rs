@@ -199,6 +199,10 @@ impl TaskStore for GatedStore {
         self.with(Method::Load, self.inner().load(key, now)).await
     }
 
+    async fn settled_bytes(&self, key: &TaskKey) -> Result<Option<usize>, StoreError> {
+        self.inner().settled_bytes(key).await
+    }
+
     async fn find_idempotent(
         &self,
         owner: &Principal,

@@ -8,13 +8,15 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use tokio::time::Instant;
 
+use crate::answer_budget::FREE_BYTES;
 use crate::cause::CauseChain;
 use crate::dialect::upstream_dialect::question_method;
+use crate::engine::change::HeldRow;
 use crate::engine::change_subscribers::ChangeSubscriber;
 use crate::engine::retry_delays::RetryDelays;
 use crate::engine::{Engine, TaskError};
 use crate::task::reference::LoggedTask;
-use crate::task::{Phase, Task, TaskKey, TaskVisibility};
+use crate::task::{Phase, TaskKey, TaskVisibility};
 use crate::wire::{Object, Payload};
 
 /// An event of a child. Children are numbered in the order of their parent's list.
@@ -34,7 +36,7 @@ pub(in crate::engine::runner) enum ChildEvent {
     /// It settled; `None` if its row was removed.
     Settled {
         index: usize,
-        task: Option<Arc<Task>>,
+        row: Option<HeldRow>,
     },
 }
 
@@ -92,8 +94,8 @@ impl Children {
             if let Some((at, _)) = self.again {
                 tokio::time::sleep_until(at).await;
             }
-            let task = match self.engine.held(&child.key).await {
-                Ok(task) => Some(task),
+            let row = match self.engine.held_within(&child.key, FREE_BYTES).await {
+                Ok(row) => Some(row),
                 Err(TaskError::Unknown) => None,
                 Err(error) => {
                     tracing::warn!(task = %LoggedTask(&child.key), error = %CauseChain(&error), "a subtask could not be read yet");
@@ -104,19 +106,19 @@ impl Children {
             };
             self.again = None;
             if let Some(child) = self.due.take() {
-                self.looked_at(child, task);
+                self.looked_at(child, row);
             }
         }
     }
 
-    fn looked_at(&mut self, mut child: WatchedChild, task: Option<Arc<Task>>) {
+    fn looked_at(&mut self, mut child: WatchedChild, row: Option<HeldRow>) {
         let index = child.index;
-        let task = match task {
-            Some(task) if !task.is_settled() => task,
+        let task = match row {
+            Some(HeldRow::Read(task)) if !task.is_settled() => task,
             ended => {
                 self.events.extend(child.open.drain(..).map(|ask| ChildEvent::Withdrawn { index, ask }));
                 self.keys.remove(&index);
-                self.events.push_back(ChildEvent::Settled { index, task: ended });
+                self.events.push_back(ChildEvent::Settled { index, row: ended });
                 return;
             }
         };

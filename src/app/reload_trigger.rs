@@ -141,11 +141,11 @@ impl ReloadTrigger {
         match read_unchanged(&file, configured_again) {
             Ok(mut read) => {
                 let fingerprint = reload::fingerprint(&file, &read.config);
+                read.shortage = self.connections.keep(&mut read.config);
                 if !self.is_news(why, SeenFiles::Usable(Box::new(read.config.clone()), fingerprint)) {
                     return false;
                 }
-                // Not earlier: it logs, and the log may be in a watched folder.
-                read.shortage = self.connections.keep(&mut read.config);
+                // Not earlier: the log may be in a watched folder.
                 self.warned.log(&read);
                 service_manager::notify_reloading();
                 self.watch(&read.config);
@@ -264,27 +264,31 @@ mod tests {
 
     /// As if the file changed after it was read and before its fingerprint was taken.
     #[tokio::test]
-    async fn a_change_between_the_reading_and_the_watching_is_applied() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("taskgate.toml");
-        let write = |url: &str| std::fs::write(&file, format!("[upstreams.up]\nurl = \"{url}\"\n")).unwrap();
-        write("http://127.0.0.1:1/former");
-        let mut read = configured_again(&file).unwrap().config;
-        write("http://127.0.0.1:1/next");
-        let (connections, _) = ConnectionCapacity::provide(&mut read);
-        let mut reloads =
-            ReloadTrigger::new(Some(file.clone()), &read, ReportedWarnings::default(), connections).unwrap();
-        let mut applied = Vec::new();
-        for _ in 0..2 {
-            let why = timeout(Duration::from_secs(60), reloads.next()).await.unwrap();
-            reloads.carry_out(why, |config| {
-                applied.push(config.upstreams[0].server.http().unwrap().url.to_string());
-                Ok(ReloadSummary::default())
-            });
-            // Same contents: nothing to apply.
-            write("http://127.0.0.1:1/next");
+    async fn a_change_between_the_reading_and_the_watching_is_applied_and_an_unchanged_file_is_not() {
+        const NEXT: &str = "http://127.0.0.1:1/next";
+        for (former, expected) in [("http://127.0.0.1:1/former", vec![NEXT.to_owned()]), (NEXT, Vec::new())] {
+            let folder = tempfile::tempdir().unwrap();
+            let file = folder.path().join("taskgate.toml");
+            // More connections than any process may have: the number in force is another than the file's.
+            let head = "[limits]\nconnections_max = 9_000_000\n";
+            let write = |url| std::fs::write(&file, format!("{head}[upstreams.up]\nurl = \"{url}\"\n")).unwrap();
+            write(former);
+            let mut read = configured_again(&file).unwrap().config;
+            write(NEXT);
+            let (connections, _) = ConnectionCapacity::provide(&mut read);
+            let warned = ReportedWarnings::default();
+            let mut reloads = ReloadTrigger::new(Some(file.clone()), &read, warned, connections).unwrap();
+            let mut applied = Vec::new();
+            for _ in 0..2 {
+                let why = timeout(Duration::from_secs(60), reloads.next()).await.unwrap();
+                reloads.carry_out(why, |config| {
+                    applied.push(config.upstreams[0].server.http().unwrap().url.to_string());
+                    Ok(ReloadSummary::default())
+                });
+                write(NEXT);
+            }
+            assert_eq!(applied, expected, "{former}");
         }
-        assert_eq!(applied, ["http://127.0.0.1:1/next"]);
     }
 
     const MOMENT: Duration = Duration::from_millis(50);

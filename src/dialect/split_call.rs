@@ -63,47 +63,83 @@ impl SplitCall {
     }
 }
 
-/// In the order of the list. A failed call adds a text that names its element and the error. `isError` if all failed.
-#[must_use]
-pub fn combined(argument: &str, parts: &[SplitResult]) -> Payload {
-    let mut content: Vec<Payload> = Vec::new();
-    let mut structured = Vec::new();
-    for (index, part) in parts.iter().enumerate() {
-        let (blocks, value) = match part {
+/// The result of a split call: the contents of its elements in the order of the list. A failed element adds a text that
+/// names it and the error. `isError` if all failed. Each element's result can be dropped once it is added.
+#[derive(Debug)]
+pub struct CombinedResult {
+    argument: Arc<str>,
+    contents: ObjectWriter,
+    /// The structured contents, or `null`, of the elements so far.
+    structured: ObjectWriter,
+    has_structured: bool,
+    added: usize,
+    have_failed: bool,
+}
+
+impl CombinedResult {
+    #[must_use]
+    pub fn new(argument: &Arc<str>) -> Self {
+        let (mut contents, mut structured) = (ObjectWriter::new(), ObjectWriter::new());
+        contents.begin_array(CONTENT);
+        structured.begin_array("results");
+        let argument = Arc::clone(argument);
+        Self { argument, contents, structured, has_structured: false, added: 0, have_failed: true }
+    }
+
+    /// Makes room for results of this size together, so that none is copied again.
+    pub fn reserve(&mut self, bytes: usize) {
+        self.contents.reserve(bytes);
+    }
+
+    pub fn add(&mut self, part: &SplitResult) {
+        let structured = match part {
             SplitResult::Returned(CanonicalResult { result, is_error: false }) => {
+                self.have_failed = false;
                 let object = Object::of(result);
                 let member = |name| object.as_ref().and_then(|object| object.get(name));
-                (
-                    member(CONTENT).into_iter().flat_map(|blocks| blocks.items().collect::<Vec<_>>()).collect(),
-                    member(STRUCTURED_CONTENT),
-                )
+                if let Some(blocks) = member(CONTENT) {
+                    blocks.items().for_each(|block| self.contents.element(&block));
+                }
+                member(STRUCTURED_CONTENT)
             }
             SplitResult::Returned(CanonicalResult { result, is_error: true }) => {
                 let why = first_text(result);
-                (vec![failure(argument, index, why.as_deref().unwrap_or("the tool reported an error"))], None)
+                self.add_failure(why.as_deref().unwrap_or("the tool reported an error"));
+                None
             }
-            SplitResult::Failed(why) => (vec![failure(argument, index, why)], None),
+            SplitResult::Failed(why) => {
+                self.add_failure(why);
+                None
+            }
         };
-        content.extend(blocks);
-        structured.push(value);
+        self.has_structured |= structured.is_some();
+        self.structured.element(&structured.unwrap_or_else(|| Payload::of(&())));
+        self.added += 1;
     }
-    let has_failed =
-        |part: &SplitResult| !matches!(part, SplitResult::Returned(CanonicalResult { is_error: false, .. }));
-    // In one copy: the elements' results are still in memory.
-    let writer = ObjectWriter::new().array(CONTENT, content.iter());
-    let writer = match structured.iter().any(Option::is_some) {
-        true => {
-            let null = Payload::of(&());
-            let results = structured.iter().map(|value| value.as_ref().unwrap_or(&null));
-            writer.object(STRUCTURED_CONTENT, |writer| writer.array("results", results))
+
+    fn add_failure(&mut self, why: &str) {
+        self.contents.element(&failure(&self.argument, self.added, why));
+    }
+
+    /// The bytes that are in memory twice when the result is finished.
+    #[must_use]
+    pub const fn structured_bytes(&self) -> usize {
+        self.structured.len()
+    }
+
+    #[must_use]
+    pub fn finish(self) -> Payload {
+        let Self { mut contents, mut structured, has_structured, have_failed, .. } = self;
+        contents.end_array();
+        if has_structured {
+            structured.end_array();
+            contents = contents.member(STRUCTURED_CONTENT, &structured.finish());
         }
-        false => writer,
-    };
-    match parts.iter().all(has_failed) {
-        true => writer.member("isError", &Payload::of(&true)),
-        false => writer,
+        if have_failed {
+            contents = contents.member("isError", &Payload::of(&true));
+        }
+        contents.finish()
     }
-    .finish()
 }
 
 fn failure(argument: &str, index: usize, why: &str) -> Payload {
@@ -193,8 +229,11 @@ mod tests {
         let call = read(r#"{"urls":["a","b","c"]}"#).unwrap();
         let text = |text: &str| format!(r#"{{"type":"text","text":"{text}"}}"#);
         let plain = |words: &str| returned(&format!(r#"{{"content":[{}],"_meta":{{"k":1}}}}"#, text(words)), false);
-        let check =
-            |parts: &[SplitResult], expected: String| assert_eq!(combined(call.argument(), parts).as_str(), expected);
+        let check = |parts: &[SplitResult], expected: String| {
+            let mut combined = CombinedResult::new(call.argument());
+            parts.iter().for_each(|part| combined.add(part));
+            assert_eq!(combined.finish().as_str(), expected);
+        };
         check(
             &[plain("1"), plain("2"), plain("3")],
             format!(r#"{{"content":[{},{},{}]}}"#, text("1"), text("2"), text("3")),

@@ -331,12 +331,14 @@ pub(crate) async fn read_whole<B: Body<Data = BodyPart, Error = io::Error> + Unp
         if first.is_empty() && rest.is_empty() {
             first = piece;
         } else {
-            if rest.is_empty() {
-                // Capacity for all of it, as far as the upstream's announced length is trusted.
-                let left = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX).min(RESERVE_MAX);
-                rest.reserve(first.len() + piece.len() + left);
-                rest.extend_from_slice(&std::mem::take(&mut first));
+            let new = first.len() + piece.len();
+            if rest.capacity() - rest.len() < new {
+                // Room for all of it, once enough came to trust the announced length: a buffer that grows is copied.
+                let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
+                let is_trusted = rest.len() >= RESERVE_MAX / 2;
+                rest.reserve(new + announced.min(if is_trusted { limits.bytes_max } else { RESERVE_MAX }));
             }
+            rest.extend_from_slice(&std::mem::take(&mut first));
             rest.extend_from_slice(&piece);
         }
     }

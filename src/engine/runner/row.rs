@@ -248,10 +248,11 @@ impl Runner {
         if self.dialog.end_grace() && matches!(self.spec.plan, Plan::Grace(_)) {
             self.count_grace("plain");
         }
+        let awaited = self.dialog.clients().is_there().then(|| outcome.clone());
         if let Some(key) = self.recorder.key() {
-            Box::pin(self.settle(&key, outcome.clone())).await;
+            Box::pin(self.settle(&key, outcome)).await;
         }
-        if self.dialog.clients().is_there() {
+        if let Some(outcome) = awaited {
             self.dialog.clients_mut().end(CallEnd::Outcome(outcome)).await;
         }
         RunnerFlow::Stop
@@ -278,6 +279,9 @@ impl Runner {
         }
         let attempt = self.recorder.attempt();
         let is_cancelled = outcome == Outcome::Cancelled;
+        // Until the copy is stored it is memory of a response as well.
+        let copy_bytes = if outcome.is_exact() { 0 } else { outcome.bytes() };
+        let _copied = self.spec.context.share.as_ref().map(|share| share.of_copy(copy_bytes));
         let outcome = outcome.exact();
         let event = match outcome {
             Outcome::Returned { result, is_error } => Event::Returned { attempt, result, is_error },

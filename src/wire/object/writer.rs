@@ -56,6 +56,37 @@ impl ObjectWriter {
         self
     }
 
+    /// Begins an array whose elements come one by one, until [`Self::end_array`].
+    pub fn begin_array(&mut self, key: &str) {
+        self.key(key);
+        self.text.push(b'[');
+        self.is_empty = true;
+    }
+
+    /// Appends an element, verbatim, to the array that was begun.
+    pub fn element(&mut self, value: &Payload) {
+        if !std::mem::take(&mut self.is_empty) {
+            self.text.push(b',');
+        }
+        self.text.extend_from_slice(value.bytes());
+    }
+
+    pub fn end_array(&mut self) {
+        self.text.push(b']');
+        self.is_empty = false;
+    }
+
+    /// Makes room for this many bytes.
+    pub fn reserve(&mut self, bytes: usize) {
+        self.text.reserve(bytes);
+    }
+
+    /// The bytes written so far.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.text.len()
+    }
+
     /// Appends an object, written by `write` into the same buffer.
     pub fn object(mut self, key: &str, write: impl FnOnce(Self) -> Self) -> Self {
         self.key(key);

@@ -459,6 +459,50 @@ async fn polls_of_a_servers_subtasks_hold_no_more_than_the_budget() {
     assert!(peak <= CONSTANT + BUDGET, "{} MiB", peak >> 20);
 }
 
+/// Nobody reads these: what they hold until they are stored is bounded all the same, and each is stored.
+#[allow(clippy::print_stdout, reason = "the figure is what the matrix is run for")]
+async fn assert_tasks_bounded(what: &str, (asked, rule): (Asked, &str), calls: usize) {
+    let folder = Folder::on_disk();
+    let (server, keys) = server(asked, Over::Json, &folder).await;
+    folder.write(&format!("[upstreams.up]\n{keys}[[upstreams.up.tools]]\nmatch = \"work\"\nmode = \"always\"\n{rule}"));
+    let program = Program::serve(&folder).await;
+    let (connections, reads) = (TaskTracker::new(), CancellationToken::new());
+    let bench = Bench { program, _servers: [server, None], _folder: folder, connections, reads };
+    let call = Call::new("tools/call", &json!({"name": "work", "arguments": {"items": ["a", "b", "c"]}}));
+    let mut made = Vec::with_capacity(calls);
+    for _ in 0..calls {
+        let handle = call.send(bench.address(), "/up/mcp").await.json();
+        assert!(handle["result"]["taskId"].is_string(), "{handle}");
+        made.push(handle["result"]["taskId"].clone());
+    }
+    for task in &made {
+        let ended = async {
+            loop {
+                let state = Call::new("tasks/get", &json!({"taskId": task})).send(bench.address(), "/up/mcp").await;
+                if state.json()["result"]["status"] != "working" {
+                    return state;
+                }
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        };
+        let ended = tokio::time::timeout(SETTLED_MAX, ended).await.expect("it ends");
+        assert_eq!(ended.json()["result"]["status"], "completed", "{}", ended.head);
+    }
+    let peak = bench.peak();
+    println!("{what}: {} MiB", peak >> 20);
+    assert!(peak <= CONSTANT + BUDGET, "{} MiB", peak >> 20);
+}
+
+#[tokio::test]
+async fn tasks_that_end_together_hold_no_more_than_the_budget() {
+    assert_tasks_bounded("tasks", (Asked::Poll, ""), REQUESTS / 2).await;
+}
+
+#[tokio::test]
+async fn split_calls_as_tasks_hold_no_more_than_the_budget() {
+    assert_tasks_bounded("split calls", (Asked::Split, "split = { argument = \"items\" }\n"), 4).await;
+}
+
 #[tokio::test]
 #[ignore = "takes minutes: `make memory` runs it"]
 async fn every_kind_of_answer_over_every_way_holds_no_more_than_the_budget() {

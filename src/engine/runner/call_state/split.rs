@@ -16,9 +16,10 @@ use crate::answer_budget::{AnswerPermit, AnswerShare};
 use crate::cause::CauseChain;
 use crate::dialect::faults::failure_error;
 use crate::dialect::plain::PlainUpstream;
-use crate::dialect::split_call::{SplitCall, SplitResult, combined, question_named, question_of};
+use crate::dialect::split_call::{CombinedResult, SplitCall, SplitResult, question_named, question_of};
 use crate::dialect::upstream_dialect::CanonicalResult;
 use crate::engine::call::CallSpec;
+use crate::engine::change::HeldRow;
 use crate::engine::retry_delays::RetryDelays;
 use crate::engine::{Engine, TaskError};
 use crate::task::reference::LoggedTask;
@@ -161,8 +162,8 @@ impl SplitExchange {
     }
 
     /// Records the outcome of an element with a row; `None` if the row was removed.
-    pub(in crate::engine::runner) fn settled(&mut self, engine: &Arc<Engine>, index: usize, task: Option<&Task>) {
-        self.ended(index, ElementOutcome::of_row(engine, task));
+    pub(in crate::engine::runner) fn settled(&mut self, engine: &Arc<Engine>, index: usize, row: Option<HeldRow>) {
+        self.ended(index, ElementOutcome::of_row(engine, row));
     }
 
     fn ended(&mut self, index: usize, outcome: ElementOutcome) {
@@ -290,28 +291,33 @@ impl SplitExchange {
     }
 }
 
-/// The combined result of ended elements. It waits for bytes of the answer budget: for the copy, and for the results
-/// that are read from rows meanwhile. `Lost` if a held call's client is out of bytes for too long.
+/// The combined result of ended elements. It waits for bytes of the answer budget: for the copy, and for one result at a
+/// time that is read from its row. `Lost` if a held call's client is out of bytes for too long.
 async fn combine(
     share: Option<AnswerShare>,
     argument: Arc<str>,
     outcomes: Vec<Option<ElementOutcome>>,
 ) -> ExchangeEvent {
     let mut permit = AnswerPermit::default();
-    let bytes = outcomes.iter().flatten().map(|outcome| outcome.bytes() + outcome.bytes_in_row()).sum();
-    if let Some(share) = &share
-        && let Err(fault) = share.grow(&mut permit, bytes).await
-    {
-        return ExchangeEvent::Lost(ExchangeError(fault));
-    }
-    let mut results = Vec::with_capacity(outcomes.len());
-    for outcome in outcomes {
-        results.push(match outcome {
+    let bytes = outcomes.iter().flatten().map(ElementOutcome::bytes).sum();
+    let read = outcomes.iter().flatten().map(ElementOutcome::bytes_in_row).max().unwrap_or(0);
+    let mut combined = CombinedResult::new(&argument);
+    for (index, outcome) in outcomes.into_iter().enumerate() {
+        if let Some(share) = &share
+            && let Err(fault) = share.grow(&mut permit, bytes + read + combined.structured_bytes()).await
+        {
+            return ExchangeEvent::Lost(ExchangeError(fault));
+        }
+        if index == 0 {
+            // Not earlier: it takes the memory that it has waited for.
+            combined.reserve(bytes);
+        }
+        combined.add(&match outcome {
             Some(outcome) => result_of(outcome.outcome().await),
             None => cancelled(),
         });
     }
-    let result = combined(&argument, &results);
+    let result = combined.finish();
     let text = permit.attach(result.bytes().clone());
     ExchangeEvent::Returned(result.in_buffer(text))
 }
@@ -407,11 +413,15 @@ struct ResultInRow {
 
 impl ElementOutcome {
     /// The outcome in an element's row; `None` if the row was removed.
-    fn of_row(engine: &Arc<Engine>, task: Option<&Task>) -> Self {
-        match task.and_then(|task| Some((task, task.outcome()?))) {
-            Some((task, Outcome::Returned { result, .. })) => {
-                Self::InRow(ResultInRow { engine: Arc::clone(engine), key: task.key.clone(), bytes: result.len() })
-            }
+    fn of_row(engine: &Arc<Engine>, row: Option<HeldRow>) -> Self {
+        let in_row = |key, bytes| Self::InRow(ResultInRow { engine: Arc::clone(engine), key, bytes });
+        let task = match row {
+            Some(HeldRow::Large { key, bytes }) => return in_row(key, bytes),
+            Some(HeldRow::Read(task)) => Some(task),
+            None => None,
+        };
+        match task.as_ref().and_then(|task| Some((task, task.outcome()?))) {
+            Some((task, Outcome::Returned { result, .. })) => in_row(task.key.clone(), result.len()),
             Some((_, outcome @ (Outcome::Faulted(_) | Outcome::Cancelled))) => Self::Held(outcome.clone()),
             None => Self::Held(row_removed(Executed::Unknown)),
         }

@@ -124,7 +124,7 @@ impl CombinedResult {
     /// The bytes that are in memory twice when the result is finished.
     #[must_use]
     pub const fn structured_bytes(&self) -> usize {
-        self.structured.len()
+        self.structured.written_bytes()
     }
 
     #[must_use]

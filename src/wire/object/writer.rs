@@ -81,9 +81,9 @@ impl ObjectWriter {
         self.text.reserve(bytes);
     }
 
-    /// The bytes written so far.
+    /// The bytes written so far, without shared ones.
     #[must_use]
-    pub const fn len(&self) -> usize {
+    pub const fn written_bytes(&self) -> usize {
         self.text.len()
     }
 

@@ -2,6 +2,7 @@
 
 mod announcement;
 mod api_key_files;
+mod audit;
 mod descriptors;
 mod dev;
 mod drain;
@@ -37,6 +38,7 @@ use metrics_exporter_prometheus::PrometheusHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::audit::AuditLog;
 use crate::config::{Config, ServerSettings, StoreSettings, UpstreamConfig};
 use crate::engine::recovery::{self, CallTargets};
 use crate::engine::{Engine, changes_elsewhere, sweeper};
@@ -155,8 +157,9 @@ impl Gateway {
         let (opened, waiting) = Box::pin(opening).await?;
         warn_of_new_key(are_new && opened.store.usage().tasks > 0, &config.folder);
         let shared = opened.shared.as_ref().map(|shared| Arc::clone(&shared.store));
+        let audit = audit::open(&config).await?;
         let replica = source.given().or_else(|| ReplicaSetup::of(&config, opened.shared.as_ref()));
-        let with = (config, callers, metrics);
+        let with = (config, callers, metrics, audit);
         let started = Self::start_on_store((opened, replica), sealer, with, (scope, readiness), (waiting, sockets));
         let started = Box::pin(started).await;
         if started.is_ok() {
@@ -171,13 +174,14 @@ impl Gateway {
     async fn start_on_store(
         (OpenedStore { store, clock, shared }, replica): (OpenedStore, Option<ReplicaSetup>),
         sealer: Arc<Sealer>,
-        (config, callers, metrics): (Config, Authenticator, PrometheusHandle),
+        (config, callers, metrics, audit): (Config, Authenticator, PrometheusHandle, Option<Arc<AuditLog>>),
         (scope, readiness): (TaskScope, Readiness),
         (waiting, sockets): (WaitingListeners, Sockets),
     ) -> anyhow::Result<Self> {
         let (started, current) = (config.clone(), config.clone());
         let ending = CancellationToken::new();
         let parts = GatewayParts::new((store, clock), (sealer, replica.as_ref()), &config, scope, ending.clone());
+        audit::begin(audit, &parts, &started, &readiness);
         let mut upstreams = Vec::with_capacity(config.upstreams.len());
         for one in config.upstreams {
             upstreams.push(ServedUpstream::new(one, &parts)?);
@@ -206,7 +210,7 @@ impl Gateway {
         let replicas = ReplicaListener::start(beside, config.listen.body_bytes_max, &routes, sockets.replicas).await?;
         task_store::be_seen(shared.as_ref()).await;
         follower.iter().for_each(ReplicaFollower::look);
-        let site = clients_site(config.listen, callers, routes);
+        let site = clients_site(config.listen, callers, routes, parts.engine.audit());
         let public_url = site.settings.public_url.clone();
         let clients = Box::pin(listen(waiting.clients, site, sockets.clients)).await?;
         parts.address.set(&client_address(&clients, public_url.as_deref()));

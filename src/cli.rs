@@ -1,6 +1,7 @@
 //! Defines the command line and its exit codes.
 
 mod admin_client;
+mod audit;
 pub mod call;
 mod call_arguments;
 mod called_server;
@@ -51,6 +52,7 @@ use crate::cause::CauseChain;
 use crate::demo::{self, DemoServer};
 use crate::{app, config, console, system};
 use admin_client::{AdminClient, AdminOutput, AdminRequestError, TOKEN_VARIABLE};
+use audit::AuditCommand;
 use call_arguments::{CallArguments, EXIT_CODES};
 use check::CheckArguments;
 use dev::DevArguments;
@@ -227,6 +229,13 @@ enum CliCommand {
         #[command(subcommand)]
         order: StoreCommand,
     },
+    /// Verifies audit files.
+    ///
+    /// Exit codes: 0 if the lines are one chain, 1 if they are not or a file cannot be read, 64 for a mistake in the command line.
+    Audit {
+        #[command(subcommand)]
+        order: AuditCommand,
+    },
     /// Prints the completions of a shell, for its folder of completions or to be sourced.
     Completions { shell: clap_complete::Shell },
     /// Writes the manual pages of all commands into a folder.
@@ -242,8 +251,8 @@ Exit codes:
   0   a signal ended it, and it has drained
   64  a mistake in the command line, the configuration or a file that it names
   70  something else, such as an address that is in use
-  74  the task store cannot be used
-  75  another gateway has the task store open";
+  74  the task store or the audit file cannot be used
+  75  another gateway has the task store or the audit file open";
 
 /// Runs the command in `arguments` (the program's name first) to its end.
 pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
@@ -290,6 +299,7 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             Box::pin(operate(&admin, async |at| replicas::run(&at, &order).await)).await
         }
         CliCommand::Store { order } => Ok(store::run(&order)),
+        CliCommand::Audit { order } => Ok(audit::run(&order)),
         CliCommand::Completions { shell } => Ok(completions::print(shell)),
         CliCommand::Man { folder } => completions::write_manual(&folder),
     };
@@ -460,6 +470,7 @@ mod tests {
                 "tasks",
                 "replicas",
                 "store",
+                "audit",
                 "completions",
                 "man",
             ]
@@ -541,6 +552,9 @@ mod tests {
         "taskgate tools ftp://127.0.0.1/mcp",
         "taskgate resources http://127.0.0.1:1/mcp --ca /nowhere.pem",
         "taskgate prompts http://127.0.0.1:1/mcp --key a\u{7f}b",
+        "taskgate audit",
+        "taskgate audit verify",
+        "taskgate audit verify --anchor a",
         "taskgate completions",
         "taskgate completions csh",
         "taskgate man",

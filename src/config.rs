@@ -32,6 +32,7 @@ use named_files::{FileVariables, KeyFileReader};
 pub use section::KeyContent;
 use section::{ConfigSource, UnknownKey};
 
+use crate::audit::AuditSettings;
 use crate::engine::ServiceSettings;
 use crate::face::client_login::ResourceName;
 use crate::face::combined::CombinedSettings;
@@ -66,6 +67,7 @@ pub struct Config {
     /// The gateway's state folder, relative to the working directory. It need not exist.
     pub folder: PathBuf,
     pub store: StoreSettings,
+    pub audit: Option<AuditSettings>,
     pub auth: AuthSettings,
     /// The files of variables and of API keys that belong to the configuration, as paths to open.
     pub further_files: Vec<PathBuf>,
@@ -207,6 +209,7 @@ impl Config {
             ("admin.address", started.admin.address != self.admin.address),
             ("metrics.address", started.metrics != self.metrics),
             ("store.path", started.folder != self.folder),
+            ("audit", started.audit != self.audit),
             (self.store.key_of_difference(), same_limits(started) != same_limits(self)),
         ]
         .into_iter()
@@ -227,6 +230,7 @@ impl Config {
             admin: AdminSettings { address: started.admin.address, ..self.admin },
             metrics: started.metrics,
             folder: started.folder.clone(),
+            audit: started.audit.clone(),
             store: started.store.clone().with_limits(limits),
             ..self
         }

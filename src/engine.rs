@@ -44,6 +44,7 @@ pub use subtask_tree::SubtaskTree;
 pub use target::{CallMaker, CallTarget, ServiceSettings, plain_request};
 use unstored_tasks::UnstoredTaskLog;
 
+use crate::audit::AuditLog;
 use crate::shared_access::SharedAccess;
 use crate::shared_limits::SharedLimits;
 use crate::store::{Reach, TaskStore};
@@ -61,6 +62,7 @@ pub struct Engine {
     ends: AtomicBool,
     admission: Arc<TaskAdmission>,
     access: SharedAccess,
+    audit: OnceLock<Arc<AuditLog>>,
     results: shared_results::SharedResults,
     watchers: ChangeSubscribers,
     /// Woken once the upstream of a cancelled task was notified, an event that no client sees.
@@ -103,6 +105,7 @@ impl Engine {
             admission: Arc::new(TaskAdmission::new(tasks_max, principals.clone())),
             results: shared_results::SharedResults::new(principals),
             access: SharedAccess::default(),
+            audit: OnceLock::new(),
             watchers: ChangeSubscribers::default(),
             notified: ChangeSubscribers::default(),
             live: runner::LiveRunners::default(),
@@ -125,6 +128,17 @@ impl Engine {
     #[must_use]
     pub const fn access(&self) -> &SharedAccess {
         &self.access
+    }
+
+    /// The audit file, if there is one.
+    #[must_use]
+    pub fn audit(&self) -> Option<&Arc<AuditLog>> {
+        self.audit.get()
+    }
+
+    /// Records events from now on. Before the first request.
+    pub fn set_audit(&self, audit: Arc<AuditLog>) {
+        let _ = self.audit.set(audit);
     }
 
     #[must_use]

@@ -20,6 +20,7 @@ pub mod task;
 pub mod replica;
 
 pub mod answer_budget;
+pub mod audit;
 pub mod dialect;
 mod died_programs;
 pub mod secret_file;

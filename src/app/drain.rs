@@ -94,6 +94,9 @@ impl Gateway {
         self.parts.scope.stop.cancel();
         self.parts.scope.tracker.close();
         self.parts.store.close().await;
+        if let Some(audit) = self.parts.engine.audit() {
+            audit.close().await;
+        }
         if let Some(shared) = self.shared.filter(|_| kind == GatewayEnd::Drained) {
             shared.remember();
         }

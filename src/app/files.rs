@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use super::api_key_files::{self, ApiKeyFileError};
 use super::sealing_key::{self, KeyFileError};
 use super::task_store;
+use crate::audit::AuditSettings;
 use crate::config::{self, Config, ConfigError, Findings, LoadedConfig, StoreSettings, UpstreamConfig};
 use crate::server::api_keys::{ApiKeyRing, ApiKeySettings, ApiKeys, AuthSettings, KeyPlace};
 use crate::server::replicas::ReplicaTls;
@@ -34,6 +35,8 @@ pub enum FileError {
     Variable { file: PathBuf, source: VariableFileError },
     #[error("{}: is not a folder", folder.display())]
     Folder { folder: PathBuf },
+    #[error("{}: is a folder; name a file", file.display())]
+    NotAFile { file: PathBuf },
     #[error("{}: {source}", file.display())]
     KeySet { file: PathBuf, source: KeySourceError },
     #[error(transparent)]
@@ -109,6 +112,9 @@ pub fn check(config: &Config, now: Timestamp) -> Result<(), FileMistakes> {
     }
     note("store.path".to_owned(), sealing_key::read(&config.folder).map(drop).map_err(FileError::from));
     note("store.path".to_owned(), task_store::check(config).map_err(FileError::from));
+    for (key, file) in config.audit.iter().flat_map(AuditSettings::files) {
+        note(key.to_owned(), check_place(file));
+    }
     for upstream in &config.upstreams {
         let name = &upstream.name;
         if let Some(folder) = upstream.server.stdio().and_then(|stdio| stdio.folder.as_ref()) {
@@ -147,6 +153,17 @@ pub fn check(config: &Config, now: Timestamp) -> Result<(), FileMistakes> {
     }
     wrong.extend(api_keys(&config.auth).err().map(|mistakes| mistakes.0).into_iter().flatten());
     if wrong.is_empty() { Ok(()) } else { Err(FileMistakes(wrong)) }
+}
+
+/// Whether a file that may be missing can be written in its folder.
+fn check_place(file: &Path) -> Result<(), FileError> {
+    if file.is_dir() {
+        return Err(FileError::NotAFile { file: file.to_owned() });
+    }
+    match file.parent().filter(|folder| *folder != Path::new("") && !folder.is_dir()) {
+        Some(folder) => Err(FileError::Folder { folder: folder.to_owned() }),
+        None => Ok(()),
+    }
 }
 
 /// The faults of the files for a shared database. A gateway that has been serving waits for their repair, so only a

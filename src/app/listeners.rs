@@ -10,6 +10,7 @@ use super::replica::ReplicaSetup;
 use super::sockets::Sockets;
 use super::task_store::{OpenedStore, StoreOpening};
 use super::{files, service_manager, task_store};
+use crate::audit::AuditLog;
 use crate::config::Config;
 use crate::face::endpoint::StoreAwayEndpoint;
 use crate::face::sealed::KeyPrint;
@@ -85,16 +86,21 @@ impl WaitingListeners {
         let probes = (config.metrics, readiness, metrics.clone().into());
         let metrics = listen_for_probes(None, probes, sockets.metrics.take()).await?;
         let routes = Routes::new().below("/", Arc::new(StoreAwayEndpoint));
-        let site = clients_site(config.listen.clone(), callers.clone(), routes);
+        let site = clients_site(config.listen.clone(), callers.clone(), routes, None);
         let clients = server::start_on(site, sockets.clients.take()).await?;
         service_manager::notify_ready();
         Ok(Self { clients: Some(clients), admin: Some(admin), metrics })
     }
 }
 
-pub(super) fn clients_site(settings: ListenSettings, callers: Authenticator, routes: Routes) -> ListenerSpec {
+pub(super) fn clients_site(
+    settings: ListenSettings,
+    callers: Authenticator,
+    routes: Routes,
+    audit: Option<&Arc<AuditLog>>,
+) -> ListenerSpec {
     let (role, limits) = (ListenerRole::Clients, ListenerLimits::default());
-    ListenerSpec { role, settings, limits, callers, routes, peers_ca: None }
+    ListenerSpec { role, settings, limits, callers, routes, peers_ca: None, audit: audit.cloned() }
 }
 
 /// Replaces the routes of a waiting listener, or starts a new one.
@@ -105,6 +111,9 @@ pub(super) async fn listen(
 ) -> Result<RunningListener, StartError> {
     match waiting {
         Some(listener) => {
+            if let Some(audit) = site.audit {
+                listener.record_refusals(audit);
+            }
             listener.replace(&site.settings, site.callers, site.routes);
             Ok(listener)
         }

@@ -51,6 +51,7 @@ impl OperatorsView {
     ) -> ListenerSpec {
         let Self { readiness, healths, metrics, .. } = self.clone();
         let mut site = admin::site(settings, callers, readiness, healths, metrics);
+        site.audit = engine.audit().cloned();
         site.routes = self.add_tasks(site.routes, engine, shared.map(|shared| Arc::clone(&shared.store)));
         site
     }

@@ -26,6 +26,7 @@ use super::sockets::{SocketError, Sockets};
 use super::successor::Successor;
 use super::task_store::{IncarnationEnd, StoreRefusal};
 use super::{EXIT_CONFIG, EXIT_UNAVAILABLE, Gateway, files, service_manager, task_store};
+use crate::audit::AuditOpenError;
 use crate::cause::CauseChain;
 use crate::config::{CommandLineConfig, CommandLineServer, Config, ConfigError, StoreSettings};
 use crate::console;
@@ -155,7 +156,8 @@ async fn until_signal(
             notice = signals.next() => return Ok(ServingEnd::Signal(Box::new(gateway), notice)),
             ended = gateway.incarnation_ended() => ended,
             why = reloads.next() => {
-                reloads.carry_out(why, |config| gateway.reload(config));
+                let applied = reloads.carry_out(why, |config| gateway.reload(config));
+                gateway.audit_reload(applied);
                 continue;
             }
             changed = dev::next_change(&mut development) => {
@@ -189,7 +191,7 @@ async fn restart(
             tokio::select! {
                 begun = &mut begun => return begun.map(Some),
                 _ = signals.next() => return Ok(None),
-                why = reloads.next() => if reloads.carry_out(why, |config| successor.reload(config)) {
+                why = reloads.next() => if reloads.carry_out(why, |config| successor.reload(config)) == Some(true) {
                     break;
                 }
             }
@@ -222,13 +224,24 @@ pub(super) fn refused(error: anyhow::Error, option: Option<&str>) -> anyhow::Res
         Ok(open) => (format!("key `{}`: {open}", open.key()), task_store::exit_code(&open)),
         Err(other) => match other.downcast::<SocketError>() {
             Ok(open) => (open.to_string(), EXIT_CONFIG),
-            Err(other) => (other.downcast::<FileMistakes>()?.to_string(), EXIT_CONFIG),
+            Err(other) => match other.downcast::<AuditOpenError>() {
+                Ok(open) => (format!("key `audit.path`: {open}"), code_of(&open)),
+                Err(other) => (other.downcast::<FileMistakes>()?.to_string(), EXIT_CONFIG),
+            },
         },
     };
     if let Some(option) = option {
         text = text.replace("key `store.path`", option).replace("`store.path`", option);
     }
     print_and_end(&text, code)
+}
+
+const fn code_of(error: &AuditOpenError) -> u8 {
+    match error {
+        AuditOpenError::Locked { .. } => task_store::EXIT_LOCKED,
+        AuditOpenError::Foreign { .. } => EXIT_CONFIG,
+        AuditOpenError::File { .. } => task_store::EXIT_IO,
+    }
 }
 
 fn print_and_end(why: &dyn Display, code: u8) -> anyhow::Result<ExitCode> {

@@ -207,6 +207,9 @@ impl Gateway {
         // Nothing below can fail.
         self.parts.limits.replace(Arc::clone(&config.principals));
         self.parts.engine.access().replace(Arc::clone(&config.access));
+        if let Some(audit) = self.parts.engine.audit() {
+            super::audit::know_issuers(audit, &config);
+        }
         self.parts.address.set(&client_address(&self.clients, config.listen.public_url.as_deref()));
         let mut before = std::mem::take(&mut self.upstreams);
         let mut changes = ReloadSummary { need_restart, ..ReloadSummary::default() };

@@ -128,22 +128,23 @@ impl ReloadTrigger {
         self.wait.next().await
     }
 
-    /// Reloads the configuration, or keeps the current one and logs why. Returns whether it was applied.
+    /// Reloads the configuration, or keeps the current one and logs why. Returns whether it was applied; `None` if there is
+    /// nothing new to read.
     pub(super) fn carry_out(
         &mut self,
         why: ReloadCause,
         reload: impl FnOnce(Config) -> anyhow::Result<ReloadSummary>,
-    ) -> bool {
+    ) -> Option<bool> {
         let Some(file) = self.file.clone() else {
             tracing::info!("there is no configuration file to read again");
-            return false;
+            return None;
         };
         match read_unchanged(&file, configured_again) {
             Ok(mut read) => {
                 let fingerprint = reload::fingerprint(&file, &read.config);
                 read.shortage = self.connections.keep(&mut read.config);
                 if !self.is_news(why, SeenFiles::Usable(Box::new(read.config.clone()), fingerprint)) {
-                    return false;
+                    return None;
                 }
                 // Not earlier: the log may be in a watched folder.
                 self.warned.log(&read);
@@ -152,15 +153,16 @@ impl ReloadTrigger {
                 failpoint::hit("reloading");
                 let is_applied = log_outcome(reload(read.config));
                 service_manager::notify_ready();
-                is_applied
+                Some(is_applied)
             }
             Err(mistakes) => {
                 let seen = SeenFiles::Mistaken(mistakes.to_string(), reload::fingerprint_of(&file));
-                if self.is_news(why, seen) {
-                    count("rejected");
-                    tracing::error!(%mistakes, "the configuration has mistakes; the one in force is kept");
+                if !self.is_news(why, seen) {
+                    return None;
                 }
-                false
+                count("rejected");
+                tracing::error!(%mistakes, "the configuration has mistakes; the one in force is kept");
+                Some(false)
             }
         }
     }

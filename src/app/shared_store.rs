@@ -284,7 +284,7 @@ pub(super) fn digest_of_upstreams(config: &Config) -> Vec<u8> {
 }
 
 /// The host's name, reduced to a valid replica name.
-fn host_name() -> String {
+pub(super) fn host_name() -> String {
     let name: String = system::host_name()
         .chars()
         .map(|char| if char.is_ascii_alphanumeric() || "-_.".contains(char) { char } else { '-' })

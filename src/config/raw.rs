@@ -4,6 +4,7 @@
 //! refused by name. [`super::resolve`] checks the values against each other.
 
 mod access;
+mod audit;
 mod auth;
 pub(super) mod command;
 mod limits;
@@ -17,6 +18,7 @@ use super::section::Section;
 use super::value::{SERVED_PATH, UPSTREAM_NAME, WordList};
 use crate::face::combined::PrefixPolicy;
 pub(super) use access::{RawAccessRule, RawAccessRuleValues, RawRuleWho};
+pub(super) use audit::RawAudit;
 pub(super) use auth::{AuthMode, RawApiKey, RawApiKeyValues, RawAuth, RawIssuer, RawIssuerValues, read_keys};
 pub(super) use limits::{RawLimits, RawPrincipalLimits};
 pub(super) use listeners::{RawAdmin, RawAdminToken, RawListen, RawListenTls, RawMetrics};
@@ -41,6 +43,8 @@ pub(super) struct RawConfig {
     pub(super) replica_location: Option<ConfigLocation>,
     pub(super) limits: RawLimits,
     pub(super) principal_limits: RawPrincipalLimits,
+    pub(super) audit: RawAudit,
+    pub(super) audit_location: Option<ConfigLocation>,
     pub(super) auth: RawAuth,
     /// The keys of the further files follow, once these are read.
     pub(super) api_keys: Vec<RawApiKey>,
@@ -123,6 +127,7 @@ pub(super) fn tables() -> Vec<(&'static str, Vec<KeyRow>)> {
         ("store", [RawStore::ROWS, RawDatabase::ROWS].concat()),
         ("replica", RawReplica::ROWS.to_vec()),
         ("limits", [RawLimits::ROWS, RawPrincipalLimits::ROWS].concat()),
+        ("audit", RawAudit::ROWS.to_vec()),
         ("auth", RawAuth::ROWS.to_vec()),
         ("auth.issuers", RawIssuerValues::ROWS.to_vec()),
         ("auth.api_keys", RawApiKeyValues::ROWS.to_vec()),
@@ -162,6 +167,9 @@ pub(super) fn read(mut root: Section<'_, '_>) -> RawConfig {
     let mut section = root.section("limits");
     (raw.limits, raw.principal_limits) = (RawLimits::read(&mut section), RawPrincipalLimits::read(&mut section));
     section.close();
+    let section = root.section("audit");
+    raw.audit_location = section.written_location();
+    raw.audit = read_table(section);
     let mut section = root.section("auth");
     raw.auth = RawAuth::read(&mut section);
     raw.api_keys = section.each("api_keys", auth::read_api_key);

@@ -3,6 +3,7 @@
 //! Total: a faulty value is noted and replaced by its default, so that one run finds all mistakes. Read [`super::raw`] first.
 
 mod access;
+mod audit;
 mod auth;
 mod endpoints;
 mod exposure;
@@ -56,6 +57,7 @@ struct UpstreamDefaults {
 pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> Config {
     let anonymous = raw.auth.anonymous.value;
     let auth = auth::resolve(raw, report);
+    let audit = audit::resolve(raw, report);
     let listeners::Listeners { listen, admin, metrics } = listeners::resolve(raw, report);
     let principals = Arc::new(auth::resolve_limits(raw, report));
     let store = store::resolve(raw, &principals.others, report);
@@ -80,7 +82,20 @@ pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> Config 
     }
     // The readers of the files add them.
     let further_files = Vec::new();
-    Config { listen, admin, metrics, folder, store, auth, further_files, principals, access, upstreams, endpoints }
+    Config {
+        listen,
+        admin,
+        metrics,
+        folder,
+        store,
+        audit,
+        auth,
+        further_files,
+        principals,
+        access,
+        upstreams,
+        endpoints,
+    }
 }
 
 /// A gateway that calls itself would recurse without end.

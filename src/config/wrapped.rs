@@ -18,11 +18,12 @@ pub(super) enum FilePurpose {
 }
 
 /// Tables without meaning for a host, and why.
-const OF_LISTENERS: [(&str, &str); 5] = [
+const OF_LISTENERS: [(&str, &str); 6] = [
     ("listen", "`taskgate wrap` has no listener, its host speaks over stdin and stdout"),
     ("admin", "`taskgate wrap` has no listener for operators"),
     ("metrics", "`taskgate wrap` has no listener for metrics"),
     ("replica", "`taskgate wrap` shares its tasks with no other gateway"),
+    ("audit", "`taskgate wrap` has one client, and keeps no audit"),
     ("auth", "`taskgate wrap` serves only the host that started it"),
 ];
 

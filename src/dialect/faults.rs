@@ -346,6 +346,7 @@ pub const fn reason_key(reason: Reason) -> &'static str {
         Reason::Draining => "draining",
         Reason::ReplicaUnavailable => "replica_away",
         Reason::StoreLost => "store_lost",
+        Reason::AuditUnavailable => "audit_unavailable",
         Reason::Internal => "internal",
     }
 }
@@ -411,6 +412,7 @@ const fn sentence(reason: Reason) -> &'static str {
         Reason::QueueDeadline => "The call waited too long for a permit at the upstream server (`queue_deadline`)",
         Reason::Draining => "The gateway is shutting down",
         Reason::StoreLost => "The task store lost acknowledged writes; the tool may or may not have completed",
+        Reason::AuditUnavailable => "The gateway cannot record the request in its audit file, which is required",
         Reason::ReplicaUnavailable => "The gateway that has this session or call did not answer",
         Reason::Internal => "The gateway failed",
     }

@@ -8,6 +8,7 @@ use futures_util::future::{BoxFuture, try_join_all};
 use super::Engine;
 use super::retry_delays::RetryDelays;
 use super::unknown_commits::UnknownCommit;
+use crate::audit::{AuditAct, AuditEvent};
 use crate::cause::CauseChain;
 use crate::dialect::faults::reason_key;
 use crate::died_programs;
@@ -270,6 +271,12 @@ impl Engine {
         let (task, principal) = (LoggedTask(&after.key), LoggedPrincipal(&after.key.owner));
         let (id, polls) = (&after.key.id, self.live.polls(&after.key));
         let (seconds, bytes) = (age.as_secs_f64(), after.stored_bytes());
+        if let Some(audit) = self.audit() {
+            let (upstream, tool) = (Some(&**upstream), Some(&**tool));
+            let (outcome, seconds) = (Some(label), Some(age.as_secs_f64()));
+            let settled = AuditEvent::of_task(AuditAct::TaskSettled, &after.key);
+            audit.record(&AuditEvent { upstream, tool, outcome, seconds, ..settled });
+        }
         // Without the call's span, which has the same fields.
         tracing::info!(parent: None, %task, ?id, %principal, %upstream, %tool, outcome = label, seconds, bytes, polls, "task settled");
     }
@@ -277,9 +284,27 @@ impl Engine {
     /// Counts and logs a client's poll of its task.
     pub fn count_poll(&self, task: &Task) {
         self.metrics.polled();
-        record_shown(task);
+        self.record_shown(task);
         if !task.is_settled() {
             self.live.polled(&task.key);
+        }
+    }
+
+    /// Logs that a client read the state of its task (L25-61). The read of an outcome is an event of the audit.
+    pub fn record_shown(&self, task: &Task) {
+        let principal = LoggedPrincipal(&task.key.owner);
+        if !task.is_settled() {
+            return tracing::debug!(task = %LoggedTask(&task.key), %principal, "a task's state was read");
+        }
+        tracing::debug!(task = %LoggedTask(&task.key), %principal, "an outcome was read");
+        self.audit_task(AuditAct::TaskRead, task);
+    }
+
+    /// Records an owner's act on its task.
+    pub(super) fn audit_task(&self, act: AuditAct, task: &Task) {
+        if let Some(audit) = self.audit() {
+            let (upstream, tool) = (Some(&*task.origin.upstream), Some(&*task.origin.tool));
+            audit.record(&AuditEvent { upstream, tool, ..AuditEvent::of_task(act, &task.key) });
         }
     }
 
@@ -353,17 +378,7 @@ fn visit_stored(before: &Task, after: &Task) {
     }
 }
 
-/// Logs that a client read the state of its task (L25-61).
-pub fn record_shown(task: &Task) {
-    let principal = LoggedPrincipal(&task.key.owner);
-    if task.is_settled() {
-        tracing::debug!(task = %LoggedTask(&task.key), %principal, "an outcome was read");
-    } else {
-        tracing::debug!(task = %LoggedTask(&task.key), %principal, "a task's state was read");
-    }
-}
-
-const fn outcome_label(outcome: &Outcome) -> &'static str {
+pub(super) const fn outcome_label(outcome: &Outcome) -> &'static str {
     match outcome {
         Outcome::Returned { is_error: false, .. } => "returned",
         Outcome::Returned { is_error: true, .. } => "tool_error",

@@ -16,6 +16,7 @@ use tracing::Instrument;
 use super::apply::AppliedEvent;
 use super::retry_delays::RetryDelays;
 use super::{CancelResult, DeleteResult, Engine, TaskCursor, TaskError, TaskPage};
+use crate::audit::AuditAct;
 use crate::cause::CauseChain;
 use crate::failpoint;
 use crate::store::{StoreError, WriteRole};
@@ -69,7 +70,11 @@ impl Engine {
     /// Decides whether a caller may read a task of its own, by the row's upstream and tool. The only such check.
     fn readable(&self, caller: &Caller, task: Arc<Task>) -> Result<Arc<Task>, TaskError> {
         let is_readable = self.access.has_tool(caller, &task.origin.upstream, &task.origin.tool);
-        if is_readable { Ok(task) } else { Err(TaskError::Unknown) }
+        if is_readable {
+            return Ok(task);
+        }
+        self.audit_task(AuditAct::RuleDenied, &task);
+        Err(TaskError::Unknown)
     }
 
     /// A subtask while it exists: only with a parent that lists it, and no longer than its parent (SUB-05, SUB-17).
@@ -175,6 +180,9 @@ impl Engine {
             engine.readable(&caller, engine.under_parent(visible(engine.present(&key).await?)?).await?)?;
             failpoint::hit("answer-heard");
             let applied = engine.apply_with_room(&key, Event::Answered { answers }).await?;
+            if applied.changed {
+                engine.audit_task(AuditAct::TaskAnswered, &applied.task);
+            }
             if !applied.changed && !applied.task.recovery.undelivered.is_empty() {
                 engine.live.look_again(&key);
             }
@@ -187,7 +195,14 @@ impl Engine {
     /// background, also if the notification of an earlier cancel failed. A dropped call did all of it, or nothing.
     pub async fn cancel(self: &Arc<Self>, key: &TaskKey) -> Result<CancelResult, TaskError> {
         let (engine, key) = (Arc::clone(self), key.clone());
-        self.finish(async move { engine.cancelled(&key).await }).await
+        self.finish(async move {
+            let cancelled = engine.cancelled(&key).await?;
+            if !cancelled.was_settled {
+                engine.audit_task(AuditAct::TaskCancelled, &cancelled.task);
+            }
+            Ok(cancelled)
+        })
+        .await
     }
 
     /// Removes a settled task for its owner, for good once this returns. A dropped call did all of it, or nothing.
@@ -201,6 +216,7 @@ impl Engine {
             // Settled is final, so no pending write can recreate the row.
             engine.remove_tree(&task).await?;
             engine.watchers.wake(&key);
+            engine.audit_task(AuditAct::TaskDeleted, &task);
             tracing::debug!(task = %LoggedTask(&key), principal = %LoggedPrincipal(&key.owner), "a client deleted a task");
             Ok(DeleteResult::Deleted)
         })

@@ -94,11 +94,12 @@ use self::parts::{Runner, RunnerFlow, at, next_event};
 use self::recorder::{Recorder, UnstoredStep};
 use super::Engine;
 use super::call::{CallEnd, CallEvent, CallSpec, CallStream, RetryRefusal, RoundRetry, RoundSupport, TaskNotice};
+use crate::audit::{AuditAct, AuditEvent, AuditedCall, arguments_of};
 use crate::cause::CauseChain;
 use crate::failpoint;
 use crate::task::{EarlyInput, Event, Executed, Failure, GatewayFault, Outcome, Plan, Reason, TaskKey, TaskVisibility};
 use crate::upstream::{ExchangeError, ExchangeEvent, Progress};
-use crate::wire::Payload;
+use crate::wire::{Object, Payload};
 
 impl Engine {
     /// Runs one call, as its [`crate::task::Plan`] says. Dropping the stream before a handle was created cancels the
@@ -114,12 +115,26 @@ impl Engine {
     /// it at once. Dropping the stream before a final event cancels the call, unless another client also waits for it.
     pub fn retry(&self, key: &TaskKey, retry: RoundRetry) -> Result<CallStream, RetryRefusal> {
         let (sender, stream) = CallStream::new();
-        self.live.retry(key, sender, retry).map(|()| stream)
+        let answers = !retry.answers.is_empty();
+        self.live.retry(key, sender, retry)?;
+        if let Some(audit) = self.audit().filter(|_| answers) {
+            audit.record(&AuditEvent::of_task(AuditAct::CallAnswered, key));
+        }
+        Ok(stream)
+    }
+
+    /// Records the call of a tool at its end, if there is an audit.
+    fn audited(&self, spec: &CallSpec) -> Option<Box<AuditedCall>> {
+        let audit = self.audit().filter(|_| spec.permits.is_some())?;
+        let arguments = || arguments_of(spec.request.params.as_ref().and_then(Object::of).as_ref());
+        let may_become_task = spec.plan != Plan::Direct;
+        Some(audit.call(&spec.owner, (spec.upstream.name(), &spec.tool), arguments, may_become_task))
     }
 }
 
 fn start(engine: Arc<Engine>, spec: CallSpec) -> CallStream {
     let in_progress = spec.call_begins();
+    let audited = engine.audited(&spec);
     let (spec, plan) = split(spec);
     let (sender, stream) = CallStream::new();
     let span =
@@ -128,6 +143,7 @@ fn start(engine: Arc<Engine>, spec: CallSpec) -> CallStream {
     let call = (spec, plan);
     let mut runner = Runner::new(Arc::clone(&engine), call, AttachedClients::new(sender), Arc::clone(&panic_target));
     runner.call.list(in_progress);
+    runner.audited = audited;
     let runner = Box::new(runner);
     spawn(&engine, (span, panic_target), runner.run());
     stream
@@ -169,7 +185,7 @@ impl Runner {
             Plan::Grace(_) | Plan::Direct | Plan::Refuse | Plan::Task => None,
         };
         let (recorder, dialog) = (Recorder::new(permit, panic_target), Dialog::new(client, grace_end));
-        Self { engine, spec, call, family: Family::default(), recorder, dialog }
+        Self { engine, spec, call, family: Family::default(), recorder, dialog, audited: None }
     }
 
     async fn run(mut self: Box<Self>) {
@@ -198,6 +214,11 @@ impl Runner {
 
     /// Creates the task before the upstream call, where the plan requires it.
     async fn prepare(&mut self) -> RunnerFlow {
+        if let Some(audited) = &self.audited
+            && let Err(fault) = audited.begin().await
+        {
+            return self.end(Outcome::lost(fault)).await;
+        }
         match self.spec.plan {
             _ if self.spec.idempotency.is_some() => self.prepare_named().await,
             Plan::Grace(_) if !self.recorder.has_permit() => {

@@ -19,6 +19,7 @@ use crate::task::{Executed, GatewayFault, Principal, RateRefusal, Reason};
 use crate::wire::envelope::{self, EnvelopeError, is_batch, split_batch};
 use crate::wire::{Message, RpcError, ScanLimits, method};
 
+const UNRECORDED: GatewayFault = GatewayFault::new(Reason::AuditUnavailable, Executed::No);
 const LATE: GatewayFault = GatewayFault::new(Reason::Draining, Executed::No);
 
 pub(super) enum AdmittedRequest {
@@ -82,8 +83,8 @@ fn is_in_session(all: &HeaderMap) -> bool {
 
 fn admit_message(served: &Served, inbound: Box<Inbound>, message: Box<Message>) -> AdmittedRequest {
     let face = era_of(&message, &inbound.headers);
-    let is_late = begins_late(served, &message);
-    if inbound.is_counted && !is_late {
+    let unserved = unserved(served, &message);
+    if inbound.is_counted && unserved.is_none() {
         return AdmittedRequest::Message(AdmittedMessage { inbound, message, face, refusable: None });
     }
     let refusable = RefusableRequest::of(&message, face, &inbound);
@@ -92,8 +93,8 @@ fn admit_message(served: &Served, inbound: Box<Inbound>, message: Box<Message>) 
     {
         return AdmittedRequest::Refused(refusable.refuse(&refusal));
     }
-    if is_late {
-        return AdmittedRequest::Refused(refusable.refuse_for_now(&LATE));
+    if let Some(fault) = unserved {
+        return AdmittedRequest::Refused(refusable.refuse_for_now(fault));
     }
     if let Message::Request(request) = &*message
         && let Some(full) = no_bytes(served, &inbound, &request.method)
@@ -128,8 +129,8 @@ fn refusal_of_batch(served: &Served, inbound: &Inbound, batch: &ArrayItems) -> O
     if !inbound.arrival.is_wanted(messages()) {
         return Some(FaceResponse::new(empty_body()));
     }
-    if messages().any(|message| begins_late(served, message)) {
-        return Some(addressee.fault(&LATE));
+    if let Some(fault) = messages().find_map(|message| unserved(served, message)) {
+        return Some(addressee.fault(fault));
     }
     if !inbound.is_counted
         && let Some(full) = no_bytes(served, inbound, method::RESOURCES_READ)
@@ -168,6 +169,17 @@ fn count(
 fn no_bytes(served: &Served, inbound: &Inbound, name: &str) -> Option<BudgetRefusal> {
     let is_short = matches!(name, method::PING | method::INITIALIZE | method::TASKS_CANCEL | method::TASKS_UPDATE);
     if is_short { None } else { served.engine.limits().refusal_of_answers(&inbound.caller.principal) }
+}
+
+/// Why a message is refused for now: the gateway drains, or cannot record it although it must.
+fn unserved(served: &Served, message: &Message) -> Option<&'static GatewayFault> {
+    if begins_late(served, message) {
+        return Some(&LATE);
+    }
+    served.engine.audit().filter(|audit| !audit.is_available())?;
+    let is_recorded = |name: &str| name == method::TOOLS_CALL || name.starts_with("tasks/");
+    let is_refused = matches!(message, Message::Request(request) if is_recorded(&request.method));
+    is_refused.then_some(&UNRECORDED)
 }
 
 /// Whether a message would begin a call during the drain. Tasks can be polled until its end.

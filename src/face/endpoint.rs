@@ -23,6 +23,7 @@ use super::session::{self, SessionFace};
 use super::session_owners::ForwardedMarker;
 use super::stateless::{MessageContext, StatelessFace};
 use super::{affinity, headers};
+use crate::audit::{AuditAct, AuditEvent};
 use crate::metric;
 use crate::task::{Caller, Executed, GatewayFault, Reason};
 use crate::wire::envelope::{self, Request, Response};
@@ -82,6 +83,10 @@ impl UpstreamEndpoint {
     async fn answer(&self, mut inbound: Box<Inbound>) -> FaceResponse {
         // The path was checked before, but not for each message of an HTTP+SSE stream.
         if !self.is_for(&inbound.caller) {
+            if let Some(audit) = self.served.engine.audit() {
+                let (who, upstream) = (Some(&inbound.caller.principal), Some(&**self.served.upstream.name()));
+                audit.record(&AuditEvent { who, upstream, ..AuditEvent::new(AuditAct::RuleDenied) });
+            }
             return bare(StatusCode::NOT_FOUND);
         }
         let holder = inbound.caller.has_credential().then(|| inbound.caller.clone());

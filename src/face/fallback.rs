@@ -20,7 +20,6 @@ use crate::cause::CauseChain;
 use crate::dialect::fallback_tools::{FallbackTool, FallbackToolArguments, FallbackTools, LEVELS};
 use crate::dialect::faults::gateway_error;
 use crate::dialect::{FaceDialect, TaskReply};
-use crate::engine::apply::record_shown;
 use crate::engine::{Engine, TaskError};
 use crate::task::{Caller, Executed, GatewayFault, Task, TaskId, ToolRules};
 use crate::wire::envelope::Request;
@@ -253,7 +252,7 @@ async fn wait(
             Err(error) => return Err(unserved(&error)),
         };
         if task.is_settled() || Instant::now() >= end {
-            record_shown(&task);
+            engine.record_shown(&task);
             return outcome(&engine, task, &dialect).await;
         }
         // A change and the deadline both lead to another check.

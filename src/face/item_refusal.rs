@@ -5,8 +5,10 @@ use std::sync::Arc;
 
 use super::answer::Addressee;
 use super::http::FaceResponse;
+use crate::audit::{AuditAct, AuditEvent};
 use crate::dialect::RequestError;
-use crate::task::{AccessItem, AccessVerdict, DecisionArguments, ToolAccess};
+use crate::engine::Engine;
+use crate::task::{AccessDecision, AccessItem, AccessVerdict, Caller, DecisionArguments, ToolAccess};
 use crate::wire::{Object, method};
 
 /// Why a request is refused. Nothing was sent to the server.
@@ -40,53 +42,109 @@ pub(super) fn names_item(method: &str) -> bool {
     )
 }
 
-/// The refusal of a request, if its caller may not use an item that it names.
-pub(super) fn refusal_of(access: &ToolAccess, method: &str, params: Option<&Object>) -> Option<ItemRefusal> {
-    let params = params?;
-    let decided = |item: AccessItem<'_>| access.decision(item, DecisionArguments::These(None)).verdict;
-    let text = |member| params.get_str(member).unwrap_or_default();
-    match method {
-        method::TOOLS_CALL => refusal_of_call(access, &params.get_str("name")?, params),
-        _ if !access.narrows_others() => None,
-        method::PROMPTS_GET => refusal(decided(AccessItem::Prompt(&text("name"))), no_prompt),
-        method::RESOURCES_READ | method::RESOURCES_SUBSCRIBE => {
-            refusal(decided(AccessItem::Resource(&text("uri"))), no_resource)
-        }
-        method::COMPLETE => {
-            let reference = params.get_object("ref")?;
-            let prompt = reference.get_str("name").map(|name| decided(AccessItem::Prompt(&name)));
-            let resource = reference.get_str("uri").map(|uri| decided(AccessItem::Resource(&uri)));
-            let refused = prompt.and_then(|verdict| refusal(verdict, no_prompt));
-            refused.or_else(|| resource.and_then(|verdict| refusal(verdict, no_resource)))
-        }
-        method::LISTEN => {
-            let wanted = params.get_object("notifications")?.get("resourceSubscriptions")?;
-            match wanted.read::<Vec<String>>() {
-                Ok(uris) => uris.iter().find_map(|uri| refusal(decided(AccessItem::Resource(uri)), no_resource)),
-                Err(_) => Some(ItemRefusal::Unknown(no_resource())),
+/// What a caller may use at an upstream. Its refusals are events of the audit.
+pub(super) struct AskedAccess<'a> {
+    engine: &'a Engine,
+    caller: &'a Caller,
+    upstream: &'a str,
+    pub(super) access: ToolAccess,
+}
+
+impl<'a> AskedAccess<'a> {
+    pub(super) fn new(engine: &'a Engine, caller: &'a Caller, upstream: &'a str) -> Self {
+        Self { engine, caller, upstream, access: engine.access().tools_of(caller, upstream) }
+    }
+
+    /// The refusal of a request, if its caller may not use an item that it names.
+    pub(super) fn refusal_of(&self, method: &str, params: Option<&Object>) -> Option<ItemRefusal> {
+        let params = params?;
+        let text = |member| params.get_str(member).unwrap_or_default();
+        let prompt = |name: &str| self.refusal_of_item(AccessItem::Prompt(name), no_prompt);
+        let resource = |uri: &str| self.refusal_of_item(AccessItem::Resource(uri), no_resource);
+        match method {
+            method::TOOLS_CALL => self.refusal_of_call(&params.get_str("name")?, params),
+            _ if !self.access.narrows_others() => None,
+            method::PROMPTS_GET => prompt(&text("name")),
+            method::RESOURCES_READ | method::RESOURCES_SUBSCRIBE => resource(&text("uri")),
+            method::COMPLETE => {
+                let reference = params.get_object("ref")?;
+                let refused = reference.get_str("name").and_then(|name| prompt(&name));
+                refused.or_else(|| reference.get_str("uri").and_then(|uri| resource(&uri)))
             }
+            method::LISTEN => {
+                let wanted = params.get_object("notifications")?.get("resourceSubscriptions")?;
+                match wanted.read::<Vec<String>>() {
+                    Ok(uris) => uris.iter().find_map(|uri| resource(uri)),
+                    Err(_) => Some(ItemRefusal::Unknown(no_resource())),
+                }
+            }
+            _ => None,
         }
-        _ => None,
     }
-}
 
-/// The refusal of a call of `tool`, by its name at the upstream; the client may have named it in another way.
-pub(super) fn refusal_of_call(access: &ToolAccess, tool: &str, params: &Object) -> Option<ItemRefusal> {
-    if !access.is_narrowed() {
-        return None;
+    /// The refusal of a call of `tool`, by its name at the upstream; the client may have named it in another way.
+    pub(super) fn refusal_of_call(&self, tool: &str, params: &Object) -> Option<ItemRefusal> {
+        let decision = self.decision_of_call(tool, params)?;
+        self.refusal(AccessItem::Tool(tool), decision, || RequestError::unknown_tool(Some(params)))
     }
-    // Large arguments are read only for a rule about them.
-    let arguments = params.get("arguments").filter(|_| access.reads_arguments());
-    let arguments = arguments.as_ref().and_then(Object::of);
-    let decision = access.decision(AccessItem::Tool(tool), DecisionArguments::These(arguments.as_ref()));
-    refusal(decision.verdict, || RequestError::unknown_tool(Some(params)))
-}
 
-fn refusal(verdict: AccessVerdict, unknown: impl FnOnce() -> RequestError) -> Option<ItemRefusal> {
-    match verdict {
-        AccessVerdict::Allowed => None,
-        AccessVerdict::Denied => Some(ItemRefusal::Unknown(unknown())),
-        AccessVerdict::NeedsScopes(scopes) => Some(ItemRefusal::NeedsScopes(scopes.into_iter().collect())),
+    /// Whether a call gets the answer of an unknown tool. One that needs scopes is refused, and recorded, by a later check.
+    pub(super) fn withholds(&self, tool: &str, params: &Object) -> bool {
+        self.decision_of_call(tool, params).is_some_and(|decision| {
+            let is_denied = decision.verdict == AccessVerdict::Denied;
+            if is_denied {
+                self.record(AccessItem::Tool(tool), &decision);
+            }
+            is_denied
+        })
+    }
+
+    fn decision_of_call(&self, tool: &str, params: &Object) -> Option<AccessDecision> {
+        if !self.access.is_narrowed() {
+            return None;
+        }
+        // Large arguments are read only for a rule about them.
+        let arguments = params.get("arguments").filter(|_| self.access.reads_arguments());
+        let arguments = arguments.as_ref().and_then(Object::of);
+        Some(self.access.decision(AccessItem::Tool(tool), DecisionArguments::These(arguments.as_ref())))
+    }
+
+    fn refusal_of_item(&self, item: AccessItem<'_>, unknown: fn() -> RequestError) -> Option<ItemRefusal> {
+        self.refusal(item, self.access.decision(item, DecisionArguments::These(None)), unknown)
+    }
+
+    fn refusal(
+        &self,
+        item: AccessItem<'_>,
+        decision: AccessDecision,
+        unknown: impl FnOnce() -> RequestError,
+    ) -> Option<ItemRefusal> {
+        if decision.verdict != AccessVerdict::Allowed {
+            self.record(item, &decision);
+        }
+        match decision.verdict {
+            AccessVerdict::Allowed => None,
+            AccessVerdict::Denied => Some(ItemRefusal::Unknown(unknown())),
+            AccessVerdict::NeedsScopes(scopes) => Some(ItemRefusal::NeedsScopes(scopes.into_iter().collect())),
+        }
+    }
+
+    fn record(&self, item: AccessItem<'_>, decision: &AccessDecision) {
+        let Some(audit) = self.engine.audit() else { return };
+        let (tool, item) = match item {
+            AccessItem::Tool(name) => (Some(name), None),
+            AccessItem::Prompt(name) | AccessItem::Resource(name) => (None, Some(name)),
+        };
+        let outcome = if decision.verdict == AccessVerdict::Denied { "denied" } else { "insufficient_scope" };
+        audit.record(&AuditEvent {
+            who: Some(&self.caller.principal),
+            upstream: Some(self.upstream),
+            tool,
+            item,
+            outcome: Some(outcome),
+            rule: decision.by.line(),
+            ..AuditEvent::new(AuditAct::RuleDenied)
+        });
     }
 }
 

@@ -18,13 +18,14 @@ use http::{HeaderValue, Method, StatusCode};
 use serde::Serialize;
 
 use super::http::{Endpoint, FaceResponse, Inbound, empty_body, full_body};
+use crate::audit::{AuditAct, AuditEvent};
 use crate::cause::CauseChain;
 use crate::engine::{Engine, TaskError};
 use crate::replica::Incarnation;
 use crate::store::postgres::PostgresStore;
 use crate::store::{NewestCursor, StoreError};
 use crate::task::reference::principal_reference;
-use crate::task::{ShortReference, Summary, Task, TaskId, TaskKey, Timestamp};
+use crate::task::{Principal, ShortReference, Summary, Task, TaskId, TaskKey, Timestamp};
 use crate::upstream::upstream_health::HealthReport;
 use reports::{ForgottenReplica, OperatorReplicaList, OperatorTaskDetails, OperatorTaskEntry, state};
 pub use reports::{HeldCallReport, HeldCalls, OperatorReplica};
@@ -40,6 +41,7 @@ const STATES: [&str; 6] = ["queued", "working", "input_required", "completed", "
 
 /// Refuses an action with a read-only token.
 const MAY_NOT_ACT: &str = "this token is read-only; a token with `may = \"act\"` may cancel and forget";
+const NOT_RECORDED: &str = "the act cannot be recorded in the audit file, which is required";
 const NOT_SHARED: &str = "this gateway shares its store with no other";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -406,6 +408,7 @@ impl Endpoint for Operators {
     async fn serve(&self, request: Box<Inbound>) -> FaceResponse {
         let route = OperatorRoute::of(&request.path);
         if route.acts() && !request.caller.principal.may_act() {
+            self.record(route, &request.caller.principal, StatusCode::FORBIDDEN);
             return refusal(StatusCode::FORBIDDEN, MAY_NOT_ACT);
         }
         let allowed = if route.is_post() { Method::POST } else { Method::GET };
@@ -416,6 +419,25 @@ impl Endpoint for Operators {
             response.headers_mut().insert(ALLOW, allowed);
             return response;
         }
+        if route.acts() && self.engine.audit().is_some_and(|audit| !audit.is_available()) {
+            return refusal(StatusCode::SERVICE_UNAVAILABLE, NOT_RECORDED);
+        }
+        let response = self.respond(route, &request).await;
+        self.record(route, &request.caller.principal, response.status());
+        response
+    }
+
+    fn takes(&self, method: &Method) -> bool {
+        [Method::GET, Method::HEAD, Method::POST].contains(method)
+    }
+
+    fn allow(&self) -> HeaderValue {
+        HeaderValue::from_static("GET, HEAD, POST")
+    }
+}
+
+impl Operators {
+    async fn respond(&self, route: OperatorRoute<'_>, request: &Inbound) -> FaceResponse {
         match route {
             OperatorRoute::Find => answer(self.find_by_id(&request.body).await),
             OperatorRoute::Cancel(reference) => answer(self.cancel(reference).await),
@@ -427,18 +449,29 @@ impl Endpoint for Operators {
                 answer(all)
             }
             OperatorRoute::Calls => json(StatusCode::OK, &(self.status)().held_calls),
-            OperatorRoute::Status if wants_json(&request) => json(StatusCode::OK, &(self.status)()),
+            OperatorRoute::Status if wants_json(request) => json(StatusCode::OK, &(self.status)()),
             OperatorRoute::Status => whole(StatusCode::OK, "text/plain; charset=utf-8", (self.status)().to_string()),
             OperatorRoute::Nowhere => refusal(StatusCode::NOT_FOUND, "this path is unknown"),
         }
     }
 
-    fn takes(&self, method: &Method) -> bool {
-        [Method::GET, Method::HEAD, Method::POST].contains(method)
-    }
-
-    fn allow(&self) -> HeaderValue {
-        HeaderValue::from_static("GET, HEAD, POST")
+    /// Records an act, with its HTTP status.
+    fn record(&self, route: OperatorRoute<'_>, who: &Principal, status: StatusCode) {
+        let (act, item) = match route {
+            OperatorRoute::Cancel(reference) => (AuditAct::OperatorCancelled, reference),
+            OperatorRoute::Forget(name) => (AuditAct::OperatorForgot, name),
+            OperatorRoute::Status
+            | OperatorRoute::Tasks
+            | OperatorRoute::Calls
+            | OperatorRoute::Find
+            | OperatorRoute::Show(_)
+            | OperatorRoute::Replicas
+            | OperatorRoute::Nowhere => return,
+        };
+        if let Some(audit) = self.engine.audit() {
+            let outcome = Some(status.as_str());
+            audit.record(&AuditEvent { who: Some(who), item: Some(item), outcome, ..AuditEvent::new(act) });
+        }
     }
 }
 

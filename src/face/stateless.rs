@@ -26,7 +26,7 @@ use super::call_stream::progress::{CallNotices, LogFilter, MonotonicProgress};
 use super::catalog::{Catalog, no_such_cursor};
 use super::fallback::FallbackToolService;
 use super::http::{AcceptedTypes, FaceResponse, MessageChannel};
-use super::item_refusal::{names_item, refusal_of};
+use super::item_refusal::{AskedAccess, names_item};
 use super::pipe::forward::PipeMetrics;
 use super::rates::UnknownTaskWatch;
 use super::reachable_tools::ReachableTools;
@@ -43,8 +43,7 @@ use crate::dialect::split_call::SplitCall;
 use crate::dialect::{FaceDialect, RequestError};
 use crate::engine::{CallMaker, CallSpec, RoundSupport, plain_request};
 use crate::task::{
-    Caller, ClientKind, Executed, GatewayFault, HandleSupport, Idempotency, Plan, Principal, Reason, ToolAccess,
-    ToolPolicy,
+    Caller, ClientKind, Executed, GatewayFault, HandleSupport, Idempotency, Plan, Principal, Reason, ToolPolicy,
 };
 use crate::upstream::{BeginError, CallContext, Era, ForwardedHeaders, ServerFacts, UpstreamTaskMode};
 use crate::wire::envelope::Request;
@@ -244,7 +243,7 @@ impl StatelessFace {
     /// Boxed, so that the future of a request is only as large as its method needs.
     async fn dispatch(&self, request: Box<StatelessRequestContext<'_>>) -> FaceResponse {
         if names_item(request.method)
-            && let Some(refusal) = refusal_of(&self.access(&request), request.method, Some(request.params))
+            && let Some(refusal) = self.asked(&request).refusal_of(request.method, Some(request.params))
         {
             return refusal.answer(&request.addressee, |complaint| request.addressee.complaint(complaint));
         }
@@ -314,11 +313,11 @@ impl StatelessFace {
 
     /// The upstream's tools that the client may use.
     fn reachable_tools(&self, request: &StatelessRequestContext<'_>) -> ReachableTools {
-        ReachableTools::new(self.access(request), self.fallback_for(&request.metadata))
+        ReachableTools::new(self.asked(request).access, self.fallback_for(&request.metadata))
     }
 
-    fn access(&self, request: &StatelessRequestContext<'_>) -> ToolAccess {
-        self.served.engine.access().tools_of(&request.caller, self.served.upstream.name())
+    fn asked<'a>(&'a self, request: &'a StatelessRequestContext<'_>) -> AskedAccess<'a> {
+        AskedAccess::new(&self.served.engine, &request.caller, self.served.upstream.name())
     }
 
     async fn call_tool(&self, request: Box<StatelessRequestContext<'_>>) -> FaceResponse {
@@ -338,15 +337,15 @@ impl StatelessFace {
         let refuse = |complaint: &RequestError| Box::new(request.addressee.complaint(complaint));
         let tool = called_tool(request.params).map_err(|complaint| refuse(&complaint))?;
         let unknown = || refuse(&RequestError::unknown_tool(Some(request.params)));
-        let access = self.access(request);
-        if let Some(refusal) = refusal_of(&access, method::TOOLS_CALL, Some(request.params)) {
+        let asked = self.asked(request);
+        if let Some(refusal) = asked.refusal_of(method::TOOLS_CALL, Some(request.params)) {
             return Err(Box::new(
                 refusal.answer(&request.addressee, |complaint| request.addressee.complaint(complaint)),
             ));
         }
         let list = self.catalog.list_with(&tool, &self.context(request)).await;
         let list = list.map_err(|error| Box::new(error.answer(&request.addressee)))?;
-        let hides_some = access.is_narrowed() || self.served.channel.hides_tools();
+        let hides_some = asked.access.is_narrowed() || self.served.channel.hides_tools();
         let listed = list.tool_to_call(&tool, hides_some).ok_or_else(unknown)?;
         // Few tools have mirrored arguments; other arguments, which may be large, are not parsed.
         if request.carriage == MessageChannel::Request && !listed.mirrored.is_empty() {

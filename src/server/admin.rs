@@ -149,7 +149,7 @@ fn spec(role: ListenerRole, address: SocketAddr, callers: Authenticator, routes:
         connections_max: CONNECTIONS_MAX,
         drain_max: DRAIN_MAX,
     };
-    ListenerSpec { role, settings, limits: ListenerLimits::default(), callers, routes, peers_ca: None }
+    ListenerSpec { role, settings, limits: ListenerLimits::default(), callers, routes, peers_ca: None, audit: None }
 }
 
 enum AdminPage {

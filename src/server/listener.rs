@@ -26,6 +26,7 @@ use super::principal::{Authenticator, PrincipalGuard};
 use super::stack::{ConnectionAddresses, Layers};
 use super::tls::Tls;
 use super::{ListenSettings, ListenerLimits, ListenerRole};
+use crate::audit::AuditLog;
 use crate::tls::TlsFileError;
 
 /// How long the tasks of aborted connections are awaited.
@@ -48,6 +49,8 @@ pub struct ListenerSpec {
     pub routes: Routes,
     /// The CA for client certificates, a PEM file; with it, a peer without a certificate gets no connection.
     pub peers_ca: Option<PathBuf>,
+    /// Records refused credentials.
+    pub audit: Option<Arc<AuditLog>>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -103,6 +106,11 @@ impl RunningListener {
         let layers = layers(self.local_addr, settings, *self.shared.limits, kept, routes);
         self.shared.layers.store(Arc::new(layers));
         self.shared.reread.notify_one();
+    }
+
+    /// Records refused credentials from now on.
+    pub fn record_refusals(&self, audit: Arc<AuditLog>) {
+        self.shared.layers.load().notices.record_refusals(audit);
     }
 
     #[must_use]
@@ -172,7 +180,7 @@ pub async fn start_on(
     site: ListenerSpec,
     socket: Option<std::net::TcpListener>,
 ) -> Result<RunningListener, StartError> {
-    let ListenerSpec { role, settings, limits, callers, routes, peers_ca } = site;
+    let ListenerSpec { role, settings, limits, callers, routes, peers_ca, audit } = site;
     let name = role.name();
     let tls = settings.tls.clone().map(|files| Tls::read(files, peers_ca)).transpose()?;
     let address = settings.address;
@@ -188,7 +196,7 @@ pub async fn start_on(
     let kept = RetainedLayers {
         principal: PrincipalGuard::new(callers),
         certificate: tls.as_ref().map(|tls| Arc::clone(tls.shown())),
-        notices: Arc::new(Notices::new(role)),
+        notices: Arc::new(Notices::new(role, audit)),
     };
     let layers = ArcSwap::from_pointee(layers(local_addr, &settings, limits, kept, routes));
     let (tracker, phases) = (TaskTracker::new(), Phases::default());

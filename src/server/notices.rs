@@ -3,15 +3,17 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use http::header::{CONTENT_LENGTH, HOST, ORIGIN};
-use http::{HeaderMap, Uri};
+use http::{HeaderMap, StatusCode, Uri};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::ListenerRole;
 use super::refusal::{HeadPart, Refusal};
+use crate::audit::{AuditAct, AuditEvent, AuditLog};
 use crate::task::Principal;
 use crate::task::reference::principal_reference;
 
@@ -25,6 +27,7 @@ const SHOWN_MAX: usize = 100;
 pub(super) struct Notices {
     listener: ListenerRole,
     by_reason: Mutex<BTreeMap<&'static str, RefusalNotice>>,
+    audit: OnceLock<AuditedRefusals>,
 }
 
 #[derive(Debug)]
@@ -41,8 +44,17 @@ pub(super) struct RefusedCaller<'a> {
 }
 
 impl Notices {
-    pub(super) const fn new(listener: ListenerRole) -> Self {
-        Self { listener, by_reason: Mutex::new(BTreeMap::new()) }
+    pub(super) fn new(listener: ListenerRole, audit: Option<Arc<AuditLog>>) -> Self {
+        let notices = Self { listener, by_reason: Mutex::new(BTreeMap::new()), audit: OnceLock::new() };
+        if let Some(audit) = audit {
+            notices.record_refusals(audit);
+        }
+        notices
+    }
+
+    /// Records refusals from now on. Only the first audit counts.
+    pub(super) fn record_refusals(&self, log: Arc<AuditLog>) {
+        let _ = self.audit.set(AuditedRefusals { log, second: Mutex::default() });
     }
 
     pub(super) const fn listener(&self) -> ListenerRole {
@@ -50,7 +62,11 @@ impl Notices {
     }
 
     /// Logs a refused request that a key could allow: on the client listener, at most once a minute for each reason.
+    /// Each refused credential and withheld path is an event of the audit.
     pub(super) fn refused(&self, refusal: &Refusal, caller: RefusedCaller<'_>, target: &Uri, headers: &HeaderMap) {
+        if let Some(audit) = self.audit.get() {
+            audit.record(refusal, caller, target);
+        }
         let Some(advice) = refusal.advice().filter(|_| self.listener == ListenerRole::Clients) else { return };
         let Some(more) = self.due(advice.reason) else { return };
         let field = |name| headers.get(name).map(|value: &http::HeaderValue| value.as_bytes());
@@ -89,6 +105,57 @@ impl Notices {
     }
 }
 
+/// Refusals that one second's lines may name. A client without credentials could fill the disk.
+const RECORDED_MAX: u64 = 100;
+
+/// Records refused requests in the audit.
+#[derive(Debug)]
+struct AuditedRefusals {
+    log: Arc<AuditLog>,
+    second: Mutex<RefusalSecond>,
+}
+
+#[derive(Debug, Default)]
+struct RefusalSecond {
+    began: Option<Instant>,
+    seen: u64,
+}
+
+impl AuditedRefusals {
+    fn record(&self, refusal: &Refusal, caller: RefusedCaller<'_>, target: &Uri) {
+        let (status, reason) = refusal.status();
+        let act = match status {
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => AuditAct::LoginRefused,
+            _ if *refusal == Refusal::PathWithheld => AuditAct::RuleDenied,
+            _ => return,
+        };
+        let (is_named, unnamed) = self.is_named();
+        if unnamed > 0 {
+            // Not lost for want of room: counted on purpose.
+            let count = Some(("unnamed", unnamed));
+            self.log.record(&AuditEvent { count, ..AuditEvent::new(AuditAct::LoginRefused) });
+        }
+        if is_named {
+            let item = Some(target.path()).filter(|_| act == AuditAct::RuleDenied);
+            let (who, client, outcome) = (caller.principal, Some(caller.client), Some(reason));
+            self.log.record(&AuditEvent { who, client, item, outcome, ..AuditEvent::new(act) });
+        }
+    }
+
+    /// Whether a refusal has a line of its own, and how many of an earlier second had none.
+    fn is_named(&self) -> (bool, u64) {
+        let now = Instant::now();
+        let mut second = self.second.lock();
+        let mut unnamed = 0;
+        if second.began.is_none_or(|began| now.duration_since(began) >= Duration::from_secs(1)) {
+            unnamed = second.seen.saturating_sub(RECORDED_MAX);
+            *second = RefusalSecond { began: Some(now), seen: 0 };
+        }
+        second.seen += 1;
+        (second.seen <= RECORDED_MAX, unnamed)
+    }
+}
+
 /// A client's text as a log may contain it: printable and truncated (B160).
 struct LoggedText<'a>(&'a [u8]);
 
@@ -106,7 +173,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn each_reason_is_told_once_a_minute_with_how_many_more_there_were() {
-        let notices = Notices::new(ListenerRole::Clients);
+        let notices = Notices::new(ListenerRole::Clients, None);
         assert_eq!(notices.due("host_foreign"), Some(0));
         assert_eq!(notices.due("path_unknown"), Some(0), "another one");
         for _ in 0..7 {

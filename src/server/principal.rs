@@ -79,7 +79,7 @@ impl TokenHolders {
                 let needed = &self.tokens.settings().scopes;
                 if !needed.iter().all(|scope| caller.has_scope(scope)) {
                     let error = Some(ChallengeError::InsufficientScope);
-                    return Err(Refusal::ScopesMissing(self.challenge(path, error)));
+                    return Err(Refusal::ScopesMissing(self.challenge(path, error), caller.principal));
                 }
                 Ok(AuthenticatedCaller { ends_in, ..AuthenticatedCaller::of_this_listener(caller, grant) }.into())
             }

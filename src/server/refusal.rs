@@ -11,6 +11,7 @@ use super::tokens::claims::TokenError;
 use crate::face::answer::{insufficient_scope, refused};
 use crate::face::http::FaceResponse;
 use crate::metric;
+use crate::task::Principal;
 use crate::wire::rpc_error;
 
 /// The keys of an issuer are fetched for tokens that often.
@@ -34,8 +35,8 @@ pub(super) enum Refusal {
     LoginRequired(HeaderValue),
     /// A token that is refused, or an unknown key beside tokens. Carries the challenge.
     CredentialRefused(HeaderValue, Option<TokenError>),
-    /// A valid token without a scope that every request needs. Carries the challenge.
-    ScopesMissing(HeaderValue),
+    /// A valid token without a scope that every request needs. Carries the challenge, and the token's owner.
+    ScopesMissing(HeaderValue, Principal),
     /// A token in the query, which is logged by servers and proxies on the way (RFC 6750, 5.3).
     TokenInQuery,
     /// The keys of the token's issuer cannot be fetched.
@@ -178,7 +179,7 @@ impl Refusal {
             Self::LoginRequired(_) => RefusalResponse::new(S::UNAUTHORIZED, "login_required", GoesOn),
             Self::CredentialRefused(_, Some(error)) => RefusalResponse::new(S::UNAUTHORIZED, error.label(), GoesOn),
             Self::CredentialRefused(_, None) => RefusalResponse::new(S::UNAUTHORIZED, "unauthorized", GoesOn),
-            Self::ScopesMissing(_) => RefusalResponse::new(S::FORBIDDEN, "insufficient_scope", GoesOn),
+            Self::ScopesMissing(..) => RefusalResponse::new(S::FORBIDDEN, "insufficient_scope", GoesOn),
             Self::TokenInQuery => RefusalResponse::new(S::BAD_REQUEST, "token_in_query", GoesOn),
             Self::IssuerAway => RefusalResponse::new(S::SERVICE_UNAVAILABLE, "issuer_away", GoesOn),
             Self::NoMetadata | Self::PathUnknown(_) => RefusalResponse::new(S::NOT_FOUND, "path_unknown", GoesOn),
@@ -204,6 +205,12 @@ impl Refusal {
         }
     }
 
+    /// The status of its response, and its name.
+    pub(super) const fn status(&self) -> (StatusCode, &'static str) {
+        let RefusalResponse { status, reason, .. } = self.terms();
+        (status, reason)
+    }
+
     /// The sentence for the client: the fault, then the remedy, with the operator's key where one decides.
     const fn sentence(&self) -> &'static str {
         match self {
@@ -224,7 +231,7 @@ impl Refusal {
                 "Unauthorized: send a valid access token as `Authorization: Bearer TOKEN`; the WWW-Authenticate header \
                  says where clients log in"
             }
-            Self::ScopesMissing(_) => {
+            Self::ScopesMissing(..) => {
                 "Forbidden: the access token lacks a scope; the WWW-Authenticate header lists all that are needed"
             }
             Self::TokenInQuery => "Bad request: send the access token in the Authorization header, never in the query",
@@ -250,6 +257,11 @@ impl Refusal {
         }
     }
 
+    /// Who sent the request, where a valid credential says so.
+    pub(super) const fn principal(&self) -> Option<&Principal> {
+        if let Self::ScopesMissing(_, principal) = self { Some(principal) } else { None }
+    }
+
     /// Advice for the operator, where a configuration key decides.
     pub(super) const fn advice(&self) -> Option<RefusalAdvice> {
         let (key, shown, sentence) = match self {
@@ -268,7 +280,7 @@ impl Refusal {
             Self::CredentialRefused(_, None) => {
                 ("auth.api_keys", HeadPart::Nothing, "the request has no known API key; add one to this key")
             }
-            Self::ScopesMissing(_) => (
+            Self::ScopesMissing(..) => (
                 "auth.scopes",
                 HeadPart::Nothing,
                 "an access token lacks a scope of this key, which every request needs",
@@ -319,7 +331,7 @@ impl Refusal {
         {
             sentence = Cow::from(format!("Not found: no server has this path; there are servers at {paths}"));
         }
-        let is_about_scopes = matches!(self, Self::ScopesMissing(_));
+        let is_about_scopes = matches!(self, Self::ScopesMissing(..));
         let mut response =
             if is_about_scopes { insufficient_scope(&sentence) } else { refused(status, code, &sentence) };
         response.extensions_mut().insert(RefusalMarker);
@@ -337,8 +349,9 @@ impl Refusal {
         if self == Self::IssuerAway {
             response.headers_mut().insert(RETRY_AFTER, ISSUER_RETRY_AFTER);
         }
-        if let Self::LoginRequired(challenge) | Self::CredentialRefused(challenge, _) | Self::ScopesMissing(challenge) =
-            self
+        if let Self::LoginRequired(challenge)
+        | Self::CredentialRefused(challenge, _)
+        | Self::ScopesMissing(challenge, _) = self
         {
             response.headers_mut().insert(WWW_AUTHENTICATE, challenge);
             return response;

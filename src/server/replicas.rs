@@ -72,7 +72,7 @@ pub fn site(
         drain_max: Duration::ZERO,
     };
     let (role, callers) = (ListenerRole::Replicas, Authenticator::Replicas(callers));
-    ListenerSpec { role, settings, limits: limits(), callers, routes, peers_ca }
+    ListenerSpec { role, settings, limits: limits(), callers, routes, peers_ca, audit: None }
 }
 
 /// The client listener's limits, with room for added headers and for many clients per connection.

@@ -171,7 +171,7 @@ impl Layers {
     }
 
     fn refuse(&self, refusal: Refusal, request: &Request<Incoming>, client: IpAddr) -> FaceResponse {
-        let caller = RefusedCaller { client, principal: None };
+        let caller = RefusedCaller { client, principal: refusal.principal() };
         self.notices.refused(&refusal, caller, request.uri(), request.headers());
         refusal.answer(StreamPosition::of(request))
     }

@@ -440,5 +440,7 @@ pub enum Reason {
     ReplicaUnavailable,
     /// The shared store lost acknowledged writes.
     StoreLost,
+    /// The audit file does not take the record without which no call is sent.
+    AuditUnavailable,
     Internal,
 }

@@ -67,13 +67,13 @@ impl Principal {
     /// principals (B156).
     #[must_use]
     pub fn of_subject(issuer: &str, subject: &str) -> Self {
-        Self::new(&format!("{TOKEN}{}:{subject}", issuer_digits(issuer)))
+        Self::new(&format!("{TOKEN}{}:{subject}", Self::issuer_digits(issuer)))
     }
 
     /// All subjects of an issuer with one value of a claim. No subject is such a principal, as no digest has a `/`.
     #[must_use]
     pub fn of_claim(issuer: &str, claim: &str, value: &str) -> Self {
-        Self::new(&format!("{TOKEN}{}/{claim}:{value}", issuer_digits(issuer)))
+        Self::new(&format!("{TOKEN}{}/{claim}:{value}", Self::issuer_digits(issuer)))
     }
 
     #[must_use]
@@ -122,6 +122,33 @@ impl Principal {
         self.0.starts_with(UNCHECKED) || self.0.starts_with(AT_ADDRESS)
     }
 
+    /// The digits of an issuer in the principals of its tokens.
+    #[must_use]
+    pub fn issuer_digits(issuer: &str) -> String {
+        let mut digits = hex(aws_lc_rs::digest::digest(&SHA256, issuer.as_bytes()).as_ref());
+        digits.truncate(ISSUER_DIGITS);
+        digits
+    }
+
+    /// The digits of its token's issuer.
+    #[must_use]
+    pub fn issuer(&self) -> Option<&str> {
+        self.0.strip_prefix(TOKEN)?.get(..ISSUER_DIGITS)
+    }
+
+    /// How it was identified, in one word.
+    #[must_use]
+    pub fn scheme(&self) -> &'static str {
+        match &*self.0 {
+            text if text.starts_with(KEY) => "api_key",
+            text if text.starts_with(TOKEN) => "token",
+            text if text.starts_with(UNCHECKED) => "upstream_credential",
+            READER | ACTOR => "operator_token",
+            text if text.starts_with(ANONYMOUS) => "nothing",
+            _ => "local",
+        }
+    }
+
     /// Whether it identifies a client, so that its task list is private (T-22, T-43).
     #[must_use]
     pub fn is_identified(&self) -> bool {
@@ -132,12 +159,6 @@ impl Principal {
     pub fn as_str(&self) -> &str {
         &self.0
     }
-}
-
-fn issuer_digits(issuer: &str) -> String {
-    let mut digits = hex(aws_lc_rs::digest::digest(&SHA256, issuer.as_bytes()).as_ref());
-    digits.truncate(ISSUER_DIGITS);
-    digits
 }
 
 impl fmt::Debug for Principal {

@@ -37,7 +37,7 @@ pub(super) struct MetricFamily {
 }
 
 /// In the order of [`metric`]; [`DATABASE_FAMILIES`] follow.
-pub(super) const FAMILIES: [MetricFamily; 52] = [
+pub(super) const FAMILIES: [MetricFamily; 54] = [
     MetricFamily {
         kind: MetricKind::Gauge,
         name: metric::BUILD_INFO,
@@ -286,6 +286,20 @@ pub(super) const FAMILIES: [MetricFamily; 52] = [
         unit: Unit::Count,
         text: "Responses of a combined endpoint that lacked an upstream",
         first: FirstSeries::Upstream(&[]),
+    },
+    MetricFamily {
+        kind: MetricKind::Counter,
+        name: metric::AUDIT_RECORDS,
+        unit: Unit::Count,
+        text: "Lines written to the audit file",
+        first: FirstSeries::Process(&[]),
+    },
+    MetricFamily {
+        kind: MetricKind::Counter,
+        name: metric::AUDIT_LOST,
+        unit: Unit::Count,
+        text: "Audit records dropped because the file did not take them",
+        first: FirstSeries::Process(&[]),
     },
     MetricFamily {
         kind: MetricKind::Gauge,

@@ -1,6 +1,7 @@
 //! Suites that start the program as a user does.
 
 mod access_check;
+mod audit;
 mod cli_call;
 mod descriptors;
 mod dev;

@@ -20,7 +20,6 @@ use super::row::not_stored;
 use super::{CallEnd, CallEvent, Runner, RunnerFlow, at};
 use crate::cause::CauseChain;
 use crate::engine::TaskError;
-use crate::engine::apply::record_shown;
 use crate::engine::call::{Askable, RoundRetry, RoundSupport};
 use crate::store::{StoreError, StoredTask};
 use crate::task::reference::{LoggedPrincipal, LoggedTask};
@@ -160,6 +159,9 @@ impl Runner {
         self.finish_exchanges();
         self.recorder.set_permit(None);
         self.call.unlist();
+        if let Some(audited) = &self.audited {
+            audited.note("repeated");
+        }
         if self.joins_first_call(&first) {
             return;
         }
@@ -180,7 +182,7 @@ impl Runner {
                 }
             };
             if let Phase::Settled(outcome) = &task.phase {
-                record_shown(&task);
+                engine.record_shown(&task);
                 return self.dialog.clients_mut().end(CallEnd::Outcome(outcome.clone())).await;
             }
             let is_left = engine.leaving.is_cancelled() && !engine.live.has(&key);

@@ -8,6 +8,7 @@ use super::call_state::{StageEvent, UpstreamCall};
 use super::dialog::Dialog;
 use super::family::{ChildEvent, Family};
 use super::recorder::Recorder;
+use crate::audit::AuditedCall;
 use crate::dialect::split_call::question_of;
 use crate::engine::apply::AppliedEvent;
 use crate::engine::call::CallSpec;
@@ -23,6 +24,8 @@ pub(super) struct Runner {
     pub(super) family: Family,
     pub(super) recorder: Recorder,
     pub(super) dialog: Dialog,
+    /// Set for a client's call of a tool, until it is a task.
+    pub(super) audited: Option<Box<AuditedCall>>,
 }
 
 pub(super) enum RunnerFlow {

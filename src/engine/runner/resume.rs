@@ -115,6 +115,7 @@ impl Runner {
             family,
             engine,
             spec,
+            audited: None,
         }
     }
 

@@ -9,6 +9,7 @@ use super::recorder::UnstoredStep;
 use super::resume::{AdoptedCall, adopt, begin_child};
 use super::{CallEnd, CallEvent, Runner, RunnerFlow};
 use crate::cause::CauseChain;
+use crate::engine::apply::outcome_label;
 use crate::engine::retry_delays::RetryDelays;
 use crate::engine::{Engine, TaskError};
 use crate::failpoint;
@@ -53,6 +54,9 @@ impl Runner {
         if self.recorder.mark_counted() {
             self.adopt_elements();
             self.engine.metrics.created(self.spec.upstream.name());
+            if let (Some(audited), Some(key)) = (self.audited.take(), self.recorder.key()) {
+                audited.becomes_task(&key);
+            }
         }
     }
 
@@ -235,6 +239,9 @@ impl Runner {
             return RunnerFlow::Stop;
         }
         let outcome = self.of_all_attempts(outcome);
+        if let Some(audited) = &self.audited {
+            audited.note(outcome_label(&outcome));
+        }
         // Before the slower writes to the store: the call has ended at the upstream.
         self.finish_exchanges();
         if self.spec.plan == Plan::Task && self.asks_first() && self.recorder.has_row() && self.is_waited_for() {

@@ -8,7 +8,7 @@ use http_body_util::BodyExt;
 
 use super::{CallMessage, CallMessages};
 use crate::dialect::RequestError;
-use crate::dialect::faults::gateway_error;
+use crate::dialect::faults::{gateway_error, reason_key};
 use crate::face::answer::{Addressee, bare, event_stream};
 use crate::face::call_stream::progress::LifeSigns;
 use crate::face::http::{
@@ -32,6 +32,15 @@ pub(in crate::face) enum RequestAnswer {
 }
 
 impl RequestAnswer {
+    /// The outcome of a call, as far as it is known.
+    pub(in crate::face) const fn outcome(&self) -> &'static str {
+        match self {
+            Self::Json(_) | Self::Events(_) | Self::Result(_) | Self::Status(_) => "answered",
+            Self::Error(_) | Self::Refused(..) | Self::Complaint(_) => "upstream_error",
+            Self::Fault(fault) => reason_key(fault.reason),
+        }
+    }
+
     pub(in crate::face) fn into_response(self, addressee: &Addressee) -> FaceResponse {
         match self {
             Self::Json(body) if addressee.accepted == AcceptedTypes::EventStream => {

@@ -13,7 +13,7 @@ use crate::dialect::fallback_tools::{FallbackTool, FallbackTools};
 use crate::face::answer::Addressee;
 use crate::face::fallback::{self, FallbackCall, TaskAsker};
 use crate::face::http::FaceResponse;
-use crate::face::item_refusal::{ItemRefusal, no_prompt, refusal_of_call};
+use crate::face::item_refusal::{AskedAccess, no_prompt};
 use crate::face::served::Served;
 use crate::task::{Caller, TaskId};
 use crate::wire::envelope::Request;
@@ -118,8 +118,8 @@ impl CombinedUpstreams {
 
     /// Whether a call gets the answer of an unknown tool. The upstream's endpoint asks for missing scopes.
     fn is_refused(&self, client: &EndpointClient, at: usize, params: &Object, tool: &str) -> bool {
-        let access = self.common().engine.access().tools_of(client.caller(), &self.settings.upstreams[at]);
-        matches!(refusal_of_call(&access, tool, params), Some(ItemRefusal::Unknown(_)))
+        let upstream = &self.settings.upstreams[at];
+        AskedAccess::new(&self.common().engine, client.caller(), upstream).withholds(tool, params)
     }
 
     fn may_get(&self, client: &EndpointClient, at: usize, prompt: &str) -> bool {

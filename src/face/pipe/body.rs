@@ -10,7 +10,7 @@ use hyper::body::{Body, Frame, SizeHint};
 use tokio::time::{Instant, Sleep};
 use tokio_util::sync::{WaitForCancellationFuture, WaitForCancellationFutureOwned};
 
-use crate::dialect::faults::gateway_error;
+use crate::dialect::faults::{gateway_error, reason_key};
 use crate::engine::CallsEnd;
 use crate::face::call_stream::Silence;
 use crate::face::call_stream::progress::LifeSigns;
@@ -21,6 +21,9 @@ use crate::upstream::answer_body::{BodyBreakError, fault_in};
 use crate::upstream::raw_channel::RawBody;
 use crate::wire::framing::{BodyPart, SseDecoder, SseEvent};
 use crate::wire::{MessageText, RequestId, envelope};
+
+/// The outcome of a call with a response that was forwarded unread.
+const FORWARDED: &str = "answered";
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::face) struct PipeTimeouts {
@@ -40,6 +43,9 @@ pub(in crate::face) trait AnsweredRequest: Send + Unpin {
 
     /// Records the fault that takes the response's place.
     fn ended(&self, fault: &GatewayFault);
+
+    /// Notes for the audit that the response has arrived, or why not. The first note counts.
+    fn answered(&self, _outcome: &'static str) {}
 
     /// Cancels the request upstream, if dropping its body does not.
     fn cancel(&self, reason: Reason);
@@ -228,6 +234,9 @@ impl<C: AnsweredRequest> PipeBody<C> {
         if self.events.is_some() && !self.can_be_taken_up() {
             return self.end_with(&fault_in(&error));
         }
+        if let Some(call) = self.call.as_ref().filter(|_| self.events.is_none()) {
+            call.answered(reason_key(fault_in(&error).reason));
+        }
         self.rest();
         Err(error)
     }
@@ -242,6 +251,7 @@ impl<C: AnsweredRequest> PipeBody<C> {
     /// Releases a call that was answered on a stream that continues.
     fn release_call(&mut self) {
         if self.is_resumed && self.tail.as_mut().is_some_and(StreamTail::is_answered) {
+            self.call.iter().for_each(|call| call.answered(FORWARDED));
             (self.call, self.tail) = (None, None);
             (self.pace.idle, self.pace.deadline) = (None, None);
         }
@@ -255,6 +265,7 @@ impl<C: AnsweredRequest> PipeBody<C> {
             if let Some(end) = self.call.as_ref().and_then(AnsweredRequest::calls_end) {
                 self.calls_end.get_or_insert_with(|| Box::pin(end.token().clone().cancelled_owned()));
             }
+            self.call.iter().for_each(|call| call.answered(FORWARDED));
             (self.call, self.tail, self.is_settled) = (None, None, true);
         }
     }
@@ -280,13 +291,20 @@ impl<C: AnsweredRequest> PipeBody<C> {
         None
     }
 
+    /// Notes the end of a JSON body, which may not be polled again.
+    fn note_last_frame(&self) {
+        if let Some(call) = self.call.as_ref().filter(|_| self.events.is_none() && self.source.is_end_stream()) {
+            call.answered(FORWARDED);
+        }
+    }
+
     /// If the call is not over, its client resumes (T-29).
     fn rest(&mut self) {
         self.is_over = true;
-        if let (Some(call), Some(tail)) = (self.call.take(), self.tail.take())
-            && let Some(at) = tail.pause()
-        {
-            call.pause(self.pace, &at);
+        let Some(call) = self.call.take() else { return };
+        match self.tail.take().and_then(StreamTail::pause) {
+            Some(at) => call.pause(self.pace, &at),
+            None => call.answered(FORWARDED),
         }
     }
 }
@@ -337,7 +355,9 @@ impl<C: AnsweredRequest> Body for PipeBody<C> {
             Poll::Ready(Some(Ok(frame))) => {
                 this.last_frame = Instant::now();
                 this.call.iter().for_each(C::record_activity);
-                return Poll::Ready(Some(Ok(this.watched(frame))));
+                let frame = this.watched(frame);
+                this.note_last_frame();
+                return Poll::Ready(Some(Ok(frame)));
             }
             // The client has its response.
             Poll::Ready(Some(Err(_))) if this.is_settled => {

@@ -15,6 +15,8 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::body::{AnsweredRequest, BodyForm, PipeBody, PipeTimeouts, StreamPause, in_time, until_calls_end};
+use crate::audit::AuditedCall;
+use crate::dialect::faults::reason_key;
 use crate::engine::CallsEnd;
 use crate::face::call_stream::progress::LifeSigns;
 use crate::face::call_stream::request_answer::RequestAnswer;
@@ -30,7 +32,7 @@ use crate::upstream::upstream_health::{HealthMark, UpstreamHealth};
 use crate::wire::framing::BodyPart;
 use crate::wire::meta::{META, SUBSCRIPTION_ID};
 use crate::wire::object::ObjectWriter;
-use crate::wire::{MessageText, RequestId, envelope};
+use crate::wire::{MessageText, Payload, RequestId, envelope};
 
 /// The differences between the eras for a request at the upstream.
 pub(in crate::face) trait PipeEra: Send + Unpin + Sized + 'static {
@@ -141,13 +143,20 @@ impl<E: PipeEra> PipedCall<E> {
         signs: Option<LifeSigns>,
     ) -> Result<RequestAnswer, GatewayFault> {
         match response.content {
-            BodyKind::Other => Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown)),
+            BodyKind::Other => {
+                let fault = GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown);
+                self.answered(reason_key(fault.reason));
+                Err(fault)
+            }
             BodyKind::Json => {
                 let opening = edits.open(self.era.id(), response.body, &limits, accepted);
                 let opening_max = pace.idle.filter(|_| E::OPENS_WITHIN_IDLE);
                 let opened = in_time(&self, pin!(opening), opening_max, pace.deadline).await?;
                 match opened {
-                    OpenedAnswer::Whole(answer) => Ok(answer),
+                    OpenedAnswer::Whole(answer) => {
+                        self.answered(answer.outcome());
+                        Ok(answer)
+                    }
                     OpenedAnswer::Through(body) => {
                         Ok(RequestAnswer::Json(PipeBody::new(body, BodyForm::Json, pace, Some(self)).boxed_unsync()))
                     }
@@ -156,7 +165,10 @@ impl<E: PipeEra> PipedCall<E> {
             BodyKind::Events if accepted == AcceptedTypes::Json => {
                 // Boxed: few clients accept no stream.
                 let mut reading = Box::pin(self.last_of(response, &edits, &limits, accepted));
-                in_time(&self, reading.as_mut(), None, pace.deadline).await
+                let answer = in_time(&self, reading.as_mut(), None, pace.deadline).await?;
+                drop(reading);
+                self.answered(answer.outcome());
+                Ok(answer)
             }
             BodyKind::Events => {
                 let subscription =
@@ -223,7 +235,12 @@ impl<E: PipeEra> AnsweredRequest for PipedCall<E> {
         }
     }
 
+    fn answered(&self, outcome: &'static str) {
+        self.permit.iter().for_each(|held| held.note_outcome(outcome));
+    }
+
     fn ended(&self, fault: &GatewayFault) {
+        self.answered(reason_key(fault.reason));
         self.era.note_end(fault);
         if let Some(health) = self.era.served().channel.health().filter(|_| self.era.is_wanted()) {
             health.ended(self.mark, fault);
@@ -259,28 +276,45 @@ pub(in crate::face) struct HeldCall {
     _permit: CallPermit,
     in_progress: CallInProgress,
     calls_end: CallsEnd,
+    audited: Option<Box<AuditedCall>>,
 }
 
 impl HeldCall {
     /// Waits for a permit within the queue's deadline. Cancel safe: a dropped wait gives its turn to the next.
     ///
     /// # Errors
-    /// As [`crate::upstream::limits::CallPermits::acquire`]; and if the gateway ends meanwhile.
-    pub(in crate::face) async fn begin(
+    /// As [`crate::upstream::limits::CallPermits::acquire`]; if the gateway ends meanwhile; if the call must be recorded and
+    /// cannot be.
+    pub(in crate::face) fn begin(
         served: &Served,
         owner: &Principal,
         tool: Arc<str>,
-    ) -> Result<Self, GatewayFault> {
+        arguments: impl FnOnce() -> Option<Payload>,
+    ) -> impl Future<Output = Result<Self, GatewayFault>> {
+        let name = served.upstream.name();
+        let audited = served.engine.audit().map(|audit| audit.call(owner, (name, &tool), arguments, false));
         let in_progress = served.permits.call_begins(tool, owner.clone());
-        let calls_end = served.engine.calls_end();
-        let permit = match served.permits.try_acquire(owner) {
-            Some(permit) => permit,
-            None => {
-                let waiting = served.permits.acquire(owner, Some(served.settings.queue_deadline));
-                until_calls_end(Some(calls_end), Executed::No, waiting).await?
+        async move {
+            let note = |fault: &GatewayFault| audited.iter().for_each(|call| call.note(reason_key(fault.reason)));
+            let calls_end = served.engine.calls_end();
+            let permit = match served.permits.try_acquire(owner) {
+                Some(permit) => permit,
+                None => {
+                    let waiting = served.permits.acquire(owner, Some(served.settings.queue_deadline));
+                    until_calls_end(Some(calls_end), Executed::No, waiting).await.inspect_err(note)?
+                }
+            };
+            if let Some(audited) = &audited {
+                // Boxed: a call without an audit waits without the memory that this takes.
+                Box::pin(audited.begin()).await.inspect_err(note)?;
             }
-        };
-        Ok(Self { _permit: permit, in_progress, calls_end: calls_end.clone() })
+            Ok(Self { _permit: permit, in_progress, calls_end: calls_end.clone(), audited })
+        }
+    }
+
+    /// Notes the call's outcome for the audit. The first one counts.
+    pub(in crate::face) fn note_outcome(&self, outcome: &'static str) {
+        self.audited.iter().for_each(|audited| audited.note(outcome));
     }
 
     /// Records whether the client can resume, also in a later process.

@@ -19,7 +19,7 @@ use crate::dialect::plain::PlainUpstream;
 use crate::face::answer::addressee;
 use crate::face::catalog::Catalog;
 use crate::face::http::{FaceResponse, Inbound};
-use crate::face::item_refusal::{ItemRefusal, names_item, refusal_of};
+use crate::face::item_refusal::{AskedAccess, ItemRefusal, names_item};
 use crate::face::reachable_tools::ReachableTools;
 use crate::task::{Caller, Executed, GatewayFault, Principal, Reason};
 use crate::upstream::recent_map::RecentMap;
@@ -151,9 +151,9 @@ impl SessionFaceState {
         if !self.withholds_items(caller, request) {
             return None;
         }
-        let access = self.served.engine.access().tools_of(caller, self.served.upstream.name());
+        let asked = AskedAccess::new(&self.served.engine, caller, self.served.upstream.name());
         if request.method != method::TOOLS_CALL {
-            let refusal = refusal_of(&access, &request.method, request.params.object());
+            let refusal = asked.refusal_of(&request.method, request.params.object());
             return refusal.map(HiddenToolRefusal::Item);
         }
         // The next check reports the fault.
@@ -161,7 +161,7 @@ impl SessionFaceState {
         if super::fallback::called(self, session, request).is_some() {
             return None;
         }
-        if let Some(refusal) = refusal_of(&access, &request.method, request.params.object()) {
+        if let Some(refusal) = asked.refusal_of(&request.method, request.params.object()) {
             return Some(HiddenToolRefusal::Item(refusal));
         }
         match self.listing_of(session, &caller.principal, &tool, listed).await {

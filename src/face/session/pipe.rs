@@ -28,6 +28,7 @@ use super::in_flight::RequestStage;
 use super::session_cache::ClientSession;
 use super::session_streams::SessionStream;
 use super::{SessionFaceState, not_allowed, tool_of};
+use crate::audit::{AuditAct, AuditEvent, arguments_of};
 use crate::dialect::RequestError;
 use crate::dialect::faults::{gateway_error, reason_key};
 use crate::face::answer::{addressee, bare};
@@ -47,7 +48,7 @@ use crate::upstream::reply::{JudgedResponse, ReadLimits};
 use crate::upstream::session::own::{PreferenceChange, ResumedStreamKind, StreamRefusal};
 use crate::wire::envelope::{self, Request};
 use crate::wire::framing::{BodyPart, SseDecoder};
-use crate::wire::{Message, MessageText, Payload, RequestId, meta, method};
+use crate::wire::{Message, MessageText, Payload, RequestId, ScanLimits, meta, method};
 use client_filter::ClientFilter;
 use paused_calls::AwaitedCall;
 pub(super) use paused_calls::PausedCalls;
@@ -143,7 +144,13 @@ pub(super) async fn post(
         // Boxed to keep the future of a request small.
         PipedMessage::Notification(kind, text) => bare(Box::pin(note(shared, &session, text, kind)).await),
         PipedMessage::Cancel(id, text) => bare(Box::pin(cancel(shared, &session, &id, text)).await),
-        PipedMessage::Response(text) => bare(Box::pin(note(shared, &session, text, OneWayKind::Response)).await),
+        PipedMessage::Response(text) => {
+            if let Some(audit) = shared.served.engine.audit() {
+                let (who, upstream) = (Some(&session.own.opened.owner), Some(&**shared.served.upstream.name()));
+                audit.record(&AuditEvent { who, upstream, ..AuditEvent::new(AuditAct::CallAnswered) });
+            }
+            bare(Box::pin(note(shared, &session, text, OneWayKind::Response)).await)
+        }
     }
 }
 
@@ -238,7 +245,9 @@ impl PipeForward {
         let settings = &shared.served.settings;
         let (permit, timeouts, deadline) = match &request.tool {
             Some(tool) => {
-                let beginning = HeldCall::begin(&shared.served, &session.own.opened.owner, Arc::clone(tool));
+                let arguments = || arguments_in(&request.text);
+                let owner = &session.own.opened.owner;
+                let beginning = HeldCall::begin(&shared.served, owner, Arc::clone(tool), arguments);
                 let key = (session.token.nonce, &request.id, request.arrived);
                 let permit = shared.open.in_flight.before_it_is_sent(key, pin!(beginning)).await.transpose()?;
                 // The client has cancelled it meanwhile.
@@ -260,11 +269,13 @@ impl PipeForward {
             JudgedResponse::Fine(response) => response,
             JudgedResponse::Refused { fault, error, .. } => {
                 era.shared.end_if_over(&era.session);
+                call.answered(error.as_ref().map_or_else(|| reason_key(fault.reason), |_| "upstream_error"));
                 return error.map(RequestAnswer::Error).ok_or(fault);
             }
             JudgedResponse::SessionLost if !era.is_wanted() => return Ok(unanswered(accepted)),
             // It was sent twice.
             JudgedResponse::SessionLost => {
+                call.answered(reason_key(Reason::UpstreamSessionLost));
                 return Err(GatewayFault::new(Reason::UpstreamSessionLost, Executed::Unknown));
             }
         };
@@ -272,6 +283,14 @@ impl PipeForward {
         let pace = PipeTimeouts { idle: timeouts.idle, deadline };
         // Boxed: a request waits for its response without the memory that this takes.
         Box::pin(call.answer(response, edits, limits, accepted, pace, signs)).await
+    }
+}
+
+/// The arguments of a call, for the audit.
+fn arguments_in(text: &MessageText) -> Option<Payload> {
+    match &*text.read(ScanLimits::CLIENT).ok()? {
+        Message::Request(request) => arguments_of(request.params.object()),
+        Message::Notification(_) | Message::Response(_) => None,
     }
 }
 

@@ -16,6 +16,7 @@ use tokio::time::Instant;
 
 use self::answer_edits::{AnswerEdits, EditTarget, StateBinding};
 use super::{StatelessFace, StatelessRequestContext};
+use crate::audit::arguments_of;
 use crate::dialect::RequestError;
 use crate::dialect::faults::{failure_error, reason_key};
 use crate::face::call_stream::progress::LifeSigns;
@@ -24,7 +25,7 @@ use crate::face::call_stream::respond;
 use crate::face::headers;
 use crate::face::http::{AcceptedTypes, FaceResponse};
 use crate::face::idempotency_key;
-use crate::face::pipe::body::{PipeTimeouts, in_time};
+use crate::face::pipe::body::{AnsweredRequest as _, PipeTimeouts, in_time};
 use crate::face::pipe::forward::{HeldCall, PipeEra, PipeMetrics, PipedCall};
 use crate::face::sealed::StateContent;
 use crate::face::served::Served;
@@ -247,7 +248,9 @@ impl StatelessForward {
         let (permit, timeouts, deadline) = match self.call {
             Some((deadline, limits)) => {
                 let tool = self.edits.asker.params.get_str("name").unwrap_or_default();
-                let permit = HeldCall::begin(&self.served, &self.edits.asker.principal, Arc::from(&*tool)).await?;
+                let asker = &self.edits.asker;
+                let arguments = || arguments_of(Some(&asker.params));
+                let permit = HeldCall::begin(&self.served, &asker.principal, Arc::from(&*tool), arguments).await?;
                 (Some(permit), settings.call_timeouts.of_tool(limits), Some(Instant::now() + deadline))
             }
             None => (None, settings.timeouts, None),
@@ -262,7 +265,10 @@ impl StatelessForward {
         let judged = in_time(&call, pin!(self.deliver()), timeouts.first_byte, deadline).await?;
         let response = match judged {
             JudgedResponse::Fine(response) => response,
-            JudgedResponse::Refused { fault, error, .. } => return self.refused(fault, error),
+            JudgedResponse::Refused { fault, error, .. } => {
+                call.answered(error.as_ref().map_or_else(|| reason_key(fault.reason), |_| "upstream_error"));
+                return self.refused(fault, error);
+            }
             JudgedResponse::SessionLost => return Err(GatewayFault::new(Reason::UpstreamSessionLost, Executed::No)),
         };
         let share = self.served.engine.limits().answers_to(&self.edits.asker.principal);

@@ -90,11 +90,12 @@ pub(super) const fn reason_code(reason: Reason) -> u8 {
         Reason::StoreLost => 30,
         Reason::TooMuchUnread => 31,
         Reason::AnswersFull => 32,
+        Reason::AuditUnavailable => 33,
     }
 }
 
 /// All reasons with a number; the tests check that none is missing.
-pub(super) const REASONS: [Reason; 33] = [
+pub(super) const REASONS: [Reason; 34] = [
     Reason::UpstreamUnreachable,
     Reason::UpstreamTls,
     Reason::UpstreamHttpStatus,
@@ -128,4 +129,5 @@ pub(super) const REASONS: [Reason; 33] = [
     Reason::StoreLost,
     Reason::TooMuchUnread,
     Reason::AnswersFull,
+    Reason::AuditUnavailable,
 ];

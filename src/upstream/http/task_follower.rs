@@ -301,6 +301,7 @@ impl TaskFollower<'_> {
             | Reason::QueueDeadline
             | Reason::Draining
             | Reason::ReplicaUnavailable
+            | Reason::AuditUnavailable
             | Reason::Internal => false,
         };
         if is_final { Err(fault) } else { Ok(None) }

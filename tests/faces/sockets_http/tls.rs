@@ -288,6 +288,7 @@ async fn a_listener_does_not_start_with_a_pair_that_is_none() {
             callers,
             routes,
             peers_ca: None,
+            audit: None,
         })
         .await;
         let refused = refused.map(|running| running.local_addr()).unwrap_err().to_string();

@@ -208,6 +208,9 @@ fn files(table: &str, key: &str, line: &str) -> (String, String) {
     if table == "admin.tokens" {
         parts.insert(table, if key == "file" { String::new() } else { "file = \"ops.token\"".to_owned() });
     }
+    if table == "audit" {
+        parts.insert(table, if key == "path" { String::new() } else { "path = \"audit.jsonl\"".to_owned() });
+    }
     if table == "endpoints" {
         let needed = [("path", "path = \"/all/mcp\""), ("upstreams", "upstreams = [\"reports\"]")];
         let needed = needed.iter().filter(|(name, _)| *name != key);
@@ -364,6 +367,11 @@ const OTHERS: &[(&str, &str)] = &[
     ("admin.address", "[admin]\naddress = \"127.0.0.1:7777\""),
     ("admin.tokens.file", "[[admin.tokens]]\nfile = \"ops.token\""),
     ("admin.tokens.may", "[[admin.tokens]]\nfile = \"ops.token\"\nmay = \"act\""),
+    ("audit.path", "[audit]\npath = \"a.jsonl\""),
+    ("audit.required", "[audit]\npath = \"a.jsonl\"\nrequired = true"),
+    ("audit.calls", "[audit]\npath = \"a.jsonl\"\ncalls = false"),
+    ("audit.arguments_sha256", "[audit]\npath = \"a.jsonl\"\narguments_sha256 = true"),
+    ("audit.anchor", "[audit]\npath = \"a.jsonl\"\nanchor = \"b\""),
     ("metrics.address", "[metrics]\naddress = \"127.0.0.1:7777\""),
     ("store.kind", "[store]\nkind = \"memory\""),
     ("store.path", "[store]\npath = \"elsewhere\""),

@@ -14,7 +14,6 @@ use crate::dialect::draft_sep_1686::{DraftTasks, RequestedTask};
 use crate::dialect::face_dialect::bad_cursor;
 use crate::dialect::faults::{not_deletable, not_in_flavour};
 use crate::dialect::{FaceDialect, RequestError, TaskCommand, TaskReply};
-use crate::engine::apply::record_shown;
 use crate::engine::{DeleteResult, TaskError};
 use crate::face::answer::{Addressee, TaskMethodError};
 use crate::face::call_stream::request_answer::unanswered;
@@ -149,7 +148,7 @@ impl SessionFaceState {
             }
             TaskCommand::Fetch(id) => {
                 let task = engine.get(caller, id).await?;
-                record_shown(&task);
+                engine.record_shown(&task);
                 let task = engine.share(task).await?;
                 let reply = dialect.pieces(TaskReply::Fetched(&task))?;
                 return Ok(engine.within_budget(&asking.caller.principal, reply)?);

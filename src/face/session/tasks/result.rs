@@ -17,7 +17,6 @@ use crate::dialect::draft_sep_1686::DraftTasks;
 use crate::dialect::faults::gateway_error;
 use crate::dialect::{FaceDialect, RequestError, TaskReply};
 use crate::engine::TaskError;
-use crate::engine::apply::record_shown;
 use crate::engine::retry_delays::RetryDelays;
 use crate::face::answer::Addressee;
 use crate::face::call_stream::request_answer::RequestAnswer;
@@ -91,8 +90,8 @@ impl OutcomeRequest {
     async fn outcome(&self, wait: &mut StoreWait) -> Result<JsonPieces, RpcError> {
         match wait.for_task(self).await {
             Ok(task) if task.is_settled() => {
-                record_shown(&task);
                 let engine = &self.shared.served.engine;
+                engine.record_shown(&task);
                 let refused = |fault: GatewayFault| gateway_error(&fault);
                 let task = engine.share(task).await.map_err(refused)?;
                 let reply = match &self.call {

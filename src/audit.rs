@@ -1,0 +1,242 @@
+//! Records who did what in the audit file: JSON lines, each with the digest of the line before.
+//!
+//! Requests append to a bounded queue; one thread owns the file ([`writer`]). Read [`record`] first: the events, the form of a
+//! line and the chain. Arguments, results and credentials are in no event.
+
+mod file;
+mod queue;
+mod record;
+pub mod verify;
+mod writer;
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use aws_lc_rs::digest::{SHA256, digest};
+use parking_lot::RwLock;
+use tokio::sync::oneshot;
+use tokio::time::{Instant, timeout};
+
+use crate::task::digest::hex;
+use crate::task::{Clock as _, Executed, GatewayFault, Principal, Reason, SystemClock, TaskKey};
+use crate::wire::{Object, Payload};
+pub use file::AuditOpenError;
+use file::AuditSink;
+use queue::{AuditQueue, QueuedRecord};
+pub use record::{AuditAct, AuditEvent};
+use writer::AuditWriter;
+
+/// How long a call waits for its record, with `required`.
+const HAND_OVER_MAX: Duration = Duration::from_secs(5);
+/// How long the end of the gateway waits for the last records.
+const CLOSE_MAX: Duration = Duration::from_secs(5);
+/// How long a start waits for an earlier process to release the file.
+const LOCK_MAX: Duration = Duration::from_secs(3);
+const LOCK_PAUSE: Duration = Duration::from_millis(50);
+
+/// `[audit]` of the configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AuditSettings {
+    pub path: PathBuf,
+    /// Whether a call is refused if it cannot be recorded.
+    pub is_required: bool,
+    /// Whether calls that become no task are recorded.
+    pub records_calls: bool,
+    /// Whether the digest of a call's arguments is recorded.
+    pub digests_arguments: bool,
+    /// A file that gets the digest of each 1,000th line.
+    pub anchor: Option<PathBuf>,
+}
+
+impl AuditSettings {
+    /// The files, each with its key.
+    pub fn files(&self) -> impl Iterator<Item = (&'static str, &Path)> {
+        let anchor = self.anchor.as_deref().map(|anchor| ("audit.anchor", anchor));
+        std::iter::once(("audit.path", self.path.as_path())).chain(anchor)
+    }
+}
+
+/// The audit file, for every module that records events. Records of a closed file are dropped.
+#[derive(Debug)]
+pub struct AuditLog {
+    settings: AuditSettings,
+    queue: Arc<AuditQueue>,
+    /// URLs of issuers by the digits that principals have of them.
+    issuers: RwLock<HashMap<String, String>>,
+}
+
+impl AuditLog {
+    /// Locks the file and continues its chain, in a thread of its own. `replica` is in each line, if there are several gateways.
+    /// Fails with `Locked` if another process writes the file.
+    pub async fn open(settings: AuditSettings, replica: Option<&str>) -> Result<Arc<Self>, AuditOpenError> {
+        let end = Instant::now() + LOCK_MAX;
+        let sink = loop {
+            match AuditSink::open(&settings.path) {
+                Err(AuditOpenError::Locked { .. }) if Instant::now() < end => tokio::time::sleep(LOCK_PAUSE).await,
+                other => break other?,
+            }
+        };
+        let queue = Arc::new(AuditQueue::default());
+        let writer = AuditWriter::new(sink, Arc::clone(&queue), &settings, replica);
+        std::thread::Builder::new()
+            .name("audit".to_owned())
+            .spawn(move || writer.run())
+            .map_err(|source| AuditOpenError::File { path: settings.path.clone(), source })?;
+        Ok(Arc::new(Self { settings, queue, issuers: RwLock::default() }))
+    }
+
+    /// Names the issuers whose tokens are accepted, for `via`.
+    pub fn know_issuers<'a>(&self, urls: impl Iterator<Item = &'a str>) {
+        *self.issuers.write() =
+            urls.map(|url| (Principal::issuer_digits(url), url.to_owned())).collect::<HashMap<_, _>>();
+    }
+
+    /// Records an event, without waiting. If the queue is full the record is lost, which a later line says.
+    pub fn record(&self, event: &AuditEvent<'_>) {
+        self.queue.push(self.rendered(event));
+    }
+
+    /// Whether calls may be made: always, unless they have to be recorded and the file does not take records.
+    #[must_use]
+    pub fn is_available(&self) -> bool {
+        !self.settings.is_required || self.is_written()
+    }
+
+    /// Whether the file takes records at the moment.
+    #[must_use]
+    pub fn is_written(&self) -> bool {
+        self.queue.is_written()
+    }
+
+    #[must_use]
+    pub const fn is_required(&self) -> bool {
+        self.settings.is_required
+    }
+
+    /// Continues in a new file if the present one was renamed.
+    pub fn reopen(&self) {
+        self.queue.reopen();
+    }
+
+    /// Writes the last records, and releases the file.
+    pub async fn close(&self) {
+        if timeout(CLOSE_MAX, self.queue.close()).await.is_err() {
+            tracing::error!("the audit file does not take its last records; they are lost");
+        }
+    }
+
+    /// A call of a tool from now on. `may_become_task` for a call that a switch for plain calls does not hide.
+    pub fn call(
+        self: &Arc<Self>,
+        who: &Principal,
+        (upstream, tool): (&Arc<str>, &Arc<str>),
+        arguments: impl FnOnce() -> Option<Payload>,
+        may_become_task: bool,
+    ) -> Box<AuditedCall> {
+        let AuditSettings { is_required, records_calls, digests_arguments, .. } = self.settings;
+        let arguments = if digests_arguments { arguments() } else { None };
+        Box::new(AuditedCall {
+            log: Arc::clone(self),
+            who: who.clone(),
+            upstream: Arc::clone(upstream),
+            tool: Arc::clone(tool),
+            began: Instant::now(),
+            arguments: arguments.map(|arguments| hex(digest(&SHA256, arguments.as_str().as_bytes()).as_ref())),
+            is_recorded: records_calls || (is_required && may_become_task),
+            outcome: OnceLock::new(),
+        })
+    }
+
+    /// Returns once the record is on the disk, or fails.
+    async fn hand_over(&self, event: &AuditEvent<'_>) -> Result<(), GatewayFault> {
+        let refused = GatewayFault::new(Reason::AuditUnavailable, Executed::No);
+        if !self.is_written() {
+            return Err(refused);
+        }
+        let (reply, written) = oneshot::channel();
+        self.queue.push(QueuedRecord { reply: Some(reply), ..self.rendered(event) });
+        match timeout(HAND_OVER_MAX, written).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(_)) | Err(_) => Err(refused),
+        }
+    }
+
+    fn rendered(&self, event: &AuditEvent<'_>) -> QueuedRecord {
+        let issuers = self.issuers.read();
+        let issuer = |digits: &str| issuers.get(digits).map(String::as_str);
+        QueuedRecord { at: SystemClock.now(), members: event.members(issuer), reply: None }
+    }
+}
+
+impl Drop for AuditLog {
+    fn drop(&mut self) {
+        self.queue.end();
+    }
+}
+
+/// A call of a tool. Its end is recorded when it is dropped, unless it became a task.
+#[derive(Debug)]
+pub struct AuditedCall {
+    log: Arc<AuditLog>,
+    who: Principal,
+    upstream: Arc<str>,
+    tool: Arc<str>,
+    began: Instant,
+    arguments: Option<String>,
+    is_recorded: bool,
+    outcome: OnceLock<&'static str>,
+}
+
+/// The outcome of a call without response: its client left, or the gateway ended.
+const ABANDONED: &str = "abandoned";
+
+impl AuditedCall {
+    /// Records that the call is about to be sent, if it must be recorded before. Fails if that is impossible.
+    pub async fn begin(&self) -> Result<(), GatewayFault> {
+        match (self.log.settings.is_required, self.is_recorded) {
+            (false, _) => Ok(()),
+            (true, true) => self.log.hand_over(&self.event(AuditAct::CallBegun)).await,
+            (true, false) if self.log.is_written() => Ok(()),
+            (true, false) => Err(GatewayFault::new(Reason::AuditUnavailable, Executed::No)),
+        }
+    }
+
+    /// Notes the outcome. The first one counts.
+    pub fn note(&self, outcome: &'static str) {
+        let _ = self.outcome.set(outcome);
+    }
+
+    /// Records that a task carries the call on.
+    pub fn becomes_task(mut self, key: &TaskKey) {
+        self.is_recorded = false;
+        self.log.record(&AuditEvent { task: Some(key), ..self.event(AuditAct::TaskCreated) });
+    }
+
+    fn event(&self, act: AuditAct) -> AuditEvent<'_> {
+        AuditEvent {
+            who: Some(&self.who),
+            upstream: Some(&self.upstream),
+            tool: Some(&self.tool),
+            arguments: self.arguments.as_deref(),
+            ..AuditEvent::new(act)
+        }
+    }
+}
+
+impl Drop for AuditedCall {
+    fn drop(&mut self) {
+        if self.is_recorded {
+            let outcome = self.outcome.get().copied().unwrap_or(ABANDONED);
+            let seconds = Some(self.began.elapsed().as_secs_f64());
+            self.log.record(&AuditEvent { outcome: Some(outcome), seconds, ..self.event(AuditAct::CallEnded) });
+        }
+    }
+}
+
+/// The `arguments` of a call's params, for [`AuditLog::call`].
+#[must_use]
+pub fn arguments_of(params: Option<&Object>) -> Option<Payload> {
+    params.and_then(|params| params.get("arguments"))
+}

@@ -1,0 +1,169 @@
+//! Passes records from requests to the writer's thread, within a bound in bytes.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use crate::metric;
+use crate::task::Timestamp;
+
+/// Records that wait, in bytes. A further one is lost.
+const BYTES_MAX: usize = 4 << 20;
+/// What a record takes beside its text.
+const RECORD_BYTES: usize = 64;
+/// A record that waits longer shows that the file is blocked.
+const STALL_MAX: Duration = Duration::from_secs(3);
+
+/// A record without its place in the chain.
+#[derive(Debug)]
+pub(super) struct QueuedRecord {
+    pub(super) at: Timestamp,
+    pub(super) members: String,
+    /// Gets its answer once the record is on the disk; dropped if that failed.
+    pub(super) reply: Option<oneshot::Sender<()>>,
+}
+
+#[derive(Debug)]
+pub(super) enum QueueItem {
+    Record(QueuedRecord),
+    /// Records that found no room here.
+    Lost(u64),
+    Reopen,
+}
+
+#[derive(Debug, Default)]
+struct QueueState {
+    items: VecDeque<QueueItem>,
+    bytes: usize,
+    /// Since when the oldest item has waited, or is being written.
+    waits_since: Option<Instant>,
+    /// Set once nothing more is accepted.
+    is_ending: bool,
+    /// Whether the writer has ended.
+    is_over: bool,
+    closed: Vec<oneshot::Sender<()>>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct AuditQueue {
+    state: Mutex<QueueState>,
+    news: Condvar,
+    is_failing: AtomicBool,
+}
+
+/// What the writer has to do.
+pub(super) enum WriterWork {
+    Items(VecDeque<QueueItem>),
+    /// Nothing came in time.
+    Idle,
+    /// The last items were taken before.
+    End,
+}
+
+impl AuditQueue {
+    pub(super) fn push(&self, record: QueuedRecord) {
+        let mut state = self.state.lock();
+        if state.is_ending {
+            return;
+        }
+        let bytes = record.members.len() + RECORD_BYTES;
+        if state.bytes + bytes > BYTES_MAX {
+            metrics::counter!(metric::AUDIT_LOST).increment(1);
+            match state.items.back_mut() {
+                Some(QueueItem::Lost(lost)) => *lost += 1,
+                Some(QueueItem::Record(_) | QueueItem::Reopen) | None => state.items.push_back(QueueItem::Lost(1)),
+            }
+            return;
+        }
+        state.bytes += bytes;
+        state.add(QueueItem::Record(record));
+        self.news.notify_one();
+    }
+
+    pub(super) fn reopen(&self) {
+        let mut state = self.state.lock();
+        // One is enough: it finds the newest file.
+        if !state.is_ending && !state.items.iter().any(|item| matches!(item, QueueItem::Reopen)) {
+            state.add(QueueItem::Reopen);
+            self.news.notify_one();
+        }
+    }
+
+    /// Ends the writer after the items so far.
+    pub(super) fn end(&self) {
+        self.state.lock().is_ending = true;
+        self.news.notify_one();
+    }
+
+    /// Returns once the writer has ended.
+    pub(super) async fn close(&self) {
+        let (sender, ended) = oneshot::channel();
+        {
+            let mut state = self.state.lock();
+            if state.is_over {
+                return;
+            }
+            state.closed.push(sender);
+        }
+        self.end();
+        let _ = ended.await;
+    }
+
+    pub(super) fn is_written(&self) -> bool {
+        let is_stalled = || self.state.lock().waits_since.is_some_and(|since| since.elapsed() > STALL_MAX);
+        !self.is_failing.load(Ordering::Relaxed) && !is_stalled()
+    }
+
+    pub(super) fn set_failing(&self, is_failing: bool) {
+        self.is_failing.store(is_failing, Ordering::Relaxed);
+    }
+
+    /// Takes all items, waiting at most `patience`; without it, as long as it takes. Reports that earlier items are written.
+    pub(super) fn take(&self, patience: Option<Duration>) -> WriterWork {
+        let mut state = self.state.lock();
+        state.waits_since = if state.items.is_empty() { None } else { Some(Instant::now()) };
+        while state.items.is_empty() && !state.is_ending {
+            match patience {
+                Some(patience) if self.news.wait_for(&mut state, patience).timed_out() => return WriterWork::Idle,
+                Some(_) => (),
+                None => self.news.wait(&mut state),
+            }
+        }
+        if state.items.is_empty() {
+            return WriterWork::End;
+        }
+        state.bytes = 0;
+        WriterWork::Items(std::mem::take(&mut state.items))
+    }
+
+    /// Waits before the next attempt to write; false if the gateway ends meanwhile.
+    pub(super) fn pause(&self, span: Duration) -> bool {
+        let mut state = self.state.lock();
+        let end = Instant::now() + span;
+        while !state.is_ending {
+            let rest = end.saturating_duration_since(Instant::now());
+            if rest.is_zero() || self.news.wait_for(&mut state, rest).timed_out() {
+                return true;
+            }
+        }
+        false
+    }
+
+    pub(super) fn has_ended(&self) {
+        let mut state = self.state.lock();
+        (state.is_ending, state.is_over) = (true, true);
+        state.items.clear();
+        state.closed.clear();
+    }
+}
+
+impl QueueState {
+    fn add(&mut self, item: QueueItem) {
+        self.waits_since.get_or_insert_with(Instant::now);
+        self.items.push_back(item);
+    }
+}

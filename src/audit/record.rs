@@ -1,0 +1,317 @@
+//! Defines the events, the lines of the audit file, and the chain of their digests.
+
+use std::borrow::Cow;
+use std::fmt::Write as _;
+use std::net::IpAddr;
+
+use aws_lc_rs::digest::{SHA256, SHA256_OUTPUT_LEN, digest};
+use serde::Deserialize;
+
+use crate::task::digest::hex;
+use crate::task::reference::ShortReference;
+use crate::task::{Principal, TaskKey, Timestamp};
+
+/// No line is longer.
+pub(super) const LINE_BYTES_MAX: usize = 16 << 10;
+/// A longer text is cut, and ends with digits of its digest.
+const TEXT_BYTES_MAX: usize = 256;
+const DIGEST_DIGITS: usize = 16;
+
+/// What was done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AuditAct {
+    LoginRefused,
+    RuleDenied,
+    /// A call is about to be sent; recorded with `required` alone.
+    CallBegun,
+    CallEnded,
+    CallAnswered,
+    TaskCreated,
+    TaskSettled,
+    TaskRead,
+    TaskAnswered,
+    TaskCancelled,
+    TaskDeleted,
+    OperatorCancelled,
+    OperatorForgot,
+    Reload,
+    /// The first line of a process, and of a file after its rotation.
+    Opened,
+    Closed,
+    /// Records that the file did not take.
+    Lost,
+}
+
+impl AuditAct {
+    pub(super) const fn label(self) -> &'static str {
+        match self {
+            Self::LoginRefused => "login.refused",
+            Self::RuleDenied => "rule.denied",
+            Self::CallBegun => "call.begun",
+            Self::CallEnded => "call.ended",
+            Self::CallAnswered => "call.answered",
+            Self::TaskCreated => "task.created",
+            Self::TaskSettled => "task.settled",
+            Self::TaskRead => "task.read",
+            Self::TaskAnswered => "task.answered",
+            Self::TaskCancelled => "task.cancelled",
+            Self::TaskDeleted => "task.deleted",
+            Self::OperatorCancelled => "operator.cancelled",
+            Self::OperatorForgot => "operator.forgot",
+            Self::Reload => "reload",
+            Self::Opened => "audit.opened",
+            Self::Closed => "audit.closed",
+            Self::Lost => "audit.lost",
+        }
+    }
+}
+
+/// One event. Absent members are not in its line.
+#[derive(Clone, Copy, Debug)]
+pub struct AuditEvent<'a> {
+    pub act: AuditAct,
+    pub who: Option<&'a Principal>,
+    /// The address of a client that is not known by name.
+    pub client: Option<IpAddr>,
+    pub upstream: Option<&'a str>,
+    pub tool: Option<&'a str>,
+    /// A prompt, a resource, or the name of a replica.
+    pub item: Option<&'a str>,
+    pub task: Option<&'a TaskKey>,
+    pub outcome: Option<&'a str>,
+    pub seconds: Option<f64>,
+    /// The digest of a call's arguments.
+    pub arguments: Option<&'a str>,
+    /// The line of the configuration that decided.
+    pub rule: Option<&'a str>,
+    /// A number of lost records, or of bytes that were cut off.
+    pub count: Option<(&'static str, u64)>,
+}
+
+impl<'a> AuditEvent<'a> {
+    #[must_use]
+    pub const fn new(act: AuditAct) -> Self {
+        Self {
+            act,
+            who: None,
+            client: None,
+            upstream: None,
+            tool: None,
+            item: None,
+            task: None,
+            outcome: None,
+            seconds: None,
+            arguments: None,
+            rule: None,
+            count: None,
+        }
+    }
+
+    #[must_use]
+    pub const fn of_task(act: AuditAct, key: &'a TaskKey) -> Self {
+        Self { who: Some(&key.owner), task: Some(key), ..Self::new(act) }
+    }
+
+    /// The members after the chain's, with the closing brace. `issuer` finds the URL of a principal's issuer.
+    pub(super) fn members<'i>(&self, issuer: impl FnOnce(&str) -> Option<&'i str>) -> String {
+        let mut out = String::with_capacity(256);
+        let mut member = |name: &str, text: &str| {
+            let _ = write!(out, "\"{name}\":");
+            put_text(&mut out, text);
+            out.push(',');
+        };
+        member("what", self.act.label());
+        if let Some(who) = self.who {
+            member("who", who.as_str());
+            let url = who.issuer().and_then(issuer);
+            member("via", url.unwrap_or_else(|| who.scheme()));
+        }
+        let client = self.client.map(|client| client.to_string());
+        let task = self.task.map(|key| ShortReference::of(key).to_string());
+        let texts = [
+            ("client", client.as_deref()),
+            ("upstream", self.upstream),
+            ("tool", self.tool),
+            ("item", self.item),
+            ("task", task.as_deref()),
+            ("outcome", self.outcome),
+            ("rule", self.rule),
+            ("arguments_sha256", self.arguments),
+        ];
+        for (name, text) in texts {
+            if let Some(text) = text {
+                member(name, text);
+            }
+        }
+        if let Some(seconds) = self.seconds {
+            let _ = write!(out, "\"seconds\":{seconds:.3},");
+        }
+        if let Some((name, count)) = self.count {
+            let _ = write!(out, "\"{name}\":{count},");
+        }
+        out.pop();
+        out.push('}');
+        out
+    }
+}
+
+/// Writes a JSON string in which no character moves, hides or reorders others. A long one is cut, with digits of its digest, so
+/// that two long names remain two.
+fn put_text(out: &mut String, text: &str) {
+    let (shown, mark) = if text.len() > TEXT_BYTES_MAX {
+        let digits = hex(digest(&SHA256, text.as_bytes()).as_ref());
+        let cut = (0..=TEXT_BYTES_MAX).rev().find(|at| text.is_char_boundary(*at)).unwrap_or_default();
+        (&text[..cut], format!("…{}", &digits[..DIGEST_DIGITS]))
+    } else {
+        (text, String::new())
+    };
+    out.push('"');
+    for character in shown.chars() {
+        match character {
+            '"' | '\\' => out.extend(['\\', character]),
+            _ if !is_hidden(character) => out.push(character),
+            _ => {
+                for unit in character.encode_utf16(&mut [0; 2]) {
+                    let _ = write!(out, "\\u{unit:04x}");
+                }
+            }
+        }
+    }
+    out.push_str(&mark);
+    out.push('"');
+}
+
+/// Controls, marks of direction, and characters without width.
+fn is_hidden(character: char) -> bool {
+    character.is_control()
+        || matches!(
+            character,
+            '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}'
+                | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}'
+        )
+}
+
+pub(super) type LineDigest = [u8; SHA256_OUTPUT_LEN];
+
+/// The digest of a line without its line end.
+pub(super) fn digest_of(line: &[u8]) -> LineDigest {
+    let mut bytes = LineDigest::default();
+    bytes.copy_from_slice(digest(&SHA256, line).as_ref());
+    bytes
+}
+
+/// The end of a chain: number and digest of its last line; zeros before the first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct ChainEnd {
+    pub(super) seq: u64,
+    pub(super) digest: LineDigest,
+}
+
+impl ChainEnd {
+    /// Appends a line to `out` and to the chain.
+    pub(super) fn add(&mut self, at: Timestamp, replica: Option<&str>, members: &str, out: &mut Vec<u8>) {
+        self.seq += 1;
+        let mut line = format!("{{\"seq\":{},\"time\":\"{at}\",", self.seq);
+        if let Some(replica) = replica {
+            line.push_str("\"replica\":");
+            put_text(&mut line, replica);
+            line.push(',');
+        }
+        let _ = write!(line, "\"prev\":\"{}\",{members}", hex(&self.digest));
+        self.digest = digest_of(line.as_bytes());
+        out.extend_from_slice(line.as_bytes());
+        out.push(b'\n');
+    }
+
+    /// The end of the chain with this line as its last.
+    pub(super) fn at(line: &[u8]) -> Option<Self> {
+        Some(Self { seq: LineLinks::read(line)?.seq, digest: digest_of(line) })
+    }
+}
+
+/// The members of a line that a verifier reads.
+#[derive(Debug, Deserialize)]
+pub(super) struct LineLinks<'a> {
+    pub(super) seq: u64,
+    #[serde(borrow)]
+    pub(super) prev: Cow<'a, str>,
+    #[serde(default)]
+    pub(super) lost: u64,
+}
+
+impl<'a> LineLinks<'a> {
+    /// `None` for a text that no gateway wrote.
+    pub(super) fn read(line: &'a [u8]) -> Option<Self> {
+        let is_bare = line.first() == Some(&b'{') && line.last() == Some(&b'}') && line.len() < LINE_BYTES_MAX;
+        is_bare.then(|| serde_json::from_slice::<Self>(line).ok()).flatten().filter(|links| links.seq > 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_line_is_within_the_bound_and_keeps_long_names_apart() {
+        let hostile = "\u{1}".repeat(100_000);
+        let who = [Principal::new(&hostile), Principal::new(&format!("{hostile}x"))];
+        let lines = who.each_ref().map(|who| {
+            let key = TaskKey { owner: who.clone(), id: crate::task::TaskId::from_bits(7) };
+            let event = AuditEvent {
+                client: Some(IpAddr::from([0xffff; 8])),
+                upstream: Some(&hostile),
+                tool: Some(&hostile),
+                item: Some(&hostile),
+                outcome: Some("ended"),
+                seconds: Some(f64::from(u32::MAX)),
+                arguments: Some(&hostile),
+                rule: Some(&hostile),
+                count: Some(("lost", u64::MAX)),
+                ..AuditEvent::of_task(AuditAct::CallEnded, &key)
+            };
+            let (mut chain, mut line) = (ChainEnd { seq: u64::MAX - 1, ..ChainEnd::default() }, Vec::new());
+            chain.add(Timestamp::from_millis(u64::MAX), Some(&hostile), &event.members(|_| None), &mut line);
+            line.pop();
+            assert!(LineLinks::read(&line).is_some(), "{} bytes", line.len());
+            event.members(|_| None)
+        });
+        assert_ne!(lines[0], lines[1]);
+    }
+
+    #[test]
+    fn b175_hostile_names_are_escaped_and_json_reads_the_same() {
+        let hostile = "a\"\\\n\u{1b}[2J\u{7f}\u{9b}\u{85}\u{202e}\u{2066}\u{200b}\u{feff}\u{e0041}é🦀";
+        let event = AuditEvent { tool: Some(hostile), ..AuditEvent::new(AuditAct::CallEnded) };
+        let members = event.members(|_| None);
+        assert_eq!(
+            members,
+            concat!(
+                r#""what":"call.ended","tool":"a\"\\\u000a\u001b[2J\u007f\u009b\u0085\u202e\u2066\u200b\ufeff"#,
+                r#"\udb40\udc41é🦀"}"#
+            )
+        );
+        let read: serde_json::Value = serde_json::from_str(&format!("{{{members}")).unwrap();
+        assert_eq!(read["tool"], hostile);
+    }
+
+    /// An auditor's own program computes it so.
+    #[test]
+    fn a_line_has_the_digest_of_the_line_before() {
+        let (mut chain, mut lines) = (ChainEnd::default(), Vec::new());
+        let ada = Principal::holding("ada");
+        for _ in 0..2 {
+            let event = AuditEvent { who: Some(&ada), ..AuditEvent::new(AuditAct::Reload) };
+            chain.add(Timestamp::from_millis(0), Some("a"), &event.members(|_| None), &mut lines);
+        }
+        let lines = String::from_utf8(lines).unwrap();
+        let (first, second) = lines.trim_end().split_once('\n').unwrap();
+        let zeros = "0".repeat(64);
+        assert_eq!(
+            first,
+            format!(
+                r#"{{"seq":1,"time":"1970-01-01T00:00:00.000Z","replica":"a","prev":"{zeros}","what":"reload","who":"key:ada","via":"api_key"}}"#
+            )
+        );
+        assert!(second.contains(&format!(r#""prev":"{}""#, hex(&digest_of(first.as_bytes())))), "{second}");
+    }
+}

@@ -1,0 +1,251 @@
+//! Writes the records, in a thread of its own: the only writer of the file.
+//!
+//! Lines reach the kernel as they come. With `required`, a batch is on the disk before its calls are sent; else the file is
+//! synced each second. A failed write is repeated each second, with the same lines.
+
+use std::fs::OpenOptions;
+use std::io::{self, Write as _};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::AuditSettings;
+use super::file::AuditSink;
+use super::queue::{AuditQueue, QueueItem, QueuedRecord, WriterWork};
+use super::record::{AuditAct, AuditEvent, ChainEnd, LINE_BYTES_MAX};
+use crate::metric;
+use crate::system::OwnersAlone as _;
+use crate::task::digest::hex;
+use crate::task::{Clock as _, SystemClock};
+
+const RETRY: Duration = Duration::from_secs(1);
+const SYNC_INTERVAL: Duration = Duration::from_secs(1);
+/// Lines that are written at once, in bytes.
+const BATCH_BYTES: usize = 256 << 10;
+/// Each such line, and the first of a chain, has its digest in the anchor file.
+pub(super) const ANCHOR_INTERVAL: u64 = 1_000;
+/// Anchors that wait while their file cannot be written.
+const ANCHORS_MAX: usize = 1_000;
+
+pub(super) struct AuditWriter {
+    sink: AuditSink,
+    queue: Arc<AuditQueue>,
+    is_required: bool,
+    replica: Option<String>,
+    chain: ChainEnd,
+    lines: Vec<u8>,
+    count: u64,
+    replies: Vec<tokio::sync::oneshot::Sender<()>>,
+    /// Whether lines were written since the last sync.
+    is_unsynced: bool,
+    is_failing: bool,
+    anchor: Option<PathBuf>,
+    anchors: Vec<ChainEnd>,
+}
+
+/// The gateway ends, and the file does not take its last records.
+struct GivenUp;
+
+impl AuditWriter {
+    pub(super) fn new(
+        sink: AuditSink,
+        queue: Arc<AuditQueue>,
+        settings: &AuditSettings,
+        replica: Option<&str>,
+    ) -> Self {
+        Self {
+            chain: sink.end,
+            sink,
+            queue,
+            is_required: settings.is_required,
+            replica: replica.map(str::to_owned),
+            lines: Vec::new(),
+            count: 0,
+            replies: Vec::new(),
+            is_unsynced: false,
+            is_failing: false,
+            anchor: settings.anchor.clone(),
+            anchors: Vec::new(),
+        }
+    }
+
+    pub(super) fn run(mut self) {
+        if self.work().is_err() {
+            let lost = self.count;
+            tracing::error!(lost, "the audit file did not take the last records");
+        }
+        self.queue.has_ended();
+    }
+
+    fn work(&mut self) -> Result<(), GivenUp> {
+        let outcome = if self.chain == ChainEnd::default() { "new" } else { "continued" };
+        let torn = self.sink.torn_bytes;
+        let count = (torn > 0).then_some(("cut_bytes", torn));
+        self.add_own(&AuditEvent { outcome: Some(outcome), count, ..AuditEvent::new(AuditAct::Opened) });
+        self.flush()?;
+        loop {
+            let patience = (self.is_unsynced || self.is_failing).then_some(SYNC_INTERVAL);
+            match self.queue.take(patience) {
+                WriterWork::Items(items) => {
+                    for item in items {
+                        self.carry_out(item)?;
+                    }
+                    self.flush()?;
+                }
+                WriterWork::Idle => self.sync(),
+                WriterWork::End => break,
+            }
+        }
+        self.add_own(&AuditEvent::new(AuditAct::Closed));
+        self.flush()?;
+        self.sync();
+        Ok(())
+    }
+
+    fn carry_out(&mut self, item: QueueItem) -> Result<(), GivenUp> {
+        match item {
+            QueueItem::Record(QueuedRecord { at, members, reply }) => {
+                self.chain.add(at, self.replica.as_deref(), &members, &mut self.lines);
+                self.added();
+                self.replies.extend(reply);
+            }
+            QueueItem::Lost(lost) => {
+                self.add_own(&AuditEvent { count: Some(("lost", lost)), ..AuditEvent::new(AuditAct::Lost) });
+            }
+            QueueItem::Reopen => {
+                self.flush()?;
+                match self.sink.reopen() {
+                    Ok(true) => {
+                        self.add_own(&AuditEvent { outcome: Some("rotated"), ..AuditEvent::new(AuditAct::Opened) });
+                        self.flush()?;
+                        tracing::info!("the audit continues in a new file");
+                    }
+                    Ok(false) => (),
+                    Err(error) => {
+                        tracing::error!(%error, "the audit file cannot be opened again; the present one is continued");
+                    }
+                }
+            }
+        }
+        if self.lines.len() > BATCH_BYTES { self.flush() } else { Ok(()) }
+    }
+
+    fn add_own(&mut self, event: &AuditEvent<'_>) {
+        let members = event.members(|_| None);
+        self.chain.add(SystemClock.now(), self.replica.as_deref(), &members, &mut self.lines);
+        self.added();
+    }
+
+    fn added(&mut self) {
+        debug_assert!(self.lines.len() < BATCH_BYTES + 2 * LINE_BYTES_MAX, "batches are bounded");
+        self.count += 1;
+        let seq = self.chain.seq;
+        if self.anchor.is_some()
+            && (seq == 1 || seq.is_multiple_of(ANCHOR_INTERVAL))
+            && self.anchors.len() < ANCHORS_MAX
+        {
+            self.anchors.push(self.chain);
+        }
+    }
+
+    /// Writes the lines so far, as often as it takes.
+    fn flush(&mut self) -> Result<(), GivenUp> {
+        if self.lines.is_empty() {
+            return Ok(());
+        }
+        let mut is_last = false;
+        while let Err(error) = self.sink.append(&self.lines) {
+            self.fails(&error);
+            if is_last {
+                return Err(GivenUp);
+            }
+            is_last = !self.queue.pause(RETRY);
+        }
+        metrics::counter!(metric::AUDIT_RECORDS).increment(self.count);
+        self.lines.clear();
+        self.count = 0;
+        self.is_unsynced = true;
+        if self.is_required || self.is_failing {
+            self.sync();
+        }
+        for reply in self.replies.drain(..) {
+            // Dropped, it refuses its call.
+            let _ = if self.is_failing { Ok(()) } else { reply.send(()) };
+        }
+        self.write_anchors();
+        Ok(())
+    }
+
+    fn sync(&mut self) {
+        match self.sink.sync() {
+            Ok(()) => {
+                self.is_unsynced = false;
+                if std::mem::take(&mut self.is_failing) {
+                    tracing::info!("the audit file is written again");
+                    self.queue.set_failing(false);
+                }
+            }
+            Err(error) => self.fails(&error),
+        }
+    }
+
+    fn fails(&mut self, error: &io::Error) {
+        if !std::mem::replace(&mut self.is_failing, true) {
+            tracing::error!(%error, "the audit file cannot be written; it is tried again each second");
+            self.queue.set_failing(true);
+        }
+    }
+
+    fn write_anchors(&mut self) {
+        let (Some(path), false) = (&self.anchor, self.anchors.is_empty()) else { return };
+        let text: String = self.anchors.iter().map(|end| format!("{} {}\n", end.seq, hex(&end.digest))).collect();
+        let opened = OpenOptions::new().append(true).create(true).owners_alone().open(path);
+        let written = opened.and_then(|mut file| file.write_all(text.as_bytes()).and_then(|()| file.sync_data()));
+        match written {
+            Ok(()) => self.anchors.clear(),
+            Err(error) => {
+                tracing::error!(%error, file = %path.display(), "digests of audit lines were not written to `audit.anchor`");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::verify::ChainVerifier;
+    use super::*;
+
+    /// As while the file is blocked.
+    #[test]
+    fn records_without_room_are_counted_by_a_line_in_their_place() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit.jsonl");
+        let settings = AuditSettings {
+            path: path.clone(),
+            is_required: false,
+            records_calls: true,
+            digests_arguments: false,
+            anchor: None,
+        };
+        let queue = Arc::new(AuditQueue::default());
+        let tool = "x".repeat(250);
+        let push = || {
+            let members = AuditEvent { tool: Some(&tool), ..AuditEvent::new(AuditAct::CallEnded) }.members(|_| None);
+            queue.push(QueuedRecord { at: SystemClock.now(), members, reply: None });
+        };
+        (0..20_000).for_each(|_| push());
+        let writer = AuditWriter::new(AuditSink::open(&path).unwrap(), Arc::clone(&queue), &settings, None);
+        let writing = std::thread::spawn(move || writer.run());
+        // Accepted or not, it is counted.
+        push();
+        queue.end();
+        writing.join().unwrap();
+        let text = std::fs::read_to_string(path).unwrap();
+        let mut verifier = ChainVerifier::default();
+        verifier.file(text.as_bytes()).unwrap();
+        let kept = text.matches("call.ended").count() as u64;
+        assert!(verifier.lost > 5_000, "{}", verifier.lost);
+        assert_eq!(kept + verifier.lost, 20_001);
+        assert_eq!(text.matches("audit.lost").count(), 1);
+    }
+}

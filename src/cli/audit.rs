@@ -1,0 +1,60 @@
+//! Verifies audit files (`taskgate audit`).
+
+use std::fs::File;
+use std::io::{BufReader, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use super::say;
+use crate::audit::verify::{Anchors, AuditFault, ChainVerifier};
+use crate::console;
+
+#[derive(Debug, clap::Subcommand)]
+pub(super) enum AuditCommand {
+    /// Checks that each line follows the one before, and names the first that does not. Changes nothing.
+    ///
+    /// A chain shows that lines were changed, removed or moved, by a program that did not compute all later digests anew. For that,
+    /// compare with an anchor file, or with the digest that an earlier run printed.
+    Verify {
+        /// The digests that `audit.anchor` has of the same chain.
+        #[arg(long, value_name = "FILE")]
+        anchor: Option<PathBuf>,
+        /// The audit files, in the order in which they were written.
+        #[arg(value_name = "FILE", required = true)]
+        files: Vec<PathBuf>,
+    },
+}
+
+pub(super) fn run(order: &AuditCommand) -> ExitCode {
+    let AuditCommand::Verify { anchor, files } = order;
+    match verified(anchor.as_deref(), files) {
+        Ok(text) => {
+            // A closed stdout cannot be reported.
+            let _ = writeln!(console::stdout(), "{text}");
+            ExitCode::SUCCESS
+        }
+        Err((file, fault)) => {
+            say(format_args!("{}: {fault}", file.display()));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn verified<'a>(anchor: Option<&'a Path>, files: &'a [PathBuf]) -> Result<String, (&'a Path, AuditFault)> {
+    let open = |path: &Path| Ok(BufReader::new(File::open(path)?));
+    let anchors = match anchor {
+        Some(path) => open(path).and_then(Anchors::read).map_err(|fault| (path, fault))?,
+        None => Anchors::default(),
+    };
+    let mut verifier = ChainVerifier::with(anchors);
+    for path in files {
+        open(path).and_then(|text| verifier.file(text)).map_err(|fault| (path.as_path(), fault))?;
+    }
+    if let (Some(path), Err(fault)) = (anchor, verifier.finish()) {
+        return Err((path, fault));
+    }
+    let (last, digest) = verifier.last().unwrap_or_default();
+    let ChainVerifier { lines, first, lost, .. } = verifier;
+    let lost = if lost > 0 { format!("; {lost} records were lost, as `audit.lost` lines say") } else { String::new() };
+    Ok(format!("{lines} lines, seq {first} to {last}, are one chain{lost}; the last digest is {digest}"))
+}

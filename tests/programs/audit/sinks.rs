@@ -1,0 +1,213 @@
+//! Files that block, fail, are renamed, or have another writer.
+
+use std::io::Read as _;
+use std::sync::Mutex;
+
+use super::*;
+
+const REFUSED: &str = "audit_unavailable";
+
+fn with_path(path: &Path, more: &str) -> String {
+    format!("[audit]\npath = \"{}\"\n{more}\n", path.display())
+}
+
+async fn call(program: &Program) -> Answer {
+    Call::plain(&json!({})).send(program.clients, "/up/mcp").await
+}
+
+async fn is_ready(program: &Program, status: u16, said: &str) {
+    in_time(async {
+        loop {
+            let ready = program.get("/readyz?verbose").await;
+            if ready.status == status && ready.body.contains("audit failing") != said.is_empty() {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+}
+
+fn pipe(dir: &TempDir) -> PathBuf {
+    let path = dir.path().join("pipe");
+    assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
+    path
+}
+
+/// SEC-34.
+#[tokio::test]
+async fn sec_34_a_sink_that_is_full_or_blocked_stops_no_request_unless_records_are_required() {
+    let dir = tempfile::tempdir().unwrap();
+    let sinks = [PathBuf::from("/dev/full"), pipe(&dir)];
+    for sink in &sinks {
+        let server = echo().await;
+        let folder = Folder::with(&with_path(sink, ""));
+        folder.write(&block("up", &server));
+        let mut program = Program::serve(&folder).await;
+        is_ready(&program, 200, "audit failing").await;
+        assert_eq!(load(&program, 50).await, 50, "{}", sink.display());
+        assert_eq!(program.counted("taskgate_audit_records_total").await, 0);
+        program.signal("INT");
+        assert_eq!(program.ended().await, Some(0), "it ends nevertheless");
+    }
+    for sink in &sinks {
+        let server = echo().await;
+        let folder = Folder::with(&with_path(sink, "required = true"));
+        folder.write(&block("up", &server));
+        let program = Program::serve(&folder).await;
+        is_ready(&program, 503, "audit failing").await;
+        for _ in 0..3 {
+            let refused = call(&program).await;
+            assert_eq!(refused.status, 503, "{}: {refused:?}", sink.display());
+            assert!(refused.body.contains(REFUSED), "{refused:?}");
+        }
+        assert_eq!(server.world.count("tools/call"), 0, "nothing was sent");
+        let cancel = "/tasks/000000000000/cancel";
+        assert_eq!(
+            send(program.admin, "POST", cancel, &[("content-type", "application/json")], "{}").await.status,
+            503
+        );
+        assert_eq!(program.get("/tasks").await.status, 200);
+    }
+}
+
+/// Once the pipe has a reader, what waited arrives, and calls go on.
+#[tokio::test]
+async fn a_blocked_pipe_gets_every_record_once_it_is_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let (pipe, server) = (pipe(&dir), echo().await);
+    let folder = Folder::with(&with_path(&pipe, "required = true"));
+    folder.write(&block("up", &server));
+    let program = Program::serve(&folder).await;
+    is_ready(&program, 503, "audit failing").await;
+    assert_eq!(call(&program).await.status, 503);
+    let text = Arc::new(Mutex::new(Vec::new()));
+    let gathered = Arc::clone(&text);
+    let reader = std::thread::spawn(move || {
+        let mut pipe = fs::File::open(pipe).unwrap();
+        let mut part = [0; 4096];
+        while let Ok(bytes @ 1..) = pipe.read(&mut part) {
+            gathered.lock().unwrap().extend_from_slice(&part[..bytes]);
+        }
+    });
+    is_ready(&program, 200, "").await;
+    assert_eq!(load(&program, 5).await, 5);
+    drop(program);
+    reader.join().unwrap();
+    let kept = dir.path().join("kept");
+    fs::write(&kept, &*text.lock().unwrap()).unwrap();
+    is_one_chain(&[&kept]);
+    let begun = lines(&kept).iter().filter(|line| line["what"] == "call.begun").count();
+    assert_eq!((begun, server.world.count("tools/call")), (5, 5));
+}
+
+/// A disk that fills while calls are made, by a limit on the size of files.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_that_cannot_grow_keeps_whole_lines_and_tells_how_many_records_were_lost() {
+    for (required, answered) in [("", 200), ("required = true", 503)] {
+        let (audit, server) = (Audit::new(required), echo().await);
+        let folder = Folder::with(&audit.keys);
+        folder.write(&block("up", &server));
+        let (program, arguments) = (env!("CARGO_BIN_EXE_taskgate"), folder.path().join("taskgate.toml"));
+        let mut command = tokio::process::Command::new("sh");
+        // In blocks of 512 bytes; the signal of the limit is ignored, so that writes fail.
+        let script = format!("trap '' XFSZ; ulimit -f 40; exec {program} serve --config \"$1\"");
+        command.env_remove("TASKGATE_LOG").args(["-c", &script, "-"]).arg(arguments);
+        let program = Program::launch(command).await;
+        load(&program, 200).await;
+        is_ready(&program, if answered == 200 { 200 } else { 503 }, "audit failing").await;
+        assert_eq!(call(&program).await.status, answered);
+        is_one_chain(&[&audit.path()]);
+        assert!(fs::metadata(audit.path()).unwrap().len() <= 40 * 1024);
+    }
+}
+
+/// SEC-35.
+#[tokio::test]
+async fn sec_35_two_writers_of_one_file_are_refused() {
+    let (audit, server) = (Audit::new(""), echo().await);
+    let [first, second] = [0, 1].map(|_| Folder::with(&audit.keys));
+    for folder in [&first, &second] {
+        folder.write(&block("up", &server));
+    }
+    let mut program = Program::serve(&first).await;
+    let refused = in_time(second.command().kill_on_drop(true).output()).await.unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(75), "{said}");
+    assert!(said.contains("key `audit.path`: ") && said.contains("another process writes this audit file"), "{said}");
+    assert_eq!(load(&program, 3).await, 3);
+    program.signal("INT");
+    assert_eq!(program.ended().await, Some(0));
+    is_one_chain(&[&audit.path()]);
+    // Now it is free.
+    let mut program = Program::serve(&second).await;
+    program.signal("INT");
+    assert_eq!(program.ended().await, Some(0));
+    is_one_chain(&[&audit.path()]);
+
+    for (text, said) in
+        [("hello\n", "is no audit file"), ("{\"seq\":0}\n", "is no audit file"), ("x", "is no audit file")]
+    {
+        fs::write(audit.path(), text).unwrap();
+        let refused = in_time(second.command().kill_on_drop(true).output()).await.unwrap();
+        assert_eq!(refused.status.code(), Some(64), "{refused:?}");
+        assert!(String::from_utf8_lossy(&refused.stderr).contains(said), "{refused:?}");
+        assert_eq!(fs::read_to_string(audit.path()).unwrap(), text, "it is left as it was");
+    }
+}
+
+/// By rename and SIGHUP, as logrotate does.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rotation_under_load_keeps_the_chain() {
+    let anchor = tempfile::tempdir().unwrap();
+    let anchors = anchor.path().join("audit.anchor");
+    let audit = Audit::new(&format!("anchor = \"{}\"", anchors.display()));
+    let server = echo().await;
+    let folder = Folder::with(&audit.keys);
+    folder.write(&block("up", &server));
+    let mut program = Program::serve(&folder).await;
+    let names: Vec<PathBuf> = (1..=3).map(|n| audit.dir.path().join(format!("audit.jsonl.{n}"))).collect();
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    let loading = async {
+        let mut made = 0;
+        while !is_over.load(Ordering::Relaxed) || made < 1_500 {
+            made += load(&program, 100).await;
+        }
+        made
+    };
+    let rotating = async {
+        for name in &names {
+            audit.until(|line| line["what"] == "call.ended").await;
+            fs::rename(audit.path(), name).unwrap();
+            program.signal("HUP");
+            in_time(async {
+                while !audit.path().exists() {
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
+            })
+            .await;
+        }
+        is_over.store(true, Ordering::Relaxed);
+    };
+    let (made, ()) = tokio::join!(loading, rotating);
+    program.signal("INT");
+    assert_eq!(program.ended().await, Some(0));
+    let files: Vec<PathBuf> = names.iter().cloned().chain([audit.path()]).collect();
+    let ended = |path: &PathBuf| lines(path).iter().filter(|line| line["what"] == "call.ended").count();
+    assert_eq!(files.iter().map(ended).sum::<usize>(), made);
+    for file in &files[1..] {
+        let first = &lines(file)[0];
+        assert_eq!((&first["what"], &first["outcome"]), (&"audit.opened".into(), &"rotated".into()));
+    }
+    let flag = Path::new("--anchor");
+    let all: Vec<&Path> = files.iter().map(PathBuf::as_path).collect();
+    is_one_chain(&all);
+    is_one_chain(&[&[flag, &anchors], all.as_slice()].concat());
+    // In another order, without one, without the end.
+    for wrong in [vec![all[1], all[0]], vec![all[0], all[2]], vec![flag, &anchors, all[0]]] {
+        let output = verify(&wrong);
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+    }
+    assert_eq!(verify(&[Path::new("/nowhere")]).status.code(), Some(1));
+    assert_eq!(verify(&[]).status.code(), Some(64));
+}

@@ -94,7 +94,8 @@ impl WaitingListeners {
 
 pub(super) fn clients_site(settings: ListenSettings, callers: Authenticator, routes: Routes) -> ListenerSpec {
     let (role, limits) = (ListenerRole::Clients, ListenerLimits::default());
-    ListenerSpec { role, settings, limits, callers, routes, peers_ca: None }
+    let peers = settings.client_certificates.clone();
+    ListenerSpec { role, settings, limits, callers, routes, peers }
 }
 
 /// Replaces the routes of a waiting listener, or starts a new one.

@@ -10,7 +10,7 @@ use crate::face::own_metadata::OwnResource;
 use crate::face::rates::Rates;
 use crate::server::admin::Readiness;
 use crate::server::tokens::TokenVerifier;
-use crate::server::{Authenticator, Routes, TokenHolders};
+use crate::server::{Authenticator, Routes};
 use crate::upstream::TaskScope;
 
 const ISSUER_UNKNOWN: &str = "issuer_unknown";
@@ -24,11 +24,9 @@ pub(super) struct FreshKeys {
 
 /// The authentication of a new configuration, with the keys that are known already.
 pub(super) fn succeeding(callers: Authenticator, before: Option<&FreshKeys>) -> Authenticator {
-    match (callers, before) {
-        (Authenticator::TokenHolders(TokenHolders { tokens, keys }), Some(before)) => {
-            Authenticator::TokenHolders(TokenHolders { tokens: tokens.succeeding(&before.tokens), keys })
-        }
-        (callers, _) => callers,
+    match before {
+        Some(before) => callers.with_tokens(|tokens| tokens.clone().succeeding(&before.tokens)),
+        None => callers,
     }
 }
 

@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 
 use super::ListenSettings;
 use super::api_keys::{ApiKeyRing, KEY_HEADER, shows_key};
+use super::client_certificates::{CertificateRefusal, CertificateRing, PeerCertificate};
 use super::grant::Grant;
 use super::host::{is_loopback, names_this_machine};
 use super::refusal::{ForwardRefusal, Refusal};
@@ -21,7 +22,7 @@ use crate::face::own_metadata::{ChallengeError, challenge};
 use crate::face::sealed::{ForwardToken, digest_of_request};
 use crate::face::session_owners::{FORWARD, SessionOwners};
 use crate::replica::{ForwardedNumberRefusal, ForwardedNumbers};
-use crate::task::{Caller, Principal};
+use crate::task::{Caller, Clock as _, Principal, SystemClock, Timestamp};
 
 /// A proxy header with a name outside the common prefix, and that prefix.
 const ADDRESS_OF_ANOTHER: &str = "x-real-ip";
@@ -39,6 +40,8 @@ pub enum Authenticator {
     KeyHolders(ApiKeyRing),
     /// Requires an access token, or an API key if there are some too. The form of a credential decides which it is.
     TokenHolders(TokenHolders),
+    /// Requires a client certificate, or one of the other credentials if some are accepted too.
+    CertificateHolders(CertificateHolders),
     /// Serves requests that other replicas forward, with the principal that they authenticated.
     Replicas(ForwardedCallers),
 }
@@ -50,15 +53,63 @@ pub struct TokenHolders {
     pub keys: ApiKeyRing,
 }
 
+#[derive(Clone, Debug)]
+pub struct CertificateHolders {
+    pub certificates: CertificateRing,
+    /// How holders of keys or tokens are authenticated, if there are some.
+    pub others: Option<Box<Authenticator>>,
+}
+
+/// The challenge where certificates alone are accepted; no registered scheme is about them.
+const CERTIFICATE_SCHEME: HeaderValue = HeaderValue::from_static("Certificate");
+const BEARER_SCHEME: HeaderValue = HeaderValue::from_static("Bearer");
+
+impl CertificateHolders {
+    /// Whether a request has a credential beside its certificate, by its form. Another `Authorization` is a server's.
+    fn has_other_credential<B>(&self, request: &Request<B>) -> bool {
+        let (Some(others), headers) = (&self.others, request.headers()) else { return false };
+        let mut authorizations = headers.get_all(AUTHORIZATION).iter();
+        headers.contains_key(KEY_HEADER)
+            || match others.tokens() {
+                Some(_) => authorizations.next().is_some() || has_token_in_query(request),
+                None => authorizations.any(|value| shows_key(value.as_bytes())),
+            }
+    }
+
+    /// The caller with a certificate and no other credential.
+    fn caller(&self, certificate: &PeerCertificate) -> Result<AuthenticatedCaller, CertificateRefusal> {
+        let owner = self.certificates.owner(certificate)?;
+        Ok(AuthenticatedCaller::of_this_listener(owner.caller, self.certificates.grant().clone()))
+    }
+
+    /// The caller with a certificate and another credential: both must be one principal's by the configuration. It is
+    /// then the other credential's, and has no further rights by its certificate.
+    fn joined(
+        &self,
+        certificate: &PeerCertificate,
+        mut known: Box<AuthenticatedCaller>,
+    ) -> Result<Box<AuthenticatedCaller>, CertificateRefusal> {
+        if self.certificates.owner(certificate)?.same_as.as_ref() != Some(&known.caller.principal) {
+            return Err(CertificateRefusal::OfAnother);
+        }
+        known.further.push(self.certificates.grant().clone());
+        Ok(known)
+    }
+}
+
 /// The parameter of a query that would hold a token.
 const TOKEN_PARAMETER: &str = "access_token";
+
+fn has_token_in_query<B>(request: &Request<B>) -> bool {
+    let query = request.uri().query().unwrap_or_default();
+    url::form_urlencoded::parse(query.as_bytes()).any(|(name, _)| name == TOKEN_PARAMETER)
+}
 
 impl TokenHolders {
     fn identify<B>(&self, request: &Request<B>, asked: AskedPath<'_>) -> Result<Identity, Refusal> {
         let path = asked.endpoint;
         let (own, authorization) = (only(request.headers(), &KEY_HEADER)?, only(request.headers(), &AUTHORIZATION)?);
-        let query = request.uri().query().unwrap_or_default();
-        if url::form_urlencoded::parse(query.as_bytes()).any(|(name, _)| name == TOKEN_PARAMETER) {
+        if has_token_in_query(request) {
             return Err(Refusal::TokenInQuery);
         }
         let credential = match (own, authorization) {
@@ -115,16 +166,61 @@ impl Authenticator {
     fn keys(&self) -> Option<&ApiKeyRing> {
         match self {
             Self::KeyHolders(keys) | Self::TokenHolders(TokenHolders { keys, .. }) => Some(keys),
+            Self::CertificateHolders(holders) => holders.others.as_ref()?.keys(),
             Self::Everyone(_) | Self::OnePerson(_) | Self::Replicas(_) => None,
+        }
+    }
+
+    fn keys_mut(&mut self) -> Option<&mut ApiKeyRing> {
+        match self {
+            Self::KeyHolders(keys) | Self::TokenHolders(TokenHolders { keys, .. }) => Some(keys),
+            Self::CertificateHolders(holders) => holders.others.as_mut()?.keys_mut(),
+            Self::Everyone(_) | Self::OnePerson(_) | Self::Replicas(_) => None,
+        }
+    }
+
+    const fn token_holders(&self) -> Option<&TokenHolders> {
+        match self {
+            Self::TokenHolders(holders) => Some(holders),
+            Self::CertificateHolders(CertificateHolders { others: Some(others), .. }) => others.token_holders(),
+            Self::CertificateHolders(CertificateHolders { others: None, .. })
+            | Self::Everyone(_)
+            | Self::OnePerson(_)
+            | Self::KeyHolders(_)
+            | Self::Replicas(_) => None,
+        }
+    }
+
+    const fn certificates_mut(&mut self) -> Option<&mut CertificateRing> {
+        match self {
+            Self::CertificateHolders(holders) => Some(&mut holders.certificates),
+            Self::Everyone(_)
+            | Self::OnePerson(_)
+            | Self::KeyHolders(_)
+            | Self::TokenHolders(_)
+            | Self::Replicas(_) => None,
         }
     }
 
     #[must_use]
     pub const fn tokens(&self) -> Option<&TokenVerifier> {
-        match self {
-            Self::TokenHolders(holders) => Some(&holders.tokens),
-            Self::Everyone(_) | Self::OnePerson(_) | Self::KeyHolders(_) | Self::Replicas(_) => None,
+        match self.token_holders() {
+            Some(holders) => Some(&holders.tokens),
+            None => None,
         }
+    }
+
+    /// The same with another verifier of tokens, if it has one.
+    #[must_use]
+    pub fn with_tokens(mut self, change: impl FnOnce(&TokenVerifier) -> TokenVerifier) -> Self {
+        let mut inner = &mut self;
+        while let Self::CertificateHolders(CertificateHolders { others: Some(others), .. }) = inner {
+            inner = others;
+        }
+        if let Self::TokenHolders(holders) = inner {
+            holders.tokens = change(&holders.tokens);
+        }
+        self
     }
 }
 
@@ -199,6 +295,8 @@ pub(super) struct AskedPath<'p> {
     /// Whether it forwards clients' credentials upstream.
     pub(super) forwards: bool,
     pub(super) wait: KeyWait,
+    /// The certificate of the request's connection.
+    pub(super) certificate: Option<&'p PeerCertificate>,
 }
 
 /// What a request's credential says of its sender, perhaps after a lookup.
@@ -220,6 +318,8 @@ pub(super) struct AuthenticatedCaller {
     pub(super) grant: Grant,
     /// The rest of its credential's validity, if that ends.
     pub(super) ends_in: Option<Duration>,
+    /// Grants of its certificate, whose end also ends its streams.
+    pub(super) further: Vec<Grant>,
     /// The client's address, if another replica forwards the request and has counted it.
     pub(super) forwarded_from: Option<IpAddr>,
 }
@@ -231,7 +331,16 @@ impl AuthenticatedCaller {
     }
 
     const fn of_this_listener(caller: Caller, grant: Grant) -> Self {
-        Self { caller, grant, ends_in: None, forwarded_from: None }
+        Self { caller, grant, ends_in: None, further: Vec::new(), forwarded_from: None }
+    }
+
+    /// Ends it at the latest with its connection's certificate.
+    fn within(mut self: Box<Self>, certificate: &PeerCertificate, now: Timestamp, files: Grant) -> Box<Self> {
+        let until = certificate.until();
+        self.caller.until = Some(self.caller.until.map_or(until, |own| own.min(until)));
+        self.ends_in = self.caller.until.map(|until| until.since(now));
+        self.further.push(files);
+        self
     }
 }
 
@@ -248,24 +357,25 @@ impl PrincipalGuard {
     }
 
     /// The guard that replaces this one. Clients that remain valid keep their streams; all other streams end.
-    pub(super) fn followed_by(&self, callers: Authenticator) -> Self {
+    pub(super) fn followed_by(&self, mut callers: Authenticator) -> Self {
         if let Some(before) = self.callers.tokens() {
             before.withdraw_beside(callers.tokens());
         }
-        let callers = match (self.callers.keys(), callers) {
-            (Some(before), Authenticator::KeyHolders(now)) => {
-                return Self::new(Authenticator::KeyHolders(now.succeeding(before)));
+        if let Authenticator::CertificateHolders(CertificateHolders { certificates: before, .. }) = &self.callers {
+            match callers.certificates_mut() {
+                Some(now) => now.succeed(before),
+                None => before.withdraw(),
             }
-            (Some(before), Authenticator::TokenHolders(now)) => {
-                let keys = now.keys.succeeding(before);
-                return Self::new(Authenticator::TokenHolders(TokenHolders { keys, ..now }));
+        }
+        if let Some(before) = self.callers.keys() {
+            match callers.keys_mut() {
+                Some(now) => *now = now.clone().succeeding(before),
+                None => before.withdraw(),
             }
-            (Some(before), callers) => {
-                before.withdraw();
-                return Self::new(callers);
-            }
-            (None, callers) => callers,
-        };
+        }
+        if self.asks_all() {
+            return Self::new(callers);
+        }
         match (&self.callers, &callers) {
             (Authenticator::Everyone(before), Authenticator::Everyone(now)) if before == now => return self.clone(),
             (Authenticator::OnePerson(before), Authenticator::OnePerson(now)) if before.is_shared == now.is_shared => {
@@ -284,8 +394,13 @@ impl PrincipalGuard {
         self.callers.tokens().is_some()
     }
 
-    pub(super) fn asks_all(&self) -> bool {
-        self.callers.keys().is_some()
+    pub(super) const fn asks_all(&self) -> bool {
+        match &self.callers {
+            Authenticator::KeyHolders(_) | Authenticator::TokenHolders(_) | Authenticator::CertificateHolders(_) => {
+                true
+            }
+            Authenticator::Everyone(_) | Authenticator::OnePerson(_) | Authenticator::Replicas(_) => false,
+        }
     }
 
     /// Removes this gateway's keys, texts that look like one, and replicas' seals from an admitted request: no upstream receives
@@ -309,30 +424,68 @@ impl PrincipalGuard {
 
     /// The challenge for an operation that needs more scopes than its token has, if clients have tokens.
     pub(super) fn scope_challenge(&self, asked: AskedPath<'_>, needed: &[Arc<str>]) -> Option<HeaderValue> {
-        match &self.callers {
-            Authenticator::TokenHolders(holders) => {
-                Some(holders.challenge_with(asked.endpoint, Some(ChallengeError::InsufficientScope), needed))
+        let holders = self.callers.token_holders()?;
+        Some(holders.challenge_with(asked.endpoint, Some(ChallengeError::InsufficientScope), needed))
+    }
+
+    fn certificate_refused(&self, asked: AskedPath<'_>, why: CertificateRefusal) -> Refusal {
+        let challenge = match self.callers.token_holders() {
+            Some(holders) => {
+                let error = (why == CertificateRefusal::OfAnother).then_some(ChallengeError::InvalidToken);
+                holders.challenge(asked.endpoint, error)
             }
-            Authenticator::Everyone(_)
-            | Authenticator::OnePerson(_)
-            | Authenticator::KeyHolders(_)
-            | Authenticator::Replicas(_) => None,
-        }
+            None if self.callers.keys().is_some() => BEARER_SCHEME,
+            None => CERTIFICATE_SCHEME,
+        };
+        Refusal::CertificateRefused(challenge, why)
     }
 
     /// Authenticates a request. Fails with `CredentialsUnclear` for two credentials (B150), `Unauthorized` without a known
     /// key, a challenge without a valid token, `NotForwarded` on the replica listener for a request that no replica
-    /// sealed.
+    /// sealed. A connection's certificate that is no longer valid is refused beside every credential.
     pub(super) fn identify<B>(&self, request: &Request<B>, asked: AskedPath<'_>) -> Result<Identity, Refusal> {
+        // Replicas verify each other in the handshake alone.
+        let certificate = asked.certificate.filter(|_| !matches!(self.callers, Authenticator::Replicas(_)));
+        let Some(certificate) = certificate else { return self.identify_by(&self.callers, request, asked) };
+        let now = SystemClock.now();
+        let files = certificate.admitted(now);
+        let files = files.ok_or_else(|| self.certificate_refused(asked, CertificateRefusal::Withdrawn))?;
+        Ok(match self.identify_by(&self.callers, request, asked)? {
+            Identity::Known(known) => Identity::Known(known.within(certificate, now, files)),
+            waits @ Identity::NeedsKeys(_) => waits,
+        })
+    }
+
+    fn identify_by<B>(
+        &self,
+        callers: &Authenticator,
+        request: &Request<B>,
+        asked: AskedPath<'_>,
+    ) -> Result<Identity, Refusal> {
         let keyless =
             |principal| AuthenticatedCaller::of_this_listener(Caller::of(principal), self.open.clone()).into();
-        match &self.callers {
+        match callers {
             Authenticator::Everyone(principal) => Ok(keyless(principal.clone())),
             Authenticator::OnePerson(person) => person.identify(request, asked.forwards).map(keyless),
             Authenticator::TokenHolders(holders) => holders.identify(request, asked),
             Authenticator::KeyHolders(keys) => {
                 let token = key_in(request.headers())?.ok_or(Refusal::Unauthorized)?;
                 AuthenticatedCaller::of_key(keys, token).map(Identity::from).ok_or(Refusal::Unauthorized)
+            }
+            Authenticator::CertificateHolders(holders) => {
+                let refused = |why| self.certificate_refused(asked, why);
+                let known = match (asked.certificate, &holders.others) {
+                    (Some(certificate), Some(others)) if holders.has_other_credential(request) => {
+                        match self.identify_by(others, request, asked)? {
+                            Identity::Known(known) => holders.joined(certificate, known),
+                            waits @ Identity::NeedsKeys(_) => return Ok(waits),
+                        }
+                    }
+                    (Some(certificate), _) => holders.caller(certificate).map(Box::new),
+                    (None, Some(others)) => return self.identify_by(others, request, asked),
+                    (None, None) => Err(CertificateRefusal::Missing),
+                };
+                known.map(Identity::Known).map_err(refused)
             }
             Authenticator::Replicas(replicas) => {
                 let token = replicas.identify(request).map_err(Refusal::NotForwarded)?;
@@ -405,7 +558,7 @@ mod tests {
     use crate::server::api_keys::{ApiKey, ApiKeys};
 
     fn who(guard: &PrincipalGuard, request: &Request<()>, forwards: bool) -> Result<Principal, Refusal> {
-        let asked = AskedPath { endpoint: None, forwards, wait: KeyWait::Over };
+        let asked = AskedPath { endpoint: None, forwards, wait: KeyWait::Over, certificate: None };
         guard.identify(request, asked).map(|identity| match identity {
             Identity::Known(known) => known.caller.principal,
             Identity::NeedsKeys(_) => panic!("no token was sent"),

@@ -7,6 +7,7 @@ use std::borrow::Cow;
 use http::header::{ALLOW, CONNECTION, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderValue, Request, StatusCode, Version};
 
+use super::client_certificates::CertificateRefusal;
 use super::tokens::claims::TokenError;
 use crate::face::answer::{insufficient_scope, refused};
 use crate::face::http::FaceResponse;
@@ -34,6 +35,9 @@ pub(super) enum Refusal {
     LoginRequired(HeaderValue),
     /// A token that is refused, or an unknown key beside tokens. Carries the challenge.
     CredentialRefused(HeaderValue, Option<TokenError>),
+    /// A client certificate that identifies nobody, or another client than the credential beside it; or none where one
+    /// is required. Carries the challenge.
+    CertificateRefused(HeaderValue, CertificateRefusal),
     /// A valid token without a scope that every request needs. Carries the challenge.
     ScopesMissing(HeaderValue),
     /// A token in the query, which is logged by servers and proxies on the way (RFC 6750, 5.3).
@@ -178,6 +182,7 @@ impl Refusal {
             Self::LoginRequired(_) => RefusalResponse::new(S::UNAUTHORIZED, "login_required", GoesOn),
             Self::CredentialRefused(_, Some(error)) => RefusalResponse::new(S::UNAUTHORIZED, error.label(), GoesOn),
             Self::CredentialRefused(_, None) => RefusalResponse::new(S::UNAUTHORIZED, "unauthorized", GoesOn),
+            Self::CertificateRefused(_, why) => RefusalResponse::new(S::UNAUTHORIZED, why.label(), GoesOn),
             Self::ScopesMissing(_) => RefusalResponse::new(S::FORBIDDEN, "insufficient_scope", GoesOn),
             Self::TokenInQuery => RefusalResponse::new(S::BAD_REQUEST, "token_in_query", GoesOn),
             Self::IssuerAway => RefusalResponse::new(S::SERVICE_UNAVAILABLE, "issuer_away", GoesOn),
@@ -224,6 +229,10 @@ impl Refusal {
                 "Unauthorized: send a valid access token as `Authorization: Bearer TOKEN`; the WWW-Authenticate header \
                  says where clients log in"
             }
+            Self::CertificateRefused(..) => {
+                "Unauthorized: connect with a client certificate that this gateway accepts, and send no other client's key or \
+                 token beside it; the gateway's operator knows the accepted names"
+            }
             Self::ScopesMissing(_) => {
                 "Forbidden: the access token lacks a scope; the WWW-Authenticate header lists all that are needed"
             }
@@ -268,6 +277,7 @@ impl Refusal {
             Self::CredentialRefused(_, None) => {
                 ("auth.api_keys", HeadPart::Nothing, "the request has no known API key; add one to this key")
             }
+            Self::CertificateRefused(_, why) => ("auth.certificates", HeadPart::Nothing, why.sentence()),
             Self::ScopesMissing(_) => (
                 "auth.scopes",
                 HeadPart::Nothing,
@@ -337,8 +347,10 @@ impl Refusal {
         if self == Self::IssuerAway {
             response.headers_mut().insert(RETRY_AFTER, ISSUER_RETRY_AFTER);
         }
-        if let Self::LoginRequired(challenge) | Self::CredentialRefused(challenge, _) | Self::ScopesMissing(challenge) =
-            self
+        if let Self::LoginRequired(challenge)
+        | Self::CredentialRefused(challenge, _)
+        | Self::CertificateRefused(challenge, _)
+        | Self::ScopesMissing(challenge) = self
         {
             response.headers_mut().insert(WWW_AUTHENTICATE, challenge);
             return response;

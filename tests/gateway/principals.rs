@@ -7,6 +7,7 @@
 
 mod access;
 mod bounds;
+mod certificates;
 mod gate;
 mod isolation;
 mod issuers;

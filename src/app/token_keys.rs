@@ -63,6 +63,7 @@ pub(super) fn with_metadata(routes: Routes, config: &Config, rates: &Arc<Rates>)
     let resource = OwnResource {
         public_url: Arc::clone(&tokens.public_url),
         issuers: tokens.issuers.iter().map(|one| Arc::clone(&one.issuer)).collect(),
+        takes_bound_tokens: config.listen.client_certificates.is_some(),
         scopes: tokens.scopes.iter().chain(config.access.scopes()).cloned().collect(),
     };
     let own = config.upstreams.iter().map(|one| one.path.as_str());

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::ops::Not;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -27,6 +28,8 @@ pub struct OwnResource {
     pub issuers: Vec<Arc<str>>,
     /// The scopes that the gateway asks for anywhere.
     pub scopes: BTreeSet<Arc<str>>,
+    /// Whether tokens may be bound to clients' certificates (RFC 8705, 3).
+    pub takes_bound_tokens: bool,
 }
 
 #[derive(Serialize)]
@@ -36,6 +39,8 @@ struct Metadata<'a> {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     scopes_supported: Vec<&'a str>,
     bearer_methods_supported: [&'static str; 1],
+    #[serde(skip_serializing_if = "Not::not")]
+    tls_client_certificate_bound_access_tokens: bool,
 }
 
 impl OwnResource {
@@ -47,6 +52,7 @@ impl OwnResource {
             authorization_servers: &self.issuers,
             scopes_supported: self.scopes.iter().map(|scope| &**scope).filter(|scope| *scope != OFFLINE).collect(),
             bearer_methods_supported: ["header"],
+            tls_client_certificate_bound_access_tokens: self.takes_bound_tokens,
         };
         // Texts and lists of texts: nothing here can fail.
         let text = serde_json::to_vec(&metadata).unwrap_or_default();

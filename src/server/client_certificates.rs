@@ -5,6 +5,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use aws_lc_rs::digest::{SHA256, digest};
 use parking_lot::Mutex;
 use rustls::pki_types::CertificateDer;
 use x509_cert::Certificate;
@@ -14,6 +15,7 @@ use x509_cert::ext::pkix::name::GeneralName;
 
 use super::grant::Grant;
 use super::handshake::Admission;
+use crate::task::digest::Digest;
 use crate::task::time::millis;
 use crate::task::{Caller, Claims, NamePattern, Principal, Timestamp};
 
@@ -64,6 +66,8 @@ pub struct CertificateRing {
 
 /// The verified certificate of one connection.
 pub(super) struct PeerCertificate {
+    /// Its SHA-256, by which tokens are bound to it.
+    digest: Digest,
     /// `None` if it cannot be read, or has too many.
     names: Option<Vec<CertificateName>>,
     until: Timestamp,
@@ -259,9 +263,15 @@ impl PeerCertificate {
         let read = Certificate::from_der(own).ok();
         let names = read.as_ref().and_then(names);
         let until = read.map_or(0, |read| millis(read.tbs_certificate.validity.not_after.to_unix_duration()));
+        let mut sha256 = Digest([0; 32]);
+        sha256.0.copy_from_slice(digest(&SHA256, own).as_ref());
         let chain = chain.iter().map(|one| one.clone().into_owned()).collect();
         let (until, owner) = (Timestamp::from_millis(until), Mutex::default());
-        Some(Self { names, until, chain, admission, owner })
+        Some(Self { digest: sha256, names, until, chain, admission, owner })
+    }
+
+    pub(super) const fn digest(&self) -> &Digest {
+        &self.digest
     }
 
     pub(super) const fn until(&self) -> Timestamp {

@@ -16,6 +16,7 @@ use super::client_certificates::{CertificateRefusal, CertificateRing, PeerCertif
 use super::grant::Grant;
 use super::host::{is_loopback, names_this_machine};
 use super::refusal::{ForwardRefusal, Refusal};
+use super::tokens::binding::HeldProofs;
 use super::tokens::claims::TokenError;
 use super::tokens::{KeyLookup, KeyWait, TokenVerdict, TokenVerifier};
 use crate::face::own_metadata::{ChallengeError, challenge};
@@ -82,13 +83,17 @@ impl CertificateHolders {
         Ok(AuthenticatedCaller::of_this_listener(owner.caller, self.certificates.grant().clone()))
     }
 
-    /// The caller with a certificate and another credential: both must be one principal's by the configuration. It is
-    /// then the other credential's, and has no further rights by its certificate.
+    /// The caller with a certificate and another credential: both must be one principal's by the configuration, or by the
+    /// issuer of a token that is bound to the certificate. It is then the other credential's, and has no further rights by
+    /// its certificate.
     fn joined(
         &self,
         certificate: &PeerCertificate,
         mut known: Box<AuthenticatedCaller>,
     ) -> Result<Box<AuthenticatedCaller>, CertificateRefusal> {
+        if known.has_certificate {
+            return Ok(known);
+        }
         if self.certificates.owner(certificate)?.same_as.as_ref() != Some(&known.caller.principal) {
             return Err(CertificateRefusal::OfAnother);
         }
@@ -125,14 +130,16 @@ impl TokenHolders {
                 .map(Identity::from)
                 .ok_or_else(|| invalid(None));
         }
-        match self.tokens.check(credential, path.unwrap_or_default(), asked.wait) {
-            TokenVerdict::Valid { caller, grant, ends_in } => {
+        let held = HeldProofs { certificate: asked.certificate.map(PeerCertificate::digest) };
+        match self.tokens.check(credential, path.unwrap_or_default(), asked.wait, held) {
+            TokenVerdict::Valid { caller, grant, ends_in, has_certificate } => {
                 let needed = &self.tokens.settings().scopes;
                 if !needed.iter().all(|scope| caller.has_scope(scope)) {
                     let error = Some(ChallengeError::InsufficientScope);
                     return Err(Refusal::ScopesMissing(self.challenge(path, error)));
                 }
-                Ok(AuthenticatedCaller { ends_in, ..AuthenticatedCaller::of_this_listener(caller, grant) }.into())
+                let known = AuthenticatedCaller::of_this_listener(caller, grant);
+                Ok(AuthenticatedCaller { ends_in, has_certificate, ..known }.into())
             }
             TokenVerdict::Invalid(error) => Err(invalid(Some(error))),
             TokenVerdict::NeedsKeys(lookup) => Ok(Identity::NeedsKeys(lookup)),
@@ -318,6 +325,8 @@ pub(super) struct AuthenticatedCaller {
     pub(super) grant: Grant,
     /// The rest of its credential's validity, if that ends.
     pub(super) ends_in: Option<Duration>,
+    /// Whether its token is bound to its connection's certificate: the issuer says that both are one client's.
+    pub(super) has_certificate: bool,
     /// Grants of its certificate, whose end also ends its streams.
     pub(super) further: Vec<Grant>,
     /// The client's address, if another replica forwards the request and has counted it.
@@ -331,7 +340,7 @@ impl AuthenticatedCaller {
     }
 
     const fn of_this_listener(caller: Caller, grant: Grant) -> Self {
-        Self { caller, grant, ends_in: None, further: Vec::new(), forwarded_from: None }
+        Self { caller, grant, ends_in: None, has_certificate: false, further: Vec::new(), forwarded_from: None }
     }
 
     /// Ends it at the latest with its connection's certificate.

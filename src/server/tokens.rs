@@ -3,7 +3,9 @@
 //! It issues no token and has no login page. Read [`claims`] first: what a token must say. A token is checked once, then
 //! remembered by its digest; a token with an unknown key waits for one fetch of its issuer's keys.
 
+pub(super) mod binding;
 pub mod claims;
+mod jws;
 mod key_source;
 mod keys;
 mod remembered;
@@ -15,10 +17,11 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 
+use self::binding::HeldProofs;
 use self::claims::{TokenError, UnverifiedToken};
 use self::key_source::IssuerKeys;
 pub use self::key_source::{KeySourceError, check_file, is_trustworthy};
-use self::remembered::{RememberedTokens, key_of};
+use self::remembered::{RememberedToken, RememberedTokens, key_of};
 use self::settings::{IssuerSettings, TokenSettings, normal_address};
 use super::grant::Grant;
 use crate::task::{Caller, Clock, SystemClock, Timestamp};
@@ -48,6 +51,8 @@ pub(super) enum TokenVerdict {
         caller: Caller,
         grant: Grant,
         ends_in: Option<Duration>,
+        /// Whether it is bound to the certificate of its connection.
+        has_certificate: bool,
     },
     Invalid(TokenError),
     /// Its issuer's keys must be fetched first.
@@ -148,13 +153,13 @@ impl TokenVerifier {
         unknown.map(|one| &*one.settings.issuer)
     }
 
-    /// Checks a token for the endpoint at `path`, which is one of the gateway's.
-    pub(super) fn check(&self, token: &str, path: &str, wait: KeyWait) -> TokenVerdict {
+    /// Checks a token for the endpoint at `path`, which is one of the gateway's, and what its sender holds besides it.
+    pub(super) fn check(&self, token: &str, path: &str, wait: KeyWait, held: HeldProofs<'_>) -> TokenVerdict {
         let VerifierState { remembered, clock, .. } = &*self.0;
         let (key, now) = (key_of(token, path), clock.now());
         let is_trusted = |index| self.0.issuers.get(index).is_some_and(|one: &TrustedIssuer| one.keys.are_current());
         if let Some(found) = remembered.get(&key, now).filter(|found| is_trusted(found.issuer)) {
-            return self.valid(found.caller, found.issuer, now);
+            return self.valid(found, held, now);
         }
         let read = match UnverifiedToken::read(token) {
             Ok(read) => read,
@@ -172,8 +177,8 @@ impl TokenVerifier {
         };
         match verified {
             Ok(token) => {
-                let caller = remembered.keep(key, token, index, now).caller;
-                self.valid(caller, index, now)
+                let kept = remembered.keep(key, token, index, now);
+                self.valid(kept, held, now)
             }
             Err(TokenError::UnknownKey) if wait == KeyWait::Allowed && keys.may_be_asked() => {
                 TokenVerdict::NeedsKeys(KeyLookup(Arc::clone(keys)))
@@ -183,9 +188,14 @@ impl TokenVerifier {
         }
     }
 
-    fn valid(&self, caller: Caller, issuer: usize, now: Timestamp) -> TokenVerdict {
+    fn valid(&self, token: RememberedToken, held: HeldProofs<'_>, now: Timestamp) -> TokenVerdict {
+        let RememberedToken { caller, issuer, binding, .. } = token;
+        if let Err(error) = held.fit(binding.as_deref()) {
+            return TokenVerdict::Invalid(error);
+        }
+        let has_certificate = binding.is_some();
         let ends_in = caller.until.map(|until| until.since(now));
         let grant = self.0.issuers.get(issuer).map(|one| one.grant.clone()).unwrap_or_default();
-        TokenVerdict::Valid { caller, grant, ends_in }
+        TokenVerdict::Valid { caller, grant, ends_in, has_certificate }
     }
 }

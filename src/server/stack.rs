@@ -17,7 +17,7 @@ use super::forwarded::{ForwardedRequest, TrustedProxies};
 use super::head::HeadGuard;
 use super::host::{HostGuard, OriginGuard};
 use super::notices::{Notices, RefusedCaller};
-use super::principal::{AskedPath, AuthenticatedCaller, Identity, PrincipalGuard};
+use super::principal::{AskedPath, AuthenticatedCaller, Identity, PrincipalGuard, TokenScheme};
 use super::refusal::{Guard as _, Refusal, RefusalMarker, StreamPosition};
 use super::tokens::KeyWait;
 use crate::face::answer::ScopesNeeded;
@@ -145,7 +145,7 @@ impl Layers {
         };
         match identity {
             Ok(Identity::Known(known)) => {
-                let AuthenticatedCaller { caller, grant, ends_in, forwarded_from, further, .. } = *known;
+                let AuthenticatedCaller { caller, grant, ends_in, forwarded_from, further, scheme, .. } = *known;
                 self.principal.withhold_keys(request.headers_mut());
                 let is_counted = self.is_for_replicas();
                 let path = self.principal.takes_tokens().then(|| request.uri().path().to_owned());
@@ -155,7 +155,7 @@ impl Layers {
                     note_taken(&mut response);
                 }
                 if let Some(path) = path {
-                    self.challenge_for_scopes(&path, &mut response);
+                    self.challenge_for_scopes(&path, scheme, &mut response);
                 }
                 let response = further.iter().fold(response, |response, grant| grant.bind(response, None));
                 grant.bind(response, ends_in)
@@ -166,9 +166,9 @@ impl Layers {
     }
 
     /// Writes the challenge of a response that a face gave for want of a scope.
-    fn challenge_for_scopes(&self, path: &str, response: &mut FaceResponse) {
+    fn challenge_for_scopes(&self, path: &str, used: TokenScheme, response: &mut FaceResponse) {
         if let Some(ScopesNeeded(needed)) = response.extensions_mut().remove()
-            && let Some(challenge) = self.principal.scope_challenge(self.dispatch.asked(path), &needed)
+            && let Some(challenge) = self.principal.scope_challenge(self.dispatch.asked(path), used, &needed)
         {
             response.headers_mut().insert(WWW_AUTHENTICATE, challenge);
         }

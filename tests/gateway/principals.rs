@@ -12,6 +12,7 @@ mod gate;
 mod isolation;
 mod issuers;
 mod keys;
+mod proofs;
 mod proxied;
 mod rules;
 mod tokens;

@@ -17,6 +17,7 @@ use super::super::value::{
 use super::{RawPrincipalLimits, read_table};
 use crate::server::api_keys::ApiKey;
 use crate::server::client_certificates::CertificatePattern;
+use crate::server::tokens::settings::ProofPolicy;
 use crate::task::Timestamp;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +36,9 @@ const MODES: WordList<AuthMode> = &[
     ("jwt", None),
     ("mtls", None),
 ];
+
+const PROOFS: WordList<ProofPolicy> =
+    &[("off", Some(ProofPolicy::Off)), ("accept", Some(ProofPolicy::Accept)), ("require", Some(ProofPolicy::Require))];
 
 keys! {
     /// `[auth]`
@@ -56,6 +60,10 @@ keys! {
         reload api_key_files: Vec<LocatedValue<PathBuf>> = read_each(&KEYS_FILE), default [];
         /// With `"tokens"`: scopes that every request's token needs. Clients ask for them at their login.
         reload scopes: Vec<LocatedValue<String>> = read_each(&SCOPE), default [];
+        /// With `"tokens"`: tokens that are bound to a key of their client ([DPoP](docs/login.md#dpop)). `"accept"`: each
+        /// request with a bound token needs a proof, and other tokens are accepted as before. `"require"`: every token must
+        /// be bound. `"off"`: a bound token is refused.
+        reload dpop: ProofPolicy = word(PROOFS), default "off";
         /// Groups for rules: for each name, principals (`key:ada`, `cert:NAME`) and groups of tokens (`group:NAME`).
         reload groups: NamedLists = named_lists(&GROUP_MEMBER);
     }

@@ -11,6 +11,7 @@ use super::binding::TokenBinding;
 use super::jws::{self, SignedText, SignedTextError};
 use super::keys::{KeyMiss, KeySet};
 use super::settings::{IssuerSettings, NO_TYPE, normal_address, normal_type};
+use crate::task::digest::Digest;
 use crate::task::{Claims, Principal, Timestamp};
 
 const TOKEN_BYTES_MAX: usize = 16 << 10;
@@ -40,6 +41,9 @@ pub enum TokenError {
     Subject,
     Bound,
     OfAnotherCertificate,
+    OfAnotherKey,
+    NotProven,
+    NotBound,
     Scopes,
     Groups,
 }
@@ -64,6 +68,9 @@ impl TokenError {
             Self::Subject => "token_subject",
             Self::Bound => "token_bound",
             Self::OfAnotherCertificate => "token_of_another_certificate",
+            Self::OfAnotherKey => "token_of_another_key",
+            Self::NotProven => "token_not_proven",
+            Self::NotBound => "token_not_bound",
             Self::Scopes => "token_scopes",
             Self::Groups => "token_groups",
         }
@@ -93,8 +100,39 @@ impl TokenError {
             Self::OfAnotherCertificate => {
                 "a token is refused: it is bound to a certificate, and its connection has none or another one"
             }
+            Self::OfAnotherKey => "a token is refused: it is bound to another key than its DPoP proof has",
+            Self::NotProven => {
+                "a token is refused: it was sent as `Bearer`, and needs a DPoP proof as it is bound to a key, or by `auth.dpop`"
+            }
+            Self::NotBound => "a token is refused: it was sent with a DPoP proof, and is bound to no key",
             Self::Scopes => "a token is refused: its scopes are no text or list of at most 1,000 names of 255 bytes",
             Self::Groups => "a token is refused: its groups are no text or list of at most 1,000 names of 255 bytes",
+        }
+    }
+}
+
+/// What a request shows besides its token.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::server) struct HeldProofs<'r> {
+    /// The digest of its connection's certificate.
+    pub(in crate::server) certificate: Option<&'r Digest>,
+    /// The thumbprint of its proof's key.
+    pub(in crate::server) key: Option<&'r Digest>,
+}
+
+impl HeldProofs<'_> {
+    /// A token needs everything that it is bound to, and a proof needs a token that is bound to its key (RFC 9449, 7.1).
+    pub(super) fn fit(self, binding: Option<&TokenBinding>) -> Result<(), TokenError> {
+        let certificate = binding.and_then(|binding| binding.certificate.as_ref());
+        if certificate.is_some() && certificate != self.certificate {
+            return Err(TokenError::OfAnotherCertificate);
+        }
+        match (binding.and_then(|binding| binding.key.as_ref()), self.key) {
+            (None, None) => Ok(()),
+            (Some(bound), Some(proven)) if bound == proven => Ok(()),
+            (Some(_), Some(_)) => Err(TokenError::OfAnotherKey),
+            (Some(_), None) => Err(TokenError::NotProven),
+            (None, Some(_)) => Err(TokenError::NotBound),
         }
     }
 }
@@ -179,7 +217,10 @@ impl<'t> UnverifiedToken<'t> {
         }
         let until = self.check_times(now)?;
         self.check_audience(issuer, asked)?;
-        let binding = self.claims().get("cnf").map(TokenBinding::read).transpose()?;
+        let binding = match self.claims().get("cnf") {
+            Some(written) => Some(TokenBinding::read(written).ok_or(TokenError::Bound)?),
+            None => None,
+        };
         let claims = Claims {
             scopes: self.scopes(issuer)?,
             groups: self.groups(issuer)?,

@@ -377,6 +377,10 @@ const OTHERS: &[(&str, &str)] = &[
         "[listen.tls]\ncertificate = \"a.pem\"\nkey = \"a.key\"\nclient_ca = \"a.pem\"\nclient_certificates = \"required\"\nclient_crl = \"a.crl\"",
     ),
     ("listen.tls.client_certificates", CLIENT_CA),
+    (
+        "auth.dpop",
+        "[listen]\npublic_url = \"https://mcp.example\"\n[auth]\nmode = \"tokens\"\ndpop = \"accept\"\n[[auth.issuers]]\nissuer = \"https://login.example\"",
+    ),
     ("auth.certificates.san", "[auth]\nmode = \"certificates\"\n[[auth.certificates]]\nsan = \"b.corp\""),
     (
         "auth.certificates.same_as",

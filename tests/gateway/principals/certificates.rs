@@ -506,7 +506,7 @@ async fn a_certificate_ends_what_it_opened_when_it_expires() {
 
 /// A stolen token is of no use on another connection, and no certificate makes another token more than it is.
 #[tokio::test]
-async fn b154_a_bound_token_is_of_use_on_connections_with_its_certificate_alone() {
+async fn b193_a_bound_token_is_of_use_on_connections_with_its_certificate_alone() {
     let (folder, key) = (tempfile::tempdir().unwrap(), IssuerKey::es256("k1"));
     let file = folder.path().join("keys.json");
     std::fs::write(&file, key_set([&key])).unwrap();

@@ -203,7 +203,11 @@ impl Config {
         let same_limits = |one: &Self| one.store.clone().with_limits(limits);
         [
             ("listen.address", started.listen.address != self.listen.address),
-            ("listen.tls", started.listen.tls != self.listen.tls),
+            (
+                "listen.tls",
+                started.listen.tls != self.listen.tls
+                    || started.listen.client_certificates != self.listen.client_certificates,
+            ),
             ("limits.connections_max", started.listen.connections_max != self.listen.connections_max),
             ("limits.stored_bytes_max", started.store.limits().stored_bytes_max != limits.stored_bytes_max),
             ("admin.address", started.admin.address != self.admin.address),
@@ -220,13 +224,20 @@ impl Config {
     /// The configuration that a running gateway can apply: the keys of [`Config::need_restart`] keep their started values.
     #[must_use]
     pub fn within(self, started: &Self) -> Self {
-        let ListenSettings { address, ref tls, connections_max, .. } = started.listen;
+        let ListenSettings { address, ref tls, ref client_certificates, connections_max, .. } = started.listen;
         // It applies to listeners without TLS only.
         let plaintext = if self.listen.tls == *tls { self.listen.plaintext } else { started.listen.plaintext };
         let stored_bytes_max = started.store.limits().stored_bytes_max;
         let limits = StoreLimits { stored_bytes_max, ..self.store.limits() };
         Self {
-            listen: ListenSettings { address, tls: tls.clone(), plaintext, connections_max, ..self.listen },
+            listen: ListenSettings {
+                address,
+                tls: tls.clone(),
+                client_certificates: client_certificates.clone(),
+                plaintext,
+                connections_max,
+                ..self.listen
+            },
             admin: AdminSettings { address: started.admin.address, ..self.admin },
             metrics: started.metrics,
             folder: started.folder.clone(),
@@ -348,7 +359,7 @@ fn broken_message(error: &toml::de::Error, text: &str) -> String {
 /// Every key of a file and its content; `NAME` is an upstream's name.
 #[must_use]
 pub fn known_keys() -> BTreeMap<String, KeyContent> {
-    let every_table = "[[admin.tokens]]\n[[auth.api_keys]]\n[[auth.issuers]]\n[[auth.rules]]\n[[endpoints]]\n[upstreams.NAME]\n[[upstreams.NAME.tools]]";
+    let every_table = "[[admin.tokens]]\n[[auth.api_keys]]\n[[auth.certificates]]\n[[auth.issuers]]\n[[auth.rules]]\n[[endpoints]]\n[upstreams.NAME]\n[[upstreams.NAME.tools]]";
     let (tree, _) = DeTable::parse_recoverable(every_table);
     let mut source = ConfigSource::new(every_table, &|_| None, MistakeCollector::new(""));
     let mut root = source.root(tree.get_ref());
@@ -371,7 +382,9 @@ fn advice(unknown: &UnknownKey, known: &[String]) -> String {
     }
     let suffix = format!(".{}", unknown.key);
     let header = |table: &str| {
-        if table.ends_with(".tools") || ["admin.tokens", "auth.api_keys", "auth.rules", "endpoints"].contains(&table) {
+        if table.ends_with(".tools")
+            || ["admin.tokens", "auth.api_keys", "auth.certificates", "auth.rules", "endpoints"].contains(&table)
+        {
             format!("[[{table}]]")
         } else {
             format!("[{table}]")

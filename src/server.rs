@@ -7,6 +7,7 @@ pub mod admin;
 pub mod api_keys;
 mod body;
 mod certificate;
+pub mod client_certificates;
 mod connection;
 mod connection_state;
 mod cors;
@@ -14,6 +15,7 @@ mod dispatch;
 pub mod forwarded;
 mod frames;
 mod grant;
+mod handshake;
 mod head;
 mod header_timeout;
 mod host;
@@ -34,13 +36,13 @@ use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
-use crate::tls::IdentityFiles;
+use crate::tls::{ClientCertificateFiles, IdentityFiles};
 use api_keys::ApiKeySettings;
 pub use dispatch::Routes;
 use forwarded::AddressRange;
 pub(crate) use host::is_loopback;
 pub use listener::{DrainPlan, Drained, ListenerSpec, RunningListener, StartError, start, start_on};
-pub use principal::{Authenticator, ForwardedCallers, LocalUser, TokenHolders};
+pub use principal::{Authenticator, CertificateHolders, ForwardedCallers, LocalUser, TokenHolders};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ListenerRole {
@@ -71,6 +73,8 @@ pub struct ListenSettings {
     pub address: SocketAddr,
     /// The TLS identity; without it the listener serves plain HTTP.
     pub tls: Option<IdentityFiles>,
+    /// How clients' certificates are verified; without it none are requested. Needs `tls`.
+    pub client_certificates: Option<ClientCertificateFiles>,
     /// Whether other machines may send keys in the clear, because a proxy terminates TLS.
     pub plaintext: bool,
     /// Allowed host names besides the bound address, loopback and the certificate's names; lower case, without port.

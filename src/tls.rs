@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustls::client::verify_server_cert_signed_by_trust_anchor;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
+use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer, UnixTime};
 use rustls::server::ParsedCertificate;
 use rustls::sign::CertifiedKey;
 use rustls::{CertificateError, Error as RustlsError, InconsistentKeys, RootCertStore};
@@ -29,6 +29,23 @@ pub struct IdentityFiles {
     pub key: PathBuf,
 }
 
+/// The files by which clients' certificates are verified: PEM files, relative to the working directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientCertificateFiles {
+    /// The authorities of the certificates.
+    pub ca: PathBuf,
+    /// The lists of revoked certificates. With one, a certificate of an authority without a list is refused.
+    pub crl: Option<PathBuf>,
+    pub need: CertificateNeed,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CertificateNeed {
+    Optional,
+    /// A client without a certificate gets no connection.
+    Required,
+}
+
 /// Why a file cannot be used. Names the file and the remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsFileError {
@@ -43,6 +60,10 @@ pub enum TlsFileError {
     NoCertificate { path: PathBuf },
     #[error("{}: has a certificate that cannot be understood", .path.display())]
     BadCertificate { path: PathBuf },
+    #[error("{}: has no revocation list; write it in PEM form, as `openssl crl -outform PEM` does", .path.display())]
+    NoRevocationList { path: PathBuf },
+    #[error("{}: has a revocation list that cannot be understood", .path.display())]
+    BadRevocationList { path: PathBuf },
     #[error(
         "{}: has no private key that can be used; it must be a PEM file with an RSA, ECDSA or Ed25519 key, not encrypted",
         .path.display()
@@ -65,6 +86,8 @@ impl TlsFileError {
             | Self::TooLarge { path }
             | Self::NoCertificate { path }
             | Self::BadCertificate { path }
+            | Self::NoRevocationList { path }
+            | Self::BadRevocationList { path }
             | Self::NoKey { path }
             | Self::Mismatch { key: path, .. }
             | Self::Expired { path }
@@ -120,6 +143,13 @@ pub fn read_roots(path: &Path) -> Result<RootCertStore, TlsFileError> {
     Ok(roots)
 }
 
+/// All revocation lists of a PEM file; at least one.
+pub fn read_revocation_lists(path: &Path) -> Result<Vec<CertificateRevocationListDer<'static>>, TlsFileError> {
+    let found: Result<Vec<_>, _> = CertificateRevocationListDer::pem_slice_iter(&read(path)?).collect();
+    let found = found.map_err(|_| TlsFileError::BadRevocationList { path: path.to_owned() })?;
+    if found.is_empty() { Err(TlsFileError::NoRevocationList { path: path.to_owned() }) } else { Ok(found) }
+}
+
 fn read(path: &Path) -> Result<Vec<u8>, TlsFileError> {
     let mut bytes = Vec::new();
     let limit = u64::try_from(FILE_BYTES_MAX).unwrap_or(u64::MAX).saturating_add(1);
@@ -162,6 +192,11 @@ pub fn in_words(error: &RustlsError) -> String {
     format!("its certificate {words}")
 }
 
+#[must_use]
+pub fn unix_time(at: Timestamp) -> UnixTime {
+    UnixTime::since_unix_epoch(Duration::from_millis(at.as_millis()))
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CertificateDefect {
     Unreadable,
@@ -186,7 +221,7 @@ impl CertificateDefect {
 /// wrong, and another error if it is right.
 fn check_validity(certificate: &CertificateDer<'_>, now: Timestamp) -> Result<(), CertificateDefect> {
     let parsed = ParsedCertificate::try_from(certificate).map_err(|_| CertificateDefect::Unreadable)?;
-    let now = UnixTime::since_unix_epoch(Duration::from_millis(now.as_millis()));
+    let now = unix_time(now);
     let algorithms = provider().signature_verification_algorithms.all;
     match verify_server_cert_signed_by_trust_anchor(&parsed, &RootCertStore::empty(), &[], now, algorithms) {
         Err(RustlsError::InvalidCertificate(CertificateError::Expired | CertificateError::ExpiredContext { .. })) => {

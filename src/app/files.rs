@@ -10,13 +10,14 @@ use super::task_store;
 use crate::audit::AuditSettings;
 use crate::config::{self, Config, ConfigError, Findings, LoadedConfig, StoreSettings, UpstreamConfig};
 use crate::server::api_keys::{ApiKeyRing, ApiKeySettings, ApiKeys, AuthSettings, KeyPlace};
+use crate::server::client_certificates::CertificateRing;
 use crate::server::replicas::ReplicaTls;
 use crate::server::tokens::settings::TokenSettings;
 use crate::server::tokens::{KeySourceError, TokenVerifier, check_file};
-use crate::server::{AdminSettings, Authenticator, LocalUser, TokenHolders};
+use crate::server::{AdminSettings, Authenticator, CertificateHolders, LocalUser, TokenHolders};
 use crate::store::OpenError;
 use crate::task::{Clock as _, Principal, SystemClock, Timestamp};
-use crate::tls::{IdentityFiles, TlsFileError, read_roots};
+use crate::tls::{ClientCertificateFiles, IdentityFiles, TlsFileError, read_revocation_lists, read_roots};
 use crate::upstream::http::ProxyError;
 use crate::upstream::transport::credential::CredentialError;
 use crate::upstream::transport::stdio::{self, ProgramError, VariableFileError};
@@ -109,6 +110,11 @@ pub fn check(config: &Config, now: Timestamp) -> Result<(), FileMistakes> {
         && let Err(error) = identity.read(now)
     {
         note(at_fault("listen.tls", identity, &error), Err(error.into()));
+    }
+    if let Some(ClientCertificateFiles { ca, crl, .. }) = &config.listen.client_certificates {
+        note("listen.tls.client_ca".to_owned(), read_roots(ca).map(drop).map_err(FileError::from));
+        let revoked = crl.as_deref().map(read_revocation_lists).transpose();
+        note("listen.tls.client_crl".to_owned(), revoked.map(drop).map_err(FileError::from));
     }
     note("store.path".to_owned(), sealing_key::read(&config.folder).map(drop).map_err(FileError::from));
     note("store.path".to_owned(), task_store::check(config).map_err(FileError::from));
@@ -211,7 +217,11 @@ pub fn operators(admin: &AdminSettings) -> Result<Authenticator, FileMistakes> {
 
 /// The clients' authentication, with its keys.
 pub fn callers(config: &Config) -> Result<Authenticator, FileMistakes> {
-    Ok(match &config.auth {
+    callers_by(&config.auth, config)
+}
+
+fn callers_by(auth: &AuthSettings, config: &Config) -> Result<Authenticator, FileMistakes> {
+    Ok(match auth {
         AuthSettings::Everyone(principal) if *principal == Principal::local() => {
             Authenticator::OnePerson(LocalUser::new(&config.listen))
         }
@@ -220,6 +230,10 @@ pub fn callers(config: &Config) -> Result<Authenticator, FileMistakes> {
         with_tokens @ AuthSettings::Tokens(tokens, _) => Authenticator::TokenHolders(TokenHolders {
             keys: ApiKeyRing::new(api_keys(with_tokens)?),
             tokens: TokenVerifier::new(TokenSettings::clone(tokens)),
+        }),
+        AuthSettings::Certificates(certificates, others) => Authenticator::CertificateHolders(CertificateHolders {
+            certificates: CertificateRing::new(certificates.clone()),
+            others: others.as_ref().map(|others| callers_by(others, config)).transpose()?.map(Box::new),
         }),
     })
 }

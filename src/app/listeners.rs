@@ -100,7 +100,8 @@ pub(super) fn clients_site(
     audit: Option<&Arc<AuditLog>>,
 ) -> ListenerSpec {
     let (role, limits) = (ListenerRole::Clients, ListenerLimits::default());
-    ListenerSpec { role, settings, limits, callers, routes, peers_ca: None, audit: audit.cloned() }
+    let peers = settings.client_certificates.clone();
+    ListenerSpec { role, settings, limits, callers, routes, peers, audit: audit.cloned() }
 }
 
 /// Replaces the routes of a waiting listener, or starts a new one.

@@ -340,7 +340,9 @@ fn upstream_files(config: &UpstreamConfig) -> impl Iterator<Item = &Path> {
 }
 
 pub(super) fn files(file: &Path, config: &Config) -> Vec<PathBuf> {
-    let own = config.listen.tls.iter().flat_map(identity);
+    let clients = config.listen.client_certificates.iter().flat_map(|files| [Some(&files.ca), files.crl.as_ref()]);
+    let clients = clients.flatten().map(PathBuf::as_path);
+    let own = config.listen.tls.iter().flat_map(identity).chain(clients);
     let issuers = config.auth.tokens().into_iter().flat_map(|tokens| &tokens.issuers);
     let key_sets = issuers.filter_map(|issuer| issuer.keys.file()).map(PathBuf::as_path);
     let keys = config.auth.keys().iter().chain(&config.admin.tokens).filter_map(|key| match &key.source {

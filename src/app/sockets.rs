@@ -110,7 +110,10 @@ pub(super) fn check_reach(at: SocketAddr, config: &Config) -> Result<(), SocketE
     let is_plain = config.listen.tls.is_none() && !config.listen.plaintext;
     match &config.auth {
         AuthSettings::Everyone(who) if *who == Principal::local() => Err(SocketError::Open(at)),
-        AuthSettings::ApiKeys(_) | AuthSettings::Tokens(..) if is_plain => Err(SocketError::Plain(at)),
-        AuthSettings::Everyone(_) | AuthSettings::ApiKeys(_) | AuthSettings::Tokens(..) => Ok(()),
+        AuthSettings::Everyone(_) => Ok(()),
+        AuthSettings::ApiKeys(_) | AuthSettings::Tokens(..) | AuthSettings::Certificates(..) if is_plain => {
+            Err(SocketError::Plain(at))
+        }
+        AuthSettings::ApiKeys(_) | AuthSettings::Tokens(..) | AuthSettings::Certificates(..) => Ok(()),
     }
 }

@@ -10,7 +10,8 @@ use crate::face::own_metadata::OwnResource;
 use crate::face::rates::Rates;
 use crate::server::admin::Readiness;
 use crate::server::tokens::TokenVerifier;
-use crate::server::{Authenticator, Routes, TokenHolders};
+use crate::server::tokens::settings::ProofPolicy;
+use crate::server::{Authenticator, Routes};
 use crate::upstream::TaskScope;
 
 const ISSUER_UNKNOWN: &str = "issuer_unknown";
@@ -24,11 +25,9 @@ pub(super) struct FreshKeys {
 
 /// The authentication of a new configuration, with the keys that are known already.
 pub(super) fn succeeding(callers: Authenticator, before: Option<&FreshKeys>) -> Authenticator {
-    match (callers, before) {
-        (Authenticator::TokenHolders(TokenHolders { tokens, keys }), Some(before)) => {
-            Authenticator::TokenHolders(TokenHolders { tokens: tokens.succeeding(&before.tokens), keys })
-        }
-        (callers, _) => callers,
+    match before {
+        Some(before) => callers.with_tokens(|tokens| tokens.clone().succeeding(&before.tokens)),
+        None => callers,
     }
 }
 
@@ -65,6 +64,9 @@ pub(super) fn with_metadata(routes: Routes, config: &Config, rates: &Arc<Rates>)
     let resource = OwnResource {
         public_url: Arc::clone(&tokens.public_url),
         issuers: tokens.issuers.iter().map(|one| Arc::clone(&one.issuer)).collect(),
+        takes_proofs: tokens.proofs != ProofPolicy::Off,
+        requires_proofs: tokens.proofs == ProofPolicy::Require,
+        takes_bound_tokens: config.listen.client_certificates.is_some(),
         scopes: tokens.scopes.iter().chain(config.access.scopes()).cloned().collect(),
     };
     let own = config.upstreams.iter().map(|one| one.path.as_str());

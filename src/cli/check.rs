@@ -10,6 +10,7 @@ use bytes::Bytes;
 use clap::{Args, ValueEnum};
 
 use crate::config::Config;
+use crate::server::client_certificates::settings_of;
 use crate::task::{AccessDecision, AccessItem, AccessVerdict, Caller, Claims, DecidedBy, DecisionArguments, Principal};
 use crate::wire::{Object, Payload, ScanLimits};
 
@@ -23,7 +24,7 @@ pub(super) struct CheckArguments {
 
 #[derive(Debug, Args)]
 struct AccessQuestion {
-    /// Who asks, such as key:ada. A key has its groups and scopes of the file.
+    /// Who asks, such as key:ada or cert:NAME. A key or certificate has its groups and scopes of the file.
     #[arg(long = "as", value_name = "ID", requires = "can")]
     caller: Option<String>,
     /// Further groups of the caller.
@@ -104,6 +105,11 @@ impl AccessQuestion {
             let key = config.auth.keys().iter().find(|key| key.caller.principal == principal);
             let key = key.ok_or_else(|| format!("--as: there is no key with the id of {:?}", principal.as_str()))?;
             claims = key.caller.claims.as_deref().cloned().unwrap_or_default();
+        }
+        if let Some(name) = principal.certificate_name() {
+            let block = settings_of(config.auth.certificates(), name);
+            let block = block.ok_or_else(|| format!("--as: no `san` in [[auth.certificates]] matches {name:?}"))?;
+            claims = Claims::clone(&block.claims);
         }
         claims.groups.extend(texts(&self.groups));
         claims.scopes.extend(texts(&self.scopes));

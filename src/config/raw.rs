@@ -19,7 +19,10 @@ use super::value::{SERVED_PATH, UPSTREAM_NAME, WordList};
 use crate::face::combined::PrefixPolicy;
 pub(super) use access::{RawAccessRule, RawAccessRuleValues, RawRuleWho};
 pub(super) use audit::RawAudit;
-pub(super) use auth::{AuthMode, RawApiKey, RawApiKeyValues, RawAuth, RawIssuer, RawIssuerValues, read_keys};
+pub(super) use auth::{
+    AuthMode, RawApiKey, RawApiKeyValues, RawAuth, RawCertificate, RawCertificateValues, RawIssuer, RawIssuerValues,
+    read_keys,
+};
 pub(super) use limits::{RawLimits, RawPrincipalLimits};
 pub(super) use listeners::{RawAdmin, RawAdminToken, RawListen, RawListenTls, RawMetrics};
 pub(super) use store::{RawDatabase, RawReplica, RawStore, StoreKind};
@@ -48,6 +51,7 @@ pub(super) struct RawConfig {
     pub(super) auth: RawAuth,
     /// The keys of the further files follow, once these are read.
     pub(super) api_keys: Vec<RawApiKey>,
+    pub(super) certificates: Vec<RawCertificate>,
     pub(super) issuers: Vec<RawIssuer>,
     pub(super) access_rules: Vec<RawAccessRule>,
     pub(super) upstreams: Vec<RawUpstream>,
@@ -130,6 +134,7 @@ pub(super) fn tables() -> Vec<(&'static str, Vec<KeyRow>)> {
         ("audit", RawAudit::ROWS.to_vec()),
         ("auth", RawAuth::ROWS.to_vec()),
         ("auth.issuers", RawIssuerValues::ROWS.to_vec()),
+        ("auth.certificates", RawCertificateValues::ROWS.to_vec()),
         ("auth.api_keys", RawApiKeyValues::ROWS.to_vec()),
         ("auth.api_keys.limits", inherited(RawPrincipalLimits::ROWS, of_key)),
         ("auth.rules", RawAccessRuleValues::ROWS.to_vec()),
@@ -148,10 +153,7 @@ pub(super) fn read(mut root: Section<'_, '_>) -> RawConfig {
     let mut raw = RawConfig::default();
     let mut section = root.section("listen");
     raw.listen = RawListen::read(&mut section);
-    let mut tls = section.section("tls");
-    raw.listen_tls = RawListenTls::read(&mut tls);
-    tls.unbuilt("client_ca");
-    tls.close();
+    raw.listen_tls = read_table(section.section("tls"));
     section.close();
     let mut section = root.section("admin");
     raw.admin = RawAdmin::read(&mut section);
@@ -173,6 +175,7 @@ pub(super) fn read(mut root: Section<'_, '_>) -> RawConfig {
     let mut section = root.section("auth");
     raw.auth = RawAuth::read(&mut section);
     raw.api_keys = section.each("api_keys", auth::read_api_key);
+    raw.certificates = section.each("certificates", auth::read_certificate);
     raw.issuers = section.each("issuers", auth::read_issuer);
     raw.access_rules = section.each("rules", access::read_rule);
     section.close();

@@ -5,6 +5,7 @@
 mod access;
 mod audit;
 mod auth;
+mod certificates;
 mod endpoints;
 mod exposure;
 pub(super) mod listeners;
@@ -68,7 +69,7 @@ pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> Config 
     let upstreams = resolve_upstreams(&raw.upstreams, &shared, &mut taken, report);
     let known: BTreeSet<Arc<str>> = raw.upstreams.iter().map(|raw| Arc::from(raw.name.as_str())).collect();
     let endpoints = endpoints::resolve(&raw.endpoints, &known, &mut taken, report);
-    let access = Arc::new(access::resolve(raw, &known, report));
+    let access = Arc::new(access::resolve(raw, &known, auth.certificates(), report));
     let own = [
         ("listen.address", Some(listen.address)),
         ("admin.address", Some(admin.address)),

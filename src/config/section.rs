@@ -54,8 +54,6 @@ pub enum KeyContent {
     /// A value, described as in a mistake.
     Value(String),
     Table,
-    /// None: its feature is not implemented.
-    Unbuilt,
 }
 
 pub(super) struct UnknownKey {
@@ -399,13 +397,6 @@ impl<'s, 'a> Section<'s, 'a> {
         }
         self.wrong_type(&location, value, wanted);
         None
-    }
-
-    /// A key of an unimplemented feature: refused with any value, never ignored.
-    pub(super) fn unbuilt(&mut self, key: &'static str) -> Option<ConfigLocation> {
-        let (location, _) = self.get(key, KeyContent::Unbuilt)?;
-        self.source.report.mistake(&location, "not built yet; leave it out");
-        Some(location)
     }
 
     pub(super) fn section(&mut self, key: &'static str) -> Section<'_, 'a> {

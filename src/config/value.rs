@@ -12,6 +12,7 @@ use toml::value::{Datetime, Offset};
 use url::{Host, Url};
 
 use crate::server::api_keys::{ApiKey, ApiKeyError, KEY_HEADER};
+use crate::server::client_certificates::CertificatePattern;
 use crate::server::forwarded::{AddressRange, AddressRangeError};
 use crate::server::tokens::is_trustworthy;
 use crate::server::tokens::settings::signature_algorithm;
@@ -120,6 +121,11 @@ pub(super) const API_KEY_DIGEST: StringFormat<ApiKey> =
 pub(super) const KEY_FILE: StringFormat<PathBuf> = StringFormat { wanted: "a file such as \"ada.key\"", read: path };
 pub(super) const KEYS_FILE: StringFormat<PathBuf> =
     StringFormat { wanted: "a file such as \"team-a.keys.toml\"", read: path };
+/// A certificate's name, with a `*` for any text.
+pub(super) const CERTIFICATE_NAME: StringFormat<CertificatePattern> =
+    StringFormat { wanted: "a name such as \"spiffe://corp/*\" or \"*.agents.corp\"", read: certificate_name };
+pub(super) const SAME_PRINCIPAL: StringFormat<String> =
+    StringFormat { wanted: "a principal such as \"key:*\"", read: same_principal };
 pub(super) const PRINCIPAL_ID: StringFormat<String> =
     StringFormat { wanted: "a name such as \"ada\"", read: principal_id };
 
@@ -175,7 +181,20 @@ fn algorithm(text: &str) -> Result<Algorithm, ValueError> {
     ))
 }
 
-/// A scope as RFC 6749, 3.3 defines it.
+fn certificate_name(text: &str) -> Result<CertificatePattern, ValueError> {
+    CertificatePattern::parse(text).ok_or(ValueError::Because(
+        "is no name of a certificate; write a URI, an e-mail address or a host name of at most 255 bytes, with one * at most",
+    ))
+}
+
+fn same_principal(text: &str) -> Result<String, ValueError> {
+    let text = caller_id(text)?;
+    match NamePattern::parse(&text) {
+        Some(_) => Ok(text),
+        None => Err(ValueError::Because("has more than one *, or a ?; one * takes the text of the * in `san`")),
+    }
+}
+
 fn claim(text: &str) -> Result<String, ValueError> {
     match (1..=NAME_LEN_MAX).contains(&text.len()) && !text.chars().any(char::is_control) {
         true => Ok(text.to_owned()),

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::ops::Not;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -27,7 +28,15 @@ pub struct OwnResource {
     pub issuers: Vec<Arc<str>>,
     /// The scopes that the gateway asks for anywhere.
     pub scopes: BTreeSet<Arc<str>>,
+    /// Whether tokens may be bound to clients' certificates (RFC 8705, 3).
+    pub takes_bound_tokens: bool,
+    /// Whether tokens may be bound to keys (RFC 9449), and whether they must.
+    pub takes_proofs: bool,
+    pub requires_proofs: bool,
 }
+
+/// The algorithms of proofs of possession (RFC 9449), as challenges and metadata list them.
+pub const PROOF_ALGORITHMS: [&str; 5] = ["ES256", "ES384", "EdDSA", "PS256", "RS256"];
 
 #[derive(Serialize)]
 struct Metadata<'a> {
@@ -36,6 +45,12 @@ struct Metadata<'a> {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     scopes_supported: Vec<&'a str>,
     bearer_methods_supported: [&'static str; 1],
+    #[serde(skip_serializing_if = "Not::not")]
+    tls_client_certificate_bound_access_tokens: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dpop_signing_alg_values_supported: Option<[&'static str; 5]>,
+    #[serde(skip_serializing_if = "Not::not")]
+    dpop_bound_access_tokens_required: bool,
 }
 
 impl OwnResource {
@@ -47,6 +62,9 @@ impl OwnResource {
             authorization_servers: &self.issuers,
             scopes_supported: self.scopes.iter().map(|scope| &**scope).filter(|scope| *scope != OFFLINE).collect(),
             bearer_methods_supported: ["header"],
+            tls_client_certificate_bound_access_tokens: self.takes_bound_tokens,
+            dpop_signing_alg_values_supported: self.takes_proofs.then_some(PROOF_ALGORITHMS),
+            dpop_bound_access_tokens_required: self.requires_proofs,
         };
         // Texts and lists of texts: nothing here can fail.
         let text = serde_json::to_vec(&metadata).unwrap_or_default();
@@ -57,7 +75,17 @@ impl OwnResource {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChallengeError {
     InvalidToken,
+    InvalidProof,
     InsufficientScope,
+}
+
+/// The schemes that a challenge names (RFC 9449, 7.1 and 7.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChallengeScheme {
+    Bearer,
+    /// `Bearer`, and beside it that `DPoP` is accepted, too.
+    BearerOrDpop,
+    Dpop,
 }
 
 /// The challenge for a request to the endpoint at `path`, if there is one (RFC 6750, 3; RFC 9728, 5.1). Scopes and addresses
@@ -66,12 +94,14 @@ pub enum ChallengeError {
 pub fn challenge<'a>(
     public_url: &str,
     path: Option<&str>,
+    scheme: ChallengeScheme,
     error: Option<ChallengeError>,
     scopes: impl IntoIterator<Item = &'a str>,
 ) -> HeaderValue {
     let mut members = Vec::new();
     members.extend(error.map(|error| match error {
         ChallengeError::InvalidToken => "error=\"invalid_token\"".to_owned(),
+        ChallengeError::InvalidProof => "error=\"invalid_dpop_proof\"".to_owned(),
         ChallengeError::InsufficientScope => "error=\"insufficient_scope\"".to_owned(),
     }));
     let scopes: Vec<&str> = scopes.into_iter().collect();
@@ -80,9 +110,21 @@ pub fn challenge<'a>(
     match error {
         // A client that reads one member first reads the scopes that it lacks.
         Some(ChallengeError::InsufficientScope) => members.extend(scopes.into_iter().chain(metadata)),
-        Some(ChallengeError::InvalidToken) | None => members.extend(metadata.into_iter().chain(scopes)),
+        Some(ChallengeError::InvalidToken | ChallengeError::InvalidProof) | None => {
+            members.extend(metadata.into_iter().chain(scopes))
+        }
     }
-    let text = if members.is_empty() { "Bearer".to_owned() } else { format!("Bearer {}", members.join(", ")) };
+    let algorithms = || format!("algs=\"{}\"", PROOF_ALGORITHMS.join(" "));
+    let (name, beside) = match scheme {
+        ChallengeScheme::Bearer => ("Bearer", String::new()),
+        ChallengeScheme::BearerOrDpop => ("Bearer", format!(", DPoP {}", algorithms())),
+        ChallengeScheme::Dpop => {
+            members.push(algorithms());
+            ("DPoP", String::new())
+        }
+    };
+    let space = if members.is_empty() { "" } else { " " };
+    let text = format!("{name}{space}{}{beside}", members.join(", "));
     HeaderValue::try_from(text).unwrap_or(HeaderValue::from_static("Bearer"))
 }
 
@@ -146,10 +188,10 @@ mod tests {
             (None, None, &[], "Bearer".to_owned()),
             (None, Some(InvalidToken), &[], "Bearer error=\"invalid_token\"".to_owned()),
         ] {
-            let found = challenge("https://mcp.example", path, error, scopes.iter().copied());
+            let found = challenge("https://mcp.example", path, ChallengeScheme::Bearer, error, scopes.iter().copied());
             assert_eq!(found, expected, "{path:?} {error:?}");
         }
-        let root = challenge("https://mcp.example", Some("/"), None, []);
+        let root = challenge("https://mcp.example", Some("/"), ChallengeScheme::Bearer, None, []);
         assert_eq!(root, "Bearer resource_metadata=\"https://mcp.example/.well-known/oauth-protected-resource\"");
     }
 }

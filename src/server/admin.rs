@@ -140,6 +140,7 @@ fn spec(role: ListenerRole, address: SocketAddr, callers: Authenticator, routes:
     let settings = ListenSettings {
         address,
         tls: None,
+        client_certificates: None,
         plaintext: false,
         allowed_hosts: Vec::new(),
         allowed_origins: Vec::new(),
@@ -149,7 +150,7 @@ fn spec(role: ListenerRole, address: SocketAddr, callers: Authenticator, routes:
         connections_max: CONNECTIONS_MAX,
         drain_max: DRAIN_MAX,
     };
-    ListenerSpec { role, settings, limits: ListenerLimits::default(), callers, routes, peers_ca: None, audit: None }
+    ListenerSpec { role, settings, limits: ListenerLimits::default(), callers, routes, peers: None, audit: None }
 }
 
 enum AdminPage {

@@ -14,6 +14,7 @@ use aws_lc_rs::constant_time::verify_slices_are_equal;
 use aws_lc_rs::digest::{SHA256, SHA256_OUTPUT_LEN, digest};
 use http::HeaderName;
 
+use super::client_certificates::CertificateSettings;
 use super::grant::Grant;
 use super::tokens::settings::TokenSettings;
 use crate::random;
@@ -172,22 +173,34 @@ pub enum AuthSettings {
     ApiKeys(Vec<ApiKeySettings>),
     /// Requires a token, or one of these keys if there are some.
     Tokens(Arc<TokenSettings>, Vec<ApiKeySettings>),
+    /// Requires one of these certificates, or one of the other credentials if there are some. Never empty.
+    Certificates(Vec<CertificateSettings>, Option<Box<Self>>),
 }
 
 impl AuthSettings {
     #[must_use]
     pub fn keys(&self) -> &[ApiKeySettings] {
         match self {
-            Self::Everyone(_) => &[],
+            Self::Everyone(_) | Self::Certificates(_, None) => &[],
             Self::ApiKeys(keys) | Self::Tokens(_, keys) => keys,
+            Self::Certificates(_, Some(others)) => others.keys(),
         }
     }
 
     #[must_use]
     pub const fn tokens(&self) -> Option<&Arc<TokenSettings>> {
         match self {
-            Self::Everyone(_) | Self::ApiKeys(_) => None,
+            Self::Everyone(_) | Self::ApiKeys(_) | Self::Certificates(_, None) => None,
             Self::Tokens(tokens, _) => Some(tokens),
+            Self::Certificates(_, Some(others)) => others.tokens(),
+        }
+    }
+
+    #[must_use]
+    pub fn certificates(&self) -> &[CertificateSettings] {
+        match self {
+            Self::Everyone(_) | Self::ApiKeys(_) | Self::Tokens(..) => &[],
+            Self::Certificates(certificates, _) => certificates,
         }
     }
 }

@@ -30,7 +30,7 @@ use super::frames::PREFACE;
 use super::io::{Misconduct, Protocol, ReleasedSocket, ResettableStream, WatchedSocket, linger};
 use super::listener_metrics::ListenerMetrics;
 use super::refusal::RefusalMarker;
-use super::stack::{ConnectionAddresses, Layers};
+use super::stack::{ConnectionOrigin, Layers};
 use super::{ListenerLimits, StallCost, frames};
 use crate::face::arrival::{ALONE_MAX, Arrival};
 
@@ -56,7 +56,7 @@ pub(super) struct ListenerState {
 }
 
 /// Serves one connection until either side ends it. Only the future of the connection's protocol is allocated.
-pub(super) async fn serve<T: ResettableStream>(shared: Arc<ListenerState>, mut socket: T, ends: ConnectionAddresses) {
+pub(super) async fn serve<T: ResettableStream>(shared: Arc<ListenerState>, mut socket: T, ends: ConnectionOrigin) {
     let _counted = shared.meter.connection();
     let deadline = Instant::now() + shared.limits.head_deadline;
     let detected = {
@@ -128,7 +128,7 @@ type ConnectionAnswer = Result<http::Response<OpenRequestBody>, Infallible>;
 fn service(
     shared: Arc<ListenerState>,
     trail: Arc<ConnectionState>,
-    ends: ConnectionAddresses,
+    ends: ConnectionOrigin,
 ) -> impl Service<
     Request<Incoming>,
     Response = http::Response<OpenRequestBody>,
@@ -137,7 +137,7 @@ fn service(
 > {
     service_fn(move |request: Request<Incoming>| {
         let (shared, trail) = (Arc::clone(&shared), Arc::clone(&trail));
-        let request = Box::new(request);
+        let (request, ends) = (Box::new(request), ends.clone());
         // Now, and not when the response is first polled: see `StreamExecutor`.
         let open = OpenRequest::new(Arc::clone(&trail), &shared.meter);
         let arrival = Arrival::of(request.method(), request.headers());

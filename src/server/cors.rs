@@ -15,11 +15,12 @@ use super::refusal::StreamPosition;
 use crate::face::http::{FaceResponse, empty_body};
 
 /// Headers of MCP and of this gateway, besides headers that begin with [`OF_MCP`].
-const USUAL: [HeaderName; 6] = [
+const USUAL: [HeaderName; 7] = [
     ACCEPT,
     AUTHORIZATION,
     CONTENT_TYPE,
     KEY_HEADER,
+    HeaderName::from_static("dpop"),
     HeaderName::from_static("idempotency-key"),
     HeaderName::from_static("last-event-id"),
 ];

@@ -167,6 +167,7 @@ impl Dispatch {
         AskedPath {
             endpoint: found.map(|_| routes.served_path(path)),
             wait: KeyWait::Allowed,
+            certificate: None,
             forwards: routes.forward_authorization && found.is_some_and(|endpoint| endpoint.forwards(&AUTHORIZATION)),
         }
     }

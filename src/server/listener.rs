@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -23,11 +22,11 @@ use super::host::{HostGuard, OriginGuard};
 use super::listener_metrics::ListenerMetrics;
 use super::notices::Notices;
 use super::principal::{Authenticator, PrincipalGuard};
-use super::stack::{ConnectionAddresses, Layers};
-use super::tls::Tls;
+use super::stack::{ConnectionOrigin, Layers};
+use super::tls::{AcceptedTls, Tls};
 use super::{ListenSettings, ListenerLimits, ListenerRole};
 use crate::audit::AuditLog;
-use crate::tls::TlsFileError;
+use crate::tls::{ClientCertificateFiles, TlsFileError};
 
 /// How long the tasks of aborted connections are awaited.
 const ABORT_GRACE: Duration = Duration::from_secs(1);
@@ -47,8 +46,8 @@ pub struct ListenerSpec {
     pub limits: ListenerLimits,
     pub callers: Authenticator,
     pub routes: Routes,
-    /// The CA for client certificates, a PEM file; with it, a peer without a certificate gets no connection.
-    pub peers_ca: Option<PathBuf>,
+    /// How peers' certificates are verified, if they are requested.
+    pub peers: Option<ClientCertificateFiles>,
     /// Records refused credentials.
     pub audit: Option<Arc<AuditLog>>,
 }
@@ -180,9 +179,9 @@ pub async fn start_on(
     site: ListenerSpec,
     socket: Option<std::net::TcpListener>,
 ) -> Result<RunningListener, StartError> {
-    let ListenerSpec { role, settings, limits, callers, routes, peers_ca, audit } = site;
+    let ListenerSpec { role, settings, limits, callers, routes, peers, audit } = site;
     let name = role.name();
-    let tls = settings.tls.clone().map(|files| Tls::read(files, peers_ca)).transpose()?;
+    let tls = settings.tls.clone().map(|files| Tls::read(files, peers)).transpose()?;
     let address = settings.address;
     let failed = |source| StartError::Bind { address, source };
     let listener = match socket {
@@ -309,7 +308,7 @@ fn admit(shared: &Arc<ListenerState>, permit: ConnectionPermit, (socket, peer): 
     // Without these two the connection works, but slower, and under its listed names only.
     let _ = socket.set_nodelay(true);
     let local = socket.local_addr().map_or(UNKNOWN, |local| local.ip().to_canonical());
-    let (shared, ends) = (Arc::clone(shared), ConnectionAddresses { local, peer });
+    let (shared, ends) = (Arc::clone(shared), ConnectionOrigin { local, peer, certificate: None });
     shared.tracker.clone().spawn(async move {
         match tls {
             None => serve(shared, socket, ends).await,
@@ -320,9 +319,9 @@ fn admit(shared: &Arc<ListenerState>, permit: ConnectionPermit, (socket, peer): 
     });
 }
 
-async fn serve_tls(shared: Arc<ListenerState>, tls: Tls, socket: TcpStream, ends: ConnectionAddresses) {
-    if let Some(stream) = Box::pin(tls.accept(&shared, socket)).await {
-        Box::pin(serve(shared, stream, ends)).await;
+async fn serve_tls(shared: Arc<ListenerState>, tls: Tls, socket: TcpStream, ends: ConnectionOrigin) {
+    if let Some(AcceptedTls { stream, certificate }) = Box::pin(tls.accept(&shared, socket)).await {
+        Box::pin(serve(shared, stream, ConnectionOrigin { certificate, ..ends })).await;
     }
 }
 

@@ -12,16 +12,19 @@ use parking_lot::Mutex;
 
 use super::ListenSettings;
 use super::api_keys::{ApiKeyRing, KEY_HEADER, shows_key};
+use super::client_certificates::{CertificateRefusal, CertificateRing, PeerCertificate};
 use super::grant::Grant;
 use super::host::{is_loopback, names_this_machine};
 use super::refusal::{ForwardRefusal, Refusal};
-use super::tokens::claims::TokenError;
-use super::tokens::{KeyLookup, KeyWait, TokenVerdict, TokenVerifier};
-use crate::face::own_metadata::{ChallengeError, challenge};
+use super::tokens::claims::{HeldProofs, TokenError};
+use super::tokens::dpop::{ProofError, ProvenRequest, UnverifiedProof};
+use super::tokens::settings::ProofPolicy;
+use super::tokens::{KeyLookup, KeyWait, ProofRefusal, TokenVerdict, TokenVerifier};
+use crate::face::own_metadata::{ChallengeError, ChallengeScheme, challenge};
 use crate::face::sealed::{ForwardToken, digest_of_request};
 use crate::face::session_owners::{FORWARD, SessionOwners};
 use crate::replica::{ForwardedNumberRefusal, ForwardedNumbers};
-use crate::task::{Caller, Principal};
+use crate::task::{Caller, Clock as _, Principal, SystemClock, Timestamp};
 
 /// A proxy header with a name outside the common prefix, and that prefix.
 const ADDRESS_OF_ANOTHER: &str = "x-real-ip";
@@ -39,6 +42,8 @@ pub enum Authenticator {
     KeyHolders(ApiKeyRing),
     /// Requires an access token, or an API key if there are some too. The form of a credential decides which it is.
     TokenHolders(TokenHolders),
+    /// Requires a client certificate, or one of the other credentials if some are accepted too.
+    CertificateHolders(CertificateHolders),
     /// Serves requests that other replicas forward, with the principal that they authenticated.
     Replicas(ForwardedCallers),
 }
@@ -50,55 +55,183 @@ pub struct TokenHolders {
     pub keys: ApiKeyRing,
 }
 
+#[derive(Clone, Debug)]
+pub struct CertificateHolders {
+    pub certificates: CertificateRing,
+    /// How holders of keys or tokens are authenticated, if there are some.
+    pub others: Option<Box<Authenticator>>,
+}
+
+/// The challenge where certificates alone are accepted; no registered scheme is about them.
+const CERTIFICATE_SCHEME: HeaderValue = HeaderValue::from_static("Certificate");
+const BEARER_SCHEME: HeaderValue = HeaderValue::from_static("Bearer");
+
+impl CertificateHolders {
+    /// Whether a request has a credential beside its certificate, by its form. Another `Authorization` is a server's.
+    fn has_other_credential<B>(&self, request: &Request<B>) -> bool {
+        let (Some(others), headers) = (&self.others, request.headers()) else { return false };
+        let mut authorizations = headers.get_all(AUTHORIZATION).iter();
+        headers.contains_key(KEY_HEADER)
+            || match others.tokens() {
+                Some(_) => authorizations.next().is_some() || has_token_in_query(request),
+                None => authorizations.any(|value| shows_key(value.as_bytes())),
+            }
+    }
+
+    /// The caller with a certificate and no other credential.
+    fn caller(&self, certificate: &PeerCertificate) -> Result<AuthenticatedCaller, CertificateRefusal> {
+        let owner = self.certificates.owner(certificate)?;
+        Ok(AuthenticatedCaller::of_this_listener(owner.caller, self.certificates.grant().clone()))
+    }
+
+    /// The caller with a certificate and another credential: both must be one principal's by the configuration, or by the
+    /// issuer of a token that is bound to the certificate. It is then the other credential's, and has no further rights by
+    /// its certificate.
+    fn joined(
+        &self,
+        certificate: &PeerCertificate,
+        mut known: Box<AuthenticatedCaller>,
+    ) -> Result<Box<AuthenticatedCaller>, CertificateRefusal> {
+        if known.has_certificate {
+            return Ok(known);
+        }
+        if self.certificates.owner(certificate)?.same_as.as_ref() != Some(&known.caller.principal) {
+            return Err(CertificateRefusal::OfAnother);
+        }
+        known.further.push(self.certificates.grant().clone());
+        Ok(known)
+    }
+}
+
+/// The header of proofs of possession.
+pub(super) const PROOF_HEADER: HeaderName = HeaderName::from_static("dpop");
+
 /// The parameter of a query that would hold a token.
 const TOKEN_PARAMETER: &str = "access_token";
+
+fn has_token_in_query<B>(request: &Request<B>) -> bool {
+    let query = request.uri().query().unwrap_or_default();
+    url::form_urlencoded::parse(query.as_bytes()).any(|(name, _)| name == TOKEN_PARAMETER)
+}
 
 impl TokenHolders {
     fn identify<B>(&self, request: &Request<B>, asked: AskedPath<'_>) -> Result<Identity, Refusal> {
         let path = asked.endpoint;
         let (own, authorization) = (only(request.headers(), &KEY_HEADER)?, only(request.headers(), &AUTHORIZATION)?);
-        let query = request.uri().query().unwrap_or_default();
-        if url::form_urlencoded::parse(query.as_bytes()).any(|(name, _)| name == TOKEN_PARAMETER) {
+        if has_token_in_query(request) {
             return Err(Refusal::TokenInQuery);
         }
         let credential = match (own, authorization) {
             (Some(_), Some(_)) => return Err(Refusal::CredentialsUnclear),
-            (Some(own), None) => own.to_str().ok(),
-            (None, Some(authorization)) => bearer(authorization),
-            (None, None) => return Err(Refusal::LoginRequired(self.challenge(path, None))),
+            (Some(own), None) => own.to_str().ok().map(|own| (TokenScheme::Bearer, own)),
+            (None, Some(authorization)) => self.credential_in(authorization),
+            (None, None) => return Err(Refusal::LoginRequired(self.challenge(path, TokenScheme::Bearer, None))),
         };
-        let invalid = |why| Refusal::CredentialRefused(self.challenge(path, Some(ChallengeError::InvalidToken)), why);
-        let Some(credential) = credential else { return Err(invalid(Some(TokenError::Malformed))) };
-        if own.is_some() || shows_key(credential.as_bytes()) {
+        let invalid = |why| {
+            let error = Some(ChallengeError::InvalidToken);
+            Refusal::CredentialRefused(self.challenge(path, TokenScheme::Bearer, error), why)
+        };
+        let Some((scheme, credential)) = credential else { return Err(invalid(Some(TokenError::Malformed))) };
+        if own.is_some() || (scheme == TokenScheme::Bearer && shows_key(credential.as_bytes())) {
             return AuthenticatedCaller::of_key(&self.keys, credential)
                 .map(Identity::from)
                 .ok_or_else(|| invalid(None));
         }
-        match self.tokens.check(credential, path.unwrap_or_default(), asked.wait) {
-            TokenVerdict::Valid { caller, grant, ends_in } => {
-                let needed = &self.tokens.settings().scopes;
-                if !needed.iter().all(|scope| caller.has_scope(scope)) {
-                    let error = Some(ChallengeError::InsufficientScope);
-                    return Err(Refusal::ScopesMissing(self.challenge(path, error), caller.principal));
-                }
-                Ok(AuthenticatedCaller { ends_in, ..AuthenticatedCaller::of_this_listener(caller, grant) }.into())
+        self.by_token(request, asked, scheme, credential)
+    }
+
+    fn by_token<B>(
+        &self,
+        request: &Request<B>,
+        asked: AskedPath<'_>,
+        scheme: TokenScheme,
+        token: &str,
+    ) -> Result<Identity, Refusal> {
+        let (path, settings) = (asked.endpoint, self.tokens.settings());
+        let challenge = |error| self.challenge(path, scheme, Some(error));
+        let invalid = |why| Refusal::CredentialRefused(challenge(ChallengeError::InvalidToken), Some(why));
+        let proof = match scheme {
+            TokenScheme::Bearer if settings.proofs == ProofPolicy::Require => {
+                return Err(invalid(TokenError::NotProven));
             }
-            TokenVerdict::Invalid(error) => Err(invalid(Some(error))),
+            TokenScheme::Bearer => None,
+            TokenScheme::Dpop => {
+                let read = proof_in(request.headers()).and_then(UnverifiedProof::read);
+                Some(read.map_err(|why| Refusal::ProofRefused(challenge(ChallengeError::InvalidProof), why))?)
+            }
+        };
+        let held = HeldProofs {
+            certificate: asked.certificate.map(PeerCertificate::digest),
+            key: proof.as_ref().map(UnverifiedProof::thumbprint),
+        };
+        match self.tokens.check(token, path.unwrap_or_default(), asked.wait, held) {
+            TokenVerdict::Valid { caller, grant, ends_in, has_certificate } => {
+                if let Some(proof) = &proof {
+                    let address = format!("{}{}", settings.public_url, request.uri().path());
+                    let proven = ProvenRequest { method: request.method().as_str(), address: &address, token };
+                    self.tokens.prove(proof, proven, &caller.principal).map_err(|refusal| match refusal {
+                        ProofRefusal::Invalid(why) => {
+                            Refusal::ProofRefused(challenge(ChallengeError::InvalidProof), why)
+                        }
+                        ProofRefusal::Full => Refusal::ProofsFull,
+                    })?;
+                }
+                if !settings.scopes.iter().all(|scope| caller.has_scope(scope)) {
+                    let challenge = challenge(ChallengeError::InsufficientScope);
+                    return Err(Refusal::ScopesMissing(challenge, caller.principal));
+                }
+                let known = AuthenticatedCaller::of_this_listener(caller, grant);
+                Ok(AuthenticatedCaller { ends_in, has_certificate, scheme, ..known }.into())
+            }
+            TokenVerdict::Invalid(error) => Err(invalid(error)),
             TokenVerdict::NeedsKeys(lookup) => Ok(Identity::NeedsKeys(lookup)),
             TokenVerdict::KeysAway => Err(Refusal::IssuerAway),
         }
     }
 
-    fn challenge(&self, path: Option<&str>, error: Option<ChallengeError>) -> HeaderValue {
-        self.challenge_with(path, error, &[])
+    /// The credential of an `Authorization`, and its scheme if that is one of this listener's.
+    fn credential_in<'a>(&self, value: &'a HeaderValue) -> Option<(TokenScheme, &'a str)> {
+        let (scheme, credential) = credential_of(value)?;
+        let scheme = if scheme.eq_ignore_ascii_case("bearer") {
+            TokenScheme::Bearer
+        } else if scheme.eq_ignore_ascii_case("dpop") && self.tokens.settings().proofs != ProofPolicy::Off {
+            TokenScheme::Dpop
+        } else {
+            return None;
+        };
+        Some((scheme, credential))
+    }
+
+    fn challenge(&self, path: Option<&str>, used: TokenScheme, error: Option<ChallengeError>) -> HeaderValue {
+        self.challenge_with(path, used, error, &[])
     }
 
     /// A challenge that lists further scopes after those that every request needs.
-    fn challenge_with(&self, path: Option<&str>, error: Option<ChallengeError>, further: &[Arc<str>]) -> HeaderValue {
+    fn challenge_with(
+        &self,
+        path: Option<&str>,
+        used: TokenScheme,
+        error: Option<ChallengeError>,
+        further: &[Arc<str>],
+    ) -> HeaderValue {
         let settings = self.tokens.settings();
+        let scheme = match (settings.proofs, used) {
+            (ProofPolicy::Off, _) => ChallengeScheme::Bearer,
+            (ProofPolicy::Accept, TokenScheme::Bearer) => ChallengeScheme::BearerOrDpop,
+            (ProofPolicy::Accept, TokenScheme::Dpop) | (ProofPolicy::Require, _) => ChallengeScheme::Dpop,
+        };
         let further = further.iter().filter(|scope| !settings.scopes.contains(scope));
-        challenge(&settings.public_url, path, error, settings.scopes.iter().chain(further).map(|scope| &**scope))
+        let scopes = settings.scopes.iter().chain(further).map(|scope| &**scope);
+        challenge(&settings.public_url, path, scheme, error, scopes)
     }
+}
+
+/// The scheme of a credential.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TokenScheme {
+    Bearer,
+    /// A token that is bound to a key, with a proof beside it.
+    Dpop,
 }
 
 /// The one user of a loopback listener without authentication. A client behind a proxy may be another person and is
@@ -115,16 +248,61 @@ impl Authenticator {
     fn keys(&self) -> Option<&ApiKeyRing> {
         match self {
             Self::KeyHolders(keys) | Self::TokenHolders(TokenHolders { keys, .. }) => Some(keys),
+            Self::CertificateHolders(holders) => holders.others.as_ref()?.keys(),
             Self::Everyone(_) | Self::OnePerson(_) | Self::Replicas(_) => None,
+        }
+    }
+
+    fn keys_mut(&mut self) -> Option<&mut ApiKeyRing> {
+        match self {
+            Self::KeyHolders(keys) | Self::TokenHolders(TokenHolders { keys, .. }) => Some(keys),
+            Self::CertificateHolders(holders) => holders.others.as_mut()?.keys_mut(),
+            Self::Everyone(_) | Self::OnePerson(_) | Self::Replicas(_) => None,
+        }
+    }
+
+    const fn token_holders(&self) -> Option<&TokenHolders> {
+        match self {
+            Self::TokenHolders(holders) => Some(holders),
+            Self::CertificateHolders(CertificateHolders { others: Some(others), .. }) => others.token_holders(),
+            Self::CertificateHolders(CertificateHolders { others: None, .. })
+            | Self::Everyone(_)
+            | Self::OnePerson(_)
+            | Self::KeyHolders(_)
+            | Self::Replicas(_) => None,
+        }
+    }
+
+    const fn certificates_mut(&mut self) -> Option<&mut CertificateRing> {
+        match self {
+            Self::CertificateHolders(holders) => Some(&mut holders.certificates),
+            Self::Everyone(_)
+            | Self::OnePerson(_)
+            | Self::KeyHolders(_)
+            | Self::TokenHolders(_)
+            | Self::Replicas(_) => None,
         }
     }
 
     #[must_use]
     pub const fn tokens(&self) -> Option<&TokenVerifier> {
-        match self {
-            Self::TokenHolders(holders) => Some(&holders.tokens),
-            Self::Everyone(_) | Self::OnePerson(_) | Self::KeyHolders(_) | Self::Replicas(_) => None,
+        match self.token_holders() {
+            Some(holders) => Some(&holders.tokens),
+            None => None,
         }
+    }
+
+    /// The same with another verifier of tokens, if it has one.
+    #[must_use]
+    pub fn with_tokens(mut self, change: impl FnOnce(&TokenVerifier) -> TokenVerifier) -> Self {
+        let mut inner = &mut self;
+        while let Self::CertificateHolders(CertificateHolders { others: Some(others), .. }) = inner {
+            inner = others;
+        }
+        if let Self::TokenHolders(holders) = inner {
+            holders.tokens = change(&holders.tokens);
+        }
+        self
     }
 }
 
@@ -199,6 +377,8 @@ pub(super) struct AskedPath<'p> {
     /// Whether it forwards clients' credentials upstream.
     pub(super) forwards: bool,
     pub(super) wait: KeyWait,
+    /// The certificate of the request's connection.
+    pub(super) certificate: Option<&'p PeerCertificate>,
 }
 
 /// What a request's credential says of its sender, perhaps after a lookup.
@@ -220,6 +400,12 @@ pub(super) struct AuthenticatedCaller {
     pub(super) grant: Grant,
     /// The rest of its credential's validity, if that ends.
     pub(super) ends_in: Option<Duration>,
+    /// Whether its token is bound to its connection's certificate: the issuer says that both are one client's.
+    pub(super) has_certificate: bool,
+    /// The scheme that a challenge to it names.
+    pub(super) scheme: TokenScheme,
+    /// Grants of its certificate, whose end also ends its streams.
+    pub(super) further: Vec<Grant>,
     /// The client's address, if another replica forwards the request and has counted it.
     pub(super) forwarded_from: Option<IpAddr>,
 }
@@ -231,7 +417,24 @@ impl AuthenticatedCaller {
     }
 
     const fn of_this_listener(caller: Caller, grant: Grant) -> Self {
-        Self { caller, grant, ends_in: None, forwarded_from: None }
+        Self {
+            caller,
+            grant,
+            ends_in: None,
+            has_certificate: false,
+            scheme: TokenScheme::Bearer,
+            further: Vec::new(),
+            forwarded_from: None,
+        }
+    }
+
+    /// Ends it at the latest with its connection's certificate.
+    fn within(mut self: Box<Self>, certificate: &PeerCertificate, now: Timestamp, files: Grant) -> Box<Self> {
+        let until = certificate.until();
+        self.caller.until = Some(self.caller.until.map_or(until, |own| own.min(until)));
+        self.ends_in = self.caller.until.map(|until| until.since(now));
+        self.further.push(files);
+        self
     }
 }
 
@@ -248,24 +451,25 @@ impl PrincipalGuard {
     }
 
     /// The guard that replaces this one. Clients that remain valid keep their streams; all other streams end.
-    pub(super) fn followed_by(&self, callers: Authenticator) -> Self {
+    pub(super) fn followed_by(&self, mut callers: Authenticator) -> Self {
         if let Some(before) = self.callers.tokens() {
             before.withdraw_beside(callers.tokens());
         }
-        let callers = match (self.callers.keys(), callers) {
-            (Some(before), Authenticator::KeyHolders(now)) => {
-                return Self::new(Authenticator::KeyHolders(now.succeeding(before)));
+        if let Authenticator::CertificateHolders(CertificateHolders { certificates: before, .. }) = &self.callers {
+            match callers.certificates_mut() {
+                Some(now) => now.succeed(before),
+                None => before.withdraw(),
             }
-            (Some(before), Authenticator::TokenHolders(now)) => {
-                let keys = now.keys.succeeding(before);
-                return Self::new(Authenticator::TokenHolders(TokenHolders { keys, ..now }));
+        }
+        if let Some(before) = self.callers.keys() {
+            match callers.keys_mut() {
+                Some(now) => *now = now.clone().succeeding(before),
+                None => before.withdraw(),
             }
-            (Some(before), callers) => {
-                before.withdraw();
-                return Self::new(callers);
-            }
-            (None, callers) => callers,
-        };
+        }
+        if self.asks_all() {
+            return Self::new(callers);
+        }
         match (&self.callers, &callers) {
             (Authenticator::Everyone(before), Authenticator::Everyone(now)) if before == now => return self.clone(),
             (Authenticator::OnePerson(before), Authenticator::OnePerson(now)) if before.is_shared == now.is_shared => {
@@ -284,8 +488,13 @@ impl PrincipalGuard {
         self.callers.tokens().is_some()
     }
 
-    pub(super) fn asks_all(&self) -> bool {
-        self.callers.keys().is_some()
+    pub(super) const fn asks_all(&self) -> bool {
+        match &self.callers {
+            Authenticator::KeyHolders(_) | Authenticator::TokenHolders(_) | Authenticator::CertificateHolders(_) => {
+                true
+            }
+            Authenticator::Everyone(_) | Authenticator::OnePerson(_) | Authenticator::Replicas(_) => false,
+        }
     }
 
     /// Removes this gateway's keys, texts that look like one, and replicas' seals from an admitted request: no upstream receives
@@ -293,6 +502,7 @@ impl PrincipalGuard {
     pub(super) fn withhold_keys(&self, headers: &mut HeaderMap) {
         if self.asks_all() {
             headers.remove(KEY_HEADER);
+            headers.remove(PROOF_HEADER);
             let is_ours = |value: &HeaderValue| self.callers.tokens().is_some() || shows_key(value.as_bytes());
             if headers.get(AUTHORIZATION).is_some_and(is_ours) {
                 headers.remove(AUTHORIZATION);
@@ -308,31 +518,74 @@ impl PrincipalGuard {
     }
 
     /// The challenge for an operation that needs more scopes than its token has, if clients have tokens.
-    pub(super) fn scope_challenge(&self, asked: AskedPath<'_>, needed: &[Arc<str>]) -> Option<HeaderValue> {
-        match &self.callers {
-            Authenticator::TokenHolders(holders) => {
-                Some(holders.challenge_with(asked.endpoint, Some(ChallengeError::InsufficientScope), needed))
+    pub(super) fn scope_challenge(
+        &self,
+        asked: AskedPath<'_>,
+        used: TokenScheme,
+        needed: &[Arc<str>],
+    ) -> Option<HeaderValue> {
+        let holders = self.callers.token_holders()?;
+        Some(holders.challenge_with(asked.endpoint, used, Some(ChallengeError::InsufficientScope), needed))
+    }
+
+    fn certificate_refused(&self, asked: AskedPath<'_>, why: CertificateRefusal) -> Refusal {
+        let challenge = match self.callers.token_holders() {
+            Some(holders) => {
+                let error = (why == CertificateRefusal::OfAnother).then_some(ChallengeError::InvalidToken);
+                holders.challenge(asked.endpoint, TokenScheme::Bearer, error)
             }
-            Authenticator::Everyone(_)
-            | Authenticator::OnePerson(_)
-            | Authenticator::KeyHolders(_)
-            | Authenticator::Replicas(_) => None,
-        }
+            None if self.callers.keys().is_some() => BEARER_SCHEME,
+            None => CERTIFICATE_SCHEME,
+        };
+        Refusal::CertificateRefused(challenge, why)
     }
 
     /// Authenticates a request. Fails with `CredentialsUnclear` for two credentials (B150), `Unauthorized` without a known
     /// key, a challenge without a valid token, `NotForwarded` on the replica listener for a request that no replica
-    /// sealed.
+    /// sealed. A connection's certificate that is no longer valid is refused beside every credential.
     pub(super) fn identify<B>(&self, request: &Request<B>, asked: AskedPath<'_>) -> Result<Identity, Refusal> {
+        // Replicas verify each other in the handshake alone.
+        let certificate = asked.certificate.filter(|_| !matches!(self.callers, Authenticator::Replicas(_)));
+        let Some(certificate) = certificate else { return self.identify_by(&self.callers, request, asked) };
+        let now = SystemClock.now();
+        let files = certificate.admitted(now);
+        let files = files.ok_or_else(|| self.certificate_refused(asked, CertificateRefusal::Withdrawn))?;
+        Ok(match self.identify_by(&self.callers, request, asked)? {
+            Identity::Known(known) => Identity::Known(known.within(certificate, now, files)),
+            waits @ Identity::NeedsKeys(_) => waits,
+        })
+    }
+
+    fn identify_by<B>(
+        &self,
+        callers: &Authenticator,
+        request: &Request<B>,
+        asked: AskedPath<'_>,
+    ) -> Result<Identity, Refusal> {
         let keyless =
             |principal| AuthenticatedCaller::of_this_listener(Caller::of(principal), self.open.clone()).into();
-        match &self.callers {
+        match callers {
             Authenticator::Everyone(principal) => Ok(keyless(principal.clone())),
             Authenticator::OnePerson(person) => person.identify(request, asked.forwards).map(keyless),
             Authenticator::TokenHolders(holders) => holders.identify(request, asked),
             Authenticator::KeyHolders(keys) => {
                 let token = key_in(request.headers())?.ok_or(Refusal::Unauthorized)?;
                 AuthenticatedCaller::of_key(keys, token).map(Identity::from).ok_or(Refusal::Unauthorized)
+            }
+            Authenticator::CertificateHolders(holders) => {
+                let refused = |why| self.certificate_refused(asked, why);
+                let known = match (asked.certificate, &holders.others) {
+                    (Some(certificate), Some(others)) if holders.has_other_credential(request) => {
+                        match self.identify_by(others, request, asked)? {
+                            Identity::Known(known) => holders.joined(certificate, known),
+                            waits @ Identity::NeedsKeys(_) => return Ok(waits),
+                        }
+                    }
+                    (Some(certificate), _) => holders.caller(certificate).map(Box::new),
+                    (None, Some(others)) => return self.identify_by(others, request, asked),
+                    (None, None) => Err(CertificateRefusal::Missing),
+                };
+                known.map(Identity::Known).map_err(refused)
             }
             Authenticator::Replicas(replicas) => {
                 let token = replicas.identify(request).map_err(Refusal::NotForwarded)?;
@@ -345,8 +598,22 @@ impl PrincipalGuard {
 
 /// The token in `Bearer TOKEN`; the scheme is written in any case (RFC 9110, 11.1).
 fn bearer(value: &HeaderValue) -> Option<&str> {
-    let (scheme, token) = value.to_str().ok()?.split_once(' ')?;
-    scheme.eq_ignore_ascii_case("bearer").then(|| token.trim_start_matches(' '))
+    credential_of(value).filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer")).map(|(_, token)| token)
+}
+
+/// The scheme of an `Authorization`, and its credential.
+fn credential_of(value: &HeaderValue) -> Option<(&str, &str)> {
+    let (scheme, credential) = value.to_str().ok()?.split_once(' ')?;
+    Some((scheme, credential.trim_start_matches(' ')))
+}
+
+/// The only proof of a request (RFC 9449, 4.3).
+fn proof_in(headers: &HeaderMap) -> Result<&str, ProofError> {
+    let mut fields = headers.get_all(PROOF_HEADER).iter();
+    match (fields.next(), fields.next()) {
+        (Some(proof), None) => proof.to_str().map_err(|_| ProofError::Malformed),
+        (_, _) => Err(ProofError::NotOne),
+    }
 }
 
 /// How far a request's seal may be in the past or the future: allows for clock skew between replicas and for transit.
@@ -400,156 +667,4 @@ impl fmt::Debug for ForwardedCallers {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::server::api_keys::{ApiKey, ApiKeys};
-
-    fn who(guard: &PrincipalGuard, request: &Request<()>, forwards: bool) -> Result<Principal, Refusal> {
-        let asked = AskedPath { endpoint: None, forwards, wait: KeyWait::Over };
-        guard.identify(request, asked).map(|identity| match identity {
-            Identity::Known(known) => known.caller.principal,
-            Identity::NeedsKeys(_) => panic!("no token was sent"),
-        })
-    }
-
-    /// B73.
-    #[test]
-    fn everyone_is_who_the_configuration_says_whatever_the_headers_say() {
-        for everyone in [Principal::local(), Principal::anonymous()] {
-            let request = Request::builder()
-                .header("x-forwarded-for", "192.0.2.1")
-                .header("authorization", "Bearer x")
-                .body(())
-                .unwrap();
-            let guard = PrincipalGuard::new(Authenticator::Everyone(everyone.clone()));
-            assert_eq!(who(&guard, &request, true), Ok(everyone));
-        }
-    }
-
-    /// Plain nginx with only a `proxy_pass` shows by nothing else.
-    #[test]
-    fn a_request_of_http_1_0_came_through_a_proxy() {
-        let guard = PrincipalGuard::new(Authenticator::OnePerson(person(&[])));
-        for (version, expected) in [(Version::HTTP_10, "anon"), (Version::HTTP_11, "local"), (Version::HTTP_2, "local")]
-        {
-            let request = Request::builder().version(version).header("host", "127.0.0.1:8080").body(()).unwrap();
-            assert_eq!(who(&guard, &request, false).unwrap().as_str(), expected, "{version:?}");
-        }
-    }
-
-    fn person(allowed: &[String]) -> LocalUser {
-        LocalUser { is_shared: allowed.iter().any(|name| !is_loopback(name)), is_logged: Arc::default() }
-    }
-
-    /// The principal of a request on loopback: headers, allowed hosts, whether the path forwards credentials.
-    #[test]
-    fn one_person_is_alone_only_while_nothing_says_otherwise() {
-        let (local, anonymous, ada) = ("local", "anon", Principal::bearing(b"Bearer ada"));
-        let check = |allowed: &[&str], forwards: bool, headers: &[(&str, &str)], expected: &str| {
-            let allowed: Vec<_> = allowed.iter().map(|&name| name.to_owned()).collect();
-            let guard = PrincipalGuard::new(Authenticator::OnePerson(person(&allowed)));
-            let request = headers.iter().fold(Request::builder(), |built, (name, value)| built.header(*name, *value));
-            let found = who(&guard, &request.body(()).unwrap(), forwards);
-            assert_eq!(found.unwrap().as_str(), expected, "{allowed:?} {forwards} {headers:?}");
-        };
-        for host in ["localhost", "LOCALHOST:8080", "127.0.0.1:1", "127.0.0.2", "[::1]:9", "a.localhost"] {
-            check(&[], false, &[("host", host)], local);
-            check(&["localhost", "[::1]"], false, &[("host", host)], local);
-            check(&["mcp.example", "localhost"], false, &[("host", host)], anonymous);
-        }
-        for host in ["mcp.example", "10.0.0.7:80", "localhost.example", "[2001:db8::1]", ""] {
-            check(&[], false, &[("host", host)], anonymous);
-        }
-        for proxied in ["forwarded", "x-forwarded-for", "X-Forwarded-Proto", "x-real-ip", "via"] {
-            check(&[], false, &[("host", "localhost"), (proxied, "127.0.0.1")], anonymous);
-        }
-        check(&[], false, &[("host", "localhost"), ("authorization", "Bearer ada")], local);
-        for (allowed, host) in [(&[] as &[&str], "localhost"), (&["mcp.example"], "mcp.example")] {
-            check(allowed, true, &[("host", host), ("authorization", "Bearer ada")], ada.as_str());
-            check(
-                allowed,
-                true,
-                &[("host", host), ("x-real-ip", "::1"), ("authorization", "Bearer ada")],
-                ada.as_str(),
-            );
-            check(allowed, true, &[("host", host)], anonymous);
-        }
-        let absolute = Request::builder().uri("http://mcp.example/mcp").header("host", "localhost").body(()).unwrap();
-        let guard = PrincipalGuard::new(Authenticator::OnePerson(person(&[])));
-        assert_eq!(who(&guard, &absolute, false), Ok(Principal::anonymous()));
-        let twice = Request::builder().header("authorization", "a").header("authorization", "b").body(()).unwrap();
-        assert_eq!(who(&guard, &twice, true), Err(Refusal::CredentialsUnclear));
-    }
-
-    const KEY: &str = "tg_a1_0123456789abcdef0123456789abcdef";
-
-    #[track_caller]
-    fn check(ring: &ApiKeyRing, fields: &[&str], expected: &Result<Principal, Refusal>) {
-        let mut request = Request::new(());
-        for field in fields {
-            request.headers_mut().append(AUTHORIZATION, field.parse().unwrap());
-        }
-        let guard = PrincipalGuard::new(Authenticator::KeyHolders(ring.clone()));
-        assert_eq!(who(&guard, &request, true), *expected, "{fields:?}");
-    }
-
-    #[test]
-    fn b150_one_bearer_token_is_looked_at_and_nothing_else() {
-        let ada = Principal::new("key:ada");
-        let mut keys = ApiKeys::default();
-        keys.add(ApiKey::read(KEY).unwrap(), &Caller::of(ada.clone())).unwrap();
-        let ring = ApiKeyRing::new(keys);
-        for scheme in ["Bearer ", "bearer ", "BEARER   "] {
-            check(&ring, &[&format!("{scheme}{KEY}")], &Ok(ada.clone()));
-        }
-        let basic = format!("Basic {KEY}");
-        for fields in [vec![], vec!["Bearer"], vec!["Bearer x"], vec![KEY], vec![basic.as_str()]] {
-            check(&ring, &fields, &Err(Refusal::Unauthorized));
-        }
-        let good = format!("Bearer {KEY}");
-        check(&ring, &[&good, &good], &Err(Refusal::CredentialsUnclear));
-        check(&ApiKeyRing::new(ApiKeys::default()), &[&good], &Err(Refusal::Unauthorized));
-    }
-
-    /// The gateway's own header and `Authorization`; the principal, and the forwarded part of the latter.
-    #[test]
-    fn a_key_in_the_gateways_own_header_alone_decides_and_no_key_goes_on() {
-        let ada = Principal::new("key:ada");
-        let mut keys = ApiKeys::default();
-        keys.add(ApiKey::read(KEY).unwrap(), &Caller::of(ada.clone())).unwrap();
-        let guard = PrincipalGuard::new(Authenticator::KeyHolders(ApiKeyRing::new(keys)));
-        let (bearer, long) = (format!("Bearer {KEY}"), "x".repeat(20_000));
-        let (yes, unclear, no) = (Ok(ada), Err(Refusal::CredentialsUnclear), Err(Refusal::Unauthorized));
-        let other = "Bearer tg_b1_0123456789abcdef0123456789abcdef";
-        for (own, authorization, expected, goes_on) in [
-            (vec![KEY.as_bytes()], vec![], &yes, None),
-            (vec![], vec![bearer.as_str()], &yes, None),
-            (vec![KEY.as_bytes()], vec!["Bearer theirs"], &yes, Some("Bearer theirs")),
-            (vec![KEY.as_bytes()], vec!["Basic x"], &yes, Some("Basic x")),
-            (vec![KEY.as_bytes()], vec![&bearer], &yes, None),
-            (vec![KEY.as_bytes()], vec![other], &yes, None),
-            (vec![KEY.as_bytes()], vec!["tg_slip"], &yes, None),
-            (vec![b"tg_a1_0123456789abcdef0123456789abcdee"], vec![&bearer], &no, None),
-            (vec![b""], vec![&bearer], &no, None),
-            (vec![bearer.as_bytes()], vec![], &no, None),
-            (vec![b"tg_a1_\xff"], vec![&bearer], &no, None),
-            (vec![long.as_bytes()], vec![&bearer], &no, None),
-            (vec![KEY.as_bytes(), KEY.as_bytes()], vec![], &unclear, None),
-            (vec![KEY.as_bytes()], vec!["Bearer a", "Bearer b"], &unclear, None),
-        ] {
-            let mut request = Request::new(());
-            for value in &own {
-                request.headers_mut().append(KEY_HEADER, HeaderValue::from_bytes(value).unwrap());
-            }
-            for value in &authorization {
-                request.headers_mut().append(AUTHORIZATION, value.parse().unwrap());
-            }
-            assert_eq!(who(&guard, &request, true), *expected, "{own:?} {authorization:?}");
-            if expected.is_ok() {
-                guard.withhold_keys(request.headers_mut());
-                let left = request.headers().get(AUTHORIZATION).map(|value| value.to_str().unwrap());
-                assert_eq!((left, request.headers().contains_key(KEY_HEADER)), (goes_on, false), "{authorization:?}");
-            }
-        }
-    }
-}
+mod tests;

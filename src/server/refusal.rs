@@ -7,15 +7,17 @@ use std::borrow::Cow;
 use http::header::{ALLOW, CONNECTION, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderValue, Request, StatusCode, Version};
 
+use super::client_certificates::CertificateRefusal;
 use super::tokens::claims::TokenError;
+use super::tokens::dpop::ProofError;
 use crate::face::answer::{insufficient_scope, refused};
 use crate::face::http::FaceResponse;
 use crate::metric;
 use crate::task::Principal;
 use crate::wire::rpc_error;
 
-/// The keys of an issuer are fetched for tokens that often.
-const ISSUER_RETRY_AFTER: HeaderValue = HeaderValue::from_static("30");
+/// The keys of an issuer are fetched for tokens that often; proofs are forgotten once in a minute.
+const RETRY_LATER: HeaderValue = HeaderValue::from_static("30");
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
@@ -35,6 +37,13 @@ pub(super) enum Refusal {
     LoginRequired(HeaderValue),
     /// A token that is refused, or an unknown key beside tokens. Carries the challenge.
     CredentialRefused(HeaderValue, Option<TokenError>),
+    /// A proof of possession that is refused. Carries the challenge.
+    ProofRefused(HeaderValue, ProofError),
+    /// A proof that cannot be remembered, so that it could be repeated.
+    ProofsFull,
+    /// A client certificate that identifies nobody, or another client than the credential beside it; or none where one
+    /// is required. Carries the challenge.
+    CertificateRefused(HeaderValue, CertificateRefusal),
     /// A valid token without a scope that every request needs. Carries the challenge, and the token's owner.
     ScopesMissing(HeaderValue, Principal),
     /// A token in the query, which is logged by servers and proxies on the way (RFC 6750, 5.3).
@@ -179,6 +188,9 @@ impl Refusal {
             Self::LoginRequired(_) => RefusalResponse::new(S::UNAUTHORIZED, "login_required", GoesOn),
             Self::CredentialRefused(_, Some(error)) => RefusalResponse::new(S::UNAUTHORIZED, error.label(), GoesOn),
             Self::CredentialRefused(_, None) => RefusalResponse::new(S::UNAUTHORIZED, "unauthorized", GoesOn),
+            Self::ProofRefused(_, why) => RefusalResponse::new(S::UNAUTHORIZED, why.label(), GoesOn),
+            Self::ProofsFull => RefusalResponse::new(S::SERVICE_UNAVAILABLE, "proofs_full", GoesOn),
+            Self::CertificateRefused(_, why) => RefusalResponse::new(S::UNAUTHORIZED, why.label(), GoesOn),
             Self::ScopesMissing(..) => RefusalResponse::new(S::FORBIDDEN, "insufficient_scope", GoesOn),
             Self::TokenInQuery => RefusalResponse::new(S::BAD_REQUEST, "token_in_query", GoesOn),
             Self::IssuerAway => RefusalResponse::new(S::SERVICE_UNAVAILABLE, "issuer_away", GoesOn),
@@ -231,6 +243,16 @@ impl Refusal {
                 "Unauthorized: send a valid access token as `Authorization: Bearer TOKEN`; the WWW-Authenticate header \
                  says where clients log in"
             }
+            Self::ProofRefused(..) => {
+                "Unauthorized: send a new DPoP proof with each request, made for its method, its address and its access token"
+            }
+            Self::ProofsFull => {
+                "Service unavailable: too many DPoP proofs were sent lately; nothing was done, try again later"
+            }
+            Self::CertificateRefused(..) => {
+                "Unauthorized: connect with a client certificate that this gateway accepts, and send no other client's key or \
+                 token beside it; the gateway's operator knows the accepted names"
+            }
             Self::ScopesMissing(..) => {
                 "Forbidden: the access token lacks a scope; the WWW-Authenticate header lists all that are needed"
             }
@@ -280,6 +302,13 @@ impl Refusal {
             Self::CredentialRefused(_, None) => {
                 ("auth.api_keys", HeadPart::Nothing, "the request has no known API key; add one to this key")
             }
+            Self::ProofRefused(_, why) => ("auth.dpop", HeadPart::Nothing, why.sentence()),
+            Self::ProofsFull => (
+                "auth.dpop",
+                HeadPart::Nothing,
+                "a request is refused: too many DPoP proofs of its principal, or of all, are remembered",
+            ),
+            Self::CertificateRefused(_, why) => ("auth.certificates", HeadPart::Nothing, why.sentence()),
             Self::ScopesMissing(..) => (
                 "auth.scopes",
                 HeadPart::Nothing,
@@ -346,11 +375,13 @@ impl Refusal {
         if self == Self::Unauthorized {
             response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
-        if self == Self::IssuerAway {
-            response.headers_mut().insert(RETRY_AFTER, ISSUER_RETRY_AFTER);
+        if [Self::IssuerAway, Self::ProofsFull].contains(&self) {
+            response.headers_mut().insert(RETRY_AFTER, RETRY_LATER);
         }
         if let Self::LoginRequired(challenge)
         | Self::CredentialRefused(challenge, _)
+        | Self::CertificateRefused(challenge, _)
+        | Self::ProofRefused(challenge, _)
         | Self::ScopesMissing(challenge, _) = self
         {
             response.headers_mut().insert(WWW_AUTHENTICATE, challenge);

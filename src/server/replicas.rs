@@ -15,7 +15,7 @@ use super::listener::ListenerSpec;
 use super::principal::{Authenticator, ForwardedCallers};
 use super::{ListenSettings, ListenerLimits, ListenerRole, Routes, StallCost};
 use crate::task::Timestamp;
-use crate::tls::{IdentityFiles, TlsFileError, read_roots};
+use crate::tls::{CertificateNeed, ClientCertificateFiles, IdentityFiles, TlsFileError, read_roots};
 
 /// Each replica has one connection, and another while the first ends.
 const CONNECTIONS_MAX: NonZeroUsize = NonZeroUsize::new(256).expect("not zero");
@@ -58,10 +58,14 @@ pub fn site(
     callers: ForwardedCallers,
     routes: Routes,
 ) -> ListenerSpec {
-    let (identity, peers_ca) = tls.map(|tls| (tls.identity, tls.ca)).unzip();
+    let files = |ReplicaTls { identity, ca }| {
+        (identity, ClientCertificateFiles { ca, crl: None, need: CertificateNeed::Required })
+    };
+    let (identity, peers) = tls.map(files).unzip();
     let settings = ListenSettings {
         address,
         tls: identity,
+        client_certificates: None,
         plaintext: false,
         allowed_hosts: Vec::new(),
         allowed_origins: Vec::new(),
@@ -72,7 +76,7 @@ pub fn site(
         drain_max: Duration::ZERO,
     };
     let (role, callers) = (ListenerRole::Replicas, Authenticator::Replicas(callers));
-    ListenerSpec { role, settings, limits: limits(), callers, routes, peers_ca, audit: None }
+    ListenerSpec { role, settings, limits: limits(), callers, routes, peers, audit: None }
 }
 
 /// The client listener's limits, with room for added headers and for many clients per connection.

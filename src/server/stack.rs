@@ -10,13 +10,14 @@ use http::{HeaderValue, Method, Request, StatusCode, Version};
 use hyper::body::Incoming;
 
 use super::ListenerRole;
+use super::client_certificates::PeerCertificate;
 use super::cors::CallingPage;
 use super::dispatch::{AdmittedCaller, Dispatch};
 use super::forwarded::{ForwardedRequest, TrustedProxies};
 use super::head::HeadGuard;
 use super::host::{HostGuard, OriginGuard};
 use super::notices::{Notices, RefusedCaller};
-use super::principal::{AskedPath, AuthenticatedCaller, Identity, PrincipalGuard};
+use super::principal::{AskedPath, AuthenticatedCaller, Identity, PrincipalGuard, TokenScheme};
 use super::refusal::{Guard as _, Refusal, RefusalMarker, StreamPosition};
 use super::tokens::KeyWait;
 use crate::face::answer::ScopesNeeded;
@@ -25,10 +26,13 @@ use crate::face::http::{FaceResponse, empty_body};
 use crate::face::session_owners::note_taken;
 use crate::metric;
 
-#[derive(Clone, Copy, Debug)]
-pub(super) struct ConnectionAddresses {
+/// What a connection tells of its requests.
+#[derive(Clone, Debug)]
+pub(super) struct ConnectionOrigin {
     pub(super) local: IpAddr,
     pub(super) peer: IpAddr,
+    /// The verified certificate of its client.
+    pub(super) certificate: Option<Arc<PeerCertificate>>,
 }
 
 /// The layers of one listener. A reload replaces all at once: a request uses the old or the new ones (F24).
@@ -48,7 +52,7 @@ impl Layers {
     pub(super) async fn answer(
         &self,
         request: Box<Request<Incoming>>,
-        ends: ConnectionAddresses,
+        ends: ConnectionOrigin,
         arrival: Arrival,
     ) -> FaceResponse {
         let version = request.version();
@@ -65,17 +69,15 @@ impl Layers {
         })
     }
 
-    async fn guarded(
-        &self,
-        request: Box<Request<Incoming>>,
-        ends: ConnectionAddresses,
-        arrival: Arrival,
-    ) -> FaceResponse {
+    async fn guarded(&self, request: Box<Request<Incoming>>, ends: ConnectionOrigin, arrival: Arrival) -> FaceResponse {
         let is_head = request.method() == Method::HEAD;
         let forwarded = self.proxies.read(ends.peer, request.headers());
         let client = forwarded.client;
         let (mut response, page) = match self.enter(&request, ends.local, &forwarded) {
-            Ok(page) => (self.serve(request, client, page.as_ref(), arrival).await, page),
+            Ok(page) => {
+                let origin = ConnectionOrigin { peer: client, ..ends };
+                (self.serve(request, origin, page.as_ref(), arrival).await, page)
+            }
             Err(refusal) => (self.refuse(refusal, &request, client), None),
         };
         if let Some(page) = page {
@@ -124,7 +126,7 @@ impl Layers {
     async fn serve(
         &self,
         mut request: Box<Request<Incoming>>,
-        client: IpAddr,
+        ConnectionOrigin { peer: client, certificate, .. }: ConnectionOrigin,
         page: Option<&CallingPage>,
         arrival: Arrival,
     ) -> FaceResponse {
@@ -132,17 +134,18 @@ impl Layers {
         if let Some(answer) = page.and_then(|page| page.preflight(&request, |name| self.dispatch.forwards(name))) {
             return answer;
         }
-        let identity = match self.admit(&request, KeyWait::Allowed) {
+        let certificate = certificate.as_deref();
+        let identity = match self.admit(&request, certificate, KeyWait::Allowed) {
             Ok(Identity::NeedsKeys(lookup)) => {
                 // Boxed: rare, and every request would be larger by it.
                 Box::pin(lookup.wait()).await;
-                self.admit(&request, KeyWait::Over)
+                self.admit(&request, certificate, KeyWait::Over)
             }
             identity => identity,
         };
         match identity {
             Ok(Identity::Known(known)) => {
-                let AuthenticatedCaller { caller, grant, ends_in, forwarded_from } = *known;
+                let AuthenticatedCaller { caller, grant, ends_in, forwarded_from, further, scheme, .. } = *known;
                 self.principal.withhold_keys(request.headers_mut());
                 let is_counted = self.is_for_replicas();
                 let path = self.principal.takes_tokens().then(|| request.uri().path().to_owned());
@@ -152,8 +155,9 @@ impl Layers {
                     note_taken(&mut response);
                 }
                 if let Some(path) = path {
-                    self.challenge_for_scopes(&path, &mut response);
+                    self.challenge_for_scopes(&path, scheme, &mut response);
                 }
+                let response = further.iter().fold(response, |response, grant| grant.bind(response, None));
                 grant.bind(response, ends_in)
             }
             Ok(Identity::NeedsKeys(_)) => self.refuse(Refusal::IssuerAway, &request, client),
@@ -162,9 +166,9 @@ impl Layers {
     }
 
     /// Writes the challenge of a response that a face gave for want of a scope.
-    fn challenge_for_scopes(&self, path: &str, response: &mut FaceResponse) {
+    fn challenge_for_scopes(&self, path: &str, used: TokenScheme, response: &mut FaceResponse) {
         if let Some(ScopesNeeded(needed)) = response.extensions_mut().remove()
-            && let Some(challenge) = self.principal.scope_challenge(self.dispatch.asked(path), &needed)
+            && let Some(challenge) = self.principal.scope_challenge(self.dispatch.asked(path), used, &needed)
         {
             response.headers_mut().insert(WWW_AUTHENTICATE, challenge);
         }
@@ -176,11 +180,17 @@ impl Layers {
         refusal.answer(StreamPosition::of(request))
     }
 
-    fn admit<B>(&self, request: &Request<B>, wait: KeyWait) -> Result<Identity, Refusal> {
+    fn admit<B>(
+        &self,
+        request: &Request<B>,
+        certificate: Option<&PeerCertificate>,
+        wait: KeyWait,
+    ) -> Result<Identity, Refusal> {
         // Clients without a key look here for authorization metadata. Its absence is no secret.
         let path = request.uri().path();
         if self.is_for_replicas() {
-            return self.principal.identify(request, AskedPath { endpoint: None, forwards: false, wait });
+            let asked = AskedPath { endpoint: None, forwards: false, wait, certificate };
+            return self.principal.identify(request, asked);
         }
         if is_metadata(path) && !self.dispatch.serves(path) {
             return Err(Refusal::NoMetadata);
@@ -190,7 +200,7 @@ impl Layers {
             return Ok(self.principal.anybody().into());
         }
         // Before the routes, so that an unauthenticated client cannot find out which paths exist (SEC-05).
-        self.principal.identify(request, AskedPath { wait, ..self.dispatch.asked(path) })
+        self.principal.identify(request, AskedPath { wait, certificate, ..self.dispatch.asked(path) })
     }
 }
 

@@ -3,27 +3,22 @@
 //! TLS 1.2 and 1.3; HTTP/2 or HTTP/1.1 as the client prefers (ALPN). A peer that speaks anything else gets an alert and no HTTP
 //! (B30). [`crate::tls`] reads the files.
 
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
-use rustls::server::WebPkiClientVerifier;
-use rustls::server::danger::ClientCertVerifier;
 use rustls::sign::CertifiedKey;
-use rustls::{RootCertStore, ServerConfig};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use super::certificate::ListenerCertificate;
+use super::client_certificates::PeerCertificate;
 use super::connection::ListenerState;
+use super::handshake::{Admission, HandshakeSettings, PeerVerifier};
 use super::io::{ResettableStream, linger};
 use crate::task::{Clock as _, SystemClock};
-use crate::tls::{IdentityFiles, TlsFileError, provider, read_roots};
-
-/// The supported protocols, the preferred one first.
-const ALPN: [&[u8]; 2] = [b"h2", b"http/1.1"];
+use crate::tls::{ClientCertificateFiles, IdentityFiles, TlsFileError};
 
 #[derive(Clone, Debug)]
 pub(super) struct Tls {
@@ -32,61 +27,24 @@ pub(super) struct Tls {
     files: ListenerFiles,
 }
 
-#[derive(Debug)]
-struct HandshakeSettings {
-    config: Arc<ServerConfig>,
-    /// The CA's roots for client certificates, if they are required.
-    peer_roots: Option<Arc<RootCertStore>>,
-}
-
 #[derive(Clone, Debug)]
 struct ListenerFiles {
     identity: IdentityFiles,
-    /// The CA for client certificates; without it none are required.
-    peers_ca: Option<PathBuf>,
+    /// Without them no client certificate is requested.
+    clients: Option<ClientCertificateFiles>,
 }
 
 impl ListenerFiles {
     fn read(&self) -> Result<(Arc<CertifiedKey>, Option<PeerVerifier>), TlsFileError> {
-        let verifier = self.peers_ca.as_deref().map(PeerVerifier::read).transpose()?;
+        let verifier = self.clients.as_ref().map(PeerVerifier::read).transpose()?;
         Ok((self.identity.read(SystemClock.now())?, verifier))
     }
 }
 
-struct PeerVerifier {
-    roots: Arc<RootCertStore>,
-    verifier: Arc<dyn ClientCertVerifier>,
-}
-
-impl PeerVerifier {
-    fn read(path: &Path) -> Result<Self, TlsFileError> {
-        let roots = Arc::new(read_roots(path)?);
-        let bad = |_| TlsFileError::BadCertificate { path: path.to_owned() };
-        let built = WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), provider()).build();
-        Ok(Self { verifier: built.map_err(bad)?, roots })
-    }
-}
-
-impl HandshakeSettings {
-    /// Uses the certificate that `shown` holds at the time of each handshake.
-    fn new(shown: &Arc<ListenerCertificate>, peers: Option<PeerVerifier>) -> Self {
-        let builder = ServerConfig::builder_with_provider(provider())
-            .with_safe_default_protocol_versions()
-            .expect("the library serves the versions that it recommends");
-        let (builder, peer_roots) = match peers {
-            Some(PeerVerifier { roots, verifier }) => (builder.with_client_cert_verifier(verifier), Some(roots)),
-            None => (builder.with_no_client_auth(), None),
-        };
-        let mut config = builder.with_cert_resolver(Arc::<ListenerCertificate>::clone(shown));
-        config.alpn_protocols = ALPN.map(<[u8]>::to_vec).to_vec();
-        Self { config: Arc::new(config), peer_roots }
-    }
-}
-
 impl Tls {
-    /// Reads the files. With `peers_ca`, only clients with a certificate of that CA are accepted.
-    pub(super) fn read(identity: IdentityFiles, peers_ca: Option<PathBuf>) -> Result<Self, TlsFileError> {
-        let files = ListenerFiles { identity, peers_ca };
+    /// Reads the files.
+    pub(super) fn read(identity: IdentityFiles, clients: Option<ClientCertificateFiles>) -> Result<Self, TlsFileError> {
+        let files = ListenerFiles { identity, clients };
         let (identity, peers) = files.read()?;
         let shown = Arc::new(ListenerCertificate::new(identity));
         let handshakes = Arc::new(ArcSwap::from_pointee(HandshakeSettings::new(&shown, peers)));
@@ -98,14 +56,20 @@ impl Tls {
     }
 
     /// Performs the handshake. `None` if it failed; the peer has received an alert.
-    pub(super) async fn accept(&self, shared: &ListenerState, socket: TcpStream) -> Option<TlsStream<TcpStream>> {
-        let handshake = TlsAcceptor::from(Arc::clone(&self.handshakes.load().config)).accept(socket).into_fallible();
+    pub(super) async fn accept(&self, shared: &ListenerState, socket: TcpStream) -> Option<AcceptedTls> {
+        let settings = self.handshakes.load_full();
+        let handshake = TlsAcceptor::from(Arc::clone(&settings.config)).accept(socket).into_fallible();
         let ended = tokio::select! {
             ended = timeout(shared.limits.handshake_deadline, handshake) => ended,
             () = shared.phases.stop.cancelled() => return None,
         };
         match ended {
-            Ok(Ok(stream)) => Some(stream),
+            Ok(Ok(stream)) => {
+                let chain = stream.get_ref().1.peer_certificates().filter(|_| settings.peers.is_some());
+                let admission = || Admission::new(&self.handshakes, Arc::clone(&settings));
+                let certificate = chain.and_then(|chain| PeerCertificate::read(chain, admission())).map(Arc::new);
+                Some(AcceptedTls { stream, certificate })
+            }
             Ok(Err((error, socket))) => {
                 shared.meter.refused("tls_handshake");
                 tracing::debug!(%error, "no TLS");
@@ -152,13 +116,14 @@ impl Tls {
                 if self.shown.replace(identity) {
                     tracing::info!(certificate = %self.files.identity.certificate.display(), "certificate changed");
                 }
-                let roots = |peers: Option<&Arc<RootCertStore>>| peers.map(|roots| roots.roots.clone());
-                let are_others = roots(peers.as_ref().map(|peers| &peers.roots))
-                    != roots(self.handshakes.load().peer_roots.as_ref());
-                if are_others {
-                    // Replaces the whole configuration, so that no session that the old CA admitted can be resumed.
-                    self.handshakes.store(Arc::new(HandshakeSettings::new(&self.shown, peers)));
-                    tracing::info!("the CA certificates for peers changed");
+                let before = self.handshakes.load_full();
+                if let (Some(peers), Some(known)) = (peers, &before.peers)
+                    && !peers.is_same_as(known)
+                {
+                    // Replaces the whole configuration, so that no session that the old files admitted can be resumed.
+                    self.handshakes.store(Arc::new(HandshakeSettings::new(&self.shown, Some(peers))));
+                    before.grant.withdraw();
+                    tracing::info!("the CA certificates or revocation lists for peers changed");
                 }
                 None
             }
@@ -171,6 +136,11 @@ impl Tls {
             }
         }
     }
+}
+
+pub(super) struct AcceptedTls {
+    pub(super) stream: TlsStream<TcpStream>,
+    pub(super) certificate: Option<Arc<PeerCertificate>>,
 }
 
 impl<T: ResettableStream> ResettableStream for TlsStream<T> {

@@ -3,10 +3,14 @@
 //! It issues no token and has no login page. Read [`claims`] first: what a token must say. A token is checked once, then
 //! remembered by its digest; a token with an unknown key waits for one fetch of its issuer's keys.
 
+pub(super) mod binding;
 pub mod claims;
+pub mod dpop;
+mod jws;
 mod key_source;
 mod keys;
 mod remembered;
+mod seen_proofs;
 pub mod settings;
 
 use std::fmt;
@@ -15,13 +19,15 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 
-use self::claims::{TokenError, UnverifiedToken};
+use self::claims::{HeldProofs, TokenError, UnverifiedToken};
+use self::dpop::{ProofError, ProvenRequest, UnverifiedProof};
 use self::key_source::IssuerKeys;
 pub use self::key_source::{KeySourceError, check_file, is_trustworthy};
-use self::remembered::{RememberedTokens, key_of};
+use self::remembered::{RememberedToken, RememberedTokens, key_of};
+use self::seen_proofs::{SeenError, SeenProofs};
 use self::settings::{IssuerSettings, TokenSettings, normal_address};
 use super::grant::Grant;
-use crate::task::{Caller, Clock, SystemClock, Timestamp};
+use crate::task::{Caller, Clock, Principal, SystemClock, Timestamp};
 
 /// Verifies the tokens of a listener's clients. Clones share everything.
 #[derive(Clone)]
@@ -31,6 +37,8 @@ struct VerifierState {
     settings: TokenSettings,
     issuers: Vec<TrustedIssuer>,
     remembered: RememberedTokens,
+    /// Kept over reloads: a used proof stays used.
+    seen: Arc<SeenProofs>,
     clock: Arc<dyn Clock>,
 }
 
@@ -48,12 +56,22 @@ pub(super) enum TokenVerdict {
         caller: Caller,
         grant: Grant,
         ends_in: Option<Duration>,
+        /// Whether it is bound to the certificate of its connection.
+        has_certificate: bool,
     },
     Invalid(TokenError),
     /// Its issuer's keys must be fetched first.
     NeedsKeys(KeyLookup),
     /// Its issuer's keys are unknown, or too old, and cannot be fetched.
     KeysAway,
+}
+
+/// Why a proof does not prove anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ProofRefusal {
+    Invalid(ProofError),
+    /// It cannot be remembered, so it could be repeated.
+    Full,
 }
 
 /// Whether a request may still wait for keys: once it has waited, what is known decides.
@@ -88,12 +106,12 @@ impl TokenVerifier {
             grant: Grant::default(),
         });
         let issuers = issuers.collect();
-        Self::of(settings, issuers)
+        Self::of(settings, issuers, Arc::default())
     }
 
-    fn of(settings: TokenSettings, issuers: Vec<TrustedIssuer>) -> Self {
+    fn of(settings: TokenSettings, issuers: Vec<TrustedIssuer>, seen: Arc<SeenProofs>) -> Self {
         let (remembered, clock) = (RememberedTokens::new(), Arc::new(SystemClock));
-        Self(Arc::new(VerifierState { settings, issuers, remembered, clock }))
+        Self(Arc::new(VerifierState { settings, issuers, remembered, seen, clock }))
     }
 
     /// The verifier that replaces `before`: an unchanged issuer keeps its keys, and the streams of its tokens go on. With
@@ -106,13 +124,13 @@ impl TokenVerifier {
         if now == then && !has_file {
             return before.clone();
         }
-        let is_equal = now.scopes == then.scopes && now.public_url == then.public_url;
+        let is_equal = now.scopes == then.scopes && now.public_url == then.public_url && now.proofs == then.proofs;
         let kept = |one: &TrustedIssuer| {
             let before = before.0.issuers.iter().find(|other| other.settings == one.settings && is_equal);
             before.filter(|before| before.keys.is_same_as(&one.keys)).unwrap_or(one).clone()
         };
         let issuers = self.0.issuers.iter().map(kept).collect();
-        Self::of(now.clone(), issuers)
+        Self::of(now.clone(), issuers, Arc::clone(&before.0.seen))
     }
 
     /// Ends the streams of tokens that `now` does not verify as this did.
@@ -148,13 +166,13 @@ impl TokenVerifier {
         unknown.map(|one| &*one.settings.issuer)
     }
 
-    /// Checks a token for the endpoint at `path`, which is one of the gateway's.
-    pub(super) fn check(&self, token: &str, path: &str, wait: KeyWait) -> TokenVerdict {
+    /// Checks a token for the endpoint at `path`, which is one of the gateway's, and what its sender holds besides it.
+    pub(super) fn check(&self, token: &str, path: &str, wait: KeyWait, held: HeldProofs<'_>) -> TokenVerdict {
         let VerifierState { remembered, clock, .. } = &*self.0;
         let (key, now) = (key_of(token, path), clock.now());
         let is_trusted = |index| self.0.issuers.get(index).is_some_and(|one: &TrustedIssuer| one.keys.are_current());
         if let Some(found) = remembered.get(&key, now).filter(|found| is_trusted(found.issuer)) {
-            return self.valid(found.caller, found.issuer, now);
+            return self.valid(found, held, now);
         }
         let read = match UnverifiedToken::read(token) {
             Ok(read) => read,
@@ -172,8 +190,8 @@ impl TokenVerifier {
         };
         match verified {
             Ok(token) => {
-                let caller = remembered.keep(key, token, index, now).caller;
-                self.valid(caller, index, now)
+                let kept = remembered.keep(key, token, index, now);
+                self.valid(kept, held, now)
             }
             Err(TokenError::UnknownKey) if wait == KeyWait::Allowed && keys.may_be_asked() => {
                 TokenVerdict::NeedsKeys(KeyLookup(Arc::clone(keys)))
@@ -183,9 +201,29 @@ impl TokenVerifier {
         }
     }
 
-    fn valid(&self, caller: Caller, issuer: usize, now: Timestamp) -> TokenVerdict {
+    /// Checks the proof beside a valid token, and remembers it.
+    pub(super) fn prove(
+        &self,
+        proof: &UnverifiedProof<'_>,
+        request: ProvenRequest<'_>,
+        owner: &Principal,
+    ) -> Result<(), ProofRefusal> {
+        let now = self.0.clock.now();
+        let verified = proof.verify(request, now).map_err(ProofRefusal::Invalid)?;
+        self.0.seen.take(owner, &verified, now).map_err(|error| match error {
+            SeenError::Repeated => ProofRefusal::Invalid(ProofError::Repeated),
+            SeenError::Full => ProofRefusal::Full,
+        })
+    }
+
+    fn valid(&self, token: RememberedToken, held: HeldProofs<'_>, now: Timestamp) -> TokenVerdict {
+        let RememberedToken { caller, issuer, binding, .. } = token;
+        if let Err(error) = held.fit(binding.as_deref()) {
+            return TokenVerdict::Invalid(error);
+        }
+        let has_certificate = binding.is_some_and(|binding| binding.certificate.is_some());
         let ends_in = caller.until.map(|until| until.since(now));
         let grant = self.0.issuers.get(issuer).map(|one| one.grant.clone()).unwrap_or_default();
-        TokenVerdict::Valid { caller, grant, ends_in }
+        TokenVerdict::Valid { caller, grant, ends_in, has_certificate }
     }
 }

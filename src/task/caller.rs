@@ -42,7 +42,7 @@ impl Caller {
     /// Whether it came with a credential that can be withdrawn or end.
     #[must_use]
     pub fn has_credential(&self) -> bool {
-        self.claims.is_some() || self.principal.key_id().is_some()
+        self.claims.is_some() || self.until.is_some() || self.principal.key_id().is_some()
     }
 
     #[must_use]

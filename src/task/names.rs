@@ -49,14 +49,17 @@ impl NamePattern {
     }
 
     /// The text that the star matches in `name`.
-    fn held<'n>(&self, name: &'n str) -> Option<&'n str> {
+    #[must_use]
+    pub fn held<'n>(&self, name: &'n str) -> Option<&'n str> {
         match &self.tail {
             Some(tail) => name.strip_prefix(&*self.head)?.strip_suffix(&**tail),
             None => (*name == *self.head).then_some(""),
         }
     }
 
-    fn filled(&self, held: &str) -> String {
+    /// The pattern with this text in place of the star.
+    #[must_use]
+    pub fn filled(&self, held: &str) -> String {
         [&self.head, held, self.tail.as_deref().unwrap_or_default()].concat()
     }
 }

@@ -13,6 +13,7 @@ const UNCHECKED: &str = "cred:";
 const KEY: &str = "key:";
 /// The scheme of principals with an access token; the issuer's digest follows.
 const TOKEN: &str = "jwt:";
+const CERTIFICATE: &str = "cert:";
 /// How many digits of an issuer's digest distinguish issuers.
 const ISSUER_DIGITS: usize = 16;
 const ANONYMOUS: &str = "anon";
@@ -63,6 +64,12 @@ impl Principal {
         Self::new(&format!("{KEY}{id}"))
     }
 
+    /// The holder of a certificate with this name. URIs, e-mail addresses and host names differ in form.
+    #[must_use]
+    pub fn of_certificate(name: &str) -> Self {
+        Self::new(&format!("{CERTIFICATE}{name}"))
+    }
+
     /// The subject of an issuer's tokens, or the client where there is no person. One subject of two issuers is two
     /// principals (B156).
     #[must_use]
@@ -108,6 +115,11 @@ impl Principal {
     #[must_use]
     pub fn key_id(&self) -> Option<&str> {
         self.0.strip_prefix(KEY)
+    }
+
+    #[must_use]
+    pub fn certificate_name(&self) -> Option<&str> {
+        self.0.strip_prefix(CERTIFICATE)
     }
 
     /// The address by which anonymous requests are counted.
@@ -192,5 +204,10 @@ mod tests {
         );
         assert_ne!(ada, Principal::of_subject("https://login.example/", "ada"));
         assert!(ada.is_identified() && !ada.is_unchecked() && ada.key_id().is_none());
+        let agent = Principal::of_certificate("spiffe://corp/agent");
+        assert_eq!(
+            (agent.as_str(), agent.certificate_name()),
+            ("cert:spiffe://corp/agent", Some("spiffe://corp/agent"))
+        );
     }
 }

@@ -67,6 +67,7 @@ impl fmt::Display for RateRefusal {
         // The client knows its own credential.
         match self.whom.key_id() {
             Some(id) => write!(f, "the key `{id}`"),
+            None if self.whom.certificate_name().is_some() => f.write_str("each certificate's name"),
             None if self.whom.address().is_some() || !self.whom.is_identified() => f.write_str("each address"),
             None => f.write_str("each credential"),
         }

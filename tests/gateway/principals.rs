@@ -7,10 +7,12 @@
 
 mod access;
 mod bounds;
+mod certificates;
 mod gate;
 mod isolation;
 mod issuers;
 mod keys;
+mod proofs;
 mod proxied;
 mod rules;
 mod tokens;

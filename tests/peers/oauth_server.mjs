@@ -46,6 +46,7 @@ const provider = new Provider(issuer, {
   interactions: { url: (_, { uid }) => `/interaction/${uid}` },
   features: {
     devInteractions: { enabled: false },
+    dPoP: { enabled: true },
     registration: { enabled: true },
     resourceIndicators: {
       enabled: true,

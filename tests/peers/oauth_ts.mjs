@@ -5,10 +5,11 @@
 // Does each step in turn, and prints one JSON line of facts for each on stdout. Steps: {"tools": true}, {"whoami": true},
 // {"sleep": MS}, {"task": TOOL, "ms": MS} (a call as a task of 2026-07-28, followed to its end), {"peek": ID} (whether
 // the task with this id can be read), {"begin": TOOL, "ms": MS} (such a call, left to itself), {"refresh": true} (another
-// token, though this one is good), {"finish": true} (the call that was begun, followed to its end). With PEER_KEY in the environment, that key of a gateway's goes along. The facts have the number of logins and of refreshes until then.
+// token, though this one is good), {"finish": true} (the call that was begun, followed to its end). With PEER_KEY in the environment, that key of a gateway's goes along;
+// with PEER_DPOP, its tokens are bound to a key, and each request has a proof. The facts have the number of logins and of refreshes until then.
 
 import { setTimeout as sleep } from 'node:timers/promises';
-import { auth, Client, StreamableHTTPClientTransport, UnauthorizedError } from '@modelcontextprotocol/client';
+import { auth, Client, DpopSession, StreamableHTTPClientTransport, UnauthorizedError, withDpopFromProvider } from '@modelcontextprotocol/client';
 
 const VERSION = '2026-07-28';
 const CLIENT = { name: 'taskgate-peer', version: '1.0.0' };
@@ -93,6 +94,11 @@ class Login {
 }
 
 const login = new Login();
+if (process.env.PEER_DPOP) {
+  const session = await DpopSession.create();
+  login.dpop = () => session;
+}
+const send = process.env.PEER_DPOP ? withDpopFromProvider(login)(fetch) : fetch;
 let begun;
 
 async function connected() {
@@ -125,7 +131,7 @@ async function ask(method, params) {
     },
   });
   for (let attempt = 0; attempt < 2; attempt += 1) {
-    const response = await fetch(url, {
+    const response = await send(url, {
       method: 'POST',
       headers: {
         'Content-Type': 'application/json',
@@ -189,7 +195,7 @@ async function step(client, wanted) {
 const client = await connected();
 for (const wanted of JSON.parse(steps)) {
   const facts = await step(client, wanted);
-  console.log(`facts ${JSON.stringify({ ...facts, logins: seen.logins, refreshes: seen.tokens - seen.logins })}`);
+  console.log(`facts ${JSON.stringify({ ...facts, logins: seen.logins, refreshes: seen.tokens - seen.logins, scheme: login.kept?.token_type })}`);
 }
 await client.close();
 process.exit(0);

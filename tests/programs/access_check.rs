@@ -5,6 +5,7 @@
 use std::fs;
 use std::process::Command;
 
+use support::certificates::Authority;
 use tempfile::TempDir;
 
 /// Each line that decides has its number behind it.
@@ -41,6 +42,51 @@ url = "http://127.0.0.1:9/mcp"
 [upstreams.files]
 url = "http://127.0.0.1:9/mcp"
 "#;
+
+const CERTIFICATES: &str = r#"
+[listen.tls]
+certificate = "server.pem"
+key = "server.key"
+client_ca = "server.pem"
+[auth]
+mode = "certificates"
+[[auth.certificates]]
+san = "spiffe://corp/agents/*"
+groups = ["agents"]
+[[auth.rules]]                                               # 11
+who = { groups = ["agents"] }
+tools = ["read_*"]
+allow = true
+[upstreams.reports]
+url = "http://127.0.0.1:9/mcp"
+"#;
+
+#[test]
+fn a_certificates_name_has_the_groups_of_its_block() {
+    let folder = TempDir::new().unwrap();
+    fs::write(folder.path().join("gate.toml"), CERTIFICATES).unwrap();
+    Authority::new().vouch(|_| ()).write(folder.path(), "server");
+    for (caller, can, code, said) in [
+        ("cert:spiffe://corp/agents/ada", "reports/read_x", 0, "gate.toml:11: allowed: this rule fits first"),
+        ("cert:spiffe://corp/agents/ada", "reports/write_x", 1, "gate.toml: denied: no rule fits"),
+        ("cert:spiffe://corp/other/ada", "reports/read_x", 64, "no `san` in [[auth.certificates]] matches"),
+    ] {
+        let command = ["check", "gate.toml", "--as", caller, "--can", can];
+        let output = Command::new(env!("CARGO_BIN_EXE_taskgate")).args(command).current_dir(folder.path()).output();
+        let output = output.unwrap();
+        let printed = String::from_utf8_lossy(if code == 64 { &output.stderr } else { &output.stdout });
+        assert_eq!(output.status.code(), Some(code), "{command:?}: {output:?}");
+        assert!(printed.contains(said), "{command:?}: {printed}");
+    }
+    // What `check` reads, `serve` reads too: each file of no use is named.
+    fs::write(folder.path().join("server.pem"), "").unwrap();
+    let output =
+        Command::new(env!("CARGO_BIN_EXE_taskgate")).args(["check", "gate.toml"]).current_dir(folder.path()).output();
+    let output = output.unwrap();
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(64), "{output:?}");
+    assert!(printed.contains("gate.toml:5: key `listen.tls.client_ca`: server.pem: has no certificate"), "{printed}");
+}
 
 #[test]
 fn the_line_that_decides_is_told_with_what_it_decides() {

@@ -1,6 +1,7 @@
 //! Suites with clients and servers of others, unmodified.
 
 mod browser;
+mod certificate_peers;
 mod clients_page;
 mod conformance;
 mod draft_peers;

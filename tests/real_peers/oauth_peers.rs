@@ -155,10 +155,17 @@ struct OwnLogin {
     server: ScriptedServer,
     gateway: Gateway,
     _issuer: Child,
+    /// Whether the client's tokens are bound to its key.
+    is_bound: bool,
 }
 
 impl OwnLogin {
     async fn start(what: &'static str, token_seconds: u32) -> Option<Self> {
+        Self::start_with(what, token_seconds, "").await
+    }
+
+    /// The same with more of `[auth]`.
+    async fn start_with(what: &'static str, token_seconds: u32, auth: &str) -> Option<Self> {
         let peers = Peers::find(what)?;
         let command = peers.command("node", ["oauth_server.mjs", "stateless", &token_seconds.to_string()]);
         let mut issuer = Child::start(&format!("{what}-issuer"), command).unwrap();
@@ -172,7 +179,7 @@ impl OwnLogin {
             )
         };
         let config = format!(
-            "[auth]\nmode = [\"tokens\", \"api_keys\"]\nscopes = [\"mcp\"]\n[[auth.issuers]]\nissuer = \"{address}\"\n\
+            "[auth]\nmode = [\"tokens\", \"api_keys\"]\nscopes = [\"mcp\"]\n{auth}[[auth.issuers]]\nissuer = \"{address}\"\n\
              [[auth.api_keys]]\nid = \"alice\"\nkey = \"{}\"\n{}{}\
              [[endpoints]]\npath = \"/all/mcp\"\nupstreams = [\"up\", \"two\"]\n",
             key_of("alice"),
@@ -180,12 +187,15 @@ impl OwnLogin {
             upstream("two")
         );
         let gateway = Gateway::start_public(&format!("{what}-gateway"), &config, 3).await.unwrap();
-        Some(Self { peers, what, server, gateway, _issuer: issuer })
+        Some(Self { peers, what, server, gateway, _issuer: issuer, is_bound: auth.contains("dpop") })
     }
 
     async fn seen(&self, path: &str, user: &str, steps: &[Value]) -> Vec<Value> {
         let wanted = Value::from(steps).to_string();
-        let command = self.peers.command("node", ["oauth_ts.mjs", self.gateway.url(path), user, "auto", &wanted]);
+        let mut command = self.peers.command("node", ["oauth_ts.mjs", self.gateway.url(path), user, "auto", &wanted]);
+        if self.is_bound {
+            command.env("PEER_DPOP", "1");
+        }
         let name = format!("{}-{path}-{user}", self.what);
         let mut child = Child::start(&name, command).unwrap();
         let mut seen = Vec::with_capacity(steps.len());
@@ -246,4 +256,21 @@ async fn a_token_that_ends_while_a_task_runs_at_the_gateway_is_refreshed_by_its_
     assert_eq!((&seen[0]["status"], &seen[0]["text"]), (&json!("completed"), &json!("done")), "{seen:?}");
     assert!(seen[0]["refreshes"].as_u64() >= Some(1), "{seen:?}");
     assert_eq!(seen[0]["logins"], json!(1), "{seen:?}");
+}
+
+/// The challenge, the metadata and the token's binding are what a client of the standard needs (RFC 9449).
+#[tokio::test]
+async fn a_client_with_dpop_logs_in_where_every_token_must_be_bound() {
+    let Some(own) = OwnLogin::start_with("oauth-own-dpop", 300, "dpop = \"require\"\n").await else { return };
+    let steps = [
+        json!({"tools": true}),
+        json!({"begin": "slow", "ms": 2_000}),
+        json!({"refresh": true}),
+        json!({"finish": true}),
+    ];
+    let seen = own.seen("up", "alice", &steps).await;
+    assert_eq!((&seen[0]["tools"], &seen[0]["scheme"]), (&json!(["slow"]), &json!("DPoP")), "{seen:?}");
+    assert_eq!((&seen[2]["isNew"], &seen[2]["scheme"]), (&json!(true), &json!("DPoP")), "{seen:?}");
+    assert_eq!((&seen[3]["status"], &seen[3]["text"]), (&json!("completed"), &json!("done")), "{seen:?}");
+    assert_eq!((&seen[3]["logins"], &seen[3]["refreshes"]), (&json!(1), &json!(1)), "{seen:?}");
 }

@@ -10,11 +10,14 @@ use super::super::error::ConfigLocation;
 use super::super::keys::{KeyTable as _, keys};
 use super::super::section::{ListOrTable, LocatedValue, NamedLists, Section};
 use super::super::value::{
-    ALGORITHM, API_KEY, API_KEY_DIGEST, AUDIENCE, CLAIM, DURATION_NOT_ZERO, EXPIRY, GROUP, GROUP_MEMBER, ISSUER,
-    KEY_FILE, KEY_SET_FILE, KEYS_FILE, PATTERN, PRINCIPAL_ID, SCOPE, TOKEN_TYPE, TRUSTED_URL, UPSTREAM_NAME, WordList,
+    ALGORITHM, API_KEY, API_KEY_DIGEST, AUDIENCE, CERTIFICATE_NAME, CLAIM, DURATION_NOT_ZERO, EXPIRY, GROUP,
+    GROUP_MEMBER, ISSUER, KEY_FILE, KEY_SET_FILE, KEYS_FILE, PATTERN, PRINCIPAL_ID, SAME_PRINCIPAL, SCOPE, TOKEN_TYPE,
+    TRUSTED_URL, UPSTREAM_NAME, WordList,
 };
 use super::{RawPrincipalLimits, read_table};
 use crate::server::api_keys::ApiKey;
+use crate::server::client_certificates::CertificatePattern;
+use crate::server::tokens::settings::ProofPolicy;
 use crate::task::Timestamp;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,15 +25,20 @@ pub(in crate::config) enum AuthMode {
     None,
     ApiKeys,
     Tokens,
+    Certificates,
 }
 
 const MODES: WordList<AuthMode> = &[
     ("none", Some(AuthMode::None)),
     ("api_keys", Some(AuthMode::ApiKeys)),
     ("tokens", Some(AuthMode::Tokens)),
+    ("certificates", Some(AuthMode::Certificates)),
     ("jwt", None),
     ("mtls", None),
 ];
+
+const PROOFS: WordList<ProofPolicy> =
+    &[("off", Some(ProofPolicy::Off)), ("accept", Some(ProofPolicy::Accept)), ("require", Some(ProofPolicy::Require))];
 
 keys! {
     /// `[auth]`
@@ -39,7 +47,9 @@ keys! {
         /// `Host` other than loopback, `Forwarded`, `Via`, `X-Real-IP`, `X-Forwarded-*`) are served as with
         /// `anonymous`. `"api_keys"`: each request needs one of the keys below, as `Authorization: Bearer KEY` or as
         /// `X-Taskgate-Key: KEY`. `"tokens"`: each needs an [access token](docs/login.md) of one of the issuers below, as
-        /// `Authorization: Bearer TOKEN`. A list accepts several kinds: `["tokens", "api_keys"]`.
+        /// `Authorization: Bearer TOKEN`. `"certificates"`: each needs a connection with a
+        /// [certificate](docs/login.md#client-certificates) of `listen.tls.client_ca` with a name below. A list accepts several
+        /// kinds: `["tokens", "api_keys"]`.
         reload mode: Vec<AuthMode> = words(MODES), default "none";
         /// `true`: serve every client that reaches the address. A task's id is then enough to read the task, so `ttl`,
         /// `ttl_max` and `keep_result_min` are at most 1 h, and the first two default to 1 h.
@@ -50,8 +60,28 @@ keys! {
         reload api_key_files: Vec<LocatedValue<PathBuf>> = read_each(&KEYS_FILE), default [];
         /// With `"tokens"`: scopes that every request's token needs. Clients ask for them at their login.
         reload scopes: Vec<LocatedValue<String>> = read_each(&SCOPE), default [];
-        /// Groups for rules: for each name, principals (`key:ada`) and groups of tokens (`group:NAME`).
+        /// With `"tokens"`: tokens that are bound to a key of their client ([DPoP](docs/login.md#dpop)). `"accept"`: each
+        /// request with a bound token needs a proof, and other tokens are accepted as before. `"require"`: every token must
+        /// be bound. `"off"`: a bound token is refused.
+        reload dpop: ProofPolicy = word(PROOFS), default "off";
+        /// Groups for rules: for each name, principals (`key:ada`, `cert:NAME`) and groups of tokens (`group:NAME`).
         reload groups: NamedLists = named_lists(&GROUP_MEMBER);
+    }
+}
+
+keys! {
+    /// `[[auth.certificates]]`. The first block with a matching `san` counts.
+    struct RawCertificateValues {
+        /// The names of clients' certificates: a subject alternative name with at most one `*` for any text. With `://` it is
+        /// about URIs, with `@` about e-mail addresses, else about host names. The principal is `cert:NAME`.
+        reload san: CertificatePattern = require(&CERTIFICATE_NAME);
+        /// The principal of the key or token that may be beside such a certificate, and whose request it is then; its `*` is the
+        /// text of the `*` in `san`. Another principal's is answered 401.
+        reload same_as: String = read(&SAME_PRINCIPAL), shown "none may be beside it";
+        /// Groups for rules.
+        reload groups: Vec<LocatedValue<String>> = read_some(&GROUP);
+        /// Scopes for rules and for the `scopes` of tools.
+        reload scopes: Vec<LocatedValue<String>> = read_some(&SCOPE);
     }
 }
 
@@ -118,6 +148,16 @@ pub(in crate::config) struct RawApiKey {
     pub(in crate::config) values: RawApiKeyValues,
     /// The limits of its holder, if they differ from the common ones.
     pub(in crate::config) limits: RawPrincipalLimits,
+}
+
+#[derive(Debug)]
+pub(in crate::config) struct RawCertificate {
+    pub(in crate::config) location: ConfigLocation,
+    pub(in crate::config) values: RawCertificateValues,
+}
+
+pub(super) fn read_certificate(section: Section<'_, '_>) -> RawCertificate {
+    RawCertificate { location: section.location(), values: read_table(section) }
 }
 
 #[derive(Debug)]

@@ -9,7 +9,10 @@ use super::super::keys::keys;
 use super::super::value::{ADDRESS, ADDRESS_RANGE, HOST, KEY_FILE, ORIGIN, PEM_FILE, PUBLIC_URL, WordList};
 use crate::server::forwarded::AddressRange;
 use crate::task::OperatorRight;
+use crate::tls::CertificateNeed;
 
+const NEEDS: WordList<CertificateNeed> =
+    &[("optional", Some(CertificateNeed::Optional)), ("required", Some(CertificateNeed::Required))];
 const RIGHTS: WordList<OperatorRight> = &[("read", Some(OperatorRight::Read)), ("act", Some(OperatorRight::Act))];
 
 keys! {
@@ -48,6 +51,15 @@ keys! {
         restart certificate: PathBuf = require(&PEM_FILE);
         /// PEM file with the private key, not encrypted. Needs `certificate`.
         restart key: PathBuf = require(&PEM_FILE);
+        /// PEM file of the authorities that certify clients. With it clients are asked for a
+        /// [certificate](docs/login.md#client-certificates). Behind a proxy that ends TLS this has no effect.
+        restart client_ca: PathBuf = read(&PEM_FILE), shown "clients are asked for no certificate";
+        /// PEM file with the revocation lists of these authorities. With it a certificate is refused if its authority has
+        /// no list here.
+        restart client_crl: PathBuf = read(&PEM_FILE);
+        /// `"required"`: a client without a certificate of `client_ca` gets no connection. `"optional"`: it gets one, and
+        /// needs another credential. A certificate of another authority gets no connection in both cases.
+        restart client_certificates: CertificateNeed = word(NEEDS), default "optional";
     }
 }
 

@@ -9,6 +9,7 @@ use super::super::error::{ConfigLocation, MistakeCollector};
 use super::super::raw::{AuthMode, RawAccessRule, RawApiKey, RawApiKeyValues, RawConfig, RawUpstream};
 use super::super::section::{ListOrTable, LocatedValue, NamedLists};
 use super::endpoints::unknown;
+use crate::server::client_certificates::{CertificateSettings, settings_of};
 use crate::task::{
     AccessRule, AccessRules, GroupMembers, ItemPatterns, Principal, PrincipalAccess, PrincipalAccessTable,
     RuleArgument, RuleItems, RuleWho, ToolLists, ToolScopes,
@@ -25,6 +26,7 @@ struct KnownNames<'a> {
     keys: BTreeSet<Principal>,
     groups: BTreeSet<Arc<str>>,
     scopes: BTreeSet<Arc<str>>,
+    certificates: Vec<CertificateSettings>,
     /// Whether callers may have tokens, with any groups and scopes.
     has_tokens: bool,
 }
@@ -32,16 +34,23 @@ struct KnownNames<'a> {
 pub(super) fn resolve(
     raw: &RawConfig,
     upstreams: &BTreeSet<Arc<str>>,
+    certificates: &[CertificateSettings],
     report: &mut MistakeCollector,
 ) -> PrincipalAccessTable {
     let keys = raw.api_keys.iter().map(|key| &key.values);
+    let blocks = raw.certificates.iter().map(|block| &block.values);
     let groups = keys.clone().flat_map(|key| texts(key.groups.as_ref()));
+    let groups = groups.chain(blocks.clone().flat_map(|block| texts(block.groups.as_ref())));
     let named = raw.auth.groups.iter().flat_map(|groups| &groups.value).map(|group| Arc::from(group.value.0.as_str()));
     let known = KnownNames {
         upstreams,
         keys: keys.clone().filter_map(|key| Some(Principal::holding(&key.id.as_ref()?.value))).collect(),
         groups: groups.chain(named).collect(),
-        scopes: keys.flat_map(|key| texts(key.scopes.as_ref())).collect(),
+        scopes: keys
+            .flat_map(|key| texts(key.scopes.as_ref()))
+            .chain(blocks.flat_map(|block| texts(block.scopes.as_ref())))
+            .collect(),
+        certificates: certificates.to_vec(),
         has_tokens: raw.auth.mode.value.contains(&AuthMode::Tokens),
     };
     let rules = AccessRules { groups: resolve_groups(raw, &known, report), rules: resolve_rules(raw, &known, report) };
@@ -154,11 +163,18 @@ fn resolve_who(raw: &RawAccessRule, known: &KnownNames<'_>, report: &mut Mistake
 }
 
 impl KnownNames<'_> {
-    /// A principal; `None` for a key that does not exist, which is noted.
+    /// A principal; `None` for a key or a certificate that does not exist, which is noted.
     fn principal(&self, id: &LocatedValue<String>, report: &mut MistakeCollector) -> Option<Principal> {
         let principal = Principal::new(&id.value);
         if principal.key_id().is_some() && !self.keys.contains(&principal) {
             report.mistake(&id.location, format!("there is no key with the id of {:?}", id.value));
+            return None;
+        }
+        if let Some(name) = principal.certificate_name()
+            && settings_of(&self.certificates, name).is_none()
+        {
+            let message = format!("never fits: no `san` in [[auth.certificates]] matches {name:?}");
+            report.mistake(&id.location, message);
             return None;
         }
         Some(principal)

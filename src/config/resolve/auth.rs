@@ -11,7 +11,7 @@ use super::super::keys::KeyField as _;
 use super::super::raw::{AuthMode, RawApiKey, RawConfig, RawPrincipalLimits};
 use super::super::section::LocatedValue;
 use super::access::texts;
-use super::{count, token_issuers, value_or};
+use super::{certificates, count, token_issuers, value_or};
 use crate::server::api_keys::{ApiKeySettings, AuthSettings, KeySource};
 use crate::task::{Caller, Claims, PermitShare, Principal, PrincipalLimitTable, PrincipalLimits};
 
@@ -22,6 +22,7 @@ pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> AuthSet
     let asks = |kind| raw.auth.asks_for(kind);
     check_kinds(raw, report);
     let tokens = token_issuers::resolve(raw, report);
+    let of_certificates = certificates::resolve(raw, report);
     if !asks(AuthMode::None)
         && let Some(location) = anonymous.location().filter(|_| anonymous.value)
     {
@@ -30,7 +31,12 @@ pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> AuthSet
     if !asks(AuthMode::ApiKeys) {
         // A file with keys shows that its author expects them to be required.
         if let Some(key) = raw.api_keys.first().filter(|_| mode.location().is_some() || !report.blames("auth.mode")) {
-            let wanted = if asks(AuthMode::Tokens) { "[\"tokens\", \"api_keys\"]" } else { "\"api_keys\"" };
+            let wanted = match (asks(AuthMode::Tokens), asks(AuthMode::Certificates)) {
+                (true, true) => "[\"tokens\", \"api_keys\", \"certificates\"]",
+                (true, false) => "[\"tokens\", \"api_keys\"]",
+                (false, true) => "[\"certificates\", \"api_keys\"]",
+                (false, false) => "\"api_keys\"",
+            };
             report.mistake(&key.location, format!("no client is asked for a key; write `mode = {wanted}` in [auth]"));
         }
     } else if let Some(location) =
@@ -38,11 +44,16 @@ pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> AuthSet
     {
         report.mistake(location, "no key is declared; write [[auth.api_keys]] with an `id` and a `key` below it");
     }
-    match (asks(AuthMode::Tokens), asks(AuthMode::ApiKeys)) {
-        (true, true) => AuthSettings::Tokens(Arc::new(tokens), keys),
-        (true, false) => AuthSettings::Tokens(Arc::new(tokens), Vec::new()),
-        (false, true) => AuthSettings::ApiKeys(keys),
-        (false, false) => {
+    let others = match (asks(AuthMode::Tokens), asks(AuthMode::ApiKeys)) {
+        (true, true) => Some(AuthSettings::Tokens(Arc::new(tokens), keys)),
+        (true, false) => Some(AuthSettings::Tokens(Arc::new(tokens), Vec::new())),
+        (false, true) => Some(AuthSettings::ApiKeys(keys)),
+        (false, false) => None,
+    };
+    match (asks(AuthMode::Certificates), others) {
+        (true, others) => AuthSettings::Certificates(of_certificates, others.map(Box::new)),
+        (false, Some(others)) => others,
+        (false, None) => {
             AuthSettings::Everyone(if anonymous.value { Principal::anonymous() } else { Principal::local() })
         }
     }

@@ -7,7 +7,7 @@ use url::Url;
 use super::super::error::{ConfigLocation, MistakeCollector};
 use super::super::keys::KeyField as _;
 use super::super::raw::{RawAdmin, RawAdminToken, RawConfig, RawListen};
-use super::{count, exposure, identity, is_at, is_loopback, not_zero};
+use super::{certificates, count, exposure, identity, is_at, is_loopback, not_zero};
 use crate::server::api_keys::{ApiKeySettings, KeySource};
 use crate::server::{AdminSettings, ListenSettings};
 use crate::task::{Caller, Principal};
@@ -68,6 +68,7 @@ fn resolve_listen(raw: &RawConfig, report: &mut MistakeCollector) -> ListenSetti
     ListenSettings {
         address,
         tls: identity(raw.listen_tls.certificate.as_ref(), raw.listen_tls.key.as_ref()),
+        client_certificates: certificates::files(raw, report),
         plaintext: raw.listen.plaintext.value,
         allowed_hosts: raw.listen.allowed_hosts.value.iter().cloned().chain(public_host).collect(),
         allowed_origins: raw.listen.allowed_origins.value.iter().cloned().chain(public_url.clone()).collect(),

@@ -10,7 +10,9 @@ use super::super::keys::KeyField as _;
 use super::super::raw::{AuthMode, RawConfig, RawIssuer, RawIssuerValues};
 use super::super::section::LocatedValue;
 use super::super::value::SCOPE;
-use crate::server::tokens::settings::{IssuerSettings, KeyLocation, TokenSettings, normal_address, normal_type};
+use crate::server::tokens::settings::{
+    IssuerSettings, KeyLocation, ProofPolicy, TokenSettings, normal_address, normal_type,
+};
 
 type Implied = BTreeMap<Arc<str>, BTreeSet<Arc<str>>>;
 
@@ -34,11 +36,16 @@ pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> TokenSe
         report.mistake(&issuer.location, "no client is asked for a token; write `mode = \"tokens\"` in [auth]");
     } else if let Some(location) = raw.auth.scopes.location().filter(|_| has_scopes && !report.blames("auth.mode")) {
         report.mistake(location, "needs tokens, which have scopes; write `mode = \"tokens\"` in [auth]");
+    } else if let Some(location) =
+        raw.auth.dpop.location().filter(|_| raw.auth.dpop.value != ProofPolicy::Off && !report.blames("auth.mode"))
+    {
+        report.mistake(location, "needs tokens, which are bound to keys; write `mode = \"tokens\"` in [auth]");
     }
     let public_url = raw.listen.public_url.as_ref().map(|url| url.value.origin().ascii_serialization());
     TokenSettings {
         public_url: Arc::from(public_url.unwrap_or_default()),
         scopes: texts(&raw.auth.scopes.value),
+        proofs: raw.auth.dpop.value,
         issuers,
     }
 }

@@ -1,32 +1,26 @@
 //! Checks one access token (RFC 9068, 8725): a pure function of its text, its issuer's settings and keys, and the time.
-//!
-//! The strict scan refuses what two parsers could read differently; `jsonwebtoken` checks the signature alone.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use base64::Engine as _;
-use base64::prelude::BASE64_URL_SAFE_NO_PAD;
-use bytes::Bytes;
-use jsonwebtoken::{Algorithm, crypto};
+use jsonwebtoken::Algorithm;
 use serde_json::{Map, Value};
 
+use super::binding::TokenBinding;
+use super::jws::{self, SignedText, SignedTextError};
 use super::keys::{KeyMiss, KeySet};
-use super::settings::{IssuerSettings, NO_TYPE, normal_address, normal_type, signature_algorithm};
+use super::settings::{IssuerSettings, NO_TYPE, normal_address, normal_type};
+use crate::task::digest::Digest;
 use crate::task::{Claims, Principal, Timestamp};
-use crate::wire::{Payload, ScanLimits};
 
 const TOKEN_BYTES_MAX: usize = 16 << 10;
-const HEADER_BYTES_MAX: usize = 4 << 10;
 /// The longest subject, scope, group or key id.
 const NAME_BYTES_MAX: usize = 255;
 /// The most scopes, groups or audiences of one token.
 const NAMES_MAX: usize = 1_000;
 /// How far the clocks of the gateway and an issuer may differ.
 pub const LEEWAY: Duration = Duration::from_secs(60);
-/// The last second of the year 9999; later times are mistakes.
-const SECONDS_MAX: f64 = 253_402_300_799.0;
 
 /// Why a token is refused: for operators. Clients learn only that it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +40,10 @@ pub enum TokenError {
     Audience,
     Subject,
     Bound,
+    OfAnotherCertificate,
+    OfAnotherKey,
+    NotProven,
+    NotBound,
     Scopes,
     Groups,
 }
@@ -69,6 +67,10 @@ impl TokenError {
             Self::Audience => "token_audience",
             Self::Subject => "token_subject",
             Self::Bound => "token_bound",
+            Self::OfAnotherCertificate => "token_of_another_certificate",
+            Self::OfAnotherKey => "token_of_another_key",
+            Self::NotProven => "token_not_proven",
+            Self::NotBound => "token_not_bound",
             Self::Scopes => "token_scopes",
             Self::Groups => "token_groups",
         }
@@ -94,24 +96,54 @@ impl TokenError {
                 "a token is refused: its `aud` is neither the address that was asked nor one of `audiences`"
             }
             Self::Subject => "a token is refused: it has no usable subject: `sub`, `client_id` or the `owner_claim`",
-            Self::Bound => {
-                "a token is refused: it is bound to a key or a certificate (`cnf`), which the gateway cannot check"
+            Self::Bound => "a token is refused: it is bound (`cnf`) to something that the gateway cannot check",
+            Self::OfAnotherCertificate => {
+                "a token is refused: it is bound to a certificate, and its connection has none or another one"
             }
+            Self::OfAnotherKey => "a token is refused: it is bound to another key than its DPoP proof has",
+            Self::NotProven => {
+                "a token is refused: it was sent as `Bearer`, and needs a DPoP proof as it is bound to a key, or by `auth.dpop`"
+            }
+            Self::NotBound => "a token is refused: it was sent with a DPoP proof, and is bound to no key",
             Self::Scopes => "a token is refused: its scopes are no text or list of at most 1,000 names of 255 bytes",
             Self::Groups => "a token is refused: its groups are no text or list of at most 1,000 names of 255 bytes",
         }
     }
 }
 
+/// What a request shows besides its token.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::server) struct HeldProofs<'r> {
+    /// The digest of its connection's certificate.
+    pub(in crate::server) certificate: Option<&'r Digest>,
+    /// The thumbprint of its proof's key.
+    pub(in crate::server) key: Option<&'r Digest>,
+}
+
+impl HeldProofs<'_> {
+    /// A token needs everything that it is bound to, and a proof needs a token that is bound to its key (RFC 9449, 7.1).
+    pub(super) fn fit(self, binding: Option<&TokenBinding>) -> Result<(), TokenError> {
+        let certificate = binding.and_then(|binding| binding.certificate.as_ref());
+        if certificate.is_some() && certificate != self.certificate {
+            return Err(TokenError::OfAnotherCertificate);
+        }
+        match (binding.and_then(|binding| binding.key.as_ref()), self.key) {
+            (None, None) => Ok(()),
+            (Some(bound), Some(proven)) if bound == proven => Ok(()),
+            (Some(_), Some(_)) => Err(TokenError::OfAnotherKey),
+            (Some(_), None) => Err(TokenError::NotProven),
+            (None, Some(_)) => Err(TokenError::NotBound),
+        }
+    }
+}
+
 /// A token that is read, and proves nothing yet.
 pub(super) struct UnverifiedToken<'t> {
-    signed: &'t str,
-    signature: &'t str,
+    text: SignedText<'t>,
     algorithm: Algorithm,
     key: Option<String>,
     kind: Option<String>,
     issuer: String,
-    claims: Map<String, Value>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -120,38 +152,42 @@ pub(super) struct VerifiedToken {
     pub(super) claims: Claims,
     /// Its `exp` and the leeway: nothing of it is valid any longer.
     pub(super) until: Timestamp,
+    /// What its sender must hold besides the token.
+    pub(super) binding: Option<TokenBinding>,
+}
+
+impl From<SignedTextError> for TokenError {
+    fn from(error: SignedTextError) -> Self {
+        match error {
+            SignedTextError::TooLarge => Self::TooLarge,
+            SignedTextError::Malformed => Self::Malformed,
+        }
+    }
 }
 
 impl<'t> UnverifiedToken<'t> {
     pub(super) fn read(token: &'t str) -> Result<Self, TokenError> {
-        if token.len() > TOKEN_BYTES_MAX {
-            return Err(TokenError::TooLarge);
-        }
-        let (signed, signature) = token.rsplit_once('.').ok_or(TokenError::Malformed)?;
-        let (header, body) = signed.split_once('.').ok_or(TokenError::Malformed)?;
-        if signature.is_empty() || body.contains('.') {
-            return Err(TokenError::Malformed);
-        }
-        // Four characters are three bytes.
-        if header.len() > HEADER_BYTES_MAX / 3 * 4 {
-            return Err(TokenError::TooLarge);
-        }
-        let (header, claims) = (object(header)?, object(body)?);
-        let text = |name: &str| match header.get(name) {
+        let signed = SignedText::read(token, TOKEN_BYTES_MAX)?;
+        let text = |name: &str| match signed.header.get(name) {
             Some(value) => name_in(value).map(|text| Some(text.to_owned())).ok_or(TokenError::Malformed),
             None => Ok(None),
         };
-        let algorithm = text("alg")?.and_then(|name| signature_algorithm(&name)).ok_or(TokenError::Algorithm)?;
-        if header.contains_key("crit") {
+        let _ = text("alg")?;
+        let algorithm = signed.algorithm().ok_or(TokenError::Algorithm)?;
+        if signed.has_critical() {
             return Err(TokenError::Critical);
         }
         let (key, kind) = (text("kid")?, text("typ")?);
-        let issuer = claims.get("iss").and_then(Value::as_str).ok_or(TokenError::UnknownIssuer)?.to_owned();
-        Ok(Self { signed, signature, algorithm, key, kind, issuer, claims })
+        let issuer = signed.claims.get("iss").and_then(Value::as_str).ok_or(TokenError::UnknownIssuer)?.to_owned();
+        Ok(Self { text: signed, algorithm, key, kind, issuer })
     }
 
     pub(super) fn issuer(&self) -> &str {
         &self.issuer
+    }
+
+    const fn claims(&self) -> &Map<String, Value> {
+        &self.text.claims
     }
 
     /// Checks everything that the token says against the issuer that it names. `asked` is the address of the endpoint, as
@@ -176,31 +212,27 @@ impl<'t> UnverifiedToken<'t> {
             KeyMiss::Unknown => TokenError::UnknownKey,
             KeyMiss::Unfit => TokenError::UnfitKey,
         })?;
-        if !crypto::verify(self.signature, self.signed.as_bytes(), key, self.algorithm).unwrap_or(false) {
+        if !self.text.is_signed_by(key, self.algorithm) {
             return Err(TokenError::Signature);
         }
         let until = self.check_times(now)?;
         self.check_audience(issuer, asked)?;
-        if self.claims.contains_key("cnf") {
-            return Err(TokenError::Bound);
-        }
+        let binding = match self.claims().get("cnf") {
+            Some(written) => Some(TokenBinding::read(written).ok_or(TokenError::Bound)?),
+            None => None,
+        };
         let claims = Claims {
             scopes: self.scopes(issuer)?,
             groups: self.groups(issuer)?,
             issuer: Some(Arc::clone(&issuer.issuer)),
         };
-        Ok(VerifiedToken { owner: self.owner(issuer)?, claims, until })
+        Ok(VerifiedToken { owner: self.owner(issuer)?, claims, until, binding })
     }
 
     fn check_times(&self, now: Timestamp) -> Result<Timestamp, TokenError> {
         let at = |name: &str| {
-            let Some(value) = self.claims.get(name) else { return Ok(None) };
-            let seconds = value.as_f64().filter(|seconds| (0.0..=SECONDS_MAX).contains(seconds));
-            let seconds = seconds.ok_or(TokenError::Times)?;
-            // Positive and bounded above, so nothing is lost but parts of a millisecond.
-            #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bounded above")]
-            let millis = (seconds * 1000.0) as u64;
-            Ok(Some(Timestamp::from_millis(millis)))
+            let value = self.claims().get(name);
+            value.map(|value| jws::time(value).ok_or(TokenError::Times)).transpose()
         };
         let (end, begin, issued) = (at("exp")?.ok_or(TokenError::Times)?, at("nbf")?, at("iat")?);
         let until = end.after(LEEWAY);
@@ -214,7 +246,7 @@ impl<'t> UnverifiedToken<'t> {
     }
 
     fn check_audience(&self, issuer: &IssuerSettings, asked: &str) -> Result<(), TokenError> {
-        let listed = match self.claims.get("aud") {
+        let listed = match self.claims().get("aud") {
             Some(Value::String(one)) => vec![one.as_str()],
             Some(Value::Array(all)) if all.len() <= NAMES_MAX => {
                 all.iter().map(Value::as_str).collect::<Option<_>>().ok_or(TokenError::Audience)?
@@ -230,7 +262,7 @@ impl<'t> UnverifiedToken<'t> {
 
     /// The owner of tasks: the person, or the client where there is none.
     fn owner(&self, issuer: &IssuerSettings) -> Result<Principal, TokenError> {
-        let named = |claim: &str| self.claims.get(claim).map(|value| name_in(value).ok_or(TokenError::Subject));
+        let named = |claim: &str| self.claims().get(claim).map(|value| name_in(value).ok_or(TokenError::Subject));
         if let Some(claim) = &issuer.owner_claim {
             let shared = named(claim).unwrap_or(Err(TokenError::Subject))?;
             return Ok(Principal::of_claim(&issuer.issuer, claim, shared));
@@ -241,7 +273,7 @@ impl<'t> UnverifiedToken<'t> {
 
     /// `scope` is a text with spaces (RFC 9068, 2.2.3), `scp` a list or such a text.
     fn scopes(&self, issuer: &IssuerSettings) -> Result<BTreeSet<Arc<str>>, TokenError> {
-        let listed: Vec<&str> = match (self.claims.get("scope"), self.claims.get("scp")) {
+        let listed: Vec<&str> = match (self.claims().get("scope"), self.claims().get("scp")) {
             (None, None) => Vec::new(),
             (Some(Value::String(text)), _) | (None, Some(Value::String(text))) => {
                 text.split(' ').filter(|name| !name.is_empty()).collect()
@@ -269,7 +301,7 @@ impl<'t> UnverifiedToken<'t> {
 
     fn groups(&self, issuer: &IssuerSettings) -> Result<BTreeSet<Arc<str>>, TokenError> {
         let Some(path) = &issuer.groups else { return Ok(BTreeSet::new()) };
-        match claim_at(&self.claims, path) {
+        match claim_at(self.claims(), path) {
             None | Some(Value::Null) => Ok(BTreeSet::new()),
             Some(Value::Array(all)) if all.len() <= NAMES_MAX => {
                 all.iter().map(|one| name_in(one).map(Arc::from)).collect::<Option<_>>().ok_or(TokenError::Groups)
@@ -293,12 +325,6 @@ fn name_in(value: &Value) -> Option<&str> {
 
 fn is_name(text: &str) -> bool {
     (1..=NAME_BYTES_MAX).contains(&text.len()) && !text.chars().any(char::is_control)
-}
-
-fn object(part: &str) -> Result<Map<String, Value>, TokenError> {
-    let text = BASE64_URL_SAFE_NO_PAD.decode(part).map_err(|_| TokenError::Malformed)?;
-    let payload = Payload::parse(&Bytes::from(text), ScanLimits::CLIENT).map_err(|_| TokenError::Malformed)?;
-    payload.read().map_err(|_| TokenError::Malformed)
 }
 
 #[cfg(test)]

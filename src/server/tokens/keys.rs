@@ -54,7 +54,7 @@ pub(super) struct KeySet {
     digest: Digest,
 }
 
-struct VerificationKey {
+pub(super) struct VerificationKey {
     id: Option<String>,
     shape: KeyShape,
     /// The only algorithm that the key is for, if it says so.
@@ -134,9 +134,7 @@ impl KeySet {
 
     /// The key that a token names and that fits its algorithm. A token without a `kid` needs a set with one such key.
     pub(super) fn find(&self, id: Option<&str>, algorithm: Algorithm) -> Result<&DecodingKey, KeyMiss> {
-        let fits = |key: &&VerificationKey| {
-            KeyShape::of(algorithm) == Some(key.shape) && key.algorithm.is_none_or(|only| only == algorithm)
-        };
+        let fits = |key: &&VerificationKey| key.for_algorithm(algorithm).is_some();
         let Some(id) = id else {
             let mut fitting = self.keys.iter().filter(fits);
             return match (fitting.next(), fitting.next()) {
@@ -150,7 +148,13 @@ impl KeySet {
 }
 
 impl VerificationKey {
-    fn read(members: &Map<String, Value>) -> Result<Self, &'static str> {
+    /// The key, if it is for this algorithm.
+    pub(super) fn for_algorithm(&self, algorithm: Algorithm) -> Option<&DecodingKey> {
+        let fits = KeyShape::of(algorithm) == Some(self.shape) && self.algorithm.is_none_or(|only| only == algorithm);
+        fits.then_some(&self.key)
+    }
+
+    pub(super) fn read(members: &Map<String, Value>) -> Result<Self, &'static str> {
         if PRIVATE.iter().any(|name| members.contains_key(*name)) {
             return Err(SHOWN);
         }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use moka::sync::Cache;
 
+use super::binding::TokenBinding;
 use super::claims::VerifiedToken;
 use crate::task::digest::{Digest, digest};
 use crate::task::{Caller, Claims, Timestamp};
@@ -24,6 +25,8 @@ pub(super) struct RememberedToken {
     pub(super) caller: Caller,
     /// The position of its issuer in the settings.
     pub(super) issuer: usize,
+    /// Shared, as most tokens have none.
+    pub(super) binding: Option<Arc<TokenBinding>>,
     kept_until: Timestamp,
     weight: u32,
 }
@@ -51,8 +54,11 @@ impl RememberedTokens {
     }
 
     pub(super) fn keep(&self, key: Digest, token: VerifiedToken, issuer: usize, now: Timestamp) -> RememberedToken {
-        let VerifiedToken { owner, claims, until } = token;
-        let mut weight = ENTRY_BYTES + size_of::<(Digest, RememberedToken)>() + TEXT_BYTES + owner.as_str().len();
+        let VerifiedToken { owner, claims, until, binding } = token;
+        let binding = binding.map(Arc::new);
+        let of_binding = binding.as_ref().map_or(0, |_| TEXT_BYTES + size_of::<TokenBinding>());
+        let mut weight =
+            of_binding + ENTRY_BYTES + size_of::<(Digest, RememberedToken)>() + TEXT_BYTES + owner.as_str().len();
         let shared = self.claims.get(&claims).unwrap_or_else(|| {
             // Twice: as the key of the shared ones, too.
             weight += 2 * weight_of(&claims);
@@ -62,7 +68,8 @@ impl RememberedTokens {
         });
         let caller = Caller { principal: owner, claims: Some(shared), until: Some(until) };
         let weight = u32::try_from(weight).unwrap_or(u32::MAX);
-        let remembered = RememberedToken { caller, issuer, kept_until: until.min(now.after(KEPT_FOR)), weight };
+        let remembered =
+            RememberedToken { caller, issuer, binding, kept_until: until.min(now.after(KEPT_FOR)), weight };
         self.by_digest.insert(key, remembered.clone());
         remembered
     }
@@ -84,7 +91,7 @@ mod tests {
         let scopes = ["mcp", "reports:read"].into_iter().map(Arc::from).collect();
         let claims = Claims { scopes, groups: BTreeSet::new(), issuer: Some(Arc::from("https://login.example")) };
         let owner = Principal::of_subject("https://login.example", &format!("user-{subject:08}@company.example"));
-        VerifiedToken { owner, claims, until: Timestamp::from_millis(until) }
+        VerifiedToken { owner, claims, until: Timestamp::from_millis(until), binding: None }
     }
 
     #[test]

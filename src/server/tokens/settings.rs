@@ -26,8 +26,17 @@ pub struct TokenSettings {
     pub public_url: Arc<str>,
     /// The scopes that every request needs.
     pub scopes: Vec<Arc<str>>,
+    pub proofs: ProofPolicy,
     /// In the order of the file; no issuer twice. Never empty.
     pub issuers: Vec<Arc<IssuerSettings>>,
+}
+
+/// Whether tokens are bound to keys, which their senders prove to hold (DPoP, RFC 9449).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProofPolicy {
+    Off,
+    Accept,
+    Require,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

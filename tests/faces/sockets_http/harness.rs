@@ -112,6 +112,7 @@ pub(crate) fn settings() -> ListenSettings {
     ListenSettings {
         address: SocketAddr::from(([127, 0, 0, 1], 0)),
         tls: None,
+        client_certificates: None,
         plaintext: false,
         allowed_hosts: vec!["gate.example".to_owned()],
         allowed_origins: vec!["https://app.example:8443".to_owned()],
@@ -135,8 +136,7 @@ pub(crate) async fn gate_with(settings: ListenSettings, limits: ListenerLimits) 
     }
     let callers = Authenticator::Everyone(Principal::local());
     let role = ListenerRole::Clients;
-    let running =
-        start(ListenerSpec { role, settings, limits, callers, routes, peers_ca: None, audit: None }).await.unwrap();
+    let running = start(ListenerSpec { role, settings, limits, callers, routes, peers: None, audit: None }).await.unwrap();
     Gate { running, recorder }
 }
 

@@ -287,7 +287,7 @@ async fn a_listener_does_not_start_with_a_pair_that_is_none() {
             limits: ListenerLimits::default(),
             callers,
             routes,
-            peers_ca: None,
+            peers: None,
             audit: None,
         })
         .await;

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 
-use taskgate::config::{self, Config, KeyContent, KeyRow};
+use taskgate::config::{self, KeyContent, KeyRow};
 
 use super::{env, example, folder, parse, uncomment};
 
@@ -54,7 +54,7 @@ fn keys_of(table: &str) -> BTreeMap<String, String> {
     };
     let values = config::known_keys().into_iter().filter_map(|(path, takes)| match takes {
         KeyContent::Value(wanted) => Some((in_table(&path)?, wanted)),
-        KeyContent::Table | KeyContent::Unbuilt => None,
+        KeyContent::Table => None,
     });
     values.collect()
 }
@@ -228,6 +228,12 @@ fn files(table: &str, key: &str, line: &str) -> (String, String) {
         let needed = if key == "issuer" { "" } else { "issuer = \"https://login.example\"" };
         parts.insert(table, needed.to_owned());
     }
+    if table == "listen.tls" && key.starts_with("client_") {
+        let needed = "certificate = \"a.pem\"\nkey = \"a.key\"".to_owned();
+        parts.insert(table, if key == "client_ca" { needed } else { format!("{needed}\nclient_ca = \"a.pem\"") });
+        parts.insert("auth", "mode = \"certificates\"".to_owned());
+        parts.insert("auth.certificates", "san = \"agent.corp\"".to_owned());
+    }
     if table == "auth.api_keys.limits" {
         parts.insert("auth", "mode = \"api_keys\"".to_owned());
         parts.insert("auth.api_keys", "id = \"ada\"\nkey = \"${ADA_KEY}\"".to_owned());
@@ -239,7 +245,7 @@ fn files(table: &str, key: &str, line: &str) -> (String, String) {
     let text = |parts: &BTreeMap<&str, String>| {
         let header = |table: &str| {
             if table.ends_with(".tools")
-                || ["admin.tokens", "auth.api_keys", "auth.issuers", "endpoints"].contains(&table)
+                || ["admin.tokens", "auth.api_keys", "auth.certificates", "auth.issuers", "endpoints"].contains(&table)
             {
                 format!("[[{table}]]")
             } else if table == "." {
@@ -350,6 +356,10 @@ macro_rules! issuer {
     };
 }
 
+/// What certificates need elsewhere.
+const CLIENT_CA: &str =
+    "[listen.tls]\ncertificate = \"a.pem\"\nkey = \"a.key\"\nclient_ca = \"a.pem\"\nclient_certificates = \"required\"";
+
 /// Another value for each key outside of the upstreams, and whatever else a file with it needs.
 const OTHERS: &[(&str, &str)] = &[
     ("endpoints.path", "[[endpoints]]\npath = \"/all/mcp\"\nupstreams = [\"reports\"]"),
@@ -364,6 +374,29 @@ const OTHERS: &[(&str, &str)] = &[
     ("listen.trusted_proxies", "[listen]\ntrusted_proxies = [\"10.0.0.0/8\"]"),
     ("listen.tls.certificate", "[listen.tls]\ncertificate = \"a.pem\"\nkey = \"server.key\""),
     ("listen.tls.key", "[listen.tls]\ncertificate = \"server.pem\"\nkey = \"b.key\""),
+    ("listen.tls.client_ca", CLIENT_CA),
+    (
+        "listen.tls.client_crl",
+        "[listen.tls]\ncertificate = \"a.pem\"\nkey = \"a.key\"\nclient_ca = \"a.pem\"\nclient_certificates = \"required\"\nclient_crl = \"a.crl\"",
+    ),
+    ("listen.tls.client_certificates", CLIENT_CA),
+    (
+        "auth.dpop",
+        "[listen]\npublic_url = \"https://mcp.example\"\n[auth]\nmode = \"tokens\"\ndpop = \"accept\"\n[[auth.issuers]]\nissuer = \"https://login.example\"",
+    ),
+    ("auth.certificates.san", "[auth]\nmode = \"certificates\"\n[[auth.certificates]]\nsan = \"b.corp\""),
+    (
+        "auth.certificates.same_as",
+        "[auth]\nmode = \"certificates\"\n[[auth.certificates]]\nsan = \"a.corp\"\nsame_as = \"jwt:x:ada\"",
+    ),
+    (
+        "auth.certificates.groups",
+        "[auth]\nmode = \"certificates\"\n[[auth.certificates]]\nsan = \"a.corp\"\ngroups = [\"x\"]",
+    ),
+    (
+        "auth.certificates.scopes",
+        "[auth]\nmode = \"certificates\"\n[[auth.certificates]]\nsan = \"a.corp\"\nscopes = [\"x\"]",
+    ),
     ("admin.address", "[admin]\naddress = \"127.0.0.1:7777\""),
     ("admin.tokens.file", "[[admin.tokens]]\nfile = \"ops.token\""),
     ("admin.tokens.may", "[[admin.tokens]]\nfile = \"ops.token\"\nmay = \"act\""),
@@ -555,7 +588,7 @@ const OTHERS: &[(&str, &str)] = &[
 #[test]
 fn a_reload_takes_up_what_the_reference_says() {
     let upstream = "\n[upstreams.reports]\nurl = \"http://127.0.0.1:9000/mcp\"";
-    let started: Config = parse(upstream);
+    let (plain, with_ca) = (parse(upstream), parse(&format!("{CLIENT_CA}{upstream}")));
     let mut others = OTHERS.iter().copied().collect::<BTreeMap<_, _>>();
     for (table, key, row) in all(&tables(&page())) {
         let path = format!("{table}.{key}");
@@ -565,12 +598,14 @@ fn a_reload_takes_up_what_the_reference_says() {
             continue;
         }
         let text = others.remove(path.as_str()).unwrap_or_else(|| panic!("{path} has no other value here"));
-        let config = parse(&format!("{text}{upstream}"));
+        let needed = if table == "auth.certificates" { CLIENT_CA } else { "" };
+        let started = if needed.is_empty() { &plain } else { &with_ca };
+        let config = parse(&format!("{text}\n{needed}{upstream}"));
         assert_ne!(format!("{config:?}"), format!("{started:?}"), "{path} has no effect");
-        let expected = if config.need_restart(&started).is_empty() { "reload" } else { "next start" };
+        let expected = if config.need_restart(started).is_empty() { "reload" } else { "next start" };
         assert_eq!(row.changes, expected, "{path}");
-        let in_force = if expected == "reload" { &config } else { &started };
-        assert_eq!(format!("{:?}", config.clone().within(&started)), format!("{in_force:?}"), "{path}");
+        let in_force = if expected == "reload" { &config } else { started };
+        assert_eq!(format!("{:?}", config.clone().within(started)), format!("{in_force:?}"), "{path}");
     }
     assert_eq!(others, BTreeMap::new(), "a key that the page does not have");
 }

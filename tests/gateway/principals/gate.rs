@@ -274,7 +274,7 @@ impl Ask {
         self
     }
 
-    fn bytes(&self) -> Vec<u8> {
+    pub(crate) fn bytes(&self) -> Vec<u8> {
         let mut text = format!("{} {} HTTP/1.1\r\nConnection: close\r\n", self.verb, self.target);
         for (name, value) in &self.headers {
             write!(text, "{name}: {value}\r\n").unwrap();

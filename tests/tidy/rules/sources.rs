@@ -132,7 +132,8 @@ fn rules_in(line: &str) -> Vec<String> {
             return found;
         }
         rest = after;
-        let Some((series, number)) = parts(word) else {
+        // Behind a # it is a piece of another name, such as `x5t#S256`.
+        let Some((series, number)) = parts(word).filter(|_| !between.ends_with('#')) else {
             if word != "to" || between != " " {
                 last = None;
             }

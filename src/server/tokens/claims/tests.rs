@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use bytes::Bytes;
 use serde_json::json;
 use support::issuer::{IssuerKey, base64url, key_set, with};
 
 use super::*;
 use crate::server::tokens::keys::{KEY_SET_BYTES_MAX, KeySetError};
-use crate::server::tokens::settings::KeyLocation;
+use crate::server::tokens::settings::{KeyLocation, signature_algorithm};
 
 const ISSUER: &str = "https://login.example";
 const ASKED: &str = "https://mcp.example/reports/mcp";

@@ -1,0 +1,112 @@
+//! Remembers which proofs of possession were used, so that none is used twice.
+//!
+//! Refuses when it is full: a proof that cannot be remembered could be repeated. Each gateway has its own memory.
+
+use std::collections::hash_map::RandomState;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::hash::BuildHasher as _;
+
+use parking_lot::Mutex;
+
+use super::dpop::VerifiedProof;
+use crate::task::{Principal, Timestamp};
+
+/// The most proofs at one time: at most 32 MiB.
+const PROOFS_MAX: usize = 400_000;
+/// The most of one principal: 333 requests a second for as long as a proof is valid.
+const SHARE_MAX: usize = PROOFS_MAX / 4;
+const MINUTE: u64 = 60_000;
+
+#[derive(Debug, Default)]
+pub(super) struct SeenProofs {
+    by_minute: Mutex<BTreeMap<u64, SeenMinute>>,
+    principals: RandomState,
+    max: Option<SeenMax>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct SeenMax {
+    all: usize,
+    share: usize,
+}
+
+/// The proofs that end in one minute.
+#[derive(Debug, Default)]
+struct SeenMinute {
+    /// Halves of digests: 128 bits.
+    ids: HashSet<u128>,
+    /// How many each principal has, by its hash.
+    of: HashMap<u64, usize>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::server) enum SeenError {
+    Repeated,
+    Full,
+}
+
+impl SeenProofs {
+    /// Remembers a proof until it is too old.
+    pub(super) fn take(&self, owner: &Principal, proof: &VerifiedProof, now: Timestamp) -> Result<(), SeenError> {
+        let (half, owner) = (proof.id.0.first_chunk().copied(), self.principals.hash_one(owner));
+        let id = u128::from_be_bytes(half.unwrap_or_default());
+        let SeenMax { all, share } = self.max.unwrap_or(SeenMax { all: PROOFS_MAX, share: SHARE_MAX });
+        let mut by_minute = self.by_minute.lock();
+        while by_minute.first_key_value().is_some_and(|(minute, _)| (minute + 1) * MINUTE <= now.as_millis()) {
+            by_minute.pop_first();
+        }
+        if by_minute.values().any(|minute| minute.ids.contains(&id)) {
+            return Err(SeenError::Repeated);
+        }
+        let (count, own) = by_minute.values().fold((0, 0), |(count, own), minute| {
+            (count + minute.ids.len(), own + minute.of.get(&owner).copied().unwrap_or_default())
+        });
+        if count >= all || own >= share {
+            return Err(SeenError::Full);
+        }
+        let minute = by_minute.entry(proof.until.as_millis() / MINUTE).or_default();
+        minute.ids.insert(id);
+        *minute.of.entry(owner).or_default() += 1;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::task::digest::digest;
+
+    fn proof(id: u64, until: u64) -> VerifiedProof {
+        VerifiedProof { id: digest([&id.to_be_bytes()]), until: Timestamp::from_millis(until) }
+    }
+
+    #[test]
+    fn a_proof_is_used_once_until_it_is_too_old() {
+        let (seen, ada, bob) = (SeenProofs::default(), Principal::new("jwt:x:ada"), Principal::new("jwt:x:bob"));
+        let at = Timestamp::from_millis;
+        assert_eq!(seen.take(&ada, &proof(1, 300_000), at(0)), Ok(()));
+        for (who, until, now) in
+            [(&ada, 300_000, 0), (&bob, 300_000, 1), (&ada, 310_000, 10_000), (&ada, 599_000, 300_000)]
+        {
+            assert_eq!(seen.take(who, &proof(1, until), at(now)), Err(SeenError::Repeated), "{now}");
+        }
+        assert_eq!(seen.take(&ada, &proof(2, 300_000), at(0)), Ok(()));
+        assert_eq!(seen.take(&ada, &proof(1, 660_000), at(360_000)), Ok(()), "the first is too old for every request");
+        assert_eq!(seen.by_minute.lock().values().map(|minute| minute.ids.len()).sum::<usize>(), 1);
+    }
+
+    #[test]
+    fn a_full_memory_refuses_and_forgets_nothing_and_no_principal_fills_it_alone() {
+        let seen = SeenProofs { max: Some(SeenMax { all: 10, share: 4 }), ..SeenProofs::default() };
+        let at = Timestamp::from_millis;
+        let who = |n: u64| Principal::new(&format!("jwt:x:{n}"));
+        let taken = |id: u64, who: &Principal, now| seen.take(who, &proof(id, now + 300_000), at(now));
+        let ada = who(0);
+        assert_eq!((0..6).map(|id| taken(id, &ada, id)).filter(Result::is_ok).count(), 4);
+        assert_eq!(taken(5, &ada, 10), Err(SeenError::Full));
+        assert_eq!((10..20).map(|id| taken(id, &who(id), 10)).filter(Result::is_ok).count(), 6);
+        assert_eq!(taken(20, &who(20), 10), Err(SeenError::Full));
+        assert_eq!(taken(0, &ada, 10), Err(SeenError::Repeated), "what it has, it knows");
+        assert_eq!(taken(20, &who(20), 360_000), Ok(()), "time makes room");
+    }
+}

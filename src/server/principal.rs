@@ -201,6 +201,15 @@ pub(super) struct AskedPath<'p> {
     pub(super) wait: KeyWait,
 }
 
+/// What an access token is for at a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TokenUse {
+    /// It identifies its client, and no more.
+    Identity,
+    /// The upstream gets a credential in exchange for it, too.
+    Exchange,
+}
+
 /// What a request's credential says of its sender, perhaps after a lookup.
 pub(super) enum Identity {
     Known(Box<AuthenticatedCaller>),
@@ -290,10 +299,12 @@ impl PrincipalGuard {
 
     /// Removes this gateway's keys, texts that look like one, and replicas' seals from an admitted request: no upstream receives
     /// them, with any other headers that are forwarded (SEC-04).
-    pub(super) fn withhold_keys(&self, headers: &mut HeaderMap) {
+    /// An access token stays if the path's upstream gets a credential in exchange for it.
+    pub(super) fn withhold_keys(&self, headers: &mut HeaderMap, token: TokenUse) {
         if self.asks_all() {
             headers.remove(KEY_HEADER);
-            let is_ours = |value: &HeaderValue| self.callers.tokens().is_some() || shows_key(value.as_bytes());
+            let is_withheld = self.callers.tokens().is_some() && token == TokenUse::Identity;
+            let is_ours = |value: &HeaderValue| is_withheld || shows_key(value.as_bytes());
             if headers.get(AUTHORIZATION).is_some_and(is_ours) {
                 headers.remove(AUTHORIZATION);
             }
@@ -546,7 +557,7 @@ mod tests {
             }
             assert_eq!(who(&guard, &request, true), *expected, "{own:?} {authorization:?}");
             if expected.is_ok() {
-                guard.withhold_keys(request.headers_mut());
+                guard.withhold_keys(request.headers_mut(), TokenUse::Identity);
                 let left = request.headers().get(AUTHORIZATION).map(|value| value.to_str().unwrap());
                 assert_eq!((left, request.headers().contains_key(KEY_HEADER)), (goes_on, false), "{authorization:?}");
             }

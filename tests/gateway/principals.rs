@@ -7,6 +7,7 @@
 
 mod access;
 mod bounds;
+mod credentials;
 mod gate;
 mod isolation;
 mod issuers;

@@ -90,11 +90,15 @@ pub(super) const fn reason_code(reason: Reason) -> u8 {
         Reason::StoreLost => 30,
         Reason::TooMuchUnread => 31,
         Reason::AnswersFull => 32,
+        Reason::CredentialMissing => 33,
+        Reason::CredentialRefused => 34,
+        Reason::CredentialAway => 35,
+        Reason::CredentialMalformed => 36,
     }
 }
 
 /// All reasons with a number; the tests check that none is missing.
-pub(super) const REASONS: [Reason; 33] = [
+pub(super) const REASONS: [Reason; 37] = [
     Reason::UpstreamUnreachable,
     Reason::UpstreamTls,
     Reason::UpstreamHttpStatus,
@@ -128,4 +132,8 @@ pub(super) const REASONS: [Reason; 33] = [
     Reason::StoreLost,
     Reason::TooMuchUnread,
     Reason::AnswersFull,
+    Reason::CredentialMissing,
+    Reason::CredentialRefused,
+    Reason::CredentialAway,
+    Reason::CredentialMalformed,
 ];

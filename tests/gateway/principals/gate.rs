@@ -40,7 +40,7 @@ async fn server() -> ScriptedServer {
     ScriptedServer::slow(async |seen: SeenRequest, world: Arc<ScriptedState>| Some(act(&seen, &world).await)).await
 }
 
-async fn act(seen: &SeenRequest, world: &Arc<ScriptedState>) -> ScriptedReply {
+pub(crate) async fn act(seen: &SeenRequest, world: &Arc<ScriptedState>) -> ScriptedReply {
     match (seen.rpc(), seen.body["params"]["name"].as_str()) {
         ("tools/list", _) => {
             let own = format!("of-{}", seen.header("mcp-session-id").unwrap_or_default());
@@ -116,6 +116,11 @@ impl Gate {
         let server = server().await;
         *server.world.introduction.lock() = introduction;
         Self::before(server, ("", auth, ""), Sockets::default()).await
+    }
+
+    /// In front of another server.
+    pub(crate) async fn behind(server: ScriptedServer, listen: &str, auth: &str, upstream: &str) -> Self {
+        Self::before(server, (listen, auth, upstream), Sockets::default()).await
     }
 
     async fn before(server: ScriptedServer, (listen, auth, upstream): (&str, &str, &str), sockets: Sockets) -> Self {
@@ -274,7 +279,7 @@ impl Ask {
         self
     }
 
-    fn bytes(&self) -> Vec<u8> {
+    pub(crate) fn bytes(&self) -> Vec<u8> {
         let mut text = format!("{} {} HTTP/1.1\r\nConnection: close\r\n", self.verb, self.target);
         for (name, value) in &self.headers {
             write!(text, "{name}: {value}\r\n").unwrap();

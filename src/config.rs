@@ -324,7 +324,7 @@ fn parse_as(
     let known: Vec<String> = known_keys().into_keys().collect();
     for key in &unknown {
         report.mistake(&key.location, advice(key, &known));
-        if let Some(near) = near(key) {
+        if let Some((_, near)) = near(key) {
             // Its absence is no second mistake.
             report.blame((key.location.key.trim_end_matches(&key.key).to_owned() + near).into());
         }
@@ -391,18 +391,22 @@ fn advice(unknown: &UnknownKey, known: &[String]) -> String {
         }
     };
     let tables: Vec<String> = known.iter().filter_map(|known| known.strip_suffix(&suffix)).map(header).collect();
+    if let Some((1, known)) = near(unknown) {
+        return format!("unknown key; did you mean `{known}`?");
+    }
     if !tables.is_empty() {
         return format!("unknown key here; it belongs to {}", tables.join(" or "));
     }
     match near(unknown) {
-        Some(known) => format!("unknown key; did you mean `{known}`?"),
+        Some((_, known)) => format!("unknown key; did you mean `{known}`?"),
         None => format!("unknown key; this table has {}", unknown.siblings.join(", ")),
     }
 }
 
-fn near(unknown: &UnknownKey) -> Option<&'static str> {
+/// The most similar key of the table, and how many letters differ.
+fn near(unknown: &UnknownKey) -> Option<(usize, &'static str)> {
     let near = unknown.siblings.iter().map(|known| (value::edit_distance(known, &unknown.key), *known)).min();
-    near.filter(|(distance, known)| *distance <= 2 && *distance < known.len()).map(|(_, known)| known)
+    near.filter(|(distance, known)| *distance <= 2 && *distance < known.len())
 }
 
 /// The equivalents of other programs' keys. A table is recognised by a key that only it has.

@@ -136,6 +136,13 @@ pub fn check(config: &Config, now: Timestamp) -> Result<(), FileMistakes> {
         if let Some(credential) = &http.credential {
             note(format!("upstreams.{name}.auth.value_file"), credential.read().map(drop).map_err(FileError::from));
         }
+        if let Some(issued) = &http.issued
+            && let Some(client) = issued.client()
+        {
+            let table = if issued.subjects().is_some() { "exchange" } else { "client_credentials" };
+            let read = client.read().map(drop).map_err(FileError::from);
+            note(format!("upstreams.{name}.credential.{table}.client_secret_file"), read);
+        }
         note(format!("upstreams.{name}.proxy_credentials_file"), http.proxy.check().map_err(FileError::from));
         let (tls, table) = (&http.tls, format!("upstreams.{name}.tls"));
         if let Some(ca) = &tls.ca {

@@ -77,6 +77,7 @@ impl CalledServer {
             connect_max: CONNECT_MAX,
             tls: UpstreamTlsFiles { ca: address.ca.clone(), identity: None },
             credential,
+            issued: None,
             proxy: ProxySettings::Environment,
             headers: Vec::new(),
         };

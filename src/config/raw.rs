@@ -27,8 +27,8 @@ pub(super) use limits::{RawLimits, RawPrincipalLimits};
 pub(super) use listeners::{RawAdmin, RawAdminToken, RawListen, RawListenTls, RawMetrics};
 pub(super) use store::{RawDatabase, RawReplica, RawStore, StoreKind};
 pub(super) use upstream::{
-    RawCallRules, RawCredentialValues, RawDrafts, RawProgramValues, RawSplit, RawTaskRules, RawToolValues,
-    RawTransport, RawUpstreamTls, RawUpstreamValues, RawUrlValues,
+    RawCallRules, RawCredentialCommand, RawCredentialValues, RawDrafts, RawExchange, RawProgramValues, RawSplit,
+    RawTaskRules, RawTokenClient, RawToolValues, RawTransport, RawUpstreamTls, RawUpstreamValues, RawUrlValues,
 };
 
 const PREFIXES: WordList<PrefixPolicy> = &[("always", Some(PrefixPolicy::Always)), ("auto", Some(PrefixPolicy::Auto))];
@@ -66,6 +66,7 @@ pub(super) struct RawUpstream {
     pub(super) url: RawUrlValues,
     pub(super) program: RawProgramValues,
     pub(super) auth: Option<RawCredential>,
+    pub(super) issued: Option<RawIssuedCredential>,
     pub(super) tls: RawUpstreamTls,
     pub(super) tls_location: Option<ConfigLocation>,
     pub(super) rules: RawRules,
@@ -78,6 +79,26 @@ pub(super) struct RawCredential {
     pub(super) location: ConfigLocation,
     pub(super) values: RawCredentialValues,
     /// Whether the secret is in the file itself and not in the environment.
+    pub(super) is_inline: bool,
+}
+
+/// `[upstreams.NAME.credential]`
+#[derive(Debug)]
+pub(super) struct RawIssuedCredential {
+    pub(super) location: ConfigLocation,
+    pub(super) command: RawCredentialCommand,
+    pub(super) client_credentials: Option<RawTokenGrant>,
+    pub(super) exchange: Option<RawTokenGrant>,
+    /// What only `exchange` has.
+    pub(super) exchanged: RawExchange,
+}
+
+/// The gateway as a client of an authorization server.
+#[derive(Debug)]
+pub(super) struct RawTokenGrant {
+    pub(super) location: ConfigLocation,
+    pub(super) client: RawTokenClient,
+    /// Whether the password is in the file itself and not in the environment.
     pub(super) is_inline: bool,
 }
 
@@ -141,6 +162,9 @@ pub(super) fn tables() -> Vec<(&'static str, Vec<KeyRow>)> {
         ("auth.rules.who", RawRuleWho::ROWS.to_vec()),
         ("upstreams.NAME", upstream.concat()),
         ("upstreams.NAME.auth", RawCredentialValues::ROWS.to_vec()),
+        ("upstreams.NAME.credential", RawCredentialCommand::ROWS.to_vec()),
+        ("upstreams.NAME.credential.client_credentials", RawTokenClient::ROWS.to_vec()),
+        ("upstreams.NAME.credential.exchange", [RawTokenClient::ROWS, RawExchange::ROWS].concat()),
         ("upstreams.NAME.tls", RawUpstreamTls::ROWS.to_vec()),
         ("upstreams.NAME.tasks", [task_rules, RawDrafts::ROWS].concat()),
         ("upstreams.NAME.tools", [RawToolValues::ROWS, &rules].concat()),
@@ -200,6 +224,7 @@ fn read_upstream(name: &str, mut section: Section<'_, '_>) -> RawUpstream {
     raw.program = RawProgramValues::read(&mut section);
     raw.rules.calls = RawCallRules::read(&mut section);
     raw.auth = read_credential(section.section("auth"));
+    raw.issued = read_issued(section.section("credential"));
     let tls = section.section("tls");
     raw.tls_location = tls.written_location();
     raw.tls = read_table(tls);
@@ -217,6 +242,25 @@ fn read_credential(section: Section<'_, '_>) -> Option<RawCredential> {
     let values: RawCredentialValues = read_table(section);
     let is_inline = (values.authorization.is_some() && !authorization) || (values.value.is_some() && !value);
     location.map(|location| RawCredential { location, values, is_inline })
+}
+
+fn read_issued(mut section: Section<'_, '_>) -> Option<RawIssuedCredential> {
+    let location = section.written_location();
+    let command = RawCredentialCommand::read(&mut section);
+    let (client_credentials, ()) = read_grant(section.section("client_credentials"), |_| ());
+    let (exchange, exchanged) = read_grant(section.section("exchange"), RawExchange::read);
+    section.close();
+    location.map(|location| RawIssuedCredential { location, command, client_credentials, exchange, exchanged })
+}
+
+fn read_grant<'a, T>(
+    mut section: Section<'_, 'a>,
+    further: impl FnOnce(&mut Section<'_, 'a>) -> T,
+) -> (Option<RawTokenGrant>, T) {
+    let (location, is_inline) = (section.written_location(), !section.has_variable("client_secret"));
+    let (client, further) = (RawTokenClient::read(&mut section), further(&mut section));
+    section.close();
+    (location.map(|location| RawTokenGrant { location, client, is_inline }), further)
 }
 
 fn read_tool(mut section: Section<'_, '_>) -> RawTool {
@@ -240,6 +284,7 @@ impl RawUpstream {
             url: RawUrlValues::default(),
             program: RawProgramValues::default(),
             auth: None,
+            issued: None,
             tls: RawUpstreamTls::default(),
             tls_location: None,
             rules: RawRules::default(),

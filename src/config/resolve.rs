@@ -8,6 +8,7 @@ mod auth;
 mod certificates;
 mod endpoints;
 mod exposure;
+mod issued_credentials;
 pub(super) mod listeners;
 mod paths;
 mod store;
@@ -27,7 +28,7 @@ use wildmatch::WildMatch;
 
 use super::error::{ConfigLocation, MistakeCollector};
 use super::keys::KeyField as _;
-use super::raw::{RawConfig, RawRules, RawSplit, RawTaskRules, RawTool, RawUpstream, RawUrlValues, command};
+use super::raw::{AuthMode, RawConfig, RawRules, RawSplit, RawTaskRules, RawTool, RawUpstream, RawUrlValues, command};
 use super::section::LocatedValue;
 use super::{Config, ServerSettings, UpstreamConfig};
 use crate::engine::ServiceSettings;
@@ -36,9 +37,11 @@ use crate::task::{
 };
 use crate::tls::IdentityFiles;
 use crate::upstream::http::{HttpUpstreamSettings, ProxySettings, UpstreamTlsFiles};
+use crate::upstream::issued_credential::IssuedCredentialSettings;
 use crate::upstream::limits::CallPermitSettings;
 use crate::upstream::transport::credential::Credential;
 use crate::upstream::{ForwardingRules, Timeouts};
+use issued_credentials::ClientTokens;
 use paths::UpstreamPaths;
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -52,6 +55,7 @@ const UPSTREAM_NAME_LENGTH_MAX: usize = 64;
 
 struct UpstreamDefaults {
     anonymous: bool,
+    tokens: ClientTokens,
     result_bytes_max: usize,
 }
 
@@ -64,7 +68,8 @@ pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> Config 
     let store = store::resolve(raw, &principals.others, report);
     let folder = raw.store.path.value.clone();
     let result_bytes_max = raw.limits.result_bytes_max.value;
-    let shared = UpstreamDefaults { anonymous, result_bytes_max };
+    let tokens = if raw.auth.asks_for(AuthMode::Tokens) { ClientTokens::Asked } else { ClientTokens::Never };
+    let shared = UpstreamDefaults { anonymous, tokens, result_bytes_max };
     let mut taken = paths::TakenPaths::default();
     let upstreams = resolve_upstreams(&raw.upstreams, &shared, &mut taken, report);
     let known: BTreeSet<Arc<str>> = raw.upstreams.iter().map(|raw| Arc::from(raw.name.as_str())).collect();
@@ -149,12 +154,14 @@ fn resolve_upstreams<'a>(
         check_reached(raw, report);
         let tls = resolve_upstream_tls(raw, report);
         let credential = upstream_headers::credential(raw, report);
+        let issued = issued_credentials::resolve(raw, shared.tokens, report);
+        let subjects = issued.as_ref().and_then(IssuedCredentialSettings::subjects).cloned();
         let tools = ToolSettings {
             rules: resolve_tools(raw, shared, report),
             names: tool_names::resolve(&raw.tools, report),
-            forwarding: upstream_headers::forwarding(raw, report),
+            forwarding: upstream_headers::forwarding(raw, report).exchanging(subjects),
         };
-        if let Some(server) = resolve_server(raw, tls, credential, &tools.names, shared) {
+        if let Some(server) = resolve_server(raw, tls, (credential, issued), &tools.names, shared) {
             upstreams.push(resolve_upstream(raw, AddressSettings { paths, server }, tools, shared));
         }
         check_queue(raw, report);
@@ -204,7 +211,7 @@ fn check_reached(raw: &RawUpstream, report: &mut MistakeCollector) {
 fn resolve_server(
     raw: &RawUpstream,
     tls: UpstreamTlsFiles,
-    credential: Option<Credential>,
+    (credential, issued): (Option<Credential>, Option<IssuedCredentialSettings>),
     names: &ToolNames,
     shared: &UpstreamDefaults,
 ) -> Option<ServerSettings> {
@@ -222,6 +229,7 @@ fn resolve_server(
         connect_max: raw.url.connect_max.value,
         tls,
         credential,
+        issued: issued.map(Box::new),
         proxy: resolve_proxy(&raw.url),
         headers: Vec::new(),
     }))

@@ -19,6 +19,7 @@ use crate::server::tokens::settings::signature_algorithm;
 use crate::task::time::millis;
 use crate::task::{Draft, NamePattern, Timestamp};
 use crate::upstream::forwarding::may_be_forwarded;
+use crate::upstream::token_client::is_client_secret;
 use crate::upstream::transport::credential::secret_value;
 
 pub(super) type Environment<'a> = &'a dyn Fn(&str) -> Option<String>;
@@ -104,6 +105,17 @@ pub(super) const CREDENTIAL_HEADER: StringFormat<HeaderName> =
 /// A secret. Errors do not repeat it.
 pub(super) const SECRET: StringFormat<HeaderValue> =
     StringFormat { wanted: "a secret such as \"Bearer ${TOKEN}\"", read: secret };
+pub(super) const TOKEN_URL: StringFormat<Url> =
+    StringFormat { wanted: "a URL such as \"https://login.example/token\"", read: token_url };
+pub(super) const CLIENT_ID: StringFormat<String> =
+    StringFormat { wanted: "the name of a client such as \"taskgate\"", read: claim };
+/// The gateway's password at an authorization server. Errors do not repeat it.
+pub(super) const CLIENT_SECRET: StringFormat<String> =
+    StringFormat { wanted: "a password such as \"${TASKGATE_SECRET}\"", read: client_secret };
+pub(super) const SCOPES: StringFormat<String> =
+    StringFormat { wanted: "scopes such as \"reports:read reports:write\"", read: scopes };
+pub(super) const RESOURCE: StringFormat<String> =
+    StringFormat { wanted: "a URI such as \"https://reports.internal/mcp\"", read: resource };
 pub(super) const FOLDER: StringFormat<PathBuf> =
     StringFormat { wanted: "a folder such as \"taskgate-data\"", read: path };
 pub(super) const PEM_FILE: StringFormat<PathBuf> = StringFormat { wanted: "a file such as \"server.pem\"", read: path };
@@ -173,6 +185,31 @@ fn trusted_url(text: &str) -> Result<Url, ValueError> {
         true => Ok(url),
         false => Err(ValueError::Because("begins with http://, where others could replace its keys; write https://")),
     }
+}
+
+fn token_url(text: &str) -> Result<Url, ValueError> {
+    let url = upstream_url(text)?;
+    match is_trustworthy(&url) {
+        true => Ok(url),
+        false => Err(ValueError::Because("begins with http://, where others could read its tokens; write https://")),
+    }
+}
+
+fn client_secret(text: &str) -> Result<String, ValueError> {
+    match is_client_secret(text) {
+        true => Ok(text.to_owned()),
+        false => Err(ValueError::Because("is no password of a client; write one line of text, at most 4KiB")),
+    }
+}
+
+fn scopes(text: &str) -> Result<String, ValueError> {
+    text.split(' ').try_for_each(|name| scope(name).map(drop))?;
+    Ok(text.to_owned())
+}
+
+fn resource(text: &str) -> Result<String, ValueError> {
+    let is_absolute = Url::parse(text).is_ok_and(|url| url.fragment().is_none());
+    if is_absolute && !text.contains(char::is_whitespace) { Ok(text.to_owned()) } else { Err(ValueError::Form) }
 }
 
 fn algorithm(text: &str) -> Result<Algorithm, ValueError> {

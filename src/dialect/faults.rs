@@ -319,6 +319,10 @@ pub const fn reason_key(reason: Reason) -> &'static str {
         Reason::UpstreamHttpStatus => "upstream_http_status",
         Reason::UpstreamAuth => "upstream_auth",
         Reason::UpstreamRedirect => "upstream_redirect",
+        Reason::CredentialMissing => "credential_missing",
+        Reason::CredentialRefused => "credential_refused",
+        Reason::CredentialAway => "credential_away",
+        Reason::CredentialMalformed => "credential_malformed",
         Reason::UpstreamMalformed => "upstream_malformed",
         Reason::UpstreamClosed => "upstream_closed",
         Reason::UpstreamSessionLost => "upstream_session_lost",
@@ -372,6 +376,14 @@ const fn sentence(reason: Reason) -> &'static str {
         Reason::UpstreamTls => "The upstream server does not speak TLS, or its certificate was not accepted",
         Reason::UpstreamHttpStatus => "The upstream server answered with an HTTP error",
         Reason::UpstreamAuth => "The upstream server did not accept the credentials",
+        Reason::CredentialMissing => {
+            "The upstream server's credential is exchanged for an access token, and the request came without one: log in"
+        }
+        Reason::CredentialRefused => "The authorization server refused a credential for the upstream server",
+        Reason::CredentialAway => "No credential for the upstream server can be had now: its issuer does not answer",
+        Reason::CredentialMalformed => {
+            "No credential for the upstream server can be had: its issuer's answer cannot be used"
+        }
         Reason::UpstreamRedirect => "The upstream server points to another address, which is not followed",
         Reason::UpstreamMalformed => "The upstream server's answer is not valid MCP",
         Reason::UpstreamClosed => "The upstream server ended the connection before it answered",

@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use http::header::AUTHORIZATION;
 use parking_lot::RwLock;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -344,7 +343,7 @@ fn is_ours(engine: &Engine, row: &StoredTask) -> bool {
 
 /// Whether a call was made with its client's credential, as far as its owner or the upstream's present configuration shows.
 fn lets_clients_in(reach: Option<&CallTarget>, task: &Task) -> bool {
-    task.key.owner.is_unchecked() || reach.is_some_and(|reach| reach.settings.forwarding.has(&AUTHORIZATION))
+    task.key.owner.is_unchecked() || reach.is_some_and(|reach| reach.settings.forwarding.is_per_client())
 }
 
 enum ParentState {

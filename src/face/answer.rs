@@ -148,7 +148,10 @@ fn may_pass(fault: &GatewayFault) -> bool {
     if fault.reason == Reason::UpstreamHttpStatus {
         return fault.retry_after.is_some() || fault.http_status.is_none_or(is_passing);
     }
-    !matches!(fault.reason, Reason::UpstreamAuth | Reason::UpstreamRedirect)
+    !matches!(
+        fault.reason,
+        Reason::UpstreamAuth | Reason::UpstreamRedirect | Reason::CredentialMissing | Reason::CredentialRefused
+    )
 }
 
 #[must_use]

@@ -264,7 +264,7 @@ impl CombinedUpstreams {
     /// Stores an upstream's introduction, unless it may differ between users.
     fn learn(&self, at: usize, summary: &Arc<ServerSummary>) {
         let member = &self.members[at];
-        if !member.served.settings.forwarding.has(&http::header::AUTHORIZATION) {
+        if !member.served.settings.forwarding.is_per_client() {
             *member.summary.write() = Some(Arc::clone(summary));
         }
     }

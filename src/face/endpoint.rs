@@ -6,7 +6,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
-use http::header::CONTENT_TYPE;
+use http::header::{AUTHORIZATION, CONTENT_TYPE};
 use http::{HeaderName, HeaderValue, Method, StatusCode};
 use metrics::Counter;
 use tokio_util::sync::CancellationToken;
@@ -90,7 +90,8 @@ impl UpstreamEndpoint {
             return bare(StatusCode::NOT_FOUND);
         }
         let holder = inbound.caller.has_credential().then(|| inbound.caller.clone());
-        let (forwarded, carriage) = (self.served.settings.forwarding.of(&inbound.headers), inbound.carriage);
+        let (forwarded, carriage) =
+            (self.served.settings.forwarding.of(&inbound.headers, &inbound.caller), inbound.carriage);
         inbound.forwarded = forwarded.clone();
         let carries_notifications = carries_notifications(&inbound);
         let response = affinity::answer(self, inbound).await;
@@ -136,7 +137,9 @@ impl Endpoint for UpstreamEndpoint {
     }
 
     fn forwards(&self, header: &HeaderName) -> bool {
-        self.served.settings.forwarding.has(header)
+        let forwarding = &self.served.settings.forwarding;
+        // A token that is exchanged is needed here, even if the server never gets it.
+        forwarding.has(header) || (*header == AUTHORIZATION && forwarding.is_per_client())
     }
 
     fn allow(&self) -> HeaderValue {

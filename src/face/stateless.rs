@@ -426,7 +426,7 @@ impl StatelessFace {
         let is_named = idempotency.is_some();
         let mut call = self.served.engine.call(CallSpec { plan, idempotency, is_repeatable, rounds, ..spec });
         let promotable = if plan == Plan::Direct { Promotable::No } else { Promotable::Yes };
-        let waits = plan == Plan::Task && !is_named && request.forwarded.credential().is_clients();
+        let waits = plan == Plan::Task && !is_named && request.forwarded.credential().is_forwarded();
         let first = match waits {
             true => Box::pin(handle_delay::first_event(&self.served.engine, &mut call, request.forwarded)).await,
             false => Ok(None),

@@ -381,6 +381,15 @@ pub(super) struct AskedPath<'p> {
     pub(super) certificate: Option<&'p PeerCertificate>,
 }
 
+/// What an access token is for at a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TokenUse {
+    /// It identifies its client, and no more.
+    Identity,
+    /// The upstream gets a credential in exchange for it, too.
+    Exchange,
+}
+
 /// What a request's credential says of its sender, perhaps after a lookup.
 pub(super) enum Identity {
     Known(Box<AuthenticatedCaller>),
@@ -499,11 +508,13 @@ impl PrincipalGuard {
 
     /// Removes this gateway's keys, texts that look like one, and replicas' seals from an admitted request: no upstream receives
     /// them, with any other headers that are forwarded (SEC-04).
-    pub(super) fn withhold_keys(&self, headers: &mut HeaderMap) {
+    /// An access token stays if the path's upstream gets a credential in exchange for it.
+    pub(super) fn withhold_keys(&self, headers: &mut HeaderMap, token: TokenUse) {
         if self.asks_all() {
             headers.remove(KEY_HEADER);
             headers.remove(PROOF_HEADER);
-            let is_ours = |value: &HeaderValue| self.callers.tokens().is_some() || shows_key(value.as_bytes());
+            let is_withheld = self.callers.tokens().is_some() && token == TokenUse::Identity;
+            let is_ours = |value: &HeaderValue| is_withheld || shows_key(value.as_bytes());
             if headers.get(AUTHORIZATION).is_some_and(is_ours) {
                 headers.remove(AUTHORIZATION);
             }

@@ -17,7 +17,7 @@ use super::forwarded::{ForwardedRequest, TrustedProxies};
 use super::head::HeadGuard;
 use super::host::{HostGuard, OriginGuard};
 use super::notices::{Notices, RefusedCaller};
-use super::principal::{AskedPath, AuthenticatedCaller, Identity, PrincipalGuard, TokenScheme};
+use super::principal::{AskedPath, AuthenticatedCaller, Identity, PrincipalGuard, TokenScheme, TokenUse};
 use super::refusal::{Guard as _, Refusal, RefusalMarker, StreamPosition};
 use super::tokens::KeyWait;
 use crate::face::answer::ScopesNeeded;
@@ -146,7 +146,10 @@ impl Layers {
         match identity {
             Ok(Identity::Known(known)) => {
                 let AuthenticatedCaller { caller, grant, ends_in, forwarded_from, further, scheme, .. } = *known;
-                self.principal.withhold_keys(request.headers_mut());
+                let exchanges = || self.dispatch.asked(request.uri().path()).forwards;
+                let is_exchanged = self.principal.takes_tokens() && exchanges();
+                let token = if is_exchanged { TokenUse::Exchange } else { TokenUse::Identity };
+                self.principal.withhold_keys(request.headers_mut(), token);
                 let is_counted = self.is_for_replicas();
                 let path = self.principal.takes_tokens().then(|| request.uri().path().to_owned());
                 let caller = AdmittedCaller { caller, client: forwarded_from.unwrap_or(client), is_counted, arrival };

@@ -400,6 +400,14 @@ pub enum Reason {
     UpstreamHttpStatus,
     UpstreamAuth,
     UpstreamRedirect,
+    /// The upstream's credential is made from the client's token, and the request came without one.
+    CredentialMissing,
+    /// The authorization server refused a credential for the upstream.
+    CredentialRefused,
+    /// The source of the upstream's credential gives no answer now.
+    CredentialAway,
+    /// The source of the upstream's credential gave an unusable answer.
+    CredentialMalformed,
     UpstreamMalformed,
     UpstreamClosed,
     UpstreamSessionLost,

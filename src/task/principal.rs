@@ -97,6 +97,13 @@ impl Principal {
         &*self.0 != READER
     }
 
+    /// Whether several people may be this principal, as they share the value of a claim.
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        let rest = self.0.strip_prefix(TOKEN).and_then(|rest| rest.get(ISSUER_DIGITS..));
+        rest.is_some_and(|rest| rest.starts_with('/'))
+    }
+
     /// An identity in its written form, with a scheme prefix (`key:…`, `jwt:…`).
     #[must_use]
     pub fn new(text: &str) -> Self {

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use http::header::WWW_AUTHENTICATE;
 use http::{HeaderMap, HeaderValue, StatusCode};
 
+use super::subject_token::SubjectToken;
 use crate::task::digest::{Digest, digest};
 
 /// Most bytes of one response's challenges together; beyond, none is forwarded.
@@ -29,6 +30,8 @@ enum CredentialState {
     /// It would be forwarded, but the client sent none.
     Absent,
     Given(Arc<GivenCredential>),
+    /// It is exchanged for one that the server accepts, and never sent there itself.
+    Exchanged(SubjectToken),
 }
 
 /// Compared by its digest.
@@ -66,15 +69,32 @@ impl ClientCredential {
         }))
     }
 
-    /// Whether the server authenticates clients itself.
+    /// A token that is exchanged for the server's, if the client sent one.
+    pub(super) fn exchanged(token: Option<SubjectToken>) -> Self {
+        Self(token.map_or(CredentialState::Absent, CredentialState::Exchanged))
+    }
+
+    /// Whether each client has a credential of its own at the server.
     pub(crate) fn is_clients(&self) -> bool {
         self.0 != CredentialState::NotPassedOn
+    }
+
+    /// Whether the server authenticates clients itself, by the credential that they send.
+    pub(crate) const fn is_forwarded(&self) -> bool {
+        matches!(self.0, CredentialState::Given(_) | CredentialState::Absent)
+    }
+
+    pub(crate) const fn subject(&self) -> Option<&SubjectToken> {
+        match &self.0 {
+            CredentialState::Exchanged(token) => Some(token),
+            CredentialState::NotPassedOn | CredentialState::Absent | CredentialState::Given(_) => None,
+        }
     }
 
     pub(crate) fn value(&self) -> Option<&HeaderValue> {
         match &self.0 {
             CredentialState::Given(given) => Some(&given.value),
-            CredentialState::NotPassedOn | CredentialState::Absent => None,
+            CredentialState::NotPassedOn | CredentialState::Absent | CredentialState::Exchanged(_) => None,
         }
     }
 }

@@ -1,16 +1,16 @@
-//! Fetches one document of an issuer over HTTP: bounded in bytes and time, without redirects.
+//! Fetches one document of an issuer over HTTP, or asks it with a form: bounded in bytes and time, without redirects.
 
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::StatusCode;
+use http::{Response, StatusCode};
 use url::{Host, Url};
 
-use super::outgoing::{HandedOver, SessionHeaders};
+use super::outgoing::{HandedOver, OutgoingRequest, SecretForm, SessionHeaders};
 use super::reply::{self, ReadLimits};
-use super::transport::http_client::{AddressReach, ClientTls, HttpClient, ProxySettings, is_public};
+use super::transport::http_client::{AddressReach, ClientTls, HttpClient, PooledBody, ProxySettings, is_public};
 use crate::dialect::faults::reason_key;
 use crate::task::Reason;
 
@@ -55,17 +55,60 @@ async fn fetch_untimed(
     if reach == AddressReach::Public && names_private(address) {
         return Err(DocumentError::Private);
     }
-    let tls = ClientTls { reach, ..ClientTls::default() };
-    let client = HttpClient::new(name, address, CONNECT_MAX, tls, &ProxySettings::Environment);
-    let client = client.map_err(|_| DocumentError::Unreachable("the address, the proxy or the roots are unusable"))?;
-    let sent = client.try_send(&SessionHeaders::default().document(), &HandedOver::default()).await;
-    let response = sent.map_err(|fault| DocumentError::Unreachable(cause(fault.reason)))?;
+    let response = send(name, address, reach, &SessionHeaders::default().document()).await?;
     match response.status() {
         StatusCode::OK => (),
         status if status.is_client_error() => return Err(DocumentError::Missing(status.as_u16())),
         status if status.is_redirection() => return Err(DocumentError::Redirected(status.as_u16())),
         status => return Err(DocumentError::Status(status.as_u16())),
     }
+    read(response, bytes_max).await
+}
+
+/// The answer to a form.
+#[derive(Clone, Debug)]
+pub(crate) struct FormAnswer {
+    pub(crate) status: StatusCode,
+    /// `Retry-After`, in seconds.
+    pub(crate) retry_after: Option<Duration>,
+    /// At most as many bytes as asked for. May hold a secret.
+    pub(crate) text: Bytes,
+}
+
+/// Sends a form to an address that the operator wrote, and reads the answer of any status that is no redirect. Cancel safe.
+pub(crate) async fn ask(
+    name: &Arc<str>,
+    address: &Url,
+    form: SecretForm,
+    bytes_max: usize,
+) -> Result<FormAnswer, DocumentError> {
+    let asking = async {
+        let response = send(name, address, AddressReach::Any, &SessionHeaders::default().form(form)).await?;
+        let (status, retry_after) = (response.status(), reply::retry_after(&response));
+        if status.is_redirection() {
+            return Err(DocumentError::Redirected(status.as_u16()));
+        }
+        let text = read(response, bytes_max).await?;
+        Ok(FormAnswer { status, retry_after, text })
+    };
+    let late = Err(DocumentError::Unreachable("it did not come in time"));
+    tokio::time::timeout(FETCH_MAX, Box::pin(asking)).await.unwrap_or(late)
+}
+
+async fn send(
+    name: &Arc<str>,
+    address: &Url,
+    reach: AddressReach,
+    request: &OutgoingRequest,
+) -> Result<Response<PooledBody>, DocumentError> {
+    let tls = ClientTls { reach, ..ClientTls::default() };
+    let client = HttpClient::new(name, address, CONNECT_MAX, tls, &ProxySettings::Environment);
+    let client = client.map_err(|_| DocumentError::Unreachable("the address, the proxy or the roots are unusable"))?;
+    let sent = client.try_send(request, &HandedOver::default()).await;
+    sent.map_err(|fault| DocumentError::Unreachable(cause(fault.reason)))
+}
+
+async fn read(response: Response<PooledBody>, bytes_max: usize) -> Result<Bytes, DocumentError> {
     let body = response.into_body().reporting_to(None);
     let text = reply::read_whole(body, &ReadLimits::of_bytes(bytes_max)).await;
     text.map_err(|_| DocumentError::Unreadable(bytes_max))

@@ -8,6 +8,8 @@ use http::header::{AUTHORIZATION, HeaderMap, HeaderName};
 use parking_lot::Mutex;
 
 use super::client_credential::{ClientCredential, CredentialRefusal};
+use super::subject_token::{SubjectToken, SubjectTokens};
+use crate::task::Caller;
 
 /// Headers of one hop, of the protocol, or for authentication.
 const NEVER: [&str; 24] = [
@@ -47,6 +49,8 @@ pub fn may_be_forwarded(name: &HeaderName) -> bool {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ForwardingRules {
     names: Arc<[HeaderName]>,
+    /// If clients' tokens are exchanged for credentials at the server.
+    subjects: Option<SubjectTokens>,
 }
 
 impl ForwardingRules {
@@ -59,7 +63,19 @@ impl ForwardingRules {
         }
         names.sort_unstable_by(|one, two| one.as_str().cmp(two.as_str()));
         names.dedup();
-        Self { names: names.into() }
+        Self { names: names.into(), subjects: None }
+    }
+
+    /// The same at a server where clients' tokens are exchanged; `None` changes nothing.
+    #[must_use]
+    pub fn exchanging(self, subjects: Option<SubjectTokens>) -> Self {
+        Self { subjects, ..self }
+    }
+
+    /// Whether each client has a credential of its own at the server: forwarded, or in exchange for its token.
+    #[must_use]
+    pub fn is_per_client(&self) -> bool {
+        self.subjects.is_some() || self.has(&AUTHORIZATION)
     }
 
     #[must_use]
@@ -69,7 +85,7 @@ impl ForwardingRules {
 
     /// The forwarded headers of a client's request. One for each request: it records the server's refusal of that request.
     #[must_use]
-    pub fn of(&self, all: &HeaderMap) -> ForwardedHeaders {
+    pub fn of(&self, all: &HeaderMap, caller: &Caller) -> ForwardedHeaders {
         let mut picked = HeaderMap::new();
         for name in &*self.names {
             for value in all.get_all(name) {
@@ -78,7 +94,16 @@ impl ForwardingRules {
                 picked.append(name.clone(), value);
             }
         }
-        ForwardedHeaders::new(picked, self.has(&AUTHORIZATION))
+        let credential = match &self.subjects {
+            Some(subjects) => {
+                let token = SubjectToken::of(all, caller);
+                token.iter().for_each(|token| subjects.saw(token));
+                ClientCredential::exchanged(token)
+            }
+            None if self.has(&AUTHORIZATION) => ClientCredential::sent(picked.get(AUTHORIZATION)),
+            None => ClientCredential::default(),
+        };
+        ForwardedHeaders::new(picked, credential)
     }
 }
 
@@ -93,21 +118,17 @@ struct ForwardedFields {
 }
 
 impl ForwardedHeaders {
-    fn new(headers: HeaderMap, passes_credential: bool) -> Self {
-        if headers.is_empty() && !passes_credential {
+    fn new(headers: HeaderMap, credential: ClientCredential) -> Self {
+        if headers.is_empty() && !credential.is_clients() {
             return Self::default();
         }
-        let credential = match passes_credential {
-            true => ClientCredential::sent(headers.get(AUTHORIZATION)),
-            false => ClientCredential::default(),
-        };
         Self(Some(Arc::new(ForwardedFields { headers, credential, refusal: Arc::default() })))
     }
 
     /// Only the credential, for the gateway's own requests in a session of this client.
     pub(crate) fn bearing(credential: &ClientCredential) -> Self {
         let headers = credential.value().map(|value| (AUTHORIZATION, value.clone())).into_iter().collect();
-        Self::new(headers, credential.is_clients())
+        Self::new(headers, credential.clone())
     }
 
     /// Only the credential, for the gateway's own requests that serve this one: a refusal counts as this request's.
@@ -122,8 +143,7 @@ impl ForwardedHeaders {
     /// The same headers for requests after the upstream has accepted this one: a refusal does not count as this request's.
     pub(super) fn apart(&self) -> Self {
         let request = self.0.as_ref();
-        request
-            .map_or_else(Self::default, |request| Self::new(request.headers.clone(), request.credential.is_clients()))
+        request.map_or_else(Self::default, |request| Self::new(request.headers.clone(), request.credential.clone()))
     }
 
     pub(crate) fn credential(&self) -> ClientCredential {
@@ -137,7 +157,7 @@ impl ForwardedHeaders {
     }
 
     pub(crate) fn note<B>(&self, response: &Response<B>) {
-        if let Some(request) = self.0.as_ref().filter(|request| request.credential.is_clients()) {
+        if let Some(request) = self.0.as_ref().filter(|request| request.credential.is_forwarded()) {
             *request.refusal.lock() = CredentialRefusal::of_head(response.status(), response.headers());
         }
     }
@@ -168,6 +188,7 @@ mod tests {
     use http::HeaderValue;
 
     use super::*;
+    use crate::task::Principal;
 
     /// SEC-04, SEC-08.
     #[test]
@@ -187,6 +208,7 @@ mod tests {
         .map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)))
         .into_iter()
         .collect();
+        let caller = Caller::of(Principal::local());
         for (names, authorization, expected) in [
             (vec![], false, vec![]),
             (vec!["x-request-id"], false, vec!["x-request-id"]),
@@ -199,7 +221,7 @@ mod tests {
             (vec!["connection", "te", "host"], false, vec![]),
             (vec![], true, vec!["authorization"]),
         ] {
-            let forwarded = ForwardingRules::new(named(&names), authorization).of(&all);
+            let forwarded = ForwardingRules::new(named(&names), authorization).of(&all, &caller);
             let mut headers = HeaderMap::new();
             forwarded.add_to(&mut headers);
             let mut found: Vec<_> = headers.keys().map(HeaderName::as_str).collect();

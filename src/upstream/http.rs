@@ -19,6 +19,7 @@ use http::{HeaderName, HeaderValue};
 use tokio::sync::{Semaphore, broadcast};
 
 use super::era::{EraCache, EraUpstream};
+use super::issued_credential::{IssuedCredentialSettings, IssuedCredentials};
 use super::latencies::ExchangeLatencies;
 use super::limits::{CallPermits, CallPermitsByName};
 use super::resource_metadata::ResourceMetadata;
@@ -26,7 +27,7 @@ use super::session::own::OwnSessionChannel;
 use super::session::pool::SessionPool;
 use super::session::{POLLS_MAX, SessionKey, UpstreamLink};
 use super::transport::adapter::TransportAdapter;
-use super::transport::credential::Credential;
+use super::transport::credential::{Credential, CredentialIssuer};
 pub use super::transport::http_client::ClientError;
 use super::transport::http_client::{ClientTls, HttpClient};
 pub use super::transport::http_client::{ProxyError, ProxySettings};
@@ -67,6 +68,8 @@ pub struct HttpUpstreamSettings {
     pub tls: UpstreamTlsFiles,
     /// Sent with every request.
     pub credential: Option<Credential>,
+    /// A credential that is issued for a while; then the one above is no `Authorization`.
+    pub issued: Option<Box<IssuedCredentialSettings>>,
     pub proxy: ProxySettings,
     /// Sent with every request; none has the credential's name.
     pub headers: Vec<(HeaderName, HeaderValue)>,
@@ -135,6 +138,9 @@ impl SessionUpstream {
         let era = settings.protocol.map(Era::of);
         let credential = settings.credential.as_ref().map(Credential::read).transpose()?;
         let client = client.with_headers(credential.into_iter().chain(settings.headers.iter().cloned()).collect());
+        let issued = settings.issued.as_deref();
+        let issuer = issued.map(|issued| IssuedCredentials::new(&settings.name, issued, scope.clone())).transpose()?;
+        let client = client.with_issuer(issuer.map(|issuer| Arc::new(issuer) as Arc<dyn CredentialIssuer>));
         let health = Arc::clone(client.health());
         let metadata = ResourceMetadata::new(&settings.name, client.clone(), settings.url.clone());
         // Only servers with sessions speak HTTP+SSE.

@@ -1,4 +1,4 @@
-//! Builds the requests of a streamable HTTP client: POST, GET and DELETE.
+//! Builds the requests of a streamable HTTP client: POST, GET and DELETE, and forms for authorization servers.
 
 use std::fmt;
 use std::sync::Arc;
@@ -51,6 +51,11 @@ impl SessionHeaders {
         self.request(OutgoingMethod::Document, RequestScope::UnderWay)
     }
 
+    /// A POST of a form with a client's password at an authorization server (RFC 6749, 2.3.1).
+    pub(crate) fn form(&self, form: SecretForm) -> OutgoingRequest {
+        self.request(OutgoingMethod::Form(form), RequestScope::UnderWay)
+    }
+
     pub(crate) fn delete(&self) -> OutgoingRequest {
         self.request(OutgoingMethod::Delete, RequestScope::UnderWay)
     }
@@ -85,7 +90,21 @@ enum OutgoingMethod {
     Post { message: MessageText, further: Option<Box<HeaderMap>> },
     Get { last_event: Option<HeaderValue>, purpose: Option<StreamPurpose> },
     Document,
+    Form(SecretForm),
     Delete,
+}
+
+/// A form for an authorization server, with the gateway's password there. `Debug` prints neither.
+#[derive(Clone)]
+pub(crate) struct SecretForm {
+    pub(crate) fields: Bytes,
+    pub(crate) authorization: HeaderValue,
+}
+
+impl fmt::Debug for SecretForm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SecretForm")
+    }
 }
 
 /// Why the gateway itself reads a stream, even if no client uses the session.
@@ -129,7 +148,13 @@ impl OutgoingRequest {
 
     /// Whether the upstream authenticates the client, not the gateway.
     pub(crate) fn is_let_in_by_client(&self) -> bool {
-        self.credentials.client.is_clients() || self.forwarded.credential().is_clients()
+        self.client().is_clients()
+    }
+
+    /// The credential of the request's client, else that of its session's.
+    pub(crate) fn client(&self) -> ClientCredential {
+        let own = self.forwarded.credential();
+        if own.is_clients() { own } else { self.credentials.client.clone() }
     }
 
     /// The same request for a principal, if no session names one: its connection counts for that principal.
@@ -161,7 +186,10 @@ impl OutgoingRequest {
                 .as_ref()
                 .and_then(|further| further.get("mcp-method"))
                 .is_some_and(|named| named == method::DISCOVER),
-            OutgoingMethod::Get { .. } | OutgoingMethod::Document | OutgoingMethod::Delete => false,
+            OutgoingMethod::Get { .. }
+            | OutgoingMethod::Document
+            | OutgoingMethod::Form(_)
+            | OutgoingMethod::Delete => false,
         }
     }
 
@@ -171,20 +199,27 @@ impl OutgoingRequest {
 
     pub(crate) const fn method(&self) -> Method {
         match self.verb {
-            OutgoingMethod::Post { .. } => Method::POST,
+            OutgoingMethod::Post { .. } | OutgoingMethod::Form(_) => Method::POST,
             OutgoingMethod::Get { .. } | OutgoingMethod::Document => Method::GET,
             OutgoingMethod::Delete => Method::DELETE,
         }
     }
 
     pub(crate) fn body(&self) -> Option<&Bytes> {
-        self.message().map(|text| &**text)
+        match &self.verb {
+            OutgoingMethod::Post { message, .. } => Some(message),
+            OutgoingMethod::Form(form) => Some(&form.fields),
+            OutgoingMethod::Get { .. } | OutgoingMethod::Document | OutgoingMethod::Delete => None,
+        }
     }
 
     pub(crate) const fn message(&self) -> Option<&MessageText> {
         match &self.verb {
             OutgoingMethod::Post { message, .. } => Some(message),
-            OutgoingMethod::Get { .. } | OutgoingMethod::Document | OutgoingMethod::Delete => None,
+            OutgoingMethod::Get { .. }
+            | OutgoingMethod::Document
+            | OutgoingMethod::Form(_)
+            | OutgoingMethod::Delete => None,
         }
     }
 
@@ -206,7 +241,10 @@ impl OutgoingRequest {
     pub(crate) const fn purpose(&self) -> Option<&StreamPurpose> {
         match &self.verb {
             OutgoingMethod::Get { purpose, .. } => purpose.as_ref(),
-            OutgoingMethod::Post { .. } | OutgoingMethod::Document | OutgoingMethod::Delete => None,
+            OutgoingMethod::Post { .. }
+            | OutgoingMethod::Document
+            | OutgoingMethod::Form(_)
+            | OutgoingMethod::Delete => None,
         }
     }
 
@@ -232,6 +270,11 @@ impl OutgoingRequest {
             OutgoingMethod::Document => {
                 headers.remove(CONTENT_TYPE);
                 headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
+            }
+            OutgoingMethod::Form(form) => {
+                headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/x-www-form-urlencoded"));
+                headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
+                headers.insert(AUTHORIZATION, form.authorization.clone());
             }
             OutgoingMethod::Delete => {
                 headers.remove(CONTENT_TYPE);

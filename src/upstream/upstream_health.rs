@@ -19,10 +19,13 @@ use crate::metric::{self, GaugeShare};
 use crate::task::{Clock as _, GatewayFault, Reason, SystemClock, Timestamp};
 
 /// An upstream's possible faults. Each is counted from the start.
-const REASONS: [Reason; 8] = [
+const REASONS: [Reason; 11] = [
     Reason::UpstreamUnreachable,
     Reason::UpstreamTls,
     Reason::UpstreamAuth,
+    Reason::CredentialRefused,
+    Reason::CredentialAway,
+    Reason::CredentialMalformed,
     Reason::UpstreamRedirect,
     Reason::UpstreamHttpStatus,
     Reason::UpstreamMalformed,

@@ -77,6 +77,7 @@ impl Process {
             connect_max: Duration::from_secs(5),
             tls: UpstreamTlsFiles::default(),
             credential: None,
+            issued: None,
             proxy: taskgate::upstream::http::ProxySettings::Direct,
             headers: Vec::new(),
         };

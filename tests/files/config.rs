@@ -15,7 +15,7 @@ use taskgate::task::{AfterCrash, EarlyInput, Principal, TaskMode};
 use taskgate::tls::IdentityFiles;
 use taskgate::upstream::http::UpstreamTlsFiles;
 
-const BAD_FILES: usize = 88;
+const BAD_FILES: usize = 89;
 const GOOD_FILES: usize = 33;
 const SAMPLE_FILES: usize = 4;
 
@@ -26,7 +26,7 @@ fn env(name: &str) -> Option<String> {
         "KIND" => Some("s3cr3t-kind".to_owned()),
         "ADA_KEY" => Some("tg_ada1_5ecre7000102030405060708090a0b0c0d0e0f10".to_owned()),
         "WEAK_KEY" => Some("tg_weak_s3cr3t".to_owned()),
-        "REPORTS_KEY" | "HOSTED_TOKEN" | "REPORTS_TOKEN" => Some("s3cr3t-token".to_owned()),
+        "REPORTS_KEY" | "HOSTED_TOKEN" | "REPORTS_TOKEN" | "CLIENT_SECRET" => Some("s3cr3t-token".to_owned()),
         "SECRET" => Some("s3cr3t://x".to_owned()),
         _ => None,
     }

@@ -8,6 +8,7 @@
 mod access;
 mod bounds;
 mod certificates;
+mod credentials;
 mod gate;
 mod isolation;
 mod issuers;

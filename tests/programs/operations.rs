@@ -6,6 +6,7 @@
 mod answer_memory;
 mod bounds;
 mod clock;
+mod credentials;
 mod ended_calls;
 mod endpoint_reload;
 mod handover;

@@ -35,6 +35,7 @@ fn connect(server: &PeerServer) -> SessionUpstream {
         connect_max: Duration::from_secs(5),
         tls: UpstreamTlsFiles::default(),
         credential: None,
+        issued: None,
         proxy: taskgate::upstream::http::ProxySettings::Direct,
         headers: Vec::new(),
     };

@@ -44,6 +44,7 @@ fn settings(url: &Url) -> HttpUpstreamSettings {
         connect_max: Duration::from_secs(5),
         tls: UpstreamTlsFiles::default(),
         credential: None,
+        issued: None,
         proxy: taskgate::upstream::http::ProxySettings::Direct,
         headers: Vec::new(),
     }

@@ -304,6 +304,7 @@ impl ProbeRun<'_> {
                     connect_max: CONNECT_MAX,
                     tls: UpstreamTlsFiles { ca: self.probe.ca.clone(), identity: None },
                     credential,
+                    issued: None,
                     proxy: ProxySettings::Environment,
                     headers: self.probe.headers.clone(),
                 };

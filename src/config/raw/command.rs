@@ -48,7 +48,8 @@ pub(in crate::config) fn check(raw: &RawUpstream, report: &mut MistakeCollector)
                 "is one string with blanks; write an array, such as [\"npx\", \"-y\", \"server\"]",
             );
         }
-        for location in raw.auth.iter().map(|auth| &auth.location).chain(raw.url.locations()) {
+        let issued = raw.issued.iter().map(|issued| &issued.location);
+        for location in raw.auth.iter().map(|auth| &auth.location).chain(issued).chain(raw.url.locations()) {
             report.mistake(location, "is for an upstream with a `url`; leave it out beside a `command`");
         }
     } else if url.is_some() {

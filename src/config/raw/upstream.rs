@@ -9,9 +9,9 @@ use url::Url;
 use super::super::keys::keys;
 use super::super::section::{LocatedValue, NamedTexts};
 use super::super::value::{
-    ARGUMENT, CREDENTIAL_HEADER, DRAFT, DURATION, DURATION_NOT_ZERO, ENV_FILE, ENV_VALUE, FOLDER, FORWARDED_HEADER,
-    KEY_FILE, NEW_NAME, PATTERN, PEM_FILE, PROXY, SCOPE, SECRET, SERVED_PATH, SIZE, UPSTREAM_URL, WORD_OF_COMMAND,
-    WORDS, WordList,
+    ARGUMENT, AUDIENCE, CLIENT_ID, CLIENT_SECRET, CREDENTIAL_HEADER, DRAFT, DURATION, DURATION_NOT_ZERO, ENV_FILE,
+    ENV_VALUE, FOLDER, FORWARDED_HEADER, KEY_FILE, NEW_NAME, PATTERN, PEM_FILE, PROXY, RESOURCE, SCOPE, SCOPES, SECRET,
+    SERVED_PATH, SIZE, TOKEN_URL, UPSTREAM_URL, WORD_OF_COMMAND, WORDS, WordList,
 };
 use crate::face::client_login::ResourceName;
 use crate::task::{AfterCrash, Draft, EarlyInput, FallbackPolicy, TaskMode};
@@ -174,6 +174,42 @@ keys! {
         reload value: HeaderValue = read(&SECRET), bounds "as `authorization`";
         /// A file with the value of `header`; read again when it changes.
         reload value_file: PathBuf = read(&KEY_FILE);
+    }
+}
+
+keys! {
+    /// `[upstreams.NAME.credential]`, besides its tables. The resolver checks that it has exactly one source.
+    struct RawCredentialCommand {
+        /// A program and its arguments, without a shell, with the gateway's `PATH`, `HOME` and `LANG` alone. It prints
+        /// `{"token": "…", "expires": 3600}` within 10 s: seconds, or a time in UTC such as `"2027-01-31T18:00:00Z"`;
+        /// without `expires` the token is used for 5 minutes. Its standard error goes to the log.
+        reload command: Vec<String> = read_all(&WORD_OF_COMMAND), bounds "no empty program";
+    }
+}
+
+keys! {
+    /// `[upstreams.NAME.credential.client_credentials]` and `exchange`: the keys that both have.
+    struct RawTokenClient {
+        /// The token endpoint of the authorization server.
+        reload token_url: Url = require(&TOKEN_URL), bounds "https, or http on this machine";
+        /// The gateway's name there.
+        reload client_id: String = require(&CLIENT_ID);
+        /// The gateway's password there, written as `"${VAR}"`.
+        reload client_secret: String = read(&CLIENT_SECRET);
+        /// A file with the password and nothing else; read again when it changes.
+        reload client_secret_file: PathBuf = read(&KEY_FILE);
+        /// The scopes to ask for, with blanks between them.
+        reload scope: String = read(&SCOPES);
+        /// The resource that the token is for (RFC 8707): mostly the server's `url`. Required for `exchange`.
+        reload resource: String = read(&RESOURCE), bounds "a URI without a fragment";
+    }
+}
+
+keys! {
+    /// The keys of `exchange` alone.
+    struct RawExchange {
+        /// The audience that the token is for, where the authorization server wants one beside `resource`.
+        reload audience: String = read(&AUDIENCE);
     }
 }
 

@@ -139,7 +139,7 @@ fn a_key_in_the_gateways_own_header_alone_decides_and_no_key_goes_on() {
         }
         assert_eq!(who(&guard, &request, true), *expected, "{own:?} {authorization:?}");
         if expected.is_ok() {
-            guard.withhold_keys(request.headers_mut());
+            guard.withhold_keys(request.headers_mut(), TokenUse::Identity);
             let left = request.headers().get(AUTHORIZATION).map(|value| value.to_str().unwrap());
             assert_eq!((left, request.headers().contains_key(KEY_HEADER)), (goes_on, false), "{authorization:?}");
         }

@@ -91,11 +91,15 @@ pub(super) const fn reason_code(reason: Reason) -> u8 {
         Reason::TooMuchUnread => 31,
         Reason::AnswersFull => 32,
         Reason::AuditUnavailable => 33,
+        Reason::CredentialMissing => 34,
+        Reason::CredentialRefused => 35,
+        Reason::CredentialAway => 36,
+        Reason::CredentialMalformed => 37,
     }
 }
 
 /// All reasons with a number; the tests check that none is missing.
-pub(super) const REASONS: [Reason; 34] = [
+pub(super) const REASONS: [Reason; 38] = [
     Reason::UpstreamUnreachable,
     Reason::UpstreamTls,
     Reason::UpstreamHttpStatus,
@@ -130,4 +134,8 @@ pub(super) const REASONS: [Reason; 34] = [
     Reason::TooMuchUnread,
     Reason::AnswersFull,
     Reason::AuditUnavailable,
+    Reason::CredentialMissing,
+    Reason::CredentialRefused,
+    Reason::CredentialAway,
+    Reason::CredentialMalformed,
 ];

@@ -1,10 +1,14 @@
 //! Adds the gateway's credential to every request: one header (SEC-04, SEC-12).
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 
+use async_trait::async_trait;
 use http::{HeaderName, HeaderValue};
 
 use crate::secret_file::{self, SecretFileError};
+use crate::task::GatewayFault;
+use crate::upstream::ClientCredential;
 
 /// Longest value; servers refuse heads that are much longer.
 pub const CREDENTIAL_LEN_MAX: usize = 8 * 1024;
@@ -26,6 +30,19 @@ pub enum CredentialSource {
     File(PathBuf),
 }
 
+/// Gives credentials that are issued for a while, by an authorization server or a program.
+#[async_trait]
+pub(crate) trait CredentialIssuer: fmt::Debug + Send + Sync {
+    /// The value of `Authorization` for a client's requests. Bounded in time; cancel safe. A fault says that nothing was sent.
+    async fn header(&self, client: &ClientCredential) -> Result<HeaderValue, GatewayFault>;
+
+    /// Another value after the server refused this one; `None` if there is none.
+    async fn after_refusal(&self, client: &ClientCredential, refused: &HeaderValue) -> Option<HeaderValue>;
+
+    /// Whether each client has another credential.
+    fn is_per_client(&self) -> bool;
+}
+
 /// Never prints the file's content.
 #[derive(Debug, thiserror::Error)]
 pub enum CredentialError {
@@ -33,6 +50,8 @@ pub enum CredentialError {
     File { path: PathBuf, source: SecretFileError },
     #[error("{}: holds no value of a header; write one line of visible ASCII", .path.display())]
     Content { path: PathBuf },
+    #[error("{}: holds no password of a client; write one line of text", .path.display())]
+    Secret { path: PathBuf },
 }
 
 /// `None` for an invalid text. Surrounding whitespace is removed.

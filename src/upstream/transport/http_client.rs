@@ -14,15 +14,15 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{COOKIE, HOST, PROXY_AUTHORIZATION};
+use http::header::{AUTHORIZATION, COOKIE, HOST, PROXY_AUTHORIZATION};
 use http::uri::Scheme;
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Uri, Version};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri, Version};
 use hyper::body::{Body, Frame, SizeHint};
 use metrics::Counter;
 use rustls::AlertDescription;
 use tower::retry::budget::{Budget as _, TpsBudget};
 
-use super::credential::CredentialError;
+use super::credential::{CredentialError, CredentialIssuer};
 use super::failure_cause::{self, causes};
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Reason};
@@ -91,6 +91,8 @@ pub(crate) struct HttpClient {
     headers: HeaderMap,
     /// The gateway's credential, and the operator's other headers.
     own: Arc<[(HeaderName, HeaderValue)]>,
+    /// Fills `Authorization`.
+    issuer: Option<Arc<dyn CredentialIssuer>>,
     connect_max: Duration,
     proxy: Option<Arc<Proxy>>,
     cookies: SessionCookies,
@@ -121,6 +123,7 @@ impl HttpClient {
             uri,
             headers: common_headers(host),
             own: Arc::default(),
+            issuer: None,
             connect_max,
             proxy: proxy.map(Arc::new),
             cookies: SessionCookies::new(),
@@ -134,6 +137,10 @@ impl HttpClient {
 
     pub(crate) fn with_headers(self, own: Vec<(HeaderName, HeaderValue)>) -> Self {
         Self { own: own.into(), ..self }
+    }
+
+    pub(crate) fn with_issuer(self, issuer: Option<Arc<dyn CredentialIssuer>>) -> Self {
+        Self { issuer, ..self }
     }
 
     /// The same connections, for another address of the same origin.
@@ -183,11 +190,13 @@ impl HttpClient {
         outgoing: &OutgoingRequest,
         handed_over: &HandedOver,
     ) -> Result<Response<PooledBody>, GatewayFault> {
+        let issued = self.issued(outgoing).await?;
         let pass = match outgoing.part() {
             RequestScope::New => Some(self.breaker.admit()?),
             RequestScope::UnderWay => None,
         };
-        let answer = self.send_within_limits(outgoing, handed_over).await.map_err(|(fault, cause)| {
+        let sending = self.send_with_credential(outgoing, handed_over, issued);
+        let answer = sending.await.map_err(|(fault, cause)| {
             self.health.failed(UpstreamFailure::new(fault.reason, cause));
             fault
         });
@@ -207,6 +216,41 @@ impl HttpClient {
         answer
     }
 
+    /// The credential that is issued for a request, if the upstream has such ones. A call in progress may have run.
+    async fn issued(&self, outgoing: &OutgoingRequest) -> Result<Option<HeaderValue>, GatewayFault> {
+        let Some(issuer) = &self.issuer else { return Ok(None) };
+        match issuer.header(&outgoing.client()).await {
+            Ok(value) => Ok(Some(value)),
+            Err(fault) => {
+                if !issuer.is_per_client() {
+                    let cause = "no credential was issued; the log says why".to_owned();
+                    self.health.failed(UpstreamFailure::new(fault.reason, cause));
+                }
+                let is_new = outgoing.part() == RequestScope::New;
+                Err(GatewayFault { executed: if is_new { Executed::No } else { Executed::Unknown }, ..fault })
+            }
+        }
+    }
+
+    /// Sends a request once more with a renewed credential if the upstream answers 401, before which it has run nothing.
+    async fn send_with_credential(
+        &self,
+        outgoing: &OutgoingRequest,
+        handed_over: &HandedOver,
+        issued: Option<HeaderValue>,
+    ) -> Result<Response<PooledBody>, (GatewayFault, String)> {
+        let response = self.send_within_limits(outgoing, handed_over, issued.as_ref()).await?;
+        let (Some(issuer), Some(refused)) = (&self.issuer, issued) else { return Ok(response) };
+        if response.status() != StatusCode::UNAUTHORIZED {
+            return Ok(response);
+        }
+        match issuer.after_refusal(&outgoing.client(), &refused).await {
+            // What was handed over before has certainly not run.
+            Some(renewed) => self.send_within_limits(outgoing, &HandedOver::default(), Some(&renewed)).await,
+            None => Ok(response),
+        }
+    }
+
     /// Keeps a session's cookies, from the response that opens it on.
     fn note_cookies<B>(&self, outgoing: &OutgoingRequest, response: &Response<B>) {
         let headers = response.headers();
@@ -222,6 +266,7 @@ impl HttpClient {
         &self,
         outgoing: &OutgoingRequest,
         handed_over: &HandedOver,
+        issued: Option<&HeaderValue>,
     ) -> Result<Response<PooledBody>, (GatewayFault, String)> {
         let malformed =
             |cause: &str| (GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown), cause.to_owned());
@@ -229,7 +274,7 @@ impl HttpClient {
         let resend_until = tokio::time::Instant::now() + self.connect_max;
         let mut resends = 0;
         loop {
-            let answer = self.pool.send(|version| self.request(outgoing, handed_over, version)).await;
+            let answer = self.pool.send(|version| self.request((outgoing, issued), handed_over, version)).await;
             let failure = match answer {
                 Ok(response) if head_bytes(response.headers()) > HEAD_BYTES_MAX => {
                     return Err(malformed("a header block that is too large"));
@@ -260,7 +305,7 @@ impl HttpClient {
 
     fn request(
         &self,
-        outgoing: &OutgoingRequest,
+        (outgoing, issued): (&OutgoingRequest, Option<&HeaderValue>),
         handed_over: &HandedOver,
         version: Version,
     ) -> Request<Box<SinglePieceBody>> {
@@ -286,6 +331,9 @@ impl HttpClient {
         }
         for (name, value) in &*self.own {
             headers.insert(name, value.clone());
+        }
+        if let Some(value) = issued {
+            headers.insert(AUTHORIZATION, value.clone());
         }
         *request.headers_mut() = headers;
         request

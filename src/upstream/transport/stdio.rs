@@ -38,7 +38,7 @@ use crate::wire::framing::LineDecoder;
 pub use program_output::{LastLines, StderrUse};
 use program_output::{ProcessEnd, ProgramOutputLog};
 
-const INHERITED: [&str; 3] = ["PATH", "HOME", "LANG"];
+pub(crate) const INHERITED: [&str; 3] = ["PATH", "HOME", "LANG"];
 const SECRET_BYTES_MAX: usize = 64 * 1024;
 /// Messages that the program has yet to read.
 const OUTGOING_MAX: usize = 64;

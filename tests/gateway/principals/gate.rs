@@ -40,7 +40,7 @@ async fn server() -> ScriptedServer {
     ScriptedServer::slow(async |seen: SeenRequest, world: Arc<ScriptedState>| Some(act(&seen, &world).await)).await
 }
 
-async fn act(seen: &SeenRequest, world: &Arc<ScriptedState>) -> ScriptedReply {
+pub(crate) async fn act(seen: &SeenRequest, world: &Arc<ScriptedState>) -> ScriptedReply {
     match (seen.rpc(), seen.body["params"]["name"].as_str()) {
         ("tools/list", _) => {
             let own = format!("of-{}", seen.header("mcp-session-id").unwrap_or_default());
@@ -116,6 +116,11 @@ impl Gate {
         let server = server().await;
         *server.world.introduction.lock() = introduction;
         Self::before(server, ("", auth, ""), Sockets::default()).await
+    }
+
+    /// In front of another server.
+    pub(crate) async fn behind(server: ScriptedServer, listen: &str, auth: &str, upstream: &str) -> Self {
+        Self::before(server, (listen, auth, upstream), Sockets::default()).await
     }
 
     async fn before(server: ScriptedServer, (listen, auth, upstream): (&str, &str, &str), sockets: Sockets) -> Self {

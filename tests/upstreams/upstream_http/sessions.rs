@@ -259,6 +259,7 @@ async fn a_fixed_version_is_asked_for() {
         connect_max: Duration::from_secs(5),
         tls: UpstreamTlsFiles::default(),
         credential: None,
+        issued: None,
         proxy: taskgate::upstream::http::ProxySettings::Direct,
         headers: Vec::new(),
     });

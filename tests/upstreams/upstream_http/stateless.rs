@@ -23,6 +23,7 @@ fn upstream(server: &ScriptedServer) -> EraUpstream {
         connect_max: Duration::from_secs(5),
         tls: UpstreamTlsFiles::default(),
         credential: None,
+        issued: None,
         proxy: taskgate::upstream::http::ProxySettings::Direct,
         headers: Vec::new(),
     };

@@ -164,7 +164,9 @@ impl StatelessSender {
 
     /// Whether the client's credential is no longer valid, which is permanent: the gateway has no other.
     pub(super) fn outlives_credential(&self, fault: &GatewayFault) -> bool {
-        fault.reason == Reason::UpstreamAuth && self.forwarded.credential().is_clients()
+        let is_refused =
+            matches!(fault.reason, Reason::UpstreamAuth | Reason::CredentialMissing | Reason::CredentialRefused);
+        is_refused && self.forwarded.credential().is_clients()
     }
 
     /// Sends a request and reads its response. Dropping the future cancels the request at the upstream.

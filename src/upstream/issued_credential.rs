@@ -1,0 +1,298 @@
+//! Keeps the credentials that are issued for a server: in memory, renewed before their end by one request for all.
+//!
+//! Three sources: client credentials (RFC 6749, 4.4), an exchange of the client's own token (RFC 8693), and a program. Read
+//! [`super::issued_token`] for what they answer.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use http::HeaderValue;
+use moka::sync::Cache;
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use super::issued_token::{self, IssuedToken, TokenFailure};
+use super::shared_lookups::SharedLookups;
+use super::subject_token::{SubjectToken, SubjectTokens};
+use super::token_client::{TokenClient, TokenClientSettings};
+use super::transport::credential::{CredentialError, CredentialIssuer};
+use super::{ClientCredential, TaskScope, credential_command};
+use crate::task::digest::{Digest, digest};
+use crate::task::{Executed, GatewayFault, Reason};
+
+/// How long before its end a token is renewed; at half its validity if that is less.
+const RENEWED_BEFORE: Duration = Duration::from_secs(60);
+/// A failure is the answer for this time, so that a failing authorization server is not asked by every call.
+const FAILED_FOR: Duration = Duration::from_secs(1);
+/// A token that replaced a refused one is not replaced again for this time.
+const REPLACED_EACH: Duration = Duration::from_secs(30);
+/// How long the same cause is not logged again.
+const LOGGED_EACH: Duration = Duration::from_secs(60);
+/// Bytes of all tokens for one server, and of the cache's entry for one.
+const WEIGHT_MAX: u64 = 16 << 20;
+const ENTRY_BYTES: usize = 256;
+const FAILURES_MAX: u64 = 10_000;
+const ACCESS_TOKEN: &str = "urn:ietf:params:oauth:token-type:access_token";
+const EXCHANGE: &str = "urn:ietf:params:oauth:grant-type:token-exchange";
+
+/// Where the credentials for one server come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum IssuedCredentialSettings {
+    ClientCredentials {
+        client: TokenClientSettings,
+        target: TokenTarget,
+    },
+    Exchange {
+        client: TokenClientSettings,
+        target: TokenTarget,
+        subjects: SubjectTokens,
+    },
+    /// A program and its arguments.
+    Command(Vec<String>),
+}
+
+/// What a token is asked for: parameters of the request (RFC 8707, 8693).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TokenTarget {
+    pub resource: Option<String>,
+    pub audience: Option<String>,
+    /// Names with blanks between them.
+    pub scope: Option<String>,
+}
+
+impl IssuedCredentialSettings {
+    #[must_use]
+    pub const fn client(&self) -> Option<&TokenClientSettings> {
+        match self {
+            Self::ClientCredentials { client, .. } | Self::Exchange { client, .. } => Some(client),
+            Self::Command(_) => None,
+        }
+    }
+
+    /// The clients' tokens, if they are exchanged.
+    #[must_use]
+    pub const fn subjects(&self) -> Option<&SubjectTokens> {
+        match self {
+            Self::Exchange { subjects, .. } => Some(subjects),
+            Self::ClientCredentials { .. } | Self::Command(_) => None,
+        }
+    }
+}
+
+/// The credentials of one server.
+#[derive(Debug)]
+pub(crate) struct IssuedCredentials(Arc<IssuerState>);
+
+struct IssuerState {
+    upstream: Arc<str>,
+    source: TokenSource,
+    issued: Cache<Digest, KeptToken>,
+    failed: Cache<Digest, TokenFailure>,
+    requests: SharedLookups<Digest, Result<KeptToken, TokenFailure>>,
+    logged: Mutex<Option<(TokenFailure, Instant)>>,
+    scope: TaskScope,
+}
+
+impl std::fmt::Debug for IssuerState {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("IssuerState").field("source", &self.source).finish_non_exhaustive()
+    }
+}
+
+#[derive(Debug)]
+enum TokenSource {
+    ClientCredentials(TokenClient, TokenTarget),
+    Exchange(TokenClient, TokenTarget, SubjectTokens),
+    Command(Vec<String>),
+}
+
+#[derive(Clone)]
+struct KeptToken {
+    header: HeaderValue,
+    renewed_at: Instant,
+    ends_at: Instant,
+    /// When it replaced a token that the server refused, if it did.
+    replaced_at: Option<Instant>,
+}
+
+impl KeptToken {
+    fn is_fresh(&self) -> bool {
+        Instant::now() < self.renewed_at
+    }
+
+    fn is_valid(&self) -> bool {
+        Instant::now() < self.ends_at
+    }
+
+    fn has_just_replaced(&self) -> bool {
+        self.replaced_at.is_some_and(|at| at.elapsed() < REPLACED_EACH)
+    }
+}
+
+/// For whom a token is, and what it is exchanged for.
+struct Holder {
+    key: Digest,
+    /// Failures are of one token: a newer one may be accepted.
+    attempt: Digest,
+    subject: Option<SubjectToken>,
+}
+
+impl IssuedCredentials {
+    /// Asks for nothing yet.
+    ///
+    /// # Errors
+    /// If the file of the client's password cannot be used.
+    pub(crate) fn new(
+        upstream: &Arc<str>,
+        settings: &IssuedCredentialSettings,
+        scope: TaskScope,
+    ) -> Result<Self, CredentialError> {
+        use IssuedCredentialSettings as S;
+        let source = match settings {
+            S::ClientCredentials { client, target } => TokenSource::ClientCredentials(client.read()?, target.clone()),
+            S::Exchange { client, target, subjects } => {
+                TokenSource::Exchange(client.read()?, target.clone(), subjects.clone())
+            }
+            S::Command(words) => TokenSource::Command(words.clone()),
+        };
+        let weight =
+            |_: &Digest, token: &KeptToken| u32::try_from(ENTRY_BYTES + token.header.len()).unwrap_or(u32::MAX);
+        Ok(Self(Arc::new(IssuerState {
+            upstream: Arc::clone(upstream),
+            source,
+            issued: Cache::builder().max_capacity(WEIGHT_MAX).weigher(weight).build(),
+            failed: Cache::builder().max_capacity(FAILURES_MAX).time_to_live(FAILED_FOR).build(),
+            requests: SharedLookups::default(),
+            logged: Mutex::default(),
+            scope,
+        })))
+    }
+
+    fn holder(&self, client: &ClientCredential) -> Result<Holder, GatewayFault> {
+        let TokenSource::Exchange(_, _, subjects) = &self.0.source else {
+            let key = digest([b"everyone"]);
+            return Ok(Holder { key, attempt: key, subject: None });
+        };
+        let missing = GatewayFault::new(Reason::CredentialMissing, Executed::No);
+        let subject = subjects.newest(client.subject().ok_or(missing)?);
+        let key = subject.holder();
+        Ok(Holder { key, attempt: digest([&key.0, subject.secret().as_bytes()]), subject: Some(subject) })
+    }
+
+    /// Asks for a token, once for all that wait; `refused` is one that the server does not accept.
+    async fn renew(&self, holder: Holder, refused: Option<&HeaderValue>) -> Result<KeptToken, TokenFailure> {
+        let Holder { key, attempt, subject } = holder;
+        let state = &self.0;
+        let is_wanted = |token: &KeptToken| match refused {
+            Some(refused) => token.header != refused,
+            None => token.is_fresh(),
+        };
+        let known = || {
+            let kept = state.issued.get(&key).filter(is_wanted).map(Ok);
+            kept.or_else(|| state.failed.get(&attempt).map(Err))
+        };
+        let (asking, is_replaced) = (Arc::clone(state), refused.is_some());
+        let ask = || async move {
+            let asked = asking.ask(subject.as_ref()).await;
+            asking.note(key, attempt, asked, is_replaced)
+        };
+        let stopped = || TokenFailure::new(Reason::CredentialAway, "too many requests for tokens, or the gateway ends");
+        state.requests.get(key, &state.scope, known, ask).await.unwrap_or_else(|| Err(stopped()))
+    }
+}
+
+#[async_trait]
+impl CredentialIssuer for IssuedCredentials {
+    async fn header(&self, client: &ClientCredential) -> Result<HeaderValue, GatewayFault> {
+        let holder = self.holder(client)?;
+        let kept = self.0.issued.get(&holder.key).filter(KeptToken::is_valid);
+        if let Some(kept) = kept.as_ref().filter(|kept| kept.is_fresh()) {
+            return Ok(kept.header.clone());
+        }
+        match (self.renew(holder, None).await, kept) {
+            (Ok(token), _) => Ok(token.header),
+            // It is valid for a while yet.
+            (Err(_), Some(kept)) => Ok(kept.header),
+            (Err(failure), None) => {
+                let fault = GatewayFault::new(failure.reason, Executed::No);
+                Err(GatewayFault { retry_after: failure.retry_after, ..fault })
+            }
+        }
+    }
+
+    async fn after_refusal(&self, client: &ClientCredential, refused: &HeaderValue) -> Option<HeaderValue> {
+        let holder = self.holder(client).ok()?;
+        let kept = self.0.issued.get(&holder.key);
+        if kept.is_some_and(|kept| kept.header == refused && kept.has_just_replaced()) {
+            return None;
+        }
+        let renewed = self.renew(holder, Some(refused)).await.ok()?;
+        (renewed.header != refused).then_some(renewed.header)
+    }
+
+    fn is_per_client(&self) -> bool {
+        match &self.0.source {
+            TokenSource::Exchange(..) => true,
+            TokenSource::ClientCredentials(..) | TokenSource::Command(_) => false,
+        }
+    }
+}
+
+impl IssuerState {
+    async fn ask(&self, subject: Option<&SubjectToken>) -> Result<IssuedToken, TokenFailure> {
+        let (client, target, mut fields) = match (&self.source, subject) {
+            (TokenSource::Command(words), _) => return credential_command::run(&self.upstream, words).await,
+            (TokenSource::ClientCredentials(client, target), _) => {
+                (client, target, vec![("grant_type", "client_credentials")])
+            }
+            (TokenSource::Exchange(..), None) => {
+                return Err(TokenFailure::new(Reason::CredentialMissing, "the request came without a token"));
+            }
+            (TokenSource::Exchange(client, target, _), Some(subject)) => {
+                let subject = [("subject_token", subject.secret()), ("subject_token_type", ACCESS_TOKEN)];
+                let fields = [("grant_type", EXCHANGE), ("requested_token_type", ACCESS_TOKEN)];
+                (client, target, fields.into_iter().chain(subject).collect())
+            }
+        };
+        let TokenTarget { resource, audience, scope } = target;
+        for (name, value) in [("resource", resource), ("audience", audience), ("scope", scope)] {
+            fields.extend(value.as_deref().map(|value| (name, value)));
+        }
+        issued_token::of_answer(&client.ask(&fields).await?)
+    }
+
+    fn note(
+        &self,
+        key: Digest,
+        attempt: Digest,
+        asked: Result<IssuedToken, TokenFailure>,
+        is_replaced: bool,
+    ) -> Result<KeptToken, TokenFailure> {
+        match asked {
+            Ok(IssuedToken { header, lifetime }) => {
+                let now = Instant::now();
+                let renewed_at = now + lifetime.saturating_sub(RENEWED_BEFORE).max(lifetime / 2);
+                let replaced_at = is_replaced.then_some(now);
+                let kept = KeptToken { header, renewed_at, ends_at: now + lifetime, replaced_at };
+                self.issued.insert(key, kept.clone());
+                Ok(kept)
+            }
+            Err(failure) => {
+                self.log(&failure);
+                self.failed.insert(attempt, failure.clone());
+                Err(failure)
+            }
+        }
+    }
+
+    fn log(&self, failure: &TokenFailure) {
+        let mut logged = self.logged.lock();
+        let is_told = logged.as_ref().is_some_and(|(last, at)| last == failure && at.elapsed() < LOGGED_EACH);
+        if is_told {
+            return;
+        }
+        *logged = Some((failure.clone(), Instant::now()));
+        tracing::warn!(upstream = %self.upstream, cause = %failure.cause, "no credential was issued for an upstream");
+    }
+}

@@ -1,0 +1,183 @@
+//! Keeps clients' access tokens that are exchanged for credentials at a server: in memory only, for running calls.
+
+use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::HeaderMap;
+use http::header::AUTHORIZATION;
+use moka::sync::Cache;
+
+use crate::task::digest::{Digest, digest};
+use crate::task::{Caller, Timestamp};
+
+/// Bytes of all kept tokens, and of the cache's entry for one.
+const WEIGHT_MAX: u64 = 16 << 20;
+const ENTRY_BYTES: usize = 256;
+/// A token is forgotten after this time without a request that uses it. A running call has its own.
+const IDLE_MAX: Duration = Duration::from_secs(60 * 60);
+
+/// A client's access token, compared by its holder: a refreshed token is equal to the one before it.
+#[derive(Clone)]
+pub struct SubjectToken(Arc<SubjectTokenParts>);
+
+struct SubjectTokenParts {
+    holder: Digest,
+    token: String,
+    until: Option<Timestamp>,
+}
+
+impl SubjectToken {
+    /// The token of a request, if its caller came with one.
+    #[must_use]
+    pub fn of(headers: &HeaderMap, caller: &Caller) -> Option<Self> {
+        // An API key has no issuer.
+        caller.claims.as_ref()?.issuer.as_ref()?;
+        let (_, token) = headers.get(AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
+        let token = token.trim_start_matches(' ').to_owned();
+        let holder = holder_of(caller, &token);
+        Some(Self(Arc::new(SubjectTokenParts { holder, token, until: caller.until })))
+    }
+
+    pub(super) fn holder(&self) -> Digest {
+        self.0.holder
+    }
+
+    /// The token itself, for the token endpoint alone.
+    pub(super) fn secret(&self) -> &str {
+        &self.0.token
+    }
+}
+
+/// Identifies a principal with these scopes and groups: a narrow token never uses what a wide one was exchanged for.
+fn holder_of(caller: &Caller, token: &str) -> Digest {
+    let principal = caller.principal.as_str().as_bytes();
+    if caller.principal.is_shared() {
+        // Several people: only the token tells them apart.
+        return digest([b"shared", principal, token.as_bytes()]);
+    }
+    let mut claims = Vec::new();
+    for names in caller.claims.iter().flat_map(|claims| [&claims.scopes, &claims.groups]) {
+        claims.extend_from_slice(&(names.len() as u64).to_be_bytes());
+        for name in names {
+            claims.extend_from_slice(&(name.len() as u64).to_be_bytes());
+            claims.extend_from_slice(name.as_bytes());
+        }
+    }
+    digest([b"own", principal, &claims])
+}
+
+impl PartialEq for SubjectToken {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.holder == other.0.holder
+    }
+}
+
+impl Eq for SubjectToken {}
+
+impl Hash for SubjectToken {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.holder.hash(state);
+    }
+}
+
+impl fmt::Debug for SubjectToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SubjectToken")
+    }
+}
+
+/// The newest token of each client with calls at one server. Clones share everything, and all are equal: they are state
+/// among settings.
+#[derive(Clone, Debug)]
+pub struct SubjectTokens(Cache<Digest, SubjectToken>);
+
+impl Default for SubjectTokens {
+    fn default() -> Self {
+        let weight =
+            |_: &Digest, token: &SubjectToken| u32::try_from(ENTRY_BYTES + token.0.token.len()).unwrap_or(u32::MAX);
+        Self(Cache::builder().max_capacity(WEIGHT_MAX).weigher(weight).time_to_idle(IDLE_MAX).build())
+    }
+}
+
+impl PartialEq for SubjectTokens {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for SubjectTokens {}
+
+impl SubjectTokens {
+    /// Records a token of a request, if a call of its holder may need a newer one.
+    pub(super) fn saw(&self, token: &SubjectToken) {
+        if self.0.get(&token.0.holder).is_some_and(|known| known.0.until < token.0.until) {
+            self.0.insert(token.0.holder, token.clone());
+        }
+    }
+
+    /// The newest token of a call's client.
+    pub(super) fn newest(&self, of_call: &SubjectToken) -> SubjectToken {
+        match self.0.get(&of_call.0.holder) {
+            Some(known) if known.0.until >= of_call.0.until => known,
+            Some(_) | None => {
+                self.0.insert(of_call.0.holder, of_call.clone());
+                of_call.clone()
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+    use crate::task::{Claims, Principal};
+
+    const ISSUER: &str = "https://login.example";
+
+    fn token(principal: Principal, scopes: &[&str], text: &str, until: u64) -> SubjectToken {
+        let scopes = scopes.iter().map(|scope| Arc::from(*scope)).collect();
+        let claims = Claims { scopes, issuer: Some(Arc::from(ISSUER)), ..Claims::default() };
+        let until = Some(Timestamp::from_millis(until));
+        let caller = Caller { principal, claims: Some(Arc::new(claims)), until };
+        let header = HeaderValue::try_from(format!("Bearer {text}")).unwrap();
+        SubjectToken::of(&HeaderMap::from_iter([(AUTHORIZATION, header)]), &caller).unwrap()
+    }
+
+    #[test]
+    fn a_refreshed_token_is_its_holders_and_a_narrower_one_another() {
+        let ada = || Principal::of_subject(ISSUER, "ada");
+        let first = token(ada(), &["a", "b"], "s3cret-1", 1);
+        assert_eq!(first, token(ada(), &["a", "b"], "s3cret-2", 2));
+        assert_ne!(first, token(ada(), &["a"], "s3cret-1", 1));
+        assert_ne!(first, token(Principal::of_subject(ISSUER, "bob"), &["a", "b"], "s3cret-1", 1));
+        let team = || Principal::of_claim(ISSUER, "team", "red");
+        assert_ne!(token(team(), &["a"], "s3cret-1", 1), token(team(), &["a"], "s3cret-2", 1), "two people of a team");
+        assert!(!format!("{first:?}").contains("s3cret"));
+    }
+
+    #[test]
+    fn an_api_key_is_no_token() {
+        let header = HeaderValue::from_static("Bearer tg_ada1_0011");
+        let headers = HeaderMap::from_iter([(AUTHORIZATION, header)]);
+        let claims = Claims::default();
+        let caller = Caller { claims: Some(Arc::new(claims)), ..Caller::of(Principal::holding("ada")) };
+        assert_eq!(SubjectToken::of(&headers, &caller), None);
+        assert_eq!(SubjectToken::of(&headers, &Caller::of(Principal::local())), None);
+    }
+
+    #[test]
+    fn the_token_that_ends_last_is_used_and_strangers_are_not_kept() {
+        let ada = |text, until| token(Principal::of_subject(ISSUER, "ada"), &[], text, until);
+        let tokens = SubjectTokens::default();
+        tokens.saw(&ada("early", 5));
+        assert_eq!(tokens.newest(&ada("first", 1)).secret(), "first", "no call needed the early one");
+        tokens.saw(&ada("refreshed", 2));
+        tokens.saw(&ada("older", 0));
+        assert_eq!(tokens.newest(&ada("first", 1)).secret(), "refreshed");
+        assert_eq!(tokens.newest(&ada("newest", 3)).secret(), "newest");
+    }
+}

@@ -1,0 +1,121 @@
+//! Asks an authorization server as the client that the gateway is there: with its id and its password (RFC 6749, 2.3.1).
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use bytes::Bytes;
+use http::HeaderValue;
+use url::{Url, form_urlencoded};
+
+use super::document::{self, DocumentError, FormAnswer};
+use super::outgoing::SecretForm;
+use super::transport::credential::CredentialError;
+use crate::secret_file;
+
+/// Largest answer of a token or introspection endpoint.
+pub const ANSWER_BYTES_MAX: usize = 64 << 10;
+/// The longest password of a client.
+pub const SECRET_BYTES_MAX: usize = 4 << 10;
+
+/// The gateway as a client of an authorization server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TokenClientSettings {
+    /// The endpoint that is asked.
+    pub url: Url,
+    pub id: String,
+    pub secret: ClientSecret,
+}
+
+#[derive(Clone, PartialEq, Eq)]
+pub enum ClientSecret {
+    Known(String),
+    /// Holds one line; relative to the program's working folder.
+    File(PathBuf),
+}
+
+impl fmt::Debug for ClientSecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Known(_) => f.write_str("***"),
+            Self::File(path) => write!(f, "{}", path.display()),
+        }
+    }
+}
+
+/// Whether a text can be a client's password: one line.
+#[must_use]
+pub fn is_client_secret(text: &str) -> bool {
+    (1..=SECRET_BYTES_MAX).contains(&text.len()) && !text.chars().any(char::is_control)
+}
+
+impl TokenClientSettings {
+    #[must_use]
+    pub fn file(&self) -> Option<&Path> {
+        match &self.secret {
+            ClientSecret::Known(_) => None,
+            ClientSecret::File(path) => Some(path),
+        }
+    }
+
+    /// The client, with its password from its file if it is in one.
+    ///
+    /// # Errors
+    /// If other users than the owner may read the file, or its content is no password.
+    pub fn read(&self) -> Result<TokenClient, CredentialError> {
+        let secret = match &self.secret {
+            ClientSecret::Known(secret) => secret.clone(),
+            ClientSecret::File(path) => read_file(path)?,
+        };
+        // Both are encoded as in a form before they are joined.
+        let encoded = |text: &str| form_urlencoded::byte_serialize(text.as_bytes()).collect::<String>();
+        let pair = BASE64_STANDARD.encode(format!("{}:{}", encoded(&self.id), encoded(&secret)));
+        let mut authorization = HeaderValue::try_from(format!("Basic {pair}")).expect("base64 is a header's value");
+        authorization.set_sensitive(true);
+        let name = Arc::from(format!("issuer {}", self.url.host_str().unwrap_or("-")));
+        Ok(TokenClient { name, url: self.url.clone(), authorization })
+    }
+}
+
+fn read_file(path: &Path) -> Result<String, CredentialError> {
+    let held = secret_file::read(path, "password", SECRET_BYTES_MAX);
+    let held = held.map_err(|source| CredentialError::File { path: path.to_owned(), source })?;
+    let text = String::from_utf8(held).ok().map(|text| text.trim().to_owned());
+    text.filter(|text| is_client_secret(text)).ok_or_else(|| CredentialError::Secret { path: path.to_owned() })
+}
+
+/// Ready to ask. Its password is marked as sensitive, so that `Debug` prints none.
+#[derive(Clone, Debug)]
+pub struct TokenClient {
+    name: Arc<str>,
+    url: Url,
+    authorization: HeaderValue,
+}
+
+impl TokenClient {
+    /// Sends a form; the answer may have any status that is no redirect. Bounded in bytes and time. Cancel safe.
+    pub(crate) async fn ask(&self, fields: &[(&str, &str)]) -> Result<FormAnswer, DocumentError> {
+        let fields = form_urlencoded::Serializer::new(String::new()).extend_pairs(fields).finish();
+        let form = SecretForm { fields: Bytes::from(fields), authorization: self.authorization.clone() };
+        document::ask(&self.name, &self.url, form, ANSWER_BYTES_MAX).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_password_is_encoded_and_never_shown() {
+        let url = Url::parse("https://login.example/token").unwrap();
+        let secret = ClientSecret::Known("s3cret: +/%".to_owned());
+        let settings = TokenClientSettings { url, id: "task gate".to_owned(), secret };
+        let client = settings.read().unwrap();
+        let expected = BASE64_STANDARD.encode("task+gate:s3cret%3A+%2B%2F%25");
+        assert_eq!(client.authorization, format!("Basic {expected}").as_str());
+        let shown = format!("{settings:?} {client:?}");
+        assert!(!shown.contains("s3cret") && !shown.contains(&expected), "{shown}");
+    }
+}

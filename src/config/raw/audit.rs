@@ -11,9 +11,9 @@ const ANCHOR_FILE: StringFormat<PathBuf> = StringFormat { wanted: "a file such a
 keys! {
     /// `[audit]`
     struct RawAudit {
-        /// The audit file, with a line of JSON for each event ([Audit](docs/operating.md#audit)); its folder must exist. One
-        /// gateway for each file, which is created as its owner's alone. A pipe or a device is written, but has a new chain for
-        /// each process.
+        /// The audit file, with a line of JSON for each event ([Audit](docs/operating.md#audit)); relative to
+        /// the working directory. Its folder must exist. One gateway for each file, which is created as its owner's alone. A
+        /// pipe or a device is written, but has a new chain for each process.
         restart path: PathBuf = read(&AUDIT_FILE);
         /// `true`: a call is recorded on the disk before it is sent, and refused with `audit_unavailable` if that fails.
         restart required: bool = flag(), default false;

@@ -146,12 +146,12 @@ pub struct AnswerShare {
     bytes_max: usize,
     /// The request that it belongs to; `None` if each response counts as a request.
     request: Option<AnswerRequest>,
-    wait: AnswerWait,
+    wait: RoomWait,
 }
 
 /// How a response waits for bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum AnswerWait {
+enum RoomWait {
     /// In memory, as far as it was read: for [`WAIT_MAX`] at most, and new requests are refused meanwhile.
     InMemory,
     /// Until its call's deadline; then an owner keeps the call's outcome.
@@ -160,7 +160,7 @@ enum AnswerWait {
     InStore(Duration),
 }
 
-impl AnswerWait {
+impl RoomWait {
     const fn max(self) -> Option<Duration> {
         match self {
             Self::InMemory => Some(WAIT_MAX),
@@ -208,13 +208,7 @@ impl AnswerBudget {
     #[must_use]
     pub fn share(&self, principal: &Principal, bytes_max: usize) -> AnswerShare {
         let request = REQUEST.try_with(|request| *request).ok();
-        AnswerShare {
-            budget: self.clone(),
-            principal: principal.clone(),
-            bytes_max,
-            request,
-            wait: AnswerWait::InMemory,
-        }
+        AnswerShare { budget: self.clone(), principal: principal.clone(), bytes_max, request, wait: RoomWait::InMemory }
     }
 
     /// Why a new request of a principal is refused; `share_max` is the bound of the principal's share.
@@ -323,21 +317,21 @@ impl AnswerShare {
     /// The share of a stored call: its response waits until the call's deadline.
     #[must_use]
     pub fn until_deadline(self) -> Self {
-        Self { wait: AnswerWait::UntilDeadline, ..self }
+        Self { wait: RoomWait::UntilDeadline, ..self }
     }
 
     /// The share of a response that stays in its store while it waits.
     #[must_use]
     pub fn in_store(self, max: Duration) -> Self {
-        Self { wait: AnswerWait::InStore(max), ..self }
+        Self { wait: RoomWait::InStore(max), ..self }
     }
 
     /// Whether the call's outcome has an owner that keeps it.
     #[must_use]
     pub const fn is_kept(&self) -> bool {
         match self.wait {
-            AnswerWait::UntilDeadline => true,
-            AnswerWait::InMemory | AnswerWait::InStore(_) => false,
+            RoomWait::UntilDeadline => true,
+            RoomWait::InMemory | RoomWait::InStore(_) => false,
         }
     }
 

@@ -133,6 +133,12 @@ const METHODS: &[(&str, Stage, Then, Run)] = &[
             drop(case.world.engine.as_seen(Arc::new(Task { tree, ..Task::clone(&task) })).await);
         })
     }),
+    ("share", Stage::Overdue, Then::GivenUp, |case| {
+        Box::pin(async {
+            let Ok(task) = case.world.engine.held(&case.key).await else { return };
+            drop(case.world.engine.share(task).await);
+        })
+    }),
     ("seen_tree", Stage::Overdue, Then::GivenUp, |case| {
         Box::pin(async {
             let above = TreeLinks { parent: None, children: [case.key.id].into() };

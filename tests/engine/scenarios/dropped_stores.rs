@@ -56,6 +56,9 @@ const METHODS: &[(&str, Holds, Holds, Run)] = &[
     }),
     ("load", Holds::Live, Holds::Live, |store| Box::pin(async { store.load(&task().key, NOW).await.map(drop) })),
     ("load", Holds::Settled, Holds::Settled, |store| Box::pin(async { store.load(&task().key, NOW).await.map(drop) })),
+    ("settled_bytes", Holds::Settled, Holds::Settled, |store| {
+        Box::pin(async { store.settled_bytes(&task().key).await.map(drop) })
+    }),
     ("find_idempotent", Holds::Live, Holds::Live, |store| {
         Box::pin(async { store.find_idempotent(&task().key.owner, &NAME, NOW).await.map(drop) })
     }),

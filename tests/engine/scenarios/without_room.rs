@@ -1,10 +1,12 @@
 //! A store without room is an outage that passes, for all but new tasks; and a row that lost its runner gets another one.
 
+use std::sync::LazyLock;
 use std::sync::atomic::Ordering;
 
 use serde_json::{Value, json};
+use taskgate::answer_budget::AnswerPermit;
 use taskgate::engine::recovery;
-use taskgate::task::TaskMode;
+use taskgate::task::{Principal, TaskMode};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -181,4 +183,36 @@ async fn l9_rows_that_recovery_has_in_hand_are_not_without_a_runner() {
     world.every_row_is_run().await;
     tokio::time::sleep(seconds(60)).await;
     world.is_idle().await;
+}
+
+/// A client that polls would take a refusal for the end of its task, so its poll waits for room, and the result is in memory once
+/// there is.
+#[tokio::test(start_paused = true)]
+async fn a_poll_waits_for_room_for_its_result_and_is_refused_after_a_while() {
+    static LARGE: LazyLock<String> = LazyLock::new(|| "x".repeat(1 << 20));
+    let world = World::with(rules(), Script::returns(seconds(1), &LARGE));
+    let id = world.handle(&Ask::call()).await;
+    tokio::time::sleep(seconds(2)).await;
+    let owner = Principal::local();
+    let share = world.engine.limits().answers_to(&owner);
+    let mut others = [AnswerPermit::default(), AnswerPermit::default()];
+    for held in &mut others {
+        share.grow(held, world.engine.limits().of(&owner).answer_bytes_max).await.unwrap();
+    }
+    let begun = world.age();
+    let refused = world.send(&Ask::task("tasks/get", &id)).await;
+    assert_eq!((refused.status, world.age() - begun), (429, seconds(20)));
+    assert_eq!(data(&refused.json().await)["reason"], "too_much_unread");
+    let waiting = world.client(&Ask::task("tasks/get", &id));
+    tokio::time::sleep(seconds(10)).await;
+    assert!(!waiting.is_finished());
+    // A client that leaves takes nothing with it.
+    let left = world.client(&Ask::task("tasks/get", &id));
+    tokio::time::sleep(seconds(1)).await;
+    left.abort();
+    drop(others);
+    let task = waiting.await.unwrap().json().await["result"].take();
+    assert_eq!(task["status"], "completed");
+    assert!(task["result"].to_string().contains(&*LARGE));
+    assert_eq!(world.get(&id).await["status"], "completed");
 }

@@ -136,7 +136,8 @@ pub(crate) async fn gate_with(settings: ListenSettings, limits: ListenerLimits) 
     }
     let callers = Authenticator::Everyone(Principal::local());
     let role = ListenerRole::Clients;
-    let running = start(ListenerSpec { role, settings, limits, callers, routes, peers: None, audit: None }).await.unwrap();
+    let running =
+        start(ListenerSpec { role, settings, limits, callers, routes, peers: None, audit: None }).await.unwrap();
     Gate { running, recorder }
 }
 

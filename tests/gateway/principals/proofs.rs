@@ -7,6 +7,7 @@ use aws_lc_rs::digest::{SHA256, digest};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use support::issuer::{IssuerKey, base64url, key_set, with};
+use taskgate::server::tokens::settings::ProofPolicy;
 use tempfile::TempDir;
 
 use super::certificates::CertificateGate;
@@ -382,7 +383,7 @@ async fn a_reload_that_requires_proofs_ends_the_streams_of_bearers() {
     at.gate
         .reload_with(|config| {
             let taskgate::server::api_keys::AuthSettings::Tokens(tokens, _) = &mut config.auth else { panic!() };
-            std::sync::Arc::make_mut(tokens).proofs = taskgate::server::tokens::settings::ProofPolicy::Require;
+            std::sync::Arc::make_mut(tokens).proofs = ProofPolicy::Require;
         })
         .unwrap();
     let mut rest = Vec::new();

@@ -163,6 +163,11 @@ pub fn check(config: &Config, now: Timestamp) -> Result<(), FileMistakes> {
             let error = FileError::KeySet { file: file.clone(), source };
             wrong.push((format!("auth.issuers[{index}].jwks_file").into(), error));
         }
+        if let Some(asked) = &issuer.introspection
+            && let Err(error) = asked.client.read()
+        {
+            wrong.push((format!("auth.issuers[{index}].introspection.client_secret_file").into(), error.into()));
+        }
     }
     wrong.extend(api_keys(&config.auth).err().map(|mistakes| mistakes.0).into_iter().flatten());
     if wrong.is_empty() { Ok(()) } else { Err(FileMistakes(wrong)) }

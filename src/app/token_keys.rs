@@ -35,6 +35,7 @@ pub(super) fn succeeding(callers: Authenticator, before: Option<&FreshKeys>) -> 
 pub(super) fn keep_fresh(callers: &Authenticator, scope: &TaskScope, readiness: &Readiness) -> Option<FreshKeys> {
     readiness.clear(ISSUER_UNKNOWN);
     let tokens = callers.tokens()?.clone();
+    tokens.run_in(scope);
     let (stop, kept, readiness) = (scope.stop.child_token(), tokens.clone(), readiness.clone());
     show(&tokens, &readiness);
     let fetching = stop.clone().run_until_cancelled_owned(async move {

@@ -20,8 +20,8 @@ use crate::face::combined::PrefixPolicy;
 pub(super) use access::{RawAccessRule, RawAccessRuleValues, RawRuleWho};
 pub(super) use audit::RawAudit;
 pub(super) use auth::{
-    AuthMode, RawApiKey, RawApiKeyValues, RawAuth, RawCertificate, RawCertificateValues, RawIssuer, RawIssuerValues,
-    read_keys,
+    AuthMode, RawApiKey, RawApiKeyValues, RawAuth, RawCertificate, RawCertificateValues, RawIntrospection, RawIssuer,
+    RawIssuerQuestion, RawIssuerValues, read_keys,
 };
 pub(super) use limits::{RawLimits, RawPrincipalLimits};
 pub(super) use listeners::{RawAdmin, RawAdminToken, RawListen, RawListenTls, RawMetrics};
@@ -155,6 +155,7 @@ pub(super) fn tables() -> Vec<(&'static str, Vec<KeyRow>)> {
         ("audit", RawAudit::ROWS.to_vec()),
         ("auth", RawAuth::ROWS.to_vec()),
         ("auth.issuers", RawIssuerValues::ROWS.to_vec()),
+        ("auth.issuers.introspection", RawIntrospection::ROWS.to_vec()),
         ("auth.certificates", RawCertificateValues::ROWS.to_vec()),
         ("auth.api_keys", RawApiKeyValues::ROWS.to_vec()),
         ("auth.api_keys.limits", inherited(RawPrincipalLimits::ROWS, of_key)),

@@ -107,6 +107,8 @@ pub(super) const SECRET: StringFormat<HeaderValue> =
     StringFormat { wanted: "a secret such as \"Bearer ${TOKEN}\"", read: secret };
 pub(super) const TOKEN_URL: StringFormat<Url> =
     StringFormat { wanted: "a URL such as \"https://login.example/token\"", read: token_url };
+pub(super) const INTROSPECTION_URL: StringFormat<Url> =
+    StringFormat { wanted: "a URL such as \"https://login.example/introspect\"", read: token_url };
 pub(super) const CLIENT_ID: StringFormat<String> =
     StringFormat { wanted: "the name of a client such as \"taskgate\"", read: claim };
 /// The gateway's password at an authorization server. Errors do not repeat it.

@@ -19,7 +19,7 @@ use super::refusal::{ForwardRefusal, Refusal};
 use super::tokens::claims::{HeldProofs, TokenError};
 use super::tokens::dpop::{ProofError, ProvenRequest, UnverifiedProof};
 use super::tokens::settings::ProofPolicy;
-use super::tokens::{KeyLookup, KeyWait, ProofRefusal, TokenVerdict, TokenVerifier};
+use super::tokens::{KeyWait, ProofRefusal, TokenLookup, TokenVerdict, TokenVerifier};
 use crate::face::own_metadata::{ChallengeError, ChallengeScheme, challenge};
 use crate::face::sealed::{ForwardToken, digest_of_request};
 use crate::face::session_owners::{FORWARD, SessionOwners};
@@ -184,8 +184,8 @@ impl TokenHolders {
                 Ok(AuthenticatedCaller { ends_in, has_certificate, scheme, ..known }.into())
             }
             TokenVerdict::Invalid(error) => Err(invalid(error)),
-            TokenVerdict::NeedsKeys(lookup) => Ok(Identity::NeedsKeys(lookup)),
-            TokenVerdict::KeysAway => Err(Refusal::IssuerAway),
+            TokenVerdict::NeedsLookup(lookup) => Ok(Identity::NeedsLookup(lookup)),
+            TokenVerdict::IssuerAway => Err(Refusal::IssuerAway),
         }
     }
 
@@ -393,8 +393,8 @@ pub(super) enum TokenUse {
 /// What a request's credential says of its sender, perhaps after a lookup.
 pub(super) enum Identity {
     Known(Box<AuthenticatedCaller>),
-    /// The keys of the token's issuer must be fetched first.
-    NeedsKeys(KeyLookup),
+    /// The token's issuer must be asked first.
+    NeedsLookup(TokenLookup),
 }
 
 impl From<AuthenticatedCaller> for Identity {
@@ -563,7 +563,7 @@ impl PrincipalGuard {
         let files = files.ok_or_else(|| self.certificate_refused(asked, CertificateRefusal::Withdrawn))?;
         Ok(match self.identify_by(&self.callers, request, asked)? {
             Identity::Known(known) => Identity::Known(known.within(certificate, now, files)),
-            waits @ Identity::NeedsKeys(_) => waits,
+            waits @ Identity::NeedsLookup(_) => waits,
         })
     }
 
@@ -589,7 +589,7 @@ impl PrincipalGuard {
                     (Some(certificate), Some(others)) if holders.has_other_credential(request) => {
                         match self.identify_by(others, request, asked)? {
                             Identity::Known(known) => holders.joined(certificate, known),
-                            waits @ Identity::NeedsKeys(_) => return Ok(waits),
+                            waits @ Identity::NeedsLookup(_) => return Ok(waits),
                         }
                     }
                     (Some(certificate), _) => holders.caller(certificate).map(Box::new),

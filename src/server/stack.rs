@@ -136,7 +136,7 @@ impl Layers {
         }
         let certificate = certificate.as_deref();
         let identity = match self.admit(&request, certificate, KeyWait::Allowed) {
-            Ok(Identity::NeedsKeys(lookup)) => {
+            Ok(Identity::NeedsLookup(lookup)) => {
                 // Boxed: rare, and every request would be larger by it.
                 Box::pin(lookup.wait()).await;
                 self.admit(&request, certificate, KeyWait::Over)
@@ -163,7 +163,7 @@ impl Layers {
                 let response = further.iter().fold(response, |response, grant| grant.bind(response, None));
                 grant.bind(response, ends_in)
             }
-            Ok(Identity::NeedsKeys(_)) => self.refuse(Refusal::IssuerAway, &request, client),
+            Ok(Identity::NeedsLookup(_)) => self.refuse(Refusal::IssuerAway, &request, client),
             Err(refusal) => self.refuse(refusal, &request, client),
         }
     }

@@ -6,6 +6,7 @@
 pub(super) mod binding;
 pub mod claims;
 pub mod dpop;
+mod introspection;
 mod jws;
 mod key_source;
 mod keys;
@@ -14,20 +15,24 @@ mod seen_proofs;
 pub mod settings;
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures_util::future::join_all;
 
+use self::binding::TokenBinding;
 use self::claims::{HeldProofs, TokenError, UnverifiedToken};
 use self::dpop::{ProofError, ProvenRequest, UnverifiedProof};
+use self::introspection::{IntrospectionAnswer, Introspector};
 use self::key_source::IssuerKeys;
 pub use self::key_source::{KeySourceError, check_file, is_trustworthy};
 use self::remembered::{RememberedToken, RememberedTokens, key_of};
 use self::seen_proofs::{SeenError, SeenProofs};
 use self::settings::{IssuerSettings, TokenSettings, normal_address};
 use super::grant::Grant;
+use crate::task::digest::Digest;
 use crate::task::{Caller, Clock, Principal, SystemClock, Timestamp};
+use crate::upstream::TaskScope;
 
 /// Verifies the tokens of a listener's clients. Clones share everything.
 #[derive(Clone)]
@@ -40,6 +45,8 @@ struct VerifierState {
     /// Kept over reloads: a used proof stays used.
     seen: Arc<SeenProofs>,
     clock: Arc<dyn Clock>,
+    /// Where lookups go on when their clients leave; known once the gateway serves.
+    scope: Arc<OnceLock<TaskScope>>,
 }
 
 /// An issuer with its keys. Its grant ends the streams of its tokens when a reload changes or removes it.
@@ -47,6 +54,7 @@ struct VerifierState {
 struct TrustedIssuer {
     settings: Arc<IssuerSettings>,
     keys: Arc<IssuerKeys>,
+    introspector: Option<Arc<Introspector>>,
     grant: Grant,
 }
 
@@ -60,10 +68,10 @@ pub(super) enum TokenVerdict {
         has_certificate: bool,
     },
     Invalid(TokenError),
-    /// Its issuer's keys must be fetched first.
-    NeedsKeys(KeyLookup),
-    /// Its issuer's keys are unknown, or too old, and cannot be fetched.
-    KeysAway,
+    /// Its issuer must be asked first.
+    NeedsLookup(TokenLookup),
+    /// Its issuer cannot be asked; or its keys are unknown, or too old, and cannot be fetched.
+    IssuerAway,
 }
 
 /// Why a proof does not prove anything.
@@ -74,19 +82,45 @@ pub(super) enum ProofRefusal {
     Full,
 }
 
-/// Whether a request may still wait for keys: once it has waited, what is known decides.
+/// Whether a request may still wait for a lookup: once it has waited, what is known decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum KeyWait {
     Allowed,
     Over,
 }
 
-/// A fetch of keys that a request waits for.
-pub(super) struct KeyLookup(Arc<IssuerKeys>);
+/// A token as it came with a request.
+struct AskedToken<'t> {
+    token: &'t str,
+    key: Digest,
+    now: Timestamp,
+    wait: KeyWait,
+    held: HeldProofs<'t>,
+}
 
-impl KeyLookup {
+impl TrustedIssuer {
+    fn takes_opaque(&self) -> bool {
+        self.settings.introspection.as_ref().is_some_and(|one| one.tokens.has_opaque())
+    }
+}
+
+/// A question to an issuer that a request waits for.
+pub(super) struct TokenLookup {
+    asked: AskedIssuer,
+    scope: Arc<OnceLock<TaskScope>>,
+}
+
+enum AskedIssuer {
+    Keys(Arc<IssuerKeys>),
+    Introspection(Arc<Introspector>, String),
+}
+
+impl TokenLookup {
     pub(super) async fn wait(self) {
-        self.0.ask().await;
+        match self.asked {
+            AskedIssuer::Keys(keys) => keys.ask(&self.scope).await,
+            AskedIssuer::Introspection(introspector, token) => introspector.ask(token, &self.scope).await,
+        }
     }
 }
 
@@ -103,6 +137,7 @@ impl TokenVerifier {
         let issuers = settings.issuers.iter().map(|settings| TrustedIssuer {
             settings: Arc::clone(settings),
             keys: Arc::new(IssuerKeys::new(Arc::clone(settings))),
+            introspector: settings.introspection.clone().map(|one| Arc::new(Introspector::new(one))),
             grant: Grant::default(),
         });
         let issuers = issuers.collect();
@@ -110,8 +145,14 @@ impl TokenVerifier {
     }
 
     fn of(settings: TokenSettings, issuers: Vec<TrustedIssuer>, seen: Arc<SeenProofs>) -> Self {
-        let (remembered, clock) = (RememberedTokens::new(), Arc::new(SystemClock));
-        Self(Arc::new(VerifierState { settings, issuers, remembered, seen, clock }))
+        let (remembered, clock, scope) = (RememberedTokens::new(), Arc::new(SystemClock), Arc::default());
+        Self(Arc::new(VerifierState { settings, issuers, remembered, seen, clock, scope }))
+    }
+
+    /// Names where lookups run. Without it none is made.
+    pub fn run_in(&self, scope: &TaskScope) {
+        // Set already if an unchanged verifier is taken over.
+        let _ = self.0.scope.set(scope.clone());
     }
 
     /// The verifier that replaces `before`: an unchanged issuer keeps its keys, and the streams of its tokens go on. With
@@ -162,41 +203,58 @@ impl TokenVerifier {
 
     /// The issuers without usable keys.
     pub fn unknown_issuers(&self) -> impl Iterator<Item = &str> {
-        let unknown = self.0.issuers.iter().filter(|one| !one.keys.are_current());
+        let unknown = self.0.issuers.iter().filter(|one| !one.settings.needs_no_keys() && !one.keys.are_current());
         unknown.map(|one| &*one.settings.issuer)
     }
 
     /// Checks a token for the endpoint at `path`, which is one of the gateway's, and what its sender holds besides it.
     pub(super) fn check(&self, token: &str, path: &str, wait: KeyWait, held: HeldProofs<'_>) -> TokenVerdict {
-        let VerifierState { remembered, clock, .. } = &*self.0;
-        let (key, now) = (key_of(token, path), clock.now());
-        let is_trusted = |index| self.0.issuers.get(index).is_some_and(|one: &TrustedIssuer| one.keys.are_current());
-        if let Some(found) = remembered.get(&key, now).filter(|found| is_trusted(found.issuer)) {
-            return self.valid(found, held, now);
+        let VerifierState { remembered, clock, settings, issuers, .. } = &*self.0;
+        let asked = AskedToken { token, key: key_of(token, path), now: clock.now(), wait, held };
+        let is_trusted = |index| issuers.get(index).is_some_and(|one: &TrustedIssuer| one.keys.are_current());
+        if let Some(found) = remembered.get(&asked.key, asked.now).filter(|found| is_trusted(found.issuer)) {
+            return self.valid(found, &asked);
+        }
+        let endpoint = || normal_address(&format!("{}{path}", settings.public_url));
+        // The form decides, not a trial.
+        let opaque = if jws::is_signed_form(token) { None } else { self.position(TrustedIssuer::takes_opaque) };
+        if let Some(index) = opaque {
+            return self.introspect(&asked, index, &endpoint());
         }
         let read = match UnverifiedToken::read(token) {
             Ok(read) => read,
             Err(error) => return TokenVerdict::Invalid(error),
         };
-        let named = self.0.issuers.iter().position(|one| *one.settings.issuer == *read.issuer());
-        let Some((index, issuer)) = named.and_then(|index| Some((index, self.0.issuers.get(index)?))) else {
-            return TokenVerdict::Invalid(TokenError::UnknownIssuer);
-        };
+        match self.position(|one| *one.settings.issuer == *read.issuer()) {
+            None => TokenVerdict::Invalid(TokenError::UnknownIssuer),
+            Some(index) if issuers.get(index).is_some_and(|one| one.settings.needs_no_keys()) => {
+                self.introspect(&asked, index, &endpoint())
+            }
+            Some(index) => self.verify(&read, &asked, index, &endpoint()),
+        }
+    }
+
+    fn position(&self, is_meant: impl Fn(&TrustedIssuer) -> bool) -> Option<usize> {
+        self.0.issuers.iter().position(is_meant)
+    }
+
+    /// Checks a signed token by the keys of the issuer at `index`.
+    fn verify(&self, read: &UnverifiedToken<'_>, asked: &AskedToken<'_>, index: usize, endpoint: &str) -> TokenVerdict {
+        let Some(issuer) = self.0.issuers.get(index) else { return TokenVerdict::IssuerAway };
         let keys = &issuer.keys;
-        let asked = normal_address(&format!("{}{path}", self.0.settings.public_url));
         let verified = match keys.current() {
-            Some(set) => read.verify(&issuer.settings, &set, &asked, now),
+            Some(set) => read.verify(&issuer.settings, &set, endpoint, asked.now),
             None => Err(TokenError::UnknownKey),
         };
         match verified {
             Ok(token) => {
-                let kept = remembered.keep(key, token, index, now);
-                self.valid(kept, held, now)
+                let kept = self.0.remembered.keep(asked.key, token, index, asked.now);
+                self.valid(kept, asked)
             }
-            Err(TokenError::UnknownKey) if wait == KeyWait::Allowed && keys.may_be_asked() => {
-                TokenVerdict::NeedsKeys(KeyLookup(Arc::clone(keys)))
+            Err(TokenError::UnknownKey) if asked.wait == KeyWait::Allowed && keys.may_be_asked() => {
+                self.needs(AskedIssuer::Keys(Arc::clone(keys)))
             }
-            Err(TokenError::UnknownKey) if keys.is_away() || !keys.are_current() => TokenVerdict::KeysAway,
+            Err(TokenError::UnknownKey) if keys.is_away() || !keys.are_current() => TokenVerdict::IssuerAway,
             Err(error) => TokenVerdict::Invalid(error),
         }
     }
@@ -216,12 +274,54 @@ impl TokenVerifier {
         })
     }
 
-    fn valid(&self, token: RememberedToken, held: HeldProofs<'_>, now: Timestamp) -> TokenVerdict {
+    /// Checks a token by what the issuer at `index` says of it.
+    fn introspect(&self, asked: &AskedToken<'_>, index: usize, endpoint: &str) -> TokenVerdict {
+        if !claims::is_short(asked.token) {
+            return TokenVerdict::Invalid(TokenError::TooLarge);
+        }
+        let issuer = self.0.issuers.get(index);
+        let Some((issuer, introspector)) = issuer.and_then(|one| Some((one, one.introspector.as_ref()?))) else {
+            return TokenVerdict::IssuerAway;
+        };
+        match introspector.known(asked.token) {
+            None if asked.wait == KeyWait::Allowed => {
+                let token = asked.token.to_owned();
+                self.needs(AskedIssuer::Introspection(Arc::clone(introspector), token))
+            }
+            None | Some(IntrospectionAnswer::Away) => TokenVerdict::IssuerAway,
+            Some(IntrospectionAnswer::Inactive) => TokenVerdict::Invalid(TokenError::Inactive),
+            Some(IntrospectionAnswer::Active(found)) => {
+                match claims::verify_introspected(&found, &issuer.settings, endpoint, asked.now) {
+                    Ok(token) => {
+                        let binding = token.binding.clone();
+                        self.granted(token.into_caller(), index, binding.as_ref(), asked)
+                    }
+                    Err(error) => TokenVerdict::Invalid(error),
+                }
+            }
+        }
+    }
+
+    fn needs(&self, asked: AskedIssuer) -> TokenVerdict {
+        TokenVerdict::NeedsLookup(TokenLookup { asked, scope: Arc::clone(&self.0.scope) })
+    }
+
+    fn valid(&self, token: RememberedToken, asked: &AskedToken<'_>) -> TokenVerdict {
         let RememberedToken { caller, issuer, binding, .. } = token;
-        if let Err(error) = held.fit(binding.as_deref()) {
+        self.granted(caller, issuer, binding.as_deref(), asked)
+    }
+
+    fn granted(
+        &self,
+        caller: Caller,
+        issuer: usize,
+        binding: Option<&TokenBinding>,
+        asked: &AskedToken<'_>,
+    ) -> TokenVerdict {
+        if let Err(error) = asked.held.fit(binding) {
             return TokenVerdict::Invalid(error);
         }
-        let has_certificate = binding.is_some_and(|binding| binding.certificate.is_some());
+        let (now, has_certificate) = (asked.now, binding.is_some_and(|binding| binding.certificate.is_some()));
         let ends_in = caller.until.map(|until| until.since(now));
         let grant = self.0.issuers.get(issuer).map(|one| one.grant.clone()).unwrap_or_default();
         TokenVerdict::Valid { caller, grant, ends_in, has_certificate }

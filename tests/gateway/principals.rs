@@ -10,6 +10,7 @@ mod bounds;
 mod certificates;
 mod credentials;
 mod gate;
+mod introspection;
 mod isolation;
 mod issuers;
 mod keys;

@@ -10,14 +10,14 @@ use super::super::error::ConfigLocation;
 use super::super::keys::{KeyTable as _, keys};
 use super::super::section::{ListOrTable, LocatedValue, NamedLists, Section};
 use super::super::value::{
-    ALGORITHM, API_KEY, API_KEY_DIGEST, AUDIENCE, CERTIFICATE_NAME, CLAIM, DURATION_NOT_ZERO, EXPIRY, GROUP,
-    GROUP_MEMBER, ISSUER, KEY_FILE, KEY_SET_FILE, KEYS_FILE, PATTERN, PRINCIPAL_ID, SAME_PRINCIPAL, SCOPE, TOKEN_TYPE,
-    TRUSTED_URL, UPSTREAM_NAME, WordList,
+    ALGORITHM, API_KEY, API_KEY_DIGEST, AUDIENCE, CERTIFICATE_NAME, CLAIM, CLIENT_ID, CLIENT_SECRET, DURATION_NOT_ZERO,
+    EXPIRY, GROUP, GROUP_MEMBER, INTROSPECTION_URL, ISSUER, KEY_FILE, KEY_SET_FILE, KEYS_FILE, PATTERN, PRINCIPAL_ID,
+    SAME_PRINCIPAL, SCOPE, TOKEN_TYPE, TRUSTED_URL, UPSTREAM_NAME, WordList,
 };
 use super::{RawPrincipalLimits, read_table};
 use crate::server::api_keys::ApiKey;
 use crate::server::client_certificates::CertificatePattern;
-use crate::server::tokens::settings::ProofPolicy;
+use crate::server::tokens::settings::{IntrospectedTokens, ProofPolicy};
 use crate::task::Timestamp;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +28,11 @@ pub(in crate::config) enum AuthMode {
     Certificates,
 }
 
+const INTROSPECTED: WordList<IntrospectedTokens> = &[
+    ("opaque", Some(IntrospectedTokens::Opaque)),
+    ("signed", Some(IntrospectedTokens::Signed)),
+    ("all", Some(IntrospectedTokens::All)),
+];
 const MODES: WordList<AuthMode> = &[
     ("none", Some(AuthMode::None)),
     ("api_keys", Some(AuthMode::ApiKeys)),
@@ -141,6 +146,24 @@ keys! {
     }
 }
 
+keys! {
+    /// `[auth.issuers.introspection]`
+    struct RawIntrospection {
+        /// The introspection endpoint of the issuer (RFC 7662).
+        reload url: Url = require(&INTROSPECTION_URL), bounds "https, or http on this machine";
+        /// The gateway's name there.
+        reload client_id: String = require(&CLIENT_ID);
+        /// The gateway's password there, written as `"${VAR}"`.
+        reload client_secret: String = read(&CLIENT_SECRET);
+        /// A file with the password and nothing else; read at each question.
+        reload client_secret_file: PathBuf = read(&KEY_FILE);
+        /// The tokens that the issuer is asked about. `"opaque"`: those that are no signed tokens, which one issuer alone
+        /// can have. `"signed"`: signed ones, so that a revoked token is refused after 30 s; its keys are not needed
+        /// then. `"all"`: both.
+        reload tokens: IntrospectedTokens = word(INTROSPECTED), default "opaque";
+    }
+}
+
 #[derive(Debug)]
 pub(in crate::config) struct RawApiKey {
     pub(in crate::config) location: ConfigLocation,
@@ -164,10 +187,26 @@ pub(super) fn read_certificate(section: Section<'_, '_>) -> RawCertificate {
 pub(in crate::config) struct RawIssuer {
     pub(in crate::config) location: ConfigLocation,
     pub(in crate::config) values: RawIssuerValues,
+    pub(in crate::config) introspection: Option<RawIssuerQuestion>,
 }
 
-pub(super) fn read_issuer(section: Section<'_, '_>) -> RawIssuer {
-    RawIssuer { location: section.location(), values: read_table(section) }
+/// The introspection of an issuer's tokens.
+#[derive(Debug)]
+pub(in crate::config) struct RawIssuerQuestion {
+    pub(in crate::config) location: ConfigLocation,
+    pub(in crate::config) values: RawIntrospection,
+    /// Whether the password is in the file itself and not in the environment.
+    pub(in crate::config) is_inline: bool,
+}
+
+pub(super) fn read_issuer(mut section: Section<'_, '_>) -> RawIssuer {
+    let (location, values) = (section.location(), RawIssuerValues::read(&mut section));
+    let asked = section.section("introspection");
+    let (written, is_inline) = (asked.written_location(), !asked.has_variable("client_secret"));
+    let asked = read_table(asked);
+    section.close();
+    let introspection = written.map(|location| RawIssuerQuestion { location, values: asked, is_inline });
+    RawIssuer { location, values, introspection }
 }
 
 impl RawAuth {

@@ -7,12 +7,14 @@ use url::Url;
 
 use super::super::error::MistakeCollector;
 use super::super::keys::KeyField as _;
-use super::super::raw::{AuthMode, RawConfig, RawIssuer, RawIssuerValues};
+use super::super::raw::{AuthMode, RawConfig, RawIssuer, RawIssuerQuestion, RawIssuerValues};
 use super::super::section::LocatedValue;
 use super::super::value::SCOPE;
+use super::issued_credentials::secret as client_secret;
 use crate::server::tokens::settings::{
-    IssuerSettings, KeyLocation, ProofPolicy, TokenSettings, normal_address, normal_type,
+    IntrospectionSettings, IssuerSettings, KeyLocation, ProofPolicy, TokenSettings, normal_address, normal_type,
 };
+use crate::upstream::token_client::TokenClientSettings;
 
 type Implied = BTreeMap<Arc<str>, BTreeSet<Arc<str>>>;
 
@@ -30,6 +32,7 @@ pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> TokenSe
         }
         issuers.push(Arc::new(settings));
     }
+    check_introspection(raw, report);
     if is_asked {
         check_needs(raw, report);
     } else if let Some(issuer) = raw.issuers.first().filter(|_| !report.blames("auth.mode")) {
@@ -82,6 +85,7 @@ fn resolve_issuer(raw: &RawIssuer, report: &mut MistakeCollector) -> Option<Issu
         (None, Some(url)) => KeyLocation::Url(url.value.clone()),
         (None, None) => KeyLocation::Discovered(Url::parse(&written.value).ok()?),
     };
+    let introspection = raw.introspection.as_ref().map(|asked| introspection(asked, report));
     let set =
         |list: &[LocatedValue<String>], form: fn(&str) -> String| list.iter().map(|one| form(&one.value)).collect();
     Some(IssuerSettings {
@@ -94,7 +98,30 @@ fn resolve_issuer(raw: &RawIssuer, report: &mut MistakeCollector) -> Option<Issu
         owner_claim: values.owner_claim.as_ref().map(|claim| Arc::from(claim.value.as_str())),
         implies,
         max_stale: values.max_stale.value,
+        introspection: introspection.flatten(),
     })
+}
+
+fn introspection(raw: &RawIssuerQuestion, report: &mut MistakeCollector) -> Option<IntrospectionSettings> {
+    let values = &raw.values;
+    let secrets = (values.client_secret.as_ref(), values.client_secret_file.as_ref());
+    let secret = client_secret(&raw.location, secrets, raw.is_inline, report);
+    let (url, id) = (values.url.as_ref()?.value.clone(), values.client_id.as_ref()?.value.clone());
+    let client = TokenClientSettings { url, id, secret: secret? };
+    Some(IntrospectionSettings { client, tokens: values.tokens.value })
+}
+
+/// An opaque token names no issuer, so that one alone can be asked about it.
+fn check_introspection(raw: &RawConfig, report: &mut MistakeCollector) {
+    let asked = raw.issuers.iter().filter_map(|issuer| issuer.introspection.as_ref());
+    let mut opaque = asked.filter(|asked| asked.values.tokens.value.has_opaque());
+    if let (Some(first), Some(second)) = (opaque.next(), opaque.next()) {
+        let message = format!(
+            "line {} has opaque tokens, too, and they name no issuer; write `tokens = \"signed\"` at one of them",
+            first.location.line
+        );
+        report.mistake(&second.location, message);
+    }
 }
 
 /// The scopes that each scope includes, and those that they include in turn.

@@ -7,7 +7,7 @@ fn who(guard: &PrincipalGuard, request: &Request<()>, forwards: bool) -> Result<
     let asked = AskedPath { endpoint: None, forwards, wait: KeyWait::Over, certificate: None };
     guard.identify(request, asked).map(|identity| match identity {
         Identity::Known(known) => known.caller.principal,
-        Identity::NeedsKeys(_) => panic!("no token was sent"),
+        Identity::NeedsLookup(_) => panic!("no token was sent"),
     })
 }
 

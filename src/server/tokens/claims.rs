@@ -12,7 +12,7 @@ use super::jws::{self, SignedText, SignedTextError};
 use super::keys::{KeyMiss, KeySet};
 use super::settings::{IssuerSettings, NO_TYPE, normal_address, normal_type};
 use crate::task::digest::Digest;
-use crate::task::{Claims, Principal, Timestamp};
+use crate::task::{Caller, Claims, Principal, Timestamp};
 
 const TOKEN_BYTES_MAX: usize = 16 << 10;
 /// The longest subject, scope, group or key id.
@@ -44,6 +44,7 @@ pub enum TokenError {
     OfAnotherKey,
     NotProven,
     NotBound,
+    Inactive,
     Scopes,
     Groups,
 }
@@ -71,6 +72,7 @@ impl TokenError {
             Self::OfAnotherKey => "token_of_another_key",
             Self::NotProven => "token_not_proven",
             Self::NotBound => "token_not_bound",
+            Self::Inactive => "token_inactive",
             Self::Scopes => "token_scopes",
             Self::Groups => "token_groups",
         }
@@ -105,6 +107,7 @@ impl TokenError {
                 "a token is refused: it was sent as `Bearer`, and needs a DPoP proof as it is bound to a key, or by `auth.dpop`"
             }
             Self::NotBound => "a token is refused: it was sent with a DPoP proof, and is bound to no key",
+            Self::Inactive => "a token is refused: its issuer says that it is not active",
             Self::Scopes => "a token is refused: its scopes are no text or list of at most 1,000 names of 255 bytes",
             Self::Groups => "a token is refused: its groups are no text or list of at most 1,000 names of 255 bytes",
         }
@@ -165,6 +168,12 @@ impl From<SignedTextError> for TokenError {
     }
 }
 
+impl VerifiedToken {
+    pub(super) fn into_caller(self) -> Caller {
+        Caller { principal: self.owner, claims: Some(Arc::new(self.claims)), until: Some(self.until) }
+    }
+}
+
 impl<'t> UnverifiedToken<'t> {
     pub(super) fn read(token: &'t str) -> Result<Self, TokenError> {
         let signed = SignedText::read(token, TOKEN_BYTES_MAX)?;
@@ -215,9 +224,45 @@ impl<'t> UnverifiedToken<'t> {
         if !self.text.is_signed_by(key, self.algorithm) {
             return Err(TokenError::Signature);
         }
+        TokenClaims(self.claims()).verify(issuer, asked, now)
+    }
+}
+
+/// Whether a token is short enough to be looked at.
+pub(super) const fn is_short(token: &str) -> bool {
+    token.len() <= TOKEN_BYTES_MAX
+}
+
+/// The claims of a token that its issuer calls active (RFC 7662, 2.2): checked as those of a signed one.
+pub(super) fn verify_introspected(
+    claims: &Map<String, Value>,
+    issuer: &IssuerSettings,
+    asked: &str,
+    now: Timestamp,
+) -> Result<VerifiedToken, TokenError> {
+    if claims.get("iss").is_some_and(|named| named.as_str() != Some(&*issuer.issuer)) {
+        return Err(TokenError::UnknownIssuer);
+    }
+    // Others are refresh tokens, or not bound to the key that they need.
+    let is_bound = claims.contains_key("cnf");
+    let is_bearer = |kind: &Value| {
+        let known = ["bearer", "access_token"].into_iter().chain(is_bound.then_some("dpop"));
+        kind.as_str().is_some_and(|kind| known.into_iter().any(|name| kind.eq_ignore_ascii_case(name)))
+    };
+    if claims.get("token_type").is_some_and(|kind| !is_bearer(kind)) {
+        return Err(TokenError::Type);
+    }
+    TokenClaims(claims).verify(issuer, asked, now)
+}
+
+/// Claims that are known to be an issuer's.
+struct TokenClaims<'c>(&'c Map<String, Value>);
+
+impl TokenClaims<'_> {
+    fn verify(&self, issuer: &IssuerSettings, asked: &str, now: Timestamp) -> Result<VerifiedToken, TokenError> {
         let until = self.check_times(now)?;
         self.check_audience(issuer, asked)?;
-        let binding = match self.claims().get("cnf") {
+        let binding = match self.0.get("cnf") {
             Some(written) => Some(TokenBinding::read(written).ok_or(TokenError::Bound)?),
             None => None,
         };
@@ -231,7 +276,7 @@ impl<'t> UnverifiedToken<'t> {
 
     fn check_times(&self, now: Timestamp) -> Result<Timestamp, TokenError> {
         let at = |name: &str| {
-            let value = self.claims().get(name);
+            let value = self.0.get(name);
             value.map(|value| jws::time(value).ok_or(TokenError::Times)).transpose()
         };
         let (end, begin, issued) = (at("exp")?.ok_or(TokenError::Times)?, at("nbf")?, at("iat")?);
@@ -246,7 +291,7 @@ impl<'t> UnverifiedToken<'t> {
     }
 
     fn check_audience(&self, issuer: &IssuerSettings, asked: &str) -> Result<(), TokenError> {
-        let listed = match self.claims().get("aud") {
+        let listed = match self.0.get("aud") {
             Some(Value::String(one)) => vec![one.as_str()],
             Some(Value::Array(all)) if all.len() <= NAMES_MAX => {
                 all.iter().map(Value::as_str).collect::<Option<_>>().ok_or(TokenError::Audience)?
@@ -262,7 +307,7 @@ impl<'t> UnverifiedToken<'t> {
 
     /// The owner of tasks: the person, or the client where there is none.
     fn owner(&self, issuer: &IssuerSettings) -> Result<Principal, TokenError> {
-        let named = |claim: &str| self.claims().get(claim).map(|value| name_in(value).ok_or(TokenError::Subject));
+        let named = |claim: &str| self.0.get(claim).map(|value| name_in(value).ok_or(TokenError::Subject));
         if let Some(claim) = &issuer.owner_claim {
             let shared = named(claim).unwrap_or(Err(TokenError::Subject))?;
             return Ok(Principal::of_claim(&issuer.issuer, claim, shared));
@@ -273,7 +318,7 @@ impl<'t> UnverifiedToken<'t> {
 
     /// `scope` is a text with spaces (RFC 9068, 2.2.3), `scp` a list or such a text.
     fn scopes(&self, issuer: &IssuerSettings) -> Result<BTreeSet<Arc<str>>, TokenError> {
-        let listed: Vec<&str> = match (self.claims().get("scope"), self.claims().get("scp")) {
+        let listed: Vec<&str> = match (self.0.get("scope"), self.0.get("scp")) {
             (None, None) => Vec::new(),
             (Some(Value::String(text)), _) | (None, Some(Value::String(text))) => {
                 text.split(' ').filter(|name| !name.is_empty()).collect()
@@ -301,7 +346,7 @@ impl<'t> UnverifiedToken<'t> {
 
     fn groups(&self, issuer: &IssuerSettings) -> Result<BTreeSet<Arc<str>>, TokenError> {
         let Some(path) = &issuer.groups else { return Ok(BTreeSet::new()) };
-        match claim_at(self.claims(), path) {
+        match claim_at(self.0, path) {
             None | Some(Value::Null) => Ok(BTreeSet::new()),
             Some(Value::Array(all)) if all.len() <= NAMES_MAX => {
                 all.iter().map(|one| name_in(one).map(Arc::from)).collect::<Option<_>>().ok_or(TokenError::Groups)

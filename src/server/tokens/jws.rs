@@ -30,6 +30,20 @@ pub(super) enum SignedTextError {
     Malformed,
 }
 
+/// Whether a credential has the form of a signed token: three parts, the first of which is a header with an algorithm.
+pub(super) fn is_signed_form(token: &str) -> bool {
+    let mut parts = token.split('.');
+    let (Some(header), Some(_), Some(_), None) = (parts.next(), parts.next(), parts.next(), parts.next()) else {
+        return false;
+    };
+    let is_part = |part: &str| part.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'));
+    let has_algorithm = || {
+        let header = BASE64_URL_SAFE_NO_PAD.decode(header).ok()?;
+        serde_json::from_slice::<Map<String, Value>>(&header).ok()?.get("alg").map(drop)
+    };
+    token.split('.').all(is_part) && header.len() <= HEADER_BYTES_MAX / 3 * 4 && has_algorithm().is_some()
+}
+
 impl<'t> SignedText<'t> {
     pub(super) fn read(text: &'t str, bytes_max: usize) -> Result<Self, SignedTextError> {
         if text.len() > bytes_max {

@@ -1,9 +1,10 @@
 //! Keeps one issuer's key set: reads it from a file, or fetches it again before it is stale.
 
+use std::fmt;
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -16,7 +17,9 @@ use url::{Host, Url};
 use super::keys::{KEY_SET_BYTES_MAX, KeySet, KeySetError};
 use super::settings::{IssuerSettings, KeyLocation};
 use crate::task::digest::Digest;
+use crate::upstream::TaskScope;
 use crate::upstream::document::{self, DocumentError};
+use crate::upstream::shared_lookups::SharedLookups;
 use crate::upstream::transport::http_client::AddressReach;
 use crate::wire::{Payload, ScanLimits};
 
@@ -40,13 +43,14 @@ pub enum KeySourceError {
     Unusable,
 }
 
-#[derive(Debug)]
 pub(super) struct IssuerKeys {
     settings: Arc<IssuerSettings>,
     name: Arc<str>,
     known: Mutex<KnownKeys>,
     /// One fetch at a time; others wait for its result.
     fetching: tokio::sync::Mutex<()>,
+    /// Fetches for tokens go on when their clients leave.
+    asked: SharedLookups<(), ()>,
     news: Notify,
 }
 
@@ -68,13 +72,20 @@ impl KnownKeys {
     }
 }
 
+impl fmt::Debug for IssuerKeys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IssuerKeys").field("settings", &self.settings).finish_non_exhaustive()
+    }
+}
+
 impl IssuerKeys {
     /// Knows no keys yet, except those of a file.
     pub(super) fn new(settings: Arc<IssuerSettings>) -> Self {
         let host = Url::parse(&settings.issuer).ok().and_then(|url| url.host_str().map(str::to_owned));
         let name = Arc::from(format!("issuer {}", host.as_deref().unwrap_or("-")));
         let known = Mutex::default();
-        let keys = Self { settings, name, known, fetching: tokio::sync::Mutex::default(), news: Notify::new() };
+        let (fetching, asked, news) = (tokio::sync::Mutex::default(), SharedLookups::default(), Notify::new());
+        let keys = Self { settings, name, known, fetching, asked, news };
         if let Some(path) = keys.settings.keys.file() {
             keys.note(read_file(path));
         }
@@ -116,8 +127,17 @@ impl IssuerKeys {
         is_remote && self.known.lock().asked.is_none_or(|asked| asked.elapsed() >= ASKED_EACH)
     }
 
-    /// Fetches the keys for tokens that need other ones, once for all that wait. Bounded by the time of a fetch.
-    pub(super) async fn ask(&self) {
+    /// Fetches the keys for tokens that need other ones, once for all that wait, and to the end even if they leave. Bounded by
+    /// the time of a fetch.
+    pub(super) async fn ask(self: &Arc<Self>, scope: &OnceLock<TaskScope>) {
+        let keys = Arc::clone(self);
+        // Before the gateway serves, nobody waits.
+        if let Some(scope) = scope.get() {
+            self.asked.get((), scope, || None, || async move { keys.fetch_for_token().await }).await;
+        }
+    }
+
+    async fn fetch_for_token(&self) {
         let before = self.known.lock().tried;
         let _one = self.fetching.lock().await;
         if !self.may_be_asked() {
@@ -132,7 +152,7 @@ impl IssuerKeys {
 
     /// Fetches the keys if that is due; returns how long until it is due again, or the keys are stale.
     pub(super) async fn refresh(&self) -> Duration {
-        if self.settings.keys.file().is_some() {
+        if self.settings.keys.file().is_some() || self.settings.needs_no_keys() {
             return REFRESHED_EACH;
         }
         let _one = self.fetching.lock().await;

@@ -8,6 +8,8 @@ use std::time::Duration;
 use jsonwebtoken::Algorithm;
 use url::Url;
 
+use crate::upstream::token_client::TokenClientSettings;
+
 /// The value of `token_types` for a header without `typ`.
 pub const NO_TYPE: &str = "none";
 
@@ -57,6 +59,43 @@ pub struct IssuerSettings {
     pub implies: BTreeMap<Arc<str>, BTreeSet<Arc<str>>>,
     /// How long keys are used after the last time that they were fetched.
     pub max_stale: Duration,
+    /// If the issuer is asked about tokens.
+    pub introspection: Option<IntrospectionSettings>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IntrospectionSettings {
+    pub client: TokenClientSettings,
+    pub tokens: IntrospectedTokens,
+}
+
+/// The tokens that an issuer is asked about, by their form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IntrospectedTokens {
+    Opaque,
+    /// Signed ones that name the issuer; its keys are not needed.
+    Signed,
+    All,
+}
+
+impl IntrospectedTokens {
+    #[must_use]
+    pub const fn has_opaque(self) -> bool {
+        matches!(self, Self::Opaque | Self::All)
+    }
+
+    #[must_use]
+    pub const fn has_signed(self) -> bool {
+        matches!(self, Self::Signed | Self::All)
+    }
+}
+
+impl IssuerSettings {
+    /// Whether the issuer itself checks its signed tokens, so that no key is needed.
+    #[must_use]
+    pub fn needs_no_keys(&self) -> bool {
+        self.introspection.as_ref().is_some_and(|introspection| introspection.tokens.has_signed())
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

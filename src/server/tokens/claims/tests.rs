@@ -26,6 +26,7 @@ fn settings() -> IssuerSettings {
         owner_claim: None,
         implies: BTreeMap::from([(text("admin"), BTreeSet::from([text("mcp"), text("read")]))]),
         max_stale: Duration::from_secs(60),
+        introspection: None,
     }
 }
 

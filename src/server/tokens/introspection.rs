@@ -1,0 +1,134 @@
+//! Asks an issuer what it says of a token (RFC 7662): once for all that wait, and again after 30 s.
+
+use std::fmt;
+use std::mem::size_of;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use http::StatusCode;
+use moka::sync::Cache;
+use serde_json::{Map, Value};
+
+use super::settings::IntrospectionSettings;
+use crate::task::digest::{Digest, digest};
+use crate::upstream::TaskScope;
+use crate::upstream::document::FormAnswer;
+use crate::upstream::shared_lookups::SharedLookups;
+use crate::wire::{Payload, ScanLimits};
+
+/// How long an answer is believed.
+const KEPT_FOR: Duration = Duration::from_secs(30);
+/// A failure is the answer for this time, so that a failing issuer is not asked by every request.
+const FAILED_FOR: Duration = Duration::from_secs(1);
+const WEIGHT_MAX: u64 = 16 << 20;
+const ENTRY_BYTES: usize = 256;
+/// A claim in memory, in place of its two texts.
+const CLAIM_FACTOR: usize = 4;
+
+/// What an issuer says of a token.
+#[derive(Clone, Debug)]
+pub(super) enum IntrospectionAnswer {
+    /// With the claims of the token.
+    Active(Arc<Map<String, Value>>),
+    Inactive,
+    /// The issuer is unavailable, or its answer cannot be used.
+    Away,
+}
+
+/// One issuer's introspection endpoint.
+pub(super) struct Introspector {
+    settings: IntrospectionSettings,
+    /// With their weights.
+    answers: Cache<Digest, (IntrospectionAnswer, u32)>,
+    failed: Cache<Digest, ()>,
+    lookups: SharedLookups<Digest, IntrospectionAnswer>,
+}
+
+impl fmt::Debug for Introspector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Introspector").field("settings", &self.settings).finish_non_exhaustive()
+    }
+}
+
+impl Introspector {
+    pub(super) fn new(settings: IntrospectionSettings) -> Self {
+        let answers = Cache::builder().max_capacity(WEIGHT_MAX).weigher(|_, (_, weight)| *weight);
+        Self {
+            settings,
+            answers: answers.time_to_live(KEPT_FOR).build(),
+            failed: Cache::builder().max_capacity(10_000).time_to_live(FAILED_FOR).build(),
+            lookups: SharedLookups::default(),
+        }
+    }
+
+    /// What is known of a token; `None` if the issuer must be asked.
+    pub(super) fn known(&self, token: &str) -> Option<IntrospectionAnswer> {
+        self.known_of(&digest([token.as_bytes()]))
+    }
+
+    fn known_of(&self, key: &Digest) -> Option<IntrospectionAnswer> {
+        let answer = self.answers.get(key).map(|(answer, _)| answer);
+        answer.or_else(|| self.failed.contains_key(key).then_some(IntrospectionAnswer::Away))
+    }
+
+    /// Asks the issuer, once for all that wait for the same token, and to the end even if they leave.
+    pub(super) async fn ask(self: &Arc<Self>, token: String, scope: &OnceLock<TaskScope>) {
+        let (key, asking) = (digest([token.as_bytes()]), Arc::clone(self));
+        // Before the gateway serves, nothing is asked.
+        let Some(scope) = scope.get() else { return };
+        let lookup = || async move {
+            let answer = asking.look_up(&token).await;
+            asking.note(key, &answer);
+            answer
+        };
+        self.lookups.get(key, scope, || self.known_of(&key), lookup).await;
+    }
+
+    async fn look_up(&self, token: &str) -> IntrospectionAnswer {
+        let url = &self.settings.client.url;
+        // The file may have another password by now.
+        let client = match self.settings.client.read() {
+            Ok(client) => client,
+            Err(error) => {
+                tracing::warn!(%url, %error, "a token cannot be looked up at its issuer");
+                return IntrospectionAnswer::Away;
+            }
+        };
+        let answer = client.ask(&[("token", token), ("token_type_hint", "access_token")]).await;
+        match answer.map_err(|error| error.to_string()).and_then(|answer| read(&answer)) {
+            Ok(answer) => answer,
+            Err(error) => {
+                tracing::warn!(%url, %error, "a token cannot be looked up at its issuer");
+                IntrospectionAnswer::Away
+            }
+        }
+    }
+
+    fn note(&self, key: Digest, answer: &IntrospectionAnswer) {
+        let claims = match answer {
+            IntrospectionAnswer::Away => return self.failed.insert(key, ()),
+            IntrospectionAnswer::Inactive => 0,
+            IntrospectionAnswer::Active(claims) => {
+                let bytes =
+                    |(name, value): (&String, &Value)| size_of::<Value>() + name.len() + value.to_string().len();
+                CLAIM_FACTOR * claims.iter().map(bytes).sum::<usize>()
+            }
+        };
+        let weight = u32::try_from(ENTRY_BYTES + claims).unwrap_or(u32::MAX);
+        self.answers.insert(key, (answer.clone(), weight));
+    }
+}
+
+/// The answer in a response. `active` must be a boolean: everything else is no answer.
+fn read(answer: &FormAnswer) -> Result<IntrospectionAnswer, String> {
+    if answer.status != StatusCode::OK {
+        return Err(format!("the server answers with HTTP {}", answer.status.as_u16()));
+    }
+    let claims = Payload::parse(&answer.text, ScanLimits::CLIENT).ok();
+    let claims: Map<String, Value> = claims.and_then(|text| text.read().ok()).ok_or("the answer is no JSON object")?;
+    match claims.get("active") {
+        Some(Value::Bool(true)) => Ok(IntrospectionAnswer::Active(Arc::new(claims))),
+        Some(Value::Bool(false)) => Ok(IntrospectionAnswer::Inactive),
+        Some(_) | None => Err("the answer has no `active` that is true or false".to_owned()),
+    }
+}

@@ -101,7 +101,7 @@ async fn mod_25_a_shutdown_ends_listeners_with_their_result() {
         assert!(listener.next().await.is_none(), "nothing follows");
     };
     // A listener does not hold up a shutdown.
-    in_time(async { tokio::join!(gate.gateway.drain(Some(Duration::ZERO)), last) }).await;
+    in_time(async { tokio::join!(Box::pin(gate.gateway.drain(Some(Duration::ZERO))), last) }).await;
     server.world.first(|seen| seen.method == "DELETE").await;
 }
 

@@ -416,7 +416,7 @@ async fn a_shutdown_ends_the_clients_streams_in_order_and_waits_for_calls() {
             drop(events);
             assert_eq!(called.text().await, result);
         };
-        tokio::join!(gate.gateway.drain(Some(std::time::Duration::ZERO)), watch)
+        tokio::join!(Box::pin(gate.gateway.drain(Some(std::time::Duration::ZERO))), watch)
     });
     drained.await;
     own.left().await;

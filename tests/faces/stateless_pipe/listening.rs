@@ -104,7 +104,7 @@ async fn ext_49_tasks_and_what_the_server_tells_come_on_one_stream_under_the_cli
         assert_eq!((&last["id"], &last["result"]["resultType"]), (&json!("ab"), &json!("complete")));
         assert!(listener.next().await.is_none());
     };
-    in_time(async { tokio::join!(gate.gateway.drain(Some(Duration::ZERO)), last) }).await;
+    in_time(async { tokio::join!(Box::pin(gate.gateway.drain(Some(Duration::ZERO))), last) }).await;
     told.events.left().await;
 }
 

@@ -100,8 +100,8 @@ fn check(name: &str, answer: &Answer, challenge: &str, message: &str) {
     assert_eq!(answer.json(), json!({ "jsonrpc": "2.0", "error": { "code": -32600, "message": message } }), "{name}");
 }
 
-/// What is wrong with a proof, and the proof.
-fn hostile_proofs(at: &ProofGate, token: &str) -> Vec<(&'static str, String)> {
+/// What is wrong with a proof's form, type or key, and the proof.
+fn malformed_proofs(at: &ProofGate, token: &str) -> Vec<(&'static str, String)> {
     let key = &at.key;
     let claiming = |changes: Value| key.sign(header(key).to_string(), with(&body(token), &changes).to_string());
     let headed = |changes: Value| key.sign(with(&header(key), &changes).to_string(), body(token).to_string());
@@ -144,6 +144,17 @@ fn hostile_proofs(at: &ProofGate, token: &str) -> Vec<(&'static str, String)> {
         ("half a key", headed(json!({ "jwk": with(&header(key)["jwk"], &json!({ "y": null })) }))),
         ("a key for encryption", headed(json!({ "jwk": with(&header(key)["jwk"], &json!({ "use": "enc" })) }))),
         ("kid alone", headed(json!({ "jwk": null, "kid": "client" }))),
+        ("a claim twice", key.sign(header(key).to_string(), r#"{"jti":"a","jti":"b"}"#)),
+        ("claims in a list", key.sign(header(key).to_string(), "[]")),
+        ("a header in a list", key.sign("[]", body(token).to_string())),
+    ]
+}
+
+/// What is wrong with what a proof says, and the proof.
+fn misdirected_proofs(at: &ProofGate, token: &str) -> Vec<(&'static str, String)> {
+    let key = &at.key;
+    let claiming = |changes: Value| key.sign(header(key).to_string(), with(&body(token), &changes).to_string());
+    vec![
         ("another method", claiming(json!({ "htm": "GET" }))),
         ("the method in another case", claiming(json!({ "htm": "post" }))),
         ("no method", claiming(json!({ "htm": null }))),
@@ -160,7 +171,7 @@ fn hostile_proofs(at: &ProofGate, token: &str) -> Vec<(&'static str, String)> {
         ("no address", claiming(json!({ "htu": null }))),
         ("an address in a list", claiming(json!({ "htu": [AUDIENCE] }))),
         ("too old", claiming(json!({ "iat": now() - 302 }))),
-        ("too early", claiming(json!({ "iat": now() + 302 }))),
+        ("too early", claiming(json!({ "iat": now() + 600 }))),
         ("no time", claiming(json!({ "iat": null }))),
         ("a time as a text", claiming(json!({ "iat": now().to_string() }))),
         ("a time below zero", claiming(json!({ "iat": -1 }))),
@@ -176,9 +187,6 @@ fn hostile_proofs(at: &ProofGate, token: &str) -> Vec<(&'static str, String)> {
         ("an empty id", claiming(json!({ "jti": "" }))),
         ("an id of 256 bytes", claiming(json!({ "jti": "x".repeat(256) }))),
         ("an id that is a number", claiming(json!({ "jti": 7 }))),
-        ("a claim twice", key.sign(header(key).to_string(), r#"{"jti":"a","jti":"b"}"#)),
-        ("claims in a list", key.sign(header(key).to_string(), "[]")),
-        ("a header in a list", key.sign("[]", body(token).to_string())),
     ]
 }
 
@@ -189,7 +197,7 @@ async fn b194_a_hostile_proof_gets_401_and_the_server_nothing() {
         let at = ProofGate::start(policy, "").await;
         let token = at.bound(&json!({}));
         let challenge = format!("DPoP error=\"invalid_dpop_proof\", {METADATA}, scope=\"mcp\", {ALGORITHMS}");
-        let rows = hostile_proofs(&at, &token);
+        let rows = [malformed_proofs(&at, &token), misdirected_proofs(&at, &token)].concat();
         assert!(rows.len() >= 50, "{}", rows.len());
         for (name, hostile) in rows {
             check(name, &at.send("DPoP", &token, &[&hostile]).await, &challenge, NO_PROOF);
@@ -383,7 +391,7 @@ async fn a_reload_that_requires_proofs_ends_the_streams_of_bearers() {
     at.gate
         .reload_with(|config| {
             let taskgate::server::api_keys::AuthSettings::Tokens(tokens, _) = &mut config.auth else { panic!() };
-            std::sync::Arc::make_mut(tokens).proofs = ProofPolicy::Require;
+            Arc::make_mut(tokens).proofs = ProofPolicy::Require;
         })
         .unwrap();
     let mut rest = Vec::new();

@@ -161,6 +161,7 @@ impl Principal {
         match &*self.0 {
             text if text.starts_with(KEY) => "api_key",
             text if text.starts_with(TOKEN) => "token",
+            text if text.starts_with(CERTIFICATE) => "certificate",
             text if text.starts_with(UNCHECKED) => "upstream_credential",
             READER | ACTOR => "operator_token",
             text if text.starts_with(ANONYMOUS) => "nothing",
@@ -216,5 +217,24 @@ mod tests {
             (agent.as_str(), agent.certificate_name()),
             ("cert:spiffe://corp/agent", Some("spiffe://corp/agent"))
         );
+    }
+
+    /// An auditor reads by it how a client was identified.
+    #[test]
+    fn each_kind_of_principal_has_its_own_scheme() {
+        let kinds = [
+            (Principal::holding("ada"), "api_key"),
+            (Principal::of_subject("https://login.example", "ada"), "token"),
+            (Principal::of_claim("https://login.example", "team", "ada"), "token"),
+            (Principal::of_certificate("spiffe://corp/agent"), "certificate"),
+            (Principal::bearing(b"Bearer ada"), "upstream_credential"),
+            (Principal::operator(OperatorRight::Read), "operator_token"),
+            (Principal::operator(OperatorRight::Act), "operator_token"),
+            (Principal::anonymous(), "nothing"),
+            (Principal::local(), "local"),
+        ];
+        for (principal, scheme) in kinds {
+            assert_eq!(principal.scheme(), scheme, "{principal:?}");
+        }
     }
 }

@@ -234,6 +234,13 @@ fn files(table: &str, key: &str, line: &str) -> (String, String) {
         parts.insert("auth", "mode = \"certificates\"".to_owned());
         parts.insert("auth.certificates", "san = \"agent.corp\"".to_owned());
     }
+    if table == "auth.issuers.introspection" {
+        parts.insert("listen", "public_url = \"https://mcp.example\"".to_owned());
+        parts.insert("auth", "mode = \"tokens\"".to_owned());
+        parts.insert("auth.issuers", "issuer = \"https://login.example\"".to_owned());
+        let needed = "url = \"https://login.example/i\"\nclient_id = \"x\"\nclient_secret = \"${HOSTED_TOKEN}\"";
+        parts.insert(table, needed.to_owned());
+    }
     if table == "auth.api_keys.limits" {
         parts.insert("auth", "mode = \"api_keys\"".to_owned());
         parts.insert("auth.api_keys", "id = \"ada\"\nkey = \"${ADA_KEY}\"".to_owned());
@@ -578,6 +585,26 @@ const OTHERS: &[(&str, &str)] = &[
     (
         "auth.rules.who.issuer",
         "[auth]\nmode = \"api_keys\"\n[[auth.api_keys]]\nid = \"ada\"\nkey = \"${ADA_KEY}\"\n[[auth.rules]]\nwho = { issuer = \"https://login.example\" }\nallow = true",
+    ),
+    (
+        "auth.issuers.introspection.url",
+        "[listen]\npublic_url = \"https://mcp.example\"\n[auth]\nmode = \"tokens\"\n[[auth.issuers]]\nissuer = \"https://login.example\"\nintrospection = { url = \"https://login.example/i\", client_id = \"x\", client_secret = \"${HOSTED_TOKEN}\" }",
+    ),
+    (
+        "auth.issuers.introspection.client_id",
+        "[listen]\npublic_url = \"https://mcp.example\"\n[auth]\nmode = \"tokens\"\n[[auth.issuers]]\nissuer = \"https://login.example\"\nintrospection = { url = \"https://login.example/i\", client_id = \"x\", client_secret = \"${HOSTED_TOKEN}\" }",
+    ),
+    (
+        "auth.issuers.introspection.client_secret",
+        "[listen]\npublic_url = \"https://mcp.example\"\n[auth]\nmode = \"tokens\"\n[[auth.issuers]]\nissuer = \"https://login.example\"\nintrospection = { url = \"https://login.example/i\", client_id = \"x\", client_secret = \"${HOSTED_TOKEN}\" }",
+    ),
+    (
+        "auth.issuers.introspection.client_secret_file",
+        "[listen]\npublic_url = \"https://mcp.example\"\n[auth]\nmode = \"tokens\"\n[[auth.issuers]]\nissuer = \"https://login.example\"\nintrospection = { url = \"https://login.example/i\", client_id = \"x\", client_secret_file = \"s\" }",
+    ),
+    (
+        "auth.issuers.introspection.tokens",
+        "[listen]\npublic_url = \"https://mcp.example\"\n[auth]\nmode = \"tokens\"\n[[auth.issuers]]\nissuer = \"https://login.example\"\nintrospection = { url = \"https://login.example/i\", client_id = \"x\", client_secret = \"${HOSTED_TOKEN}\", tokens = \"all\" }",
     ),
     ("auth.api_keys.id", "[auth]\nmode = \"api_keys\"\n[[auth.api_keys]]\nid = \"bob\"\nkey = \"${ADA_KEY}\""),
     ("auth.api_keys.key", "[auth]\nmode = \"api_keys\"\n[[auth.api_keys]]\nid = \"ada\"\nkey = \"${ADA_KEY}\""),

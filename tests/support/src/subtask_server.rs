@@ -10,11 +10,12 @@ use serde_json::{Value, json};
 use crate::scripted::{BodySender, ScriptedReply, ScriptedServer, SeenRequest, answer, json_text};
 use crate::talk::RELATED;
 
-/// The id of the task that the first call becomes.
+/// The id of the task that the first call becomes. It is there before: a client may have its handle before the server has the call.
 pub const TOP: &str = "top-0";
 
 #[derive(Default)]
 struct ServerTask {
+    is_called: bool,
     status: &'static str,
     parent: Option<String>,
     children: Vec<Value>,
@@ -33,7 +34,8 @@ pub struct SubtaskServer {
 
 impl SubtaskServer {
     pub async fn start() -> Self {
-        let tasks = Arc::new(Mutex::new(BTreeMap::new()));
+        let top = ServerTask { status: "working", ..ServerTask::default() };
+        let tasks = Arc::new(Mutex::new(BTreeMap::from([(TOP.to_owned(), top)])));
         let script = Arc::clone(&tasks);
         let server = ScriptedServer::start(move |seen| serve(&mut script.lock(), seen)).await;
         let declared = json!({"requests": {"tools": {"call": {}}}, "cancel": {}});
@@ -102,9 +104,11 @@ fn serve(tasks: &mut BTreeMap<String, ServerTask>, seen: &SeenRequest) -> Option
             Some(json_text(json!({"jsonrpc": "2.0", "id": seen.body["id"], "error": error}).to_string()))
         }
         "tools/call" if seen.body["params"]["task"].is_object() => {
-            let id = format!("top-{}", tasks.keys().filter(|id| id.starts_with("top-")).count());
-            tasks.insert(id.clone(), ServerTask { status: "working", ..ServerTask::default() });
-            Some(answer(seen, &json!({"task": fields(&id, &tasks[&id])})))
+            let id = format!("top-{}", tasks.values().filter(|task| task.is_called).count());
+            let new = || ServerTask { status: "working", ..ServerTask::default() };
+            let task = tasks.entry(id.clone()).or_insert_with(new);
+            task.is_called = true;
+            Some(answer(seen, &json!({"task": fields(&id, task)})))
         }
         "tasks/get" | "tasks/result" | "tasks/cancel" => Some(about(tasks, seen)),
         _ => None,

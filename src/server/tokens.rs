@@ -293,7 +293,7 @@ impl TokenVerifier {
             Some(IntrospectionAnswer::Active(found)) => {
                 match claims::verify_introspected(&found, &issuer.settings, endpoint, asked.now) {
                     Ok(token) => {
-                        let binding = token.binding.clone();
+                        let binding = token.binding;
                         self.granted(token.into_caller(), index, binding.as_ref(), asked)
                     }
                     Err(error) => TokenVerdict::Invalid(error),

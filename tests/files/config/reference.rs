@@ -191,6 +191,33 @@ fn literals(cell: &str) -> Vec<&str> {
     cell.split('`').skip(1).step_by(2).collect()
 }
 
+/// What a line about credentials of clients needs beside it.
+fn add_credentials<'t>(parts: &mut BTreeMap<&'t str, String>, table: &'t str, key: &str) {
+    if table == "auth.issuers" {
+        parts.insert("listen", "public_url = \"https://mcp.example\"".to_owned());
+        parts.insert("auth", "mode = \"tokens\"".to_owned());
+        let needed = if key == "issuer" { "" } else { "issuer = \"https://login.example\"" };
+        parts.insert(table, needed.to_owned());
+    }
+    if table == "listen.tls" && key.starts_with("client_") {
+        let needed = "certificate = \"a.pem\"\nkey = \"a.key\"".to_owned();
+        parts.insert(table, if key == "client_ca" { needed } else { format!("{needed}\nclient_ca = \"a.pem\"") });
+        parts.insert("auth", "mode = \"certificates\"".to_owned());
+        parts.insert("auth.certificates", "san = \"agent.corp\"".to_owned());
+    }
+    if table == "auth.issuers.introspection" {
+        parts.insert("listen", "public_url = \"https://mcp.example\"".to_owned());
+        parts.insert("auth", "mode = \"tokens\"".to_owned());
+        parts.insert("auth.issuers", "issuer = \"https://login.example\"".to_owned());
+        let needed = "url = \"https://login.example/i\"\nclient_id = \"x\"\nclient_secret = \"${HOSTED_TOKEN}\"";
+        parts.insert(table, needed.to_owned());
+    }
+    if table == "auth.api_keys.limits" {
+        parts.insert("auth", "mode = \"api_keys\"".to_owned());
+        parts.insert("auth.api_keys", "id = \"ada\"\nkey = \"${ADA_KEY}\"".to_owned());
+    }
+}
+
 /// A file with this line in this table, and without it. Both have whatever else the line needs.
 fn files(table: &str, key: &str, line: &str) -> (String, String) {
     let of_programs =
@@ -222,29 +249,7 @@ fn files(table: &str, key: &str, line: &str) -> (String, String) {
         let lines: Vec<_> = needed.map(|(_, line)| *line).collect();
         parts.insert("store", format!("kind = \"postgres\"\n{}", lines.join("\n")));
     }
-    if table == "auth.issuers" {
-        parts.insert("listen", "public_url = \"https://mcp.example\"".to_owned());
-        parts.insert("auth", "mode = \"tokens\"".to_owned());
-        let needed = if key == "issuer" { "" } else { "issuer = \"https://login.example\"" };
-        parts.insert(table, needed.to_owned());
-    }
-    if table == "listen.tls" && key.starts_with("client_") {
-        let needed = "certificate = \"a.pem\"\nkey = \"a.key\"".to_owned();
-        parts.insert(table, if key == "client_ca" { needed } else { format!("{needed}\nclient_ca = \"a.pem\"") });
-        parts.insert("auth", "mode = \"certificates\"".to_owned());
-        parts.insert("auth.certificates", "san = \"agent.corp\"".to_owned());
-    }
-    if table == "auth.issuers.introspection" {
-        parts.insert("listen", "public_url = \"https://mcp.example\"".to_owned());
-        parts.insert("auth", "mode = \"tokens\"".to_owned());
-        parts.insert("auth.issuers", "issuer = \"https://login.example\"".to_owned());
-        let needed = "url = \"https://login.example/i\"\nclient_id = \"x\"\nclient_secret = \"${HOSTED_TOKEN}\"";
-        parts.insert(table, needed.to_owned());
-    }
-    if table == "auth.api_keys.limits" {
-        parts.insert("auth", "mode = \"api_keys\"".to_owned());
-        parts.insert("auth.api_keys", "id = \"ada\"\nkey = \"${ADA_KEY}\"".to_owned());
-    }
+    add_credentials(&mut parts, table, key);
     if table == "upstreams.NAME.tools.split" {
         parts.insert("upstreams.NAME.tools", "match = \"any\"".to_owned());
         parts.insert(table, if key == "argument" { String::new() } else { "argument = \"any\"".to_owned() });

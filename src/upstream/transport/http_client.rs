@@ -190,13 +190,22 @@ impl HttpClient {
         outgoing: &OutgoingRequest,
         handed_over: &HandedOver,
     ) -> Result<Response<PooledBody>, GatewayFault> {
-        let issued = self.issued(outgoing).await?;
+        // Boxed: few upstreams have issued credentials, and every call in progress holds this future.
+        let issued = match &self.issuer {
+            Some(issuer) => Some(Box::pin(self.issued(&**issuer, outgoing)).await?),
+            None => None,
+        };
         let pass = match outgoing.part() {
             RequestScope::New => Some(self.breaker.admit()?),
             RequestScope::UnderWay => None,
         };
-        let sending = self.send_with_credential(outgoing, handed_over, issued);
-        let answer = sending.await.map_err(|(fault, cause)| {
+        let answer = match (&self.issuer, issued) {
+            (Some(issuer), Some(issued)) => {
+                Box::pin(self.send_with_credential(&**issuer, outgoing, handed_over, issued)).await
+            }
+            (Some(_), None) | (None, _) => self.send_within_limits(outgoing, handed_over, None).await,
+        };
+        let answer = answer.map_err(|(fault, cause)| {
             self.health.failed(UpstreamFailure::new(fault.reason, cause));
             fault
         });
@@ -216,11 +225,14 @@ impl HttpClient {
         answer
     }
 
-    /// The credential that is issued for a request, if the upstream has such ones. A call in progress may have run.
-    async fn issued(&self, outgoing: &OutgoingRequest) -> Result<Option<HeaderValue>, GatewayFault> {
-        let Some(issuer) = &self.issuer else { return Ok(None) };
+    /// The credential that is issued for a request. A call in progress may have run.
+    async fn issued(
+        &self,
+        issuer: &dyn CredentialIssuer,
+        outgoing: &OutgoingRequest,
+    ) -> Result<HeaderValue, GatewayFault> {
         match issuer.header(&outgoing.client()).await {
-            Ok(value) => Ok(Some(value)),
+            Ok(value) => Ok(value),
             Err(fault) => {
                 if !issuer.is_per_client() {
                     let cause = "no credential was issued; the log says why".to_owned();
@@ -235,16 +247,16 @@ impl HttpClient {
     /// Sends a request once more with a renewed credential if the upstream answers 401, before which it has run nothing.
     async fn send_with_credential(
         &self,
+        issuer: &dyn CredentialIssuer,
         outgoing: &OutgoingRequest,
         handed_over: &HandedOver,
-        issued: Option<HeaderValue>,
+        issued: HeaderValue,
     ) -> Result<Response<PooledBody>, (GatewayFault, String)> {
-        let response = self.send_within_limits(outgoing, handed_over, issued.as_ref()).await?;
-        let (Some(issuer), Some(refused)) = (&self.issuer, issued) else { return Ok(response) };
+        let response = self.send_within_limits(outgoing, handed_over, Some(&issued)).await?;
         if response.status() != StatusCode::UNAUTHORIZED {
             return Ok(response);
         }
-        match issuer.after_refusal(&outgoing.client(), &refused).await {
+        match issuer.after_refusal(&outgoing.client(), &issued).await {
             // What was handed over before has certainly not run.
             Some(renewed) => self.send_within_limits(outgoing, &HandedOver::default(), Some(&renewed)).await,
             None => Ok(response),

@@ -379,10 +379,20 @@ impl AnswerShare {
 
     /// Takes bytes for a text that is in memory already; fails if there are none.
     pub fn hold(&self, text: Bytes) -> Result<Bytes, GatewayFault> {
+        self.try_hold(text).map_err(|full| refused(full, Executed::No))
+    }
+
+    /// As [`Self::hold`], for a response that waits if there are none; `None` then.
+    #[must_use]
+    pub fn hold_now(&self, text: Bytes) -> Option<Bytes> {
+        self.try_hold(text).ok()
+    }
+
+    fn try_hold(&self, text: Bytes) -> Result<Bytes, FullBound> {
         let mut held = AnswerPermit::default();
         let more = missing(&held, text.len());
         if more > 0 {
-            self.take_now(&mut held, more).map_err(|full| refused(full, Executed::No))?;
+            self.take_now(&mut held, more)?;
         }
         Ok(held.attach(text))
     }

@@ -39,25 +39,16 @@ impl SharedResults {
         Self { limits, shown: Mutex::default() }
     }
 
-    /// The buffer of a task's result that other responses use, or a new one; fails if it has no room.
-    fn text(&self, key: &TaskKey, result: &Payload) -> Result<Bytes, GatewayFault> {
-        self.text_or(key, result.len(), || self.limits.answers_to(&key.owner).hold(result.bytes().clone()))
-    }
-
-    fn text_or(
-        &self,
-        key: &TaskKey,
-        bytes: usize,
-        new: impl FnOnce() -> Result<Bytes, GatewayFault>,
-    ) -> Result<Bytes, GatewayFault> {
+    /// The buffer of a task's result that other responses use, or a new one if `new` has room for it.
+    fn text(&self, key: &TaskKey, bytes: usize, new: impl FnOnce() -> Option<Bytes>) -> Option<Bytes> {
         let mut shown = self.shown.lock();
         if let Some(text) = shown.get(key).and_then(Weak::upgrade).filter(|text| text.len() == bytes) {
-            return Ok(Bytes::from_owner(SharedText(text)));
+            return Some(Bytes::from_owner(SharedText(text)));
         }
         let text = Arc::new(new()?);
         shown.retain(|_, text| text.strong_count() > 0);
         shown.insert(key.clone(), Arc::downgrade(&text));
-        Ok(Bytes::from_owner(SharedText(text)))
+        Some(Bytes::from_owner(SharedText(text)))
     }
 }
 
@@ -92,10 +83,11 @@ impl Engine {
     /// `StoreFailed` if it cannot be read again. Cancel safe.
     pub async fn share(self: &Arc<Self>, task: Arc<Task>) -> Result<Arc<Task>, GatewayFault> {
         let Some(large) = large_result(&task) else { return Ok(task) };
-        match self.results.text(&task.key, large.result) {
-            Ok(text) => Ok(Arc::new(Task { phase: large.in_buffer(text), ..Task::clone(&task) })),
+        let own = || self.limits().answers_to(&task.key.owner).hold_now(large.result.bytes().clone());
+        match self.results.text(&task.key, large.result.len(), own) {
+            Some(text) => Ok(Arc::new(Task { phase: large.in_buffer(text), ..Task::clone(&task) })),
             // Boxed: few results wait, and each poll has this future.
-            Err(_) => Box::pin(self.share_with_room(task)).await,
+            None => Box::pin(self.share_with_room(task)).await,
         }
     }
 
@@ -112,8 +104,9 @@ impl Engine {
         })?;
         // A settled result never changes.
         let Some(large) = large_result(&read) else { return Ok(read) };
-        let text = self.results.text_or(&key, bytes, || Ok(permit.attach(large.result.bytes().clone())))?;
-        Ok(Arc::new(Task { phase: large.in_buffer(text), ..shown }))
+        let text = self.results.text(&key, bytes, || Some(permit.attach(large.result.bytes().clone())));
+        let phase = text.map_or_else(|| read.phase.clone(), |text| large.in_buffer(text));
+        Ok(Arc::new(Task { phase, ..shown }))
     }
 
     /// Charges a response to its principal if it is large and shares no buffer. Fails as [`Engine::share`].

@@ -79,7 +79,7 @@ impl LargeResult<'_> {
 
 impl Engine {
     /// Puts a task's large result into the one buffer that all responses share. Without room, lets go of the result until
-    /// there is, and reads it again. Fails with `TooMuchUnread` or `AnswersFull` after [`ROOM_WAIT_MAX`], with
+    /// there is, and reads it again. Fails with `TooMuchUnread` or `AnswersFull` after 20 s, with
     /// `StoreFailed` if it cannot be read again. Cancel safe.
     pub async fn share(self: &Arc<Self>, task: Arc<Task>) -> Result<Arc<Task>, GatewayFault> {
         let Some(large) = large_result(&task) else { return Ok(task) };

@@ -1,6 +1,6 @@
 //! Identifies clients by their certificates: which name of a certificate makes which principal.
 //!
-//! [`super::tls`] verifies certificates in the handshake; no header is read here.
+//! `tls` verifies certificates in the handshake; no header is read here.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! Keeps the credentials that are issued for a server: in memory, renewed before their end by one request for all.
 //!
 //! Three sources: client credentials (RFC 6749, 4.4), an exchange of the client's own token (RFC 8693), and a program. Read
-//! [`super::issued_token`] for what they answer.
+//! `issued_token` for what they answer.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,6 +1,6 @@
 //! Checks proofs of possession (DPoP, RFC 9449): who sends a token also holds the key that it is bound to.
 //!
-//! A pure function of the proof's text, the request and the time. [`super::seen_proofs`] remembers which were used.
+//! A pure function of the proof's text, the request and the time. `seen_proofs` remembers which were used.
 
 use std::time::Duration;
 

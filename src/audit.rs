@@ -68,7 +68,8 @@ pub struct AuditLog {
 }
 
 impl AuditLog {
-    /// Locks the file and continues its chain, in a thread of its own. `replica` is in each line, if there are several gateways.
+    /// Locks the file, and starts the thread that continues its chain. Each line names `replica`, if several gateways share
+    /// a store.
     /// Fails with `Locked` if another process writes the file.
     pub async fn open(settings: AuditSettings, replica: Option<&str>) -> Result<Arc<Self>, AuditOpenError> {
         let end = Instant::now() + LOCK_MAX;
@@ -87,7 +88,7 @@ impl AuditLog {
         Ok(Arc::new(Self { settings, queue, issuers: RwLock::default() }))
     }
 
-    /// Names the issuers whose tokens are accepted, for `via`.
+    /// Sets the issuers that `via` can name: those whose tokens are accepted.
     pub fn know_issuers<'a>(&self, urls: impl Iterator<Item = &'a str>) {
         *self.issuers.write() =
             urls.map(|url| (Principal::issuer_digits(url), url.to_owned())).collect::<HashMap<_, _>>();

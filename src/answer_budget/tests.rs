@@ -193,7 +193,7 @@ async fn new_requests_are_refused_while_nothing_becomes_free_for_an_answer_that_
     assert!(budget.refusal(&ada, || MIB).is_none());
 }
 
-/// What waits for the store, or in it, goes on however slowly clients read.
+/// Responses that wait for the store, or in it, do not depend on how fast clients read.
 #[tokio::test(start_paused = true)]
 async fn no_request_is_refused_while_answers_wait_that_a_store_keeps() {
     let (budget, ada) = (budget(8 * MIB), Principal::holding("ada"));

@@ -50,7 +50,7 @@ pub(super) struct ReloadTrigger {
     wait: ReloadWait,
 }
 
-/// What the files held when they were read last.
+/// The contents of the files at their last reading.
 #[derive(Debug, PartialEq)]
 enum SeenFiles {
     /// Both are compared: the files may have changed after the configuration was read and before its fingerprint was

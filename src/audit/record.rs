@@ -17,7 +17,7 @@ pub(super) const LINE_BYTES_MAX: usize = 16 << 10;
 const TEXT_BYTES_MAX: usize = 256;
 const DIGEST_DIGITS: usize = 16;
 
-/// What was done.
+/// The kind of an event; `what` of its line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AuditAct {
     LoginRefused,

@@ -1,4 +1,4 @@
-//! Writes the records, in a thread of its own: the only writer of the file.
+//! Writes the records to the audit file, in one thread, which is the only writer of that file.
 //!
 //! Lines reach the kernel as they come. With `required`, a batch is on the disk before its calls are sent; else the file is
 //! synced each second. A failed write is repeated each second, with the same lines.

@@ -45,7 +45,7 @@ impl Default for RunningChanges {
     }
 }
 
-/// What [`Engine::held_within`] found.
+/// A row as [`Engine::held_within`] found it.
 pub(super) enum HeldRow {
     Read(Arc<Task>),
     /// Settled. The size counts its other contents too.

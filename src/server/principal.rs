@@ -381,7 +381,7 @@ pub(super) struct AskedPath<'p> {
     pub(super) certificate: Option<&'p PeerCertificate>,
 }
 
-/// What an access token is for at a path.
+/// The use of an access token at a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TokenUse {
     /// It identifies its client, and no more.

@@ -115,7 +115,7 @@ fn a_chain_that_was_written_anew_is_found_by_an_anchor_alone() {
     assert_eq!(verify(&again, &anchors).unwrap_err(), "line 1000, seq 1000: differs from the anchor");
     assert!(verify(&lines[..1_999], &anchors).unwrap_err().starts_with("the anchors go on to seq 2000"));
     assert_eq!(verify(&lines[..2_000], &anchors), Ok(()));
-    // The anchors of an earlier chain stand before those of this one.
+    // An anchor file also holds the digests of earlier chains, before this chain's.
     assert_eq!(verify(&lines, &format!("1 {}\n9000 {}\n{anchors}", "a".repeat(64), "b".repeat(64))), Ok(()));
     for wrong in ["1000 x\n", "x\n", "1000", &"9".repeat(1 << 20)] {
         assert_eq!(verify(&lines, wrong).unwrap_err(), "line 1: is no anchor");
@@ -123,7 +123,7 @@ fn a_chain_that_was_written_anew_is_found_by_an_anchor_alone() {
 }
 
 proptest! {
-    /// Of any edit but that of the last line, which no line follows.
+    /// Every edit is found, except an edit of the last line, whose digest is in no other line.
     #[test]
     fn any_changed_byte_is_found(at in 0_usize..1_000, byte: u8) {
         let lines = chain(8);

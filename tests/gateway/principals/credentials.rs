@@ -259,18 +259,24 @@ async fn an_authorization_server_that_fails_is_named_and_the_server_is_not_calle
     }
 }
 
+/// Tokens that are issued once the semaphore has a permit for each.
+fn held_answers() -> (Arc<Semaphore>, Arc<Reply>) {
+    let gate = Arc::new(Semaphore::new(0));
+    let held = Arc::clone(&gate);
+    let reply: Arc<Reply> = Arc::new(move |n, _| {
+        let held = Arc::clone(&held);
+        Box::pin(async move {
+            held.acquire().await.unwrap().forget();
+            issued(n)
+        })
+    });
+    (gate, reply)
+}
+
 #[tokio::test]
 async fn a_hundred_calls_cause_one_request_for_a_token() {
     for credential in [client_credentials, exchange] {
-        let gate = Arc::new(Semaphore::new(0));
-        let held = Arc::clone(&gate);
-        let reply: Arc<Reply> = Arc::new(move |n, _| {
-            let held = Arc::clone(&held);
-            Box::pin(async move {
-                held.acquire().await.unwrap().forget();
-                issued(n)
-            })
-        });
+        let (gate, reply) = held_answers();
         let world = World::start(reply, anything(), credential).await;
         let ask = Ask::call(&world.token("ada", &json!({})), "quick", &json!({}));
         let asks = vec![ask; 100];
@@ -286,15 +292,7 @@ async fn a_hundred_calls_cause_one_request_for_a_token() {
 
 #[tokio::test]
 async fn a_request_for_a_token_is_finished_though_its_client_leaves() {
-    let gate = Arc::new(Semaphore::new(0));
-    let held = Arc::clone(&gate);
-    let reply: Arc<Reply> = Arc::new(move |n, _| {
-        let held = Arc::clone(&held);
-        Box::pin(async move {
-            held.acquire().await.unwrap().forget();
-            issued(n)
-        })
-    });
+    let (gate, reply) = held_answers();
     let world = World::start(reply, anything(), exchange).await;
     let token = world.token("ada", &json!({}));
     let mut stream = TcpStream::connect(world.gate.gateway.address()).await.unwrap();

@@ -136,10 +136,7 @@ pub fn check(config: &Config, now: Timestamp) -> Result<(), FileMistakes> {
         if let Some(credential) = &http.credential {
             note(format!("upstreams.{name}.auth.value_file"), credential.read().map(drop).map_err(FileError::from));
         }
-        if let Some(issued) = &http.issued
-            && let Some(client) = issued.client()
-        {
-            let table = if issued.subjects().is_some() { "exchange" } else { "client_credentials" };
+        for (table, client) in http.issued.iter().flat_map(|issued| issued.clients()) {
             let read = client.read().map(drop).map_err(FileError::from);
             note(format!("upstreams.{name}.credential.{table}.client_secret_file"), read);
         }

@@ -30,7 +30,6 @@ use crate::telemetry;
 use crate::tls::IdentityFiles;
 use crate::upstream::Upstream;
 use crate::upstream::issued_credential::IssuedCredentialSettings;
-use crate::upstream::token_client::TokenClientSettings;
 use crate::upstream::transport::credential::Credential;
 use crate::upstream::transport::stdio::StdioUpstreamSettings;
 use crate::upstream::upstream_health::UpstreamHealth;
@@ -337,9 +336,9 @@ fn upstream_files(config: &UpstreamConfig) -> impl Iterator<Item = &Path> {
     let ca = tls.and_then(|tls| tls.ca.as_deref());
     let identities = tls.into_iter().flat_map(|tls| tls.identity.iter().flat_map(identity));
     let credential = http.and_then(|http| http.credential.as_ref()).and_then(Credential::file);
-    let client = http.and_then(|http| http.issued.as_deref()).and_then(IssuedCredentialSettings::client);
-    let secret = client.and_then(TokenClientSettings::file);
-    let credential = credential.into_iter().chain(secret);
+    let clients = http.and_then(|http| http.issued.as_deref()).into_iter().flat_map(IssuedCredentialSettings::clients);
+    let secrets = clients.filter_map(|(_, client)| client.file());
+    let credential = credential.into_iter().chain(secrets);
     let variables = config.server.stdio().into_iter().flat_map(|stdio| &stdio.env_files);
     ca.into_iter().chain(identities).chain(credential).chain(variables.map(|(_, file)| file.as_path()))
 }

@@ -91,6 +91,7 @@ pub(super) struct RawIssuedCredential {
     pub(super) exchange: Option<RawTokenGrant>,
     /// What only `exchange` has.
     pub(super) exchanged: RawExchange,
+    pub(super) id_jag: Option<RawTokenGrant>,
 }
 
 /// The gateway as a client of an authorization server.
@@ -166,6 +167,7 @@ pub(super) fn tables() -> Vec<(&'static str, Vec<KeyRow>)> {
         ("upstreams.NAME.credential", RawCredentialCommand::ROWS.to_vec()),
         ("upstreams.NAME.credential.client_credentials", RawTokenClient::ROWS.to_vec()),
         ("upstreams.NAME.credential.exchange", [RawTokenClient::ROWS, RawExchange::ROWS].concat()),
+        ("upstreams.NAME.credential.id_jag", RawTokenClient::ROWS.to_vec()),
         ("upstreams.NAME.tls", RawUpstreamTls::ROWS.to_vec()),
         ("upstreams.NAME.tasks", [task_rules, RawDrafts::ROWS].concat()),
         ("upstreams.NAME.tools", [RawToolValues::ROWS, &rules].concat()),
@@ -250,8 +252,9 @@ fn read_issued(mut section: Section<'_, '_>) -> Option<RawIssuedCredential> {
     let command = RawCredentialCommand::read(&mut section);
     let (client_credentials, ()) = read_grant(section.section("client_credentials"), |_| ());
     let (exchange, exchanged) = read_grant(section.section("exchange"), RawExchange::read);
+    let (id_jag, ()) = read_grant(section.section("id_jag"), |_| ());
     section.close();
-    location.map(|location| RawIssuedCredential { location, command, client_credentials, exchange, exchanged })
+    location.map(|location| RawIssuedCredential { location, command, client_credentials, exchange, exchanged, id_jag })
 }
 
 fn read_grant<'a, T>(

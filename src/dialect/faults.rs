@@ -320,6 +320,7 @@ pub const fn reason_key(reason: Reason) -> &'static str {
         Reason::UpstreamAuth => "upstream_auth",
         Reason::UpstreamRedirect => "upstream_redirect",
         Reason::CredentialMissing => "credential_missing",
+        Reason::CredentialBound => "credential_bound",
         Reason::CredentialRefused => "credential_refused",
         Reason::CredentialAway => "credential_away",
         Reason::CredentialMalformed => "credential_malformed",
@@ -378,6 +379,10 @@ const fn sentence(reason: Reason) -> &'static str {
         Reason::UpstreamAuth => "The upstream server did not accept the credentials",
         Reason::CredentialMissing => {
             "The upstream server's credential is exchanged for an access token, and the request came without one: log in"
+        }
+        Reason::CredentialBound => {
+            "The upstream server's credential is exchanged for an access token, and the request's token is bound to its \
+             client's key: log in without DPoP or a certificate"
         }
         Reason::CredentialRefused => "The authorization server refused a credential for the upstream server",
         Reason::CredentialAway => "No credential for the upstream server can be had now: its issuer does not answer",

@@ -150,7 +150,11 @@ fn may_pass(fault: &GatewayFault) -> bool {
     }
     !matches!(
         fault.reason,
-        Reason::UpstreamAuth | Reason::UpstreamRedirect | Reason::CredentialMissing | Reason::CredentialRefused
+        Reason::UpstreamAuth
+            | Reason::UpstreamRedirect
+            | Reason::CredentialMissing
+            | Reason::CredentialBound
+            | Reason::CredentialRefused
     )
 }
 

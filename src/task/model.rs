@@ -402,6 +402,8 @@ pub enum Reason {
     UpstreamRedirect,
     /// The upstream's credential is made from the client's token, and the request came without one.
     CredentialMissing,
+    /// The client's token is bound to its key or certificate, and is not exchanged without a proof.
+    CredentialBound,
     /// The authorization server refused a credential for the upstream.
     CredentialRefused,
     /// The source of the upstream's credential gives no answer now.

@@ -1,7 +1,8 @@
 //! Keeps the credentials that are issued for a server: in memory, renewed before their end by one request for all.
 //!
-//! Three sources: client credentials (RFC 6749, 4.4), an exchange of the client's own token (RFC 8693), and a program. Read
-//! `issued_token` for what they answer.
+//! Three sources: client credentials (RFC 6749, 4.4), an exchange of the client's own token (RFC 8693), and a program. An exchange may
+//! have two steps: for an identity assertion (ID-JAG), and from it to a token of another company's authorization server (RFC 7523).
+//! Read `issued_token` for what they answer.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,9 +13,10 @@ use moka::sync::Cache;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
+use super::document::{DocumentError, FormAnswer};
 use super::issued_token::{self, IssuedToken, TokenFailure};
 use super::shared_lookups::SharedLookups;
-use super::subject_token::{SubjectToken, SubjectTokens};
+use super::subject_token::{SubjectToken, SubjectTokenType, SubjectTokens};
 use super::token_client::{TokenClient, TokenClientSettings};
 use super::transport::credential::{CredentialError, CredentialIssuer};
 use super::{ClientCredential, TaskScope, credential_command};
@@ -34,22 +36,36 @@ const WEIGHT_MAX: u64 = 16 << 20;
 const ENTRY_BYTES: usize = 256;
 const FAILURES_MAX: u64 = 10_000;
 const ACCESS_TOKEN: &str = "urn:ietf:params:oauth:token-type:access_token";
+const ID_JAG: &str = "urn:ietf:params:oauth:token-type:id-jag";
 const EXCHANGE: &str = "urn:ietf:params:oauth:grant-type:token-exchange";
+const JWT_BEARER: &str = "urn:ietf:params:oauth:grant-type:jwt-bearer";
 
 /// Where the credentials for one server come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum IssuedCredentialSettings {
-    ClientCredentials {
-        client: TokenClientSettings,
-        target: TokenTarget,
-    },
-    Exchange {
-        client: TokenClientSettings,
-        target: TokenTarget,
-        subjects: SubjectTokens,
-    },
+    ClientCredentials(TokenRequestSettings),
+    Exchange(Box<ExchangeSettings>),
     /// A program and its arguments.
     Command(Vec<String>),
+}
+
+/// The endpoint that is asked for a token, and what for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TokenRequestSettings {
+    pub client: TokenClientSettings,
+    pub target: TokenTarget,
+}
+
+/// The exchange of clients' tokens (RFC 8693).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExchangeSettings {
+    pub request: TokenRequestSettings,
+    pub subject_type: SubjectTokenType,
+    /// Whether tokens that are bound to their client's key or certificate are exchanged, though the gateway has no proof.
+    pub takes_bound_tokens: bool,
+    pub subjects: SubjectTokens,
+    /// Where the identity assertion is redeemed, if the exchange is for one (ID-JAG).
+    pub redeemed: Option<TokenRequestSettings>,
 }
 
 /// What a token is asked for: parameters of the request (RFC 8707, 8693).
@@ -62,20 +78,25 @@ pub struct TokenTarget {
 }
 
 impl IssuedCredentialSettings {
-    #[must_use]
-    pub const fn client(&self) -> Option<&TokenClientSettings> {
-        match self {
-            Self::ClientCredentials { client, .. } | Self::Exchange { client, .. } => Some(client),
-            Self::Command(_) => None,
-        }
+    /// The gateway as a client, with the table of the configuration that says so.
+    pub fn clients(&self) -> impl Iterator<Item = (&'static str, &TokenClientSettings)> {
+        let [first, second] = match self {
+            Self::ClientCredentials(request) => [Some(("client_credentials", &request.client)), None],
+            Self::Exchange(exchange) => {
+                let redeemed = exchange.redeemed.as_ref().map(|request| ("id_jag", &request.client));
+                [Some(("exchange", &exchange.request.client)), redeemed]
+            }
+            Self::Command(_) => [None, None],
+        };
+        first.into_iter().chain(second)
     }
 
     /// The clients' tokens, if they are exchanged.
     #[must_use]
-    pub const fn subjects(&self) -> Option<&SubjectTokens> {
+    pub fn subjects(&self) -> Option<&SubjectTokens> {
         match self {
-            Self::Exchange { subjects, .. } => Some(subjects),
-            Self::ClientCredentials { .. } | Self::Command(_) => None,
+            Self::Exchange(exchange) => Some(&exchange.subjects),
+            Self::ClientCredentials(_) | Self::Command(_) => None,
         }
     }
 }
@@ -102,9 +123,22 @@ impl std::fmt::Debug for IssuerState {
 
 #[derive(Debug)]
 enum TokenSource {
-    ClientCredentials(TokenClient, TokenTarget),
-    Exchange(TokenClient, TokenTarget, SubjectTokens),
+    ClientCredentials(TokenRequest),
+    Exchange(Box<TokenExchange>),
     Command(Vec<String>),
+}
+
+#[derive(Debug)]
+struct TokenRequest {
+    client: TokenClient,
+    target: TokenTarget,
+}
+
+#[derive(Debug)]
+struct TokenExchange {
+    settings: ExchangeSettings,
+    request: TokenRequest,
+    redeemed: Option<TokenRequest>,
 }
 
 #[derive(Clone)]
@@ -150,10 +184,12 @@ impl IssuedCredentials {
     ) -> Result<Self, CredentialError> {
         use IssuedCredentialSettings as S;
         let source = match settings {
-            S::ClientCredentials { client, target } => TokenSource::ClientCredentials(client.read()?, target.clone()),
-            S::Exchange { client, target, subjects } => {
-                TokenSource::Exchange(client.read()?, target.clone(), subjects.clone())
-            }
+            S::ClientCredentials(request) => TokenSource::ClientCredentials(TokenRequest::new(request)?),
+            S::Exchange(exchange) => TokenSource::Exchange(Box::new(TokenExchange {
+                settings: (**exchange).clone(),
+                request: TokenRequest::new(&exchange.request)?,
+                redeemed: exchange.redeemed.as_ref().map(TokenRequest::new).transpose()?,
+            })),
             S::Command(words) => TokenSource::Command(words.clone()),
         };
         let weight =
@@ -170,12 +206,18 @@ impl IssuedCredentials {
     }
 
     fn holder(&self, client: &ClientCredential) -> Result<Holder, GatewayFault> {
-        let TokenSource::Exchange(_, _, subjects) = &self.0.source else {
+        let TokenSource::Exchange(exchange) = &self.0.source else {
             let key = digest([b"everyone"]);
             return Ok(Holder { key, attempt: key, subject: None });
         };
         let missing = GatewayFault::new(Reason::CredentialMissing, Executed::No);
-        let subject = subjects.newest(client.subject().ok_or(missing)?);
+        let subject = client.subject().ok_or(missing)?;
+        if subject.is_bound() && !exchange.settings.takes_bound_tokens {
+            let cause = "a client's token is bound to its key, and not exchanged without a proof; see `bound_tokens`";
+            self.0.log(&TokenFailure::new(Reason::CredentialBound, cause));
+            return Err(GatewayFault::new(Reason::CredentialBound, Executed::No));
+        }
+        let subject = exchange.settings.subjects.newest(subject);
         let key = subject.holder();
         Ok(Holder { key, attempt: digest([&key.0, subject.secret().as_bytes()]), subject: Some(subject) })
     }
@@ -233,33 +275,61 @@ impl CredentialIssuer for IssuedCredentials {
 
     fn is_per_client(&self) -> bool {
         match &self.0.source {
-            TokenSource::Exchange(..) => true,
-            TokenSource::ClientCredentials(..) | TokenSource::Command(_) => false,
+            TokenSource::Exchange(_) => true,
+            TokenSource::ClientCredentials(_) | TokenSource::Command(_) => false,
         }
+    }
+}
+
+impl TokenRequest {
+    fn new(settings: &TokenRequestSettings) -> Result<Self, CredentialError> {
+        Ok(Self { client: settings.client.read()?, target: settings.target.clone() })
+    }
+
+    /// Asks with these fields and those of the target.
+    async fn ask(&self, fields: &[(&str, &str)]) -> Result<FormAnswer, DocumentError> {
+        let TokenTarget { resource, audience, scope } = &self.target;
+        let target = [("resource", resource), ("audience", audience), ("scope", scope)];
+        let target = target.into_iter().filter_map(|(name, value)| Some((name, value.as_deref()?)));
+        self.client.ask(&fields.iter().copied().chain(target).collect::<Vec<_>>()).await
+    }
+}
+
+impl TokenExchange {
+    async fn ask(&self, subject: &SubjectToken) -> Result<IssuedToken, TokenFailure> {
+        let subject_type = self.settings.subject_type.name();
+        let exchanged = async |wanted| {
+            let fields = [
+                ("grant_type", EXCHANGE),
+                ("requested_token_type", wanted),
+                ("subject_token", subject.secret()),
+                ("subject_token_type", subject_type),
+            ];
+            self.request.ask(&fields).await
+        };
+        let Some(redeemed) = &self.redeemed else {
+            return issued_token::of_answer(&exchanged(ACCESS_TOKEN).await?);
+        };
+        let in_exchange = |failure: TokenFailure| failure.in_step("the identity assertion");
+        let assertion = exchanged(ID_JAG).await.map_err(|error| in_exchange(error.into()))?;
+        let assertion = issued_token::assertion_of_answer(&assertion).map_err(in_exchange)?;
+        let answer = redeemed.ask(&[("grant_type", JWT_BEARER), ("assertion", &assertion)]).await?;
+        issued_token::of_answer(&answer)
     }
 }
 
 impl IssuerState {
     async fn ask(&self, subject: Option<&SubjectToken>) -> Result<IssuedToken, TokenFailure> {
-        let (client, target, mut fields) = match (&self.source, subject) {
-            (TokenSource::Command(words), _) => return credential_command::run(&self.upstream, words).await,
-            (TokenSource::ClientCredentials(client, target), _) => {
-                (client, target, vec![("grant_type", "client_credentials")])
+        match (&self.source, subject) {
+            (TokenSource::Command(words), _) => credential_command::run(&self.upstream, words).await,
+            (TokenSource::ClientCredentials(request), _) => {
+                issued_token::of_answer(&request.ask(&[("grant_type", "client_credentials")]).await?)
             }
-            (TokenSource::Exchange(..), None) => {
-                return Err(TokenFailure::new(Reason::CredentialMissing, "the request came without a token"));
+            (TokenSource::Exchange(_), None) => {
+                Err(TokenFailure::new(Reason::CredentialMissing, "the request came without a token"))
             }
-            (TokenSource::Exchange(client, target, _), Some(subject)) => {
-                let subject = [("subject_token", subject.secret()), ("subject_token_type", ACCESS_TOKEN)];
-                let fields = [("grant_type", EXCHANGE), ("requested_token_type", ACCESS_TOKEN)];
-                (client, target, fields.into_iter().chain(subject).collect())
-            }
-        };
-        let TokenTarget { resource, audience, scope } = target;
-        for (name, value) in [("resource", resource), ("audience", audience), ("scope", scope)] {
-            fields.extend(value.as_deref().map(|value| (name, value)));
+            (TokenSource::Exchange(exchange), Some(subject)) => exchange.ask(subject).await,
         }
-        issued_token::of_answer(&client.ask(&fields).await?)
     }
 
     fn note(

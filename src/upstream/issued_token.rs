@@ -51,6 +51,11 @@ impl TokenFailure {
     fn malformed(cause: impl Into<Cow<'static, str>>) -> Self {
         Self::new(Reason::CredentialMalformed, cause)
     }
+
+    /// The same, with the step that failed.
+    pub(super) fn in_step(self, step: &str) -> Self {
+        Self { cause: format!("{step}: {}", self.cause).into(), ..self }
+    }
 }
 
 impl From<DocumentError> for TokenFailure {
@@ -68,6 +73,31 @@ impl From<DocumentError> for TokenFailure {
 
 /// The token in the answer of a token endpoint (RFC 6749, 5).
 pub(super) fn of_answer(answer: &FormAnswer) -> Result<IssuedToken, TokenFailure> {
+    let answer = granted(answer)?;
+    check_token_type(&answer, "Bearer")?;
+    if answer.get("issued_token_type").is_some_and(|kind| !matches!(token_kind(kind), Some("access_token" | "jwt"))) {
+        return Err(TokenFailure::malformed("the token endpoint issued no access token (`issued_token_type`)"));
+    }
+    let header = answer.get("access_token").and_then(Value::as_str).and_then(bearer).ok_or_else(no_access_token)?;
+    let lifetime = answer.get("expires_in").map_or(Some(LIFETIME_UNKNOWN), seconds);
+    let wrong = || TokenFailure::malformed("the token endpoint's `expires_in` is no positive number");
+    Ok(IssuedToken { header, lifetime: lifetime.ok_or_else(wrong)? })
+}
+
+/// The identity assertion (ID-JAG) in the answer of an identity provider's token endpoint. An access token in its place is
+/// refused: the assertion is sent to an authorization server of another company.
+pub(super) fn assertion_of_answer(answer: &FormAnswer) -> Result<String, TokenFailure> {
+    let answer = granted(answer)?;
+    if answer.get("issued_token_type").and_then(token_kind) != Some("id-jag") {
+        return Err(TokenFailure::malformed("the token endpoint issued no identity assertion (`issued_token_type`)"));
+    }
+    check_token_type(&answer, "N_A")?;
+    let assertion = answer.get("access_token").and_then(Value::as_str).filter(|token| is_token(token));
+    Ok(assertion.ok_or_else(no_access_token)?.to_owned())
+}
+
+/// The members of an answer that grants the request.
+fn granted(answer: &FormAnswer) -> Result<Map<String, Value>, TokenFailure> {
     let status = answer.status;
     if status == StatusCode::TOO_MANY_REQUESTS || status.is_server_error() {
         let cause = format!("the token endpoint answers with HTTP {}", status.as_u16());
@@ -86,24 +116,24 @@ pub(super) fn of_answer(answer: &FormAnswer) -> Result<IssuedToken, TokenFailure
         return Err(TokenFailure::malformed(format!("the token endpoint answers with HTTP {}", status.as_u16())));
     }
     let answer = object(&answer.text);
-    let answer = answer.ok_or_else(|| TokenFailure::malformed("the token endpoint's answer is no JSON object"))?;
+    answer.ok_or_else(|| TokenFailure::malformed("the token endpoint's answer is no JSON object"))
+}
+
+fn check_token_type(answer: &Map<String, Value>, wanted: &str) -> Result<(), TokenFailure> {
     let kind = answer.get("token_type").and_then(Value::as_str);
-    if !kind.is_some_and(|kind| kind.eq_ignore_ascii_case("bearer")) {
-        return Err(TokenFailure::malformed("the token endpoint's answer has no `token_type` \"Bearer\""));
+    if kind.is_some_and(|kind| kind.eq_ignore_ascii_case(wanted)) {
+        return Ok(());
     }
-    let issued = answer.get("issued_token_type");
-    let is_usable = |kind: &Value| {
-        let kind = kind.as_str().and_then(|kind| kind.strip_prefix("urn:ietf:params:oauth:token-type:"));
-        matches!(kind, Some("access_token" | "jwt"))
-    };
-    if issued.is_some_and(|kind| !is_usable(kind)) {
-        return Err(TokenFailure::malformed("the token endpoint issued no access token (`issued_token_type`)"));
-    }
-    let header = answer.get("access_token").and_then(Value::as_str).and_then(bearer);
-    let header = header.ok_or_else(|| TokenFailure::malformed("the token endpoint's answer has no `access_token`"))?;
-    let lifetime = answer.get("expires_in").map_or(Some(LIFETIME_UNKNOWN), seconds);
-    let wrong = || TokenFailure::malformed("the token endpoint's `expires_in` is no positive number");
-    Ok(IssuedToken { header, lifetime: lifetime.ok_or_else(wrong)? })
+    Err(TokenFailure::malformed(format!("the token endpoint's answer has no `token_type` \"{wanted}\"")))
+}
+
+/// The last part of a token type's name (RFC 8693, 3).
+fn token_kind(value: &Value) -> Option<&str> {
+    value.as_str()?.strip_prefix("urn:ietf:params:oauth:token-type:")
+}
+
+fn no_access_token() -> TokenFailure {
+    TokenFailure::malformed("the token endpoint's answer has no `access_token`")
 }
 
 /// The token in the output of a command: `{"token": "…", "expires": 3600}`, or a time in UTC as `expires`.
@@ -124,10 +154,13 @@ fn object(text: &Bytes) -> Option<Map<String, Value>> {
     Payload::parse(text, ScanLimits::CLIENT).ok()?.read().ok()
 }
 
-/// Visible ASCII without blanks, as a token in a header.
+/// Whether a text is visible ASCII without blanks, as a token in a header.
+fn is_token(text: &str) -> bool {
+    (1..=TOKEN_BYTES_MAX).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic())
+}
+
 fn bearer(token: &str) -> Option<HeaderValue> {
-    let fits = (1..=TOKEN_BYTES_MAX).contains(&token.len()) && token.bytes().all(|byte| byte.is_ascii_graphic());
-    let mut value = HeaderValue::try_from(format!("Bearer {token}")).ok().filter(|_| fits)?;
+    let mut value = HeaderValue::try_from(format!("Bearer {token}")).ok().filter(|_| is_token(token))?;
     value.set_sensitive(true);
     Some(value)
 }

@@ -5,9 +5,13 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
+use base64::Engine as _;
+use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use http::HeaderMap;
 use http::header::AUTHORIZATION;
 use moka::sync::Cache;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
 
 use crate::task::digest::{Digest, digest};
 use crate::task::{Caller, Timestamp};
@@ -18,6 +22,24 @@ const ENTRY_BYTES: usize = 256;
 /// A token is forgotten after this time without a request that uses it. A running call has its own.
 const IDLE_MAX: Duration = Duration::from_secs(60 * 60);
 
+/// What clients' tokens are to the authorization server that exchanges them (RFC 8693, 3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SubjectTokenType {
+    AccessToken,
+    IdToken,
+    Jwt,
+}
+
+impl SubjectTokenType {
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::AccessToken => "urn:ietf:params:oauth:token-type:access_token",
+            Self::IdToken => "urn:ietf:params:oauth:token-type:id_token",
+            Self::Jwt => "urn:ietf:params:oauth:token-type:jwt",
+        }
+    }
+}
+
 /// A client's access token, compared by its holder: a refreshed token is equal to the one before it.
 #[derive(Clone)]
 pub struct SubjectToken(Arc<SubjectTokenParts>);
@@ -26,6 +48,7 @@ struct SubjectTokenParts {
     holder: Digest,
     token: String,
     until: Option<Timestamp>,
+    is_bound: bool,
 }
 
 impl SubjectToken {
@@ -34,10 +57,16 @@ impl SubjectToken {
     pub fn of(headers: &HeaderMap, caller: &Caller) -> Option<Self> {
         // An API key has no issuer.
         caller.claims.as_ref()?.issuer.as_ref()?;
-        let (_, token) = headers.get(AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
+        let (scheme, token) = headers.get(AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
         let token = token.trim_start_matches(' ').to_owned();
-        let holder = holder_of(caller, &token);
-        Some(Self(Arc::new(SubjectTokenParts { holder, token, until: caller.until })))
+        let is_bound = scheme.eq_ignore_ascii_case("dpop") || confirms(&token);
+        let holder = holder_of(caller, &token, is_bound);
+        Some(Self(Arc::new(SubjectTokenParts { holder, token, until: caller.until, is_bound })))
+    }
+
+    /// Whether the token serves the holder of a key or certificate alone, which the gateway is not.
+    pub(super) fn is_bound(&self) -> bool {
+        self.0.is_bound
     }
 
     pub(super) fn holder(&self) -> Digest {
@@ -50,8 +79,19 @@ impl SubjectToken {
     }
 }
 
+/// Whether a signed token, which was checked before, has a `cnf` (RFC 7800).
+fn confirms(token: &str) -> bool {
+    #[derive(Deserialize)]
+    struct Confirmed {
+        #[serde(rename = "cnf")]
+        _confirmation: IgnoredAny,
+    }
+    let claims = token.split('.').nth(1).and_then(|claims| BASE64_URL_SAFE_NO_PAD.decode(claims).ok());
+    claims.is_some_and(|claims| serde_json::from_slice::<Confirmed>(&claims).is_ok())
+}
+
 /// Identifies a principal with these scopes and groups: a narrow token never uses what a wide one was exchanged for.
-fn holder_of(caller: &Caller, token: &str) -> Digest {
+fn holder_of(caller: &Caller, token: &str, is_bound: bool) -> Digest {
     let principal = caller.principal.as_str().as_bytes();
     if caller.principal.is_shared() {
         // Several people: only the token tells them apart.
@@ -65,7 +105,8 @@ fn holder_of(caller: &Caller, token: &str) -> Digest {
             claims.extend_from_slice(name.as_bytes());
         }
     }
-    digest([b"own", principal, &claims])
+    let own: &[u8] = if is_bound { b"own, bound" } else { b"own" };
+    digest([own, principal, &claims])
 }
 
 impl PartialEq for SubjectToken {
@@ -157,6 +198,26 @@ mod tests {
         let team = || Principal::of_claim(ISSUER, "team", "red");
         assert_ne!(token(team(), &["a"], "s3cret-1", 1), token(team(), &["a"], "s3cret-2", 1), "two people of a team");
         assert!(!format!("{first:?}").contains("s3cret"));
+    }
+
+    #[test]
+    fn a_bound_token_is_told_by_its_scheme_or_its_claims() {
+        let claims = Claims { issuer: Some(Arc::from(ISSUER)), ..Claims::default() };
+        let caller = Caller { claims: Some(Arc::new(claims)), ..Caller::of(Principal::of_subject(ISSUER, "ada")) };
+        let signed = |claims: &str| format!("e30.{}.c2ln", BASE64_URL_SAFE_NO_PAD.encode(claims));
+        let bound = signed(r#"{"sub":"ada","cnf":{"x5t#S256":"x"}}"#);
+        for (scheme, token, is_bound) in [
+            ("DPoP", "opaque", true),
+            ("dpop", "opaque", true),
+            ("Bearer", "opaque", false),
+            ("Bearer", &bound, true),
+            ("Bearer", &signed(r#"{"sub":"ada","x":{"cnf":1}}"#), false),
+            ("Bearer", "e30.%%%.c2ln", false),
+        ] {
+            let header = HeaderValue::try_from(format!("{scheme} {token}")).unwrap();
+            let token = SubjectToken::of(&HeaderMap::from_iter([(AUTHORIZATION, header)]), &caller).unwrap();
+            assert_eq!(token.is_bound(), is_bound, "{scheme} {token:?}");
+        }
     }
 
     #[test]

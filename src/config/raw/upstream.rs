@@ -15,6 +15,7 @@ use super::super::value::{
 };
 use crate::face::client_login::ResourceName;
 use crate::task::{AfterCrash, Draft, EarlyInput, FallbackPolicy, TaskMode};
+use crate::upstream::subject_token::SubjectTokenType;
 use crate::upstream::transport::stdio::StderrUse;
 use crate::wire::ProtocolVersion;
 
@@ -54,6 +55,11 @@ const AFTER_CRASHES: WordList<AfterCrash> = &[
     ("rerun", Some(AfterCrash::Rerun)),
 ];
 const STDERR_USES: WordList<StderrUse> = &[("never", Some(StderrUse::Never)), ("on-death", Some(StderrUse::OnDeath))];
+const SUBJECT_TOKEN_TYPES: WordList<SubjectTokenType> = &[
+    ("access_token", Some(SubjectTokenType::AccessToken)),
+    ("id_token", Some(SubjectTokenType::IdToken)),
+    ("jwt", Some(SubjectTokenType::Jwt)),
+];
 const FALLBACKS: WordList<FallbackPolicy> =
     &[("hold", Some(FallbackPolicy::Hold)), ("tools", Some(FallbackPolicy::Tools))];
 
@@ -188,7 +194,7 @@ keys! {
 }
 
 keys! {
-    /// `[upstreams.NAME.credential.client_credentials]` and `exchange`: the keys that both have.
+    /// `[upstreams.NAME.credential.client_credentials]`, `exchange` and `id_jag`: the keys that all of them have.
     struct RawTokenClient {
         /// The token endpoint of the authorization server.
         reload token_url: Url = require(&TOKEN_URL), bounds "https, or http on this machine";
@@ -208,8 +214,14 @@ keys! {
 keys! {
     /// The keys of `exchange` alone.
     struct RawExchange {
-        /// The audience that the token is for, where the authorization server wants one beside `resource`.
+        /// The audience that the token is for, where the authorization server wants one beside `resource`. With `id_jag` the
+        /// issuer of the authorization server there, and required.
         reload audience: String = read(&AUDIENCE);
+        /// What clients' tokens are to the authorization server: `"id_token"` where clients come with identity tokens.
+        reload subject_token_type: SubjectTokenType = word(SUBJECT_TOKEN_TYPES), default "access_token";
+        /// `true` exchanges tokens that are bound to a client's key or certificate (`cnf`) too, though the gateway cannot
+        /// prove that it holds the key. Otherwise they are refused (`credential_bound`).
+        reload bound_tokens: bool = flag(), default false;
     }
 }
 

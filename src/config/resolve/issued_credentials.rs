@@ -4,7 +4,9 @@ use super::super::error::{ConfigLocation, MistakeCollector};
 use super::super::keys::KeyField as _;
 use super::super::raw::{RawIssuedCredential, RawTokenGrant, RawUpstream};
 use super::super::section::LocatedValue;
-use crate::upstream::issued_credential::{IssuedCredentialSettings, TokenTarget};
+use crate::upstream::issued_credential::{
+    ExchangeSettings, IssuedCredentialSettings, TokenRequestSettings, TokenTarget,
+};
 use crate::upstream::subject_token::SubjectTokens;
 use crate::upstream::token_client::{ClientSecret, TokenClientSettings};
 
@@ -36,19 +38,27 @@ pub(super) fn resolve(
         (None, _) if is_blamed => (),
         (None, _) => report.mistake(&issued.location, "needs one of `client_credentials`, `exchange` and `command`"),
     }
+    let redeemed = issued.id_jag.as_ref().map(|grant| {
+        check_id_jag(issued, grant, report);
+        request(grant, report)
+    });
     if let Some(grant) = &issued.client_credentials {
-        let (client, target) = (client(grant, report), target(grant));
-        return Some(IssuedCredentialSettings::ClientCredentials { client: client?, target });
+        return Some(IssuedCredentialSettings::ClientCredentials(request(grant, report)?));
     }
     if let Some(grant) = &issued.exchange {
         check_exchange(grant, tokens, report);
-        let audience = issued.exchanged.audience.as_ref().map(|written| written.value.clone());
-        let (client, target) = (client(grant, report), TokenTarget { audience, ..target(grant) });
-        return Some(IssuedCredentialSettings::Exchange {
-            client: client?,
-            target,
+        let (mut request, exchanged) = (request(grant, report)?, &issued.exchanged);
+        request.target.audience = exchanged.audience.as_ref().map(|written| written.value.clone());
+        return Some(IssuedCredentialSettings::Exchange(Box::new(ExchangeSettings {
+            request,
+            subject_type: exchanged.subject_token_type.value,
+            takes_bound_tokens: exchanged.bound_tokens.value,
             subjects: SubjectTokens::default(),
-        });
+            redeemed: match redeemed {
+                Some(redeemed) => Some(redeemed?),
+                None => None,
+            },
+        })));
     }
     let command = issued.command.command.as_ref()?;
     if command.value.first().is_none_or(String::is_empty) {
@@ -82,6 +92,26 @@ fn check_exchange(grant: &RawTokenGrant, tokens: ClientTokens, report: &mut Mist
         let message = "needs a `resource`: the server that the new token is for, mostly its `url`";
         report.mistake(&grant.location, message);
     }
+}
+
+/// An identity assertion comes from the exchange, for the authorization server that redeems it.
+fn check_id_jag(issued: &RawIssuedCredential, grant: &RawTokenGrant, report: &mut MistakeCollector) {
+    match &issued.exchange {
+        None if report.blames_at(&issued.location.below("exchange")) => (),
+        None => report.mistake(&grant.location, "redeems what `exchange` is given, which is missing"),
+        Some(exchange) => {
+            let is_blamed = report.blames_at(&exchange.location.below("audience"));
+            if issued.exchanged.audience.is_none() && !is_blamed {
+                let message = "needs an `audience`: the issuer of the authorization server in `id_jag`";
+                report.mistake(&exchange.location, message);
+            }
+        }
+    }
+}
+
+fn request(grant: &RawTokenGrant, report: &mut MistakeCollector) -> Option<TokenRequestSettings> {
+    let target = target(grant);
+    client(grant, report).map(|client| TokenRequestSettings { client, target })
 }
 
 fn client(grant: &RawTokenGrant, report: &mut MistakeCollector) -> Option<TokenClientSettings> {

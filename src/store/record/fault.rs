@@ -95,11 +95,12 @@ pub(super) const fn reason_code(reason: Reason) -> u8 {
         Reason::CredentialRefused => 35,
         Reason::CredentialAway => 36,
         Reason::CredentialMalformed => 37,
+        Reason::CredentialBound => 38,
     }
 }
 
 /// All reasons with a number; the tests check that none is missing.
-pub(super) const REASONS: [Reason; 38] = [
+pub(super) const REASONS: [Reason; 39] = [
     Reason::UpstreamUnreachable,
     Reason::UpstreamTls,
     Reason::UpstreamHttpStatus,
@@ -138,4 +139,5 @@ pub(super) const REASONS: [Reason; 38] = [
     Reason::CredentialRefused,
     Reason::CredentialAway,
     Reason::CredentialMalformed,
+    Reason::CredentialBound,
 ];

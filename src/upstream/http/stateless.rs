@@ -95,11 +95,13 @@ impl EraDiscovery for StatelessUpstream {
             Err(RequestFailure::Faulted(error)) => EraAnswer::Verdict(era_of_refusal(&error)),
             // A missing credential or a failing server does not show the era.
             Err(RequestFailure::Lost(fault)) => match (fault.reason, fault.http_status) {
-                (Reason::UpstreamAuth | Reason::CredentialMissing | Reason::CredentialRefused, _)
-                    if credential.is_clients() =>
-                {
-                    EraAnswer::NotLetIn
-                }
+                (
+                    Reason::UpstreamAuth
+                    | Reason::CredentialMissing
+                    | Reason::CredentialBound
+                    | Reason::CredentialRefused,
+                    _,
+                ) if credential.is_clients() => EraAnswer::NotLetIn,
                 (Reason::UpstreamMalformed, _) => EraAnswer::Verdict(Era::Session),
                 (Reason::UpstreamHttpStatus, Some(400..=499)) if fault.http_status != Some(429) => {
                     EraAnswer::Verdict(Era::Session)

@@ -269,9 +269,11 @@ impl TaskFollower<'_> {
     async fn survive<T>(&mut self, fault: GatewayFault, odd: u32) -> Result<Option<T>, GatewayFault> {
         self.failed(TaskRequestError::Lost(ExchangeError(fault))).await;
         let is_final = match fault.reason {
-            Reason::UpstreamAuth | Reason::CredentialMissing | Reason::CredentialRefused | Reason::ResultTooLarge => {
-                true
-            }
+            Reason::UpstreamAuth
+            | Reason::CredentialMissing
+            | Reason::CredentialBound
+            | Reason::CredentialRefused
+            | Reason::ResultTooLarge => true,
             Reason::UpstreamMalformed => odd >= MALFORMED_MAX,
             // The gateway's own reasons never occur here; the others may pass before the deadline.
             Reason::UpstreamUnreachable

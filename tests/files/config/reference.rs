@@ -212,6 +212,13 @@ fn add_credentials<'t>(parts: &mut BTreeMap<&'t str, String>, table: &'t str, ke
         let needed = "url = \"https://login.example/i\"\nclient_id = \"x\"\nclient_secret = \"${HOSTED_TOKEN}\"";
         parts.insert(table, needed.to_owned());
     }
+    if table == "upstreams.NAME.credential.exchange" && ["subject_token_type", "bound_tokens"].contains(&key) {
+        parts.insert("listen", "public_url = \"https://mcp.example\"".to_owned());
+        parts.insert("auth", "mode = \"tokens\"".to_owned());
+        parts.insert("auth.issuers", "issuer = \"https://login.example\"".to_owned());
+        let needed = "token_url = \"https://login.example/t\"\nclient_id = \"x\"\nclient_secret = \"${HOSTED_TOKEN}\"";
+        parts.insert(table, format!("{needed}\nresource = \"https://reports.internal/mcp\""));
+    }
     if table == "auth.api_keys.limits" {
         parts.insert("auth", "mode = \"api_keys\"".to_owned());
         parts.insert("auth.api_keys", "id = \"ada\"\nkey = \"${ADA_KEY}\"".to_owned());

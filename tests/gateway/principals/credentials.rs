@@ -1,6 +1,8 @@
 //! Credentials that are issued for an upstream, by an authorization server: what it is asked, how often, and what its
 //! failures become.
 
+mod id_jag;
+
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -413,10 +415,10 @@ async fn another_credential_in_the_file_is_used_after_a_reload() {
     assert_eq!(world.call(ADA).await.status(), "200");
     let changed = world.gate.reload_with(|config| {
         let ServerSettings::Http(http) = &mut config.upstreams[0].server else { panic!("a url") };
-        let Some(IssuedCredentialSettings::ClientCredentials { target, .. }) = http.issued.as_deref_mut() else {
+        let Some(IssuedCredentialSettings::ClientCredentials(request)) = http.issued.as_deref_mut() else {
             panic!("client credentials")
         };
-        target.scope = Some("c".to_owned());
+        request.target.scope = Some("c".to_owned());
     });
     changed.unwrap();
     assert_eq!(world.call(ADA).await.status(), "200");

@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use super::certificates::CertificateGate;
 use super::gate::{ADA, Answer, Ask, Gate};
 use super::tokens::{AUDIENCE, ISSUER, claims, now};
-use super::upstream::in_time;
+use super::upstream::{ScriptedServer, SeenRequest, in_time, json_text};
 
 const METADATA: &str = "resource_metadata=\"https://mcp.example/.well-known/oauth-protected-resource/mcp\"";
 const ALGORITHMS: &str = "algs=\"ES256 ES384 EdDSA PS256 RS256\"";
@@ -273,9 +273,7 @@ async fn a_bound_token_needs_its_key_and_another_token_has_none() {
             assert_eq!(at.send(scheme, &bound, &[&proof(&at.key, &bound)]).await.summary(), "200 ok", "{scheme}");
         }
         let calls = at.gate.server.world.all(|seen| seen.is_call());
-        let passed = |seen: &&super::upstream::SeenRequest| {
-            seen.header("authorization").is_some() || seen.header("dpop").is_some()
-        };
+        let passed = |seen: &&SeenRequest| seen.header("authorization").is_some() || seen.header("dpop").is_some();
         assert_eq!(calls.iter().filter(passed).count(), 0, "no server gets the token or its proof");
     }
 }
@@ -453,5 +451,26 @@ async fn sec_12_nothing_of_a_token_a_proof_or_a_certificate_is_found_in_the_log(
     }
     for secret in [canary, &token, &good, "forged line"] {
         assert!(!written.contains(secret), "{secret} in the log");
+    }
+}
+
+/// The gateway has no proof of the client's key for another server.
+#[tokio::test]
+async fn sec_41_a_bound_token_is_exchanged_only_where_the_configuration_says_so() {
+    for (takes_bound, summary, asked) in [(false, "503 -32603 credential_bound", 0), (true, "200 ok", 1)] {
+        let issued = json!({ "access_token": "issued", "token_type": "Bearer", "expires_in": 3600 }).to_string();
+        let login = ScriptedServer::start(move |_| Some(json_text(issued.clone()))).await;
+        let upstream = format!(
+            "[upstreams.up.credential]\nexchange = {{ token_url = \"{}\", client_id = \"taskgate\", \
+             client_secret = \"canary-3f9a\", resource = \"https://reports.internal/mcp\", bound_tokens = {takes_bound} }}",
+            login.url()
+        );
+        let at = ProofGate::start("accept", &upstream).await;
+        let bound = at.bound(&json!({}));
+        let answer = at.send("DPoP", &bound, &[&proof(&at.key, &bound)]).await;
+        assert_eq!((&*answer.summary(), login.world.all(|_| true).len()), (summary, asked), "{takes_bound}");
+        assert_eq!(at.gate.server.world.all(SeenRequest::is_call).len(), asked, "{takes_bound}");
+        assert_eq!(at.send("Bearer", &at.unbound(), &[]).await.summary(), "200 ok", "another token of the same person");
+        assert_eq!(login.world.all(|_| true).len(), asked + 1, "{takes_bound}");
     }
 }

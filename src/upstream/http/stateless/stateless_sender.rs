@@ -164,8 +164,10 @@ impl StatelessSender {
 
     /// Whether the client's credential is no longer valid, which is permanent: the gateway has no other.
     pub(super) fn outlives_credential(&self, fault: &GatewayFault) -> bool {
-        let is_refused =
-            matches!(fault.reason, Reason::UpstreamAuth | Reason::CredentialMissing | Reason::CredentialRefused);
+        let is_refused = matches!(
+            fault.reason,
+            Reason::UpstreamAuth | Reason::CredentialMissing | Reason::CredentialBound | Reason::CredentialRefused
+        );
         is_refused && self.forwarded.credential().is_clients()
     }
 

@@ -248,16 +248,6 @@ async fn a_client_logs_in_at_the_gateway_itself_and_its_task_outlives_its_token(
     assert!(shown.is_empty(), "no server gets a token: {shown:?}");
 }
 
-/// Clocks may differ by a minute: a token is good for so long after its end.
-#[tokio::test]
-async fn a_token_that_ends_while_a_task_runs_at_the_gateway_is_refreshed_by_its_client() {
-    let Some(own) = OwnLogin::start("oauth-own-expiry", 1).await else { return };
-    let seen = own.seen("up", "alice", &[json!({"task": "slow", "ms": 63_000})]).await;
-    assert_eq!((&seen[0]["status"], &seen[0]["text"]), (&json!("completed"), &json!("done")), "{seen:?}");
-    assert!(seen[0]["refreshes"].as_u64() >= Some(1), "{seen:?}");
-    assert_eq!(seen[0]["logins"], json!(1), "{seen:?}");
-}
-
 /// The challenge, the metadata and the token's binding are what a client of the standard needs (RFC 9449).
 #[tokio::test]
 async fn a_client_with_dpop_logs_in_where_every_token_must_be_bound() {

@@ -1,0 +1,36 @@
+// A browser whose user is known to the authorization server: it follows redirects and keeps cookies, and shows nothing.
+
+export const REDIRECT = 'http://127.0.0.1:1/callback';
+const HOPS_MAX = 12;
+
+export class Browser {
+  constructor(user) {
+    this.user = user;
+    this.logins = 0;
+  }
+
+  /** Follows an authorization to its end: `returned` has the parameters of the callback. */
+  async open(address) {
+    this.logins += 1;
+    const cookies = new Map();
+    let at = new URL(address);
+    at.searchParams.set('login_hint', this.user);
+    for (let hop = 0; hop < HOPS_MAX; hop += 1) {
+      const cookie = [...cookies].map(([name, value]) => `${name}=${value}`).join('; ');
+      const response = await fetch(at, { redirect: 'manual', headers: cookie ? { cookie } : {} });
+      for (const line of response.headers.getSetCookie()) {
+        const [name, value] = line.split(';')[0].split('=');
+        if (value) cookies.set(name, value);
+        else cookies.delete(name);
+      }
+      const location = response.headers.get('location');
+      if (!location) throw new Error(`HTTP ${response.status} at ${at}: ${await response.text()}`);
+      at = new URL(location, at);
+      if (at.href.startsWith(REDIRECT)) {
+        this.returned = at.searchParams;
+        return;
+      }
+    }
+    throw new Error('the authorization does not end');
+  }
+}

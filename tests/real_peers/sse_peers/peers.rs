@@ -100,10 +100,14 @@ pub(crate) async fn probe(url: &str, call: &(&str, Value, &str), transport: &str
     report
 }
 
+/// A probe starts the program once for each version, and an interpreter takes long on a busy machine.
+const PROBE_MAX: Duration = WAIT_MAX.saturating_mul(5);
+
 async fn run_probe(target: &[String], (tool, arguments, _): &(&str, Value, &str)) -> Value {
     let mut command = Command::new(support::taskgate());
-    command.args(["probe", "--json", "--call", tool, &arguments.to_string()]).args(target).kill_on_drop(true);
-    let output = in_time(command.stdin(Stdio::null()).output()).await.unwrap();
+    command.args(["probe", "--json", "--timeout", &format!("{}s", PROBE_MAX.as_secs())]);
+    command.args(["--call", tool, &arguments.to_string()]).args(target).kill_on_drop(true);
+    let output = tokio::time::timeout(PROBE_MAX, command.stdin(Stdio::null()).output()).await.unwrap().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
     serde_json::from_slice(&output.stdout).unwrap()
 }

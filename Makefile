@@ -189,8 +189,9 @@ doc:
 	$(call step,documentation)
 	@RUSTDOCFLAGS="-D warnings" cargo doc --quiet --locked --no-deps --document-private-items --lib --examples
 
-# Ratios against baselines that run beside the gateway; see the head of benches/gateway.rs. With UPDATE_BENCHMARKS=1 the
+# Built as the shipped program is. Ratios against baselines that run beside the gateway; see the head of benches/gateway.rs. With UPDATE_BENCHMARKS=1 the
 # tables go to docs/benchmarks.md.
+bench instructions: export CARGO_INCREMENTAL = 0
 bench:
 	@for proxy in nginx haproxy; do
 		if ! command -v "$$proxy" > /dev/null; then

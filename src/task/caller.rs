@@ -24,6 +24,8 @@ pub struct Claims {
     pub groups: BTreeSet<Arc<str>>,
     /// The issuer of a token; `None` for an API key.
     pub issuer: Option<Arc<str>>,
+    /// Whether the token serves only the holder of a key or certificate (RFC 7800, `cnf`).
+    pub is_bound: bool,
 }
 
 impl Caller {

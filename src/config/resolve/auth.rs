@@ -92,8 +92,11 @@ fn resolve_key(raw: &RawApiKey, report: &mut MistakeCollector) -> Option<ApiKeyS
 
 /// What a key says beside its principal.
 fn claims(raw: &RawApiKey) -> Option<Arc<Claims>> {
-    let claims =
-        Claims { scopes: texts(raw.values.scopes.as_ref()), groups: texts(raw.values.groups.as_ref()), issuer: None };
+    let claims = Claims {
+        scopes: texts(raw.values.scopes.as_ref()),
+        groups: texts(raw.values.groups.as_ref()),
+        ..Claims::default()
+    };
     (claims != Claims::default()).then(|| Arc::new(claims))
 }
 

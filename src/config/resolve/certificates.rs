@@ -87,7 +87,8 @@ fn settings(block: &RawCertificate, raw: &RawConfig, report: &mut MistakeCollect
     if let Some(same_as) = same_as {
         check_same(same_as, san.value.has_star(), raw, report);
     }
-    let claims = Claims { scopes: texts(values.scopes.as_ref()), groups: texts(values.groups.as_ref()), issuer: None };
+    let claims =
+        Claims { scopes: texts(values.scopes.as_ref()), groups: texts(values.groups.as_ref()), ..Claims::default() };
     Some(CertificateSettings {
         san: san.value.clone(),
         same_as: same_as.and_then(|same_as| NamePattern::parse(&same_as.value)),

@@ -85,7 +85,8 @@ impl ForwardToken {
     }
 }
 
-fn put_claims(out: &mut Vec<u8>, Claims { scopes, groups, issuer }: &Claims) {
+fn put_claims(out: &mut Vec<u8>, Claims { scopes, groups, issuer, is_bound }: &Claims) {
+    out.push(u8::from(*is_bound));
     let issuer = issuer.as_slice();
     for names in
         [&mut issuer.iter() as &mut dyn ExactSizeIterator<Item = &Arc<str>>, &mut scopes.iter(), &mut groups.iter()]
@@ -107,6 +108,11 @@ fn read_caller(rest: &mut TokenReader<'_>) -> Option<Caller> {
 }
 
 fn read_claims(rest: &mut TokenReader<'_>) -> Option<Claims> {
+    let is_bound = match rest.take()? {
+        [0] => false,
+        [1] => true,
+        [_] => return None,
+    };
     let mut names = || -> Option<Vec<Arc<str>>> {
         let count = u32::from_be_bytes(rest.take()?);
         (0..count).map(|_| rest.text().map(Arc::from)).collect()
@@ -116,6 +122,7 @@ fn read_claims(rest: &mut TokenReader<'_>) -> Option<Claims> {
         issuer: issuer.into_iter().next(),
         scopes: scopes.into_iter().collect(),
         groups: groups.into_iter().collect(),
+        is_bound,
     })
 }
 

@@ -209,9 +209,10 @@ prop_compose! {
     fn claims()(
         names in prop::array::uniform2(prop::collection::btree_set("[a-z:]{1,8}", 0..5)),
         issuer in prop::option::of("[a-z:/.]{1,30}"),
+        is_bound: bool,
     ) -> Claims {
         let [scopes, groups] = names.map(|names| names.into_iter().map(Arc::from).collect());
-        Claims { scopes, groups, issuer: issuer.map(Arc::from) }
+        Claims { scopes, groups, issuer: issuer.map(Arc::from), is_bound }
     }
 }
 

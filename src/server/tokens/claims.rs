@@ -270,6 +270,7 @@ impl TokenClaims<'_> {
             scopes: self.scopes(issuer)?,
             groups: self.groups(issuer)?,
             issuer: Some(Arc::clone(&issuer.issuer)),
+            is_bound: binding.is_some(),
         };
         Ok(VerifiedToken { owner: self.owner(issuer)?, claims, until, binding })
     }

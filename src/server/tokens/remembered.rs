@@ -89,7 +89,7 @@ mod tests {
 
     fn token(subject: usize, until: u64) -> VerifiedToken {
         let scopes = ["mcp", "reports:read"].into_iter().map(Arc::from).collect();
-        let claims = Claims { scopes, groups: BTreeSet::new(), issuer: Some(Arc::from("https://login.example")) };
+        let claims = Claims { scopes, issuer: Some(Arc::from("https://login.example")), ..Claims::default() };
         let owner = Principal::of_subject("https://login.example", &format!("user-{subject:08}@company.example"));
         VerifiedToken { owner, claims, until: Timestamp::from_millis(until), binding: None }
     }

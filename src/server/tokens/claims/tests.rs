@@ -282,6 +282,23 @@ fn b143_b147_claims_have_a_subject_and_one_reading() {
     );
 }
 
+/// Also of an opaque token, which only its issuer can read.
+#[test]
+fn sec_41_a_caller_with_a_bound_token_is_marked() {
+    let desk = Desk::new();
+    let digest = "A".repeat(43);
+    for (cnf, is_bound) in
+        [(json!({ "jkt": digest }), true), (json!({ "x5t#S256": digest }), true), (json!(null), false)]
+    {
+        let changes = json!({ "cnf": cnf });
+        let (read, now) = (with(&claims(), &changes), Timestamp::from_millis(NOW * 1000));
+        let introspected = verify_introspected(read.as_object().unwrap(), &desk.settings, ASKED, now);
+        for found in [desk.verify(&desk.claiming(&changes)), introspected] {
+            assert_eq!(found.map(|token| token.claims.is_bound), Ok(is_bound), "{cnf}");
+        }
+    }
+}
+
 #[test]
 fn scopes_include_others_and_groups_stand_where_the_issuer_puts_them() {
     let desk = Desk::new();

@@ -173,6 +173,7 @@ restarted-servers: setup
 # their rows behind balancers. UPDATE_GOLDEN=1 writes the tables of docs/compatibility.md, with the commit.
 peers: setup
 	$(call step,every cell of the matrices of real peers)
+	@tests/peers/glewlwyd.sh "$(PEERS)"
 	@TASKGATE_PEERS_ALL=1 TASKGATE_PEERS="$(PEERS)" cargo test --locked $(TIMED) --test real_peers -- $(TIMES) --test-threads $(PEERS_THREADS) --include-ignored
 
 seconds:

@@ -8,7 +8,7 @@
 import { auth, createMCPClient, UnauthorizedError } from '@ai-sdk/mcp';
 import { Browser, REDIRECT } from './login_browser.mjs';
 
-const WAITS_MAX = 60;
+const WAITS_MAX = 120;
 
 const { url, flow, user, tool, ms } = JSON.parse(process.argv[2]);
 if (!['registration', 'known'].includes(flow)) throw new Error(`no flow ${flow}`);

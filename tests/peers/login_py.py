@@ -31,7 +31,7 @@ from mcp.shared.auth import OAuthClientInformationFull, OAuthClientMetadata, OAu
 DOCUMENT = "https://client.example/taskgate-peer.json"
 REDIRECT = "http://127.0.0.1:1/callback"
 HOPS_MAX = 12
-WAITS_MAX = 60
+WAITS_MAX = 120
 TYPE = "urn:ietf:params:oauth:token-type:"
 
 

@@ -30,7 +30,7 @@ const OPAQUE_SECONDS: &str = "12";
 const CALL: Duration = Duration::from_secs(8);
 const USER: &str = "ada";
 
-/// A server of 2026-07-28 that makes a task of its call, lets in `accepts` alone, and keeps what it was let in by.
+/// A server of 2026-07-28 that makes a task of its call, and records the tokens of its requests.
 #[derive(Clone, Default)]
 struct TaskServer {
     due: Arc<Mutex<Option<Instant>>>,
@@ -71,7 +71,7 @@ impl TaskServer {
         })
     }
 
-    /// Starts it; it lets in what `accepts` says of the token and of its own address.
+    /// Starts it. `accepts` decides by a request's token and the server's own address; other requests get 401.
     async fn start(self, accepts: impl Fn(&str, &str) -> bool + Send + Sync + 'static) -> ScriptedServer {
         let accepts = Arc::new(accepts);
         ScriptedServer::slow(move |seen: SeenRequest, _| {
@@ -87,13 +87,13 @@ impl TaskServer {
         .await
     }
 
-    /// The tokens that it was let in by, in order, each once.
+    /// The accepted tokens.
     fn distinct(&self) -> BTreeSet<String> {
         self.tokens.lock().iter().cloned().collect()
     }
 }
 
-/// What a signed token says, if this issuer made it for this resource and for [`USER`].
+/// Whether a signed token is this issuer's, for this resource and [`USER`].
 fn is_for(token: &str, issuer: &str, resource: &str) -> bool {
     let claims = token.split('.').nth(1).and_then(|claims| BASE64_URL_SAFE_NO_PAD.decode(claims).ok());
     let claims: Option<Value> = claims.and_then(|claims| serde_json::from_slice(&claims).ok());

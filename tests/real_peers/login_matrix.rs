@@ -64,7 +64,7 @@ struct Login {
     title: &'static str,
     /// How often a person logs in.
     logins: u64,
-    /// Whether it runs in each test of the tree, and at which path.
+    /// The path at which `make test` runs it, if it does.
     path_always: Option<&'static str>,
 }
 

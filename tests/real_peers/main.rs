@@ -7,6 +7,7 @@ mod conformance;
 mod draft_peers;
 mod exchange_peers;
 mod fallback_peers;
+mod glewlwyd_peers;
 mod listen_peers;
 mod login_matrix;
 mod matrix;

@@ -56,7 +56,19 @@ impl Gateway {
     /// # Errors
     /// As [`Gateway::start`].
     pub async fn start_public(name: &str, upstreams: &str, count: usize) -> Result<Self, String> {
-        let address = reserved_address();
+        Self::start_public_at(name, upstreams, count, reserved_address()).await
+    }
+
+    /// The same at an address that others know before.
+    ///
+    /// # Errors
+    /// As [`Gateway::start`].
+    pub async fn start_public_at(
+        name: &str,
+        upstreams: &str,
+        count: usize,
+        address: SocketAddr,
+    ) -> Result<Self, String> {
         Self::start_at(name, upstreams, count, address, &format!("public_url = \"http://{address}\"\n")).await
     }
 

@@ -17,6 +17,7 @@ use super::keys::{KeyRow, KeyTable, inherited, keys};
 use super::section::Section;
 use super::value::{SERVED_PATH, UPSTREAM_NAME, WordList};
 use crate::face::combined::PrefixPolicy;
+use crate::upstream::token_client::SecretCarriage;
 pub(super) use access::{RawAccessRule, RawAccessRuleValues, RawRuleWho};
 pub(super) use audit::RawAudit;
 pub(super) use auth::{
@@ -31,6 +32,8 @@ pub(super) use upstream::{
     RawTaskRules, RawTokenClient, RawToolValues, RawTransport, RawUpstreamTls, RawUpstreamValues, RawUrlValues,
 };
 
+const SECRET_CARRIAGES: WordList<SecretCarriage> =
+    &[("basic", Some(SecretCarriage::Basic)), ("post", Some(SecretCarriage::Post))];
 const PREFIXES: WordList<PrefixPolicy> = &[("always", Some(PrefixPolicy::Always)), ("auto", Some(PrefixPolicy::Auto))];
 
 #[derive(Debug, Default)]

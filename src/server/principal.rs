@@ -19,6 +19,7 @@ use super::refusal::{ForwardRefusal, Refusal};
 use super::tokens::claims::{HeldProofs, TokenError};
 use super::tokens::dpop::{ProofError, ProvenRequest, UnverifiedProof};
 use super::tokens::settings::ProofPolicy;
+use super::tokens::shared_claims::SharedClaims;
 use super::tokens::{KeyWait, ProofRefusal, TokenLookup, TokenVerdict, TokenVerifier};
 use crate::face::own_metadata::{ChallengeError, ChallengeScheme, challenge};
 use crate::face::sealed::{ForwardToken, digest_of_request};
@@ -636,21 +637,22 @@ pub struct ForwardedCallers(Arc<ForwardedCallersState>);
 struct ForwardedCallersState {
     owners: Arc<SessionOwners>,
     numbers: Mutex<ForwardedNumbers>,
+    claims: SharedClaims,
 }
 
 impl ForwardedCallers {
     #[must_use]
     pub fn new(owners: Arc<SessionOwners>) -> Self {
-        Self(Arc::new(ForwardedCallersState { owners, numbers: Mutex::default() }))
+        Self(Arc::new(ForwardedCallersState { owners, numbers: Mutex::default(), claims: SharedClaims::default() }))
     }
 
     /// The principal of a forwarded request, and its client's address. Fails unless a replica sealed exactly this
     /// request for this replica, recently, and it arrives for the first time.
     pub(super) fn identify<B>(&self, request: &Request<B>) -> Result<ForwardToken, ForwardRefusal> {
-        let ForwardedCallersState { owners, numbers } = &*self.0;
+        let ForwardedCallersState { owners, numbers, claims } = &*self.0;
         let mut sealed = request.headers().get_all(FORWARD).iter();
         let (Some(sealed), None) = (sealed.next(), sealed.next()) else { return Err(ForwardRefusal::Unsealed) };
-        let token = sealed.to_str().ok().and_then(|sealed| owners.open(sealed)).ok_or(ForwardRefusal::Unsealed)?;
+        let mut token = sealed.to_str().ok().and_then(|sealed| owners.open(sealed)).ok_or(ForwardRefusal::Unsealed)?;
         if token.target != owners.own() {
             return Err(ForwardRefusal::Misdirected);
         }
@@ -664,6 +666,7 @@ impl ForwardedCallers {
         }
         // The last check, since it stores the token's number.
         let taken = numbers.lock().take((token.sender, token.number), now, GOOD_FOR);
+        token.caller.claims = token.caller.claims.map(|own| claims.of(Arc::unwrap_or_clone(own)));
         taken.map(|()| token).map_err(|refusal| match refusal {
             ForwardedNumberRefusal::Repeated => ForwardRefusal::Repeated,
             ForwardedNumberRefusal::TooManySenders => ForwardRefusal::Crowded,

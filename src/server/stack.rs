@@ -138,7 +138,7 @@ impl Layers {
         let identity = match self.admit(&request, certificate, KeyWait::Allowed) {
             Ok(Identity::NeedsLookup(lookup)) => {
                 // Boxed: rare, and every request would be larger by it.
-                Box::pin(lookup.wait()).await;
+                Box::pin(lookup.wait(client)).await;
                 self.admit(&request, certificate, KeyWait::Over)
             }
             identity => identity,

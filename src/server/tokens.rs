@@ -10,11 +10,14 @@ mod introspection;
 mod jws;
 mod key_source;
 mod keys;
+pub mod readings;
 mod remembered;
 mod seen_proofs;
 pub mod settings;
+pub(super) mod shared_claims;
 
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -29,6 +32,7 @@ pub use self::key_source::{KeySourceError, check_file, is_trustworthy};
 use self::remembered::{RememberedToken, RememberedTokens, key_of};
 use self::seen_proofs::{SeenError, SeenProofs};
 use self::settings::{IssuerSettings, TokenSettings, normal_address};
+use self::shared_claims::SharedClaims;
 use super::grant::Grant;
 use crate::task::digest::Digest;
 use crate::task::{Caller, Clock, Principal, SystemClock, Timestamp};
@@ -42,6 +46,7 @@ struct VerifierState {
     settings: TokenSettings,
     issuers: Vec<TrustedIssuer>,
     remembered: RememberedTokens,
+    claims: Arc<SharedClaims>,
     /// Kept over reloads: a used proof stays used.
     seen: Arc<SeenProofs>,
     clock: Arc<dyn Clock>,
@@ -116,10 +121,11 @@ enum AskedIssuer {
 }
 
 impl TokenLookup {
-    pub(super) async fn wait(self) {
+    /// `client` has a share of the questions about tokens.
+    pub(super) async fn wait(self, client: IpAddr) {
         match self.asked {
             AskedIssuer::Keys(keys) => keys.ask(&self.scope).await,
-            AskedIssuer::Introspection(introspector, token) => introspector.ask(token, &self.scope).await,
+            AskedIssuer::Introspection(introspector, token) => introspector.ask(token, client, &self.scope).await,
         }
     }
 }
@@ -145,8 +151,9 @@ impl TokenVerifier {
     }
 
     fn of(settings: TokenSettings, issuers: Vec<TrustedIssuer>, seen: Arc<SeenProofs>) -> Self {
-        let (remembered, clock, scope) = (RememberedTokens::new(), Arc::new(SystemClock), Arc::default());
-        Self(Arc::new(VerifierState { settings, issuers, remembered, seen, clock, scope }))
+        let (claims, clock, scope) = (Arc::default(), Arc::new(SystemClock), Arc::default());
+        let remembered = RememberedTokens::new(Arc::clone(&claims));
+        Self(Arc::new(VerifierState { settings, issuers, remembered, claims, seen, clock, scope }))
     }
 
     /// Names where lookups run. Without it none is made.
@@ -211,7 +218,8 @@ impl TokenVerifier {
     pub(super) fn check(&self, token: &str, path: &str, wait: KeyWait, held: HeldProofs<'_>) -> TokenVerdict {
         let VerifierState { remembered, clock, settings, issuers, .. } = &*self.0;
         let asked = AskedToken { token, key: key_of(token, path), now: clock.now(), wait, held };
-        let is_trusted = |index| issuers.get(index).is_some_and(|one: &TrustedIssuer| one.keys.are_current());
+        let is_trusted =
+            |index: u32| issuers.get(index as usize).is_some_and(|one: &TrustedIssuer| one.keys.are_current());
         if let Some(found) = remembered.get(&asked.key, asked.now).filter(|found| is_trusted(found.issuer)) {
             return self.valid(found, &asked);
         }
@@ -294,7 +302,9 @@ impl TokenVerifier {
                 match claims::verify_introspected(&found, &issuer.settings, endpoint, asked.now) {
                     Ok(token) => {
                         let binding = token.binding;
-                        self.granted(token.into_caller(), index, binding.as_ref(), asked)
+                        let claims = Some(self.0.claims.of(token.claims));
+                        let caller = Caller { principal: token.owner, claims, until: Some(token.until) };
+                        self.granted(caller, index, binding.as_ref(), asked)
                     }
                     Err(error) => TokenVerdict::Invalid(error),
                 }
@@ -308,7 +318,7 @@ impl TokenVerifier {
 
     fn valid(&self, token: RememberedToken, asked: &AskedToken<'_>) -> TokenVerdict {
         let RememberedToken { caller, issuer, binding, .. } = token;
-        self.granted(caller, issuer, binding.as_deref(), asked)
+        self.granted(caller, issuer as usize, binding.as_deref(), asked)
     }
 
     fn granted(

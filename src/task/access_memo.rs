@@ -10,9 +10,10 @@ use parking_lot::RwLock;
 use super::access_rules::{AccessItem, AccessRules, CallerRules, DecisionArguments, ItemRules, RuleDecision};
 use super::{Caller, Claims, Principal};
 
-/// The memory of all entries, about. When it is full, all entries are dropped, and are made again when they are needed.
+/// The memory of all entries with the claims that they hold, about. When it is full, all entries are dropped, and are made
+/// again when they are needed: a principal that fills it with names costs others that.
 const BYTES_MAX: usize = 32 << 20;
-const CALLER_BYTES: usize = 512;
+const CALLER_BYTES: usize = 1_024;
 const ITEM_BYTES: usize = 128;
 const CANDIDATE_BYTES: usize = 16;
 /// The rules of longer names are chosen for each call.
@@ -52,7 +53,8 @@ impl AccessMemo {
             return Arc::clone(known);
         }
         let own = rules.for_caller(caller, upstream);
-        let size = CALLER_BYTES + own.len() * CANDIDATE_BYTES;
+        let of_claims = caller.claims.as_ref().map_or(0, |claims| claims.bytes());
+        let size = CALLER_BYTES + of_claims + own.len() * CANDIDATE_BYTES;
         let made = Arc::new(CallerAccess {
             rules: Arc::clone(rules),
             upstream: own.upstream(rules),

@@ -21,7 +21,7 @@ use super::token_client::{TokenClient, TokenClientSettings};
 use super::transport::credential::{CredentialError, CredentialIssuer};
 use super::{ClientCredential, TaskScope, credential_command};
 use crate::task::digest::{Digest, digest};
-use crate::task::{Executed, GatewayFault, Reason};
+use crate::task::{Executed, GatewayFault, Principal, Reason};
 
 /// How long before its end a token is renewed; at half its validity if that is less.
 const RENEWED_BEFORE: Duration = Duration::from_secs(60);
@@ -110,7 +110,8 @@ struct IssuerState {
     source: TokenSource,
     issued: Cache<Digest, KeptToken>,
     failed: Cache<Digest, TokenFailure>,
-    requests: SharedLookups<Digest, Result<KeptToken, TokenFailure>>,
+    /// Of tokens that clients exchange, each principal has a share.
+    requests: SharedLookups<Digest, Result<KeptToken, TokenFailure>, Option<Principal>>,
     logged: Mutex<Option<(TokenFailure, Instant)>>,
     scope: TaskScope,
 }
@@ -235,12 +236,13 @@ impl IssuedCredentials {
             kept.or_else(|| state.failed.get(&attempt).map(Err))
         };
         let (asking, is_replaced) = (Arc::clone(state), refused.is_some());
+        let principal = subject.as_ref().map(|subject| subject.principal().clone());
         let ask = || async move {
             let asked = asking.ask(subject.as_ref()).await;
             asking.note(key, attempt, asked, is_replaced)
         };
         let stopped = || TokenFailure::new(Reason::CredentialAway, "too many requests for tokens, or the gateway ends");
-        state.requests.get(key, &state.scope, known, ask).await.unwrap_or_else(|| Err(stopped()))
+        state.requests.get(key, principal, &state.scope, known, ask).await.unwrap_or_else(|| Err(stopped()))
     }
 }
 

@@ -98,7 +98,7 @@ enum OutgoingMethod {
 #[derive(Clone)]
 pub(crate) struct SecretForm {
     pub(crate) fields: Bytes,
-    pub(crate) authorization: HeaderValue,
+    pub(crate) authorization: Option<HeaderValue>,
 }
 
 impl fmt::Debug for SecretForm {
@@ -274,7 +274,9 @@ impl OutgoingRequest {
             OutgoingMethod::Form(form) => {
                 headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/x-www-form-urlencoded"));
                 headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
-                headers.insert(AUTHORIZATION, form.authorization.clone());
+                if let Some(authorization) = &form.authorization {
+                    headers.insert(AUTHORIZATION, authorization.clone());
+                }
             }
             OutgoingMethod::Delete => {
                 headers.remove(CONTENT_TYPE);

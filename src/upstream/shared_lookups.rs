@@ -9,26 +9,56 @@ use parking_lot::Mutex;
 
 use super::TaskScope;
 
-/// Most lookups at one time; further ones are refused.
+/// Most lookups at one time, and most that one client began; further ones are refused.
 const RUNNING_MAX: usize = 1_024;
+const SHARE_MAX: usize = RUNNING_MAX / 4;
 
 type Running<T> = Shared<BoxFuture<'static, Option<T>>>;
 
-/// The lookups in progress, by what they look for.
-pub(crate) struct SharedLookups<K, T>(Arc<Mutex<HashMap<K, Running<T>>>>);
+/// The lookups in progress, by what they look for. `C` identifies the client that begins one: its principal, or its address
+/// where the lookup has to find the principal.
+pub(crate) struct SharedLookups<K, T, C = ()>(Arc<Mutex<LookupTable<K, T, C>>>);
 
-impl<K, T> Default for SharedLookups<K, T> {
+struct LookupTable<K, T, C> {
+    running: HashMap<K, Running<T>>,
+    begun_by: HashMap<C, usize>,
+}
+
+impl<K, T, C> Default for SharedLookups<K, T, C> {
     fn default() -> Self {
-        Self(Arc::default())
+        let table = LookupTable { running: HashMap::new(), begun_by: HashMap::new() };
+        Self(Arc::new(Mutex::new(table)))
     }
 }
 
-impl<K: Clone + Eq + Hash + Send + 'static, T: Clone + Send + Sync + 'static> SharedLookups<K, T> {
+impl<K: Eq + Hash, T, C: Eq + Hash> LookupTable<K, T, C> {
+    fn has_room(&self, client: &C) -> bool {
+        self.running.len() < RUNNING_MAX && self.begun_by.get(client).is_none_or(|begun| *begun < SHARE_MAX)
+    }
+
+    fn remove(&mut self, key: &K, client: &C) {
+        self.running.remove(key);
+        if let Some(begun) = self.begun_by.get_mut(client) {
+            *begun -= 1;
+            if *begun == 0 {
+                self.begun_by.remove(client);
+            }
+        }
+    }
+}
+
+impl<K, T, C> SharedLookups<K, T, C>
+where
+    K: Clone + Eq + Hash + Send + 'static,
+    T: Clone + Send + Sync + 'static,
+    C: Clone + Eq + Hash + Send + 'static,
+{
     /// What `known` has, else the outcome of the one lookup for this key, which records it for `known` before it ends. `None` if the
-    /// process stops, or too many lookups are in progress. Cancel safe: the lookup goes on.
+    /// process stops, or too many lookups are in progress, of all clients or of this one. Cancel safe: the lookup goes on.
     pub(crate) async fn get<F: Future<Output = T> + Send + 'static>(
         &self,
         key: K,
+        client: C,
         scope: &TaskScope,
         known: impl FnOnce() -> Option<T>,
         lookup: impl FnOnce() -> F,
@@ -39,18 +69,19 @@ impl<K: Clone + Eq + Hash + Send + 'static, T: Clone + Send + Sync + 'static> Sh
             if let Some(found) = known() {
                 return Some(found);
             }
-            match table.get(&key) {
+            match table.running.get(&key) {
                 Some(running) => running.clone(),
-                None if table.len() >= RUNNING_MAX => return None,
+                None if !table.has_room(&client) => return None,
                 None => {
-                    let entry = RunningEntry { table: Arc::clone(&self.0), key: key.clone() };
+                    *table.begun_by.entry(client.clone()).or_default() += 1;
+                    let entry = RunningEntry { table: Arc::clone(&self.0), key: key.clone(), client };
                     let looking = scope.stop.clone().run_until_cancelled_owned(lookup());
                     let task = scope.tracker.spawn(async move {
                         let _entry = entry;
                         looking.await
                     });
                     let running = async move { task.await.ok().flatten() }.boxed().shared();
-                    table.insert(key, running.clone());
+                    table.running.insert(key, running.clone());
                     running
                 }
             }
@@ -60,14 +91,15 @@ impl<K: Clone + Eq + Hash + Send + 'static, T: Clone + Send + Sync + 'static> Sh
 }
 
 /// Removed at the end of its lookup, also after a panic.
-struct RunningEntry<K: Eq + Hash, T> {
-    table: Arc<Mutex<HashMap<K, Running<T>>>>,
+struct RunningEntry<K: Eq + Hash, T, C: Eq + Hash> {
+    table: Arc<Mutex<LookupTable<K, T, C>>>,
     key: K,
+    client: C,
 }
 
-impl<K: Eq + Hash, T> Drop for RunningEntry<K, T> {
+impl<K: Eq + Hash, T, C: Eq + Hash> Drop for RunningEntry<K, T, C> {
     fn drop(&mut self) {
-        self.table.lock().remove(&self.key);
+        self.table.lock().remove(&self.key, &self.client);
     }
 }
 
@@ -105,7 +137,7 @@ mod tests {
                 *done.lock() = Some(number);
                 number
             };
-            self.lookups.get(1, &self.scope, || *self.done.lock(), lookup).await
+            self.lookups.get(1, (), &self.scope, || *self.done.lock(), lookup).await
         }
     }
 
@@ -122,16 +154,38 @@ mod tests {
         world.scope.tracker.close();
         world.scope.tracker.wait().await;
         assert_eq!((world.look().await, world.begun.load(Ordering::SeqCst)), (Some(0), 1));
-        assert!(world.lookups.0.lock().is_empty());
+        assert!(world.lookups.0.lock().running.is_empty() && world.lookups.0.lock().begun_by.is_empty());
     }
 
     #[tokio::test]
     async fn a_lookup_that_fails_or_is_stopped_leaves_nothing_behind() {
         let world = World::new();
         let scope = &world.scope;
-        assert_eq!(world.lookups.get(1, scope, || None, || async { panic!("a bug") }).await, None);
+        assert_eq!(world.lookups.get(1, (), scope, || None, || async { panic!("a bug") }).await, None);
         scope.stop.cancel();
-        assert_eq!(world.lookups.get(1, scope, || None, std::future::pending).await, None);
-        assert!(world.lookups.0.lock().is_empty());
+        assert_eq!(world.lookups.get(1, (), scope, || None, std::future::pending).await, None);
+        assert!(world.lookups.0.lock().running.is_empty() && world.lookups.0.lock().begun_by.is_empty());
+    }
+
+    /// As long as the issuer does not answer, one client's lookups leave room for those of others.
+    #[tokio::test]
+    async fn one_client_has_a_share_of_the_lookups_and_all_meet_the_bound() {
+        let lookups = SharedLookups::<usize, (), &str>::default();
+        let scope = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
+        let begin = |key, client| Box::pin(lookups.get(key, client, &scope, || None, std::future::pending));
+        let mut waiting = Vec::new();
+        for (at, client) in ["ada", "bob", "cyd", "dan"].into_iter().enumerate() {
+            let of_client = (0..=SHARE_MAX).map(|n| begin(10_000 * at + n, client));
+            let mut of_client: Vec<_> = of_client.collect();
+            let refused = of_client.iter_mut().filter_map(|one| one.now_or_never()).collect::<Vec<_>>();
+            assert_eq!(refused, [None], "{client}");
+            waiting.push(of_client);
+        }
+        assert_eq!(begin(99_999, "eve").now_or_never(), Some(None), "all are taken");
+        assert!(begin(1, "eve").now_or_never().is_none(), "what another client looks up serves everyone");
+        scope.stop.cancel();
+        scope.tracker.close();
+        scope.tracker.wait().await;
+        assert!(lookups.0.lock().begun_by.is_empty(), "each gives its room back");
     }
 }

@@ -10,7 +10,7 @@ use http::header::AUTHORIZATION;
 use moka::sync::Cache;
 
 use crate::task::digest::{Digest, digest};
-use crate::task::{Caller, Claims, Timestamp};
+use crate::task::{Caller, Claims, Principal, Timestamp};
 
 /// Bytes of all kept tokens, and of the cache's entry for one.
 const WEIGHT_MAX: u64 = 16 << 20;
@@ -41,6 +41,7 @@ impl SubjectTokenType {
 pub struct SubjectToken(Arc<SubjectTokenParts>);
 
 struct SubjectTokenParts {
+    principal: Principal,
     holder: Digest,
     token: String,
     until: Option<Timestamp>,
@@ -55,13 +56,18 @@ impl SubjectToken {
         let claims = caller.claims.as_ref().filter(|claims| claims.issuer.is_some())?;
         let (_, token) = headers.get(AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
         let token = token.trim_start_matches(' ').to_owned();
-        let (holder, is_bound) = (holder_of(caller, claims, &token), claims.is_bound);
-        Some(Self(Arc::new(SubjectTokenParts { holder, token, until: caller.until, is_bound })))
+        let (principal, holder) = (caller.principal.clone(), holder_of(caller, claims, &token));
+        let (until, is_bound) = (caller.until, claims.is_bound);
+        Some(Self(Arc::new(SubjectTokenParts { principal, holder, token, until, is_bound })))
     }
 
     /// Whether the token serves the holder of a key or certificate alone, which the gateway is not.
     pub(super) fn is_bound(&self) -> bool {
         self.0.is_bound
+    }
+
+    pub(super) fn principal(&self) -> &Principal {
+        &self.0.principal
     }
 
     pub(super) fn holder(&self) -> Digest {
@@ -159,7 +165,6 @@ mod tests {
     use http::HeaderValue;
 
     use super::*;
-    use crate::task::Principal;
 
     const ISSUER: &str = "https://login.example";
 

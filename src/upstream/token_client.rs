@@ -27,6 +27,16 @@ pub struct TokenClientSettings {
     pub url: Url,
     pub id: String,
     pub secret: ClientSecret,
+    pub sends: SecretCarriage,
+}
+
+/// Where a client sends its password (RFC 6749, 2.3.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SecretCarriage {
+    /// `client_secret_basic`: in `Authorization`.
+    Basic,
+    /// `client_secret_post`: in the form.
+    Post,
 }
 
 #[derive(Clone, PartialEq, Eq)]
@@ -69,14 +79,22 @@ impl TokenClientSettings {
             ClientSecret::Known(secret) => secret.clone(),
             ClientSecret::File(path) => read_file(path)?,
         };
-        // Both are encoded as in a form before they are joined.
-        let encoded = |text: &str| form_urlencoded::byte_serialize(text.as_bytes()).collect::<String>();
-        let pair = BASE64_STANDARD.encode(format!("{}:{}", encoded(&self.id), encoded(&secret)));
-        let mut authorization = HeaderValue::try_from(format!("Basic {pair}")).expect("base64 is a header's value");
-        authorization.set_sensitive(true);
+        let login = match self.sends {
+            SecretCarriage::Basic => ClientLogin::Header(basic(&self.id, &secret)),
+            SecretCarriage::Post => ClientLogin::Fields { id: self.id.clone(), secret },
+        };
         let name = Arc::from(format!("issuer {}", self.url.host_str().unwrap_or("-")));
-        Ok(TokenClient { name, url: self.url.clone(), authorization })
+        Ok(TokenClient { name, url: self.url.clone(), login })
     }
+}
+
+/// Both are encoded as in a form before they are joined.
+fn basic(id: &str, secret: &str) -> HeaderValue {
+    let encoded = |text: &str| form_urlencoded::byte_serialize(text.as_bytes()).collect::<String>();
+    let pair = BASE64_STANDARD.encode(format!("{}:{}", encoded(id), encoded(secret)));
+    let mut authorization = HeaderValue::try_from(format!("Basic {pair}")).expect("base64 is a header's value");
+    authorization.set_sensitive(true);
+    authorization
 }
 
 fn read_file(path: &Path) -> Result<String, CredentialError> {
@@ -86,19 +104,44 @@ fn read_file(path: &Path) -> Result<String, CredentialError> {
     text.filter(|text| is_client_secret(text)).ok_or_else(|| CredentialError::Secret { path: path.to_owned() })
 }
 
-/// Ready to ask. Its password is marked as sensitive, so that `Debug` prints none.
+/// Ready to ask.
 #[derive(Clone, Debug)]
 pub struct TokenClient {
     name: Arc<str>,
     url: Url,
-    authorization: HeaderValue,
+    login: ClientLogin,
+}
+
+/// How a client proves who it is. `Debug` prints no password.
+#[derive(Clone)]
+enum ClientLogin {
+    Header(HeaderValue),
+    Fields { id: String, secret: String },
+}
+
+impl fmt::Debug for ClientLogin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ClientLogin")
+    }
 }
 
 impl TokenClient {
+    fn form(&self, fields: &[(&str, &str)]) -> SecretForm {
+        let mut form = form_urlencoded::Serializer::new(String::new());
+        form.extend_pairs(fields);
+        let authorization = match &self.login {
+            ClientLogin::Header(authorization) => Some(authorization.clone()),
+            ClientLogin::Fields { id, secret } => {
+                form.append_pair("client_id", id).append_pair("client_secret", secret);
+                None
+            }
+        };
+        SecretForm { fields: Bytes::from(form.finish()), authorization }
+    }
+
     /// Sends a form; the answer may have any status that is no redirect. Bounded in bytes and time. Cancel safe.
     pub(crate) async fn ask(&self, fields: &[(&str, &str)]) -> Result<FormAnswer, DocumentError> {
-        let fields = form_urlencoded::Serializer::new(String::new()).extend_pairs(fields).finish();
-        let form = SecretForm { fields: Bytes::from(fields), authorization: self.authorization.clone() };
+        let form = self.form(fields);
         document::ask(&self.name, &self.url, form, ANSWER_BYTES_MAX).await
     }
 }
@@ -111,11 +154,20 @@ mod tests {
     fn a_password_is_encoded_and_never_shown() {
         let url = Url::parse("https://login.example/token").unwrap();
         let secret = ClientSecret::Known("s3cret: +/%".to_owned());
-        let settings = TokenClientSettings { url, id: "task gate".to_owned(), secret };
-        let client = settings.read().unwrap();
         let expected = BASE64_STANDARD.encode("task+gate:s3cret%3A+%2B%2F%25");
-        assert_eq!(client.authorization, format!("Basic {expected}").as_str());
-        let shown = format!("{settings:?} {client:?}");
-        assert!(!shown.contains("s3cret") && !shown.contains(&expected), "{shown}");
+        for sends in [SecretCarriage::Basic, SecretCarriage::Post] {
+            let (url, secret) = (url.clone(), secret.clone());
+            let settings = TokenClientSettings { url, id: "task gate".to_owned(), secret, sends };
+            let client = settings.read().unwrap();
+            match (sends, &client.login) {
+                (SecretCarriage::Basic, ClientLogin::Header(value)) => assert_eq!(value, &format!("Basic {expected}")),
+                (SecretCarriage::Post, ClientLogin::Fields { id, secret }) => {
+                    assert_eq!((id.as_str(), secret.as_str()), ("task gate", "s3cret: +/%"));
+                }
+                (_, other) => panic!("{sends:?} {other:?}"),
+            }
+            let shown = format!("{settings:?} {client:?}");
+            assert!(!shown.contains("s3cret") && !shown.contains(&expected), "{shown}");
+        }
     }
 }

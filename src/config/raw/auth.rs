@@ -14,11 +14,12 @@ use super::super::value::{
     EXPIRY, GROUP, GROUP_MEMBER, INTROSPECTION_URL, ISSUER, KEY_FILE, KEY_SET_FILE, KEYS_FILE, PATTERN, PRINCIPAL_ID,
     SAME_PRINCIPAL, SCOPE, TOKEN_TYPE, TRUSTED_URL, UPSTREAM_NAME, WordList,
 };
-use super::{RawPrincipalLimits, read_table};
+use super::{RawPrincipalLimits, SECRET_CARRIAGES, read_table};
 use crate::server::api_keys::ApiKey;
 use crate::server::client_certificates::CertificatePattern;
 use crate::server::tokens::settings::{IntrospectedTokens, ProofPolicy};
 use crate::task::Timestamp;
+use crate::upstream::token_client::SecretCarriage;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::config) enum AuthMode {
@@ -157,6 +158,8 @@ keys! {
         reload client_secret: String = read(&CLIENT_SECRET);
         /// A file with the password and nothing else; read at each question.
         reload client_secret_file: PathBuf = read(&KEY_FILE);
+        /// `"post"`: the password is sent in the form (`client_secret_post`), where the issuer takes no HTTP Basic.
+        reload client_auth: SecretCarriage = word(SECRET_CARRIAGES), default "basic";
         /// The tokens that the issuer is asked about. `"opaque"`: those that are no signed tokens, which one issuer alone
         /// can have. `"signed"`: signed ones, so that a revoked token is refused after 30 s; its keys are not needed
         /// then. `"all"`: both.

@@ -13,9 +13,11 @@ use super::super::value::{
     ENV_VALUE, FOLDER, FORWARDED_HEADER, KEY_FILE, NEW_NAME, PATTERN, PEM_FILE, PROXY, RESOURCE, SCOPE, SCOPES, SECRET,
     SERVED_PATH, SIZE, TOKEN_URL, UPSTREAM_URL, WORD_OF_COMMAND, WORDS, WordList,
 };
+use super::SECRET_CARRIAGES;
 use crate::face::client_login::ResourceName;
 use crate::task::{AfterCrash, Draft, EarlyInput, FallbackPolicy, TaskMode};
 use crate::upstream::subject_token::SubjectTokenType;
+use crate::upstream::token_client::SecretCarriage;
 use crate::upstream::transport::stdio::StderrUse;
 use crate::wire::ProtocolVersion;
 
@@ -204,6 +206,8 @@ keys! {
         reload client_secret: String = read(&CLIENT_SECRET);
         /// A file with the password and nothing else; read again when it changes.
         reload client_secret_file: PathBuf = read(&KEY_FILE);
+        /// `"post"`: the password is sent in the form (`client_secret_post`), where the server takes no HTTP Basic.
+        reload client_auth: SecretCarriage = word(SECRET_CARRIAGES), default "basic";
         /// The scopes to ask for, with blanks between them.
         reload scope: String = read(&SCOPES);
         /// The resource that the token is for (RFC 8707): mostly the server's `url`. Required for `exchange`.

@@ -123,7 +123,7 @@ fn client(grant: &RawTokenGrant, report: &mut MistakeCollector) -> Option<TokenC
         report,
     );
     let (url, id) = (values.token_url.as_ref()?.value.clone(), values.client_id.as_ref()?.value.clone());
-    Some(TokenClientSettings { url, id, secret: secret? })
+    Some(TokenClientSettings { url, id, secret: secret?, sends: values.client_auth.value })
 }
 
 /// The gateway's password at an authorization server, from exactly one of its two keys.

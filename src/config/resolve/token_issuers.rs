@@ -107,7 +107,7 @@ fn introspection(raw: &RawIssuerQuestion, report: &mut MistakeCollector) -> Opti
     let secrets = (values.client_secret.as_ref(), values.client_secret_file.as_ref());
     let secret = client_secret(&raw.location, secrets, raw.is_inline, report);
     let (url, id) = (values.url.as_ref()?.value.clone(), values.client_id.as_ref()?.value.clone());
-    let client = TokenClientSettings { url, id, secret: secret? };
+    let client = TokenClientSettings { url, id, secret: secret?, sends: values.client_auth.value };
     Some(IntrospectionSettings { client, tokens: values.tokens.value })
 }
 

@@ -12,7 +12,7 @@ use super::jws::{self, SignedText, SignedTextError};
 use super::keys::{KeyMiss, KeySet};
 use super::settings::{IssuerSettings, NO_TYPE, normal_address, normal_type};
 use crate::task::digest::Digest;
-use crate::task::{Caller, Claims, Principal, Timestamp};
+use crate::task::{Claims, Principal, Timestamp};
 
 const TOKEN_BYTES_MAX: usize = 16 << 10;
 /// The longest subject, scope, group or key id.
@@ -165,12 +165,6 @@ impl From<SignedTextError> for TokenError {
             SignedTextError::TooLarge => Self::TooLarge,
             SignedTextError::Malformed => Self::Malformed,
         }
-    }
-}
-
-impl VerifiedToken {
-    pub(super) fn into_caller(self) -> Caller {
-        Caller { principal: self.owner, claims: Some(Arc::new(self.claims)), until: Some(self.until) }
     }
 }
 

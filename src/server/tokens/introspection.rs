@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::mem::size_of;
+use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use moka::sync::Cache;
 use serde_json::{Map, Value};
 
 use super::settings::IntrospectionSettings;
+use crate::server::forwarded::network;
 use crate::task::digest::{Digest, digest};
 use crate::upstream::TaskScope;
 use crate::upstream::document::FormAnswer;
@@ -41,7 +43,8 @@ pub(super) struct Introspector {
     /// With their weights.
     answers: Cache<Digest, (IntrospectionAnswer, u32)>,
     failed: Cache<Digest, ()>,
-    lookups: SharedLookups<Digest, IntrospectionAnswer>,
+    /// By the network of the client: its principal is not known yet.
+    lookups: SharedLookups<Digest, IntrospectionAnswer, IpAddr>,
 }
 
 impl fmt::Debug for Introspector {
@@ -72,7 +75,7 @@ impl Introspector {
     }
 
     /// Asks the issuer, once for all that wait for the same token, and to the end even if they leave.
-    pub(super) async fn ask(self: &Arc<Self>, token: String, scope: &OnceLock<TaskScope>) {
+    pub(super) async fn ask(self: &Arc<Self>, token: String, client: IpAddr, scope: &OnceLock<TaskScope>) {
         let (key, asking) = (digest([token.as_bytes()]), Arc::clone(self));
         // Before the gateway serves, nothing is asked.
         let Some(scope) = scope.get() else { return };
@@ -81,7 +84,7 @@ impl Introspector {
             asking.note(key, &answer);
             answer
         };
-        self.lookups.get(key, scope, || self.known_of(&key), lookup).await;
+        self.lookups.get(key, network(client), scope, || self.known_of(&key), lookup).await;
     }
 
     async fn look_up(&self, token: &str) -> IntrospectionAnswer {

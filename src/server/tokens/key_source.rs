@@ -133,7 +133,7 @@ impl IssuerKeys {
         let keys = Arc::clone(self);
         // Before the gateway serves, nobody waits.
         if let Some(scope) = scope.get() {
-            self.asked.get((), scope, || None, || async move { keys.fetch_for_token().await }).await;
+            self.asked.get((), (), scope, || None, || async move { keys.fetch_for_token().await }).await;
         }
     }
 
@@ -214,7 +214,7 @@ impl IssuerKeys {
         for place in metadata_locations(issuer) {
             match document::fetch(&self.name, &place, METADATA_BYTES_MAX, AddressReach::Any).await {
                 Ok(text) => {
-                    let url = self.keys_in(&text).ok_or(KeySourceError::Unusable)?;
+                    let url = keys_in(&text, &self.settings.issuer).ok_or(KeySourceError::Unusable)?;
                     return self.fetch_set(&url, reach_of(&url, issuer)).await;
                 }
                 Err(DocumentError::Missing(status)) => first = first.or(Some(DocumentError::Missing(status))),
@@ -223,14 +223,15 @@ impl IssuerKeys {
         }
         Err(first.map_or(KeySourceError::Unusable, KeySourceError::Metadata))
     }
+}
 
-    fn keys_in(&self, text: &Bytes) -> Option<Url> {
-        let payload = Payload::parse(text, ScanLimits::CLIENT).ok()?;
-        let metadata: Map<String, Value> = payload.read().ok()?;
-        let says = |name: &str| metadata.get(name).and_then(Value::as_str);
-        let url = Url::parse(says("jwks_uri")?).ok()?;
-        (says("issuer") == Some(&*self.settings.issuer) && is_trustworthy(&url)).then_some(url)
-    }
+/// The address of the keys in the metadata of an issuer.
+pub(super) fn keys_in(text: &Bytes, issuer: &str) -> Option<Url> {
+    let payload = Payload::parse(text, ScanLimits::CLIENT).ok()?;
+    let metadata: Map<String, Value> = payload.read().ok()?;
+    let says = |name: &str| metadata.get(name).and_then(Value::as_str);
+    let url = Url::parse(says("jwks_uri")?).ok()?;
+    (says("issuer") == Some(issuer) && is_trustworthy(&url)).then_some(url)
 }
 
 /// The three locations of metadata: RFC 8414, and OpenID Connect with the path behind and before its name.

@@ -123,8 +123,7 @@ impl KeySet {
         self.digest
     }
 
-    #[cfg(test)]
-    pub(super) fn len(&self) -> usize {
+    pub(super) const fn len(&self) -> usize {
         self.keys.len()
     }
 

@@ -223,6 +223,18 @@ fn add_credentials<'t>(parts: &mut BTreeMap<&'t str, String>, table: &'t str, ke
         parts.insert("auth", "mode = \"api_keys\"".to_owned());
         parts.insert("auth.api_keys", "id = \"ada\"\nkey = \"${ADA_KEY}\"".to_owned());
     }
+    if table.starts_with("upstreams.NAME.credential.") && key == "client_auth" {
+        parts.insert("listen", "public_url = \"https://mcp.example\"".to_owned());
+        parts.insert("auth", "mode = \"tokens\"".to_owned());
+        parts.insert("auth.issuers", "issuer = \"https://login.example\"".to_owned());
+        let needed = "token_url = \"https://login.example/t\"\nclient_id = \"x\"\nclient_secret = \"${HOSTED_TOKEN}\"";
+        let with_resource = format!("{needed}\nresource = \"https://reports.internal/mcp\"");
+        if table.ends_with(".id_jag") {
+            let audience = format!("{with_resource}\naudience = \"https://login.partner.example\"");
+            parts.insert("upstreams.NAME.credential.exchange", audience);
+        }
+        parts.insert(table, with_resource);
+    }
 }
 
 /// A file with this line in this table, and without it. Both have whatever else the line needs.
@@ -613,6 +625,10 @@ const OTHERS: &[(&str, &str)] = &[
     (
         "auth.issuers.introspection.client_secret_file",
         "[listen]\npublic_url = \"https://mcp.example\"\n[auth]\nmode = \"tokens\"\n[[auth.issuers]]\nissuer = \"https://login.example\"\nintrospection = { url = \"https://login.example/i\", client_id = \"x\", client_secret_file = \"s\" }",
+    ),
+    (
+        "auth.issuers.introspection.client_auth",
+        "[listen]\npublic_url = \"https://mcp.example\"\n[auth]\nmode = \"tokens\"\n[[auth.issuers]]\nissuer = \"https://login.example\"\nintrospection = { url = \"https://login.example/i\", client_id = \"x\", client_secret = \"${HOSTED_TOKEN}\", client_auth = \"post\" }",
     ),
     (
         "auth.issuers.introspection.tokens",

@@ -29,12 +29,16 @@ impl World {
     }
 
     async fn before(issuer: ScriptedServer, tokens: &str) -> Self {
+        Self::behind(issuer, LISTEN, tokens).await
+    }
+
+    async fn behind(issuer: ScriptedServer, listen: &str, tokens: &str) -> Self {
         let at = issuer.address;
         let asked = format!(
             "introspection = {{ url = \"http://{at}/introspect\", client_id = \"taskgate\", client_secret = \"{SECRET}\", \
              tokens = \"{tokens}\" }}"
         );
-        let gate = Gate::of(LISTEN, &auth(&format!("jwks_url = \"http://{at}/keys\""), &asked), "").await;
+        let gate = Gate::of(listen, &auth(&format!("jwks_url = \"http://{at}/keys\""), &asked), "").await;
         Self { issuer, gate }
     }
 
@@ -93,6 +97,24 @@ async fn what_an_issuer_says_of_a_token_is_checked_as_a_signed_one_is() {
         let upstream = world.gate.server.world.all(|_| true);
         assert!(upstream.iter().all(|seen| seen.header("authorization").is_none()), "{name}: it went upstream");
     }
+}
+
+/// RFC 6749, 2.3.1: where the issuer takes no HTTP Basic.
+#[tokio::test]
+async fn the_password_is_sent_in_the_form_if_the_operator_says_so() {
+    let issuer = ScriptedServer::start(|_| Some(json_text(active(&json!({})).to_string()))).await;
+    let asked = format!(
+        "introspection = {{ url = \"http://{}/introspect\", client_id = \"task gate\", client_secret = \"{SECRET}\", client_auth = \"post\" }}",
+        issuer.address
+    );
+    let gate = Gate::of(LISTEN, &auth("jwks_url = \"http://127.0.0.1:9/keys\"", &asked), "").await;
+    assert_eq!(gate.send(&ask(OPAQUE)).await.summary(), "200 ok");
+    let question = issuer.world.first(|seen| seen.target == "/introspect").await;
+    assert_eq!(question.header("authorization"), None);
+    let fields: Vec<_> = url::form_urlencoded::parse(&question.bytes).into_owned().collect();
+    let own = [("client_id", "task gate"), ("client_secret", SECRET)]
+        .map(|(name, value)| (name.to_owned(), value.to_owned()));
+    assert_eq!(fields[2..], own);
 }
 
 /// 503 with `Retry-After`: never open, and never 401, at which clients would log in again.
@@ -214,4 +236,37 @@ async fn one_question_serves_all_and_is_finished_though_its_client_leaves() {
     let (answers, ()) = tokio::join!(world.gate.burst(&asks), async { gate.add_permits(1) });
     assert!(answers.iter().all(|answer| answer.summary() == "200 ok"), "{:?}", answers[0]);
     assert_eq!(asked.load(Ordering::SeqCst), 1);
+}
+
+/// While the issuer does not answer, the tokens of one address leave room for those of others.
+#[tokio::test]
+async fn sec_42_one_address_has_a_share_of_the_questions_to_an_issuer() {
+    const SHARE: usize = 256;
+    let held = Arc::new(Semaphore::new(0));
+    let gate = Arc::clone(&held);
+    let issuer = ScriptedServer::slow(move |seen, _| {
+        let gate = Arc::clone(&gate);
+        async move {
+            if String::from_utf8_lossy(&seen.bytes).contains("junk") {
+                gate.acquire().await.unwrap().forget();
+            }
+            Some(json_text(active(&json!({})).to_string()))
+        }
+    });
+    let listen = format!("{LISTEN}\ntrusted_proxies = [\"127.0.0.1\"]");
+    let world = World::behind(issuer.await, &listen, "opaque").await;
+    let from = |address: &str, token: &str| ask(token).with("X-Forwarded-For", address);
+    let mut streams = Vec::new();
+    for nth in 0..SHARE {
+        let mut stream = TcpStream::connect(world.gate.gateway.address()).await.unwrap();
+        // Each address of a network of IPv6 is one client's.
+        stream.write_all(&from(&format!("2001:db8::{nth:x}"), &format!("junk-{nth}")).bytes()).await.unwrap();
+        streams.push(stream);
+    }
+    world.issuer.world.nth(SHARE - 1, |_| true).await;
+    let refused = world.gate.send(&from("2001:db8::ffff", "junk-more")).await;
+    assert_eq!((refused.status(), refused.header("retry-after")), ("503", Some("30")), "{refused:?}");
+    assert_eq!(world.gate.send(&from("2001:db8:0:1::1", OPAQUE)).await.summary(), "200 ok", "another client is served");
+    assert_eq!(world.questions().len(), SHARE + 1);
+    held.add_permits(SHARE);
 }

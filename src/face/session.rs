@@ -248,13 +248,13 @@ impl SessionFace {
             session if session.is_bridged() => bridge::get(&self.shared, session, inbound).await,
             session => {
                 let last_event = inbound.headers.get(headers::LAST_EVENT_ID).cloned();
-                match upstream_tasks::take_up(&self.shared, &session, last_event.as_ref()) {
+                match upstream_tasks::take_up(&self.shared, &session, &inbound.caller, last_event.as_ref()) {
                     Some(rest) => rest,
                     // Clients of such a server know only event ids of the gateway.
                     None if last_event.is_some() && self.shared.served.channel.makes_streams() => {
                         bare(StatusCode::BAD_REQUEST)
                     }
-                    None => pipe::get(&self.shared, session, last_event).await,
+                    None => pipe::get(&self.shared, session, &inbound.caller, last_event).await,
                 }
             }
         }

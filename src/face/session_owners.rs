@@ -13,7 +13,7 @@ use bytes::Bytes;
 use http::header::{CONNECTION, CONTENT_LENGTH, EXPECT, HOST, TE, TRANSFER_ENCODING, UPGRADE};
 use http::{HeaderMap, HeaderName, HeaderValue, Uri};
 
-use super::answer::{ErrorAnswerMarker, UnknownTaskMarker};
+use super::answer::{ErrorAnswerMarker, ScopesNeeded, UnknownTaskMarker};
 use super::http::{FaceResponse, Inbound, MessageChannel};
 use super::sealed::{ForwardToken, GatewayId, Sealer, digest_of_request};
 use crate::metric;
@@ -25,7 +25,9 @@ use crate::upstream::TaskScope;
 pub const FORWARD: HeaderName = HeaderName::from_static("taskgate-forward");
 /// The header of its response: the replica took the request, and the notes of its face.
 const FORWARDED: HeaderName = HeaderName::from_static("taskgate-forwarded");
-/// The values of the header: the first alone, or before a note.
+/// The header with the scopes that its operation needs: the replica of the client writes the challenge.
+const SCOPES_NEEDED: HeaderName = HeaderName::from_static("taskgate-scopes-needed");
+/// The values of [`FORWARDED`]: the first alone, or before a note.
 const TAKEN: &str = "taken";
 const ERROR_ANSWER: &str = "error";
 const UNKNOWN_TASK: &str = "unknown-task";
@@ -250,6 +252,10 @@ pub fn note_taken(response: &mut FaceResponse) {
         (true, true) => HeaderValue::from_static("taken, error, unknown-task"),
     };
     response.headers_mut().insert(FORWARDED, note);
+    let needed = response.extensions().get::<ScopesNeeded>().map(|ScopesNeeded(needed)| needed.join(" "));
+    if let Some(needed) = needed.and_then(|needed| HeaderValue::try_from(needed).ok()) {
+        response.headers_mut().insert(SCOPES_NEEDED, needed);
+    }
 }
 
 /// The response of a replica that took the request, with its face's notes; `None` if it was refused, or no replica responded.
@@ -260,6 +266,10 @@ fn taken(mut answer: FaceResponse) -> Option<FaceResponse> {
         return None;
     }
     answer.extensions_mut().insert(ForwardedMarker);
+    if let Some(needed) = answer.headers_mut().remove(SCOPES_NEEDED) {
+        let needed = needed.to_str().ok()?.split(' ').map(Arc::from).collect();
+        answer.extensions_mut().insert(ScopesNeeded(needed));
+    }
     for noted in notes {
         match noted {
             ERROR_ANSWER => drop(answer.extensions_mut().insert(ErrorAnswerMarker)),
@@ -311,11 +321,16 @@ mod tests {
             if is_unknown {
                 answer.extensions_mut().insert(UnknownTaskMarker);
             }
+            if is_error {
+                answer.extensions_mut().insert(ScopesNeeded(vec![Arc::from("reports:write"), Arc::from("a,b")]));
+            }
             note_taken(&mut answer);
             *answer.extensions_mut() = http::Extensions::new();
             let answer = taken(answer).unwrap();
             assert_eq!(answer.extensions().get::<ErrorAnswerMarker>().is_some(), is_error);
             assert_eq!(answer.extensions().get::<UnknownTaskMarker>().is_some(), is_unknown);
+            let needed = answer.extensions().get::<ScopesNeeded>().map(|needed| needed.0.join(" "));
+            assert_eq!(needed.as_deref(), is_error.then_some("reports:write a,b"));
             assert!(answer.headers().is_empty(), "clients see nothing of it");
         }
         assert!(taken(bare(http::StatusCode::OK)).is_none(), "of a client that is no replica");

@@ -11,6 +11,7 @@ mod postgres;
 mod raw_replica;
 mod refusals;
 mod rounds;
+mod scopes;
 mod sessions;
 mod sse;
 mod tls;

@@ -18,5 +18,6 @@ mod proofs;
 mod proxied;
 mod rules;
 mod tokens;
+mod withdrawn;
 
 use support::scripted as upstream;

@@ -1,5 +1,7 @@
 //! Sends a call's replay buffer to its client, also from `Last-Event-ID` on.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use http_body_util::BodyExt as _;
 
@@ -9,9 +11,9 @@ use crate::face::answer::{Addressee, addressee, event_stream};
 use crate::face::call_stream::request_answer::{RequestAnswer, unanswered};
 use crate::face::call_stream::{self, CallMessage, CallMessages};
 use crate::face::http::{AcceptedTypes, FaceResponse, SingleEventBody, joined_body};
-use crate::face::sealed::{IdKind, Sealer, SessionToken, event_id, read_event_id};
+use crate::face::sealed::{IdKind, SessionToken, event_id, read_event_id};
 use crate::face::served::Served;
-use crate::task::{Executed, GatewayFault, Reason};
+use crate::task::{Caller, Executed, GatewayFault, Reason};
 use crate::wire::framing::BodyPart;
 use crate::wire::{ProtocolVersion, RequestId, envelope};
 
@@ -21,11 +23,13 @@ pub(in crate::face) struct ReplayStream {
     /// Absent if the events have no ids.
     sealed: Option<String>,
     request: Option<RequestId>,
+    /// Of a call.
+    tool: Option<Arc<str>>,
 }
 
 impl ReplayStream {
-    pub(in crate::face) const fn new(reader: ReplayReader) -> Self {
-        Self { reader, sealed: None, request: None }
+    pub(in crate::face) const fn new(reader: ReplayReader, tool: Option<Arc<str>>) -> Self {
+        Self { reader, sealed: None, request: None, tool }
     }
 
     /// Responds with JSON if no event precedes the result in time.
@@ -56,7 +60,7 @@ impl ReplayStream {
         let mut primer = String::new();
         if let Some(id) = addressee.id.clone().filter(|_| can_resume(token.client_version)) {
             let sealed = served.seal_own(IdKind::EventStream, self.reader.stream());
-            replays.keep(token.nonce, id, &self.reader);
+            replays.keep(token.nonce, id, self.tool.clone(), &self.reader);
             if token.client_version.traits().has_primers {
                 primer = format!("id: {}\ndata:\n\n", event_id(&sealed, 0));
             }
@@ -107,17 +111,22 @@ pub(in crate::face) fn can_resume(version: ProtocolVersion) -> bool {
     version.traits().has_event_ids
 }
 
-/// Resumes a call's stream after this event (LEG-09); `None` if it is unknown or no longer buffered.
+/// Resumes a call's stream after this event (LEG-09); `None` if it is unknown or no longer buffered, or `caller` may not use the
+/// call's tool any more.
 pub(in crate::face) fn take_up(
     replays: &ReplayBuffers,
-    sealer: &Sealer,
-    token: &SessionToken,
+    served: &Served,
+    (token, caller): (&SessionToken, &Caller),
     last_event: &str,
 ) -> Option<FaceResponse> {
     let (sealed, number) = read_event_id(last_event)?;
-    let stream = sealer.open(IdKind::EventStream, None, sealed)?.id.random;
+    let stream = served.sealer.open(IdKind::EventStream, None, sealed)?.id.random;
+    let tool = replays.tool_of((token.nonce, stream));
+    if tool.as_deref().is_some_and(|tool| !served.engine.access().has_tool(caller, served.upstream.name(), tool)) {
+        return None;
+    }
     let (request, reader) = replays.take_up((token.nonce, stream), number)?;
-    let replay = ReplayStream { reader, sealed: Some(sealed.to_owned()), request: Some(request) };
+    let replay = ReplayStream { reader, sealed: Some(sealed.to_owned()), request: Some(request), tool };
     Some(event_stream(call_stream::stream(replay, addressee(None, AcceptedTypes::EventStream), None)))
 }
 

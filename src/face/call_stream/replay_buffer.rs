@@ -338,6 +338,8 @@ struct ReplayIndex {
 struct ReplayEntry {
     id: u128,
     request: RequestId,
+    /// Of a call.
+    tool: Option<Arc<str>>,
     log: Arc<ReplayBuffer>,
     is_answered: bool,
 }
@@ -350,7 +352,7 @@ impl ReplayBuffers {
     }
 
     /// Makes a buffer resumable once its client learns the stream's id.
-    pub(in crate::face) fn keep(&self, nonce: u128, request: RequestId, reader: &ReplayReader) {
+    pub(in crate::face) fn keep(&self, nonce: u128, request: RequestId, tool: Option<Arc<str>>, reader: &ReplayReader) {
         let (log, id) = (&reader.log, reader.log.stream);
         log.state.send_modify(|state| state.is_kept = true);
         let mut kept = self.kept.lock();
@@ -358,7 +360,7 @@ impl ReplayBuffers {
         if streams.len() >= PER_SESSION_MAX {
             streams.pop_front();
         }
-        streams.push_back(ReplayEntry { id, request, log: Arc::clone(log), is_answered: false });
+        streams.push_back(ReplayEntry { id, request, tool, log: Arc::clone(log), is_answered: false });
         self.settle(&mut kept, (nonce, id));
         self.tidy(&mut kept);
     }
@@ -367,6 +369,12 @@ impl ReplayBuffers {
         let mut kept = self.kept.lock();
         self.settle(&mut kept, (nonce, id));
         self.tidy(&mut kept);
+    }
+
+    /// The tool of a call whose stream can be resumed.
+    pub(in crate::face) fn tool_of(&self, (nonce, id): (u128, u128)) -> Option<Arc<str>> {
+        let kept = self.kept.lock();
+        kept.by_session.get(&nonce)?.iter().find(|stream| stream.id == id)?.tool.clone()
     }
 
     pub(in crate::face) fn take_up(&self, (nonce, id): (u128, u128), number: u64) -> Option<(RequestId, ReplayReader)> {
@@ -436,7 +444,7 @@ mod tests {
     async fn what_was_not_heard_is_said_to_whoever_takes_the_stream_up() {
         let logs = ReplayBuffers::default();
         let (writer, mut first) = logs.begin(7);
-        logs.keep(1, RequestId::number(5), &first);
+        logs.keep(1, RequestId::number(5), None, &first);
         for said in ["a", ": sign", "b"] {
             assert!(writer.write(text_of(said), UnreadPolicy::Kept).await);
         }
@@ -465,7 +473,7 @@ mod tests {
         let logs = ReplayBuffers::default();
         let begin = |stream: u128| {
             let (writer, reader) = logs.begin(stream);
-            logs.keep(1, RequestId::number(0), &reader);
+            logs.keep(1, RequestId::number(0), None, &reader);
             writer
         };
         let writers: Vec<_> = (0..=PER_SESSION_MAX as u128).map(begin).collect();
@@ -498,7 +506,7 @@ mod tests {
         let logs = ReplayBuffers::default();
         for stream in 0..=ANSWERED_MAX as u128 {
             let (writer, reader) = logs.begin(stream);
-            logs.keep(stream, RequestId::number(0), &reader);
+            logs.keep(stream, RequestId::number(0), None, &reader);
             writer.finish(Ok(Payload::empty_object().into()));
             logs.answered((stream, stream));
         }

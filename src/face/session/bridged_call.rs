@@ -136,6 +136,7 @@ pub(super) fn begin_on(
     };
     let falls_back = tool.as_deref().is_some_and(|tool| shared.falls_back(session, tool));
     let (writer, reader) = shared.open.replays.begin((shared.served.random)());
+    let stream = ReplayStream::new(reader, tool.as_deref().map(Arc::from));
     let mut driver = BridgedCall {
         shared: Arc::clone(shared),
         engine: Arc::clone(&shared.served.engine),
@@ -175,7 +176,7 @@ pub(super) fn begin_on(
     let stop = shared.served.scope.stop.clone();
     let driving = Box::pin(async move { driver.run(spec).await });
     shared.served.scope.tracker.spawn(stop.run_until_cancelled_owned(driving));
-    Ok(ReplayStream::new(reader))
+    Ok(stream)
 }
 
 /// The idempotency key of a call, if it has one. Checks the tool's limits for arguments first.

@@ -40,7 +40,7 @@ use crate::face::pipe::body::{AnsweredRequest, BodyForm, PipeBody, PipeTimeouts,
 use crate::face::pipe::forward::{HeldCall, PipeEra, PipeMetrics, PipedCall};
 use crate::face::rewrite;
 use crate::face::served::Served;
-use crate::task::{Drafts, Executed, GatewayFault, Reason};
+use crate::task::{Caller, Drafts, Executed, GatewayFault, Reason};
 use crate::upstream::ForwardedHeaders;
 use crate::upstream::answer_body::BodyKind;
 use crate::upstream::raw_channel::{RawMethod, RawRequest};
@@ -131,7 +131,7 @@ pub(super) async fn post(
         PipedMessage::Request(request) => {
             let addressee = addressee(Some(&request.id), accepted);
             let signs = request.signs().filter(|_| shared.served.settings.life_signs);
-            let origin = RequestOrigin { token: Arc::clone(&session.token), is_call: request.tool.is_some() };
+            let origin = RequestOrigin { token: Arc::clone(&session.token), tool: request.tool.clone() };
             let piping = PipeForward { shared: Arc::clone(shared), session, request, signs: signs.clone() };
             resumable::respond(
                 shared,
@@ -157,8 +157,13 @@ pub(super) async fn post(
 pub(super) async fn get(
     shared: &Arc<SessionFaceState>,
     session: ClientSession,
+    caller: &Caller,
     last_event: Option<HeaderValue>,
 ) -> FaceResponse {
+    let tool = last_event.as_ref().and_then(|event| shared.paused.tool_of(&session, event));
+    if tool.is_some_and(|tool| !shared.served.engine.access().has_tool(caller, shared.served.upstream.name(), &tool)) {
+        return bare(StatusCode::BAD_REQUEST);
+    }
     shared.meter.streams.increment(1);
     // Tasks may send notifications on it.
     let own = shared.tasks.are_for(&session).then(|| shared.open.streams.open(session.token.nonce));

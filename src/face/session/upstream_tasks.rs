@@ -23,7 +23,7 @@ use crate::face::call_stream::replay::{self, ReplayStream};
 use crate::face::catalog::Catalog;
 use crate::face::http::{FaceResponse, Inbound};
 use crate::face::idempotency_key;
-use crate::task::Principal;
+use crate::task::{Caller, Principal};
 use crate::upstream::{CallContext, Upstream, UpstreamTaskMode};
 use crate::wire::envelope::{Notification, Request};
 use crate::wire::{RequestId, RpcError, method};
@@ -160,10 +160,11 @@ pub(super) async fn drive(
 pub(super) fn take_up(
     shared: &SessionFaceState,
     session: &ClientSession,
+    caller: &Caller,
     last_event: Option<&HeaderValue>,
 ) -> Option<FaceResponse> {
     let event = last_event?.to_str().ok()?;
-    replay::take_up(&shared.open.replays, &shared.served.sealer, &session.token, event)
+    replay::take_up(&shared.open.replays, &shared.served, (&session.token, caller), event)
 }
 
 impl SessionFaceState {

@@ -67,6 +67,7 @@ pub(super) struct PausedCall {
 pub(super) struct EndedCall {
     event: String,
     id: RequestId,
+    tool: Option<Arc<str>>,
     fault: GatewayFault,
     when: Instant,
 }
@@ -92,6 +93,15 @@ impl PausedCalls {
             return None;
         }
         Some(AwaitedCall::Ended(ended))
+    }
+
+    /// The tool of the call that `session` would resume.
+    pub(super) fn tool_of(&self, session: &ClientSession, last_event: &HeaderValue) -> Option<Arc<str>> {
+        let key = (session.token.nonce, String::from_utf8_lossy(last_event.as_bytes()).into_owned());
+        if let Some(paused) = self.waiting.lock().get(&key) {
+            return paused.call.era.request.tool.clone();
+        }
+        self.ended.get(ended_key(&key)).and_then(|ended| ended.tool)
     }
 
     fn keep(&self, key: PauseKey, paused: PausedCall) {
@@ -129,8 +139,8 @@ impl PausedCalls {
     }
 
     fn keep_end(&self, key: PauseKey, call: &SessionPipeEra, fault: GatewayFault) {
-        let (number, id) = (ended_key(&key), call.request.id.clone());
-        self.ended.insert(number, EndedCall { event: key.1, id, fault, when: Instant::now() });
+        let (number, id, tool) = (ended_key(&key), call.request.id.clone(), call.request.tool.clone());
+        self.ended.insert(number, EndedCall { event: key.1, id, tool, fault, when: Instant::now() });
     }
 }
 

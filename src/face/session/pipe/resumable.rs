@@ -34,8 +34,8 @@ const KEPT_BYTES_MAX: usize = 1024 * 1024;
 
 pub(super) struct RequestOrigin {
     pub(super) token: Arc<SessionToken>,
-    /// Other requests are short.
-    pub(super) is_call: bool,
+    /// Of a call. Other requests are short.
+    pub(super) tool: Option<Arc<str>>,
 }
 
 /// Sends the response, or moves the call to a stream of the gateway.
@@ -45,7 +45,7 @@ pub(super) async fn respond(
     mut late: LateAnswer,
     addressee: Addressee,
 ) -> FaceResponse {
-    if !origin.is_call || !addressee.accepted.takes_stream() || !can_resume(origin.token.client_version) {
+    if origin.tool.is_none() || !addressee.accepted.takes_stream() || !can_resume(origin.token.client_version) {
         return call_stream::respond(late, addressee).await;
     }
     match Silence::begin().wait(&mut late.answering).await {
@@ -96,7 +96,7 @@ async fn begin_made(
 
 async fn begin(
     shared: &Arc<SessionFaceState>,
-    RequestOrigin { token, .. }: RequestOrigin,
+    RequestOrigin { token, tool }: RequestOrigin,
     (first, source): (Option<BodyPart>, ResumableSource),
     addressee: Addressee,
 ) -> FaceResponse {
@@ -116,7 +116,8 @@ async fn begin(
         None => (BodyPart::default(), None),
     };
     let held = shared.open.in_flight.enter(token.nonce, id, RequestStage::Held);
-    let response = ReplayStream::new(reader).begin(&shared.open.replays, &shared.served, &token, addressee, first);
+    let response =
+        ReplayStream::new(reader, tool).begin(&shared.open.replays, &shared.served, &token, addressee, first);
     let pumping = {
         let (shared, nonce) = (Arc::clone(shared), token.nonce);
         async move {

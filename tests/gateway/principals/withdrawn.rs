@@ -1,0 +1,519 @@
+//! A right that is taken away ends at once what it gave: by a reload of the rules, and by a narrower token of the same person.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use support::issuer::{IssuerKey, key_set, with};
+use taskgate::config;
+use taskgate::task::{Clock as _, SystemClock};
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+use super::gate::{ADA, Answer, Ask, Gate, act};
+use super::tokens::{AUDIENCE, auth, claims};
+use super::upstream::{
+    BodySender, Once, ScriptedReply, ScriptedServer, ScriptedState, SeenRequest, answer, in_time, json_text, whole,
+};
+
+const LISTEN: &str = "public_url = \"https://mcp.example\"";
+const UNKNOWN: &str = "0123456789abcdef0123456789abcdef";
+const CHALLENGE: &str = "Bearer error=\"insufficient_scope\", scope=\"mcp tools\", \
+                         resource_metadata=\"https://mcp.example/.well-known/oauth-protected-resource/mcp\"";
+/// A token with the scope `tools` has all tools, others have `free`.
+const RULES: &str =
+    "[[auth.rules]]\nwho = { scopes = [\"tools\"] }\nallow = true\n[[auth.rules]]\ntools = [\"free\"]\nallow = true\n";
+const FEWER: &str = "[[auth.rules]]\ntools = [\"free\"]\nallow = true\n";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Reload,
+    /// A token of the same person without the scope.
+    Token,
+}
+
+const WAYS: [Way; 2] = [Way::Reload, Way::Token];
+
+struct World {
+    gate: Gate,
+    /// What ada comes with.
+    token: String,
+    narrow: String,
+    _folder: TempDir,
+}
+
+fn access(rules: &str) -> Arc<taskgate::task::PrincipalAccessTable> {
+    let text = format!(
+        "[listen]\n{LISTEN}\n[auth]\n{}{rules}[upstreams.up]\nurl = \"http://127.0.0.1:8/mcp\"\n",
+        auth("jwks_url = \"https://login.example/keys\"", "")
+    );
+    config::parse("test.toml", &text, &|_| None).unwrap().config.access
+}
+
+impl World {
+    async fn start(upstream: &str) -> Self {
+        let server =
+            ScriptedServer::slow(async |seen: SeenRequest, world: Arc<ScriptedState>| Some(act(&seen, &world).await));
+        Self::before(server.await, upstream).await
+    }
+
+    async fn before(server: ScriptedServer, upstream: &str) -> Self {
+        let (folder, key) = (tempfile::tempdir().unwrap(), IssuerKey::es256("k1"));
+        let file = folder.path().join("keys.json");
+        std::fs::write(&file, key_set([&key])).unwrap();
+        let auth = auth(&format!("jwks_file = \"{}\"", file.display()), "");
+        let gate = Gate::behind(server, LISTEN, &(auth + RULES), upstream).await;
+        let audiences = [AUDIENCE, "https://mcp.example/sse"];
+        let token = |scope: &str| key.token(&with(&claims("ada"), &json!({ "scope": scope, "aud": audiences })));
+        Self { gate, token: token("mcp tools"), narrow: token("mcp"), _folder: folder }
+    }
+
+    fn lose(&mut self, way: Way) {
+        match way {
+            Way::Reload => self.gate.reload_with(|config| config.access = access(FEWER)).unwrap(),
+            Way::Token => self.token = self.narrow.clone(),
+        }
+    }
+
+    async fn ask(&self, ask: Ask) -> Answer {
+        self.gate.send(&ask).await
+    }
+
+    fn get(&self, id: &str) -> Ask {
+        Ask::new(&self.token, "tasks/get", json!({ "taskId": id }))
+    }
+
+    fn in_session(&self, session: &str, method: &str, params: &Value) -> Ask {
+        Ask::session(&self.token, Some(session), method, params)
+    }
+
+    fn calls(&self) -> usize {
+        self.gate.server.world.count("tools/call")
+    }
+
+    /// A call of a lost tool is answered like that of no tool, or by the scope that would help.
+    #[track_caller]
+    fn check_refused(way: Way, lost: &Answer, nowhere: &Answer) {
+        match way {
+            Way::Reload => assert_eq!(lost.text().replace("quick", "ghost"), nowhere.text()),
+            Way::Token => {
+                assert_eq!(lost.summary(), "403 -32600 insufficient_scope");
+                assert_eq!(lost.header("www-authenticate"), Some(CHALLENGE));
+            }
+        }
+    }
+}
+
+fn named(tool: &str) -> Value {
+    json!({ "name": tool, "arguments": {} })
+}
+
+#[tokio::test]
+async fn a_session_loses_its_tool_with_its_next_message() {
+    for way in WAYS {
+        let mut world = World::start("").await;
+        let session = world.gate.session_of(&world.token).await;
+        let listed = async |world: &World| {
+            let asks =
+                [world.in_session(&session, "tools/list", &json!({})), Ask::new(&world.token, "tools/list", json!({}))];
+            let [own, stateless] = asks;
+            [world.ask(own).await.body.contains("quick"), world.ask(stateless).await.body.contains("quick")]
+        };
+        assert_eq!(listed(&world).await, [true, true], "{way:?}");
+        assert_eq!(world.ask(world.in_session(&session, "tools/call", &named("quick"))).await.summary(), "200 ok");
+        let before = world.calls();
+        world.lose(way);
+        assert_eq!(listed(&world).await, [false, false], "{way:?}");
+        for (lost, nowhere) in [
+            (
+                world.in_session(&session, "tools/call", &named("quick")),
+                world.in_session(&session, "tools/call", &named("ghost")),
+            ),
+            (Ask::call(&world.token, "quick", &json!({})), Ask::call(&world.token, "ghost", &json!({}))),
+        ] {
+            let nowhere = world.ask(nowhere).await;
+            World::check_refused(way, &world.ask(lost).await, &nowhere);
+        }
+        assert_eq!(world.calls(), before, "nothing reached the server");
+    }
+}
+
+/// 2025-03-26: each message of an array is answered alone.
+#[tokio::test]
+async fn an_array_loses_the_call_and_keeps_its_other_messages() {
+    for way in WAYS {
+        let mut world = World::start("").await;
+        let hello = json!({
+            "protocolVersion": "2025-03-26", "capabilities": {}, "clientInfo": { "name": "raw", "version": "1" },
+        });
+        let opened = world.ask(Ask::session(&world.token, None, "initialize", &hello)).await;
+        let session = opened.header("mcp-session-id").unwrap().to_owned();
+        let batch = |world: &World, second: &str| {
+            let message = |id: u32, method: &str, params: Value| json!({ "jsonrpc": "2.0", "id": id, "method": method, "params": params });
+            let call = message(1, "tools/call", named("quick"));
+            let other = match second {
+                "ping" => message(2, "ping", json!({})),
+                tool => message(2, "tools/call", named(tool)),
+            };
+            let ask = world.in_session(&session, "ping", &json!({}));
+            Ask { body: json!([call, other]).to_string(), ..ask }.with("MCP-Protocol-Version", "2025-03-26")
+        };
+        let sent = world.ask(batch(&world, "ping")).await;
+        assert!(!sent.body.contains("\"error\""), "{sent:?}");
+        let before = world.calls();
+        world.lose(way);
+        let sent = world.ask(batch(&world, "ping")).await;
+        assert_eq!(sent.status(), "200", "{sent:?}");
+        assert!(sent.body.contains("\"error\"") && sent.body.contains("\"result\":{}"), "{sent:?}");
+        let all = world.ask(batch(&world, "quick")).await;
+        assert_eq!(all.status(), "200", "{all:?}");
+        assert_eq!(all.body.matches("\"error\"").count(), 2, "{all:?}");
+        assert_eq!(world.calls(), before, "nothing reached the server");
+    }
+}
+
+/// Reads a stream until it has this text.
+async fn until(stream: &mut TcpStream, text: &mut String, end: &str) {
+    while !text.contains(end) {
+        let mut piece = vec![0; 4096];
+        let read = in_time(stream.read(&mut piece)).await.unwrap();
+        assert!(read > 0, "it ended: {text}");
+        text.push_str(std::str::from_utf8(&piece[..read]).unwrap());
+    }
+}
+
+#[tokio::test]
+async fn a_client_over_http_and_sse_loses_its_tool_with_its_next_message() {
+    for way in WAYS {
+        let mut world = World::start("").await;
+        let open = Ask::session(&world.token, None, "x", &json!({})).without("content-type").at("/sse");
+        let (mut text, mut stream) = world.gate.open(&Ask { verb: "GET", body: String::new(), ..open }).await;
+        let target =
+            text.lines().find_map(|line| line.strip_prefix("data: ")).unwrap_or_else(|| panic!("{text}")).to_owned();
+        let post = async |world: &World, id: u32, method: &str, params: Value| {
+            let ask = Ask::session(&world.token, None, method, &params).at(&target);
+            let body = json!({ "jsonrpc": "2.0", "id": id, "method": method, "params": params }).to_string();
+            assert_eq!(world.ask(Ask { body, ..ask }).await.status(), "202", "{way:?} {method}");
+        };
+        let hello = json!({
+            "protocolVersion": "2024-11-05", "capabilities": {}, "clientInfo": { "name": "raw", "version": "1" },
+        });
+        post(&world, 1, "initialize", hello).await;
+        until(&mut stream, &mut text, "\"id\":1,").await;
+        post(&world, 2, "tools/call", named("quick")).await;
+        until(&mut stream, &mut text, "\"id\":2,").await;
+        let before = world.calls();
+        world.lose(way);
+        // By a reload the stream ends: its client opens another one.
+        if way == Way::Reload {
+            in_time(stream.read_to_end(&mut Vec::new())).await.unwrap();
+            continue;
+        }
+        post(&world, 3, "tools/call", named("quick")).await;
+        until(&mut stream, &mut text, "\"id\":3,").await;
+        let refused = text.split("\"id\":3,").nth(1).unwrap();
+        assert!(refused.contains("insufficient_scope"), "{text}");
+        assert_eq!(world.calls(), before, "nothing reached the server");
+    }
+}
+
+/// A call that is held between two rounds, and the question of a task.
+#[tokio::test]
+async fn a_question_is_not_answered_by_who_lost_its_tool() {
+    for way in WAYS {
+        let mut world = World::start("").await;
+        let capabilities = json!({ "elicitation": {} });
+        let asked = world.ask(Ask::declaring(&world.token, "tools/call", named("ask"), &capabilities)).await.json();
+        let state = asked["result"]["requestState"].as_str().unwrap_or_else(|| panic!("{asked}")).to_owned();
+        let key = asked["result"]["inputRequests"].as_object().unwrap().keys().next().unwrap().clone();
+        let made = world.ask(Ask::call(&world.token, "ask", &json!({}))).await.json();
+        let task = made["result"]["taskId"].as_str().unwrap_or_else(|| panic!("{made}")).to_owned();
+        world.lose(way);
+        let answers = json!({ key.as_str(): { "action": "accept", "content": {} } });
+        let params = json!({ "name": "ask", "arguments": {}, "requestState": state, "inputResponses": answers });
+        let retried = world.ask(Ask::declaring(&world.token, "tools/call", params, &capabilities)).await;
+        assert_eq!(retried.summary(), if way == Way::Token { "403 -32600 insufficient_scope" } else { "200 -32602" });
+        let update = |id: &str| {
+            let answers = json!({ "1": { "action": "accept", "content": {} } });
+            Ask::new(&world.token, "tasks/update", json!({ "taskId": id, "inputResponses": answers }))
+        };
+        assert_eq!(world.ask(update(&task)).await, world.ask(update(UNKNOWN)).await, "{way:?}");
+        let said = world.gate.server.world.all(|seen| seen.body.get("result").is_some());
+        assert!(said.is_empty(), "{way:?}: {said:?}");
+        let cancel = Ask::new(&world.token, "tasks/cancel", json!({ "taskId": task }));
+        assert_eq!(world.ask(cancel).await.summary(), "200 ok", "{way:?}: its call can be ended");
+    }
+}
+
+/// The first event of a listener for a task, and its text.
+async fn listens(world: &World, id: &str) -> String {
+    let ask = Ask::new(&world.token, "subscriptions/listen", json!({ "notifications": { "taskIds": [id] } }));
+    let (first, _stream) = world.gate.open(&ask).await;
+    first.split("data: ").nth(1).unwrap_or_else(|| panic!("{first}")).split("\n\n").next().unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn a_listener_hears_of_no_task_of_a_lost_tool() {
+    for way in WAYS {
+        let mut world = World::start("").await;
+        let made = world.ask(Ask::call(&world.token, "held", &json!({}))).await.json();
+        let task = made["result"]["taskId"].as_str().unwrap().to_owned();
+        assert!(listens(&world, &task).await.contains(&task), "{way:?}");
+        world.lose(way);
+        assert_eq!(listens(&world, &task).await, listens(&world, UNKNOWN).await, "{way:?}");
+        assert_eq!(world.ask(world.get(&task)).await, world.ask(world.get(UNKNOWN)).await, "{way:?}");
+    }
+}
+
+/// The tools by which clients without tasks ask for theirs.
+#[tokio::test]
+async fn the_fallback_tools_know_no_task_of_a_lost_tool_and_cancel_it() {
+    for way in WAYS {
+        let upstream =
+            "[upstreams.up.tasks]\nfallback = \"tools\"\n[[upstreams.up.tools]]\nmatch = \"held\"\ngrace = \"50ms\"\n";
+        let mut world = World::start(upstream).await;
+        let session = world.gate.session_of(&world.token).await;
+        let given = world.ask(world.in_session(&session, "tools/call", &named("held"))).await;
+        let text =
+            given.body.lines().find_map(|line| line.strip_prefix("data: ").filter(|data| data.contains("taskId")));
+        let given: Value = serde_json::from_str(text.unwrap_or(&given.body)).unwrap();
+        let task =
+            given["result"]["structuredContent"]["taskId"].as_str().unwrap_or_else(|| panic!("{given}")).to_owned();
+        world.lose(way);
+        let by = |tool: &str, id: &str| {
+            world.in_session(&session, "tools/call", &json!({ "name": tool, "arguments": { "id": id } }))
+        };
+        for tool in ["task_status", "task_result"] {
+            let (lost, unknown) = (world.ask(by(tool, &task)).await, world.ask(by(tool, UNKNOWN)).await);
+            assert_eq!(lost.text().replace(&task, UNKNOWN), unknown.text(), "{way:?} {tool}");
+        }
+        let cancelled = world.ask(by("task_cancel", &task)).await;
+        assert!(cancelled.body.contains("cancelled"), "{way:?}: {cancelled:?}");
+    }
+}
+
+/// SEP-1686: ids that clients choose.
+#[tokio::test]
+async fn a_chosen_id_finds_no_task_of_a_lost_tool() {
+    for way in WAYS {
+        let mut world = World::start("[upstreams.up.tasks]\ndrafts = [\"sep-1686\"]\n").await;
+        let hello = json!({
+            "protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": { "name": "raw", "version": "1" },
+        });
+        let opened = world.ask(Ask::session(&world.token, None, "initialize", &hello)).await;
+        let session = opened.header("mcp-session-id").unwrap().to_owned();
+        let chosen = json!({ "name": "task", "arguments": {}, "_meta": { "modelcontextprotocol.io/task": { "taskId": "mine" } } });
+        let made = world.ask(world.in_session(&session, "tools/call", &chosen)).await;
+        assert_eq!(made.status(), "200", "{made:?}");
+        let get = |world: &World, method: &str, id: &str| world.in_session(&session, method, &json!({ "taskId": id }));
+        assert_eq!(world.ask(get(&world, "tasks/get", "mine")).await.summary(), "200 ok", "{way:?}");
+        world.lose(way);
+        for method in ["tasks/get", "tasks/result"] {
+            let (lost, unknown) = (get(&world, method, "mine"), get(&world, method, "none"));
+            assert_eq!(world.ask(lost).await, world.ask(unknown).await, "{way:?} {method}");
+        }
+        let before = world.calls();
+        let again = world.ask(world.in_session(&session, "tools/call", &chosen)).await;
+        assert!(again.body.contains("\"error\""), "{way:?}: {again:?}");
+        assert_eq!(world.calls(), before);
+    }
+}
+
+/// A server that has no sessions: the gateway keeps the events of its calls.
+async fn stateless(script: impl Fn(&SeenRequest) -> Option<ScriptedReply> + Send + Sync + 'static) -> ScriptedServer {
+    ScriptedServer::start(move |seen| match seen.rpc() {
+        "initialize" => {
+            let error = json!({ "code": -32601, "message": "Method not found" });
+            let mut refused = json_text(json!({ "jsonrpc": "2.0", "id": seen.body["id"], "error": error }).to_string());
+            *refused.status_mut() = http::StatusCode::NOT_FOUND;
+            Some(refused)
+        }
+        "server/discover" => Some(answer(
+            seen,
+            &json!({
+                "resultType": "complete", "supportedVersions": ["2026-07-28"], "ttlMs": 0, "cacheScope": "private",
+                "capabilities": { "tools": {}, "prompts": {}, "resources": {}, "completions": {} },
+                "_meta": { "io.modelcontextprotocol/serverInfo": { "name": "stateless", "version": "7" } },
+            }),
+        )),
+        "tools/list" => {
+            let tools = ["quick", "free"].map(|name| json!({ "name": name, "inputSchema": {} }));
+            Some(answer(seen, &json!({ "resultType": "complete", "tools": tools })))
+        }
+        _ => script(seen),
+    })
+    .await
+}
+
+fn progress(seen: &SeenRequest) -> Value {
+    let params = json!({ "progressToken": seen.token(), "progress": 1 });
+    json!({ "jsonrpc": "2.0", "method": "notifications/progress", "params": params })
+}
+
+/// Begins a call with progress, reads the id of an event, and loses the stream.
+async fn lost_stream(world: &World, session: &str, events: &BodySender) -> (SeenRequest, String) {
+    let params = json!({ "name": "quick", "arguments": {}, "_meta": { "progressToken": "p" } });
+    let call = world.in_session(session, "tools/call", &params).with("MCP-Protocol-Version", "2025-11-25");
+    let mut stream = TcpStream::connect(world.gate.gateway.address()).await.unwrap();
+    stream.write_all(&call.bytes()).await.unwrap();
+    let seen = world.gate.server.world.first(SeenRequest::is_call).await;
+    events.message(&progress(&seen));
+    let mut text = String::new();
+    until(&mut stream, &mut text, "notifications/progress").await;
+    let id =
+        text.lines().rev().find_map(|line| line.strip_prefix("id: ")).unwrap_or_else(|| panic!("{text}")).to_owned();
+    drop(stream);
+    (seen, id)
+}
+
+fn resume(world: &World, session: &str, event: &str) -> Ask {
+    let ask = world.in_session(session, "x", &json!({})).without("content-type").with("Last-Event-ID", event);
+    Ask { verb: "GET", body: String::new(), ..ask.with("MCP-Protocol-Version", "2025-11-25") }
+}
+
+/// Events that the gateway keeps, and those that the server keeps.
+#[tokio::test]
+async fn sec_41_the_stream_of_a_lost_tools_call_is_not_taken_up_by_last_event_id() {
+    for way in WAYS {
+        let (events, once) = Once::events();
+        let server = stateless(move |seen| if seen.is_call() { once.take() } else { None }).await;
+        let mut world = World::before(server, "").await;
+        let session = world.gate.session_of(&world.token).await;
+        let (seen, event) = lost_stream(&world, &session, &events).await;
+        let unknown = world.ask(resume(&world, &session, "x")).await;
+        let wide = world.token.clone();
+        world.lose(way);
+        events.result(&seen, &json!({ "resultType": "complete", "content": [], "structuredContent": { "canary": 1 } }));
+        assert_eq!(world.ask(resume(&world, &session, &event)).await, unknown, "{way:?}");
+        // Nothing is lost: with the right the answer comes.
+        world.token = wide;
+        world.gate.reload_with(|config| config.access = access(RULES)).unwrap();
+        let (mut text, mut stream) = world.gate.open(&resume(&world, &session, &event)).await;
+        until(&mut stream, &mut text, "canary").await;
+    }
+}
+
+/// SEP-1699: the server ends the stream of a call, and its client comes back for the answer.
+#[tokio::test]
+async fn sec_41_a_client_does_not_come_back_for_the_answer_of_a_lost_tool() {
+    for way in WAYS {
+        let (events, once) = Once::events();
+        let server = ScriptedServer::start(move |seen| match seen.method.as_str() {
+            "GET" if seen.header("last-event-id").is_some() => {
+                Some(whole_stream("id: e2\ndata: {\"jsonrpc\":\"2.0\",\"id\":7,\"result\":{\"canary\":1}}\n\n"))
+            }
+            _ if seen.is_call() => once.take(),
+            _ if seen.rpc() == "tools/list" => {
+                Some(answer(seen, &json!({ "tools": [{ "name": "quick", "inputSchema": {} }] })))
+            }
+            _ => None,
+        });
+        let mut world = World::before(server.await, "").await;
+        let session = world.gate.session_of(&world.token).await;
+        let call = world.in_session(&session, "tools/call", &named("quick")).with("MCP-Protocol-Version", "2025-11-25");
+        events.raw("id: e1\nretry: 60000\ndata:\n\n");
+        drop(events);
+        let paused = world.ask(call).await;
+        assert!(paused.body.contains("id: e1"), "{paused:?}");
+        let wide = world.token.clone();
+        world.lose(way);
+        let refused = world.ask(resume(&world, &session, "e1")).await;
+        assert_eq!(refused.status(), "400", "{way:?}: {refused:?}");
+        let resumed = |seen: &SeenRequest| seen.header("last-event-id").is_some();
+        assert!(world.gate.server.world.all(resumed).is_empty(), "{way:?}");
+        world.token = wide;
+        world.gate.reload_with(|config| config.access = access(RULES)).unwrap();
+        let (mut text, mut stream) = world.gate.open(&resume(&world, &session, "e1")).await;
+        until(&mut stream, &mut text, "canary").await;
+    }
+}
+
+fn whole_stream(text: &str) -> ScriptedReply {
+    let mut reply = whole(text.to_owned());
+    reply.headers_mut().insert("content-type", "text/event-stream".parse().unwrap());
+    reply
+}
+
+/// B148, for the scopes of one tool: the challenge lists all that the call needs, and the metadata lists all there are.
+#[tokio::test]
+async fn b148_a_tool_with_scopes_of_its_own_is_403_without_them() {
+    let scopes = "[[upstreams.up.tools]]\nmatch = \"quick\"\nmode = \"never\"\nscopes = [\"tools\"]\n";
+    let (folder, key) = (tempfile::tempdir().unwrap(), IssuerKey::es256("k1"));
+    let file = folder.path().join("keys.json");
+    std::fs::write(&file, key_set([&key])).unwrap();
+    let auth = auth(&format!("jwks_file = \"{}\"", file.display()), "");
+    let rules = "[[auth.rules]]\nwho = { scopes = [\"prompts:read\"] }\nprompts = [\"*\"]\nallow = true\n[[auth.rules]]\nallow = true\n";
+    let gate = Gate::of(LISTEN, &(auth + rules), scopes).await;
+    let token = |scope: &str| key.token(&with(&claims("ada"), &json!({ "scope": scope })));
+    let (narrow, wide) = (token("mcp"), token("mcp tools"));
+    let session = gate.session_of(&narrow).await;
+    let asks = |token: &str| {
+        let in_session = Ask::session(token, Some(&session), "tools/call", &named("quick"));
+        [Ask::call(token, "quick", &json!({})), in_session]
+    };
+    for ask in asks(&narrow) {
+        let refused = gate.send(&ask).await;
+        assert_eq!(refused.summary(), "403 -32600 insufficient_scope");
+        assert_eq!(refused.header("www-authenticate"), Some(CHALLENGE));
+        let data = json!({ "source": "gateway", "reason": "insufficient_scope", "executed": "no" });
+        assert_eq!((&refused.json()["id"], &refused.json()["error"]["data"]), (&json!(7), &data));
+    }
+    assert_eq!(gate.server.world.count("tools/call"), 0);
+    for ask in asks(&wide) {
+        assert_eq!(gate.send(&ask).await.summary(), "200 ok");
+    }
+    let metadata = Ask::call("x", "quick", &json!({})).without("Authorization");
+    let metadata = metadata.at("/.well-known/oauth-protected-resource/mcp");
+    let metadata = gate.send(&Ask { verb: "GET", body: String::new(), ..metadata }).await.json();
+    assert_eq!(metadata["scopes_supported"], json!(["mcp", "prompts:read", "tools"]));
+}
+
+/// A listener, and a stream of HTTP+SSE.
+#[tokio::test]
+async fn the_streams_of_a_key_end_when_it_expires() {
+    let end = SystemClock.now().after(std::time::Duration::from_secs(10));
+    let auth = format!("mode = \"api_keys\"\n[[auth.api_keys]]\nid = \"ada\"\nkey = \"{ADA}\"\nexpires = {end}\n");
+    let gate = Gate::of("", &auth, "").await;
+    let modern = Ask::declaring(ADA, "subscriptions/listen", json!({ "notifications": {} }), &json!({}));
+    let older = Ask::session(ADA, None, "x", &json!({})).without("content-type").at("/sse");
+    let get = |ask: Ask| Ask { verb: "GET", body: String::new(), ..ask };
+    let mut streams = Vec::new();
+    for ask in [modern, get(older)] {
+        let (mut head, mut stream) = (String::new(), TcpStream::connect(gate.gateway.address()).await.unwrap());
+        stream.write_all(&ask.bytes()).await.unwrap();
+        until(&mut stream, &mut head, "\r\n\r\n").await;
+        assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+        streams.push(stream);
+    }
+    for mut stream in streams {
+        in_time(stream.read_to_end(&mut Vec::new())).await.unwrap();
+    }
+    assert_eq!(gate.send(&Ask::call(ADA, "quick", &json!({}))).await.status(), "401");
+}
+
+/// The lists of a server without sessions, by clients of both eras.
+#[tokio::test]
+async fn a_list_of_a_server_without_sessions_has_the_tools_of_its_caller() {
+    for way in WAYS {
+        let mut world = World::before(stateless(|_| None).await, "").await;
+        let session = world.gate.session_of(&world.token).await;
+        let listed = async |world: &World| {
+            let [own, stateless] =
+                [world.in_session(&session, "tools/list", &json!({})), Ask::new(&world.token, "tools/list", json!({}))];
+            let names = |answer: Answer| {
+                let tools = answer.json()["result"]["tools"].as_array().unwrap_or_else(|| panic!("{answer:?}")).clone();
+                tools.iter().map(|tool| tool["name"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+            };
+            [names(world.ask(own).await), names(world.ask(stateless).await)]
+        };
+        let both = |names: &[&str]| {
+            [
+                names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>(),
+                names.iter().map(|&name| name.to_owned()).collect(),
+            ]
+        };
+        assert_eq!(listed(&world).await, both(&["quick", "free"]), "{way:?}");
+        world.lose(way);
+        assert_eq!(listed(&world).await, both(&["free"]), "{way:?}");
+    }
+}

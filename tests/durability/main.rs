@@ -2,6 +2,7 @@
 
 mod chosen_ids;
 mod endpoint_sessions;
+mod isolation;
 mod keys;
 mod kill_cycles;
 mod power_cut;

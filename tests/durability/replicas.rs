@@ -7,6 +7,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 
+mod audit;
 mod clocks;
 mod courses;
 mod cut_off;
@@ -14,6 +15,7 @@ mod database;
 mod failover;
 mod forks;
 mod harness;
+mod isolation;
 mod keys;
 mod killed;
 mod networks;

@@ -31,6 +31,8 @@ pub(crate) struct Keeper {
     log: PathBuf,
     /// The sections of the configuration in front of the upstreams.
     head: String,
+    /// Further keys of the section of the clients' listener.
+    listen: String,
     history: Arc<History>,
     /// Where this and other programs serve.
     places: watch::Sender<Vec<SocketAddr>>,
@@ -68,8 +70,20 @@ impl Keeper {
         let head = sections(folder.path());
         let (child, lines, address, admin) = (None, None, None, None);
         let program = PathBuf::from(support::taskgate());
-        let keeper =
-            Self { folder, log, head, history, places, namespace: None, program, child, lines, address, admin };
+        let keeper = Self {
+            folder,
+            log,
+            head,
+            listen: String::new(),
+            history,
+            places,
+            namespace: None,
+            program,
+            child,
+            lines,
+            address,
+            admin,
+        };
         keeper.configure(upstreams);
         keeper
     }
@@ -83,8 +97,8 @@ impl Keeper {
     pub(crate) fn configure_at(&self, [clients, admin]: [SocketAddr; 2], upstreams: &str) {
         let folder = self.folder.path();
         let text = format!(
-            "[listen]\naddress = \"{clients}\"\n[admin]\naddress = \"{admin}\"\n[limits]\ndrain_max = \"2s\"\ntasks_per_principal_max = 2_000\n{}{upstreams}",
-            self.head
+            "[listen]\naddress = \"{clients}\"\n{}[admin]\naddress = \"{admin}\"\n[limits]\ndrain_max = \"2s\"\ntasks_per_principal_max = 2_000\n{}{upstreams}",
+            self.listen, self.head
         );
         let draft = folder.join("draft.toml");
         fs::write(&draft, text).unwrap();
@@ -104,6 +118,11 @@ impl Keeper {
     /// Adds keys to the last of the sections in front of the upstreams; [`Keeper::configure`] writes them.
     pub(crate) fn add_keys(&mut self, keys: &str) {
         self.head.push_str(keys);
+    }
+
+    /// Puts keys in the section of the clients' listener; [`Keeper::configure`] writes them.
+    pub(crate) fn listen_with(&mut self, keys: &str) {
+        keys.clone_into(&mut self.listen);
     }
 
     pub(crate) fn folder(&self) -> &Path {
@@ -181,8 +200,10 @@ impl Keeper {
             let mut address = None;
             loop {
                 let line = lines.next_line().await.ok().flatten()?;
-                if let Some((_, url)) = line.strip_prefix("serving ").and_then(|url| url.split_once("://")) {
-                    address = url.split('/').next()?.parse().ok();
+                // Behind a public address, the second one says where it listens.
+                let url = ["serving ", "listen "].into_iter().find_map(|word| line.strip_prefix(word));
+                if let Some((_, url)) = url.and_then(|url| url.split_once("://")) {
+                    address = url.split('/').next()?.trim().parse().ok().or(address);
                 }
                 // The last line: nothing is printed to a pipe that is closed.
                 if let Some(admin) = line.strip_prefix("admin   http://") {

@@ -240,7 +240,7 @@ async fn one_question_serves_all_and_is_finished_though_its_client_leaves() {
 
 /// While the issuer does not answer, the tokens of one address leave room for those of others.
 #[tokio::test]
-async fn sec_42_one_address_has_a_share_of_the_questions_to_an_issuer() {
+async fn sec_44_one_address_has_a_share_of_the_questions_to_an_issuer() {
     const SHARE: usize = 256;
     let held = Arc::new(Semaphore::new(0));
     let gate = Arc::clone(&held);

@@ -373,7 +373,7 @@ fn resume(world: &World, session: &str, event: &str) -> Ask {
 
 /// Events that the gateway keeps, and those that the server keeps.
 #[tokio::test]
-async fn sec_41_the_stream_of_a_lost_tools_call_is_not_taken_up_by_last_event_id() {
+async fn sec_43_the_stream_of_a_lost_tools_call_is_not_taken_up_by_last_event_id() {
     for way in WAYS {
         let (events, once) = Once::events();
         let server = stateless(move |seen| if seen.is_call() { once.take() } else { None }).await;
@@ -395,7 +395,7 @@ async fn sec_41_the_stream_of_a_lost_tools_call_is_not_taken_up_by_last_event_id
 
 /// SEP-1699: the server ends the stream of a call, and its client comes back for the answer.
 #[tokio::test]
-async fn sec_41_a_client_does_not_come_back_for_the_answer_of_a_lost_tool() {
+async fn sec_43_a_client_does_not_come_back_for_the_answer_of_a_lost_tool() {
     for way in WAYS {
         let (events, once) = Once::events();
         let server = ScriptedServer::start(move |seen| match seen.method.as_str() {

@@ -1,0 +1,269 @@
+//! A thousand principals of four kinds with equal names call with equal arguments: each finds its own tasks, and learns nothing
+//! of another's, at one gateway and at two, and after `kill -9`.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
+
+pub(crate) mod crowd;
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use futures_util::stream;
+use http_body_util::BodyExt as _;
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use support::history::History;
+use support::scripted::{BodySender, ScriptedServer, answer, in_time};
+
+use self::crowd::{Crowd, KINDS, NAMES, Talk, Told};
+use super::kill_cycles::keeper::Keeper;
+
+const ALL: usize = NAMES * KINDS;
+const AT_ONCE: usize = 16;
+/// After a kill, those with each fourth name are asked: a connection of each costs most of the time.
+const FEWER: usize = 4;
+/// As many digits as a real id, and no task's.
+const UNKNOWN: &str = "0123456789abcdef0123456789abcdef";
+
+/// The tasks of one person.
+pub(crate) struct Own {
+    settled: String,
+    result: Value,
+    /// A call that its server does not answer, of some.
+    held: Option<String>,
+    /// A call with a question: the task, and the key of the question.
+    asking: Option<(String, String)>,
+}
+
+/// `work` returns a number that no other call has, `held` nothing, and `ask` asks.
+pub(crate) async fn server() -> ScriptedServer {
+    let calls = AtomicUsize::new(0);
+    ScriptedServer::start(move |seen| match (seen.rpc(), seen.body["params"]["name"].as_str()) {
+        ("tools/list", _) => {
+            let tools =
+                ["work", "held", "ask"].map(|name| json!({ "name": name, "inputSchema": { "type": "object" } }));
+            Some(answer(seen, &json!({ "tools": tools })))
+        }
+        ("tools/call", Some("work")) => {
+            let nth = calls.fetch_add(1, Ordering::SeqCst);
+            Some(answer(seen, &json!({ "content": [], "structuredContent": { "nth": nth } })))
+        }
+        ("tools/call", name) => {
+            let (events, reply) = BodySender::open();
+            if name == Some("ask") {
+                let params = json!({ "message": "Sure?", "requestedSchema": { "type": "object", "properties": {} } });
+                events.message(&json!({ "jsonrpc": "2.0", "id": 1, "method": "elicitation/create", "params": params }));
+            }
+            // Open for as long as the test runs.
+            std::mem::forget(events);
+            Some(reply)
+        }
+        _ => None,
+    })
+    .await
+}
+
+/// For each person in turn, or those with each n-th name, some side by side.
+async fn each<T>(every: usize, act: impl AsyncFn(usize) -> T) -> Vec<T> {
+    let act = &act;
+    let people = (0..ALL).filter(|nth| nth / KINDS % every == 0);
+    stream::iter(people).map(|nth| act(nth)).buffered(AT_ONCE).collect().await
+}
+
+async fn call(talk: &mut Talk<'_>, tool: &str) -> String {
+    let made = talk.ask("tools/call", json!({ "name": tool, "arguments": { "n": 1 } })).await;
+    made.json()["result"]["taskId"].as_str().unwrap_or_else(|| panic!("{made:?}")).to_owned()
+}
+
+/// Asks for a task of its own until it stands so.
+async fn until(talk: &mut Talk<'_>, id: &str, is_so: impl Fn(&Value) -> bool) -> Value {
+    in_time(async {
+        loop {
+            let shown = talk.ask("tasks/get", json!({ "taskId": id })).await.json();
+            if is_so(&shown["result"]) {
+                return shown["result"].clone();
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    })
+    .await
+}
+
+/// Makes the tasks of one person.
+async fn make(crowd: &Crowd, nth: usize, address: SocketAddr) -> Own {
+    let mut talk = crowd.people[nth].talk(address).await;
+    let settled = call(&mut talk, "work").await;
+    // Neither number is a multiple of the number of kinds.
+    let held = if nth % 9 == 0 { Some(call(&mut talk, "held").await) } else { None };
+    let mut asking = None;
+    if nth % 11 == 0 {
+        let id = call(&mut talk, "ask").await;
+        let shown = until(&mut talk, &id, |task| task["inputRequests"].is_object()).await;
+        let key = shown["inputRequests"].as_object().unwrap().keys().next().unwrap().clone();
+        asking = Some((id, key));
+    }
+    let result = until(&mut talk, &settled, |task| task["status"] == "completed").await;
+    Own { settled, result, held, asking }
+}
+
+/// The other person for whose task a person asks: one with its name, or one of its kind.
+fn stranger(nth: usize) -> usize {
+    if nth / KINDS % 2 == 0 { nth - nth % KINDS + (nth + 1) % KINDS } else { (nth + KINDS) % ALL }
+}
+
+/// What a person asks about a task, in the words of either era.
+async fn asks_about(talk: &mut Talk<'_>, session: &str, id: &str, key: &str) -> Vec<Told> {
+    let answers = json!({ key: { "action": "accept", "content": {} } });
+    let mut told = vec![
+        talk.ask("tasks/get", json!({ "taskId": id })).await,
+        talk.ask("tasks/update", json!({ "taskId": id, "inputResponses": answers })).await,
+        talk.ask("tasks/cancel", json!({ "taskId": id })).await,
+    ];
+    told.push(talk.in_session(Some(session), "tasks/result", json!({ "taskId": id })).await);
+    told
+}
+
+fn ids(own: &Own) -> BTreeSet<&str> {
+    let asking = own.asking.iter().map(|(id, _)| id.as_str());
+    [own.settled.as_str()].into_iter().chain(own.held.as_deref()).chain(asking).collect()
+}
+
+/// Each sees its own tasks as they are, lists them alone, and is told of another's what it is told of none.
+pub(crate) async fn each_sees_its_own_alone(crowd: &Crowd, all: &[Own], address: SocketAddr) {
+    each(1, async |nth| {
+        let (own, mut talk) = (&all[nth], crowd.people[nth].talk(address).await);
+        let read = talk.ask("tasks/get", json!({ "taskId": own.settled })).await.json();
+        assert_eq!(read["result"]["result"], own.result["result"], "{}", crowd.people[nth].name);
+        let initialize = json!({
+            "protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": { "name": "raw", "version": "1" },
+        });
+        let opened = talk.in_session(None, "initialize", initialize).await;
+        let session = opened.header("mcp-session-id").unwrap_or_else(|| panic!("{opened:?}")).to_owned();
+        let listed = talk.in_session(Some(&session), "tasks/list", json!({})).await.json();
+        let listed = listed["result"]["tasks"].as_array().unwrap_or_else(|| panic!("{listed}")).clone();
+        let listed: BTreeSet<_> = listed.iter().map(|task| task["taskId"].as_str().unwrap()).collect();
+        assert_eq!(listed, ids(own));
+        // Few: twenty misses in a minute at all gateways are answered in another way.
+        let unknown = asks_about(&mut talk, &session, UNKNOWN, "1").await;
+        let of = &all[stranger(nth)];
+        let (id, key) = match (&of.asking, &of.held) {
+            (Some((id, key)), _) => (id.as_str(), key.as_str()),
+            (None, Some(held)) => (held.as_str(), "1"),
+            (None, None) => (of.settled.as_str(), "1"),
+        };
+        assert_eq!(asks_about(&mut talk, &session, id, key).await, unknown, "{nth} about {}'s", stranger(nth));
+        assert!(unknown.iter().all(|told| told.json()["error"]["code"] == -32602), "{unknown:?}");
+    })
+    .await;
+}
+
+/// Each finds its own result, and of another's nothing.
+pub(crate) async fn each_still_sees_its_own_alone(crowd: &Crowd, all: &[Own], address: SocketAddr) {
+    each(FEWER, async |nth| {
+        let (own, mut talk) = (&all[nth], crowd.people[nth].talk(address).await);
+        let mut get = async |id: &str| talk.ask("tasks/get", json!({ "taskId": id })).await;
+        // Who the server is, the gateway does not know yet.
+        let read = get(&own.settled).await.json();
+        assert_eq!(read["result"]["result"], own.result["result"], "{}", crowd.people[nth].name);
+        assert_eq!(get(&all[stranger(nth)].settled).await, get(UNKNOWN).await, "{nth} about {}'s", stranger(nth));
+    })
+    .await;
+}
+
+/// Those with a held call hear of it, and of no other though they ask, when each cancels its own.
+pub(crate) async fn each_is_told_of_its_own_alone(crowd: &Crowd, all: &[Own], address: SocketAddr) {
+    let holders: Vec<_> = (0..ALL).filter(|nth| all[*nth].held.is_some()).take(40).collect();
+    let mut streams = Vec::new();
+    for (at, &nth) in holders.iter().enumerate() {
+        let (own, other) = (all[nth].held.as_ref().unwrap(), holders[(at + 1) % holders.len()]);
+        let foreign = all[other].held.as_ref().unwrap();
+        let mut talk = crowd.people[nth].talk(address).await;
+        let mut params = json!({ "notifications": { "taskIds": [foreign, own] } });
+        let stream = talk.open("subscriptions/listen", &mut params).await;
+        streams.push((own, talk, stream.into_body(), String::new()));
+    }
+    for (own, _, stream, text) in &mut streams {
+        read_until(stream, text, own).await;
+    }
+    for &nth in &holders {
+        let mut talk = crowd.people[nth].talk(address).await;
+        let cancelled = talk.ask("tasks/cancel", json!({ "taskId": all[nth].held })).await.json();
+        assert!(cancelled["result"].is_object(), "{cancelled}");
+    }
+    for (own, _, stream, text) in &mut streams {
+        read_until(stream, text, "cancelled").await;
+        let others = all.iter().flat_map(ids).filter(|id| id != own);
+        assert_eq!(others.filter(|id| text.contains(id)).count(), 0, "{text}");
+    }
+}
+
+async fn read_until(stream: &mut hyper::body::Incoming, text: &mut String, end: &str) {
+    while !text.contains(end) {
+        let frame = in_time(stream.frame()).await.unwrap_or_else(|| panic!("it ended: {text}")).unwrap();
+        text.push_str(std::str::from_utf8(&frame.into_data().unwrap()).unwrap());
+    }
+}
+
+/// Nothing that strangers asked has reached the server.
+pub(crate) fn nothing_was_cancelled_or_answered(server: &ScriptedServer) {
+    let reached = server.world.all(|seen| {
+        seen.rpc() == "notifications/cancelled" || seen.method == "DELETE" || seen.body.get("result").is_some()
+    });
+    assert!(reached.is_empty(), "{reached:?}");
+}
+
+pub(crate) async fn make_all(crowd: &Crowd, addresses: &[SocketAddr]) -> Vec<Own> {
+    let all = each(1, async |nth| make(crowd, nth, addresses[nth % addresses.len()]).await).await;
+    let results: BTreeSet<_> =
+        all.iter().map(|own| own.result["result"]["structuredContent"]["nth"].as_u64()).collect();
+    assert_eq!((results.len(), results.contains(&None)), (ALL, false), "each has a result of its own");
+    assert_eq!(all.iter().flat_map(ids).count(), all.iter().flat_map(ids).collect::<BTreeSet<_>>().len());
+    all
+}
+
+/// SEC-42: on disk. At the end those with keys lose the tool, and their own tasks are told apart from unknown ones by nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sec_42_a_thousand_principals_with_equal_names_know_nothing_of_each_other() {
+    let (server, crowd) = (server().await, Crowd::new());
+    let mut keeper = Keeper::new("isolation", "", Arc::new(History::begin(Duration::ZERO)));
+    keeper.listen_with(Crowd::LISTEN);
+    keeper.configure(&crowd.sections(&server, ""));
+    keeper.start(&[]).await.unwrap();
+    let all = make_all(&crowd, &[keeper.address()]).await;
+    each_sees_its_own_alone(&crowd, &all, keeper.address()).await;
+    nothing_was_cancelled_or_answered(&server);
+    each_is_told_of_its_own_alone(&crowd, &all, keeper.address()).await;
+    keeper.kill().await;
+    keeper.start(&[]).await.unwrap();
+    each_still_sees_its_own_alone(&crowd, &all, keeper.address()).await;
+    keeper.configure(&crowd.sections(&server, "tools = [\"held\"]"));
+    keeper.signal(Signal::HUP);
+    let mut first = crowd.people[0].talk(keeper.address()).await;
+    until_is(async || first.ask("tasks/get", json!({ "taskId": all[0].settled })).await.json()["error"].is_object())
+        .await;
+    each(FEWER, async |nth| {
+        let mut talk = crowd.people[nth].talk(keeper.address()).await;
+        let mut get = async |id: &str| talk.ask("tasks/get", json!({ "taskId": id })).await;
+        match nth % KINDS {
+            0 => assert_eq!(get(&all[nth].settled).await, get(UNKNOWN).await, "{nth}"),
+            _ => {
+                assert_eq!(get(&all[nth].settled).await.json()["result"]["result"], all[nth].result["result"], "{nth}")
+            }
+        }
+    })
+    .await;
+    keeper.forget_log();
+}
+
+async fn until_is(mut is_so: impl AsyncFnMut() -> bool) {
+    in_time(async {
+        while !is_so().await {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    })
+    .await;
+}

@@ -1,0 +1,200 @@
+//! A thousand principals of four kinds with equal names, and what a gateway must know to tell them apart.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::Request;
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::Incoming;
+use hyper::client::conn::http1::{SendRequest, handshake};
+use hyper_util::rt::TokioIo;
+use rcgen::SanType;
+use rcgen::string::Ia5String;
+use rustls::ClientConfig;
+use serde_json::{Value, json};
+use support::certificates::{self, Authority};
+use support::issuer::{IssuerKey, key_set};
+use support::scripted::{ScriptedServer, in_time};
+use taskgate::task::{Clock as _, SystemClock};
+use tempfile::TempDir;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_util::task::TaskTracker;
+
+/// Of each kind.
+pub(crate) const NAMES: usize = 250;
+pub(crate) const KINDS: usize = 4;
+const ISSUERS: [&str; 2] = ["https://login.example", "https://other.example"];
+const AUDIENCE: &str = "https://mcp.example/mcp";
+
+/// One principal, and how it comes.
+pub(crate) struct Person {
+    /// Persons with one name differ in their kind alone: a key, a token of either issuer, a certificate.
+    pub(crate) name: String,
+    credential: Option<String>,
+    tls: Arc<ClientConfig>,
+}
+
+pub(crate) struct Crowd {
+    pub(crate) people: Vec<Person>,
+    folder: TempDir,
+}
+
+/// A connection that one person keeps.
+pub(crate) struct Talk<'p> {
+    person: &'p Person,
+    requests: SendRequest<Full<Bytes>>,
+}
+
+/// An answer as it came, but for the time of day.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Told {
+    pub(crate) status: u16,
+    headers: Vec<(String, String)>,
+    pub(crate) body: String,
+}
+
+impl Told {
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|_| panic!("no JSON: {self:?}"))
+    }
+
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(found, _)| found == name).map(|(_, value)| value.as_str())
+    }
+}
+
+fn key_of(name: usize) -> String {
+    let secret = taskgate::task::digest::hex(&taskgate::task::digest::digest([&name.to_be_bytes()]).0);
+    format!("tg_u{name:03}_{}", &secret[..32])
+}
+
+impl Crowd {
+    pub(crate) fn new() -> Self {
+        let (authority, folder) = (Authority::new(), tempfile::tempdir().unwrap());
+        let issuers = ISSUERS.map(|_| IssuerKey::es256("k1"));
+        authority.vouch(|_| ()).write(folder.path(), "server");
+        certificates::write(folder.path(), "ca.pem", "CERTIFICATE", authority.certificate());
+        for (at, key) in issuers.iter().enumerate() {
+            fs::write(folder.path().join(format!("keys{at}.json")), key_set([key])).unwrap();
+        }
+        let end = SystemClock.now().as_millis() / 1_000 + 3_600;
+        let nameless = Arc::new(authority.client(&["http/1.1"]));
+        let people = (0..NAMES * KINDS).map(|nth| {
+            let (kind, at) = (nth % KINDS, nth / KINDS);
+            let name = format!("u{at:03}");
+            let token = |issuer: usize| {
+                let claims = json!({ "iss": ISSUERS[issuer], "sub": name, "aud": AUDIENCE, "exp": end });
+                Some(issuers[issuer].token(&claims))
+            };
+            let (credential, tls) = match kind {
+                0 => (Some(key_of(at)), Arc::clone(&nameless)),
+                1 => (token(0), Arc::clone(&nameless)),
+                2 => (token(1), Arc::clone(&nameless)),
+                _ => {
+                    let san = SanType::URI(Ia5String::try_from(format!("spiffe://corp/{name}")).unwrap());
+                    let own = authority.vouch(|params| params.subject_alt_names = vec![san]);
+                    (None, Arc::new(authority.client_as(&own, &["http/1.1"])))
+                }
+            };
+            Person { name, credential, tls }
+        });
+        Self { people: people.collect(), folder }
+    }
+
+    /// Keys of the section of the clients' listener.
+    pub(crate) const LISTEN: &str = "public_url = \"https://mcp.example\"\n";
+
+    /// The other sections of a gateway before `server`. `of_keys` stands in the block of each key.
+    pub(crate) fn sections(&self, server: &ScriptedServer, of_keys: &str) -> String {
+        let at = self.folder.path().display();
+        let mut text = format!(
+            "[listen.tls]\ncertificate = \"{at}/server.pem\"\nkey = \"{at}/server.key\"\nclient_ca = \"{at}/ca.pem\"\n\
+             [auth]\nmode = [\"tokens\", \"api_keys\", \"certificates\"]\n\
+             [[auth.certificates]]\nsan = \"spiffe://corp/*\"\n"
+        );
+        for (nth, issuer) in ISSUERS.iter().enumerate() {
+            write!(
+                text,
+                "[[auth.issuers]]\nissuer = \"{issuer}\"\nalgorithms = [\"ES256\"]\njwks_file = \"{at}/keys{nth}.json\"\n"
+            )
+            .unwrap();
+        }
+        for name in 0..NAMES {
+            let key = key_of(name);
+            write!(text, "[[auth.api_keys]]\nid = \"u{name:03}\"\nkey = \"{key}\"\n{of_keys}\n").unwrap();
+        }
+        let url = server.url();
+        write!(
+            text,
+            "[upstreams.up]\nurl = \"{url}\"\npath = \"/mcp\"\nin_flight_max = 1_800\n[upstreams.up.tasks]\nmode = \"always\"\n"
+        )
+        .unwrap();
+        text
+    }
+}
+
+impl Person {
+    pub(crate) async fn talk(&self, address: SocketAddr) -> Talk<'_> {
+        let socket = in_time(TcpStream::connect(address)).await.unwrap();
+        let connecting = TlsConnector::from(Arc::clone(&self.tls)).connect("localhost".try_into().unwrap(), socket);
+        let stream = in_time(connecting).await.unwrap();
+        let (requests, connection) = in_time(handshake(TokioIo::new(stream))).await.unwrap();
+        TaskTracker::new().spawn(connection);
+        Talk { person: self, requests }
+    }
+}
+
+impl Talk<'_> {
+    /// A request of 2026-07-28 by a client with tasks.
+    pub(crate) async fn ask(&mut self, method: &str, mut params: Value) -> Told {
+        let response = self.open(method, &mut params).await;
+        read(response).await
+    }
+
+    /// The same, for an answer that does not end.
+    pub(crate) async fn open(&mut self, method: &str, params: &mut Value) -> http::Response<Incoming> {
+        params["_meta"] = json!({
+            "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+            "io.modelcontextprotocol/clientCapabilities":
+                { "elicitation": {}, "extensions": { "io.modelcontextprotocol/tasks": {} } },
+        });
+        let name = ["name", "taskId"].into_iter().find_map(|name| params[name].as_str());
+        let mut headers = vec![("mcp-protocol-version", "2026-07-28"), ("mcp-method", method)];
+        headers.extend(name.map(|name| ("mcp-name", name)));
+        let headers: Vec<_> = headers.into_iter().map(|(name, value)| (name, value.to_owned())).collect();
+        self.send(&headers, method, params).await
+    }
+
+    /// A request of 2025-11-25.
+    pub(crate) async fn in_session(&mut self, session: Option<&str>, method: &str, params: Value) -> Told {
+        let headers: Vec<_> = session.iter().map(|id| ("mcp-session-id", (*id).to_owned())).collect();
+        let response = self.send(&headers, method, &params).await;
+        read(response).await
+    }
+
+    async fn send(&mut self, headers: &[(&str, String)], method: &str, params: &Value) -> http::Response<Incoming> {
+        let request = Request::post("/mcp").header("host", "localhost").header("content-type", "application/json");
+        let mut request = request.header("accept", "application/json, text/event-stream");
+        for (name, value) in headers {
+            request = request.header(*name, value);
+        }
+        if let Some(credential) = &self.person.credential {
+            request = request.header("authorization", format!("Bearer {credential}"));
+        }
+        let body = json!({ "jsonrpc": "2.0", "id": 7, "method": method, "params": params }).to_string();
+        in_time(self.requests.ready()).await.unwrap();
+        in_time(self.requests.send_request(request.body(Full::new(Bytes::from(body))).unwrap())).await.unwrap()
+    }
+}
+
+async fn read(response: http::Response<Incoming>) -> Told {
+    let (head, body) = response.into_parts();
+    let text = in_time(body.collect()).await.unwrap().to_bytes();
+    let headers = head.headers.iter().filter(|(name, _)| *name != "date");
+    let headers = headers.map(|(name, value)| (name.to_string(), value.to_str().unwrap().to_owned()));
+    Told { status: head.status.as_u16(), headers: headers.collect(), body: String::from_utf8(text.to_vec()).unwrap() }
+}

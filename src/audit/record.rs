@@ -243,7 +243,9 @@ impl<'a> LineLinks<'a> {
     /// `None` for a text that no gateway wrote.
     pub(super) fn read(line: &'a [u8]) -> Option<Self> {
         let is_bare = line.first() == Some(&b'{') && line.last() == Some(&b'}') && line.len() < LINE_BYTES_MAX;
-        is_bare.then(|| serde_json::from_slice::<Self>(line).ok()).flatten().filter(|links| links.seq > 0)
+        let links = is_bare.then(|| serde_json::from_slice::<Self>(line).ok()).flatten();
+        // No chain gets so long that its next line would have no number.
+        links.filter(|links| (1..u64::MAX).contains(&links.seq))
     }
 }
 
@@ -269,7 +271,7 @@ mod tests {
                 count: Some(("lost", u64::MAX)),
                 ..AuditEvent::of_task(AuditAct::CallEnded, &key)
             };
-            let (mut chain, mut line) = (ChainEnd { seq: u64::MAX - 1, ..ChainEnd::default() }, Vec::new());
+            let (mut chain, mut line) = (ChainEnd { seq: u64::MAX - 2, ..ChainEnd::default() }, Vec::new());
             chain.add(Timestamp::from_millis(u64::MAX), Some(&hostile), &event.members(|_| None), &mut line);
             line.pop();
             assert!(LineLinks::read(&line).is_some(), "{} bytes", line.len());

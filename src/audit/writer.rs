@@ -248,4 +248,39 @@ mod tests {
         assert_eq!(kept + verifier.lost, 20_001);
         assert_eq!(text.matches("audit.lost").count(), 1);
     }
+
+    /// As by `kill -9` or a power cut in the middle of a write: whatever is left of the last lines, the next process continues
+    /// the chain behind the last whole one.
+    #[test]
+    fn a_file_that_ends_at_any_byte_is_continued_behind_its_last_whole_line() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit.jsonl");
+        let settings = AuditSettings {
+            path: path.clone(),
+            is_required: false,
+            records_calls: true,
+            digests_arguments: false,
+            anchor: None,
+        };
+        let process = |tools: &[&str]| {
+            let queue = Arc::new(AuditQueue::default());
+            for tool in tools {
+                let members = AuditEvent { tool: Some(tool), ..AuditEvent::new(AuditAct::CallEnded) }.members(|_| None);
+                queue.push(QueuedRecord { at: SystemClock.now(), members, reply: None });
+            }
+            queue.end();
+            AuditWriter::new(AuditSink::open(&path).unwrap(), queue, &settings, None).run();
+            std::fs::read(&path).unwrap()
+        };
+        let whole = process(&["a", "\u{202e}b\n", "{\"seq\":1,"]);
+        for length in 0..=whole.len() {
+            std::fs::write(&path, &whole[..length]).unwrap();
+            let continued = process(&["c"]);
+            let mut verifier = ChainVerifier::default();
+            verifier.file(&continued[..]).unwrap_or_else(|fault| panic!("cut at {length}: {fault}"));
+            let kept = whole[..length].iter().filter(|byte| **byte == b'\n').count() as u64;
+            // That of this process: its opening, its record, its end.
+            assert_eq!(verifier.lines, kept + 3, "cut at {length}");
+        }
+    }
 }

@@ -26,7 +26,9 @@ const ADA: &str = "tg_ada1_0011223344556677889900aabbccddee";
 const EVE: &str = "tg_eve1_ffeeddccbbaa00998877665544332211";
 /// Found in no file.
 const CANARY: &str = "canary-5e1f0c";
-const CALLS: usize = 3_000;
+/// Each twentieth becomes a task.
+const CALLS: usize = 10_000;
+const TASKS: usize = CALLS / 20;
 const AT_ONCE: usize = 16;
 
 /// An audit file in a folder of its own, and the keys of `[audit]` for it.
@@ -89,9 +91,10 @@ fn echo() -> impl Future<Output = ScriptedServer> {
     echo_after(|| ())
 }
 
-/// A server with the tool `work`. `call` runs at each call.
+/// A server with the tools `work` and `task`. `call` runs at each call.
 fn echo_after(call: impl Fn() + Send + Sync + 'static) -> impl Future<Output = ScriptedServer> {
-    let tools = json!({"tools": [{"name": "work", "inputSchema": {"type": "object"}}]});
+    let tools = ["work", "task"].map(|name| json!({"name": name, "inputSchema": {"type": "object"}}));
+    let tools = json!({"tools": tools});
     ScriptedServer::start(move |seen| match seen.rpc() {
         "tools/list" => Some(answer(seen, &tools)),
         "tools/call" => {
@@ -335,25 +338,67 @@ async fn a_forwarded_call_is_recorded_and_its_name_is_escaped() {
     assert!(text.contains(r"w\u202e\u000a\u009b31m\u001b[2J") && !text.contains(CANARY), "{text}");
 }
 
-/// Of each call the file, the metrics and the server know.
+/// Makes all calls over connections that stay open; how many results and how many handles came.
+async fn load_all(program: &Program) -> (usize, usize) {
+    let (begun, results, handles) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0));
+    let one = async || {
+        let socket = tokio::net::TcpStream::connect(program.clients).await.unwrap();
+        let (mut requests, connection) =
+            hyper::client::conn::http1::handshake(hyper_util::rt::TokioIo::new(socket)).await.unwrap();
+        tokio_util::task::TaskTracker::new().spawn(connection);
+        loop {
+            let nth = begun.fetch_add(1, Ordering::Relaxed);
+            if nth >= CALLS {
+                return;
+            }
+            let call = match nth % (CALLS / TASKS) {
+                0 => Call::new("tools/call", &json!({"name": "task", "arguments": {"secret": CANARY}})),
+                _ => Call::plain(&json!({"secret": CANARY})),
+            };
+            let mut request = http::Request::post("/up/mcp").header("host", "localhost");
+            for (name, value) in &call.headers {
+                request = request.header(*name, value);
+            }
+            let request = request.body(http_body_util::Full::new(bytes::Bytes::from(call.body))).unwrap();
+            in_time(requests.ready()).await.unwrap();
+            let answered = in_time(requests.send_request(request)).await.unwrap();
+            let text = in_time(http_body_util::BodyExt::collect(answered.into_body())).await.unwrap().to_bytes();
+            let text = String::from_utf8_lossy(&text);
+            results.fetch_add(usize::from(text.contains(CANARY)), Ordering::Relaxed);
+            handles.fetch_add(usize::from(text.contains("\"taskId\"")), Ordering::Relaxed);
+        }
+    };
+    join_all((0..AT_ONCE).map(|_| one())).await;
+    (results.into_inner(), handles.into_inner())
+}
+
+/// Of each call the file, the metrics and the server know, to the last one.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_file_the_metrics_and_the_server_count_the_same_calls() {
     let (audit, server) = (Audit::new(""), echo().await);
-    let folder = Folder::with(&audit.keys);
-    folder.write(&block("up", &server));
+    let folder = Folder::with(&format!("{}[limits]\ntasks_per_principal_max = {CALLS}\n", audit.keys));
+    folder.write(&(block("up", &server) + "[[upstreams.up.tools]]\nmatch = \"task\"\nmode = \"always\"\n"));
     let mut program = Program::serve(&folder).await;
-    assert_eq!(load(&program, CALLS).await, CALLS);
-    audit.until(|_| audit.count("call.ended") == CALLS).await;
+    assert_eq!(load_all(&program).await, (CALLS - TASKS, TASKS));
+    let settled = "taskgate_tasks_settled_total{upstream=\"up\",outcome=\"returned\"}";
+    in_time(async {
+        while audit.count("call.ended") < CALLS - TASKS || audit.count("task.settled") < TASKS {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    })
+    .await;
     assert_eq!(server.world.count("tools/call"), CALLS);
     let counted = program.counted("taskgate_audit_records_total").await;
     assert_eq!(counted as usize, audit.lines().len());
     assert_eq!(program.counted("taskgate_audit_lost_total").await, 0);
     let calls = "taskgate_upstream_request_seconds_count{upstream=\"up\",class=\"call\"}";
     assert_eq!(program.counted(calls).await as usize, CALLS);
+    assert_eq!(program.counted(settled).await as usize, TASKS);
     program.signal("INT");
     assert_eq!(program.ended().await, Some(0));
     is_one_chain(&[&audit.path()]);
-    assert_eq!(audit.count("call.ended"), CALLS, "each once");
+    let counts = ["call.ended", "task.created", "task.settled"].map(|what| audit.count(what));
+    assert_eq!(counts, [CALLS - TASKS, TASKS, TASKS], "each once");
 }
 
 /// SEC-34. No record, no call: when the server gets the call, its record is in the file.

@@ -71,6 +71,38 @@ async fn sec_34_a_sink_that_is_full_or_blocked_stops_no_request_unless_records_a
     }
 }
 
+/// SEC-34 in a session: under 200, as its client would drop its connection at 503. Without a task, and with one.
+#[tokio::test]
+async fn sec_34_a_session_is_told_under_200_that_its_call_cannot_be_recorded() {
+    let server = ScriptedServer::polite().await;
+    let folder = Folder::with(&with_path(Path::new("/dev/full"), "required = true"));
+    folder.write(&block("up", &server));
+    let program = Program::serve(&folder).await;
+    is_ready(&program, 503, "audit failing").await;
+    let mut headers = vec![
+        ("content-type", "application/json".to_owned()),
+        ("accept", "application/json, text/event-stream".to_owned()),
+    ];
+    let ask = async |headers: &[(&'static str, String)], method: &str, params: Value| {
+        let body = json!({"jsonrpc": "2.0", "id": 5, "method": method, "params": params}).to_string();
+        let headers: Vec<_> = headers.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        send(program.clients, "POST", "/up/mcp", &headers, &body).await
+    };
+    let hello =
+        json!({"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "c", "version": "1"}});
+    let opened = ask(&headers, "initialize", hello).await;
+    let id = opened.head.lines().find_map(|line| line.strip_prefix("mcp-session-id: ")).unwrap();
+    headers.extend([("mcp-session-id", id.to_owned()), ("mcp-protocol-version", "2025-11-25".to_owned())]);
+    for params in [json!({"name": "work", "arguments": {}}), json!({"name": "work", "arguments": {}, "task": {}})] {
+        let refused = ask(&headers, "tools/call", params).await;
+        let error = &refused.json()["error"];
+        assert_eq!((refused.status, &error["code"]), (200, &json!(-32603)), "{refused:?}");
+        assert_eq!((&error["data"]["reason"], &error["data"]["executed"]), (&json!(REFUSED), &json!("no")), "{error}");
+    }
+    assert_eq!(ask(&headers, "ping", json!({})).await.status, 200, "what is no call goes on");
+    assert_eq!(server.world.count("tools/call"), 0, "nothing was sent");
+}
+
 /// Once the pipe has a reader, what waited arrives, and calls go on.
 #[tokio::test]
 async fn a_blocked_pipe_gets_every_record_once_it_is_read() {

@@ -228,7 +228,8 @@ audit:
 # in target/fuzz.
 FUZZ_SECONDS ?= 60
 FUZZ_VERSION := 0.13.1
-FUZZ_TARGETS := envelope:envelope scan_differential:scan sse_decoder:sse lines:lines schema:schema answers:answers
+FUZZ_TARGETS := envelope:envelope scan_differential:scan sse_decoder:sse lines:lines schema:schema answers:answers \
+	token:token proof:proof login_documents:login_documents access_rules:access_rules audit_lines:audit_lines
 fuzz:
 	$(call step,setup: cargo-fuzz $(FUZZ_VERSION))
 	@if ! "$(TOOLS)/bin/cargo-fuzz" --version 2> /dev/null | grep -q ' $(FUZZ_VERSION)$$'; then

@@ -19,6 +19,7 @@ pub mod hostile_twin;
 pub mod issuer;
 pub mod kind;
 pub mod ledger;
+pub mod login_checks;
 pub mod pair_client;
 pub mod patroni;
 pub mod peers;

@@ -1,0 +1,185 @@
+//! What must hold of tokens, proofs, documents of issuers, access rules and audit files for any bytes at all, as in `checks`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use taskgate::audit::verify::ChainVerifier;
+use taskgate::config;
+use taskgate::server::tokens::readings;
+use taskgate::server::tokens::settings::{IssuerSettings, KeyLocation, signature_algorithm};
+use taskgate::task::{AccessItem, AccessVerdict, Caller, Claims, DecisionArguments, Principal, Timestamp};
+
+const ISSUER: &str = "https://login.example";
+const ADDRESS: &str = "https://mcp.example/mcp";
+/// When the seeds are valid: 2026-11-29.
+const NOW: Timestamp = Timestamp::from_millis(1_795_910_400_000);
+/// The key that signed the seeds, which nobody has any more.
+const KEYS: &str = r#"{"keys":[{"kty":"EC","crv":"P-256","kid":"k1","use":"sig","x":"HzVMZkRsYDV7vXvx_c_vSRd6ivK8dVgMvG2yPe8Pn_c","y":"BsyxLcbhrHQSUGEObol3KpqhLSmpZGARPuAcpt_C5ic"}]}"#;
+/// A part of a token is changed here: no other text has its signature.
+const CHANGED: usize = 3;
+
+fn issuer() -> IssuerSettings {
+    IssuerSettings {
+        issuer: Arc::from(ISSUER),
+        keys: KeyLocation::File("keys.json".into()),
+        algorithms: signature_algorithm("ES256").into_iter().collect(),
+        audiences: BTreeSet::new(),
+        token_types: BTreeSet::from(["at+jwt".to_owned()]),
+        groups: Some(Arc::from("realm.groups")),
+        owner_claim: None,
+        implies: BTreeMap::from([(Arc::from("admin"), BTreeSet::from([Arc::from("mcp")]))]),
+        max_stale: Duration::from_secs(60),
+        introspection: None,
+    }
+}
+
+fn read(text: &str) -> Result<Caller, &'static str> {
+    readings::token(text, (&issuer(), &Bytes::from_static(KEYS.as_bytes())), ADDRESS, NOW)
+}
+
+/// The text with another character at `at` from its end.
+fn changed(text: &str, at: usize) -> Option<String> {
+    let at = text.len().checked_sub(at)?;
+    let mut bytes = text.as_bytes().to_vec();
+    let byte = bytes.get_mut(at)?;
+    *byte = if *byte == b'A' { b'B' } else { b'A' };
+    String::from_utf8(bytes).ok()
+}
+
+/// Checks a token, or the claims that an issuer tells of one; of a valid one, that it has an owner and an end, and that each
+/// part of a token counts. Names the fault.
+pub fn token(bytes: &[u8]) -> String {
+    let Ok(text) = std::str::from_utf8(bytes) else { return "token_malformed".to_owned() };
+    let is_signed = !text.starts_with('{');
+    let caller = if is_signed { read(text) } else { readings::introspected(text.as_bytes(), &issuer(), ADDRESS, NOW) };
+    match caller {
+        Ok(caller) => judge(caller),
+        Err(fault) => return fault.to_owned(),
+    }
+    if is_signed {
+        let parts: Vec<&str> = text.split('.').collect();
+        assert_eq!(parts.len(), 3);
+        for behind in [0, parts[2].len() + 1, parts[2].len() + parts[1].len() + 2] {
+            if let Some(other) = changed(text, behind + CHANGED) {
+                assert!(read(&other).is_err(), "{other}");
+            }
+        }
+    }
+    "valid".to_owned()
+}
+
+fn judge(caller: Caller) {
+    let owner = caller.principal.as_str();
+    assert!(owner.starts_with("jwt:") && !owner.chars().any(char::is_control), "{owner:?}");
+    assert!(caller.until.is_some_and(|until| until > NOW));
+    let claims = caller.claims.expect("a token has claims");
+    assert_eq!(claims.issuer.as_deref(), Some(ISSUER));
+    assert!(!claims.scopes.contains("admin") || claims.scopes.contains("mcp"));
+    for name in claims.scopes.iter().chain(&claims.groups) {
+        assert!((1..=255).contains(&name.len()) && !name.chars().any(char::is_control), "{name:?}");
+    }
+}
+
+/// Checks a proof for one request, and that a valid one is for no other. Names the fault.
+pub fn proof(bytes: &[u8]) -> String {
+    let Ok(text) = std::str::from_utf8(bytes) else { return "proof_malformed".to_owned() };
+    let check = |request, token, now| readings::proof(text, request, token, now);
+    if let Err(fault) = check(("POST", ADDRESS), "token", NOW) {
+        return fault.label().to_owned();
+    }
+    let later = NOW.after(Duration::from_secs(601));
+    for (request, token, now) in [
+        (("GET", ADDRESS), "token", NOW),
+        (("POST", "https://mcp.example/other"), "token", NOW),
+        (("POST", ADDRESS), "another", NOW),
+        (("POST", ADDRESS), "token", later),
+    ] {
+        assert!(check(request, token, now).is_err(), "{request:?} {token}");
+    }
+    "valid".to_owned()
+}
+
+/// Reads a key set, or metadata that lead to one.
+pub fn login_documents(bytes: &[u8]) -> String {
+    let text = Bytes::copy_from_slice(bytes);
+    if let Some(url) = readings::metadata(&text, ISSUER) {
+        let is_local = url
+            .host_str()
+            .is_some_and(|host| host.contains("localhost") || host.starts_with("127.") || host == "[::1]");
+        assert!(url.scheme() == "https" || (url.scheme() == "http" && is_local), "{url}");
+        return "metadata".to_owned();
+    }
+    match readings::key_set(&text) {
+        Ok(keys) => {
+            assert!((1..=100).contains(&keys));
+            format!("keys{keys}")
+        }
+        Err(_) => "refused".to_owned(),
+    }
+}
+
+fn callers() -> Vec<Caller> {
+    let names = |all: &[&str]| all.iter().copied().map(Arc::from).collect::<BTreeSet<_>>();
+    let token = |scopes: &[&str], groups: &[&str]| {
+        let claims = Claims { scopes: names(scopes), groups: names(groups), issuer: Some(Arc::from(ISSUER)) };
+        Caller { claims: Some(Arc::new(claims)), ..Caller::of(Principal::of_subject(ISSUER, "ada")) }
+    };
+    vec![Caller::of(Principal::holding("ada")), token(&[], &["analysts"]), token(&["mcp", "write"], &[])]
+}
+
+/// Reads the rules of a configuration, and decides about an item whose name follows a NUL: alike however often it is asked,
+/// and never more about an item than about its upstream.
+pub fn access_rules(bytes: &[u8]) -> &'static str {
+    let Ok(text) = std::str::from_utf8(bytes) else { return "refused" };
+    let (rules, item) = text.split_once('\0').unwrap_or((text, "read_a"));
+    // Nothing is read besides.
+    if rules.contains("file") || rules.contains("path") {
+        return "refused";
+    }
+    let text = format!(
+        "[auth]\nmode = \"api_keys\"\n[[auth.api_keys]]\nid = \"bob\"\nkey = \"tg_bob1_a1b2c3d4e5f60718293a4b5c6d7e8f90\"\n\
+         scopes = [\"mcp\", \"write\"]\ngroups = [\"analysts\"]\n[[auth.api_keys]]\nid = \"ada\"\nkey = \"tg_ada1_0011223344556677889900aabbccddee\"\n\
+         {rules}\n[upstreams.up]\nurl = \"http://127.0.0.1:8/mcp\"\n"
+    );
+    let Ok(loaded) = config::parse("rules.toml", &text, &|_| None) else { return "refused" };
+    let table = &loaded.config.access;
+    let fresh = taskgate::task::PrincipalAccessTable::clone(table);
+    for caller in callers() {
+        let upstream = table.upstream(&caller, "up").verdict;
+        for item in [AccessItem::Tool(item), AccessItem::Prompt(item), AccessItem::Resource(item)] {
+            for arguments in [DecisionArguments::Any, DecisionArguments::These(None)] {
+                let decided = table.decision(&caller, "up", item, arguments);
+                assert_eq!(table.decision(&caller, "up", item, arguments), decided);
+                assert_eq!(fresh.decision(&caller, "up", item, arguments), decided);
+                assert!(decided.verdict != AccessVerdict::Allowed || upstream == AccessVerdict::Allowed, "{item:?}");
+                let is_key = caller.claims.is_none();
+                assert!(!is_key || !matches!(decided.verdict, AccessVerdict::NeedsScopes(_)), "{item:?}");
+            }
+            if let AccessItem::Tool(name) = item {
+                let decided = table.decision(&caller, "up", item, DecisionArguments::Any).verdict;
+                assert_eq!(table.has_tool(&caller, "up", name), decided == AccessVerdict::Allowed);
+            }
+        }
+    }
+    "read"
+}
+
+/// Verifies an audit file as a whole, and in two files cut at any of its lines: the end of the chain is the same.
+pub fn audit_lines(bytes: &[u8]) -> String {
+    let mut whole = ChainVerifier::default();
+    if whole.file(bytes).is_err() {
+        return "refused".to_owned();
+    }
+    let ends = bytes.iter().enumerate().filter(|(_, byte)| **byte == b'\n').map(|(at, _)| at + 1);
+    for end in ends.take(16).filter(|end| *end < bytes.len()) {
+        let mut parts = ChainVerifier::default();
+        for part in [&bytes[..end], &bytes[end..]] {
+            parts.file(part).expect("a chain goes on in the next file");
+        }
+        assert_eq!((parts.last(), parts.lines, parts.lost), (whole.last(), whole.lines, whole.lost));
+    }
+    assert!(whole.finish().is_ok());
+    format!("{}", whole.lines)
+}

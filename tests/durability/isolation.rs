@@ -70,7 +70,7 @@ pub(crate) async fn server() -> ScriptedServer {
 /// For each person in turn, or those with each n-th name, some side by side.
 async fn each<T>(every: usize, act: impl AsyncFn(usize) -> T) -> Vec<T> {
     let act = &act;
-    let people = (0..ALL).filter(|nth| nth / KINDS % every == 0);
+    let people = (0..ALL).filter(|nth| (nth / KINDS).is_multiple_of(every));
     stream::iter(people).map(|nth| act(nth)).buffered(AT_ONCE).collect().await
 }
 
@@ -98,9 +98,9 @@ async fn make(crowd: &Crowd, nth: usize, address: SocketAddr) -> Own {
     let mut talk = crowd.people[nth].talk(address).await;
     let settled = call(&mut talk, "work").await;
     // Neither number is a multiple of the number of kinds.
-    let held = if nth % 9 == 0 { Some(call(&mut talk, "held").await) } else { None };
+    let held = if nth.is_multiple_of(9) { Some(call(&mut talk, "held").await) } else { None };
     let mut asking = None;
-    if nth % 11 == 0 {
+    if nth.is_multiple_of(11) {
         let id = call(&mut talk, "ask").await;
         let shown = until(&mut talk, &id, |task| task["inputRequests"].is_object()).await;
         let key = shown["inputRequests"].as_object().unwrap().keys().next().unwrap().clone();
@@ -112,7 +112,7 @@ async fn make(crowd: &Crowd, nth: usize, address: SocketAddr) -> Own {
 
 /// The other person for whose task a person asks: one with its name, or one of its kind.
 fn stranger(nth: usize) -> usize {
-    if nth / KINDS % 2 == 0 { nth - nth % KINDS + (nth + 1) % KINDS } else { (nth + KINDS) % ALL }
+    if (nth / KINDS).is_multiple_of(2) { nth - nth % KINDS + (nth + 1) % KINDS } else { (nth + KINDS) % ALL }
 }
 
 /// What a person asks about a task, in the words of either era.

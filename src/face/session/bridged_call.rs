@@ -173,9 +173,8 @@ pub(super) fn begin_on(
         driver.plan = spec.plan;
     }
     spec.idempotency = idempotency;
-    let stop = shared.served.scope.stop.clone();
     let driving = Box::pin(async move { driver.run(spec).await });
-    shared.served.scope.tracker.spawn(stop.run_until_cancelled_owned(driving));
+    shared.served.scope.tracker.spawn(shared.served.scope.stop.clone().run_until_cancelled_owned(driving));
     Ok(stream)
 }
 

@@ -28,7 +28,7 @@ use queue::{AuditQueue, QueuedRecord};
 pub use record::{AuditAct, AuditEvent};
 use writer::AuditWriter;
 
-/// How long a call waits for its record, with `required`.
+/// With `required`: how long a call waits for its record.
 const HAND_OVER_MAX: Duration = Duration::from_secs(5);
 /// How long the end of the gateway waits for the last records.
 const CLOSE_MAX: Duration = Duration::from_secs(5);
@@ -63,7 +63,7 @@ impl AuditSettings {
 pub struct AuditLog {
     settings: AuditSettings,
     queue: Arc<AuditQueue>,
-    /// URLs of issuers by the digits that principals have of them.
+    /// URLs of issuers, by the digits that stand for them in principals.
     issuers: RwLock<HashMap<String, String>>,
 }
 
@@ -94,12 +94,12 @@ impl AuditLog {
             urls.map(|url| (Principal::issuer_digits(url), url.to_owned())).collect::<HashMap<_, _>>();
     }
 
-    /// Records an event, without waiting. If the queue is full the record is lost, which a later line says.
+    /// Records an event, without waiting. If the queue is full the record is lost, and a later line counts it.
     pub fn record(&self, event: &AuditEvent<'_>) {
         self.queue.push(self.rendered(event));
     }
 
-    /// Whether calls may be made: always, unless they have to be recorded and the file does not take records.
+    /// Whether calls may be made. Not while `required` is set and the file cannot be written.
     #[must_use]
     pub fn is_available(&self) -> bool {
         !self.settings.is_required || self.is_written()
@@ -124,11 +124,12 @@ impl AuditLog {
     /// Writes the last records, and releases the file.
     pub async fn close(&self) {
         if timeout(CLOSE_MAX, self.queue.close()).await.is_err() {
-            tracing::error!("the audit file does not take its last records; they are lost");
+            tracing::error!("the audit file cannot be written: its last records are lost");
         }
     }
 
-    /// A call of a tool from now on. `may_become_task` for a call that a switch for plain calls does not hide.
+    /// Begins the record of a tool call. With `may_become_task`, `required` is
+    /// enough to record it.
     pub fn call(
         self: &Arc<Self>,
         who: &Principal,

@@ -97,11 +97,11 @@ impl AuditSink {
         }
     }
 
-    /// Opens the path again; whether it is another file now. Fails if that has lines, or another writer.
+    /// Opens the path again; returns whether it names another file now. Fails if that file has lines, or another writer.
     pub(super) fn reopen(&mut self) -> io::Result<bool> {
         let SinkKind::Regular(file, _) = &self.kind else { return Ok(false) };
         let identity = |file: &File| file.metadata().map(|found| system::identity(&found));
-        // Not opened for nothing: closing it would not release the lock, but creating it might surprise.
+        // An unchanged file is not opened a second time, and a missing one not created by the comparison.
         if fs::metadata(&self.path).is_ok_and(|found| identity(file).is_ok_and(|own| own == system::identity(&found))) {
             return Ok(false);
         }

@@ -13,7 +13,7 @@ use crate::task::Timestamp;
 
 /// Records that wait, in bytes. A further one is lost.
 const BYTES_MAX: usize = 4 << 20;
-/// What a record takes beside its text.
+/// Memory of a record beside its text.
 const RECORD_BYTES: usize = 64;
 /// A record that waits longer shows that the file is blocked.
 const STALL_MAX: Duration = Duration::from_secs(3);
@@ -23,14 +23,14 @@ const STALL_MAX: Duration = Duration::from_secs(3);
 pub(super) struct QueuedRecord {
     pub(super) at: Timestamp,
     pub(super) members: String,
-    /// Gets its answer once the record is on the disk; dropped if that failed.
+    /// Notified once the record is on the disk; dropped if the write failed.
     pub(super) reply: Option<oneshot::Sender<()>>,
 }
 
 #[derive(Debug)]
 pub(super) enum QueueItem {
     Record(QueuedRecord),
-    /// Records that found no room here.
+    /// The number of records that found no room in the queue.
     Lost(u64),
     Reopen,
 }
@@ -55,10 +55,10 @@ pub(super) struct AuditQueue {
     is_failing: AtomicBool,
 }
 
-/// What the writer has to do.
+/// The writer's next work.
 pub(super) enum WriterWork {
     Items(VecDeque<QueueItem>),
-    /// Nothing came in time.
+    /// No item arrived in time.
     Idle,
     /// The last items were taken before.
     End,

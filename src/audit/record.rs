@@ -11,7 +11,7 @@ use crate::task::digest::hex;
 use crate::task::reference::ShortReference;
 use crate::task::{Principal, TaskKey, Timestamp};
 
-/// No line is longer.
+/// The longest line.
 pub(super) const LINE_BYTES_MAX: usize = 16 << 10;
 /// A longer text is cut, and ends with digits of its digest.
 const TEXT_BYTES_MAX: usize = 256;
@@ -38,7 +38,7 @@ pub enum AuditAct {
     /// The first line of a process, and of a file after its rotation.
     Opened,
     Closed,
-    /// Records that the file did not take.
+    /// Records were lost: the file could not be written.
     Lost,
 }
 
@@ -71,7 +71,7 @@ impl AuditAct {
 pub struct AuditEvent<'a> {
     pub act: AuditAct,
     pub who: Option<&'a Principal>,
-    /// The address of a client that is not known by name.
+    /// The address of a client without a name.
     pub client: Option<IpAddr>,
     pub upstream: Option<&'a str>,
     pub tool: Option<&'a str>,

@@ -43,7 +43,7 @@ pub(super) struct AuditWriter {
     anchors: Vec<ChainEnd>,
 }
 
-/// The gateway ends, and the file does not take its last records.
+/// The gateway ends, and the last records cannot be written.
 struct GivenUp;
 
 impl AuditWriter {
@@ -72,7 +72,7 @@ impl AuditWriter {
     pub(super) fn run(mut self) {
         if self.work().is_err() {
             let lost = self.count;
-            tracing::error!(lost, "the audit file did not take the last records");
+            tracing::error!(lost, "the audit file cannot be written: the last records are lost");
         }
         self.queue.has_ended();
     }
@@ -169,7 +169,7 @@ impl AuditWriter {
             self.sync();
         }
         for reply in self.replies.drain(..) {
-            // Dropped, it refuses its call.
+            // A dropped reply refuses the call of its record.
             let _ = if self.is_failing { Ok(()) } else { reply.send(()) };
         }
         self.write_anchors();

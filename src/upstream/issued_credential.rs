@@ -1,8 +1,8 @@
-//! Keeps the credentials that are issued for a server: in memory, renewed before their end by one request for all.
+//! Keeps the credentials that are issued for a server: in memory, renewed before their end by one request for all callers.
 //!
 //! Three sources: client credentials (RFC 6749, 4.4), an exchange of the client's own token (RFC 8693), and a program. An exchange may
 //! have two steps: for an identity assertion (ID-JAG), and from it to a token of another company's authorization server (RFC 7523).
-//! Read `issued_token` for what they answer.
+//! `issued_token` reads their answers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,7 +29,7 @@ const RENEWED_BEFORE: Duration = Duration::from_secs(60);
 const FAILED_FOR: Duration = Duration::from_secs(1);
 /// A token that replaced a refused one is not replaced again for this time.
 const REPLACED_EACH: Duration = Duration::from_secs(30);
-/// How long the same cause is not logged again.
+/// The interval between log lines with the same cause.
 const LOGGED_EACH: Duration = Duration::from_secs(60);
 /// Bytes of all tokens for one server, and of the cache's entry for one.
 const WEIGHT_MAX: u64 = 16 << 20;
@@ -49,7 +49,7 @@ pub enum IssuedCredentialSettings {
     Command(Vec<String>),
 }
 
-/// The endpoint that is asked for a token, and what for.
+/// A request for a token: the endpoint with its client, and the parameters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenRequestSettings {
     pub client: TokenClientSettings,
@@ -68,7 +68,7 @@ pub struct ExchangeSettings {
     pub redeemed: Option<TokenRequestSettings>,
 }
 
-/// What a token is asked for: parameters of the request (RFC 8707, 8693).
+/// The parameters of a request for a token that limit its use (RFC 8707, 8693).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TokenTarget {
     pub resource: Option<String>,
@@ -165,7 +165,7 @@ impl KeptToken {
     }
 }
 
-/// For whom a token is, and what it is exchanged for.
+/// The client that a token is issued for, with the client's own token if that is exchanged.
 struct Holder {
     key: Digest,
     /// Failures are of one token: a newer one may be accepted.
@@ -174,7 +174,7 @@ struct Holder {
 }
 
 impl IssuedCredentials {
-    /// Asks for nothing yet.
+    /// Sends no request yet.
     ///
     /// # Errors
     /// If the file of the client's password cannot be used.
@@ -223,7 +223,7 @@ impl IssuedCredentials {
         Ok(Holder { key, attempt: digest([&key.0, subject.secret().as_bytes()]), subject: Some(subject) })
     }
 
-    /// Asks for a token, once for all that wait; `refused` is one that the server does not accept.
+    /// Asks for a token, with one request for all callers; `refused` is a token that the server did not accept.
     async fn renew(&self, holder: Holder, refused: Option<&HeaderValue>) -> Result<KeptToken, TokenFailure> {
         let Holder { key, attempt, subject } = holder;
         let state = &self.0;

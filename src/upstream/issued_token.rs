@@ -1,4 +1,4 @@
-//! Reads a token that an authorization server or a program issued. No text of a failure holds what they said.
+//! Reads a token that an authorization server or a program issued. A failure's text quotes nothing of their answer.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -14,9 +14,9 @@ use crate::wire::{Payload, ScanLimits};
 
 /// The longest token; servers refuse heads that are much longer.
 const TOKEN_BYTES_MAX: usize = 8 * 1024 - "Bearer ".len();
-/// How long a token is used whose issuer does not say.
+/// How long a token is used if its issuer states no lifetime.
 const LIFETIME_UNKNOWN: Duration = Duration::from_secs(300);
-/// A token that is valid for longer is renewed after this time all the same.
+/// The longest use of a token, even if it is valid for longer.
 const LIFETIME_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 /// The longest error code of an authorization server that is logged.
 const CODE_LEN_MAX: usize = 64;
@@ -177,7 +177,7 @@ fn left_until(time: &str, now: Timestamp) -> Option<Duration> {
     (!left.is_zero()).then_some(left.min(LIFETIME_MAX))
 }
 
-/// Whether a text is an error code of the standards, and no text that could hold a secret.
+/// Whether a text has the form of the standards' error codes, which cannot hold a secret.
 fn is_code(text: &str) -> bool {
     (1..=CODE_LEN_MAX).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_')
 }

@@ -1,4 +1,4 @@
-//! Runs one lookup for all that wait for it, to its end even if they leave.
+//! Lets all callers with the same question wait for one lookup, which runs to its end even if they leave.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -15,7 +15,7 @@ const SHARE_MAX: usize = RUNNING_MAX / 4;
 
 type Running<T> = Shared<BoxFuture<'static, Option<T>>>;
 
-/// The lookups in progress, by what they look for. `C` identifies the client that begins one: its principal, or its address
+/// The lookups in progress, by their question. `C` identifies the client that begins one: its principal, or its address
 /// where the lookup has to find the principal.
 pub(crate) struct SharedLookups<K, T, C = ()>(Arc<Mutex<LookupTable<K, T, C>>>);
 
@@ -53,8 +53,9 @@ where
     T: Clone + Send + Sync + 'static,
     C: Clone + Eq + Hash + Send + 'static,
 {
-    /// What `known` has, else the outcome of the one lookup for this key, which records it for `known` before it ends. `None` if the
-    /// process stops, or too many lookups are in progress, of all clients or of this one. Cancel safe: the lookup goes on.
+    /// Returns the value of `known`; without one, the outcome of the one lookup for this key, which records the outcome for
+    /// `known` before it ends. `None` if the process stops, or too many lookups are in progress, of all clients or of this
+    /// one. Cancel safe: the lookup continues.
     pub(crate) async fn get<F: Future<Output = T> + Send + 'static>(
         &self,
         key: K,
@@ -65,7 +66,7 @@ where
     ) -> Option<T> {
         let running = {
             let mut table = self.0.lock();
-            // Under the lock: a lookup that has just ended is not begun again.
+            // Under the lock, so that no lookup repeats one that has just ended.
             if let Some(found) = known() {
                 return Some(found);
             }
@@ -128,7 +129,7 @@ mod tests {
             Self { lookups: SharedLookups::default(), scope, gate, begun, done }
         }
 
-        /// One that ends when the gate opens.
+        /// A lookup that ends when the gate opens.
         async fn look(&self) -> Option<usize> {
             let (gate, begun, done) = (Arc::clone(&self.gate), Arc::clone(&self.begun), Arc::clone(&self.done));
             let lookup = move || async move {
@@ -149,7 +150,7 @@ mod tests {
             let mut waiting = futures_util::future::join_all(waiting);
             assert!(futures_util::poll!(&mut waiting).is_pending());
         }
-        // Everybody has left.
+        // All callers have left.
         world.gate.add_permits(1);
         world.scope.tracker.close();
         world.scope.tracker.wait().await;

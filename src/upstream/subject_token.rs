@@ -80,11 +80,11 @@ impl SubjectToken {
     }
 }
 
-/// Identifies a principal with these scopes and groups: a narrow token never uses what a wide one was exchanged for.
+/// Identifies a principal with these scopes and groups: a narrow token never uses the credential of a wide one.
 fn holder_of(caller: &Caller, claims: &Claims, token: &str) -> Digest {
     let principal = caller.principal.as_str().as_bytes();
     if caller.principal.is_shared() {
-        // Several people: only the token tells them apart.
+        // An `owner_claim` stands for several people: only the token distinguishes them.
         return digest([b"shared", principal, token.as_bytes()]);
     }
     let mut rights = Vec::new();
@@ -119,8 +119,8 @@ impl fmt::Debug for SubjectToken {
     }
 }
 
-/// The newest token of each client with calls at one server. Clones share everything, and all are equal: they are state
-/// among settings.
+/// The newest token of each client with calls at one server. Clones share the tokens. All values are equal, as they are
+/// state in a type of settings.
 #[derive(Clone, Debug)]
 pub struct SubjectTokens(Cache<Digest, SubjectToken>);
 

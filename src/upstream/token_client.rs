@@ -1,4 +1,4 @@
-//! Asks an authorization server as the client that the gateway is there: with its id and its password (RFC 6749, 2.3.1).
+//! Sends requests to an authorization server as its client, with the gateway's id and password (RFC 6749, 2.3.1).
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ pub const SECRET_BYTES_MAX: usize = 4 << 10;
 /// The gateway as a client of an authorization server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenClientSettings {
-    /// The endpoint that is asked.
+    /// The token or introspection endpoint.
     pub url: Url,
     pub id: String,
     pub secret: ClientSecret,
@@ -88,7 +88,7 @@ impl TokenClientSettings {
     }
 }
 
-/// Both are encoded as in a form before they are joined.
+/// Id and password are encoded as in a form before they are joined.
 fn basic(id: &str, secret: &str) -> HeaderValue {
     let encoded = |text: &str| form_urlencoded::byte_serialize(text.as_bytes()).collect::<String>();
     let pair = BASE64_STANDARD.encode(format!("{}:{}", encoded(id), encoded(secret)));
@@ -139,7 +139,7 @@ impl TokenClient {
         SecretForm { fields: Bytes::from(form.finish()), authorization }
     }
 
-    /// Sends a form; the answer may have any status that is no redirect. Bounded in bytes and time. Cancel safe.
+    /// Sends a form; any status but a redirect is an answer. Bounded in bytes and time. Cancel safe.
     pub(crate) async fn ask(&self, fields: &[(&str, &str)]) -> Result<FormAnswer, DocumentError> {
         let form = self.form(fields);
         document::ask(&self.name, &self.url, form, ANSWER_BYTES_MAX).await

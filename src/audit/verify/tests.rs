@@ -82,7 +82,7 @@ fn rotated_files_are_one_chain_in_their_order_alone() {
     assert!(verified(&[a, other[3..].concat()]).unwrap_err().contains("line 1, seq 4: neither begins"));
 }
 
-/// What an intruder does who knows how: the digests after an edit are computed anew.
+/// The edit of an intruder who knows the format: computes the digests after the edit anew.
 fn chain_again(lines: &[Vec<u8>]) -> Vec<Vec<u8>> {
     let mut before = ChainEnd::default().digest;
     let mut again = Vec::new();

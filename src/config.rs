@@ -12,6 +12,7 @@ mod resolve;
 mod section;
 mod toml_writer;
 mod value;
+mod variables;
 mod wrapped;
 
 use std::cell::OnceCell;
@@ -51,8 +52,8 @@ pub use raw::store::is_replica_name;
 pub use resolve::GRACE_MAX;
 pub use resolve::listeners::usual_listener_at;
 pub use toml_writer::{escaped, fallback_name, fitting_name, key, key_variable, quoted, string, variable_name};
-pub use value::check_principal_id;
-pub use value::{is_credential_header, is_variable_name};
+pub use value::{check_principal_id, is_credential_header};
+pub use variables::is_variable_name;
 use wrapped::FilePurpose;
 
 /// Larger files are refused unread (B166).
@@ -277,7 +278,7 @@ fn load_as(
     let name = path.display().to_string();
     let bytes = read_bounded(path).map_err(|error| refused(&name, None, format!("cannot be read: {error}")))?;
     match std::str::from_utf8(&bytes) {
-        Ok(text) => parse_as(purpose, (&name, text), env, look),
+        Ok(text) => parse_as(purpose, &name, text, env, look),
         // The size first: the cut may split a character.
         Err(_) if bytes.len() > FILE_BYTES_MAX => Err(too_large(&name)),
         Err(error) => Err(refused(&name, Some(line_of_byte(&bytes, error.valid_up_to())), "is not UTF-8 text")),
@@ -286,12 +287,13 @@ fn load_as(
 
 /// Reads a configuration from its text. `name` is the file's name; its folder is the base of files of keys and variables.
 pub fn parse(name: &str, text: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<LoadedConfig, ConfigError> {
-    parse_as(FilePurpose::Listeners, (name, text), env, &|_| Findings::default())
+    parse_as(FilePurpose::Listeners, name, text, env, &|_| Findings::default())
 }
 
 fn parse_as(
     purpose: FilePurpose,
-    (name, text): (&str, &str),
+    name: &str,
+    text: &str,
     env: &dyn Fn(&str) -> Option<String>,
     look: &dyn Fn(&Config) -> Findings,
 ) -> Result<LoadedConfig, ConfigError> {
@@ -405,7 +407,7 @@ fn advice(unknown: &UnknownKey, known: &[String]) -> String {
 
 /// The most similar key of the table, and how many letters differ.
 fn near(unknown: &UnknownKey) -> Option<(usize, &'static str)> {
-    let near = unknown.siblings.iter().map(|known| (value::edit_distance(known, &unknown.key), *known)).min();
+    let near = unknown.siblings.iter().map(|known| (strsim::osa_distance(known, &unknown.key), *known)).min();
     near.filter(|(distance, known)| *distance <= 2 && *distance < known.len())
 }
 

@@ -1,4 +1,4 @@
-//! Checks a configuration, and tells who may use what by it.
+//! Checks a configuration, and answers whether a caller may use an item.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -10,7 +10,7 @@ use bytes::Bytes;
 use clap::{Args, ValueEnum};
 
 use crate::config::Config;
-use crate::server::client_certificates::settings_of;
+use crate::server::client_certificates::block_of;
 use crate::task::{AccessDecision, AccessItem, AccessVerdict, Caller, Claims, DecidedBy, DecisionArguments, Principal};
 use crate::wire::{Object, Payload, ScanLimits};
 
@@ -24,7 +24,7 @@ pub(super) struct CheckArguments {
 
 #[derive(Debug, Args)]
 struct AccessQuestion {
-    /// Who asks, such as key:ada or cert:NAME. A key or certificate has its groups and scopes of the file.
+    /// The caller, such as key:ada or cert:NAME. A key or certificate has its groups and scopes of the file.
     #[arg(long = "as", value_name = "ID", requires = "can")]
     caller: Option<String>,
     /// Further groups of the caller.
@@ -39,7 +39,7 @@ struct AccessQuestion {
     /// A tool, by its name at the upstream's own path.
     #[arg(long, value_name = "UPSTREAM/TOOL", requires = "caller")]
     can: Option<String>,
-    /// What --can names.
+    /// The kind of the item in --can.
     #[arg(long, value_enum, default_value = "tool", requires = "can")]
     kind: AccessKind,
     /// The arguments of the call as a JSON object. Without them, some arguments have to be allowed.
@@ -107,7 +107,7 @@ impl AccessQuestion {
             claims = key.caller.claims.as_deref().cloned().unwrap_or_default();
         }
         if let Some(name) = principal.certificate_name() {
-            let block = settings_of(config.auth.certificates(), name);
+            let block = block_of(config.auth.certificates(), name);
             let block = block.ok_or_else(|| format!("--as: no `san` in [[auth.certificates]] matches {name:?}"))?;
             claims = Claims::clone(&block.claims);
         }

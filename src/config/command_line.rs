@@ -15,7 +15,8 @@ use super::raw::{RawConfig, RawCredential, RawCredentialValues, RawStore, RawUps
 use super::resolve::listeners::{admin_address, listen_address};
 use super::section::LocatedValue;
 use super::toml_writer::{fallback_name, fitting_name};
-use super::value::{CREDENTIAL_HEADER, Environment, SECRET, UPSTREAM_URL, ValueError, is_variable_name};
+use super::value::{CREDENTIAL_HEADER, SECRET, UPSTREAM_URL, ValueError};
+use super::variables::{Environment, is_variable_name};
 use super::{ConfigError, LoadedConfig, ServerSettings, resolve};
 use crate::task::{FallbackPolicy, TaskMode};
 

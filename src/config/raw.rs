@@ -10,6 +10,7 @@ pub(super) mod command;
 mod limits;
 mod listeners;
 pub(super) mod store;
+mod token_client;
 mod upstream;
 
 use super::error::ConfigLocation;
@@ -17,23 +18,22 @@ use super::keys::{KeyRow, KeyTable, inherited, keys};
 use super::section::Section;
 use super::value::{SERVED_PATH, UPSTREAM_NAME, WordList};
 use crate::face::combined::PrefixPolicy;
-use crate::upstream::token_client::SecretCarriage;
 pub(super) use access::{RawAccessRule, RawAccessRuleValues, RawRuleWho};
 pub(super) use audit::RawAudit;
 pub(super) use auth::{
     AuthMode, RawApiKey, RawApiKeyValues, RawAuth, RawCertificate, RawCertificateValues, RawIntrospection, RawIssuer,
-    RawIssuerQuestion, RawIssuerValues, read_keys,
+    RawIssuerValues, read_keys,
 };
 pub(super) use limits::{RawLimits, RawPrincipalLimits};
 pub(super) use listeners::{RawAdmin, RawAdminToken, RawListen, RawListenTls, RawMetrics};
 pub(super) use store::{RawDatabase, RawReplica, RawStore, StoreKind};
+use token_client::read_client;
+pub(super) use token_client::{RawClientTable, RawTokenClient};
 pub(super) use upstream::{
     RawCallRules, RawCredentialCommand, RawCredentialValues, RawDrafts, RawExchange, RawProgramValues, RawSplit,
-    RawTaskRules, RawTokenClient, RawToolValues, RawTransport, RawUpstreamTls, RawUpstreamValues, RawUrlValues,
+    RawTaskRules, RawTokenTarget, RawToolValues, RawTransport, RawUpstreamTls, RawUpstreamValues, RawUrlValues,
 };
 
-const SECRET_CARRIAGES: WordList<SecretCarriage> =
-    &[("basic", Some(SecretCarriage::Basic)), ("post", Some(SecretCarriage::Post))];
 const PREFIXES: WordList<PrefixPolicy> = &[("always", Some(PrefixPolicy::Always)), ("auto", Some(PrefixPolicy::Auto))];
 
 #[derive(Debug, Default)]
@@ -90,20 +90,15 @@ pub(super) struct RawCredential {
 pub(super) struct RawIssuedCredential {
     pub(super) location: ConfigLocation,
     pub(super) command: RawCredentialCommand,
-    pub(super) client_credentials: Option<RawTokenGrant>,
-    pub(super) exchange: Option<RawTokenGrant>,
-    /// What only `exchange` has.
-    pub(super) exchanged: RawExchange,
-    pub(super) id_jag: Option<RawTokenGrant>,
+    pub(super) client_credentials: Option<RawClientTable<RawTokenTarget>>,
+    pub(super) exchange: Option<RawClientTable<RawExchangeGrant>>,
+    pub(super) id_jag: Option<RawClientTable<RawTokenTarget>>,
 }
 
-/// The gateway as a client of an authorization server.
 #[derive(Debug)]
-pub(super) struct RawTokenGrant {
-    pub(super) location: ConfigLocation,
-    pub(super) client: RawTokenClient,
-    /// Whether the password is in the file itself and not in the environment.
-    pub(super) is_inline: bool,
+pub(super) struct RawExchangeGrant {
+    pub(super) target: RawTokenTarget,
+    pub(super) exchange: RawExchange,
 }
 
 /// The rules for tools: for all of an upstream, or for the tools of one `[[tools]]` block.
@@ -159,7 +154,7 @@ pub(super) fn tables() -> Vec<(&'static str, Vec<KeyRow>)> {
         ("audit", RawAudit::ROWS.to_vec()),
         ("auth", RawAuth::ROWS.to_vec()),
         ("auth.issuers", RawIssuerValues::ROWS.to_vec()),
-        ("auth.issuers.introspection", RawIntrospection::ROWS.to_vec()),
+        ("auth.issuers.introspection", [RawTokenClient::ROWS, RawIntrospection::ROWS].concat()),
         ("auth.certificates", RawCertificateValues::ROWS.to_vec()),
         ("auth.api_keys", RawApiKeyValues::ROWS.to_vec()),
         ("auth.api_keys.limits", inherited(RawPrincipalLimits::ROWS, of_key)),
@@ -168,9 +163,12 @@ pub(super) fn tables() -> Vec<(&'static str, Vec<KeyRow>)> {
         ("upstreams.NAME", upstream.concat()),
         ("upstreams.NAME.auth", RawCredentialValues::ROWS.to_vec()),
         ("upstreams.NAME.credential", RawCredentialCommand::ROWS.to_vec()),
-        ("upstreams.NAME.credential.client_credentials", RawTokenClient::ROWS.to_vec()),
-        ("upstreams.NAME.credential.exchange", [RawTokenClient::ROWS, RawExchange::ROWS].concat()),
-        ("upstreams.NAME.credential.id_jag", RawTokenClient::ROWS.to_vec()),
+        ("upstreams.NAME.credential.client_credentials", [RawTokenClient::ROWS, RawTokenTarget::ROWS].concat()),
+        (
+            "upstreams.NAME.credential.exchange",
+            [RawTokenClient::ROWS, RawTokenTarget::ROWS, RawExchange::ROWS].concat(),
+        ),
+        ("upstreams.NAME.credential.id_jag", [RawTokenClient::ROWS, RawTokenTarget::ROWS].concat()),
         ("upstreams.NAME.tls", RawUpstreamTls::ROWS.to_vec()),
         ("upstreams.NAME.tasks", [task_rules, RawDrafts::ROWS].concat()),
         ("upstreams.NAME.tools", [RawToolValues::ROWS, &rules].concat()),
@@ -253,21 +251,14 @@ fn read_credential(section: Section<'_, '_>) -> Option<RawCredential> {
 fn read_issued(mut section: Section<'_, '_>) -> Option<RawIssuedCredential> {
     let location = section.written_location();
     let command = RawCredentialCommand::read(&mut section);
-    let (client_credentials, ()) = read_grant(section.section("client_credentials"), |_| ());
-    let (exchange, exchanged) = read_grant(section.section("exchange"), RawExchange::read);
-    let (id_jag, ()) = read_grant(section.section("id_jag"), |_| ());
+    let client_credentials = read_client(section.section("client_credentials"), RawTokenTarget::read);
+    let exchange = read_client(section.section("exchange"), |section| RawExchangeGrant {
+        target: RawTokenTarget::read(section),
+        exchange: RawExchange::read(section),
+    });
+    let id_jag = read_client(section.section("id_jag"), RawTokenTarget::read);
     section.close();
-    location.map(|location| RawIssuedCredential { location, command, client_credentials, exchange, exchanged, id_jag })
-}
-
-fn read_grant<'a, T>(
-    mut section: Section<'_, 'a>,
-    further: impl FnOnce(&mut Section<'_, 'a>) -> T,
-) -> (Option<RawTokenGrant>, T) {
-    let (location, is_inline) = (section.written_location(), !section.has_variable("client_secret"));
-    let (client, further) = (RawTokenClient::read(&mut section), further(&mut section));
-    section.close();
-    (location.map(|location| RawTokenGrant { location, client, is_inline }), further)
+    location.map(|location| RawIssuedCredential { location, command, client_credentials, exchange, id_jag })
 }
 
 fn read_tool(mut section: Section<'_, '_>) -> RawTool {

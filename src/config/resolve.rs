@@ -161,7 +161,7 @@ fn resolve_upstreams<'a>(
             names: tool_names::resolve(&raw.tools, report),
             forwarding: upstream_headers::forwarding(raw, report).exchanging(subjects),
         };
-        if let Some(server) = resolve_server(raw, tls, (credential, issued), &tools.names, shared) {
+        if let Some(server) = resolve_server(raw, tls, credential, issued, &tools.names, shared) {
             upstreams.push(resolve_upstream(raw, AddressSettings { paths, server }, tools, shared));
         }
         check_queue(raw, report);
@@ -211,7 +211,8 @@ fn check_reached(raw: &RawUpstream, report: &mut MistakeCollector) {
 fn resolve_server(
     raw: &RawUpstream,
     tls: UpstreamTlsFiles,
-    (credential, issued): (Option<Credential>, Option<IssuedCredentialSettings>),
+    credential: Option<Credential>,
+    issued: Option<IssuedCredentialSettings>,
     names: &ToolNames,
     shared: &UpstreamDefaults,
 ) -> Option<ServerSettings> {

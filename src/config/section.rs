@@ -12,7 +12,8 @@ use toml::de::{DeArray, DeTable, DeValue};
 
 use super::error::{ConfigLocation, MistakeCollector};
 use super::toml_writer;
-use super::value::{self, Environment, StringFormat, ValueError, VariableMistake};
+use super::value::{self, StringFormat, ValueError};
+use super::variables::{Environment, VariableMistake, fill_in};
 use crate::server::api_keys::KeyPlace;
 
 #[derive(Clone, Debug)]
@@ -509,7 +510,7 @@ impl<'s, 'a> Section<'s, 'a> {
     }
 
     fn fill_in(&mut self, location: &ConfigLocation, written: &str) -> Option<String> {
-        match value::fill_in(written, self.source.env) {
+        match fill_in(written, self.source.env) {
             Ok(text) => Some(text),
             Err(wrong) => {
                 for mistake in wrong {

@@ -14,7 +14,7 @@ use aws_lc_rs::constant_time::verify_slices_are_equal;
 use aws_lc_rs::digest::{SHA256, SHA256_OUTPUT_LEN, digest};
 use http::HeaderName;
 
-use super::client_certificates::CertificateSettings;
+use super::client_certificates::CertificateBlock;
 use super::grant::Grant;
 use super::tokens::settings::TokenSettings;
 use crate::random;
@@ -174,7 +174,7 @@ pub enum AuthSettings {
     /// Requires a token, or one of these keys if there are some.
     Tokens(Arc<TokenSettings>, Vec<ApiKeySettings>),
     /// Requires one of these certificates, or one of the other credentials if there are some. Never empty.
-    Certificates(Vec<CertificateSettings>, Option<Box<Self>>),
+    Certificates(Vec<CertificateBlock>, Option<Box<Self>>),
 }
 
 impl AuthSettings {
@@ -197,7 +197,7 @@ impl AuthSettings {
     }
 
     #[must_use]
-    pub fn certificates(&self) -> &[CertificateSettings] {
+    pub fn certificates(&self) -> &[CertificateBlock] {
         match self {
             Self::Everyone(_) | Self::ApiKeys(_) | Self::Tokens(..) => &[],
             Self::Certificates(certificates, _) => certificates,

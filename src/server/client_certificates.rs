@@ -47,9 +47,9 @@ pub struct CertificatePattern {
     text: NamePattern,
 }
 
-/// The certificates of one block of the configuration.
+/// One block of `[[auth.certificates]]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CertificateSettings {
+pub struct CertificateBlock {
     pub san: CertificatePattern,
     /// The principal that a key or token beside such a certificate must have; its star stands for the text of the star in
     /// `san`. Without it, none may be beside.
@@ -60,7 +60,7 @@ pub struct CertificateSettings {
 /// The certificates that a listener accepts as credentials.
 #[derive(Clone, Debug)]
 pub struct CertificateRing {
-    settings: Arc<Vec<CertificateSettings>>,
+    blocks: Arc<Vec<CertificateBlock>>,
     grant: Grant,
 }
 
@@ -68,17 +68,17 @@ pub struct CertificateRing {
 pub(super) struct PeerCertificate {
     /// Its SHA-256, by which tokens are bound to it.
     digest: Digest,
-    /// `None` if it cannot be read, or has too many.
+    /// `None` if the certificate cannot be read, or has too many names.
     names: Option<Vec<CertificateName>>,
     until: Timestamp,
     chain: Vec<CertificateDer<'static>>,
     admission: Admission,
-    /// The owner by the settings that were asked last.
+    /// The owner by the blocks of the last request.
     owner: Mutex<Option<OwnerMemo>>,
 }
 
 struct OwnerMemo {
-    settings: Arc<Vec<CertificateSettings>>,
+    blocks: Arc<Vec<CertificateBlock>>,
     owner: Result<CertificateOwner, CertificateRefusal>,
 }
 
@@ -88,7 +88,7 @@ pub(super) struct CertificateOwner {
     pub(super) same_as: Option<Principal>,
 }
 
-/// Why a certificate is refused: for operators. Clients learn only that it is.
+/// Why a certificate is refused. Only operators see the reason; clients see only the refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CertificateRefusal {
     Missing,
@@ -192,17 +192,17 @@ impl CertificatePattern {
 
 /// The block of the certificate with this name, for `taskgate check`.
 #[must_use]
-pub fn settings_of<'s>(all: &'s [CertificateSettings], name: &str) -> Option<&'s CertificateSettings> {
+pub fn block_of<'s>(all: &'s [CertificateBlock], name: &str) -> Option<&'s CertificateBlock> {
     let kinds = [NameKind::Uri, NameKind::Email, NameKind::Host].into_iter();
     let names: Vec<_> =
         kinds.filter_map(|kind| CertificateName::read(kind, name)).filter(|read| read.text == name).collect();
-    all.iter().find(|settings| names.iter().any(|name| settings.san.held(name).is_some()))
+    all.iter().find(|block| names.iter().any(|name| block.san.held(name).is_some()))
 }
 
 impl CertificateRing {
     #[must_use]
-    pub fn new(settings: Vec<CertificateSettings>) -> Self {
-        Self { settings: Arc::new(settings), grant: Grant::default() }
+    pub fn new(blocks: Vec<CertificateBlock>) -> Self {
+        Self { blocks: Arc::new(blocks), grant: Grant::default() }
     }
 
     pub(super) const fn grant(&self) -> &Grant {
@@ -211,7 +211,7 @@ impl CertificateRing {
 
     /// Replaces `before`. Streams end unless nothing has changed: another block may be a certificate's first now.
     pub(super) fn succeed(&mut self, before: &Self) {
-        if self.settings == before.settings {
+        if self.blocks == before.blocks {
             *self = before.clone();
         } else {
             before.withdraw();
@@ -225,28 +225,28 @@ impl CertificateRing {
     /// The principal of a certificate: by its only name that a block is for.
     pub(super) fn owner(&self, certificate: &PeerCertificate) -> Result<CertificateOwner, CertificateRefusal> {
         let mut memo = certificate.owner.lock();
-        if let Some(known) = memo.as_ref().filter(|known| Arc::ptr_eq(&known.settings, &self.settings)) {
+        if let Some(known) = memo.as_ref().filter(|known| Arc::ptr_eq(&known.blocks, &self.blocks)) {
             return known.owner.clone();
         }
         let owner = self.find(certificate.names.as_deref().unwrap_or_default(), certificate.until);
-        *memo = Some(OwnerMemo { settings: Arc::clone(&self.settings), owner: owner.clone() });
+        *memo = Some(OwnerMemo { blocks: Arc::clone(&self.blocks), owner: owner.clone() });
         owner
     }
 
     fn find(&self, names: &[CertificateName], until: Timestamp) -> Result<CertificateOwner, CertificateRefusal> {
         let mut found: Option<(&CertificateName, CertificateOwner)> = None;
         for name in names {
-            let block = self.settings.iter().find_map(|settings| Some((settings, settings.san.held(name)?)));
-            let Some((settings, held)) = block else { continue };
+            let first = self.blocks.iter().find_map(|block| Some((block, block.san.held(name)?)));
+            let Some((block, held)) = first else { continue };
             if found.as_ref().is_some_and(|(other, _)| other.text != name.text) {
                 return Err(CertificateRefusal::Ambiguous);
             }
             let caller = Caller {
                 principal: Principal::of_certificate(&name.text),
-                claims: Some(Arc::clone(&settings.claims)),
+                claims: Some(Arc::clone(&block.claims)),
                 until: Some(until),
             };
-            let same_as = settings.same_as.as_ref().map(|pattern| {
+            let same_as = block.same_as.as_ref().map(|pattern| {
                 let held = if pattern.has_star() { held } else { "" };
                 Principal::new(&pattern.filled(held))
             });
@@ -299,9 +299,9 @@ fn names(certificate: &Certificate) -> Option<Vec<CertificateName>> {
 mod tests {
     use super::*;
 
-    fn settings(san: &str, same_as: Option<&str>) -> CertificateSettings {
+    fn block(san: &str, same_as: Option<&str>) -> CertificateBlock {
         let (san, same_as) = (CertificatePattern::parse(san).unwrap(), same_as.and_then(NamePattern::parse));
-        CertificateSettings { san, same_as, claims: Arc::default() }
+        CertificateBlock { san, same_as, claims: Arc::default() }
     }
 
     /// The principal and its `same_as` for a certificate with these names.
@@ -320,10 +320,10 @@ mod tests {
         use CertificateRefusal::{Ambiguous, Unknown};
         use NameKind::{Email, Host, Uri};
         let ring = CertificateRing::new(vec![
-            settings("spiffe://corp/agents/*", Some("key:*")),
-            settings("*.Agents.corp", None),
-            settings("*@corp.example", Some("key:team")),
-            settings("spiffe://corp/*", None),
+            block("spiffe://corp/agents/*", Some("key:*")),
+            block("*.Agents.corp", None),
+            block("*@corp.example", Some("key:team")),
+            block("spiffe://corp/*", None),
         ]);
         let long = format!("spiffe://corp/agents/{}", "a".repeat(300));
         let (agent, host) = ((Uri, "spiffe://corp/agents/ada"), (Host, "a.agents.corp"));
@@ -357,7 +357,7 @@ mod tests {
 
     #[test]
     fn a_name_of_the_command_line_has_the_block_that_a_certificate_has() {
-        let all = [settings("*.agents.corp", None), settings("spiffe://corp/*", None)];
+        let all = [block("*.agents.corp", None), block("spiffe://corp/*", None)];
         for (name, expected) in [
             ("a.agents.corp", Some(0)),
             ("spiffe://corp/a", Some(1)),
@@ -366,7 +366,7 @@ mod tests {
             ("*.agents.corp", None),
             ("", None),
         ] {
-            let found = settings_of(&all, name).map(|found| all.iter().position(|one| one == found).unwrap());
+            let found = block_of(&all, name).map(|found| all.iter().position(|one| one == found).unwrap());
             assert_eq!(found, expected, "{name}");
         }
     }

@@ -10,16 +10,16 @@ use super::super::error::ConfigLocation;
 use super::super::keys::{KeyTable as _, keys};
 use super::super::section::{ListOrTable, LocatedValue, NamedLists, Section};
 use super::super::value::{
-    ALGORITHM, API_KEY, API_KEY_DIGEST, AUDIENCE, CERTIFICATE_NAME, CLAIM, CLIENT_ID, CLIENT_SECRET, DURATION_NOT_ZERO,
-    EXPIRY, GROUP, GROUP_MEMBER, INTROSPECTION_URL, ISSUER, KEY_FILE, KEY_SET_FILE, KEYS_FILE, PATTERN, PRINCIPAL_ID,
-    SAME_PRINCIPAL, SCOPE, TOKEN_TYPE, TRUSTED_URL, UPSTREAM_NAME, WordList,
+    ALGORITHM, API_KEY, API_KEY_DIGEST, AUDIENCE, CERTIFICATE_NAME, CLAIM, DURATION_NOT_ZERO, EXPIRY, GROUP,
+    GROUP_MEMBER, INTROSPECTION_URL, ISSUER, KEY_FILE, KEY_SET_FILE, KEYS_FILE, PATTERN, PRINCIPAL_ID, SAME_PRINCIPAL,
+    SCOPE, TOKEN_TYPE, TRUSTED_URL, UPSTREAM_NAME, WordList,
 };
-use super::{RawPrincipalLimits, SECRET_CARRIAGES, read_table};
+use super::token_client::{RawClientTable, read_client};
+use super::{RawPrincipalLimits, read_table};
 use crate::server::api_keys::ApiKey;
 use crate::server::client_certificates::CertificatePattern;
 use crate::server::tokens::settings::{IntrospectedTokens, ProofPolicy};
 use crate::task::Timestamp;
-use crate::upstream::token_client::SecretCarriage;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::config) enum AuthMode {
@@ -81,8 +81,8 @@ keys! {
         /// The names of clients' certificates: a subject alternative name with at most one `*` for any text. With `://` it is
         /// about URIs, with `@` about e-mail addresses, else about host names. The principal is `cert:NAME`.
         reload san: CertificatePattern = require(&CERTIFICATE_NAME);
-        /// The principal of the key or token that may be beside such a certificate, and whose request it is then; its `*` is the
-        /// text of the `*` in `san`. Another principal's is answered 401.
+        /// The principal of a key or token that may come with such a certificate; the request is then this principal's.
+        /// Its `*` is the text of the `*` in `san`. A key or token of another principal is answered 401.
         reload same_as: String = read(&SAME_PRINCIPAL), shown "none may be beside it";
         /// Groups for rules.
         reload groups: Vec<LocatedValue<String>> = read_some(&GROUP);
@@ -148,21 +148,13 @@ keys! {
 }
 
 keys! {
-    /// `[auth.issuers.introspection]`
+    /// `[auth.issuers.introspection]`, besides the keys of its client.
     struct RawIntrospection {
         /// The introspection endpoint of the issuer (RFC 7662).
         reload url: Url = require(&INTROSPECTION_URL), bounds "https, or http on this machine";
-        /// The gateway's name there.
-        reload client_id: String = require(&CLIENT_ID);
-        /// The gateway's password there, written as `"${VAR}"`.
-        reload client_secret: String = read(&CLIENT_SECRET);
-        /// A file with the password and nothing else; read at each question.
-        reload client_secret_file: PathBuf = read(&KEY_FILE);
-        /// `"post"`: the password is sent in the form (`client_secret_post`), where the issuer takes no HTTP Basic.
-        reload client_auth: SecretCarriage = word(SECRET_CARRIAGES), default "basic";
-        /// The tokens that the issuer is asked about. `"opaque"`: those that are no signed tokens, which one issuer alone
-        /// can have. `"signed"`: signed ones, so that a revoked token is refused after 30 s; its keys are not needed
-        /// then. `"all"`: both.
+        /// The tokens that the issuer is asked about. `"opaque"`: tokens that are not signed; only one issuer can have
+        /// this. `"signed"`: signed tokens, so that a revoked one is refused after 30 s; the issuer's keys are not
+        /// needed then. `"all"`: both.
         reload tokens: IntrospectedTokens = word(INTROSPECTED), default "opaque";
     }
 }
@@ -190,25 +182,13 @@ pub(super) fn read_certificate(section: Section<'_, '_>) -> RawCertificate {
 pub(in crate::config) struct RawIssuer {
     pub(in crate::config) location: ConfigLocation,
     pub(in crate::config) values: RawIssuerValues,
-    pub(in crate::config) introspection: Option<RawIssuerQuestion>,
-}
-
-/// The introspection of an issuer's tokens.
-#[derive(Debug)]
-pub(in crate::config) struct RawIssuerQuestion {
-    pub(in crate::config) location: ConfigLocation,
-    pub(in crate::config) values: RawIntrospection,
-    /// Whether the password is in the file itself and not in the environment.
-    pub(in crate::config) is_inline: bool,
+    pub(in crate::config) introspection: Option<RawClientTable<RawIntrospection>>,
 }
 
 pub(super) fn read_issuer(mut section: Section<'_, '_>) -> RawIssuer {
     let (location, values) = (section.location(), RawIssuerValues::read(&mut section));
-    let asked = section.section("introspection");
-    let (written, is_inline) = (asked.written_location(), !asked.has_variable("client_secret"));
-    let asked = read_table(asked);
+    let introspection = read_client(section.section("introspection"), RawIntrospection::read);
     section.close();
-    let introspection = written.map(|location| RawIssuerQuestion { location, values: asked, is_inline });
     RawIssuer { location, values, introspection }
 }
 

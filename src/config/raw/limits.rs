@@ -21,7 +21,7 @@ keys! {
         restart stored_bytes_max: usize = read(&SIZE), shown "`\"8GiB\"`";
         /// Bytes of responses to all clients, from a server's first byte until the client has the last. Above it the
         /// gateway stops reading from servers and refuses new requests (`answers_full`). One more request may always be
-        /// in progress. Responses of at most 64 KiB, and those that are forwarded chunk by chunk, are not counted. A
+        /// in progress. Responses of at most 64 KiB, and responses that are forwarded chunk by chunk, are not counted. A
         /// server over stdio or HTTP+SSE is read no further meanwhile, so that its other calls in that process or
         /// stream wait too, a minute at most for each response that finds no room: then its call ends with `executed:
         /// "yes"`. A client that takes less than 1 KiB/s for 30 s is cut off. Two principals that read a little faster

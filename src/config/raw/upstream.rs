@@ -9,15 +9,13 @@ use url::Url;
 use super::super::keys::keys;
 use super::super::section::{LocatedValue, NamedTexts};
 use super::super::value::{
-    ARGUMENT, AUDIENCE, CLIENT_ID, CLIENT_SECRET, CREDENTIAL_HEADER, DRAFT, DURATION, DURATION_NOT_ZERO, ENV_FILE,
-    ENV_VALUE, FOLDER, FORWARDED_HEADER, KEY_FILE, NEW_NAME, PATTERN, PEM_FILE, PROXY, RESOURCE, SCOPE, SCOPES, SECRET,
-    SERVED_PATH, SIZE, TOKEN_URL, UPSTREAM_URL, WORD_OF_COMMAND, WORDS, WordList,
+    ARGUMENT, AUDIENCE, CREDENTIAL_HEADER, DRAFT, DURATION, DURATION_NOT_ZERO, ENV_FILE, ENV_VALUE, FOLDER,
+    FORWARDED_HEADER, KEY_FILE, NEW_NAME, PATTERN, PEM_FILE, PROXY, RESOURCE, SCOPE, SCOPES, SECRET, SERVED_PATH, SIZE,
+    TOKEN_URL, UPSTREAM_URL, WORD_OF_COMMAND, WORDS, WordList,
 };
-use super::SECRET_CARRIAGES;
 use crate::face::client_login::ResourceName;
 use crate::task::{AfterCrash, Draft, EarlyInput, FallbackPolicy, TaskMode};
 use crate::upstream::subject_token::SubjectTokenType;
-use crate::upstream::token_client::SecretCarriage;
 use crate::upstream::transport::stdio::StderrUse;
 use crate::wire::ProtocolVersion;
 
@@ -196,18 +194,10 @@ keys! {
 }
 
 keys! {
-    /// `[upstreams.NAME.credential.client_credentials]`, `exchange` and `id_jag`: the keys that all of them have.
-    struct RawTokenClient {
+    /// `[upstreams.NAME.credential.client_credentials]`, `exchange` and `id_jag`, besides the keys of their client.
+    struct RawTokenTarget {
         /// The token endpoint of the authorization server.
         reload token_url: Url = require(&TOKEN_URL), bounds "https, or http on this machine";
-        /// The gateway's name there.
-        reload client_id: String = require(&CLIENT_ID);
-        /// The gateway's password there, written as `"${VAR}"`.
-        reload client_secret: String = read(&CLIENT_SECRET);
-        /// A file with the password and nothing else; read again when it changes.
-        reload client_secret_file: PathBuf = read(&KEY_FILE);
-        /// `"post"`: the password is sent in the form (`client_secret_post`), where the server takes no HTTP Basic.
-        reload client_auth: SecretCarriage = word(SECRET_CARRIAGES), default "basic";
         /// The scopes to ask for, with blanks between them.
         reload scope: String = read(&SCOPES);
         /// The resource that the token is for (RFC 8707): mostly the server's `url`. Required for `exchange`.

@@ -9,7 +9,7 @@ use super::super::error::{ConfigLocation, MistakeCollector};
 use super::super::raw::{AuthMode, RawAccessRule, RawApiKey, RawApiKeyValues, RawConfig, RawUpstream};
 use super::super::section::{ListOrTable, LocatedValue, NamedLists};
 use super::endpoints::unknown;
-use crate::server::client_certificates::{CertificateSettings, settings_of};
+use crate::server::client_certificates::{CertificateBlock, block_of};
 use crate::task::{
     AccessRule, AccessRules, GroupMembers, ItemPatterns, Principal, PrincipalAccess, PrincipalAccessTable,
     RuleArgument, RuleItems, RuleWho, ToolLists, ToolScopes,
@@ -26,7 +26,7 @@ struct KnownNames<'a> {
     keys: BTreeSet<Principal>,
     groups: BTreeSet<Arc<str>>,
     scopes: BTreeSet<Arc<str>>,
-    certificates: Vec<CertificateSettings>,
+    certificates: Vec<CertificateBlock>,
     /// Whether callers may have tokens, with any groups and scopes.
     has_tokens: bool,
 }
@@ -34,7 +34,7 @@ struct KnownNames<'a> {
 pub(super) fn resolve(
     raw: &RawConfig,
     upstreams: &BTreeSet<Arc<str>>,
-    certificates: &[CertificateSettings],
+    certificates: &[CertificateBlock],
     report: &mut MistakeCollector,
 ) -> PrincipalAccessTable {
     let keys = raw.api_keys.iter().map(|key| &key.values);
@@ -93,7 +93,7 @@ fn resolve_rules(raw: &RawConfig, known: &KnownNames<'_>, report: &mut MistakeCo
         }
     }
     if let Some(first) = raw.access_rules.first().filter(|_| rules.iter().all(|rule| !rule.allow)) {
-        report.warning(&first.location, "no rule allows anything, and what no rule allows is denied");
+        report.warning(&first.location, "no rule allows anything, so every request is denied");
     }
     rules
 }
@@ -171,7 +171,7 @@ impl KnownNames<'_> {
             return None;
         }
         if let Some(name) = principal.certificate_name()
-            && settings_of(&self.certificates, name).is_none()
+            && block_of(&self.certificates, name).is_none()
         {
             let message = format!("never fits: no `san` in [[auth.certificates]] matches {name:?}");
             report.mistake(&id.location, message);

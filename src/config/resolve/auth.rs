@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use super::super::error::MistakeCollector;
+use super::super::error::{ConfigLocation, MistakeCollector};
 use super::super::keys::KeyField as _;
 use super::super::raw::{AuthMode, RawApiKey, RawConfig, RawPrincipalLimits};
 use super::super::section::LocatedValue;
@@ -15,10 +15,15 @@ use super::{certificates, count, token_issuers, value_or};
 use crate::server::api_keys::{ApiKeySettings, AuthSettings, KeySource};
 use crate::task::{Caller, Claims, PermitShare, Principal, PrincipalLimitTable, PrincipalLimits};
 
+type KeyLocations<'a> = BTreeMap<&'a str, &'a ConfigLocation>;
+
 pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> AuthSettings {
     let (mode, anonymous) = (&raw.auth.mode, &raw.auth.anonymous);
-    let keys: Vec<_> = raw.api_keys.iter().filter_map(|key| resolve_key(key, report)).collect();
-    check_ids(raw, report);
+    let (mut keys, mut locations) = (Vec::new(), KeyLocations::new());
+    for key in &raw.api_keys {
+        keys.extend(resolve_key(key, report));
+        check_ids(key, &mut locations, report);
+    }
     let asks = |kind| raw.auth.asks_for(kind);
     check_kinds(raw, report);
     let tokens = token_issuers::resolve(raw, report);
@@ -90,7 +95,6 @@ fn resolve_key(raw: &RawApiKey, report: &mut MistakeCollector) -> Option<ApiKeyS
     Some(ApiKeySettings { caller, source, place: location.key_place() })
 }
 
-/// What a key says beside its principal.
 fn claims(raw: &RawApiKey) -> Option<Arc<Claims>> {
     let claims = Claims {
         scopes: texts(raw.values.scopes.as_ref()),
@@ -101,9 +105,8 @@ fn claims(raw: &RawApiKey) -> Option<Arc<Claims>> {
 }
 
 /// Two keys with one ID cannot be distinguished. Keys in files are compared when they are read.
-fn check_ids(raw: &RawConfig, report: &mut MistakeCollector) {
-    let mut locations = BTreeMap::new();
-    for key in raw.api_keys.iter().flat_map(|raw| [&raw.values.key, &raw.values.key_sha256]).flatten() {
+fn check_ids<'a>(raw: &'a RawApiKey, locations: &mut KeyLocations<'a>, report: &mut MistakeCollector) {
+    for key in [&raw.values.key, &raw.values.key_sha256].into_iter().flatten() {
         if let Some(location) = locations.insert(key.value.id(), &key.location) {
             let line = location.line_seen_from(&key.location, &report.file());
             report.mistake(&key.location, format!("the key in {line} has the same ID; give each key another one"));

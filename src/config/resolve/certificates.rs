@@ -7,7 +7,7 @@ use super::super::keys::KeyField as _;
 use super::super::raw::{AuthMode, RawCertificate, RawConfig};
 use super::super::section::LocatedValue;
 use super::access::texts;
-use crate::server::client_certificates::CertificateSettings;
+use crate::server::client_certificates::CertificateBlock;
 use crate::task::{Claims, NamePattern, Principal};
 use crate::tls::{CertificateNeed, ClientCertificateFiles};
 
@@ -21,7 +21,7 @@ pub(super) fn files(raw: &RawConfig, report: &mut MistakeCollector) -> Option<Cl
         if !report.blames("listen.tls.client_ca") {
             let crl = tls.client_crl.as_ref().map(|crl| &crl.location);
             for location in [crl, tls.client_certificates.location()].into_iter().flatten() {
-                report.mistake(location, "has no `client_ca` beside it, whose clients it is about; write one");
+                report.mistake(location, "has no effect without `client_ca`; write one beside it");
             }
         }
         return None;
@@ -41,7 +41,7 @@ pub(super) fn files(raw: &RawConfig, report: &mut MistakeCollector) -> Option<Cl
 }
 
 /// The blocks of `[[auth.certificates]]`; without effect unless `auth.mode` names certificates.
-pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> Vec<CertificateSettings> {
+pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> Vec<CertificateBlock> {
     if !raw.auth.asks_for(AuthMode::Certificates) {
         if let Some(block) = raw.certificates.first().filter(|_| !report.blames("auth.mode")) {
             report.mistake(
@@ -56,13 +56,13 @@ pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> Vec<Cer
         report.mistake(&late.location, format!("there are more than {BLOCKS_MAX} blocks; write a * in `san`"));
         return Vec::new();
     }
-    let mut all: Vec<CertificateSettings> = Vec::new();
+    let mut all: Vec<CertificateBlock> = Vec::new();
     for block in &raw.certificates {
-        let Some(settings) = settings(block, raw, report) else { continue };
-        if all.iter().any(|other| other.san == settings.san) {
+        let Some(resolved) = resolve_block(block, raw, report) else { continue };
+        if all.iter().any(|other| other.san == resolved.san) {
             report.mistake(&block.location, "another block has the same `san`; write each once");
         }
-        all.push(settings);
+        all.push(resolved);
     }
     all
 }
@@ -71,7 +71,7 @@ fn check_needs(raw: &RawConfig, location: &ConfigLocation, report: &mut MistakeC
     if raw.listen_tls.client_ca.is_none()
         && !["listen.tls", "listen.tls.client_ca"].into_iter().any(|key| report.blames(key))
     {
-        let message = "nobody verifies certificates; write `client_ca` in [listen.tls]";
+        let message = "no authority verifies certificates; write `client_ca` in [listen.tls]";
         report.mistake(location, message);
     }
     if raw.certificates.is_empty() && !report.blames_in("auth.certificates") {
@@ -80,7 +80,7 @@ fn check_needs(raw: &RawConfig, location: &ConfigLocation, report: &mut MistakeC
     }
 }
 
-fn settings(block: &RawCertificate, raw: &RawConfig, report: &mut MistakeCollector) -> Option<CertificateSettings> {
+fn resolve_block(block: &RawCertificate, raw: &RawConfig, report: &mut MistakeCollector) -> Option<CertificateBlock> {
     let values = &block.values;
     let same_as = values.same_as.as_ref();
     let san = values.san.as_ref()?;
@@ -89,7 +89,7 @@ fn settings(block: &RawCertificate, raw: &RawConfig, report: &mut MistakeCollect
     }
     let claims =
         Claims { scopes: texts(values.scopes.as_ref()), groups: texts(values.groups.as_ref()), ..Claims::default() };
-    Some(CertificateSettings {
+    Some(CertificateBlock {
         san: san.value.clone(),
         same_as: same_as.and_then(|same_as| NamePattern::parse(&same_as.value)),
         claims: Arc::new(claims),

@@ -21,7 +21,7 @@ pub(super) fn resolve<'a>(
         let members = members(raw, known, report);
         let path = raw.values.path.as_ref()?;
         let events = raw.values.sse_path.as_ref();
-        let paths = paths::of_endpoint(&raw.location, (path, events), taken, report);
+        let paths = paths::of_endpoint(&raw.location, path, events, taken, report);
         let prefix = raw.values.prefix.value;
         Some(CombinedSettings { path: Arc::from(paths.current), sse_path: paths.events, upstreams: members, prefix })
     });

@@ -1,8 +1,10 @@
-//! Resolves the credentials that are issued for upstreams, and what they need elsewhere.
+//! Resolves the credentials that are issued for upstreams, and checks the other tables that they need.
 
-use super::super::error::{ConfigLocation, MistakeCollector};
+use url::Url;
+
+use super::super::error::MistakeCollector;
 use super::super::keys::KeyField as _;
-use super::super::raw::{RawIssuedCredential, RawTokenGrant, RawUpstream};
+use super::super::raw::{RawClientTable, RawExchangeGrant, RawIssuedCredential, RawTokenTarget, RawUpstream};
 use super::super::section::LocatedValue;
 use crate::upstream::issued_credential::{
     ExchangeSettings, IssuedCredentialSettings, TokenRequestSettings, TokenTarget,
@@ -38,16 +40,17 @@ pub(super) fn resolve(
         (None, _) if is_blamed => (),
         (None, _) => report.mistake(&issued.location, "needs one of `client_credentials`, `exchange` and `command`"),
     }
-    let redeemed = issued.id_jag.as_ref().map(|grant| {
-        check_id_jag(issued, grant, report);
-        request(grant, report)
+    let redeemed = issued.id_jag.as_ref().map(|table| {
+        check_id_jag(issued, table, report);
+        request(table, &table.others, report)
     });
-    if let Some(grant) = &issued.client_credentials {
-        return Some(IssuedCredentialSettings::ClientCredentials(request(grant, report)?));
+    if let Some(table) = &issued.client_credentials {
+        return Some(IssuedCredentialSettings::ClientCredentials(request(table, &table.others, report)?));
     }
-    if let Some(grant) = &issued.exchange {
-        check_exchange(grant, tokens, report);
-        let (mut request, exchanged) = (request(grant, report)?, &issued.exchanged);
+    if let Some(table) = &issued.exchange {
+        check_exchange(table, tokens, report);
+        let RawExchangeGrant { target, exchange: exchanged } = &table.others;
+        let mut request = request(table, target, report)?;
         request.target.audience = exchanged.audience.as_ref().map(|written| written.value.clone());
         return Some(IssuedCredentialSettings::Exchange(Box::new(ExchangeSettings {
             request,
@@ -82,26 +85,27 @@ fn check_alone(raw: &RawUpstream, issued: &RawIssuedCredential, report: &mut Mis
     }
 }
 
-fn check_exchange(grant: &RawTokenGrant, tokens: ClientTokens, report: &mut MistakeCollector) {
+fn check_exchange(table: &RawClientTable<RawExchangeGrant>, tokens: ClientTokens, report: &mut MistakeCollector) {
     if tokens == ClientTokens::Never && !report.blames("auth.mode") {
         let message =
             "exchanges clients' access tokens, but no client is asked for one; write `mode = \"tokens\"` in [auth]";
-        report.mistake(&grant.location, message);
+        report.mistake(&table.location, message);
     }
-    if grant.client.resource.is_none() && !report.blames_at(&grant.location.below("resource")) {
+    if table.others.target.resource.is_none() && !report.blames_at(&table.location.below("resource")) {
         let message = "needs a `resource`: the server that the new token is for, mostly its `url`";
-        report.mistake(&grant.location, message);
+        report.mistake(&table.location, message);
     }
 }
 
 /// An identity assertion comes from the exchange, for the authorization server that redeems it.
-fn check_id_jag(issued: &RawIssuedCredential, grant: &RawTokenGrant, report: &mut MistakeCollector) {
+fn check_id_jag<T>(issued: &RawIssuedCredential, table: &RawClientTable<T>, report: &mut MistakeCollector) {
     match &issued.exchange {
         None if report.blames_at(&issued.location.below("exchange")) => (),
-        None => report.mistake(&grant.location, "redeems what `exchange` is given, which is missing"),
+        None => report
+            .mistake(&table.location, "has no `exchange` beside it, whose identity assertion it redeems; write one"),
         Some(exchange) => {
             let is_blamed = report.blames_at(&exchange.location.below("audience"));
-            if issued.exchanged.audience.is_none() && !is_blamed {
+            if exchange.others.exchange.audience.is_none() && !is_blamed {
                 let message = "needs an `audience`: the issuer of the authorization server in `id_jag`";
                 report.mistake(&exchange.location, message);
             }
@@ -109,48 +113,39 @@ fn check_id_jag(issued: &RawIssuedCredential, grant: &RawTokenGrant, report: &mu
     }
 }
 
-fn request(grant: &RawTokenGrant, report: &mut MistakeCollector) -> Option<TokenRequestSettings> {
-    let target = target(grant);
-    client(grant, report).map(|client| TokenRequestSettings { client, target })
-}
-
-fn client(grant: &RawTokenGrant, report: &mut MistakeCollector) -> Option<TokenClientSettings> {
-    let values = &grant.client;
-    let secret = secret(
-        &grant.location,
-        (values.client_secret.as_ref(), values.client_secret_file.as_ref()),
-        grant.is_inline,
-        report,
-    );
-    let (url, id) = (values.token_url.as_ref()?.value.clone(), values.client_id.as_ref()?.value.clone());
-    Some(TokenClientSettings { url, id, secret: secret?, sends: values.client_auth.value })
-}
-
-/// The gateway's password at an authorization server, from exactly one of its two keys.
-pub(super) fn secret(
-    table: &ConfigLocation,
-    (known, file): (Option<&LocatedValue<String>>, Option<&LocatedValue<std::path::PathBuf>>),
-    is_inline: bool,
+fn request<T>(
+    table: &RawClientTable<T>,
+    target: &RawTokenTarget,
     report: &mut MistakeCollector,
-) -> Option<ClientSecret> {
-    if let Some(known) = known.filter(|_| is_inline) {
+) -> Option<TokenRequestSettings> {
+    let client = client(table, target.token_url.as_ref(), report)?;
+    let text = |written: &Option<LocatedValue<String>>| written.as_ref().map(|written| written.value.clone());
+    let target = TokenTarget { resource: text(&target.resource), audience: None, scope: text(&target.scope) };
+    Some(TokenRequestSettings { client, target })
+}
+
+/// The client that asks at `url`. Its password is in exactly one of two keys.
+pub(super) fn client<T>(
+    table: &RawClientTable<T>,
+    url: Option<&LocatedValue<Url>>,
+    report: &mut MistakeCollector,
+) -> Option<TokenClientSettings> {
+    let keys = &table.client;
+    if let Some(known) = keys.client_secret.as_ref().filter(|_| table.is_inline) {
         let message = "the secret itself is in this file; write it as \"${VAR}\", or name a `client_secret_file`";
         report.warning(&known.location, message);
     }
-    match (known, file) {
-        (Some(known), None) => Some(ClientSecret::Known(known.value.clone())),
-        (None, Some(file)) => Some(ClientSecret::File(file.value.clone())),
+    let secret = match (&keys.client_secret, &keys.client_secret_file) {
+        (Some(known), None) => ClientSecret::Known(known.value.clone()),
+        (None, Some(file)) => ClientSecret::File(file.value.clone()),
         (both, _) => {
-            let mut keys = ["client_secret", "client_secret_file"].into_iter();
-            if both.is_some() || !keys.any(|key| report.blames_at(&table.below(key))) {
-                report.mistake(table, "needs either `client_secret` or `client_secret_file`");
+            let mut names = ["client_secret", "client_secret_file"].into_iter();
+            if both.is_some() || !names.any(|key| report.blames_at(&table.location.below(key))) {
+                report.mistake(&table.location, "needs either `client_secret` or `client_secret_file`");
             }
-            None
+            return None;
         }
-    }
-}
-
-fn target(grant: &RawTokenGrant) -> TokenTarget {
-    let text = |written: &Option<LocatedValue<String>>| written.as_ref().map(|written| written.value.clone());
-    TokenTarget { resource: text(&grant.client.resource), audience: None, scope: text(&grant.client.scope) }
+    };
+    let (url, id) = (url?.value.clone(), keys.client_id.as_ref()?.value.clone());
+    Some(TokenClientSettings { url, id, secret, sends: keys.client_auth.value })
 }

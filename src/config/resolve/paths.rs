@@ -56,7 +56,8 @@ pub(super) fn resolve<'a>(
 /// As [`resolve`], for an endpoint, which has an explicit path.
 pub(super) fn of_endpoint<'a>(
     location: &'a ConfigLocation,
-    (path, events): (&'a LocatedValue<String>, Option<&'a LocatedValue<String>>),
+    path: &'a LocatedValue<String>,
+    events: Option<&'a LocatedValue<String>>,
     taken: &mut TakenPaths<'a>,
     report: &mut MistakeCollector,
 ) -> UpstreamPaths {

@@ -170,11 +170,11 @@ fn resolve_limits(
     if result.value > limits.stored_bytes_max
         && let Some(location) = own.stored_bytes_max.location().or_else(|| result.location())
     {
-        report.warning(location, "one result may be larger than all that the store holds");
+        report.warning(location, "one result may be larger than the whole store");
     } else if result.value > each.stored_bytes_max
         && let Some(location) = principal.stored_bytes_per_principal_max.location().or_else(|| result.location())
     {
-        report.warning(location, "one result may be larger than all that a principal may have in the store");
+        report.warning(location, "one result may be larger than a principal's share of the store");
     }
     limits
 }

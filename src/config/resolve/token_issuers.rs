@@ -7,14 +7,13 @@ use url::Url;
 
 use super::super::error::MistakeCollector;
 use super::super::keys::KeyField as _;
-use super::super::raw::{AuthMode, RawConfig, RawIssuer, RawIssuerQuestion, RawIssuerValues};
+use super::super::raw::{AuthMode, RawClientTable, RawConfig, RawIntrospection, RawIssuer, RawIssuerValues};
 use super::super::section::LocatedValue;
 use super::super::value::SCOPE;
-use super::issued_credentials::secret as client_secret;
+use super::issued_credentials::client;
 use crate::server::tokens::settings::{
     IntrospectionSettings, IssuerSettings, KeyLocation, ProofPolicy, TokenSettings, normal_address, normal_type,
 };
-use crate::upstream::token_client::TokenClientSettings;
 
 type Implied = BTreeMap<Arc<str>, BTreeSet<Arc<str>>>;
 
@@ -102,19 +101,18 @@ fn resolve_issuer(raw: &RawIssuer, report: &mut MistakeCollector) -> Option<Issu
     })
 }
 
-fn introspection(raw: &RawIssuerQuestion, report: &mut MistakeCollector) -> Option<IntrospectionSettings> {
-    let values = &raw.values;
-    let secrets = (values.client_secret.as_ref(), values.client_secret_file.as_ref());
-    let secret = client_secret(&raw.location, secrets, raw.is_inline, report);
-    let (url, id) = (values.url.as_ref()?.value.clone(), values.client_id.as_ref()?.value.clone());
-    let client = TokenClientSettings { url, id, secret: secret?, sends: values.client_auth.value };
-    Some(IntrospectionSettings { client, tokens: values.tokens.value })
+fn introspection(
+    table: &RawClientTable<RawIntrospection>,
+    report: &mut MistakeCollector,
+) -> Option<IntrospectionSettings> {
+    let client = client(table, table.others.url.as_ref(), report)?;
+    Some(IntrospectionSettings { client, tokens: table.others.tokens.value })
 }
 
 /// An opaque token names no issuer, so that one alone can be asked about it.
 fn check_introspection(raw: &RawConfig, report: &mut MistakeCollector) {
     let asked = raw.issuers.iter().filter_map(|issuer| issuer.introspection.as_ref());
-    let mut opaque = asked.filter(|asked| asked.values.tokens.value.has_opaque());
+    let mut opaque = asked.filter(|asked| asked.others.tokens.value.has_opaque());
     if let (Some(first), Some(second)) = (opaque.next(), opaque.next()) {
         let message = format!(
             "line {} has opaque tokens, too, and they name no issuer; write `tokens = \"signed\"` at one of them",
@@ -124,7 +122,7 @@ fn check_introspection(raw: &RawConfig, report: &mut MistakeCollector) {
     }
 }
 
-/// The scopes that each scope includes, and those that they include in turn.
+/// All scopes that a scope includes, directly or by another one.
 fn resolve_implied(raw: &RawIssuerValues, report: &mut MistakeCollector) -> Implied {
     let Some(written) = &raw.implies else { return Implied::new() };
     let direct: Implied = written

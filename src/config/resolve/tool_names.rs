@@ -54,8 +54,7 @@ fn renamed(
         report.mistake(&rename.location, message);
     }
     if to.is_any() && !from.is_any() {
-        let message =
-            "takes every name: tools that do not fit `match` are hidden, but for those that a block above names";
+        let message = "takes every name: other tools than `match` are hidden, except the tools of blocks above";
         report.warning(&rename.location, message);
     }
     given.push((to.clone(), rename.location.line));

@@ -1,0 +1,141 @@
+//! Reads names and patterns: of upstreams, tools, principals, scopes, groups and claims.
+
+use super::{StringFormat, ValueError, not_empty};
+use crate::server::client_certificates::CertificatePattern;
+use crate::task::NamePattern;
+
+pub(in crate::config) const UPSTREAM_NAME: StringFormat<String> =
+    StringFormat { wanted: "the name of an upstream such as \"reports\"", read: not_empty };
+pub(in crate::config) const PATTERN: StringFormat<String> =
+    StringFormat { wanted: "a tool's name, with * for any text and ? for one character", read: pattern };
+pub(in crate::config) const UPSTREAM_PATTERN: StringFormat<String> =
+    StringFormat { wanted: "the name of an upstream such as \"reports\", with * and ?", read: pattern };
+pub(in crate::config) const PROMPT_PATTERN: StringFormat<String> =
+    StringFormat { wanted: "a prompt's name, with * for any text and ? for one character", read: pattern };
+pub(in crate::config) const RESOURCE_PATTERN: StringFormat<String> =
+    StringFormat { wanted: "a URI such as \"file:///public/*\", with * and ?", read: pattern };
+pub(in crate::config) const ARGUMENT_PATTERN: StringFormat<String> =
+    StringFormat { wanted: "a text such as \"staging*\", with * and ?", read: pattern };
+/// A tool's new name, with at most one star.
+pub(in crate::config) const NEW_NAME: StringFormat<String> =
+    StringFormat { wanted: "a name such as \"make_*\"", read: new_name };
+pub(in crate::config) const ARGUMENT: StringFormat<String> =
+    StringFormat { wanted: "the name of an argument such as \"urls\"", read: not_empty };
+pub(in crate::config) const SCOPE: StringFormat<String> =
+    StringFormat { wanted: "a scope such as \"reports:read\"", read: scope };
+pub(in crate::config) const SCOPES: StringFormat<String> =
+    StringFormat { wanted: "scopes such as \"reports:read reports:write\"", read: scopes };
+pub(in crate::config) const GROUP: StringFormat<String> =
+    StringFormat { wanted: "a group such as \"analysts\"", read: group };
+pub(in crate::config) const GROUP_MEMBER: StringFormat<String> = StringFormat {
+    wanted: "\"key:ID\" or another principal, or \"group:NAME\" for a group of tokens",
+    read: caller_id,
+};
+pub(in crate::config) const CALLER_ID: StringFormat<String> =
+    StringFormat { wanted: "a principal such as \"key:ada\"", read: caller_id };
+pub(in crate::config) const PRINCIPAL_ID: StringFormat<String> =
+    StringFormat { wanted: "a name such as \"ada\"", read: principal_id };
+/// A certificate's name, with a `*` for any text.
+pub(in crate::config) const CERTIFICATE_NAME: StringFormat<CertificatePattern> =
+    StringFormat { wanted: "a name such as \"spiffe://corp/*\" or \"*.agents.corp\"", read: certificate_name };
+pub(in crate::config) const SAME_PRINCIPAL: StringFormat<String> =
+    StringFormat { wanted: "a principal such as \"key:*\"", read: same_principal };
+pub(in crate::config) const TOKEN_ISSUER: StringFormat<String> =
+    StringFormat { wanted: "the issuer of tokens such as \"https://login.example\"", read: group };
+pub(in crate::config) const CLIENT_ID: StringFormat<String> =
+    StringFormat { wanted: "the name of a client such as \"taskgate\"", read: claim };
+pub(in crate::config) const AUDIENCE: StringFormat<String> =
+    StringFormat { wanted: "an audience such as \"https://mcp.example\"", read: claim };
+pub(in crate::config) const CLAIM: StringFormat<String> =
+    StringFormat { wanted: "a claim such as \"groups\"", read: claim };
+pub(in crate::config) const TOKEN_TYPE: StringFormat<String> =
+    StringFormat { wanted: "a type such as \"at+jwt\", or \"none\"", read: claim };
+
+const PRINCIPAL_ID_LEN_MAX: usize = 64;
+/// The longest name in a token.
+const NAME_LEN_MAX: usize = 255;
+/// Longer patterns are mistakes, and comparing takes the longer.
+const PATTERN_LEN_MAX: usize = 1024;
+const SCOPE_LEN_MAX: usize = 256;
+
+fn pattern(text: &str) -> Result<String, ValueError> {
+    if text.len() > PATTERN_LEN_MAX {
+        return Err(ValueError::Because("is longer than 1024 bytes"));
+    }
+    not_empty(text)
+}
+
+fn new_name(text: &str) -> Result<String, ValueError> {
+    match NamePattern::parse(text) {
+        Some(_) => Ok(text.to_owned()),
+        None if text.is_empty() => Err(ValueError::Form),
+        None => Err(ValueError::Because("has more than one *, or a ?; one * takes the text of the * in `match`")),
+    }
+}
+
+/// RFC 6749, 3.3.
+fn scope(text: &str) -> Result<String, ValueError> {
+    if text.bytes().any(|byte| !byte.is_ascii_graphic() || matches!(byte, b'"' | b'\\')) {
+        return Err(ValueError::Because(
+            "is no scope: it has a space, a quotation mark or another character that no scope has",
+        ));
+    }
+    if text.len() > SCOPE_LEN_MAX {
+        return Err(ValueError::Because("is longer than 256 bytes"));
+    }
+    not_empty(text)
+}
+
+fn scopes(text: &str) -> Result<String, ValueError> {
+    text.split(' ').try_for_each(|name| scope(name).map(drop))?;
+    Ok(text.to_owned())
+}
+
+fn group(text: &str) -> Result<String, ValueError> {
+    if text.len() > SCOPE_LEN_MAX {
+        return Err(ValueError::Because("is longer than 256 bytes"));
+    }
+    if text.chars().any(char::is_control) { Err(ValueError::Form) } else { not_empty(text) }
+}
+
+fn caller_id(text: &str) -> Result<String, ValueError> {
+    let is_known = text.split_once(':').is_some_and(|(scheme, name)| !scheme.is_empty() && !name.is_empty());
+    if is_known || matches!(text, "local" | "anon") { group(text) } else { Err(ValueError::Form) }
+}
+
+pub fn check_principal_id(text: &str) -> Result<(), &'static str> {
+    match principal_id(text) {
+        Ok(_) => Ok(()),
+        Err(ValueError::Because(why)) => Err(why),
+        Err(ValueError::Form) => Err(PRINCIPAL_ID.wanted),
+    }
+}
+
+fn principal_id(text: &str) -> Result<String, ValueError> {
+    let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"._@-".contains(&byte);
+    if !(1..=PRINCIPAL_ID_LEN_MAX).contains(&text.len()) || !text.bytes().all(fits) {
+        return Err(ValueError::Because("has 1 to 64 characters out of letters, digits and . _ @ -"));
+    }
+    Ok(text.to_owned())
+}
+
+fn certificate_name(text: &str) -> Result<CertificatePattern, ValueError> {
+    CertificatePattern::parse(text).ok_or(ValueError::Because(
+        "is no name of a certificate; write a URI, an e-mail address or a host name of at most 255 bytes, with one * at most",
+    ))
+}
+
+fn same_principal(text: &str) -> Result<String, ValueError> {
+    let text = caller_id(text)?;
+    match NamePattern::parse(&text) {
+        Some(_) => Ok(text),
+        None => Err(ValueError::Because("has more than one *, or a ?; one * takes the text of the * in `san`")),
+    }
+}
+
+fn claim(text: &str) -> Result<String, ValueError> {
+    match (1..=NAME_LEN_MAX).contains(&text.len()) && !text.chars().any(char::is_control) {
+        true => Ok(text.to_owned()),
+        false => Err(ValueError::Because("has 1 to 255 bytes, without control characters")),
+    }
+}

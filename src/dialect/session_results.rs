@@ -11,9 +11,6 @@ use crate::wire::{ElicitationKinds, JsonPieces, Object, Payload, ProtocolVersion
 
 pub(super) const STRUCTURED_CONTENT: &str = "structuredContent";
 
-/// The code for a missing resource until 2025-11-25.
-const RESOURCE_NOT_FOUND: i64 = -32002;
-
 /// The result of `initialize`, for a server that has no handshake.
 #[must_use]
 pub fn initialize_result(server: SessionServerDescription<'_>, version: ProtocolVersion) -> Payload {
@@ -90,12 +87,12 @@ fn session_tool(tool: &Payload) -> Payload {
 #[must_use]
 pub fn session_error(error: &RpcError, uri: Option<&str>) -> RpcError {
     match error.code {
-        // These are about the gateway's own request, which its client does not know.
+        // These errors are about the gateway's own request, which its client does not know.
         rpc_error::HEADER_MISMATCH | rpc_error::MISSING_CLIENT_CAPABILITY | rpc_error::UNSUPPORTED_VERSION => {
             gateway_error(&GatewayFault::new(Reason::UpstreamRefused, Executed::No))
         }
         rpc_error::INVALID_PARAMS if uri.is_some() && uri == named_uri(error).as_deref() => {
-            RpcError { code: RESOURCE_NOT_FOUND, ..error.clone() }
+            RpcError { code: rpc_error::RESOURCE_NOT_FOUND, ..error.clone() }
         }
         _ => error.clone(),
     }
@@ -107,7 +104,7 @@ pub fn not_askable(needed: Option<&Payload>, takes_stream: bool) -> String {
     let because = match (takes_stream, needed) {
         (false, _) => "it takes no event stream as the answer to this request".to_owned(),
         (true, Some(needed)) => format!("it did not declare the capability {}", needed.as_str()),
-        (true, None) => "too many questions are open, or it was none that this client knows".to_owned(),
+        (true, None) => "too many questions are open, or this client does not know this kind of question".to_owned(),
     };
     format!("The server asked a question that cannot be sent to this client: {because}. The call was ended.")
 }

@@ -27,7 +27,9 @@ use super::{
 };
 use crate::dialect::subscriptions::SubscriptionFilter;
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::wire::rpc_error::{HEADER_MISMATCH, INVALID_REQUEST, MISSING_CLIENT_CAPABILITY, UNSUPPORTED_VERSION};
+use crate::wire::rpc_error::{
+    HEADER_MISMATCH, INVALID_REQUEST, MISSING_CLIENT_CAPABILITY, TRANSPORT_ERROR, UNSUPPORTED_VERSION,
+};
 use crate::wire::{Object, Payload, ProtocolVersion, RpcError};
 
 /// How long the probe may take, connecting included.
@@ -35,9 +37,6 @@ pub(super) const ASK_MAX: Duration = Duration::from_secs(3);
 /// For a server that must be started first. Servers with sessions need not answer before `initialize`: silence is a verdict.
 const START_MAX: Duration = Duration::from_secs(10);
 const ASK_AGAIN: Duration = Duration::from_secs(30);
-
-/// The code of SDKs for errors of HTTP or the session, not of the message.
-const TRANSPORT_ERROR: i64 = -32_000;
 
 /// Probes a server's era; with a client's credential if the server authenticates clients itself.
 #[async_trait]
@@ -205,7 +204,7 @@ pub struct EraUpstream {
 
 struct ChosenHalf<'a> {
     upstream: &'a Arc<dyn Upstream>,
-    /// It is the session half at a server of 2026-07-28.
+    /// The session half at a server of 2026-07-28 was chosen.
     is_for_questions: bool,
 }
 

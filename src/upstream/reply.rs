@@ -20,7 +20,7 @@ use super::raw_channel::{RawBody, RawResponse, SessionBinding};
 use crate::answer_budget::{AnswerPermit, AnswerShare, FREE_BYTES};
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::framing::{BodyPart, SseEvent};
-use crate::wire::rpc_error::{INVALID_REQUEST, SESSION_NOT_FOUND};
+use crate::wire::rpc_error::{INVALID_REQUEST, SESSION_NOT_FOUND, TRANSPORT_ERROR};
 use crate::wire::{Message, MessageText, RequestId, RpcError, ScanLimits, envelope};
 pub(crate) use event_stream::EventStream;
 
@@ -431,8 +431,6 @@ impl SseResumePoint {
 /// Largest error body that is read under a refusing status.
 const ERROR_BYTES_MAX: usize = 64 * 1024;
 const ERROR_WAIT: Duration = Duration::from_secs(5);
-/// The code of SDKs for errors of HTTP or the session, not of the message.
-const TRANSPORT_ERROR: i64 = -32_000;
 const LOST_SESSION: [&str; 4] = ["no valid session", "invalid session", "session not found", "server not initialized"];
 /// Longest untyped text that is searched for these texts.
 const PLAIN_REFUSAL_BYTES_MAX: usize = 256;
@@ -451,7 +449,7 @@ async fn judge_refusal<B: WholeBody>(response: RawResponse<B>, addressee: ErrorA
         BodyKind::Json if is_passed || fault.reason == Reason::UpstreamHttpStatus => {
             match small_body(response.body, ERROR_BYTES_MAX).await {
                 Some(text) => text,
-                // It may be the response, so the request may have run.
+                // The large body may be the response, so the request may have run.
                 None => return refused(None, false),
             }
         }

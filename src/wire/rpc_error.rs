@@ -7,7 +7,10 @@ pub const INVALID_REQUEST: i64 = -32600;
 pub const METHOD_NOT_FOUND: i64 = -32601;
 pub const INVALID_PARAMS: i64 = -32602;
 pub const INTERNAL_ERROR: i64 = -32603;
+/// For a missing resource, until 2025-11-25.
 pub const RESOURCE_NOT_FOUND: i64 = -32002;
+/// The code of SDKs for errors of HTTP or the session, not of the message.
+pub const TRANSPORT_ERROR: i64 = -32000;
 /// TypeScript's SDK and hosts read it as an unknown session, under 404.
 pub const SESSION_NOT_FOUND: i64 = -32001;
 pub const HEADER_MISMATCH: i64 = -32020;

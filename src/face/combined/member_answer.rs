@@ -51,8 +51,7 @@ impl MemberRefusal {
     }
 
     pub(super) fn may_be_known_elsewhere(&self) -> bool {
-        const RESOURCE_NOT_FOUND: i64 = -32002;
-        let codes = [RESOURCE_NOT_FOUND, rpc_error::INVALID_PARAMS, rpc_error::METHOD_NOT_FOUND];
+        let codes = [rpc_error::RESOURCE_NOT_FOUND, rpc_error::INVALID_PARAMS, rpc_error::METHOD_NOT_FOUND];
         self.0.error.as_ref().is_some_and(|error| codes.contains(&error.code))
     }
 

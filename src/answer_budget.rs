@@ -265,7 +265,7 @@ impl AnswerBudget {
                 {
                     return Err(full);
                 }
-                let excess = excess(*all, share, more, (bytes_max, answer.share_max), request)?.beside(answer.excess);
+                let excess = excess(*all, share, more, bytes_max, answer.share_max, request)?.beside(answer.excess);
                 take(all, shares.entry(answer.principal.clone()).or_default(), more, excess, request);
                 let held = Some((self.clone(), answer.principal.clone()));
                 Ok(AnswerPermit { held, bytes: more, excess, request: Some(request) })
@@ -284,7 +284,8 @@ fn excess(
     all: BytesInUse,
     share: BytesInUse,
     more: usize,
-    (bytes_max, share_max): (usize, usize),
+    bytes_max: usize,
+    share_max: usize,
     request: AnswerRequest,
 ) -> Result<Excess, FullBound> {
     Ok(Excess {
@@ -363,7 +364,7 @@ impl AnswerShare {
         let Some(Ok(permit)) = granted else {
             let counts = self.budget.0.counts.lock();
             let share = counts.shares.get(&self.principal).copied().unwrap_or_default();
-            let full = excess(counts.all, share, more, (counts.bytes_max, self.bytes_max), request).err();
+            let full = excess(counts.all, share, more, counts.bytes_max, self.bytes_max, request).err();
             drop(counts);
             return Err(refused(full.unwrap_or(FullBound::Share), Executed::Yes));
         };
@@ -420,7 +421,7 @@ impl AnswerShare {
         let mut counts = self.budget.0.counts.lock();
         let BudgetCounts { bytes_max, all, shares, .. } = &mut *counts;
         let share = shares.entry(self.principal.clone()).or_default();
-        // It may exceed the bounds as the replaced text did; until it is dropped, no other request may.
+        // The copy may exceed the bounds as the replaced text did; until it is dropped, no other request may.
         let excess = Excess { share: share.is_over(more, self.bytes_max), whole: all.is_over(more, *bytes_max) };
         let excess = excess.beside(held.excess);
         take(all, share, more, excess, request);
@@ -437,10 +438,9 @@ impl AnswerShare {
         let request = self.request_of(held);
         let mut counts = self.budget.0.counts.lock();
         let share = counts.shares.get(&self.principal).copied().unwrap_or_default();
-        let room = (counts.bytes_max, self.bytes_max);
         // A request that exceeds a bound already may finish.
         let is_over = share.is_exceeded_by(request) || counts.all.is_exceeded_by(request);
-        let excess = match excess(counts.all, share, more, room, request) {
+        let excess = match excess(counts.all, share, more, counts.bytes_max, self.bytes_max, request) {
             Err(full) if !is_over => return Err(full),
             Err(_) => Excess::default(),
             Ok(excess) if excess == Excess::default() && !is_over && counts.waiting.is_behind(&self.principal) => {

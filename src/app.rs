@@ -114,6 +114,16 @@ pub struct Gateway {
     drain_max: Duration,
 }
 
+/// The parts of a gateway before its store is open.
+struct StartParts {
+    config: Config,
+    callers: Authenticator,
+    metrics: PrometheusHandle,
+    scope: TaskScope,
+    readiness: Readiness,
+    sockets: Sockets,
+}
+
 impl Gateway {
     /// Starts everything that a configuration names; sends nothing to an upstream yet. Fails with [`FileMistakes`] if a
     /// file that the configuration names cannot be used.
@@ -140,7 +150,7 @@ impl Gateway {
     async fn start_with(
         config: Config,
         metrics: PrometheusHandle,
-        mut sockets: Sockets,
+        sockets: Sockets,
         source: StoreSource,
     ) -> anyhow::Result<Self> {
         sockets.check(&config)?;
@@ -152,16 +162,14 @@ impl Gateway {
         let unless_started = scope.stop.clone().drop_guard();
         let readiness = Readiness::new();
         readiness.block(STARTING);
-        let opening = open_store((&config, prints, &source), &callers, (&scope, &readiness, &metrics), &mut sockets);
+        let mut parts = StartParts { config, callers, metrics, scope, readiness, sockets };
         // Boxed, because this future is large.
-        let (opened, waiting) = Box::pin(opening).await?;
-        warn_of_new_key(are_new && opened.store.usage().tasks > 0, &config.folder);
+        let (opened, waiting) = Box::pin(open_store(&mut parts, prints, &source)).await?;
+        warn_of_new_key(are_new && opened.store.usage().tasks > 0, &parts.config.folder);
         let shared = opened.shared.as_ref().map(|shared| Arc::clone(&shared.store));
-        let audit = audit::open(&config).await?;
-        let replica = source.given().or_else(|| ReplicaSetup::of(&config, opened.shared.as_ref()));
-        let with = (config, callers, metrics, audit);
-        let started = Self::start_on_store((opened, replica), sealer, with, (scope, readiness), (waiting, sockets));
-        let started = Box::pin(started).await;
+        let audit = audit::open(&parts.config).await?;
+        let replica = source.given().or_else(|| ReplicaSetup::of(&parts.config, opened.shared.as_ref()));
+        let started = Box::pin(Self::start_on_store(parts, opened, waiting, replica, sealer, audit)).await;
         if started.is_ok() {
             unless_started.disarm();
         } else if let Some(shared) = shared {
@@ -172,15 +180,18 @@ impl Gateway {
     }
 
     async fn start_on_store(
-        (OpenedStore { store, clock, shared }, replica): (OpenedStore, Option<ReplicaSetup>),
+        parts: StartParts,
+        opened: OpenedStore,
+        waiting: WaitingListeners,
+        replica: Option<ReplicaSetup>,
         sealer: Arc<Sealer>,
-        (config, callers, metrics, audit): (Config, Authenticator, PrometheusHandle, Option<Arc<AuditLog>>),
-        (scope, readiness): (TaskScope, Readiness),
-        (waiting, sockets): (WaitingListeners, Sockets),
+        audit: Option<Arc<AuditLog>>,
     ) -> anyhow::Result<Self> {
+        let StartParts { config, callers, metrics, scope, readiness, sockets } = parts;
+        let OpenedStore { store, clock, shared } = opened;
         let (started, current) = (config.clone(), config.clone());
         let ending = CancellationToken::new();
-        let parts = GatewayParts::new((store, clock), (sealer, replica.as_ref()), &config, scope, ending.clone());
+        let parts = GatewayParts::new(store, clock, sealer, replica.as_ref(), &config, scope, ending.clone());
         audit::begin(audit, &parts, &started, &readiness);
         let mut upstreams = Vec::with_capacity(config.upstreams.len());
         for one in config.upstreams {
@@ -199,10 +210,9 @@ impl Gateway {
         let metrics = operators::metrics(metrics, shared.as_ref());
         let callers_of_admin = files::operators(&config.admin)?;
         let seen = OperatorsView::new(&readiness, &healths, &metrics, &parts.permits);
-        let operators = seen.site((&config.admin, callers_of_admin), &parts.engine, shared.as_ref());
+        let operators = seen.site(&config.admin, callers_of_admin, &parts.engine, shared.as_ref());
         let admin = Box::pin(listen(waiting.admin, operators.clone(), sockets.admin)).await?;
-        let probes = (config.metrics, &readiness, metrics);
-        let metrics = listen_for_probes(waiting.metrics, probes, sockets.metrics).await?;
+        let metrics = listen_for_probes(waiting.metrics, config.metrics, &readiness, metrics, sockets.metrics).await?;
         let follower = ReplicaFollower::of(shared.as_ref(), &started, &parts);
         // Before clients and other replicas connect: otherwise the first would get all of a divided limit.
         follower.iter().for_each(ReplicaFollower::look);
@@ -331,8 +341,10 @@ impl GatewayParts {
 
     /// Serves nothing yet; starts the sweep of expired tasks. Cancelling `ending` ends the subscription streams.
     fn new(
-        (store, clock): (Arc<dyn TaskStore>, Arc<dyn Clock>),
-        (sealer, replica): (Arc<Sealer>, Option<&ReplicaSetup>),
+        store: Arc<dyn TaskStore>,
+        clock: Arc<dyn Clock>,
+        sealer: Arc<Sealer>,
+        replica: Option<&ReplicaSetup>,
         config: &Config,
         scope: TaskScope,
         ending: CancellationToken,

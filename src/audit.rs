@@ -133,7 +133,8 @@ impl AuditLog {
     pub fn call(
         self: &Arc<Self>,
         who: &Principal,
-        (upstream, tool): (&Arc<str>, &Arc<str>),
+        upstream: &Arc<str>,
+        tool: &Arc<str>,
         arguments: impl FnOnce() -> Option<Payload>,
         may_become_task: bool,
     ) -> Box<AuditedCall> {

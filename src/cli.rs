@@ -95,9 +95,9 @@ enum CliCommand {
                           taskgate serve [OPTIONS] -- COMMAND [ARGUMENT]..."
     )]
     Serve(ServeArguments),
-    /// Serves a program under development: starts it anew when its files change, and shows what happens.
+    /// Serves a program under development: restarts it when its files change, and shows its calls and output.
     ///
-    /// Serves it as `taskgate serve -- COMMAND` does. A line each shows calls with their arguments, what the client got, progress, log
+    /// Serves it as `taskgate serve -- COMMAND` does. A line each shows calls with their arguments, responses, progress, log
     /// lines, questions, standard error, and the program's start and end. A call that runs when a file changes fails. A program that
     /// cannot start is started again at the next change.
     #[command(

@@ -1,4 +1,4 @@
-//! What differs between operating systems: signals, rights to files, limits, and the free space of a disk.
+//! Hides the differences of operating systems: signals, rights to files, limits, and the free space of a disk.
 //!
 //! Both implementations have the same functions. Elsewhere than on Unix there is no store on disk and no server that is a
 //! program, and rights to files are the folder's.

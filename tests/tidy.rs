@@ -485,6 +485,66 @@ fn items_for_tests_are_not_counted() {
     assert_eq!(without_test_items(text), ["fn a() {}", "fn c() {}", "impl E {", "    fn g() {}", "}"]);
 }
 
+/// A call tells what each argument is: values that belong together are a type, and others are parameters of their own.
+#[test]
+fn no_function_takes_a_tuple_apart() {
+    let mut seen = 0;
+    for source in sources() {
+        let code = source.code();
+        for declared in code.split("fn ").skip(1) {
+            let Some((parameters, name)) = parameters(declared) else { continue };
+            seen += parameters.len();
+            let is_tuple = |one: &&String| {
+                one.starts_with('(') && one.rsplit("):").next().is_some_and(|kind| kind.trim().starts_with('('))
+            };
+            let apart = parameters.iter().find(is_tuple);
+            assert_eq!(apart, None, "{}: `{name}`", source.path);
+        }
+    }
+    assert!(seen >= 5_000, "only {seen} parameters were seen");
+}
+
+/// The parameters of a function, and its name.
+fn parameters(declared: &str) -> Option<(Vec<String>, String)> {
+    let name = name_at(declared)?;
+    let rest = &declared[name.len()..];
+    let begin = match rest.starts_with('<') {
+        false => rest,
+        true => {
+            let mut depth = 0;
+            let ends = |(at, c): (usize, char)| {
+                match c {
+                    '<' => depth += 1,
+                    '>' if !rest[..at].ends_with('-') => depth -= 1,
+                    _ => (),
+                }
+                (depth == 0).then_some(at + 1)
+            };
+            &rest[rest.char_indices().find_map(ends)?..]
+        }
+    };
+    let (mut depth, mut all, mut one) = (0, Vec::new(), String::new());
+    for c in begin.strip_prefix('(')?.chars() {
+        match c {
+            ')' if depth == 0 => break,
+            ',' if depth == 0 => all.push(std::mem::take(&mut one).trim().to_owned()),
+            _ => {
+                let closes = matches!(c, ')' | ']' | '}') || (c == '>' && !one.ends_with('-'));
+                depth += i32::from(matches!(c, '(' | '[' | '{' | '<')) - i32::from(closes);
+                one.push(c);
+            }
+        }
+    }
+    all.push(one.trim().to_owned());
+    Some((all, name))
+}
+
+#[test]
+fn parameters_are_found_behind_generics() {
+    let found = parameters("a<F: Fn(u8) -> u8>(b: Vec<(u8, u8)>, (c, d): (u8, u8)) -> u8 {").unwrap().0;
+    assert_eq!(found, ["b: Vec<(u8, u8)>", "(c, d): (u8, u8)"]);
+}
+
 /// Plain English: the pronouns of [`plain_words`] are rare in comments and in texts that people see.
 #[test]
 fn comments_and_texts_name_their_nouns() {

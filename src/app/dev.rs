@@ -111,7 +111,7 @@ async fn readiness(served: &Served) -> Result<String, String> {
     );
     let (upstream, facts) = match served.pool.facts(&context).await {
         Ok(facts) => (&served.pool, facts),
-        // It may know no sessions.
+        // The server may have no sessions.
         Err(BeginError::Refused(_)) => (&served.stateless, served.stateless.facts(&context).await.map_err(reason)?),
         Err(error) => return Err(reason(error)),
     };

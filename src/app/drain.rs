@@ -71,7 +71,7 @@ impl Gateway {
             tokio::time::sleep_until(end.max(Instant::now() + NOTIFY_MAX)).await;
             plan.late.cancel();
         };
-        let finished = finish((&calls, self.clients.heard_out()), &self.ending, (notice, max));
+        let finished = finish(&calls, self.clients.heard_out(), &self.ending, notice, max);
         let finished = async {
             finished.await;
             plan.over.cancel();
@@ -148,9 +148,11 @@ fn until_calls_end(max: Duration) -> Duration {
 /// Waits for the calls in progress, then ends the subscription streams: they receive their tasks' results, and delay no
 /// drain.
 async fn finish(
-    (calls, heard_out): (&LiveCalls, impl Future<Output = ()>),
+    calls: &LiveCalls,
+    heard_out: impl Future<Output = ()>,
     ending: &CancellationToken,
-    (notice, max): (Duration, Duration),
+    notice: Duration,
+    max: Duration,
 ) {
     let (until_calls_end, engine) = (until_calls_end(max), &calls.engine);
     // During the notice everything is served as usual, and so are clients accepted until then. After that no call begins.

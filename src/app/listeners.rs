@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use metrics_exporter_prometheus::PrometheusHandle;
 
+use super::StartParts;
 use super::operators::unopened_site;
 use super::replica::ReplicaSetup;
 use super::sockets::Sockets;
@@ -20,7 +21,6 @@ use crate::server::{
     StartError,
 };
 use crate::store::postgres::PriorIncarnation;
-use crate::upstream::TaskScope;
 
 #[derive(Debug)]
 pub(super) enum StoreSource {
@@ -38,16 +38,16 @@ impl StoreSource {
 }
 
 pub(super) async fn open_store(
-    (config, prints, source): (&Config, Vec<KeyPrint>, &StoreSource),
-    callers: &Authenticator,
-    (scope, readiness, metrics): (&TaskScope, &Readiness, &PrometheusHandle),
-    sockets: &mut Sockets,
+    parts: &mut StartParts,
+    prints: Vec<KeyPrint>,
+    source: &StoreSource,
 ) -> anyhow::Result<(OpenedStore, WaitingListeners)> {
+    let StartParts { config, callers, metrics, scope, readiness, sockets } = parts;
     if let StoreSource::Given(setup) = source {
         let opened = OpenedStore { store: Arc::clone(&setup.store), clock: Arc::clone(&setup.clock), shared: None };
         return Ok((opened, WaitingListeners::default()));
     }
-    let mut opening = match task_store::open(config, prints, (scope, readiness)).await? {
+    let mut opening = match task_store::open(config, prints, scope, readiness).await? {
         StoreOpening::Open(opened) => return Ok((opened, WaitingListeners::default())),
         StoreOpening::Waiting(opening) => opening,
     };
@@ -60,7 +60,7 @@ pub(super) async fn open_store(
         opened = &mut wait => return Ok((opened?, WaitingListeners::default())),
         () = late.cancelled() => (),
     }
-    let waiting = WaitingListeners::start(config, callers, (readiness, metrics), sockets).await?;
+    let waiting = WaitingListeners::start(config, callers, readiness, metrics, sockets).await?;
     Ok((wait.await?, waiting))
 }
 
@@ -77,14 +77,15 @@ impl WaitingListeners {
     pub(super) async fn start(
         config: &Config,
         callers: &Authenticator,
-        (readiness, metrics): (&Readiness, &PrometheusHandle),
+        readiness: &Readiness,
+        metrics: &PrometheusHandle,
         sockets: &mut Sockets,
     ) -> anyhow::Result<Self> {
         let operators = files::operators(&config.admin)?;
         let operators = unopened_site(&config.admin, operators, readiness, metrics.clone());
         let admin = server::start_on(operators, sockets.admin.take()).await?;
-        let probes = (config.metrics, readiness, metrics.clone().into());
-        let metrics = listen_for_probes(None, probes, sockets.metrics.take()).await?;
+        let metrics =
+            listen_for_probes(None, config.metrics, readiness, metrics.clone().into(), sockets.metrics.take()).await?;
         let routes = Routes::new().below("/", Arc::new(StoreAwayEndpoint));
         let site = clients_site(config.listen.clone(), callers.clone(), routes, None);
         let clients = server::start_on(site, sockets.clients.take()).await?;
@@ -124,7 +125,9 @@ pub(super) async fn listen(
 
 pub(super) async fn listen_for_probes(
     waiting: Option<RunningListener>,
-    (address, readiness, metrics): (Option<SocketAddr>, &Readiness, MetricsSource),
+    address: Option<SocketAddr>,
+    readiness: &Readiness,
+    metrics: MetricsSource,
     socket: Option<TcpListener>,
 ) -> Result<Option<RunningListener>, StartError> {
     match address {

@@ -1,4 +1,4 @@
-//! Stands in for a service manager on systems without one that is notified.
+//! Replaces the calls to a service manager on systems where none is notified.
 
 use std::time::Duration;
 

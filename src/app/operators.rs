@@ -45,7 +45,8 @@ impl OperatorsView {
 
     pub(super) fn site(
         &self,
-        (settings, callers): (&AdminSettings, Authenticator),
+        settings: &AdminSettings,
+        callers: Authenticator,
         engine: &Arc<Engine>,
         shared: Option<&SharedIncarnation>,
     ) -> ListenerSpec {

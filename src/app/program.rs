@@ -125,13 +125,13 @@ pub async fn serve(served: ServedConfig) -> anyhow::Result<ExitCode> {
     announcement.print(&gateway, &paths).context("cannot print the addresses")?;
     service_manager::notify_ready();
     development.iter_mut().for_each(|development| development.start(&gateway));
-    let (gateway, notice) = match until_signal(gateway, &metrics, (&mut signals, &mut reloads), development).await {
+    let (gateway, notice) = match until_signal(gateway, &metrics, &mut signals, &mut reloads, development).await {
         Ok(ServingEnd::Signal(gateway, notice)) => (*gateway, notice),
         Ok(ServingEnd::Nothing) => return Ok(ExitCode::SUCCESS),
         Ok(ServingEnd::StoreLost) => return Ok(ExitCode::from(task_store::EXIT_IO)),
         Err(error) => return refused(error, None),
     };
-    end(gateway, (!are_kept).then_some(notice), (&mut signals, &upkeep)).await;
+    end(gateway, (!are_kept).then_some(notice), &mut signals, &upkeep).await;
     demo_stop.cancel();
     Ok(ExitCode::SUCCESS)
 }
@@ -148,7 +148,8 @@ enum ServingEnd {
 async fn until_signal(
     mut gateway: Gateway,
     metrics: &PrometheusHandle,
-    (signals, reloads): (&mut Signals, &mut ReloadTrigger),
+    signals: &mut Signals,
+    reloads: &mut ReloadTrigger,
     mut development: Option<Development>,
 ) -> anyhow::Result<ServingEnd> {
     loop {
@@ -171,7 +172,7 @@ async fn until_signal(
         };
         Box::pin(gateway.end_incarnation(ended)).await;
         let Some(successor) = successor else { return Ok(ServingEnd::StoreLost) };
-        gateway = match restart(successor, metrics, (signals, reloads)).await? {
+        gateway = match restart(successor, metrics, signals, reloads).await? {
             Some(begun) => begun,
             None => return Ok(ServingEnd::Nothing),
         };
@@ -183,7 +184,8 @@ async fn until_signal(
 async fn restart(
     mut successor: Successor,
     metrics: &PrometheusHandle,
-    (signals, reloads): (&mut Signals, &mut ReloadTrigger),
+    signals: &mut Signals,
+    reloads: &mut ReloadTrigger,
 ) -> anyhow::Result<Option<Gateway>> {
     loop {
         let mut begun = Box::pin(successor.begin(metrics));
@@ -200,7 +202,7 @@ async fn restart(
 }
 
 /// Drains a gateway, or ends it at once at another signal.
-async fn end(gateway: Gateway, notice: Option<Duration>, (signals, upkeep): (&mut Signals, &TaskTracker)) {
+async fn end(gateway: Gateway, notice: Option<Duration>, signals: &mut Signals, upkeep: &TaskTracker) {
     let drain_max = notice.unwrap_or_default() + gateway.drain_max;
     service_manager::notify_stopping(drain_max);
     upkeep.spawn(service_manager::keep_stopping(drain_max));

@@ -112,7 +112,8 @@ impl ServedUpstream {
     /// Closes the upstream's sessions once no client can call it, when `holders` references to its endpoint remain.
     fn let_go(
         &self,
-        (holders, why): (usize, &'static str),
+        holders: usize,
+        why: &'static str,
         retired: &RetiredUpstreams,
         stop: &CancellationToken,
     ) -> impl Future<Output = ()> + use<> {
@@ -275,13 +276,13 @@ impl Gateway {
                 "an upstream was removed; its tasks can be read at this path until the gateway is restarted, and nowhere \
                  after that"
             );
-            scope.tracker.spawn(opened.let_go((3, "it is served no more"), &self.retired, &scope.stop));
+            scope.tracker.spawn(opened.let_go(3, "it is served no more", &self.retired, &scope.stop));
             self.gone.push(ClosingUpstream { opened, endpoint });
         }
         let too_many = self.gone.len().saturating_sub(GONE_MAX);
         let forgotten = self.gone.drain(..too_many).chain(come_back).map(|one: ClosingUpstream| one.opened);
         for opened in replaced.into_iter().chain(forgotten) {
-            let over = opened.let_go((1, "it was replaced"), &self.retired, &scope.stop);
+            let over = opened.let_go(1, "it was replaced", &self.retired, &scope.stop);
             scope.tracker.spawn(async move {
                 // Fields are bound by name: an unnamed one would not be moved in here, and the holders count.
                 let ServedUpstream { leaving, endpoint, served, stop, .. } = opened;

@@ -53,8 +53,8 @@ pub(super) struct ReloadTrigger {
 /// The contents of the files at their last reading.
 #[derive(Debug, PartialEq)]
 enum SeenFiles {
-    /// Both are compared: the files may have changed after the configuration was read and before its fingerprint was
-    /// taken, and certificates are in the fingerprint alone.
+    /// Configuration and fingerprint are both compared: the files may have changed between the two readings, and
+    /// certificates are in the fingerprint alone.
     Usable(Box<Config>, Fingerprint),
     /// The mistakes may be in files that the configuration names.
     Mistaken(String, Fingerprint),

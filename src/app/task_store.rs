@@ -131,7 +131,8 @@ pub(super) enum StoreOpening {
 pub(super) async fn open(
     config: &Config,
     prints: Vec<KeyPrint>,
-    (scope, readiness): (&TaskScope, &Readiness),
+    scope: &TaskScope,
+    readiness: &Readiness,
 ) -> Result<StoreOpening, StoreRefusal> {
     let (store, clock): (Arc<dyn TaskStore>, _) = match &config.store {
         StoreSettings::Memory(limits) => {

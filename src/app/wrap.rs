@@ -71,7 +71,7 @@ pub async fn wrap(loaded: LoadedConfig, store_option: Option<&str>) -> anyhow::R
     let (input, output) = (tokio::io::stdin(), tokio::io::stdout());
     let ends = StdioEnds { input, output, is_reader_gone: system::is_stdout_closed };
     let served = {
-        let serving = stdio::serve(wrapping.served.clone(), line_bytes_max, ends, (leaving.clone(), &stop));
+        let serving = stdio::serve(wrapping.served.clone(), line_bytes_max, ends, leaving.clone(), &stop);
         tokio::pin!(serving);
         tokio::select! {
             served = &mut serving => served,
@@ -134,13 +134,13 @@ impl WrappedGateway {
         let scope = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
         let unless_ended = scope.stop.clone().drop_guard();
         let readiness = Readiness::new();
-        let opened = match Box::pin(task_store::open(&config, prints, (&scope, &readiness))).await? {
+        let opened = match Box::pin(task_store::open(&config, prints, &scope, &readiness)).await? {
             StoreOpening::Open(opened) => opened,
             StoreOpening::Waiting(opening) => Box::pin(task_store::wait(opening, &scope, &readiness)).await?,
         };
         let OpenedStore { store, clock, .. } = opened;
         let ending = CancellationToken::new();
-        let parts = GatewayParts::new((store, clock), (sealer, None), &config, scope, ending.clone());
+        let parts = GatewayParts::new(store, clock, sealer, None, &config, scope, ending.clone());
         let mut upstreams = Vec::with_capacity(config.upstreams.len());
         for one in config.upstreams {
             upstreams.push(ServedUpstream::new(one, &parts)?);
@@ -210,7 +210,7 @@ async fn take_back(engine: &Arc<Engine>) {
     loop {
         let Ok(page) = engine.list(&Caller::of(Principal::local()), after, PAGE).await else { return };
         for task in page.tasks.iter().filter(|task| !task.is_settled()) {
-            // It may have ended meanwhile.
+            // The task may have ended meanwhile.
             let _ = engine.cancel(&task.key).await;
         }
         after = page.next;

@@ -86,7 +86,7 @@ impl AuditQueue {
 
     pub(super) fn reopen(&self) {
         let mut state = self.state.lock();
-        // One is enough: it finds the newest file.
+        // One item is enough: the writer then opens the newest file.
         if !state.is_ending && !state.items.iter().any(|item| matches!(item, QueueItem::Reopen)) {
             state.add(QueueItem::Reopen);
             self.news.notify_one();

@@ -73,6 +73,12 @@ pub struct AdminClient {
     authorization: Option<HeaderValue>,
 }
 
+#[derive(Debug)]
+pub(super) struct AdminAnswer {
+    pub(super) status: StatusCode,
+    pub(super) body: Bytes,
+}
+
 impl AdminClient {
     /// An empty token counts as none. Fails if a header cannot carry the token.
     pub fn new(url: &Url, token: Option<&str>) -> Result<Self, AdminRequestError> {
@@ -86,18 +92,19 @@ impl AdminClient {
         method: Method,
         path: &[&str],
         query: &[(&str, &str)],
-    ) -> Result<(StatusCode, Bytes), AdminRequestError> {
+    ) -> Result<AdminAnswer, AdminRequestError> {
         let body = if method == Method::POST { Bytes::from_static(b"{}") } else { Bytes::new() };
-        self.ask_with((method, body), path, query).await
+        self.ask_with(method, body, path, query).await
     }
 
     /// Sends a request on a new connection.
     pub(super) async fn ask_with(
         &self,
-        (method, body): (Method, Bytes),
+        method: Method,
+        body: Bytes,
         path: &[&str],
         query: &[(&str, &str)],
-    ) -> Result<(StatusCode, Bytes), AdminRequestError> {
+    ) -> Result<AdminAnswer, AdminRequestError> {
         let mut url = self.url.clone();
         url.path_segments_mut().map_err(|()| AdminRequestError::Address)?.clear().extend(path);
         if !query.is_empty() {
@@ -131,7 +138,8 @@ impl AdminClient {
                 return Err(AdminRequestError::Unauthorized);
             }
             let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
-            Ok((status, body.map_err(|_| AdminRequestError::Unintelligible)?.to_bytes()))
+            let body = body.map_err(|_| AdminRequestError::Unintelligible)?.to_bytes();
+            Ok(AdminAnswer { status, body })
         };
         tokio::time::timeout(PATIENCE, exchange).await.unwrap_or(Err(AdminRequestError::Late))
     }

@@ -55,7 +55,7 @@ pub enum Wait {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QuestionPolicy {
     Asked,
-    /// They are declined, unseen.
+    /// Questions are declined, unseen.
     Declined,
 }
 

@@ -69,17 +69,13 @@ impl CalledServer {
         let credential =
             credential.map(|value| Credential { header: AUTHORIZATION, source: CredentialSource::Known(value) });
         let settings = HttpUpstreamSettings {
-            name: Arc::from("server"),
-            url: address.url.clone(),
             transport: HttpTransport::Streamable,
             event_bytes_max: ANSWER_BYTES_MAX,
-            protocol: None,
             connect_max: CONNECT_MAX,
             tls: UpstreamTlsFiles { ca: address.ca.clone(), identity: None },
             credential,
-            issued: None,
             proxy: ProxySettings::Environment,
-            headers: Vec::new(),
+            ..HttpUpstreamSettings::new(Arc::from("server"), address.url.clone())
         };
         let scope = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
         let sessions = SessionUpstream::new(settings, scope.clone())
@@ -205,7 +201,8 @@ impl CalledServer {
     pub(super) async fn begin(
         &self,
         way: CallMode,
-        (tool, arguments): (&str, &Payload),
+        tool: &str,
+        arguments: &Payload,
         idempotency_key: Option<&str>,
     ) -> Result<Box<dyn Exchange>, NoResultError> {
         let params = ObjectWriter::new().text("name", tool).member("arguments", arguments);

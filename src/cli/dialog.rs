@@ -206,21 +206,18 @@ async fn interrupted(interrupts: &mut mpsc::Receiver<()>, until: Option<Instant>
 /// Leaves a running task, and prints how to follow it.
 pub(super) fn leave(
     server: &ServerAddress,
-    (id, flavour): (&str, Option<Flavour>),
+    id: &str,
+    flavour: Option<Flavour>,
     talk: &mut CallDialog<'_>,
     why: Interrupted,
 ) -> CallExit {
     let words = if why == Interrupted::Late { talk.late() } else { "left".to_owned() };
     talk.note(&format!("{words}; the task goes on"));
-    say_how_to_go_on(server, (id, flavour), talk);
+    say_how_to_go_on(server, id, flavour, talk);
     CallExit::Unfinished
 }
 
-pub(super) fn say_how_to_go_on(
-    server: &ServerAddress,
-    (id, flavour): (&str, Option<Flavour>),
-    talk: &mut CallDialog<'_>,
-) {
+pub(super) fn say_how_to_go_on(server: &ServerAddress, id: &str, flavour: Option<Flavour>, talk: &mut CallDialog<'_>) {
     talk.note(&format!("follow it: {}", server.task_command("wait", id, flavour)));
 }
 

@@ -59,7 +59,7 @@ async fn in_best_flavour(
     };
     talk.calling();
     let key = call.idempotency_key.as_deref();
-    match talk.or_interrupt(server.begin(way, (&call.tool, &arguments), key)).await {
+    match talk.or_interrupt(server.begin(way, &call.tool, &arguments, key)).await {
         Ok(begun) => follow::call(server, way, begun?, talk).await,
         Err(why) => Ok(talk.given_up(why)),
     }

@@ -55,7 +55,7 @@ pub(super) async fn task(
 ) -> Result<CallExit, NoResultError> {
     let taken = match talk.or_interrupt(server.take_up(way, id)).await {
         Ok(taken) => taken?,
-        Err(why) => return Ok(leave(&server.address, (id, Some(way.flavour)), talk, why)),
+        Err(why) => return Ok(leave(&server.address, id, Some(way.flavour), talk, why)),
     };
     let task = Some(FollowedTask { id: id.to_owned(), stands: None });
     let ended = Follower { task, ..Follower::new(server, way, talk, taken) }.follow().await;
@@ -248,7 +248,7 @@ impl<'t, 'a> Follower<'t, 'a> {
 
     fn say_how_to_go_on(&mut self) {
         if let Some(task) = &self.task {
-            say_how_to_go_on(&self.server.address, (&task.id, Some(self.way.flavour)), self.talk);
+            say_how_to_go_on(&self.server.address, &task.id, Some(self.way.flavour), self.talk);
         }
     }
 
@@ -398,7 +398,7 @@ impl<'t, 'a> Follower<'t, 'a> {
         }
         let stays_out = self.talk.policy.interrupt == InterruptPolicy::Leaves;
         if let Some(task) = self.task.as_ref().filter(|_| why == Interrupted::Late || stays_out) {
-            let verdict = leave(&self.server.address, (&task.id, Some(self.way.flavour)), self.talk, why);
+            let verdict = leave(&self.server.address, &task.id, Some(self.way.flavour), self.talk, why);
             return ControlFlow::Break(CallConclusion::left(verdict));
         }
         if self.task.is_some() {

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use http::Method;
 
-use super::admin_client::{AdminClient, AdminRequestError, TOKEN_VARIABLE};
+use super::admin_client::{AdminAnswer, AdminClient, AdminRequestError, TOKEN_VARIABLE};
 use super::{refuse, say};
 use crate::cause::CauseChain;
 
@@ -23,9 +23,9 @@ pub(super) async fn run(arguments: &HealthArguments) -> ExitCode {
         Err(error) => Err(error),
     };
     match answer {
-        Ok((status, _)) if status.is_success() => ExitCode::SUCCESS,
-        Ok((status, reasons)) => {
-            let reasons = String::from_utf8_lossy(&reasons).trim().replace('\n', ", ");
+        Ok(answer) if answer.status.is_success() => ExitCode::SUCCESS,
+        Ok(AdminAnswer { status, body }) => {
+            let reasons = String::from_utf8_lossy(&body).trim().replace('\n', ", ");
             say(format_args!("not ready: {}", if reasons.is_empty() { status.to_string() } else { reasons }));
             ExitCode::FAILURE
         }

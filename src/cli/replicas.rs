@@ -5,7 +5,7 @@ use std::time::Duration;
 use http::Method;
 use serde::Deserialize;
 
-use super::admin_client::{AdminClient, AdminOutput, AdminRequestError, read, refused};
+use super::admin_client::{AdminAnswer, AdminClient, AdminOutput, AdminRequestError, read, refused};
 use super::listing::{self, in_short};
 use super::printable::{printable, printable_json};
 
@@ -52,7 +52,7 @@ pub(super) async fn run(admin: &AdminClient, order: &ReplicasCommand) -> Result<
     }
     match order {
         ReplicasCommand::List { json } => {
-            let (status, body) = admin.ask(Method::GET, &["replicas"], &[]).await?;
+            let AdminAnswer { status, body } = admin.ask(Method::GET, &["replicas"], &[]).await?;
             if !status.is_success() {
                 return refused(&body);
             }
@@ -65,7 +65,7 @@ pub(super) async fn run(admin: &AdminClient, order: &ReplicasCommand) -> Result<
             Ok(AdminOutput::Done(lines(&replicas)))
         }
         ReplicasCommand::Forget { name } => {
-            let (status, body) = admin.ask(Method::POST, &["replicas", name, "forget"], &[]).await?;
+            let AdminAnswer { status, body } = admin.ask(Method::POST, &["replicas", name, "forget"], &[]).await?;
             if !status.is_success() {
                 return refused(&body);
             }

@@ -191,7 +191,7 @@ async fn at_server(
         TaskInquiry::List(_) => Some(Flavour::Core),
     };
     let given_up = |talk: &mut CallDialog<'_>, why| match &order {
-        TaskInquiry::Follow(handle) => leave(&server.address, (&handle.id, handle.flavour), talk, why),
+        TaskInquiry::Follow(handle) => leave(&server.address, &handle.id, handle.flavour, talk, why),
         TaskInquiry::Get(_) | TaskInquiry::Cancel(_) | TaskInquiry::List(_) => talk.given_up(why),
     };
     let way = match talk.or_interrupt(open(server, flavour)).await {
@@ -238,9 +238,9 @@ async fn open(server: &CalledServer, flavour: Option<Flavour>) -> Result<CallMod
 
 enum TaskAnswer {
     Task(Object),
-    /// It has not settled yet.
+    /// The task has not settled yet.
     Asked(Object),
-    /// It settled before the cancel.
+    /// The task settled before the cancel.
     TooLate(Object),
     /// With `true` if there are more.
     List(Vec<Payload>, bool),

@@ -2,12 +2,11 @@
 
 use std::fmt::Write as _;
 
-use bytes::Bytes;
-use http::{Method, StatusCode};
+use http::Method;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::admin_client::{AdminClient, AdminOutput, AdminRequestError, read, refused};
+use super::admin_client::{AdminAnswer, AdminClient, AdminOutput, AdminRequestError, read, refused};
 use super::listing::{self, ago, in_short, since};
 use super::printable::{printable, printable_json};
 use crate::task::{Clock as _, SystemClock, TaskId, Timestamp};
@@ -110,28 +109,30 @@ pub async fn run(admin: &AdminClient, order: &TasksCommand) -> Result<AdminOutpu
             } else {
                 admin.ask(Method::GET, &["tasks", reference], &[]).await?
             };
-            match &answer {
-                (status, body) if *json && status.is_success() => {
-                    Ok(AdminOutput::Done(printable_json(&String::from_utf8_lossy(body))))
-                }
-                _ => shown(answer),
+            if *json && answer.status.is_success() {
+                return Ok(AdminOutput::Done(printable_json(&String::from_utf8_lossy(&answer.body))));
             }
+            shown(&answer)
         }
-        TasksCommand::Cancel { reference: name } if is_id(name) => match ask_by_id(admin, name).await? {
-            (status, body) if status.is_success() => {
-                let task: TaskEntry = read(&body)?;
-                shown(admin.ask(Method::POST, &["tasks", &task.reference, "cancel"], &[]).await?)
-            }
-            other => shown(other),
-        },
         TasksCommand::Cancel { reference } => {
-            shown(admin.ask(Method::POST, &["tasks", reference, "cancel"], &[]).await?)
+            let mut reference = reference.clone();
+            if is_id(&reference) {
+                let found = ask_by_id(admin, &reference).await?;
+                if !found.status.is_success() {
+                    return shown(&found);
+                }
+                reference = read::<TaskEntry>(&found.body)?.reference;
+            }
+            shown(&admin.ask(Method::POST, &["tasks", &reference, "cancel"], &[]).await?)
         }
     }
 }
 
-fn shown((status, body): (StatusCode, Bytes)) -> Result<AdminOutput, AdminRequestError> {
-    if status.is_success() { Ok(AdminOutput::Done(details(&read(&body)?, SystemClock.now()))) } else { refused(&body) }
+fn shown(answer: &AdminAnswer) -> Result<AdminOutput, AdminRequestError> {
+    match answer.status.is_success() {
+        true => Ok(AdminOutput::Done(details(&read(&answer.body)?, SystemClock.now()))),
+        false => refused(&answer.body),
+    }
 }
 
 /// Whether a name is a task's id and not its reference.
@@ -140,7 +141,7 @@ fn is_id(name: &str) -> bool {
 }
 
 /// Looks a task up by its id, which may be a secret and therefore is in no URL.
-async fn ask_by_id(admin: &AdminClient, id: &str) -> Result<(StatusCode, Bytes), AdminRequestError> {
+async fn ask_by_id(admin: &AdminClient, id: &str) -> Result<AdminAnswer, AdminRequestError> {
     #[derive(Deserialize)]
     struct TaskFinding {
         next: Option<String>,
@@ -148,10 +149,10 @@ async fn ask_by_id(admin: &AdminClient, id: &str) -> Result<(StatusCode, Bytes),
     let mut after = None;
     for _ in 0..LOOKS_MAX {
         let body = serde_json::json!({ "id": id, "after": after }).to_string();
-        let (status, body) = admin.ask_with((Method::POST, body.into()), &["tasks", "find"], &[]).await?;
-        after = if status.is_success() { read::<TaskFinding>(&body)?.next } else { None };
+        let answer = admin.ask_with(Method::POST, body.into(), &["tasks", "find"], &[]).await?;
+        after = if answer.status.is_success() { read::<TaskFinding>(&answer.body)?.next } else { None };
         if after.is_none() {
-            return Ok((status, body));
+            return Ok(answer);
         }
     }
     Err(AdminRequestError::Late)
@@ -169,7 +170,7 @@ async fn list(
         let mut query = vec![("limit", page.as_str())];
         query.extend(&wanted);
         query.extend(after.as_deref().map(|after| ("after", after)));
-        let (status, body) = admin.ask(Method::GET, &["tasks"], &query).await?;
+        let AdminAnswer { status, body } = admin.ask(Method::GET, &["tasks"], &query).await?;
         if !status.is_success() {
             return refused(&body);
         }

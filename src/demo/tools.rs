@@ -152,7 +152,7 @@ async fn summarise(Summarise { text: long }: &Summarise, caller: &DemoCaller) ->
 }
 
 fn crash() -> RpcError {
-    let data = json!({ "tool": "crash", "hint": "this is what an unhandled exception looks like" });
+    let data = json!({ "tool": "crash", "hint": "this is an unhandled exception" });
     RpcError::new(rpc_error::INTERNAL_ERROR, "the tool crashed").with_data(&data)
 }
 

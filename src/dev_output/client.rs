@@ -1,4 +1,4 @@
-//! Shows the calls of clients: arguments, and what the client got.
+//! Shows the calls of clients, with their arguments and the response.
 
 use std::collections::VecDeque;
 use std::fmt::Display;
@@ -102,7 +102,7 @@ impl ClientRequest {
         Some(Self { kind, client, began: Instant::now(), is_answered: false })
     }
 
-    /// Shows what the client got.
+    /// Shows the response to the client.
     pub fn answered(&mut self, response: &Response) {
         self.is_answered = true;
         let got = match (self.kind, &response.outcome) {

@@ -68,7 +68,7 @@ fn with_outcome(writer: ObjectWriter, outcome: &Outcome) -> ObjectWriter {
     match outcome {
         Outcome::Cancelled => writer,
         // The inlined result is a CallToolResult of 2026-07-28, which requires its own `resultType` (T-13).
-        Outcome::Returned { result, .. } => writer.member_led_by("result", ("resultType", "complete"), result),
+        Outcome::Returned { result, .. } => writer.member_led_by("result", "resultType", "complete", result),
         Outcome::Faulted(failure) => writer.member("error", &Payload::of(&failure_error(failure))),
     }
 }

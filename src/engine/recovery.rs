@@ -255,7 +255,7 @@ fn decide(
     policy: Option<&ToolPolicy>,
     now: Timestamp,
 ) -> RecoveryDecision {
-    let verdict = verdict(task, policy, (now, engine.why_lost()));
+    let verdict = verdict(task, policy, now, engine.why_lost());
     if lets_clients_in(reach, task) { without_credential(verdict, task) } else { verdict }
 }
 
@@ -300,7 +300,7 @@ async fn look(engine: &Arc<Engine>, origins: &CallTargets, mut found: RecoveryCa
         let now = engine.time_of(&task, now);
         let verdict = decide(engine, &task, reach, policy.as_ref(), now);
         if let Some((before, tried)) = found.tried.take_if(|(before, _)| is_decided(&verdict, &task, before)) {
-            // It was stored after all.
+            // The decision was stored after all.
             record(&before, &tried);
         }
         if verdict == RecoveryDecision::Leave {
@@ -315,7 +315,7 @@ async fn look(engine: &Arc<Engine>, origins: &CallTargets, mut found: RecoveryCa
             spec.context.share = Some(engine.share_of(&spec));
             if let Some(commands) = commands.take() {
                 let permit = engine.admission.take_again(&task.key.owner);
-                runner::take_up(engine, spec, (task, commands), (action.clone(), permit));
+                runner::take_up(engine, spec, task, commands, action.clone(), permit);
             }
             return RecoveryProgress::Done;
         }

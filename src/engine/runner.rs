@@ -128,7 +128,7 @@ impl Engine {
         let audit = self.audit().filter(|_| spec.permits.is_some())?;
         let arguments = || arguments_of(spec.request.params.as_ref().and_then(Object::of).as_ref());
         let may_become_task = spec.plan != Plan::Direct;
-        Some(audit.call(&spec.owner, (spec.upstream.name(), &spec.tool), arguments, may_become_task))
+        Some(audit.call(&spec.owner, spec.upstream.name(), &spec.tool, arguments, may_become_task))
     }
 }
 
@@ -140,12 +140,12 @@ fn start(engine: Arc<Engine>, spec: CallSpec) -> CallStream {
     let span =
         tracing::info_span!("call", upstream = %spec.upstream.name(), tool = %spec.tool, task = tracing::field::Empty);
     let panic_target = Arc::new(Mutex::new(BugRecipient::Client(sender.clone())));
-    let call = (spec, plan);
-    let mut runner = Runner::new(Arc::clone(&engine), call, AttachedClients::new(sender), Arc::clone(&panic_target));
+    let clients = AttachedClients::new(sender);
+    let mut runner = Runner::new(Arc::clone(&engine), spec, plan, clients, Arc::clone(&panic_target));
     runner.call.list(in_progress);
     runner.audited = audited;
     let runner = Box::new(runner);
-    spawn(&engine, (span, panic_target), runner.run());
+    spawn(&engine, span, panic_target, runner.run());
     stream
 }
 
@@ -162,7 +162,8 @@ enum RunnerEvent {
 impl Runner {
     fn new(
         engine: Arc<Engine>,
-        (spec, split): (CallSpec, Option<SplitPlan>),
+        spec: CallSpec,
+        split: Option<SplitPlan>,
         client: AttachedClients,
         panic_target: SharedBugRecipient,
     ) -> Self {

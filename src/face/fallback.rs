@@ -176,7 +176,7 @@ pub(super) async fn answer(
     addressee: Addressee,
 ) -> FaceResponse {
     let params = call.request.params.object();
-    let waiting = match run(engine, asker, (call.tool, params), dialect).await {
+    let waiting = match run(engine, asker, call.tool, params, dialect).await {
         FallbackAnswer::Now(Ok(result)) => return addressee.result(result),
         FallbackAnswer::Now(Err(error)) => return addressee.error(StatusCode::OK, &error),
         FallbackAnswer::Missed(unknown) => {
@@ -196,7 +196,8 @@ pub(super) async fn answer(
 async fn run(
     engine: &Arc<Engine>,
     TaskAsker { caller, misses }: TaskAsker<'_>,
-    (tool, params): (FallbackTool, Option<&Object>),
+    tool: FallbackTool,
+    params: Option<&Object>,
     dialect: FallbackTools,
 ) -> FallbackAnswer {
     let arguments = params.and_then(|params| params.get_object("arguments"));
@@ -231,13 +232,14 @@ async fn run(
     if task.is_settled() || arguments.wait.is_zero() {
         return FallbackAnswer::Now(outcome(engine, task, &dialect).await);
     }
-    FallbackAnswer::Later(Box::pin(wait(Arc::clone(engine), (caller.clone(), id), arguments.wait, dialect)))
+    FallbackAnswer::Later(Box::pin(wait(Arc::clone(engine), caller.clone(), id, arguments.wait, dialect)))
 }
 
 /// Returns the outcome, or the status after `patience`.
 async fn wait(
     engine: Arc<Engine>,
-    (caller, id): (Caller, TaskId),
+    caller: Caller,
+    id: TaskId,
     patience: Duration,
     dialect: FallbackTools,
 ) -> FallbackResult {

@@ -102,6 +102,28 @@ pub struct Inbound {
 }
 
 impl Inbound {
+    /// A request over HTTP, without query, headers and body.
+    #[must_use]
+    pub fn new(method: Method, path: String, caller: Caller) -> Self {
+        Self {
+            method,
+            path,
+            query: None,
+            headers: http::HeaderMap::new(),
+            body: Bytes::new(),
+            message: None,
+            caller,
+            client: None,
+            accepted: AcceptedTypes::Both,
+            forwarded: ForwardedHeaders::default(),
+            received_at: Instant::now(),
+            carriage: MessageChannel::Request,
+            is_counted: false,
+            endpoint_session: None,
+            arrival: Arrival::default(),
+        }
+    }
+
     #[must_use]
     pub fn counted_as(&self) -> Principal {
         self.caller.principal.counted_at(self.client)

@@ -42,7 +42,7 @@ pub(super) fn names_item(method: &str) -> bool {
     )
 }
 
-/// What a caller may use at an upstream. Its refusals are events of the audit.
+/// Decides which items of an upstream a caller may use. Its refusals are events of the audit.
 pub(super) struct AskedAccess<'a> {
     engine: &'a Engine,
     caller: &'a Caller,

@@ -20,7 +20,7 @@ use super::rates::Rates;
 /// A scope for refreshing, which concerns the client and its issuer alone.
 const OFFLINE: &str = "offline_access";
 
-/// What clients learn before their login.
+/// The metadata that clients read before their login.
 #[derive(Clone, Debug)]
 pub struct OwnResource {
     /// The base of clients' URLs: scheme, host and port.

@@ -394,7 +394,7 @@ fn sort(
     message: Message,
     inbound: &Inbound,
 ) -> Result<MessageRoute, RequestError> {
-    let received = (inbound.body.clone(), inbound.received_at);
+    let (bytes, arrived) = (inbound.body.clone(), inbound.received_at);
     match message {
         Message::Request(request) => {
             vet_request(&request)?;
@@ -422,7 +422,7 @@ fn sort(
             {
                 return Ok(MessageRoute::Weighed(request));
             }
-            pipe::request(request, received, shared.served.settings.drafts).map(MessageRoute::Piped)
+            pipe::request(request, bytes, arrived, shared.served.settings.drafts).map(MessageRoute::Piped)
         }
         Message::Response(response) if response.id.as_ref().is_some_and(|id| shared.is_of_a_task(id)) => {
             Ok(MessageRoute::Answer(response))
@@ -442,7 +442,7 @@ fn sort(
             Ok(MessageRoute::Bridged(Message::Notification(notification)))
         }
         other @ (Message::Notification(_) | Message::Response(_)) => {
-            Ok(piped_message(other, received, shared.served.settings.drafts)?
+            Ok(piped_message(other, bytes, arrived, shared.served.settings.drafts)?
                 .map_or(MessageRoute::Nothing, MessageRoute::Piped))
         }
     }
@@ -451,7 +451,8 @@ fn sort(
 /// `None` for a message to the gateway itself.
 fn piped_message(
     message: Message,
-    received: (Bytes, Instant),
+    bytes: Bytes,
+    arrived: Instant,
     drafts: Drafts,
 ) -> Result<Option<PipedMessage>, RequestError> {
     vet(&message)?;
@@ -459,14 +460,14 @@ fn piped_message(
         Message::Request(request) if tasks::is_method(&request.method) => {
             Err(RequestError::UnknownMethod(request.method))
         }
-        Message::Request(request) => pipe::request(request, received, drafts).map(Some),
+        Message::Request(request) => pipe::request(request, bytes, arrived, drafts).map(Some),
         Message::Notification(notification) => {
             let cancelled = notification.cancelled();
             let kind = match notification.is_about_a_request() {
                 true => OneWayKind::AboutRequest,
                 false => OneWayKind::Notification,
             };
-            let text = MessageText::with_message(received.0, Arc::new(Message::Notification(notification)));
+            let text = MessageText::with_message(bytes, Arc::new(Message::Notification(notification)));
             Ok(match cancelled {
                 Some(id) if is_own(&id) => None,
                 Some(id) => Some(PipedMessage::Cancel(id, text)),
@@ -475,7 +476,7 @@ fn piped_message(
         }
         Message::Response(response) if response.id.as_ref().is_some_and(is_own) => Ok(None),
         response @ Message::Response(_) => {
-            Ok(Some(PipedMessage::Response(MessageText::with_message(received.0, Arc::new(response)))))
+            Ok(Some(PipedMessage::Response(MessageText::with_message(bytes, Arc::new(response)))))
         }
     }
 }

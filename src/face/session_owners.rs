@@ -67,7 +67,7 @@ pub trait ReplicaLink: fmt::Debug + Send + Sync {
 pub enum ForwardFailure {
     /// The replica is unreachable, or refused: nothing was done.
     Unreachable,
-    /// It was sent, and its outcome is unknown.
+    /// The request was sent, and its outcome is unknown.
     Lost,
 }
 

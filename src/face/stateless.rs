@@ -432,7 +432,7 @@ impl StatelessFace {
             false => Ok(None),
         };
         match first {
-            Ok(first) => Box::pin(self.respond(request, promotable, (first, call))).await,
+            Ok(first) => Box::pin(self.respond(request, promotable, first, call)).await,
             Err(fault) => request.addressee.fault(&fault),
         }
     }

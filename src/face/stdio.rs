@@ -18,7 +18,7 @@ use crate::wire::rpc_error::INVALID_REQUEST;
 use crate::wire::{RequestId, RpcError, envelope};
 
 const READ_BYTES: usize = 64 * 1024;
-/// Each may be as large as a message.
+/// Lines that wait to be parsed. Each may be as large as a message.
 const LINES_MAX: usize = 4;
 const MESSAGES_MAX: usize = 8;
 /// The client's time to read the last messages when the program ends.
@@ -55,7 +55,8 @@ pub async fn serve(
     client: StreamClient,
     line_bytes_max: usize,
     ends: StdioEnds<impl AsyncRead + Unpin + Send, impl AsyncWrite + Unpin + Send>,
-    (leaving, stop): (CancellationToken, &CancellationToken),
+    leaving: CancellationToken,
+    stop: &CancellationToken,
 ) -> Result<(), StdioError> {
     let StdioEnds { input, output, is_reader_gone } = ends;
     let (lines, messages_in) = mpsc::channel(LINES_MAX);

@@ -57,7 +57,7 @@ pub enum WriteFate {
     Done,
     /// Not committed, now or later.
     NotDone,
-    /// It may be committed, now or later, and a failover may roll it back. The caller gets no result until a barrier has passed
+    /// The write may be committed, now or later, and a failover may roll it back. The caller gets no result until a barrier has passed
     /// and the rows have been read.
     Unknown(UnknownCommitCause),
 }

@@ -24,7 +24,7 @@ pub struct ForwardedNumbers {
 /// Why a request may be a repetition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ForwardedNumberRefusal {
-    /// It was received before, or is too old to tell.
+    /// The number was received before, or is too old to decide.
     Repeated,
     /// Too many senders are known.
     TooManySenders,
@@ -43,7 +43,8 @@ impl ForwardedNumbers {
     /// not a repetition.
     pub fn take(
         &mut self,
-        (sender, number): (Incarnation, u64),
+        sender: Incarnation,
+        number: u64,
         now: Timestamp,
         good_for: Duration,
     ) -> Result<(), ForwardedNumberRefusal> {
@@ -117,7 +118,7 @@ mod tests {
             let (mut numbers, mut came, mut highest) = (ForwardedNumbers::default(), HashSet::new(), 0_u64);
             for (ahead, back) in steps {
                 let number = (highest + ahead).saturating_sub(back).max(1);
-                let taken = numbers.take((Incarnation(1), number), at(1), GOOD_FOR).is_ok();
+                let taken = numbers.take(Incarnation(1), number, at(1), GOOD_FOR).is_ok();
                 let is_new = came.insert(number);
                 prop_assert!(!taken || is_new, "{number} was taken twice");
                 prop_assert!(taken || !is_new || number + NUMBERS_KEPT <= highest, "{number} was refused at {highest}");
@@ -130,14 +131,14 @@ mod tests {
     fn senders_are_told_apart_and_forgotten_once_nothing_of_theirs_is_good() {
         let mut numbers = ForwardedNumbers::default();
         for sender in 0..SENDERS_MAX as u64 {
-            assert_eq!(numbers.take((Incarnation(sender), 1), at(100), GOOD_FOR), Ok(()));
+            assert_eq!(numbers.take(Incarnation(sender), 1, at(100), GOOD_FOR), Ok(()));
         }
-        let another = (Incarnation(1_000), 1);
+        let another = Incarnation(1_000);
         let refused = ForwardedNumberRefusal::TooManySenders;
-        assert_eq!(numbers.take(another, at(160), GOOD_FOR), Err(refused), "theirs may be good until then");
-        assert_eq!(numbers.take((Incarnation(7), 1), at(160), GOOD_FOR), Err(ForwardedNumberRefusal::Repeated));
-        assert_eq!(numbers.take(another, at(161), GOOD_FOR), Ok(()));
+        assert_eq!(numbers.take(another, 1, at(160), GOOD_FOR), Err(refused), "theirs may be good until then");
+        assert_eq!(numbers.take(Incarnation(7), 1, at(160), GOOD_FOR), Err(ForwardedNumberRefusal::Repeated));
+        assert_eq!(numbers.take(another, 1, at(161), GOOD_FOR), Ok(()));
         assert_eq!(numbers.senders.len(), 2, "and the one that was heard of meanwhile");
-        assert_eq!(numbers.take((Incarnation(7), 0), at(161), GOOD_FOR), Err(ForwardedNumberRefusal::Repeated));
+        assert_eq!(numbers.take(Incarnation(7), 0, at(161), GOOD_FOR), Err(ForwardedNumberRefusal::Repeated));
     }
 }

@@ -72,7 +72,7 @@ pub(super) async fn serve<T: ResettableStream>(shared: Arc<ListenerState>, mut s
     let Ok(Ok((protocol, prefix))) = detected else { return };
     // One token per connection: a shared one would make all contend for its lock at each wake-up.
     let trail = Arc::new(ConnectionState::new(shared.phases.ending().child_token()));
-    let (io, returned) = WatchedSocket::new(socket, (protocol, prefix), Arc::clone(&shared.limits), Arc::clone(&trail));
+    let (io, returned) = WatchedSocket::new(socket, protocol, prefix, Arc::clone(&shared.limits), Arc::clone(&trail));
     let service = service(Arc::clone(&shared), Arc::clone(&trail), ends);
     let outcome = match protocol {
         Protocol::Http1 => {

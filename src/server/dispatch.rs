@@ -18,9 +18,8 @@ use super::refusal::{Refusal, StreamPosition};
 use super::tokens::KeyWait;
 use super::{ListenerLimits, body, head, media};
 use crate::face::arrival::Arrival;
-use crate::face::http::{AcceptedTypes, Endpoint, FaceResponse, Inbound, MessageChannel, empty_body};
+use crate::face::http::{AcceptedTypes, Endpoint, FaceResponse, Inbound, empty_body};
 use crate::task::{Caller, Principal};
-use crate::upstream::ForwardedHeaders;
 
 /// Paths that the answer to a request for an unknown one names.
 const PATHS_SHOWN: usize = 20;
@@ -117,21 +116,15 @@ fn inbound(
 ) -> Box<Inbound> {
     let (parts, _) = request.into_parts();
     Box::new(Inbound {
-        path,
         query: parts.uri.query().map(str::to_owned),
-        method: parts.method,
         headers: parts.headers,
         body,
-        message: None,
-        caller: caller.caller,
         client: Some(network(caller.client)),
         accepted,
-        forwarded: ForwardedHeaders::default(),
         received_at,
-        carriage: MessageChannel::Request,
         is_counted: caller.is_counted,
-        endpoint_session: None,
         arrival: caller.arrival,
+        ..Inbound::new(parts.method, path, caller.caller)
     })
 }
 
@@ -160,7 +153,7 @@ impl Dispatch {
         self.0.routes.find(path).is_some_and(|endpoint| endpoint.is_public())
     }
 
-    /// What a guard needs to know of a request's path.
+    /// The facts about a request's path that the guards need.
     pub(super) fn asked<'p>(&self, path: &'p str) -> AskedPath<'p> {
         let routes = &self.0.routes;
         let found = routes.find(path).filter(|endpoint| !endpoint.is_public());

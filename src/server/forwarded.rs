@@ -22,7 +22,7 @@ pub struct AddressRange {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AddressRangeError {
-    /// It is neither an address nor an address with a slash and a number.
+    /// The text is neither an address nor an address with a slash and a number.
     Form,
     /// The prefix is longer than the address.
     Length,

@@ -117,7 +117,8 @@ impl<T: ResettableStream> WatchedSocket<T> {
     /// Wraps `socket`, of which `prefix` has been read. Dropping the wrapper sends the socket to the receiver.
     pub(super) fn new(
         socket: T,
-        (protocol, prefix): (Protocol, Bytes),
+        protocol: Protocol,
+        prefix: Bytes,
         limits: Arc<ListenerLimits>,
         trail: Arc<ConnectionState>,
     ) -> (Self, oneshot::Receiver<ReleasedSocket<T>>) {
@@ -441,7 +442,7 @@ mod tests {
             let trail = Arc::new(ConnectionState::new(CancellationToken::new()));
             let peer = DrippingPeer { bytes, pause: Box::pin(sleep(Duration::from_secs(1))) };
             let began = Instant::now();
-            let (mut socket, returned) = WatchedSocket::new(peer, (Protocol::Http1, Bytes::new()), limits, trail);
+            let (mut socket, returned) = WatchedSocket::new(peer, Protocol::Http1, Bytes::new(), limits, trail);
             let written = socket.write_all(&vec![0; 200 * bytes]).await;
             drop(socket);
             assert_eq!((returned.await.unwrap().misconduct, written.is_ok()), (expected, expected == Misconduct::None));

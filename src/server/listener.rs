@@ -271,7 +271,7 @@ impl Acceptor {
                     let peer = peer.ip().to_canonical();
                     let is_counted = !peer.is_loopback() && !shared.layers.load().proxies.trusts(peer);
                     match permits.take(is_counted.then_some(peer)) {
-                        Ok(permit) => admit(&shared, permit, (socket, peer), tls.clone()),
+                        Ok(permit) => admit(&shared, permit, socket, peer, tls.clone()),
                         Err(reason) => shared.meter.refused(reason),
                     }
                 }
@@ -303,7 +303,7 @@ fn is_of_one_connection(error: &io::Error) -> bool {
     [ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted].contains(&error.kind())
 }
 
-fn admit(shared: &Arc<ListenerState>, permit: ConnectionPermit, (socket, peer): (TcpStream, IpAddr), tls: Option<Tls>) {
+fn admit(shared: &Arc<ListenerState>, permit: ConnectionPermit, socket: TcpStream, peer: IpAddr, tls: Option<Tls>) {
     crate::failpoint::hit("accepted");
     // Without these two the connection works, but slower, and under its listed names only.
     let _ = socket.set_nodelay(true);

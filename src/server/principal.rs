@@ -373,7 +373,7 @@ fn came_through_a_proxy<B>(request: &Request<B>) -> bool {
 /// The path that a request asks for.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AskedPath<'p> {
-    /// That of the endpoint, if there is one that asks for credentials.
+    /// The path of the endpoint, if there is one that asks for credentials.
     pub(super) endpoint: Option<&'p str>,
     /// Whether it forwards clients' credentials upstream.
     pub(super) forwards: bool,
@@ -391,7 +391,7 @@ pub(super) enum TokenUse {
     Exchange,
 }
 
-/// What a request's credential says of its sender, perhaps after a lookup.
+/// The sender of a request by its credential, or the lookup that must come first.
 pub(super) enum Identity {
     Known(Box<AuthenticatedCaller>),
     /// The token's issuer must be asked first.
@@ -665,7 +665,7 @@ impl ForwardedCallers {
             return Err(ForwardRefusal::Altered);
         }
         // The last check, since it stores the token's number.
-        let taken = numbers.lock().take((token.sender, token.number), now, GOOD_FOR);
+        let taken = numbers.lock().take(token.sender, token.number, now, GOOD_FOR);
         token.caller.claims = token.caller.claims.map(|own| claims.of(Arc::unwrap_or_clone(own)));
         taken.map(|()| token).map_err(|refusal| match refusal {
             ForwardedNumberRefusal::Repeated => ForwardRefusal::Repeated,

@@ -75,18 +75,18 @@ pub(super) enum Refusal {
     NotForwarded(ForwardRefusal),
 }
 
-/// Why a request on the replica listener is refused. It serves forwarded requests only.
+/// Why the replica listener, which serves forwarded requests only, refuses a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ForwardRefusal {
-    /// It has no seal of a key that this replica knows.
+    /// Without the seal of a key that this replica knows.
     Unsealed,
-    /// It is sealed for another replica, or an earlier process of this one.
+    /// Sealed for another replica, or an earlier process of this one.
     Misdirected,
-    /// It was sealed for another request.
+    /// Sealed for another request.
     Altered,
-    /// It was sealed too long ago, or with a future time.
+    /// Sealed too long ago, or with a future time.
     Untimely,
-    /// It was received before, or arrives too long after later ones.
+    /// Received before, or too long after later requests.
     Repeated,
     /// Too many replicas have forwarded requests recently.
     Crowded,
@@ -279,7 +279,7 @@ impl Refusal {
         }
     }
 
-    /// Who sent the request, where a valid credential says so.
+    /// The sender of the request, if its credential is valid.
     pub(super) const fn principal(&self) -> Option<&Principal> {
         if let Self::ScopesMissing(_, principal) = self { Some(principal) } else { None }
     }

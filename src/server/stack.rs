@@ -26,7 +26,7 @@ use crate::face::http::{FaceResponse, empty_body};
 use crate::face::session_owners::note_taken;
 use crate::metric;
 
-/// What a connection tells of its requests.
+/// The addresses and the certificate of a connection, for its requests.
 #[derive(Clone, Debug)]
 pub(super) struct ConnectionOrigin {
     pub(super) local: IpAddr,

@@ -1,6 +1,6 @@
 //! Authenticates clients by access tokens of configured issuers: the gateway is an OAuth resource server (RFC 9728, 6750).
 //!
-//! It issues no token and has no login page. Read [`claims`] first: what a token must say. A token is checked once, then
+//! It issues no token and has no login page. Read [`claims`] first: the checks of a token. A token is checked once, then
 //! remembered by its digest; a token with an unknown key waits for one fetch of its issuer's keys.
 
 pub(super) mod binding;
@@ -75,19 +75,19 @@ pub(super) enum TokenVerdict {
     Invalid(TokenError),
     /// Its issuer must be asked first.
     NeedsLookup(TokenLookup),
-    /// Its issuer cannot be asked; or its keys are unknown, or too old, and cannot be fetched.
+    /// The issuer cannot be asked; or its keys are unknown or too old, and cannot be fetched.
     IssuerAway,
 }
 
-/// Why a proof does not prove anything.
+/// Why a proof is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ProofRefusal {
     Invalid(ProofError),
-    /// It cannot be remembered, so it could be repeated.
+    /// No room to remember the proof, so it could be repeated.
     Full,
 }
 
-/// Whether a request may still wait for a lookup: once it has waited, what is known decides.
+/// Whether a request may still wait for a lookup. It waits once; then the keys and answers in memory decide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum KeyWait {
     Allowed,
@@ -156,7 +156,7 @@ impl TokenVerifier {
         Self(Arc::new(VerifierState { settings, issuers, remembered, claims, seen, clock, scope }))
     }
 
-    /// Names where lookups run. Without it none is made.
+    /// Sets the scope in which lookups run. Without a scope there is no lookup.
     pub fn run_in(&self, scope: &TaskScope) {
         // Set already if an unchanged verifier is taken over.
         let _ = self.0.scope.set(scope.clone());
@@ -181,7 +181,7 @@ impl TokenVerifier {
         Self::of(now.clone(), issuers, Arc::clone(&before.0.seen))
     }
 
-    /// Ends the streams of tokens that `now` does not verify as this did.
+    /// Ends the streams of tokens that `now` verifies differently.
     pub(super) fn withdraw_beside(&self, now: Option<&Self>) {
         for one in &self.0.issuers {
             let stays = now.is_some_and(|now| now.0.issuers.iter().any(|other| Arc::ptr_eq(&other.keys, &one.keys)));
@@ -214,7 +214,7 @@ impl TokenVerifier {
         unknown.map(|one| &*one.settings.issuer)
     }
 
-    /// Checks a token for the endpoint at `path`, which is one of the gateway's, and what its sender holds besides it.
+    /// Checks a token for the gateway's endpoint at `path`, and the proofs of its sender.
     pub(super) fn check(&self, token: &str, path: &str, wait: KeyWait, held: HeldProofs<'_>) -> TokenVerdict {
         let VerifierState { remembered, clock, settings, issuers, .. } = &*self.0;
         let asked = AskedToken { token, key: key_of(token, path), now: clock.now(), wait, held };
@@ -282,7 +282,7 @@ impl TokenVerifier {
         })
     }
 
-    /// Checks a token by what the issuer at `index` says of it.
+    /// Checks a token by the answer of the issuer at `index`.
     fn introspect(&self, asked: &AskedToken<'_>, index: usize, endpoint: &str) -> TokenVerdict {
         if !claims::is_short(asked.token) {
             return TokenVerdict::Invalid(TokenError::TooLarge);

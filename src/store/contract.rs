@@ -93,7 +93,7 @@ pub(crate) async fn check_all<K: StoreOpener>(kind: &K) {
         incarnations::an_incarnation_hears_of_what_others_write(&*one, &*other).await;
     }
     if let Some((one, other)) = pair().await {
-        incarnations::an_incarnation_that_was_declared_ended_is_fenced(kind, (&*one, &*other)).await;
+        incarnations::an_incarnation_that_was_declared_ended_is_fenced(kind, &*one, &*other).await;
     }
 }
 
@@ -109,7 +109,7 @@ async fn an_inserted_task_is_found_by_its_owner_alone(store: &impl TaskStore) {
     assert!(store.load(&one.key, START).await.unwrap().is_none());
 }
 
-/// Whoever has a bound for what a read takes asks first. A store that has a row in memory takes nothing.
+/// A caller with a bound for the bytes of a read asks for the size first. A store with the row in memory needs none.
 async fn the_size_of_a_settled_row_is_known_before_it_is_read(store: &impl TaskStore) {
     const LARGE: usize = 9 << 20;
     let unsettled = task("a", 1);

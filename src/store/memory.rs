@@ -141,7 +141,7 @@ impl TaskStore for MemoryStore {
         {
             let mut shard = self.rows.shard(&task.key).lock();
             let old = shard.rows.get(&task.key).map(|row| row.stored.clone());
-            let old = written_over(old, role, (self.holder, expected))?;
+            let old = written_over(old, role, self.holder, expected)?;
             row.stored.holder = row.stored.holder.map(|own| old.holder.unwrap_or(own));
             self.rows.grow_bytes(task.stored_bytes().saturating_sub(old.task.stored_bytes()))?;
             shard.leave(&old.task);

@@ -49,7 +49,8 @@ impl StoredTask {
 pub(super) fn written_over(
     found: Option<StoredTask>,
     role: WriteRole,
-    (writer, expected): (Incarnation, Revision),
+    writer: Incarnation,
+    expected: Revision,
 ) -> Result<StoredTask, StoreError> {
     let write = match role {
         WriteRole::Holder => GuardedWrite::by_holder(writer, expected.0),

@@ -1,4 +1,4 @@
-//! Implements the functions on Windows: what the system lacks has no effect, or is refused in words.
+//! Implements the functions on Windows. A function that the system lacks has no effect, or fails with its reason.
 
 use std::fs::{DirBuilder, File, Metadata, OpenOptions};
 use std::io;

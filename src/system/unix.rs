@@ -74,7 +74,7 @@ pub(crate) fn signal_of(status: ExitStatus) -> Option<i32> {
     status.signal()
 }
 
-/// What tells a file from all others.
+/// The device and inode: unique for each file.
 pub(crate) fn identity(file: &Metadata) -> (u64, u64) {
     (file.dev(), file.ino())
 }

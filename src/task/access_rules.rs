@@ -147,7 +147,7 @@ impl AccessRules {
         CallerRules(chosen)
     }
 
-    /// Whether these rules decide as others do, at whatever lines they are written.
+    /// Whether these rules and others decide alike, even if they are written at other lines.
     #[must_use]
     pub fn decide_like(&self, other: &Self) -> bool {
         let is_same = |(one, other): (&AccessRule, &AccessRule)| {
@@ -158,7 +158,7 @@ impl AccessRules {
             && self.rules.iter().zip(&other.rules).all(is_same)
     }
 
-    /// The groups of a caller: of its credential, and those that name it.
+    /// The groups of a caller: from its credential, and from `[auth.groups]`.
     fn groups_of<'a>(&'a self, caller: &'a Caller) -> BTreeSet<&'a str> {
         let claimed = caller.claims.as_ref().map(|claims| &claims.groups);
         let has = |members: &&GroupMembers| {

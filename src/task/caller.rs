@@ -5,18 +5,18 @@ use std::sync::Arc;
 
 use super::{Principal, TaskId, TaskKey, Timestamp};
 
-/// The sender of one request. Its principal owns tasks; its claims are those of this request's credential alone, as one
-/// person may hold a wide and a narrow token.
+/// The sender of one request. Its principal owns tasks; its claims come from this request's credential alone, as one
+/// person may have a wide and a narrow token.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Caller {
     pub principal: Principal,
-    /// `None` if there is no credential, or one that says nothing beside its principal.
+    /// `None` if the request has no credential, or the credential has nothing beside its principal.
     pub claims: Option<Arc<Claims>>,
     /// The end of the credential's validity: its streams end then.
     pub until: Option<Timestamp>,
 }
 
-/// What a credential says beside its principal.
+/// The claims of a credential beside its principal.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Claims {
     /// Sorted, with the implied ones.

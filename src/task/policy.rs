@@ -21,12 +21,12 @@ pub enum TaskMode {
 /// A call's treatment if the gateway ended during it and cannot resume it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AfterCrash {
-    /// It settles as a fault: it may or may not have run.
+    /// The call settles as a fault: it may or may not have run.
     #[default]
     Fail,
-    /// It is sent again if the tool's annotations call that harmless.
+    /// The call is sent again if the tool's annotations call that harmless.
     RerunIfSafe,
-    /// It is sent again.
+    /// The call is sent again.
     Rerun,
 }
 
@@ -44,10 +44,10 @@ impl AfterCrash {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EarlyInput {
-    /// It creates the handle, and is asked in the task.
+    /// The question creates the handle, and is asked in the task.
     #[default]
     Task,
-    /// It is asked first, and the handle follows the answer.
+    /// The question is asked first, and the handle follows the answer.
     AskFirst,
 }
 

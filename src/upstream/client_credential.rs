@@ -27,10 +27,10 @@ pub struct ClientCredential(CredentialState);
 enum CredentialState {
     #[default]
     NotPassedOn,
-    /// It would be forwarded, but the client sent none.
+    /// The credential would be forwarded, but the client sent none.
     Absent,
     Given(Arc<GivenCredential>),
-    /// It is exchanged for one that the server accepts, and never sent there itself.
+    /// The client's token is exchanged for a credential of the server, and never sent there itself.
     Exchanged(SubjectToken),
 }
 

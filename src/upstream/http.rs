@@ -75,6 +75,26 @@ pub struct HttpUpstreamSettings {
     pub headers: Vec<(HeaderName, HeaderValue)>,
 }
 
+impl HttpUpstreamSettings {
+    /// Without a credential, and without a proxy.
+    #[must_use]
+    pub fn new(name: Arc<str>, url: url::Url) -> Self {
+        Self {
+            name,
+            url,
+            transport: HttpTransport::Auto,
+            event_bytes_max: 32 << 20,
+            protocol: None,
+            connect_max: Duration::from_secs(5),
+            tls: UpstreamTlsFiles::default(),
+            credential: None,
+            issued: None,
+            proxy: ProxySettings::Direct,
+            headers: Vec::new(),
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HttpTransport {
     /// Streamable HTTP, or HTTP+SSE if the server refuses that.
@@ -161,7 +181,7 @@ impl SessionUpstream {
                 (Transport::Adapted(Box::new(sse)), Some(Era::Session))
             }
         };
-        let upstream = Self::over(transport, (settings.name, health), settings.protocol, era, scope);
+        let upstream = Self::over(transport, settings.name, health, settings.protocol, era, scope);
         Ok(Self { metadata: Some(Arc::new(metadata)), ..upstream })
     }
 
@@ -208,12 +228,13 @@ impl SessionUpstream {
         let wire = Box::new(StdioTransport::new(settings, Arc::clone(&health), scope.clone(), output));
         let stand =
             TransportAdapter::within(Arc::clone(&health), wire, processes, scope.clone()).with_calls_apart(apart);
-        Self::over(Transport::Adapted(Box::new(stand)), (name, health), protocol, protocol.map(Era::of), scope)
+        Self::over(Transport::Adapted(Box::new(stand)), name, health, protocol, protocol.map(Era::of), scope)
     }
 
     fn over(
         transport: Transport,
-        (name, health): (Arc<str>, Arc<UpstreamHealth>),
+        name: Arc<str>,
+        health: Arc<UpstreamHealth>,
         protocol: Option<ProtocolVersion>,
         era: Option<Era>,
         scope: TaskScope,

@@ -256,7 +256,7 @@ impl CredentialIssuer for IssuedCredentials {
         }
         match (self.renew(holder, None).await, kept) {
             (Ok(token), _) => Ok(token.header),
-            // It is valid for a while yet.
+            // The kept token is still valid for a while.
             (Err(_), Some(kept)) => Ok(kept.header),
             (Err(failure), None) => {
                 let fault = GatewayFault::new(failure.reason, Executed::No);

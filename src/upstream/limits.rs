@@ -34,7 +34,7 @@ pub struct CallPermitSettings {
 
 impl CallPermitSettings {
     fn state(self, division: PlaceDivision, limits: SharedLimits) -> CallPermitsState {
-        CallPermitsState::new((self.in_flight_max.get(), division), self.queue_max, limits)
+        CallPermitsState::new(self.in_flight_max.get(), division, self.queue_max, limits)
     }
 }
 

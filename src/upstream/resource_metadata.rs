@@ -37,7 +37,7 @@ const SERVERS_MAX: usize = 64;
 pub enum MetadataError {
     #[error("the server has no metadata of a protected resource")]
     Missing,
-    /// It was not fetched.
+    /// The metadata was not fetched.
     #[error("the server has its metadata at another origin, where the gateway does not look")]
     Foreign,
     #[error("the server's metadata cannot be fetched: {0}")]
@@ -110,7 +110,7 @@ impl ResourceMetadata {
             match self.fetch_at(&address).await {
                 Ok(found) => return Ok(found),
                 Err(MetadataError::Missing) => (),
-                // It would fail at every other location as well.
+                // The request would fail at every other location as well.
                 Err(error @ MetadataError::Unreachable(_)) => return Err(first.unwrap_or(error)),
                 Err(error) => first = first.or(Some(error)),
             }

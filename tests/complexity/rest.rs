@@ -5,22 +5,20 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use futures_util::future::BoxFuture;
-use http::{HeaderMap, Method};
+use http::Method;
 use http_body_util::BodyExt as _;
 use parking_lot::Mutex;
 use support::sample_task::working;
+use support::serving;
 use taskgate::engine::Engine;
-use taskgate::face::arrival::Arrival;
-use taskgate::face::http::{AcceptedTypes, Endpoint, FaceResponse, Inbound, MessageChannel, full_body};
+use taskgate::face::http::{Endpoint, FaceResponse, Inbound, full_body};
 use taskgate::face::operators::Operators;
 use taskgate::face::stdio::{self, StdioEnds};
-use taskgate::face::stream_client::StreamClient;
 use taskgate::shared_limits::SharedLimits;
 use taskgate::store::{MemoryStore, TaskStore as _};
 use taskgate::task::{Clock as _, ManualClock, Principal, Summary, TaskKey};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::TcpStream;
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::bench::{Act, Stage};
@@ -81,23 +79,8 @@ pub(crate) fn page(tasks: usize) -> BoxFuture<'static, Act> {
 }
 
 fn inbound(method: Method, path: &str, query: Option<&str>) -> Inbound {
-    Inbound {
-        method,
-        path: path.to_owned(),
-        query: query.map(str::to_owned),
-        headers: HeaderMap::new(),
-        body: ::bytes::Bytes::new(),
-        message: None,
-        caller: taskgate::task::Caller::of(Principal::local()),
-        client: None,
-        accepted: AcceptedTypes::Both,
-        forwarded: taskgate::upstream::ForwardedHeaders::default(),
-        received_at: Instant::now(),
-        carriage: MessageChannel::Request,
-        is_counted: false,
-        endpoint_session: None,
-        arrival: Arrival::default(),
-    }
+    let caller = taskgate::task::Caller::of(Principal::local());
+    Inbound { query: query.map(str::to_owned), ..Inbound::new(method, path.to_owned(), caller) }
 }
 
 /// `GET /tasks?limit=10` where there are so many.
@@ -168,20 +151,12 @@ pub(crate) fn lines(count: usize, bytes: usize) -> BoxFuture<'static, Act> {
     let input = (0..count).map(one).collect::<Vec<_>>().join("\n") + "\n";
     Box::pin(async move {
         Box::pin(async move {
-            let client = StreamClient {
-                endpoint: Arc::new(Short),
-                upstream: Arc::from("up"),
-                path: "/up/mcp".to_owned(),
-                caller: taskgate::task::Caller::of(Principal::local()),
-                address: None,
-                limits: SharedLimits::default(),
-                message_bytes_max: 1 << 20,
-            };
+            let client = serving::stream_client(Arc::new(Short));
             let (stop, (output, mut heard)) = (CancellationToken::new(), tokio::io::duplex(1 << 20));
             // The input stays open until all is answered.
             let (mut host, gateway) = tokio::io::duplex(1 << 20);
             let ends = StdioEnds { input: gateway, output, is_reader_gone: || false };
-            let serving = stdio::serve(client, 1 << 20, ends, (CancellationToken::new(), &stop));
+            let serving = stdio::serve(client, 1 << 20, ends, CancellationToken::new(), &stop);
             let talking = async {
                 tokio::io::AsyncWriteExt::write_all(&mut host, input.as_bytes()).await.unwrap();
                 let (mut answers, mut lines) = (Vec::new(), 0);

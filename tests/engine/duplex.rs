@@ -16,10 +16,9 @@ use http_body_util::{BodyExt as _, StreamBody};
 use hyper::body::Frame;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
+use support::serving;
 use taskgate::face::http::{Endpoint, FaceResponse, Inbound, MessageChannel, empty_body, full_body};
 use taskgate::face::stream_client::{self, ClientMessage, StreamClient};
-use taskgate::shared_limits::SharedLimits;
-use taskgate::task::Principal;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -131,15 +130,8 @@ impl Host {
             came: Semaphore::new(0),
             dropped: Arc::default(),
         });
-        let client = StreamClient {
-            endpoint: Arc::<Script>::clone(&script),
-            upstream: Arc::from("up"),
-            path: "/mcp".to_owned(),
-            caller: taskgate::task::Caller::of(Principal::local()),
-            address: None,
-            limits: SharedLimits::default(),
-            message_bytes_max: BYTES_MAX,
-        };
+        let client =
+            StreamClient { message_bytes_max: BYTES_MAX, ..serving::stream_client(Arc::<Script>::clone(&script)) };
         let (to, spoken) = mpsc::channel(4);
         let (outgoing, from) = mpsc::channel(4);
         let serving = TaskTracker::new().spawn(stream_client::serve(client, spoken, outgoing));

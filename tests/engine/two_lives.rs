@@ -23,7 +23,7 @@ use taskgate::task::{
     Answer, Failure, GatewayFault, InputKey, Outcome, Phase, Plan, Principal, SystemClock, Task, TaskKey, TaskMode,
     ToolPolicy,
 };
-use taskgate::upstream::http::{HttpTransport, HttpUpstreamSettings, SessionUpstream, UpstreamTlsFiles};
+use taskgate::upstream::http::{HttpUpstreamSettings, SessionUpstream};
 use taskgate::upstream::limits::{CallPermitSettings, CallPermits};
 use taskgate::upstream::{TaskScope, Upstream, UpstreamRequest};
 use taskgate::wire::Payload;
@@ -68,19 +68,7 @@ impl Process {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let _inside = runtime.enter();
         crate::listen_to_logs();
-        let settings = HttpUpstreamSettings {
-            name: Arc::from("scripted"),
-            url: server.url(),
-            transport: HttpTransport::Auto,
-            event_bytes_max: 32 << 20,
-            protocol: None,
-            connect_max: Duration::from_secs(5),
-            tls: UpstreamTlsFiles::default(),
-            credential: None,
-            issued: None,
-            proxy: taskgate::upstream::http::ProxySettings::Direct,
-            headers: Vec::new(),
-        };
+        let settings = HttpUpstreamSettings::new(Arc::from("scripted"), server.url());
         let life = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
         let upstream: Arc<dyn Upstream> = Arc::new(SessionUpstream::new(settings, life).unwrap());
         let limits = SharedLimits::default();

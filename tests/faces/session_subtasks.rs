@@ -37,27 +37,6 @@ fn text(text: &str) -> Value {
     json!({"content": [{"type": "text", "text": text}]})
 }
 
-/// Polls a task until it is so.
-async fn until(person: &SessionUser, id: &Value, is_so: impl Fn(&Value) -> bool) -> Value {
-    let polled = async {
-        loop {
-            let task = person.task(id).await;
-            if is_so(&task) {
-                return task;
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    };
-    in_time(polled).await
-}
-
-/// The ids of a task's subtasks, once it has so many.
-async fn children(person: &SessionUser, id: &Value, count: usize) -> Vec<Value> {
-    let named = |task: &Value| task["childTaskIds"].as_array().map_or(0, Vec::len);
-    let task = until(person, id, |task| named(task) >= count).await;
-    task["childTaskIds"].as_array().unwrap().clone()
-}
-
 /// SUB-03, SUB-05 to SUB-08, SUB-11, SUB-13, SUB-18: a tree of three levels is there by ids of the gateway's own, grows as the
 /// server's does, and ends from below.
 #[tokio::test]
@@ -68,12 +47,12 @@ async fn sub_05_06_a_servers_tree_is_mirrored_and_every_id_in_it_can_be_read() {
     assert!(person.task(&top).await.get("childTaskIds").is_none(), "there is none yet");
     stage.tree.add(TOP, "b");
     stage.tree.add(TOP, "a");
-    let first = children(&person, &top, 2).await;
+    let first = person.children(&top, 2).await;
     stage.tree.add("a", "leaf");
     stage.tree.add(TOP, "c");
-    let all = children(&person, &top, 3).await;
+    let all = person.children(&top, 3).await;
     assert_eq!(all[..2], first[..], "in the order of the server, and none goes");
-    let below = children(&person, &all[1], 1).await;
+    let below = person.children(&all[1], 1).await;
     for (id, parent) in all.iter().map(|id| (id, &top)).chain([(&below[0], &all[1])]) {
         let task = person.task(id).await;
         assert_eq!((&task["taskId"], &task["parentTaskId"], &task["status"]), (id, parent, &json!("working")));
@@ -107,7 +86,7 @@ async fn sub_14_a_question_of_a_subtask_is_put_under_the_subtask_alone() {
     let person = stage.person().await;
     let top = person.start().await["taskId"].clone();
     stage.tree.add(TOP, "a");
-    let child = children(&person, &top, 1).await.remove(0);
+    let child = person.children(&top, 1).await.remove(0);
     stage.tree.ask("a", 7);
     person.until(&child, "input_required").await;
     let mut waiting = SessionMessages::of(person.result(5, &child).await);
@@ -133,8 +112,8 @@ async fn sub_15_16_a_cancel_reaches_the_subtasks_first() {
     stage.tree.add(TOP, "done");
     stage.tree.add(TOP, "a");
     stage.tree.add("a", "leaf");
-    let all = children(&person, &top, 2).await;
-    let leaf = children(&person, &all[1], 1).await.remove(0);
+    let all = person.children(&top, 2).await;
+    let leaf = person.children(&all[1], 1).await.remove(0);
     stage.tree.end("done", "completed", &text("done"));
     person.until(&all[0], "completed").await;
     let answer = person.answered("tasks/cancel", &json!({"taskId": top})).await;
@@ -152,7 +131,7 @@ async fn a_subtask_is_cancelled_by_itself() {
     let person = stage.person().await;
     let top = person.start().await["taskId"].clone();
     stage.tree.add(TOP, "a");
-    let child = children(&person, &top, 1).await.remove(0);
+    let child = person.children(&top, 1).await.remove(0);
     let answer = person.answered("tasks/cancel", &json!({"taskId": child})).await;
     assert_eq!((&answer["result"]["status"], &answer["result"]["parentTaskId"]), (&json!("cancelled"), &top));
     stage.tree.server.world.first(|seen| seen.rpc() == "tasks/cancel").await;
@@ -174,14 +153,14 @@ async fn sub_19_cycles_are_cut() {
     stage.tree.add("b", "leaf");
     stage.tree.names("leaf", &json!("b"));
     stage.tree.names("leaf", &json!(TOP));
-    let all = children(&person, &top, 2).await;
-    let leaf = children(&person, &all[1], 1).await.remove(0);
+    let all = person.children(&top, 2).await;
+    let leaf = person.children(&all[1], 1).await.remove(0);
     // By then what each of them names was read.
     for _ in 0..3 {
         let polls = stage.tree.named_by("tasks/get").len();
-        until(&person, &leaf, |_| stage.tree.named_by("tasks/get").len() > polls + 3).await;
+        person.until_so(&leaf, |_| stage.tree.named_by("tasks/get").len() > polls + 3).await;
     }
-    assert_eq!(children(&person, &top, 2).await, all);
+    assert_eq!(person.children(&top, 2).await, all);
     for (id, count) in [(&all[0], 0), (&all[1], 1), (&leaf, 0)] {
         let named = person.task(id).await["childTaskIds"].as_array().map_or(0, Vec::len);
         assert_eq!(named, count);
@@ -197,15 +176,15 @@ async fn sub_19_a_tree_is_followed_within_its_bounds() {
     stage.tree.add(TOP, "a");
     stage.tree.add("a", "leaf");
     stage.tree.add("leaf", "too deep");
-    let first = children(&person, &top, 1).await.remove(0);
-    let leaf = children(&person, &first, 1).await.remove(0);
+    let first = person.children(&top, 1).await.remove(0);
+    let leaf = person.children(&first, 1).await.remove(0);
     for id in ["b", "c", "d", "e"] {
         stage.tree.add(TOP, id);
     }
-    children(&person, &top, 3).await;
+    person.children(&top, 3).await;
     let polls = stage.tree.named_by("tasks/get").len();
-    until(&person, &top, |_| stage.tree.named_by("tasks/get").len() > polls + 20).await;
-    assert_eq!(children(&person, &top, 3).await.len(), 3, "with the leaf they are four");
+    person.until_so(&top, |_| stage.tree.named_by("tasks/get").len() > polls + 20).await;
+    assert_eq!(person.children(&top, 3).await.len(), 3, "with the leaf they are four");
     assert!(person.task(&leaf).await.get("childTaskIds").is_none());
     assert!(!stage.tree.named_by("tasks/get").contains(&"too deep".to_owned()));
 }
@@ -216,7 +195,7 @@ async fn a_subtask_that_its_server_forgets_fails_and_its_parent_goes_on() {
     let person = stage.person().await;
     let top = person.start().await["taskId"].clone();
     stage.tree.add(TOP, "a");
-    let child = children(&person, &top, 1).await.remove(0);
+    let child = person.children(&top, 1).await.remove(0);
     stage.tree.forget("a");
     person.until(&child, "failed").await;
     assert_eq!(person.task(&top).await["status"], "working");
@@ -303,7 +282,7 @@ async fn without_the_draft_nobody_asks_for_subtasks() {
     let person = stage.person().await;
     let top = person.start().await["taskId"].clone();
     stage.tree.add(TOP, "a");
-    until(&person, &top, |_| stage.tree.named_by("tasks/get").len() > 3).await;
+    person.until_so(&top, |_| stage.tree.named_by("tasks/get").len() > 3).await;
     stage.tree.end(TOP, "completed", &text("all"));
     let task = person.until(&top, "completed").await;
     assert!(task.get("childTaskIds").is_none());

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use support::peers::in_time;
 use taskgate::task::Principal;
 use taskgate::upstream::TaskScope;
-use taskgate::upstream::http::{HttpTransport, HttpUpstreamSettings, SessionUpstream, UpstreamTlsFiles};
+use taskgate::upstream::http::{HttpUpstreamSettings, SessionUpstream};
 use taskgate::upstream::{
     Answer, CallContext, Exchange, ExchangeEvent, Timeouts, Upstream, UpstreamRequest, UpstreamTaskMode,
 };
@@ -26,19 +26,7 @@ use tokio_util::task::TaskTracker;
 use upstream::{PeerServer, Program};
 
 fn connect(server: &PeerServer) -> SessionUpstream {
-    let settings = HttpUpstreamSettings {
-        name: Arc::from(server.program.name()),
-        url: server.url().parse().unwrap(),
-        transport: HttpTransport::Auto,
-        event_bytes_max: 32 << 20,
-        protocol: None,
-        connect_max: Duration::from_secs(5),
-        tls: UpstreamTlsFiles::default(),
-        credential: None,
-        issued: None,
-        proxy: taskgate::upstream::http::ProxySettings::Direct,
-        headers: Vec::new(),
-    };
+    let settings = HttpUpstreamSettings::new(Arc::from(server.program.name()), server.url().parse().unwrap());
     SessionUpstream::new(settings, TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() }).unwrap()
 }
 

@@ -4,28 +4,11 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 
-use std::time::Duration;
-
 use serde_json::{Value, json};
-use support::peers::WAIT_MAX;
 use support::peers::install::Peers;
 use support::peers::upstream::{PeerServer, Program};
 use support::session_client::TestGateway;
 use support::talk::{RELATED, SessionMessages, SessionUser};
-
-/// Polls a task until it is so.
-async fn until(person: &SessionUser, id: &Value, is_so: impl Fn(&Value) -> bool) -> Value {
-    let polled = async {
-        loop {
-            let task = person.task(id).await;
-            if is_so(&task) {
-                return task;
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    tokio::time::timeout(WAIT_MAX, polled).await.expect("it happens in time")
-}
 
 /// SUB-05 to SUB-07, SUB-13, SUB-14, SUB-18.
 #[tokio::test]
@@ -38,10 +21,10 @@ async fn subtasks_of_a_typescript_server_are_followed_and_one_of_them_asks() {
     let call = json!({"name": "survey", "arguments": {"places": ["Ghent", "Bruges", "Ypres"]}, "task": {}});
     let top = person.start_with(&call).await["taskId"].clone();
     let named = |task: &Value| task["childTaskIds"].as_array().map_or(0, Vec::len) == 3;
-    let children = until(&person, &top, named).await["childTaskIds"].as_array().unwrap().clone();
-    until(&person, &children[0], |task| task["status"] == "input_required").await;
+    let children = person.until_so(&top, named).await["childTaskIds"].as_array().unwrap().clone();
+    person.until_so(&children[0], |task| task["status"] == "input_required").await;
     for child in &children[1..] {
-        until(&person, child, |task| task["status"] == "completed" && task["parentTaskId"] == top).await;
+        person.until_so(child, |task| task["status"] == "completed" && task["parentTaskId"] == top).await;
     }
     assert_eq!(person.task(&top).await["status"], "working");
     let mut waiting = SessionMessages::of(person.result(5, &children[0]).await);
@@ -50,7 +33,7 @@ async fn subtasks_of_a_typescript_server_are_followed_and_one_of_them_asks() {
     assert_eq!(question["params"]["_meta"][RELATED], json!({"taskId": children[0], "parentTaskId": top}));
     person.respond(&question["id"], &json!({"action": "accept", "content": {"part": "north"}})).await;
     assert_eq!(waiting.rest().await.pop().unwrap()["result"]["content"][0]["text"], "accept: north");
-    until(&person, &top, |task| task["status"] == "completed").await;
+    person.until_so(&top, |task| task["status"] == "completed").await;
     let result = person.answered("tasks/result", &json!({"taskId": top})).await["result"].clone();
     assert_eq!(result["content"][0]["text"], "accept: north, surveyed Bruges, surveyed Ypres");
 }

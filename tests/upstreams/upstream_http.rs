@@ -16,12 +16,11 @@ mod tasks;
 use support::scripted as server;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use serde_json::{Value, json};
 use taskgate::task::Principal;
 use taskgate::upstream::TaskScope;
-use taskgate::upstream::http::{HttpTransport, HttpUpstreamSettings, SessionUpstream, UpstreamTlsFiles};
+use taskgate::upstream::http::{HttpUpstreamSettings, SessionUpstream};
 use taskgate::upstream::{BeginError, CallContext, Exchange, ExchangeEvent, Timeouts, Upstream, UpstreamRequest};
 use taskgate::wire::Payload;
 use tokio_util::sync::CancellationToken;
@@ -35,19 +34,7 @@ fn upstream(url: &Url) -> SessionUpstream {
 }
 
 fn settings(url: &Url) -> HttpUpstreamSettings {
-    HttpUpstreamSettings {
-        name: Arc::from("scripted"),
-        url: url.clone(),
-        transport: HttpTransport::Auto,
-        event_bytes_max: 32 << 20,
-        protocol: None,
-        connect_max: Duration::from_secs(5),
-        tls: UpstreamTlsFiles::default(),
-        credential: None,
-        issued: None,
-        proxy: taskgate::upstream::http::ProxySettings::Direct,
-        headers: Vec::new(),
-    }
+    HttpUpstreamSettings::new(Arc::from("scripted"), url.clone())
 }
 
 fn upstream_of(settings: HttpUpstreamSettings) -> SessionUpstream {

@@ -94,7 +94,7 @@ impl FileChanges {
         let roots = paths.iter().map(canonical).collect::<notify::Result<Vec<_>>>()?;
         let filter = ChangeFilter {
             roots: roots.clone(),
-            // It may not exist yet.
+            // The folder may not exist yet.
             own_folder: std::path::absolute(own_folder).unwrap_or_else(|_| own_folder.to_owned()),
         };
         let (sender, received) = mpsc::channel(NOTICES_MAX);
@@ -116,7 +116,7 @@ impl FileChanges {
     /// See [`super::Development::next`].
     pub(super) async fn next(&mut self) -> ChangedFiles {
         let changed = self.notices.next().await;
-        // New folders. One that is gone meanwhile needs no watch.
+        // Watches new folders. A folder that was removed meanwhile needs no watch.
         let _ = self.watch();
         changed
     }
@@ -135,7 +135,7 @@ impl FileChanges {
             for entry in folder.read_dir().into_iter().flatten().flatten() {
                 let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
                 if is_folder && !is_ignored_folder(entry.file_name()) && self.folders + waiting.len() < FOLDERS_MAX {
-                    // It may be gone meanwhile, or be unreadable.
+                    // The folder may have been removed, or be unreadable.
                     let _ = self.watcher.watch(&entry.path(), RecursiveMode::NonRecursive);
                     waiting.push(entry.path());
                 }

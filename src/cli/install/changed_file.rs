@@ -97,7 +97,7 @@ impl ReadFile {
         }
         new.become_file(&self.path, text, &self.metadata)?;
         if copy == CopyChange::Remove {
-            // What remains equals the file.
+            // A copy that remains equals the file.
             let _ = fs::remove_file(self.copy_path());
         }
         File::open(self.folder()).and_then(|folder| folder.sync_all()).map_err(|error| {

@@ -292,8 +292,6 @@ impl ProbeRun<'_> {
                     source: CredentialSource::Known(value),
                 });
                 let settings = HttpUpstreamSettings {
-                    name,
-                    url: url.clone(),
                     transport: if transport == ProbedTransport::Sse {
                         HttpTransport::Sse
                     } else {
@@ -304,9 +302,9 @@ impl ProbeRun<'_> {
                     connect_max: CONNECT_MAX,
                     tls: UpstreamTlsFiles { ca: self.probe.ca.clone(), identity: None },
                     credential,
-                    issued: None,
                     proxy: ProxySettings::Environment,
                     headers: self.probe.headers.clone(),
+                    ..HttpUpstreamSettings::new(name, url.clone())
                 };
                 let made = SessionUpstream::new(settings, self.scope.clone());
                 made.map_err(|error| ProbeError::Unusable(crate::cause::CauseChain(&error).to_string()))?

@@ -180,12 +180,12 @@ impl FieldKind {
                 let format = format
                     .transpose()
                     .map_err(|name| UnsupportedSchema::new(format!("{what} has the format {name}")))?;
-                let length = ValueBounds::of_schema(schema, ("minLength", "maxLength"), what)?;
+                let length = ValueBounds::of_schema(schema, "minLength", "maxLength", what)?;
                 Ok(Self::Text { length, format, pattern: schema.get_string("pattern") })
             }
             "number" | "integer" => {
                 known(schema, what, &["type", "default", "minimum", "maximum"])?;
-                let range = ValueBounds::of_schema(schema, ("minimum", "maximum"), what)?;
+                let range = ValueBounds::of_schema(schema, "minimum", "maximum", what)?;
                 Ok(if kind == "number" { Self::Number(range) } else { Self::Integer(range) })
             }
             "boolean" => known(schema, what, &["type", "default"]).map(|()| Self::Boolean),
@@ -198,7 +198,7 @@ impl FieldKind {
                     true => titled(&items, "anyOf", what)?,
                     false => enumerated(&items, what)?,
                 };
-                Ok(Self::Many { choices, count: ValueBounds::of_schema(schema, ("minItems", "maxItems"), what)? })
+                Ok(Self::Many { choices, count: ValueBounds::of_schema(schema, "minItems", "maxItems", what)? })
             }
             other => Err(UnsupportedSchema::new(format!("{what} is of type {other}"))),
         }
@@ -277,7 +277,7 @@ impl FieldKind {
 }
 
 impl<T: Copy + PartialOrd + std::fmt::Display + serde::de::DeserializeOwned> ValueBounds<T> {
-    fn of_schema(schema: &Object, (min, max): (&str, &str), what: &str) -> Result<Self, UnsupportedSchema> {
+    fn of_schema(schema: &Object, min: &str, max: &str, what: &str) -> Result<Self, UnsupportedSchema> {
         let end = |key: &str| schema.get(key).map(|end| read(&end, &format!("the {key} of {what}"))).transpose();
         Ok(Self { min: end(min)?, max: end(max)? })
     }

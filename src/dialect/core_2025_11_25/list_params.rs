@@ -40,14 +40,8 @@ pub fn list_filter(params: &Object) -> Result<Option<ListFilter>, RequestError> 
     let mut filter = ListFilter::default();
     given.read_phases(&mut filter)?;
     given.read_ids(&mut filter)?;
-    filter.created = given.range(
-        ("createdAfter", "createdAfter must be an ISO 8601 date, time and zone"),
-        ("createdBefore", "createdBefore must be an ISO 8601 date, time and zone"),
-    )?;
-    filter.updated = given.range(
-        ("lastUpdatedAfter", "lastUpdatedAfter must be an ISO 8601 date, time and zone"),
-        ("lastUpdatedBefore", "lastUpdatedBefore must be an ISO 8601 date, time and zone"),
-    )?;
+    filter.created = given.range("createdAfter", "createdBefore")?;
+    filter.updated = given.range("lastUpdatedAfter", "lastUpdatedBefore")?;
     given.read_order(&mut filter)?;
     Ok(given.any.then_some(filter))
 }
@@ -112,7 +106,7 @@ impl Criteria<'_> {
     }
 
     /// Both ends are exclusive (T-41).
-    fn range(&mut self, after: (&str, &'static str), before: (&str, &'static str)) -> Result<TimeRange, RequestError> {
+    fn range(&mut self, after: &str, before: &str) -> Result<TimeRange, RequestError> {
         let mut range = TimeRange::ALL;
         if let Some(after) = self.instant(after)? {
             range.from = after.next();
@@ -123,9 +117,11 @@ impl Criteria<'_> {
         Ok(range)
     }
 
-    fn instant(&mut self, (name, complaint): (&str, &'static str)) -> Result<Option<Instant>, RequestError> {
-        let Some(text) = self.text(name, complaint)? else { return Ok(None) };
-        instant(&text).map(Some).ok_or_else(|| wrong(complaint))
+    fn instant(&mut self, name: &str) -> Result<Option<Instant>, RequestError> {
+        let Some(value) = self.get(name) else { return Ok(None) };
+        let found = value.read::<String>().ok().and_then(|text| instant(&text));
+        let complaint = || Cow::Owned(format!("{name} must be an ISO 8601 date, time and zone"));
+        found.map(Some).ok_or_else(|| RequestError::Params(complaint()))
     }
 
     fn read_order(&mut self, filter: &mut ListFilter) -> Result<(), RequestError> {

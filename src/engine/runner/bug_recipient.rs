@@ -23,7 +23,8 @@ pub(super) type SharedBugRecipient = Arc<Mutex<BugRecipient>>;
 
 pub(super) fn spawn(
     engine: &Arc<Engine>,
-    (span, panic_target): (tracing::Span, SharedBugRecipient),
+    span: tracing::Span,
+    panic_target: SharedBugRecipient,
     runner: impl Future<Output = ()> + Send + 'static,
 ) {
     let engine = Arc::clone(engine);

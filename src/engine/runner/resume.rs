@@ -35,8 +35,10 @@ const LOOKS_MAX: usize = 4;
 pub(in crate::engine) fn start(
     engine: &Arc<Engine>,
     spec: CallSpec,
-    (task, commands): (Arc<Task>, RunnerCommands),
-    (action, permit): (RecoveryAction, TaskPermit),
+    task: Arc<Task>,
+    commands: RunnerCommands,
+    action: RecoveryAction,
+    permit: TaskPermit,
 ) {
     let in_progress = spec.call_begins();
     let (spec, mut call, family) = match action {
@@ -53,9 +55,9 @@ pub(in crate::engine) fn start(
     call.list(in_progress);
     let (panic_target, span) = row_context(&task);
     let call = AdoptedCall { call, family, permit: Some(permit) };
-    let runner = Runner::of_row(Arc::clone(engine), spec, (&task, commands), call, Arc::clone(&panic_target));
+    let runner = Runner::of_row(Arc::clone(engine), spec, &task, commands, call, Arc::clone(&panic_target));
     let runner = Box::new(runner);
-    spawn(engine, (span, panic_target), runner.run_row(task, action));
+    spawn(engine, span, panic_target, runner.run_row(task, action));
 }
 
 pub(super) struct AdoptedCall {
@@ -75,14 +77,15 @@ impl AdoptedCall {
 pub(super) fn adopt(
     engine: &Arc<Engine>,
     spec: CallSpec,
-    (task, commands): (Arc<Task>, RunnerCommands),
+    task: Arc<Task>,
+    commands: RunnerCommands,
     mut adopted: AdoptedCall,
 ) {
     let (panic_target, span) = row_context(&task);
     adopted.call.list(spec.call_begins());
-    let runner = Runner::of_row(Arc::clone(engine), spec, (&task, commands), adopted, Arc::clone(&panic_target));
+    let runner = Runner::of_row(Arc::clone(engine), spec, &task, commands, adopted, Arc::clone(&panic_target));
     let runner = Box::new(runner);
-    spawn(engine, (span, panic_target), runner.run_loop());
+    spawn(engine, span, panic_target, runner.run_loop());
 }
 
 fn row_context(task: &Task) -> (SharedBugRecipient, tracing::Span) {
@@ -94,7 +97,8 @@ impl Runner {
     fn of_row(
         engine: Arc<Engine>,
         spec: CallSpec,
-        (task, commands): (&Task, RunnerCommands),
+        task: &Task,
+        commands: RunnerCommands,
         AdoptedCall { call, family, permit }: AdoptedCall,
         panic_target: SharedBugRecipient,
     ) -> Self {
@@ -225,8 +229,8 @@ pub(super) fn begin_child(engine: &Arc<Engine>, spec: CallSpec, key: TaskKey, pe
             // Recovery holds a claim while it looks at a row.
             if let Some(commands) = own.live.claim(&key) {
                 match judge_child(&own, &spec, &key).await {
-                    Ok(Some((task, spec, action))) => return start(&own, spec, (task, commands), (action, permit)),
-                    // It has settled, or another replica holds it by now.
+                    Ok(Some((task, spec, action))) => return start(&own, spec, task, commands, action, permit),
+                    // The child has settled, or another replica holds it by now.
                     Ok(None) | Err(TaskError::Store(StoreError::Fenced)) => return own.live.remove(&key),
                     Err(error) => {
                         tracing::warn!(task = %LoggedTask(&key), error = %CauseChain(&error), "a subtask could not begin yet");
@@ -258,7 +262,7 @@ async fn judge_child(
             return Ok(Some((task, spec.clone(), RecoveryAction::Dispatch)));
         }
         let now = engine.time_of(&task, now);
-        let verdict = verdict(&task, Some(&spec.policy), (now, engine.why_lost()));
+        let verdict = verdict(&task, Some(&spec.policy), now, engine.why_lost());
         if let RecoveryDecision::Run(action) = &verdict {
             record(&task, &verdict);
             let spec = restored_child(spec.clone(), &task, now);

@@ -398,12 +398,12 @@ impl Runner {
     pub(super) fn adopt_elements(&mut self) {
         let Some(split) = self.call.elements_mut() else { return };
         for adopted in self.family.adopt_elements(&self.engine, split, self.recorder.permit_mut()) {
-            let AdoptedElement { spec, row, call, permit } = adopted;
+            let AdoptedElement { spec, task, commands, call, permit } = adopted;
             let call = match call.sent_at {
                 Some(at) => UpstreamCall::sent(call.exchange, at, spec.policy.deadline),
                 None => UpstreamCall::queued(call.exchange),
             };
-            adopt(&self.engine, spec, row, AdoptedCall::of(call, permit));
+            adopt(&self.engine, spec, task, commands, AdoptedCall::of(call, permit));
         }
     }
 }

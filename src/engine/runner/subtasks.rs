@@ -231,7 +231,7 @@ impl Runner {
             Some(row) if row.task.tree.parent != Some(own.key.id) => {
                 return Ok(Err("it has another parent in the tree"));
             }
-            // It was stored after all, and is counted.
+            // The subtask was stored after all, and is counted.
             Some(_) => self.engine.admission.take_again(&key.owner),
             None => match self.engine.take_permit_of_running(&key.owner) {
                 Ok(mut permit) => {
@@ -304,7 +304,7 @@ impl Runner {
             exchange = ExchangeStage::lost(GatewayFault::new(Reason::UpstreamSessionLost, Executed::Unknown));
         }
         let call = UpstreamCall::sent(exchange, Instant::now(), spec.policy.deadline);
-        adopt(&self.engine, spec, (task, commands), AdoptedCall::of(call, Some(permit)));
+        adopt(&self.engine, spec, task, commands, AdoptedCall::of(call, Some(permit)));
     }
 
     /// The call of a subtask, which can never be sent.

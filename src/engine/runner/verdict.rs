@@ -41,7 +41,8 @@ pub(in crate::engine) enum RecoveryDecision {
 pub(in crate::engine) fn verdict(
     task: &Task,
     policy: Option<&ToolPolicy>,
-    (now, why_lost): (Timestamp, Reason),
+    now: Timestamp,
+    why_lost: Reason,
 ) -> RecoveryDecision {
     let recovery = &task.recovery;
     let lost = |reason, executed| RecoveryDecision::Settle(Failure::Gateway(GatewayFault::new(reason, executed)));

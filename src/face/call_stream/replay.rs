@@ -41,7 +41,7 @@ impl ReplayStream {
         addressee: Addressee,
     ) -> FaceResponse {
         match self.reader.next().await {
-            Some(ReplayItem::Event(event, number)) => self.begin(replays, served, token, addressee, (event, number)),
+            Some(ReplayItem::Event(event, number)) => self.begin(replays, served, token, addressee, event, number),
             Some(ReplayItem::Last(ending, _)) => RequestAnswer::from(ending).into_response(&addressee),
             Some(ReplayItem::Rest(rest)) => event_stream(rest),
             None => unanswered(addressee.accepted).into_response(&addressee),
@@ -55,7 +55,8 @@ impl ReplayStream {
         served: &Served,
         token: &SessionToken,
         addressee: Addressee,
-        (event, number): (BodyPart, Option<u64>),
+        event: BodyPart,
+        number: Option<u64>,
     ) -> FaceResponse {
         let mut primer = String::new();
         if let Some(id) = addressee.id.clone().filter(|_| can_resume(token.client_version)) {
@@ -121,11 +122,11 @@ pub(in crate::face) fn take_up(
 ) -> Option<FaceResponse> {
     let (sealed, number) = read_event_id(last_event)?;
     let stream = served.sealer.open(IdKind::EventStream, None, sealed)?.id.random;
-    let tool = replays.tool_of((token.nonce, stream));
+    let tool = replays.tool_of(token.nonce, stream);
     if tool.as_deref().is_some_and(|tool| !served.engine.access().has_tool(caller, served.upstream.name(), tool)) {
         return None;
     }
-    let (request, reader) = replays.take_up((token.nonce, stream), number)?;
+    let (request, reader) = replays.take_up(token.nonce, stream, number)?;
     let replay = ReplayStream { reader, sealed: Some(sealed.to_owned()), request: Some(request), tool };
     Some(event_stream(call_stream::stream(replay, addressee(None, AcceptedTypes::EventStream), None)))
 }

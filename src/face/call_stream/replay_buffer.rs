@@ -361,23 +361,23 @@ impl ReplayBuffers {
             streams.pop_front();
         }
         streams.push_back(ReplayEntry { id, request, tool, log: Arc::clone(log), is_answered: false });
-        self.settle(&mut kept, (nonce, id));
+        self.settle(&mut kept, nonce, id);
         self.tidy(&mut kept);
     }
 
-    pub(in crate::face) fn answered(&self, (nonce, id): (u128, u128)) {
+    pub(in crate::face) fn answered(&self, nonce: u128, id: u128) {
         let mut kept = self.kept.lock();
-        self.settle(&mut kept, (nonce, id));
+        self.settle(&mut kept, nonce, id);
         self.tidy(&mut kept);
     }
 
     /// The tool of a call whose stream can be resumed.
-    pub(in crate::face) fn tool_of(&self, (nonce, id): (u128, u128)) -> Option<Arc<str>> {
+    pub(in crate::face) fn tool_of(&self, nonce: u128, id: u128) -> Option<Arc<str>> {
         let kept = self.kept.lock();
         kept.by_session.get(&nonce)?.iter().find(|stream| stream.id == id)?.tool.clone()
     }
 
-    pub(in crate::face) fn take_up(&self, (nonce, id): (u128, u128), number: u64) -> Option<(RequestId, ReplayReader)> {
+    pub(in crate::face) fn take_up(&self, nonce: u128, id: u128, number: u64) -> Option<(RequestId, ReplayReader)> {
         let mut kept = self.kept.lock();
         self.tidy(&mut kept);
         let stream = kept.by_session.get(&nonce)?.iter().find(|stream| stream.id == id)?;
@@ -388,7 +388,7 @@ impl ReplayBuffers {
         self.kept.lock().by_session.remove(&nonce);
     }
 
-    fn settle(&self, kept: &mut ReplayIndex, (nonce, id): (u128, u128)) {
+    fn settle(&self, kept: &mut ReplayIndex, nonce: u128, id: u128) {
         let streams = kept.by_session.get_mut(&nonce);
         let stream = streams.and_then(|streams| streams.iter_mut().find(|stream| stream.id == id));
         if let Some(stream) = stream
@@ -454,17 +454,17 @@ mod tests {
         assert!(!writer.write(text_of("c"), UnreadPolicy::Kept).await);
         assert!(!writer.write(text_of("question"), UnreadPolicy::Dropped).await);
         assert!(!writer.write(text_of(": sign"), UnreadPolicy::Kept).await);
-        assert!(logs.take_up((2, 7), 1).is_none() && logs.take_up((1, 8), 1).is_none());
-        let (request, mut second) = logs.take_up((1, 7), 1).unwrap();
+        assert!(logs.take_up(2, 7, 1).is_none() && logs.take_up(1, 8, 1).is_none());
+        let (request, mut second) = logs.take_up(1, 7, 1).unwrap();
         assert_eq!(request, RequestId::number(5));
         assert_eq!(text(second.next().await), "b Some(3)");
-        let (_, mut third) = logs.take_up((1, 7), 3).unwrap();
+        let (_, mut third) = logs.take_up(1, 7, 3).unwrap();
         assert_eq!(text(second.next().await), "end", "another one reads");
         assert_eq!(text(third.next().await), "c Some(4)");
         assert!(writer.finish(Ok(Payload::empty_object().into())));
         assert_eq!(text(third.next().await), "last 5");
         assert_eq!(text(third.next().await), "end");
-        let (_, mut fourth) = logs.take_up((1, 7), 5).unwrap();
+        let (_, mut fourth) = logs.take_up(1, 7, 5).unwrap();
         assert_eq!(text(fourth.next().await), "end", "it has seen it all");
     }
 
@@ -477,25 +477,25 @@ mod tests {
             writer
         };
         let writers: Vec<_> = (0..=PER_SESSION_MAX as u128).map(begin).collect();
-        assert!(logs.take_up((1, 0), 0).is_none(), "the oldest made room");
+        assert!(logs.take_up(1, 0, 0).is_none(), "the oldest made room");
         for n in 0..EVENTS_MAX + 10 {
             writers[1].write(text_of(&format!("{n}")), UnreadPolicy::Kept).await;
         }
-        let (_, mut reader) = logs.take_up((1, 1), 0).unwrap();
+        let (_, mut reader) = logs.take_up(1, 1, 0).unwrap();
         assert_eq!(text(reader.next().await), "10 Some(11)");
         drop(reader);
         writers[1].finish(Ok(Payload::empty_object().into()));
-        logs.answered((1, 1));
+        logs.answered(1, 1);
         tokio::time::advance(ANSWERED_FOR - Duration::from_secs(1)).await;
-        assert!(logs.take_up((1, 1), 0).is_some());
+        assert!(logs.take_up(1, 1, 0).is_some());
         let large = Payload::of(&"x".repeat(BYTES_MAX));
         writers[2].finish(Ok(large.into()));
-        logs.answered((1, 2));
-        assert!(logs.take_up((1, 1), 0).is_none() && logs.take_up((1, 2), 0).is_none(), "no room for either");
+        logs.answered(1, 2);
+        assert!(logs.take_up(1, 1, 0).is_none() && logs.take_up(1, 2, 0).is_none(), "no room for either");
         writers[3].finish(Ok(Payload::empty_object().into()));
-        logs.answered((1, 3));
+        logs.answered(1, 3);
         tokio::time::advance(ANSWERED_FOR).await;
-        assert!(logs.take_up((1, 3), 0).is_none());
+        assert!(logs.take_up(1, 3, 0).is_none());
         logs.forget(1);
         drop(writers);
         assert_eq!(logs.bytes.load(Ordering::Relaxed), 0);
@@ -508,10 +508,10 @@ mod tests {
             let (writer, reader) = logs.begin(stream);
             logs.keep(stream, RequestId::number(0), None, &reader);
             writer.finish(Ok(Payload::empty_object().into()));
-            logs.answered((stream, stream));
+            logs.answered(stream, stream);
         }
         assert_eq!(logs.kept.lock().answered.len(), ANSWERED_MAX);
         assert_eq!(logs.kept.lock().by_session.len(), ANSWERED_MAX);
-        assert!(logs.take_up((0, 0), 0).is_none() && logs.take_up((1, 1), 0).is_some(), "the oldest made room");
+        assert!(logs.take_up(0, 0, 0).is_none() && logs.take_up(1, 1, 0).is_some(), "the oldest made room");
     }
 }

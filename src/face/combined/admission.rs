@@ -13,7 +13,6 @@ use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use http_body_util::{BodyExt as _, StreamBody};
 use hyper::body::{Body, Frame, SizeHint};
-use tokio::time::Instant;
 
 use super::CombinedUpstreams;
 use super::member_session::{CombinedSession, GivenToken};
@@ -22,12 +21,10 @@ use super::messages::{
 };
 use crate::dialect::faults::gateway_error;
 use crate::face::answer::Addressee;
-use crate::face::arrival::Arrival;
 use crate::face::headers;
-use crate::face::http::{AcceptedTypes, Endpoint as _, FaceResponse, Inbound, MessageChannel, ResponseBody, full_body};
+use crate::face::http::{Endpoint as _, FaceResponse, Inbound, ResponseBody, full_body};
 use crate::metric;
 use crate::task::{Caller, Executed, GatewayFault, Reason, TaskId};
-use crate::upstream::ForwardedHeaders;
 use crate::wire::envelope::{self, Request};
 use crate::wire::framing::{BodyPart, MessageClassifier};
 use crate::wire::meta::{META, PROGRESS_TOKEN, RELATED_TASK};
@@ -216,21 +213,10 @@ impl CombinedUpstreams {
         body: Bytes,
     ) -> Inbound {
         Inbound {
-            method,
-            path: self.settings.path.to_string(),
-            query: None,
             headers: HeaderMap::from_iter([(headers::SESSION_ID, session)]),
             body,
-            message: None,
-            caller,
-            client: None,
-            accepted: AcceptedTypes::Both,
-            forwarded: ForwardedHeaders::default(),
-            received_at: Instant::now(),
-            carriage: MessageChannel::Request,
             is_counted: true,
-            endpoint_session: None,
-            arrival: Arrival::default(),
+            ..Inbound::new(method, self.settings.path.to_string(), caller)
         }
     }
 }

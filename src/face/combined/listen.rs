@@ -69,8 +69,8 @@ impl ListenRequest {
         let refused = |refusal: MemberRefusal| Box::new(refusal.into_response(&addressee));
         let params = params.edit().set("notifications", part.written()).finish();
         let beginning = async {
-            let request = (Request::clone(&self.request), Bytes::new());
-            let asking = self.client.clone().pass(&self.upstreams, at, request, Some(params));
+            let (client, request) = (self.client.clone(), Request::clone(&self.request));
+            let asking = client.pass(&self.upstreams, at, request, Bytes::new(), Some(params));
             let answer = asking.await.map_err(refused)?;
             if !is_event_stream(&answer) {
                 return Err(Box::new(answer));

@@ -85,9 +85,10 @@ impl EndpointClient {
         &self,
         upstreams: &Arc<CombinedUpstreams>,
         at: usize,
-        (text, message): (Bytes, Option<Message>),
+        text: Bytes,
+        message: Option<Message>,
     ) -> Result<Inbound, MemberRefusal> {
-        self.clone().into_inbound(upstreams, at, (text, message)).await
+        self.clone().into_inbound(upstreams, at, text, message).await
     }
 
     /// As [`EndpointClient::inbound`], for the last message of the current request, which takes its headers.
@@ -95,7 +96,8 @@ impl EndpointClient {
         self,
         upstreams: &Arc<CombinedUpstreams>,
         at: usize,
-        (text, message): (Bytes, Option<Message>),
+        text: Bytes,
+        message: Option<Message>,
     ) -> Result<Inbound, MemberRefusal> {
         let id = match &self.session {
             Some(session) => Some(self.opened(upstreams, session, at).await?.id),
@@ -135,7 +137,7 @@ impl EndpointClient {
         let _given = given.map(|(session, token)| session.give(&upstreams.settings.upstreams[at], &token));
         let id = RequestId::text(&format!("taskgate-{:032x}", (upstreams.common().random)()));
         let text = envelope::request(&id, method, Some(&params));
-        let mut inbound = self.inbound(upstreams, at, (text, None)).await?;
+        let mut inbound = self.inbound(upstreams, at, text, None).await?;
         inbound.accepted = AcceptedTypes::Json;
         if self.session.is_none() {
             let name = headers::naming_member(method).and_then(|member| Object::of(&params)?.get_string(member));
@@ -154,11 +156,12 @@ impl EndpointClient {
         self,
         upstreams: &Arc<CombinedUpstreams>,
         at: usize,
-        request: (Request, Bytes),
+        request: Request,
+        text: Bytes,
         params: Option<Payload>,
     ) -> Result<FaceResponse, MemberRefusal> {
         let session = self.session.clone();
-        let inbound = self.prepared(upstreams, at, request, params).await?;
+        let inbound = self.prepared(upstreams, at, request, text, params).await?;
         Ok(served(session.as_ref(), upstreams, at, inbound).await)
     }
 
@@ -167,7 +170,8 @@ impl EndpointClient {
         mut self,
         upstreams: &Arc<CombinedUpstreams>,
         at: usize,
-        (mut request, mut text): (Request, Bytes),
+        mut request: Request,
+        mut text: Bytes,
         params: Option<Payload>,
     ) -> Result<Inbound, MemberRefusal> {
         if let Some(params) = params {
@@ -180,7 +184,7 @@ impl EndpointClient {
             }
             request.params = params.map_or(Params::Absent, Params::Object);
         }
-        self.into_inbound(upstreams, at, (text, Some(Message::Request(request)))).await
+        self.into_inbound(upstreams, at, text, Some(Message::Request(request))).await
     }
 }
 

@@ -172,7 +172,7 @@ async fn reopened(
     at: usize,
     last_event: Option<&str>,
 ) -> FaceResponse {
-    let opening = client.inbound(upstreams, at, (bytes::Bytes::new(), None));
+    let opening = client.inbound(upstreams, at, bytes::Bytes::new(), None);
     let inbound = match opening.await {
         Ok(inbound) => inbound,
         Err(refusal) => return refusal.into_response(&addressee(None, AcceptedTypes::Both)),

@@ -108,9 +108,9 @@ impl CombinedUpstreams {
             Message::Request(request) => {
                 let id = request.id.clone();
                 let mut voice = client.voice(self, 0, AnswerScope::of(&request));
-                let asked = pin!(self.asked(client, (request, text), &addressee));
+                let asked = pin!(self.asked(client, request, text, &addressee));
                 // The request is not sent yet: a cancel drops the requests on the client's behalf.
-                match self.sessions.in_flight.before_it_is_sent((token.nonce, &id, arrived), asked).await {
+                match self.sessions.in_flight.before_it_is_sent(token.nonce, &id, arrived, asked).await {
                     Some(Ok(AskedMember::Answered(answer))) => answer,
                     Some(Ok(AskedMember::Asked(at, inbound))) => {
                         voice.give(at);
@@ -140,7 +140,8 @@ impl CombinedUpstreams {
     async fn asked(
         self: &Arc<Self>,
         client: EndpointClient,
-        (request, text): (Request, Bytes),
+        request: Request,
+        text: Bytes,
         addressee: &Addressee,
     ) -> Result<AskedMember, MemberRefusal> {
         if request.method == method::PING {
@@ -162,7 +163,7 @@ impl CombinedUpstreams {
                 }
             }
             RequestTarget::Member(at, params) => {
-                let inbound = client.prepared(self, at, (request, text), params).await?;
+                let inbound = client.prepared(self, at, request, text, params).await?;
                 return Ok(AskedMember::Asked(at, Box::new(inbound)));
             }
             RequestTarget::Unlisted(some) => self.first_that_knows(&client, &some, &request, addressee).await?,
@@ -234,7 +235,7 @@ impl CombinedUpstreams {
             Some((upstream, text)) => (Some(upstream), text),
             None => (None, body.clone()),
         };
-        self.tell(client, session, (only.as_deref(), &text)).await
+        self.tell(client, session, only.as_deref(), &text).await
     }
 
     /// Forwards a response to the upstream that asked. A task's question needs no session there: the task is in the
@@ -258,7 +259,7 @@ impl CombinedUpstreams {
             Some((upstream, text)) => (Some(upstream.as_str()), text),
             None => (None, body),
         };
-        self.tell(client, session, (only, text)).await
+        self.tell(client, session, only, text).await
     }
 
     /// Sends a message to the session at one upstream, or at all.
@@ -266,12 +267,13 @@ impl CombinedUpstreams {
         self: &Arc<Self>,
         client: &EndpointClient,
         session: &Arc<CombinedSession>,
-        (only, text): (Option<&str>, &Bytes),
+        only: Option<&str>,
+        text: &Bytes,
     ) -> FaceResponse {
         let open = session.open_members();
         let open = open.iter().filter(|(upstream, _)| only.is_none_or(|only| **upstream == *only));
         let telling = open.filter_map(|(upstream, _)| self.position(upstream, client.caller())).map(|at| async move {
-            let inbound = client.inbound(self, at, (text.clone(), None)).await.ok()?;
+            let inbound = client.inbound(self, at, text.clone(), None).await.ok()?;
             Some(served(Some(session), self, at, inbound).await)
         });
         let mut answers: Vec<_> = join_all(telling).await.into_iter().flatten().collect();

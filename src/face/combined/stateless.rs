@@ -32,7 +32,7 @@ impl CombinedUpstreams {
         let asked = match request.method.as_str() {
             method::DISCOVER => self.discover(&client, &addressee).await,
             method::LISTEN => return self.listen(&client, inbound, &request, &addressee).await,
-            _ => self.asked_alone(client, (request, inbound.body.clone()), &addressee).await,
+            _ => self.asked_alone(client, request, inbound.body.clone(), &addressee).await,
         };
         asked.unwrap_or_else(|refusal| refusal.into_response(&addressee))
     }
@@ -55,7 +55,8 @@ impl CombinedUpstreams {
     async fn asked_alone(
         self: &Arc<Self>,
         client: EndpointClient,
-        (request, text): (Request, Bytes),
+        request: Request,
+        text: Bytes,
         addressee: &Addressee,
     ) -> Result<FaceResponse, MemberRefusal> {
         let target = match self.target(&client, &request).await {
@@ -75,7 +76,7 @@ impl CombinedUpstreams {
             }
             RequestTarget::Member(at, params) => {
                 let voice = client.voice(self, at, AnswerScope::of(&request));
-                let answer = client.pass(self, at, (request, text), params).await?;
+                let answer = client.pass(self, at, request, text, params).await?;
                 Ok(own_stream::shown(answer, voice, self.result_bytes_max, addressee).await)
             }
             RequestTarget::OwnTool(tool) => {

@@ -1,4 +1,4 @@
-//! What operators are shown, and how much one request looks at.
+//! The lists that operators see, and the bound of one request's work.
 
 use std::time::Duration;
 

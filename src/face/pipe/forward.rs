@@ -292,7 +292,7 @@ impl HeldCall {
         arguments: impl FnOnce() -> Option<Payload>,
     ) -> impl Future<Output = Result<Self, GatewayFault>> {
         let name = served.upstream.name();
-        let audited = served.engine.audit().map(|audit| audit.call(owner, (name, &tool), arguments, false));
+        let audited = served.engine.audit().map(|audit| audit.call(owner, name, &tool, arguments, false));
         let in_progress = served.permits.call_begins(tool, owner.clone());
         async move {
             let note = |fault: &GatewayFault| audited.iter().for_each(|call| call.note(reason_key(fault.reason)));

@@ -137,11 +137,12 @@ const FACTS_MAX: Duration = Duration::from_secs(30);
 /// The result of `initialize`, or an error for the client.
 pub(super) async fn introduce(
     shared: &SessionFaceState,
-    asker: (&Principal, &ForwardedHeaders),
+    asker: &Principal,
+    forwarded: &ForwardedHeaders,
     introduction: &ClientInitialize,
 ) -> Result<Object, RpcError> {
     let client = BridgedClient::of(introduction.version, &introduction.capabilities);
-    let context = client.context(asker, &shared.served);
+    let context = client.context(asker, forwarded, &shared.served);
     let late = GatewayFault::new(Reason::UpstreamTimeout, Executed::No);
     let asking = tokio::time::timeout(FACTS_MAX, shared.served.stateless.facts(&context));
     let facts = match asking.await.unwrap_or(Err(BeginError::Gateway(late))) {

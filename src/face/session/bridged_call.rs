@@ -117,8 +117,8 @@ pub(super) fn begin_on(
     };
     let idempotency = checked(shared, session, &caller, tool.as_deref().zip(params));
     let idempotency = idempotency.map_err(|complaint| complain(&complaint))?;
-    let arrived = (session.token.nonce, &request.id, caller.arrived);
-    let entered = shared.open.in_flight.drive(arrived).map_err(|full| gateway_error(&full))?;
+    let entered = shared.open.in_flight.drive(session.token.nonce, &request.id, caller.arrived);
+    let entered = entered.map_err(|full| gateway_error(&full))?;
     (if tool.is_some() { &shared.meter.calls } else { &shared.meter.requests }).increment(1);
 
     let client = BridgedClient::of(version, &session.token.capabilities);
@@ -165,7 +165,7 @@ pub(super) fn begin_on(
         is_named: idempotency.is_some(),
         era: route.era,
     };
-    let mut spec = driver.spec(route, &client, params, (tool, caller, session.own.forwarded.clone()));
+    let mut spec = driver.spec(route, &client, params, tool, caller, session.own.forwarded.clone());
     if falls_back {
         spec.policy = spec.policy.asking_first();
         spec.plan = spec.policy.mode.plan(HandleSupport::ByTools, spec.policy.grace);
@@ -228,7 +228,9 @@ impl BridgedCall {
         route: &CallRoute,
         client: &BridgedClient,
         params: Option<&Object>,
-        (tool, caller, forwarded): (Option<String>, BridgedCaller, ForwardedHeaders),
+        tool: Option<String>,
+        caller: BridgedCaller,
+        forwarded: ForwardedHeaders,
     ) -> CallSpec {
         let served = &self.shared.served;
         let maker = CallMaker {
@@ -254,7 +256,7 @@ impl BridgedCall {
     }
 
     async fn run(&mut self, spec: CallSpec) {
-        // It may have been cancelled while its target was determined.
+        // The call may have been cancelled while its target was determined.
         let ending = match self.entered.cancelled().is_cancelled() {
             true => None,
             false => self.follow(spec).await,
@@ -268,7 +270,7 @@ impl BridgedCall {
                 true
             }
         };
-        self.shared.open.replays.answered((self.nonce, self.writer.stream()));
+        self.shared.open.replays.answered(self.nonce, self.writer.stream());
         if !is_read {
             metric::count_dropped(self.shared.served.channel.name(), "client_gone");
         }
@@ -440,11 +442,7 @@ impl BridgedClient {
     }
 
     /// For requests other than calls: without progress and log messages.
-    pub(super) fn context(
-        &self,
-        (principal, forwarded): (&Principal, &ForwardedHeaders),
-        served: &Served,
-    ) -> CallContext {
+    pub(super) fn context(&self, principal: &Principal, forwarded: &ForwardedHeaders, served: &Served) -> CallContext {
         let settings = &served.settings;
         let share = Some(served.engine.limits().answers_to(principal));
         let (timeouts, result_bytes_max) = (settings.timeouts, settings.result_bytes_max);

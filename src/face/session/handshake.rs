@@ -92,7 +92,7 @@ async fn open_either(
 ) -> Result<InitializedSession, RpcError> {
     let tasks = super::tasks::offer(introduction.version, &inbound.caller.principal, shared.served.settings.drafts);
     let bridged = async || {
-        let result = introduce(shared, (&inbound.caller.principal, &inbound.forwarded), introduction).await?;
+        let result = introduce(shared, &inbound.caller.principal, &inbound.forwarded, introduction).await?;
         let result = rewrite::introduction_result(&result, introduction.version, tasks.clone());
         let (binding, tasks) = (SessionBinding::default(), UpstreamTaskSupport::default());
         Ok(InitializedSession { binding, version: ProtocolVersion::STATELESS, result, tasks })
@@ -101,7 +101,7 @@ async fn open_either(
         return bridged().await;
     }
     let message = |version| (request.id.clone(), introduction.message(&request.id, version, &inbound.body));
-    let opening = shared.own.open((&inbound.caller.principal, &inbound.forwarded), introduction.version, message);
+    let opening = shared.own.open(&inbound.caller.principal, &inbound.forwarded, introduction.version, message);
     let refusal = match opening.await {
         Ok(agreed) => {
             let result = rewrite::introduction_result(&agreed.result, introduction.version, tasks);

@@ -75,7 +75,9 @@ impl InFlight {
     /// error is `QueueFull`: nothing was sent.
     pub(super) fn drive(
         self: &Arc<Self>,
-        (nonce, id, since): (u128, &RequestId, Instant),
+        nonce: u128,
+        id: &RequestId,
+        since: Instant,
     ) -> Result<InFlightEntry, GatewayFault> {
         let mut requests = self.requests.lock();
         if requests.driven >= CALLS_MAX {
@@ -96,7 +98,9 @@ impl InFlight {
     /// Cancel safe if `waiting` is.
     pub(in crate::face) async fn before_it_is_sent<T>(
         self: &Arc<Self>,
-        (nonce, id, since): (u128, &RequestId, Instant),
+        nonce: u128,
+        id: &RequestId,
+        since: Instant,
         mut waiting: Pin<&mut impl Future<Output = T>>,
     ) -> Option<T> {
         if let Some(ready) = waiting.as_mut().now_or_never() {
@@ -216,13 +220,13 @@ mod tests {
     fn a_cancel_ends_the_request_that_it_names_and_leaves_nothing_behind() {
         let in_flight = Arc::new(InFlight::default());
         let id = RequestId::number(1);
-        let entries = [1, 2].map(|nonce| in_flight.drive((nonce, &id, Instant::now())).unwrap());
+        let entries = [1, 2].map(|nonce| in_flight.drive(nonce, &id, Instant::now()).unwrap());
         assert!(!in_flight.cancel(1, &RequestId::text("1"), RequestStage::Driven));
         assert!(!in_flight.cancel(1, &id, RequestStage::Queued), "nothing of this id waits for a place");
         assert!(in_flight.cancel(1, &id, RequestStage::Driven));
         assert_eq!(entries.each_ref().map(|entry| entry.cancelled().is_cancelled()), [true, false]);
         assert!(in_flight.knows_any(1, &id) && !in_flight.knows_any(3, &id));
-        let again = in_flight.drive((1, &id, Instant::now())).unwrap();
+        let again = in_flight.drive(1, &id, Instant::now()).unwrap();
         drop(entries);
         in_flight.end_session(1);
         assert!(again.cancelled().is_cancelled(), "the older one took only its own entry along");
@@ -256,7 +260,7 @@ mod tests {
                 _ => std::task::Poll::Ready(in_flight.cancel(1, &id, RequestStage::Queued)),
             }
         });
-        assert_eq!(in_flight.before_it_is_sent((1, &id, Instant::now()), std::pin::pin!(waiting)).await, None);
+        assert_eq!(in_flight.before_it_is_sent(1, &id, Instant::now(), std::pin::pin!(waiting)).await, None);
         assert_eq!(looks, 2);
         assert!(is_empty(&in_flight));
     }
@@ -265,16 +269,16 @@ mod tests {
     fn requests_of_one_id_are_as_many_as_there_are() {
         let in_flight = Arc::new(InFlight::default());
         let id = RequestId::number(1);
-        let mut entries: Vec<_> = (0..CALLS_MAX).map(|_| in_flight.drive((1, &id, Instant::now())).unwrap()).collect();
-        assert_eq!(in_flight.drive((1, &id, Instant::now())).unwrap_err().reason, Reason::QueueFull);
+        let mut entries: Vec<_> = (0..CALLS_MAX).map(|_| in_flight.drive(1, &id, Instant::now()).unwrap()).collect();
+        assert_eq!(in_flight.drive(1, &id, Instant::now()).unwrap_err().reason, Reason::QueueFull);
         drop(in_flight.enter(1, &id, RequestStage::Held));
         assert_eq!(
-            in_flight.drive((1, &id, Instant::now())).unwrap_err().reason,
+            in_flight.drive(1, &id, Instant::now()).unwrap_err().reason,
             Reason::QueueFull,
             "only calls of the engine's count"
         );
         assert!(!entries.pop().unwrap().cancelled().is_cancelled());
-        assert!(in_flight.drive((2, &id, Instant::now())).is_ok(), "there is a place again");
+        assert!(in_flight.drive(2, &id, Instant::now()).is_ok(), "there is a place again");
         in_flight.end_session(1);
         assert!(entries.iter().all(|entry| entry.cancelled().is_cancelled()), "all end with their session");
         drop(entries);

@@ -104,7 +104,7 @@ impl SessionFaceState {
 
     async fn listing(self: &Arc<Self>, session: &ClientSession, principal: &Principal) -> ListedNames {
         let client = BridgedClient::of(session.token.client_version, &session.token.capabilities);
-        let context = client.context((principal, &session.own.forwarded), &self.served);
+        let context = client.context(principal, &session.own.forwarded, &self.served);
         let catalog = Catalog::new(self.upstream_of(session), Arc::new(PlainUpstream));
         match tokio::time::timeout(LOOK_MAX, catalog.names(&context)).await {
             Ok(Ok((names, is_whole))) => {

@@ -92,7 +92,8 @@ impl PipedRequest {
 
 pub(super) fn request(
     request: Request,
-    (bytes, arrived): (Bytes, Instant),
+    bytes: Bytes,
+    arrived: Instant,
     drafts: Drafts,
 ) -> Result<PipedMessage, RequestError> {
     let params = request.params.object();
@@ -253,8 +254,14 @@ impl PipeForward {
                 let arguments = || arguments_in(&request.text);
                 let owner = &session.own.opened.owner;
                 let beginning = HeldCall::begin(&shared.served, owner, Arc::clone(tool), arguments);
-                let key = (session.token.nonce, &request.id, request.arrived);
-                let permit = shared.open.in_flight.before_it_is_sent(key, pin!(beginning)).await.transpose()?;
+                let beginning = pin!(beginning);
+                let sending = shared.open.in_flight.before_it_is_sent(
+                    session.token.nonce,
+                    &request.id,
+                    request.arrived,
+                    beginning,
+                );
+                let permit = sending.await.transpose()?;
                 // The client has cancelled it meanwhile.
                 let Some(permit) = permit else { return Ok(unanswered(accepted)) };
                 let policy = settings.rules.rule(tool);
@@ -278,7 +285,7 @@ impl PipeForward {
                 return error.map(RequestAnswer::Error).ok_or(fault);
             }
             JudgedResponse::SessionLost if !era.is_wanted() => return Ok(unanswered(accepted)),
-            // It was sent twice.
+            // The call was sent twice.
             JudgedResponse::SessionLost => {
                 call.answered(reason_key(Reason::UpstreamSessionLost));
                 return Err(GatewayFault::new(Reason::UpstreamSessionLost, Executed::Unknown));
@@ -504,7 +511,7 @@ async fn note(
     match tokio::time::timeout(TELL_MAX, noting).await.unwrap_or(Err(late)) {
         Ok(status) => status,
         Err(GatewayFault { executed: Executed::No, .. }) => StatusCode::SERVICE_UNAVAILABLE,
-        // It may have arrived, and the client can do nothing about it.
+        // The message may have arrived, and the client can do nothing about it.
         Err(_) => StatusCode::ACCEPTED,
     }
 }

@@ -319,12 +319,8 @@ impl SessionFaceState {
     ) -> Arc<SubscriberList> {
         let (subscribers, is_new) = self.tasks.subscribers.open(&caller.task(id), nonce);
         if is_new {
-            let notifier = task_notifier::TaskNotifier::new(
-                Arc::clone(self),
-                (caller.clone(), id),
-                Arc::clone(&subscribers),
-                shown,
-            );
+            let notifier =
+                task_notifier::TaskNotifier::new(Arc::clone(self), caller.clone(), id, Arc::clone(&subscribers), shown);
             let scope = &self.served.scope;
             scope.tracker.spawn(scope.stop.clone().run_until_cancelled_owned(Box::pin(notifier.run())));
         }

@@ -122,8 +122,7 @@ pub(super) async fn post(
         Some(Err(error)) => return addressee.error(StatusCode::OK, &error),
         None => (),
     }
-    let received = (Bytes::clone(&inbound.body), inbound.received_at);
-    match pipe::request(request, received, shared.served.settings.drafts) {
+    match pipe::request(request, Bytes::clone(&inbound.body), inbound.received_at, shared.served.settings.drafts) {
         Ok(message) => pipe::post(shared, session, message, inbound.accepted).await,
         Err(complaint) => refuse(&addressee, &complaint),
     }
@@ -173,7 +172,7 @@ impl SessionFaceState {
             return ToolTaskSupport::default();
         }
         let client = BridgedClient::of(session.token.client_version, &session.token.capabilities);
-        let context = client.context((principal, &session.own.forwarded), &self.served);
+        let context = client.context(principal, &session.own.forwarded, &self.served);
         self.task_tools.support(tool, &context).await
     }
 

@@ -74,7 +74,7 @@ impl StatelessFace {
             Ok(HeldCallResumption::Going(stream)) => {
                 let may_promote = plan != Plan::Direct && policy.early_input == EarlyInput::AskFirst;
                 let promotable = if may_promote { Promotable::Yes } else { Promotable::No };
-                self.respond(request, promotable, (None, stream)).await
+                self.respond(request, promotable, None, stream).await
             }
             Ok(HeldCallResumption::Over(event)) => match request.metadata.takes_tasks() {
                 HandleSupport::No | HandleSupport::ByTools => {
@@ -123,7 +123,7 @@ impl StatelessFace {
         let retry = RoundRetry { answers, plan, questions: questions_for(&request.metadata) };
         match self.served.engine.retry(&key, retry) {
             Ok(stream) => Ok(HeldCallResumption::Going(stream)),
-            // It may have ended just now.
+            // The call may have ended just now.
             Err(refusal) => match (end_of(&self.held(&key).await?, takes_tasks)?, refusal) {
                 (Some(over), _) => Ok(HeldCallResumption::Over(over)),
                 // Lost with its process, which is not recorded yet (T-56).

@@ -168,7 +168,8 @@ impl StatelessFace {
         &self,
         request: Box<StatelessRequestContext<'_>>,
         promotable: Promotable,
-        (first, call): (Option<CallEvent>, CallStream),
+        first: Option<CallEvent>,
+        call: CallStream,
     ) -> FaceResponse {
         match request.metadata.takes_tasks() {
             HandleSupport::No | HandleSupport::ByTools => {

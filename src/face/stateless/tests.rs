@@ -30,7 +30,7 @@ fn no_step_of_a_request_moves_the_memory_of_a_rare_one() {
         (
             "respond",
             returned_bytes(|(face, request, call): (Face, Box<Context>, CallStream)| {
-                face.respond(request, Promotable::No, (None, call))
+                face.respond(request, Promotable::No, None, call)
             }),
         ),
         ("pass", returned_bytes(|(face, request): (Face, Box<Context>)| face.pass(request))),

@@ -13,7 +13,6 @@ use super::{ClientMessage, ParsedMessage, StreamClient};
 use crate::face::arrival::Arrival;
 use crate::face::headers;
 use crate::face::http::{AcceptedTypes, FaceResponse, Inbound, MessageChannel};
-use crate::upstream::ForwardedHeaders;
 use crate::upstream::reply::ReadLimits;
 use crate::wire::{RequestId, RpcError, envelope};
 
@@ -122,21 +121,13 @@ impl ClientLink {
     fn inbound(&self, method: Method, body: Bytes, headers: HeaderMap, received_at: Instant) -> Inbound {
         let arrival = Arrival::of(&method, &headers);
         Inbound {
-            method,
-            path: self.client.path.clone(),
-            query: None,
             headers,
             body,
-            message: None,
-            caller: self.client.caller.clone(),
             client: self.client.address,
-            accepted: AcceptedTypes::Both,
-            forwarded: ForwardedHeaders::default(),
             received_at,
             carriage: MessageChannel::Stream,
-            is_counted: false,
-            endpoint_session: None,
             arrival,
+            ..Inbound::new(method, self.client.path.clone(), self.client.caller.clone())
         }
     }
 }

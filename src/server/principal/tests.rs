@@ -1,4 +1,4 @@
-//! Who a request's sender is, by its credentials and headers.
+//! The sender of a request, by its credentials and headers.
 
 use super::*;
 use crate::server::api_keys::{ApiKey, ApiKeys};

@@ -1,4 +1,4 @@
-//! Binds tokens to what their sender holds besides them: a stolen token is of no use alone (RFC 7800, 8705).
+//! Reads the certificate or key that a token is bound to: a stolen token alone is useless (RFC 7800, 8705).
 
 use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::task::digest::Digest;
 
-/// What a token's `cnf` requires.
+/// The requirements of a token's `cnf`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::server) struct TokenBinding {
     /// The SHA-256 of a client certificate (RFC 8705, 3.1).
@@ -19,7 +19,7 @@ const CERTIFICATE: &str = "x5t#S256";
 const KEY: &str = "jkt";
 
 impl TokenBinding {
-    /// Reads `cnf`. `None` if a member is not understood, as it may require more.
+    /// Reads `cnf`. `None` if a member is unknown, as it may require more.
     pub(super) fn read(value: &Value) -> Option<Self> {
         let members = value.as_object().filter(|members| !members.is_empty())?;
         let mut binding = Self { certificate: None, key: None };

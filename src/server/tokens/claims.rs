@@ -22,7 +22,7 @@ const NAMES_MAX: usize = 1_000;
 /// How far the clocks of the gateway and an issuer may differ.
 pub const LEEWAY: Duration = Duration::from_secs(60);
 
-/// Why a token is refused: for operators. Clients learn only that it is.
+/// Why a token is refused. Only operators see the reason; clients see only the refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TokenError {
     TooLarge,
@@ -78,7 +78,7 @@ impl TokenError {
         }
     }
 
-    /// The explanation for operators, who read which key of the configuration decides.
+    /// The explanation for operators. It names the key of the configuration that decides.
     #[must_use]
     pub const fn sentence(self) -> &'static str {
         match self {
@@ -114,7 +114,7 @@ impl TokenError {
     }
 }
 
-/// What a request shows besides its token.
+/// The proofs of a request's sender besides the token.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::server) struct HeldProofs<'r> {
     /// The digest of its connection's certificate.
@@ -140,7 +140,7 @@ impl HeldProofs<'_> {
     }
 }
 
-/// A token that is read, and proves nothing yet.
+/// A token that is parsed but not verified.
 pub(super) struct UnverifiedToken<'t> {
     text: SignedText<'t>,
     algorithm: Algorithm,
@@ -153,9 +153,9 @@ pub(super) struct UnverifiedToken<'t> {
 pub(super) struct VerifiedToken {
     pub(super) owner: Principal,
     pub(super) claims: Claims,
-    /// Its `exp` and the leeway: nothing of it is valid any longer.
+    /// Its `exp` and the leeway: the end of its validity.
     pub(super) until: Timestamp,
-    /// What its sender must hold besides the token.
+    /// The certificate or key that the token's sender must have.
     pub(super) binding: Option<TokenBinding>,
 }
 
@@ -193,8 +193,8 @@ impl<'t> UnverifiedToken<'t> {
         &self.text.claims
     }
 
-    /// Checks everything that the token says against the issuer that it names. `asked` is the address of the endpoint, as
-    /// [`normal_address`] writes it.
+    /// Checks the token's signature, header and claims against the issuer in its `iss`. `asked` is the address of the
+    /// endpoint, as [`normal_address`] writes it.
     pub(super) fn verify(
         &self,
         issuer: &IssuerSettings,
@@ -222,12 +222,12 @@ impl<'t> UnverifiedToken<'t> {
     }
 }
 
-/// Whether a token is short enough to be looked at.
+/// Whether a token is short enough to be checked.
 pub(super) const fn is_short(token: &str) -> bool {
     token.len() <= TOKEN_BYTES_MAX
 }
 
-/// The claims of a token that its issuer calls active (RFC 7662, 2.2): checked as those of a signed one.
+/// Checks the claims of a token that its issuer calls active (RFC 7662, 2.2), as the claims of a signed token.
 pub(super) fn verify_introspected(
     claims: &Map<String, Value>,
     issuer: &IssuerSettings,
@@ -237,7 +237,7 @@ pub(super) fn verify_introspected(
     if claims.get("iss").is_some_and(|named| named.as_str() != Some(&*issuer.issuer)) {
         return Err(TokenError::UnknownIssuer);
     }
-    // Others are refresh tokens, or not bound to the key that they need.
+    // Tokens of other types are refresh tokens, or lack the key that they must be bound to.
     let is_bound = claims.contains_key("cnf");
     let is_bearer = |kind: &Value| {
         let known = ["bearer", "access_token"].into_iter().chain(is_bound.then_some("dpop"));
@@ -249,7 +249,7 @@ pub(super) fn verify_introspected(
     TokenClaims(claims).verify(issuer, asked, now)
 }
 
-/// Claims that are known to be an issuer's.
+/// Claims that are proven to be the issuer's.
 struct TokenClaims<'c>(&'c Map<String, Value>);
 
 impl TokenClaims<'_> {
@@ -351,7 +351,7 @@ impl TokenClaims<'_> {
     }
 }
 
-/// A claim by its whole name, or by the names on the way to it. Names of claims may have dots themselves.
+/// A claim by its whole name, or by the names of its parents and its own, with dots. A claim's own name may have dots.
 fn claim_at<'c>(claims: &'c Map<String, Value>, path: &str) -> Option<&'c Value> {
     if let Some(value) = claims.get(path) {
         return Some(value);

@@ -1,4 +1,4 @@
-//! Asks an issuer what it says of a token (RFC 7662): once for all that wait, and again after 30 s.
+//! Asks an issuer whether a token is active (RFC 7662): one question for all requests with that token, and a new one after 30 s.
 
 use std::fmt;
 use std::mem::size_of;
@@ -27,7 +27,7 @@ const ENTRY_BYTES: usize = 256;
 /// A claim in memory, in place of its two texts.
 const CLAIM_FACTOR: usize = 4;
 
-/// What an issuer says of a token.
+/// An issuer's answer about a token.
 #[derive(Clone, Debug)]
 pub(super) enum IntrospectionAnswer {
     /// With the claims of the token.
@@ -64,7 +64,7 @@ impl Introspector {
         }
     }
 
-    /// What is known of a token; `None` if the issuer must be asked.
+    /// The last answer about a token; `None` if the issuer must be asked.
     pub(super) fn known(&self, token: &str) -> Option<IntrospectionAnswer> {
         self.known_of(&digest([token.as_bytes()]))
     }
@@ -74,10 +74,10 @@ impl Introspector {
         answer.or_else(|| self.failed.contains_key(key).then_some(IntrospectionAnswer::Away))
     }
 
-    /// Asks the issuer, once for all that wait for the same token, and to the end even if they leave.
+    /// Asks the issuer, once for all requests with this token, and to the end even if their clients leave.
     pub(super) async fn ask(self: &Arc<Self>, token: String, client: IpAddr, scope: &OnceLock<TaskScope>) {
         let (key, asking) = (digest([token.as_bytes()]), Arc::clone(self));
-        // Before the gateway serves, nothing is asked.
+        // Before the gateway serves, there is no scope and no question.
         let Some(scope) = scope.get() else { return };
         let lookup = || async move {
             let answer = asking.look_up(&token).await;
@@ -122,7 +122,7 @@ impl Introspector {
     }
 }
 
-/// The answer in a response. `active` must be a boolean: everything else is no answer.
+/// Reads a response. Without a boolean `active` it is no answer.
 fn read(answer: &FormAnswer) -> Result<IntrospectionAnswer, String> {
     if answer.status != StatusCode::OK {
         return Err(format!("the server answers with HTTP {}", answer.status.as_u16()));

@@ -79,7 +79,7 @@ impl fmt::Debug for IssuerKeys {
 }
 
 impl IssuerKeys {
-    /// Knows no keys yet, except those of a file.
+    /// Reads the keys of a file. Keys at an address are not known yet.
     pub(super) fn new(settings: Arc<IssuerSettings>) -> Self {
         let host = Url::parse(&settings.issuer).ok().and_then(|url| url.host_str().map(str::to_owned));
         let name = Arc::from(format!("issuer {}", host.as_deref().unwrap_or("-")));
@@ -92,7 +92,7 @@ impl IssuerKeys {
         keys
     }
 
-    /// Whether both have the same keys: those of a file are read again at each reload.
+    /// Whether both have the same keys: a file of keys is read again at each reload.
     pub(super) fn is_same_as(&self, other: &Self) -> bool {
         self.settings.keys.file().is_none() || self.digest() == other.digest()
     }
@@ -127,11 +127,12 @@ impl IssuerKeys {
         is_remote && self.known.lock().asked.is_none_or(|asked| asked.elapsed() >= ASKED_EACH)
     }
 
-    /// Fetches the keys for tokens that need other ones, once for all that wait, and to the end even if they leave. Bounded by
+    /// Fetches the keys because of a token with an unknown key: once for all waiting requests, and to the end even if their
+    /// clients leave. Bounded by
     /// the time of a fetch.
     pub(super) async fn ask(self: &Arc<Self>, scope: &OnceLock<TaskScope>) {
         let keys = Arc::clone(self);
-        // Before the gateway serves, nobody waits.
+        // Before the gateway serves, no request waits.
         if let Some(scope) = scope.get() {
             self.asked.get((), (), scope, || None, || async move { keys.fetch_for_token().await }).await;
         }

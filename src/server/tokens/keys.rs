@@ -43,7 +43,7 @@ const OTHER: &str = "a key is of another type, use or form";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum KeyMiss {
     Unknown,
-    /// It is for another algorithm.
+    /// The key is for another algorithm.
     Unfit,
 }
 

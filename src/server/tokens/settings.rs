@@ -55,7 +55,7 @@ pub struct IssuerSettings {
     pub groups: Option<Arc<str>>,
     /// The claim that owns tasks instead of the subject.
     pub owner_claim: Option<Arc<str>>,
-    /// The scopes that a scope includes, and those that they include.
+    /// All scopes that a scope includes, directly or by another one.
     pub implies: BTreeMap<Arc<str>, BTreeSet<Arc<str>>>,
     /// How long keys are used after the last time that they were fetched.
     pub max_stale: Duration,

@@ -313,7 +313,8 @@ pub(super) async fn an_incarnation_hears_of_what_others_write(one: &impl TaskSto
 /// F78, F79: it can no longer write as a holder, and other replicas claim the rows that it inserts.
 pub(super) async fn an_incarnation_that_was_declared_ended_is_fenced<K: StoreOpener>(
     kind: &K,
-    (one, other): (&K::Store, &K::Store),
+    one: &K::Store,
+    other: &K::Store,
 ) {
     let made = task("a", 1);
     let first = one.insert(&made).await.unwrap();

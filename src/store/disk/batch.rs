@@ -94,9 +94,11 @@ impl<'a> WriteBatch<'a> {
     pub(super) const fn new(
         conn: &'a Connection,
         no_new: Option<InsertRefusal>,
-        (bytes, bytes_max): (usize, usize),
+        bytes: usize,
+        bytes_max: usize,
         seen: Timestamp,
-        (stuck, is_careful): (&'a Mutex<UnfreeableRows>, bool),
+        stuck: &'a Mutex<UnfreeableRows>,
+        is_careful: bool,
     ) -> Self {
         Self { conn, no_new, bytes, bytes_max, seen, stuck, is_careful, changes: Vec::new(), has_barrier: false }
     }
@@ -106,8 +108,8 @@ impl<'a> WriteBatch<'a> {
     pub(super) fn run(&mut self, write: &RowWrite) -> rusqlite::Result<Result<WriteResult, StoreError>> {
         match write {
             RowWrite::Insert(task) => self.insert(task),
-            RowWrite::Replace { expected, role, task } => self.put((*expected, *role), task, self.is_careful),
-            RowWrite::Condemn { expected, task } => self.put((*expected, WriteRole::Command), task, true),
+            RowWrite::Replace { expected, role, task } => self.put(*expected, *role, task, self.is_careful),
+            RowWrite::Condemn { expected, task } => self.put(*expected, WriteRole::Command, task, true),
             RowWrite::Remove(key) => self.remove(key, None),
             RowWrite::SweepOne { key, now } => self.remove(key, Some(*now)),
             RowWrite::Sweep { now, limit } => self.sweep(*now, *limit),
@@ -145,7 +147,8 @@ impl<'a> WriteBatch<'a> {
     /// `anew` inserts a new record instead of overwriting the old one.
     fn put(
         &mut self,
-        (expected, role): (Revision, WriteRole),
+        expected: Revision,
+        role: WriteRole,
         task: &Arc<Task>,
         anew: bool,
     ) -> rusqlite::Result<Result<WriteResult, StoreError>> {
@@ -171,7 +174,7 @@ impl<'a> WriteBatch<'a> {
             // SQLite writes the new record before it frees the old one; a full disk lacks the space for both.
             rows::empty(self.conn, record)?;
         }
-        rows::update(self.conn, &found, revision, task, (anew, self.stuck))?;
+        rows::update(self.conn, &found, revision, task, anew, self.stuck)?;
         self.bytes = (self.bytes + bytes).saturating_sub(before.bytes);
         Ok(Ok(self.note(task, revision, Some(before))))
     }

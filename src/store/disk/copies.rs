@@ -27,7 +27,7 @@ pub struct CheckedStore {
     pub damaged: u64,
     /// Some of the damaged rows.
     pub named: Vec<ShortReference>,
-    /// What SQLite found wrong with the file: the first fault.
+    /// The first fault that SQLite found in the file.
     pub fault: Option<String>,
 }
 
@@ -64,7 +64,7 @@ pub fn backup(folder: &Path, to: &Path, also: &[&str]) -> Result<CheckedStore, O
         Ok(found)
     });
     let found = prepared.inspect_err(|_| {
-        // They may hold arguments, results and a key. The error stays the first one.
+        // The files may hold arguments, results and a key. The first error is returned.
         for path in also.iter().map(|name| to.join(name)).chain([unfinished.clone()]) {
             let _ = fs::remove_file(path);
         }
@@ -95,7 +95,7 @@ fn copy_file(from: &Path, to: &Path) -> Result<(), OpenError> {
     sync(to)
 }
 
-/// Creates a file for its owner alone. What an interrupted copy left may be replaced.
+/// Creates a file for its owner alone. The rest of an interrupted copy may be replaced.
 fn create(path: &Path, may_replace: bool) -> io::Result<File> {
     let mut options = File::options();
     options.write(true).create_new(!may_replace).create(may_replace).truncate(may_replace);

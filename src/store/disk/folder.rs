@@ -99,7 +99,7 @@ pub(super) fn unfit_medium(_folder: &Path) -> Option<&'static str> {
 /// A lock on the folder, which the kernel releases even if the process is killed. Locks the folder itself, since a lock
 /// file can be removed, and also the file, which earlier versions lock.
 #[derive(Debug)]
-pub(super) struct FolderLock(#[expect(dead_code, reason = "held, not read: closing it is what unlocks")] Vec<File>);
+pub(super) struct FolderLock(#[expect(dead_code, reason = "held, not read: closing it unlocks the folder")] Vec<File>);
 
 /// Waits for at most `patience`, as an earlier process may be about to end (B171).
 pub(super) async fn lock(folder: &Path, patience: Duration) -> Result<FolderLock, OpenError> {

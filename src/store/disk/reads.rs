@@ -286,7 +286,7 @@ fn glimpse(conn: &Connection, row: i64) -> rusqlite::Result<Option<ListedRow>> {
     }))
 }
 
-/// `None` for a damaged row as well: whoever reads it finds the damage.
+/// `None` for a damaged row as well: the read that follows reports the damage.
 pub(super) fn settled_bytes(conn: &Connection, wanted: &TaskKey) -> rusqlite::Result<Option<usize>> {
     let sql = format!("SELECT {OUTLINE} FROM tasks WHERE ref = ?1 AND owner = ?2 AND id = ?3");
     let values = params![ShortReference::of(wanted).0, wanted.owner.as_str(), id(wanted)];

@@ -134,7 +134,8 @@ pub(super) fn update(
     found: &FoundRow,
     to: Revision,
     task: &Task,
-    (anew, stuck): (bool, &Mutex<UnfreeableRows>),
+    anew: bool,
+    stuck: &Mutex<UnfreeableRows>,
 ) -> rusqlite::Result<()> {
     let before = found.record();
     let record = match before {

@@ -202,9 +202,15 @@ impl DiskWriter {
         }
         let Some(conn) = &self.conn else { return Err(cannot_open("the file cannot be opened at the moment")) };
         let began = Instant::now();
-        let bytes = (self.resident.usage().bytes, self.stored_bytes_max);
-        let care = (self.resident.stuck(), self.is_careful);
-        let mut batch = WriteBatch::new(conn, no_new(self.monitor.now()), bytes, self.seen(), care);
+        let mut batch = WriteBatch::new(
+            conn,
+            no_new(self.monitor.now()),
+            self.resident.usage().bytes,
+            self.stored_bytes_max,
+            self.seen(),
+            self.resident.stuck(),
+            self.is_careful,
+        );
         let mut outcomes = Vec::with_capacity(waiting.len());
         let mut size = 0;
         conn.execute_batch("BEGIN IMMEDIATE")?;

@@ -278,13 +278,13 @@ impl ReplicaControl {
         // Also without other replicas: the sums read last may have been reassigned to this one.
         let sums = client.query(&link.others, &[&holder_column(self.state.holder)]).await.map_err(unavailable)?;
         self.state.sums.reset_others(SumChange::all(&sums).map_err(unavailable)?);
-        let silent = self.membership.looked(look_of(&rows, (sent, received)));
+        let silent = self.membership.looked(look_of(&rows, sent, received));
         if let Some(highest) = self.membership.highest_now() {
             self.clock.steer(highest, received);
         }
         let dead = rows.iter().filter(|one| one.row.is_dead).map(|one| one.row.incarnation).collect();
         if !BTreeSet::is_subset(&dead, &self.dead) {
-            // They may have sent no hints for their last writes.
+            // The dead replicas may have sent no hints for their last writes.
             self.state.publish(StoreHint::Missed);
         }
         self.dead = dead;

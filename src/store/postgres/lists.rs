@@ -30,7 +30,8 @@ fn paged(wanted: &str, order: &str, bytes_max: usize) -> String {
 /// The cursor is after the last row, which may be unreadable.
 fn page_of<P: PartialEq>(
     rows: &[tokio_postgres::Row],
-    (after, limit): (Option<P>, usize),
+    after: Option<P>,
+    limit: usize,
     position: impl Fn(Timestamp, &TaskKey) -> P,
 ) -> Result<(Vec<SummaryRow>, Option<P>), Error> {
     let found = rows.first().map_or(Ok(0), |row| row.try_get::<_, i64>("found"))?;
@@ -60,7 +61,7 @@ pub(super) async fn page(
     let rows = link
         .query(&paged(&wanted, "created, id", PAGE_BYTES_MAX), &vec![&owner, &from, &last, &now, &wanted_rows])
         .await?;
-    page_of(&rows, (after, limit), |created, key| (created, key.id))
+    page_of(&rows, after, limit, |created, key| (created, key.id))
 }
 
 pub(super) async fn survey(
@@ -79,7 +80,7 @@ pub(super) async fn survey(
     let rows = link
         .query(&paged(&wanted, "created DESC, ref", PAGE_BYTES_MAX), &vec![&from, &last, &now, &wanted_rows])
         .await?;
-    page_of(&rows, (after, limit), |created, key| (created, ShortReference::of(key)))
+    page_of(&rows, after, limit, |created, key| (created, ShortReference::of(key)))
 }
 
 pub(super) async fn has_claimable(link: &mut ReaderLink, rows: &ClaimableRows) -> Result<bool, Error> {

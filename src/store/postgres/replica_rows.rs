@@ -125,7 +125,7 @@ impl ReplicaView {
     }
 }
 
-pub(super) fn look_of(rows: &[StoredReplica], (sent, received): (BootTime, BootTime)) -> ReplicaLook {
+pub(super) fn look_of(rows: &[StoredReplica], sent: BootTime, received: BootTime) -> ReplicaLook {
     ReplicaLook { sent, received, rows: rows.iter().map(|one| one.row.clone()).collect() }
 }
 

@@ -41,7 +41,7 @@ impl MadeTransaction {
 pub(super) enum CommitFailure {
     /// Nothing was written, and nothing will be.
     NotMade(Error),
-    /// It may be committed, now or later, and may be rolled back.
+    /// The transaction may be committed, now or later, and may be rolled back.
     Unknown { cause: UnknownCommitCause, why: String, is_answered: bool },
 }
 

@@ -142,7 +142,7 @@ impl PostgresStore {
         }
         let left = self.incarnations_of(name).await?;
         if left.iter().any(|one| dead.contains(&one.row.incarnation)) {
-            // It may have written a row in the meantime.
+            // A dead incarnation may have written a row in the meantime.
             let held = self.held_by(&dead).await?;
             return Ok(if held > 0 { ReplicaForgetting::Holding(held) } else { ReplicaForgetting::Unfinished });
         }

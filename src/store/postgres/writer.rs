@@ -355,7 +355,7 @@ impl WriterLink {
                 held.iter().map(|row| columns::key(row, 0)).collect::<Result<Vec<_>, _>>().map_err(unavailable)?;
             tracing::warn!(
                 held = held.len(),
-                "whether tasks were taken over was not known; all that are held here are looked at"
+                "it is not known whether tasks were taken over: all tasks of this gateway are checked"
             );
             state.unresolved.holds(held);
         }

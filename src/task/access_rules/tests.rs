@@ -63,7 +63,7 @@ fn some_caller() -> impl Strategy<Value = Caller> {
         .prop_map(|(id, claims)| Caller { claims: claims.map(Arc::new), ..Caller::of(Principal::new(id)) })
 }
 
-/// What every rule says, read in order; `None` for arguments that are not known.
+/// Decides by reading every rule in order; `None` for unknown arguments.
 fn naive(
     rules: &AccessRules,
     caller: &Caller,

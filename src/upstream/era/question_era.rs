@@ -50,7 +50,7 @@ pub enum StatelessReason {
     DeclaresTasks,
     HasAsked,
     NoSessions,
-    /// It is not known whether the server has sessions.
+    /// Unknown whether the server has sessions.
     NoVerdict,
 }
 

@@ -136,7 +136,8 @@ impl HttpCall {
         call: Arc<SessionCall>,
         session: Arc<UpstreamSession>,
         home: SessionSource,
-        (context, above): (&CallContext, Arc<[Arc<str>]>),
+        context: &CallContext,
+        above: Arc<[Arc<str>]>,
     ) -> Arc<Self> {
         session.calls.enter(&call);
         let began = Instant::now();

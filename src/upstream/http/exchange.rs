@@ -76,7 +76,7 @@ impl HttpExchange {
         let params = if is_native { with_task(params, context.native_task.deadline()) } else { params };
         let message = envelope::request(&id, &request.method, params.as_ref());
         let (call, queue) = SessionCall::new(id, asked);
-        let http_call = HttpCall::new(call, session, home, (context, Arc::default()));
+        let http_call = HttpCall::new(call, session, home, context, Arc::default());
         let handed_over = &context.handed_over;
         let start = CallStart::Post { message, handed_over: Arc::clone(handed_over) };
         let class = if is_call { ExchangeClass::Call } else { ExchangeClass::Other };
@@ -117,7 +117,7 @@ impl HttpExchange {
         for ask in resumed.open.iter().filter_map(RequestId::from_payload) {
             call.adopt_question(&ask);
         }
-        let http_call = HttpCall::new(call, session, home, (context, above));
+        let http_call = HttpCall::new(call, session, home, context, above);
         if let CallPosition::Stream(place) = resumed.at {
             *http_call.places.lock() = StreamPlaces::resumed(place);
         }

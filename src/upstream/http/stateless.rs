@@ -38,7 +38,7 @@ pub(crate) struct StatelessUpstream {
     link: Arc<UpstreamLink>,
     eras: Arc<EraCache>,
     annotated: Arc<AnnotatedTools>,
-    /// They may depend on the client, so only the name is trusted.
+    /// The server's facts. They may depend on the client, so only the name is trusted.
     facts: parking_lot::Mutex<Option<Arc<ServerFacts>>>,
     listens: Arc<ListenSources>,
 }

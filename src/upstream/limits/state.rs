@@ -42,7 +42,7 @@ pub(super) struct PermitWaiter {
 }
 
 impl CallPermitsState {
-    pub(super) fn new((in_all, division): (usize, PlaceDivision), queue_max: usize, limits: SharedLimits) -> Self {
+    pub(super) fn new(in_all: usize, division: PlaceDivision, queue_max: usize, limits: SharedLimits) -> Self {
         Self {
             in_all,
             division,

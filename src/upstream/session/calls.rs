@@ -60,7 +60,7 @@ pub(crate) enum UpstreamTaskState {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AskRefusal {
-    /// It was asked before: each message counts once (UPC-24).
+    /// The question was asked before: each message counts once (UPC-24).
     Again,
     TooMany,
 }

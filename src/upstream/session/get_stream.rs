@@ -92,7 +92,7 @@ impl GetStreamReader {
             return GetStreamResult::Vain;
         };
         match response.status() {
-            // These may pass; every other refusal means that the upstream has no stream.
+            // These refusals may pass; every other one means that the upstream has no stream.
             StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT => return GetStreamResult::Vain,
             status if status.is_server_error() && status != StatusCode::NOT_IMPLEMENTED => {
                 return GetStreamResult::Vain;

@@ -113,7 +113,8 @@ pub(super) async fn agree(
 ) -> Result<AgreedSession, BeginError> {
     let mut first = None;
     loop {
-        let refusal = match initialize(channel, opener, message(asked)).await {
+        let (id, request) = message(asked);
+        let refusal = match initialize(channel, opener, id, request).await {
             Ok(agreed) => return Ok(agreed),
             Err(refusal) => refusal,
         };
@@ -147,7 +148,8 @@ pub(super) async fn in_time<T>(
 async fn initialize(
     channel: &dyn RawChannel,
     opener: SessionOpener<'_>,
-    (id, message): (RequestId, Bytes),
+    id: RequestId,
+    message: Bytes,
 ) -> Result<AgreedSession, BeginError> {
     let verb =
         RawMethod::PostWith { message: message.into(), headers: Box::default(), principal: opener.owner.clone() };

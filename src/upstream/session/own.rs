@@ -234,7 +234,8 @@ impl OwnSessions {
     /// Opens a session with the client's own `initialize`; other versions are tried in turn, within `HANDSHAKE_MAX`.
     pub(crate) async fn open(
         &self,
-        (owner, forwarded): (&Principal, &ForwardedHeaders),
+        owner: &Principal,
+        forwarded: &ForwardedHeaders,
         version: ProtocolVersion,
         message: impl Fn(ProtocolVersion) -> (RequestId, Bytes),
     ) -> Result<AgreedSession, BeginError> {
@@ -286,7 +287,7 @@ impl OwnSessions {
             let capabilities = capabilities_in(version, capabilities);
             (id.clone(), initialize_request(&id, version, &capabilities, client_info.as_ref()))
         };
-        let binding = match self.open((owner, &session.forwarded), *version, message).await {
+        let binding = match self.open(owner, &session.forwarded, *version, message).await {
             Ok(agreed) => agreed.binding(),
             Err(BeginError::Gateway(fault)) => return Err(fault),
             Err(BeginError::Refused(error)) => {

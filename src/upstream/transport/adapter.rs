@@ -207,7 +207,7 @@ impl TransportAdapter {
     ) -> Result<Response<AnswerBody>, GatewayFault> {
         let owner = owner_of(outgoing);
         let (session, unless_opened) =
-            self.open(ConnectionPurpose::Session, (&owner, PermitWait::First), outgoing.forwarded()).await?;
+            self.open(ConnectionPurpose::Session, &owner, PermitWait::First, outgoing.forwarded()).await?;
         let (answer, is_result) = session.first(request, outgoing, handed_over).await?;
         let mut response = json(StatusCode::OK, answer);
         if is_result {
@@ -222,7 +222,8 @@ impl TransportAdapter {
     async fn open(
         &self,
         kind: ConnectionPurpose,
-        (owner, patience): (&Principal, PermitWait),
+        owner: &Principal,
+        patience: PermitWait,
         forwarded: &ForwardedHeaders,
     ) -> Result<(Arc<AdapterConnection>, UnopenedConnectionGuard), GatewayFault> {
         self.shared.backoff.wait().await?;

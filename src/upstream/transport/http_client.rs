@@ -257,7 +257,7 @@ impl HttpClient {
             return Ok(response);
         }
         match issuer.after_refusal(&outgoing.client(), &issued).await {
-            // What was handed over before has certainly not run.
+            // The refused request has certainly not run.
             Some(renewed) => self.send_within_limits(outgoing, &HandedOver::default(), Some(&renewed)).await,
             None => Ok(response),
         }
@@ -286,7 +286,7 @@ impl HttpClient {
         let resend_until = tokio::time::Instant::now() + self.connect_max;
         let mut resends = 0;
         loop {
-            let answer = self.pool.send(|version| self.request((outgoing, issued), handed_over, version)).await;
+            let answer = self.pool.send(|version| self.request(outgoing, issued, handed_over, version)).await;
             let failure = match answer {
                 Ok(response) if head_bytes(response.headers()) > HEAD_BYTES_MAX => {
                     return Err(malformed("a header block that is too large"));
@@ -317,7 +317,8 @@ impl HttpClient {
 
     fn request(
         &self,
-        (outgoing, issued): (&OutgoingRequest, Option<&HeaderValue>),
+        outgoing: &OutgoingRequest,
+        issued: Option<&HeaderValue>,
         handed_over: &HandedOver,
         version: Version,
     ) -> Request<Box<SinglePieceBody>> {

@@ -12,9 +12,9 @@ const MARK: &[u8] = b"\xef\xbb\xbf";
 pub struct MalformedMessage {
     /// The id, if the object has exactly one.
     pub id: Option<RequestId>,
-    /// It has a method, so its id is its sender's.
+    /// Whether the object has a method, so that its id is its sender's.
     pub is_call: bool,
-    /// It has `result` or `error`, or `jsonrpc` and no method. A log line has neither.
+    /// Whether the object has `result` or `error`, or `jsonrpc` and no method. A log line has neither.
     pub is_answer: bool,
 }
 

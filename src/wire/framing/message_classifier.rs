@@ -51,7 +51,7 @@ pub struct MessageClassifier {
     /// Whether an id was named, and whether some reader may take another value for it.
     has_id: bool,
     has_odd_id: bool,
-    /// It is no object and no array, so no message.
+    /// Whether the text is neither an object nor an array, and so no message.
     is_other: bool,
     /// Whether `result` or `error` was named, and which of them has a value that is not `null`.
     has_outcome: bool,
@@ -244,7 +244,7 @@ impl MessageClassifier {
         rest
     }
 
-    /// Keeps a part of the id. One that is too long counts as none.
+    /// Keeps a part of the id. An id that is too long counts as none.
     fn keep(&mut self, text: StringRole, bytes: &[u8]) {
         if text == StringRole::Id && self.id.len() <= ID_BYTES_MAX {
             self.id.extend_from_slice(bytes);

@@ -150,8 +150,7 @@ fn the_writer_escapes_as_serde_json_does() {
 #[test]
 fn large_members_are_written_whole() {
     let large = payload(&format!(r#"{{ "text":"{}"}}"#, "x".repeat(100_000)));
-    let written =
-        ObjectWriter::new().member("m", &large).member_led_by("l", ("k", "v"), &large).number("n", 1).finish();
+    let written = ObjectWriter::new().member("m", &large).member_led_by("l", "k", "v", &large).number("n", 1).finish();
     let inside = large.as_str().trim_start_matches('{').trim_start();
     assert_eq!(written.as_str(), format!(r#"{{"m":{},"l":{{"k":"v",{inside},"n":1}}"#, large.as_str()));
 }

@@ -112,7 +112,7 @@ impl ObjectWriter {
 
     /// Appends `object` as a member, with one more member at its front: in a single copy, or shared if it is large. The
     /// caller knows that `object` has no such member: the text is not searched for it.
-    pub fn member_led_by(mut self, key: &str, (lead, value): (&str, &str), object: &Payload) -> Self {
+    pub fn member_led_by(mut self, key: &str, lead: &str, value: &str, object: &Payload) -> Self {
         let rest = object.bytes().strip_prefix(b"{").unwrap_or(b"}").trim_ascii_start();
         self.key(key);
         let is_shared = rest.len() >= JsonPieces::SHARED_MIN;

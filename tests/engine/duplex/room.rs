@@ -13,11 +13,12 @@ use bytes::Bytes;
 use http_body_util::BodyExt as _;
 use hyper::body::{Body, Frame, SizeHint};
 use serde_json::json;
+use support::serving;
 use taskgate::face::http::{Endpoint, FaceResponse, Inbound};
 use taskgate::face::stdio::{self, StdioEnds};
 use taskgate::face::stream_client::{self, ClientMessage, StreamClient};
 use taskgate::shared_limits::SharedLimits;
-use taskgate::task::{Principal, PrincipalLimitTable};
+use taskgate::task::PrincipalLimitTable;
 use taskgate::wire::framing::BodyPart;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::sync::mpsc;
@@ -110,16 +111,12 @@ async fn a_client_that_asks_and_does_not_read_holds_up_its_server_and_not_memory
     for sending in [Sending::Sized, Sending::Unsized, Sending::Events] {
         let taken = Arc::new(AtomicUsize::new(0));
         let client = StreamClient {
-            endpoint: Arc::new(Generous { sending, taken: Arc::clone(&taken) }),
-            upstream: Arc::from("up"),
-            path: "/mcp".to_owned(),
-            caller: taskgate::task::Caller::of(Principal::local()),
-            address: None,
             limits: SharedLimits::new(Arc::new(PrincipalLimitTable {
                 answer_bytes_max: 8 << 20,
                 ..PrincipalLimitTable::default()
             })),
             message_bytes_max: 32 << 20,
+            ..serving::stream_client(Arc::new(Generous { sending, taken: Arc::clone(&taken) }))
         };
         let (to, spoken) = mpsc::channel(4);
         let (outgoing, mut from) = mpsc::channel::<Bytes>(8);
@@ -230,22 +227,14 @@ impl Piped {
             came: tokio::sync::Semaphore::new(0),
             dropped: Arc::default(),
         });
-        let client = StreamClient {
-            endpoint: Arc::<Script>::clone(&script),
-            upstream: Arc::from("up"),
-            path: "/mcp".to_owned(),
-            caller: taskgate::task::Caller::of(Principal::local()),
-            address: None,
-            limits: SharedLimits::default(),
-            message_bytes_max: 1 << 20,
-        };
+        let client = serving::stream_client(Arc::<Script>::clone(&script));
         let (near, far) = tokio::io::duplex(64 << 10);
         let serving = TaskTracker::new().spawn(async move {
             let stop = tokio_util::sync::CancellationToken::new();
             let leaving = stop.clone();
             let (input, output) = tokio::io::split(far);
             let ends = StdioEnds { input, output, is_reader_gone };
-            stdio::serve(client, line_bytes_max, ends, (leaving, &stop)).await.unwrap();
+            stdio::serve(client, line_bytes_max, ends, leaving, &stop).await.unwrap();
         });
         let (from, to) = tokio::io::split(near);
         Self { script, to, from: BufReader::new(from).lines(), serving }

@@ -2,10 +2,8 @@
 
 use http::{HeaderMap, HeaderValue, Method};
 use serde_json::{Value, json};
-use taskgate::face::arrival::Arrival;
-use taskgate::face::http::{AcceptedTypes, Endpoint, Inbound, MessageChannel};
+use taskgate::face::http::{AcceptedTypes, Endpoint, Inbound};
 use taskgate::task::Principal;
-use tokio::time::Instant;
 
 use super::script::{Happens, Saw, Script, result};
 use super::world::{Answer, Rules, World, seconds};
@@ -36,22 +34,12 @@ impl<'w> Caller<'w> {
         if message["method"] != "initialize" {
             headers.insert("mcp-session-id", self.session.clone());
         }
+        let caller = taskgate::task::Caller::of(Principal::local());
         let inbound = Inbound {
-            method: Method::POST,
-            path: "/mcp".to_owned(),
-            query: None,
             headers,
             body: message.to_string().into(),
-            message: None,
-            caller: taskgate::task::Caller::of(Principal::local()),
-            client: None,
             accepted,
-            forwarded: taskgate::upstream::ForwardedHeaders::default(),
-            received_at: Instant::now(),
-            carriage: MessageChannel::Request,
-            is_counted: false,
-            endpoint_session: None,
-            arrival: Arrival::default(),
+            ..Inbound::new(Method::POST, "/mcp".to_owned(), caller)
         };
         Answer::of(self.world.face.serve(Box::new(inbound)).await, self.world.started)
     }

@@ -4,10 +4,9 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use serde_json::{Value, json};
+use support::serving;
 use taskgate::face::endpoint::UpstreamEndpoint;
-use taskgate::face::stream_client::{self, ClientMessage, StreamClient};
-use taskgate::shared_limits::SharedLimits;
-use taskgate::task::Principal;
+use taskgate::face::stream_client::{self, ClientMessage};
 use tokio::sync::mpsc;
 
 use super::script::Script;
@@ -21,15 +20,7 @@ async fn ask(world: &World, params: Value) -> Value {
     });
     let mut message = json!({ "jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params });
     message["params"]["_meta"] = meta;
-    let client = StreamClient {
-        endpoint: Arc::<UpstreamEndpoint>::clone(&world.face),
-        upstream: Arc::from("up"),
-        path: "/mcp".to_owned(),
-        caller: taskgate::task::Caller::of(Principal::local()),
-        address: None,
-        limits: SharedLimits::default(),
-        message_bytes_max: 1 << 20,
-    };
+    let client = serving::stream_client(Arc::<UpstreamEndpoint>::clone(&world.face));
     let ((to, spoken), (outgoing, mut from)) = (mpsc::channel(1), mpsc::channel::<Bytes>(1));
     let asking = async {
         to.send(ClientMessage { text: message.to_string().into(), ..ClientMessage::default() }).await.unwrap();

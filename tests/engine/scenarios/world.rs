@@ -11,16 +11,15 @@ use serde_json::{Value, json};
 use support::serving;
 use taskgate::engine::recovery::{self, CallTargets};
 use taskgate::engine::{CallSpec, CallStream, CallTarget, Engine, RoundSupport, changes_elsewhere};
-use taskgate::face::arrival::Arrival;
 use taskgate::face::endpoint::UpstreamEndpoint;
-use taskgate::face::http::{AcceptedTypes, Endpoint, Inbound, MessageChannel};
+use taskgate::face::http::{AcceptedTypes, Endpoint, Inbound};
 use taskgate::face::listen_permits::ListenPermits;
 use taskgate::face::served::Served;
 use taskgate::shared_limits::SharedLimits;
 use taskgate::store::TaskStore;
 use taskgate::task::{Clock, Plan, Principal, Task, TaskKey, Timestamp};
 use taskgate::upstream::limits::{CallPermitSettings, CallPermits};
-use taskgate::upstream::{ForwardedHeaders, Upstream, UpstreamRequest};
+use taskgate::upstream::{Upstream, UpstreamRequest};
 use tokio::time::Instant;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -398,22 +397,13 @@ impl Ask {
         if let Some(name) = &self.name {
             put("mcp-name", name);
         }
+        let caller = taskgate::task::Caller::of(self.principal.clone());
         Inbound {
-            method: Method::POST,
-            path: "/mcp".to_owned(),
-            query: None,
             headers,
             body: Bytes::from(body.to_string()),
-            message: None,
-            caller: taskgate::task::Caller::of(self.principal.clone()),
-            client: None,
             accepted: self.accepted,
-            forwarded: ForwardedHeaders::default(),
             received_at: self.arrived.unwrap_or_else(Instant::now),
-            carriage: MessageChannel::Request,
-            is_counted: false,
-            endpoint_session: None,
-            arrival: Arrival::default(),
+            ..Inbound::new(Method::POST, "/mcp".to_owned(), caller)
         }
     }
 }

@@ -205,13 +205,7 @@ async fn when_a_home_is_dead_the_living_agree_on_another_and_the_session_goes_on
 /// Whether it ran nobody knows, and nobody sends it again.
 #[tokio::test]
 async fn f86_a_call_whose_home_ends_before_it_answers_may_have_run() {
-    let server = ScriptedServer::slow(|seen, _| async move {
-        if seen.is_call() {
-            std::future::pending::<()>().await;
-        }
-        None
-    })
-    .await;
+    let server = ScriptedServer::holding_calls().await;
     let mut replicas = Replicas::pair(&server).await;
     let there = replicas.at(1, &replicas.client().await);
     let calling = TaskTracker::new().spawn(async move { there.post(call(1)).await });
@@ -227,13 +221,7 @@ async fn f86_a_call_whose_home_ends_before_it_answers_may_have_run() {
 /// A second may pass until the others see that a home drains; what they pass on meanwhile begins nothing.
 #[tokio::test]
 async fn a_call_that_is_passed_on_to_a_home_that_drains_is_refused_there() {
-    let server = ScriptedServer::slow(|seen, _| async move {
-        if seen.is_call() {
-            std::future::pending::<()>().await;
-        }
-        None
-    })
-    .await;
+    let server = ScriptedServer::holding_calls().await;
     let mut replicas = Replicas::pair(&server).await;
     let here = replicas.client().await;
     let there = replicas.at(1, &here);

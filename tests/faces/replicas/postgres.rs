@@ -84,13 +84,7 @@ async fn gateways_on_one_database_find_each_others_sessions_and_take_over_those_
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn calls_at_a_time_are_divided_among_gateways_that_live() {
     let Some(database) = postgres::shared() else { return };
-    let server = ScriptedServer::slow(|seen, _| async move {
-        if seen.is_call() {
-            std::future::pending::<()>().await;
-        }
-        None
-    })
-    .await;
+    let server = ScriptedServer::holding_calls().await;
     let served = format!("{}in_flight_max = 2\nqueue_max = 0\n", before(&server));
     let (one, _folder) = start(database, "a", "divided", &served).await;
     let (two, _other) = start(database, "b", "divided", &served).await;

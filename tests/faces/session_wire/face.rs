@@ -14,8 +14,7 @@ use parking_lot::Mutex;
 use serde_json::json;
 use support::serving;
 use taskgate::engine::ServiceSettings;
-use taskgate::face::arrival::Arrival;
-use taskgate::face::http::{AcceptedTypes, FaceResponse, Inbound, MessageChannel};
+use taskgate::face::http::{AcceptedTypes, FaceResponse, Inbound};
 use taskgate::face::sealed::{GatewayId, IdKind, Sealer, SealingKeys, event_id};
 use taskgate::face::served::Served;
 use taskgate::face::session::SessionFace;
@@ -166,22 +165,12 @@ impl Caller {
         if let Some(session) = &self.session {
             headers.insert("mcp-session-id", session.clone());
         }
+        let caller = taskgate::task::Caller::of(self.principal.clone());
         Inbound {
-            method: Method::POST,
-            path: "/mcp".to_owned(),
-            query: None,
             headers,
             body: Bytes::from(body),
-            message: None,
-            caller: taskgate::task::Caller::of(self.principal.clone()),
-            client: None,
             accepted: self.accepted,
-            forwarded: taskgate::upstream::ForwardedHeaders::default(),
-            received_at: Instant::now(),
-            carriage: MessageChannel::Request,
-            is_counted: false,
-            endpoint_session: None,
-            arrival: Arrival::default(),
+            ..Inbound::new(Method::POST, "/mcp".to_owned(), caller)
         }
     }
 }

@@ -3,19 +3,18 @@
 use std::fs;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use support::processes;
+use support::standalone::gate::StartedProgram;
 use tempfile::TempDir;
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::process::{Child, ChildStderr, Command};
+use tokio::process::{Child, Command};
 use tokio::sync::watch;
-use tokio_util::task::TaskTracker;
 
 use super::upstream::{BodySender, ScriptedServer, SeenRequest, answer, in_time};
 
@@ -91,28 +90,8 @@ impl Program {
         Self::launch(folder.command()).await
     }
 
-    pub(crate) async fn launch(mut command: Command) -> Self {
-        command.stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
-        let mut child = command.spawn().unwrap();
-        let (sender, log) = watch::channel(String::new());
-        TaskTracker::new().spawn(gather(child.stderr.take().unwrap(), sender));
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let addresses = in_time(async {
-            let (mut clients, mut metrics) = (None, None);
-            while let Some(line) = lines.next_line().await.unwrap() {
-                if let Some(url) = line.strip_prefix("serving ") {
-                    clients = url.split('/').nth(2).and_then(|authority| authority.parse().ok());
-                } else if let Some(url) = line.strip_prefix("listen  http://") {
-                    clients = Some(url.trim().parse().unwrap());
-                } else if let Some(url) = line.strip_prefix("metrics http://") {
-                    metrics = Some(url.trim().parse().unwrap());
-                } else if let Some(url) = line.strip_prefix("admin   http://") {
-                    return Some((clients?, url.trim().parse().unwrap(), metrics));
-                }
-            }
-            None
-        });
-        let Some((clients, admin, metrics)) = addresses.await else { panic!("not started: {}", *log.borrow()) };
+    pub(crate) async fn launch(command: Command) -> Self {
+        let StartedProgram { child, clients, admin, metrics, log } = StartedProgram::launch(command).await;
         Self { child, clients, admin, metrics, log }
     }
 
@@ -185,16 +164,6 @@ impl Program {
             }
         })
         .await;
-    }
-}
-
-async fn gather(output: ChildStderr, sender: watch::Sender<String>) {
-    let mut lines = BufReader::new(output).lines();
-    while let Ok(Some(line)) = lines.next_line().await {
-        sender.send_modify(|log| {
-            log.push_str(&line);
-            log.push('\n');
-        });
     }
 }
 

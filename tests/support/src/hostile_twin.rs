@@ -121,8 +121,7 @@ fn forgeries() -> Vec<Value> {
 fn own_stream() -> ScriptedReply {
     let (events, reply) = BodySender::open();
     forgeries().iter().for_each(|message| events.message(message));
-    // Open for as long as the test runs.
-    std::mem::forget(events);
+    events.stay_open();
     reply
 }
 

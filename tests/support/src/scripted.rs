@@ -176,6 +176,17 @@ impl ScriptedServer {
         Self::listen(anywhere(), None, Arc::new(move |seen, world| Box::pin(script(seen, world)))).await
     }
 
+    /// A server that never answers a call.
+    pub async fn holding_calls() -> Self {
+        Self::slow(|seen, _| async move {
+            if seen.is_call() {
+                std::future::pending::<()>().await;
+            }
+            None
+        })
+        .await
+    }
+
     /// A server that answers every call the same way.
     pub async fn answering(answer: impl Fn(&SeenRequest) -> ScriptedReply + Send + Sync + 'static) -> Self {
         Self::slow(move |seen, _| std::future::ready(seen.is_call().then(|| answer(&seen)))).await
@@ -316,6 +327,18 @@ impl BodySender {
     /// An open event stream, and the reply that carries it.
     pub fn open() -> (Self, ScriptedReply) {
         Self::of_type("text/event-stream")
+    }
+
+    /// An event stream without events that stays open for as long as the test runs.
+    pub fn silent() -> ScriptedReply {
+        let (events, reply) = Self::open();
+        events.stay_open();
+        reply
+    }
+
+    /// Leaves the body open for as long as the test runs.
+    pub fn stay_open(self) {
+        std::mem::forget(self);
     }
 
     /// A body of any type that is sent piece by piece.

@@ -6,16 +6,18 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use taskgate::engine::{CallMaker, CallTarget, Engine, ServiceSettings};
+use taskgate::face::http::Endpoint;
 use taskgate::face::listen_permits::ListenPermits;
 use taskgate::face::rates::Rates;
 use taskgate::face::sealed::{Sealer, SealingKeys};
 use taskgate::face::served::Served;
+use taskgate::face::stream_client::StreamClient;
 use taskgate::face::unmatched_rules::UnmatchedRules;
 use taskgate::shared_limits::SharedLimits;
 use taskgate::store::MemoryStore;
 use taskgate::task::{
-    AfterCrash, CallLimits, ClientKind, Drafts, EarlyInput, Executed, FallbackPolicy, GatewayFault, ManualClock,
-    Principal, Reason, SubtaskLimits, TaskMode, ToolPolicy, ToolRules,
+    AfterCrash, CallLimits, Caller, ClientKind, Drafts, EarlyInput, Executed, FallbackPolicy, GatewayFault,
+    ManualClock, Principal, Reason, SubtaskLimits, TaskMode, ToolPolicy, ToolRules,
 };
 use taskgate::upstream::limits::{CallPermitSettings, CallPermits};
 use taskgate::upstream::raw_channel::{RawChannel, RawRequest, RawResponse};
@@ -47,6 +49,19 @@ pub fn policy(mode: TaskMode) -> ToolPolicy {
         limits: CallLimits::default(),
         fallback: FallbackPolicy::Hold,
         split: None,
+    }
+}
+
+/// The local user's client of an endpoint over stdio.
+pub fn stream_client(endpoint: Arc<dyn Endpoint>) -> StreamClient {
+    StreamClient {
+        endpoint,
+        upstream: Arc::from("up"),
+        path: "/mcp".to_owned(),
+        caller: Caller::of(Principal::local()),
+        address: None,
+        limits: SharedLimits::default(),
+        message_bytes_max: 1 << 20,
     }
 }
 

@@ -139,13 +139,9 @@ impl SessionUser {
 
     /// The subtasks of a task, as soon as there are so many.
     pub async fn children(&self, id: &Value, count: usize) -> Vec<Value> {
-        loop {
-            let named = self.task(id).await["childTaskIds"].as_array().cloned().unwrap_or_default();
-            if named.len() >= count {
-                return named;
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        let named = |task: &Value| task["childTaskIds"].as_array().map_or(0, Vec::len);
+        let task = self.until_so(id, |task| named(task) >= count).await;
+        task["childTaskIds"].as_array().unwrap().clone()
     }
 
     /// Sends a request; the answer with its head.
@@ -179,10 +175,15 @@ impl SessionUser {
 
     /// Polls until the task has this status.
     pub async fn until(&self, id: &Value, status: &str) -> Value {
+        self.until_so(id, |task| task["status"] == status).await
+    }
+
+    /// Polls until the task is so.
+    pub async fn until_so(&self, id: &Value, is_so: impl Fn(&Value) -> bool) -> Value {
         let polled = async {
             loop {
                 let task = self.task(id).await;
-                if task["status"] == status {
+                if is_so(&task) {
                     return task;
                 }
                 tokio::time::sleep(Duration::from_millis(20)).await;

@@ -154,8 +154,7 @@ fn said_over_http(seen: &SeenRequest) -> ScriptedReply {
     }
     let (events, reply) = BodySender::open();
     events.raw(event_of(said(seen)));
-    // Held for as long as the test takes.
-    std::mem::forget(events);
+    events.stay_open();
     reply
 }
 

@@ -2,13 +2,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use futures_util::future::join_all;
 use http::{Method, StatusCode};
 use serde_json::{Value, json};
 use taskgate::task::{Principal, Reason};
-use taskgate::upstream::http::{HttpTransport, HttpUpstreamSettings, UpstreamTlsFiles};
+use taskgate::upstream::http::HttpUpstreamSettings;
 use taskgate::upstream::{Answer, BeginError, CallContext, ClientFacts, Exchange, ExchangeEvent, Upstream};
 use taskgate::wire::{Payload, ProtocolVersion};
 use tokio::sync::Mutex;
@@ -251,17 +250,8 @@ async fn a_server_that_refuses_newer_versions_is_asked_for_its_own() {
 async fn a_fixed_version_is_asked_for() {
     let server = ScriptedServer::answering(|seen| answer(seen, &json!({}))).await;
     let upstream = upstream_of(HttpUpstreamSettings {
-        name: Arc::from("fixed"),
-        url: server.url().clone(),
-        transport: HttpTransport::Auto,
-        event_bytes_max: 32 << 20,
         protocol: Some(ProtocolVersion::V2025_03_26),
-        connect_max: Duration::from_secs(5),
-        tls: UpstreamTlsFiles::default(),
-        credential: None,
-        issued: None,
-        proxy: taskgate::upstream::http::ProxySettings::Direct,
-        headers: Vec::new(),
+        ..HttpUpstreamSettings::new(Arc::from("fixed"), server.url().clone())
     });
     assert_eq!(in_time(upstream.facts(&context())).await.unwrap().version, ProtocolVersion::V2025_03_26);
 }
@@ -388,7 +378,7 @@ async fn a_sessions_stream_that_ends_is_opened_again_after_its_last_event() {
         if world.all(is_get).len() == 1 {
             events.numbered("g-1", &json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}));
         } else {
-            std::mem::forget(events);
+            events.stay_open();
         }
         Some(reply)
     })

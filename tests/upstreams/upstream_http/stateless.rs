@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use taskgate::upstream::http::{HttpTransport, HttpUpstreamSettings, UpstreamTlsFiles};
+use taskgate::upstream::http::HttpUpstreamSettings;
 use taskgate::upstream::{Answer, Era, EraUpstream, Exchange, ExchangeEvent, Upstream, UpstreamRequest};
 use taskgate::wire::{Payload, ProtocolVersion, RpcError};
 use tokio::time::Instant;
@@ -15,17 +15,8 @@ use super::{call, context, in_time, line, lines, next, upstream_of};
 
 fn upstream(server: &ScriptedServer) -> EraUpstream {
     let settings = HttpUpstreamSettings {
-        name: Arc::from("scripted"),
-        url: server.url(),
-        transport: HttpTransport::Auto,
-        event_bytes_max: 32 << 20,
         protocol: Some(ProtocolVersion::V2026_07_28),
-        connect_max: Duration::from_secs(5),
-        tls: UpstreamTlsFiles::default(),
-        credential: None,
-        issued: None,
-        proxy: taskgate::upstream::http::ProxySettings::Direct,
-        headers: Vec::new(),
+        ..HttpUpstreamSettings::new(Arc::from("scripted"), server.url())
     };
     Arc::new(upstream_of(settings)).for_stateless_clients()
 }

@@ -40,7 +40,8 @@ pub(in crate::engine::runner) struct ElementRows {
 
 pub(in crate::engine::runner) struct AdoptedElement {
     pub(in crate::engine::runner) spec: CallSpec,
-    pub(in crate::engine::runner) row: (Arc<Task>, RunnerCommands),
+    pub(in crate::engine::runner) task: Arc<Task>,
+    pub(in crate::engine::runner) commands: RunnerCommands,
     pub(in crate::engine::runner) call: RunningElement,
     pub(in crate::engine::runner) permit: Option<TaskPermit>,
 }
@@ -115,7 +116,7 @@ impl ElementRows {
                 let open = call.open.iter().map(|question| question.ask.clone()).collect();
                 children.watch(index, task.key.clone(), open);
                 let spec = CallSpec { notice_sink: self.logs_of(&task.key, split.plan()), ..spec };
-                adopted.push(AdoptedElement { spec, row: (task, commands), call, permit });
+                adopted.push(AdoptedElement { spec, task, commands, call, permit });
                 continue;
             }
             self.engine.live.remove(&task.key);

@@ -9,7 +9,7 @@ use crate::task::{AfterCrash, EarlyInput, Outcome, Recovery, StoredCall, TaskId,
 use crate::wire::Payload;
 
 const NOW: Timestamp = Timestamp::from_millis(1_000_500);
-const AT: (Timestamp, Reason) = (NOW, Reason::GatewayRestart);
+const WHY_LOST: Reason = Reason::GatewayRestart;
 
 fn policy(after_crash: AfterCrash) -> ToolPolicy {
     let span = Duration::from_secs(60);
@@ -91,15 +91,15 @@ fn a_call_in_flight_is_taken_up_else_sent_again_where_it_may_be_else_lost() {
         (Rerun, true, true, resume()),
     ] {
         let row = in_flight(Some(call(is_repeatable)), resumes.then_some("here"));
-        let found = verdict(&row, Some(&policy(after_crash)), AT);
+        let found = verdict(&row, Some(&policy(after_crash)), NOW, WHY_LOST);
         assert_eq!(found, expected, "{after_crash:?} {is_repeatable} {resumes}");
     }
     let rerun = policy(Rerun);
     let trimmed = in_flight(Some(call(true).without_params()), None);
-    assert_eq!(verdict(&trimmed, Some(&rerun), AT), unknown(), "its arguments were not kept");
-    assert_eq!(verdict(&in_flight(None, None), Some(&rerun), AT), unknown());
+    assert_eq!(verdict(&trimmed, Some(&rerun), NOW, WHY_LOST), unknown(), "its arguments were not kept");
+    assert_eq!(verdict(&in_flight(None, None), Some(&rerun), NOW, WHY_LOST), unknown());
     let last = Task { attempt: ATTEMPTS_MAX, ..in_flight(Some(call(true)), None) };
-    assert_eq!(verdict(&last, Some(&rerun), AT), unknown(), "no attempts are left");
+    assert_eq!(verdict(&last, Some(&rerun), NOW, WHY_LOST), unknown(), "no attempts are left");
 }
 
 #[test]
@@ -107,7 +107,7 @@ fn a_call_in_flight_at_three_crashes_in_a_row_is_not_taken_up_any_more() {
     let of = |crashes| {
         let mut row = in_flight(Some(call(true)), Some("here"));
         row.recovery.crashes = crashes;
-        verdict(&row, Some(&policy(AfterCrash::Rerun)), AT)
+        verdict(&row, Some(&policy(AfterCrash::Rerun)), NOW, WHY_LOST)
     };
     assert_eq!([of(0), of(1), of(2)], [resume(), resume(), lost(Reason::Poison, Executed::Unknown)]);
 }
@@ -116,10 +116,17 @@ fn a_call_in_flight_at_three_crashes_in_a_row_is_not_taken_up_any_more() {
 fn a_queued_call_is_sent_for_the_first_time_or_was_certainly_not_sent() {
     let queued = |call| Task { phase: Phase::Queued, ..in_flight(call, None) };
     let policy = policy(AfterCrash::Fail);
-    assert_eq!(verdict(&queued(Some(call(false))), Some(&policy), AT), RecoveryDecision::Run(RecoveryAction::Dispatch));
+    assert_eq!(
+        verdict(&queued(Some(call(false))), Some(&policy), NOW, WHY_LOST),
+        RecoveryDecision::Run(RecoveryAction::Dispatch)
+    );
     let unsent = lost(Reason::GatewayRestart, Executed::No);
-    assert_eq!(verdict(&queued(None), Some(&policy), AT), unsent);
-    assert_eq!(verdict(&queued(Some(call(false))), None, AT), unsent, "its upstream is not configured any more");
+    assert_eq!(verdict(&queued(None), Some(&policy), NOW, WHY_LOST), unsent);
+    assert_eq!(
+        verdict(&queued(Some(call(false))), None, NOW, WHY_LOST),
+        unsent,
+        "its upstream is not configured any more"
+    );
 }
 
 /// In every state of a split call, its elements have the params.
@@ -130,15 +137,19 @@ fn a_call_whose_elements_have_rows_waits_for_them() {
     let tree = TreeLinks { children: Arc::from([TaskId::from_bits(7)]), ..TreeLinks::default() };
     for phase in [Phase::Queued, Phase::Working] {
         let parent = Task { phase, tree: tree.clone(), ..in_flight(Some(call(false).without_params()), None) };
-        assert_eq!(verdict(&parent, Some(&policy), AT), watched);
-        assert_ne!(verdict(&parent, None, AT), watched, "its upstream is not configured any more");
+        assert_eq!(verdict(&parent, Some(&policy), NOW, WHY_LOST), watched);
+        assert_ne!(verdict(&parent, None, NOW, WHY_LOST), watched, "its upstream is not configured any more");
     }
     let again = Task { attempt: Attempt(2), tree: tree.clone(), ..in_flight(None, None) };
-    assert_eq!(verdict(&again, Some(&policy), AT), unknown(), "the server's own task was lost, with its children");
+    assert_eq!(
+        verdict(&again, Some(&policy), NOW, WHY_LOST),
+        unknown(),
+        "the server's own task was lost, with its children"
+    );
     let own = Task { tree, ..in_flight(None, Some("here")) };
-    assert_eq!(verdict(&own, Some(&policy), AT), resume(), "the server has the task, and its children");
+    assert_eq!(verdict(&own, Some(&policy), NOW, WHY_LOST), resume(), "the server has the task, and its children");
     let child = Task { shown: TaskVisibility::Part, ..in_flight(None, Some("here")) };
-    assert_eq!(verdict(&child, Some(&policy), AT), resume());
+    assert_eq!(verdict(&child, Some(&policy), NOW, WHY_LOST), resume());
 }
 
 /// F20, and T-56 for hidden ones.
@@ -146,15 +157,15 @@ fn a_call_whose_elements_have_rows_waits_for_them() {
 fn what_nobody_can_go_on_with_is_settled_or_told() {
     let policy = policy(AfterCrash::Rerun);
     let row = || in_flight(Some(call(true)), Some("here"));
-    assert_eq!(verdict(&row(), None, AT), unknown(), "its upstream is not configured any more");
+    assert_eq!(verdict(&row(), None, NOW, WHY_LOST), unknown(), "its upstream is not configured any more");
     let hidden = Task { shown: TaskVisibility::Hidden, ..row() };
-    assert_eq!(verdict(&hidden, Some(&policy), AT), unknown());
+    assert_eq!(verdict(&hidden, Some(&policy), NOW, WHY_LOST), unknown());
     let overdue = row().expires_at();
-    assert_eq!(verdict(&row(), Some(&policy), (overdue, Reason::GatewayRestart)), RecoveryDecision::Expire);
+    assert_eq!(verdict(&row(), Some(&policy), overdue, Reason::GatewayRestart), RecoveryDecision::Expire);
     let mut cancelled = Task { phase: Phase::Settled(Outcome::Cancelled), ..row() };
-    assert_eq!(verdict(&cancelled, Some(&policy), AT), RecoveryDecision::Leave);
+    assert_eq!(verdict(&cancelled, Some(&policy), NOW, WHY_LOST), RecoveryDecision::Leave);
     cancelled.recovery.is_unnotified = true;
-    assert_eq!(verdict(&cancelled, None, AT), RecoveryDecision::Notify);
+    assert_eq!(verdict(&cancelled, None, NOW, WHY_LOST), RecoveryDecision::Notify);
 }
 
 /// F58, F59: the time that a call ran before the crash counts, whatever the clock did since.

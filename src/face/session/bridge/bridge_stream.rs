@@ -55,7 +55,7 @@ impl BridgedUpstream {
         let served = &shared.served;
         let upstream = Arc::clone(&served.stateless);
         let client = BridgedClient::of(session.token.client_version, &session.token.capabilities);
-        Self { upstream, context: client.context((principal, &session.own.forwarded), served) }
+        Self { upstream, context: client.context(principal, &session.own.forwarded, served) }
     }
 
     /// An error if the server does not return them in time.

@@ -56,7 +56,7 @@ pub(super) async fn respond(
         None => {
             let first = late.sign().await;
             let source = ResumableSource::Answer(late, addressee.clone());
-            Box::pin(begin(shared, origin, (Some(first), source), addressee)).await
+            Box::pin(begin(shared, origin, Some(first), source, addressee)).await
         }
     }
 }
@@ -76,7 +76,7 @@ async fn begin_made(
 ) -> FaceResponse {
     let mut events = GatedEvents::of(body);
     let Ok(first) = tokio::time::timeout(ALONE_MAX, events.next()).await else {
-        return begin(shared, origin, (None, ResumableSource::Events(events)), addressee).await;
+        return begin(shared, origin, None, ResumableSource::Events(events), addressee).await;
     };
     let first = match first {
         Some(Ok(first)) => first,
@@ -91,19 +91,20 @@ async fn begin_made(
     if is_answer {
         return event_stream(full_body(first));
     }
-    begin(shared, origin, (Some(first), ResumableSource::Events(events)), addressee).await
+    begin(shared, origin, Some(first), ResumableSource::Events(events), addressee).await
 }
 
 async fn begin(
     shared: &Arc<SessionFaceState>,
     RequestOrigin { token, tool }: RequestOrigin,
-    (first, source): (Option<BodyPart>, ResumableSource),
+    first: Option<BodyPart>,
+    source: ResumableSource,
     addressee: Addressee,
 ) -> FaceResponse {
     let Some(id) = &addressee.id else { return event_stream(empty_body()) };
     let (writer, mut reader) = shared.open.replays.begin((shared.served.random)());
     let stream = reader.stream();
-    let first = match first {
+    let (event, number) = match first {
         Some(first) => {
             writer.write(first, UnreadPolicy::Kept).await;
             match reader.next().await {
@@ -117,7 +118,7 @@ async fn begin(
     };
     let held = shared.open.in_flight.enter(token.nonce, id, RequestStage::Held);
     let response =
-        ReplayStream::new(reader, tool).begin(&shared.open.replays, &shared.served, &token, addressee, first);
+        ReplayStream::new(reader, tool).begin(&shared.open.replays, &shared.served, &token, addressee, event, number);
     let pumping = {
         let (shared, nonce) = (Arc::clone(shared), token.nonce);
         async move {
@@ -128,7 +129,7 @@ async fn begin(
                 () = writer.deserted(DESERTED_MAX) => tracing::debug!("a call was released: its client did not resume the stream"),
             }
             writer.close();
-            shared.open.replays.answered((nonce, stream));
+            shared.open.replays.answered(nonce, stream);
         }
     };
     let stop = shared.served.scope.stop.clone();
@@ -153,7 +154,7 @@ async fn pump(writer: &ReplayWriter, source: ResumableSource, shared: &SessionFa
                 return;
             };
             if !shared.served.channel.makes_streams() {
-                // The rest is the upstream's, with or without event ids.
+                // The rest comes from the upstream, with or without event ids.
                 return writer.hand_over(body).await;
             }
             GatedEvents::of(body)

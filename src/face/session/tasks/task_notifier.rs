@@ -56,7 +56,8 @@ impl TaskNotifier {
     /// `shown` is the state that the client knows.
     pub(super) fn new(
         shared: Arc<SessionFaceState>,
-        (caller, id): (Caller, TaskId),
+        caller: Caller,
+        id: TaskId,
         subscribers: Arc<SubscriberList>,
         shown: Option<&Task>,
     ) -> Self {

@@ -34,7 +34,7 @@ fn read_rows(server: &PostgresServer, schema: &str, table: &str) -> (u64, u64) {
 
 /// The counts of all finished statements: a backend publishes its own at the end of a transaction, at most once a second, so each
 /// runs another one that reads nothing.
-async fn settled_counts(server: &PostgresServer, (schema, table): (&str, &str), store: &PostgresStore) -> (u64, u64) {
+async fn settled_counts(server: &PostgresServer, schema: &str, table: &str, store: &PostgresStore) -> (u64, u64) {
     let absent = task("absent", 1).key;
     for _ in 0..2 {
         tokio::time::sleep(Duration::from_millis(1_200)).await;
@@ -62,16 +62,16 @@ async fn a_batch_reads_the_rows_that_it_writes_and_no_others() {
     fill(server, &schema, 100_000);
     let tasks: Vec<Task> = (0..BATCH).map(|id| task("a", id)).collect();
     try_join_all(tasks.iter().map(|task| store.insert(task))).await.unwrap();
-    let before = settled_counts(server, (&schema, "tg_task"), &store).await;
+    let before = settled_counts(server, &schema, "tg_task", &store).await;
     let transactions = || -> u64 { server.psql(&format!("SELECT sum(writes) FROM {schema}.tg_lane")).parse().unwrap() };
     let commits = transactions();
     let replace = |task| store.replace(Revision(1), WriteRole::Holder, task);
     try_join_all(tasks.iter().map(replace)).await.unwrap();
     let commits = transactions() - commits;
     assert!(commits <= 8, "{commits} transactions");
-    let written = settled_counts(server, (&schema, "tg_task"), &store).await;
+    let written = settled_counts(server, &schema, "tg_task", &store).await;
     try_join_all(tasks.iter().map(|task| store.load(&task.key, START))).await.unwrap();
-    let loaded = settled_counts(server, (&schema, "tg_task"), &store).await;
+    let loaded = settled_counts(server, &schema, "tg_task", &store).await;
     store.close().await;
     let batch = u64::try_from(BATCH).unwrap();
     for (what, from, to) in [("written", before, written), ("loaded", written, loaded)] {
@@ -94,10 +94,10 @@ async fn a_batch_reads_the_sums_that_it_changes_and_no_others() {
     server.psql(&format!(
         "INSERT INTO {schema}.tg_usage SELECT {me}, n::text::bytea, 1, 1, 100 FROM generate_series(1, 20000) AS n"
     ));
-    let before = settled_counts(server, (&schema, "tg_usage"), &store).await;
+    let before = settled_counts(server, &schema, "tg_usage", &store).await;
     try_join_all(tasks.iter().map(|task| store.insert(task))).await.unwrap();
     try_join_all(tasks.iter().map(|task| store.remove(&task.key))).await.unwrap();
-    let after = settled_counts(server, (&schema, "tg_usage"), &store).await;
+    let after = settled_counts(server, &schema, "tg_usage", &store).await;
     assert_eq!(server.psql(&format!("SELECT count(*) FROM {schema}.tg_usage")), "20000");
     let (index, table) = (after.0 - before.0, after.1 - before.1);
     println!("{index} by indexes, {table} others");

@@ -88,7 +88,8 @@ impl TransportAdapter {
         let (other, unless_kept) = self
             .open(
                 ConnectionPurpose::Apart { process },
-                (&owner_of(&origin.outgoing), PermitWait::Waits),
+                &owner_of(&origin.outgoing),
+                PermitWait::Waits,
                 origin.outgoing.forwarded(),
             )
             .await?;

@@ -89,7 +89,7 @@ impl TransportAdapter {
         if self.apart.include(request) {
             let owner = owner_of(outgoing);
             let (session, unless_called) =
-                self.open(ConnectionPurpose::Stateless, (&owner, PermitWait::Waits), outgoing.forwarded()).await?;
+                self.open(ConnectionPurpose::Stateless, &owner, PermitWait::Waits, outgoing.forwarded()).await?;
             let terms = RequestTerms { _done: Some(session.end_guard()), ..terms() };
             let response = session.request_named(&request_ids::without_tasks(request), terms, handed_over).await?;
             unless_called.disarm();
@@ -126,9 +126,8 @@ impl TransportAdapter {
         if let Ok(session) = find() {
             return Ok(session);
         }
-        let (session, unless_kept) = self
-            .open(ConnectionPurpose::Stateless, (principal, PermitWait::First), &ForwardedHeaders::default())
-            .await?;
+        let (session, unless_kept) =
+            self.open(ConnectionPurpose::Stateless, principal, PermitWait::First, &ForwardedHeaders::default()).await?;
         if self.connections.lock().put(principal, is_probe, &session) {
             unless_kept.disarm();
             return Ok(session);

@@ -43,7 +43,7 @@ impl LastLines {
     }
 }
 
-/// What becomes of a program's last lines of standard error when it dies.
+/// The use of a program's last lines of standard error when it dies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StderrUse {
     /// They are kept from log and tasks.

@@ -30,6 +30,43 @@ pub struct GatewayProcess {
     dir: TempDir,
 }
 
+/// The program, once it serves. Killed when dropped.
+pub struct StartedProgram {
+    pub child: Child,
+    pub clients: SocketAddr,
+    pub admin: SocketAddr,
+    pub metrics: Option<SocketAddr>,
+    pub log: watch::Receiver<String>,
+}
+
+impl StartedProgram {
+    /// Starts `taskgate serve`, and reads the addresses that it prints.
+    pub async fn launch(mut command: Command) -> Self {
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+        let mut child = command.spawn().unwrap();
+        let (sender, log) = watch::channel(String::new());
+        TaskTracker::new().spawn(gather(child.stderr.take().unwrap(), sender));
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let addresses = in_time(async {
+            let (mut clients, mut metrics) = (None, None);
+            while let Some(line) = lines.next_line().await.unwrap() {
+                if let Some(url) = line.strip_prefix("serving ") {
+                    clients = url.split('/').nth(2).and_then(|authority| authority.parse().ok());
+                } else if let Some(url) = line.strip_prefix("listen  http://") {
+                    clients = Some(url.trim().parse().unwrap());
+                } else if let Some(url) = line.strip_prefix("metrics http://") {
+                    metrics = Some(url.trim().parse().unwrap());
+                } else if let Some(url) = line.strip_prefix("admin   http://") {
+                    return Some((clients?, url.trim().parse().unwrap(), metrics));
+                }
+            }
+            None
+        });
+        let Some((clients, admin, metrics)) = addresses.await else { panic!("not started: {}", *log.borrow()) };
+        Self { child, clients, admin, metrics, log }
+    }
+}
+
 /// The upstream's section, less its header: the demo server.
 pub fn demo(mark: &str) -> String {
     section(crate::taskgate(), "demo-server", mark)
@@ -72,24 +109,8 @@ impl GatewayProcess {
         fs::write(&file, text).unwrap();
         let mut command = Command::new(crate::taskgate());
         command.env("TASKGATE_LOG", filter).env("GATEWAYS_OWN", "secret").args(["serve", "--config"]).arg(file);
-        command.stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
-        let mut child = command.spawn().unwrap();
-        let (sender, log) = watch::channel(String::new());
-        TaskTracker::new().spawn(gather(child.stderr.take().unwrap(), sender));
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let addresses = in_time(async {
-            let mut clients = None;
-            while let Some(line) = lines.next_line().await.unwrap() {
-                if let Some(url) = line.strip_prefix("serving ") {
-                    clients = url.split('/').nth(2).map(|authority| authority.parse().unwrap());
-                } else if let Some(url) = line.strip_prefix("admin   http://") {
-                    return Some((clients?, url.trim().parse().unwrap()));
-                }
-            }
-            None
-        });
-        let Some((address, admin)) = addresses.await else { panic!("not started: {}", *log.borrow()) };
-        Self { child, address, admin, log, dir }
+        let StartedProgram { child, clients, admin, log, .. } = StartedProgram::launch(command).await;
+        Self { child, address: clients, admin, log, dir }
     }
 
     /// What of the log has come here so far.

@@ -212,7 +212,8 @@ async fn many_requests_at_once_make_no_more_connections_than_requests() {
 /// no further request.
 async fn serve_http2(
     stream: tokio_rustls::server::TlsStream<TcpStream>,
-    (arrived, gate): (Arc<Semaphore>, Arc<Semaphore>),
+    arrived: Arc<Semaphore>,
+    gate: Arc<Semaphore>,
     over: oneshot::Receiver<()>,
 ) {
     let service = service_fn(move |_| {
@@ -246,7 +247,7 @@ async fn a_connection_of_http_2_serves_all_until_its_server_ends_it() {
         let (stream, _) = listener.accept().await.unwrap();
         let (end, over) = oneshot::channel();
         let stream = acceptor.accept(stream).await.unwrap();
-        TaskTracker::new().spawn(serve_http2(stream, (Arc::clone(&arrived), Arc::clone(&gate)), over));
+        TaskTracker::new().spawn(serve_http2(stream, Arc::clone(&arrived), Arc::clone(&gate), over));
         gate.add_permits(at_once);
         for sending in first {
             sending.await.unwrap().unwrap();
@@ -273,7 +274,7 @@ async fn a_connection_of_http_2_is_kept_for_the_next_request_as_long_as_one_is_u
     let (stream, _) = listener.accept().await.unwrap();
     let (end, over) = oneshot::channel();
     let stream = acceptor.accept(stream).await.unwrap();
-    TaskTracker::new().spawn(serve_http2(stream, (Arc::clone(&arrived), Arc::clone(&gate)), over));
+    TaskTracker::new().spawn(serve_http2(stream, Arc::clone(&arrived), Arc::clone(&gate), over));
     arrived.acquire().await.unwrap().forget();
     tokio::time::pause();
     for _ in 0..3 {

@@ -6,7 +6,13 @@ pub(crate) use std::io::{stderr, stdout};
 #[cfg(test)]
 pub(crate) use captured::{stderr, stdout};
 
+use std::ffi::OsStr;
 use std::io;
+
+/// Whether output has colours, by the value of `NO_COLOR` (no-color.org).
+pub(crate) fn has_colours(is_terminal: bool, no_color: Option<&OsStr>) -> bool {
+    is_terminal && no_color.is_none_or(OsStr::is_empty)
+}
 
 /// Prints a message of `clap`, in colour on a terminal.
 pub(crate) fn print_usage(error: &clap::Error) -> io::Result<()> {
@@ -38,6 +44,24 @@ mod captured {
 
         fn flush(&mut self) -> io::Result<()> {
             Ok(())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_terminal_has_colours_unless_no_color_has_a_value() {
+        for (is_terminal, no_color, expected) in [
+            (true, None, true),
+            (true, Some(""), true),
+            (true, Some("1"), false),
+            (true, Some("0"), false),
+            (false, None, false),
+        ] {
+            assert_eq!(has_colours(is_terminal, no_color.map(OsStr::new)), expected, "{is_terminal} {no_color:?}");
         }
     }
 }

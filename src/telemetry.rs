@@ -13,7 +13,7 @@ use metrics_process::Collector;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::util::TryInitError;
 
-use crate::metric;
+use crate::{console, metric};
 use escaped_output::EscapedOutput;
 use json_lines::JsonLines;
 
@@ -64,7 +64,7 @@ pub fn install_logs(format: LogFormat, filter: &str) -> Result<(), TelemetryErro
     let directives = if directives.is_empty() { filter } else { &directives };
     let filter = EnvFilter::try_new(directives).map_err(TelemetryError::Filter)?;
     let terminal = io::stderr().is_terminal();
-    let has_colours = terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let has_colours = console::has_colours(terminal, std::env::var_os("NO_COLOR").as_deref());
     let output = || EscapedOutput(io::stderr());
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(output).with_ansi(has_colours);
     let people = match format {

@@ -245,6 +245,16 @@ mod tests {
     use base64::engine::general_purpose::STANDARD;
     use rcgen::{CertificateParams, KeyPair};
 
+    #[test]
+    fn a_certificate_with_a_foreign_kind_of_key_is_described_without_numbers() {
+        let error = CertificateError::UnsupportedSignatureAlgorithmForPublicKeyContext {
+            signature_algorithm_id: vec![6, 8, 42],
+            public_key_algorithm_id: vec![6, 7, 42],
+        };
+        let words = "its certificate is not signed by a trusted authority; name its authority (`ca`)";
+        assert_eq!(in_words(&RustlsError::InvalidCertificate(error)), words);
+    }
+
     struct PemPair {
         certificate: String,
         key: String,

@@ -43,6 +43,8 @@ pub(super) struct ReplicaFile {
     file: File,
     /// Whether the file records a loss of acknowledged writes. Such a file is kept.
     is_loss: bool,
+    /// Whether the last write failed.
+    is_behind: bool,
 }
 
 impl ReplicaFile {
@@ -69,7 +71,7 @@ impl ReplicaFile {
                 Some(prior.ok_or_else(|| ReplicaFileError::Content { path: path.clone() })?)
             }
         };
-        Ok((Self { path, file, is_loss: false }, prior))
+        Ok((Self { path, file, is_loss: false, is_behind: false }, prior))
     }
 
     /// Writes the current incarnation and its last acknowledged heartbeat. If the write is lost, the next process knows
@@ -82,6 +84,15 @@ impl ReplicaFile {
         let written = self.file.rewind().and_then(|()| self.file.write_all(text.as_bytes()));
         let written = written.and_then(|()| self.file.set_len(text.len() as u64));
         written.map_err(|source| ReplicaFileError::File { path: self.path.clone(), source })
+    }
+
+    /// As [`Self::remember`]; logs the first of consecutive failures.
+    pub(super) fn remember_or_warn(&mut self, prior: PriorIncarnation) {
+        let written = self.remember(prior);
+        if let (Err(error), false) = (&written, self.is_behind) {
+            tracing::warn!(error = %CauseChain(error), "the next start may not notice that its database is older");
+        }
+        self.is_behind = written.is_err();
     }
 
     /// Records that the store lost acknowledged writes: the next start treats it as another store or an older one.

@@ -10,7 +10,6 @@ use tokio_util::sync::CancellationToken;
 use super::replica_file::{ReplicaFile, ReplicaFileError};
 use super::shared_store::{self, SharedStoreError, SharedStoreOpening};
 use crate::boot_clock::since_boot;
-use crate::cause::CauseChain;
 use crate::config::{Config, StoreSettings};
 use crate::face::sealed::KeyPrint;
 use crate::replica::OwnStanding;
@@ -57,9 +56,7 @@ pub(super) struct SharedIncarnation {
 const REMEMBER_EVERY: Duration = Duration::from_secs(60);
 
 fn remember(file: &Mutex<ReplicaFile>, store: &PostgresStore) {
-    if let Err(error) = file.lock().remember(store.as_prior()) {
-        tracing::debug!(error = %CauseChain(&error), "the last heartbeat was not written to the file");
-    }
+    file.lock().remember_or_warn(store.as_prior());
 }
 
 /// Waits until the other replicas have read this one's row: they would take the owner of its sessions for dead. Cancel

@@ -259,7 +259,7 @@ fn asked() -> Result<bool, String> {
 }
 
 fn has_colours() -> bool {
-    io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+    console::has_colours(io::stdout().is_terminal(), std::env::var_os("NO_COLOR").as_deref())
 }
 
 /// A unified difference.

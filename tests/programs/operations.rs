@@ -17,6 +17,7 @@ mod memory;
 mod operators;
 mod outside;
 pub(crate) mod program;
+mod proxied;
 mod reload;
 mod replicas;
 mod shutdown;

@@ -24,8 +24,9 @@ keys! {
         /// in progress. Responses of at most 64 KiB, and responses that are forwarded chunk by chunk, are not counted. A
         /// server over stdio or HTTP+SSE is read no further meanwhile, so that its other calls in that process or
         /// stream wait too, a minute at most for each response that finds no room: then its call ends with `executed:
-        /// "yes"`. A client that takes less than 1 KiB/s for 30 s is cut off. Two principals that read a little faster
-        /// can keep all the bytes for hours: small responses pass, and large ones of others one after another.
+        /// "yes"`. A client that takes less than 1 KiB/s for 30 s is cut off, and over HTTP/2 a stream that has no room
+        /// for a piece of at most 16 KiB within 30 s. Two principals that read a little faster can keep all the bytes for
+        /// hours: small responses pass, and large ones of others one after another.
         reload answer_bytes_max: usize = read(&SIZE), default "128MiB";
         /// Connections from clients at one time. The gateway reduces it if the limit on open files is too low, and logs
         /// that.

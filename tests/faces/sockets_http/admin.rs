@@ -64,6 +64,15 @@ async fn only_what_is_listed_can_be_looked_at() {
     }
 }
 
+#[tokio::test]
+async fn a_browser_does_not_guess_the_type_of_an_admin_page() {
+    let running = admin(&Readiness::new()).await;
+    for path in ["/healthz", "/readyz", "/metrics"] {
+        let page = ask(&running, "GET", path, "localhost").await;
+        assert_eq!(page.header("x-content-type-options"), Some("nosniff"), "{path}");
+    }
+}
+
 /// B66.
 #[tokio::test]
 async fn a_rebound_name_reaches_no_admin_path() {

@@ -26,6 +26,8 @@ const CONSTANT: usize = 150 << 20;
 const BUDGET: usize = 128 << 20;
 /// The text of each answer.
 const BIG: usize = 8 << 20;
+/// `stored_bytes_max` of a store in memory: more than the tasks of any row.
+const STORED: usize = 256 << 20;
 /// Requests of one client: all their answers are far more than the bound.
 const REQUESTS: usize = 60;
 /// How long a client goes on without reading, once it has asked for all.
@@ -67,6 +69,31 @@ enum Reader {
     NoWindow,
 }
 
+/// Where the gateway keeps its tasks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Store {
+    Disk,
+    Memory,
+}
+
+impl Store {
+    fn folder(self) -> Folder {
+        if self == Self::Disk { Folder::on_disk() } else { Folder::new() }
+    }
+
+    fn limits(self) -> String {
+        if self == Self::Disk { String::new() } else { format!("[limits]\nstored_bytes_max = {STORED}\n") }
+    }
+
+    /// The most memory that the process may take.
+    const fn bound(self) -> usize {
+        match self {
+            Self::Disk => CONSTANT + BUDGET,
+            Self::Memory => CONSTANT + BUDGET + STORED,
+        }
+    }
+}
+
 struct Bench {
     program: Program,
     _servers: [Option<ScriptedServer>; 2],
@@ -77,7 +104,8 @@ struct Bench {
 }
 
 impl Bench {
-    async fn start(asked: Asked, over: Over, folder: Folder) -> Self {
+    async fn start(asked: Asked, over: Over, store: Store) -> Self {
+        let folder = store.folder();
         let [(one, one_keys), (two, two_keys)] =
             [server(asked, over, &folder).await, server(asked, over, &folder).await];
         let how = if asked == Asked::Split { "split = { argument = \"items\" }" } else { "mode = \"always\"" };
@@ -85,7 +113,10 @@ impl Bench {
             format!("[upstreams.{name}]\n{keys}[[upstreams.{name}.tools]]\nmatch = \"work\"\n{how}\n")
         };
         let upstreams: String = [&one_keys, &two_keys].into_iter().zip(["up", "other"]).map(upstream).collect();
-        folder.write(&format!("{upstreams}[[endpoints]]\npath = \"/all/mcp\"\nupstreams = [\"up\", \"other\"]\n"));
+        let limits = store.limits();
+        folder.write(&format!(
+            "{upstreams}{limits}[[endpoints]]\npath = \"/all/mcp\"\nupstreams = [\"up\", \"other\"]\n"
+        ));
         let program = Program::serve(&folder).await;
         let (connections, reads) = (TaskTracker::new(), CancellationToken::new());
         Self { program, _servers: [one, two], _folder: folder, connections, reads }
@@ -327,8 +358,8 @@ const fn held_min(asked: Asked, over: Over) -> usize {
 }
 
 #[allow(clippy::print_stdout, reason = "the figure is what the matrix is run for")]
-async fn failures_of(asked: Asked, reader: Reader, over: Over) -> Vec<String> {
-    let bench = Bench::start(asked, over, Folder::on_disk()).await;
+async fn failures_of(asked: Asked, reader: Reader, over: Over, store: Store) -> Vec<String> {
+    let bench = Bench::start(asked, over, store).await;
     let (path, calls) = bench.requests(asked).await;
     let before = bench.peak();
     let mut clients = bench.send(reader, path, calls).await;
@@ -347,28 +378,28 @@ async fn failures_of(asked: Asked, reader: Reader, over: Over) -> Vec<String> {
     let refused = if is_array { bench.program.counted("taskgate_answers_refused_total").await } else { 0 };
     let mib = |bytes: usize| bytes >> 20;
     println!(
-        "{asked:?} {reader:?} {over:?}: {} MiB, {} MiB before, {} MiB held, {} MiB read",
+        "{asked:?} {reader:?} {over:?} {store:?}: {} MiB, {} MiB before, {} MiB held, {} MiB read",
         mib(peak),
         mib(before),
         mib(held),
         mib(read)
     );
     let failures = [
-        (peak > CONSTANT + BUDGET, format!("{} MiB", mib(peak))),
+        (peak > store.bound(), format!("{} MiB", mib(peak))),
         (held < held_min(asked, over), format!("answers hold {} MiB", mib(held))),
         (read < BIG / 2, format!("no client read a whole answer, and none more than {read} bytes")),
         (refused > 0, format!("{refused} answers were refused")),
     ];
     let failures = failures.into_iter().filter(|(is_failure, _)| *is_failure);
-    failures.map(|(_, what)| format!("{asked:?} {reader:?} {over:?}: {what}")).collect()
+    failures.map(|(_, what)| format!("{asked:?} {reader:?} {over:?} {store:?}: {what}")).collect()
 }
 
 macro_rules! rows {
-    ($($name:ident: $asked:ident, $reader:ident, $over:ident;)*) => {
+    ($($name:ident: $asked:ident, $reader:ident, $over:ident, $store:ident;)*) => {
         $(
             #[tokio::test]
             async fn $name() {
-                let failures = failures_of(Asked::$asked, Reader::$reader, Over::$over).await;
+                let failures = failures_of(Asked::$asked, Reader::$reader, Over::$over, Store::$store).await;
                 assert!(failures.is_empty(), "{failures:?}");
             }
         )*
@@ -376,21 +407,23 @@ macro_rules! rows {
 }
 
 rows! {
-    b190_polls_of_a_large_result_share_its_bytes_however_many_are_not_read: Poll, Unread, Json;
-    polls_of_a_large_result_share_its_bytes_in_streams_without_window: Poll, NoWindow, Json;
-    results_of_a_large_task_share_its_bytes_in_a_session: Result, Unread, Json;
-    bridged_reads_that_nobody_reads_hold_no_more_than_the_budget: Read, Unread, Json;
-    bridged_reads_that_drip_hold_no_more_than_the_budget: Read, Dripped, Events;
-    bridged_reads_in_streams_without_window_hold_no_more_than_the_budget: Read, NoWindow, Events;
-    lists_of_two_servers_hold_no_more_than_the_budget: List, Unread, Json;
-    arrays_at_an_endpoint_hold_no_more_than_the_budget: EndpointArray, Unread, Json;
-    arrays_at_a_servers_own_path_hold_no_more_than_the_budget: Array, Unread, Json;
-    passed_on_reads_hold_no_more_than_the_budget: PipedRead, Unread, Json;
-    arrays_of_event_streams_are_read_within_the_budget: Array, Unread, Events;
-    split_calls_hold_no_more_than_the_budget: Split, Unread, Json;
-    passed_on_reads_of_a_program_hold_no_more_than_the_budget: PipedRead, Unread, Stdio;
-    calls_of_a_program_hold_no_more_than_the_budget: PipedCall, Unread, Stdio;
-    passed_on_reads_over_sse_hold_no_more_than_the_budget: PipedRead, NoWindow, Sse;
+    b190_polls_of_a_large_result_share_its_bytes_however_many_are_not_read: Poll, Unread, Json, Disk;
+    polls_of_a_large_result_share_its_bytes_in_streams_without_window: Poll, NoWindow, Json, Disk;
+    results_of_a_large_task_share_its_bytes_in_a_session: Result, Unread, Json, Disk;
+    bridged_reads_that_nobody_reads_hold_no_more_than_the_budget: Read, Unread, Json, Disk;
+    bridged_reads_that_drip_hold_no_more_than_the_budget: Read, Dripped, Events, Disk;
+    bridged_reads_in_streams_without_window_hold_no_more_than_the_budget: Read, NoWindow, Events, Disk;
+    lists_of_two_servers_hold_no_more_than_the_budget: List, Unread, Json, Disk;
+    arrays_at_an_endpoint_hold_no_more_than_the_budget: EndpointArray, Unread, Json, Disk;
+    arrays_at_a_servers_own_path_hold_no_more_than_the_budget: Array, Unread, Json, Disk;
+    passed_on_reads_hold_no_more_than_the_budget: PipedRead, Unread, Json, Disk;
+    arrays_of_event_streams_are_read_within_the_budget: Array, Unread, Events, Disk;
+    split_calls_hold_no_more_than_the_budget: Split, Unread, Json, Disk;
+    passed_on_reads_of_a_program_hold_no_more_than_the_budget: PipedRead, Unread, Stdio, Disk;
+    calls_of_a_program_hold_no_more_than_the_budget: PipedCall, Unread, Stdio, Disk;
+    passed_on_reads_over_sse_hold_no_more_than_the_budget: PipedRead, NoWindow, Sse, Disk;
+    polls_of_a_large_result_in_memory_share_its_bytes: Poll, Unread, Json, Memory;
+    results_of_a_large_task_in_memory_share_its_bytes_in_a_session: Result, NoWindow, Json, Memory;
 }
 
 /// Asserts how much memory a program took, and that it was for answers.
@@ -405,7 +438,7 @@ async fn assert_bounded(bench: &Bench, what: &str) {
 /// The buffers of many streams together stay within the budget.
 #[tokio::test]
 async fn clients_of_http_sse_that_do_not_read_hold_no_more_than_the_budget() {
-    let bench = Bench::start(Asked::PipedRead, Over::Json, Folder::on_disk()).await;
+    let bench = Bench::start(Asked::PipedRead, Over::Json, Store::Disk).await;
     let mut streams = Vec::with_capacity(REQUESTS);
     for _ in 0..REQUESTS {
         streams.push(bench.unread_stream().await);
@@ -461,10 +494,13 @@ async fn polls_of_a_servers_subtasks_hold_no_more_than_the_budget() {
 
 /// Nobody reads these: what they hold until they are stored is bounded all the same, and each is stored.
 #[allow(clippy::print_stdout, reason = "the figure is what the matrix is run for")]
-async fn assert_tasks_bounded(what: &str, (asked, rule): (Asked, &str), calls: usize) {
-    let folder = Folder::on_disk();
+async fn assert_tasks_bounded(what: &str, store: Store, asked: Asked, rule: &str, calls: usize) {
+    let folder = store.folder();
     let (server, keys) = server(asked, Over::Json, &folder).await;
-    folder.write(&format!("[upstreams.up]\n{keys}[[upstreams.up.tools]]\nmatch = \"work\"\nmode = \"always\"\n{rule}"));
+    folder.write(&format!(
+        "[upstreams.up]\n{keys}[[upstreams.up.tools]]\nmatch = \"work\"\nmode = \"always\"\n{rule}{}",
+        store.limits()
+    ));
     let program = Program::serve(&folder).await;
     let (connections, reads) = (TaskTracker::new(), CancellationToken::new());
     let bench = Bench { program, _servers: [server, None], _folder: folder, connections, reads };
@@ -490,17 +526,23 @@ async fn assert_tasks_bounded(what: &str, (asked, rule): (Asked, &str), calls: u
     }
     let peak = bench.peak();
     println!("{what}: {} MiB", peak >> 20);
-    assert!(peak <= CONSTANT + BUDGET, "{} MiB", peak >> 20);
+    assert!(peak <= store.bound(), "{} MiB", peak >> 20);
 }
 
 #[tokio::test]
 async fn tasks_that_end_together_hold_no_more_than_the_budget() {
-    assert_tasks_bounded("tasks", (Asked::Poll, ""), REQUESTS / 2).await;
+    assert_tasks_bounded("tasks", Store::Disk, Asked::Poll, "", REQUESTS / 2).await;
+}
+
+#[tokio::test]
+async fn tasks_in_memory_that_end_together_hold_no_more_than_the_budget() {
+    assert_tasks_bounded("tasks in memory", Store::Memory, Asked::Poll, "", REQUESTS / 2).await;
 }
 
 #[tokio::test]
 async fn split_calls_as_tasks_hold_no_more_than_the_budget() {
-    assert_tasks_bounded("split calls", (Asked::Split, "split = { argument = \"items\" }\n"), 4).await;
+    let rule = "split = { argument = \"items\" }\n";
+    assert_tasks_bounded("split calls", Store::Disk, Asked::Split, rule, 4).await;
 }
 
 #[tokio::test]
@@ -511,7 +553,9 @@ async fn every_kind_of_answer_over_every_way_holds_no_more_than_the_budget() {
     for over in [Over::Json, Over::Events, Over::Stdio, Over::Sse] {
         for reader in [Reader::Unread, Reader::Dripped, Reader::NoWindow] {
             for asked in [Poll, Result, Read, PipedRead, PipedCall, List, EndpointArray, Array, Split] {
-                failures.extend(failures_of(asked, reader, over).await);
+                for store in [Store::Disk, Store::Memory] {
+                    failures.extend(failures_of(asked, reader, over, store).await);
+                }
             }
         }
     }

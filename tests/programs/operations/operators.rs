@@ -216,8 +216,9 @@ async fn foreign_hosts_and_pages_reach_no_task() {
     let (worker, _folder, program) = started().await;
     let id = program.task("/up/mcp", "k").await;
     worker.calls(1).await;
-    let list = program.get("/tasks").await.json();
-    let cancel = format!("/tasks/{}/cancel", tasks(&list)[0]["ref"].as_str().unwrap());
+    let list = program.get("/tasks").await;
+    assert!(list.head.contains("\nx-content-type-options: nosniff"), "no browser guesses its type: {list:?}");
+    let cancel = format!("/tasks/{}/cancel", tasks(&list.json())[0]["ref"].as_str().unwrap());
     let json = ("content-type", "application/json");
     for (method, target, headers) in [
         ("GET", "/tasks", vec![("host", "evil.example")]),

@@ -80,8 +80,8 @@ impl TokenClientSettings {
             ClientSecret::File(path) => read_file(path)?,
         };
         let login = match self.sends {
-            SecretCarriage::Basic => ClientLogin::Header(basic(&self.id, &secret)),
-            SecretCarriage::Post => ClientLogin::Fields { id: self.id.clone(), secret },
+            SecretCarriage::Basic => ClientAuthentication::Header(basic(&self.id, &secret)),
+            SecretCarriage::Post => ClientAuthentication::Fields { id: self.id.clone(), secret },
         };
         let name = Arc::from(format!("issuer {}", self.url.host_str().unwrap_or("-")));
         Ok(TokenClient { name, url: self.url.clone(), login })
@@ -109,19 +109,19 @@ fn read_file(path: &Path) -> Result<String, CredentialError> {
 pub struct TokenClient {
     name: Arc<str>,
     url: Url,
-    login: ClientLogin,
+    login: ClientAuthentication,
 }
 
 /// How a client proves who it is. `Debug` prints no password.
 #[derive(Clone)]
-enum ClientLogin {
+enum ClientAuthentication {
     Header(HeaderValue),
     Fields { id: String, secret: String },
 }
 
-impl fmt::Debug for ClientLogin {
+impl fmt::Debug for ClientAuthentication {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("ClientLogin")
+        f.write_str("ClientAuthentication")
     }
 }
 
@@ -130,8 +130,8 @@ impl TokenClient {
         let mut form = form_urlencoded::Serializer::new(String::new());
         form.extend_pairs(fields);
         let authorization = match &self.login {
-            ClientLogin::Header(authorization) => Some(authorization.clone()),
-            ClientLogin::Fields { id, secret } => {
+            ClientAuthentication::Header(authorization) => Some(authorization.clone()),
+            ClientAuthentication::Fields { id, secret } => {
                 form.append_pair("client_id", id).append_pair("client_secret", secret);
                 None
             }
@@ -160,8 +160,10 @@ mod tests {
             let settings = TokenClientSettings { url, id: "task gate".to_owned(), secret, sends };
             let client = settings.read().unwrap();
             match (sends, &client.login) {
-                (SecretCarriage::Basic, ClientLogin::Header(value)) => assert_eq!(value, &format!("Basic {expected}")),
-                (SecretCarriage::Post, ClientLogin::Fields { id, secret }) => {
+                (SecretCarriage::Basic, ClientAuthentication::Header(value)) => {
+                    assert_eq!(value, &format!("Basic {expected}"))
+                }
+                (SecretCarriage::Post, ClientAuthentication::Fields { id, secret }) => {
                     assert_eq!((id.as_str(), secret.as_str()), ("task gate", "s3cret: +/%"));
                 }
                 (_, other) => panic!("{sends:?} {other:?}"),

@@ -117,7 +117,8 @@ pub(in crate::face) fn can_resume(version: ProtocolVersion) -> bool {
 pub(in crate::face) fn take_up(
     replays: &ReplayBuffers,
     served: &Served,
-    (token, caller): (&SessionToken, &Caller),
+    token: &SessionToken,
+    caller: &Caller,
     last_event: &str,
 ) -> Option<FaceResponse> {
     let (sealed, number) = read_event_id(last_event)?;

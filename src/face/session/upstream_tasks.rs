@@ -163,7 +163,7 @@ pub(super) fn take_up(
     last_event: Option<&HeaderValue>,
 ) -> Option<FaceResponse> {
     let event = last_event?.to_str().ok()?;
-    replay::take_up(&shared.open.replays, &shared.served, (&session.token, caller), event)
+    replay::take_up(&shared.open.replays, &shared.served, &session.token, caller, event)
 }
 
 impl SessionFaceState {

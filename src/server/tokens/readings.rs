@@ -17,7 +17,8 @@ use crate::wire::{Payload, ScanLimits};
 /// Checks a signed token with a key set of its issuer, for the endpoint at `asked`. Fails with the label of the first fault.
 pub fn token(
     text: &str,
-    (issuer, keys): (&IssuerSettings, &Bytes),
+    issuer: &IssuerSettings,
+    keys: &Bytes,
     asked: &str,
     now: Timestamp,
 ) -> Result<Caller, &'static str> {
@@ -40,7 +41,7 @@ fn caller(token: VerifiedToken) -> Caller {
 }
 
 /// Checks a proof for a request with this method, address and token.
-pub fn proof(text: &str, (method, address): (&str, &str), token: &str, now: Timestamp) -> Result<(), ProofError> {
+pub fn proof(text: &str, method: &str, address: &str, token: &str, now: Timestamp) -> Result<(), ProofError> {
     UnverifiedProof::read(text)?.verify(ProvenRequest { method, address, token }, now).map(drop)
 }
 

@@ -36,7 +36,7 @@ fn issuer() -> IssuerSettings {
 }
 
 fn read(text: &str) -> Result<Caller, &'static str> {
-    readings::token(text, (&issuer(), &Bytes::from_static(KEYS.as_bytes())), ADDRESS, NOW)
+    readings::token(text, &issuer(), &Bytes::from_static(KEYS.as_bytes()), ADDRESS, NOW)
 }
 
 /// The text with another character at `at` from its end.
@@ -85,18 +85,18 @@ fn judge(caller: Caller) {
 /// Checks a proof for one request, and that a valid one is for no other. Names the fault.
 pub fn proof(bytes: &[u8]) -> String {
     let Ok(text) = std::str::from_utf8(bytes) else { return "proof_malformed".to_owned() };
-    let check = |request, token, now| readings::proof(text, request, token, now);
-    if let Err(fault) = check(("POST", ADDRESS), "token", NOW) {
+    let check = |method, address, token, now| readings::proof(text, method, address, token, now);
+    if let Err(fault) = check("POST", ADDRESS, "token", NOW) {
         return fault.label().to_owned();
     }
     let later = NOW.after(Duration::from_secs(601));
-    for (request, token, now) in [
-        (("GET", ADDRESS), "token", NOW),
-        (("POST", "https://mcp.example/other"), "token", NOW),
-        (("POST", ADDRESS), "another", NOW),
-        (("POST", ADDRESS), "token", later),
+    for (method, address, token, now) in [
+        ("GET", ADDRESS, "token", NOW),
+        ("POST", "https://mcp.example/other", "token", NOW),
+        ("POST", ADDRESS, "another", NOW),
+        ("POST", ADDRESS, "token", later),
     ] {
-        assert!(check(request, token, now).is_err(), "{request:?} {token}");
+        assert!(check(method, address, token, now).is_err(), "{method} {address} {token}");
     }
     "valid".to_owned()
 }

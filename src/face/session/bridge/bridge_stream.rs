@@ -77,7 +77,7 @@ pub(in crate::face::session) async fn get(
         let taken_up = last_event
             .to_str()
             .ok()
-            .and_then(|event| take_up(&shared.open.replays, &shared.served, (&session.token, &inbound.caller), event));
+            .and_then(|event| take_up(&shared.open.replays, &shared.served, &session.token, &inbound.caller, event));
         // Not 404, which would mean that the session has ended.
         return taken_up.unwrap_or_else(|| bare(StatusCode::BAD_REQUEST));
     }

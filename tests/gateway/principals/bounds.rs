@@ -185,7 +185,7 @@ async fn settled(gate: &Gate, key: &'static str, id: &str) -> Value {
             return seen["result"].clone();
         }
         // No faster than the request rate.
-        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
 
@@ -241,7 +241,7 @@ async fn sec_03_a_thousand_clients_with_two_ids_get_their_own_answers() {
                 if !answer.summary().ends_with("rate_limited") {
                     break answer.json();
                 }
-                tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+                tokio::time::sleep(Duration::from_millis(200)).await;
             };
             assert_eq!(answer["id"], id, "{answer}");
             assert_eq!(answer["result"]["structuredContent"], arguments, "{answer}");
@@ -267,19 +267,19 @@ async fn a_fleet_with_one_key_is_not_refused_beside_one_that_polls_too_often() {
             let gate = Arc::clone(&gate);
             clients.spawn(async move {
                 // All agents together make 40 a second.
-                tokio::time::sleep(std::time::Duration::from_millis(25 * agent)).await;
+                tokio::time::sleep(Duration::from_millis(25 * agent)).await;
                 let (mut own, mut answers) = (Vec::new(), Vec::new());
                 for _ in 0..TASKS_OF_EACH {
                     let made = gate.send(&Ask::call(ADA, "held", &json!({}))).await;
                     own.push(made.json()["result"]["taskId"].as_str().unwrap_or_default().to_owned());
                     answers.push(made);
-                    tokio::time::sleep(std::time::Duration::from_millis(25 * AGENTS)).await;
+                    tokio::time::sleep(Duration::from_millis(25 * AGENTS)).await;
                 }
                 for _ in 0..2 {
                     for id in &own {
                         answers.push(gate.send(&Ask::new(ADA, "tasks/get", json!({ "taskId": id }))).await);
                     }
-                    tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+                    tokio::time::sleep(Duration::from_secs(1)).await;
                 }
                 answers
             })

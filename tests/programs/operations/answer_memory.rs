@@ -82,7 +82,11 @@ impl Store {
     }
 
     fn limits(self) -> String {
-        if self == Self::Disk { String::new() } else { format!("[limits]\nstored_bytes_max = {STORED}\n") }
+        if self == Self::Disk {
+            String::new()
+        } else {
+            format!("[limits]\nstored_bytes_max = \"{}MiB\"\n", STORED >> 20)
+        }
     }
 
     /// The most memory that the process may take.

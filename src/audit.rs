@@ -88,7 +88,7 @@ impl AuditLog {
         Ok(Arc::new(Self { settings, queue, issuers: RwLock::default() }))
     }
 
-    /// Sets the issuers that `via` can name: those whose tokens are accepted.
+    /// Sets the issuers that `via` can name: the issuers of accepted tokens.
     pub fn know_issuers<'a>(&self, urls: impl Iterator<Item = &'a str>) {
         *self.issuers.write() =
             urls.map(|url| (Principal::issuer_digits(url), url.to_owned())).collect::<HashMap<_, _>>();

@@ -215,18 +215,22 @@ mod tests {
     use super::super::verify::ChainVerifier;
     use super::*;
 
+    fn settings(path: &std::path::Path) -> AuditSettings {
+        AuditSettings {
+            path: path.to_owned(),
+            is_required: false,
+            records_calls: true,
+            digests_arguments: false,
+            anchor: None,
+        }
+    }
+
     /// As while the file is blocked.
     #[test]
     fn records_without_room_are_counted_by_a_line_in_their_place() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("audit.jsonl");
-        let settings = AuditSettings {
-            path: path.clone(),
-            is_required: false,
-            records_calls: true,
-            digests_arguments: false,
-            anchor: None,
-        };
+        let settings = settings(&path);
         let queue = Arc::new(AuditQueue::default());
         let tool = "x".repeat(250);
         let push = || {
@@ -249,19 +253,13 @@ mod tests {
         assert_eq!(text.matches("audit.lost").count(), 1);
     }
 
-    /// As by `kill -9` or a power cut in the middle of a write: whatever is left of the last lines, the next process continues
-    /// the chain behind the last whole one.
+    /// `kill -9` or a power cut during a write leaves any part of the last lines: the next process continues the chain
+    /// behind the last whole line.
     #[test]
     fn a_file_that_ends_at_any_byte_is_continued_behind_its_last_whole_line() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("audit.jsonl");
-        let settings = AuditSettings {
-            path: path.clone(),
-            is_required: false,
-            records_calls: true,
-            digests_arguments: false,
-            anchor: None,
-        };
+        let settings = settings(&path);
         let process = |tools: &[&str]| {
             let queue = Arc::new(AuditQueue::default());
             for tool in tools {
@@ -279,7 +277,7 @@ mod tests {
             let mut verifier = ChainVerifier::default();
             verifier.file(&continued[..]).unwrap_or_else(|fault| panic!("cut at {length}: {fault}"));
             let kept = whole[..length].iter().filter(|byte| **byte == b'\n').count() as u64;
-            // That of this process: its opening, its record, its end.
+            // The lines of this process: its opening, its record, its end.
             assert_eq!(verifier.lines, kept + 3, "cut at {length}");
         }
     }

@@ -288,7 +288,7 @@ impl TokenRequest {
         Ok(Self { client: settings.client.read()?, target: settings.target.clone() })
     }
 
-    /// Asks with these fields and those of the target.
+    /// Sends a form with these fields and the target's.
     async fn ask(&self, fields: &[(&str, &str)]) -> Result<FormAnswer, DocumentError> {
         let TokenTarget { resource, audience, scope } = &self.target;
         let target = [("resource", resource), ("audience", audience), ("scope", scope)];

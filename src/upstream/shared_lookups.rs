@@ -168,7 +168,7 @@ mod tests {
         assert!(world.lookups.0.lock().running.is_empty() && world.lookups.0.lock().begun_by.is_empty());
     }
 
-    /// As long as the issuer does not answer, one client's lookups leave room for those of others.
+    /// While the issuer does not answer, one client's lookups leave room for other clients' lookups.
     #[tokio::test]
     async fn one_client_has_a_share_of_the_lookups_and_all_meet_the_bound() {
         let lookups = SharedLookups::<usize, (), &str>::default();

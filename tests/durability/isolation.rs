@@ -79,7 +79,7 @@ async fn call(talk: &mut Talk<'_>, tool: &str) -> String {
     made.json()["result"]["taskId"].as_str().unwrap_or_else(|| panic!("{made:?}")).to_owned()
 }
 
-/// Asks for a task of its own until it stands so.
+/// Polls the person's task until it has this status.
 async fn until(talk: &mut Talk<'_>, id: &str, is_so: impl Fn(&Value) -> bool) -> Value {
     in_time(async {
         loop {

@@ -136,7 +136,7 @@ fn changed(text: &[u8], other: &[u8], choices: &mut Choices) -> Vec<u8> {
     text
 }
 
-/// What must hold of any bytes holds of texts that are almost those of the corpus.
+/// The invariants of the corpus also hold for changed copies of its texts.
 #[test]
 fn what_is_almost_a_kept_text_breaks_nothing() {
     type Judge = fn(&[u8]);

@@ -123,7 +123,7 @@ fn a_chain_that_was_written_anew_is_found_by_an_anchor_alone() {
 }
 
 proptest! {
-    /// Every edit is found, except an edit of the last line, whose digest is in no other line.
+    /// Every edit is found, except an edit of the last line: no other line has the digest of the last one.
     #[test]
     fn any_changed_byte_is_found(at in 0_usize..1_000, byte: u8) {
         let lines = chain(8);

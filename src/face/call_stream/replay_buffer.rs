@@ -371,7 +371,7 @@ impl ReplayBuffers {
         self.tidy(&mut kept);
     }
 
-    /// The tool of a call whose stream can be resumed.
+    /// The tool of a call, while its stream can be resumed.
     pub(in crate::face) fn tool_of(&self, nonce: u128, id: u128) -> Option<Arc<str>> {
         let kept = self.kept.lock();
         kept.by_session.get(&nonce)?.iter().find(|stream| stream.id == id)?.tool.clone()

@@ -18,9 +18,9 @@ use crate::task::{Caller, Claims, Timestamp};
 
 /// Tables grow by doubling: many small ones leave less memory behind, and make room for a moment each.
 const SHARDS: usize = 64;
-/// The most tokens of a shard: its table then has 2^11 slots. Those of all are about 10 MiB.
+/// The most tokens of a shard: its table then has 2^11 slots. The slots of all shards take about 10 MiB.
 const TOKENS_MAX: usize = (1 << 11) / 8 * 7;
-/// The bytes of what the entries of a shard refer to: 16 MiB of all, and one large entry more of each.
+/// The bytes that the entries of a shard refer to: 16 MiB in all shards, and at most one large entry more in each.
 const BYTES_MAX: usize = (16 << 20) / SHARDS;
 /// How long a token is believed without another look at its issuer's keys.
 const KEPT_FOR: Duration = Duration::from_secs(300);
@@ -212,7 +212,7 @@ mod tests {
             return;
         }
         let (tokens, other, now) = (memory(), memory(), Timestamp::from_millis(0));
-        // What is allocated once is there.
+        // Allocations that are made once come before the measurement.
         for subject in 0..1_000 {
             other.keep(key_of(&format!("token {subject}"), "/mcp"), token(subject, 1_000_000), 0, now);
         }
@@ -244,7 +244,7 @@ mod tests {
         assert_eq!(counted(&table), TOKENS_MAX);
         table.insert(key("another"), tokens.remembered(token(0, 900_000), 0, at(1_000)), at(1_000));
         assert_eq!(counted(&table), TOKENS_MAX / 2 + 1, "the expired ones are gone, and no other");
-        // By bytes: each person has groups of its own, and a refreshed token has them again.
+        // By bytes: each person has other groups, and a refreshed token has the same groups again.
         let names: Vec<_> = (0..300).map(|n| format!("{n:036}")).collect();
         for person in 0..100 {
             let own = format!("{person}");

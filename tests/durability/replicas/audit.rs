@@ -1,4 +1,4 @@
-//! Two gateways on one database, each with an audit file of its own: what both say of one task is the whole of it.
+//! Two gateways on one database, each with a separate audit file: both files together have every record of a task.
 
 use std::fs;
 use std::path::PathBuf;

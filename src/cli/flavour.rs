@@ -82,7 +82,7 @@ async fn arguments(
         let why = "the tool's x-mcp-header annotations break the rules, so it must not be called";
         return Err(NoResultError::unintelligible(why));
     }
-    Ok(call.arguments.fitted(&call.tool, tool.as_ref().map(|tool| &tool.schema)))
+    Ok(call.arguments.as_payload(&call.tool, tool.as_ref().map(|tool| &tool.schema)))
 }
 
 async fn open(server: &CalledServer, call: &CallCommand) -> Result<CallMode, NoResultError> {

@@ -47,7 +47,7 @@ impl ToolArguments {
                     .to_owned())
             }
             [word] if word == "-" => whole(text_of(io::stdin(), "standard input", BYTES_MAX)?).map(Self::Whole),
-            [word] if word.starts_with('@') => whole(file(&word[1..])?).map(Self::Whole),
+            [word] if word.starts_with('@') => whole(text_of_file(&word[1..])?).map(Self::Whole),
             [word] if word.trim_start().starts_with('{') || !word.contains('=') => whole(word.clone())
                 .map(Self::Whole)
                 .map_err(|why| format!("{why}; write {{\"key\": ...}} or key=value")),
@@ -66,7 +66,7 @@ impl ToolArguments {
     }
 
     /// The arguments as an object; `schema` is the tool's, if known.
-    pub(super) fn fitted(&self, tool: &str, schema: Option<&ToolSchema>) -> Result<Payload, String> {
+    pub(super) fn as_payload(&self, tool: &str, schema: Option<&ToolSchema>) -> Result<Payload, String> {
         let named = match self {
             Self::Whole(payload) => return Ok(payload.clone()),
             Self::Named(named) => named,
@@ -83,7 +83,7 @@ impl ToolArguments {
             }
             let value = match (value, known) {
                 (TypedValue::Json(payload), _) => payload.clone(),
-                (TypedValue::Text(text), Some(argument)) => meant(text, argument)?,
+                (TypedValue::Text(text), Some(argument)) => convert(text, argument)?,
                 (TypedValue::Text(text), None) => Payload::text(text),
             };
             object = object.member(name, &value);
@@ -105,7 +105,7 @@ impl NamedArgument {
             return Ok(Self { name: name.to_owned(), value: TypedValue::Json(value) });
         }
         let text = match value.strip_prefix('@') {
-            Some(path) => file(path)?,
+            Some(path) => text_of_file(path)?,
             None => value.to_owned(),
         };
         Ok(Self { name: name.to_owned(), value: TypedValue::Text(text) })
@@ -113,7 +113,7 @@ impl NamedArgument {
 }
 
 /// A text as a value of this argument: a string if the schema accepts one, else JSON of its type.
-fn meant(text: &str, argument: &ArgumentSchema) -> Result<Payload, String> {
+fn convert(text: &str, argument: &ArgumentSchema) -> Result<Payload, String> {
     let string = Payload::text(text);
     let takes = |name: &str| argument.types.iter().any(|one| one == name);
     let is_value = |payload: &Payload| {
@@ -151,7 +151,7 @@ fn as_object(payload: Payload, what: &str) -> Result<Payload, String> {
     if Object::of(&payload).is_some() { Ok(payload) } else { Err(format!("{what} must be a JSON object")) }
 }
 
-fn file(path: &str) -> Result<String, String> {
+fn text_of_file(path: &str) -> Result<String, String> {
     if path.is_empty() {
         return Err("@ wants a file's name behind it: @FILE".to_owned());
     }
@@ -189,10 +189,10 @@ mod tests {
         ToolSchema::of(&Object::of(&tool).unwrap())
     }
 
-    fn fitted(words: &[&str]) -> Result<Value, String> {
+    fn object(words: &[&str]) -> Result<Value, String> {
         let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
-        let fitted = ToolArguments::read(&words)?.fitted("tool", Some(&schema()))?;
-        Ok(fitted.read().unwrap())
+        let object = ToolArguments::read(&words)?.as_payload("tool", Some(&schema()))?;
+        Ok(object.read().unwrap())
     }
 
     #[test]
@@ -210,9 +210,9 @@ mod tests {
             (&["mode=2"], json!({ "mode": 2 })),
             (&["any=5", "text:=null"], json!({ "any": "5", "text": null })),
         ] {
-            assert_eq!(fitted(words), Ok(expected), "{words:?}");
+            assert_eq!(object(words), Ok(expected), "{words:?}");
         }
-        let unknown = ToolArguments::read(&["a=5".to_owned()]).unwrap().fitted("tool", None).unwrap();
+        let unknown = ToolArguments::read(&["a=5".to_owned()]).unwrap().as_payload("tool", None).unwrap();
         assert_eq!(unknown.as_str(), r#"{"a":"5"}"#, "a tool that is not listed");
     }
 
@@ -250,7 +250,7 @@ mod tests {
             (vec![&format!("@{}", path("bytes"))], "no UTF-8 text"),
             (vec![&format!("text=@{}", path("large"))], "more than 64 MiB"),
         ] {
-            let why = fitted(&words).unwrap_err();
+            let why = object(&words).unwrap_err();
             assert!(why.contains(part), "{words:?}: {why}");
         }
     }
@@ -260,8 +260,8 @@ mod tests {
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("f").display().to_string();
         std::fs::write(&path, r#"{"n":1}"#).unwrap();
-        assert_eq!(fitted(&[&format!("@{path}")]), Ok(json!({ "n": 1 })));
-        assert_eq!(fitted(&[&format!("text=@{path}")]), Ok(json!({ "text": r#"{"n":1}"# })));
-        assert_eq!(fitted(&[&format!("map=@{path}")]), Ok(json!({ "map": { "n": 1 } })));
+        assert_eq!(object(&[&format!("@{path}")]), Ok(json!({ "n": 1 })));
+        assert_eq!(object(&[&format!("text=@{path}")]), Ok(json!({ "text": r#"{"n":1}"# })));
+        assert_eq!(object(&[&format!("map=@{path}")]), Ok(json!({ "map": { "n": 1 } })));
     }
 }

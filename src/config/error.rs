@@ -199,18 +199,18 @@ impl MistakeCollector {
     }
 
     /// Whether this key of the main configuration file has a mistake, so that neither its value nor its absence counts.
-    pub(super) fn blames(&self, key: &str) -> bool {
-        self.blames_at(&KeyPlace::from(key.to_owned()))
+    pub(super) fn has_mistake(&self, key: &str) -> bool {
+        self.has_mistake_at(&KeyPlace::from(key.to_owned()))
     }
 
-    /// As [`Self::blames`], for a list or one of its elements.
-    pub(super) fn blames_in(&self, list: &str) -> bool {
+    /// As [`Self::has_mistake`], for a list or one of its elements.
+    pub(super) fn has_mistake_in(&self, list: &str) -> bool {
         let is_in = |key: &str| key.strip_prefix(list).is_some_and(|rest| rest.is_empty() || rest.starts_with('['));
         self.blamed.iter().any(|blamed| blamed.file.is_none() && is_in(&blamed.key))
     }
 
-    /// As [`Self::blames`], for a key of any file.
-    pub(super) fn blames_at(&self, location: &KeyPlace) -> bool {
+    /// As [`Self::has_mistake`], for a key of any file.
+    pub(super) fn has_mistake_at(&self, location: &KeyPlace) -> bool {
         self.blamed.contains(location)
     }
 

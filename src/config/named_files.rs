@@ -45,7 +45,7 @@ pub(super) struct FileVariables {
 pub(super) fn read_variables(root: &mut Section<'_, '_>, folder: &Path) -> FileVariables {
     let named = RawVariables::read(root).env_files.value;
     let report = root.report();
-    let mut is_faulty = report.blames_in("env_files");
+    let mut is_faulty = report.has_mistake_in("env_files");
     let mut variables = FileVariables::default();
     for file in read_files(&named, folder, "values", report) {
         is_faulty |= file.text.is_none();

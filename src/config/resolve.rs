@@ -139,7 +139,7 @@ fn resolve_upstreams<'a>(
     taken: &mut paths::TakenPaths<'a>,
     report: &mut MistakeCollector,
 ) -> Vec<UpstreamConfig> {
-    if raw.is_empty() && !report.blames("upstreams") {
+    if raw.is_empty() && !report.has_mistake("upstreams") {
         let location = ConfigLocation::own(1, "upstreams".to_owned());
         report.mistake(&location, "no upstream is named; write [upstreams.NAME] with a `url` below it");
     }
@@ -196,7 +196,7 @@ fn check_proxy(raw: &RawUpstream, report: &mut MistakeCollector) {
 
 fn check_reached(raw: &RawUpstream, report: &mut MistakeCollector) {
     let key = &raw.location.key;
-    let unknown = report.blames(&format!("{key}.url")) || report.blames(&format!("{key}.command"));
+    let unknown = report.has_mistake(&format!("{key}.url")) || report.has_mistake(&format!("{key}.command"));
     match (&raw.own.url, &raw.own.command) {
         (Some(_), Some(_)) => report.mistake(&raw.location, "has both `url` and `command`; write one of them"),
         (None, None) if !unknown => {
@@ -264,7 +264,7 @@ fn resolve_upstream_tls(raw: &RawUpstream, report: &mut MistakeCollector) -> Ups
     let (certificate, key) = (tls.certificate.as_ref(), tls.key.as_ref());
     let table = format!("{}.tls", raw.location.key);
     for (written, other) in [(certificate, "key"), (key, "certificate")] {
-        let alone = certificate.is_some() != key.is_some() && !report.blames(&format!("{table}.{other}"));
+        let alone = certificate.is_some() != key.is_some() && !report.has_mistake(&format!("{table}.{other}"));
         if let Some(written) = written.filter(|_| alone) {
             report.mistake(&written.location, format!("has no `{other}` beside it; write both or none"));
         }
@@ -440,7 +440,7 @@ fn check_ttl(
     };
     let origin = match &raw.ttl_max {
         Some(written) => format!("line {}", written.location.line),
-        None if tables.iter().any(|table| report.blames(&format!("{table}.ttl_max"))) => return,
+        None if tables.iter().any(|table| report.has_mistake(&format!("{table}.ttl_max"))) => return,
         None => "by default".to_owned(),
     };
     let message = format!("is longer than `ttl_max` ({}, {origin}); lower it or raise `ttl_max`", words(ttl_max));

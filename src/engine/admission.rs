@@ -166,7 +166,7 @@ pub struct TaskPermit {
 
 impl TaskPermit {
     /// Marks that its rows are about to be added to the store, which counts them from then on.
-    pub(super) fn is_being_stored(&mut self) {
+    pub(super) fn begin_storing(&mut self) {
         if !std::mem::replace(&mut self.is_stored, true) {
             self.admission.taken.lock().stored.add_many(&self.owner, self.number);
         }
@@ -248,7 +248,7 @@ mod tests {
         ] {
             let admission = admission(10, 10);
             let mut taken: Vec<_> = (0..places).map(|_| admission.take(&owner).unwrap()).collect();
-            taken.iter_mut().take(stored_here).for_each(TaskPermit::is_being_stored);
+            taken.iter_mut().take(stored_here).for_each(TaskPermit::begin_storing);
             let rows = stored_here + stored_elsewhere;
             let rows = UnsettledRows { all: rows, of_owner: rows };
             let next = admission.take_beside(&owner, NonZeroUsize::MIN, rows);

@@ -1,7 +1,7 @@
 //! Runs one upstream call: turns exchange events into task events or client events.
 //!
-//! Order (GW-32): `always` and `required` insert the row, send the handle, then begin; if a permit is free, the row
-//! says from the start that the call may have been sent. `auto` begins, and inserts at the end of the grace period. A
+//! Order (GW-32): `always` and `required` insert the row, send the handle, then send the call; if the server has a free
+//! permit, the row is inserted as `Working`, which means that the call may have been sent. `auto` sends the call, and inserts at the end of the grace period. A
 //! handle is sent only after `insert` returned; if the client has left by then, the row is removed and the upstream
 //! call cancelled (T-27). `row` inserts the row and writes the outcome, `questions` and `rounds` handle the upstream's
 //! questions.

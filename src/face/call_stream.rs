@@ -39,13 +39,13 @@ impl CallMessage {
 
 /// The messages for one client, in order. Dropping it means that the client disconnected.
 pub(super) trait CallMessages: Send + 'static {
-    /// Whether silence causes life signs. A replay buffer contains its own.
-    const IS_SIGNED: bool = true;
+    /// Whether the stream, once it has begun, needs life signs: a replay buffer contains its own.
+    const NEEDS_LIFE_SIGNS: bool = true;
 
     /// The next message; `None` if nothing follows, not even a result. Cancel safe.
     fn next(&mut self) -> impl Future<Output = Option<CallMessage>> + Send;
 
-    fn sign(&mut self) -> impl Future<Output = BodyPart> + Send {
+    fn life_sign(&mut self) -> impl Future<Output = BodyPart> + Send {
         std::future::ready(BodyPart::comment())
     }
 }
@@ -64,7 +64,7 @@ pub(super) async fn respond(mut messages: impl CallMessages, addressee: Addresse
             Some(Some(CallMessage::Event(_))) => (),
             Some(Some(CallMessage::Answer(answer))) => return answer.into_response(&addressee),
             Some(None) => return unanswered(addressee.accepted).into_response(&addressee),
-            None => break messages.sign().await,
+            None => break messages.life_sign().await,
         }
     };
     event_stream(stream(messages, addressee, Some(first)))
@@ -96,11 +96,11 @@ impl<M: CallMessages> MessageStream<M> {
         if let StreamRemainder::Messages(messages) = &mut self.left {
             let message = match self.first.take() {
                 Some(first) => Some(Some(CallMessage::Event(first))),
-                None if M::IS_SIGNED => self.silence.wait(messages.next()).await,
+                None if M::NEEDS_LIFE_SIGNS => self.silence.wait(messages.next()).await,
                 None => Some(messages.next().await),
             };
             let event = match message {
-                None => messages.sign().await,
+                None => messages.life_sign().await,
                 Some(Some(CallMessage::Event(event))) => event,
                 Some(Some(CallMessage::Answer(answer))) => {
                     self.left =

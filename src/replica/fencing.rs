@@ -1,7 +1,7 @@
 //! Decides by revision and holder whether a row may be written or claimed.
 //!
-//! A store implements the same rule as a condition of its statement; this module explains why a write failed. Safety
-//! rests on this rule alone, not on liveness verdicts.
+//! A store has the same rule as a condition of its statement. After a statement that changed nothing it asks this module for the
+//! reason. Safety rests on this rule alone, and not on whether replicas are taken for dead.
 
 use crate::replica::Incarnation;
 
@@ -57,9 +57,9 @@ impl GuardedWrite {
 
 /// Whether a replica may claim a row. `is_dead` decides for an incarnation; unknown ones are not dead.
 ///
-/// The claim is a write at the row's revision, so only one claimant succeeds. A claimant with an older, fenced runner
-/// for this row stops it first: it would not notice once the row names this replica again, and might repeat sends by
-/// the other replica.
+/// The claim is a write at the row's revision, so only one claimant succeeds. A claimant that still has an older, fenced runner
+/// for this row stops that runner first: once the row names this replica again, the runner's writes would succeed, and it
+/// might send again what the other replica has sent.
 #[must_use]
 pub fn may_claim(row: GuardedRow, claimant: Incarnation, is_dead: impl FnOnce(Incarnation) -> bool) -> bool {
     row.holder.is_some_and(|holder| holder != claimant && is_dead(holder))

@@ -16,7 +16,7 @@ use crate::metric;
 use crate::task::Principal;
 use crate::wire::rpc_error;
 
-/// The keys of an issuer are fetched for tokens that often; proofs are forgotten once in a minute.
+/// In seconds. An issuer's keys are fetched at most this often for tokens with unknown keys; proofs are forgotten each minute.
 const RETRY_LATER: HeaderValue = HeaderValue::from_static("30");
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -137,7 +137,7 @@ pub enum Plan {
     Grace(Duration),
     /// Return a handle before the upstream is called.
     Task,
-    /// The tool works only as a task, which this client does not support.
+    /// The tool works only as a task, which this client does not support: its face refuses the call, and hidden calls are held.
     Refuse,
 }
 

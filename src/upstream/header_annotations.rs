@@ -178,7 +178,7 @@ impl SchemaReader<'_> {
             (KeywordContent::Schemas, walk::WalkedKind::Object) => self.schema(SchemaReach::Elsewhere),
             (KeywordContent::Schemas, walk::WalkedKind::Array) => {
                 self.walk.enter();
-                while self.walk.item() {
+                while self.walk.advance_to_item() {
                     self.schema(SchemaReach::Elsewhere);
                 }
             }

@@ -42,7 +42,7 @@ fn write(walk: &mut ValueWalk<'_>, out: &mut Vec<u8>, spare: &mut Vec<u8>) {
             walk.enter();
             out.push(b'[');
             let from = out.len();
-            while walk.item() {
+            while walk.advance_to_item() {
                 write(walk, out, spare);
                 out.push(b',');
             }

@@ -1,6 +1,6 @@
 //! Walks once through a value, for callers that read all its parts.
 //!
-//! Opening an [`super::Object`] level by level takes the length times the nesting; a walk takes the length. Validates
+//! Opening an [`super::Object`] level by level reads a byte once for each level above it; a walk reads each byte once. Validates
 //! nothing: the text has passed a scan already.
 
 use std::borrow::Cow;
@@ -53,7 +53,7 @@ impl<'t> ValueWalk<'t> {
 
     /// The next member of the entered object, or `None` at its end.
     pub fn member(&mut self) -> Option<WalkedKey<'t>> {
-        let separator = self.separator()?;
+        let separator = self.next_separator()?;
         let bytes = self.text.as_bytes();
         let quoted = self.at..scan::string_end(bytes, self.at);
         let colon = scan::skip_whitespace(bytes, quoted.end);
@@ -63,17 +63,18 @@ impl<'t> ValueWalk<'t> {
     }
 
     /// Advances to the next item of the entered array; false at its end.
-    pub fn item(&mut self) -> bool {
-        self.separator().is_some()
+    pub fn advance_to_item(&mut self) -> bool {
+        self.next_separator().is_some()
     }
 
+    /// Advances past the value; returns its text.
     pub fn skip(&mut self) -> &'t str {
         let start = self.at;
         self.at = scan::value_end(self.text.as_bytes(), start);
         &self.text[start..self.at]
     }
 
-    /// The text range to delete so that the member just skipped is gone; for one member of an object only.
+    /// The text range to delete so that the member just skipped is gone. Ranges of two members of one object may overlap.
     #[must_use]
     pub fn extent(&self, key: &WalkedKey<'_>) -> Range<usize> {
         let bytes = self.text.as_bytes();
@@ -86,7 +87,7 @@ impl<'t> ValueWalk<'t> {
     }
 
     /// Advances to the next member or item; returns the position of the bracket or comma before it, or `None` at the end.
-    fn separator(&mut self) -> Option<usize> {
+    fn next_separator(&mut self) -> Option<usize> {
         let bytes = self.text.as_bytes();
         let mut before = self.at - 1;
         self.at = scan::skip_whitespace(bytes, self.at);
@@ -139,7 +140,7 @@ mod tests {
             }
             WalkedKind::Array => {
                 walk.enter();
-                while walk.item() {
+                while walk.advance_to_item() {
                     parts(walk, out);
                 }
             }

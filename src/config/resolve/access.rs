@@ -101,7 +101,7 @@ fn resolve_rules(raw: &RawConfig, known: &KnownNames<'_>, report: &mut MistakeCo
 fn resolve_rule(raw: &RawAccessRule, known: &KnownNames<'_>, report: &mut MistakeCollector) -> AccessRule {
     let values = &raw.values;
     let place = raw.location.below("allow");
-    if values.allow.is_none() && !report.blames_at(&place) {
+    if values.allow.is_none() && !report.has_mistake_at(&place) {
         let location = ConfigLocation { key: place.key, ..raw.location.clone() };
         report.mistake(&location, "is missing; write `true` or `false`");
     }
@@ -141,7 +141,8 @@ fn argument(
 fn resolve_who(raw: &RawAccessRule, known: &KnownNames<'_>, report: &mut MistakeCollector) -> RuleWho {
     let who = &raw.who;
     let is_empty = who.ids.is_none() && who.groups.is_none() && who.scopes.is_none() && who.issuer.is_none();
-    if let Some(location) = raw.who_location.as_ref().filter(|_| is_empty && !report.blames_in(&raw.location.key)) {
+    if let Some(location) = raw.who_location.as_ref().filter(|_| is_empty && !report.has_mistake_in(&raw.location.key))
+    {
         report.mistake(location, "is empty; leave it out for a rule about every caller");
     }
     let ids = who.ids.iter().flat_map(|list| &list.value);
@@ -252,7 +253,7 @@ fn resolve_lists(
 
 /// A misspelt name would lock a team out, or leave it an upstream that was meant to be withheld.
 fn check_upstreams(raw: &RawApiKeyValues, known: &BTreeSet<Arc<str>>, report: &mut MistakeCollector) {
-    if report.blames("upstreams") {
+    if report.has_mistake("upstreams") {
         return;
     }
     for named in raw.upstreams.iter().flat_map(|list| &list.value) {

@@ -10,7 +10,7 @@ pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> Option<
     let audit = &raw.audit;
     let location = raw.audit_location.as_ref()?;
     let Some(path) = &audit.path else {
-        if !report.blames("audit.path") {
+        if !report.has_mistake("audit.path") {
             let location = audit.locations().first().copied().unwrap_or(location);
             report.mistake(location, "has no effect without `audit.path`; write one such as path = \"audit.jsonl\"");
         }

@@ -35,7 +35,9 @@ pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> AuthSet
     }
     if !asks(AuthMode::ApiKeys) {
         // A file with keys shows that its author expects them to be required.
-        if let Some(key) = raw.api_keys.first().filter(|_| mode.location().is_some() || !report.blames("auth.mode")) {
+        if let Some(key) =
+            raw.api_keys.first().filter(|_| mode.location().is_some() || !report.has_mistake("auth.mode"))
+        {
             let wanted = match (asks(AuthMode::Tokens), asks(AuthMode::Certificates)) {
                 (true, true) => "[\"tokens\", \"api_keys\", \"certificates\"]",
                 (true, false) => "[\"tokens\", \"api_keys\"]",
@@ -45,7 +47,7 @@ pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> AuthSet
             report.mistake(&key.location, format!("no client is asked for a key; write `mode = {wanted}` in [auth]"));
         }
     } else if let Some(location) =
-        mode.location().filter(|_| raw.api_keys.is_empty() && !report.blames("auth.api_keys"))
+        mode.location().filter(|_| raw.api_keys.is_empty() && !report.has_mistake("auth.api_keys"))
     {
         report.mistake(location, "no key is declared; write [[auth.api_keys]] with an `id` and a `key` below it");
     }
@@ -77,7 +79,7 @@ fn check_kinds(raw: &RawConfig, report: &mut MistakeCollector) {
 fn resolve_key(raw: &RawApiKey, report: &mut MistakeCollector) -> Option<ApiKeySettings> {
     let values = &raw.values;
     let mut keys = ["id", "key", "key_file", "key_sha256"].into_iter();
-    let blamed = keys.any(|key| report.blames_at(&raw.location.below(key)));
+    let blamed = keys.any(|key| report.has_mistake_at(&raw.location.below(key)));
     if let Some(key) = values.key.as_ref().filter(|_| raw.is_inline) {
         let message = "the secret itself is in this file; write key = \"${VAR}\", `key_file` or `key_sha256`";
         report.warning(&key.location, message);

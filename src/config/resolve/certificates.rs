@@ -18,7 +18,7 @@ const BLOCKS_MAX: usize = 1_000;
 pub(super) fn files(raw: &RawConfig, report: &mut MistakeCollector) -> Option<ClientCertificateFiles> {
     let tls = &raw.listen_tls;
     let Some(ca) = &tls.client_ca else {
-        if !report.blames("listen.tls.client_ca") {
+        if !report.has_mistake("listen.tls.client_ca") {
             let crl = tls.client_crl.as_ref().map(|crl| &crl.location);
             for location in [crl, tls.client_certificates.location()].into_iter().flatten() {
                 report.mistake(location, "has no effect without `client_ca`; write one beside it");
@@ -28,7 +28,11 @@ pub(super) fn files(raw: &RawConfig, report: &mut MistakeCollector) -> Option<Cl
     };
     let is_read = [AuthMode::Certificates, AuthMode::Tokens].into_iter().any(|mode| raw.auth.asks_for(mode));
     let is_required = tls.client_certificates.value == CertificateNeed::Required;
-    if !is_read && !is_required && !report.blames("auth.mode") && !report.blames("listen.tls.client_certificates") {
+    if !is_read
+        && !is_required
+        && !report.has_mistake("auth.mode")
+        && !report.has_mistake("listen.tls.client_certificates")
+    {
         let message = "no client needs a certificate; write `mode = \"certificates\"` in [auth], or \
                        `client_certificates = \"required\"` here";
         report.mistake(&ca.location, message);
@@ -43,7 +47,7 @@ pub(super) fn files(raw: &RawConfig, report: &mut MistakeCollector) -> Option<Cl
 /// The blocks of `[[auth.certificates]]`; without effect unless `auth.mode` names certificates.
 pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> Vec<CertificateBlock> {
     if !raw.auth.asks_for(AuthMode::Certificates) {
-        if let Some(block) = raw.certificates.first().filter(|_| !report.blames("auth.mode")) {
+        if let Some(block) = raw.certificates.first().filter(|_| !report.has_mistake("auth.mode")) {
             report.mistake(
                 &block.location,
                 "no client is asked for a certificate; write `mode = \"certificates\"` in [auth]",
@@ -69,12 +73,12 @@ pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> Vec<Cer
 
 fn check_needs(raw: &RawConfig, location: &ConfigLocation, report: &mut MistakeCollector) {
     if raw.listen_tls.client_ca.is_none()
-        && !["listen.tls", "listen.tls.client_ca"].into_iter().any(|key| report.blames(key))
+        && !["listen.tls", "listen.tls.client_ca"].into_iter().any(|key| report.has_mistake(key))
     {
         let message = "no authority verifies certificates; write `client_ca` in [listen.tls]";
         report.mistake(location, message);
     }
-    if raw.certificates.is_empty() && !report.blames_in("auth.certificates") {
+    if raw.certificates.is_empty() && !report.has_mistake_in("auth.certificates") {
         let message = "no certificate is declared; write [[auth.certificates]] with a `san` below it";
         report.mistake(location, message);
     }

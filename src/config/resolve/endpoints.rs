@@ -30,13 +30,13 @@ pub(super) fn resolve<'a>(
 
 fn members(raw: &RawEndpoint, known: &BTreeSet<Arc<str>>, report: &mut MistakeCollector) -> Vec<Arc<str>> {
     let Some(named) = &raw.values.upstreams else {
-        if !report.blames(&format!("{}.upstreams", raw.location.key)) {
+        if !report.has_mistake(&format!("{}.upstreams", raw.location.key)) {
             let location = ConfigLocation::own(raw.location.line, format!("{}.upstreams", raw.location.key));
             report.mistake(&location, "is missing; write the names of upstreams, such as [\"reports\", \"files\"]");
         }
         return Vec::new();
     };
-    if named.value.is_empty() && !report.blames(&named.location.key) {
+    if named.value.is_empty() && !report.has_mistake(&named.location.key) {
         report.mistake(&named.location, "names no upstream; write at least one, such as [\"reports\", \"files\"]");
     }
     if named.value.len() > MEMBERS_MAX {

@@ -19,7 +19,7 @@ pub(super) fn check(raw: &RawConfig, address: SocketAddr, report: &mut MistakeCo
         );
     }
     // An unreadable setting may have any value.
-    if ["auth", "auth.mode", "auth.anonymous"].into_iter().any(|key| report.blames(key)) {
+    if ["auth", "auth.mode", "auth.anonymous"].into_iter().any(|key| report.has_mistake(key)) {
         return;
     }
     let has_keys = !raw.auth.asks_for(AuthMode::None);
@@ -43,9 +43,9 @@ pub(super) fn check(raw: &RawConfig, address: SocketAddr, report: &mut MistakeCo
         return;
     }
     let Some(address_location) = raw.listen.address.location() else { return };
-    let has_tls = raw.listen_tls.certificate.is_some() || report.blames("listen.tls");
+    let has_tls = raw.listen_tls.certificate.is_some() || report.has_mistake("listen.tls");
     if has_keys {
-        if !has_tls && !raw.listen.plaintext.value && !report.blames("listen.plaintext") {
+        if !has_tls && !raw.listen.plaintext.value && !report.has_mistake("listen.plaintext") {
             report.mistake(
                 address_location,
                 "other machines can reach this address, and their keys would not be encrypted; write [listen.tls], or \

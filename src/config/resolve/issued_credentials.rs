@@ -32,7 +32,7 @@ pub(super) fn resolve(
         issued.exchange.as_ref().map(|grant| &grant.location),
     ];
     let mut keys = ["command", "client_credentials", "exchange"].into_iter();
-    let is_blamed = keys.any(|key| report.blames_at(&issued.location.below(key)));
+    let is_blamed = keys.any(|key| report.has_mistake_at(&issued.location.below(key)));
     let mut sources = sources.into_iter().flatten();
     match (sources.next(), sources.next()) {
         (Some(_), None) => (),
@@ -86,12 +86,12 @@ fn check_alone(raw: &RawUpstream, issued: &RawIssuedCredential, report: &mut Mis
 }
 
 fn check_exchange(table: &RawClientTable<RawExchangeGrant>, tokens: ClientTokens, report: &mut MistakeCollector) {
-    if tokens == ClientTokens::Never && !report.blames("auth.mode") {
+    if tokens == ClientTokens::Never && !report.has_mistake("auth.mode") {
         let message =
             "exchanges clients' access tokens, but no client is asked for one; write `mode = \"tokens\"` in [auth]";
         report.mistake(&table.location, message);
     }
-    if table.others.target.resource.is_none() && !report.blames_at(&table.location.below("resource")) {
+    if table.others.target.resource.is_none() && !report.has_mistake_at(&table.location.below("resource")) {
         let message = "needs a `resource`: the server that the new token is for, mostly its `url`";
         report.mistake(&table.location, message);
     }
@@ -100,11 +100,11 @@ fn check_exchange(table: &RawClientTable<RawExchangeGrant>, tokens: ClientTokens
 /// An identity assertion comes from the exchange, for the authorization server that redeems it.
 fn check_id_jag<T>(issued: &RawIssuedCredential, table: &RawClientTable<T>, report: &mut MistakeCollector) {
     match &issued.exchange {
-        None if report.blames_at(&issued.location.below("exchange")) => (),
+        None if report.has_mistake_at(&issued.location.below("exchange")) => (),
         None => report
             .mistake(&table.location, "has no `exchange` beside it, whose identity assertion it redeems; write one"),
         Some(exchange) => {
-            let is_blamed = report.blames_at(&exchange.location.below("audience"));
+            let is_blamed = report.has_mistake_at(&exchange.location.below("audience"));
             if exchange.others.exchange.audience.is_none() && !is_blamed {
                 let message = "needs an `audience`: the issuer of the authorization server in `id_jag`";
                 report.mistake(&exchange.location, message);
@@ -140,7 +140,7 @@ pub(super) fn client<T>(
         (None, Some(file)) => ClientSecret::File(file.value.clone()),
         (both, _) => {
             let mut names = ["client_secret", "client_secret_file"].into_iter();
-            if both.is_some() || !names.any(|key| report.blames_at(&table.location.below(key))) {
+            if both.is_some() || !names.any(|key| report.has_mistake_at(&table.location.below(key))) {
                 report.mistake(&table.location, "needs either `client_secret` or `client_secret_file`");
             }
             return None;

@@ -88,7 +88,7 @@ fn check_admin(raw: &RawConfig, report: &mut MistakeCollector) {
             "operators' tokens can be read on the network: this listener has no TLS; use a trusted network, or write a \
              loopback address with a TLS proxy in front",
         );
-    } else if !report.blames("admin.tokens") {
+    } else if !report.has_mistake("admin.tokens") {
         report.mistake(
             location,
             "other machines can reach this address, and no token is required; write [[admin.tokens]] with a \
@@ -104,7 +104,7 @@ fn check_overlaps(all: &[ListenerAddress<'_>], report: &mut MistakeCollector) {
     for (index, (key, address, written)) in all.iter().enumerate() {
         for (other_key, other, other_written) in all.iter().take(index) {
             let overlap = address.ip() == other.ip() || address.ip().is_unspecified() || other.ip().is_unspecified();
-            let unknown = report.blames(key) || report.blames(other_key);
+            let unknown = report.has_mistake(key) || report.has_mistake(other_key);
             // The defaults differ, so at least one of them was written.
             if !unknown
                 && address.port() != 0

@@ -73,7 +73,7 @@ fn decide<'a>(
 ) -> UpstreamPaths {
     let current = raw.current.map_or_else(|| format!("/{name}{CURRENT}"), |path| path.value.clone());
     let events = raw.events.map_or_else(|| beside(&current), |path| path.value.clone());
-    let unknown = report.blames(&format!("{}.path", raw.location.key));
+    let unknown = report.has_mistake(&format!("{}.path", raw.location.key));
     let mut is_new = true;
     if !unknown && let Some(other) = taken.0.insert(current.clone(), raw.owner) {
         let location = raw.current.map_or(raw.location, |path| &path.location);
@@ -82,7 +82,7 @@ fn decide<'a>(
     }
     // A path derived from a faulty one would repeat its mistake.
     let is_own = raw.events.is_some();
-    let is_known = !report.blames(&format!("{}.sse_path", raw.location.key)) && (is_own || (!unknown && is_new));
+    let is_known = !report.has_mistake(&format!("{}.sse_path", raw.location.key)) && (is_own || (!unknown && is_new));
     if is_known && let Some(other) = taken.0.insert(events.clone(), raw.owner) {
         let location = raw.events.map_or(raw.location, |path| &path.location);
         let message = match raw.events {

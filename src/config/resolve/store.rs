@@ -20,7 +20,7 @@ const ONLY_POSTGRES: &str = "is for gateways on one database; write `kind = \"po
 pub(super) fn resolve(raw: &RawConfig, each: &PrincipalLimits, report: &mut MistakeCollector) -> StoreSettings {
     let store = &raw.store;
     let kind = store.kind.value;
-    if kind != StoreKind::Postgres && !report.blames("store.kind") {
+    if kind != StoreKind::Postgres && !report.has_mistake("store.kind") {
         for location in raw.database.locations().into_iter().chain(&raw.replica_location) {
             report.mistake(location, ONLY_POSTGRES);
         }
@@ -46,7 +46,7 @@ fn resolve_database(raw: &RawConfig, limits: StoreLimits, report: &mut MistakeCo
     let location = raw.store.kind.location.clone().unwrap_or_else(|| ConfigLocation::own(1, "store".to_owned()));
     let (raw, replica) = (&raw.database, &raw.replica);
     let durability = raw.durability.as_ref().map(|written| written.value);
-    if durability.is_none() && !report.blames("store.durability") {
+    if durability.is_none() && !report.has_mistake("store.durability") {
         report.mistake(
             &location,
             "a database needs `durability` beside it, which has no default: \"replicated\" where commits wait for a synchronous \
@@ -88,7 +88,7 @@ fn resolve_url(raw: &RawDatabase, location: &ConfigLocation, report: &mut Mistak
             DatabaseUrl::File(file.value.clone())
         }
         (None, None) => {
-            if !report.blames("store.url") && !report.blames("store.url_file") {
+            if !report.has_mistake("store.url") && !report.has_mistake("store.url_file") {
                 report.mistake(
                     location,
                     "a database needs `url` beside it, such as \"postgres://taskgate@db1,db2/taskgate\", or `url_file`",
@@ -126,7 +126,7 @@ fn resolve_replica(raw: &RawReplica, report: &mut MistakeCollector) -> ReplicaSe
 /// The certificates between replicas: all files or none. An address outside loopback requires them.
 fn resolve_replica_tls(raw: &RawReplica, report: &mut MistakeCollector) -> Option<ReplicaTls> {
     let files = [("certificate", &raw.certificate), ("key", &raw.key), ("ca", &raw.ca)];
-    let absent = files.iter().filter(|(key, file)| file.is_none() && !report.blames(&format!("replica.{key}")));
+    let absent = files.iter().filter(|(key, file)| file.is_none() && !report.has_mistake(&format!("replica.{key}")));
     let absent: Vec<_> = absent.map(|(key, _)| format!("`{key}`")).collect();
     let written = files.iter().find_map(|(_, file)| file.as_ref());
     if let Some(written) = written.filter(|_| !absent.is_empty()) {

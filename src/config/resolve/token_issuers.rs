@@ -34,12 +34,13 @@ pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> TokenSe
     check_introspection(raw, report);
     if is_asked {
         check_needs(raw, report);
-    } else if let Some(issuer) = raw.issuers.first().filter(|_| !report.blames("auth.mode")) {
+    } else if let Some(issuer) = raw.issuers.first().filter(|_| !report.has_mistake("auth.mode")) {
         report.mistake(&issuer.location, "no client is asked for a token; write `mode = \"tokens\"` in [auth]");
-    } else if let Some(location) = raw.auth.scopes.location().filter(|_| has_scopes && !report.blames("auth.mode")) {
+    } else if let Some(location) = raw.auth.scopes.location().filter(|_| has_scopes && !report.has_mistake("auth.mode"))
+    {
         report.mistake(location, "needs tokens, which have scopes; write `mode = \"tokens\"` in [auth]");
     } else if let Some(location) =
-        raw.auth.dpop.location().filter(|_| raw.auth.dpop.value != ProofPolicy::Off && !report.blames("auth.mode"))
+        raw.auth.dpop.location().filter(|_| raw.auth.dpop.value != ProofPolicy::Off && !report.has_mistake("auth.mode"))
     {
         report.mistake(location, "needs tokens, which are bound to keys; write `mode = \"tokens\"` in [auth]");
     }
@@ -54,10 +55,10 @@ pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> TokenSe
 
 fn check_needs(raw: &RawConfig, report: &mut MistakeCollector) {
     let Some(location) = raw.auth.mode.location() else { return };
-    if raw.issuers.is_empty() && !report.blames("auth.issuers") {
+    if raw.issuers.is_empty() && !report.has_mistake("auth.issuers") {
         report.mistake(location, "no issuer is declared; write [[auth.issuers]] with an `issuer` below it");
     }
-    if raw.listen.public_url.is_none() && !report.blames("listen.public_url") {
+    if raw.listen.public_url.is_none() && !report.has_mistake("listen.public_url") {
         let message = "tokens are for the address that clients use; write it in [listen] as `public_url`";
         report.mistake(location, message);
     }

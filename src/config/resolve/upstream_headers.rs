@@ -15,9 +15,9 @@ pub(super) fn credential(raw: &RawUpstream, report: &mut MistakeCollector) -> Op
     let values = &auth.values;
     let table = &auth.location.key;
     let keys = ["authorization", "header", "value", "value_file"];
-    let is_blamed = keys.iter().any(|key| report.blames(&format!("{table}.{key}")));
-    warn_of_inline(auth, report);
-    warn_of_plain(raw, &auth.location, report);
+    let has_mistake = keys.iter().any(|key| report.has_mistake(&format!("{table}.{key}")));
+    warn_of_secret_in_file(auth, report);
+    warn_of_clear_text(raw, &auth.location, report);
     let known = |value: &http::HeaderValue| CredentialSource::Known(value.clone());
     let found = match (&values.authorization, &values.header, &values.value, &values.value_file) {
         (Some(value), None, None, None) => Some((AUTHORIZATION, known(&value.value))),
@@ -27,7 +27,7 @@ pub(super) fn credential(raw: &RawUpstream, report: &mut MistakeCollector) -> Op
         }
         _ => None,
     };
-    if found.is_none() && !is_blamed {
+    if found.is_none() && !has_mistake {
         let message = "needs `authorization` alone, or `header` with either `value` or `value_file`";
         report.mistake(&auth.location, message);
     }
@@ -43,7 +43,7 @@ pub(super) fn credential(raw: &RawUpstream, report: &mut MistakeCollector) -> Op
     Some(Credential { header, source })
 }
 
-fn warn_of_inline(auth: &RawCredential, report: &mut MistakeCollector) {
+fn warn_of_secret_in_file(auth: &RawCredential, report: &mut MistakeCollector) {
     let written = [&auth.values.authorization, &auth.values.value].into_iter().flatten().next();
     if let Some(written) = written.filter(|_| auth.is_inline) {
         let message = "the secret itself is in this file; write it as \"${VAR}\", or name a `value_file`";
@@ -52,7 +52,7 @@ fn warn_of_inline(auth: &RawCredential, report: &mut MistakeCollector) {
 }
 
 /// Warns if a credential is sent in the clear to another machine.
-fn warn_of_plain(raw: &RawUpstream, location: &ConfigLocation, report: &mut MistakeCollector) {
+fn warn_of_clear_text(raw: &RawUpstream, location: &ConfigLocation, report: &mut MistakeCollector) {
     let Some(url) = raw.own.url.as_ref().map(|url| &url.value).filter(|url| url.scheme() == "http") else { return };
     let is_here = match url.host() {
         Some(Host::Domain(name)) => name == "localhost" || name.ends_with(".localhost"),
@@ -71,7 +71,7 @@ pub(super) fn forwarding(raw: &RawUpstream, report: &mut MistakeCollector) -> Fo
         auth.authorization.is_some() || auth.header.as_ref().is_some_and(|header| header.value == AUTHORIZATION)
     });
     if let Some(location) = forwards.location().filter(|_| forwards.value) {
-        warn_of_plain(raw, location, report);
+        warn_of_clear_text(raw, location, report);
         if has_own {
             report.mistake(location, "the table `auth` fills the same header; leave one of them out");
         }

@@ -111,7 +111,7 @@ impl Runner {
         let commands = self.engine.live.claim(&key).ok_or(StoreError::Exists)?;
         failpoint::hit("admitted");
         if let Some(permit) = self.recorder.permit_mut() {
-            permit.is_being_stored();
+            permit.begin_storing();
         }
         let task = match self.store_tree(Box::new(task), now).await {
             Ok(task) => task,

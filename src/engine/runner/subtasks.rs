@@ -235,7 +235,7 @@ impl Runner {
             Some(_) => self.engine.admission.take_again(&key.owner),
             None => match self.engine.take_permit_of_running(&key.owner) {
                 Ok(mut permit) => {
-                    permit.is_being_stored();
+                    permit.begin_storing();
                     permit
                 }
                 Err(_) => {

@@ -101,9 +101,9 @@ impl<D: FaceDialect + 'static> CallMessages for EngineCallMessages<D> {
         }
     }
 
-    async fn sign(&mut self) -> BodyPart {
+    async fn life_sign(&mut self) -> BodyPart {
         self.view.release_request();
-        self.view.notices.sign()
+        self.view.notices.life_sign()
     }
 }
 

@@ -34,9 +34,9 @@ pub enum LogFilter {
 impl CallNotices {
     /// Progress resets the timeouts of clients; a comment serves proxies.
     #[must_use]
-    pub fn sign(&mut self) -> BodyPart {
+    pub fn life_sign(&mut self) -> BodyPart {
         match &mut self.progress {
-            Some(rising) if self.life_signs => BodyPart::message(rising.sign(None)),
+            Some(rising) if self.life_signs => BodyPart::message(rising.life_sign(None)),
             Some(_) | None => BodyPart::comment(),
         }
     }
@@ -105,7 +105,7 @@ impl MonotonicProgress {
 
     /// `related` is the `_meta` that names the task, if the client needs it.
     #[must_use]
-    pub fn sign(&mut self, related: Option<&Payload>) -> Bytes {
+    pub fn life_sign(&mut self, related: Option<&Payload>) -> Bytes {
         let value = self.raise();
         self.notification(&value, None, related)
     }
@@ -145,9 +145,9 @@ impl LifeSigns {
     }
 
     /// Must be written between two events.
-    pub(in crate::face) fn sign(&self) -> BodyPart {
+    pub(in crate::face) fn life_sign(&self) -> BodyPart {
         let mut watch = self.0.lock();
-        if watch.is_over { BodyPart::comment() } else { BodyPart::message(watch.rising.sign(None)) }
+        if watch.is_over { BodyPart::comment() } else { BodyPart::message(watch.rising.life_sign(None)) }
     }
 
     /// Reads a forwarded part with the `events` that end in it, `None` once one was too large; `is_whole` tells whether
@@ -230,8 +230,8 @@ mod tests {
     #[test]
     fn mod_22_signs_rise_and_real_progress_rises_above_them_as_it_is_spelt() {
         let mut rising = MonotonicProgress::new(Payload::of("t"));
-        let first = rising.sign(None);
-        assert!(value(&first) > 0.0 && value(&rising.sign(None)) > value(&first) && rising.is_ahead());
+        let first = rising.life_sign(None);
+        assert!(value(&first) > 0.0 && value(&rising.life_sign(None)) > value(&first) && rising.is_ahead());
         // It may begin with 0, which earlier life signs exceed.
         let zero: f64 = real(&mut rising, "0").unwrap().parse().unwrap();
         assert!(zero > value(&first) && zero < 1e-6);
@@ -240,13 +240,13 @@ mod tests {
         assert_eq!(real(&mut rising, "1.5"), None, "the upstream's own values must rise");
         assert_eq!((real(&mut rising, "1"), real(&mut rising, "\"2\"")), (None, None));
         for _ in 0..10_000 {
-            let sign = value(&rising.sign(None));
-            assert!(sign > 1.5 && sign < 1.500_02);
+            let life_sign = value(&rising.life_sign(None));
+            assert!(life_sign > 1.5 && life_sign < 1.500_02);
         }
         assert_eq!(real(&mut rising, "1.51").as_deref(), Some("1.51"));
         for large in ["9007199254740993", "1e300"] {
             let shown: f64 = real(&mut rising, large).unwrap().parse().unwrap();
-            assert!(value(&rising.sign(None)) > shown, "{large}");
+            assert!(value(&rising.life_sign(None)) > shown, "{large}");
         }
     }
 }

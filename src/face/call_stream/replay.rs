@@ -87,7 +87,7 @@ impl ReplayStream {
 
 impl CallMessages for ReplayStream {
     /// The buffer contains life signs.
-    const IS_SIGNED: bool = false;
+    const NEEDS_LIFE_SIGNS: bool = false;
 
     async fn next(&mut self) -> Option<CallMessage> {
         Some(match self.reader.next().await? {

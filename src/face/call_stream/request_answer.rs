@@ -113,8 +113,8 @@ impl CallMessages for LateAnswer {
         Some(CallMessage::Answer((&mut self.answering).await))
     }
 
-    async fn sign(&mut self) -> BodyPart {
-        self.signs.as_ref().map_or_else(BodyPart::comment, LifeSigns::sign)
+    async fn life_sign(&mut self) -> BodyPart {
+        self.signs.as_ref().map_or_else(BodyPart::comment, LifeSigns::life_sign)
     }
 }
 

@@ -161,15 +161,15 @@ impl<C: AnsweredRequest> PipeBody<C> {
         if is_due {
             self.silence.broken();
         }
-        (is_due && self.is_between_events()).then(|| Ok(Frame::data(self.sign())))
+        (is_due && self.is_between_events()).then(|| Ok(Frame::data(self.life_sign())))
     }
 
     fn is_between_events(&self) -> bool {
         self.events.as_ref().is_some_and(SseDecoder::is_between_events)
     }
 
-    fn sign(&self) -> BodyPart {
-        self.signs.as_ref().map_or_else(BodyPart::comment, LifeSigns::sign)
+    fn life_sign(&self) -> BodyPart {
+        self.signs.as_ref().map_or_else(BodyPart::comment, LifeSigns::life_sign)
     }
 
     fn watched(&mut self, frame: Frame<BodyPart>) -> Frame<BodyPart> {

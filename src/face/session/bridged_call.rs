@@ -417,8 +417,8 @@ impl BridgedCall {
 
     /// Progress if the client resets its timeouts by it, otherwise a comment.
     pub(super) async fn life_sign(&mut self) {
-        let sign = self.notices.sign();
-        self.send(sign).await;
+        let life_sign = self.notices.life_sign();
+        self.send(life_sign).await;
     }
 }
 

@@ -91,11 +91,11 @@ impl FileCheck {
             Ok(None) => tracing::debug!("the task store's file is whole"),
             Ok(Some(found)) => {
                 tracing::error!(found, "the task store's file is damaged");
-                monitor.damaged();
+                monitor.set_damaged();
             }
             Err(error) if columns::is_corrupt(&error) => {
                 tracing::error!(%error, "the task store's file is damaged");
-                monitor.damaged();
+                monitor.set_damaged();
             }
             Err(error) => {
                 tracing::warn!(%error, "the task store's file was not checked to its end")

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::folder::DiskSpace;
 
-/// In every state, existing tasks can be read and finished as far as the disk allows.
+/// In every state existing tasks can be read; in all but [`StoreHealth::Ended`] they are finished as far as the disk allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreHealth {
     Good,
@@ -20,7 +20,7 @@ pub enum StoreHealth {
     Failing,
     /// The file is damaged: no new tasks in this process (F56).
     Damaged,
-    /// A bug ended the writer's thread: every write fails in this process. Existing tasks can be read.
+    /// A bug ended the writer's thread: every write fails in this process.
     Ended,
 }
 
@@ -37,8 +37,8 @@ struct StoreHealthFacts {
 pub(super) struct StoreHealthMonitor {
     known: Mutex<StoreHealthFacts>,
     health: watch::Sender<StoreHealth>,
-    /// When the oldest unfinished write was requested.
-    serves: Mutex<Option<Instant>>,
+    /// When the write that is being done was requested.
+    writing_since: Mutex<Option<Instant>>,
 }
 
 impl StoreHealthMonitor {
@@ -46,24 +46,24 @@ impl StoreHealthMonitor {
         Arc::new(Self {
             known: Mutex::default(),
             health: watch::Sender::new(StoreHealth::Good),
-            serves: Mutex::default(),
+            writing_since: Mutex::default(),
         })
     }
 
-    pub(super) fn ended(&self) {
-        self.serves(None);
+    pub(super) fn set_ended(&self) {
+        self.set_writing(None);
         self.note(|known| known.has_ended = true);
     }
 
-    pub(super) fn damaged(&self) {
+    pub(super) fn set_damaged(&self) {
         self.note(|known| known.is_damaged = true);
     }
 
-    pub(super) fn failing(&self, is_failing: bool) {
+    pub(super) fn set_failing(&self, is_failing: bool) {
         self.note(|known| known.is_failing = is_failing);
     }
 
-    pub(super) fn room(&self, space: DiskSpace) {
+    pub(super) fn set_space(&self, space: DiskSpace) {
         self.note(|known| known.short = space.is_low().then_some(space));
     }
 
@@ -100,13 +100,13 @@ impl StoreHealthMonitor {
         }
     }
 
-    /// Records when the next write was requested; `None` once it is done.
-    pub(super) fn serves(&self, queued_at: Option<Instant>) {
-        *self.serves.lock() = queued_at;
+    /// Records when the write was requested that is being done; `None` once it is done.
+    pub(super) fn set_writing(&self, requested_at: Option<Instant>) {
+        *self.writing_since.lock() = requested_at;
     }
 
     pub(super) fn waited(&self) -> Duration {
-        self.serves.lock().map_or(Duration::ZERO, |queued_at| queued_at.elapsed())
+        self.writing_since.lock().map_or(Duration::ZERO, |requested_at| requested_at.elapsed())
     }
 
     pub(super) fn now(&self) -> StoreHealth {

@@ -125,7 +125,7 @@ fn start(
 ) -> io::Result<JoinHandle<()>> {
     let monitor = Arc::clone(&writer.monitor);
     std::thread::Builder::new().name("store-writer".to_owned()).spawn(move || {
-        let Ok(closing) = catch_unwind(AssertUnwindSafe(|| writer.run(requests))) else { return monitor.ended() };
+        let Ok(closing) = catch_unwind(AssertUnwindSafe(|| writer.run(requests))) else { return monitor.set_ended() };
         drop(lock.lock().take());
         if let Some(closing) = closing {
             let _ = closing.send(());

@@ -24,7 +24,7 @@ impl DiskWriter {
         if self.conn.is_some() && !self.is_same_file() {
             tracing::error!("the task store's file was moved or replaced");
             self.conn = None;
-            self.monitor.failing(true);
+            self.monitor.set_failing(true);
         }
         if self.monitor.now() == StoreHealth::Failing {
             self.probe();
@@ -64,7 +64,7 @@ impl DiskWriter {
         match probed {
             Ok(()) => {
                 self.failures.clear();
-                self.monitor.failing(false);
+                self.monitor.set_failing(false);
             }
             Err(error) => {
                 tracing::debug!(%error, "the task store cannot write yet");
@@ -89,7 +89,7 @@ impl DiskWriter {
         {
             tracing::warn!(%error, "the ballast file cannot be created");
         }
-        self.monitor.room(space);
+        self.monitor.set_space(space);
         space.is_low()
     }
 

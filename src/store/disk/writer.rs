@@ -82,7 +82,7 @@ impl DiskWriter {
     /// is closed.
     pub(super) fn run(mut self, mut queue: mpsc::Receiver<WriterRequest>) -> Option<oneshot::Sender<()>> {
         let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_time().build() else {
-            self.monitor.ended();
+            self.monitor.set_ended();
             return None;
         };
         self.look_for_room();
@@ -90,9 +90,9 @@ impl DiskWriter {
         let closing = loop {
             match runtime.block_on(async { tokio::time::timeout(self.tuning.tick, queue.recv()).await }) {
                 Ok(Some(WriterRequest::Write(write, queued_at, reply))) => {
-                    self.monitor.serves(Some(queued_at));
+                    self.monitor.set_writing(Some(queued_at));
                     let closing = self.serve((write, reply), &mut queue);
-                    self.monitor.serves(None);
+                    self.monitor.set_writing(None);
                     if let Some(reply) = closing {
                         break Some(reply);
                     }
@@ -257,7 +257,7 @@ impl DiskWriter {
     fn attempt_with_less(&mut self, waiting: &mut Vec<PendingWrite>) -> rusqlite::Result<WriteResults> {
         // Regardless of the reported free space, this store has none.
         let all = self.hooks.space(&self.folder).map_or(0, |space| space.all);
-        self.monitor.room(DiskSpace { free: 0, all });
+        self.monitor.set_space(DiskSpace { free: 0, all });
         metrics::counter!(metric::STORE_FAILURES, "reason" => "full").increment(1);
         self.conn = None;
         if let Some(ballast) = &self.ballast {
@@ -349,16 +349,16 @@ impl DiskWriter {
         metrics::counter!(metric::STORE_FAILURES, "reason" => "io").increment(1);
         self.conn = None;
         if is_corrupt(error) {
-            self.monitor.damaged();
+            self.monitor.set_damaged();
         }
         let now = Instant::now();
         self.failures.push_back(now);
         self.failures.retain(|at| now.duration_since(*at) <= FAILURES_WITHIN);
         if self.failures.len() >= FAILURES_MAX {
-            self.monitor.failing(true);
+            self.monitor.set_failing(true);
             self.settle();
         } else if self.reopen().is_err() {
-            self.monitor.failing(true);
+            self.monitor.set_failing(true);
         }
     }
 

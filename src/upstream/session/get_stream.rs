@@ -29,7 +29,7 @@ enum GetStreamResult {
     /// It had one, and no longer knows the session.
     Lost,
     /// It failed, or ended too soon.
-    Vain,
+    Useless,
     Useful,
 }
 
@@ -40,7 +40,7 @@ struct GetStreamReader {
     point: SseResumePoint,
     /// Whether there was a stream: only then may a refusal be about the session.
     was_open: bool,
-    /// The stream's purpose, if that alone makes the session in use.
+    /// Set for a session that is kept for this stream alone.
     purpose: Option<StreamPurpose>,
 }
 
@@ -60,20 +60,20 @@ pub(super) fn start(session: &Arc<UpstreamSession>, purpose: Option<StreamPurpos
 
 impl GetStreamReader {
     async fn run(mut self, over: CancellationToken) {
-        let mut vain = 0_u32;
+        let mut useless = 0_u32;
         loop {
-            let spell = tokio::select! {
+            let result = tokio::select! {
                 () = over.cancelled() => return,
-                spell = self.listen() => spell,
+                result = self.listen() => result,
             };
-            vain = match spell {
-                GetStreamResult::Refused => return self.listened(),
+            useless = match result {
+                GetStreamResult::Refused => return self.note_decided(),
                 // Subscribers must know, and the next call needs a session that the upstream knows.
                 GetStreamResult::Lost => return over.cancel(),
-                GetStreamResult::Vain => vain.saturating_add(1),
+                GetStreamResult::Useless => useless.saturating_add(1),
                 GetStreamResult::Useful => 0,
             };
-            let pause = (self.point.pause().max(PAUSE_MIN) * 2_u32.pow(vain.min(6))).min(PAUSE_MAX);
+            let pause = (self.point.pause().max(PAUSE_MIN) * 2_u32.pow(useless.min(6))).min(PAUSE_MAX);
             tokio::select! {
                 () = over.cancelled() => return,
                 () = tokio::time::sleep(pause) => (),
@@ -89,13 +89,13 @@ impl GetStreamReader {
         };
         let opened = Instant::now();
         let Ok(response) = self.link.transport.send(&get, &HandedOver::default()).await else {
-            return GetStreamResult::Vain;
+            return GetStreamResult::Useless;
         };
         match response.status() {
             // These refusals may pass; every other one means that the upstream has no stream.
-            StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT => return GetStreamResult::Vain,
+            StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT => return GetStreamResult::Useless,
             status if status.is_server_error() && status != StatusCode::NOT_IMPLEMENTED => {
-                return GetStreamResult::Vain;
+                return GetStreamResult::Useless;
             }
             _ => (),
         }
@@ -112,14 +112,14 @@ impl GetStreamReader {
             }
         };
         self.was_open = true;
-        self.listened();
+        self.note_decided();
         let heard = self.follow(events).await;
-        if heard || opened.elapsed() >= USEFUL_AFTER { GetStreamResult::Useful } else { GetStreamResult::Vain }
+        if heard || opened.elapsed() >= USEFUL_AFTER { GetStreamResult::Useful } else { GetStreamResult::Useless }
     }
 
-    fn listened(&self) {
+    fn note_decided(&self) {
         if let Some(session) = self.session.upgrade() {
-            // Already set if the stream was opened before.
+            // Callers may go on: the server has this stream, or refused it. Already set if it was opened before.
             let _ = session.listened.set(());
         }
     }

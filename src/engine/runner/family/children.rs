@@ -1,4 +1,4 @@
-//! Watches the tasks of a call's subtasks: their questions, messages and outcomes.
+//! Watches a call's subtasks: their questions, messages and outcomes.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::wire::{Object, Payload};
 
 /// An event of a child. Children are numbered in the order of their parent's list.
 pub(in crate::engine::runner) enum ChildEvent {
-    /// It asked a question that its client will not see under the child itself (T-40).
+    /// It asked a question. The client cannot see the child, and so gets the question from the parent (T-40).
     Asked {
         index: usize,
         ask: Payload,
@@ -44,9 +44,10 @@ pub(super) struct Children {
     engine: Arc<Engine>,
     keys: BTreeMap<usize, TaskKey>,
     changes: FuturesUnordered<BoxFuture<'static, WatchedChild>>,
-    due: Option<WatchedChild>,
+    /// A child whose row has changed and is to be read.
+    unread: Option<WatchedChild>,
     /// When it is read again after a failure of the store.
-    again: Option<(Instant, RetryDelays)>,
+    retry: Option<(Instant, RetryDelays)>,
     events: VecDeque<ChildEvent>,
 }
 
@@ -62,7 +63,7 @@ struct WatchedChild {
 impl Children {
     pub(super) fn new(engine: Arc<Engine>) -> Self {
         let (changes, events) = (FuturesUnordered::new(), VecDeque::new());
-        Self { engine, keys: BTreeMap::new(), changes, due: None, again: None, events }
+        Self { engine, keys: BTreeMap::new(), changes, unread: None, retry: None, events }
     }
 
     /// Watches one more child, and reads it at once. `open` holds its questions that its parent has asked already.
@@ -87,11 +88,11 @@ impl Children {
             if let Some(event) = self.events.pop_front() {
                 return event;
             }
-            if self.due.is_none() {
-                self.due = self.changes.next().await;
+            if self.unread.is_none() {
+                self.unread = self.changes.next().await;
             }
-            let Some(child) = &self.due else { return std::future::pending().await };
-            if let Some((at, _)) = self.again {
+            let Some(child) = &self.unread else { return std::future::pending().await };
+            if let Some((at, _)) = self.retry {
                 tokio::time::sleep_until(at).await;
             }
             let row = match self.engine.held_within(&child.key, FREE_BYTES).await {
@@ -99,13 +100,13 @@ impl Children {
                 Err(TaskError::Unknown) => None,
                 Err(error) => {
                     tracing::warn!(task = %LoggedTask(&child.key), error = %CauseChain(&error), "a subtask could not be read yet");
-                    let mut pauses = self.again.map_or_else(RetryDelays::of_writers, |(_, pauses)| pauses);
-                    self.again = Some((Instant::now() + pauses.take(), pauses));
+                    let mut pauses = self.retry.map_or_else(RetryDelays::of_writers, |(_, pauses)| pauses);
+                    self.retry = Some((Instant::now() + pauses.take(), pauses));
                     continue;
                 }
             };
-            self.again = None;
-            if let Some(child) = self.due.take() {
+            self.retry = None;
+            if let Some(child) = self.unread.take() {
                 self.looked_at(child, row);
             }
         }

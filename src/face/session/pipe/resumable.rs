@@ -54,7 +54,7 @@ pub(super) async fn respond(
         }
         Some(answer) => answer.into_response(&addressee),
         None => {
-            let first = late.sign().await;
+            let first = late.life_sign().await;
             let source = ResumableSource::Answer(late, addressee.clone());
             Box::pin(begin(shared, origin, Some(first), source, addressee)).await
         }
@@ -144,7 +144,7 @@ async fn pump(writer: &ReplayWriter, source: ResumableSource, shared: &SessionFa
             let answer = loop {
                 match Silence::begin().wait(&mut late.answering).await {
                     Some(answer) => break answer,
-                    None => writer.write(late.sign().await, UnreadPolicy::Dropped).await,
+                    None => writer.write(late.life_sign().await, UnreadPolicy::Dropped).await,
                 };
             };
             let RequestAnswer::Events(body) = answer else {

@@ -175,7 +175,7 @@ impl CallMessages for OutcomeWait {
     }
 
     /// Progress if the client requested it and the task still runs (L25-46, L25-47), otherwise a comment.
-    async fn sign(&mut self) -> BodyPart {
+    async fn life_sign(&mut self) -> BodyPart {
         let OutcomeRequest { shared, caller, id, .. } = &self.awaiting;
         let rising = self.listener.as_ref().and_then(ResultSubscriber::rising);
         let Some(rising) = rising.filter(|_| shared.served.settings.life_signs) else {
@@ -185,6 +185,6 @@ impl CallMessages for OutcomeWait {
             Ok(task) if !task.is_settled() => shared.tasks.codec().related(&task),
             Ok(_) | Err(_) => return BodyPart::comment(),
         };
-        BodyPart::message(rising.lock().sign(Some(&related.meta())))
+        BodyPart::message(rising.lock().life_sign(Some(&related.meta())))
     }
 }

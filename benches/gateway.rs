@@ -15,6 +15,8 @@ mod baseline;
 mod counted;
 #[path = "gateway/creates.rs"]
 mod creates;
+#[path = "gateway/credentials.rs"]
+mod credentials;
 #[path = "gateway/database.rs"]
 mod database;
 #[path = "gateway/endpoints.rs"]

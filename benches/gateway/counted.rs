@@ -18,6 +18,7 @@ use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::time::timeout;
 
 use crate::baseline::{Cost, Count};
+use crate::credentials::{self, Kind, Login, Row, Way};
 use crate::line::{Line, Protocol};
 use crate::load::{Crowd, Question};
 use crate::messages;
@@ -56,6 +57,7 @@ pub(crate) async fn run(wanted: &str) -> anyhow::Result<()> {
         let log = (name == "disk").then(|| log.to_string_lossy());
         lives(&mut gateway, (upstream.address, log.as_deref()), (name, wanted), &mut counts).await?;
     }
+    with_credentials(upstream.address, wanted, &mut counts).await?;
     through_wrap(upstream.address, wanted, &mut counts).await?;
     let table = baseline::table(&counts)?;
     std::io::stdout().write_all(table.as_bytes())?;
@@ -165,6 +167,31 @@ async fn through_wrap(upstream: SocketAddr, wanted: &str, counts: &mut Vec<Count
     host.server.call(REQUESTS).await?;
     let gateway = host.counts.taken().await? / REQUESTS;
     counts.push(Count { what: what.to_owned(), bare: None, gateway });
+    Ok(())
+}
+
+/// Requests with each kind of credential, next to the same with an API key.
+async fn with_credentials(upstream: SocketAddr, wanted: &str, counts: &mut Vec<Count>) -> anyhow::Result<()> {
+    let rows: Vec<Row> = credentials::ROWS.into_iter().filter(|row| row.what.contains(wanted)).collect();
+    if rows.is_empty() {
+        return Ok(());
+    }
+    let login = Login::new()?;
+    let start = async |kind| Counted::gateway(plan::config_of(&login.config(upstream, kind))?.path()).await;
+    let mut with_key = start(Kind::ApiKey).await?;
+    let mut bare = Vec::new();
+    for way in [Way::Call, Way::Poll] {
+        let question = login.question(&with_key.server, (way, Kind::ApiKey), 1).await?;
+        bare.push((way, with_key.of(question, REQUESTS).await?));
+    }
+    for row in rows {
+        let mut other = if row.kind.is_served_with_keys() { None } else { Some(start(row.kind).await?) };
+        let gateway = other.as_mut().unwrap_or(&mut with_key);
+        let question = login.question(&gateway.server, (row.way, row.kind), WARMING + REQUESTS).await?;
+        let cost = gateway.of(question, REQUESTS).await?;
+        let bare = bare.iter().find(|(way, _)| *way == row.way).map(|(_, cost)| *cost);
+        counts.push(Count { what: row.what.to_owned(), bare, gateway: cost });
+    }
     Ok(())
 }
 

@@ -89,7 +89,7 @@ async fn question(gateway: &Part, way: Way, (path, tool): (&str, &str)) -> anyho
     let answer = Line::connect(gateway.address).await?.ask(&request).await?.to_vec();
     let seen: Value = serde_json::from_slice(&answer)?;
     ensure!(seen["result"]["content"][0]["text"].is_string(), "a wrong result: {seen}");
-    Ok(Question { request, answer })
+    Ok(Question::of(request, answer))
 }
 
 /// The first list of a gateway, for which it opens sessions at all upstreams, and those after it.

@@ -49,7 +49,7 @@ pub(crate) async fn all(upstream: &Part, (size, wanted): (Size, &str)) -> anyhow
     let session = open_session(&gateway, PLAIN).await?;
     let request = messages::session_call(PLAIN, &session, SMALL);
     let answer = Line::connect(gateway.address).await?.ask(&request).await?.to_vec();
-    let question = Question { request, answer };
+    let question = Question::of(request, answer);
     if BESIDE_FLOOD.contains(wanted) {
         figures.push(beside_flood(&gateway, &question, size).await?);
     }
@@ -71,7 +71,7 @@ async fn beside_flood(gateway: &Part, question: &Question, size: Size) -> anyhow
             let is_over = Arc::clone(&is_over);
             async move {
                 while !is_over.load(Ordering::Relaxed) {
-                    line.ask(&question.request).await?;
+                    line.ask(&question.requests[0]).await?;
                 }
                 anyhow::Ok(())
             }
@@ -95,7 +95,7 @@ async fn now_and_then(line: &mut Line, question: &Question, times: usize) -> any
     for _ in 0..times {
         tokio::time::sleep(PAUSE).await;
         let began = Instant::now();
-        line.ask(&question.request).await?;
+        line.ask(&question.requests[0]).await?;
         latencies.push(began.elapsed());
     }
     latencies.sort_unstable();
@@ -107,7 +107,7 @@ async fn beside_held((gateway, upstream): (&Part, &Part), question: &Question, s
     let other = Part::gateway(config.path()).await?;
     // The same kind of call at a gateway that holds none: the two take turns.
     let session = open_session(&other, PLAIN).await?;
-    let at_other = Question { request: messages::session_call(PLAIN, &session, SMALL), ..question.clone() };
+    let at_other = Question::of(messages::session_call(PLAIN, &session, SMALL), question.answer.clone());
     let mut maker = Line::connect(gateway.address).await?;
     for _ in 0..size.held {
         create(&mut maker, upstream::HOLD).await?;

@@ -1,6 +1,7 @@
 //! The load: keep-alive connections that send one request over and over and compare every answer.
 
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,10 +12,11 @@ use tokio_util::task::TaskTracker;
 use crate::line::{Line, Protocol};
 use crate::parts::Part;
 
-/// One request that a part is asked over and over.
+/// What a part is asked over and over.
 #[derive(Clone, Debug)]
 pub(crate) struct Question {
-    pub(crate) request: Vec<u8>,
+    /// Sent in turn: one, or as many as are sent in all where each is of use once.
+    pub(crate) requests: Vec<Vec<u8>>,
     /// The only right answer, byte for byte.
     pub(crate) answer: Vec<u8>,
 }
@@ -29,6 +31,17 @@ pub(crate) struct Round {
     pub(crate) p99: f64,
     /// Answers per second.
     pub(crate) rate: f64,
+}
+
+impl Question {
+    /// One request.
+    pub(crate) fn of(request: Vec<u8>, answer: Vec<u8>) -> Self {
+        Self { requests: vec![request], answer }
+    }
+
+    fn request(&self, number: usize) -> &[u8] {
+        &self.requests[number % self.requests.len()]
+    }
 }
 
 impl Round {
@@ -50,6 +63,8 @@ impl Round {
 pub(crate) struct Crowd {
     lines: Vec<Line>,
     question: Arc<Question>,
+    /// How often it has asked.
+    asked: usize,
 }
 
 impl Crowd {
@@ -62,7 +77,7 @@ impl Crowd {
         for _ in 0..clients {
             lines.push(Line::connect_with(address, protocol).await?);
         }
-        Ok(Self { lines, question: Arc::new(question) })
+        Ok(Self { lines, question: Arc::new(question), asked: 0 })
     }
 
     /// Asks `requests` times in all, each client again as soon as it has its answer. The CPU is that of all `parts`.
@@ -76,8 +91,13 @@ impl Crowd {
         let asking: Vec<_> = self
             .lines
             .drain(..)
-            .map(|line| tracker.spawn(ask_repeatedly(line, Arc::clone(&self.question), each)))
+            .enumerate()
+            .map(|(client, line)| {
+                let first = self.asked + client * each;
+                tracker.spawn(ask_repeatedly(line, Arc::clone(&self.question), first..first + each))
+            })
             .collect();
+        self.asked += asking.len() * each;
         let mut latencies = Vec::with_capacity(requests);
         for client in asking {
             let (line, seen) = client.await??;
@@ -92,12 +112,12 @@ impl Crowd {
 async fn ask_repeatedly(
     mut line: Line,
     question: Arc<Question>,
-    times: usize,
+    numbers: Range<usize>,
 ) -> anyhow::Result<(Line, Vec<Duration>)> {
-    let mut latencies = Vec::with_capacity(times);
-    for _ in 0..times {
+    let mut latencies = Vec::with_capacity(numbers.len());
+    for number in numbers {
         let began = Instant::now();
-        let answer = line.ask(&question.request).await?;
+        let answer = line.ask(question.request(number)).await?;
         let is_right = answer == question.answer;
         ensure!(is_right, "a wrong answer: {}", String::from_utf8_lossy(&answer[..answer.len().min(1_000)]));
         latencies.push(began.elapsed());

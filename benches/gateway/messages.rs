@@ -85,6 +85,12 @@ fn message(path: &str, client: Client, (method, name): (&str, &str), mut params:
     post("POST", path, &head, body.as_bytes())
 }
 
+/// The same request with more headers, each with its end of line.
+pub(crate) fn with_headers(request: &[u8], headers: &str) -> Vec<u8> {
+    let first = memchr::memmem::find(request, b"\r\n").map_or(request.len(), |end| end + 2);
+    [&request[..first], headers.as_bytes(), &request[first..]].concat()
+}
+
 /// Gives a bare server something to serve.
 pub(crate) fn put(path: &str, body: &[u8]) -> Vec<u8> {
     post("PUT", path, "", body)

@@ -18,8 +18,8 @@ use crate::parts::{Part, Proxy};
 use crate::report::Figure;
 use crate::upstream::{EVENTS, HUGE, LARGE, SMALL, text_of};
 use crate::{
-    bare, bare_tasks, creates, endpoints, fairness, held, kept, lists, lives, row_lives, shared, splits, starts,
-    upstream,
+    bare, bare_tasks, creates, credentials, endpoints, fairness, held, kept, lists, lives, row_lives, shared, splits,
+    starts, upstream,
 };
 
 /// Paths at the gateway: one whose tools are plain until they are slow, one whose calls are tasks at once.
@@ -281,6 +281,7 @@ pub(crate) async fn run(size: Size, wanted: &str) -> anyhow::Result<Measured> {
     let mut comparisons = compare_polls(&gateway, upstream.address, (size, wanted)).await?;
     comparisons.extend(compare_calls(&gateway, &upstream, (size, wanted)).await?);
     drop(gateway);
+    comparisons.extend(credentials::compare_all(upstream.address, (size, wanted)).await?);
     let (creates, mut figures) = creates::compare(upstream.address, (size, wanted)).await?;
     comparisons.extend(creates);
     comparisons.extend(lives::compare(upstream.address, (size, wanted)).await?);
@@ -463,7 +464,7 @@ pub(crate) async fn polls_of(tool: &str, tasks: &Part, gateway: &Part) -> anyhow
         .context("the gateway writes its envelopes in another way")?;
     let mut line = Line::connect(tasks.address).await?;
     line.ask(&messages::put(&format!("/{task}"), result.as_bytes())).await?;
-    let question = Question { request: poll, answer };
+    let question = Question::of(poll, answer);
     Ok((question.clone(), question))
 }
 
@@ -501,7 +502,7 @@ pub(crate) async fn answer_of(part: &Part, protocol: Protocol, request: &[u8], t
     let seen: Value = serde_json::from_slice(message)?;
     ensure!(seen["id"] == 1, "an answer to nobody: {seen}");
     check_text(&seen["result"], tool)?;
-    Ok(Question { request: request.to_vec(), answer })
+    Ok(Question::of(request.to_vec(), answer))
 }
 
 fn check_text(result: &Value, tool: &str) -> anyhow::Result<()> {

@@ -181,7 +181,7 @@ async fn poll_of(part: &Part, tool: &str) -> anyhow::Result<Question> {
     let request = messages::poll(TASKS, &create(&mut line, tool).await?);
     let answer =
         if tool == HOLD { line.ask(&request).await?.to_vec() } else { settled(&mut line, &request, tool).await? };
-    Ok(Question { request, answer })
+    Ok(Question::of(request, answer))
 }
 
 /// A call in a session, at the gateway that has it and at the other one.

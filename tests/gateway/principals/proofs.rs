@@ -3,10 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use aws_lc_rs::digest::{SHA256, digest};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use support::issuer::{IssuerKey, base64url, key_set, with};
+use support::issuer::{IssuerKey, base64url, key_set, proof_header as header, thumbprint, token_digest, with};
 use taskgate::server::tokens::settings::ProofPolicy;
 use tempfile::TempDir;
 
@@ -30,24 +29,12 @@ struct ProofGate {
     _folder: TempDir,
 }
 
-/// The thumbprint of a key on P-256 (RFC 7638).
-fn thumbprint(key: &IssuerKey) -> String {
-    let jwk = key.jwk();
-    let text = format!("{{\"crv\":\"P-256\",\"kty\":\"EC\",\"x\":{},\"y\":{}}}", jwk["x"], jwk["y"]);
-    base64url(digest(&SHA256, text.as_bytes()))
-}
-
-fn header(key: &IssuerKey) -> Value {
-    let jwk = with(&key.jwk(), &json!({ "kid": null, "use": null }));
-    json!({ "typ": "dpop+jwt", "alg": key.algorithm(), "jwk": jwk })
-}
-
 /// What a proof for a call with this token says.
 fn body(token: &str) -> Value {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-    let ath = base64url(digest(&SHA256, token.as_bytes()));
-    json!({ "jti": format!("proof-{number}"), "htm": "POST", "htu": AUDIENCE, "iat": now(), "ath": ath })
+    let id = format!("proof-{number}");
+    json!({ "jti": id, "htm": "POST", "htu": AUDIENCE, "iat": now(), "ath": token_digest(token) })
 }
 
 fn proof(key: &IssuerKey, token: &str) -> String {
@@ -178,7 +165,7 @@ fn misdirected_proofs(at: &ProofGate, token: &str) -> Vec<(&'static str, String)
         ("expired", claiming(json!({ "exp": now() - 100 }))),
         ("not valid yet", claiming(json!({ "nbf": now() + 100 }))),
         ("no token", claiming(json!({ "ath": null }))),
-        ("another token", claiming(json!({ "ath": base64url(digest(&SHA256, b"another")) }))),
+        ("another token", claiming(json!({ "ath": token_digest("another") }))),
         (
             "the token's digest with padding",
             claiming(json!({ "ath": format!("{}=", body(token)["ath"].as_str().unwrap()) })),

@@ -1,9 +1,9 @@
 //! Access tokens over HTTP: who is let in, what the others are told byte for byte, and where clients learn to log in.
 
 use std::fmt::Write as _;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
+pub(crate) use support::issuer::now;
 use support::issuer::{IssuerKey, base64url, key_set, with};
 use tempfile::TempDir;
 
@@ -13,11 +13,6 @@ use super::upstream::in_time;
 pub(crate) const ISSUER: &str = "https://login.example";
 pub(crate) const AUDIENCE: &str = "https://mcp.example/mcp";
 const METADATA: &str = "resource_metadata=\"https://mcp.example/.well-known/oauth-protected-resource/mcp\"";
-
-#[allow(clippy::disallowed_methods, reason = "tokens have the time of day")]
-pub(crate) fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs()
-}
 
 pub(crate) fn claims(subject: &str) -> Value {
     json!({ "iss": ISSUER, "sub": subject, "aud": AUDIENCE, "exp": now() + 300, "scope": "mcp" })

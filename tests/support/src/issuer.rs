@@ -1,5 +1,8 @@
 //! An issuer of access tokens: keys, key sets, and tokens with any header and claims.
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use aws_lc_rs::digest::{SHA256, digest};
 use aws_lc_rs::rand::SystemRandom;
 use aws_lc_rs::rsa::KeySize;
 use aws_lc_rs::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair as _, RSA_PKCS1_SHA256, RsaKeyPair};
@@ -80,6 +83,36 @@ impl IssuerKey {
         };
         format!("{signed}.{}", base64url(signature))
     }
+}
+
+/// The thumbprint of a key on P-256 (RFC 7638).
+pub fn thumbprint(key: &IssuerKey) -> String {
+    let jwk = key.jwk();
+    let text = format!("{{\"crv\":\"P-256\",\"kty\":\"EC\",\"x\":{},\"y\":{}}}", jwk["x"], jwk["y"]);
+    base64url(digest(&SHA256, text.as_bytes()))
+}
+
+/// The header of a proof of possession (DPoP, RFC 9449).
+pub fn proof_header(key: &IssuerKey) -> Value {
+    let jwk = with(&key.jwk(), &json!({ "kid": null, "use": null }));
+    json!({ "typ": "dpop+jwt", "alg": key.algorithm(), "jwk": jwk })
+}
+
+/// The claim `ath` of a proof: the digest of the token that it is sent with.
+pub fn token_digest(token: &str) -> String {
+    base64url(digest(&SHA256, token.as_bytes()))
+}
+
+/// A proof of possession with these claims, for a request with this token.
+pub fn possession_proof(key: &IssuerKey, token: &str, claims: &Value) -> String {
+    let claims = with(claims, &json!({ "ath": token_digest(token) }));
+    key.sign(proof_header(key).to_string(), claims.to_string())
+}
+
+/// The time of day in seconds, as tokens tell it.
+#[allow(clippy::disallowed_methods, reason = "tokens have the time of day")]
+pub fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs()
 }
 
 pub fn key_set<'a>(keys: impl IntoIterator<Item = &'a IssuerKey>) -> String {

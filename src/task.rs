@@ -36,8 +36,8 @@ pub use item_patterns::ItemPatterns;
 pub use list_filter::{ListDirection, ListFilter, ListPosition, OrderedBy, TimeRange};
 pub use model::{
     Answer, Attempt, CallOrigin, ChosenId, ClientKind, Executed, Failure, GatewayFault, Idempotency, InputKey, Outcome,
-    Phase, ProcessExit, Question, Reason, Recovery, SessionScope, StoredCall, Task, TaskTimes, TaskVisibility,
-    TreeLinks,
+    PendingEffects, Phase, ProcessExit, Question, Reason, Recovery, SessionScope, StoredCall, Task, TaskTimes,
+    TaskVisibility, TreeLinks,
 };
 pub use reference::ShortReference;
 

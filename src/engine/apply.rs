@@ -1,4 +1,4 @@
-//! Writes tasks, and is their only writer: load, decide, store, then perform the effects.
+//! Writes the changes of tasks, and is the only one that does: load, decide, store, then perform the effects.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -241,7 +241,7 @@ impl Engine {
         self.record(before, after);
         visit_stored(before, after);
         self.perform(key, effects);
-        if before.recovery.is_unnotified && !after.recovery.is_unnotified {
+        if before.recovery.must_notify_upstream() && !after.recovery.must_notify_upstream() {
             self.notified.wake(key);
         }
     }

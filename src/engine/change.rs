@@ -324,7 +324,7 @@ impl Engine {
 
     async fn given_up(self: &Arc<Self>, key: &TaskKey) -> Result<CancelResult, TaskError> {
         let applied = self.apply_with_room(key, Event::CancelRequested).await?;
-        if !applied.changed && applied.task.recovery.is_unnotified {
+        if !applied.changed && applied.task.recovery.must_notify_upstream() {
             self.live.abandon(key);
         }
         Ok(CancelResult { task: applied.task, was_settled: !applied.changed })

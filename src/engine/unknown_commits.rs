@@ -155,7 +155,7 @@ impl Engine {
     /// Performs the effects that follow from the state alone.
     pub(super) fn follow_state(&self, key: &TaskKey, task: &Task) {
         self.watchers.wake(key);
-        if task.recovery.is_unnotified {
+        if task.recovery.must_notify_upstream() {
             self.live.abandon(key);
         } else if task.is_settled() {
             self.notified.wake(key);

@@ -1,4 +1,4 @@
-//! Encodes a task as one row's bytes, for stores that outlive the process. A failed task replaces a damaged record (F56).
+//! Encodes a task as one row's bytes, for stores that outlive the process. A store replaces a damaged record by a failed task (F56).
 //!
 //! ```text
 //! version (2 bytes) · checksum (16 bytes) · body
@@ -25,8 +25,8 @@ use self::fault::{put_fault, take_fault};
 use crate::task::model::ROW_BYTES_MIN;
 use crate::task::{
     Answer, Attempt, CallOrigin, ChosenId, ClientKind, Digest, Executed, Failure, GatewayFault, Idempotency, InputKey,
-    Outcome, Phase, Principal, Question, Reason, Recovery, SessionScope, StoredCall, Task, TaskId, TaskKey, TaskTimes,
-    TaskVisibility, Timestamp, TreeLinks,
+    Outcome, PendingEffects, Phase, Principal, Question, Reason, Recovery, SessionScope, StoredCall, Task, TaskId,
+    TaskKey, TaskTimes, TaskVisibility, Timestamp, TreeLinks,
 };
 use crate::wire::RpcError;
 
@@ -291,7 +291,7 @@ fn take_phase(body: &mut RecordReader) -> Option<Phase> {
 }
 
 fn put_recovery(out: &mut RecordWriter, recovery: &Recovery) {
-    let Recovery { call, resume, dispatched_at, crashes, undelivered, is_unnotified } = recovery;
+    let Recovery { call, resume, dispatched_at, crashes, undelivered, pending_effects } = recovery;
     out.maybe(call.as_ref(), put_call);
     out.maybe(resume.as_ref(), RecordWriter::payload);
     out.maybe(*dispatched_at, RecordWriter::time);
@@ -310,7 +310,7 @@ fn put_recovery(out: &mut RecordWriter, recovery: &Recovery) {
             }
         }
     }
-    out.flag(*is_unnotified);
+    out.byte(pending_effects.bits());
 }
 
 fn take_recovery(body: &mut RecordReader) -> Option<Recovery> {
@@ -332,7 +332,7 @@ fn take_recovery(body: &mut RecordReader) -> Option<Recovery> {
             }
             undelivered
         },
-        is_unnotified: body.flag()?,
+        pending_effects: PendingEffects::from_bits(body.byte()?)?,
     })
 }
 

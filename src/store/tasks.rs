@@ -64,10 +64,10 @@ pub(super) fn written_over(
     }
 }
 
-/// Whether a task needs a holder: until it is settled, and then until its upstream is notified.
+/// Whether a task needs a holder: until it is settled and its effects are performed.
 #[must_use]
 pub fn needs_holder(task: &Task) -> bool {
-    !task.is_settled() || task.recovery.is_unnotified
+    !task.is_settled() || !task.recovery.pending_effects.is_empty()
 }
 
 /// The other processes that see the store's contents.

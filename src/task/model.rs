@@ -140,11 +140,26 @@ pub struct Recovery {
     /// Accepted answers by the exchange's name of the question. Each is removed before it is sent, and never sent
     /// again.
     pub undelivered: Vec<(Payload, Answer)>,
-    /// The task settled without its upstream, which is not yet notified that the result is unwanted.
-    pub is_unnotified: bool,
+    pub pending_effects: PendingEffects,
+}
+
+bitflags::bitflags! {
+    /// Effects of a task's changes that are still to be performed, if need be by a later process. Stores keep them as one
+    /// number and hold a task's row for a process while there are any, so a new effect changes no store.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct PendingEffects: u8 {
+        /// Notify the upstream that the result is unwanted: the task settled without it.
+        const NOTIFY_UPSTREAM = 1;
+    }
 }
 
 impl Recovery {
+    /// Whether the upstream has yet to hear that the result is unwanted.
+    #[must_use]
+    pub fn must_notify_upstream(&self) -> bool {
+        self.pending_effects.contains(PendingEffects::NOTIFY_UPSTREAM)
+    }
+
     fn bytes(&self) -> usize {
         let call = self.call.as_ref().map_or(0, |call| call.params.len() + call.capabilities.len());
         let answers = self.undelivered.iter().map(|(ask, answer)| ask.len() + answer.bytes());

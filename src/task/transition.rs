@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::model::{LINGER, Question, TaskVisibility};
 use super::{
-    Answer, Attempt, Executed, Failure, GatewayFault, InputKey, Outcome, Phase, Reason, Recovery, StoredCall, Task,
-    TaskId, Timestamp,
+    Answer, Attempt, Executed, Failure, GatewayFault, InputKey, Outcome, PendingEffects, Phase, Reason, Recovery,
+    StoredCall, Task, TaskId, Timestamp,
 };
 use crate::wire::Payload;
 
@@ -256,16 +256,18 @@ fn resend(task: &mut Task, now: Timestamp) {
 }
 
 fn notified(mut task: Task) -> (Task, Vec<Effect>) {
-    if !task.recovery.is_unnotified {
+    if !task.recovery.must_notify_upstream() {
         return (task, Vec::new());
     }
     task.recovery = done_with(&task.recovery);
+    task.recovery.pending_effects.remove(PendingEffects::NOTIFY_UPSTREAM);
     (task, vec![Effect::Keep])
 }
 
-/// The recovery state of a finished task: when its call was sent, for operators.
+/// The recovery state of a finished task: what is still to be done, and when its call was sent, for operators.
 fn done_with(recovery: &Recovery) -> Recovery {
-    Recovery { dispatched_at: recovery.dispatched_at, ..Recovery::default() }
+    let Recovery { dispatched_at, pending_effects, .. } = *recovery;
+    Recovery { dispatched_at, pending_effects, ..Recovery::default() }
 }
 
 /// Settles the task while its upstream may be at work, and keeps the resumption point until the upstream is notified.
@@ -274,7 +276,8 @@ fn abandon(task: &mut Task, outcome: Outcome, now: Timestamp) {
     let was_sent = !matches!(task.phase, Phase::Queued);
     settle(task, outcome, now);
     if was_sent {
-        (task.recovery.resume, task.recovery.is_unnotified) = (resume, true);
+        task.recovery.resume = resume;
+        task.recovery.pending_effects.insert(PendingEffects::NOTIFY_UPSTREAM);
     }
 }
 

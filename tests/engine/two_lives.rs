@@ -283,7 +283,7 @@ async fn f20_an_upstream_is_told_of_a_cancel_by_the_next_process() {
     let told = server.world.first(|seen| seen.rpc() == "notifications/cancelled").await;
     let call = server.world.first(SeenRequest::is_call).await;
     assert_eq!((&told.body["params"]["requestId"], told.header("mcp-session-id")), (&call.body["id"], Some("s-1")));
-    let task = second.sees(&key, |task| !task.recovery.is_unnotified).await;
+    let task = second.sees(&key, |task| !task.recovery.must_notify_upstream()).await;
     assert_eq!(task.phase, Phase::Settled(Outcome::Cancelled));
 }
 

@@ -356,7 +356,7 @@ impl Runner {
                 loop {
                     let mut changes = self.engine.notified.watch_always(&child);
                     match self.engine.held(&child).await {
-                        Ok(child) if child.recovery.is_unnotified => changes.changed().await,
+                        Ok(child) if child.recovery.must_notify_upstream() => changes.changed().await,
                         Ok(_) | Err(_) => break,
                     }
                 }

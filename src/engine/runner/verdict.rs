@@ -47,7 +47,7 @@ pub(in crate::engine) fn verdict(
     let recovery = &task.recovery;
     let lost = |reason, executed| RecoveryDecision::Settle(Failure::Gateway(GatewayFault::new(reason, executed)));
     if task.is_settled() {
-        return if recovery.is_unnotified { RecoveryDecision::Notify } else { RecoveryDecision::Leave };
+        return if recovery.must_notify_upstream() { RecoveryDecision::Notify } else { RecoveryDecision::Leave };
     }
     if task.expires_at() <= now {
         return RecoveryDecision::Expire;

@@ -159,7 +159,7 @@ impl<'a> WriteBatch<'a> {
         };
         let before = found.columns.outline;
         // The holder, if there is one, is checked before.
-        if role == WriteRole::Holder && before.is_settled && !before.is_unnotified {
+        if role == WriteRole::Holder && !before.needs_holder() {
             return Ok(Err(StoreError::Conflict));
         }
         let bytes = task.stored_bytes();

@@ -4,13 +4,13 @@ use rusqlite::{ErrorCode, Row, ToSql, params};
 
 use crate::store::record::{self, RecordError};
 use crate::store::tasks::Revision;
-use crate::task::{Digest, Principal, ShortReference, Summary, Task, TaskId, TaskKey, Timestamp};
+use crate::task::{Digest, PendingEffects, Principal, ShortReference, Summary, Task, TaskId, TaskKey, Timestamp};
 
 /// A row without its record: enough for every sum and every index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RowOutline {
     pub(super) is_settled: bool,
-    pub(super) is_unnotified: bool,
+    pub(super) pending_effects: PendingEffects,
     pub(super) created_at: Timestamp,
     pub(super) expires_at: Timestamp,
     pub(super) bytes: usize,
@@ -21,11 +21,16 @@ impl RowOutline {
     pub(super) fn of(task: &Task) -> Self {
         Self {
             is_settled: task.is_settled(),
-            is_unnotified: task.recovery.is_unnotified,
+            pending_effects: task.recovery.pending_effects,
             created_at: time(at(task.created_at)),
             expires_at: time(at(task.expires_at())),
             bytes: task.stored_bytes(),
         }
+    }
+
+    /// As [`crate::store::tasks::needs_holder`] says of the task.
+    pub(super) fn needs_holder(&self) -> bool {
+        !self.is_settled || !self.pending_effects.is_empty()
     }
 
     /// Whether it matches the task, except for its size, which another version may count differently.
@@ -48,12 +53,12 @@ pub(super) struct RowColumns {
 
 /// The columns that [`RowColumns::of_row`] reads, in order.
 pub(super) const COLUMNS: &str =
-    "owner, id, revision, settled, unnotified, created_at, expires_at, bytes, name, record, ref, updated_at";
+    "owner, id, revision, settled, pending, created_at, expires_at, bytes, name, record, ref, updated_at";
 const COUNT: usize = 12;
 /// The columns that an update changes, and their parameters in [`RowColumns::bind`]. SQLite rewrites every index with
 /// an updated column; two indexes have none of these.
 pub(super) const MOVING: (&str, &str) =
-    ("revision, settled, unnotified, expires_at, bytes, record, updated_at", "?3, ?4, ?5, ?7, ?8, ?10, ?12, ?13");
+    ("revision, settled, pending, expires_at, bytes, record, updated_at", "?3, ?4, ?5, ?7, ?8, ?10, ?12, ?13");
 
 impl RowColumns {
     /// Rounds times to a column's range.
@@ -99,8 +104,8 @@ impl RowColumns {
         bytes.extend_from_slice(owner.as_bytes());
         bytes.extend_from_slice(&id(&self.key));
         bytes.extend_from_slice(&self.reference.0);
-        let RowOutline { is_settled, is_unnotified, created_at, expires_at, bytes: size } = self.outline;
-        bytes.extend_from_slice(&[u8::from(is_settled), u8::from(is_unnotified), u8::from(self.name.is_some())]);
+        let RowOutline { is_settled, pending_effects, created_at, expires_at, bytes: size } = self.outline;
+        bytes.extend_from_slice(&[u8::from(is_settled), pending_effects.bits(), u8::from(self.name.is_some())]);
         let times = [at(created_at), at(expires_at), at(self.updated_at)];
         for value in [column(self.revision), number(size), self.record].into_iter().chain(times) {
             bytes.extend_from_slice(&value.to_be_bytes());
@@ -119,7 +124,7 @@ impl RowColumns {
             id(&self.key),
             column(self.revision),
             self.outline.is_settled,
-            self.outline.is_unnotified,
+            self.outline.pending_effects.bits(),
             at(self.outline.created_at),
             at(self.outline.expires_at),
             number(self.outline.bytes),
@@ -167,14 +172,14 @@ pub(super) fn key(row: &Row<'_>, from: usize) -> rusqlite::Result<TaskKey> {
 pub(super) fn outline(row: &Row<'_>, from: usize) -> rusqlite::Result<RowOutline> {
     Ok(RowOutline {
         is_settled: row.get(from)?,
-        is_unnotified: row.get(from + 1)?,
+        pending_effects: PendingEffects::from_bits_retain(row.get(from + 1)?),
         created_at: time(row.get(from + 2)?),
         expires_at: time(row.get(from + 3)?),
         bytes: usize::try_from(row.get::<_, i64>(from + 4)?).unwrap_or(0),
     })
 }
 
-pub(super) const OUTLINE: &str = "settled, unnotified, created_at, expires_at, bytes";
+pub(super) const OUTLINE: &str = "settled, pending, created_at, expires_at, bytes";
 
 pub(super) fn is_damage(error: &rusqlite::Error) -> bool {
     use rusqlite::Error::{FromSqlConversionFailure, IntegralValueOutOfRange, InvalidColumnType};

@@ -77,7 +77,7 @@ impl RowTotals {
             usage.unsettled += live;
             usage.bytes += row.bytes;
         }
-        if !row.is_settled || row.is_unnotified {
+        if row.needs_holder() {
             self.open.insert(key.clone());
         }
         if !row.is_settled {
@@ -417,7 +417,7 @@ impl EarlierRows {
 pub(super) fn totals(conn: &Connection) -> rusqlite::Result<(RowTotals, Duration)> {
     let (mut totals, mut longest) = (RowTotals::default(), Duration::ZERO);
     let sql = "SELECT owner, count(*), sum(max(bytes, 0)), max(expires_at - created_at) FROM tasks INDEXED BY tasks_age
-               WHERE settled <> 0 AND unnotified = 0 GROUP BY owner";
+               WHERE settled <> 0 AND pending = 0 GROUP BY owner";
     let mut statement = conn.prepare(sql)?;
     let mut owners = statement.query(())?;
     while let Some(row) = owners.next()? {
@@ -426,7 +426,7 @@ pub(super) fn totals(conn: &Connection) -> rusqlite::Result<(RowTotals, Duration
         longest = longest.max(Duration::from_millis(u64::try_from(row.get::<_, i64>(3)?).unwrap_or(0)));
     }
     let sql = format!(
-        "SELECT owner, id, {OUTLINE} FROM tasks INDEXED BY tasks_age WHERE settled = 0 OR unnotified <> 0 ORDER BY owner"
+        "SELECT owner, id, {OUTLINE} FROM tasks INDEXED BY tasks_age WHERE settled = 0 OR pending <> 0 ORDER BY owner"
     );
     let mut statement = conn.prepare(&sql)?;
     let mut rows = statement.query(())?;

@@ -18,7 +18,7 @@ use crate::system::OwnersAlone as _;
 const APPLICATION_ID: i32 = 0x7467_6174;
 /// Files of other versions are refused (B172, F68). A change of the tables, or of the format of records or summaries,
 /// requires a new version and a new file in `tests/golden/store`.
-pub(super) const SCHEMA: i32 = 4;
+pub(super) const SCHEMA: i32 = 5;
 
 const MAGIC: &[u8; 16] = b"SQLite format 3\0";
 const HEADER_LEN: usize = 100;
@@ -40,7 +40,7 @@ const TABLES: &str = "
         id BLOB NOT NULL,
         revision INTEGER NOT NULL,
         settled INTEGER NOT NULL,
-        unnotified INTEGER NOT NULL,
+        pending INTEGER NOT NULL,
         created_at INTEGER NOT NULL,
         expires_at INTEGER NOT NULL,
         bytes INTEGER NOT NULL,
@@ -50,7 +50,7 @@ const TABLES: &str = "
         summary BLOB NOT NULL
     ) STRICT;
     CREATE INDEX tasks_ref ON tasks (ref);
-    CREATE INDEX tasks_age ON tasks (owner, created_at, id, settled, unnotified, expires_at, bytes);
+    CREATE INDEX tasks_age ON tasks (owner, created_at, id, settled, pending, expires_at, bytes);
     CREATE INDEX tasks_newest ON tasks (created_at DESC, ref);
     CREATE INDEX tasks_gone ON tasks (expires_at) WHERE settled = 1;
     CREATE INDEX tasks_name ON tasks (owner, name) WHERE name IS NOT NULL;

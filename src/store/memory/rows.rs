@@ -62,8 +62,8 @@ pub(super) struct MemoryShard {
     pub(super) rows: HashMap<TaskKey, MemoryRow>,
     pub(super) live: BTreeSet<(Timestamp, TaskKey)>,
     pub(super) settled: BTreeSet<(Timestamp, TaskKey)>,
-    /// Settled rows with an upstream that is not yet notified.
-    pub(super) unnotified: BTreeSet<TaskKey>,
+    /// Rows with pending effects.
+    pub(super) with_effects: BTreeSet<TaskKey>,
 }
 
 #[derive(Debug, Default)]
@@ -128,14 +128,14 @@ impl MemoryShard {
 
     pub(super) fn enter(&mut self, task: &Task) {
         self.index(task).insert((task.expires_at(), task.key.clone()));
-        if task.recovery.is_unnotified {
-            self.unnotified.insert(task.key.clone());
+        if !task.recovery.pending_effects.is_empty() {
+            self.with_effects.insert(task.key.clone());
         }
     }
 
     pub(super) fn leave(&mut self, task: &Task) {
         self.index(task).remove(&(task.expires_at(), task.key.clone()));
-        self.unnotified.remove(&task.key);
+        self.with_effects.remove(&task.key);
     }
 
     pub(super) fn remove(&mut self, key: &TaskKey) -> Option<StoredTask> {
@@ -287,7 +287,7 @@ impl MemoryRows {
         // A row that it inserts later is added at the insert.
         for shard in &self.shards {
             let shard = shard.lock();
-            let open = shard.live.iter().map(|(_, key)| key).chain(&shard.unnotified);
+            let open = shard.live.iter().map(|(_, key)| key).chain(&shard.with_effects);
             let is_held = |key: &&TaskKey| shard.rows.get(*key).is_some_and(|row| row.stored.holder == Some(holder));
             self.incarnations.leave(open.filter(is_held).cloned());
         }

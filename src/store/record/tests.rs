@@ -49,7 +49,7 @@ fn samples() -> Vec<(&'static str, Task)> {
             (payload("q1"), Answer::Result(payload("yes"))),
             (payload("q2"), Answer::Error(error.clone())),
         ],
-        is_unnotified: true,
+        pending_effects: PendingEffects::NOTIFY_UPSTREAM,
     };
     let named = Idempotency { key: Digest([1; 32]), call: Digest([2; 32]) };
     let open = [(InputKey(1), question("a")), (InputKey(4), question("b"))].into();
@@ -188,7 +188,7 @@ proptest! {
         phase in any_phase(),
         words in proptest::option::of(any_text()),
         named in any::<Option<([u8; 32], [u8; 32])>>(),
-        (crashes, is_unnotified) in any::<(u8, bool)>(),
+        (crashes, pending_effects) in any::<(u8, u8)>(),
         piece_min in 0_usize..64,
     ) {
         let span = Duration::from_millis;
@@ -202,7 +202,12 @@ proptest! {
             next_key: InputKey(numbers[1]),
             phase,
             status_message: words.as_deref().map(Arc::from),
-            recovery: Recovery { crashes, is_unnotified, resume: words.map(|text| payload(&text)), ..Recovery::default() },
+            recovery: Recovery {
+                crashes,
+                pending_effects: PendingEffects::from_bits_truncate(pending_effects),
+                resume: words.map(|text| payload(&text)),
+                ..Recovery::default()
+            },
             idempotency: named.map(|(key, call)| Idempotency { key: Digest(key), call: Digest(call) }),
             ..task(&owner, id)
         };

@@ -299,7 +299,7 @@ proptest! {
             prop_assert!(answered || after.recovery.undelivered.len() <= before.recovery.undelivered.len());
             if after.is_settled() {
                 prop_assert!(after.recovery.call.is_none() && after.recovery.undelivered.is_empty());
-                prop_assert!(after.recovery.resume.is_none() || after.recovery.is_unnotified);
+                prop_assert!(after.recovery.resume.is_none() || after.recovery.must_notify_upstream());
                 // A settling event never enlarges the row, except with an outcome.
                 let is_outcome = matches!(&after.phase, Phase::Settled(Outcome::Returned { .. } | Outcome::Faulted(Failure::Upstream(_))));
                 prop_assert!(is_outcome || after.stored_bytes() <= before.stored_bytes());
@@ -359,7 +359,11 @@ fn f20_a_cancelled_call_stays_unnotified_until_its_upstream_was_notified() {
         let (queued, _) = transition(in_phase(Phase::Queued), event.clone(), NOW);
         assert_eq!(queued.recovery, Recovery::default(), "nothing was sent, so no server is notified");
         let (settled, _) = transition(in_phase(Phase::Working), event, NOW);
-        let unnotified = Recovery { resume: Some(Payload::of("here")), is_unnotified: true, ..Recovery::default() };
+        let unnotified = Recovery {
+            resume: Some(Payload::of("here")),
+            pending_effects: PendingEffects::NOTIFY_UPSTREAM,
+            ..Recovery::default()
+        };
         assert_eq!(settled.recovery, unnotified);
         let (notified, effects) = transition(settled.clone(), Event::Notified, NOW);
         assert_eq!(effects, [Effect::Keep]);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::store::contract::task;
-use crate::task::{AfterCrash, EarlyInput, Outcome, Recovery, StoredCall, TaskId, TaskMode, TreeLinks};
+use crate::task::{AfterCrash, EarlyInput, Outcome, PendingEffects, Recovery, StoredCall, TaskId, TaskMode, TreeLinks};
 use crate::wire::Payload;
 
 const NOW: Timestamp = Timestamp::from_millis(1_000_500);
@@ -164,7 +164,7 @@ fn what_nobody_can_go_on_with_is_settled_or_told() {
     assert_eq!(verdict(&row(), Some(&policy), overdue, Reason::GatewayRestart), RecoveryDecision::Expire);
     let mut cancelled = Task { phase: Phase::Settled(Outcome::Cancelled), ..row() };
     assert_eq!(verdict(&cancelled, Some(&policy), NOW, WHY_LOST), RecoveryDecision::Leave);
-    cancelled.recovery.is_unnotified = true;
+    cancelled.recovery.pending_effects = PendingEffects::NOTIFY_UPSTREAM;
     assert_eq!(verdict(&cancelled, None, NOW, WHY_LOST), RecoveryDecision::Notify);
 }
 

@@ -181,7 +181,7 @@ async fn f56_a_damaged_column_is_found() {
         "revision = revision + 1",
         "name = zeroblob(32)",
         "name = NULL",
-        "unnotified = 1",
+        "pending = 1",
         "updated_at = updated_at + 1",
         "settled = 0",
         "created_at = created_at - 1",

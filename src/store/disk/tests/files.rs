@@ -8,6 +8,7 @@ use rusqlite::Connection;
 
 use super::super::schema::SCHEMA;
 use super::*;
+use crate::task::PendingEffects;
 
 fn database(folder: &TempDir) -> PathBuf {
     folder.path().join("data/tasks.db")
@@ -41,7 +42,8 @@ async fn b172_a_file_of_another_kind_is_refused_and_left_as_it_is() {
     type Make = fn(&Path);
     let newer: Make = |path| {
         let conn = Connection::open(path).unwrap();
-        conn.execute_batch("PRAGMA user_version = 5; PRAGMA wal_checkpoint(TRUNCATE)").unwrap();
+        let version = SCHEMA + 1;
+        conn.execute_batch(&format!("PRAGMA user_version = {version}; PRAGMA wal_checkpoint(TRUNCATE)")).unwrap();
     };
     let foreign: Make = |path| {
         fs::remove_file(path).unwrap();
@@ -53,12 +55,12 @@ async fn b172_a_file_of_another_kind_is_refused_and_left_as_it_is() {
     };
     let text: Make = |path| fs::write(path, "a text that a user put here by mistake\n".repeat(20)).unwrap();
     let short: Make = |path| fs::write(path, "SQLite format 3\0").unwrap();
+    let next = SCHEMA + 1;
+    let of_newer = format!(
+        "was written by a newer taskgate (version {next}, this one knows {SCHEMA}); run that one. The file is left as it is"
+    );
     for (what, make, refusal) in [
-        (
-            "newer",
-            newer,
-            "was written by a newer taskgate (version 5, this one knows 4); run that one. The file is left as it is",
-        ),
+        ("newer", newer, &*of_newer),
         ("foreign", foreign, "is another program's database; name another folder as `store.path`"),
         ("marked", marked, "is another program's database; name another folder as `store.path`"),
         ("text", text, "is not a database; move it away, and a new one is made in its place"),
@@ -106,7 +108,7 @@ async fn a_store_that_is_opened_again_knows_the_same_sums_and_the_same_open_rows
     }
     // Its upstream is not yet notified.
     let mut unnotified = settled(task("b", 9), "r");
-    unnotified.recovery.is_unnotified = true;
+    unnotified.recovery.pending_effects = PendingEffects::NOTIFY_UPSTREAM;
     store.insert(&unnotified).await.unwrap();
     let of_owners = |store: &DiskStore| ["a", "b", "c", "d"].map(|owner| store.usage_of(&Principal::new(owner)));
     let (all, of_each) = (store.usage(), of_owners(&store));

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 
 use super::super::schema::SCHEMA;
 use super::*;
-use crate::store::tasks::Revision;
+use crate::store::tasks::{Revision, needs_holder};
 use crate::task::{
-    Answer, CallOrigin, ClientKind, Digest, Idempotency, InputKey, ProcessExit, Question, Recovery, StoredCall,
-    Summary, TaskVisibility,
+    Answer, CallOrigin, ClientKind, Digest, Idempotency, InputKey, PendingEffects, ProcessExit, Question, Recovery,
+    StoredCall, Summary, TaskVisibility,
 };
 use crate::wire::RpcError;
 
@@ -92,7 +92,8 @@ fn tasks() -> Vec<Task> {
         tasks.push(Task { phase: Phase::Settled(outcome), ..bare(["key:ada", "key:bob"][number % 2], number as u64) });
     }
     let settled = |outcome| Phase::Settled(outcome);
-    let unnotified = Recovery { resume: running.resume, is_unnotified: true, ..Recovery::default() };
+    let unnotified =
+        Recovery { resume: running.resume, pending_effects: PendingEffects::NOTIFY_UPSTREAM, ..Recovery::default() };
     let result = Outcome::Returned { result: Payload::of("named"), is_error: false };
     tasks.push(Task { phase: settled(Outcome::Cancelled), recovery: unnotified, ..bare("key:ada", 30) });
     tasks.push(Task { phase: settled(result.clone()), idempotency: named(5), ..bare("key:ada", 31) });
@@ -143,7 +144,7 @@ async fn holds_every_row(store: &DiskStore) {
         let referred = store.find_reference(ShortReference::of(&task.key), 9).await.unwrap();
         assert_eq!(referred, std::slice::from_ref(&task.key), "{number}");
     }
-    let mut open: Vec<_> = tasks.iter().filter(|task| !task.is_settled() || task.recovery.is_unnotified).collect();
+    let mut open: Vec<_> = tasks.iter().filter(|task| needs_holder(task)).collect();
     open.sort_unstable_by_key(|task| &task.key);
     let open: Vec<_> = open.into_iter().map(|task| task.key.clone()).collect();
     assert_eq!(store.claim(99, &known()).await.unwrap(), open);

@@ -66,6 +66,21 @@ async fn what_the_servers_are_and_have_is_put_together() {
     assert_eq!(hidden.json().await["result"]["contents"][0]["text"], "two");
 }
 
+/// D-2.
+#[tokio::test]
+async fn what_is_not_routed_is_not_discovered() {
+    let (one, two) = servers().await;
+    *one.world.introduction.lock() = json!({"capabilities": {
+        "tools": {}, "events": {}, "experimental": {"x": {}}, "extensions": {"a/b": {}},
+    }});
+    *two.world.introduction.lock() = json!({"capabilities": {"tools": {}}});
+    let gate = combined(&one, &two, "").await;
+    let discovered = ask(&gate, &[], "server/discover", json!({})).await.json().await;
+    let tasks = json!({"io.modelcontextprotocol/tasks": {}});
+    assert_eq!(discovered["result"]["capabilities"], json!({"tools": {}, "extensions": tasks}));
+    assert_eq!(ask(&gate, &[], "events/list", json!({})).await.verdict().await, "404 -32601 id \"r\"");
+}
+
 /// MOD-06: what a balancer sees is what is run.
 #[tokio::test]
 async fn a_header_that_differs_from_the_body_is_refused_before_anything_is_sent() {

@@ -1,8 +1,14 @@
-//! What the program logs of a task, and which metrics a scrape finds before anything happened.
+//! What the program logs of a task and of its store, and which metrics a scrape finds before anything happened.
 
-use serde_json::Value;
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 
-use super::program::{Folder, Program, Worker, block};
+use serde_json::{Value, json};
+
+use super::program::{Call, Folder, Program, Worker, block};
+use super::upstream::{ScriptedServer, answer};
+
+const SETTLED_SECONDS: &str = "taskgate_task_age_seconds_sum{upstream=\"reports\"}";
 
 /// An alert on a family that is not there yet says nothing.
 #[tokio::test]
@@ -51,7 +57,8 @@ async fn requests_are_counted_by_upstream_and_outcome() {
 async fn a_task_leaves_one_short_line_that_says_how_it_went() {
     let worker = Worker::start().await;
     let folder = Folder::new();
-    folder.write(&format!("{}tasks.poll_interval = \"50ms\"\n", block("reports", &worker.server)));
+    let keys = "tasks.poll_interval = \"50ms\"\ntasks.grace = \"1s\"\n";
+    folder.write(&format!("{}{keys}", block("reports", &worker.server)));
     let program = Program::serve(&folder).await;
     let id = program.task("/reports/mcp", "k").await;
     worker.calls(1).await;
@@ -71,5 +78,48 @@ async fn a_task_leaves_one_short_line_that_says_how_it_went() {
     assert_eq!(fields["id"].as_str().unwrap(), format!("{}…", &id.as_str().unwrap()[..8]));
     assert_eq!((&fields["upstream"], &fields["tool"]), (&"reports".into(), &"work".into()));
     assert_eq!((&fields["outcome"], &fields["polls"]), (&"returned".into(), &3.into()));
-    assert!(fields["seconds"].is_f64() && fields["bytes"].as_u64() > Some(0), "{line}");
+    assert!(fields["bytes"].as_u64() > Some(0), "{line}");
+    assert!(fields["seconds"].as_f64() >= Some(1.0), "W7: counted from the call, not from its handle: {line}");
+    let page = program.get("/metrics").await.body;
+    let sum = page.lines().find_map(|line| line.strip_prefix(SETTLED_SECONDS)?.trim().parse::<f64>().ok());
+    assert!(sum >= Some(1.0), "{page}");
+}
+
+/// G-18: a terminal obeys such characters; a tool's name has them in the log as escapes.
+#[tokio::test]
+async fn a_control_character_in_a_tools_name_reaches_the_log_as_an_escape() {
+    let tools = json!({"tools": [{"name": "w\u{9b}31m", "inputSchema": {"type": "object"}}]});
+    let server = ScriptedServer::start(move |seen| match seen.rpc() {
+        "tools/list" => Some(answer(seen, &tools)),
+        "tools/call" => Some(answer(seen, &json!({"content": []}))),
+        _ => None,
+    })
+    .await;
+    let folder = Folder::new();
+    folder.write(&format!("{}tasks.mode = \"always\"\n", block("reports", &server)));
+    let program = Program::serve(&folder).await;
+    let mut call = Call::new("tools/call", &json!({"name": "w\u{9b}31m", "arguments": {}}));
+    for (name, value) in &mut call.headers {
+        if *name == "mcp-name" {
+            "=?base64?d8KbMzFt?=".clone_into(value);
+        }
+    }
+    let handle = call.send(program.clients, "/reports/mcp").await;
+    assert!(handle.body.contains("taskId"), "{handle:?}");
+    program.says("task settled", 1).await;
+    let log = program.log();
+    assert!(log.contains("w\\u009b31m") && !log.contains('\u{9b}'), "{log}");
+}
+
+/// G-20: a folder in which everybody may write is one in which everybody may replace the store.
+#[tokio::test]
+async fn a_store_that_every_user_may_replace_is_warned_of() {
+    let worker = Worker::start().await;
+    let folder = Folder::on_disk();
+    folder.write(&block("up", &worker.server));
+    let data = folder.path().join("data");
+    fs::create_dir(&data).unwrap();
+    fs::set_permissions(&data, fs::Permissions::from_mode(0o777)).unwrap();
+    let program = Program::serve(&folder).await;
+    program.says("every user of this machine can replace the store's files", 1).await;
 }

@@ -67,7 +67,7 @@ impl OperatorsView {
                 bytes: usage.bytes,
                 bytes_max: of.stored_bytes_max(),
                 unsettled: usage.unsettled,
-                places_taken: of.permits_taken(),
+                permits_taken: of.permits_taken(),
             };
             let version = env!("CARGO_PKG_VERSION");
             let replicas = beside.as_deref().map(OperatorReplica::all).unwrap_or_default();

@@ -424,7 +424,7 @@ const fn sentence(reason: Reason) -> &'static str {
         Reason::StoreCorrupt => "The task's stored record is damaged",
         Reason::QueueFull => {
             "Too many calls wait for this upstream server (`queue_max`, or `processes_max` of a program; one principal has \
-             `places_percent_max` of either)"
+             `permits_percent_max` of either)"
         }
         Reason::QueueDeadline => "The call waited too long for a permit at the upstream server (`queue_deadline`)",
         Reason::Draining => "The gateway is shutting down",

@@ -100,7 +100,7 @@ pub struct TaskTotals {
     pub bytes: usize,
     pub bytes_max: usize,
     pub unsettled: usize,
-    pub places_taken: usize,
+    pub permits_taken: usize,
 }
 
 impl std::fmt::Display for ProcessStatus {
@@ -111,9 +111,9 @@ impl std::fmt::Display for ProcessStatus {
             [] => writeln!(f, "ready")?,
             reasons => writeln!(f, "not ready: {}", reasons.join(", "))?,
         }
-        let TaskTotals { kept, bytes, bytes_max, unsettled, places_taken } = tasks;
+        let TaskTotals { kept, bytes, bytes_max, unsettled, permits_taken } = tasks;
         write!(f, "tasks: {kept} kept in {bytes} of {bytes_max} bytes, {unsettled} unsettled, ")?;
-        writeln!(f, "{places_taken} places taken\n{held_calls}")?;
+        writeln!(f, "{permits_taken} permits taken\n{held_calls}")?;
         for replica in replicas {
             writeln!(f, "{replica}")?;
         }

@@ -230,7 +230,7 @@ impl LinkPermits {
         let share = self.limits.places(owner, self.max);
         let mut taken = self.taken.lock();
         if taken.of(owner) >= share {
-            self.limits.refused(owner, "places_percent_max", &share);
+            self.limits.refused(owner, "permits_percent_max", &share);
             return None;
         }
         if taken.all() >= self.max {

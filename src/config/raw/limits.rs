@@ -60,6 +60,6 @@ keys! {
         reload streams_per_principal_max: u32 = count(1), shown "`64`";
         /// The percentage of a server's permits (`in_flight_max`), queue (`queue_max`) and processes (`processes_max`)
         /// that one of several principals may have.
-        reload places_percent_max: u32 = count_in(1..=100), shown "`75`";
+        reload permits_percent_max: u32 = count_in(1..=100), shown "`75`";
     }
 }

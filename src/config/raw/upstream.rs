@@ -91,7 +91,7 @@ keys! {
         /// eras](docs/compatibility.md#servers-of-both-eras)).
         reload protocol: Option<ProtocolVersion> = word(&protocols()), default "auto";
         /// Tool calls in progress at the server at one time. One of several principals gets at most
-        /// `places_percent_max` of them.
+        /// `permits_percent_max` of them.
         reload in_flight_max: u32 = count(1), default 256;
         /// Tool calls that wait for `in_flight_max`. Further ones are refused (`queue_full`, 503).
         reload queue_max: u32 = count(0), default 1_536;
@@ -138,7 +138,7 @@ keys! {
         reload args: Vec<String> = read_all(&WORD_OF_COMMAND), default [];
         /// The program's working directory; without it, the gateway's.
         reload cwd: PathBuf = read(&FOLDER);
-        /// Processes at one time. One of several principals gets at most `places_percent_max` of them. At the bound an
+        /// Processes at one time. One of several principals gets at most `permits_percent_max` of them. At the bound an
         /// idle process of the principal with the most processes is ended; if there is none, the client is refused.
         reload processes_max: u32 = count(1), default 64;
         /// Open files of each process.

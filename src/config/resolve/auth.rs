@@ -144,7 +144,7 @@ fn limits(raw: &RawPrincipalLimits, others: &PrincipalLimits) -> PrincipalLimits
         raw.as_ref().and_then(|written| NonZeroU32::new(written.value)).unwrap_or(other)
     };
     let permits =
-        raw.places_percent_max.as_ref().and_then(|written| PermitShare::percent(u8::try_from(written.value).ok()?));
+        raw.permits_percent_max.as_ref().and_then(|written| PermitShare::percent(u8::try_from(written.value).ok()?));
     PrincipalLimits {
         requests_per_second: rate(&raw.requests_per_second, others.requests_per_second),
         requests_burst: rate(&raw.requests_burst, others.requests_burst),

@@ -90,7 +90,7 @@ impl CallPermitsState {
         let of_owner = self.lanes.get(owner).map_or(0, VecDeque::len);
         let share = self.limits.places(owner, self.queue_max);
         if of_owner >= share && self.queue_max > 0 {
-            self.limits.refused(owner, "places_percent_max", &share);
+            self.limits.refused(owner, "permits_percent_max", &share);
         }
         self.waiting >= self.queue_max || of_owner >= share
     }

@@ -508,7 +508,7 @@ const OTHERS: &[(&str, &str)] = &[
     ("limits.requests_burst", "[limits]\nrequests_burst = 7"),
     ("limits.polls_per_task", "[limits]\npolls_per_task = 7"),
     ("limits.streams_per_principal_max", "[limits]\nstreams_per_principal_max = 7"),
-    ("limits.places_percent_max", "[limits]\nplaces_percent_max = 7"),
+    ("limits.permits_percent_max", "[limits]\npermits_percent_max = 7"),
     (
         "auth.api_keys.limits.requests_per_second",
         "[auth]\nmode = \"api_keys\"\n[[auth.api_keys]]\nid = \"ada\"\nkey = \"${ADA_KEY}\"\nlimits.requests_per_second = 7",
@@ -530,8 +530,8 @@ const OTHERS: &[(&str, &str)] = &[
         "[auth]\nmode = \"api_keys\"\n[[auth.api_keys]]\nid = \"ada\"\nkey = \"${ADA_KEY}\"\nlimits.streams_per_principal_max = 7",
     ),
     (
-        "auth.api_keys.limits.places_percent_max",
-        "[auth]\nmode = \"api_keys\"\n[[auth.api_keys]]\nid = \"ada\"\nkey = \"${ADA_KEY}\"\nlimits.places_percent_max = 7",
+        "auth.api_keys.limits.permits_percent_max",
+        "[auth]\nmode = \"api_keys\"\n[[auth.api_keys]]\nid = \"ada\"\nkey = \"${ADA_KEY}\"\nlimits.permits_percent_max = 7",
     ),
     (
         "auth.api_keys.limits.tasks_per_principal_max",

@@ -14,7 +14,7 @@ const BOUNDS: [(&str, &str, &str, &str); 6] = [
     ("tasks", "tasks_per_principal_max = 1", "too_many_tasks", "tasks_per_principal_max"),
     ("bytes", "stored_bytes_per_principal_max = \"1B\"", "too_much_stored", "stored_bytes_per_principal_max"),
     ("streams", "streams_per_principal_max = 1", "too_many_listeners", "streams_per_principal_max"),
-    ("places", "places_percent_max = 1", "queue_full", "places_percent_max"),
+    ("places", "permits_percent_max = 1", "queue_full", "permits_percent_max"),
 ];
 
 fn key(id: &str) -> String {

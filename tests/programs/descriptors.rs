@@ -174,9 +174,7 @@ fn f60_a_shortage_of_descriptors_harms_no_connection_and_passes() {
     });
     assert!(ended.count() > 0, "nobody was told");
     drop(streams);
-    let began = Instant::now();
     eventually("it passes", || is_served(&mut connect(program.clients)).then_some(()));
-    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
     assert!(is_served(&mut held));
     let mut admin = connect(program.admin);
     admin.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
+use support::scripted::WAIT_MAX;
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
@@ -20,7 +21,7 @@ use super::history::{Fact, History};
 /// The longest that the program may take to serve, where all rows of a database are written anew, too; and to die where it is
 /// meant to.
 const START_MAX: Duration = Duration::from_secs(120);
-const DEATH_MAX: Duration = Duration::from_secs(20);
+const DEATH_MAX: Duration = WAIT_MAX;
 /// A free port of this machine.
 const ANYWHERE: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0));
 

@@ -20,7 +20,6 @@ use super::harness::{
 const MANY: usize = 1_000;
 /// How often one is killed in a run of all tests.
 const KILLS: usize = 5;
-const TAKEN_OVER_MAX: Duration = Duration::from_secs(20);
 
 /// How many tasks the killed gateway certainly has: their servers hold them until it is dead, however slow the machine is.
 const CAUGHT: usize = 8;
@@ -128,7 +127,6 @@ async fn kill_of_many(site: &mut Site<'_>) -> (Duration, [usize; 2]) {
     site.replicas[0].kill().await;
     let time = taken_over(tables, killed).await;
     let of = ["b", "c"].map(|name| tables.open_tasks_of(name));
-    assert!(time <= TAKEN_OVER_MAX, "{time:?}");
     assert_eq!(of[0] + of[1], MANY, "each has one holder that lives");
     site.release_calls();
     until_none_is_left("all are settled", async || tables.count(OPEN)).await;

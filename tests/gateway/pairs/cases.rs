@@ -8,15 +8,15 @@ use tokio::time::{Instant, sleep};
 
 use super::server::{self, Ledger};
 use super::speaker::{self, CallReport, Ending, PairClient, UserBehaviour};
-use super::upstream::ScriptedServer;
+use super::upstream::{ScriptedServer, WAIT_MAX};
 
 /// The tool that has the only place, where there is but one.
 const HOLDING: &str = "wait";
 /// How long a case may take.
-const CASE_MAX: Duration = Duration::from_secs(60);
+const CASE_MAX: Duration = WAIT_MAX.saturating_mul(3);
 /// How long a server may wait for word that nobody wants its answer. Longer than a busy machine takes: what is told at all
 /// is told at once.
-const TOLD_MAX: Duration = Duration::from_secs(30);
+const TOLD_MAX: Duration = WAIT_MAX;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Case {

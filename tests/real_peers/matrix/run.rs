@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use support::scripted::WAIT_MAX;
 use tokio::time::{interval, timeout};
 
 use super::cases::{Case, Expected, NO_TOOL, Way, call, tasks};
@@ -15,7 +16,7 @@ use super::tap::Tap;
 use super::upstream::{PeerServer, Program};
 
 /// How long a cancellation may take to reach the upstream.
-const CANCEL_MAX: Duration = Duration::from_secs(10);
+const CANCEL_MAX: Duration = WAIT_MAX;
 const LOOK_PERIOD: Duration = Duration::from_millis(50);
 
 /// What no upstream that is spoken to in sessions may be sent, since it is of 2026-07-28: all clients here can be asked, so

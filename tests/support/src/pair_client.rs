@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 pub use crate::kind::Kind;
+use crate::scripted::WAIT_MAX;
 use crate::session_client::{Client, Reply};
 use messages::{Messages, ending};
 
@@ -63,7 +64,7 @@ pub const SLOW: Duration = Duration::from_millis(3_500);
 const EXTENSION: &str = "io.modelcontextprotocol/tasks";
 const RELATED: &str = "io.modelcontextprotocol/related-task";
 const POLL: Duration = Duration::from_millis(40);
-const LONGEST: Duration = Duration::from_secs(30);
+const LONGEST: Duration = WAIT_MAX;
 
 pub struct PairClient {
     kind: Kind,

@@ -276,7 +276,7 @@ async fn a_call_that_is_silent_is_cancelled_within_a_bound() {
     let server = ScriptedServer::holding_calls().await;
     let upstream = upstream(&server.url());
     let mut exchange = begin(&upstream).await;
-    tokio::time::timeout(Duration::from_secs(4), exchange.cancel("late")).await.expect("a second and a bit");
+    in_time(exchange.cancel("late")).await;
     assert_eq!(server.world.all(is_cancel).len(), 1);
 }
 

@@ -296,7 +296,7 @@ mod tests {
         assert_eq!(read["tool"], hostile);
     }
 
-    /// An auditor's own program computes it so.
+    /// Auditors can compute the digests with a program of their own.
     #[test]
     fn a_line_has_the_digest_of_the_line_before() {
         let (mut chain, mut lines) = (ChainEnd::default(), Vec::new());

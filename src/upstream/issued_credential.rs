@@ -25,9 +25,9 @@ use crate::task::{Executed, GatewayFault, Principal, Reason};
 
 /// How long before its end a token is renewed; at half its validity if that is less.
 const RENEWED_BEFORE: Duration = Duration::from_secs(60);
-/// A failure is the answer for this time, so that a failing authorization server is not asked by every call.
+/// After a failure, every call gets it for this time, so that a failing authorization server is not asked by each of them.
 const FAILED_FOR: Duration = Duration::from_secs(1);
-/// A token that replaced a refused one is not replaced again for this time.
+/// A token that replaced a refused one is kept for this time, even if it is refused too.
 const REPLACED_EACH: Duration = Duration::from_secs(30);
 /// The interval between log lines with the same cause.
 const LOGGED_EACH: Duration = Duration::from_secs(60);
@@ -110,7 +110,7 @@ struct IssuerState {
     source: TokenSource,
     issued: Cache<Digest, KeptToken>,
     failed: Cache<Digest, TokenFailure>,
-    /// Of tokens that clients exchange, each principal has a share.
+    /// For exchanged tokens, each principal has a share of them.
     requests: SharedLookups<Digest, Result<KeptToken, TokenFailure>, Option<Principal>>,
     logged: Mutex<Option<(TokenFailure, Instant)>>,
     scope: TaskScope,
@@ -147,7 +147,7 @@ struct KeptToken {
     header: HeaderValue,
     renewed_at: Instant,
     ends_at: Instant,
-    /// When it replaced a token that the server refused, if it did.
+    /// The time at which it replaced a token that the server refused.
     replaced_at: Option<Instant>,
 }
 
@@ -168,7 +168,7 @@ impl KeptToken {
 /// The client that a token is issued for, with the client's own token if that is exchanged.
 struct Holder {
     key: Digest,
-    /// Failures are of one token: a newer one may be accepted.
+    /// Identifies the attempt: a failure is one token's, and the next token may be accepted.
     attempt: Digest,
     subject: Option<SubjectToken>,
 }

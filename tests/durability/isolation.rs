@@ -1,5 +1,5 @@
-//! A thousand principals of four kinds with equal names call with equal arguments: each finds its own tasks, and learns nothing
-//! of another's, at one gateway and at two, and after `kill -9`.
+//! A thousand principals of four kinds with equal names call with equal arguments. Each finds its own tasks and learns nothing of
+//! the others', at one gateway, at two, and after `kill -9`.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 
@@ -24,22 +24,22 @@ use super::kill_cycles::keeper::Keeper;
 
 const ALL: usize = NAMES * KINDS;
 const AT_ONCE: usize = 16;
-/// After a kill, those with each fourth name are asked: a connection of each costs most of the time.
+/// After a kill, every fourth name is tested: a connection for each principal takes most of the time.
 const FEWER: usize = 4;
-/// As many digits as a real id, and no task's.
+/// As long as a real id, but no task's.
 const UNKNOWN: &str = "0123456789abcdef0123456789abcdef";
 
 /// The tasks of one person.
 pub(crate) struct Own {
     settled: String,
     result: Value,
-    /// A call that its server does not answer, of some.
+    /// A call that the server does not answer; some persons have one.
     held: Option<String>,
     /// A call with a question: the task, and the key of the question.
     asking: Option<(String, String)>,
 }
 
-/// `work` returns a number that no other call has, `held` nothing, and `ask` asks.
+/// A server whose tool `work` returns a number that no other call has, `held` never returns, and `ask` asks.
 pub(crate) async fn server() -> ScriptedServer {
     let calls = AtomicUsize::new(0);
     ScriptedServer::start(move |seen| match (seen.rpc(), seen.body["params"]["name"].as_str()) {
@@ -58,7 +58,7 @@ pub(crate) async fn server() -> ScriptedServer {
                 let params = json!({ "message": "Sure?", "requestedSchema": { "type": "object", "properties": {} } });
                 events.message(&json!({ "jsonrpc": "2.0", "id": 1, "method": "elicitation/create", "params": params }));
             }
-            // Open for as long as the test runs.
+            // Stays open until the test ends.
             std::mem::forget(events);
             Some(reply)
         }
@@ -67,7 +67,7 @@ pub(crate) async fn server() -> ScriptedServer {
     .await
 }
 
-/// For each person in turn, or those with each n-th name, some side by side.
+/// Runs `act` for each person, or for each n-th name, several at a time.
 async fn each<T>(every: usize, act: impl AsyncFn(usize) -> T) -> Vec<T> {
     let act = &act;
     let people = (0..ALL).filter(|nth| (nth / KINDS).is_multiple_of(every));
@@ -110,12 +110,12 @@ async fn make(crowd: &Crowd, nth: usize, address: SocketAddr) -> Own {
     Own { settled, result, held, asking }
 }
 
-/// The other person for whose task a person asks: one with its name, or one of its kind.
+/// A stranger to the person: another kind with the same name, or another name of the same kind.
 fn stranger(nth: usize) -> usize {
     if (nth / KINDS).is_multiple_of(2) { nth - nth % KINDS + (nth + 1) % KINDS } else { (nth + KINDS) % ALL }
 }
 
-/// What a person asks about a task, in the words of either era.
+/// Requests that name a task, in either era.
 async fn asks_about(talk: &mut Talk<'_>, session: &str, id: &str, key: &str) -> Vec<Told> {
     let answers = json!({ key: { "action": "accept", "content": {} } });
     let mut told = vec![
@@ -132,7 +132,7 @@ fn ids(own: &Own) -> BTreeSet<&str> {
     [own.settled.as_str()].into_iter().chain(own.held.as_deref()).chain(asking).collect()
 }
 
-/// Each sees its own tasks as they are, lists them alone, and is told of another's what it is told of none.
+/// Each person sees its own tasks and lists them alone; another's task gets the answer for an unknown one.
 pub(crate) async fn each_sees_its_own_alone(crowd: &Crowd, all: &[Own], address: SocketAddr) {
     each(1, async |nth| {
         let (own, mut talk) = (&all[nth], crowd.people[nth].talk(address).await);
@@ -147,7 +147,7 @@ pub(crate) async fn each_sees_its_own_alone(crowd: &Crowd, all: &[Own], address:
         let listed = listed["result"]["tasks"].as_array().unwrap_or_else(|| panic!("{listed}")).clone();
         let listed: BTreeSet<_> = listed.iter().map(|task| task["taskId"].as_str().unwrap()).collect();
         assert_eq!(listed, ids(own));
-        // Few: twenty misses in a minute at all gateways are answered in another way.
+        // Few requests: after twenty unknown tasks in a minute, all gateways answer otherwise.
         let unknown = asks_about(&mut talk, &session, UNKNOWN, "1").await;
         let of = &all[stranger(nth)];
         let (id, key) = match (&of.asking, &of.held) {
@@ -161,12 +161,12 @@ pub(crate) async fn each_sees_its_own_alone(crowd: &Crowd, all: &[Own], address:
     .await;
 }
 
-/// Each finds its own result, and of another's nothing.
+/// Each person finds its own result, and nothing of another's.
 pub(crate) async fn each_still_sees_its_own_alone(crowd: &Crowd, all: &[Own], address: SocketAddr) {
     each(FEWER, async |nth| {
         let (own, mut talk) = (&all[nth], crowd.people[nth].talk(address).await);
         let mut get = async |id: &str| talk.ask("tasks/get", json!({ "taskId": id })).await;
-        // Who the server is, the gateway does not know yet.
+        // The gateway does not know yet which server it is.
         let read = get(&own.settled).await.json();
         assert_eq!(read["result"]["result"], own.result["result"], "{}", crowd.people[nth].name);
         assert_eq!(get(&all[stranger(nth)].settled).await, get(UNKNOWN).await, "{nth} about {}'s", stranger(nth));
@@ -174,7 +174,7 @@ pub(crate) async fn each_still_sees_its_own_alone(crowd: &Crowd, all: &[Own], ad
     .await;
 }
 
-/// Those with a held call hear of it, and of no other though they ask, when each cancels its own.
+/// Each person with a held call cancels it, and is notified of its own task alone, although it subscribed to others.
 pub(crate) async fn each_is_told_of_its_own_alone(crowd: &Crowd, all: &[Own], address: SocketAddr) {
     let holders: Vec<_> = (0..ALL).filter(|nth| all[*nth].held.is_some()).take(40).collect();
     let mut streams = Vec::new();
@@ -208,7 +208,7 @@ async fn read_until(stream: &mut hyper::body::Incoming, text: &mut String, end: 
     }
 }
 
-/// Nothing that strangers asked has reached the server.
+/// No request of a stranger reached the server.
 pub(crate) fn nothing_was_cancelled_or_answered(server: &ScriptedServer) {
     let reached = server.world.all(|seen| {
         seen.rpc() == "notifications/cancelled" || seen.method == "DELETE" || seen.body.get("result").is_some()
@@ -225,7 +225,8 @@ pub(crate) async fn make_all(crowd: &Crowd, addresses: &[SocketAddr]) -> Vec<Own
     all
 }
 
-/// SEC-42: on disk. At the end those with keys lose the tool, and their own tasks are told apart from unknown ones by nothing.
+/// SEC-42, with a store on disk. At the end the holders of keys lose the tool; then their own tasks get the answer for unknown
+/// ones.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sec_42_a_thousand_principals_with_equal_names_know_nothing_of_each_other() {
     let (server, crowd) = (server().await, Crowd::new());

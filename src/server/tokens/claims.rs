@@ -155,7 +155,7 @@ pub(super) struct VerifiedToken {
     pub(super) claims: Claims,
     /// Its `exp` and the leeway: the end of its validity.
     pub(super) until: Timestamp,
-    /// The certificate or key that the token's sender must have.
+    /// The certificate or key that must belong to the token's sender.
     pub(super) binding: Option<TokenBinding>,
 }
 

@@ -20,7 +20,7 @@ use crate::wire::{Payload, ScanLimits};
 
 /// How long an answer is believed.
 const KEPT_FOR: Duration = Duration::from_secs(30);
-/// A failure is the answer for this time, so that a failing issuer is not asked by every request.
+/// After a failure, every request gets it for this time, so that a failing issuer is not asked by each of them.
 const FAILED_FOR: Duration = Duration::from_secs(1);
 const WEIGHT_MAX: u64 = 16 << 20;
 const ENTRY_BYTES: usize = 256;
@@ -43,7 +43,7 @@ pub(super) struct Introspector {
     /// With their weights.
     answers: Cache<Digest, (IntrospectionAnswer, u32)>,
     failed: Cache<Digest, ()>,
-    /// By the network of the client: its principal is not known yet.
+    /// Clients share lookups by their network, as the principal is not known yet.
     lookups: SharedLookups<Digest, IntrospectionAnswer, IpAddr>,
 }
 

@@ -92,7 +92,7 @@ impl IssuerKeys {
         keys
     }
 
-    /// Whether both have the same keys: a file of keys is read again at each reload.
+    /// Whether both have the same keys. A file of keys is read again at each reload.
     pub(super) fn is_same_as(&self, other: &Self) -> bool {
         self.settings.keys.file().is_none() || self.digest() == other.digest()
     }
@@ -101,7 +101,7 @@ impl IssuerKeys {
         self.known.lock().set.as_ref().map(|(set, _)| set.digest())
     }
 
-    /// The keys, unless they were fetched too long ago.
+    /// The keys, unless their last fetch is too long ago.
     pub(super) fn current(&self) -> Option<Arc<KeySet>> {
         let known = self.known.lock();
         known.current(&self.settings).cloned()
@@ -111,7 +111,7 @@ impl IssuerKeys {
         self.known.lock().current(&self.settings).is_some()
     }
 
-    /// Returns once there was a fetch. For one task.
+    /// Returns after a fetch. One task may wait.
     pub(super) async fn fetched(&self) {
         self.news.notified().await;
     }
@@ -127,9 +127,8 @@ impl IssuerKeys {
         is_remote && self.known.lock().asked.is_none_or(|asked| asked.elapsed() >= ASKED_EACH)
     }
 
-    /// Fetches the keys because of a token with an unknown key: once for all waiting requests, and to the end even if their
-    /// clients leave. Bounded by
-    /// the time of a fetch.
+    /// Fetches the keys for a token with an unknown key. All waiting requests share one fetch, which goes on when their clients
+    /// leave.
     pub(super) async fn ask(self: &Arc<Self>, scope: &OnceLock<TaskScope>) {
         let keys = Arc::clone(self);
         // Before the gateway serves, no request waits.
@@ -144,14 +143,14 @@ impl IssuerKeys {
         if !self.may_be_asked() {
             return;
         }
-        // The background has fetched them meanwhile, or another token.
+        // The background, or another token, has fetched the keys meanwhile.
         if self.known.lock().tried == before {
             self.fetch().await;
             self.known.lock().asked = Some(Instant::now());
         }
     }
 
-    /// Fetches the keys if that is due; returns how long until it is due again, or the keys are stale.
+    /// Fetches the keys if a fetch is due; returns the time until the next one is due or the keys are stale.
     pub(super) async fn refresh(&self) -> Duration {
         if self.settings.keys.file().is_some() || self.settings.needs_no_keys() {
             return REFRESHED_EACH;
@@ -169,7 +168,7 @@ impl IssuerKeys {
         known.tried.map_or(Duration::ZERO, |tried| each.saturating_sub(tried.elapsed()))
     }
 
-    /// How long the keys that are known may still be used, if that ends.
+    /// The rest of the time for which the known keys may be used; `None` if they are stale or unknown.
     fn stale_in(&self) -> Option<Duration> {
         let known = self.known.lock();
         let (_, at) = known.set.as_ref()?;
@@ -252,7 +251,7 @@ fn metadata_locations(issuer: &Url) -> Vec<Url> {
     places
 }
 
-/// Whether a document at an address cannot be replaced on its way: by https, or on this machine.
+/// Whether a document from this address cannot be replaced on its way: by https, or on this machine.
 #[must_use]
 pub fn is_trustworthy(url: &Url) -> bool {
     url.scheme() == "https" || (url.scheme() == "http" && is_loopback(url))
@@ -267,8 +266,8 @@ fn is_loopback(url: &Url) -> bool {
     }
 }
 
-/// The operator wrote the issuer's own host. Another host is the issuer's word, and may be private only if the issuer is on
-/// this machine.
+/// The issuer's host, which the operator configured, may have any address. Another host, which only the metadata names, must be
+/// public unless the issuer is on this machine.
 fn reach_of(url: &Url, issuer: &Url) -> AddressReach {
     if url.host() == issuer.host() || is_loopback(issuer) { AddressReach::Any } else { AddressReach::Public }
 }

@@ -1,4 +1,4 @@
-//! What becomes of one token, proof or document by itself: the entry of checks of these parsers.
+//! Parses and checks one token, proof or document by itself: an entry for fuzzing and tests.
 
 use std::sync::Arc;
 

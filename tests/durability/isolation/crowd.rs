@@ -1,4 +1,4 @@
-//! A thousand principals of four kinds with equal names, and what a gateway must know to tell them apart.
+//! A thousand principals of four kinds with equal names, and the configuration that distinguishes them.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -24,15 +24,15 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_util::task::TaskTracker;
 
-/// Of each kind.
+/// The number of names of each kind.
 pub(crate) const NAMES: usize = 250;
 pub(crate) const KINDS: usize = 4;
 const ISSUERS: [&str; 2] = ["https://login.example", "https://other.example"];
 const AUDIENCE: &str = "https://mcp.example/mcp";
 
-/// One principal, and how it comes.
+/// One principal, with its kind of credential.
 pub(crate) struct Person {
-    /// Persons with one name differ in their kind alone: a key, a token of either issuer, a certificate.
+    /// Persons with the same name differ in their kind: a key, a token of either issuer, a certificate.
     pub(crate) name: String,
     credential: Option<String>,
     tls: Arc<ClientConfig>,
@@ -43,13 +43,13 @@ pub(crate) struct Crowd {
     folder: TempDir,
 }
 
-/// A connection that one person keeps.
+/// A connection of one person.
 pub(crate) struct Talk<'p> {
     person: &'p Person,
     requests: SendRequest<Full<Bytes>>,
 }
 
-/// An answer as it came, but for the time of day.
+/// An answer, without the time of day.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Told {
     pub(crate) status: u16,
@@ -105,10 +105,10 @@ impl Crowd {
         Self { people: people.collect(), folder }
     }
 
-    /// Keys of the section of the clients' listener.
+    /// Keys of `[listen]`.
     pub(crate) const LISTEN: &str = "public_url = \"https://mcp.example\"\n";
 
-    /// The other sections of a gateway before `server`. `of_keys` stands in the block of each key.
+    /// The sections of a gateway in front of `server` other than `[listen]`. `of_keys` has further members of each key's block.
     pub(crate) fn sections(&self, server: &ScriptedServer, of_keys: &str) -> String {
         let at = self.folder.path().display();
         let mut text = format!(
@@ -155,7 +155,7 @@ impl Talk<'_> {
         read(response).await
     }
 
-    /// The same, for an answer that does not end.
+    /// Sends a request whose answer does not end.
     pub(crate) async fn open(&mut self, method: &str, params: &mut Value) -> http::Response<Incoming> {
         params["_meta"] = json!({
             "io.modelcontextprotocol/protocolVersion": "2026-07-28",

@@ -14,8 +14,7 @@ fn lines(path: &PathBuf) -> Vec<Value> {
     whole.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|_| panic!("no JSON: {line}"))).collect()
 }
 
-/// SEC-33: each file is one chain, also of the gateway that is killed, and each event is in the file of the gateway where it
-/// happened, once.
+/// SEC-33: each file is one chain, also after its gateway was killed. The gateway of an event records it, once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sec_33_two_gateways_record_in_a_file_of_their_own_and_each_event_once() {
     let Some(database) = postgres::shared() else { return };
@@ -29,7 +28,7 @@ async fn sec_33_two_gateways_record_in_a_file_of_their_own_and_each_event_once()
         replica.start().await;
         site.replicas.push(replica);
     }
-    // Another process cannot write either file.
+    // A further process cannot write either file.
     let mut third = site.replica("c").await;
     third.keeper.add_keys(&format!("[audit]\npath = \"{}\"\n", files[0].display()));
     third.keeper.configure(site.upstreams());

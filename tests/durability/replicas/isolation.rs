@@ -1,4 +1,4 @@
-//! The thousand principals of `isolation` at two gateways on one database, one of which is killed.
+//! The thousand principals of `isolation` at two gateways on one database; one of them is killed.
 
 use support::postgres;
 
@@ -9,7 +9,7 @@ use crate::isolation::{
     nothing_was_cancelled_or_answered, server,
 };
 
-/// SEC-42: tasks are made at both and asked for at the second one, also when the first is dead.
+/// SEC-42: each gateway makes tasks, and the second one is asked for all of them, before and after the first one dies.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sec_42_the_principals_of_two_gateways_know_nothing_of_each_other() {
     let Some(database) = postgres::shared() else { return };

@@ -1,4 +1,4 @@
-//! What a key opens: paths, tools, and tasks of what it may no longer use.
+//! A key's lists: the paths and tools that it opens, and tasks of a tool that it has lost.
 
 use serde_json::json;
 use taskgate::config;
@@ -10,7 +10,7 @@ use super::upstream::in_time;
 
 const UNKNOWN: &str = "0123456789abcdef0123456789abcdef";
 
-/// Keys of both, with what stands beside ada's, and an upstream besides the gate's own.
+/// Keys of ada and bob; `ada` has further members of ada's key. There is an upstream besides the gate's own.
 fn text(ada: &str) -> String {
     let mut text = "mode = \"api_keys\"\n".to_owned();
     for (id, key, more) in [("ada", ADA, ada), ("ada", ADA_TOO, ada), ("bob", BOB, "")] {
@@ -24,7 +24,7 @@ async fn gate(ada: &str) -> Gate {
 }
 
 impl Gate {
-    /// Puts other access in force for ada.
+    /// Replaces the lists of ada's key.
     fn narrow(&mut self, ada: &str) {
         let text = format!("[auth]\n{}[upstreams.up]\nurl = \"http://127.0.0.1:8/mcp\"\n", text(ada));
         let access = config::parse("test.toml", &text, &|_| None).unwrap().config.access;
@@ -38,7 +38,7 @@ fn check_alike(what: &str, one: &Answer, other: &Answer, expected: &str) {
     assert_eq!(one.summary(), expected, "{what}");
 }
 
-/// Whatever is sent there, and over the older transport too.
+/// The answer is the same for every request, and over HTTP+SSE too.
 #[tokio::test]
 async fn a_path_that_a_key_does_not_open_is_like_one_that_nobody_serves() {
     let gate = gate("upstreams = [\"other\"]").await;
@@ -68,17 +68,17 @@ async fn a_path_that_a_key_does_not_open_is_like_one_that_nobody_serves() {
     assert_eq!(gate.server.world.count("tools/list"), 1, "bob's");
 }
 
-/// By the row's upstream and tool, in whichever words the task is asked for.
+/// The row's upstream and tool decide, whichever method names the task.
 #[tokio::test]
 async fn a_task_of_a_tool_that_its_owner_lost_is_unknown_and_can_still_be_cancelled() {
     for (ada, is_other_path) in [("tools = [\"quick\", \"ask\"]", false), ("upstreams = [\"other\"]", true)] {
-        // One for each: twenty unknown tasks in a minute are answered in another way.
+        // One gateway for each task: after twenty unknown tasks in a minute the refusal is another one.
         let mut gate = gate("").await;
         let (settled, held) = (gate.task(ADA, "task").await, gate.task(ADA, "held").await);
         let bobs = gate.task(BOB, "task").await;
         let session = gate.session(ADA).await;
         gate.narrow(ada);
-        // Tasks are their owner's, at whichever path it asks.
+        // The owner finds its task at any path.
         let at = |ask: Ask| if is_other_path { ask.at("/other/mcp") } else { ask };
         for id in [&settled, &held] {
             for method in ["tasks/get", "tasks/update"] {
@@ -118,7 +118,7 @@ async fn a_task_of_a_tool_that_its_owner_lost_is_unknown_and_can_still_be_cancel
     }
 }
 
-/// A session's task, cancelled in the words of its session by a client that has no session any more, too (EXT-63).
+/// A client of 2026-07-28 cancels a task that was made in a session (EXT-63).
 #[tokio::test]
 async fn whoever_lost_a_tool_ends_its_tasks_in_every_flavour() {
     let mut gate = gate("").await;
@@ -141,7 +141,7 @@ async fn whoever_lost_a_tool_ends_its_tasks_in_every_flavour() {
     }
 }
 
-/// Streams of whoever lost the upstream end, in order; those of others go on.
+/// The streams of the key that lost the upstream end in order; streams of other keys go on.
 #[tokio::test]
 async fn streams_end_with_the_upstream_that_their_key_lost() {
     let mut gate = gate("").await;

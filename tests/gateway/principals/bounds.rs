@@ -1,4 +1,4 @@
-//! What one principal may use, each bound with its answer, and that another one does not feel it.
+//! The bounds of one principal: each has its refusal, and another principal does not notice it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +23,7 @@ fn check_wait(answer: &Answer, reason: &str, status: &str) {
     assert_eq!(answer.header("retry-after").is_some(), is_refused, "{answer:?}");
 }
 
-/// What one principal looks for in vain: twenty within a minute, which is one more every three seconds.
+/// The unknown tasks that one principal asks for: twenty within a minute, and then one every three seconds.
 struct Misses {
     began: Instant,
     count: u64,
@@ -40,7 +40,7 @@ impl Misses {
         assert!(self.count <= allowed, "{} where {allowed} are allowed", self.count);
     }
 
-    /// Asks in vain until it is refused, as a busy machine may be let in again meanwhile; the refusal.
+    /// Repeats the request until it is refused, as on a busy machine the bound may allow further ones; returns the refusal.
     async fn until_refused(&mut self, gate: &Gate, ask: &Ask, missed: &str) -> Answer {
         loop {
             let answer = gate.send(ask).await;
@@ -52,7 +52,7 @@ impl Misses {
     }
 }
 
-/// B124, SEC-01, L25-62: guessing ids gets nowhere, whichever face it is tried at.
+/// B124, SEC-01, L25-62: a client cannot guess ids, in either era.
 #[tokio::test]
 async fn b124_after_twenty_unknown_tasks_a_principal_has_to_wait() {
     let gate = Gate::start().await;
@@ -79,7 +79,7 @@ async fn b124_after_twenty_unknown_tasks_a_principal_has_to_wait() {
     assert_eq!(gate.send(&other).await.summary(), "200 -32602", "others are not told to wait");
 }
 
-/// B124: looking after tasks of sessions and listening are ways to guess, too.
+/// B124: reading tasks of sessions and listening for tasks count as guesses too.
 #[tokio::test]
 async fn b124_unknown_tasks_count_wherever_a_client_names_them() {
     let gate = Gate::start().await;
@@ -112,7 +112,7 @@ async fn b124_unknown_tasks_count_wherever_a_client_names_them() {
     assert!(first.contains("acknowledged"), "what is there is listened to: {first}");
 }
 
-/// B125, D86-28: requests of all kinds count, polls apart from the others, and one principal's are its own.
+/// B125, D86-28: all requests count, polls separately; each principal has its own count.
 #[tokio::test]
 async fn b125_whoever_asks_too_often_is_told_when_to_come_back() {
     let gate = Gate::with("requests_per_second = 5\nrequests_burst = 10").await;
@@ -127,7 +127,7 @@ async fn b125_whoever_asks_too_often_is_told_when_to_come_back() {
     let took = began.elapsed();
     let (polls, requests) =
         ("polls a second for the present number of unfinished tasks", "5 requests a second, 10 at once");
-    // A machine that takes so long for all of them may stay below the rate.
+    // A slow machine may stay below the rate.
     for (kind, fine, refused, bound, too_long) in [
         ([0, 2].as_slice(), "200 ok", "429 -32603 rate_limited", polls, 3),
         (&[1], "200 ok", "200 -32603 rate_limited", requests, 20),
@@ -150,7 +150,7 @@ async fn b125_whoever_asks_too_often_is_told_when_to_come_back() {
     assert_eq!(seen.summary(), "200 ok");
 }
 
-/// GW-40: results that are kept take room, and each principal has its own.
+/// GW-40: kept results take bytes, and each principal has a share of them.
 #[tokio::test]
 async fn a_principal_that_keeps_too_much_gets_no_further_task() {
     let gate = Gate::with("stored_bytes_per_principal_max = \"64KiB\"").await;
@@ -189,7 +189,7 @@ async fn settled(gate: &Gate, key: &'static str, id: &str) -> Value {
     }
 }
 
-/// T-58: unsettled tasks are counted for each on its own.
+/// T-58: each principal's unsettled tasks are counted separately.
 #[tokio::test]
 async fn one_principals_unsettled_tasks_leave_room_for_anothers() {
     let gate = Gate::with("tasks_per_principal_max = 3").await;
@@ -214,7 +214,7 @@ async fn b159_a_principal_has_64_streams() {
     assert!(open.iter().all(|(first, _)| first.contains("acknowledged")));
 }
 
-/// SEC-03, L7: ids are each client's own, so a thousand of them may all be 0 or 1.
+/// SEC-03, L7: a thousand clients may all use the ids 0 and 1.
 #[tokio::test]
 async fn sec_03_a_thousand_clients_with_two_ids_get_their_own_answers() {
     let gate = Arc::new(Gate::start().await);
@@ -237,7 +237,7 @@ async fn sec_03_a_thousand_clients_with_two_ids_get_their_own_answers() {
             ask.body = ask.body.replacen("\"id\":7", &format!("\"id\":{id}"), 1);
             let answer = loop {
                 let answer = gate.send(&ask).await;
-                // The request rate holds here too: nothing was sent then.
+                // The request rate holds here too: a request that it refuses was not sent.
                 if !answer.summary().ends_with("rate_limited") {
                     break answer.json();
                 }
@@ -253,8 +253,8 @@ async fn sec_03_a_thousand_clients_with_two_ids_get_their_own_answers() {
     assert_eq!(gate.server.world.count("tools/call"), 1_000, "each once");
 }
 
-/// Agents with one key at the rate at which a fleet makes and polls tasks, beside one that polls as fast as it can: over
-/// sockets for a moment. The whole of it, at one's leisure, is in `engine/scenarios/fleet`.
+/// Agents with one key make and poll tasks at a fleet's rate, while another key polls as fast as it can. It runs for a moment
+/// over sockets; `engine/scenarios/fleet` runs the same for long in paused time.
 #[tokio::test]
 async fn a_fleet_with_one_key_is_not_refused_beside_one_that_polls_too_often() {
     const AGENTS: u64 = 50;
@@ -287,7 +287,7 @@ async fn a_fleet_with_one_key_is_not_refused_beside_one_that_polls_too_often() {
         .collect();
     let polls = vec![Ask::new(BOB, "tasks/get", json!({ "taskId": greedy })); 200];
     let mut refused = 0;
-    // Some 50 pass each second, so that on a busy machine more of them do.
+    // About 50 pass each second; on a busy machine more of them do.
     for _ in 0..10 {
         let answers = gate.burst(&polls).await;
         refused += answers.iter().filter(|answer| answer.summary() == "429 -32603 rate_limited").count();

@@ -1,4 +1,4 @@
-//! Client certificates over TLS: who gets a connection, whose requests are served, and what a change of files or names ends.
+//! Client certificates over TLS: which clients are connected and served, and what ends when files or names change.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -158,7 +158,7 @@ impl CertificateGate {
     }
 }
 
-/// Without another credential.
+/// A request without another credential.
 fn ping() -> Ask {
     Ask::call("x", "quick", &json!({ "a": 1 })).without("Authorization")
 }
@@ -181,7 +181,7 @@ fn check(name: &str, answer: &Answer, challenge: &str) {
     assert_eq!(answer.json(), json!({ "jsonrpc": "2.0", "error": { "code": -32600, "message": REFUSED } }), "{name}");
 }
 
-/// Each with the alert that it gets.
+/// Certificates with the alert that each of them gets.
 fn hostile_identities(at: &CertificateGate) -> Vec<(&'static str, Identity, &'static str)> {
     let name = |params: &mut CertificateParams| params.subject_alt_names = vec![uri("spiffe://corp/agents/ada")];
     let spoilt = |change: fn(&mut CertificateParams)| {
@@ -214,7 +214,7 @@ fn hostile_identities(at: &CertificateGate) -> Vec<(&'static str, Identity, &'st
     ]
 }
 
-/// B153: an alert, and nothing of HTTP.
+/// B153: the client gets an alert, and no HTTP.
 #[tokio::test]
 async fn b153_a_certificate_that_is_not_valid_gets_an_alert_and_no_http() {
     for need in ["required", "optional"] {
@@ -234,7 +234,7 @@ async fn b153_a_certificate_that_is_not_valid_gets_an_alert_and_no_http() {
     }
 }
 
-/// Rows of certificates of the right authority that identify nobody.
+/// Certificates of the right authority that identify no client.
 #[tokio::test]
 async fn a_certificate_identifies_its_client_by_one_name_of_the_right_form_alone() {
     let auth = format!("{AGENTS}[[auth.certificates]]\nsan = \"*.agents.corp\"\n");
@@ -280,7 +280,7 @@ async fn a_certificate_identifies_its_client_by_one_name_of_the_right_form_alone
     check("a common name", &at.answer(Some(&subject), &ping()).await, "Certificate");
 }
 
-/// No header of a proxy stands for a certificate.
+/// A header of a proxy is no certificate.
 #[tokio::test]
 async fn a_header_is_no_certificate_and_a_servers_own_login_passes_beside_one() {
     let at = CertificateGate::start("optional", AGENTS, "forward_authorization = true").await;
@@ -296,7 +296,7 @@ async fn a_header_is_no_certificate_and_a_servers_own_login_passes_beside_one() 
     assert_eq!(passed, [Some("Bearer theirs".to_owned()), None], "what looks like a key goes to no server");
 }
 
-/// A task is its name's: a renewed certificate finds it, another name does not.
+/// The name owns the task: a renewed certificate finds it, and one with another name does not.
 #[tokio::test]
 async fn tasks_and_rules_are_of_a_certificates_name() {
     let auth = "mode = \"certificates\"\ngroups = { readers = [\"cert:spiffe://corp/agents/bob\"] }\n\
@@ -333,7 +333,7 @@ fn mixed(at: &std::path::Path, more: &str) -> String {
     )
 }
 
-/// B154: never the more powerful of two.
+/// B154: a request never gets the rights of the more powerful one.
 #[tokio::test]
 async fn b154_a_certificate_and_another_credential_are_one_principals_by_a_written_rule_or_401() {
     let (folder, key) = (tempfile::tempdir().unwrap(), IssuerKey::es256("k1"));
@@ -380,14 +380,14 @@ async fn b154_a_certificate_and_another_credential_are_one_principals_by_a_writt
     ] {
         assert_eq!(at.summary(identity, &ask).await, "200 ok", "{name}");
     }
-    // Both together are the key's principal, and the certificate alone is not.
+    // Certificate and key together are the key's principal; the certificate alone is another one.
     let made = at.answer(Some(&agent), &Ask::call(ADA, "task", &json!({}))).await.json();
     let get = Ask::new(ADA, "tasks/get", json!({ "taskId": made["result"]["taskId"] }));
     assert!(at.answer(None, &get).await.json().get("result").is_some());
     assert!(at.answer(Some(&agent), &get.clone().without("Authorization")).await.json().get("result").is_none());
 }
 
-/// A second lock in front of keys: it identifies nobody.
+/// The certificate is a condition for keys, and identifies no client.
 #[tokio::test]
 async fn a_required_certificate_beside_keys_is_a_condition_and_no_credential() {
     let auth = format!("mode = \"api_keys\"\n[[auth.api_keys]]\nid = \"ada\"\nkey = \"{ADA}\"\n");
@@ -408,7 +408,7 @@ async fn session(connection: &mut OpenConnection) -> String {
     session
 }
 
-/// The connections stay open: their next request is refused, and their streams end.
+/// Connections stay open: their next request is refused, and their streams end.
 #[tokio::test]
 async fn a_reload_ends_the_rights_of_a_certificate_and_no_connection() {
     let mut at = CertificateGate::start("required", AGENTS, "").await;
@@ -431,7 +431,7 @@ async fn a_reload_ends_the_rights_of_a_certificate_and_no_connection() {
     assert_eq!(at.send(at.client(Some(&ada)), &ping()).await.unwrap_err(), "received fatal alert: CertificateRevoked");
     assert_eq!(other.status(&ping()).await, StatusCode::OK, "another's connection goes on");
 
-    // A list that cannot be read changes nothing.
+    // A list that cannot be read is not put in force.
     std::fs::write(at.folder.path().join("crl.pem"), "nonsense").unwrap();
     let refused = at.gate.reload_with(|_| ()).unwrap_err();
     assert!(format!("{refused:#}").contains("listen.tls.client_crl"), "{refused:#}");
@@ -442,7 +442,7 @@ async fn a_reload_ends_the_rights_of_a_certificate_and_no_connection() {
     in_time(again).await;
     assert_eq!(first.status(&ping()).await, StatusCode::OK);
 
-    // Another authority: both its own clients and those of the old one are asked again.
+    // With another authority, clients of both authorities are checked again.
     let successor = Authority::new();
     certificates::write(at.folder.path(), "ca.pem", "CERTIFICATE", successor.certificate());
     successor.write_revocations(at.folder.path(), "crl.pem", &[]);
@@ -477,7 +477,7 @@ fn config(auth: &str) -> taskgate::config::Config {
     taskgate::config::parse("test.toml", &text, &|_| None).unwrap().config
 }
 
-/// Its streams end with it, and the connection that is still open serves nothing more.
+/// The certificate's streams end when it expires, and its open connection serves no further request.
 #[tokio::test]
 async fn a_certificate_ends_what_it_opened_when_it_expires() {
     let at = CertificateGate::start("required", AGENTS, "").await;
@@ -505,7 +505,7 @@ async fn a_certificate_ends_what_it_opened_when_it_expires() {
     assert_eq!(in_time(refused).await, "received fatal alert: CertificateExpired");
 }
 
-/// A stolen token is of no use on another connection, and no certificate makes another token more than it is.
+/// A stolen token is refused on a connection with another certificate, and a certificate gives other tokens no further rights.
 #[tokio::test]
 async fn b193_a_bound_token_is_of_use_on_connections_with_its_certificate_alone() {
     let (folder, key) = (tempfile::tempdir().unwrap(), IssuerKey::es256("k1"));
@@ -517,7 +517,7 @@ async fn b193_a_bound_token_is_of_use_on_connections_with_its_certificate_alone(
     );
     for (auth, is_mixed) in [(tokens, false), (mixed(folder.path(), ""), true)] {
         let at = CertificateGate::start("optional", &auth, "").await;
-        // In the mixed mode the first of them is nobody's, and the second one another's.
+        // In the mixed mode, no principal has the first certificate's name, and another principal has the second's.
         let (own, other) = (at.named(&[dns("own.example")]), at.agent("ada"));
         let thumbprint = |identity: &Identity| base64url(digest(&SHA256, &identity.certificate));
         let bound = |cnf: Value| key.token(&support::issuer::with(&claims("ada"), &json!({ "cnf": cnf })));

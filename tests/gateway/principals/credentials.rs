@@ -1,5 +1,4 @@
-//! Credentials that are issued for an upstream, by an authorization server: what it is asked, how often, and what its
-//! failures become.
+//! Credentials that an authorization server issues for an upstream: its requests, their number, and its failures.
 
 mod id_jag;
 
@@ -68,7 +67,7 @@ fn exchange(origin: &str) -> String {
 }
 
 impl World {
-    /// `accepts` judges the values of `Authorization` at the server behind the gateway; the others get 401.
+    /// `accepts` judges the values of `Authorization` at the server behind the gateway, which refuses the others with 401.
     async fn start(reply: Arc<Reply>, accepts: Arc<Accepts>, credential: fn(&str) -> String) -> Self {
         let server = ScriptedServer::slow(move |seen, world| {
             let is_let_in = seen.header("authorization").is_some_and(|value| accepts(value));
@@ -112,7 +111,7 @@ impl World {
         self.form(n).into_iter().find(|(found, _)| found == name).unwrap_or_default().1
     }
 
-    /// The credentials of the calls that came to the server.
+    /// The credentials of the calls that reached the server.
     fn credentials(&self) -> Vec<String> {
         let calls = self.gate.server.world.all(SeenRequest::is_call);
         calls.iter().map(|seen| seen.header("authorization").unwrap_or_default().to_owned()).collect()
@@ -150,7 +149,7 @@ async fn client_credentials_are_asked_for_once_and_reach_the_server_for_every_ca
     assert!(all.len() > 4 && all.iter().all(|seen| seen.header("authorization") == Some("Bearer issued-1")));
 }
 
-/// RFC 8693: each person's own token, and nobody else's result of it.
+/// RFC 8693: each person has a token of the server's, and no other person's result of it.
 #[tokio::test]
 async fn sec_36_a_token_is_exchanged_for_each_owner_and_never_reaches_the_server_itself() {
     let world = World::start(at_once(issued), anything(), exchange).await;
@@ -176,7 +175,7 @@ async fn sec_36_a_token_is_exchanged_for_each_owner_and_never_reaches_the_server
         assert_eq!(world.call(&credential).await.status(), "200");
         assert_eq!(world.credentials().last().unwrap(), &format!("Bearer issued-{number}"));
     }
-    // A session of its own for each: none of them was shared.
+    // Each person has a session of its own at the server.
     let sessions = |credential: &str| {
         let of = world.gate.server.world.all(|seen| seen.is_call() && seen.header("authorization") == Some(credential));
         of.iter().map(|seen| seen.header("mcp-session-id").unwrap().to_owned()).collect::<BTreeSet<_>>()
@@ -203,11 +202,11 @@ async fn sec_37_a_caller_without_a_token_is_refused_where_tokens_are_exchanged()
     });
     assert_eq!(refused.json(), error);
     assert_eq!((world.asked(), world.gate.server.world.all(|_| true).len()), (0, 0));
-    // It does not stand in the way of those who have one.
+    // It does not delay persons who have a token.
     assert_eq!(world.call(&world.token("ada", &json!({}))).await.status(), "200");
 }
 
-/// Nothing reaches the server, and nothing of the answer or the password reaches the client.
+/// The server gets no request, and the client nothing of the password or of the answer.
 #[tokio::test]
 async fn an_authorization_server_that_fails_is_named_and_the_server_is_not_called() {
     let text = |text: String| at_once(move |_| json_text(text.clone()));
@@ -261,7 +260,7 @@ async fn an_authorization_server_that_fails_is_named_and_the_server_is_not_calle
     }
 }
 
-/// Tokens that are issued once the semaphore has a permit for each.
+/// The authorization server's answers each take a permit of the semaphore.
 fn held_answers() -> (Arc<Semaphore>, Arc<Reply>) {
     let gate = Arc::new(Semaphore::new(0));
     let held = Arc::clone(&gate);
@@ -301,7 +300,7 @@ async fn a_request_for_a_token_is_finished_though_its_client_leaves() {
     stream.write_all(&Ask::call(&token, "quick", &json!({})).bytes()).await.unwrap();
     world.login.world.first(|_| true).await;
     drop(stream);
-    // Another client joins what the first began.
+    // Another client joins the request that the first one began.
     let (second, ()) = tokio::join!(world.call(&token), async { gate.add_permits(1) });
     assert_eq!((second.status(), world.asked()), ("200", 1));
 }
@@ -362,7 +361,7 @@ fn task_server() -> impl Future<Output = ScriptedServer> {
     })
 }
 
-/// The call runs without any client; a newer token of its client is used once there is one.
+/// The call goes on without its client; the gateway exchanges the client's newest token.
 #[tokio::test]
 async fn a_credential_is_renewed_in_the_middle_of_a_task() {
     let reply = at_once(|n| valid_for(n, &json!(0.2)));
@@ -385,7 +384,7 @@ async fn a_credential_is_renewed_in_the_middle_of_a_task() {
     world.login.world.first(is_newer).await;
 }
 
-/// The authorization server refuses the person's token: the task ends, and says that its call may have run.
+/// The authorization server refuses the person's token: the task ends with `executed: unknown`.
 #[tokio::test]
 async fn a_task_whose_client_may_no_longer_call_ends() {
     let reply = at_once(|n| match n {

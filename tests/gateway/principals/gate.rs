@@ -22,7 +22,7 @@ pub(crate) const ADA: &str = "tg_ada1_0011223344556677889900aabbccddee";
 /// A second key of the same person.
 pub(crate) const ADA_TOO: &str = "tg_ada2_ffeeddccbbaa00998877665544332211";
 pub(crate) const BOB: &str = "tg_bob1_a1b2c3d4e5f60718293a4b5c6d7e8f90";
-/// Nobody's.
+/// A key that is not configured.
 pub(crate) const EVE: &str = "tg_eve1_a1b2c3d4e5f60718293a4b5c6d7e8f90";
 
 const EXTENSION: &str = "io.modelcontextprotocol/tasks";
@@ -34,8 +34,8 @@ pub(crate) struct Gate {
     _folder: TempDir,
 }
 
-/// Tools: `quick` returns its arguments at once, `held` never does, `ask` asks first. Each session has a tool of its own
-/// beside them, named after it.
+/// A server whose tool `quick` returns its arguments at once, `held` never returns, and `ask` asks first. Each session has one
+/// further tool, with the session's name.
 async fn server() -> ScriptedServer {
     ScriptedServer::slow(async |seen: SeenRequest, world: Arc<ScriptedState>| Some(act(&seen, &world).await)).await
 }
@@ -92,7 +92,7 @@ impl Gate {
         Self::with("").await
     }
 
-    /// `limits` stand in the section of that name.
+    /// A gateway with these keys of `[limits]`.
     pub(crate) async fn with(limits: &str) -> Self {
         let mut auth = "mode = \"api_keys\"\n".to_owned();
         for (id, key) in [("ada", ADA), ("ada", ADA_TOO), ("bob", BOB)] {
@@ -101,24 +101,24 @@ impl Gate {
         Self::of("", &format!("{auth}[limits]\n{limits}\n"), "").await
     }
 
-    /// `listen`, `auth` and `upstream` stand in the sections of these names.
+    /// A gateway with these keys of `[listen]`, `[auth]` and the upstream's section.
     pub(crate) async fn of(listen: &str, auth: &str, upstream: &str) -> Self {
         Self::on(listen, auth, upstream, Sockets::default()).await
     }
 
-    /// The same on sockets that listen already.
+    /// A gateway on sockets that listen already.
     pub(crate) async fn on(listen: &str, auth: &str, upstream: &str, sockets: Sockets) -> Self {
         Self::before(server().await, (listen, auth, upstream), sockets).await
     }
 
-    /// In front of a server that introduces itself in this way.
+    /// A gateway in front of a server that introduces itself in this way.
     pub(crate) async fn introduced(auth: &str, introduction: Value) -> Self {
         let server = server().await;
         *server.world.introduction.lock() = introduction;
         Self::before(server, ("", auth, ""), Sockets::default()).await
     }
 
-    /// In front of another server.
+    /// A gateway in front of another server.
     pub(crate) async fn behind(server: ScriptedServer, listen: &str, auth: &str, upstream: &str) -> Self {
         Self::before(server, (listen, auth, upstream), Sockets::default()).await
     }
@@ -140,12 +140,12 @@ impl Gate {
         Self { server, gateway, config, _folder: folder }
     }
 
-    /// Puts other keys in force.
+    /// Reloads with other keys.
     pub(crate) fn reload(&mut self, auth: AuthSettings) -> anyhow::Result<()> {
         self.reload_with(|config| config.auth = auth)
     }
 
-    /// Puts a changed configuration in force.
+    /// Reloads with a changed configuration.
     pub(crate) fn reload_with(&mut self, change: impl FnOnce(&mut config::Config)) -> anyhow::Result<()> {
         change(&mut self.config);
         self.gateway.reload(self.config.clone()).map(drop)
@@ -162,7 +162,7 @@ impl Gate {
         Answer::of(&in_time(read).await)
     }
 
-    /// Sends all of them before it reads any answer.
+    /// Sends all requests before it reads the first answer.
     pub(crate) async fn burst(&self, asks: &[Ask]) -> Vec<Answer> {
         let mut streams = Vec::new();
         for _ in asks {
@@ -180,7 +180,7 @@ impl Gate {
         answers
     }
 
-    /// The first bytes of an answer that does not end, and what keeps it open.
+    /// The first bytes of an answer that does not end, with its connection.
     pub(crate) async fn open(&self, ask: &Ask) -> (String, TcpStream) {
         let mut stream = TcpStream::connect(self.gateway.address()).await.unwrap();
         stream.write_all(&ask.bytes()).await.unwrap();
@@ -194,7 +194,7 @@ impl Gate {
         (text, stream)
     }
 
-    /// The id of a task that `key`'s owner has made.
+    /// Makes a task with the key `key`; returns its id.
     pub(crate) async fn task(&self, key: &'static str, tool: &str) -> String {
         let made = self.send(&Ask::call(key, tool, &json!({}))).await;
         made.json()["result"]["taskId"].as_str().unwrap_or_else(|| panic!("{}", made.text())).to_owned()
@@ -204,7 +204,7 @@ impl Gate {
         self.session_of(key).await
     }
 
-    /// The id of a session of 2025-11-25.
+    /// Opens a session of 2025-11-25; returns its id.
     pub(crate) async fn session_of(&self, key: &str) -> String {
         let params = json!({
             "protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": { "name": "raw", "version": "1" },
@@ -269,7 +269,7 @@ impl Ask {
         self
     }
 
-    /// To another target.
+    /// Sends it to another target.
     pub(crate) fn at(self, target: &str) -> Self {
         Self { target: target.to_owned(), ..self }
     }

@@ -1,4 +1,4 @@
-//! Introspection over HTTP: tokens that only their issuer can read, and what becomes of them while it is away.
+//! Introspection over HTTP: tokens that only their issuer can read, and requests while the issuer does not answer.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -117,7 +117,7 @@ async fn the_password_is_sent_in_the_form_if_the_operator_says_so() {
     assert_eq!(fields[2..], own);
 }
 
-/// 503 with `Retry-After`: never open, and never 401, at which clients would log in again.
+/// The answer is 503 with `Retry-After`: clients would log in again at 401.
 #[tokio::test]
 async fn sec_39_an_issuer_that_cannot_be_asked_is_503_and_never_open() {
     let text = |text: String| {
@@ -151,7 +151,7 @@ async fn sec_39_an_issuer_that_cannot_be_asked_is_503_and_never_open() {
             "{name}"
         );
     }
-    // Nobody listens there any more.
+    // The issuer's port is closed from here on.
     let world = World::start("opaque", says(active(&json!({})))).await;
     let World { issuer, gate } = world;
     drop(issuer);
@@ -159,7 +159,7 @@ async fn sec_39_an_issuer_that_cannot_be_asked_is_503_and_never_open() {
     assert_eq!(gate.send(&ask(ADA)).await.status(), "200", "keys are no matter of an issuer");
 }
 
-/// The form of a credential decides, never a trial.
+/// The form of a credential decides whether the issuer is asked; the gateway does not try both.
 #[tokio::test]
 async fn an_issuer_is_asked_about_the_tokens_of_one_form_alone() {
     let key = IssuerKey::es256("k1");
@@ -198,7 +198,7 @@ async fn an_issuer_that_calls_a_signed_token_revoked_is_believed() {
     assert_eq!((world.ask(&stranger).await, world.questions().len()), ("401 -32600".to_owned(), 1));
 }
 
-/// A person is the same by either form of token, and by no other issuer's.
+/// Tokens of either form from one issuer are one person's; those of another issuer are another person's.
 #[tokio::test]
 async fn a_task_is_found_by_its_owners_other_tokens() {
     let world = World::start("opaque", |seen: &SeenRequest| {
@@ -238,7 +238,7 @@ async fn one_question_serves_all_and_is_finished_though_its_client_leaves() {
     assert_eq!(asked.load(Ordering::SeqCst), 1);
 }
 
-/// While the issuer does not answer, the tokens of one address leave room for those of others.
+/// While the issuer does not answer, lookups of one address leave some to other addresses.
 #[tokio::test]
 async fn sec_44_one_address_has_a_share_of_the_questions_to_an_issuer() {
     const SHARE: usize = 256;
@@ -259,7 +259,7 @@ async fn sec_44_one_address_has_a_share_of_the_questions_to_an_issuer() {
     let mut streams = Vec::new();
     for nth in 0..SHARE {
         let mut stream = TcpStream::connect(world.gate.gateway.address()).await.unwrap();
-        // Each address of a network of IPv6 is one client's.
+        // All addresses of an IPv6 network are one client's.
         stream.write_all(&from(&format!("2001:db8::{nth:x}"), &format!("junk-{nth}")).bytes()).await.unwrap();
         streams.push(stream);
     }

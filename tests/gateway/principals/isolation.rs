@@ -1,20 +1,20 @@
-//! What one principal sees of another's tasks, sessions, questions and lists: nothing, and it cannot tell.
+//! One principal asks for another's tasks, sessions, questions and lists: every answer is that for unknown ones.
 
 use serde_json::{Value, json};
 
 use super::gate::{ADA, Answer, Ask, BOB, Gate};
 
-/// As many digits as a real id, and nobody's.
+/// As long as a real id, but no task's.
 const UNKNOWN: &str = "0123456789abcdef0123456789abcdef";
 
-/// Sends the same request with a foreign and with an unknown id; the answers must not differ by a byte.
+/// Checks that the answers for a foreign and for an unknown id are equal byte for byte.
 #[track_caller]
 fn check_alike(what: &str, foreign: &Answer, unknown: &Answer, expected: &str) {
     assert_eq!(foreign, unknown, "{what}");
     assert_eq!(foreign.summary(), expected, "{what}");
 }
 
-/// B121, SEC-01, L25-49, L25-50: each method of each face.
+/// B121, SEC-01, L25-49, L25-50: each method in each era.
 #[tokio::test]
 async fn b121_a_foreign_task_is_answered_like_an_unknown_one() {
     let gate = Gate::start().await;
@@ -42,7 +42,7 @@ async fn b121_a_foreign_task_is_answered_like_an_unknown_one() {
             check_alike(method, &foreign, &unknown, expected);
         }
     }
-    // No more of them: after twenty in a minute the answer is another one.
+    // Three methods only: after twenty unknown tasks in a minute the refusal is another one.
     for method in ["tasks/get", "tasks/cancel", "tasks/result"] {
         let ask = |id: &str| Ask::session(BOB, Some(&session), method, &json!({ "taskId": id }));
         let (foreign, unknown) = (gate.send(&ask(&running)).await, gate.send(&ask(UNKNOWN)).await);
@@ -59,7 +59,7 @@ async fn b121_a_foreign_task_is_answered_like_an_unknown_one() {
     );
 }
 
-/// L25-51: a list is its owner's.
+/// L25-51: a client lists its own tasks alone.
 #[tokio::test]
 async fn l25_51_nobody_lists_the_tasks_of_another() {
     let gate = Gate::start().await;
@@ -85,7 +85,7 @@ async fn l25_51_nobody_lists_the_tasks_of_another() {
     );
 }
 
-/// B132: a stream says nothing of foreign tasks, and does not say that there are any.
+/// B132: a stream has no event of a foreign task, and does not show that there is one.
 #[tokio::test]
 async fn b132_foreign_tasks_are_left_out_of_a_subscription() {
     let gate = Gate::start().await;
@@ -104,7 +104,7 @@ async fn b132_foreign_tasks_are_left_out_of_a_subscription() {
     assert_eq!(open(&[&foreign]).await, open(&[UNKNOWN]).await);
 }
 
-/// SEC-02: a session id is of no use to anybody else.
+/// SEC-02: a session's id is useless to another principal.
 #[tokio::test]
 async fn sec_02_a_foreign_session_is_answered_like_an_unknown_one() {
     let gate = Gate::start().await;
@@ -125,7 +125,7 @@ async fn sec_02_a_foreign_session_is_answered_like_an_unknown_one() {
     assert_eq!(gate.server.world.all(|seen| seen.method == "DELETE").len(), 0);
 }
 
-/// SEC-17, T-24, B135: whoever has another's `requestState` has nothing.
+/// SEC-17, T-24, B135: another principal's `requestState` is useless.
 #[tokio::test]
 async fn sec_17_a_foreign_request_state_answers_no_question() {
     let gate = Gate::start().await;
@@ -155,7 +155,7 @@ async fn sec_17_a_foreign_request_state_answers_no_question() {
     assert_eq!(ended["result"]["structuredContent"]["said"], "accept", "hers alone counts: {ended}");
 }
 
-/// UPC-23: what one client is told of tools is not what the next one is told, as their sessions differ.
+/// UPC-23: a server may show each client other tools, so a cached tool list serves one principal.
 #[tokio::test]
 async fn upc_23_a_tool_list_is_kept_for_its_principal_alone() {
     let gate = Gate::start().await;
@@ -168,7 +168,7 @@ async fn upc_23_a_tool_list_is_kept_for_its_principal_alone() {
     assert!(ada.starts_with("of-s-") && bob.starts_with("of-s-") && ada != bob, "{ada} {bob}");
     assert_eq!((own(ADA).await, own(BOB).await), (ada.clone(), bob), "each its own");
     assert_eq!(gate.server.world.count("tools/list"), 2, "and from memory");
-    // The server knows its tools best: what no list names is asked of it with the caller's own credential (T-72).
+    // A tool that no list names is requested from the server with the caller's own credential (T-72).
     let (foreign, nowhere) =
         (gate.send(&Ask::call(BOB, &ada, &json!({}))).await, gate.send(&Ask::call(BOB, "nowhere", &json!({}))).await);
     assert_eq!((foreign.summary(), nowhere.summary()), ("200 ok".to_owned(), "200 ok".to_owned()));

@@ -1,4 +1,4 @@
-//! Issuers over HTTP: where their keys are found, what of them is not used, and what tokens get while keys are away.
+//! Issuers over HTTP: the locations of their keys, keys that are not used, and requests while the keys are unavailable.
 
 use std::sync::Arc;
 
@@ -38,12 +38,12 @@ impl IssuerServer {
         self.server.url().origin().ascii_serialization()
     }
 
-    /// How often the keys were fetched.
+    /// The number of fetches of the keys.
     fn fetches(&self) -> usize {
         self.server.world.all(|seen| seen.target == "/keys").len()
     }
 
-    /// A gateway that fetches the keys here.
+    /// A gateway that fetches its keys from this server.
     async fn gate(&self, more: &str) -> Gate {
         Gate::of(LISTEN, &auth(&format!("jwks_url = \"{}/keys\"", self.origin()), more), "").await
     }
@@ -70,7 +70,7 @@ async fn readiness(gate: &Gate) -> String {
     text
 }
 
-/// RFC 8414 with the path inserted, OpenID Connect with the path inserted, and appended.
+/// The metadata's locations: RFC 8414 with the path inserted, OpenID Connect with the path inserted, and with the path in front.
 #[tokio::test]
 async fn metadata_is_found_at_each_of_its_three_locations_and_must_name_its_issuer() {
     let key = IssuerKey::es256("k1");
@@ -99,7 +99,7 @@ async fn metadata_is_found_at_each_of_its_three_locations_and_must_name_its_issu
     }
 }
 
-/// Nothing of such a set is used, and the token's client learns that it may try again.
+/// No key of such a set is used, and the client is told to try again.
 #[tokio::test]
 async fn a_key_set_that_cannot_be_used_answers_503_and_is_never_open() {
     let key = IssuerKey::es256("k1");
@@ -204,7 +204,8 @@ async fn b140_while_an_issuer_is_away_known_keys_serve_until_they_are_stale() {
     assert!(readiness(&gate).await.ends_with("ready\nissuer_unknown\n"));
 }
 
-/// The issuer's word for another machine is not taken if that is private. The issuer on this machine may have its keys here.
+/// The metadata of an issuer cannot lead the gateway to a private address of another machine. An issuer on this machine may have
+/// its keys here.
 #[tokio::test]
 async fn an_issuer_that_cannot_be_reached_does_not_hold_the_start() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();

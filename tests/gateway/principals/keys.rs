@@ -1,4 +1,4 @@
-//! Bad credentials (B149 to B152), and what becomes of good ones.
+//! API keys: bad ones (B149 to B152), and where good ones go.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
@@ -14,7 +14,7 @@ fn list(key: &str) -> Ask {
     Ask::new(key, "tools/list", json!({}))
 }
 
-/// B149, B150, B151, SEC-05: whoever has no key learns nothing, not even which paths there are.
+/// B149, B150, B151, SEC-05: a client without a key learns nothing, not even which paths exist.
 #[tokio::test]
 async fn b151_a_key_opens_and_anything_else_is_answered_alike() {
     let gate = Gate::start().await;
@@ -55,7 +55,7 @@ async fn b151_a_key_opens_and_anything_else_is_answered_alike() {
     assert_eq!(gate.server.world.all(|seen| seen.body["params"]["name"] == "x").len(), 0);
 }
 
-/// Clients that have no key look for a way to get one, and must not take a 401 there for a promise of one.
+/// A client without a key looks for a way to get one; a 401 at the metadata would look like an OAuth login.
 #[tokio::test]
 async fn whoever_has_no_key_is_told_of_keys_and_finds_no_oauth() {
     let gate = Gate::start().await;
@@ -79,7 +79,7 @@ async fn whoever_has_no_key_is_told_of_keys_and_finds_no_oauth() {
     assert_eq!(gate.send(&list(EVE).at("/elsewhere")).await.status(), "401", "nobody learns which paths there are");
 }
 
-/// SEC-05: no verb and no path is outside.
+/// SEC-05: every verb and path requires a key.
 #[tokio::test]
 async fn sec_05_every_verb_asks_for_a_key() {
     let gate = Gate::start().await;
@@ -89,7 +89,7 @@ async fn sec_05_every_verb_asks_for_a_key() {
     }
 }
 
-/// SEC-04, B73, B75: what proves who a client is stays here.
+/// SEC-04, B73, B75: no server gets a client's key.
 #[tokio::test]
 async fn sec_04_no_credential_of_a_client_reaches_the_upstream() {
     let gate = Gate::start().await;
@@ -108,7 +108,7 @@ async fn sec_04_no_credential_of_a_client_reaches_the_upstream() {
     }
 }
 
-/// A request whose key is in the gateway's own header, with what stands in `Authorization` for the server.
+/// A request with its key in the gateway's own header, and with the server's credential in `Authorization`.
 fn beside(ask: Ask, key: &str, theirs: Option<&str>) -> Ask {
     let ask = ask.without("authorization").with("X-Taskgate-Key", key);
     match theirs {
@@ -117,8 +117,8 @@ fn beside(ask: Ask, key: &str, theirs: Option<&str>) -> Ask {
     }
 }
 
-/// The header of its own alone says who asks, so that a key and a server's own login go together. What is a key, or looks
-/// like one, goes to no server.
+/// A key in the gateway's own header leaves `Authorization` to the server's login. A value that is or looks like a key goes to no
+/// server.
 #[tokio::test]
 async fn a_key_comes_beside_what_the_server_is_shown_and_never_goes_on() {
     let auth = format!(
@@ -145,7 +145,7 @@ async fn a_key_comes_beside_what_the_server_is_shown_and_never_goes_on() {
             assert_eq!(call.header("authorization"), goes_on, "{authorization:?}");
         }
     }
-    // A key in `Authorization` alone is one as before, and what the server gets of it is nothing.
+    // A key in `Authorization` alone identifies its client as before, and the server gets no `Authorization`.
     assert_eq!(gate.send(&call(ADA)).await.summary(), "200 ok");
     let made = gate.send(&beside(Ask::call(ADA, "task", &json!({})), ADA, Some("Bearer theirs"))).await.json();
     let get = Ask::new(ADA, "tasks/get", json!({ "taskId": made["result"]["taskId"] }));
@@ -163,7 +163,7 @@ async fn a_key_comes_beside_what_the_server_is_shown_and_never_goes_on() {
     }
 }
 
-/// B150, B151 for the gateway's own header: beside a good key in `Authorization`, none of these is served.
+/// B150, B151: a bad key in the gateway's own header is refused even beside a good one in `Authorization`.
 #[tokio::test]
 async fn b151_a_bad_key_in_the_gateways_own_header_is_not_made_good_by_another() {
     let gate = Gate::start().await;
@@ -191,7 +191,7 @@ async fn b151_a_bad_key_in_the_gateways_own_header_is_not_made_good_by_another()
         assert_eq!(gate.send(&twice).await.summary(), "400 -32600", "B150: {twice:?}");
     }
     assert_eq!(gate.send(&beside(list(""), &format!("  {ADA} "), None)).await.summary(), "200 ok", "blanks around it");
-    // An HTTP+SSE client's stream and its posts.
+    // A stream of HTTP+SSE and its posts.
     let older = beside(Ask { verb: "GET", body: String::new(), ..list("") }.at("/sse"), ADA, None);
     let (first, _stream) = gate.open(&older).await;
     assert!(first.contains("event: endpoint"), "{first}");
@@ -211,8 +211,8 @@ fn auth_of(keys: &[(&str, &str)]) -> config::Config {
     config::parse("test.toml", &text, &|_| None).unwrap().config
 }
 
-/// B152: nothing is lost; what its owner has waits for the next key. Streams end with their key: a subscription that
-/// went on here would show its client news for as long as it likes.
+/// B152: the owner's tasks wait for its next key. Streams end with their key: a subscription would otherwise show its client
+/// events without end.
 #[tokio::test]
 async fn b152_a_key_that_is_taken_back_opens_nothing_and_nothing_is_lost() {
     let mut gate = Gate::start().await;
@@ -242,8 +242,8 @@ async fn b152_a_key_that_is_taken_back_opens_nothing_and_nothing_is_lost() {
     assert_eq!(gate.send(&get(EVE)).await.summary(), "200 ok", "a bad list changes nothing");
 }
 
-/// What it is of: a stream ends with the key that opened it, though its owner has another, and whatever face it is of.
-/// Whoever came without a key is not served on once keys are asked for.
+/// A stream in either era ends with the key that opened it, even if its owner has another key. A client without a key is not
+/// served on once keys are required.
 #[tokio::test]
 async fn a_stream_ends_with_the_key_that_opened_it_and_with_no_other() {
     let listen = |key| Ask::declaring(key, "subscriptions/listen", json!({ "notifications": {} }), &json!({}));
@@ -265,7 +265,7 @@ async fn a_stream_ends_with_the_key_that_opened_it_and_with_no_other() {
     ended(older_ada).await;
     assert_eq!(gate.send(&list(BOB)).await.summary(), "200 ok");
     others.iter().for_each(is_open);
-    // The same key, and another's now.
+    // The key stays, but is another principal's now.
     gate.reload(auth_of(&[("eve", ADA_TOO), ("bob", BOB)]).auth).unwrap();
     let [ada, bob] = others;
     ended(ada).await;
@@ -280,7 +280,7 @@ async fn a_stream_ends_with_the_key_that_opened_it_and_with_no_other() {
     ended(sse).await;
 }
 
-/// What the program prints, and how it ends.
+/// Runs the program; returns its exit code and output.
 async fn program(arguments: &[&str], key: Option<&str>) -> (Option<i32>, String) {
     let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_taskgate"));
     command.args(arguments).env_remove("TASKGATE_KEY").kill_on_drop(true);
@@ -298,7 +298,7 @@ async fn the_command_line_comes_with_a_key_and_never_shows_it() {
     let url = format!("{}/mcp", gate.gateway.base_url());
     for flavour in ["extension", "core", "none"] {
         let call = ["call", &url, "quick", r#"{"a":1}"#, "--flavour", flavour];
-        // `quick` never is a task, so that each flavour comes to the same.
+        // The policy of `quick` is `never`, so every flavour has the same outcome.
         let (code, text) = program(&call, Some(ADA)).await;
         assert_eq!(code, Some(0), "{flavour}: {text}");
         let (code, text) = program(&call, None).await;
@@ -312,7 +312,7 @@ async fn the_command_line_comes_with_a_key_and_never_shows_it() {
     assert!(help.contains("TASKGATE_KEY") && !help.contains("tg_"), "{help}");
 }
 
-/// B168, B169, SEC-24: found before anything is served, by `check` and `serve` alike.
+/// B168, B169, SEC-24: `check` and `serve` both find it, before anything is served.
 #[tokio::test]
 async fn b168_a_key_file_that_others_can_read_is_refused_with_64() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Proofs of possession over HTTP (DPoP, RFC 9449): a token that is bound to a key is of use to the key's holder alone.
+//! Proofs of possession over HTTP (DPoP, RFC 9449): a token that is bound to a key serves the key's holder alone.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,12 +24,12 @@ const NO_TOKEN: &str = "Unauthorized: send a valid access token as `Authorizatio
 struct ProofGate {
     gate: Gate,
     issuer: IssuerKey,
-    /// The client's.
+    /// The client's key.
     key: IssuerKey,
     _folder: TempDir,
 }
 
-/// What a proof for a call with this token says.
+/// The claims of a proof for a call with this token.
 fn body(token: &str) -> Value {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -87,7 +87,7 @@ fn check(name: &str, answer: &Answer, challenge: &str, message: &str) {
     assert_eq!(answer.json(), json!({ "jsonrpc": "2.0", "error": { "code": -32600, "message": message } }), "{name}");
 }
 
-/// What is wrong with a proof's form, type or key, and the proof.
+/// Proofs with a wrong form, type or key, by their fault.
 fn malformed_proofs(at: &ProofGate, token: &str) -> Vec<(&'static str, String)> {
     let key = &at.key;
     let claiming = |changes: Value| key.sign(header(key).to_string(), with(&body(token), &changes).to_string());
@@ -137,7 +137,7 @@ fn malformed_proofs(at: &ProofGate, token: &str) -> Vec<(&'static str, String)> 
     ]
 }
 
-/// What is wrong with what a proof says, and the proof.
+/// Proofs with wrong claims, by their fault.
 fn misdirected_proofs(at: &ProofGate, token: &str) -> Vec<(&'static str, String)> {
     let key = &at.key;
     let claiming = |changes: Value| key.sign(header(key).to_string(), with(&body(token), &changes).to_string());
@@ -177,7 +177,7 @@ fn misdirected_proofs(at: &ProofGate, token: &str) -> Vec<(&'static str, String)
     ]
 }
 
-/// B194: one sentence and one challenge for every proof that proves nothing, and the server gets nothing.
+/// B194: every invalid proof gets the same sentence and challenge, and the server gets nothing.
 #[tokio::test]
 async fn b194_a_hostile_proof_gets_401_and_the_server_nothing() {
     for policy in ["accept", "require"] {
@@ -201,7 +201,7 @@ async fn b194_a_hostile_proof_gets_401_and_the_server_nothing() {
     }
 }
 
-/// What of a token and its binding does not fit: the token is refused, and not its proof.
+/// If the token does not fit its binding, the token is refused and not its proof.
 #[tokio::test]
 async fn a_bound_token_needs_its_key_and_another_token_has_none() {
     for policy in ["accept", "require"] {
@@ -305,7 +305,7 @@ async fn metadata_and_challenges_for_scopes_say_what_clients_need() {
     assert_eq!((answer.status(), answer.header("www-authenticate")), ("403", Some(&*expected)), "{answer:?}");
 }
 
-/// Every request has a proof of its own: polls, streams, sessions and the messages of HTTP+SSE.
+/// Every request carries a proof of its own: polls, streams, sessions and messages of HTTP+SSE.
 #[tokio::test]
 async fn a_task_is_followed_with_refreshed_tokens_and_a_proof_for_each_request() {
     let mut at = ProofGate::start("require", "").await;
@@ -321,7 +321,7 @@ async fn a_task_is_followed_with_refreshed_tokens_and_a_proof_for_each_request()
         let fresh = at.bound(&json!({ "jti": poll }));
         assert_eq!(send(&at, &get, &fresh, json!({})).await.json()["result"]["taskId"], json!(id));
     }
-    // Another key of the same person finds it, too: the task is the person's.
+    // The person's next token is bound to another key, and finds the task too.
     let renewed = IssuerKey::es256("renewed");
     let of_renewed = at.bound(&json!({ "cnf": { "jkt": thumbprint(&renewed) } }));
     let answer = at.gate.send(&ask(&get, "DPoP", &of_renewed, &[&proof(&renewed, &of_renewed)])).await;
@@ -398,7 +398,7 @@ impl std::io::Write for Log {
     }
 }
 
-/// What is logged belongs to the whole process. Good and refused credentials are each logged about.
+/// The log is the whole process's. Accepted and refused credentials both cause log lines.
 #[tokio::test]
 async fn sec_12_nothing_of_a_token_a_proof_or_a_certificate_is_found_in_the_log() {
     let own = "principals::proofs::sec_12_nothing_of_a_token_a_proof_or_a_certificate_is_found_in_the_log";
@@ -441,7 +441,7 @@ async fn sec_12_nothing_of_a_token_a_proof_or_a_certificate_is_found_in_the_log(
     }
 }
 
-/// The gateway has no proof of the client's key for another server.
+/// The gateway cannot prove the client's key to another server.
 #[tokio::test]
 async fn sec_41_a_bound_token_is_exchanged_only_where_the_configuration_says_so() {
     for (takes_bound, summary, asked) in [(false, "503 -32603 credential_bound", 0), (true, "200 ok", 1)] {

@@ -1,5 +1,4 @@
-//! A loopback listener without authentication: whose requests are one person's, and whose are not, once something says
-//! that several people come.
+//! A loopback listener without authentication: it serves one person, until a request shows that there are several.
 
 use std::net::TcpListener;
 
@@ -8,13 +7,13 @@ use taskgate::app::sockets::Sockets;
 
 use super::gate::{Ask, Gate};
 
-/// Nobody asks for keys here.
+/// No key is required here.
 const NO_KEY: &str = "";
 const HOST: (&str, &str) = ("Host", "mcp.example");
 const ALICE: (&str, &str) = ("Authorization", "Bearer alice");
 const BOB: (&str, &str) = ("Authorization", "Bearer bob");
 
-/// Headers in place of those that every request has.
+/// Headers in place of the usual ones.
 type Headers<'a> = &'a [(&'a str, &'a str)];
 
 fn dressed(ask: Ask, headers: Headers<'_>) -> Ask {
@@ -39,7 +38,7 @@ async fn session(gate: &Gate, headers: Headers<'_>) -> String {
     id
 }
 
-/// The tasks that somebody lists, or why there is no list.
+/// Lists tasks; the names, or the error.
 async fn list(gate: &Gate, headers: Headers<'_>) -> Result<Vec<String>, String> {
     let id = session(gate, headers).await;
     let listed = send(gate, Ask::session(NO_KEY, Some(&id), "tasks/list", &json!({})), headers).await;
@@ -60,7 +59,7 @@ async fn task(gate: &Gate, headers: Headers<'_>) -> String {
     made["taskId"].as_str().unwrap_or_else(|| panic!("{made}")).to_owned()
 }
 
-/// Whether somebody can read a task by its id, in either era.
+/// Whether a client can read a task by its id, in either era.
 async fn reads(gate: &Gate, id: &str, headers: Headers<'_>) -> bool {
     let modern = send(gate, Ask::new(NO_KEY, "tasks/get", json!({ "taskId": id })), headers).await;
     let session = session(gate, headers).await;
@@ -70,18 +69,18 @@ async fn reads(gate: &Gate, id: &str, headers: Headers<'_>) -> bool {
     modern.summary() == "200 ok"
 }
 
-/// Who a request is served as.
+/// The principal of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Who {
-    /// The one person: lists, keeps tasks for a day.
+    /// The one user: it lists tasks, and keeps them for a day.
     Local,
-    /// Somebody that the credential tells: the same.
+    /// The user of this credential: as the one user.
     Alice,
-    /// Nobody in particular: no list, an hour.
+    /// An anonymous client: no list, and tasks live for an hour.
     Anonymous,
 }
 
-/// What requests look like, and who each is from.
+/// Requests by their headers, each with its principal.
 type Requests<'a> = &'a [(Headers<'a>, Who)];
 
 async fn who(gate: &Gate, headers: Headers<'_>) -> Who {
@@ -141,7 +140,7 @@ async fn whoever_comes_through_a_proxy_is_nobody_in_particular() {
     }
 }
 
-/// An operator who serves everybody by name has said so: nothing changes.
+/// The operator serves everyone as anonymous: a credential changes nothing.
 #[tokio::test]
 async fn who_is_served_as_nobody_on_purpose_is_so_with_any_credential() {
     let gate = Gate::of("allowed_hosts = [\"mcp.example\"]", "anonymous = true", "forward_authorization = true").await;
@@ -150,7 +149,7 @@ async fn who_is_served_as_nobody_on_purpose_is_so_with_any_credential() {
     }
 }
 
-/// What two people at a server behind a TLS proxy saw of each other.
+/// Two persons use a server behind a TLS proxy.
 #[tokio::test]
 async fn two_people_behind_a_proxy_do_not_see_each_others_tasks() {
     for headers in [&[] as Headers<'_>, &[("X-Forwarded-For", "192.0.2.1")]] {
@@ -175,7 +174,7 @@ async fn two_people_behind_a_proxy_do_not_see_each_others_tasks() {
     }
 }
 
-/// What was begun as the one person is of no use to whoever comes through a proxy, and the reverse.
+/// A client behind a proxy cannot continue the one user's work, nor the reverse.
 #[tokio::test]
 async fn a_session_or_stream_or_state_goes_on_with_whom_it_began() {
     const PROXIED: Headers<'_> = &[("X-Forwarded-For", "192.0.2.1")];
@@ -209,7 +208,7 @@ async fn a_session_or_stream_or_state_goes_on_with_whom_it_began() {
     }
 }
 
-/// What becomes of tasks that the one person has, while others are served: kept, and read by nobody else.
+/// The one user's tasks are kept while others are served, and no other client reads them.
 #[tokio::test]
 async fn tasks_of_the_one_person_wait_while_others_are_served() {
     let mut gate = Gate::of("", "", "").await;
@@ -224,7 +223,7 @@ async fn tasks_of_the_one_person_wait_while_others_are_served() {
     assert!(!reads(&gate, &id, &[("Forwarded", "for=192.0.2.1")]).await);
 }
 
-/// A call's name is one client's: nobody is handed a stranger's task for it, or refused for a stranger's call.
+/// Anonymous clients share no idempotency keys: none gets another's task by a key, or is refused for another's call.
 #[tokio::test]
 async fn nobody_in_particular_shares_no_idempotency_key() {
     let gate = Gate::of("allowed_hosts = [\"mcp.example\"]", "anonymous = true", "").await;
@@ -253,7 +252,7 @@ async fn nobody_in_particular_shares_no_idempotency_key() {
     assert_eq!(gate.server.world.all(|seen| seen.body["params"]["name"] == "task").len(), 3);
 }
 
-/// How many of so many requests of each address are served.
+/// The number of served requests of each address, of `count` from each.
 async fn served(gate: &Gate, addresses: &[&str], count: usize) -> Vec<usize> {
     let mut served = vec![0; addresses.len()];
     for _ in 0..count {
@@ -265,7 +264,7 @@ async fn served(gate: &Gate, addresses: &[&str], count: usize) -> Vec<usize> {
     served
 }
 
-/// Whoever has one address of IPv6 has all those of its network.
+/// All addresses of an IPv6 network count as one client.
 #[tokio::test]
 async fn clients_of_one_ipv6_network_share_its_rate() {
     let limits = "[limits]\nrequests_per_second = 1\nrequests_burst = 10\n";
@@ -277,10 +276,10 @@ async fn clients_of_one_ipv6_network_share_its_rate() {
     assert_eq!(served(&gate, &["2001:db8:1:3::1"], 5).await, [5]);
 }
 
-/// A trusted proxy says where its clients are, and each address has its own share; an untrusted one says nothing.
+/// A trusted proxy names its clients' addresses, and each has its share. An untrusted proxy's names are ignored.
 #[tokio::test]
 async fn clients_behind_a_trusted_proxy_have_a_rate_for_each_address() {
-    // Slower than any machine asks.
+    // A rate that every machine exceeds.
     let limits = "[limits]\nrequests_per_second = 1\nrequests_burst = 100\n";
     let gate = Gate::of("trusted_proxies = [\"127.0.0.0/8\"]", limits, "").await;
     assert_eq!(who(&gate, &[]).await, Who::Anonymous, "a proxy is in front, whatever a request looks like");
@@ -292,7 +291,7 @@ async fn clients_behind_a_trusted_proxy_have_a_rate_for_each_address() {
     assert!(all.iter().sum::<usize>() < 400, "all of them are one: {all:?}");
 }
 
-/// Which pages are the gateway's own is told by the name that a trusted proxy passes on, if that is one that is served.
+/// The gateway's own pages are known by the name that a trusted proxy forwards, if the gateway serves that name.
 #[tokio::test]
 async fn pages_of_the_name_that_clients_use_are_known_behind_a_proxy_that_changes_it() {
     for (trusted, expected) in [("\"127.0.0.1\"", ["200", "403", "403", "403"]), ("", ["403"; 4])] {

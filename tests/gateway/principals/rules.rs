@@ -1,4 +1,4 @@
-//! What rules allow: lists, calls, arguments, prompts, resources, completion, subscriptions and tasks.
+//! Access rules: lists, calls, arguments, prompts, resources, completion, subscriptions and tasks.
 
 use serde_json::{Value, json};
 use taskgate::config;
@@ -9,7 +9,7 @@ use super::upstream::in_time;
 
 const UNKNOWN: &str = "0123456789abcdef0123456789abcdef";
 
-/// Ada's first key is an analyst's, her second one has no group; bob may use everything.
+/// Ada's first key is in the group of analysts and her second key in none; bob may use everything.
 const RULES: &str = r#"
 [[auth.rules]]
 who = { groups = ["team"] }
@@ -27,7 +27,7 @@ allow = true
 who = { ids = ["key:bob"] }
 allow = true
 "#;
-/// The same for ada without her tasks' tools.
+/// The rules without the tools of ada's tasks.
 const FEWER: &str = r#"
 [[auth.rules]]
 who = { groups = ["analysts"] }
@@ -60,7 +60,7 @@ fn capabilities() -> Value {
 }
 
 impl Gate {
-    /// Puts other rules in force.
+    /// Reloads with other rules.
     fn rule(&mut self, rules: &str) {
         let text = format!("[auth]\n{}[upstreams.up]\nurl = \"http://127.0.0.1:8/mcp\"\n", text(rules));
         let access = config::parse("test.toml", &text, &|_| None).unwrap().config.access;
@@ -79,7 +79,7 @@ async fn lists_have_the_items_that_some_rule_allows_and_no_others() {
     check_lists(&gate().await, &[("/mcp", ""), ("/all/mcp", "up__")]).await;
 }
 
-/// Each path, with the prefix of its names.
+/// Checks the lists at each path, with the prefix of its names.
 async fn check_lists(gate: &Gate, paths: &[(&str, &str)]) {
     for &(path, prefix) in paths {
         let initialize = json!({
@@ -124,7 +124,8 @@ async fn check_lists(gate: &Gate, paths: &[(&str, &str)]) {
     }
 }
 
-/// Two requests, of which the second names what does not exist. Answered alike but for the name, and neither arrives.
+/// Of two requests the second names an item that does not exist. The answers are equal but for the name, and neither request
+/// reaches the server.
 #[tokio::test]
 async fn sec_27_a_withheld_item_is_answered_like_one_that_does_not_exist() {
     let gate = gate().await;
@@ -199,7 +200,7 @@ async fn an_item_that_a_rule_allows_is_served() {
     assert_eq!(gate.send(&Ask::new(ADA, "subscriptions/listen", listen)).await.summary(), "200 -32602");
 }
 
-/// Rights hang on the key that comes, not on its principal.
+/// A request has the rights of its key, not of its principal.
 #[tokio::test]
 async fn sec_29_a_narrow_key_of_a_principal_has_not_the_rights_of_a_wide_one() {
     let gate = gate().await;
@@ -222,7 +223,7 @@ async fn sec_31_an_expired_key_is_answered_like_an_unknown_one() {
     assert_eq!(expired.status(), "401");
 }
 
-/// By the row's tool, in each flavour; and streams of notifications are opened again under the new rules.
+/// The row's tool decides, in each flavour. Streams of notifications are opened again under the new rules.
 #[tokio::test]
 async fn sec_30_a_reload_that_withdraws_a_tool_hides_its_tasks_and_leaves_their_cancel() {
     let mut gate = gate().await;

@@ -1,4 +1,4 @@
-//! Access tokens over HTTP: who is let in, what the others are told byte for byte, and where clients learn to log in.
+//! Access tokens over HTTP: which are accepted, the exact refusal of the others, and the metadata by which clients log in.
 
 use std::fmt::Write as _;
 
@@ -64,7 +64,7 @@ fn check(name: &str, answer: &Answer, status: &str, challenge: Option<&str>, bod
     assert_eq!(answer.json(), *body, "{name}");
 }
 
-/// What is wrong with a credential, and the credential.
+/// Bad credentials, by their fault.
 fn hostile_credentials(at: &TokenGate) -> Vec<(&'static str, String)> {
     let token = |changes: Value| at.token(&changes);
     let headed = |changes: Value| at.key.sign(with(&at.key.header(), &changes).to_string(), claims("ada").to_string());
@@ -121,7 +121,7 @@ fn hostile_credentials(at: &TokenGate) -> Vec<(&'static str, String)> {
     ]
 }
 
-/// B136, B137, B138 and on to B150: one sentence and one challenge for every token that is not good.
+/// B136, B137, B138 and on to B150: every bad token gets the same sentence and challenge.
 #[tokio::test]
 async fn b136_to_b150_a_hostile_token_gets_401_and_learns_nothing() {
     let at = TokenGate::start("").await;
@@ -210,7 +210,7 @@ async fn b155_b156_a_refreshed_token_finds_its_tasks_and_no_other_subject_does()
     assert_eq!(key, unknown, "a key of the same name is another principal");
 }
 
-/// From the configuration: the request's Host does not count.
+/// The configuration decides; the request's Host does not count.
 #[tokio::test]
 async fn b164_metadata_is_public_and_names_each_path_by_its_public_address() {
     let at = TokenGate::start("").await;

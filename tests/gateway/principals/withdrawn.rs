@@ -1,4 +1,4 @@
-//! A right that is taken away ends at once what it gave: by a reload of the rules, and by a narrower token of the same person.
+//! A right that is withdrawn ends at once, by a reload of the rules or by a narrower token of the same person.
 
 use std::sync::Arc;
 
@@ -36,7 +36,7 @@ const WAYS: [Way; 2] = [Way::Reload, Way::Token];
 
 struct World {
     gate: Gate,
-    /// What ada comes with.
+    /// Ada's token.
     token: String,
     narrow: String,
     _folder: TempDir,
@@ -91,7 +91,7 @@ impl World {
         self.gate.server.world.count("tools/call")
     }
 
-    /// A call of a lost tool is answered like that of no tool, or by the scope that would help.
+    /// A call of a lost tool is answered like a call of an unknown tool, or with the scope that it needs.
     #[track_caller]
     fn check_refused(way: Way, lost: &Answer, nowhere: &Answer) {
         match way {
@@ -138,7 +138,7 @@ async fn a_session_loses_its_tool_with_its_next_message() {
     }
 }
 
-/// 2025-03-26: each message of an array is answered alone.
+/// 2025-03-26: each message of an array has an answer of its own.
 #[tokio::test]
 async fn an_array_loses_the_call_and_keeps_its_other_messages() {
     for way in WAYS {
@@ -211,7 +211,7 @@ async fn a_client_over_http_and_sse_loses_its_tool_with_its_next_message() {
     }
 }
 
-/// A call that is held between two rounds, and the question of a task.
+/// The question of a call between two rounds, and of a task.
 #[tokio::test]
 async fn a_question_is_not_answered_by_who_lost_its_tool() {
     for way in WAYS {
@@ -259,7 +259,7 @@ async fn a_listener_hears_of_no_task_of_a_lost_tool() {
     }
 }
 
-/// The tools by which clients without tasks ask for theirs.
+/// The gateway's tools for tasks.
 #[tokio::test]
 async fn the_fallback_tools_know_no_task_of_a_lost_tool_and_cancel_it() {
     for way in WAYS {
@@ -313,7 +313,7 @@ async fn a_chosen_id_finds_no_task_of_a_lost_tool() {
     }
 }
 
-/// A server that has no sessions: the gateway keeps the events of its calls.
+/// A server without sessions: the gateway keeps the events of its calls.
 async fn stateless(script: impl Fn(&SeenRequest) -> Option<ScriptedReply> + Send + Sync + 'static) -> ScriptedServer {
     ScriptedServer::start(move |seen| match seen.rpc() {
         "initialize" => {
@@ -344,7 +344,7 @@ fn progress(seen: &SeenRequest) -> Value {
     json!({ "jsonrpc": "2.0", "method": "notifications/progress", "params": params })
 }
 
-/// Begins a call with progress, reads the id of an event, and loses the stream.
+/// Begins a call with progress, reads the id of an event, and disconnects.
 async fn lost_stream(world: &World, session: &str, events: &BodySender) -> (SeenRequest, String) {
     let params = json!({ "name": "quick", "arguments": {}, "_meta": { "progressToken": "p" } });
     let call = world.in_session(session, "tools/call", &params).with("MCP-Protocol-Version", "2025-11-25");
@@ -365,7 +365,7 @@ fn resume(world: &World, session: &str, event: &str) -> Ask {
     Ask { verb: "GET", body: String::new(), ..ask.with("MCP-Protocol-Version", "2025-11-25") }
 }
 
-/// Events that the gateway keeps, and those that the server keeps.
+/// Events that the gateway keeps, and events that the server keeps.
 #[tokio::test]
 async fn sec_43_the_stream_of_a_lost_tools_call_is_not_taken_up_by_last_event_id() {
     for way in WAYS {
@@ -379,7 +379,7 @@ async fn sec_43_the_stream_of_a_lost_tools_call_is_not_taken_up_by_last_event_id
         world.lose(way);
         events.result(&seen, &json!({ "resultType": "complete", "content": [], "structuredContent": { "canary": 1 } }));
         assert_eq!(world.ask(resume(&world, &session, &event)).await, unknown, "{way:?}");
-        // Nothing is lost: with the right the answer comes.
+        // The events are kept: with the right, the client gets its answer.
         world.token = wide;
         world.gate.reload_with(|config| config.access = access(RULES)).unwrap();
         let (mut text, mut stream) = world.gate.open(&resume(&world, &session, &event)).await;
@@ -387,7 +387,7 @@ async fn sec_43_the_stream_of_a_lost_tools_call_is_not_taken_up_by_last_event_id
     }
 }
 
-/// SEP-1699: the server ends the stream of a call, and its client comes back for the answer.
+/// SEP-1699: the server ends a call's stream, and its client reconnects for the answer.
 #[tokio::test]
 async fn sec_43_a_client_does_not_come_back_for_the_answer_of_a_lost_tool() {
     for way in WAYS {
@@ -428,7 +428,7 @@ fn whole_stream(text: &str) -> ScriptedReply {
     reply
 }
 
-/// B148, for the scopes of one tool: the challenge lists all that the call needs, and the metadata lists all there are.
+/// B148, for the scopes of one tool: the challenge lists the scopes that the call needs, and the metadata lists all scopes.
 #[tokio::test]
 async fn b148_a_tool_with_scopes_of_its_own_is_403_without_them() {
     let scopes = "[[upstreams.up.tools]]\nmatch = \"quick\"\nmode = \"never\"\nscopes = [\"tools\"]\n";
@@ -462,7 +462,7 @@ async fn b148_a_tool_with_scopes_of_its_own_is_403_without_them() {
     assert_eq!(metadata["scopes_supported"], json!(["mcp", "prompts:read", "tools"]));
 }
 
-/// A listener, and a stream of HTTP+SSE.
+/// A listening stream, and one of HTTP+SSE.
 #[tokio::test]
 async fn the_streams_of_a_key_end_when_it_expires() {
     let end = SystemClock.now().after(std::time::Duration::from_secs(10));
@@ -485,7 +485,7 @@ async fn the_streams_of_a_key_end_when_it_expires() {
     assert_eq!(gate.send(&Ask::call(ADA, "quick", &json!({}))).await.status(), "401");
 }
 
-/// The lists of a server without sessions, by clients of both eras.
+/// Clients of both eras list the tools of a server without sessions.
 #[tokio::test]
 async fn a_list_of_a_server_without_sessions_has_the_tools_of_its_caller() {
     for way in WAYS {

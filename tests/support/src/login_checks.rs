@@ -1,4 +1,4 @@
-//! What must hold of tokens, proofs, documents of issuers, access rules and audit files for any bytes at all, as in `checks`.
+//! Checks of arbitrary bytes as tokens, proofs, documents of issuers, access rules and audit files, as in `checks`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,11 +13,11 @@ use taskgate::task::{AccessItem, AccessVerdict, Caller, Claims, DecisionArgument
 
 const ISSUER: &str = "https://login.example";
 const ADDRESS: &str = "https://mcp.example/mcp";
-/// When the seeds are valid: 2026-11-29.
+/// The seeds are valid at this time: 2026-11-29.
 const NOW: Timestamp = Timestamp::from_millis(1_795_910_400_000);
-/// The key that signed the seeds, which nobody has any more.
+/// The public key of the seeds; its private key is lost.
 const KEYS: &str = r#"{"keys":[{"kty":"EC","crv":"P-256","kid":"k1","use":"sig","x":"HzVMZkRsYDV7vXvx_c_vSRd6ivK8dVgMvG2yPe8Pn_c","y":"BsyxLcbhrHQSUGEObol3KpqhLSmpZGARPuAcpt_C5ic"}]}"#;
-/// A part of a token is changed here: no other text has its signature.
+/// The distance of a changed character from the end of its part: with it, the signature is another one.
 const CHANGED: usize = 3;
 
 fn issuer() -> IssuerSettings {
@@ -39,7 +39,7 @@ fn read(text: &str) -> Result<Caller, &'static str> {
     readings::token(text, &issuer(), &Bytes::from_static(KEYS.as_bytes()), ADDRESS, NOW)
 }
 
-/// The text with another character at `at` from its end.
+/// Changes the character at `at` from the end.
 fn changed(text: &str, at: usize) -> Option<String> {
     let at = text.len().checked_sub(at)?;
     let mut bytes = text.as_bytes().to_vec();
@@ -48,8 +48,8 @@ fn changed(text: &str, at: usize) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// Checks a token, or the claims that an issuer tells of one; of a valid one, that it has an owner and an end, and that each
-/// part of a token counts. Names the fault.
+/// Checks a signed token, or an issuer's claims of a token. If it is valid, it has an owner and an end, and each of its parts is
+/// verified. Returns the fault.
 pub fn token(bytes: &[u8]) -> String {
     let Ok(text) = std::str::from_utf8(bytes) else { return "token_malformed".to_owned() };
     let is_signed = !text.starts_with('{');
@@ -82,7 +82,7 @@ fn judge(caller: Caller) {
     }
 }
 
-/// Checks a proof for one request, and that a valid one is for no other. Names the fault.
+/// Checks a proof for one request. A valid one must be refused for every other request. Returns the fault.
 pub fn proof(bytes: &[u8]) -> String {
     let Ok(text) = std::str::from_utf8(bytes) else { return "proof_malformed".to_owned() };
     let check = |method, address, token, now| readings::proof(text, method, address, token, now);
@@ -101,7 +101,7 @@ pub fn proof(bytes: &[u8]) -> String {
     "valid".to_owned()
 }
 
-/// Reads a key set, or metadata that lead to one.
+/// Reads metadata that name a key set, or a key set.
 pub fn login_documents(bytes: &[u8]) -> String {
     let text = Bytes::copy_from_slice(bytes);
     if let Some(url) = readings::metadata(&text, ISSUER) {
@@ -130,12 +130,12 @@ fn callers() -> Vec<Caller> {
     vec![Caller::of(Principal::holding("ada")), token(&[], &["analysts"]), token(&["mcp", "write"], &[])]
 }
 
-/// Reads the rules of a configuration, and decides about an item whose name follows a NUL: alike however often it is asked,
-/// and never more about an item than about its upstream.
+/// Reads the rules of a configuration, and decides about the item whose name follows a NUL. Repeated decisions must be equal, and
+/// no item may be allowed where its upstream is not.
 pub fn access_rules(bytes: &[u8]) -> &'static str {
     let Ok(text) = std::str::from_utf8(bytes) else { return "refused" };
     let (rules, item) = text.split_once('\0').unwrap_or((text, "read_a"));
-    // Nothing is read besides.
+    // A key that names a file would make the configuration read it.
     if rules.contains("file") || rules.contains("path") {
         return "refused";
     }
@@ -167,7 +167,7 @@ pub fn access_rules(bytes: &[u8]) -> &'static str {
     "read"
 }
 
-/// Verifies an audit file as a whole, and in two files cut at any of its lines: the end of the chain is the same.
+/// Verifies an audit file whole, and as two files cut at each of its lines: both have the same end of the chain.
 pub fn audit_lines(bytes: &[u8]) -> String {
     let mut whole = ChainVerifier::default();
     if whole.file(bytes).is_err() {

@@ -1,5 +1,5 @@
-//! Identity assertions (ID-JAG): a token of the company's identity provider is exchanged for one, which the server's own authorization
-//! server redeems.
+//! Identity assertions (ID-JAG): the gateway exchanges a token of the company's identity provider for an assertion, and the
+//! server's authorization server redeems it.
 
 use std::sync::Arc;
 
@@ -50,7 +50,7 @@ fn refusing(code: u16, text: &str) -> ScriptedReply {
 }
 
 impl World {
-    /// How often either endpoint was asked.
+    /// The number of requests to an endpoint.
     fn asked_at(&self, target: &str) -> usize {
         self.login.world.all(|seen| seen.target == target).len()
     }
@@ -96,7 +96,7 @@ fn check(name: &str, refused: &Answer, kind: &str) {
     assert!(!refused.text().contains("canary"), "{name}: {refused:?}");
 }
 
-/// An access token in the place of an assertion would give the server's authorization server the person's rights here.
+/// An access token in the place of an assertion would give the server's authorization server the person's rights at the gateway.
 #[tokio::test]
 async fn an_identity_provider_that_gives_no_assertion_is_named_and_its_answer_goes_nowhere() {
     type First = fn() -> ScriptedReply;
@@ -157,7 +157,7 @@ async fn an_authorization_server_that_does_not_redeem_an_assertion_is_named_and_
     }
 }
 
-/// An assertion serves once, so that each token comes from a new one.
+/// An authorization server accepts an assertion once, so each token needs a new one.
 #[tokio::test]
 async fn a_hundred_calls_cause_one_assertion_and_a_renewal_another() {
     let (gate, reply) = held_answers();

@@ -1,4 +1,4 @@
-//! The audit file: what is in it, whatever happens to the process and to the disk.
+//! The audit file: its lines, and its chain after crashes and failures of the disk.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -24,14 +24,14 @@ use crate::operations::program::{Answer, Call, Folder, Program, Worker, block, s
 
 const ADA: &str = "tg_ada1_0011223344556677889900aabbccddee";
 const EVE: &str = "tg_eve1_ffeeddccbbaa00998877665544332211";
-/// Found in no file.
+/// A text that must be in no file.
 const CANARY: &str = "canary-5e1f0c";
-/// Each twentieth becomes a task.
+/// Every twentieth call becomes a task.
 const CALLS: usize = 10_000;
 const TASKS: usize = CALLS / 20;
 const AT_ONCE: usize = 16;
 
-/// An audit file in a folder of its own, and the keys of `[audit]` for it.
+/// An audit file in a folder, with the keys of `[audit]` for it.
 struct Audit {
     dir: TempDir,
     keys: String,
@@ -53,7 +53,7 @@ impl Audit {
         lines(&self.path())
     }
 
-    /// Waits for a line.
+    /// Waits for a matching line.
     async fn until(&self, is_meant: impl Fn(&Value) -> bool) -> Value {
         in_time(async {
             loop {
@@ -105,7 +105,7 @@ fn echo_after(call: impl Fn() + Send + Sync + 'static) -> impl Future<Output = S
     })
 }
 
-/// Makes `count` calls, some at once; how many were answered with a result.
+/// Makes `count` calls, several at once; returns the number of results.
 async fn load(program: &Program, count: usize) -> usize {
     let (begun, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let one = async || {
@@ -127,7 +127,7 @@ fn asking() -> Value {
     json!({"extensions": {"io.modelcontextprotocol/tasks": {}}, "elicitation": {}})
 }
 
-/// A client and an operator that do everything once.
+/// A client and an operator that do each kind of act once.
 struct Doers<'a> {
     audit: &'a Audit,
     worker: &'a Worker,
@@ -176,7 +176,7 @@ impl Doers<'_> {
         ids
     }
 
-    /// Answers the question of the task that is left, and reads its outcome.
+    /// Answers the question of the last task, and reads its outcome.
     async fn end_the_last(&self, ids: &[String]) {
         let Self { audit, worker, .. } = *self;
         worker.ask_all(&json!({"message": "Who?", "requestedSchema": {"type": "object", "properties": {}}}));
@@ -201,7 +201,7 @@ impl Doers<'_> {
     }
 }
 
-/// SEC-32: everything a client or an operator does is in the file, once, with its doer.
+/// SEC-32: each act of a client or an operator has one line, with its principal.
 #[tokio::test]
 async fn sec_32_each_kind_of_event_is_recorded_once_with_who_did_it() {
     let audit = Audit::new("arguments_sha256 = true");
@@ -231,7 +231,7 @@ type EventTable = BTreeMap<[String; 5], usize>;
 
 fn events(audit: &Audit) -> EventTable {
     let mut found = EventTable::new();
-    // Polls of cancelled tasks are reads, too.
+    // Polls of cancelled tasks are reads.
     for line in audit.lines().iter().filter(|line| line["what"] != "task.read") {
         let text = |name: &str| line[name].as_str().unwrap_or("-").to_owned();
         *found.entry([text("what"), text("who"), text("via"), text("tool"), text("outcome")]).or_default() += 1;
@@ -258,7 +258,7 @@ fn expected_events() -> EventTable {
     expected.map(|(texts, count)| (texts.map(str::to_owned), count)).into()
 }
 
-/// No argument, result, question, key or id; but the digest of the arguments.
+/// No line has an argument, result, question, key or id; the digest of the arguments is there.
 fn check_secrets(audit: &Audit, ids: &[String]) {
     let text = fs::read_to_string(audit.path()).unwrap();
     let secrets = [CANARY, ADA, EVE, "0011223344", "done", "Who?", "accept"];
@@ -275,7 +275,7 @@ fn check_secrets(audit: &Audit, ids: &[String]) {
     assert_eq!(line("login.refused")["client"], "127.0.0.1");
 }
 
-/// A person's token: the issuer and the subject are in clear, and a refusal for want of a scope says whose it is.
+/// The line of a token has its issuer and subject in clear, also where the token lacks a scope.
 #[tokio::test]
 async fn a_person_is_named_by_issuer_and_subject_also_where_a_scope_is_missing() {
     let (audit, server, key) = (Audit::new(""), echo().await, IssuerKey::es256("k1"));
@@ -306,7 +306,7 @@ async fn a_person_is_named_by_issuer_and_subject_also_where_a_scope_is_missing()
     assert!(!fs::read_to_string(audit.path()).unwrap().contains(refused.rsplit('.').next().unwrap()));
 }
 
-/// The pipe of a session client. Its tool has a name that a terminal would obey.
+/// A session client's forwarded call. Its tool has a name with terminal codes.
 #[tokio::test]
 async fn a_forwarded_call_is_recorded_and_its_name_is_escaped() {
     let (audit, server) = (Audit::new(""), ScriptedServer::polite().await);
@@ -338,7 +338,7 @@ async fn a_forwarded_call_is_recorded_and_its_name_is_escaped() {
     assert!(text.contains(r"w\u202e\u000a\u009b31m\u001b[2J") && !text.contains(CANARY), "{text}");
 }
 
-/// Makes all calls over connections that stay open; how many results and how many handles came.
+/// Makes all calls over open connections; returns the numbers of results and of handles.
 async fn load_all(program: &Program) -> (usize, usize) {
     let (begun, results, handles) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0));
     let one = async || {
@@ -372,7 +372,7 @@ async fn load_all(program: &Program) -> (usize, usize) {
     (results.into_inner(), handles.into_inner())
 }
 
-/// Of each call the file, the metrics and the server know, to the last one.
+/// The file, the metrics and the server have the same number of calls.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_file_the_metrics_and_the_server_count_the_same_calls() {
     let (audit, server) = (Audit::new(""), echo().await);
@@ -401,14 +401,14 @@ async fn the_file_the_metrics_and_the_server_count_the_same_calls() {
     assert_eq!(counts, [CALLS - TASKS, TASKS, TASKS], "each once");
 }
 
-/// SEC-34. No record, no call: when the server gets the call, its record is in the file.
+/// SEC-34: when the server gets a call, the call's record is in the file.
 #[tokio::test(flavor = "multi_thread")]
 async fn sec_34_a_required_record_is_written_before_its_call_is_sent() {
     let audit = Audit::new("required = true");
     let (path, seen_calls) = (audit.path(), Arc::new(AtomicUsize::new(0)));
     let calls = Arc::clone(&seen_calls);
     let server = echo_after(move || {
-        // Each call until now was recorded before it was sent.
+        // Each earlier call was recorded before it was sent.
         let sent = calls.fetch_add(1, Ordering::SeqCst) + 1;
         let begun = lines(&path).iter().filter(|line| line["what"] == "call.begun").count();
         assert!(begun >= sent, "sent without a record");
@@ -437,7 +437,7 @@ async fn plain_calls_are_left_out_where_the_operator_says_so() {
     assert_eq!((audit.count("call.ended"), audit.count("task.created"), audit.count("task.settled")), (0, 1, 1));
 }
 
-/// SEC-33. Killed at any line, and with half a line that a power cut would leave.
+/// SEC-33: the gateway is killed at any line, and also leaves half a line, as after a power cut.
 #[tokio::test(flavor = "multi_thread")]
 async fn sec_33_a_killed_gateway_leaves_a_chain_that_the_next_one_continues() {
     let (audit, server) = (Audit::new(""), echo().await);
@@ -487,7 +487,7 @@ async fn sec_33_a_killed_gateway_leaves_a_chain_that_the_next_one_continues() {
     assert!(opened[2]["cut_bytes"].as_u64().is_some_and(|bytes| bytes >= 8), "{opened:?}");
 }
 
-/// What recovery settles is recorded, too.
+/// A task that recovery settles has a line.
 #[tokio::test]
 async fn a_task_that_the_next_process_settles_is_recorded() {
     let (audit, worker) = (Audit::new(""), Worker::start().await);

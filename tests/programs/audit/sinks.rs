@@ -71,7 +71,7 @@ async fn sec_34_a_sink_that_is_full_or_blocked_stops_no_request_unless_records_a
     }
 }
 
-/// SEC-34 in a session: under 200, as its client would drop its connection at 503. Without a task, and with one.
+/// SEC-34 in a session: the refusal has status 200, as its client would drop its connection at 503. With a task, and without one.
 #[tokio::test]
 async fn sec_34_a_session_is_told_under_200_that_its_call_cannot_be_recorded() {
     let server = ScriptedServer::polite().await;
@@ -103,7 +103,7 @@ async fn sec_34_a_session_is_told_under_200_that_its_call_cannot_be_recorded() {
     assert_eq!(server.world.count("tools/call"), 0, "nothing was sent");
 }
 
-/// Once the pipe has a reader, what waited arrives, and calls go on.
+/// Once the pipe has a reader, the waiting records arrive, and calls go on.
 #[tokio::test]
 async fn a_blocked_pipe_gets_every_record_once_it_is_read() {
     let dir = tempfile::tempdir().unwrap();
@@ -133,7 +133,7 @@ async fn a_blocked_pipe_gets_every_record_once_it_is_read() {
     assert_eq!((begun, server.world.count("tools/call")), (5, 5));
 }
 
-/// A disk that fills while calls are made, by a limit on the size of files.
+/// A limit on the size of files stands for a disk that fills while calls are made.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_file_that_cannot_grow_keeps_whole_lines_and_tells_how_many_records_were_lost() {
     for (required, answered) in [("", 200), ("required = true", 503)] {
@@ -142,7 +142,7 @@ async fn a_file_that_cannot_grow_keeps_whole_lines_and_tells_how_many_records_we
         folder.write(&block("up", &server));
         let (program, arguments) = (env!("CARGO_BIN_EXE_taskgate"), folder.path().join("taskgate.toml"));
         let mut command = tokio::process::Command::new("sh");
-        // In blocks of 512 bytes; the signal of the limit is ignored, so that writes fail.
+        // The limit counts blocks of 512 bytes. Its signal is ignored, so that writes fail.
         let script = format!("trap '' XFSZ; ulimit -f 40; exec {program} serve --config \"$1\"");
         command.env_remove("TASKGATE_LOG").args(["-c", &script, "-"]).arg(arguments);
         let program = Program::launch(command).await;
@@ -171,7 +171,7 @@ async fn sec_35_two_writers_of_one_file_are_refused() {
     program.signal("INT");
     assert_eq!(program.ended().await, Some(0));
     is_one_chain(&[&audit.path()]);
-    // Now it is free.
+    // The first process has ended.
     let mut program = Program::serve(&second).await;
     program.signal("INT");
     assert_eq!(program.ended().await, Some(0));
@@ -188,7 +188,7 @@ async fn sec_35_two_writers_of_one_file_are_refused() {
     }
 }
 
-/// By rename and SIGHUP, as logrotate does.
+/// By rename and SIGHUP, as logrotate does it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rotation_under_load_keeps_the_chain() {
     let anchor = tempfile::tempdir().unwrap();
@@ -235,7 +235,7 @@ async fn a_rotation_under_load_keeps_the_chain() {
     let all: Vec<&Path> = files.iter().map(PathBuf::as_path).collect();
     is_one_chain(&all);
     is_one_chain(&[&[flag, &anchors], all.as_slice()].concat());
-    // In another order, without one, without the end.
+    // Files in another order, a missing file, and a missing end.
     for wrong in [vec![all[1], all[0]], vec![all[0], all[2]], vec![flag, &anchors, all[0]]] {
         let output = verify(&wrong);
         assert_eq!(output.status.code(), Some(1), "{output:?}");

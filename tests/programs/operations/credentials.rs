@@ -1,4 +1,4 @@
-//! Credentials that are issued for an upstream, as operators run them: commands, secrets that stay secret, a kill in the middle.
+//! Credentials that are issued for an upstream: commands, secrets in logs and files, and a kill during a call.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -53,7 +53,7 @@ async fn a_command_prints_the_credential_without_a_shell_and_with_few_variables(
     }
     assert_eq!(credentials(&server), vec!["Bearer of-nobody"; 3]);
     assert_eq!(fs::read_to_string(&runs).unwrap(), "run\n", "it ran once");
-    // A changed block takes the place of the other.
+    // The changed block replaces the other.
     folder.write(&commanded(&server, "echo '{\"token\":\"newer\",\"expires\":60}'"));
     program.says("the configuration was read again", 1).await;
     assert_eq!(call(&program).await.status, 200);
@@ -91,8 +91,8 @@ fn token(key: &IssuerKey, audience: &str) -> String {
     key.token(&json!({ "iss": "https://login.example", "sub": "ada", "aud": audience, "exp": now + 300 }))
 }
 
-/// The gateway is killed while an exchanged call runs. What follows has no token of its client: the task ends and says so, nothing
-/// is sent again, and no secret is found in any file.
+/// The gateway is killed while an exchanged call runs. The next process has no token of the client: it ends the task with that
+/// reason and sends nothing again. No file has a secret.
 #[tokio::test]
 async fn sec_38_a_kill_in_the_middle_of_an_exchanged_call_ends_its_task_and_leaves_no_secret() {
     let server = ScriptedServer::slow(|seen: SeenRequest, world| async move {
@@ -161,7 +161,7 @@ async fn sec_38_a_kill_in_the_middle_of_an_exchanged_call_ends_its_task_and_leav
     assert_hidden(&[CANARY, token.rsplit('.').next().unwrap()], &shown, &folder);
 }
 
-/// None of the secrets is in a text, or in a file of the store.
+/// Checks that no secret is in a text, or in a file of the store.
 fn assert_hidden(secrets: &[&str], shown: &str, folder: &Folder) {
     for secret in secrets {
         assert!(!shown.contains(secret), "{secret} is shown");

@@ -1,5 +1,5 @@
-//! Clients that make calls, follow their tasks to the end across restarts of the gateway, and write down what they
-//! were told. Where there are several gateways, each request goes to another one than the last.
+//! Clients that make calls, follow their tasks to the end across restarts of the gateway, and record the answers. With several
+//! gateways, each request goes to the next of them.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -17,16 +17,16 @@ use crate::wire_client::{Answer, Flavour, WireClient};
 
 /// How often a task is asked for.
 const POLL: Duration = Duration::from_millis(40);
-/// Tasks that are looked at together once nobody follows them any more.
+/// Tasks that are polled together after their clients have ended.
 const LOOKS_AT_ONCE: usize = 8;
 
-/// Reasons for which a gateway does not know now how a task stands.
+/// Reasons of temporary failures: the gateway does not know the task's state now.
 const PASSING: [&str; 2] = [r#""reason":"store_failed""#, r#""reason":"replica_away""#];
 
-/// Where gateways are, while they serve.
+/// The addresses of the gateways that serve.
 pub type GatewayAddresses = watch::Receiver<Vec<SocketAddr>>;
 
-/// One call, and what its client does about it.
+/// One call, with its client's behaviour.
 #[derive(Clone, Debug)]
 pub struct Job {
     pub nonce: String,
@@ -39,7 +39,7 @@ pub struct Job {
     pub calls_max: usize,
 }
 
-/// A handle that somebody holds.
+/// A handle that a client holds.
 #[derive(Clone, Debug)]
 struct Handle {
     task: String,
@@ -52,10 +52,10 @@ struct Handle {
 pub struct Crowd {
     history: Arc<History>,
     places: GatewayAddresses,
-    /// Whose turn it is.
+    /// The gateway of the next request.
     turn: AtomicUsize,
     handles: Mutex<Vec<Handle>>,
-    /// How many handles were given out so far.
+    /// The number of handles so far.
     pub handed: watch::Sender<usize>,
 }
 
@@ -81,8 +81,8 @@ impl Crowd {
         answer
     }
 
-    /// Makes a call and follows its task until it is settled, at most `patience`. Where no answer came, it is made once
-    /// more as a call of its own.
+    /// Makes a call and follows its task until it is settled, at most `patience`. If no answer came, the client makes another
+    /// call.
     pub async fn run(&self, job: Job, wire: WireClient, patience: Duration) {
         let again = Job { nonce: job.nonce.replace('x', "y"), ..job.clone() };
         if !self.try_once(job, wire.clone(), patience).await {
@@ -90,8 +90,8 @@ impl Crowd {
         }
     }
 
-    /// Makes a call until it becomes a task, each time as a call of its own, and follows the task until it is settled. A gateway may
-    /// refuse it for now, or not know whether its row was written. Both take at most `patience`.
+    /// Makes calls until one becomes a task, and follows the task until it is settled. A gateway may refuse a call for now, or
+    /// not know whether its row was written. Both take at most `patience`.
     ///
     /// # Panics
     /// If no call becomes a task.
@@ -120,17 +120,17 @@ impl Crowd {
         handle.is_some() || is_answered
     }
 
-    /// Makes a call whose task nobody follows; whether it was given a handle.
+    /// Makes a call without following its task; returns whether there was a handle.
     pub async fn leave_a_task(&self, job: &Job, wire: WireClient) -> bool {
         self.call(job, wire).await.0.is_some()
     }
 
-    /// The same at one gateway, by a client that needs no session; how it was answered.
+    /// As [`Crowd::leave_a_task`] at one gateway, by a client without a session; returns the answer.
     pub async fn leave_a_task_at(&self, place: SocketAddr, job: &Job, wire: WireClient) -> Answer {
         self.call_at(place, job, wire).await.1
     }
 
-    /// Makes a call: its handle, and whether there was an answer.
+    /// Makes a call; returns its handle, and whether there was an answer.
     async fn call(&self, job: &Job, mut wire: WireClient) -> (Option<Handle>, bool) {
         // A client without a session opens one first; the gateway may die meanwhile.
         while !wire.open(self.address().await).await {
@@ -152,19 +152,19 @@ impl Crowd {
         (self.take(job, &wire, &answer), answer)
     }
 
-    /// Writes down how a call was answered; its handle, if that was it.
+    /// Records the answer to a call; returns its handle, if it has one.
     fn take(&self, job: &Job, wire: &WireClient, answer: &Answer) -> Option<Handle> {
         let is_refused = matches!(answer.status, Some(429 | 500..)) || answer.text.contains(r#""executed":"no""#);
         if is_refused {
             self.history.record(Fact::Refused { nonce: job.nonce.clone() });
         }
-        // Half an answer may show the id: then its client may use it.
+        // A truncated answer may show the id: its client may use it.
         let (_, rest) = answer.text.split_once(r#""taskId":""#)?;
         let task = rest.get(..32).filter(|_| rest.as_bytes().get(32) == Some(&b'"'))?.to_owned();
         let message = answer.json();
         let shown =
             [&message["result"]["task"], &message["result"]].into_iter().find(|task| task["taskId"].is_string());
-        // Where the times were cut off, an hour is what the configuration says at least.
+        // If the times were cut off, the configuration's minimum is an hour.
         let expires = shown.and_then(|task| {
             let created = humantime::parse_rfc3339(task["createdAt"].as_str()?).ok()?;
             let created = created.duration_since(std::time::UNIX_EPOCH).ok()?;
@@ -199,7 +199,7 @@ impl Crowd {
         }
     }
 
-    /// One look at a task, written down; `None` where there was no answer.
+    /// Polls a task once and records the answer; `None` without an answer.
     async fn poll(&self, handle: &Handle) -> Option<(PollResult, Value)> {
         let asked = self.history.now();
         let id = json!({"taskId": handle.task});
@@ -230,11 +230,11 @@ impl Crowd {
                 let id = json!({"taskId": handle.task});
                 let answer = self.ask(&handle.wire, &handle.owner, "tasks/result", id).await;
                 let whole = answer.result().or_else(|| answer.error()).filter(|_| answer.is_whole)?;
-                // Said of the gateway, and not of the task.
+                // The failure is the gateway's, not the task's.
                 if answer.result().is_none() && PASSING.iter().any(|reason| whole.contains(reason)) {
                     return None;
                 }
-                // It may expire between the two looks.
+                // The task may expire between the two polls.
                 if whole.contains("-32602") && whole.contains("Task not found") {
                     return Some(PollResult::Missing);
                 }
@@ -244,7 +244,7 @@ impl Crowd {
         Some(PollResult::Settled { status, payload, updated })
     }
 
-    /// Answers every question of a task, each with a value that belongs to it alone.
+    /// Answers every question of a task, each with a value of its own.
     async fn respond(&self, job: &Job, handle: &Handle, task: &Value) {
         let Some(questions) = task["inputRequests"].as_object() else { return };
         for key in questions.keys() {
@@ -259,7 +259,7 @@ impl Crowd {
         }
     }
 
-    /// Whether the cancel was accepted, or the task is settled anyhow.
+    /// Cancels a task; returns whether that was accepted, or the task is settled.
     async fn cancel(&self, handle: &Handle) -> bool {
         let id = json!({"taskId": handle.task});
         let answer = self.ask(&handle.wire, &handle.owner, "tasks/cancel", id).await;
@@ -269,14 +269,14 @@ impl Crowd {
         answer.is_whole && (answer.result().is_some() || answer.error().is_some())
     }
 
-    /// Looks once more at every task that was ever handed out, at each gateway; how many were found settled each time. One of which a
-    /// gateway does not say how it stands is not.
+    /// Polls every task with a handle once more at each gateway; returns how many were settled each time. A task whose state a
+    /// gateway does not know is not counted.
     pub async fn look_again(&self) -> usize {
         self.look_until_answered(Duration::ZERO).await
     }
 
-    /// The same, and looks again where a gateway does not say how a task stands, as one on a busy machine whose store is behind for a
-    /// moment: until none has said so of any task for as long as `patience`.
+    /// As [`Crowd::look_again`], and polls again while a gateway does not know a task's state, as on a busy machine. It gives up
+    /// on a task once no task's state was known for `patience`.
     pub async fn look_until_answered(&self, patience: Duration) -> usize {
         let handles = self.handles.lock().clone();
         let looks = self.places.borrow().len().max(1);
@@ -292,7 +292,7 @@ impl Crowd {
         looked.buffer_unordered(LOOKS_AT_ONCE).fold(0, |sum, settled| async move { sum + settled }).await
     }
 
-    /// One look of those; `answered` is when the last one of them was.
+    /// Polls until the task's state is known; `answered` is the time of the last known state of any task.
     async fn poll_until_answered(
         &self,
         handle: &Handle,

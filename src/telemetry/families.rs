@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use metrics::{Label, Unit, describe_counter, describe_gauge, describe_histogram};
 
+use self::FirstSeries::{Database, Elsewhere, Process, Upstream};
 use crate::metric;
 
 #[derive(Clone, Copy)]
@@ -13,15 +14,16 @@ enum MetricKind {
     Histogram,
 }
 
-/// The series of a family that exist from the start: one per label and value, or one without labels.
+/// Labels with their values: there is a series for each combination, or one without labels.
+type FirstLabels = &'static [(&'static str, &'static [&'static str])];
+
+/// The series of a family that exist from the start.
 #[derive(Clone, Copy)]
 enum FirstSeries {
     /// Created with the process.
-    Process(&'static [(&'static str, &'static str)]),
-    /// Created with the process, by two labels each.
-    ProcessPairs(&'static [[(&'static str, &'static str); 2]]),
+    Process(FirstLabels),
     /// Created with each upstream; its name is their first label.
-    Upstream(&'static [(&'static str, &'static str)]),
+    Upstream(FirstLabels),
     /// Created with a store in a database, without labels.
     Database,
     /// Created by the module that counts.
@@ -36,407 +38,156 @@ pub(super) struct MetricFamily {
     first: FirstSeries,
 }
 
+const fn counter(name: &'static str, text: &'static str, first: FirstSeries) -> MetricFamily {
+    MetricFamily { kind: MetricKind::Counter, name, unit: Unit::Count, text, first }
+}
+
+const fn gauge(name: &'static str, unit: Unit, text: &'static str, first: FirstSeries) -> MetricFamily {
+    MetricFamily { kind: MetricKind::Gauge, name, unit, text, first }
+}
+
+const fn histogram(name: &'static str, unit: Unit, text: &'static str, first: FirstSeries) -> MetricFamily {
+    MetricFamily { kind: MetricKind::Histogram, name, unit, text, first }
+}
+
 /// In the order of [`metric`]; [`DATABASE_FAMILIES`] follow.
 pub(super) const FAMILIES: [MetricFamily; 54] = [
-    MetricFamily {
-        kind: MetricKind::Gauge,
-        name: metric::BUILD_INFO,
-        unit: Unit::Count,
-        text: "Always 1, by version of the program",
-        first: FirstSeries::Elsewhere,
-    },
-    MetricFamily {
-        kind: MetricKind::Counter,
-        name: metric::HTTP_REQUESTS,
-        unit: Unit::Count,
-        text: "Responses sent, by listener and status",
-        first: FirstSeries::Elsewhere,
-    },
-    MetricFamily {
-        kind: MetricKind::Counter,
-        name: metric::HTTP_REFUSED,
-        unit: Unit::Count,
-        text: "Refused requests and connections, by reason",
-        first: FirstSeries::Process(&[("reason", "host_foreign"), ("reason", "unauthorized")]),
-    },
-    MetricFamily {
-        kind: MetricKind::Counter,
-        name: metric::HTTP_PANICS,
-        unit: Unit::Count,
-        text: "Requests with a panic in their handler",
-        first: FirstSeries::Process(&[]),
-    },
-    MetricFamily {
-        kind: MetricKind::Gauge,
-        name: metric::HTTP_IN_FLIGHT,
-        unit: Unit::Count,
-        text: "Requests in progress, by listener",
-        first: FirstSeries::Elsewhere,
-    },
-    MetricFamily {
-        kind: MetricKind::Gauge,
-        name: metric::CONNECTIONS,
-        unit: Unit::Count,
-        text: "Open connections, by listener",
-        first: FirstSeries::Elsewhere,
-    },
-    MetricFamily {
-        kind: MetricKind::Counter,
-        name: metric::ACCEPT_PAUSES,
-        unit: Unit::Count,
-        text: "Failed accepts that made a listener pause",
-        first: FirstSeries::Elsewhere,
-    },
-    MetricFamily {
-        kind: MetricKind::Counter,
-        name: metric::REQUESTS,
-        unit: Unit::Count,
-        text: "Requests of clients, by upstream and outcome",
-        first: FirstSeries::Elsewhere,
-    },
-    MetricFamily {
-        kind: MetricKind::Gauge,
-        name: metric::ANSWER_BYTES,
-        unit: Unit::Bytes,
-        text: "Bytes held by responses in progress",
-        first: FirstSeries::Process(&[]),
-    },
-    MetricFamily {
-        kind: MetricKind::Counter,
-        name: metric::ANSWERS_REFUSED,
-        unit: Unit::Count,
-        text: "Responses and requests refused because responses in progress hold all bytes, by reason",
-        first: FirstSeries::Process(&[("reason", "too_much_unread"), ("reason", "answers_full")]),
-    },
-    MetricFamily {
-        kind: MetricKind::Counter,
-        name: metric::TASKS_CREATED,
-        unit: Unit::Count,
-        text: "Handles created, by upstream",
-        first: FirstSeries::Upstream(&[]),
-    },
-    MetricFamily {
-        kind: MetricKind::Gauge,
-        name: metric::TASKS_IN_FLIGHT,
-        unit: Unit::Count,
-        text: "Unsettled tasks, by upstream; of gateways with one database their sum",
-        first: FirstSeries::Upstream(&[]),
-    },
-    MetricFamily {
-        kind: MetricKind::Counter,
-        name: metric::TASKS_SETTLED,
-        unit: Unit::Count,
-        text: "Settled tasks, by upstream and outcome",
-        first: FirstSeries::Upstream(&[
-            ("outcome", "returned"),
-            ("outcome", "tool_error"),
-            ("outcome", "upstream_error"),
-            ("outcome", "cancelled"),
-        ]),
-    },
-    MetricFamily {
-        kind: MetricKind::Histogram,
-        name: metric::TASK_AGE,
-        unit: Unit::Seconds,
-        text: "Age of a task when it settled",
-        first: FirstSeries::Upstream(&[]),
-    },
-    MetricFamily {
-        kind: MetricKind::Counter,
-        name: metric::GRACE,
-        unit: Unit::Count,
-        text: "Outcomes of the grace period, by upstream and result",
-        first: FirstSeries::Upstream(&[("result", "plain"), ("result", "task")]),
-    },
-    MetricFamily {
-        kind: MetricKind::Counter,
-        name: metric::QUESTIONS,
-        unit: Unit::Count,
-        text: "Questions of upstreams in mid-call, by upstream and result",
-        first: FirstSeries::Upstream(&[("result", "put"), ("result", "refused")]),
-    },
-    MetricFamily {
-        kind: MetricKind::Counter,
-        name: metric::RECOVERED,
-        unit: Unit::Count,
-        text: "Tasks of earlier incarnations, by the outcome of their recovery",
-        first: FirstSeries::Process(&[("outcome", "resumed"), ("outcome", "rerun"), ("outcome", "failed")]),
-    },
-    MetricFamily {
-        kind: MetricKind::Counter,
-        name: metric::TASK_POLLS,
-        unit: Unit::Count,
-        text: "Polls of tasks",
-        first: FirstSeries::Process(&[]),
-    },
-    MetricFamily {
-        kind: MetricKind::Counter,
-        name: metric::TASK_MISSES,
-        unit: Unit::Count,
-        text: "Look-ups of tasks that found none",
-        first: FirstSeries::Process(&[]),
-    },
-    MetricFamily {
-        kind: MetricKind::Histogram,
-        name: metric::UPSTREAM_REQUEST,
-        unit: Unit::Seconds,
-        text: "Duration of an upstream request",
-        first: FirstSeries::Elsewhere,
-    },
-    MetricFamily {
-        kind: MetricKind::Gauge,
-        name: metric::UPSTREAM_IN_FLIGHT,
-        unit: Unit::Count,
-        text: "Tool calls that hold a permit of an upstream",
-        first: FirstSeries::Upstream(&[]),
-    },
-    MetricFamily {
-        kind: MetricKind::Gauge,
-        name: metric::UPSTREAM_QUEUED,
-        unit: Unit::Count,
-        text: "Tool calls that wait for a permit",
-        first: FirstSeries::Upstream(&[]),
-    },
-    MetricFamily {
-        kind: MetricKind::Counter,
-        name: metric::UPSTREAM_SHED,
-        unit: Unit::Count,
-        text: "Calls refused because the queue was full or too slow",
-        first: FirstSeries::Upstream(&[]),
-    },
-    MetricFamily {
-        kind: MetricKind::Gauge,
-        name: metric::BREAKER_OPEN,
-        unit: Unit::Count,
-        text: "Whether new requests are refused because the upstream is failing",
-        first: FirstSeries::Upstream(&[]),
-    },
-    MetricFamily {
-        kind: MetricKind::Counter,
-        name: metric::BREAKER_OPENED,
-        unit: Unit::Count,
-        text: "How often an upstream was found to be failing",
-        first: FirstSeries::Upstream(&[]),
-    },
-    MetricFamily {
-        kind: MetricKind::Gauge,
-        name: metric::TOOLS_CUT_OFF,
-        unit: Unit::Count,
-        text: "Above 0 while an upstream's tool list is larger than accepted",
-        first: FirstSeries::Upstream(&[]),
-    },
-    MetricFamily {
-        kind: MetricKind::Counter,
-        name: metric::UPSTREAM_FAILURES,
-        unit: Unit::Count,
-        text: "Failures of an upstream, by upstream and reason",
-        first: FirstSeries::Upstream(&[
-            ("reason", "upstream_unreachable"),
-            ("reason", "upstream_timeout"),
-            ("reason", "upstream_closed"),
-            ("reason", "upstream_http_status"),
-            ("reason", "upstream_malformed"),
-        ]),
-    },
-    MetricFamily {
-        kind: MetricKind::Counter,
-        name: metric::UPSTREAM_RESENT,
-        unit: Unit::Count,
-        text: "Requests resent because no byte had been sent",
-        first: FirstSeries::Upstream(&[]),
-    },
-    MetricFamily {
-        kind: MetricKind::Gauge,
-        name: metric::UPSTREAM_SESSIONS,
-        unit: Unit::Count,
-        text: "Open sessions at an upstream",
-        first: FirstSeries::Upstream(&[]),
-    },
-    MetricFamily {
-        kind: MetricKind::Gauge,
-        name: metric::UPSTREAM_LISTENS,
-        unit: Unit::Count,
-        text: "Open subscriptions/listen streams at an upstream",
-        first: FirstSeries::Upstream(&[]),
-    },
-    MetricFamily {
-        kind: MetricKind::Counter,
-        name: metric::UPSTREAM_DROPPED,
-        unit: Unit::Count,
-        text: "Unusable upstream messages, by reason",
-        first: FirstSeries::Upstream(&[("reason", "client_gone")]),
-    },
-    MetricFamily {
-        kind: MetricKind::Counter,
-        name: metric::PIPED,
-        unit: Unit::Count,
-        text: "Messages of session clients forwarded, by upstream and kind",
-        first: FirstSeries::Elsewhere,
-    },
-    MetricFamily {
-        kind: MetricKind::Counter,
-        name: metric::SESSION_RENEWALS,
-        unit: Unit::Count,
-        text: "Upstream sessions reopened, by upstream and outcome",
-        first: FirstSeries::Upstream(&[("outcome", "renewed"), ("outcome", "failed")]),
-    },
-    MetricFamily {
-        kind: MetricKind::Counter,
-        name: metric::ENDPOINT_ABSENCES,
-        unit: Unit::Count,
-        text: "Responses of a combined endpoint that lacked an upstream",
-        first: FirstSeries::Upstream(&[]),
-    },
-    MetricFamily {
-        kind: MetricKind::Counter,
-        name: metric::AUDIT_RECORDS,
-        unit: Unit::Count,
-        text: "Lines written to the audit file",
-        first: FirstSeries::Process(&[]),
-    },
-    MetricFamily {
-        kind: MetricKind::Counter,
-        name: metric::AUDIT_LOST,
-        unit: Unit::Count,
-        text: "Audit records dropped because the file did not take them",
-        first: FirstSeries::Process(&[]),
-    },
-    MetricFamily {
-        kind: MetricKind::Gauge,
-        name: metric::LISTENERS,
-        unit: Unit::Count,
-        text: "Open subscriptions/listen streams, by upstream",
-        first: FirstSeries::Upstream(&[]),
-    },
-    MetricFamily {
-        kind: MetricKind::Counter,
-        name: metric::LISTENERS_REFUSED,
-        unit: Unit::Count,
-        text: "subscriptions/listen refused because too many are open",
-        first: FirstSeries::Upstream(&[]),
-    },
-    MetricFamily {
-        kind: MetricKind::Gauge,
-        name: metric::SSE_STREAMS,
-        unit: Unit::Count,
-        text: "Open streams of HTTP+SSE towards clients, by upstream",
-        first: FirstSeries::Upstream(&[]),
-    },
-    MetricFamily {
-        kind: MetricKind::Counter,
-        name: metric::SSE_STREAMS_REFUSED,
-        unit: Unit::Count,
-        text: "Streams of HTTP+SSE refused because too many are open",
-        first: FirstSeries::Upstream(&[]),
-    },
-    MetricFamily {
-        kind: MetricKind::Counter,
-        name: metric::FORWARDED,
-        unit: Unit::Count,
-        text: "Requests forwarded to the replica that owns their session, stream or held call, by reason and outcome",
-        first: FirstSeries::ProcessPairs(&[
-            [("reason", "session"), ("outcome", "answered")],
-            [("reason", "session"), ("outcome", "away")],
-            [("reason", "session"), ("outcome", "lost")],
-            [("reason", "stream"), ("outcome", "answered")],
-            [("reason", "stream"), ("outcome", "away")],
-            [("reason", "stream"), ("outcome", "lost")],
-            [("reason", "held_call"), ("outcome", "answered")],
-            [("reason", "held_call"), ("outcome", "away")],
-            [("reason", "held_call"), ("outcome", "lost")],
-        ]),
-    },
-    MetricFamily {
-        kind: MetricKind::Counter,
-        name: metric::CONFIG_RELOADS,
-        unit: Unit::Count,
-        text: "Reloads of the configuration, by outcome",
-        first: FirstSeries::Process(&[("outcome", "applied"), ("outcome", "rejected")]),
-    },
-    MetricFamily {
-        kind: MetricKind::Counter,
-        name: metric::RATE_LIMITED,
-        unit: Unit::Count,
-        text: "Requests refused because their principal exceeded a rate",
-        first: FirstSeries::Elsewhere,
-    },
-    MetricFamily {
-        kind: MetricKind::Counter,
-        name: metric::QUOTA_REFUSED,
-        unit: Unit::Count,
-        text: "Calls and tasks refused because there are too many, by limit",
-        first: FirstSeries::Process(&[("limit", "principal"), ("limit", "all"), ("limit", "principal_bytes")]),
-    },
-    MetricFamily {
-        kind: MetricKind::Gauge,
-        name: metric::STORE_BYTES,
-        unit: Unit::Bytes,
-        text: "Bytes of stored tasks, of all gateways that share a store",
-        first: FirstSeries::Process(&[]),
-    },
-    MetricFamily {
-        kind: MetricKind::Gauge,
-        name: metric::STORE_BYTES_ABOVE,
-        unit: Unit::Bytes,
-        text: "Stored bytes above stored_bytes_max: new tasks are refused meanwhile",
-        first: FirstSeries::Process(&[]),
-    },
-    MetricFamily {
-        kind: MetricKind::Gauge,
-        name: metric::STORE_ROWS,
-        unit: Unit::Count,
-        text: "Stored tasks, of all gateways that share a store",
-        first: FirstSeries::Process(&[]),
-    },
-    MetricFamily {
-        kind: MetricKind::Counter,
-        name: metric::STORE_COMMITS,
-        unit: Unit::Count,
-        text: "Transactions of a store on disk or in a database",
-        first: FirstSeries::Process(&[]),
-    },
-    MetricFamily {
-        kind: MetricKind::Histogram,
-        name: metric::STORE_COMMIT_TIME,
-        unit: Unit::Seconds,
-        text: "Duration of one transaction until it was durable",
-        first: FirstSeries::Process(&[]),
-    },
-    MetricFamily {
-        kind: MetricKind::Histogram,
-        name: metric::STORE_BATCH,
-        unit: Unit::Count,
-        text: "Writes per transaction",
-        first: FirstSeries::Process(&[]),
-    },
-    MetricFamily {
-        kind: MetricKind::Counter,
-        name: metric::STORE_FAILURES,
-        unit: Unit::Count,
-        text: "Transactions that failed, by reason",
-        first: FirstSeries::Process(&[("reason", "io"), ("reason", "full")]),
-    },
-    MetricFamily {
-        kind: MetricKind::Counter,
-        name: metric::STORE_DAMAGED,
-        unit: Unit::Count,
-        text: "Rows with a damaged record",
-        first: FirstSeries::Process(&[]),
-    },
-    MetricFamily {
-        kind: MetricKind::Gauge,
-        name: metric::STORE_FREE_BYTES,
-        unit: Unit::Bytes,
-        text: "Free bytes of the store's disk",
-        first: FirstSeries::Process(&[]),
-    },
-    MetricFamily {
-        kind: MetricKind::Gauge,
-        name: metric::STORE_FILE_BYTES,
-        unit: Unit::Bytes,
-        text: "Bytes of the disk store's file and its log",
-        first: FirstSeries::Process(&[]),
-    },
+    gauge(metric::BUILD_INFO, Unit::Count, "Always 1, by version of the program", Elsewhere),
+    counter(metric::HTTP_REQUESTS, "Responses sent, by listener and status", Elsewhere),
+    counter(
+        metric::HTTP_REFUSED,
+        "Refused requests and connections, by reason",
+        Process(&[("reason", &["host_foreign", "unauthorized"])]),
+    ),
+    counter(metric::HTTP_PANICS, "Requests with a panic in their handler", Process(&[])),
+    gauge(metric::HTTP_IN_FLIGHT, Unit::Count, "Requests in progress, by listener", Elsewhere),
+    gauge(metric::CONNECTIONS, Unit::Count, "Open connections, by listener", Elsewhere),
+    counter(metric::ACCEPT_PAUSES, "Failed accepts that made a listener pause", Elsewhere),
+    counter(metric::REQUESTS, "Requests of clients, by upstream and outcome", Elsewhere),
+    gauge(metric::ANSWER_BYTES, Unit::Bytes, "Bytes held by responses in progress", Process(&[])),
+    counter(
+        metric::ANSWERS_REFUSED,
+        "Responses and requests refused because responses in progress hold all bytes, by reason",
+        Process(&[("reason", &["too_much_unread", "answers_full"])]),
+    ),
+    counter(metric::TASKS_CREATED, "Handles created, by upstream", Upstream(&[])),
+    gauge(
+        metric::TASKS_IN_FLIGHT,
+        Unit::Count,
+        "Unsettled tasks, by upstream; of gateways with one database their sum",
+        Upstream(&[]),
+    ),
+    counter(
+        metric::TASKS_SETTLED,
+        "Settled tasks, by upstream and outcome",
+        Upstream(&[("outcome", &["returned", "tool_error", "upstream_error", "cancelled"])]),
+    ),
+    histogram(metric::TASK_AGE, Unit::Seconds, "Age of a task when it settled", Upstream(&[])),
+    counter(
+        metric::GRACE,
+        "Outcomes of the grace period, by upstream and result",
+        Upstream(&[("result", &["plain", "task"])]),
+    ),
+    counter(
+        metric::QUESTIONS,
+        "Questions of upstreams in mid-call, by upstream and result",
+        Upstream(&[("result", &["put", "refused"])]),
+    ),
+    counter(
+        metric::RECOVERED,
+        "Tasks of earlier incarnations, by the outcome of their recovery",
+        Process(&[("outcome", &["resumed", "rerun", "failed"])]),
+    ),
+    counter(metric::TASK_POLLS, "Polls of tasks", Process(&[])),
+    counter(metric::TASK_MISSES, "Look-ups of tasks that found none", Process(&[])),
+    histogram(metric::UPSTREAM_REQUEST, Unit::Seconds, "Duration of an upstream request", Elsewhere),
+    gauge(metric::UPSTREAM_IN_FLIGHT, Unit::Count, "Tool calls that hold a permit of an upstream", Upstream(&[])),
+    gauge(metric::UPSTREAM_QUEUED, Unit::Count, "Tool calls that wait for a permit", Upstream(&[])),
+    counter(metric::UPSTREAM_SHED, "Calls refused because the queue was full or too slow", Upstream(&[])),
+    gauge(
+        metric::BREAKER_OPEN,
+        Unit::Count,
+        "Whether new requests are refused because the upstream is failing",
+        Upstream(&[]),
+    ),
+    counter(metric::BREAKER_OPENED, "How often an upstream was found to be failing", Upstream(&[])),
+    gauge(
+        metric::TOOLS_CUT_OFF,
+        Unit::Count,
+        "Above 0 while an upstream's tool list is larger than accepted",
+        Upstream(&[]),
+    ),
+    counter(
+        metric::UPSTREAM_FAILURES,
+        "Failures of an upstream, by upstream and reason",
+        Upstream(&[(
+            "reason",
+            &[
+                "upstream_unreachable",
+                "upstream_timeout",
+                "upstream_closed",
+                "upstream_http_status",
+                "upstream_malformed",
+            ],
+        )]),
+    ),
+    counter(metric::UPSTREAM_RESENT, "Requests resent because no byte had been sent", Upstream(&[])),
+    gauge(metric::UPSTREAM_SESSIONS, Unit::Count, "Open sessions at an upstream", Upstream(&[])),
+    gauge(metric::UPSTREAM_LISTENS, Unit::Count, "Open subscriptions/listen streams at an upstream", Upstream(&[])),
+    counter(
+        metric::UPSTREAM_DROPPED,
+        "Unusable upstream messages, by reason",
+        Upstream(&[("reason", &["client_gone"])]),
+    ),
+    counter(metric::PIPED, "Messages of session clients forwarded, by upstream and kind", Elsewhere),
+    counter(
+        metric::SESSION_RENEWALS,
+        "Upstream sessions reopened, by upstream and outcome",
+        Upstream(&[("outcome", &["renewed", "failed"])]),
+    ),
+    counter(metric::ENDPOINT_ABSENCES, "Responses of a combined endpoint that lacked an upstream", Upstream(&[])),
+    counter(metric::AUDIT_RECORDS, "Lines written to the audit file", Process(&[])),
+    counter(metric::AUDIT_LOST, "Audit records dropped because the file did not take them", Process(&[])),
+    gauge(metric::LISTENERS, Unit::Count, "Open subscriptions/listen streams, by upstream", Upstream(&[])),
+    counter(metric::LISTENERS_REFUSED, "subscriptions/listen refused because too many are open", Upstream(&[])),
+    gauge(metric::SSE_STREAMS, Unit::Count, "Open streams of HTTP+SSE towards clients, by upstream", Upstream(&[])),
+    counter(metric::SSE_STREAMS_REFUSED, "Streams of HTTP+SSE refused because too many are open", Upstream(&[])),
+    counter(
+        metric::FORWARDED,
+        "Requests forwarded to the replica that owns their session, stream or held call, by reason and outcome",
+        Process(&[("reason", &["session", "stream", "held_call"]), ("outcome", &["answered", "away", "lost"])]),
+    ),
+    counter(
+        metric::CONFIG_RELOADS,
+        "Reloads of the configuration, by outcome",
+        Process(&[("outcome", &["applied", "rejected"])]),
+    ),
+    counter(metric::RATE_LIMITED, "Requests refused because their principal exceeded a rate", Elsewhere),
+    counter(
+        metric::QUOTA_REFUSED,
+        "Calls and tasks refused because there are too many, by limit",
+        Process(&[("limit", &["principal", "all", "principal_bytes"])]),
+    ),
+    gauge(metric::STORE_BYTES, Unit::Bytes, "Bytes of stored tasks, of all gateways that share a store", Process(&[])),
+    gauge(
+        metric::STORE_BYTES_ABOVE,
+        Unit::Bytes,
+        "Stored bytes above stored_bytes_max: new tasks are refused meanwhile",
+        Process(&[]),
+    ),
+    gauge(metric::STORE_ROWS, Unit::Count, "Stored tasks, of all gateways that share a store", Process(&[])),
+    counter(metric::STORE_COMMITS, "Transactions of a store on disk or in a database", Process(&[])),
+    histogram(
+        metric::STORE_COMMIT_TIME,
+        Unit::Seconds,
+        "Duration of one transaction until it was durable",
+        Process(&[]),
+    ),
+    histogram(metric::STORE_BATCH, Unit::Count, "Writes per transaction", Process(&[])),
+    counter(metric::STORE_FAILURES, "Transactions that failed, by reason", Process(&[("reason", &["io", "full"])])),
+    counter(metric::STORE_DAMAGED, "Rows with a damaged record", Process(&[])),
+    gauge(metric::STORE_FREE_BYTES, Unit::Bytes, "Free bytes of the store's disk", Process(&[])),
+    gauge(metric::STORE_FILE_BYTES, Unit::Bytes, "Bytes of the disk store's file and its log", Process(&[])),
 ];
 
 /// Describes all families and creates the series of the process. The recorder must be installed before.
@@ -444,28 +195,24 @@ pub(super) fn begin() {
     for family in FAMILIES.iter().chain(&DATABASE_FAMILIES) {
         family.describe();
         match family.first {
-            FirstSeries::Process(labels) => family.begin(&[], labels),
-            FirstSeries::ProcessPairs(pairs) => {
-                let label = |(label, value)| Label::from_static_parts(label, value);
-                pairs.iter().for_each(|pair| family.register(pair.map(label).to_vec()));
-            }
-            FirstSeries::Upstream(_) | FirstSeries::Database | FirstSeries::Elsewhere => (),
+            Process(labels) => family.begin(vec![], labels),
+            Upstream(_) | Database | Elsewhere => (),
         }
     }
 }
 
 pub(super) fn begin_upstream(upstream: &Arc<str>) {
-    let of_upstream = [Label::new("upstream", Arc::clone(upstream))];
+    let of_upstream = vec![Label::new("upstream", Arc::clone(upstream))];
     for family in &FAMILIES {
-        if let FirstSeries::Upstream(labels) = family.first {
-            family.begin(&of_upstream, labels);
+        if let Upstream(labels) = family.first {
+            family.begin(of_upstream.clone(), labels);
         }
     }
 }
 
 pub(super) fn begin_database() {
     for family in &DATABASE_FAMILIES {
-        if let FirstSeries::Database = family.first {
+        if let Database = family.first {
             family.register(vec![]);
         }
     }
@@ -480,13 +227,15 @@ impl MetricFamily {
         }
     }
 
-    fn begin(&self, of: &[Label], labels: &[(&'static str, &'static str)]) {
-        if labels.is_empty() {
-            self.register(of.to_vec());
+    fn begin(&self, of: Vec<Label>, labels: FirstLabels) {
+        let mut series = vec![of];
+        for &(label, values) in labels {
+            let with = |known: Vec<Label>| {
+                values.iter().map(move |value| [&known[..], &[Label::from_static_parts(label, value)]].concat())
+            };
+            series = series.into_iter().flat_map(with).collect();
         }
-        for (label, value) in labels {
-            self.register([of, &[Label::from_static_parts(label, value)]].concat());
-        }
+        series.into_iter().for_each(|labels| self.register(labels));
     }
 
     /// Getting a handle creates an empty series.
@@ -501,67 +250,18 @@ impl MetricFamily {
 
 /// The families of a shared database, which exist only with such a store; in the order of [`metric`].
 pub(super) const DATABASE_FAMILIES: [MetricFamily; 9] = [
-    MetricFamily {
-        kind: MetricKind::Counter,
-        name: metric::DATABASE_UNRESOLVED_WRITES,
-        unit: Unit::Count,
-        text: "Task writes with an unknown commit",
-        first: FirstSeries::Database,
-    },
-    MetricFamily {
-        kind: MetricKind::Counter,
-        name: metric::DATABASE_BARRIERS,
-        unit: Unit::Count,
-        text: "Transactions that confirmed earlier reads",
-        first: FirstSeries::Database,
-    },
-    MetricFamily {
-        kind: MetricKind::Gauge,
-        name: metric::DATABASE_OLDEST_TRANSACTION,
-        unit: Unit::Seconds,
-        text: "Age of the oldest foreign transaction in the database",
-        first: FirstSeries::Database,
-    },
-    MetricFamily {
-        kind: MetricKind::Gauge,
-        name: metric::DATABASE_DEAD_ROWS,
-        unit: Unit::Count,
-        text: "Dead row versions of tasks that are not freed yet",
-        first: FirstSeries::Database,
-    },
-    MetricFamily {
-        kind: MetricKind::Counter,
-        name: metric::REPLICA_HEARTBEATS,
-        unit: Unit::Count,
-        text: "Acknowledged heartbeats of this replica",
-        first: FirstSeries::Database,
-    },
-    MetricFamily {
-        kind: MetricKind::Gauge,
-        name: metric::REPLICA_HEARTBEAT_AGE,
-        unit: Unit::Seconds,
-        text: "Age of the last acknowledged heartbeat",
-        first: FirstSeries::Database,
-    },
-    MetricFamily {
-        kind: MetricKind::Gauge,
-        name: metric::REPLICAS_LIVING,
-        unit: Unit::Count,
-        text: "Live replicas, this one included",
-        first: FirstSeries::Database,
-    },
-    MetricFamily {
-        kind: MetricKind::Counter,
-        name: metric::REPLICA_CLAIMED,
-        unit: Unit::Count,
-        text: "Tasks taken over from replicas that ended",
-        first: FirstSeries::Database,
-    },
-    MetricFamily {
-        kind: MetricKind::Counter,
-        name: metric::REPLICA_FENCED,
-        unit: Unit::Count,
-        text: "Writes refused because another replica had taken the task over",
-        first: FirstSeries::Database,
-    },
+    counter(metric::DATABASE_UNRESOLVED_WRITES, "Task writes with an unknown commit", Database),
+    counter(metric::DATABASE_BARRIERS, "Transactions that confirmed earlier reads", Database),
+    gauge(
+        metric::DATABASE_OLDEST_TRANSACTION,
+        Unit::Seconds,
+        "Age of the oldest foreign transaction in the database",
+        Database,
+    ),
+    gauge(metric::DATABASE_DEAD_ROWS, Unit::Count, "Dead row versions of tasks that are not freed yet", Database),
+    counter(metric::REPLICA_HEARTBEATS, "Acknowledged heartbeats of this replica", Database),
+    gauge(metric::REPLICA_HEARTBEAT_AGE, Unit::Seconds, "Age of the last acknowledged heartbeat", Database),
+    gauge(metric::REPLICAS_LIVING, Unit::Count, "Live replicas, this one included", Database),
+    counter(metric::REPLICA_CLAIMED, "Tasks taken over from replicas that ended", Database),
+    counter(metric::REPLICA_FENCED, "Writes refused because another replica had taken the task over", Database),
 ];

@@ -81,11 +81,7 @@ pub struct Engine {
     calls_end: CallsEnd,
 }
 
-impl std::fmt::Debug for Engine {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Engine").field("store", &self.store).field("clock", &self.clock).finish_non_exhaustive()
-    }
-}
+debug_members!(Engine, |engine| store: engine.store, clock: engine.clock);
 
 impl Engine {
     #[must_use]

@@ -2,6 +2,21 @@
 //!
 //! The modules in reading order. Each may use only what stands above it; `tests/tidy.rs` keeps that.
 
+/// Implements `Debug` with some members of a type. The others are secrets, or have no useful text.
+macro_rules! debug_members {
+    ($type:ident) => {
+        debug_members!($type, |_value|);
+    };
+    ($type:ident, |$value:ident| $($name:ident: $shown:expr),*) => {
+        impl std::fmt::Debug for $type {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                let $value = self;
+                f.debug_struct(stringify!($type))$(.field(stringify!($name), &$shown))*.finish_non_exhaustive()
+            }
+        }
+    };
+}
+
 pub mod boot_clock;
 pub mod cause;
 mod console;

@@ -107,11 +107,7 @@ pub enum TaskNotice<'a> {
     Log(&'a Payload),
 }
 
-impl std::fmt::Debug for CallSpec {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("CallSpec").field("tool", &self.tool).field("plan", &self.plan).finish_non_exhaustive()
-    }
-}
+debug_members!(CallSpec, |spec| tool: spec.tool, plan: spec.plan);
 
 /// Decides whether a client supports a question, as the peer dialect has parsed it.
 pub type QuestionFilter = Arc<dyn Fn(&Payload) -> Askable + Send + Sync>;
@@ -155,11 +151,7 @@ pub enum RetryRefusal {
     TooMany,
 }
 
-impl std::fmt::Debug for RoundRetry {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Retry").field("answers", &self.answers.len()).field("plan", &self.plan).finish_non_exhaustive()
-    }
-}
+debug_members!(RoundRetry, |retry| answers: retry.answers.len(), plan: retry.plan);
 
 /// Whether a client supports a question.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,6 +1,5 @@
 //! Defines the settings that all calls of one upstream share, and builds a call.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -94,11 +93,7 @@ impl CallTarget {
     }
 }
 
-impl fmt::Debug for CallMaker {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CallMaker").field("kind", &self.kind).finish_non_exhaustive()
-    }
-}
+debug_members!(CallMaker, |maker| kind: maker.kind);
 
 /// A client's request as a server receives it: without the fields that only the gateway's clients use.
 #[must_use]

@@ -2,7 +2,6 @@
 //!
 //! The gateway neither issues nor checks tokens. In metadata and challenges, the gateway's address replaces the server's.
 
-use std::fmt;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -97,11 +96,7 @@ pub struct MetadataEndpoint {
     rates: Arc<Rates>,
 }
 
-impl fmt::Debug for MetadataEndpoint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MetadataEndpoint").field("login", &self.login).finish_non_exhaustive()
-    }
-}
+debug_members!(MetadataEndpoint, |endpoint| login: endpoint.login);
 
 impl MetadataEndpoint {
     #[must_use]

@@ -19,7 +19,6 @@ mod routing;
 mod session;
 mod stateless;
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -270,11 +269,7 @@ impl CombinedUpstreams {
     }
 }
 
-impl fmt::Debug for CombinedEndpoint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CombinedEndpoint").field("settings", &self.0.settings).finish_non_exhaustive()
-    }
-}
+debug_members!(CombinedEndpoint, |endpoint| settings: endpoint.0.settings);
 
 #[async_trait]
 impl Endpoint for CombinedEndpoint {

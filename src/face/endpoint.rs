@@ -1,6 +1,5 @@
 //! Serves one upstream: each message goes to the face of its era.
 
-use std::fmt;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -297,8 +296,4 @@ impl RequestOutcomes {
     }
 }
 
-impl fmt::Debug for RequestOutcomes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RequestOutcomes").finish_non_exhaustive()
-    }
-}
+debug_members!(RequestOutcomes);

@@ -1,7 +1,6 @@
 //! Defines the faces' HTTP types: checked requests, and responses with any body.
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::io;
 use std::net::IpAddr;
 use std::pin::Pin;
@@ -209,11 +208,7 @@ struct RevocableBody {
     ended: BoxFuture<'static, ()>,
 }
 
-impl fmt::Debug for RevocableBody {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RevocableBody").field("body", &self.body).finish_non_exhaustive()
-    }
-}
+debug_members!(RevocableBody, |body| body: body.body);
 
 impl Body for RevocableBody {
     type Data = BodyPart;

@@ -157,17 +157,9 @@ impl Endpoint for UnopenedOperators {
     }
 }
 
-impl std::fmt::Debug for UnopenedOperators {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("UnopenedOperators").finish_non_exhaustive()
-    }
-}
+debug_members!(UnopenedOperators);
 
-impl std::fmt::Debug for Operators {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Operators").finish_non_exhaustive()
-    }
-}
+debug_members!(Operators);
 
 #[derive(Debug, Serialize)]
 struct OperatorTaskPage {

@@ -3,7 +3,6 @@
 //! From the configuration alone: no request's `Host` and no server decides where clients log in.
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::ops::Not;
 use std::sync::Arc;
 
@@ -134,11 +133,7 @@ pub struct OwnMetadataEndpoint {
     rates: Arc<Rates>,
 }
 
-impl fmt::Debug for OwnMetadataEndpoint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OwnMetadataEndpoint").field("text", &self.text).finish_non_exhaustive()
-    }
-}
+debug_members!(OwnMetadataEndpoint, |endpoint| text: endpoint.text);
 
 #[async_trait]
 impl Endpoint for OwnMetadataEndpoint {

@@ -193,11 +193,7 @@ pub struct Rates {
     misses_refused: Counter,
 }
 
-impl std::fmt::Debug for Rates {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Rates").field("principals", &self.principals.lock().all.len()).finish_non_exhaustive()
-    }
-}
+debug_members!(Rates, |rates| principals: rates.principals.lock().all.len());
 
 impl Rates {
     /// The metrics recorder must be installed before. Replaced limits apply from the next request on.

@@ -1,6 +1,5 @@
 //! Defines the state of one upstream that all of its faces share.
 
-use std::fmt;
 use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
@@ -72,8 +71,4 @@ impl Served {
     }
 }
 
-impl fmt::Debug for Served {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Served").field("upstream", self.upstream.name()).finish_non_exhaustive()
-    }
-}
+debug_members!(Served, |served| upstream: served.upstream.name());

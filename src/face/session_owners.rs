@@ -212,11 +212,7 @@ impl SessionOwners {
     }
 }
 
-impl fmt::Debug for SessionOwners {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SessionOwners").field("directory", &self.directory).finish_non_exhaustive()
-    }
-}
+debug_members!(SessionOwners, |owners| directory: owners.directory);
 
 /// Whether a request may be forwarded. Not if it was counted: then it was forwarded already, or belongs to a session here; nor if
 /// it arrived on a stream.

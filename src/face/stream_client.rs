@@ -11,7 +11,6 @@ mod client_link;
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
-use std::fmt;
 use std::net::IpAddr;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -73,14 +72,7 @@ pub struct StreamClient {
     pub message_bytes_max: usize,
 }
 
-impl fmt::Debug for StreamClient {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StreamClient")
-            .field("path", &self.path)
-            .field("principal", &self.caller.principal)
-            .finish_non_exhaustive()
-    }
-}
+debug_members!(StreamClient, |client| path: client.path, principal: client.caller.principal);
 
 #[derive(Clone, Debug, Default)]
 pub struct ClientMessage {

@@ -83,11 +83,7 @@ pub struct MetricsSource {
     refresh: Option<Arc<dyn Fn() + Send + Sync>>,
 }
 
-impl std::fmt::Debug for MetricsSource {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("MetricsSource").finish_non_exhaustive()
-    }
-}
+debug_members!(MetricsSource);
 
 impl From<PrometheusHandle> for MetricsSource {
     fn from(page: PrometheusHandle) -> Self {

@@ -2,7 +2,6 @@
 //!
 //! `tls` verifies certificates in the handshake; no header is read here.
 
-use std::fmt;
 use std::sync::Arc;
 
 use aws_lc_rs::digest::{SHA256, digest};
@@ -284,11 +283,7 @@ impl PeerCertificate {
     }
 }
 
-impl fmt::Debug for PeerCertificate {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PeerCertificate").field("names", &self.names).finish_non_exhaustive()
-    }
-}
+debug_members!(PeerCertificate, |certificate| names: certificate.names);
 
 fn names(certificate: &Certificate) -> Option<Vec<CertificateName>> {
     let (_, SubjectAltName(listed)) = certificate.tbs_certificate.get::<SubjectAltName>().ok()??;

@@ -1,6 +1,5 @@
 //! Counts a listener's requests and connections without a metric lookup per request.
 
-use std::fmt;
 use std::sync::OnceLock;
 
 use http::StatusCode;
@@ -72,11 +71,7 @@ impl ListenerMetrics {
     }
 }
 
-impl fmt::Debug for ListenerMetrics {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Meter").field("listener", &self.listener).finish_non_exhaustive()
-    }
-}
+debug_members!(ListenerMetrics, |metrics| listener: metrics.listener);
 
 #[derive(Debug)]
 pub(super) struct GaugeGuard(Gauge);

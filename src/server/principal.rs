@@ -1,6 +1,5 @@
 //! Authenticates requests. The only layer that knows credentials.
 
-use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -674,11 +673,7 @@ impl ForwardedCallers {
     }
 }
 
-impl fmt::Debug for ForwardedCallers {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ForwardedCallers").field("owners", &self.0.owners).finish_non_exhaustive()
-    }
-}
+debug_members!(ForwardedCallers, |callers| owners: callers.0.owners);
 
 #[cfg(test)]
 mod tests;

@@ -165,11 +165,7 @@ impl ReplicaLink for Http2ReplicaLink {
     }
 }
 
-impl fmt::Debug for Http2ReplicaLink {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Http2ReplicaLink").field("peers", &self.peers.lock().keys()).finish_non_exhaustive()
-    }
-}
+debug_members!(Http2ReplicaLink, |link| peers: link.peers.lock().keys());
 
 impl PeerConnection {
     fn new(peer: ReplicaPeer, limits: SharedLimits) -> Self {

@@ -76,14 +76,7 @@ pub struct DiskStore {
     logged: Mutex<BTreeSet<ShortReference>>,
 }
 
-impl std::fmt::Debug for DiskStore {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("DiskStore")
-            .field("usage", &self.usage())
-            .field("health", &self.health())
-            .finish_non_exhaustive()
-    }
-}
+debug_members!(DiskStore, |store| usage: store.usage(), health: store.health());
 
 /// Why a store cannot be opened, and the remedy.
 #[derive(Debug, thiserror::Error)]

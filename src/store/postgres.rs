@@ -99,15 +99,7 @@ pub struct PostgresStore {
     end: CancellationToken,
 }
 
-impl std::fmt::Debug for PostgresStore {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("PostgresStore")
-            .field("holder", &self.state.holder)
-            .field("usage", &self.usage())
-            .field("health", &self.health())
-            .finish_non_exhaustive()
-    }
-}
+debug_members!(PostgresStore, |store| holder: store.state.holder, usage: store.usage(), health: store.health());
 
 impl PostgresStore {
     /// Opens the store as a new incarnation, and creates the schema if it is missing.

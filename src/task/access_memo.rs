@@ -1,7 +1,6 @@
 //! Remembers which rules are about a caller, and about each item, until the rules are replaced.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -121,8 +120,4 @@ impl PartialEq for AccessMemo {
 
 impl Eq for AccessMemo {}
 
-impl fmt::Debug for AccessMemo {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AccessMemo").finish_non_exhaustive()
-    }
-}
+debug_members!(AccessMemo);

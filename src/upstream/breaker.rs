@@ -65,11 +65,7 @@ pub(crate) struct Breaker {
     opened: Counter,
 }
 
-impl std::fmt::Debug for Breaker {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Breaker").field("state", &self.state.lock().phase).finish_non_exhaustive()
-    }
-}
+debug_members!(Breaker, |breaker| state: breaker.state.lock().phase);
 
 #[derive(Debug)]
 struct BreakerState {

@@ -2,7 +2,6 @@
 //!
 //! A credential is kept in memory for its request or session only: never stored, never displayed.
 
-use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::ops::Range;
 use std::sync::Arc;
@@ -54,11 +53,7 @@ impl Hash for GivenCredential {
     }
 }
 
-impl fmt::Debug for GivenCredential {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("GivenCredential")
-    }
-}
+debug_members!(GivenCredential);
 
 impl ClientCredential {
     pub(super) fn sent(value: Option<&HeaderValue>) -> Self {

@@ -208,11 +208,7 @@ struct ChosenHalf<'a> {
     is_for_questions: bool,
 }
 
-impl std::fmt::Debug for EraUpstream {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("EraUpstream").field("name", self.session.name()).field("eras", &self.eras).finish()
-    }
-}
+debug_members!(EraUpstream, |upstream| name: upstream.session.name(), eras: upstream.eras);
 
 impl EraUpstream {
     pub(super) fn new<S>(

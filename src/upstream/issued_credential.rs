@@ -116,11 +116,7 @@ struct IssuerState {
     scope: TaskScope,
 }
 
-impl std::fmt::Debug for IssuerState {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("IssuerState").field("source", &self.source).finish_non_exhaustive()
-    }
-}
+debug_members!(IssuerState, |state| source: state.source);
 
 #[derive(Debug)]
 enum TokenSource {

@@ -1,7 +1,6 @@
 //! Reads a token that an authorization server or a program issued. A failure's text quotes nothing of their answer.
 
 use std::borrow::Cow;
-use std::fmt;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -29,11 +28,7 @@ pub(super) struct IssuedToken {
     pub(super) lifetime: Duration,
 }
 
-impl fmt::Debug for IssuedToken {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("IssuedToken").field("lifetime", &self.lifetime).finish_non_exhaustive()
-    }
-}
+debug_members!(IssuedToken, |token| lifetime: token.lifetime);
 
 /// Why there is no token: a reason for clients, and a cause for operators.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -317,11 +317,7 @@ impl CallPermit {
     }
 }
 
-impl std::fmt::Debug for CallPermit {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Slot")
-    }
-}
+debug_members!(CallPermit);
 
 impl Drop for CallPermit {
     /// Grants the permit to the next waiting call. A call that left meanwhile grants it in turn.

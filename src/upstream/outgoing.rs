@@ -101,11 +101,7 @@ pub(crate) struct SecretForm {
     pub(crate) authorization: Option<HeaderValue>,
 }
 
-impl fmt::Debug for SecretForm {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("SecretForm")
-    }
-}
+debug_members!(SecretForm);
 
 /// Why the gateway itself reads a stream, even if no client uses the session.
 #[derive(Clone)]
@@ -124,7 +120,7 @@ impl StreamPurpose {
 
 impl fmt::Debug for StreamPurpose {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Purpose").field(&self.is_served()).finish()
+        f.debug_tuple("StreamPurpose").field(&self.is_served()).finish()
     }
 }
 

@@ -1,6 +1,5 @@
 //! Keeps clients' access tokens that are exchanged for credentials at a server: in memory only, for running calls.
 
-use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
@@ -113,11 +112,7 @@ impl Hash for SubjectToken {
     }
 }
 
-impl fmt::Debug for SubjectToken {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("SubjectToken")
-    }
-}
+debug_members!(SubjectToken);
 
 /// The newest token of each client with calls at one server. Clones share the tokens. All values are equal, as they are
 /// state in a type of settings.

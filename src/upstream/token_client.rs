@@ -119,11 +119,7 @@ enum ClientAuthentication {
     Fields { id: String, secret: String },
 }
 
-impl fmt::Debug for ClientAuthentication {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("ClientAuthentication")
-    }
-}
+debug_members!(ClientAuthentication);
 
 impl TokenClient {
     fn form(&self, fields: &[(&str, &str)]) -> SecretForm {

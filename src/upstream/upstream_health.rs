@@ -102,11 +102,7 @@ struct UpstreamHealthState {
     is_retired: bool,
 }
 
-impl std::fmt::Debug for UpstreamHealth {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Standing").field("name", &self.name).field("state", &self.state.lock()).finish_non_exhaustive()
-    }
-}
+debug_members!(UpstreamHealth, |health| name: health.name, state: health.state.lock());
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct HealthReport {

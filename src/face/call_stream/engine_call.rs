@@ -2,7 +2,6 @@
 //!
 //! During a grace period that may end in a task handle nothing is sent (T-55).
 
-use std::fmt;
 use std::sync::{Arc, LazyLock};
 
 use http::StatusCode;
@@ -43,11 +42,7 @@ pub struct ResultEdit(pub Box<ResultEditor>);
 
 type ResultEditor = dyn Fn(&Payload) -> Option<Payload> + Send + Sync;
 
-impl fmt::Debug for ResultEdit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ResultEdit").finish_non_exhaustive()
-    }
-}
+debug_members!(ResultEdit);
 
 pub struct RoundSeal {
     pub sealer: Arc<Sealer>,
@@ -58,11 +53,7 @@ pub struct RoundSeal {
     pub scope: LazyLock<StateScope, Box<dyn FnOnce() -> StateScope + Send>>,
 }
 
-impl fmt::Debug for RoundSeal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RoundSeal").field("sealer", &self.sealer).finish_non_exhaustive()
-    }
-}
+debug_members!(RoundSeal, |seal| sealer: seal.sealer);
 
 impl RoundSeal {
     /// `None` if the request's scope alone exceeds the limit of a `requestState`, which no checked request does.

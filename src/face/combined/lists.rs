@@ -3,7 +3,6 @@
 use std::cmp::Reverse;
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -71,11 +70,7 @@ impl ListOwners {
     }
 }
 
-impl fmt::Debug for ListOwners {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ListOwners").field("lists", &self.0.entry_count()).finish_non_exhaustive()
-    }
-}
+debug_members!(ListOwners, |owners| lists: owners.0.entry_count());
 
 impl CombinedUpstreams {
     /// # Errors

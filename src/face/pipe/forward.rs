@@ -2,7 +2,6 @@
 //!
 //! Here are its permit, metrics and time limits, and the three kinds of body.
 
-use std::fmt;
 use std::pin::pin;
 use std::sync::Arc;
 
@@ -363,8 +362,4 @@ impl PipeMetrics {
     }
 }
 
-impl fmt::Debug for PipeMetrics {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PipeMetrics").finish_non_exhaustive()
-    }
-}
+debug_members!(PipeMetrics);

@@ -60,11 +60,7 @@ pub(in crate::face) struct SessionTasksState {
     drafts: Drafts,
 }
 
-impl std::fmt::Debug for SessionTasksState {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("SessionTasksState").field("subscribers", &self.subscribers).finish_non_exhaustive()
-    }
-}
+debug_members!(SessionTasksState, |state| subscribers: state.subscribers);
 
 impl SessionTasksState {
     pub(super) fn new(settings: &ServiceSettings) -> Self {

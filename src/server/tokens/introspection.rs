@@ -1,6 +1,5 @@
 //! Asks an issuer whether a token is active (RFC 7662): one question for all requests with that token, and a new one after 30 s.
 
-use std::fmt;
 use std::mem::size_of;
 use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
@@ -47,11 +46,7 @@ pub(super) struct Introspector {
     lookups: SharedLookups<Digest, IntrospectionAnswer, IpAddr>,
 }
 
-impl fmt::Debug for Introspector {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Introspector").field("settings", &self.settings).finish_non_exhaustive()
-    }
-}
+debug_members!(Introspector, |introspector| settings: introspector.settings);
 
 impl Introspector {
     pub(super) fn new(settings: IntrospectionSettings) -> Self {

@@ -1,6 +1,5 @@
 //! Keeps one issuer's key set: reads it from a file, or fetches it again before it is stale.
 
-use std::fmt;
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::Path;
@@ -72,11 +71,7 @@ impl KnownKeys {
     }
 }
 
-impl fmt::Debug for IssuerKeys {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("IssuerKeys").field("settings", &self.settings).finish_non_exhaustive()
-    }
-}
+debug_members!(IssuerKeys, |keys| settings: keys.settings);
 
 impl IssuerKeys {
     /// Reads the keys of a file. Keys at an address are not known yet.

@@ -41,7 +41,7 @@ struct FileCheckState {
 impl std::fmt::Debug for FileCheck {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let state = self.state.lock();
-        f.debug_struct("Check")
+        f.debug_struct("FileCheck")
             .field("is_held", &state.is_held)
             .field("is_over", &state.is_over)
             .finish_non_exhaustive()

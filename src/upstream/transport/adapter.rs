@@ -90,11 +90,7 @@ pub(crate) struct TransportAdapter {
     connections: Mutex<stateless::StatelessConnections>,
 }
 
-impl fmt::Debug for TransportAdapter {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TransportAdapter").field("wire", &self.wire).finish_non_exhaustive()
-    }
-}
+debug_members!(TransportAdapter, |adapter| wire: adapter.wire);
 
 struct AdapterShared {
     name: Arc<str>,

@@ -39,11 +39,7 @@ struct SessionCookie {
     expires: Option<Instant>,
 }
 
-impl std::fmt::Debug for SessionCookie {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("SessionCookie").field("name", &self.name).finish_non_exhaustive()
-    }
-}
+debug_members!(SessionCookie, |cookie| name: cookie.name);
 
 impl SessionCookie {
     /// Reads a `Set-Cookie` field of a response from `from`; `None` for an invalid one. An expired cookie removes the
